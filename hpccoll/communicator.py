@@ -62,6 +62,7 @@ class Communicator:
         self._messages = PointToPoint(self._message_comm, self._engine.progress, self._engine.uses_pinned_memory)
         self._cache, self._process = self._engine.cache, os.getpid()
         self._cached_calls = self._cache.by_array
+        self._unbound, self._in_flight = self._engine.unbound, self._engine.progress.operations
         self._release = weakref.finalize(self, _release, self._engine)
 
     def __enter__(self) -> Self:
@@ -266,14 +267,15 @@ class Communicator:
         """Run a collective by its cached executable, if any, or else by the engine; return the result or a Work."""
         default_sum = operation is Operation.ALL_REDUCE and op is SUM and algorithm == "auto" and out is None
         key = id(x) if default_sum else (operation, id(x), id(out), op, root, algorithm)
-        executable = None if async_op else self._cache.find_by_array(key, x, out)
-        if executable is not None:
-            executable()
-            return x if out is None else out
-        unbound = None if async_op else self._engine.unbound.find(operation, x, out, op, root, algorithm)
-        due = not async_op and not self._engine.progress.operations and self._cache.is_due(key)
-        if unbound is not None and not (due and unbound.output_given):
-            return unbound(x, out)
+        unbound = None
+        if not async_op:
+            executable = self._cache.find_by_array(key, x, out) if key in self._cached_calls else None
+            if executable is not None:
+                executable()
+                return x if out is None else out
+            unbound = self._unbound.find(operation, x, out, op, root, algorithm)
+            if unbound is not None and not (unbound.output_given and self._cache.is_due(key) and not self._in_flight):
+                return unbound(x, out)
         call = self._check("async" if async_op else "blocking", operation, x, out, op, root, algorithm)
         if async_op:
             operation_in_flight = self._engine.start(call)
@@ -284,6 +286,7 @@ class Communicator:
                 self._cache.add_by_array(key, executable, x, out)
             if unbound is None:
                 self._engine.remember(call, x, out, op, algorithm)
+                self._cache.is_due(key)
         return call.value
 
     def _require_open(self) -> None:

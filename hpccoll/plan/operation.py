@@ -40,6 +40,8 @@ class Operation(Enum):
     ALL_TO_ALL = "all_to_all"
     BARRIER = "barrier"
 
+    __hash__ = object.__hash__  # runs no Python code, so look-ups of calls are faster than with the hash of Enum
+
     @classmethod
     def from_name(cls, name: str) -> Operation:
         """Return the operation called `name`, also by MPI's or nccl-tests' name, such as `allreduce` or `bcast`.

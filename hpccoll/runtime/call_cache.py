@@ -20,7 +20,7 @@ from hpccoll.runtime.executable import Executable
 CAPACITY = 256  # executables found by address
 ARRAY_CAPACITY = 512  # calls found by array
 SEEN_CAPACITY = 1024
-MOST_PATIENCE = 256  # most calls that precede the binding of a call whose key belonged to deleted arrays
+MOST_PATIENCE = 128  # most unbound calls that precede a binding, which costs about as much as 30 unbound calls
 
 # The dtype of a bound array, the address and bytes of a torch tensor (otherwise None), and a weak reference.
 # The weak reference's callback removes the cache entry before another array can get the same id.
@@ -40,8 +40,8 @@ class CallCache:
     def __init__(self) -> None:
         self.by_array: dict[Hashable, CachedCall] = {}
         self.by_kind: dict[Hashable, Any] = {}
-        self._calls_until_due: dict[Hashable, int] = {}
-        self._patience: dict[Hashable, int] = {}  # by array key: the unbound calls before the next binding
+        self._calls: dict[Hashable, int] = {}  # the number of unbound calls by array key
+        self._patience = 1  # the number of unbound calls that precede a binding
         self._by_address: OrderedDict[Hashable, Executable] = OrderedDict()
         self._seen: OrderedDict[Hashable, None] = OrderedDict()
         self._prepared: list[Executable] = []
@@ -92,26 +92,20 @@ class CallCache:
     def is_due(self, key: Hashable) -> bool:
         """Whether a call with the array key `key` should bind an executable; counts the call.
 
-        The first call with a key is not bound. Keys contain ids, and a new array may get the id of a deleted array.
-        Each time an array is deleted after a call on it was bound, the number of calls with its key before the next
-        binding doubles.
+        The second call with a key is due. Keys contain ids, and a new array may get the id of a deleted array. Each
+        time an array is deleted after a call on it was bound, the number of calls that precede later bindings doubles.
         """
-        left = self._calls_until_due.get(key)
-        if left is None:
-            if len(self._calls_until_due) >= SEEN_CAPACITY:
-                self._calls_until_due.clear()
-            left = self._patience.get(key, 1)
-        self._calls_until_due[key] = max(left - 1, 0)
-        return left == 0
+        before = self._calls.get(key, 0)
+        if not before and len(self._calls) >= SEEN_CAPACITY:
+            self._calls.clear()
+        self._calls[key] = before + 1
+        return before >= self._patience
 
     def _forget(self, key: Hashable, _: weakref.ref[Any]) -> None:
-        """Remove a cached call after its array was deleted; bind later calls with its key only after more calls."""
-        if self.by_array.pop(key, None) is None:
-            return
-        if len(self._patience) >= SEEN_CAPACITY:
-            self._patience.clear()
-        self._calls_until_due.pop(key, None)
-        self._patience[key] = min(2 * self._patience.get(key, 1), MOST_PATIENCE)
+        """Remove a cached call after its array was deleted; bind later calls only after more unbound calls."""
+        if self.by_array.pop(key, None) is not None:
+            self._calls.clear()
+            self._patience = min(2 * self._patience, MOST_PATIENCE)
 
     def keep(self, executable: Executable) -> None:
         """Record an executable that the user prepared, so that `clear` frees it unless the user already has."""
@@ -119,7 +113,7 @@ class CallCache:
 
     def forget_arrays(self) -> None:
         """Forget which arrays and kinds of call were used before; executables are still found by address."""
-        for known in (self.by_array, self.by_kind, self._calls_until_due, self._patience):
+        for known in (self.by_array, self.by_kind, self._calls):
             known.clear()
 
     def clear(self) -> None:

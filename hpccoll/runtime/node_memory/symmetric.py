@@ -56,32 +56,29 @@ class SymmetricBuffer:
 
 
 class BufferRegistry:
-    """All symmetric buffers of this process, by address."""
+    """All symmetric buffers of this process, by address; `starts` are their addresses in ascending order."""
 
     def __init__(self) -> None:
-        self._starts: list[int] = []
+        self.starts: list[int] = []
         self._buffers: dict[int, SymmetricBuffer] = {}
-
-    def __len__(self) -> int:
-        return len(self._starts)
 
     def add(self, buffer: SymmetricBuffer) -> None:
         """Add a buffer."""
-        insort(self._starts, buffer.address)
+        insort(self.starts, buffer.address)
         self._buffers[buffer.address] = buffer
 
     def remove(self, address: int) -> None:
         """Remove and free the buffer at `address`; called when this rank's memory at `address` is released."""
         buffer = self._buffers.pop(address)
-        self._starts.remove(address)
+        self.starts.remove(address)
         buffer.free()
 
     def find(self, address: int) -> SymmetricBuffer | None:
         """Return the symmetric buffer that contains `address`; None if no buffer does."""
-        at = bisect_right(self._starts, address) - 1
+        at = bisect_right(self.starts, address) - 1
         if at < 0:
             return None
-        buffer = self._buffers[self._starts[at]]
+        buffer = self._buffers[self.starts[at]]
         return buffer if address < buffer.address + buffer.nbytes else None
 
 
