@@ -82,26 +82,12 @@ def _make_palette() -> Image.Image:
     ranks = [palette.rank_colour(rank) for rank in range(len(palette.COLOURS))]
     lines = [palette.rank_line_colour(rank) for rank in range(len(palette.COLOURS))]
     # Pure colours come first and none is close to EMPTY, since Pillow confuses colours that differ by less than four.
-    plain = [
-        _blend(fill, fill, 0)
-        for fill in (
-            palette.PAPER,
-            palette.EMPTY,
-            palette.INK,
-            palette.QUIET,
-            palette.PALE,
-            palette.GLOW,
-            *ranks,
-            *lines,
-        )
-    ]
-    to_paper = [(fill, palette.PAPER) for fill in (palette.INK, palette.QUIET, palette.GLOW, *ranks, *lines)]
-    ink = [(palette.text_colour_on(fill), fill) for fill in ranks] + [
-        (palette.INK, palette.EMPTY),
-        (palette.INK, palette.GLOW),
-    ]
+    ink, quiet, glow, paper = palette.INK, palette.QUIET, palette.GLOW, palette.PAPER
+    plain = [_blend(fill, fill, 0) for fill in (paper, palette.EMPTY, ink, quiet, palette.PALE, glow, *ranks, *lines)]
+    to_paper = [(fill, paper) for fill in (ink, quiet, glow, *ranks, *lines)]
+    texts = [(palette.text_colour_on(fill), fill) for fill in ranks] + [(ink, palette.EMPTY), (ink, glow)]
     steps = [step / SHADES for step in range(1, SHADES)]
-    blended = dict.fromkeys([*plain, *(_blend(a, b, step) for a, b in to_paper + ink for step in steps)])
+    blended = dict.fromkeys([*plain, *(_blend(a, b, step) for a, b in to_paper + texts for step in steps)])
     image = Image.new("P", (1, 1))
     image.putpalette([channel for rgb in blended for channel in rgb])
     return image
