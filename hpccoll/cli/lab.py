@@ -153,12 +153,8 @@ def status(state_dir: Path | None, json_file: str | None) -> int:
             ["node", "address", "SLURM", "power", "link", "rate", "slowed"],
             [
                 [
-                    node["name"],
-                    node["address"],
-                    node["state"],
-                    "on" if node["power"] else "off",
-                    "up" if node["link_up"] else "down",
-                    format_rate(node["bytes_per_s"]),
+                    *(node["name"], node["address"], node["state"], "on" if node["power"] else "off"),
+                    *("up" if node["link_up"] else "down", format_rate(node["bytes_per_s"])),
                     f"{node['slow_percent']:g} %",
                 ]
                 for node in nodes
