@@ -127,10 +127,18 @@ def test_one_rank_without_nameless_memory_brings_all_to_files(comm, monkeypatch)
     assert not ours(MEMORY)
 
 
-def test_what_is_another_process_elsewhere_is_not_map_segment(comm, monkeypatch):
+def test_what_is_another_process_elsewhere_is_not_mapped(comm, monkeypatch):
     """As where ranks have process tables of their own: the number of a process names another one."""
-    if comm.rank == 0:
-        monkeypatch.setattr(os, "getpid", os.getppid)
+    opened = os.open
+
+    def open_other_memory(path, *how):
+        if not str(path).startswith("/proc/"):
+            return opened(path, *how)
+        other = os.memfd_create("of another process")
+        os.ftruncate(other, 2**20)
+        return other
+
+    monkeypatch.setattr(os, "open", open_other_memory)
     shared(comm, 10_000, {})
     comm.barrier()
     assert not ours(MEMORY)
