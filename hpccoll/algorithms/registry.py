@@ -6,12 +6,15 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from hpccoll.errors import UnknownNameError, UsageError
-from hpccoll.plan import Cost, Groups, Nodes, Operation, Plan, Rounds
+from hpccoll.plan import Operation
 
-Make = Callable[..., Rounds]
+if TYPE_CHECKING:
+    from hpccoll.plan import Cost, Nodes, Plan, Rounds
+
+Make: TypeAlias = "Callable[..., Rounds]"
 Result = TypeVar("Result")
 Period = int | Callable[..., int] | None
 
@@ -55,6 +58,9 @@ class Algorithm:
         Raises:
             UsageError: a rank count or chunk count below 1, a root that is not a rank, or wrong ranks in `nodes`.
         """
+        from hpccoll.plan.groups import Groups
+        from hpccoll.plan.plan import Plan
+
         if ranks < 1 or chunks < 1 or not 0 <= root < ranks:
             raise UsageError(
                 f"{self.full_name} cannot run with ranks={ranks}, root={root}, chunks={chunks}: "

@@ -7,11 +7,13 @@ memory within a node), `hierarchical.executable` (shared memory and messages), `
 
 from __future__ import annotations
 
-from typing import NoReturn, Protocol
+from typing import TYPE_CHECKING, NoReturn, Protocol
 
 from hpccoll.errors import UsageError
-from hpccoll.plan import Plan
 from hpccoll.runtime.arrays import BoundCall, FlatArray
+
+if TYPE_CHECKING:
+    from hpccoll.plan import Plan
 
 
 class Executable(Protocol):

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from hpccoll.plan import Plan
 from hpccoll.runtime.arrays import FlatArray, ScratchPool
 from hpccoll.runtime.collective_call import CollectiveCall, bind_epilogue, bind_prologue
 from hpccoll.runtime.executable import UnboundProgram, raise_freed
@@ -17,6 +16,7 @@ from hpccoll.selection import Selection
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+    from hpccoll.plan import Plan
     from hpccoll.runtime.lowering import Program
 
 

@@ -81,7 +81,7 @@ COMPUTES = {"parallel", "train"}  # rooms that compute with torch; what they sen
 NAMES_THAT_SAY_NOTHING = {"utils", "util", "helpers", "common", "misc"}
 NOT_FOR_A_COMMUNICATOR = {  # imported when a call needs them, because imports dominate the start of many ranks
     *("cupy", "importlib.metadata", "msgspec", "psutil", "subprocess", "torch"),
-    *(f"hpccoll.plan.{name}" for name in ("drawing", "interchange", "proof", "serial_replay", "simulation")),
+    *(f"hpccoll.plan.{name}" for name in ("drawing", "interchange", "proof", "rounds", "serial_replay", "simulation")),
     *(f"hpccoll.runtime.{name}" for name in ("command", "cuda", "hierarchical", "lowering", "shared_memory")),
     *("hpccoll.algorithms.ring", "hpccoll.records", "hpccoll.runtime.messages.executable"),
 }
