@@ -41,6 +41,7 @@ def flatten(x: Any, dtype: np.dtype[Any]) -> FlatArray:
 
 
 def overlap(x: Any, y: Any) -> bool:
-    """Whether two plain arrays share memory."""
-    begin, other = get_address(x), get_address(y)
-    return begin < other + int(y.nbytes) and other < begin + int(x.nbytes)
+    """Whether two plain arrays of one type share memory."""
+    address = MPI.Get_address if type(x) is np.ndarray else get_address
+    begin, other = address(x), address(y)
+    return bool(begin < other + y.nbytes and other < begin + x.nbytes)

@@ -52,6 +52,9 @@ class UnboundCollective(ABC):
         self._has_result, self._divides = call.result is not None, call.reduction.name == "avg"
         self._returns_none = call.operation is Operation.GATHER and not self._has_result
         self._splits = call.operation in SPLITS
+        # The output has `_multiple / _divisor` times the bytes of the input.
+        self._multiple = ranks if call.operation in GATHERS else 1
+        self._divisor = ranks if call.operation is Operation.REDUCE_SCATTER else 1
 
     @abstractmethod
     def accepts(self, x: Any, out: Any) -> bool:
@@ -67,12 +70,9 @@ class UnboundCollective(ABC):
             return True
         if type(out) is not type(x) or out.dtype != x.dtype or not is_plain(out) or overlap(x, out):
             return False
-        expected = x.nbytes
-        if self._operation in GATHERS:
-            expected *= self._ranks
-        elif self._operation is Operation.REDUCE_SCATTER:
-            expected //= self._ranks
-        return out.nbytes == expected and not self._symmetric.find(get_address(out))
+        if self._symmetric.starts and self._symmetric.find(get_address(out)):
+            return False
+        return bool(out.nbytes * self._divisor == x.nbytes * self._multiple)
 
     def __call__(self, x: Any, out: Any) -> Any:
         """Carry out a call for which `accepts` is true, and return the call's result for the user."""

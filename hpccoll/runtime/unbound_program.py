@@ -44,8 +44,25 @@ class StepMaker:
         self._requests: dict[int, MPI.Request] = {}
 
     def make(self, instructions: Sequence[Instruction]) -> list[Step]:
-        """Return one step (a function of the memories) per instruction."""
-        return [self._make_step(index, instruction) for index, instruction in enumerate(instructions)]
+        """Return the steps (functions of the memories) that carry out the instructions in order.
+
+        A message and the wait that follows it become one blocking call, as do a receive, a send and the waits for both.
+        """
+        steps: list[Step] = []
+        index = 0
+        while index < len(instructions):
+            match instructions[index : index + 4]:
+                case [Receive() as receive, Send() as send, Wait(a), Wait(b)] if {a, b} == {index, index + 1}:
+                    steps.append(self._make_exchange(send, receive))
+                    index += 4
+                case [Send() | Receive() as message, Wait(start), *_] if start == index:
+                    call = self._comm.Send if isinstance(message, Send) else self._comm.Recv
+                    steps.append(self._make_message(index, call, message))
+                    index += 2
+                case [instruction, *_]:
+                    steps.append(self._make_step(index, instruction))
+                    index += 1
+        return steps
 
     def _make_step(self, index: int, instruction: Instruction) -> Step:
         """Return the step of instruction number `index`; the step must not keep `self` and its arrays alive."""
@@ -60,20 +77,34 @@ class StepMaker:
                 return lambda _: fence()
             case Wait(start):
                 return lambda _: requests.pop(start).Wait()
-            case Receive(peer, place) | Send(peer, place):
-                post = self._comm.Isend if isinstance(instruction, Send) else self._comm.Irecv
-                return self._make_message(index, post, peer, place)
+            case Receive() | Send():
+                call = self._comm.Isend if isinstance(instruction, Send) else self._comm.Irecv
+                return self._make_message(index, call, instruction)
 
-    def _make_message(self, index: int, post: Callable[..., MPI.Request], peer: int, place: MemoryRange) -> Step:
-        """Return the step that posts the message of instruction number `index` by `post` (`Isend` or `Irecv`)."""
-        (at, part), nbytes = self._locate(place), place.count * self._space.itemsize
-        requests, tag = self._requests, self._tag
+    def _make_message(self, index: int, call: Callable[..., Any], message: Send | Receive) -> Step:
+        """Return the step that passes message number `index` to `call`, which is blocking or returns a request."""
+        (at, part), nbytes = self._locate(message.place), message.place.count * self._space.itemsize
+        requests, peer, tag = self._requests, message.peer, self._tag
 
-        def post_message(memories: Memories) -> None:
-            """Post the message and keep its request."""
-            requests[index] = post((memories[at][part], nbytes, MPI.BYTE), peer, tag)
+        def pass_message(memories: Memories) -> None:
+            """Pass the message, and keep its request if there is one."""
+            requests[index] = call((memories[at][part], nbytes, MPI.BYTE), peer, tag)
 
-        return post_message
+        return pass_message
+
+    def _make_exchange(self, send: Send, receive: Receive) -> Step:
+        """Return the step that sends one message and receives another, and waits for both."""
+        itemsize, call, tag = self._space.itemsize, self._comm.Sendrecv, self._tag
+        (sent, sent_part), (landed, landed_part) = self._locate(send.place), self._locate(receive.place)
+        sent_bytes, landed_bytes = send.place.count * itemsize, receive.place.count * itemsize
+        dest, source = send.peer, receive.peer
+
+        def exchange(memories: Memories) -> None:
+            """Exchange the messages."""
+            landing = memories[landed][landed_part], landed_bytes, MPI.BYTE
+            call((memories[sent][sent_part], sent_bytes, MPI.BYTE), dest, tag, landing, source, tag)
+
+        return exchange
 
     def _locate(self, place: MemoryRange) -> tuple[int, slice]:
         """Return the index of a range's memory in the sequence of memories, and the range as a slice."""

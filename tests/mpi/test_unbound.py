@@ -1,0 +1,134 @@
+"""Unbound collectives on several ranks: their results, sizes that share a selection, plans in flight, and the log."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import hpccoll
+from hpccoll.algorithms import list_algorithm_names
+from hpccoll.errors import BufferError
+from hpccoll.plan import Operation
+from hpccoll.runtime.unbound import UnboundPlan
+
+COUNTS = (6, 7, 1000, 1001, 9000, 40_000)
+
+
+@pytest.fixture
+def hpc(comm):
+    with hpccoll.Communicator(comm) as made:
+        yield made
+
+
+def assert_unbound(hpc, monkeypatch):
+    """Let every call fail that is not unbound."""
+    monkeypatch.setattr(hpc, "_check", None)
+    monkeypatch.setattr(hpc._cache, "_patience", 10**9)
+
+
+@pytest.mark.parametrize("op", ["sum", "avg", "prod"])
+@pytest.mark.parametrize("algorithm", ["auto", "mpi", "ring"])
+def test_reductions_of_new_arrays(hpc, monkeypatch, op, algorithm):
+    total = {"sum": hpc.size * (hpc.size + 1) / 2, "avg": (hpc.size + 1) / 2, "prod": np.prod(np.arange(hpc.size) + 1)}
+    for turn in range(4):
+        if turn == 1:
+            assert_unbound(hpc, monkeypatch)
+        for count in COUNTS:
+            x, out = np.full(count, hpc.rank + 1.0), np.zeros(count)
+            assert set(hpc.all_reduce(x, op, out=out, algorithm=algorithm).tolist()) == {total[op]}
+            assert set(x.tolist()) == {hpc.rank + 1.0}
+            assert set(hpc.all_reduce(x, op, algorithm=algorithm).tolist()) == {total[op]}
+
+
+def test_the_library_is_called_with_the_size_of_each_call(hpc, monkeypatch):
+    first = np.ones(1000)
+    hpc.all_reduce(first, algorithm="mpi")
+    assert_unbound(hpc, monkeypatch)
+    for count in range(1000, 1024):
+        assert hpc.all_reduce(np.ones(count), algorithm="mpi").tolist() == [hpc.size] * count
+
+
+@pytest.mark.parametrize("algorithm", ["auto", "mpi"])
+def test_blocks_of_new_arrays(hpc, monkeypatch, algorithm):
+    n = hpc.size
+    for turn in range(4):
+        if turn == 1:
+            assert_unbound(hpc, monkeypatch)
+        for count in COUNTS:
+            x, many = np.full(count, hpc.rank), np.repeat(np.arange(n), count) + 10 * hpc.rank
+            assert hpc.all_gather(x, algorithm=algorithm).tolist() == [[rank] * count for rank in range(n)]
+            assert set(hpc.reduce_scatter(np.ones(n * count), algorithm=algorithm).tolist()) == {n}
+            received = hpc.all_to_all(many, algorithm=algorithm)
+            assert received.reshape(n, count)[:, 0].tolist() == [10 * rank + hpc.rank for rank in range(n)]
+            gathered = hpc.gather(x, root=n - 1, algorithm=algorithm)
+            assert (gathered is None) == (hpc.rank != n - 1)
+            y = np.full(count, hpc.rank)
+            assert set(hpc.broadcast(y, root=n - 1, algorithm=algorithm).tolist()) == {n - 1}
+
+
+@pytest.mark.parametrize("operation", [Operation.ALL_REDUCE, Operation.BROADCAST, Operation.ALL_GATHER])
+def test_bound_and_unbound_ranks_meet_in_every_algorithm(hpc, operation):
+    """In every turn one rank brings a new array, and the others an array that they have used before."""
+    for algorithm in list_algorithm_names(operation):
+        mine = np.zeros(5000, np.int64)
+        for turn in range(2 * hpc.size + 2):
+            x = np.zeros(5000, np.int64) if hpc.rank == turn % hpc.size else mine
+            x[:] = hpc.rank + 1
+            result = getattr(hpc, operation.value)(x, algorithm=algorithm)
+            expected = {
+                Operation.ALL_REDUCE: {hpc.size * (hpc.size + 1) // 2},
+                Operation.BROADCAST: {1},
+                Operation.ALL_GATHER: set(range(1, hpc.size + 1)),
+            }[operation]
+            assert set(result.reshape(-1).tolist()) == expected
+
+
+def test_an_input_that_the_ranks_do_not_divide_is_refused(hpc):
+    if hpc.size == 1:
+        pytest.skip("one rank divides every input")
+    for _ in range(2):
+        hpc.all_to_all(np.ones((hpc.size, hpc.size + 1)))
+        with pytest.raises(BufferError, match="not divisible"):
+            hpc.all_to_all(np.ones((hpc.size + 1, hpc.size)))
+
+
+def test_tensors_that_are_not_contiguous_are_checked(hpc):
+    torch = pytest.importorskip("torch")
+    for _ in range(3):
+        hpc.all_reduce(torch.ones(6, 6), algorithm="mpi")
+        with pytest.raises(BufferError, match="contiguous"):
+            hpc.all_reduce(torch.arange(36.0).reshape(6, 6).t(), algorithm="mpi")
+
+
+def test_a_plan_is_not_unbound_while_plans_are_in_flight(hpc):
+    for _ in range(2):
+        hpc.all_reduce(np.ones(50), algorithm="ring")
+    x = np.ones(50)
+    found = [each for each in hpc._cache.by_kind.values() if isinstance(each, UnboundPlan)]
+    assert found
+    assert found[0].accepts(x, None)
+    work = hpc.all_reduce(np.ones(1000), algorithm="ring", async_op=True)
+    if hpc._engine.progress.operations:
+        assert not found[0].accepts(x, None)
+    hpc.all_reduce(x, algorithm="ring")
+    work.wait()
+    assert x.tolist() == [hpc.size] * 50
+
+
+def test_the_log_names_sizes_that_share_a_selection(comm, monkeypatch, capsys):
+    monkeypatch.setenv("HPCCOLL_LOG", "1")
+    with hpccoll.Communicator(comm) as hpc:
+        for count in (1, 2, 200, 201, 202):
+            hpc.all_gather(np.ones(count))
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == (5 if comm.rank == 0 else 0)
+
+
+def test_a_rank_with_a_symmetric_buffer_meets_unbound_ranks(hpc):
+    """The rank with the symmetric buffer begins a direct run, and all ranks then run staged."""
+    buffer = hpc.empty(500, "float64")
+    for turn in range(6):
+        x = buffer if hpc.rank == 0 and turn > 1 else np.zeros(500)
+        x[:] = hpc.rank + turn
+        hpc.all_reduce(x, algorithm="shared_two_shot")
+        assert set(x.tolist()) == {sum(rank + turn for rank in range(hpc.size))}
