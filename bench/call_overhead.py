@@ -126,7 +126,7 @@ class NewArrays:
         """Return a function that makes the requirement of this size against a side."""
         if self._nbytes < 16 * KiB:
             us = 6.0 if self._library == "NumPy" else 8.0
-            return lambda name: Must(f"mpi4py + {us:.0f} us", name, us=us)
+            return lambda name: Must(f"mpi4py + {us:.0f} us", name, most_us=us)
         most = 1.15 if self._nbytes <= 256 * KiB else 1.05
         return lambda name: Must(f"at most {most}x", name, times=1 / most)
 

@@ -44,7 +44,8 @@ class Must:
     """A requirement that a side be no slower than the side `against`, up to noise.
 
     `share` or `us` also allow a median that is larger by this fraction or by this many microseconds. With `times`, the
-    side must be at least this many times as fast.
+    side must be at least this many times as fast. With `most_us`, the median must be at most this many microseconds
+    larger; it may be smaller by any amount.
     """
 
     text: str
@@ -52,6 +53,7 @@ class Must:
     share: float = 0.0
     us: float = 0.0
     times: float = 0.0
+    most_us: float = 0.0
 
 
 @dataclass(slots=True)
@@ -99,8 +101,10 @@ class Case:
         """Whether the side meets a requirement."""
         if must.times:
             return self.ratio(side, must.against).value >= must.times
+        median, other = np.median(side.samples_us), np.median(self.side(must.against).samples_us)
+        if must.most_us:
+            return bool(median - other <= must.most_us)
         if must.share or must.us:
-            median, other = np.median(side.samples_us), np.median(self.side(must.against).samples_us)
             return bool(abs(median - other) <= max(must.share * other, must.us))
         noise = self.ratio(self.sides[1])
         return self.ratio(side, must.against).high >= min(1.0, noise.low, 1 / noise.high)

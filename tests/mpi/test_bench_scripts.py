@@ -135,6 +135,7 @@ def test_a_wrong_result_and_a_missed_must_are_told_apart(comm, monkeypatch):
     for seen, expected in (([10.9] * 30, (False, True)), ([11.2] * 30, (False, False)), ([5.0] * 30, (True, False))):
         broken.samples_us = seen
         assert (case.holds(broken, slow), case.holds(broken, fast)) == expected
+        assert case.holds(broken, Must("at most 1 us more", "a", most_us=1.0)) == (seen[0] <= 11.0)
     case.sides[1].samples_us = [9.0] * 15 + [12.0] * 15  # noise that is larger than the difference
     broken.samples_us = [11.0] * 30
     assert case.holds(broken, slow)
