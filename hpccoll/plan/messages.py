@@ -44,13 +44,12 @@ def list_step_messages(step: Step, n: int) -> list[PlanMessage]:
     """
     listed = []
     for move in to_moves(step, n):
-        sent, received = _chunk_lists(move.send.ids(n)), _chunk_lists(move.recv.ids(n))
+        sent, received = list_chunks(move.send.ids(n)), list_chunks(move.recv.ids(n))
         ops = np.broadcast_to(np.asarray(move.op), (n,)).tolist()
         for dest, source in enumerate(move.source.tolist()):
             if source != NO_PEER:
-                listed.append(
-                    PlanMessage(source, dest, sent[source], received[dest], Op(ops[dest]), transfer_kind(step))
-                )
+                chunks = sent[source], received[dest]
+                listed.append(PlanMessage(source, dest, *chunks, Op(ops[dest]), transfer_kind(step)))
     return listed
 
 
@@ -67,6 +66,6 @@ def list_fence_groups(fence: Fence) -> list[list[int]]:
     return sorted(np.nonzero(fence.leader == leader)[0].tolist() for leader in leaders)
 
 
-def _chunk_lists(ids: IntArray) -> list[tuple[int, ...]]:
+def list_chunks(ids: IntArray) -> list[tuple[int, ...]]:
     """Return the chunk numbers in each row of the array `ids`, without the padding of -1."""
     return [tuple(chunk for chunk in row if chunk != NO_CHUNK) for row in ids.tolist()]

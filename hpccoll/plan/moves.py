@@ -12,14 +12,12 @@ In a `Move` each rank sends to at most one rank, so a step in which k ranks load
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from enum import Enum
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hpccoll.plan.rounds import Rounds
 from hpccoll.plan.step import NO_PEER, Fence, IntArray, Ints, Load, Move, Op, Picks, Region, Span, Step, Store
 
 
@@ -29,22 +27,6 @@ class TransferKind(Enum):
     MESSAGE = "message"
     LOAD = "load"
     STORE = "store"
-
-
-@dataclass(frozen=True, slots=True)
-class MoveRounds(Rounds):
-    """Rounds in which every step is a `Move` (messages, at most one to and one from each rank)."""
-
-    at: Callable[[int], list[Move]]
-
-    def __iter__(self) -> Iterator[list[Move]]:
-        return (self.at(t) for t in range(self.count))
-
-
-def to_move_rounds(rounds: Rounds, n: int) -> MoveRounds:
-    """Return the rounds of all n ranks with loads and stores converted to messages (moves) and fences left out."""
-    at = rounds.at
-    return MoveRounds(rounds.count, rounds.chunks, lambda t: [move for step in at(t) for move in to_moves(step, n)])
 
 
 def transfer_kind(step: Step) -> TransferKind:

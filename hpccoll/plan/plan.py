@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import numpy as np
 
-from hpccoll.plan.moves import MoveRounds, to_move_rounds
+from hpccoll.plan.moves import to_moves
 from hpccoll.plan.operation import Operation
 from hpccoll.plan.rounds import Rounds
 from hpccoll.plan.step import Fence, IntArray
@@ -60,6 +60,7 @@ class Plan:
         """Whether any round contains a fence; the call computes all rounds of the plan."""
         return any(isinstance(step, Fence) for steps in self.rounds() for step in steps)
 
-    def moves(self) -> MoveRounds:
+    def moves(self) -> Rounds:
         """Return the rounds of all ranks with loads and stores converted to messages and without fences."""
-        return to_move_rounds(self.rounds(), self.ranks)
+        at, n = self.rounds().at, self.ranks
+        return replace(self.rounds(), at=lambda t: [move for step in at(t) for move in to_moves(step, n)])

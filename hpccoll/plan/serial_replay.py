@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hpccoll.plan.messages import list_messages_by_round
 from hpccoll.plan.plan import Plan
-from hpccoll.plan.step import NO_PEER, IntArray, Op
+from hpccoll.plan.step import IntArray, Op
 
 Array = NDArray[Any]
 Combine = Callable[[Array, Array], Array]
@@ -27,34 +28,28 @@ def replay(plan: Plan, count: int, inputs: Sequence[Array | None], combine: Comb
     Returns:
         One 1-D array of output chunks per rank (empty where the rank has no output).
     """
-    n, rounds, operation = plan.ranks, plan.moves(), plan.operation
+    n, chunks, operation = plan.ranks, plan.rounds().chunks, plan.operation
     ranks = np.arange(n)
-    sizes = operation.chunk_sizes(count, n, rounds.chunks)
+    sizes = operation.chunk_sizes(count, n, chunks)
     edges = np.concatenate([[0], np.cumsum(sizes)])
     dtype = next((array.dtype for array in inputs if array is not None), np.dtype(np.uint8))
     state = np.zeros((n, int(edges[-1])), dtype)
-    is_input = np.repeat(operation.input_mask(ranks, n, rounds.chunks, plan.root), sizes, axis=1)
+    is_input = np.repeat(operation.input_mask(ranks, n, chunks, plan.root), sizes, axis=1)
     for rank, array in enumerate(inputs):
         if array is not None and is_input[rank].any():
             state[rank, is_input[rank]] = array
-    for moves in rounds:
-        arrivals = []
-        for move in moves:
-            out, into = move.send.ids(n), move.recv.ids(n)
-            ops = np.broadcast_to(np.asarray(move.op), (n,))
-            for rank in np.nonzero(move.source != NO_PEER)[0].tolist():
-                source = int(move.source[rank])
-                sent = state[source, _element_indices(out[source], edges)]
-                arrivals.append((int(ops[rank]), rank, _element_indices(into[rank], edges), sent))
-        for op, rank, indices, incoming in arrivals:
-            state[rank, indices] = _apply_op(op, state[rank, indices], incoming, combine)
-    is_output = np.repeat(operation.output_mask(ranks, n, rounds.chunks, plan.root), sizes, axis=1)
+    for messages in list_messages_by_round(plan):
+        sent = [state[message.source, _element_indices(message.send, edges)] for message in messages]
+        for message, incoming in zip(messages, sent, strict=True):
+            place = message.dest, _element_indices(message.recv, edges)
+            state[place] = _apply_op(message.op, state[place], incoming, combine)
+    is_output = np.repeat(operation.output_mask(ranks, n, chunks, plan.root), sizes, axis=1)
     return [state[rank, is_output[rank]] for rank in range(n)]
 
 
-def _element_indices(ids: IntArray, edges: IntArray) -> IntArray:
-    """Return the indices of all elements of the chunks `ids`, in order; -1 is skipped."""
-    ranges = [np.arange(edges[chunk], edges[chunk + 1]) for chunk in ids if chunk >= 0]
+def _element_indices(chunks: Sequence[int], edges: IntArray) -> IntArray:
+    """Return the indices of all elements of `chunks`, in order."""
+    ranges = [np.arange(edges[chunk], edges[chunk + 1]) for chunk in chunks]
     return np.concatenate(ranges) if ranges else np.empty(0, np.int64)
 
 

@@ -105,7 +105,7 @@ class _State:
     """The current chunk contents of all ranks, as the arrays `counts` and `origin` of `Frame`."""
 
     def __init__(self, plan: Plan) -> None:
-        n, chunks, ranks = plan.ranks, plan.moves().chunks, np.arange(plan.ranks)
+        n, chunks, ranks = plan.ranks, plan.rounds().chunks, np.arange(plan.ranks)
         self.is_barrier = plan.operation is Operation.BARRIER
         if self.is_barrier:
             held, self.wanted = np.ones((n, 1), np.bool_), np.ones((n, 1), np.bool_)

@@ -32,7 +32,7 @@ def to_goal(plan: Plan, count: int, itemsize: int = 4) -> str:
         )
     if plan.operation is Operation.BARRIER and plan.has_fences():
         raise UsageError(f"{plan.name} contains fences, which GOAL cannot express; write it as .json")
-    sizes = plan.operation.chunk_sizes(count, plan.ranks, plan.moves().chunks).tolist()
+    sizes = plan.operation.chunk_sizes(count, plan.ranks, plan.rounds().chunks).tolist()
     programs = [_GoalProgram() for _ in range(plan.ranks)]
     for t, messages in enumerate(list_messages_by_round(plan)):
         for message in messages:

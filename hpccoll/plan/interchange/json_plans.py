@@ -56,7 +56,7 @@ def to_json(plan: Plan) -> str:
         "algorithm": plan.algorithm,
         "ranks": plan.ranks,
         "root": plan.root,
-        "chunks": plan.moves().chunks,
+        "chunks": plan.rounds().chunks,
         "cost": None if cost is None else {"steps": cost.steps, "mean": str(cost.mean), "most": str(cost.most)},
     }
     one_sided = (_one_sided_records(steps, plan.ranks) for steps in plan.rounds())

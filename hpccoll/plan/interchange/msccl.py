@@ -49,7 +49,7 @@ def to_msccl(plan: Plan) -> str:
     if plan.operation not in COLLECTIVES:
         valid = ", ".join(f"{op.value}" for op in COLLECTIVES)
         raise UsageError(f"MSCCL has no {plan.operation.value}; it has {valid}. Write {plan.name} as .json or .goal")
-    chunks = plan.moves().chunks
+    chunks = plan.rounds().chunks
     gpus = [_MscclGpu(rank, plan, chunks) for rank in range(plan.ranks)]
     for listed in list_messages_by_round(plan):
         _append_round(gpus, listed)

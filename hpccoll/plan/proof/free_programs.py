@@ -19,6 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpccoll.errors import DeadlockError, PlanError
+from hpccoll.plan.messages import list_chunks
+from hpccoll.plan.moves import to_moves
 from hpccoll.plan.operation import Mask, Operation, Weights
 from hpccoll.plan.plan import Plan
 from hpccoll.plan.proof.symbolic_state import Contents, SymbolicState, check_postcondition, random_weights
@@ -99,11 +101,12 @@ def flatten_plan(plan: Plan) -> list[list[Action]]:
         remedy = "use a barrier that sends messages"
         raise PlanError(f"{plan.name} contains fences, which a free program cannot express; {remedy}")
     program: list[list[Action]] = [[] for _ in range(n)]
-    for moves in plan.moves():
+    for steps in plan.rounds():
         receives: list[list[Action]] = [[] for _ in range(n)]
-        for move in moves:
+        for move in (move for step in steps for move in to_moves(step, n)):
             ops = np.broadcast_to(np.asarray(move.op), (n,)).tolist()
-            out, into = _chunks_or_signal(move.send.ids(n)), _chunks_or_signal(move.recv.ids(n))
+            ends = list_chunks(move.send.ids(n)), list_chunks(move.recv.ids(n))
+            out, into = ([chunks or (NO_DATA,) for chunks in end] for end in ends)
             for rank, (dest, source) in enumerate(zip(move.dest.tolist(), move.source.tolist(), strict=True)):
                 if dest != NO_PEER:
                     program[rank] += [SendAction(dest, chunk, synchronous=False) for chunk in out[rank]]
@@ -112,11 +115,6 @@ def flatten_plan(plan: Plan) -> list[list[Action]]:
         for rank in range(n):
             program[rank] += receives[rank]
     return program
-
-
-def _chunks_or_signal(ids: NDArray[np.int64]) -> list[list[int]]:
-    """Return the chunks of each rank without padding; [NO_DATA] for a rank without chunks."""
-    return [[chunk for chunk in row if chunk >= 0] or [NO_DATA] for row in ids.tolist()]
 
 
 def _check_peers_and_chunks(program: FreeProgram, chunks: int) -> None:

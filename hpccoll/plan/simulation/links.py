@@ -7,16 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hpccoll.plan.operation import Mask
 from hpccoll.plan.simulation.chunk_bytes import Floats
 from hpccoll.plan.simulation.machine import Link, Machine
 from hpccoll.plan.step import NO_PEER, IntArray, Move
 
-Mask: TypeAlias = NDArray[np.bool_]
 NEVER = -np.inf
 _MOST_CACHED = 32  # cached pairs of peer arrays
 

@@ -13,12 +13,10 @@ Culler et al., LogP, PPoPP 1993.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats: TypeAlias = NDArray[np.float64]
+from hpccoll.plan.simulation.chunk_bytes import Floats
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,10 +18,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from hpccoll.errors import UsageError
-from hpccoll.plan.operation import Operation
+from hpccoll.plan.operation import Mask, Operation
 from hpccoll.plan.plan import Plan
 from hpccoll.plan.simulation.chunk_bytes import Bytes, ChunkBytes, Floats
-from hpccoll.plan.simulation.links import NEVER, LinkTable, Mask, PeerLinks
+from hpccoll.plan.simulation.links import NEVER, LinkTable, PeerLinks
 from hpccoll.plan.simulation.machine import Machine
 from hpccoll.plan.step import NO_PEER, Fence, IntArray, Load, Move, Op, Step, Store
 

@@ -5,21 +5,20 @@ Shapes: n ranks.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hpccoll.plan.moves import TransferKind, to_moves, transfer_kind
+from hpccoll.plan.messages import PlanMessage, list_step_messages
+from hpccoll.plan.moves import TransferKind
 from hpccoll.plan.plan import Plan
-from hpccoll.plan.simulation.chunk_bytes import ChunkBytes
+from hpccoll.plan.simulation.chunk_bytes import ChunkBytes, Floats
 from hpccoll.plan.simulation.machine import Machine
 from hpccoll.plan.simulation.round_costs import RoundPricer
 from hpccoll.plan.simulation.simulator import ClockState, advance_clocks
-from hpccoll.plan.step import NO_PEER, Fence, IntArray, Move, Op
+from hpccoll.plan.step import NO_PEER, Fence
 
-Clocks = NDArray[np.float64]  # microseconds, shape (n,)
 Value = int | float | str
 
 
@@ -93,12 +92,12 @@ class _TimelineBuilder:
         self.slices: list[Slice] = []
         self.messages: list[TimelineMessage] = []
 
-    def add(self, t: int, enters: Clocks, leaves: Clocks) -> None:
-        """Add round t, which each rank entered and left at the given times; ranks that spent no time get no slice."""
+    def add(self, t: int, enters: Floats, leaves: Floats) -> None:
+        """Add round t, which ranks enter and leave at the given microseconds; ranks that spend no time get no slice."""
         does: dict[int, list[str]] = {}
         for step in self.rounds.at(t):
-            for move in to_moves(step, self.plan.ranks):
-                self.add_move(move, transfer_kind(step), does, enters, leaves)
+            for message in list_step_messages(step, self.plan.ranks):
+                self.add_message(message, does, enters, leaves)
             if isinstance(step, Fence):
                 for rank in np.nonzero(step.leader != NO_PEER)[0].tolist():
                     does.setdefault(rank, []).append("waits at a fence")
@@ -108,26 +107,20 @@ class _TimelineBuilder:
                 args: dict[str, Value] = {"round": t + 1, "does": "; ".join(does[rank])}
                 self.slices.append(Slice(rank, f"round {t + 1}", float(enters[rank]), spent, args))
 
-    def add_move(
-        self, move: Move, kind: TransferKind, does: dict[int, list[str]], enters: Clocks, leaves: Clocks
-    ) -> None:
-        """Add the messages of one step, and append a text for each rank's activity to the list `does[rank]`."""
-        n = self.plan.ranks
-        out, into = move.send.ids(n), move.recv.ids(n)
-        ops = np.broadcast_to(np.asarray(move.op), (n,))
-        for dest in np.nonzero(move.source != NO_PEER)[0].tolist():
-            source = int(move.source[dest])
-            sent, taken = _format_chunks(out[source]), _format_chunks(into[dest])
-            if source == dest:
-                does.setdefault(dest, []).append(f"copies {sent} to {taken}")
-                continue
-            at_source, at_dest = _describe_ends(kind, bool(ops[dest] != Op.COPY), sent, taken)
-            does.setdefault(source, []).append(at_source.format(dest))
-            does.setdefault(dest, []).append(at_dest.format(source))
-            # Trace viewers draw an arrow only between two ranks that both have an activity longer than zero.
-            has_slices = kind is TransferKind.MESSAGE or enters[source] < leaves[source]
-            if has_slices and enters[source] < leaves[dest] and enters[dest] < leaves[dest]:
-                self.messages.append(TimelineMessage(source, dest, float(enters[source]), float(leaves[dest])))
+    def add_message(self, message: PlanMessage, does: dict[int, list[str]], enters: Floats, leaves: Floats) -> None:
+        """Add a message, and append a text for the activity of each of its ranks to the list `does[rank]`."""
+        source, dest = message.source, message.dest
+        sent, taken = _format_chunks(message.send), _format_chunks(message.recv)
+        if source == dest:
+            does.setdefault(dest, []).append(f"copies {sent} to {taken}")
+            return
+        at_source, at_dest = _describe_ends(message, sent, taken)
+        does.setdefault(source, []).append(at_source)
+        does.setdefault(dest, []).append(at_dest)
+        # Trace viewers draw an arrow only between two ranks that both have an activity longer than zero.
+        has_slices = message.via is TransferKind.MESSAGE or enters[source] < leaves[source]
+        if has_slices and enters[source] < leaves[dest] and enters[dest] < leaves[dest]:
+            self.messages.append(TimelineMessage(source, dest, float(enters[source]), float(leaves[dest])))
 
     def timeline(self, clock: str) -> Timeline:
         """Return the timeline of all rounds added so far."""
@@ -135,23 +128,22 @@ class _TimelineBuilder:
         return Timeline(name, self.plan.ranks, clock, tuple(self.slices), tuple(self.messages))
 
 
-def _describe_ends(kind: TransferKind, reduces: bool, sent: str, taken: str) -> tuple[str, str]:
-    """Return the activities of source and destination as text, with {} as the placeholder of the peer's rank."""
-    if kind is TransferKind.LOAD:
-        return f"lends {sent} to {{}}", f"{'reduces' if reduces else 'loads'} {taken} from {{}}"
-    if kind is TransferKind.STORE:
-        return f"stores {sent} to {{}}", f"is given {taken} by {{}}"
-    verb = "reduces" if reduces else "copies"
-    return (f"sends {sent} to {{}}" if sent else "tells {}"), (
-        f"{verb} {taken} from {{}}" if taken else "hears from {}"
-    )
+def _describe_ends(message: PlanMessage, sent: str, taken: str) -> tuple[str, str]:
+    """Return the activities of source and destination as text; `sent` and `taken` describe the chunks."""
+    source, dest, reduces = message.source, message.dest, message.reduces
+    if message.via is TransferKind.LOAD:
+        return f"lends {sent} to {dest}", f"{'reduces' if reduces else 'loads'} {taken} from {source}"
+    if message.via is TransferKind.STORE:
+        return f"stores {sent} to {dest}", f"is given {taken} by {source}"
+    if not sent:
+        return f"tells {dest}", f"hears from {source}"
+    return f"sends {sent} to {dest}", f"{'reduces' if reduces else 'copies'} {taken} from {source}"
 
 
-def _format_chunks(ids: IntArray) -> str:
+def _format_chunks(chunks: Sequence[int]) -> str:
     """Return a description of chunks such as `chunk 3`, `chunks 4 to 7` or `5 chunks`; empty for no chunks."""
-    listed = ids[ids >= 0]
-    if len(listed) < 2:
-        return f"chunk {listed[0]}" if len(listed) else ""
-    if (np.diff(listed) == 1).all():
-        return f"chunks {listed[0]} to {listed[-1]}"
-    return f"{len(listed)} chunks"
+    if len(chunks) < 2:
+        return f"chunk {chunks[0]}" if chunks else ""
+    if (np.diff(chunks) == 1).all():
+        return f"chunks {chunks[0]} to {chunks[-1]}"
+    return f"{len(chunks)} chunks"

@@ -230,7 +230,8 @@ def test_the_broadcast_is_a_scatter_and_what_an_all_gather_must_add():
 def test_bruck_all_to_all_sends_each_block_once_for_each_bit_of_its_distance():
     n = 13
     rounds = plan_of("all_to_all/bruck", n).moves()
-    assert sum(int(moves[-1].send.size) for moves in rounds) == sum(j.bit_count() for j in range(n))
+    sizes = [int(moves[-1].send.size) for moves in rounds]
+    assert sum(sizes) == sum(j.bit_count() for j in range(n))
     first, last = rounds.at(0)[-1], rounds.at(rounds.count - 1)[-1]
     assert (first.send.ids(n) < n).all()  # from the input, without turning it first
     assert (last.recv.ids(n) // n == 1).all()  # into the output

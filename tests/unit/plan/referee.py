@@ -72,7 +72,7 @@ def written(plan: Plan) -> Script:
             move.dest.tolist(), move.source.tolist(), out, into, [int(o) for o in np.broadcast_to(move.op, plan.ranks)]
         )
 
-    return [[ends(move) for move in moves] for moves in plan.moves()]
+    return [[ends(move) for move in moves if isinstance(move, Move)] for moves in plan.moves()]
 
 
 def acted(script: Script, plan: Plan) -> Plan:
