@@ -39,11 +39,7 @@ class HostReport:
 
 
 def check_host(ranks: Sequence[rank_info.RankInfo], limit_s: float, root: Path = Path("/")) -> HostReport:
-    """Run all checks of this host and block until they end.
-
-    `ranks` lists the ranks of the job on this host, starting with this rank. Each process that a check starts may run
-    for `limit_s` seconds.
-    """
+    """Run all checks of this host, on which `ranks` run (this rank first); each new process has `limit_s` seconds."""
     threads = len(ranks[0].cores) if is_torch_installed() else 1
     cores = len({core for rank in ranks for core in rank.cores})
     in_processes: list[tuple[str, Check]] = [
@@ -87,9 +83,9 @@ def _report_versions(versions: Mapping[str, str | None]) -> Finding:
 
 
 def check_job(hosts: Sequence[HostReport], job: MpiJob, limit_s: float) -> list[Finding]:
-    """Run the checks of the whole job on rank 0; return their findings and all hosts' findings, sorted by area.
+    """Run the checks of the whole job on rank 0; return all findings, sorted by area and, within an area, by severity.
 
-    Within an area, the most severe findings come first. Each process that a check starts may run for `limit_s` seconds.
+    Each process that a check starts may run for `limit_s` seconds.
     """
     by_host = [(host.name, finding) for host in hosts for finding in host.findings]
     findings = merge_findings(by_host) if len(hosts) > 1 else [finding for _, finding in by_host]

@@ -1,4 +1,7 @@
-"""Check GPUs: driver, devices, links, CUDA IPC between processes, and which MPI operations accept device memory."""
+"""Check GPUs: driver, devices, links, CUDA IPC between processes, and which MPI operations accept device memory.
+
+In arguments, `info` is the JSON object that probe_cuda.py prints.
+"""
 
 from __future__ import annotations
 
@@ -57,10 +60,7 @@ def check_cuda_aware_mpi(mpirun: Path | None, limit_s: float) -> list[Finding]:
 
 
 def report_no_device(info: dict[str, Any]) -> Finding:
-    """Return the finding for a host without a CUDA device: a problem if it has the device file of a GPU, else a note.
-
-    `info` is the JSON object that probe_cuda.py prints.
-    """
+    """Return a finding on a host without a CUDA device: a problem if it has the device file of a GPU, else a note."""
     files = f"/dev/nvidia*: {format_list(info['nodes']) or 'none'}; CUDA_VISIBLE_DEVICES: {info['visible']!r}"
     evidence = f"{info.get('error', 'the driver counts 0 devices')}; {files}"
     if not info["nodes"]:
@@ -181,10 +181,7 @@ def check_cuda_ipc(result: CommandResult) -> Finding:
 
 
 def judge_operations(results: Sequence[tuple[str, CommandResult]]) -> list[Finding]:
-    """Return a finding per MPI operation on device memory, and one more finding if all operations passed.
-
-    `results` has one pair per operation: its name and the result of `probe_operation`.
-    """
+    """Return a finding for each pair of an operation and its `probe_operation` result, and one more if all passed."""
     findings = []
     remedy = (
         "hpccoll sends device buffers through pinned host memory; to avoid that, use a CUDA-aware build (Open MPI: "

@@ -23,11 +23,9 @@ def check_limits(limit_s: float, root: Path = Path("/")) -> list[Finding]:
 
 
 def check_resource_limits(has_infiniband: bool) -> list[Finding]:
-    """Return a warning for each resource limit of this process that is too low, or one OK finding.
-
-    With InfiniBand, locked memory must be unlimited, because MPI registers (locks) its buffers.
-    """
+    """Return a warning for each resource limit of this process that is too low, or one OK finding."""
     requirements = {
+        # With InfiniBand, locked memory must be unlimited, because MPI registers (locks) its buffers.
         "memlock": ("ulimit -l", resource.RLIMIT_MEMLOCK, resource.RLIM_INFINITY if has_infiniband else 0),
         "stack": ("ulimit -s", resource.RLIMIT_STACK, _MIN_STACK),
         "nproc": ("ulimit -u", resource.RLIMIT_NPROC, _MIN_PROCESSES),

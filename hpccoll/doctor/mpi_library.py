@@ -1,4 +1,7 @@
-"""Check the MPI library that this Python loads, its build and mpirun, and whether a second MPI library interferes."""
+"""Check the MPI library that this Python loads, its build and mpirun, and whether a second MPI library interferes.
+
+An argument `info` is the JSON object that probe_mpi.py prints.
+"""
 
 from __future__ import annotations
 
@@ -39,10 +42,7 @@ def check_mpi_library(result: CommandResult, limit_s: float) -> list[Finding]:
 
 
 def report_library(info: dict[str, Any]) -> Finding:
-    """Return a finding with the library's name, version, MPI standard, thread level and file.
-
-    In this module, `info` is the JSON object that probe_mpi.py prints.
-    """
+    """Return a finding with the library's name, version, MPI standard, thread level and file."""
     major, minor = info["standard"]
     found = f"{info['library']}, standard {major}.{minor}, threads {info['threads']}"
     evidence = f"MPI.Get_library_version: {info['version'].splitlines()[0].strip()}; {', '.join(info['files'])}"
@@ -106,10 +106,7 @@ def check_wheels() -> list[Finding]:
 
 
 def check_mpirun(info: dict[str, Any], limit_s: float) -> Finding:
-    """Return a finding on whether the first mpirun on PATH belongs to the loaded MPI library. Runs `mpirun --version`.
-
-    The mpirun of another MPI library would start N jobs of one rank each instead of one job of N ranks.
-    """
+    """Run `mpirun --version`; return a finding on whether the first mpirun on PATH belongs to the loaded library."""
     library: str = info["library"]
     mpirun, own = shutil.which("mpirun"), find_own_mpirun(info["files"])
     remedy = f"use {own}" if own is not None else f"put the mpirun of {library} first on PATH"

@@ -49,10 +49,7 @@ def share_memory() -> dict[str, str]:
 
 
 def open_shared_memory(memory: bytes, exported_event: bytes) -> str:
-    """Open another process's memory and event, check and overwrite the memory, and record the event.
-
-    Returns: `worked`, or the reason for failure.
-    """
+    """Check and overwrite another process's memory and record its event; return `worked` or the reason for failure."""
     try:
         driver = CudaDriver()
         address, event = driver.open_memory(memory), driver.open_event(exported_event)

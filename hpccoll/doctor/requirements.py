@@ -26,10 +26,7 @@ REQUIRABLE = tuple(_EXPLAINED_BY)
 
 
 def require_capabilities(names: Sequence[str], findings: Sequence[Finding], hosts: int) -> None:
-    """Raise UnavailableError unless the findings prove each capability in `names` (of REQUIRABLE) on all `hosts`.
-
-    The error message names every missing capability, with the findings that explain why it is missing.
-    """
+    """Raise UnavailableError, with explanations, unless `findings` prove all capabilities `names` on all `hosts`."""
     missing = []
     for name in names:
         available = sum(len(finding.hosts) or hosts for finding in findings if name in finding.provides)

@@ -16,13 +16,10 @@ VARIABLES = (
 
 
 def check_slurm(environ: Mapping[str, str], ranks: int, library: str, limit_s: float) -> list[Finding]:
-    """Run srun without starting a job step; return findings on SLURM.
+    """Run srun, for at most `limit_s` seconds per call and without starting a job step; return findings on SLURM.
 
-    Args:
-        environ: environment of this process; only VARIABLES are read.
-        ranks: number of ranks in MPI.COMM_WORLD.
-        library: the MPI library's name and version; empty if MPI does not start.
-        limit_s: time limit in seconds for each call of srun.
+    Of `environ`, only VARIABLES are read. `ranks` is the number of ranks in MPI.COMM_WORLD, and `library` the MPI
+    library's name and version (empty if MPI does not start).
     """
     srun = run_command(["srun", "--version"], limit_s)
     variables = {name: environ[name] for name in VARIABLES if name in environ}
@@ -77,10 +74,7 @@ def check_gpu_binding(variables: Mapping[str, str]) -> list[Finding]:
 
 
 def check_mpi_plugins(result: CommandResult, variables: Mapping[str, str], library: str) -> Finding:
-    """Return a finding on whether srun has a plugin that can start ranks of the MPI library `library`.
-
-    `result` is the result of `srun --mpi=list`, and `variables` are the SLURM variables that are set.
-    """
+    """Return a finding on whether srun, by `srun --mpi=list`'s `result`, can start ranks of the MPI `library`."""
     names = {word for line in (result.stdout + result.stderr).splitlines() for word in line.split()[:1]}
     plugins = sorted(name for name in names if name.startswith(("pmi", "cray", "none", "openmpi")))
     suitable = ("pmix",) if library.startswith("Open MPI") else ("pmi2", "pmix", "cray_shasta")

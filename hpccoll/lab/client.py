@@ -35,11 +35,7 @@ class LabClient:
     spec: ClusterSpec
 
     def request(self, action: str, **arguments: Any) -> dict[str, Any]:
-        """Ask the supervisor to carry out `action`, block until it is done, and return the lab's new status.
-
-        Raises:
-            HpccollError: the action failed, or the supervisor does not answer.
-        """
+        """Have the supervisor carry out `action`; return the lab's new status, or raise HpccollError on a failure."""
         return _request(self.paths, {"action": action, **arguments})[0]
 
     def shut_down(self) -> None:
@@ -100,11 +96,7 @@ def kill_lab(paths: LabPaths, isolation: Isolation) -> None:
 
 
 def connect_lab(state_dir: Path) -> LabClient:
-    """Ask the supervisor of the lab in `state_dir` for the lab's status; return a client of the lab.
-
-    Raises:
-        UnavailableError: no lab runs in `state_dir`.
-    """
+    """Return a client of the lab in `state_dir`; raise UnavailableError if no supervisor of a lab answers there."""
     paths = LabPaths(state_dir.resolve(), get_user_name())
     status, pid = _request(paths, {"action": "status"})
     return LabClient(paths, pid, Isolation(status["isolation"]), ClusterSpec.from_dict(status["shape"]))
@@ -163,11 +155,7 @@ def _request(paths: LabPaths, request: dict[str, Any]) -> tuple[dict[str, Any], 
 
 
 def parse_answer(line: bytes, paths: LabPaths) -> dict[str, Any]:
-    """Return the result in `line`, an answer of the supervisor, or raise the error that the line contains.
-
-    Raises:
-        HpccollError: the line contains an error, or is empty because the supervisor ended.
-    """
+    """Return the result in an answer of the supervisor; raise the error in the answer, or an error for no answer."""
     if not line:
         raise CommunicationError(f"the lab in {paths.dir} ended without an error message; see {paths.dir}/log")
     answer = json.loads(line)

@@ -65,11 +65,7 @@ class Lab:
 
     @classmethod
     def attach(cls, state_dir: Path) -> Self:
-        """Connect to the lab that runs in `state_dir`; the lab outlives the `with` block and this process.
-
-        Raises:
-            UnavailableError: no lab runs in `state_dir`.
-        """
+        """Connect to the lab in `state_dir`, which outlives this process; raise UnavailableError if none runs there."""
         client = connect_lab(state_dir)
         lab = cls(client.spec, state_dir=state_dir)
         lab._client = client
@@ -114,11 +110,7 @@ class Lab:
 
     @property
     def client(self) -> LabClient:
-        """The `LabClient` that sends requests to the lab's supervisor process.
-
-        Raises:
-            UsageError: the lab has not been started.
-        """
+        """The client that sends requests to the lab's supervisor; raises UsageError if the lab has not been started."""
         if self._client is None:
             raise UsageError("this lab is not up; use it inside `with Lab() as lab:`")
         return self._client
@@ -186,8 +178,7 @@ class Lab:
     ) -> subprocess.CompletedProcess[str]:
         """Run a command on the control node, block until it ends, and return its exit status and output.
 
-        Raises:
-            CommunicationError: the command did not end within `timeout_s` and was killed; the message holds its output.
+        After `timeout_s`, kill the command and raise CommunicationError with its output.
         """
         process = self.start(argv, env=env, cwd=cwd)
         try:
@@ -199,15 +190,10 @@ class Lab:
         return subprocess.CompletedProcess(list(argv), process.returncode, out, err)
 
     def set_link(self, node: str, *, rate: str | None = None, up: bool | None = None) -> None:
-        """Change the link of a node, or of all nodes if `node` is `all`, in the running lab.
+        """Change the link of a node, or of all nodes if `node` is `all`; None keeps the rate or the state of the link.
 
-        Args:
-            node: name of the node, or `all`.
-            rate: bits per second such as `400M`, or `max` for no limit; None keeps the rate.
-            up: whether the link is up; None keeps its state.
-
-        Raises:
-            UnavailableError: the lab is flat, so its nodes have no links.
+        `rate` is in bits per second such as `400M`, or `max` for no limit; `up` states whether the link is up. Raises
+        UnavailableError if the lab is flat, because the nodes of a flat lab have no links.
         """
         change: dict[str, Any] = {} if up is None else {"up": up}
         if rate is not None:

@@ -23,11 +23,7 @@ _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 @dataclass(frozen=True, slots=True)
 class ClusterSpec:
-    """The requested configuration of a lab.
-
-    Raises:
-        UsageError: a number is out of range, or a shared path does not exist.
-    """
+    """The requested configuration of a lab; raises UsageError for a number out of range or a missing shared path."""
 
     nodes: int = 4  # number of nodes; they are named node1, node2 and so on
     cpus: int = 2  # number of CPUs per node that SLURM assumes, although all nodes share this machine's cores
@@ -62,11 +58,7 @@ class ClusterSpec:
         return f"{self.subnet}.{254 if name == 'ctl' else self.names.index(name) + 1}"
 
     def select_nodes(self, name: str) -> tuple[str, ...]:
-        """Return the names of all nodes if `name` is `all`, else `name` alone.
-
-        Raises:
-            UnknownNameError: the lab has no node called `name`.
-        """
+        """Return `name`, or all nodes' names if `name` is `all`; raise UnknownNameError if there is no such node."""
         if name == ALL:
             return self.names
         if name not in self.names:
@@ -84,11 +76,7 @@ class ClusterSpec:
 
 
 def parse_rate(text: str) -> float:
-    """Parse a rate in bits per second, such as `400M`, `1G`, `10Mbit` (powers of ten); return bytes per second.
-
-    Raises:
-        UsageError: `text` is not a rate.
-    """
+    """Return the bytes per second of a rate such as `400M` or `10Mbit` (10**6 bits/s), or raise UsageError."""
     match = _RATE.fullmatch(text)
     if match is None or not float(match[1]):
         raise UsageError(f"{text!r} is not a rate; write bits per second with a suffix K, M or G, such as 400M or 1G")
@@ -107,11 +95,7 @@ def format_rate(bytes_per_s: float | None) -> str:
 
 
 def parse_latency(text: str) -> float:
-    """Parse a time with its unit, such as `1ms`, `250us` or `0s`; return seconds.
-
-    Raises:
-        UsageError: `text` is not a time.
-    """
+    """Return the seconds of a time with its unit, such as `1ms`, `250us` or `0s`, or raise UsageError."""
     if text.strip() == "0":
         return 0.0
     match = _TIME.fullmatch(text)

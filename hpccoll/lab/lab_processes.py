@@ -47,7 +47,7 @@ class LabProcesses:
 
     def start_controller(self) -> None:
         """Start slurmctld; do not wait until it is ready."""
-        self.daemons.append(self._start([_find_daemon("slurmctld"), "-D"], "slurmctld", stdin=subprocess.DEVNULL))
+        self.daemons.append(self._start([_find_daemon("slurmctld"), "-D"], "slurmctld"))
 
     def start_switch(self) -> None:
         """Start the delay switch, which adds latency to the nodes' network, if a latency was requested."""
@@ -55,7 +55,7 @@ class LabProcesses:
             return
         devices = [network.CONTROL_DEVICE, *(node.device for node in self.nodes.values())]
         command = [*_build_program_command("switch"), str(self.spec.latency_s), *devices]
-        self.daemons.append(self._start(command, "switch", stdin=subprocess.DEVNULL))
+        self.daemons.append(self._start(command, "switch"))
 
     def start_node(self, name: str) -> None:
         """Start a node's init process, which waits until `connect_node` has created the node's link."""
@@ -97,10 +97,8 @@ class LabProcesses:
     def set_link(self, name: str, change: dict[str, Any]) -> None:
         """Apply `change` to a node's link, with the keys `bytes_per_s` (None removes the limit), `up`, or both.
 
-        If the node is off, the change takes effect when it is switched on.
-
-        Raises:
-            UnavailableError: the lab is flat, so its nodes have no links.
+        If the node is off, the change takes effect when the node is switched on. Raises UnavailableError if the lab is
+        flat, because the nodes of a flat lab have no links.
         """
         require_node_networks(self.isolation, "see `hpccoll lab status`", "a link's rate")
         node = self.nodes[name]
@@ -150,10 +148,9 @@ class LabProcesses:
         node.process = None
 
     def throttle_node(self, name: str, percent: float) -> None:
-        """Start a process that reduces the CPU time of a node's processes by `percent`; 0 ends the throttling.
+        """Start a process that reduces a node's CPU time by `percent`; 0 ends the throttling.
 
-        Raises:
-            UsageError: the percentage is out of range, or the node is off.
+        Raises UsageError if the percentage is out of range or the node is off.
         """
         node = self.nodes[name]
         if not 0 <= percent <= 95:
@@ -166,7 +163,7 @@ class LabProcesses:
             others = [self._find_init(other) for other in self.nodes.values() if other is not node]
             roots = [str(root) for root in (self._find_init(node), *others) if root is not None]
             command = [*_build_program_command("throttle"), str(percent), *roots]
-            node.throttle = self._start(command, name, stdin=subprocess.DEVNULL)
+            node.throttle = self._start(command, name)
 
     def _end_throttle(self, node: NodeState) -> None:
         """Terminate a node's throttle process, which first continues the processes it stopped, and wait for its end."""
@@ -200,7 +197,7 @@ class LabProcesses:
         for name in sorted({*done.stdout.split()} & {*self.nodes}):
             subprocess.run(["scontrol", "update", f"NodeName={name}", "State=RESUME"], timeout=30, check=False)
 
-    def _start(self, command: list[str], log_name: str, *, stdin: int) -> subprocess.Popen[bytes]:
+    def _start(self, command: list[str], log_name: str, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
         """Start a process and append its output to a log file."""
         with self.paths.log(log_name).open("ab") as log:
             return subprocess.Popen(command, stdin=stdin, stdout=log, stderr=log)

@@ -40,10 +40,7 @@ def build_rate_command(device: str, bytes_per_s: float | None) -> list[str]:
 
 
 def build_control_batch(address: str, delayed: bool) -> str:
-    """Return the `ip -batch` lines that set up the control node and, unless `delayed`, the bridge between the links.
-
-    If `delayed`, the delay switch forwards frames in place of the bridge.
-    """
+    """Return the `ip -batch` lines for the control node and the bridge, replaced by the delay switch if `delayed`."""
     if not delayed:
         return (
             f"link set lo up\nlink add {BRIDGE} mtu {MTU} type bridge\n"
@@ -67,11 +64,7 @@ def build_node_batch(address: str) -> str:
 
 
 def run_network_command(command: list[str], stdin: str = "", *, check: bool = True) -> None:
-    """Run a command such as `ip` or `tc` with `stdin` as its input; block until it ends.
-
-    Raises:
-        UnavailableError: the command failed; the message holds the command and the last line of its output.
-    """
+    """Run a command such as `ip` or `tc` with `stdin` as its input; if `check`, raise UnavailableError on a failure."""
     done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=30, check=False)
     if check and done.returncode:
         lines = (done.stderr or done.stdout).strip().splitlines()

@@ -7,19 +7,13 @@ import shutil
 
 from hpccoll.errors import UnavailableError
 
-PROGRAMS = {
-    "slurmctld": "slurmctld",
-    "slurmd": "slurmd",
-    "srun": "slurm-client",
-    "sbatch": "slurm-client",
-    "sinfo": "slurm-client",
-    "ip": "iproute2",
-    "tc": "iproute2",
-    "unshare": "util-linux",
-    "nsenter": "util-linux",
-    "setpriv": "util-linux",
-    "setsid": "util-linux",
-    "mount": "mount",
+PROGRAMS_OF_PACKAGE = {
+    "slurmctld": ("slurmctld",),
+    "slurmd": ("slurmd",),
+    "slurm-client": ("srun", "sbatch", "sinfo"),
+    "iproute2": ("ip", "tc"),
+    "util-linux": ("unshare", "nsenter", "setpriv", "setsid"),
+    "mount": ("mount",),
 }
 INSTALL = "apt-get install --no-install-recommends slurmctld slurmd slurm-client iproute2"
 _SYSTEM_DIRS = ("/usr/local/sbin", "/usr/sbin", "/sbin", "/usr/bin", "/bin")
@@ -32,15 +26,12 @@ def extend_path() -> str:
 
 
 def require_programs() -> None:
-    """Check that all programs that a lab needs are installed.
-
-    Raises:
-        UnavailableError: programs are missing; the message names them and the command that installs them.
-    """
+    """Raise UnavailableError, with the command that installs them, if programs that a lab needs are missing."""
     path = extend_path()
-    missing = [name for name in PROGRAMS if shutil.which(name, path=path) is None]
+    package_of = {name: package for package, names in PROGRAMS_OF_PACKAGE.items() for name in names}
+    missing = [name for name in package_of if shutil.which(name, path=path) is None]
     if missing:
-        packages = " ".join(sorted({PROGRAMS[name] for name in missing}))
+        packages = " ".join(sorted({package_of[name] for name in missing}))
         raise UnavailableError(
             f"a lab needs {', '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed "
             f"(packages: {packages}); on Debian or Ubuntu: {INSTALL}"

@@ -52,10 +52,9 @@ class Supervisor:
         self.wait_until_idle()
 
     def wait_until_idle(self) -> None:
-        """Block until SLURM reports all nodes as idle; meanwhile resume nodes that it has drained or marked as down.
+        """Block until SLURM reports all nodes as idle; meanwhile resume nodes that SLURM has drained or marked as down.
 
-        Raises:
-            CommunicationError: a daemon ended, or the time limit passed; the message holds the last line of each log.
+        Raises CommunicationError, with the last line of each log, if a daemon ended or IDLE_LIMIT_S have passed.
         """
         end = time.monotonic() + IDLE_LIMIT_S
         while time.monotonic() < end:
@@ -162,10 +161,7 @@ def open_listener(paths: LabPaths) -> socket.socket:
 
 
 def main() -> None:
-    """Run the lab that the first argument (JSON) describes, until it ends.
-
-    `main` writes JSON to the file descriptor in argument 2: the lab's status when all nodes are idle, or an error.
-    """
+    """Run the lab that argument 1 describes; write its status or an error to the file descriptor in argument 2."""
     task, descriptor = json.loads(sys.argv[1]), int(sys.argv[2])
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))

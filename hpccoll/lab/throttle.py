@@ -104,10 +104,9 @@ class CpuThrottle:
             time.sleep(CYCLE_S * (1 - self.stopped_share))
 
     def step(self) -> None:
-        """Count the CPU time used since the last step, and pause the node's processes if it exceeds the limit.
+        """Count the CPU time used since the last step, and stop the node's processes if it exceeds the limit.
 
-        A pause sends SIGSTOP, sleeps until the allowed CPU time reaches the used CPU time (at most LONGEST_STOP_S), and
-        sends SIGCONT.
+        The processes continue when the allowed CPU time reaches the used CPU time, at the latest after LONGEST_STOP_S.
         """
         now = time.monotonic()
         used_s = self.own.read_new_cpu_s()

@@ -49,9 +49,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NO_CHUNK", "NO_PEER", "SIGNAL", "Cost", "Fence", "Groups", "IntArray", "Ints", "Link", "Load", "Machine",
-    "Move", "Nodes", "Op", "Operation", "Picks", "Plan", "Proof", "Region", "Rounds",
-    "Simulation", "Span", "Step", "Store", "TransferKind", "check", "empty_rounds", "fold_ranks", "keep_ranks",
-    "overlay", "reduce_into_core", "relabel_ranks", "replay", "run_across_groups", "run_in_groups", "simulate",
+    "Move", "Nodes", "Op", "Operation", "Picks", "Plan", "Proof", "Region", "Rounds", "Simulation",
+    "Span", "Step", "Store", "TransferKind", "check", "empty_rounds", "fold_ranks", "keep_ranks", "overlay",
+    "reduce_into_core", "relabel_ranks", "replay", "run_across_groups", "run_in_groups", "simulate",
     "to_moves", "transfer_kind",
 ]  # fmt: skip
 _MODULES = ("operation", "step", "rounds", "groups", "plan", "moves", "proof", "serial_replay", "simulation")

@@ -49,13 +49,9 @@ class Selector:
     ) -> Selection:
         """Return the algorithm and chunk count for a message, and cache them for later calls, without communication.
 
-        Args:
-            operation: the collective.
-            nbytes: message size in bytes, as nccl-tests counts it.
-            itemsize: bytes per element.
-            buffer: kind of memory that the buffers are in.
-            library: whether the MPI library's own collective gives the same result for this dtype and reduction.
-            shared: whether the ranks of each node share memory, as shared-memory algorithms need.
+        `nbytes` is the message size as nccl-tests counts it, and `itemsize` the bytes per element. `library` states
+        whether the MPI library's own collective gives the same result for this dtype and reduction; `shared` states
+        whether the ranks of each node share memory, as shared-memory algorithms need.
         """
         key = (operation, round_message_size(nbytes), itemsize, buffer, library, shared)
         selection = self._selections.get(key)

@@ -32,10 +32,7 @@ _REMEDY = f"run `hpccoll tune` again, remove the file, or set {TUNING_VARIABLE}=
 def describe_site(mpi_library: str, ranks_per_node: Sequence[int], *, oversubscribed: bool) -> TuningSite:
     """Return the site of a job (MPI library, host, layout of ranks); the host is the one that runs this process.
 
-    Args:
-        mpi_library: name and version of the MPI library.
-        ranks_per_node: number of ranks on each node, shape (nodes,).
-        oversubscribed: whether a node has more ranks than cores.
+    `mpi_library` has the library's name and version; `oversubscribed` states whether a node has more ranks than cores.
     """
     equal = len(set(ranks_per_node)) == 1
     first, nodes = ranks_per_node[0], len(ranks_per_node)
@@ -87,11 +84,7 @@ def find_table_path(site: TuningSite, environ: Mapping[str, str] = os.environ) -
 
 
 def read_table(path: Path) -> TuningTable:
-    """Read the table in the file `path`.
-
-    Raises:
-        UsageError: the file does not exist, cannot be read, or does not hold a table.
-    """
+    """Return the table in the file `path`; raise UsageError if the file cannot be read or does not hold a table."""
     import json
 
     try:
@@ -105,8 +98,7 @@ def read_table(path: Path) -> TuningTable:
 def read_table_to_extend(path: Path, site: TuningSite) -> TuningTable:
     """Read the table in the file `path`; return an empty table if the file is missing or has another schema version.
 
-    Raises:
-        UsageError: the file must not be overwritten, as it is not a tuning table or is for another site.
+    Raises UsageError if the file must not be overwritten: if it is not a tuning table, or is for another site.
     """
     try:
         if not path.exists():
@@ -127,11 +119,7 @@ def read_table_to_extend(path: Path, site: TuningSite) -> TuningTable:
 
 
 def write_table(path: Path, table: TuningTable) -> None:
-    """Write `table` to the file `path`, creating its folder; the file is replaced atomically.
-
-    Raises:
-        UsageError: the file cannot be written.
-    """
+    """Write `table` to `path`, creating its folder and replacing the file atomically, or raise UsageError."""
     import json
 
     try:
@@ -145,7 +133,7 @@ def write_table(path: Path, table: TuningTable) -> None:
 
 def _make_write_error(path: Path, error: OSError) -> UsageError:
     """Return, for the caller to raise, the error that a table cannot be written to `path`."""
-    reason = error.strerror or str(error)
+    reason = error.strerror or error
     return UsageError(f"{path}: cannot write the tuning table ({reason}); name another file with --output")
 
 

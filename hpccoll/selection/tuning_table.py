@@ -141,10 +141,9 @@ class TuningTable:
     def find_winner(
         self, operation: Operation, itemsize: int, buffer: BufferKind, nbytes: int, allowed: Collection[str]
     ) -> MeasuredWinner | None:
-        """Return the fastest of the candidates in `allowed` for a message, or None without measurements.
+        """Return the fastest of the candidates in `allowed` for a message, or None without measurements near `nbytes`.
 
-        Only measurements of `operation` on `buffer` at a size near `nbytes` count. Of tied candidates, the winner at
-        the next smaller message size wins again. The measured element size nearest to `itemsize` is used.
+        Measurements of the element size nearest to `itemsize` count.
         """
         matching = [each for each in self.series if (each.operation, each.buffer) == (operation, buffer)]
         matching.sort(key=lambda each: (abs(math.log(each.itemsize / max(itemsize, 1))), each.itemsize))
@@ -176,11 +175,7 @@ class TuningTable:
 
     @classmethod
     def from_json(cls, data: Any) -> TuningTable:
-        """Return the table that `as_json` converted to `data`.
-
-        Raises:
-            UsageError: `data` is not a table, has another schema, or is damaged.
-        """
+        """Return the table that `as_json` converted to `data`; raise UsageError if `data` is not such a table."""
         schema = data.get("schema") if isinstance(data, Mapping) else None
         if schema != SCHEMA:
             raise UsageError(f"schema {schema!r} is not {SCHEMA}, which `hpccoll tune` of this version writes")
