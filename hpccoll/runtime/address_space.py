@@ -44,27 +44,6 @@ def cut_chunks(sizes: IntArray, segments: int) -> list[ChunkSegment]:
     return [ChunkSegment(sizes * number // segments, sizes * (number + 1) // segments) for number in range(segments)]
 
 
-class SegmentOffsets:
-    """Translates offsets in a packed segment of chunks to offsets in the memory that holds the whole chunks.
-
-    Args:
-        present: whether the memory holds each chunk, shape (C,).
-        sizes: number of elements of each whole chunk, shape (C,).
-        segment: the elements of each chunk that are packed.
-    """
-
-    def __init__(self, present: IntArray, sizes: IntArray, segment: ChunkSegment) -> None:
-        ends, counts = np.cumsum(np.where(present, sizes, 0)), np.where(present, segment.high - segment.low, 0)
-        chunks = np.nonzero(counts)[0]
-        self._packed = (np.cumsum(counts) - counts)[chunks].tolist()
-        self._whole = (ends - sizes + segment.low)[chunks].tolist()
-
-    def locate(self, start: int) -> int:
-        """Return the offset, in the memory of whole chunks, of the element at offset `start` in the packed segment."""
-        chunk = bisect_right(self._packed, start) - 1
-        return int(self._whole[chunk]) + start - int(self._packed[chunk])
-
-
 class AddressSpace:
     """Finds the array or address of each memory range in one rank's program. Offsets and counts are in elements.
 
@@ -100,7 +79,7 @@ class AddressSpace:
         self._slots = slots or {}
         self._peers: dict[tuple[MemoryKind, int], tuple[FlatArray | None, int]] = {}
         self._segment, self._plan, self._count, self._rank = segment, program.plan, call.count, rank
-        self._offsets: dict[tuple[MemoryKind, int], SegmentOffsets] = {}
+        self._offsets: dict[tuple[MemoryKind, int], tuple[list[int], list[int]]] = {}
 
     def add_peer(self, kind: MemoryKind, rank: int, array: FlatArray | None, address: int) -> None:
         """Record another rank's input or output, as an array or else as an address in that rank's process."""
@@ -141,17 +120,25 @@ class AddressSpace:
         key = place.memory, place.owner
         if key not in self._offsets:
             self._offsets[key] = self._offsets_of(*key)
-        return self._offsets[key].locate(place.start)
+        packed, whole = self._offsets[key]
+        chunk = bisect_right(packed, place.start) - 1
+        return whole[chunk] + place.start - packed[chunk]
 
-    def _offsets_of(self, kind: MemoryKind, owner: int) -> SegmentOffsets:
-        """Return the translation from offsets in the packed segment to offsets in a rank's whole input or output."""
+    def _offsets_of(self, kind: MemoryKind, owner: int) -> tuple[list[int], list[int]]:
+        """Return where the chunks of the segment start: in the packed segment, and in a rank's whole input or output.
+
+        Both lists are ascending and leave out the chunks that the memory lacks or the segment has no element of.
+        """
         plan, segment = self._plan, self._segment
         assert segment is not None  # noqa: S101
-        rank = np.array([self._rank if owner == OWN else owner])
-        chunks = len(segment.low)
+        rank, chunks = np.array([self._rank if owner == OWN else owner]), len(segment.low)
         mask = plan.operation.input_mask if kind is MemoryKind.SOURCE else plan.operation.output_mask
-        sizes = chunk_sizes(plan, self._count)
-        return SegmentOffsets(mask(rank, plan.ranks, chunks, plan.root)[0], sizes, segment)
+        present = mask(rank, plan.ranks, chunks, plan.root)[0]
+        sizes = np.where(present, chunk_sizes(plan, self._count), 0)
+        counts = np.where(present, segment.high - segment.low, 0)
+        used = np.nonzero(counts)[0]
+        packed, whole = np.cumsum(counts) - counts, np.cumsum(sizes) - sizes + segment.low
+        return packed[used].tolist(), whole[used].tolist()
 
 
 def chunk_sizes(plan: Plan, count: int) -> IntArray:

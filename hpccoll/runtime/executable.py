@@ -7,13 +7,18 @@ memory within a node), `hierarchical.executable` (shared memory and messages), `
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NoReturn, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NoReturn, Protocol, TypeAlias
 
 from hpccoll.errors import UsageError
 from hpccoll.runtime.arrays import BoundCall, FlatArray
 
 if TYPE_CHECKING:
     from hpccoll.plan import Plan
+
+# A rank's program for any input and output of one dtype and count; a call runs the program once and returns when this
+# rank's part is done.
+UnboundProgram: TypeAlias = Callable[[FlatArray, FlatArray], object]
 
 
 class Executable(Protocol):
@@ -43,13 +48,6 @@ class Executable(Protocol):
 
     def free(self) -> None:
         """Release the requests and memory of the executable, which cannot run afterwards."""
-
-
-class UnboundProgram(Protocol):
-    """A rank's program that runs on any flat arrays of one dtype and count."""
-
-    def __call__(self, source: FlatArray, result: FlatArray) -> object:
-        """Run the program once on this input and output; return when this rank's part is done."""
 
 
 def raise_freed() -> NoReturn:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from mpi4py import MPI
@@ -62,15 +63,15 @@ class Work:
         return self._result
 
 
-class MessageTransfer(InFlight):
-    """A message in flight between two ranks, sent in one or more segments.
+class MpiTransfer(InFlight):
+    """A message between two ranks, sent in one or more segments, or a collective of the MPI library, in flight.
 
     Args:
-        description: the direction and the ranks, for error messages.
-        requests: the requests of the segments, in order.
-        last: calls to make when all segments are complete.
-        sizes: bytes that each received segment must have; empty for a send.
-        keep: objects whose memory MPI reads or writes until the message is complete.
+        description: the rank and what it does, for error messages.
+        requests: the requests of the segments, in order; a collective has one.
+        last: calls to make when all requests are complete.
+        sizes: bytes that each received segment must have; empty for a send or a collective.
+        keep: objects whose memory MPI reads or writes until all requests are complete.
     """
 
     __slots__ = ("_description", "_keep", "_last", "_requests", "_sizes", "_status")
@@ -80,22 +81,22 @@ class MessageTransfer(InFlight):
         description: str,
         requests: list[MPI.Request],
         last: list[BoundCall],
-        sizes: list[int],
+        sizes: Sequence[int] = (),
         keep: tuple[Any, ...] = (),
     ) -> None:
         super().__init__()
-        self._description, self._requests, self._last, self._sizes = description, requests, last, sizes
+        self._description, self._requests, self._last, self._sizes = description, requests, last, list(sizes)
         self._keep, self._status = keep, MPI.Status()
 
     def _advance(self) -> bool:
-        """Test the segments in order without blocking; return whether all are complete, and `last` was called."""
+        """Test the requests in order without blocking; return whether all are complete, and `last` was called."""
         while self._requests:
             try:
                 if not self._requests[0].Test(self._status):
                     return False
             except MPI.Exception as error:
                 raise CommunicationError(
-                    f"{self._description} failed: {error}; do the sizes on both sides agree?"
+                    f"{self._description} failed: {error}; do the sizes agree on all ranks?"
                 ) from error
             self._requests.pop(0)
             if self._sizes:

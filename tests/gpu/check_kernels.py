@@ -25,7 +25,7 @@ from hpccoll.measure.data import make_input
 from hpccoll.runtime.arrays import DTYPES, FUNCTIONS, DType
 from hpccoll.runtime.arrays.reductions import _KINDS
 from hpccoll.runtime.cuda.executable import bind_launch
-from hpccoll.runtime.cuda.fuse import AddressRange, plan_launches
+from hpccoll.runtime.cuda.fuse import address_range, plan_launches
 from hpccoll.runtime.lowering import Copy, LocalInstruction, MemoryKind, MemoryRange, Reduce
 from hpccoll.units import GB, MiB
 from tests.mpi.cases import bits, sprinkled
@@ -67,9 +67,9 @@ def open_gpu() -> Any:
     return Gpu()
 
 
-def bind(device: Any, instructions: list[LocalInstruction], memory: Callable[..., AddressRange], *kind: Any) -> Any:
+def bind(device: Any, instructions: list[LocalInstruction], memory: Callable[..., range], *kind: Any) -> Any:
     """Return the calls that launch the kernels of some instructions on the default stream."""
-    phases = plan_launches(instructions, memory, AddressRange(0, 0), *kind)
+    phases = plan_launches(instructions, memory, range(0), *kind)
     return [bind_launch(launch, device) for phase in phases for launch in phase]
 
 
@@ -84,9 +84,9 @@ def count_wrong(device: Any, dtype: DType, operation: str, count: int, offset: i
         right = getattr(np, FUNCTIONS[operation])(*inputs)
     places = [MemoryRange(MemoryKind.SOURCE, 0, count, owner) for owner in range(4)]
 
-    def find(place: MemoryRange) -> AddressRange:
+    def find(place: MemoryRange) -> range:
         """Return the addresses of a place."""
-        return AddressRange(device.address(arrays[place.owner]) + cut.start, count * dtype.itemsize)
+        return address_range(device.address(arrays[place.owner]) + cut.start, count * dtype.itemsize)
 
     steps: list[LocalInstruction] = [Reduce(*places[:3]), Copy(places[2], places[3])]
     for call in bind(device, steps, find, FUNCTIONS[operation], dtype):
@@ -102,7 +102,7 @@ def count_wrong(device: Any, dtype: DType, operation: str, count: int, offset: i
     return wrong
 
 
-def find_by_owner(addresses: list[AddressRange], place: MemoryRange) -> AddressRange:
+def find_by_owner(addresses: list[range], place: MemoryRange) -> range:
     """Return the addresses of a place, by its owner."""
     return addresses[place.owner]
 
@@ -128,7 +128,7 @@ def print_rates(device: Any) -> None:
         a, b = (device.empty(size) for _ in range(2))
         places = [MemoryRange(MemoryKind.SOURCE, 0, size // 4, owner) for owner in range(2)]
         steps: list[LocalInstruction] = [Reduce(places[0], places[1], places[0]), Copy(*places)]
-        addresses = [AddressRange(device.address(array), size) for array in (a, b)]
+        addresses = [address_range(device.address(array), size) for array in (a, b)]
         (call,) = bind(device, steps, partial(find_by_owner, addresses), "add", DTYPES["float32"])
         copy, fused = measure(partial(cupy.copyto, b, a), 2 * size), measure(partial(call, 0), 4 * size)
         print(f"{size // MiB} MiB: copy {copy:.0f} GB/s, fused two-shot kernel {fused:.0f} GB/s", flush=True)

@@ -92,7 +92,7 @@ class ExternalMemory:
 
     def __init__(self, interface: str, address: int, nbytes: int, owner: Any = None) -> None:
         setattr(self, interface, {"data": (address, False), "shape": (nbytes,), "typestr": "|u1", "version": 3})
-        self.owner = owner
+        self.address, self.owner = address, owner
 
 
 def view_host_memory(address: int, nbytes: int, owner: Any = None) -> FlatArray:

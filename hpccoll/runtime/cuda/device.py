@@ -31,6 +31,7 @@ from mpi4py import MPI
 from hpccoll.errors import UnavailableError
 from hpccoll.runtime.agreement import gather_or_raise, run_or_raise, wait_for_ranks
 from hpccoll.runtime.arrays import FlatArray
+from hpccoll.runtime.arrays.interface import ExternalMemory
 from hpccoll.runtime.cuda.ipc import SLOTS, CudaRuntime, IpcCloseCounters, defer_free, free_ready
 from hpccoll.runtime.node_memory.node import NodeMemory
 from hpccoll.runtime.node_memory.node_barrier import NodeBarrier
@@ -94,11 +95,12 @@ def _destroy_events(cuda: CudaRuntime, events: Sequence[int]) -> None:
         cuda.destroy_event(event)
 
 
-class DeviceAllocation:
-    """Device memory of this rank, or of another rank mapped by IPC; released with the last reference to the object."""
+def _hold(address: int, nbytes: int) -> ExternalMemory:
+    """Return an object for device memory of this rank, or of another rank mapped by IPC.
 
-    def __init__(self, address: int) -> None:
-        self.address = address
+    The memory is released with the last reference to the object.
+    """
+    return ExternalMemory("__cuda_array_interface__", address, nbytes)
 
 
 class SharedDeviceMemory:
@@ -186,16 +188,16 @@ class SharedDeviceMemory:
         is_closed = partial(self._close_counters.is_closed_by_all, _EVENTS)
         defer_free(is_closed, partial(_destroy_events, self.cuda, self._events))
 
-    def _allocate_shared(self, nbytes: int) -> tuple[DeviceAllocation, list[DeviceAllocation]]:
+    def _allocate_shared(self, nbytes: int) -> tuple[ExternalMemory, list[ExternalMemory]]:
         """Allocate this rank's memory and map the other ranks' memory; all ranks undo both on an error. Collective."""
-        own: list[DeviceAllocation] = []
-        mappings: list[DeviceAllocation] = []
+        own: list[ExternalMemory] = []
+        mappings: list[ExternalMemory] = []
         try:
             handles = gather_or_raise(self._comm, lambda: self._allocate(own, nbytes), _cannot_share)
             others = [handles[rank] for rank in self._others]
             run_or_raise(
                 self._comm,
-                lambda: mappings.extend(DeviceAllocation(self.cuda.open_memory(handle)) for handle in others),
+                lambda: mappings.extend(_hold(self.cuda.open_memory(handle), nbytes) for handle in others),
                 _cannot_share,
             )
         except UnavailableError:
@@ -214,7 +216,7 @@ class SharedDeviceMemory:
         release(address)
         self.cuda.restore_current(before)
 
-    def _allocate(self, own: list[DeviceAllocation], nbytes: int) -> bytes:
+    def _allocate(self, own: list[ExternalMemory], nbytes: int) -> bytes:
         """Allocate memory, append it to `own`, and return its IPC handle."""
         device = self.cuda.get_device_uuid()
         if device != self.device:
@@ -222,7 +224,7 @@ class SharedDeviceMemory:
                 f"device {device} is current, but this communicator's first device buffer was made on {self.device}; "
                 "make that one current again, or another communicator"
             )
-        own.append(DeviceAllocation(self.cuda.allocate(nbytes)))
+        own.append(_hold(self.cuda.allocate(nbytes), nbytes))
         return bytes(self.cuda.export_memory(own[0].address))
 
     def _export_events(self) -> tuple[bytes, ...]:
@@ -230,7 +232,7 @@ class SharedDeviceMemory:
         self._events += [self.cuda.create_event(shared=True) for _ in range(2)]
         return tuple(map(self.cuda.export_event, self._events))
 
-    def _close_when_unused(self, number: int, mappings: Sequence[DeviceAllocation]) -> None:
+    def _close_when_unused(self, number: int, mappings: Sequence[ExternalMemory]) -> None:
         """Unmap each of a buffer's mappings once it is unreferenced; after the last one, count the buffer as closed."""
         left = len(mappings)
 

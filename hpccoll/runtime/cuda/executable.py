@@ -21,7 +21,7 @@ from hpccoll.runtime.address_space import AddressSpace
 from hpccoll.runtime.arrays import BoundCall, FlatArray, ScratchPool
 from hpccoll.runtime.collective_call import CollectiveCall
 from hpccoll.runtime.cuda.device import SharedDeviceMemory
-from hpccoll.runtime.cuda.fuse import AddressRange, KernelLaunch, plan_launches
+from hpccoll.runtime.cuda.fuse import KernelLaunch, address_range, plan_launches
 from hpccoll.runtime.cuda.ipc import CudaRuntime
 from hpccoll.runtime.cuda.kernels import THREADS, KernelSpec, round_up_rows
 from hpccoll.runtime.node_memory.node import fingerprint_of
@@ -110,11 +110,10 @@ class DeviceExecutable(PlanExecutable):
         self._kept_scratch = self._take_scratch(count)  # kept alive here, because kernels contain only addresses
         space = AddressSpace(call, program, self._kept_scratch)
         add_peer_buffers(space, self._context.node, call, locations)
-        scratch = AddressRange(call.module.get_address(self._kept_scratch), count * space.itemsize)
         phases = plan_launches(
             local_instructions(program),
-            lambda place: AddressRange(space.address(place), place.count * space.itemsize),
-            scratch,
+            lambda place: address_range(space.address(place), place.count * space.itemsize),
+            address_range(call.module.get_address(self._kept_scratch), count * space.itemsize),
             call.reduction.function,
             call.dtype,
         )

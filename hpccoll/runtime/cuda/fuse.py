@@ -4,8 +4,8 @@ Instructions that share a memory range and have equally many elements form a cha
 in registers, and stored to every output. Independent chains of the same operations run in one kernel launch, which
 takes a table with one row per chain: the addresses that the chain loads from and stores to.
 
-Memory ranges are compared by address, because two of them may be the same memory, such as the input and the output of
-an in-place collective.
+Memory is compared as a `range` of byte addresses, because two memory ranges may be the same memory, such as the input
+and the output of an in-place collective.
 """
 
 from __future__ import annotations
@@ -16,18 +16,6 @@ from dataclasses import dataclass, field
 from hpccoll.runtime.arrays import DType
 from hpccoll.runtime.cuda.kernels import WIDEST, FusedChain
 from hpccoll.runtime.lowering import LocalInstruction, MemoryRange, NodeFence
-
-
-@dataclass(frozen=True, slots=True)
-class AddressRange:
-    """A range of addresses in memory that this device can access."""
-
-    address: int
-    nbytes: int
-
-    def overlaps(self, other: AddressRange) -> bool:
-        """Whether the two ranges share bytes."""
-        return self.address < other.address + other.nbytes and other.address < self.address + self.nbytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +38,13 @@ class _FusionGroup:
 
     function: str
     nbytes: int
-    loads: list[AddressRange] = field(default_factory=list)
+    loads: list[range] = field(default_factory=list)
     reduces: list[tuple[int, int]] = field(default_factory=list)
     # The register number of each range. Until all loads are known, load i has number -1 - i and reduce i has number i.
-    registers: dict[AddressRange, int] = field(default_factory=dict)
-    stores: dict[AddressRange, int] = field(default_factory=dict)
+    registers: dict[range, int] = field(default_factory=dict)
+    stores: dict[range, int] = field(default_factory=dict)
 
-    def add(self, operands: Sequence[AddressRange], out: AddressRange) -> None:
+    def add(self, operands: Sequence[range], out: range) -> None:
         """Append an instruction."""
         registers = [self._register(operand) for operand in operands]
         if len(registers) == 2:
@@ -64,26 +52,26 @@ class _FusionGroup:
             registers = [len(self.reduces) - 1]
         self.registers[out] = self.stores[out] = registers[0]
 
-    def _register(self, operand: AddressRange) -> int:
+    def _register(self, operand: range) -> int:
         """Return the register that holds an operand; add a load if no register holds it."""
         if operand not in self.registers:
             self.loads.append(operand)
             self.registers[operand] = -len(self.loads)
         return self.registers[operand]
 
-    def can_add(self, operands: Sequence[AddressRange], out: AddressRange, nbytes: int) -> bool:
+    def can_add(self, operands: Sequence[range], out: range, nbytes: int) -> bool:
         """Whether an instruction can be fused with this group: they share a range, and overlapping ranges are equal."""
         if nbytes != self.nbytes:
             return False
         known = (*self.loads, *self.stores)
         mine = (*operands, out)
-        coincide = all(place == other or not place.overlaps(other) for place in mine for other in known)
+        coincide = all(place == other or not _overlap(place, other) for place in mine for other in known)
         return coincide and any(place in known for place in mine)
 
-    def depends_on_order(self, loads: Sequence[AddressRange], stores: Sequence[AddressRange]) -> bool:
+    def depends_on_order(self, loads: Sequence[range], stores: Sequence[range]) -> bool:
         """Whether instructions with these loads and stores change the result if run before this group, not after it."""
-        written = any(store.overlaps(other) for store in self.stores for other in (*loads, *stores))
-        return written or any(load.overlaps(other) for load in self.loads for other in stores)
+        written = any(_overlap(store, other) for store in self.stores for other in (*loads, *stores))
+        return written or any(_overlap(load, other) for load in self.loads for other in stores)
 
     def chain(self, dtype: DType) -> FusedChain:
         """Return the instructions on numbered registers, without addresses; elements are bytes if none is reduced."""
@@ -97,10 +85,20 @@ class _FusionGroup:
         return FusedChain(self.function if reduces else "", dtype.name if reduces else "uint8", count, reduces, stores)
 
 
+def address_range(address: int, nbytes: int) -> range:
+    """Return the addresses of `nbytes` bytes from `address` on."""
+    return range(address, address + nbytes)
+
+
+def _overlap(one: range, other: range) -> bool:
+    """Whether two ranges of addresses share bytes."""
+    return one.start < other.stop and other.start < one.stop
+
+
 def plan_launches(
     instructions: Sequence[LocalInstruction],
-    extent: Callable[[MemoryRange], AddressRange],
-    scratch: AddressRange,
+    extent: Callable[[MemoryRange], range],
+    scratch: range,
     function: str,
     dtype: DType,
 ) -> list[list[KernelLaunch]]:
@@ -119,13 +117,13 @@ def plan_launches(
     for phase, groups in enumerate(phases):
         for group in groups:
             for out in list(group.stores):
-                is_loaded = any(later >= phase and load.overlaps(out) for later, load in loads)
-                if out.overlaps(scratch) and not is_loaded:
+                is_loaded = any(later >= phase and _overlap(load, out) for later, load in loads)
+                if _overlap(out, scratch) and not is_loaded:
                     del group.stores[out]
     return [list(_batch(groups, dtype)) for groups in phases]
 
 
-def _add_to_group(groups: list[_FusionGroup], ranges: Sequence[AddressRange], function: str) -> None:
+def _add_to_group(groups: list[_FusionGroup], ranges: Sequence[range], function: str) -> None:
     """Add an instruction to the latest fusion group that it can join without changing the result, else to a new group.
 
     An instruction joins a fusion group only if running it before all later groups does not change the result. The last
@@ -133,12 +131,12 @@ def _add_to_group(groups: list[_FusionGroup], ranges: Sequence[AddressRange], fu
     """
     *operands, out = ranges
     for group in reversed(groups):
-        if group.can_add(operands, out, out.nbytes):
+        if group.can_add(operands, out, len(out)):
             group.add(operands, out)
             return
         if group.depends_on_order(operands, [out]):
             break
-    groups.append(_FusionGroup(function, out.nbytes))
+    groups.append(_FusionGroup(function, len(out)))
     groups[-1].add(operands, out)
 
 
@@ -166,20 +164,20 @@ def _batch(groups: Sequence[_FusionGroup], dtype: DType) -> Iterator[KernelLaunc
         yield KernelLaunch(chain, width, rows, max(row[-2] for row in rows))
 
 
-def _access_width(ranges: Sequence[AddressRange], chain: FusedChain, dtype: DType) -> int:
+def _access_width(ranges: Sequence[range], chain: FusedChain, dtype: DType) -> int:
     """Return the widest access, in bytes, for which all ranges have the same misalignment.
 
     The misalignment must be a whole number of elements, or zero if an element is larger than the access.
     """
-    itemsize, first, width = dtype.itemsize if chain.reduces else 1, ranges[0].address, WIDEST
-    while first % min(width, itemsize) or any((place.address - first) % width for place in ranges):
+    itemsize, first, width = dtype.itemsize if chain.reduces else 1, ranges[0].start, WIDEST
+    while first % min(width, itemsize) or any((place.start - first) % width for place in ranges):
         width //= 2
     return width
 
 
 def _row(group: _FusionGroup, width: int, itemsize: int) -> tuple[int, ...]:
     """Return a fusion group as a row of the table that `kernels.generate_source` documents."""
-    addresses = [*(load.address for load in group.loads), *(store.address for store in group.stores)]
+    addresses = [*(load.start for load in group.loads), *(store.start for store in group.stores)]
     unit = max(width, itemsize)
     head = min(-addresses[0] % width, group.nbytes) // itemsize if itemsize < width else 0
     units = (group.nbytes - head * itemsize) // unit

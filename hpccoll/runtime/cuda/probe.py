@@ -102,27 +102,22 @@ def _allow_any_slots() -> dict[str, str]:
     return settings
 
 
-class HostMemory:
-    """Host memory with `CudaDriver`'s methods to allocate, write and read by address; freed with this object."""
+def _open_memory(where: str, number: int) -> tuple[Callable[..., int], Callable[..., object], Callable[..., bytes]]:
+    """Return functions that allocate, write and read memory by address: on the host, or on a GPU.
 
-    def __init__(self) -> None:
-        self._blocks: list[Any] = []
+    `number` modulo the number of GPUs is the GPU's number.
+    """
+    if where == "device":
+        driver = CudaDriver(number % max(1, CudaDriver(device=None).count_devices()))
+        return driver.allocate, driver.write, driver.read
+    blocks: list[Any] = []
 
-    def allocate(self, nbytes: int) -> int:
-        """Allocate memory and return its address."""
-        self._blocks.append(ctypes.create_string_buffer(nbytes))
-        return ctypes.addressof(self._blocks[-1])
+    def allocate(nbytes: int) -> int:
+        """Allocate host memory, which lives as long as this function, and return its address."""
+        blocks.append(ctypes.create_string_buffer(nbytes))
+        return ctypes.addressof(blocks[-1])
 
-    def write(self, address: int, data: bytes) -> None:
-        """Copy `data` to an address."""
-        ctypes.memmove(address, data, len(data))
-
-    read = staticmethod(ctypes.string_at)
-
-
-def _open_gpu(number: int) -> CudaDriver:
-    """Return a CUDA driver with a context on GPU number `number` modulo the number of GPUs."""
-    return CudaDriver(number % max(1, CudaDriver(device=None).count_devices()))
+    return allocate, lambda address, data: ctypes.memmove(address, data, len(data)), ctypes.string_at
 
 
 def _send_to_next(_mpi: Any, comm: Any, send: MpiBuffer, recv: MpiBuffer) -> None:
@@ -190,19 +185,19 @@ def run_operation(operation: str, where: str, first: int = 0) -> str:
         SystemExit: this rank received wrong values.
     """
     mpi, comm = job.load_mpi(), job.get_world()
-    memory = _open_gpu(first + comm.rank) if where == "device" else HostMemory()
+    allocate, write, read = _open_memory(where, first + comm.rank)
     call, expect = OPERATIONS[operation]
     for minimum in COUNTS:
         count = minimum - minimum % comm.size
         nbytes = count * _FLOAT_NBYTES
-        source, result = memory.allocate(nbytes), memory.allocate(nbytes)
+        source, result = allocate(nbytes), allocate(nbytes)
         # `write` returns only when the copy is done, because MPI does not wait for a CUDA stream.
-        memory.write(source, _to_float32([comm.rank + 1.0] * count))
-        memory.write(result, _to_float32([-1.0] * count))
+        write(source, _to_float32([comm.rank + 1.0] * count))
+        write(result, _to_float32([-1.0] * count))
         send, recv = ([mpi.memory.fromaddress(address, nbytes), mpi.FLOAT] for address in (source, result))
         call(mpi, comm, send, recv)
         expected = _to_float32(expect(comm.rank, comm.size, count))
-        if memory.read(result, len(expected)) != expected:
+        if read(result, len(expected)) != expected:
             raise SystemExit(f"{operation} of {count} elements: wrong values arrived on rank {comm.rank}")
     comm.Barrier()
     return f"{_PASSED} {comm.size} rank{'s' * (comm.size > 1)}, {' and '.join(map(str, COUNTS))} elements of float32"

@@ -31,7 +31,8 @@ from hpccoll.runtime.arrays import ArrayModule, BoundCall, Buffer, FlatArray, ru
 from hpccoll.runtime.collective_call import CollectiveCall, bind_epilogue, bind_prologue
 from hpccoll.runtime.executable import raise_freed
 from hpccoll.runtime.messages.mpi_calls import METHODS, get_datatype, get_op, has_same_semantics, order_arguments
-from hpccoll.runtime.progress import InFlight, Progress
+from hpccoll.runtime.progress import Progress
+from hpccoll.runtime.work import MpiTransfer
 
 # Operations whose persistent form was no slower than the blocking form, for 8 bytes and 64 KiB on two ranks of a host.
 # Open MPI's persistent Reduce of 64 KiB takes three times as long as the blocking one (bench/call_overhead.py).
@@ -73,24 +74,6 @@ class MpiExecutable(partial[object]):
         """Let later calls of this executable call `function`."""
         state: Any = self  # the type stubs of partial lack __setstate__
         state.__setstate__((function, (), {}, self.__dict__))
-
-
-class NonBlockingCollective(InFlight):
-    """A non-blocking MPI collective in flight; keeps the `memories` alive that MPI still reads or writes."""
-
-    __slots__ = ("_epilogue", "_memories", "_request")
-
-    def __init__(self, request: MPI.Request, epilogue: tuple[BoundCall, ...], memories: tuple[FlatArray, ...]) -> None:
-        super().__init__()
-        self._request, self._epilogue, self._memories = request, epilogue, memories
-
-    def _advance(self) -> bool:
-        """Test for completion, then run the epilogue; return whether the epilogue has run. Never blocks."""
-        if not self._request.Test():
-            return False
-        run_all(self._epilogue)
-        self._memories = ()
-        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,15 +166,13 @@ class MpiCollectives:
         else:
             getattr(self._comm, method)(*arguments)
 
-    def start(self, call: CollectiveCall) -> NonBlockingCollective:
+    def start(self, call: CollectiveCall) -> MpiTransfer:
         """Start a collective and return at once; `can_run(call)` must be true."""
         self.use_non_blocking()
-        return self._start(self._translate(call))
-
-    def _start(self, mpi: _MpiCall) -> NonBlockingCollective:
-        """Run the prologue, start the non-blocking form and return the collective in flight."""
+        mpi = self._translate(call)
         run_all(mpi.prologue)
-        return NonBlockingCollective(self._bind_non_blocking(mpi)(), mpi.epilogue, mpi.memories)
+        description = f"rank {self._comm.rank}: MPI's {call.operation.value}"
+        return MpiTransfer(description, [self._bind_non_blocking(mpi)()], list(mpi.epilogue), keep=mpi.memories)
 
     def use_non_blocking(self) -> None:
         """Use the non-blocking form from now on, also in bound calls, as asynchronous operations may be in flight."""

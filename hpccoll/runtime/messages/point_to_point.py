@@ -10,7 +10,7 @@ from mpi4py import MPI
 from hpccoll.errors import UsageError
 from hpccoll.runtime.arrays import ArrayModule, BoundCall, Buffer, as_buffer
 from hpccoll.runtime.progress import Progress
-from hpccoll.runtime.work import MessageTransfer, Work
+from hpccoll.runtime.work import MpiTransfer, Work
 
 LONGEST_SEGMENT: Final = 2**30  # bytes; MPI counts in 32 bits
 
@@ -34,7 +34,7 @@ class PointToPoint:
         payload = buffer.module.as_bytes(buffer.flat) if host is None else host
         requests = [self._comm.Isend([segment, MPI.BYTE], dest, tag) for segment in cut_payload(buffer, payload)]
         rank = self._comm.rank
-        transfer = MessageTransfer(f"rank {rank}: sending to rank {dest}", requests, [], [], (x, payload))
+        transfer = MpiTransfer(f"rank {rank}: sending to rank {dest}", requests, [], keep=(x, payload))
         return self._track(transfer, None)
 
     def irecv(self, x: Any, source: int, tag: int) -> Work:
@@ -51,10 +51,10 @@ class PointToPoint:
             last = [buffer.module.bind_copy_from_host(buffer.flat, host), buffer.module.synchronize]
         sizes = [segment.nbytes for segment in segments]
         rank = self._comm.rank
-        transfer = MessageTransfer(f"rank {rank}: receiving from rank {source}", requests, last, sizes, (x, payload))
+        transfer = MpiTransfer(f"rank {rank}: receiving from rank {source}", requests, last, sizes, (x, payload))
         return self._track(transfer, x)
 
-    def _track(self, transfer: MessageTransfer, result: Any) -> Work:
+    def _track(self, transfer: MpiTransfer, result: Any) -> Work:
         """Return the handle of a transfer, which is kept alive and advances in all waits until it is done."""
         if not transfer.advance():
             self._progress.add_transfer(transfer)

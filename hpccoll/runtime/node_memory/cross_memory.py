@@ -21,18 +21,12 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 
-class _IoVector(ctypes.Structure):
-    """The C structure `iovec`."""
-
-    _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
-
-
 def _system_call(name: str) -> Callable[..., int] | None:
     """Return a system call as a function of the C library; None if the C library lacks the function."""
     function = getattr(ctypes.CDLL(None, use_errno=True), name, None)
     if function is None:
         return None
-    vectors = (ctypes.POINTER(_IoVector), ctypes.c_ulong)
+    vectors = ctypes.c_void_p, ctypes.c_ulong
     function.argtypes, function.restype = (ctypes.c_int, *vectors, *vectors, ctypes.c_ulong), ctypes.c_ssize_t
     typed: Callable[..., int] = function
     return typed
@@ -59,7 +53,8 @@ class CrossMemory:
         """Return a call of process_vm_readv or process_vm_writev; raise CommunicationError if `function` is None."""
         if function is None:
             raise CommunicationError("this C library has no process_vm_readv; cross-memory attach is Linux only")
-        local, remote = _IoVector(local_address, nbytes), _IoVector(remote_address, nbytes)
+        vector = ctypes.c_size_t * 2  # the C structure `iovec`: an address and a number of bytes
+        local, remote = vector(local_address, nbytes), vector(remote_address, nbytes)
         call = partial(function, self._process_ids[rank], ctypes.byref(local), 1, ctypes.byref(remote), 1, 0)
         return partial(_copy_all, call, nbytes, rank)
 

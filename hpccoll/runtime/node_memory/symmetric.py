@@ -35,8 +35,8 @@ _TOKEN = 2**63  # a bit that is set in every token and in no address
 class SymmetricBuffer:
     """One symmetric buffer (an array per rank): this rank's address and size in bytes, and the other ranks' memory.
 
-    `peers` holds and keeps alive the other ranks' memory by rank: arrays of bytes in host memory, or `OpenedMemory` of
-    a device. `peers` and the user's arrays keep the mapped segment of all ranks alive.
+    `peers` holds and keeps alive the other ranks' memory by rank: arrays of bytes in host memory, or `ExternalMemory`
+    of a device. `peers` and the user's arrays keep the mapped segment of all ranks alive.
     """
 
     owner: object

@@ -9,7 +9,7 @@ import pytest
 
 from hpccoll.algorithms import get_algorithm
 from hpccoll.plan import Operation
-from hpccoll.runtime.address_space import AddressSpace, ChunkSegment, SegmentOffsets, chunk_sizes, cut_chunks
+from hpccoll.runtime.address_space import AddressSpace, ChunkSegment, chunk_sizes, cut_chunks
 from hpccoll.runtime.arguments import check_call
 from hpccoll.runtime.lowering import OWN, MemoryKind, MemoryRange, Program
 
@@ -137,9 +137,13 @@ def test_an_empty_range_of_a_segment_is_empty(memory):
 
 
 def test_offsets_skip_chunks_that_the_memory_lacks():
-    present, sizes = np.array([True, False, True]), np.array([4, 4, 6])
-    offsets = SegmentOffsets(present, sizes, ChunkSegment(np.array([1, 1, 2]), np.array([3, 3, 5])))
-    assert [offsets.locate(start) for start in range(5)] == [1, 2, 6, 7, 8]
+    """Of the six chunks of an all-to-all of three ranks, the result of rank 1 holds the last three."""
+    plan = get_algorithm(Operation.ALL_TO_ALL, "pairwise").plan(N, 0, 1)
+    x, out = np.arange(N * COUNT), np.arange(N * COUNT)
+    call = check_call(Operation.ALL_TO_ALL, x, out, RANK, N)
+    low, high = np.array([0, 0, 0, 1, 0, 1]), np.array([5, 5, 5, 3, 0, 3])
+    space = AddressSpace(call, Program((), 0, 0, plan), x[:0], segment=ChunkSegment(low, high), rank=RANK)
+    assert [space.start(MemoryRange(RESULT, at, at + 1)) for at in range(4)] == [1, 2, 21, 22]
 
 
 @pytest.mark.parametrize("segments", [1, 2, 5, 9])

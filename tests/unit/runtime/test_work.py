@@ -10,7 +10,7 @@ from mpi4py import MPI
 
 from hpccoll.errors import CommunicationError
 from hpccoll.runtime.progress import InFlight, Progress
-from hpccoll.runtime.work import MessageTransfer, Work
+from hpccoll.runtime.work import MpiTransfer, Work
 
 
 class Countdown(InFlight):
@@ -78,7 +78,7 @@ def test_an_error_is_raised_by_every_wait():
 def test_a_transfer_in_flight_keeps_its_memory(own):
     x = np.ones(3, np.uint8)
     kept, received = weakref.ref(x), np.zeros(3, np.uint8)
-    message = MessageTransfer("rank 0: receiving", [own.Irecv([received, MPI.BYTE], own.rank, 5)], [], [3], (x,))
+    message = MpiTransfer("rank 0: receiving", [own.Irecv([received, MPI.BYTE], own.rank, 5)], [], [3], (x,))
     del x
     assert not message.advance()
     assert kept() is not None
@@ -93,7 +93,7 @@ def transfer(comm, sent, received, last=(), expected=None):
         comm.Isend([segment, MPI.BYTE], comm.rank, 5).Free()
     requests = [comm.Irecv([segment, MPI.BYTE], comm.rank, 5) for segment in received]
     sizes = [segment.nbytes for segment in received] if expected is None else expected
-    return MessageTransfer("rank 0: receiving from rank 0", requests, list(last), sizes)
+    return MpiTransfer("rank 0: receiving from rank 0", requests, list(last), sizes)
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from hpccoll.measure.data import make_input
 from hpccoll.runtime.arrays import DTYPES, get_dtype
 from hpccoll.runtime.arrays.reductions import _KINDS, FUNCTIONS
 from hpccoll.runtime.cuda.executable import bind_launch
-from hpccoll.runtime.cuda.fuse import AddressRange, plan_launches
+from hpccoll.runtime.cuda.fuse import address_range, plan_launches
 from hpccoll.runtime.cuda.kernels import EDGES, OPTIONS, WIDEST, FusedChain, KernelSpec, round_up_rows
 from hpccoll.runtime.lowering import OWN, Copy, MemoryKind, MemoryRange, NodeFence, Reduce
 from tests.depth import keep
@@ -29,7 +29,7 @@ NVCC = shutil.which("nvcc")
 ARCHITECTURES = ("80", "90")
 COUNTS = (1, 7, 333)
 SIDES = 4  # operands of the longest chain
-NOWHERE = AddressRange(0, 0)
+NOWHERE = range(0)
 
 FULL = pytest.mark.full
 needs_gxx = pytest.mark.skipif(COMPILER is None, reason="g++ is not here")
@@ -70,7 +70,7 @@ class Field:
 
     def extent(self, place):
         begin = self.memory[place.owner].ctypes.data + self.starts[place.owner]
-        return AddressRange(begin + place.start * self.kind.itemsize, place.count * self.kind.itemsize)
+        return address_range(begin + place.start * self.kind.itemsize, place.count * self.kind.itemsize)
 
     def places(self):
         return [MemoryRange(MemoryKind.SOURCE, 0, self.count, owner) for owner in range(len(self.memory))]
