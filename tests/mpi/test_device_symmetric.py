@@ -431,7 +431,7 @@ def test_closings_are_counted_and_never_early():
 
 
 def test_which_event_is_next_follows_the_meetings():
-    barrier = NodeBarrier(memoryview(bytearray(64)).cast("Q"), (), False, Progress())
+    barrier = NodeBarrier(np.zeros((1, 8), np.uint64), 0, False, Progress())
     seen = []
     for _ in range(4):
         seen.append(barrier.parity)

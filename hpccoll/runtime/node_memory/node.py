@@ -21,7 +21,7 @@ from mpi4py import MPI
 from hpccoll.errors import MismatchError, UnavailableError, UsageError
 from hpccoll.runtime.job import RankLayout
 from hpccoll.runtime.node_memory.cross_memory import attach_peers
-from hpccoll.runtime.node_memory.node_barrier import FINGERPRINT, make_barrier
+from hpccoll.runtime.node_memory.node_barrier import FINGERPRINT, NodeBarrier
 from hpccoll.runtime.node_memory.pipeline_slot import PipelineSlot
 from hpccoll.runtime.node_memory.segment import MappedSegment, Words, map_segment, words
 from hpccoll.runtime.node_memory.symmetric import SymmetricBuffers
@@ -68,7 +68,7 @@ class NodeMemory:
         except UnavailableError as error:  # the same on every rank; algorithms that only send messages still work
             self.problem = str(error)
         self.barrier, self.pipeline_barrier = (
-            make_barrier(self._lines(segment, kind), self._row, layout.oversubscribed, progress) for kind in range(2)
+            NodeBarrier(self._lines(segment, kind), self._row, layout.oversubscribed, progress) for kind in range(2)
         )
         slots = self._slots(segment, words_bytes, staging + pipelines) if segment is not None else ()
         self.slots, self.pipeline_slots = slots[:staging], slots[staging:]

@@ -13,7 +13,7 @@ after it has read the words of the other ranks.
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -28,7 +28,7 @@ DIRECT: Final = 1 << 62  # set in an entry where other ranks can access this ran
 FINGERPRINT: Final = DIRECT - 1
 # Word 0 counts a rank's fences; words 1-3 and words 4-6 hold its entries in turn (a fingerprint and two locations).
 # Words for two entries suffice, because a rank is at most one entry ahead of the ranks that still read its words.
-_ENTRY_WORDS = (1, 4)
+_FIRST_ENTRY, _SECOND_ENTRY = 1, 4
 WORDS: Final = 8
 _SPINS, _SPINS_OVERSUBSCRIBED = 500, 4
 # One call of NumPy takes 0.8 us up to 64 ranks. A read of one word that another core has just written takes 42 ns.
@@ -40,25 +40,22 @@ class NodeBarrier:
     """A barrier of the ranks of one node in shared memory.
 
     Args:
-        own: this rank's WORDS shared words of 64 bits, initially zero.
-        others: the shared words of each other rank of the node.
+        lines: the shared words of the node's ranks, shape (ranks, WORDS or more), initially zero.
+        row: the row of this rank in `lines`.
         oversubscribed: whether there are more ranks than cores; if so, a wait yields the core sooner.
         progress: the operations in flight, which advance during waits.
         ordered: whether the processor keeps stores in program order; None means to decide by the processor's type.
     """
 
-    __slots__ = ("_count", "_entries", "_others", "_own", "_progress", "_spins", "_synchronize", "window")
+    __slots__ = (
+        "_count", "_entry_at", "_finish", "_have_reached", "_lines", "_many", "_others", "_own", "_progress", "_rows",
+        "_spins", "_synchronize", "window",
+    )  # fmt: skip
 
     def __init__(
-        self,
-        own: memoryview,
-        others: Sequence[memoryview],
-        oversubscribed: bool,
-        progress: Progress,
-        ordered: bool | None = None,
+        self, lines: Words, row: int, oversubscribed: bool, progress: Progress, ordered: bool | None = None
     ) -> None:
-        self._own, self._others = own, tuple(others)
-        self._count = self._entries = 0
+        self._count, self._entry_at = 0, _SECOND_ENTRY  # `_publish` writes the first entry to _FIRST_ENTRY
         self._spins = _SPINS_OVERSUBSCRIBED if oversubscribed else _SPINS
         self._progress = progress
         self.window: MPI.Win | None = None
@@ -68,6 +65,15 @@ class NodeBarrier:
             self.window = MPI.Win.Create(bytearray(8), comm=MPI.COMM_SELF)
             self.window.Lock_all()
         self._synchronize = None if self.window is None else self.window.Sync
+        self._map(lines, row)
+
+    def _map(self, lines: Words, row: int) -> None:
+        """Use the words in `lines` from now on; this rank's words are row `row`."""
+        self._own, self._have_reached = memoryview(lines[row]), bind_sweep(lines)
+        self._rows = np.delete(np.arange(len(lines)), row)
+        self._lines, self._many = lines, len(lines) >= MANY_RANKS
+        self._others = () if self._many else tuple(memoryview(lines[at]) for at in self._rows)
+        self._finish = self._wait_for_all if self._many else self._synchronize
 
     def fence(self) -> None:
         """Block until all ranks of the node have called `fence`; their earlier stores are visible afterwards."""
@@ -77,8 +83,8 @@ class NodeBarrier:
         for other in self._others:
             if other[0] < count:
                 self._wait(other, count)
-        if self._synchronize is not None:
-            self._synchronize()
+        if self._finish is not None:
+            self._finish()
 
     @property
     def synchronize(self) -> Callable[[], object] | None:
@@ -117,87 +123,6 @@ class NodeBarrier:
 
     def all_arrived(self) -> bool:
         """Whether all ranks have passed `post` as often as this rank; if so, their earlier stores are visible."""
-        count = self._count
-        for other in self._others:
-            if other[0] < count:
-                return False
-        if self._synchronize is not None:
-            self._synchronize()
-        return True
-
-    def compare(self) -> bool | None:
-        """Return whether all ranks agree on access in place (bit DIRECT); None if their fingerprints differ."""
-        at = _ENTRY_WORDS[(self._entries - 1) & 1]
-        entry, differing_bits = self._own[at], 0
-        for other in self._others:
-            differing_bits |= other[at] ^ entry
-        return None if differing_bits & FINGERPRINT else not differing_bits
-
-    def _publish(self, entry: int, source: int, result: int) -> None:
-        """Write this rank's entry and the locations of its buffers, for the other ranks to read."""
-        own, at = self._own, _ENTRY_WORDS[self._entries & 1]
-        self._entries += 1
-        own[at], own[at + 1], own[at + 2] = entry, source, result
-
-    def locations(self) -> tuple[int, ...]:
-        """Return the locations of the other ranks' inputs and outputs after `enter`, as two words per rank."""
-        at = _ENTRY_WORDS[(self._entries - 1) & 1]
-        return tuple(other[word] for other in self._others for word in (at + 1, at + 2))
-
-    def _wait(self, other: memoryview, count: int) -> None:
-        """Poll another rank's count of fences until it reaches `count`; operations in flight advance meanwhile."""
-        for _ in range(self._spins):
-            if other[0] >= count:
-                return
-        self._progress.wait_for_memory(lambda: other[0] >= count)
-
-    def free(self) -> None:
-        """Release the barrier's shared memory; to be called before MPI is finalized."""
-        if self.window is not None:
-            self.window.Unlock_all()
-            self.window.Free()
-            self.window = None
-        self._own, self._others = memoryview(bytearray(8 * WORDS)).cast("Q"), ()
-
-
-class ManyRanksBarrier(NodeBarrier):
-    """A node barrier that reads the words of all ranks at once, which takes less time than one by one for many ranks.
-
-    Args:
-        lines: the shared words of the node's ranks, shape (ranks, WORDS or more), initially zero.
-        row: the row of this rank in `lines`.
-
-    The other arguments are those of `NodeBarrier`.
-    """
-
-    __slots__ = ("_have_reached", "_lines", "_rows")
-
-    def __init__(
-        self, lines: Words, row: int, oversubscribed: bool, progress: Progress, ordered: bool | None = None
-    ) -> None:
-        super().__init__(memoryview(lines[row]), (), oversubscribed, progress, ordered)
-        self._lines, self._have_reached = lines, bind_sweep(lines)
-        self._rows = np.delete(np.arange(len(lines)), row)
-
-    def fence(self) -> None:
-        """Block until all ranks of the node have called `fence`; their earlier stores are visible afterwards."""
-        if self._synchronize is not None:
-            self._synchronize()
-        self._own[0] = self._count = count = self._count + 1
-        if not self._have_reached(count):
-            self._wait_for_all(count)
-        if self._synchronize is not None:
-            self._synchronize()
-
-    def _wait_for_all(self, count: int) -> None:
-        """Poll all ranks' counts of fences until they reach `count`; operations in flight advance meanwhile."""
-        for _ in range(self._spins // 4):
-            if self._have_reached(count):
-                return
-        self._progress.wait_for_memory(lambda: self._have_reached(count))
-
-    def all_arrived(self) -> bool:
-        """Whether all ranks have passed `post` as often as this rank; if so, their earlier stores are visible."""
         if not self._have_reached(self._count):
             return False
         if self._synchronize is not None:
@@ -206,30 +131,52 @@ class ManyRanksBarrier(NodeBarrier):
 
     def compare(self) -> bool | None:
         """Return whether all ranks agree on access in place (bit DIRECT); None if their fingerprints differ."""
-        at = _ENTRY_WORDS[(self._entries - 1) & 1]
-        differing_bits = int(np.bitwise_or.reduce(self._lines[:, at] ^ self._lines[0, at]))
+        at = self._entry_at
+        entry, differing_bits = self._own[at], 0
+        for other in self._others:
+            differing_bits |= other[at] ^ entry
+        if self._many:
+            differing_bits = int(np.bitwise_or.reduce(self._lines[:, at] ^ self._lines[0, at]))
         return None if differing_bits & FINGERPRINT else not differing_bits
+
+    def _publish(self, entry: int, source: int, result: int) -> None:
+        """Write this rank's entry and the locations of its buffers, for the other ranks to read."""
+        own = self._own
+        self._entry_at = at = _FIRST_ENTRY + _SECOND_ENTRY - self._entry_at  # the other of the two
+        own[at], own[at + 1], own[at + 2] = entry, source, result
 
     def locations(self) -> tuple[int, ...]:
         """Return the locations of the other ranks' inputs and outputs after `enter`, as two words per rank."""
-        at = _ENTRY_WORDS[(self._entries - 1) & 1]
-        return tuple(self._lines[self._rows, at + 1 : at + 3].ravel().tolist())
+        at = self._entry_at + 1
+        if self._many:
+            return tuple(self._lines[self._rows, at : at + 2].ravel().tolist())
+        return tuple(other[word] for other in self._others for word in (at, at + 1))
+
+    def _wait(self, other: memoryview, count: int) -> None:
+        """Poll another rank's count of fences until it reaches `count`; operations in flight advance meanwhile."""
+        for _ in range(self._spins):
+            if other[0] >= count:
+                return
+        self._progress.wait_for_memory(lambda: other[0] >= count)
+
+    def _wait_for_all(self) -> None:
+        """Poll the counts of all ranks at once until they reach this rank's; operations in flight advance meanwhile."""
+        count = self._count
+        for _ in range(1 + self._spins // 4):
+            if self._have_reached(count):
+                break
+        else:
+            self._progress.wait_for_memory(lambda: self._have_reached(count))
+        if self._synchronize is not None:
+            self._synchronize()
 
     def free(self) -> None:
         """Release the barrier's shared memory; to be called before MPI is finalized."""
-        super().free()
-        self._lines, self._rows = np.zeros((1, WORDS), np.uint64), self._rows[:0]
-        self._have_reached = bind_sweep(self._lines)
-
-
-def make_barrier(
-    lines: Words, row: int, oversubscribed: bool, progress: Progress, ordered: bool | None = None
-) -> NodeBarrier:
-    """Return the barrier of the ranks whose words are the rows of `lines`; this rank's words are row `row`."""
-    if len(lines) >= MANY_RANKS:
-        return ManyRanksBarrier(lines, row, oversubscribed, progress, ordered)
-    own, others = memoryview(lines[row]), [memoryview(line) for at, line in enumerate(lines) if at != row]
-    return NodeBarrier(own, others, oversubscribed, progress, ordered)
+        if self.window is not None:
+            self.window.Unlock_all()
+            self.window.Free()
+            self.window = None
+        self._map(np.zeros((1, WORDS), np.uint64), 0)
 
 
 def bind_sweep(lines: Words) -> Callable[[int], bool]:
