@@ -186,7 +186,7 @@ def test_hierarchies_are_made_once_and_unknown_levels_are_named():
     assert hierarchical.make_hierarchical("ring", "swing") is hierarchical.make_hierarchical("ring", "swing")
     assert hierarchical.make_hierarchical("ring", "swing").full_name == "all_reduce/hierarchical(ring,swing)"
     assert "chunks" not in hierarchical.make_hierarchical("ring", "swing").parameters
-    with pytest.raises(UnknownNameError, match="unknown algorithm for reduce_scatter 'swing'; .*choose one of"):
+    with pytest.raises(UnknownNameError, match=r"unknown algorithm for reduce_scatter 'swing'; .*choose one of"):
         hierarchical.make_hierarchical("swing", "ring")
 
 
