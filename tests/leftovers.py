@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from hpccoll.doctor.stale_shared_memory import list_library_files
+from hpccoll.doctor.shared_memory import list_library_files
 
 SHM = Path("/dev/shm")
 

@@ -8,14 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpccoll.doctor import rank_info, slurm
+from hpccoll.doctor import slurm
 from hpccoll.doctor.clock import check_clock
 from hpccoll.doctor.cores import check_cores, check_rank_placement, read_cpu_quota
 from hpccoll.doctor.environment import check_environment, report_network_variables
 from hpccoll.doctor.finding import Check, Finding, Severity, merge_findings, run_check
 from hpccoll.doctor.gpu import check_cuda_aware_mpi, check_gpus
 from hpccoll.doctor.limits import check_limits
-from hpccoll.doctor.mpi_job import MpiJob
+from hpccoll.doctor.mpi_job import VERSIONS, MpiJob, RankInfo, check_versions
 from hpccoll.doctor.mpi_library import check_mpi_library, find_own_mpirun, run_mpi_probe
 from hpccoll.doctor.network import check_network
 from hpccoll.doctor.numa import check_topology
@@ -38,7 +38,7 @@ class HostReport:
     library: str  # the MPI library's name and version; empty if MPI does not start
 
 
-def check_host(ranks: Sequence[rank_info.RankInfo], limit_s: float, root: Path = Path("/")) -> HostReport:
+def check_host(ranks: Sequence[RankInfo], limit_s: float, root: Path = Path("/")) -> HostReport:
     """Run all checks of this host, on which `ranks` run (this rank first); each new process has `limit_s` seconds."""
     threads = len(ranks[0].cores) if is_torch_installed() else 1
     cores = len({core for rank in ranks for core in rank.cores})
@@ -68,9 +68,8 @@ def check_host(ranks: Sequence[rank_info.RankInfo], limit_s: float, root: Path =
         mpirun = find_own_mpirun(library["files"])
         if any("cuda" in finding.provides for finding in findings):
             findings += run_check("cuda-aware mpi", lambda: check_cuda_aware_mpi(mpirun, limit_s))
-    return HostReport(
-        os.uname().nodename, tuple(findings), read_cpu_quota(root)[0], library["library"] if library else ""
-    )
+    name = library["library"] if library else ""
+    return HostReport(os.uname().nodename, tuple(findings), read_cpu_quota(root)[0], name)
 
 
 def _report_versions(versions: Mapping[str, str | None]) -> Finding:
@@ -79,7 +78,7 @@ def _report_versions(versions: Mapping[str, str | None]) -> Finding:
     missing = [name for name in ("torch", "cupy") if not versions.get(name)]
     if missing:
         found += f"; not installed: {', '.join(missing)}"
-    return Finding(rank_info.AREA, Severity.OK, found, "importlib.metadata and MPI.get_vendor")
+    return Finding(VERSIONS, Severity.OK, found, "importlib.metadata and MPI.get_vendor")
 
 
 def check_job(hosts: Sequence[HostReport], job: MpiJob, limit_s: float) -> list[Finding]:
@@ -93,7 +92,7 @@ def check_job(hosts: Sequence[HostReport], job: MpiJob, limit_s: float) -> list[
     quotas = {host.name: host.quota for host in hosts}
     ranks = len(job.ranks)
     findings += run_check("slurm", lambda: slurm.check_slurm(os.environ, ranks, hosts[0].library, limit_s))
-    findings += run_check(rank_info.AREA, lambda: rank_info.check_versions(job.ranks))
+    findings += run_check(VERSIONS, lambda: check_versions(job.ranks))
     if ranks > 1:
         findings += run_check("binding", lambda: check_rank_placement(job.ranks, quotas))
     order = {area: place for place, area in enumerate(_AREA_ORDER)}

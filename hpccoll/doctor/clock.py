@@ -25,13 +25,12 @@ def check_clock_source(root: Path) -> Finding:
     current, offered = (read_text(directory / f"{name}_clocksource") for name in ("current", "available"))
     flags = _read_cpu_flags(root)
     steady = [name for name in ("constant_tsc", "nonstop_tsc") if name in flags]
-    evidence = (
-        f"{directory / 'current_clocksource'}: {current}; available: {offered}; /proc/cpuinfo: {' '.join(steady)}"
-    )
+    file = directory / "current_clocksource"
+    evidence = f"{file}: {current}; available: {offered}; /proc/cpuinfo: {' '.join(steady)}"
     if current is None:
         return Finding(AREA, Severity.NOTE, "the kernel does not show its clock source", f"{directory} is missing")
     if current in _SLOW_SOURCES or (current == "xen" and "tsc" in (offered or "").split()):
-        remedy = f"as root: echo tsc > {directory / 'current_clocksource'} (if offered), or boot with tsc=reliable"
+        remedy = f"as root: echo tsc > {file} (if offered), or boot with tsc=reliable"
         found = f"the clock source is {current}: reading the time is slow, which distorts the times of short messages"
         return Finding(AREA, Severity.WARNING, found, evidence, remedy)
     if current == "tsc" and flags and len(steady) < 2:

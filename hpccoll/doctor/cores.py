@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hpccoll.doctor.finding import Finding, Severity
 from hpccoll.doctor.kernel_files import format_list, read_int, read_text
-from hpccoll.doctor.rank_info import RankInfo
+from hpccoll.doctor.mpi_job import RankInfo
 from hpccoll.units import format_ranges
 
 AREA = "cores"
@@ -114,9 +114,8 @@ def _check_oversubscription(host: str, ranks: Sequence[RankInfo], quota: float |
 
 def _check_binding(ranks: Sequence[RankInfo]) -> Finding:
     """Return a finding on the binding of one host's ranks; it is a problem if several ranks are bound to one core."""
-    evidence = "os.sched_getaffinity: " + format_list(
-        [f"rank {rank.rank}: {format_ranges(rank.cores)}" for rank in ranks]
-    )
+    bindings = [f"rank {rank.rank}: {format_ranges(rank.cores)}" for rank in ranks]
+    evidence = f"os.sched_getaffinity: {format_list(bindings)}"
     bound = Counter(rank.cores[0] for rank in ranks if len(rank.cores) == 1)
     core, count = bound.most_common(1)[0] if bound else (0, 0)
     if count > 1:

@@ -48,48 +48,41 @@ def _ucx_excludes_shared_memory(value: str) -> bool:
     return _excludes(value, shared)
 
 
+def _makes_ucx_print(value: str) -> bool:
+    """Whether UCX prints more than warnings and errors with this value of UCX_LOG_LEVEL."""
+    return value.lower() not in ("warn", "error", "fatal")
+
+
 def _prevents_cuda_ipc(value: str) -> bool:
     """Whether a value of PYTORCH_CUDA_ALLOC_CONF selects an allocator whose memory CUDA IPC cannot export."""
     return "cudaMallocAsync" in value or "expandable_segments:True" in value
 
 
 _SLOW_LOCAL = "ranks of one host communicate through the network, many times slower"
-_NO_CUDA_IPC = (
-    "this allocator's memory cannot be exported by CUDA IPC, which MPI and symmetric buffers use within a host"
-)
+_NO_CUDA_IPC = "CUDA IPC, which MPI and symmetric buffers use within a host, cannot export this allocator's memory"
 _OTHER_ALLOCATOR = "unset {name}, or remove backend:cudaMallocAsync and expandable_segments:True from it"
 _JOBS_OF_ONE_RANK = "meant for srun: under mpirun, every rank becomes a job of its own"
 _PROBLEM, _WARNING, _NOTE = Severity.PROBLEM, Severity.WARNING, Severity.NOTE
-_ADD_SELF, _ADD_SM = "add self, or unset {name}", "add sm (before Open MPI 5: vader)"
+_NO_SELF, _NO_GPU = "a rank cannot send to itself", "every GPU is hidden"
+_ADD_SM, _SHM_OFI = "add sm (before Open MPI 5: vader)", "set it to shm:ofi, or unset {name}"
 HARMFUL_SETTINGS = (
-    HarmfulSetting(
-        "OMPI_MCA_btl", _PROBLEM, "a rank cannot send to itself", lambda value: _excludes(value, {"self"}), _ADD_SELF
-    ),
-    HarmfulSetting("OMPI_MCA_btl", _WARNING, _SLOW_LOCAL, lambda value: _excludes(value, {"sm", "vader"}), _ADD_SM),
+    HarmfulSetting("OMPI_MCA_btl", _PROBLEM, _NO_SELF, lambda v: _excludes(v, {"self"}), "add self, or unset {name}"),
+    HarmfulSetting("OMPI_MCA_btl", _WARNING, _SLOW_LOCAL, lambda v: _excludes(v, {"sm", "vader"}), _ADD_SM),
     HarmfulSetting("UCX_TLS", _WARNING, _SLOW_LOCAL, _ucx_excludes_shared_memory, "add sm, or unset {name}"),
     HarmfulSetting("MPIR_CVAR_NOLOCAL", _WARNING, _SLOW_LOCAL),
     HarmfulSetting("MPIR_CVAR_CH4_NOLOCAL", _WARNING, _SLOW_LOCAL),
     HarmfulSetting(
-        "I_MPI_FABRICS", _WARNING, _SLOW_LOCAL, lambda value: "shm" not in value, "set it to shm:ofi, or unset {name}"
+        "I_MPI_FABRICS", _WARNING, _SLOW_LOCAL, lambda v: "shm" not in v, "set it to shm:ofi, or unset {name}"
     ),
     HarmfulSetting("I_MPI_PMI_LIBRARY", _NOTE, _JOBS_OF_ONE_RANK, bool, "unset {name} before mpirun"),
     HarmfulSetting("I_MPI_DEBUG", _NOTE, "Intel MPI prints into the output"),
-    HarmfulSetting(
-        "UCX_LOG_LEVEL",
-        _NOTE,
-        "UCX prints into the output and is slower",
-        lambda value: value.lower() not in ("warn", "error", "fatal"),
-    ),
-    HarmfulSetting(
-        "NCCL_DEBUG", _NOTE, "NCCL prints into the output", lambda value: value.upper() in ("INFO", "TRACE")
-    ),
+    HarmfulSetting("UCX_LOG_LEVEL", _NOTE, "UCX prints into the output and is slower", _makes_ucx_print),
+    HarmfulSetting("NCCL_DEBUG", _NOTE, "NCCL prints into the output", lambda v: v.upper() in ("INFO", "TRACE")),
     HarmfulSetting("NCCL_P2P_DISABLE", _WARNING, "GPUs of one host communicate through host memory"),
     HarmfulSetting("NCCL_SHM_DISABLE", _WARNING, "NCCL ranks of one host communicate through the network"),
     HarmfulSetting("NCCL_IB_DISABLE", _WARNING, "NCCL uses TCP between hosts"),
     HarmfulSetting("CUDA_LAUNCH_BLOCKING", _WARNING, "every kernel launch blocks, so that nothing overlaps"),
-    HarmfulSetting(
-        "CUDA_VISIBLE_DEVICES", _WARNING, "every GPU is hidden", lambda value: value.strip() in ("", "-1", "NoDevFiles")
-    ),
+    HarmfulSetting("CUDA_VISIBLE_DEVICES", _WARNING, _NO_GPU, lambda v: v.strip() in ("", "-1", "NoDevFiles")),
     HarmfulSetting("PYTORCH_CUDA_ALLOC_CONF", _WARNING, _NO_CUDA_IPC, _prevents_cuda_ipc, _OTHER_ALLOCATOR),
     HarmfulSetting("HPCCOLL_DEBUG", _NOTE, "every collective first compares its arguments across the ranks"),
     HarmfulSetting("LD_PRELOAD", _NOTE, "a library is loaded before all others, perhaps another MPI", bool),

@@ -65,9 +65,8 @@ def report_no_device(info: dict[str, Any]) -> Finding:
     evidence = f"{info.get('error', 'the driver counts 0 devices')}; {files}"
     if not info["nodes"]:
         return Finding(AREA, Severity.NOTE, "no CUDA device", evidence)
-    remedy = (
-        "unset CUDA_VISIBLE_DEVICES; in a container: docker run --gpus all, apptainer exec --nv; else reload the driver"
-    )
+    in_container = "in a container: docker run --gpus all, apptainer exec --nv"
+    remedy = f"unset CUDA_VISIBLE_DEVICES; {in_container}; else reload the driver"
     return Finding(AREA, Severity.PROBLEM, "the kernel shows GPUs, but CUDA finds no device", evidence, remedy)
 
 

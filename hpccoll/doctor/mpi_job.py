@@ -1,4 +1,4 @@
-"""Start MPI under a launcher and gather the host, cores and versions of each rank."""
+"""Start MPI under a launcher, gather the host, cores and versions of each rank, and compare the versions."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 
 from hpccoll.doctor.finding import Finding, Severity
 from hpccoll.doctor.kernel_files import format_list
-from hpccoll.doctor.rank_info import RankInfo, describe_this_rank
 from hpccoll.errors import LauncherError, UnavailableError
 from hpccoll.runtime import job
+from hpccoll.units import format_ranges
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-AREA = "launcher"
+AREA, VERSIONS = "launcher", "versions"
 # This program kills its parent process with a message unless it reads something from standard input in time.
 # The watchdog is a process, because no Python thread or signal handler would run while MPI_Init hangs in C.
 _WATCHDOG = """
@@ -31,6 +31,16 @@ if not select.select([0], [], [], limit)[0] and os.getppid() == parent:
     sys.stderr.flush()
     os.kill(parent, signal.SIGKILL)
 """
+
+
+@dataclass(frozen=True, slots=True)
+class RankInfo:
+    """A rank's number, its host, the cores it may run on, and its package versions (None: not installed)."""
+
+    rank: int
+    host: str
+    cores: tuple[int, ...]
+    versions: Mapping[str, str | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +80,10 @@ def start_mpi_job(environ: Mapping[str, str], limit_s: float) -> MpiJob:
             world = job.get_world()
         except LauncherError as error:
             found, _, remedy = str(error).partition(". ")
-            return _make_single_process_job(
-                (Finding(AREA, Severity.PROBLEM, found, _format_launcher_sizes(environ), remedy),)
-            )
+            sizes = _format_launcher_sizes(environ)
+            return _make_single_process_job(Finding(AREA, Severity.PROBLEM, found, sizes, remedy))
         except UnavailableError as error:
-            return _make_single_process_job((Finding("mpi", Severity.PROBLEM, str(error), "importing mpi4py.MPI"),))
+            return _make_single_process_job(Finding("mpi", Severity.PROBLEM, str(error), "importing mpi4py.MPI"))
         ranks = tuple(world.allgather(describe_this_rank(world.rank, job.collect_versions())))
     hosts = tuple(dict.fromkeys(rank.host for rank in ranks))
     found = f"MPI connected {len(ranks)} ranks, on {len(hosts)} host{'s' * (len(hosts) > 1)}"
@@ -85,14 +94,13 @@ def start_mpi_job(environ: Mapping[str, str], limit_s: float) -> MpiJob:
 def describe_unlaunched_process(environ: Mapping[str, str]) -> MpiJob:
     """Describe this process, which no launcher started, as a job of one rank; do not start MPI."""
     found = "started without a launcher; under mpirun or srun, ranks, binding and hosts are checked as well"
-    return _make_single_process_job(
-        (Finding(AREA, Severity.NOTE, found, _format_launcher_sizes(environ), "mpirun -n 2 hpccoll doctor"),)
-    )
+    remedy = "mpirun -n 2 hpccoll doctor"
+    return _make_single_process_job(Finding(AREA, Severity.NOTE, found, _format_launcher_sizes(environ), remedy))
 
 
-def _make_single_process_job(findings: Sequence[Finding]) -> MpiJob:
+def _make_single_process_job(finding: Finding) -> MpiJob:
     """Return a job that consists of this process, without MPI."""
-    return MpiJob(None, (describe_this_rank(0, {}),), tuple(findings))
+    return MpiJob(None, (describe_this_rank(0, {}),), (finding,))
 
 
 def _format_launcher_sizes(environ: Mapping[str, str]) -> str:
@@ -100,3 +108,33 @@ def _format_launcher_sizes(environ: Mapping[str, str]) -> str:
     names = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
     settings = [f"{name}={environ[name]}" for name in names if name in environ]
     return ", ".join(settings) or f"none of {', '.join(names)} is set"
+
+
+def describe_this_rank(rank: int, versions: Mapping[str, str | None]) -> RankInfo:
+    """Return the RankInfo of this process, which is rank `rank`; no communication."""
+    return RankInfo(rank, platform.node(), tuple(sorted(os.sched_getaffinity(0))), dict(versions))
+
+
+def check_versions(ranks: Sequence[RankInfo]) -> list[Finding]:
+    """Return a problem for each package whose version differs between ranks, or one OK finding."""
+    findings = []
+    for name in dict.fromkeys(name for rank in ranks for name in rank.versions):
+        by_version: dict[str, list[RankInfo]] = {}
+        for rank in ranks:
+            by_version.setdefault(rank.versions.get(name) or "not installed", []).append(rank)
+        if len(by_version) == 1:
+            continue
+        evidence = "; ".join(
+            f"{version}: ranks {format_ranges([rank.rank for rank in group])} on "
+            f"{format_list(list(dict.fromkeys(rank.host for rank in group)))}"
+            for version, group in by_version.items()
+        )
+        found = f"the ranks have different versions of {name}"
+        remedy = "use one environment on all hosts: put it on a shared file system, or install the same versions"
+        findings.append(Finding(VERSIONS, Severity.PROBLEM, found, evidence, remedy))
+    if not findings and len(ranks) > 1:
+        names = [name for name, version in ranks[0].versions.items() if version]
+        hosts = len({rank.host for rank in ranks})
+        found = f"{len(ranks)} ranks on {hosts} host{'s' * (hosts > 1)} have the same versions"
+        findings.append(Finding(VERSIONS, Severity.OK, found, f"compared: {', '.join(names)}"))
+    return findings

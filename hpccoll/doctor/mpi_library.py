@@ -123,9 +123,8 @@ def check_mpirun(info: dict[str, Any], limit_s: float) -> Finding:
         found = f"{mpirun} belongs to {mpi}, but this Python loads {library}: it starts N jobs of one rank each"
         return Finding(LAUNCHER, Severity.PROBLEM, found, evidence, remedy)
     if mpi != library:
-        return Finding(
-            LAUNCHER, Severity.NOTE, f"{mpirun} belongs to {mpi}, the library is {library}", evidence, remedy
-        )
+        found = f"{mpirun} belongs to {mpi}, the library is {library}"
+        return Finding(LAUNCHER, Severity.NOTE, found, evidence, remedy)
     return Finding(LAUNCHER, Severity.OK, f"{mpirun} belongs to {mpi}, like the library", evidence)
 
 

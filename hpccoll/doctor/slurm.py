@@ -67,9 +67,8 @@ def check_gpu_binding(variables: Mapping[str, str]) -> list[Finding]:
         return []
     found = "GPUs are bound to tasks (--gpus-per-task): a rank sees only its own, and CUDA IPC between ranks fails"
     evidence = f"SLURM_GPUS_PER_TASK={per_task}" if per_task else f"SLURM_TRES_PER_TASK={tres}"
-    remedy = (
-        "use --gpus-per-node=N (or --gres=gpu:N) and srun --gpu-bind=none; each rank selects its GPU by its local rank"
-    )
+    remedy = "use --gpus-per-node=N (or --gres=gpu:N) and srun --gpu-bind=none"
+    remedy += "; each rank selects its GPU by its local rank"
     return [Finding(AREA, Severity.WARNING, found, evidence, remedy)]
 
 

@@ -57,8 +57,6 @@ def check_torch(result: CommandResult | None) -> list[Finding]:
     findings = [Finding(AREA, Severity.OK, found, result.evidence, provides=("torch", *usable))]
     if info["cuda"] and not info["devices"]:
         found = "torch was built with CUDA but finds no device"
-        remedy = (
-            "if there should be one: check nvidia-smi, CUDA_VISIBLE_DEVICES, and that the driver supports this CUDA"
-        )
+        remedy = "if there should be one: check nvidia-smi, CUDA_VISIBLE_DEVICES, and if the driver supports this CUDA"
         findings.append(Finding(AREA, Severity.NOTE, found, "torch.cuda.device_count(): 0", remedy))
     return findings

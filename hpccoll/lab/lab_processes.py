@@ -41,9 +41,8 @@ class LabProcesses:
     def __init__(self, paths: LabPaths, spec: ClusterSpec, isolation: Isolation) -> None:
         self.paths, self.spec, self.isolation = paths, spec, isolation
         self.daemons: list[subprocess.Popen[bytes]] = []  # the controller, then the switch if there is one
-        self.nodes = {
-            name: NodeState(name, f"v{index}", None, spec.bytes_per_s) for index, name in enumerate(spec.names, 1)
-        }
+        rate = spec.bytes_per_s
+        self.nodes = {name: NodeState(name, f"v{index}", None, rate) for index, name in enumerate(spec.names, 1)}
 
     def start_controller(self) -> None:
         """Start slurmctld; do not wait until it is ready."""

@@ -54,9 +54,8 @@ class BusyThreads:
         for thread, seconds in run_s.items():
             if seconds - self.last_run_s.get(thread, seconds) > BUSY_S:
                 self.last_busy[thread] = now
-        self.last_busy = {
-            thread: last for thread, last in self.last_busy.items() if thread in run_s and now - last < IDLE_S
-        }
+        last_busy = self.last_busy.items()
+        self.last_busy = {thread: last for thread, last in last_busy if thread in run_s and now - last < IDLE_S}
         self.counted_s = {thread: self.counted_s.get(thread, run_s[thread]) for thread in self.last_busy}
         self.last_run_s = run_s
         self.pids = sorted({owner[thread] for thread in self.counted_s})

@@ -15,7 +15,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from hpccoll.doctor.stale_shared_memory import list_library_files
+from hpccoll.doctor.shared_memory import list_library_files
 from hpccoll.records import make_json_schema
 from tests.depth import mark_full
 from tests.jobs.launch import BIN, LIMIT_S, command, environment, hpccoll

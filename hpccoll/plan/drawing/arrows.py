@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from hpccoll.plan.drawing import palette
 from hpccoll.plan.drawing.grid import COLUMNS, GridLayout, get_column_name
@@ -72,8 +71,9 @@ def draw_arrows(layout: GridLayout, frame: Frame, at: XY, bottom: float) -> list
         shared = tip in heads
         if not shared or message.reduces:
             heads[tip] = draw_arrow_end((tip[0], start) if shared else foot, tip, plus=message.reduces)
-    labels = [shape for label in _message_labels(layout, frame.messages, starts) for shape in label.draw((left, start))]
-    return lines + [shape for shapes in heads.values() for shape in shapes] + (labels if labelled else [])
+    listed = _list_labels(layout, frame, starts) if labelled else ()
+    labels = [shape for x, words, size in listed for shape in _draw_label(left + x, start, words, size)]
+    return lines + [shape for shapes in heads.values() for shape in shapes] + labels
 
 
 def _arrow_positions(layout: GridLayout, messages: Sequence[PlanMessage], *, at_source: bool) -> list[float]:
@@ -93,41 +93,30 @@ def _arrow_positions(layout: GridLayout, messages: Sequence[PlanMessage], *, at_
     return positions
 
 
-@dataclass(frozen=True, slots=True)
-class _MessageLabel:
-    """A label with the names of a message's chunks, in a box `width` pixels wide and centred at x = `middle`."""
-
-    middle: float
-    words: str
-    width: float
-
-    def draw(self, at: XY) -> list[SceneShape]:
-        """Return the label's box and text; `at` is the x of the grid's left edge and the y of the label's top edge."""
-        x, y = at[0] + self.middle, at[1]
-        size = min(LABEL_SIZE, LABEL_SIZE * (self.width - 3) / estimate_text_width(self.words, LABEL_SIZE))
-        box = OutlinedBox((x - self.width / 2, y, self.width, LABEL_HEIGHT), palette.PAPER, palette.INK, 0.9, 3)
-        return [box, TextLabel((x, y + LABEL_HEIGHT / 2 + 0.36 * size), self.words, size, palette.INK)]
+def _draw_label(x: float, y: float, words: str, width: float) -> list[SceneShape]:
+    """Return the box and the text of a label that names chunks; (`x`, `y`) is the middle of the box's top edge."""
+    size = min(LABEL_SIZE, LABEL_SIZE * (width - 3) / estimate_text_width(words, LABEL_SIZE))
+    box = OutlinedBox((x - width / 2, y, width, LABEL_HEIGHT), palette.PAPER, palette.INK, 0.9, 3)
+    return [box, TextLabel((x, y + LABEL_HEIGHT / 2 + 0.36 * size), words, size, palette.INK)]
 
 
-def _message_labels(
-    layout: GridLayout, messages: Sequence[PlanMessage], starts: Sequence[float]
-) -> Iterator[_MessageLabel]:
-    """Yield a label per message; one per sender if all its messages have the same chunks or their labels do not fit."""
+def _list_labels(layout: GridLayout, frame: Frame, starts: Sequence[float]) -> Iterator[tuple[float, str, float]]:
+    """Yield the middle, words and width of a label per message; one per sender for equal chunks or lack of room."""
     for rank in range(layout.history.ranks):
-        own = [(m.send, x) for m, x in zip(messages, starts, strict=True) if m.source == rank and m.send]
+        own = [(m.send, x) for m, x in zip(frame.messages, starts, strict=True) if m.source == rank and m.send]
         room = (layout.pitch - 4) / max(len(own), 1)
         names = {send: _format_chunks(layout, send, room) for send, _ in own}
         if len(names) == 1 and len(own) > 1:
             spread = max(x for _, x in own) - min(x for _, x in own)
             words = _format_chunks(layout, own[0][0], layout.pitch - 4)
             width = max(spread + 6, estimate_text_width(words, LABEL_SIZE) + 6)
-            yield _MessageLabel(layout.middle(rank), words, width)
+            yield layout.middle(rank), words, width
         elif any(estimate_text_width(words, SMALLEST_SIZE) + 4 > room for words in names.values()):
-            yield _MessageLabel(layout.middle(rank), f"{len(own)} msgs", layout.pitch - 6)
+            yield layout.middle(rank), f"{len(own)} msgs", layout.pitch - 6
         else:
             for send, x in own:
                 width = min(estimate_text_width(names[send], LABEL_SIZE) + 6, room - 1)
-                yield _MessageLabel(x, names[send], width)
+                yield x, names[send], width
 
 
 def _format_chunks(layout: GridLayout, chunks: Sequence[int], room: float) -> str:

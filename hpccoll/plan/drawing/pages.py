@@ -106,9 +106,8 @@ def draw_panel(layout: GridLayout, frame: Frame, at: XY) -> list[SceneShape]:
         shapes += draw_arrows(layout, frame, (left, y), top - _column_names_height(layout))
     senders = {message.source for message in frame.messages}
     for rank in range(layout.history.ranks):
-        shapes += draw_rank(
-            rank, (left + layout.middle(rank), y + RADIUS + 1), idle=bool(senders) and rank not in senders
-        )
+        idle = bool(senders) and rank not in senders
+        shapes += draw_rank(rank, (left + layout.middle(rank), y + RADIUS + 1), idle=idle)
     return shapes + draw_grid(layout, frame, (left, top))
 
 

@@ -123,11 +123,10 @@ class _PlanWalk:
 
     def move_chunks(self, block: TransferBlock) -> None:
         """Apply the transfers of `block` to the symbolic state; raise PlanError for chunks that were never written."""
-        phases = self.find_phases(block)
+        op, out, into, rounds, phase = self.sort_by_phase(block)
         read = np.empty((len(block.out), self.state.contents.shape[1]), np.uint64)
         before = np.ones(len(block.out))
-        out, into, op = phases.out, phases.into, phases.op
-        for begin, end, round_end, ops in phases.bounds:
+        for begin, end, round_end, ops in _list_phases(rounds, phase, op):
             if round_end:
                 self.state.contents.take(out[begin:round_end], axis=0, out=read[begin:round_end], mode="clip")
             held = self.state.receive(op[begin:end] if ops is None else ops, into[begin:end], read[begin:end])
@@ -142,8 +141,11 @@ class _PlanWalk:
             chunk, ranks = into[unwritten[0]] % self.chunks, into[unwritten] // self.chunks
             raise self.error(block, ranks, f"reduces into chunk {chunk}, which was never written")
 
-    def find_phases(self, block: TransferBlock) -> _Phases:
-        """Return the chunks that `block` moves; raise PlanError if one overwrites another of the same round."""
+    def sort_by_phase(self, block: TransferBlock) -> tuple[IntArray, IntArray, IntArray, IntArray, IntArray]:
+        """Return op, `out`, `into`, round and phase of the chunks that `block` moves, sorted by phase.
+
+        A phase is a part of a round that writes no chunk twice. Raises PlanError if a message overwrites another one.
+        """
         rounds = block.round[block.transfer] - block.first
         op, out, into = block.op[block.transfer], block.out, block.into
         key = rounds * (self.n * self.chunks) + into
@@ -154,7 +156,7 @@ class _PlanWalk:
             phase = rounds * (turn.max() + 1) + turn
             order = np.argsort(phase, kind="stable")
             phase, rounds, op, out, into = phase[order], rounds[order], op[order], out[order], into[order]
-        return _Phases(op, out, into, list(_list_bounds(rounds, phase, op)))
+        return op, out, into, rounds, phase
 
     def count_earlier(self, block: TransferBlock, key: IntArray, op: IntArray) -> IntArray:
         """Return, for each moved chunk, how many chunks of its round go to the same chunk of the same rank before it.
@@ -185,23 +187,12 @@ class _PlanWalk:
         return Proof(Cost(self.steps, mean, most), self.reader.rounds.count, self.messages)
 
 
-@dataclass(frozen=True, slots=True)
-class _Phases:
-    """The chunks that a block of transfers moves, sorted by phase (a part of a round that writes no chunk twice).
+def _list_phases(rounds: IntArray, phase: IntArray, op: IntArray) -> Iterator[tuple[int, int, int, int | None]]:
+    """Yield one tuple per phase; the arrays have the round, phase and op of each moved chunk.
 
-    `op`, `out` and `into` have one entry per moved chunk. `bounds` has one tuple per phase: the index of the phase's
-    first chunk, the index after its last chunk, the index after the round's last chunk (0 if the phase is not the first
-    of its round), and the common op of the phase's chunks (None if their ops differ).
+    The tuple has the index of the phase's first chunk, the index after its last chunk, the index after the round's last
+    chunk (0 if the phase is not the first of its round), and the chunks' common op (None if their ops differ).
     """
-
-    op: IntArray
-    out: IntArray
-    into: IntArray
-    bounds: list[tuple[int, int, int, int | None]]
-
-
-def _list_bounds(rounds: IntArray, phase: IntArray, op: IntArray) -> Iterator[tuple[int, int, int, int | None]]:
-    """Yield the tuples of `_Phases.bounds`; the arrays have the round, phase and op of each moved chunk."""
     if not len(phase):
         return
     begins = np.nonzero(np.diff(phase, prepend=-1))[0]

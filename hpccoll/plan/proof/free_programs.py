@@ -161,9 +161,9 @@ class _ProgramRunner:
         self.channels: dict[tuple[int, int], deque[_SentMessage]] = {}
         start = np.ones((n, chunks), np.bool_) if held is None else held.copy()
         self.valid = start if state is None else state.valid
-        self.layout_class = (
-            np.zeros(chunks, np.int64) if state is None else state.operation.layout_classes(tuple(counts), n, chunks)
-        )
+        self.layout_class = np.zeros(chunks, np.int64)
+        if state is not None:
+            self.layout_class = state.operation.layout_classes(tuple(counts), n, chunks)
 
     def run(self) -> int:
         """Execute the actions of all ranks until all have finished; return the number of messages received.
@@ -181,9 +181,8 @@ class _ProgramRunner:
         self.check_finished()
         for (source, dest), channel in sorted(self.channels.items()):
             for message in channel:
-                raise PlanError(
-                    f"rank {source} step {message.step} ({_format_action(message.send)}): rank {dest} never receives it"
-                )
+                sent = f"rank {source} step {message.step} ({_format_action(message.send)})"
+                raise PlanError(f"{sent}: rank {dest} never receives it")
         return self.messages
 
     def next_action(self, rank: int) -> Action | None:
@@ -266,11 +265,9 @@ class _ProgramRunner:
             stuck[rank] = f"step {self.at[rank]}: {_format_action(action)}, which {there}"
         cycle = _find_cycle(peers)
         circle = f"; they wait in a circle: {' -> '.join(map(str, cycle))}" if cycle else ""
-        remedy = (
-            "Let one of them receive first, or send without waiting" if cycle else "Add the missing send or receive"
-        )
+        reorder, add = "Let one of them receive first, or send without waiting", "Add the missing send or receive"
         waiting = "; ".join(f"rank {rank} waits at {what}" for rank, what in stuck.items())
-        raise DeadlockError(f"deadlock: {waiting}{circle}. {remedy}.", stuck)
+        raise DeadlockError(f"deadlock: {waiting}{circle}. {reorder if cycle else add}.", stuck)
 
 
 def _find_cycle(peers: dict[int, int]) -> list[int]:

@@ -20,8 +20,6 @@ from heapq import heappop, heappush
 from hpccoll.plan.operation import Operation
 from hpccoll.plan.simulation.machine import Machine
 
-_ALL = (Operation.BROADCAST, Operation.REDUCE)
-
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
@@ -69,7 +67,7 @@ def _required_share(operation: Operation, n: int, q: int) -> float:
     """Return the bytes that the busiest group of q ranks (a rank or a node) must send or receive, per message byte."""
     if operation is Operation.BARRIER:
         return 0.0
-    if operation in _ALL:
+    if operation in (Operation.BROADCAST, Operation.REDUCE):
         return 1.0
     if operation is Operation.ALL_REDUCE:
         groups = -(-n // q)

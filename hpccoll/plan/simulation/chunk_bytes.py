@@ -69,9 +69,8 @@ class ChunkBytes:
         first = np.asarray(region.first) % max(region.mod, 1)
         last = first + np.maximum(region.count, 0)
         straight = self._bytes_before(region, np.minimum(last, region.mod)) - self._bytes_before(region, first)
-        wrapped = self._bytes_before(region, np.maximum(last - region.mod, 0)) - self._bytes_before(
-            region, np.zeros_like(first)
-        )
+        over, origin = np.maximum(last - region.mod, 0), np.zeros_like(first)
+        wrapped = self._bytes_before(region, over) - self._bytes_before(region, origin)
         return np.asarray(straight + wrapped, np.float64)
 
     def _bytes_before(self, region: Span, unit: IntArray) -> IntArray:

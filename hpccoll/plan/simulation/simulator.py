@@ -90,18 +90,9 @@ def simulate(
     clocks = run.forward()
     path = run.path(clocks) if trace else None
     within, between = run.pricer.sent()
-    return Simulation(
-        plan=plan,
-        machine=machine,
-        nbytes=plan.operation.message_bytes(count, itemsize, plan.ranks),
-        rounds=len(rounds),
-        steps=run.steps,
-        messages=run.pricer.messages * (plan.ranks // represented),
-        clocks_s=clocks,
-        within=within,
-        between=between,
-        path=path,
-    )
+    nbytes = plan.operation.message_bytes(count, itemsize, plan.ranks)
+    messages = run.pricer.messages * (plan.ranks // represented)
+    return Simulation(plan, machine, nbytes, len(rounds), run.steps, messages, clocks, within, between, path)
 
 
 @dataclass(frozen=True, slots=True)

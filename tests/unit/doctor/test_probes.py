@@ -23,7 +23,7 @@ from hpccoll.doctor import (
     mpi_library,
     probe_cma,
     probe_cuda_ipc,
-    stale_shared_memory,
+    shared_memory,
     torch_backends,
 )
 from hpccoll.doctor.finding import Finding, Severity
@@ -62,7 +62,7 @@ def test_crashed_probes_become_findings():
 
 
 def test_stale_file_is_reported_with_the_command_that_removes_it(left):
-    (found,) = [each for each in stale_shared_memory.check_stale_files(SHM) if str(left) in each.evidence]
+    (found,) = [each for each in shared_memory.check_stale_files(SHM) if str(left) in each.evidence]
     assert found.severity is Severity.WARNING
     assert "MPICH" in found.found
     assert "5 MiB" in found.evidence
@@ -71,7 +71,7 @@ def test_stale_file_is_reported_with_the_command_that_removes_it(left):
     assert str(left) in words
     assert left.exists()  # never removed by us
     subprocess.run(["rm", "--", str(left)], check=True)
-    assert not any(str(left) in each.evidence for each in stale_shared_memory.check_stale_files(SHM))
+    assert not any(str(left) in each.evidence for each in shared_memory.check_stale_files(SHM))
 
 
 @pytest.mark.parametrize("hold", ["opened", "mapped"])
@@ -97,19 +97,19 @@ def test_file_in_use_is_not_stale(left, hold):
     try:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "ready\n"
-        (mine,) = [each for each in stale_shared_memory.list_library_files(SHM) if each.path == left]
+        (mine,) = [each for each in shared_memory.list_library_files(SHM) if each.path == left]
         assert mine.in_use
-        assert not any(str(left) in each.evidence for each in stale_shared_memory.check_stale_files(SHM))
+        assert not any(str(left) in each.evidence for each in shared_memory.check_stale_files(SHM))
     finally:
         holder.communicate()
-    (mine,) = [each for each in stale_shared_memory.list_library_files(SHM) if each.path == left]
+    (mine,) = [each for each in shared_memory.list_library_files(SHM) if each.path == left]
     assert not mine.in_use
 
 
 def test_files_with_other_names_are_not_listed():
     other = python_shared_memory.SharedMemory(create=True, size=4096)
     try:
-        assert other.name not in {each.path.name for each in stale_shared_memory.list_library_files(SHM)}
+        assert other.name not in {each.path.name for each in shared_memory.list_library_files(SHM)}
     finally:
         other.close()
         other.unlink()
@@ -123,10 +123,10 @@ def test_unattached_sysv_segments_are_reported(tmp_path):
         f"0 {number} 1600 {1 << 20} 71 71 {held} {os.getuid()} 0 0 0 0 0 0 0 0" for number, held in ((5, 0), (6, 2))
     ]
     table.write_text("\n".join([head, *rows]))
-    (found,) = stale_shared_memory.check_sysv_segments(tmp_path)
+    (found,) = shared_memory.check_sysv_segments(tmp_path)
     assert found.remedy.endswith("ipcrm -m 5")
     table.write_text("\n".join([head, rows[1]]))
-    assert stale_shared_memory.check_sysv_segments(tmp_path) == []
+    assert shared_memory.check_sysv_segments(tmp_path) == []
 
 
 def test_cross_memory_attach_outcomes():

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from hpccoll import units
-from hpccoll.doctor import clock, cores, network, numa, rank_info, shared_memory
+from hpccoll.doctor import clock, cores, mpi_job, network, numa, shared_memory
 from hpccoll.doctor.finding import Finding, Severity, merge_findings, run_check
-from hpccoll.doctor.rank_info import RankInfo
+from hpccoll.doctor.mpi_job import RankInfo
 
 CLOCKSOURCE = "sys/devices/system/clocksource/clocksource0"
 STEADY = "flags\t\t: fpu tsc constant_tsc nonstop_tsc"
@@ -153,10 +153,10 @@ def test_versions_that_differ_between_hosts_are_a_problem():
         RankInfo(1, "b", (0,), {"numpy": "2.1.0"}),
         RankInfo(2, "b", (0,), {}),
     ]
-    (found,) = rank_info.check_versions(values)
+    (found,) = mpi_job.check_versions(values)
     assert found.severity is Severity.PROBLEM
     assert "2.4.6: ranks 0 on a; 2.1.0: ranks 1 on b; not installed: ranks 2 on b" in found.evidence
-    assert rank_info.check_versions([values[0], values[0]])[0].severity is Severity.OK
+    assert mpi_job.check_versions([values[0], values[0]])[0].severity is Severity.OK
 
 
 def test_numa_nodes_with_distances(tmp_path):
