@@ -71,9 +71,7 @@ HARMFUL_SETTINGS = (
     HarmfulSetting("UCX_TLS", _WARNING, _SLOW_LOCAL, _ucx_excludes_shared_memory, "add sm, or unset {name}"),
     HarmfulSetting("MPIR_CVAR_NOLOCAL", _WARNING, _SLOW_LOCAL),
     HarmfulSetting("MPIR_CVAR_CH4_NOLOCAL", _WARNING, _SLOW_LOCAL),
-    HarmfulSetting(
-        "I_MPI_FABRICS", _WARNING, _SLOW_LOCAL, lambda v: "shm" not in v, "set it to shm:ofi, or unset {name}"
-    ),
+    HarmfulSetting("I_MPI_FABRICS", _WARNING, _SLOW_LOCAL, lambda v: "shm" not in v, _SHM_OFI),
     HarmfulSetting("I_MPI_PMI_LIBRARY", _NOTE, _JOBS_OF_ONE_RANK, bool, "unset {name} before mpirun"),
     HarmfulSetting("I_MPI_DEBUG", _NOTE, "Intel MPI prints into the output"),
     HarmfulSetting("UCX_LOG_LEVEL", _NOTE, "UCX prints into the output and is slower", _makes_ucx_print),

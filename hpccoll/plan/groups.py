@@ -23,10 +23,7 @@ Nodes: TypeAlias = Sequence[int] | Sequence[Sequence[int]] | None
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """A division of ranks into groups: group g has `sizes[g]` ranks, and `members` lists all ranks group by group.
-
-    `members` is None if it would list all ranks in order (0, 1, 2, and so on).
-    """
+    """A division of ranks into groups of `sizes`; `members` lists the ranks group by group (None: 0, 1, 2, ...)."""
 
     sizes: tuple[int, ...]
     members: tuple[int, ...] | None = None
@@ -35,8 +32,7 @@ class Groups:
     def from_nodes(cls, ranks: int, nodes: Nodes) -> Groups:
         """Return one group per node; raise UsageError unless each node has a rank and each rank is on exactly one node.
 
-        `nodes` lists for each node either the number of its ranks, in rank order, or its ranks; None stands for one
-        node.
+        `nodes` lists, for each node, the number of its ranks (in rank order) or its ranks; None stands for one node.
         """
         if nodes is None:
             return cls((ranks,))
@@ -80,8 +76,7 @@ class Groups:
 def run_in_groups(make: Callable[[IntArray, int], Rounds], groups: Groups, rank: IntArray) -> Rounds:
     """Return the rounds of `make(index in the group, group size)` in all groups at once.
 
-    Groups with fewer rounds begin later, so that all groups end in the same round. `make` is called once per distinct
-    group size.
+    Groups with fewer rounds begin later, so that all end in the same round. `make` is called once per group size.
     """
     group, slot = groups.locate(rank)
     size, start, rank_at = np.array(groups.sizes)[group], groups.starts[group], groups.make_rank_lookup()

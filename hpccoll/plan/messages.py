@@ -38,10 +38,7 @@ class PlanMessage:
 
 
 def list_step_messages(step: Step, n: int) -> list[PlanMessage]:
-    """Return the messages of one step of all n ranks; an empty list for a fence.
-
-    A send without a receive, which `check` would refuse, is left out.
-    """
+    """Return the messages that ranks receive in one step of all n ranks; an empty list for a fence."""
     listed = []
     for move in to_moves(step, n):
         sent, received = list_chunks(move.send.ids(n)), list_chunks(move.recv.ids(n))

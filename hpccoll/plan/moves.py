@@ -1,7 +1,5 @@
 """Conversion of shared-memory loads and stores to messages (`Move`), for code that handles only messages.
 
-All functions of this module take steps that describe all n ranks.
-
 A load is a message that the receiver transfers alone, and a store is a message that the sender transfers alone. In a
 plan that `check` has proven, executing loads and stores as messages gives the same values. Fences only order accesses
 to shared memory, so the conversion drops fences. In a barrier operation, a fence also tells its ranks of each other's
@@ -52,8 +50,7 @@ def to_moves(step: Step, n: int) -> list[Move]:
 def share_at_fences(heard: NDArray[np.bool_], steps: Sequence[Step]) -> NDArray[np.bool_]:
     """Return a mask of the ranks of whose arrival each rank knows after the fences of a round, shape (n, n).
 
-    `heard` is the mask before the round and is not changed. After a fence, each of its ranks knows of all arrivals of
-    which any of its ranks knew before.
+    After a fence, each of its ranks knows of all arrivals of which any of its ranks knew before, by the mask `heard`.
     """
     after = heard.copy()
     for fence in steps:

@@ -44,11 +44,7 @@ class Operation(Enum):
 
     @classmethod
     def from_name(cls, name: str) -> Operation:
-        """Return the operation called `name`, also by MPI's or nccl-tests' name, such as `allreduce` or `bcast`.
-
-        Raises:
-            UnknownNameError: there is no such operation; lists the valid names.
-        """
+        """Return the operation with a name of torch, MPI or nccl-tests, such as `bcast`, or raise UnknownNameError."""
         plain = name.lower().replace("_", "").removesuffix("block")
         for operation in cls:
             if operation.value.replace("_", "") == _NAMES_ELSEWHERE.get(plain, plain):
@@ -82,8 +78,7 @@ class Operation(Enum):
     def count_elements(self, nbytes: int, itemsize: int, n: int) -> int:
         """Return the largest count of elements per vector or block for which the message has at most `nbytes` bytes.
 
-        A barrier has 0 elements. For other operations, a positive `nbytes` gives at least 1 element, even if that makes
-        the message larger than `nbytes`.
+        A positive `nbytes` gives at least 1 element, even if the message is then larger; a barrier has 0 elements.
         """
         if self is Operation.BARRIER:
             return 0
@@ -128,8 +123,7 @@ class Operation(Enum):
     def expected_weights(self, weights: Weights, n: int) -> Weights:
         """Return the sum of weights that a proof requires in each output chunk at the end, shape (n, C, K).
 
-        Results for chunks that are not outputs are meaningless. `weights` has the weight of each contribution, shape
-        (n, C, K), and zeros for chunks without input.
+        `weights` has the weights of the contributions, shape (n, C, K). Sums for chunks without output are meaningless.
         """
         if self is Operation.ALL_TO_ALL:
             moved = np.zeros_like(weights)

@@ -46,8 +46,7 @@ class Rounds:
     def reversed(self, op: Ints = Op.COPY) -> Rounds:
         """Return the rounds in reverse order with senders and receivers exchanged; receives use `op`.
 
-        The reverse of a gather is a scatter, and the reverse of a reduce is a broadcast. Reversing turns loads into
-        stores and stores into loads, and leaves fences unchanged.
+        The reverse of a gather is a scatter. Reversing turns loads into stores and stores into loads, but keeps fences.
         """
         last = self.count - 1
         return Rounds(self.count, self.chunks, lambda t: [step.reversed(op) for step in self.at(last - t)])
@@ -79,11 +78,8 @@ def overlay(a: Rounds, b: Rounds) -> Rounds:
     """Return rounds that perform `a` and `b` at once; `a` and `b` must not write the same chunk in the same round."""
     if a.chunks != b.chunks:
         raise PlanError(f"plans over {a.chunks} and {b.chunks} chunks cannot run side by side; shift them apart first")
-    return Rounds(
-        max(a.count, b.count),
-        a.chunks,
-        lambda t: [*(a.at(t) if t < a.count else []), *(b.at(t) if t < b.count else [])],
-    )
+    at = lambda t: [step for part in (a, b) if t < part.count for step in part.at(t)]  # noqa: E731
+    return Rounds(max(a.count, b.count), a.chunks, at)
 
 
 def memoize_peer_map(change: PeerMap, keep: int = 8) -> PeerMap:
@@ -116,9 +112,8 @@ def keep_ranks(rounds: Rounds, mask: NDArray[np.bool_]) -> Rounds:
 def fold_ranks(make: Callable[[IntArray, int], Rounds], rank: IntArray, n: int, core: int, whole: Region) -> Rounds:
     """Return an all-reduce of n ranks that runs the all-reduce `make(rank, core)` among the ranks below `core`.
 
-    First, each rank r >= core sends `whole`, the region of all data, to rank r mod core, which reduces the data; at the
-    end, rank r receives the result. At most `core` ranks send (and later receive) in one round, so the ranks r >= core
-    add 2 ceil((n - core) / core) rounds.
+    `reduce_into_core` first sends the data of the other ranks, whose region is `whole`, to ranks below `core`; the same
+    rounds reversed return the result. The ranks r >= core add 2 ceil((n - core) / core) rounds.
     """
     inner = make(np.minimum(rank, core - 1), core)
     before = reduce_into_core(rank, n, core, whole, inner.chunks)
@@ -126,10 +121,7 @@ def fold_ranks(make: Callable[[IntArray, int], Rounds], rank: IntArray, n: int, 
 
 
 def reduce_into_core(rank: IntArray, n: int, core: int, whole: Region, chunks: int) -> Rounds:
-    """Return rounds where each rank r >= core sends `whole` to rank r mod core, which reduces the data (`OWN_FIRST`).
-
-    At most `core` ranks send in each round.
-    """
+    """Return rounds where ranks r >= core, at most `core` per round, send `whole` to rank r mod core for reduction."""
     layer, core_rank = rank // core, rank % core
 
     def at(t: int) -> list[Move]:

@@ -40,8 +40,7 @@ def _as_column(value: Ints) -> IntArray:
 class Span:
     """A cyclic interval of `count` units of `unit` chunks; unit j begins at base + unit * ((first + j) mod `mod`).
 
-    `first`, `count` and `base` may differ by rank. `first` may be any integer, so that callers need not compute it
-    modulo `mod` in every step.
+    `first`, `count` and `base` may differ by rank. `first` may be any integer, also a negative one.
     """
 
     first: Ints
@@ -172,8 +171,7 @@ class Load:
 class Store:
     """Every rank writes its own chunks `local` through shared memory into chunks `remote` of rank `dest`.
 
-    Rank `dest` takes no action in a store. All other ranks, `dest` included, may read the chunks `remote` after the
-    next fence.
+    Rank `dest` takes no action in a store. All ranks may read the chunks `remote` after the next fence.
     """
 
     dest: IntArray

@@ -85,8 +85,7 @@ def _find_fastest_chunk_count(algorithm: Algorithm, ranks: int, nbytes: int) -> 
 def find_fastest_algorithm(operation: Operation, ranks: int, nbytes: int) -> Algorithm:
     """Return the algorithm of `MODELLED_ALGORITHMS` that the model predicts to be fastest for `nbytes`.
 
-    Predictions that agree to two digits are a tie. Among tied algorithms, the one whose plan has the most chunks wins,
-    because its ranks reduce the fewest bytes each.
+    Predictions that agree to two digits are a tie, which the plan of most chunks wins: its ranks reduce fewest bytes.
     """
 
     def sort_key(algorithm: Algorithm) -> tuple[float, int]:

@@ -61,7 +61,7 @@ def draw_arrows(layout: GridLayout, frame: Frame, at: XY, bottom: float) -> list
     starts = _arrow_positions(layout, frame.messages, at_source=True)
     ends = _arrow_positions(layout, frame.messages, at_source=False)
     labelled = layout.history.chunks > 1
-    width = 1.6 if len(frame.messages) <= MOST_SEPARATE * layout.history.ranks else 0.8
+    width = 1.6 if len(frame.messages) <= MOST_SEPARATE * layout.history.plan.ranks else 0.8
     lines: list[SceneShape] = []
     heads: dict[XY, list[SceneShape]] = {}  # arrows that end at the same point have one common head
     for message, start_x, end_x in zip(frame.messages, starts, ends, strict=True):
@@ -102,7 +102,7 @@ def _draw_label(x: float, y: float, words: str, width: float) -> list[SceneShape
 
 def _list_labels(layout: GridLayout, frame: Frame, starts: Sequence[float]) -> Iterator[tuple[float, str, float]]:
     """Yield the middle, words and width of a label per message; one per sender for equal chunks or lack of room."""
-    for rank in range(layout.history.ranks):
+    for rank in range(layout.history.plan.ranks):
         own = [(m.send, x) for m, x in zip(frame.messages, starts, strict=True) if m.source == rank and m.send]
         room = (layout.pitch - 4) / max(len(own), 1)
         names = {send: _format_chunks(layout, send, room) for send, _ in own}
@@ -121,7 +121,7 @@ def _list_labels(layout: GridLayout, frame: Frame, starts: Sequence[float]) -> I
 
 def _format_chunks(layout: GridLayout, chunks: Sequence[int], room: float) -> str:
     """Return text with the numbers of the chunks, or with their count if the numbers exceed `room` pixels."""
-    if layout.history.operation is Operation.ALL_TO_ALL:
+    if layout.history.plan.operation is Operation.ALL_TO_ALL:
         lines = layout.lines
         parts = {name: [c % lines for c in chunks if get_column_name(c, lines) == name] for name in COLUMNS}
         words = ", ".join(f"{name} {format_ranges(part, EN_DASH)}" for name, part in parts.items() if part)

@@ -39,8 +39,7 @@ GAP, BETWEEN, LEAST_PITCH, NODE_GAP = 4.0, 16.0, 50.0, 22.0
 class GridLayout:
     """The sizes of a grid in pixels; `cell` and `piece` (one rank's part of a cell) are (width, height).
 
-    Each rank has `lines` cells per column, and chunk c is in line c mod `lines`. If `numbered`, each piece shows the
-    number of its rank.
+    Chunk c is in line c mod `lines` of a column. If `numbered`, each piece shows the number of its rank.
     """
 
     history: PlanHistory
@@ -77,7 +76,7 @@ class GridLayout:
     @property
     def full_width(self) -> float:
         """The width in pixels of the grid with all ranks."""
-        return self.history.ranks * self.pitch + max(len(self.history.nodes) - 1, 0) * NODE_GAP
+        return self.history.plan.ranks * self.pitch + max(len(self.history.nodes) - 1, 0) * NODE_GAP
 
     def node_of(self, rank: int) -> int:
         """Return the index of a rank's node, counted from 0; always 0 if the drawing shows no nodes."""
@@ -87,8 +86,8 @@ class GridLayout:
 
 def lay_out_grid(history: PlanHistory) -> GridLayout:
     """Return the common grid sizes of all frames of `history`, with cells large enough for their labels."""
-    n, chunks = history.ranks, history.frames[0].counts.shape[1]
-    lines = n if history.operation is Operation.ALL_TO_ALL else min(chunks, MOST_LINES)
+    n, chunks = history.plan.ranks, history.frames[0].counts.shape[1]
+    lines = n if history.plan.operation is Operation.ALL_TO_ALL else min(chunks, MOST_LINES)
     columns = -(-chunks // lines)
     if not history.accumulates:
         widest = max((len(format_tile_label(history, r, c)) for r in range(n) for c in range(chunks)), default=1)
@@ -112,9 +111,9 @@ def cell_size(piece: XY, n: int) -> XY:
 
 def format_tile_label(history: PlanHistory, rank: int, chunk: int) -> str:
     """Return the label of the data block that was chunk `chunk` of rank `rank` before the first round."""
-    if history.operation is Operation.ALL_TO_ALL:
-        return f"{rank}\u2192{chunk % history.ranks}"
-    return str(chunk * history.ranks // history.chunks if history.operation is Operation.SCATTER else rank)
+    if history.plan.operation is Operation.ALL_TO_ALL:
+        return f"{rank}\u2192{chunk % history.plan.ranks}"
+    return str(chunk * history.plan.ranks // history.chunks if history.plan.operation is Operation.SCATTER else rank)
 
 
 def get_column_name(chunk: int, lines: int) -> str:
@@ -173,7 +172,7 @@ class CellPainter:
     def add_tile(self, box: Box, owner: int, chunk: int) -> None:
         """Add a labelled box for the data block that was chunk `chunk` of rank `owner` before the first round."""
         label = format_tile_label(self._layout.history, owner, chunk)
-        scattered = self._layout.history.operation is Operation.SCATTER
+        scattered = self._layout.history.plan.operation is Operation.SCATTER
         x, y, w, h = box
         self._paint((x + 1, y + 1, w - 2, h - 2), int(label) if scattered else owner, label, 10)
 

@@ -51,30 +51,23 @@ class Frame:
 class PlanHistory:
     """The frames of a plan (the start and one per round); `nodes` has the ranks per node, or is empty to hide nodes."""
 
-    operation: Operation
-    algorithm: str
-    ranks: int
-    root: int
+    plan: Plan
     chunks: int
     frames: tuple[Frame, ...]
     nodes: tuple[int, ...] = ()
 
     @property
-    def name(self) -> str:
-        """The name of the plan as `operation/algorithm`, the form used on the command line."""
-        return f"{self.operation.value}/{self.algorithm}"
-
-    @property
     def accumulates(self) -> bool:
         """Whether chunks collect contributions of several ranks (in a barrier, the arrivals of several ranks)."""
-        return self.operation.reduces or self.operation is Operation.BARRIER
+        return self.plan.operation.reduces or self.plan.operation is Operation.BARRIER
 
     @property
     def subtitle(self) -> str:
         """A text such as `8 ranks, 14 rounds, 8 chunks a rank`, with root and nodes if there are any."""
-        parts = [_format_count(self.ranks, "rank"), _format_count(len(self.frames) - 1, "round")]
-        parts += [] if self.operation is Operation.BARRIER else [f"{_format_count(self.chunks, 'chunk')} a rank"]
-        parts += [f"root {self.root}"] if self.operation.has_root else []
+        operation = self.plan.operation
+        parts = [_format_count(self.plan.ranks, "rank"), _format_count(len(self.frames) - 1, "round")]
+        parts += [] if operation is Operation.BARRIER else [f"{_format_count(self.chunks, 'chunk')} a rank"]
+        parts += [f"root {self.plan.root}"] if operation.has_root else []
         parts += [f"{_format_count(len(self.nodes), 'node')}"] if self.nodes else []
         return ", ".join(parts)
 
@@ -85,10 +78,9 @@ def _format_count(count: int, noun: str) -> str:
 
 
 def record_history(plan: Plan, nodes: Sequence[int] = ()) -> PlanHistory:
-    """Return the history of `plan` without running the plan.
+    """Return the history of `plan` without running the plan; `nodes` has the ranks per node, or is empty.
 
-    `nodes` is the number of ranks on each node, in rank order; drawings without nodes leave it empty. Cost: O(rounds *
-    ranks * ranks * chunks) time and memory, too much for thousands of ranks.
+    Cost: O(rounds * ranks * ranks * chunks) time and memory, too much for thousands of ranks.
     """
     rounds, state = plan.rounds(), _State(plan)
     frames = [state.advance(0, (), ())]
@@ -98,7 +90,7 @@ def record_history(plan: Plan, nodes: Sequence[int] = ()) -> PlanHistory:
         frames.append(state.advance(number, messages, steps))
     named = zip(frames, _name_phases(plan.operation, frames), strict=True)
     in_phases = tuple(replace(frame, phase=name or "fence" * bool(frame.fences)) for frame, name in named)
-    return PlanHistory(plan.operation, plan.algorithm, plan.ranks, plan.root, rounds.chunks, in_phases, tuple(nodes))
+    return PlanHistory(plan, rounds.chunks, in_phases, tuple(nodes))
 
 
 class _State:

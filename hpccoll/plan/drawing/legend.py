@@ -45,26 +45,26 @@ def draw_legend(layout: GridLayout, at: XY, width: float) -> tuple[list[SceneSha
 def _entries(layout: GridLayout) -> Iterator[LegendEntry]:
     """Yield the legend entries for the symbols that occur in the drawing."""
     history = layout.history
+    is_barrier = history.plan.operation is Operation.BARRIER
     messages = [message for frame in history.frames for message in frame.messages]
-    yield _cell_entry(layout, _cell_meaning(history), owners=range(history.ranks))
-    if history.ranks > len(COLOURS):
+    yield _cell_entry(layout, _cell_meaning(history), owners=range(history.plan.ranks))
+    if history.plan.ranks > len(COLOURS):
         first = len(COLOURS)
         words = f"a cut corner: ranks from {first} on"
         yield LegendEntry(lambda at: draw_rank(first, (at[0] + RADIUS, at[1])), 2 * RADIUS, 2 * RADIUS, words)
     if any(message.reduces for message in messages):
         yield _arrow_entry("reduced", plus=True)
     if any(not message.reduces for message in messages):
-        barrier = history.operation is Operation.BARRIER
-        yield _arrow_entry("passes on all arrivals it knows of" if barrier else "copied", plus=False)
+        yield _arrow_entry("passes on all arrivals it knows of" if is_barrier else "copied", plus=False)
     if messages:
         yield _cell_entry(layout, "changed in this round", changed=True)
-    done = "knows that every rank has arrived" if history.operation is Operation.BARRIER else "required and complete"
+    done = "knows that every rank has arrived" if is_barrier else "required and complete"
     yield _cell_entry(layout, done, done=True)
 
 
 def _cell_meaning(history: PlanHistory) -> str:
     """Return the legend text that describes the contents of a grid cell."""
-    if history.operation is Operation.BARRIER:
+    if history.plan.operation is Operation.BARRIER:
         return "the ranks known to have arrived"
     if history.accumulates:
         return "a chunk, with the ranks that contributed"
@@ -73,7 +73,7 @@ def _cell_meaning(history: PlanHistory) -> str:
         Operation.SCATTER: "a block, with its receiver",
         Operation.BROADCAST: "a chunk, with its sender",
     }
-    return special.get(history.operation, "a block, with its sender")
+    return special.get(history.plan.operation, "a block, with its sender")
 
 
 def _cell_entry(
@@ -82,7 +82,7 @@ def _cell_entry(
     """Return the legend entry of a sample cell with contributions of `owners`, or marked as changed or done."""
     history = layout.history
     if history.accumulates and owners:
-        piece = numbered_piece_size(history.ranks)
+        piece = numbered_piece_size(history.plan.ranks)
         width, height = cell_size(piece, len(owners))
         shown = replace(layout, piece=piece, numbered=True)
     else:

@@ -69,16 +69,16 @@ def _split_into_columns(layout: GridLayout, frames: Sequence[Frame]) -> list[Seq
 
 def _finish_page(layout: GridLayout, width: float, height: float, shapes: list[SceneShape]) -> Scene:
     """Return a page (a scene) with a background, the title, the given `shapes` of all panels, and the legend."""
-    history = layout.history
+    history, name = layout.history, layout.history.plan.name
     width = max(width, LEAST_WIDTH, estimate_text_width(history.subtitle, 11))
     title: list[SceneShape] = [
-        TextLabel((EDGE, EDGE + 14), history.name, 19, INK, "start", bold=True),
+        TextLabel((EDGE, EDGE + 14), name, 19, INK, "start", bold=True),
         TextLabel((EDGE, EDGE + 32), history.subtitle, 11, QUIET, "start"),
     ]
     legend, below = draw_legend(layout, (EDGE, EDGE + TITLE + height - AFTER), width)
     full = width + 2 * EDGE, EDGE + TITLE + height - AFTER + below + EDGE / 2
     background: list[SceneShape] = [OutlinedBox((0, 0, *full), PAPER)]
-    return Scene(*full, history.name, f"{history.name}: {history.subtitle}", (*background, *title, *shapes, *legend))
+    return Scene(*full, name, f"{name}: {history.subtitle}", (*background, *title, *shapes, *legend))
 
 
 def panel_height(layout: GridLayout, frame: Frame) -> float:
@@ -105,7 +105,7 @@ def draw_panel(layout: GridLayout, frame: Frame, at: XY) -> list[SceneShape]:
     if frame.messages:
         shapes += draw_arrows(layout, frame, (left, y), top - _column_names_height(layout))
     senders = {message.source for message in frame.messages}
-    for rank in range(layout.history.ranks):
+    for rank in range(layout.history.plan.ranks):
         idle = bool(senders) and rank not in senders
         shapes += draw_rank(rank, (left + layout.middle(rank), y + RADIUS + 1), idle=idle)
     return shapes + draw_grid(layout, frame, (left, top))
@@ -126,7 +126,7 @@ def _draw_names(layout: GridLayout, frame: Frame, at: XY, top: float) -> list[Sc
             words = f"chunk {line}" if layout.columns == 1 else str(line)
             shapes.append(TextLabel((x + MARGIN - 4, baseline), words, size, QUIET, "end"))
     if layout.columns > 1:
-        for rank in range(history.ranks):
+        for rank in range(history.plan.ranks):
             for column, words in enumerate(_column_names(layout)):
                 corner = x + MARGIN + layout.corner(rank, column * layout.lines)[0]
                 shapes.append(TextLabel((corner + layout.cell[0] / 2, top - 4), words, 8.5, QUIET))
@@ -148,6 +148,6 @@ def _draw_nodes(layout: GridLayout, at: XY) -> list[SceneShape]:
 
 def _column_names(layout: GridLayout) -> list[str]:
     """Return the labels of a rank's columns of cells: in, out and work, or each column's first chunk, such as +16."""
-    if layout.history.operation is Operation.ALL_TO_ALL:
+    if layout.history.plan.operation is Operation.ALL_TO_ALL:
         return [get_column_name(column * layout.lines, layout.lines) for column in range(layout.columns)]
     return [f"+{column * MOST_LINES}" if column else "" for column in range(layout.columns)]

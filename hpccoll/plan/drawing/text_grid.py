@@ -21,7 +21,7 @@ LONGEST_LIST = 11  # most characters of the ranges of ranks in a cell
 
 def format_text_grid(history: PlanHistory) -> str:
     """Return `history` as ASCII text with lines of at most about 120 characters."""
-    lines = [f"{history.name}: {history.subtitle}", *_legend_lines(history)]
+    lines = [f"{history.plan.name}: {history.subtitle}", *_legend_lines(history)]
     for frame in history.frames:
         lines += ["", *_frame_lines(history, frame)]
     return "\n".join(line.rstrip() for line in lines) + "\n"
@@ -29,15 +29,16 @@ def format_text_grid(history: PlanHistory) -> str:
 
 def _legend_lines(history: PlanHistory) -> Iterator[str]:
     """Yield the lines that explain the cells of the grid and the marks in cells."""
-    if history.operation is Operation.BARRIER:
+    operation, done = history.plan.operation, "required and complete"
+    if operation is Operation.BARRIER:
+        done = "knows that every rank has arrived"
         yield "A cell names the ranks known to have arrived."
     elif history.accumulates:
         yield "A cell names the ranks whose contributions it contains; messages with + are reduced, others are copied."
-    elif history.operation is Operation.ALL_TO_ALL:
-        yield f"A cell names a block: sender > receiver. Chunks from {history.ranks} on are the output."
+    elif operation is Operation.ALL_TO_ALL:
+        yield f"A cell names a block: sender > receiver. Chunks from {history.plan.ranks} on are the output."
     else:
-        yield f"A cell names the {'receiver' if history.operation is Operation.SCATTER else 'sender'} of its block."
-    done = "knows that every rank has arrived" if history.operation is Operation.BARRIER else "required and complete"
+        yield f"A cell names the {'receiver' if operation is Operation.SCATTER else 'sender'} of its block."
     yield f"> changed in this round, * {done}{', - empty' * (not history.accumulates)}."
 
 
@@ -48,10 +49,11 @@ def _frame_lines(history: PlanHistory, frame: Frame) -> Iterator[str]:
     yield from _arrange_in_columns([f"{format_ranges(group)} wait for each other" for group in frame.fences])
     messages = sorted(frame.messages, key=lambda message: (message.source, message.dest))
     yield from _arrange_in_columns([_format_message(history, message) for message in messages])
-    cells = [[_format_cell(history, frame, r, c) for c in range(frame.done.shape[1])] for r in range(history.ranks)]
-    names = [f"c{chunk}" if history.chunks else "" for chunk in range(frame.done.shape[1])]
+    n, chunks = frame.done.shape
+    cells = [[_format_cell(history, frame, rank, chunk) for chunk in range(chunks)] for rank in range(n)]
+    names = [f"c{chunk}" if history.chunks else "" for chunk in range(chunks)]
     width = max(*(len(cell) for row in cells for cell in row), *(len(name) + 1 for name in names))
-    margin = len(f"  rank {history.ranks - 1} ")
+    margin = len(f"  rank {n - 1} ")
     grids = -(-len(names) // max((LINE_WIDTH - margin) // (width + 1), 1))
     columns = -(-len(names) // grids)
     for first in range(0, len(names), columns):
@@ -89,10 +91,10 @@ def _format_cell(history: PlanHistory, frame: Frame, rank: int, chunk: int) -> s
         content = "-"
     elif not history.accumulates:
         content = format_tile_label(history, owners[0], int(frame.origin[rank, chunk])).replace("\u2192", ">")
-    elif history.ranks <= MOST_PLACES:
-        content = "".join(str(r) if r in owners else "." for r in range(history.ranks))
+    elif history.plan.ranks <= MOST_PLACES:
+        content = "".join(str(r) if r in owners else "." for r in range(history.plan.ranks))
     else:
-        content = _format_owners(owners, history.ranks)
+        content = _format_owners(owners, history.plan.ranks)
     mark = ">" if frame.changed[rank, chunk] else " "
     return f"{mark}{content}{'*' if frame.done[rank, chunk] else ' '}"
 

@@ -21,15 +21,13 @@ SIGNAL_BYTES = 1
 
 
 def to_goal(plan: Plan, count: int, itemsize: int = 4) -> str:
-    """Return the text of a GOAL schedule for `plan`, which `check` must accept.
+    """Return the text of a GOAL schedule for `plan`, which `check` must accept; `count` is per vector or per block.
 
-    Raises UsageError for a negative `count` (elements of the vector or of one block), an `itemsize` (bytes per element)
-    below 1, or a barrier with fences.
+    Raises UsageError for a negative `count`, an `itemsize` (bytes per element) below 1, or a barrier with fences.
     """
     if count < 0 or itemsize < 1:
-        raise UsageError(
-            f"cannot export a schedule of {count} elements of {itemsize} bytes; need count >= 0 and itemsize >= 1"
-        )
+        size = f"{count} elements of {itemsize} bytes"
+        raise UsageError(f"cannot export a schedule of {size}; need count >= 0 and itemsize >= 1")
     if plan.operation is Operation.BARRIER and plan.has_fences():
         raise UsageError(f"{plan.name} contains fences, which GOAL cannot express; write it as .json")
     sizes = plan.operation.chunk_sizes(count, plan.ranks, plan.rounds().chunks).tolist()

@@ -42,10 +42,7 @@ BufferIndex = tuple[str, int]  # buffer (i, o or s) and chunk in it
 
 
 def to_msccl(plan: Plan) -> str:
-    """Return `plan` as the text of an MSCCL XML file.
-
-    Raises UsageError if MSCCL lacks the operation of the plan, or the plan exceeds a limit of the MSCCL runtime.
-    """
+    """Return `plan` as MSCCL XML; raise UsageError if MSCCL lacks the operation, or has a limit that `plan` exceeds."""
     if plan.operation not in COLLECTIVES:
         valid = ", ".join(f"{op.value}" for op in COLLECTIVES)
         raise UsageError(f"MSCCL has no {plan.operation.value}; it has {valid}. Write {plan.name} as .json or .goal")
@@ -171,10 +168,7 @@ class _MscclGpu:
         return ("i" if self.plan.operation is Operation.REDUCE_SCATTER else "o"), chunk
 
     def reserve_scratch(self, count: int) -> BufferIndex:
-        """Reserve `count` scratch chunks until the end of the round; return the buffer and index of the first chunk.
-
-        The scratch buffer grows if it is too small.
-        """
+        """Reserve `count` scratch chunks until the end of the round, growing the buffer; return the first chunk."""
         cell = "s", self.base + self.staged
         self.staged += count
         self.scratch = max(self.scratch, self.base + self.staged)
@@ -191,8 +185,7 @@ class _MscclGpu:
     def add(self, kind: str, peer: int, source: BufferIndex, target: BufferIndex | None, count: int) -> _MscclStep:
         """Append a step to the threadblock for its kind and peer, and return the step.
 
-        The step waits for the last steps that wrote the chunks it reads, or that read or wrote the chunks it writes. A
-        `nop` step is added for every wait but one, because MSCCL allows one wait per step.
+        The step waits for the last steps that wrote the chunks it reads, or that read or wrote the chunks it writes.
         """
         at = self.get_block(kind, peer)
         reads = _indices(source, count) if kind != "r" else []

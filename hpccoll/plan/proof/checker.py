@@ -51,9 +51,8 @@ class Proof:
 def check(plan: Plan, counts: Sequence[int] = (0, 1, 7)) -> Proof:
     """Prove that `plan` is correct without running it, and return the proof; raise PlanError if the plan is wrong.
 
-    The error message names round, rank, chunk, and the missing or repeated contributions. A cost stated by the
-    algorithm must equal the real cost, and the sizes of sent and received chunks must match for each number of elements
-    in `counts`.
+    The error message names round, rank, chunk, and the missing or repeated contributions. The sizes of sent and
+    received chunks must match for each number of elements in `counts`.
     """
     walk = _PlanWalk(plan, counts, _MOST_ROUNDS)
     try:

@@ -93,8 +93,7 @@ def check_program(
 def flatten_plan(plan: Plan) -> list[list[Action]]:
     """Return `plan` as lists of actions, in which a rank's sends of a round, all buffered, precede its receives.
 
-    Shared-memory loads and stores of the plan become messages. Raises PlanError for a barrier that contains fences,
-    which messages cannot replace.
+    Loads and stores become messages. Raises PlanError for a barrier with fences, which messages cannot replace.
     """
     n = plan.ranks
     if plan.operation is Operation.BARRIER and plan.has_fences():
@@ -166,10 +165,7 @@ class _ProgramRunner:
             self.layout_class = state.operation.layout_classes(tuple(counts), n, chunks)
 
     def run(self) -> int:
-        """Execute the actions of all ranks until all have finished; return the number of messages received.
-
-        Raises DeadlockError if ranks are blocked, PlanError for messages that are never received.
-        """
+        """Execute all actions; return the number of messages received, or raise DeadlockError or PlanError."""
         runnable = deque(range(len(self.program)))
         while runnable:
             rank = runnable.popleft()

@@ -78,10 +78,7 @@ class _RaceChecker:
         return f"chunk {place % self.chunks} of rank {place // self.chunks}"
 
     def collect_accesses(self, blocks: Iterable[TransferBlock]) -> _Accesses:
-        """Return all accesses, each once, and fill `self.fences`; raise PlanError if a rule within a round is broken.
-
-        Packing each access into one integer makes sorting faster.
-        """
+        """Return all accesses, each once, and fill `self.fences`; raise PlanError if a round alone breaks a rule."""
         places = self.n * self.chunks
         found = [np.zeros(0, np.int64)]
         for block in blocks:
@@ -93,6 +90,7 @@ class _RaceChecker:
             self.check_reads(block, reader, writer)
             writes = np.where(kind == LOAD, _LOAD_WRITE, _WRITE)
             for actor, place, access in ((reader, block.out, _READ), (writer, block.into, writes)):
+                # Packing each access into one integer makes sorting faster.
                 found.append(((actor * places + place) * len(_VERBS) + access) * self.rounds + t)
         numbers = np.sort(np.concatenate(found))
         rest, t = np.divmod(numbers[np.diff(numbers, prepend=-1) != 0], self.rounds)
@@ -113,16 +111,13 @@ class _RaceChecker:
         self.fences.append((t, leader))
 
     def check_reads(self, block: TransferBlock, reader: IntArray, writer: IntArray) -> None:
-        """Raise PlanError if a rank reads, by a load or store, what its own earlier step of the round wrote.
-
-        If several ranks write a chunk in a round, this method considers only the first write, because `check_conflicts`
-        rejects such plans.
-        """
+        """Raise PlanError if a rank reads, by a load or store, what its own earlier step of the round wrote."""
         step, kind, t = block.step[block.transfer], block.kind[block.transfer], block.round[block.transfer]
         first_writer, first_step = np.full((2, self.n * self.chunks), NO_PEER, np.int64)
         for number in np.unique(t[kind != MESSAGE]).tolist():
             own = slice(*np.searchsorted(t, (number, number + 1)))
-            place = block.into[own][::-1]  # reversed, so that the first of several writes to a place stays
+            # Only the first of several writes to a place counts, because `check_conflicts` rejects several writers.
+            place = block.into[own][::-1]
             first_writer[place], first_step[place] = writer[own][::-1], step[own][::-1]
             read, at = block.out[own], reader[own]
             is_own_load = (kind[own] == LOAD) & (read // self.chunks == at)  # reads the contents before the round

@@ -53,8 +53,7 @@ class TransferBlock:
 class _Ends:
     """The chunks at the sending ends, or at the receiving ends, of the transfers of a block.
 
-    The chunks of transfer i are those in row row[i] of the region (a table of chunks with one row per rank)
-    regions[step[i]]; they belong to rank rank[i].
+    Transfer i has the chunks in row row[i] (of one row per rank) of the region regions[step[i]], owned by rank rank[i].
     """
 
     regions: list[Region]
@@ -64,10 +63,7 @@ class _Ends:
 
 
 class TransferReader:
-    """Reads a plan as blocks of transfers, and checks each message, load and store independently of the others.
-
-    Errors name the first round of a block; to find the round of an error, a caller reads blocks of one round each.
-    """
+    """Reads a plan as blocks of transfers, and checks each transfer alone; errors name the first round of a block."""
 
     def __init__(self, plan: Plan, counts: Sequence[int]) -> None:
         self.plan, self.n, self.rounds, self.round = plan, plan.ranks, plan.rounds(), 0
@@ -224,10 +220,7 @@ class TransferReader:
         return chunk
 
     def _list_span_chunks(self, ends: _Ends, transfer: IntArray, index: IntArray) -> IntArray:
-        """Return the chunk number of each moved chunk whose region is a Span; entries for other regions are arbitrary.
-
-        `index` is the position of each moved chunk in its transfer, shape (M,).
-        """
+        """Return the number of each chunk in a Span, at `index` in its transfer; other regions get any numbers."""
         spans = [region if isinstance(region, Span) else _EMPTY for region in ends.regions]
         first, base = (
             self._select(values, "chunks", ends.step, ends.row)[transfer]

@@ -23,9 +23,8 @@ MoveNumbers: TypeAlias = NDArray[np.int8]
 class TracedRound:
     """The times and messages of a simulated round; all arrays have one entry per simulated rank.
 
-    `messages` has, for each step, the rank from which each rank receives and the bytes that each rank sends. `entered`
-    has the times at which ranks entered the round. `waited_for` has the number (from 1) of the step whose message each
-    rank waited for, or 0 without a wait.
+    `messages` has, for each step, the rank from which each rank receives and the bytes that each rank sends. Ranks
+    enter the round at `entered`. `waited_for` has the number (from 1) of the step whose message delayed a rank, or 0.
     """
 
     round: int
@@ -36,10 +35,7 @@ class TracedRound:
 
 @dataclass(frozen=True, slots=True)
 class MessageWait:
-    """A wait of `rank` in `round` for a message of `nbytes` from `source`.
-
-    Rank `source` entered the round at `entered_s`; `far` states whether `source` is on another node.
-    """
+    """A wait of `rank` for a message from `source` (on another node if `far`), which entered `round` at `entered_s`."""
 
     round: int
     rank: int
@@ -58,13 +54,10 @@ class CriticalPath:
 
 
 def find_critical_path(segments: Iterable[list[TracedRound]], clocks: Floats, n: int, machine: Machine) -> CriticalPath:
-    """Return the critical path, which leads to the rank that finishes last.
+    """Return the critical path, which leads to the rank that finishes last and may pass through any of the n ranks.
 
-    Args:
-        segments: lists of traced rounds, latest list first; the rounds within a list are in chronological order.
-        clocks: the times at which the simulated ranks finish, shape (P,).
-        n: number of ranks that the simulated ranks represent; the path may pass through any of them.
-        machine: the machine model, which states the ranks of each node.
+    The lists in `segments` have the latest rounds first; the rounds within a list are in chronological order. `clocks`
+    has the times at which the simulated ranks finish, shape (P,).
     """
     size, q = len(clocks), machine.ranks_per_node
     last = rank = int(np.argmax(clocks)) if size else 0

@@ -46,10 +46,7 @@ class PeerLinks:
     flight: Floats
 
     def transfer_s(self, nbytes: Floats, share: IntArray | None) -> Floats:
-        """Return the seconds, without overhead, for which sending `nbytes` keeps each rank's port busy, shape (P,).
-
-        `share` is the number of ranks that share the NIC of each rank's message; None if no NIC is shared.
-        """
+        """Return the seconds, without overhead, of each rank's message if `share` ranks (None: one) share its NIC."""
         seconds = nbytes * self.beta
         for start, change in self.bends:
             seconds += np.maximum(nbytes - start, 0) * change
@@ -114,9 +111,8 @@ class LinkTable:
     def count_sharers(self, peers: Sequence[PeerLinks], sent: Sequence[Mask]) -> Sequence[IntArray | None]:
         """Return, for each step of a round, the number of ranks that share the NIC at the busier end of each message.
 
-        The result is None for every step if no ranks share a NIC. Ranks are counted rather than messages, because a
-        rank sends its messages of a round one after the other. `sent` has, for each step, a mask of the ranks that
-        send.
+        The result is None for every step if no ranks share a NIC. Ranks are counted, not messages, because a rank sends
+        its messages of a round one after the other. `sent` has a mask of the sending ranks for each step.
         """
         unshared: list[IntArray | None] = [None] * len(peers)
         if self._never_shares_nic(peers):

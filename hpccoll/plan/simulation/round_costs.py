@@ -57,8 +57,7 @@ class FenceCosts:
     def leave(self, clocks: Floats) -> tuple[Floats, IntArray]:
         """Return the time at which each rank leaves its fence, and the last rank that it waited for, shape (P,) each.
 
-        `clocks` has the time at which each rank enters, shape (P,). A rank without a fence leaves at once, and a rank
-        that did not wait has itself as the last rank.
+        Ranks enter at `clocks`. A rank without a fence leaves at once; a rank that did not wait has itself as the last.
         """
         members = np.nonzero(self.leader != NO_PEER)[0]
         group = self.leader[members]

@@ -102,11 +102,6 @@ class ClockState:
     clocks: Floats
     port: Floats
 
-    @classmethod
-    def at_rest(cls, ranks: int) -> ClockState:
-        """Return the state before the first round."""
-        return cls(np.zeros(ranks), np.zeros(ranks))
-
 
 class _Run:
     """One simulation, whose rounds are divided into segments that can be traced one at a time."""
@@ -122,7 +117,7 @@ class _Run:
 
     def forward(self) -> Floats:
         """Return the clocks after all rounds; keep the first state of each segment and the last segment's trace."""
-        state = ClockState.at_rest(self.pricer.size)
+        state = ClockState(np.zeros(self.pricer.size), np.zeros(self.pricer.size))
         for first in range(0, len(self.rounds), self.segment):
             self.segment_starts.append(state)
             stop = min(first + self.segment, len(self.rounds))

@@ -25,10 +25,7 @@ _ROUNDS, _RANKS, _BLOCKS = 48, 32, 5  # of a sample
 
 
 def find_period(plan: Plan, machine: Machine, chunk_bytes: ChunkBytes) -> int:
-    """Return the number of ranks that represent all n ranks: a period that divides n, or n if there is none.
-
-    Raises PlanError if a sample of rounds shows that the plan does not have the stated period.
-    """
+    """Return the number of ranks that represent all n, a period or n; raise PlanError for a falsely stated period."""
     n = plan.ranks
     if plan.period is None:
         return n

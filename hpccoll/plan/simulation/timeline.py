@@ -69,14 +69,11 @@ def build_round_timeline(plan: Plan, round_us: float = 1.0) -> Timeline:
 
 
 def build_simulated_timeline(plan: Plan, machine: Machine, count: int, itemsize: int = 4) -> Timeline:
-    """Return the timeline of all ranks that `simulate` predicts; a slice includes the rank's waits for messages.
-
-    `count` is the number of elements per vector, or per block where the operation has blocks.
-    """
+    """Return the timeline that `simulate` predicts for `count` elements per vector or block; slices include waits."""
     builder = _TimelineBuilder(plan)
     chunk_bytes = ChunkBytes(plan.operation.chunk_sizes(count, plan.ranks, builder.rounds.chunks) * itemsize)
     pricer = RoundPricer(plan, machine, chunk_bytes, plan.ranks)
-    state = ClockState.at_rest(plan.ranks)
+    state = ClockState(np.zeros(plan.ranks), np.zeros(plan.ranks))
     for t in range(builder.rounds.count):
         after = advance_clocks(state, pricer.price(builder.rounds.at(t)))
         builder.add(t, state.clocks * 1e6, after.clocks * 1e6)
