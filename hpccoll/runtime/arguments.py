@@ -73,12 +73,12 @@ def _check_arrays(operation: Operation, x: Any, out: Any, rank: int, n: int, roo
     """Return the checked arrays of a call; allocate the output if the user passed none."""
     if operation is Operation.BARRIER:
         return None, None, None, 0, False
-    if operation in (Operation.ALL_REDUCE, Operation.REDUCE, Operation.BROADCAST):
-        return _check_vector(operation, x, out, rank, root)
     if operation is Operation.SCATTER:
         return _check_scatter(x, out, rank, n, root)
     if x is None:
         raise BufferError(f"{operation.value}: rank {rank} passed no array; pass x on every rank")
+    if operation in (Operation.ALL_REDUCE, Operation.REDUCE, Operation.BROADCAST):
+        return _check_vector(operation, x, out, rank, root)
     source = as_buffer(x, "x", writable=False)
     if operation in (Operation.ALL_GATHER, Operation.GATHER):
         if operation is Operation.GATHER and rank != root:
@@ -101,8 +101,6 @@ def output_shape(operation: Operation, shape: tuple[int, ...], n: int) -> tuple[
 
 def _check_vector(operation: Operation, x: Any, out: Any, rank: int, root: int) -> CheckedArrays:
     """Return the checked arrays of an all_reduce, reduce or broadcast."""
-    if x is None:
-        raise BufferError(f"{operation.value}: rank {rank} passed no array; pass x on every rank")
     everywhere = operation is not Operation.REDUCE or rank == root
     if operation is Operation.BROADCAST:
         if out is not None:

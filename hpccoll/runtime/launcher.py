@@ -22,21 +22,9 @@ _STARTERS = {_MPICH: "an mpirun or srun that speaks PMI (MPICH)", _OPEN_MPI: "Op
 # The prefixes of environment variables in which launchers describe a process's rank and job.
 # Settings of users, such as OMPI_MCA_btl and OMPI_ALLOW_RUN_AS_ROOT, do not begin with any of these prefixes.
 _JOB_PREFIXES = (
-    "PMI_",
-    "PMIX_",
-    "OMPI_COMM_WORLD_",
-    "OMPI_WORLD_",
-    "OMPI_UNIVERSE_SIZE",
-    "OMPI_NUM_APP_CTX",
-    "OMPI_FILE_LOCATION",
-    "PRTE_LAUNCHED",
-    "HYDI_",
-    "MPI_LOCAL",
-    "SLURM_STEP",
-    "SLURM_PROCID",
-    "SLURM_LOCALID",
-    "SLURM_PMI",
-)
+    "PMI_", "PMIX_", "OMPI_COMM_WORLD_", "OMPI_WORLD_", "OMPI_UNIVERSE_SIZE", "OMPI_NUM_APP_CTX", "OMPI_FILE_LOCATION",
+    "PRTE_LAUNCHED", "HYDI_", "MPI_LOCAL", "SLURM_STEP", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_PMI",
+)  # fmt: skip
 
 
 def claimed_ranks(environ: Mapping[str, str], library: str) -> tuple[str, int] | None:

@@ -42,18 +42,9 @@ class PlanExecutable:
     """The base class of executables that run plans; if `scratch` is None, scratch memory is the communicator's."""
 
     __slots__ = (
-        "__weakref__",
-        "_after",
-        "_algorithm",
-        "_before",
-        "_call",
-        "_chunks",
-        "_context",
-        "_in_place",
-        "_scratch",
-        "live",
-        "operation",
-    )
+        "__weakref__", "_after", "_algorithm", "_before", "_call", "_chunks", "_context", "_in_place", "_scratch",
+        "live", "operation",
+    )  # fmt: skip
 
     def __init__(
         self, context: Context, call: CollectiveCall, selection: Selection, scratch: ScratchPool | None

@@ -39,17 +39,9 @@ class PipelineExecutable(PlanExecutable):
     """
 
     __slots__ = (
-        "_actions",
-        "_entry",
-        "_facts",
-        "_location",
-        "_locations",
-        "_programs",
-        "_scratch_memory",
-        "_scratch_stride",
-        "_segments",
-        "direct",
-    )
+        "_actions", "_entry", "_facts", "_location", "_locations", "_programs", "_scratch_memory", "_scratch_stride",
+        "direct", "segments",
+    )  # fmt: skip
 
     def __init__(
         self, context: Context, call: CollectiveCall, selection: Selection, scratch: ScratchPool | None = None
@@ -59,7 +51,7 @@ class PipelineExecutable(PlanExecutable):
         self._facts = self._describe()
         self._require_host_memory()
         self._entry = fingerprint_of(self._facts)
-        self._segments = self._cut_segments()
+        self.segments = self._cut_segments()  # of the message, in the order of their start
         self.direct = can_access_in_place(node, self._lower(), call)
         locate = node.symmetric.locate
         self._location = (locate(call.source), locate(call.result)) if self.direct else (0, 0)
@@ -87,7 +79,8 @@ class PipelineExecutable(PlanExecutable):
         self._require_live()
         for step in self._before:
             step()
-        self.operation = pipeline = Pipeline(self, self._context.node.pipelines)
+        node = self._context.node
+        self.operation = pipeline = Pipeline(self, node.pipelines, node.pipeline_slots)
         return pipeline
 
     def free(self) -> None:
@@ -122,11 +115,6 @@ class PipelineExecutable(PlanExecutable):
             sizes, max(choose_segment_count(plan, sizes, itemsize, MESSAGE_BYTES), -(-int(sizes.sum()) // room))
         )
 
-    @property
-    def segments(self) -> int:
-        """The number of segments of a run."""
-        return len(self._segments)
-
     def post_entry(self) -> None:
         """Tell the other ranks of the node, without blocking, that this rank enters the collective."""
         self._context.node.pipeline_barrier.post(self._entry | (DIRECT if self.direct else 0), *self._location)
@@ -148,11 +136,6 @@ class PipelineExecutable(PlanExecutable):
             self._lower_segments(locations)
         return True
 
-    def slot_of(self, number: int) -> PipelineSlot:
-        """Return the slot (shared buffers of the node) in which segment number `number` runs."""
-        slots = self._context.node.pipeline_slots
-        return slots[number % len(slots)]
-
     def finish(self) -> None:
         """Run the local work that follows the plan, such as the division of `avg`."""
         for step in self._after:
@@ -162,7 +145,7 @@ class PipelineExecutable(PlanExecutable):
         """Lower the plan for each segment, to access buffers at `locations`, or the slots if `locations` is empty."""
         self._actions.clear()
         self._locations = locations
-        self._programs = [self._lower(segment.sizes, staged=not locations) for segment in self._segments]
+        self._programs = [self._lower(segment.sizes, staged=not locations) for segment in self.segments]
         scratch = max(program.work + program.landing for program in self._programs)
         self._scratch_stride = scratch + (bounce_count(self._call.dtype.itemsize) if locations else 0)
         self._scratch_memory = self._take_scratch(self._scratch_stride * len(self._context.node.pipeline_slots))
@@ -175,7 +158,7 @@ class PipelineExecutable(PlanExecutable):
             lane = number % len(node.pipeline_slots)
             scratch = self._scratch_memory[lane * self._scratch_stride :][: self._scratch_stride]
             slots = slot_memory(node.pipeline_slots[lane], node, call)
-            space = AddressSpace(call, program, scratch, slots=slots, segment=self._segments[number], rank=node.rank)
+            space = AddressSpace(call, program, scratch, slots=slots, segment=self.segments[number], rank=node.rank)
             if self._locations:
                 add_peer_buffers(space, node, call, self._locations)
             bounce = scratch[program.work + program.landing :][: bounce_count(space.itemsize)]
@@ -186,13 +169,16 @@ class PipelineExecutable(PlanExecutable):
 
 
 class Pipeline(InFlight):
-    """One run of an executable, segment by segment; the pipelines in `queue` run one after the other, in call order."""
+    """One run of an executable, segment by segment; segments use the slots (shared buffers of the node) in turn.
 
-    __slots__ = ("_entered", "_executable", "_number", "_posted", "_queue", "_tasks")
+    The pipelines in `queue` run one after the other, in call order.
+    """
 
-    def __init__(self, executable: PipelineExecutable, queue: deque[InFlight]) -> None:
+    __slots__ = ("_entered", "_executable", "_number", "_posted", "_queue", "_slots", "_tasks")
+
+    def __init__(self, executable: PipelineExecutable, queue: deque[InFlight], slots: tuple[PipelineSlot, ...]) -> None:
         super().__init__()
-        self._executable, self._queue = executable, queue
+        self._executable, self._queue, self._slots = executable, queue, slots
         self._posted = self._entered = False
         self._number, self._tasks = 0, dict[PipelineSlot, PipelineTask]()  # number of the next segment
         queue.append(self)
@@ -223,8 +209,8 @@ class Pipeline(InFlight):
     def _advance_tasks(self) -> bool:
         """Start the next segment if its slot is free, and advance segments in flight; return whether any advanced."""
         moved = False
-        if self._number < self._executable.segments:
-            slot = self._executable.slot_of(self._number)
+        if self._number < len(self._executable.segments):
+            slot = self._slots[self._number % len(self._slots)]
             if slot not in self._tasks:
                 self._tasks[slot] = PipelineTask(self._executable.get_actions(self._number), slot)
                 self._number, moved = self._number + 1, True
@@ -232,7 +218,7 @@ class Pipeline(InFlight):
             moved |= task.advance()
             if task.done:
                 del self._tasks[slot]
-        if not self._tasks and self._number == self._executable.segments:
+        if not self._tasks and self._number == len(self._executable.segments):
             self._executable.finish()
             self.done = True
             self._leave_queue()

@@ -149,7 +149,11 @@ class MessageExecutable(PlanExecutable):
 
     def __call__(self) -> None:
         if self._calls is None:
-            self._run_unbound()
+            run, progress = self.start(), self._context.progress
+            if progress:
+                progress.wait_until(run.advance)
+                run.raise_error()
+            run.complete()
         elif self._in_flight:
             self._run_beside_others()
         else:
@@ -178,14 +182,6 @@ class MessageExecutable(PlanExecutable):
         pinned = module.on_device and not context.takes_device_memory()
         return message_calls(self._program, self._space, context.comm, self._tag, persistent=persistent, pinned=pinned)
 
-    def _run_unbound(self) -> None:
-        """Run once without persistent requests, to completion; waits advance the other operations in flight."""
-        run, progress = self.start(), self._context.progress
-        if progress:
-            progress.wait_until(run.advance)
-            run.raise_error()
-        run.complete()
-
     def _run_beside_others(self) -> None:
         """Run once while other operations are in flight, which advance during every wait for a message of this run."""
         for at, call in enumerate(self.calls):
@@ -206,10 +202,7 @@ class MessageRun(InFlight):
     __slots__ = ("_after", "_calls", "_module", "_stream", "_test")
 
     def __init__(
-        self,
-        calls: Iterator[tuple[BoundCall, MPI.Request | None]],
-        after: tuple[BoundCall, ...],
-        module: ArrayModule,
+        self, calls: Iterator[tuple[BoundCall, MPI.Request | None]], after: tuple[BoundCall, ...], module: ArrayModule
     ) -> None:
         super().__init__()
         self._calls, self._after = calls, after

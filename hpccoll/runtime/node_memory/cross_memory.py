@@ -21,38 +21,27 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 
-def _system_call(name: str) -> Callable[..., int] | None:
-    """Return a system call as a function of the C library; None if the C library lacks the function."""
-    function = getattr(ctypes.CDLL(None, use_errno=True), name, None)
-    if function is None:
-        return None
-    vectors = ctypes.c_void_p, ctypes.c_ulong
-    function.argtypes, function.restype = (ctypes.c_int, *vectors, *vectors, ctypes.c_ulong), ctypes.c_ssize_t
-    typed: Callable[..., int] = function
-    return typed
-
-
 class CrossMemory:
     """Reads and writes the memory of other processes of this host; `process_ids` maps ranks to process ids."""
 
     def __init__(self, process_ids: dict[int, int]) -> None:
-        self._process_ids = process_ids
-        self._readv, self._writev = _system_call("process_vm_readv"), _system_call("process_vm_writev")
+        self._process_ids, self._library = process_ids, ctypes.CDLL(None, use_errno=True)
 
     def bind_read(self, rank: int, remote_address: int, local_address: int, nbytes: int) -> BoundCall:
         """Return a call that copies `nbytes` bytes at `remote_address` of `rank` to this rank's `local_address`."""
-        return self._bind(self._readv, rank, remote_address, local_address, nbytes)
+        return self._bind("process_vm_readv", rank, remote_address, local_address, nbytes)
 
     def bind_write(self, rank: int, remote_address: int, local_address: int, nbytes: int) -> BoundCall:
         """Return a call that copies `nbytes` bytes at this rank's `local_address` to `remote_address` of `rank`."""
-        return self._bind(self._writev, rank, remote_address, local_address, nbytes)
+        return self._bind("process_vm_writev", rank, remote_address, local_address, nbytes)
 
-    def _bind(
-        self, function: Callable[..., int] | None, rank: int, remote_address: int, local_address: int, nbytes: int
-    ) -> BoundCall:
-        """Return a call of process_vm_readv or process_vm_writev; raise CommunicationError if `function` is None."""
+    def _bind(self, name: str, rank: int, remote_address: int, local_address: int, nbytes: int) -> BoundCall:
+        """Return a call of the system call `name`; raise CommunicationError if the C library lacks the system call."""
+        function = getattr(self._library, name, None)
         if function is None:
-            raise CommunicationError("this C library has no process_vm_readv; cross-memory attach is Linux only")
+            raise CommunicationError(f"this C library has no {name}; cross-memory attach is Linux only")
+        vectors = ctypes.c_void_p, ctypes.c_ulong
+        function.argtypes, function.restype = (ctypes.c_int, *vectors, *vectors, ctypes.c_ulong), ctypes.c_ssize_t
         vector = ctypes.c_size_t * 2  # the C structure `iovec`: an address and a number of bytes
         local, remote = vector(local_address, nbytes), vector(remote_address, nbytes)
         call = partial(function, self._process_ids[rank], ctypes.byref(local), 1, ctypes.byref(remote), 1, 0)

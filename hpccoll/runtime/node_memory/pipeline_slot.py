@@ -31,12 +31,7 @@ class PipelineSlot:
     __slots__ = ("_count", "_have_reached", "_own", "_synchronize", "memory", "number")
 
     def __init__(
-        self,
-        number: int,
-        lines: Words,
-        row: int,
-        synchronize: Callable[[], object] | None,
-        memory: dict[int, Bytes],
+        self, number: int, lines: Words, row: int, synchronize: Callable[[], object] | None, memory: dict[int, Bytes]
     ) -> None:
         self.number, self.memory = number, memory
         self._own, self._have_reached, self._synchronize = memoryview(lines[row]), bind_sweep(lines), synchronize

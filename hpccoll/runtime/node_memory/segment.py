@@ -59,19 +59,15 @@ def map_segment(
     """
     directory = environ.get(DIRECTORY)
     needed = max(nbytes, mmap.PAGESIZE)
-    own_share = _own_share(needed, node_ranks.index(comm.rank), len(node_ranks))
+    row, ranks = node_ranks.index(comm.rank), len(node_ranks)
+    begin, end = needed * row // ranks, needed * (row + 1) // ranks
+    own_share = begin, end - begin  # offset and length
     if not directory:
         with suppress(UnavailableError):
             reserved = own_share if reserve else None
             return _share(comm, node_ranks[0], needed, reserved, lambda: _create_memfd(needed, reserve))
     # Without allocation, the first access to a page beyond a file system's limit would kill the process.
     return _share(comm, node_ranks[0], needed, own_share, lambda: _create_file(_shared_directory(directory), needed))
-
-
-def _own_share(nbytes: int, index: int, ranks: int) -> tuple[int, int]:
-    """Return the offset and the length of share number `index` of `ranks` equal shares of `nbytes` bytes."""
-    begin, end = nbytes * index // ranks, nbytes * (index + 1) // ranks
-    return begin, end - begin
 
 
 def _share(
