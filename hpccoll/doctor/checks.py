@@ -82,10 +82,7 @@ def _report_versions(versions: Mapping[str, str | None]) -> Finding:
 
 
 def check_job(hosts: Sequence[HostReport], job: MpiJob, limit_s: float) -> list[Finding]:
-    """Run the checks of the whole job on rank 0; return all findings, sorted by area and, within an area, by severity.
-
-    Each process that a check starts may run for `limit_s` seconds.
-    """
+    """Run the job's checks on rank 0, for `limit_s` seconds per process; return all findings by area and severity."""
     by_host = [(host.name, finding) for host in hosts for finding in host.findings]
     findings = merge_findings(by_host) if len(hosts) > 1 else [finding for _, finding in by_host]
     findings += job.findings

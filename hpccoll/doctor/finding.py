@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
@@ -48,11 +49,8 @@ def run_check(area: str, check: Check) -> list[Finding]:
     try:
         return list(check())
     except Exception as error:  # noqa: BLE001 - one unreadable file must not end the other checks
-        frame = error.__traceback__
-        while frame is not None and frame.tb_next is not None:
-            frame = frame.tb_next
-        place = f"{frame.tb_frame.f_code.co_filename}:{frame.tb_lineno}" if frame is not None else "?"
-        evidence = f"{type(error).__name__}: {error} ({place})"
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        evidence = f"{type(error).__name__}: {error} ({place.filename}:{place.lineno})"
         found = "hpccoll's own check failed, so this was not examined"
         return [Finding(area, Severity.WARNING, found, evidence, "report it to hpccoll, with this line")]
 

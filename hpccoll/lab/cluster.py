@@ -23,7 +23,6 @@ from hpccoll.lab.client import LabClient, connect_lab
 from hpccoll.lab.cluster_spec import ClusterSpec, parse_rate
 from hpccoll.lab.state_dir import clear_state_dir
 
-NO_LIMIT = "max"
 GRACE_S = 2.0
 # All nodes share this machine's cores, so Open MPI must accept more ranks than cores and must not bind ranks to them.
 _MAPPING = "PRTE_MCA_rmaps_default_mapping_policy"
@@ -151,10 +150,7 @@ class Lab:
     def start(
         self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: Path | None = None
     ) -> subprocess.Popen[str]:
-        """Start a command on the control node, in a session of its own, and return its process without waiting.
-
-        Variables in `env` override those of `build_environment()`. The process has pipes for its output and errors.
-        """
+        """Start a command on the control node, in a session of its own; return its process, with pipes for output."""
         process = subprocess.Popen(
             self.wrap_command(argv, cwd),
             env=self.build_environment(env),
@@ -197,7 +193,7 @@ class Lab:
         """
         change: dict[str, Any] = {} if up is None else {"up": up}
         if rate is not None:
-            change["bytes_per_s"] = None if rate == NO_LIMIT else ClusterSpec(bytes_per_s=parse_rate(rate)).bytes_per_s
+            change["bytes_per_s"] = None if rate == "max" else ClusterSpec(bytes_per_s=parse_rate(rate)).bytes_per_s
         self.client.request("link", node=node, **change)
 
     def set_power(self, node: str, *, on: bool) -> None:

@@ -46,10 +46,7 @@ class Isolation(Enum):
 
 
 def choose_isolation(flat: bool) -> tuple[Isolation, str]:
-    """Return the best kind of isolation that works on this machine, and the errors of the better kinds, which failed.
-
-    Each kind of isolation is tested by starting a process in new namespaces; `flat` selects flat mode without a test.
-    """
+    """Return flat mode if `flat`, else the best kind that works in a test, and the errors of the better kinds."""
     if flat:
         return Isolation.FLAT, "asked for"
     errors: list[str] = []

@@ -147,10 +147,7 @@ class LabProcesses:
         node.process = None
 
     def throttle_node(self, name: str, percent: float) -> None:
-        """Start a process that reduces a node's CPU time by `percent`; 0 ends the throttling.
-
-        Raises UsageError if the percentage is out of range or the node is off.
-        """
+        """Start a process that takes `percent` (0 to 95) of a node's CPU time; raise UsageError if the node is off."""
         node = self.nodes[name]
         if not 0 <= percent <= 95:
             raise UsageError(f"--percent {percent:g}: give 0 (full speed) to 95 (a twentieth of the speed)")

@@ -27,9 +27,7 @@ def launch_lab(
     """Start a lab, wait until all its nodes are idle, and return a client of the lab.
 
     Args:
-        spec: the configuration of the lab.
         state_dir: directory that this function creates and the supervisor removes when the lab ends.
-        isolation: how the nodes are isolated.
         reason: the reason, shown in the lab's status, why no better isolation was chosen.
         lifeline: read end of a pipe, whose closing ends the lab; if `lifeline` is None, the lab outlives this process.
         keep: whether the files of jobs in the shared directory outlive the lab.

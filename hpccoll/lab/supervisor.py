@@ -172,17 +172,16 @@ def main() -> None:
         processes.become_subreaper()
     answer: dict[str, Any] = {}
     try:
-        try:
-            with open_listener(paths) as listener:
-                supervisor.start_cluster()
-                os.write(descriptor, json.dumps({"result": supervisor.get_status()}).encode() + b"\n")
-                os.close(descriptor)
-                descriptor = -1
-                supervisor.serve(listener)
-        except HpccollError as error:
-            answer = {"error": str(error), "status": error.exit_status}
-        except Exception:  # noqa: BLE001 - the process that started the lab must receive the error
-            answer = {"error": traceback.format_exc(), "status": 1}
+        with open_listener(paths) as listener:
+            supervisor.start_cluster()
+            os.write(descriptor, json.dumps({"result": supervisor.get_status()}).encode() + b"\n")
+            os.close(descriptor)
+            descriptor = -1
+            supervisor.serve(listener)
+    except HpccollError as error:
+        answer = {"error": str(error), "status": error.exit_status}
+    except Exception:  # noqa: BLE001 - the process that started the lab must receive the error
+        answer = {"error": traceback.format_exc(), "status": 1}
     finally:
         supervisor.end()
         if descriptor >= 0:

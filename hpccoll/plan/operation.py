@@ -22,8 +22,6 @@ from hpccoll.plan.step import IntArray
 
 Mask = NDArray[np.bool_]
 Weights = NDArray[np.uint64]
-
-
 _NAMES_ELSEWHERE = {"bcast": "broadcast"}  # names of MPI and nccl-tests, in lower case without underscores
 
 

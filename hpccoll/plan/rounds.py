@@ -78,8 +78,7 @@ def overlay(a: Rounds, b: Rounds) -> Rounds:
     """Return rounds that perform `a` and `b` at once; `a` and `b` must not write the same chunk in the same round."""
     if a.chunks != b.chunks:
         raise PlanError(f"plans over {a.chunks} and {b.chunks} chunks cannot run side by side; shift them apart first")
-    at = lambda t: [step for part in (a, b) if t < part.count for step in part.at(t)]  # noqa: E731
-    return Rounds(max(a.count, b.count), a.chunks, at)
+    return Rounds(max(a.count, b.count), a.chunks, lambda t: [step for r in (a, b) if t < r.count for step in r.at(t)])
 
 
 def memoize_peer_map(change: PeerMap, keep: int = 8) -> PeerMap:

@@ -20,7 +20,6 @@ def replay(plan: Plan, count: int, inputs: Sequence[Array | None], combine: Comb
     """Return the output of every rank after `plan` runs on `inputs` in this process, bit-equal to the runtime's result.
 
     Args:
-        plan: the plan to execute.
         count: elements of the vector, or of one block.
         inputs: one 1-D array of input chunks per rank, or None for a rank without input.
         combine: returns left (+) right of two 1-D arrays; required where the operation reduces.

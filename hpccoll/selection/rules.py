@@ -22,8 +22,7 @@ ANY_SIZE = float("inf")
 
 def _prefer_hierarchical(medium: str, medium_below: int, long: str) -> tuple[SizeRule, ...]:
     """Return rules for several nodes: the MPI library first below 32 KiB, then `medium`, then `long`."""
-    short_rule = SizeRule(32 * KiB, (MPI_LIBRARY, medium))
-    return short_rule, SizeRule(medium_below, (medium,)), SizeRule(ANY_SIZE, (long,))
+    return SizeRule(32 * KiB, (MPI_LIBRARY, medium)), SizeRule(medium_below, (medium,)), SizeRule(ANY_SIZE, (long,))
 
 
 # The rules rest on times of all_reduce, measured with two ranks on two cores, MPICH 5.0.2, fresh data per call.

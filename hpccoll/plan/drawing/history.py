@@ -19,8 +19,6 @@ from hpccoll.plan.operation import Mask, Operation
 from hpccoll.plan.plan import Plan
 from hpccoll.plan.step import NO_CHUNK, Fence, IntArray, Step
 
-ContributionCounts = NDArray[np.int16]
-
 
 @dataclass(frozen=True, slots=True)
 class Frame:
@@ -40,7 +38,7 @@ class Frame:
     number: int
     phase: str
     messages: tuple[PlanMessage, ...]
-    counts: ContributionCounts  # (n, C, n)
+    counts: NDArray[np.int16]  # (n, C, n)
     origin: IntArray  # (n, C)
     changed: Mask  # (n, C)
     done: Mask  # (n, C)

@@ -13,14 +13,13 @@ from hpccoll.plan.drawing.scene import XY, LineSegment, SceneShape, TextLabel, e
 from hpccoll.plan.operation import Operation
 
 SIZE, LINE_HEIGHT, BETWEEN, ABOVE = 10.0, 25.0, 24.0, 18.0
-DrawSample = Callable[[XY], list[SceneShape]]  # takes the point in the middle of the symbol's left edge
 
 
 @dataclass(frozen=True, slots=True)
 class LegendEntry:
     """An entry of the legend: a function that draws the symbol, the symbol's size in pixels, and its meaning."""
 
-    draw: DrawSample
+    draw: Callable[[XY], list[SceneShape]]  # takes the point in the middle of the symbol's left edge
     width: float
     height: float
     words: str

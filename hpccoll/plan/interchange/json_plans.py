@@ -256,16 +256,12 @@ def _make_step(messages: Sequence[PlanMessage], rank: IntArray, n: int) -> Move 
         receiver = message.source if via is TransferKind.STORE else message.dest
         dest[message.source], source[message.dest] = message.dest, message.source
         send[sender], recv[receiver], ops[message.dest] = message.send, message.recv, message.op
-    sent, received = Picks(size, partial(_rows, send, rank)), Picks(size, partial(_rows, recv, rank))
+    sent, received = Picks(size, lambda: send[rank]), Picks(size, lambda: recv[rank])
     if via is TransferKind.LOAD:
         return Load(source[rank], sent, received, ops[rank])
     if via is TransferKind.STORE:
         return Store(dest[rank], sent, received)
     return Move(dest[rank], source[rank], sent, received, ops[rank])
-
-
-def _rows(table: IntArray, rank: IntArray) -> IntArray:
-    return np.asarray(table[rank])
 
 
 def _make_fence(groups: FenceGroups, rank: IntArray, n: int) -> Fence:

@@ -1,10 +1,8 @@
 """The transfers of a plan as flat arrays over all ranks and many rounds, which the proof reads.
 
 In array shapes, n is the number of ranks, C of chunks per rank, S of steps with transfers, T of transfers, and M of
-moved chunks. A transfer is one message, load or store between two ranks, or within one rank. A place is one chunk of
-one rank, as the number rank * C + chunk.
-
-The arrays span many rounds because a NumPy function takes as long for ten numbers as for a thousand.
+moved chunks. A transfer is one message, load or store between two ranks, or within one rank. The arrays span many
+rounds because a NumPy function takes as long for ten numbers as for a thousand.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import numpy as np
 
 from hpccoll.plan.operation import Mask
 from hpccoll.plan.simulation.chunk_bytes import Floats
-from hpccoll.plan.simulation.machine import Link, Machine
+from hpccoll.plan.simulation.machine import Machine
 from hpccoll.plan.step import NO_PEER, IntArray, Move
 
 NEVER = -np.inf
@@ -101,7 +101,7 @@ class LinkTable:
                 *((start, _by_link(sends, far, change, 0.0, 0.0)) for start, change in near.bends),
                 *((start, _by_link(sends, far, 0.0, change, 0.0)) for start, change in wide.bends),
             ),
-            flight=_by_link(receives, from_far, _flight(near), _flight(wide), NEVER),
+            flight=_by_link(receives, from_far, near.alpha_s - near.overhead_s, wide.alpha_s - wide.overhead_s, NEVER),
         )
 
     def _index(self, ranks: IntArray) -> IntArray:
@@ -117,7 +117,7 @@ class LinkTable:
         unshared: list[IntArray | None] = [None] * len(peers)
         if self._never_shares_nic(peers):
             return unshared
-        counts = self._count_ranks_per_nic(peers, sent)
+        counts = self._count_per_nic(peers, sent)
         if counts is None:
             return unshared
         leaving, entering = counts
@@ -131,12 +131,10 @@ class LinkTable:
         if key not in self._no_sharing:
             if len(self._no_sharing) >= _MOST_CACHED:
                 self._no_sharing.clear()
-            self._no_sharing[key] = (peers, self._count_ranks_per_nic(peers, [each.sends for each in peers]) is None)
+            self._no_sharing[key] = (peers, self._count_per_nic(peers, [each.sends for each in peers]) is None)
         return self._no_sharing[key][1]
 
-    def _count_ranks_per_nic(
-        self, peers: Sequence[PeerLinks], sent: Sequence[Mask]
-    ) -> tuple[IntArray, IntArray] | None:
+    def _count_per_nic(self, peers: Sequence[PeerLinks], sent: Sequence[Mask]) -> tuple[IntArray, IntArray] | None:
         """Return the numbers of ranks that send and that receive through each NIC; None if no number exceeds one."""
         out, into = np.zeros(self.size, np.bool_), np.zeros(self.size, np.bool_)
         for each, is_sent in zip(peers, sent, strict=True):
@@ -152,8 +150,3 @@ class LinkTable:
 def _by_link(active: Mask, far: Mask, near_s: float, wide_s: float, otherwise: float) -> Floats:
     """Return `wide_s` for active ranks with peers on other nodes, `near_s` for other active ranks, else `otherwise`."""
     return np.where(active, np.where(far, wide_s, near_s), otherwise)
-
-
-def _flight(link: Link) -> float:
-    """Return the seconds of a message's latency (alpha) during which neither port is busy."""
-    return link.alpha_s - link.overhead_s

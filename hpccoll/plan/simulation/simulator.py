@@ -73,7 +73,6 @@ def simulate(
         plan: the plan to simulate, which this function does not prove.
         machine: the machine model, with the nodes and the costs of their links.
         count: elements per vector, or per block where the operation has blocks, of `itemsize` bytes each.
-        itemsize: bytes per element.
         full: simulate every rank, even if fewer ranks could represent all.
         trace: find the critical path; most rounds are then simulated twice if ranks times rounds exceed 4 million.
 

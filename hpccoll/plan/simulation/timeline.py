@@ -19,8 +19,6 @@ from hpccoll.plan.simulation.round_costs import RoundPricer
 from hpccoll.plan.simulation.simulator import ClockState, advance_clocks
 from hpccoll.plan.step import NO_PEER, Fence
 
-Value = int | float | str
-
 
 @dataclass(frozen=True, slots=True)
 class Slice:
@@ -30,7 +28,7 @@ class Slice:
     name: str
     start_us: float
     duration_us: float
-    args: Mapping[str, Value]
+    args: Mapping[str, int | str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +99,7 @@ class _TimelineBuilder:
         for rank in sorted(does):
             spent = float(leaves[rank] - enters[rank])
             if spent > 0:
-                args: dict[str, Value] = {"round": t + 1, "does": "; ".join(does[rank])}
+                args: dict[str, int | str] = {"round": t + 1, "does": "; ".join(does[rank])}
                 self.slices.append(Slice(rank, f"round {t + 1}", float(enters[rank]), spent, args))
 
     def add_message(self, message: PlanMessage, does: dict[int, list[str]], enters: Floats, leaves: Floats) -> None:
