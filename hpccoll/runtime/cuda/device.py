@@ -144,11 +144,8 @@ class SharedDeviceMemory:
 
         `empty` also frees earlier buffers whose free was deferred and that no rank maps any more.
 
-        Raises:
-            UsageError: a negative extent or an unknown dtype.
-            MismatchError: ranks asked for different shapes or dtypes.
-            UnavailableError: on every rank, if a rank has too little memory, its memory cannot be shared, or its
-                current device is not the device of this communicator's first device buffer.
+        Raises the errors of `device_empty`, and UnavailableError on every rank if a rank's current device is not the
+        device of this communicator's first device buffer.
         """
         extents, kind = symmetric.agree_on(shape, dtype)
         nbytes = math.prod(extents) * kind.itemsize

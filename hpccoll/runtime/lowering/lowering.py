@@ -62,7 +62,7 @@ def _lower_rounds(
     if node is not None:
         node.begin(locations)
     for t, steps in enumerate(rounds):
-        if node is None or not node.has_deferred:
+        if node is None or not node.deferred:
             locations.reset_scratch()
         messages.lower_round([get_own_move(step) for step in steps if isinstance(step, Move)])
         if node is not None:

@@ -40,13 +40,8 @@ class SharedMemoryLowering:
     ) -> None:
         self._plan, self._rank, self._sizes, self._staged, self._in_place = plan, rank, sizes, staged, in_place
         self._instructions, self._accesses = instructions, RemoteAccesses(plan)
-        self._deferred: list[tuple[list[MemoryRange], IntArray]] = []  # results in scratch, copied after the next fence
+        self.deferred: list[tuple[list[MemoryRange], IntArray]] = []  # results in scratch, copied after the next fence
         self._others: dict[int, ChunkLocations] = {}
-
-    @property
-    def has_deferred(self) -> bool:
-        """Whether scratch holds results that are copied after the next fence."""
-        return bool(self._deferred)
 
     def find_slot_chunks(self, rank: int) -> NDArray[np.bool_]:
         """Return which chunks of a rank are kept in its slot (its part of the node's shared memory), shape (C,)."""
@@ -108,10 +103,10 @@ class SharedMemoryLowering:
         if self._staged and t == len(self._accesses.rounds) - 1 and not self._accesses.has_late_stores():
             return
         self._instructions.append(NodeFence())
-        for staged, chunks in self._deferred:
+        for staged, chunks in self.deferred:
             self._copy(staged, self._locations.home_ranges(chunks))
             self._locations.mark_at_home(chunks)
-        self._deferred.clear()
+        self.deferred.clear()
         if self._accesses.needs_second_fence(t):
             self._instructions.append(NodeFence())  # other ranks access the copied results after this fence
 
@@ -168,7 +163,7 @@ class SharedMemoryLowering:
         if accumulated is not None and accumulated is not target:
             self._copy(accumulated, target)
         if is_still_loaded:
-            self._deferred.append((target, chunks))
+            self.deferred.append((target, chunks))
             return
         if target is not home:
             self._copy(target, home)

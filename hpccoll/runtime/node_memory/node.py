@@ -87,7 +87,7 @@ class NodeMemory:
         buffers = np.frombuffer(segment, np.uint8, math.prod(shape), begin).reshape(shape)
         memory = [dict(zip(self.ranks, buffers[:, number], strict=True)) for number in range(count)]
         return tuple(
-            PipelineSlot(number, self._lines(segment, 2 + number), self._row, synchronize, memory[number])
+            PipelineSlot(self._lines(segment, 2 + number), self._row, synchronize, memory[number])
             for number in range(count)
         )
 

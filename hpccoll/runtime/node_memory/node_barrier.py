@@ -104,8 +104,7 @@ class NodeBarrier:
         Args:
             entry: a fingerprint of the collective and its arguments, with the bit DIRECT set if other ranks can access
                 this rank's buffers in place.
-            source: the location of this rank's input, which `locations` returns on the other ranks.
-            result: the location of this rank's output, which `locations` returns on the other ranks.
+            source, result: the locations of this rank's input and output, which the other ranks get by `locations`.
         """
         self._publish(entry, source, result)
         self.fence()

@@ -21,21 +21,19 @@ class PipelineSlot:
     """One rank's handle of a pipeline slot (shared memory for one segment of a collective).
 
     Args:
-        number: the index of the slot, the same on all ranks.
         lines: the words of the node's ranks, shape (ranks, words); word 0 of a line is a counter, initially zero.
         row: the row of this rank in `lines`.
         synchronize: a function that executes a full memory barrier; None if the machine needs none.
         memory: the buffer that each rank of the node has in the slot, by rank.
     """
 
-    __slots__ = ("_count", "_have_reached", "_own", "_synchronize", "memory", "number")
+    __slots__ = ("_count", "_have_reached", "_own", "_synchronize", "memory")
 
     def __init__(
-        self, number: int, lines: Words, row: int, synchronize: Callable[[], object] | None, memory: dict[int, Bytes]
+        self, lines: Words, row: int, synchronize: Callable[[], object] | None, memory: dict[int, Bytes]
     ) -> None:
-        self.number, self.memory = number, memory
+        self.memory, self._count = memory, 0
         self._own, self._have_reached, self._synchronize = memoryview(lines[row]), bind_sweep(lines), synchronize
-        self._count = 0
 
     def arrive(self) -> None:
         """Count this rank's arrival without waiting. Earlier stores are visible once `all_arrived` returns true."""

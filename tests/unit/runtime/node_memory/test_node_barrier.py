@@ -115,7 +115,7 @@ def test_all_have_arrived_once_the_last_has(n):
 @pytest.mark.parametrize("n", [1, 3, MANY_RANKS])
 def test_all_have_arrived_at_a_slot_once_the_last_has(n):
     lines = np.zeros((n, WORDS), np.uint64)
-    slots = [PipelineSlot(0, lines, rank, None, {}) for rank in range(n)]
+    slots = [PipelineSlot(lines, rank, None, {}) for rank in range(n)]
     for turn in range(3):
         for slot in slots:
             slot.arrive()
