@@ -74,10 +74,7 @@ class Groups:
 
 
 def run_in_groups(make: Callable[[IntArray, int], Rounds], groups: Groups, rank: IntArray) -> Rounds:
-    """Return the rounds of `make(index in the group, group size)` in all groups at once.
-
-    Groups with fewer rounds begin later, so that all end in the same round. `make` is called once per group size.
-    """
+    """Return the rounds of `make(index in the group, group size)` in all groups, which end in the same round."""
     group, slot = groups.locate(rank)
     size, start, rank_at = np.array(groups.sizes)[group], groups.starts[group], groups.make_rank_lookup()
     by_size = [keep_ranks(make(np.minimum(slot, s - 1), s), size == s) for s in sorted(set(groups.sizes))]

@@ -141,10 +141,7 @@ class TuningTable:
     def find_winner(
         self, operation: Operation, itemsize: int, buffer: BufferKind, nbytes: int, allowed: Collection[str]
     ) -> MeasuredWinner | None:
-        """Return the fastest of the candidates in `allowed` for a message, or None without measurements near `nbytes`.
-
-        Measurements of the element size nearest to `itemsize` count.
-        """
+        """Return the fastest `allowed` candidate near `nbytes` at the nearest measured element size, or None."""
         matching = [each for each in self.series if (each.operation, each.buffer) == (operation, buffer)]
         matching.sort(key=lambda each: (abs(math.log(each.itemsize / max(itemsize, 1))), each.itemsize))
         return matching[0].find_winner(nbytes, allowed) if matching else None

@@ -183,10 +183,7 @@ class _MscclGpu:
         return self.blocks[key]
 
     def add(self, kind: str, peer: int, source: BufferIndex, target: BufferIndex | None, count: int) -> _MscclStep:
-        """Append a step to the threadblock for its kind and peer, and return the step.
-
-        The step waits for the last steps that wrote the chunks it reads, or that read or wrote the chunks it writes.
-        """
+        """Append a step, which waits for earlier steps on the same chunks, to the threadblock for its kind and peer."""
         at = self.get_block(kind, peer)
         reads = _indices(source, count) if kind != "r" else []
         reads += _indices(target, count) if target is not None and kind == "re" else []
