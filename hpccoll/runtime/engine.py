@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 
 FIRST_ASYNC_TAG: Final = 2
 ASYNC_TAGS: Final = 4096
+LEAST_PIPELINED_BYTES: Final = 64 * 2**10  # of asynchronous calls that `auto` runs in shared memory
 PROGRAMS: Final = 256
 
 
@@ -201,6 +202,8 @@ class Engine:
             selection = Selection(call.algorithm, choose_chunk_count(call.algorithm, self.size, nbytes), "asked for")
         else:
             shared = not self.node.problem and not call.module.on_device
+            if asynchronous and nbytes < LEAST_PIPELINED_BYTES:  # a pipeline would take longer to set up than to run
+                shared = False
             offered = self.library.can_run(call, asynchronous=asynchronous)
             buffer = self.buffer_kind(call)
             selection = self._selector.select(operation, nbytes, dtype.itemsize, buffer, library=offered, shared=shared)

@@ -11,10 +11,11 @@ from hpccoll.units import KiB, MiB
 
 @dataclass(frozen=True, slots=True)
 class SizeRule:
-    """The candidate algorithms for messages below `below_bytes`, best first; if empty, the cost model selects."""
+    """The candidates, best first, for messages smaller than `below_bytes` on at most `most_ranks` ranks."""
 
     below_bytes: float
     candidates: tuple[str, ...]
+    most_ranks: float = float("inf")
 
 
 ANY_SIZE = float("inf")
@@ -25,21 +26,28 @@ def _prefer_hierarchical(medium: str, medium_below: int, long: str) -> tuple[Siz
     return SizeRule(32 * KiB, (MPI_LIBRARY, medium)), SizeRule(medium_below, (medium,)), SizeRule(ANY_SIZE, (long,))
 
 
-# The rules rest on times of all_reduce, measured with two ranks on two cores, MPICH 5.0.2, fresh data per call.
-# all_reduce by the MPI library: 13 us for 4 KiB, 31 us for 32 KiB, 57 us for 256 KiB, 508 us for 2 MiB.
-# all_reduce by the fastest plan of messages: 12 us for 4 KiB, 18 us for 32 KiB, 47 us for 256 KiB, 349 us for 2 MiB.
-# all_reduce/shared_two_shot on host memory: 16 us for 4 KiB, 10 us for 32 KiB, 49 us for 256 KiB, 423 us for 2 MiB.
-# all_reduce/shared_two_shot on shared memory: 9 us for 4 KiB, 10 us for 32 KiB, 20 us for 256 KiB, 138 us for 2 MiB.
-# The rules for messages above 2 MiB and for more than two ranks are guesses.
+# The rules rest on all_reduce with fresh data per call on two cores, MPICH 5.0.2 (25th percentiles in microseconds).
+# MPI library, 2 (4) ranks: 3.8 (51) for 1 KiB, 13 (102) for 16 KiB, 28 (169) for 128 KiB, 290 (1302) for 2 MiB.
+# shared_one_shot on host memory: 3.1 (41) for 1 KiB, 4.0 (43) for 16 KiB, 12 (109) for 128 KiB, 401 (3062) for 2 MiB.
+# shared_two_shot on host memory: 4.4 (72) for 1 KiB, 5.3 (63) for 16 KiB, 11 (104) for 128 KiB, 225 (979) for 2 MiB.
+# rabenseifner on host memory: 4.4 (61) for 1 KiB, 11 (83) for 16 KiB, 22 (140) for 128 KiB, 197 (1208) for 2 MiB.
+# recursive_doubling on symmetric memory: 3.4 (34) for 1 KiB, 7.9 (191) for 16 KiB, 26 (246) for 128 KiB.
+# shared_two_shot on symmetric memory: 4.3 (49) for 1 KiB, 4.2 (128) for 16 KiB, 8.7 (99) for 128 KiB.
+# The limits for more than four ranks are guesses: shared_one_shot reads every rank's message.
 ONE_NODE_RULES: dict[tuple[Operation, BufferKind], tuple[SizeRule, ...]] = {
     (Operation.ALL_REDUCE, BufferKind.HOST): (
-        SizeRule(8 * KiB, (MPI_LIBRARY, "shared_one_shot")),
-        SizeRule(128 * KiB, ("shared_two_shot", MPI_LIBRARY)),
-        SizeRule(8 * MiB, ("rabenseifner",)),
-        SizeRule(ANY_SIZE, ("shared_two_shot",)),
+        SizeRule(64, (MPI_LIBRARY, "shared_one_shot")),
+        SizeRule(8 * KiB, ("shared_one_shot", MPI_LIBRARY), most_ranks=16),
+        SizeRule(8 * KiB, (MPI_LIBRARY,)),
+        SizeRule(16 * KiB + 1, ("shared_one_shot", MPI_LIBRARY), most_ranks=16),
+        SizeRule(64 * KiB + 1, ("shared_one_shot", MPI_LIBRARY), most_ranks=4),
+        SizeRule(256 * KiB, ("shared_two_shot", MPI_LIBRARY)),
+        SizeRule(8 * MiB, ("rabenseifner",), most_ranks=2),
+        SizeRule(ANY_SIZE, ("shared_two_shot", "rabenseifner")),
     ),
     (Operation.ALL_REDUCE, BufferKind.SYMMETRIC): (
-        SizeRule(8 * KiB, (MPI_LIBRARY, "shared_one_shot")),
+        SizeRule(64, (MPI_LIBRARY, "shared_one_shot")),
+        SizeRule(8 * KiB, ("recursive_doubling",)),
         SizeRule(ANY_SIZE, ("shared_two_shot",)),
     ),
     (Operation.BARRIER, BufferKind.HOST): (SizeRule(ANY_SIZE, (MPI_LIBRARY, "shared")),),
@@ -66,8 +74,11 @@ MULTI_NODE_RULES: dict[Operation, tuple[SizeRule, ...]] = {
 }
 
 
-def find_rule_candidates(operation: Operation, buffer: BufferKind, nbytes: int, nodes: int) -> tuple[str, ...]:
-    """Return candidates for a message, best first, maybe none; on several nodes `mpi` (the library) is always last."""
+def find_rule_candidates(
+    operation: Operation, buffer: BufferKind, nbytes: int, ranks: int, nodes: int
+) -> tuple[str, ...]:
+    """Return the candidates for a message, best first (possibly none); on several nodes the last is always `mpi`."""
     rules = MULTI_NODE_RULES[operation] if nodes > 1 else ONE_NODE_RULES.get((operation, buffer), ())
-    candidates = next((rule.candidates for rule in rules if nbytes < rule.below_bytes), ())
+    fitting = (rule.candidates for rule in rules if nbytes < rule.below_bytes and ranks <= rule.most_ranks)
+    candidates = next(fitting, ())
     return (*candidates, MPI_LIBRARY) if nodes > 1 else candidates

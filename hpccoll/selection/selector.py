@@ -69,7 +69,7 @@ class Selector:
             if winner is not None:
                 return self._make_selection(operation, winner.fastest.name, nbytes, _format_reason(winner, nbytes))
         if self._ranks > 1:
-            for name in find_rule_candidates(operation, buffer, nbytes, self._nodes):
+            for name in find_rule_candidates(operation, buffer, nbytes, self._ranks, self._nodes):
                 if name in allowed:
                     return self._make_selection(operation, name, nbytes, "rule of thumb")
         name = find_fastest_algorithm(operation, self._ranks, nbytes).name

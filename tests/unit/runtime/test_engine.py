@@ -380,3 +380,17 @@ def test_free_frees_executables_and_symmetric_buffers(engine):
     with pytest.raises(UsageError, match="symmetric buffer was freed"):
         engine.node.symmetric.free(x)
     engine.free()
+
+
+def test_auto_runs_short_asynchronous_calls_without_shared_memory(engine, monkeypatch):
+    asked = []
+
+    def select(*arguments, **options):
+        asked.append((arguments[1], options["shared"]))
+        return Selection(get_algorithm(ALL_REDUCE, "ring"), 1, "measured")
+
+    monkeypatch.setattr(engine, "_selector", SimpleNamespace(select=select))
+    for count in (8, 2**14):
+        engine.select(request(np.ones(count)), asynchronous=True)
+        engine.select(request(np.ones(count)))
+    assert asked == [(64, False), (64, True), (2**17, True), (2**17, True)]

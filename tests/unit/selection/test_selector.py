@@ -220,7 +220,7 @@ def test_rules_across_nodes_name_what_crosses_them(operation):
 @pytest.mark.parametrize("about", ONE_NODE_RULES, ids=lambda about: f"{about[0].value}-{about[1]}")
 def test_rules_name_what_exists_and_reach_all_sizes(about):
     rules = ONE_NODE_RULES[about]
-    assert [rule.below_bytes for rule in rules] == sorted({rule.below_bytes for rule in rules})
+    assert [rule.below_bytes for rule in rules] == sorted(rule.below_bytes for rule in rules)
     assert rules[-1].below_bytes == float("inf")
     for rule in rules:
         assert all(name == MPI_LIBRARY or get_algorithm(about[0], name) for name in rule.candidates)
@@ -284,3 +284,21 @@ def test_merging_replaces_what_is_measured_anew_and_keeps_the_rest():
     points = {each.operation: {p.nbytes: p.timings[0].name for p in each.points} for each in merged.series}
     assert points[Operation.ALL_REDUCE] == {8: "ring", 64: "tree", 1024: "tree", 4096: "ring"}
     assert points[Operation.ALL_GATHER] == {8: "bruck"}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "nbytes", "name"),
+    [
+        (2, 8, "mpi"),
+        (2, 1024, "shared_one_shot"),
+        (4, 65536, "shared_one_shot"),
+        (8, 65536, "shared_two_shot"),
+        (32, 1024, "mpi"),
+        (2, 2**20, "rabenseifner"),
+        (4, 2**20, "shared_two_shot"),
+    ],
+)
+def test_the_rule_for_a_size_depends_on_the_number_of_ranks(ranks, nbytes, name):
+    selector = Selector(ranks, 1)
+    selection = selector.select(Operation.ALL_REDUCE, nbytes, 4, BufferKind.HOST, library=True, shared=True)
+    assert selection.name == name
