@@ -26,22 +26,10 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "BufferError",
-    "CommunicationError",
-    "Communicator",
-    "DeadlockError",
-    "HpccollError",
-    "LauncherError",
-    "MismatchError",
-    "PlanError",
-    "Reduction",
-    "ReductionError",
-    "UnavailableError",
-    "UnknownNameError",
-    "UsageError",
-    "WrongResultError",
-    "premul_sum",
-]
+    "BufferError", "CommunicationError", "Communicator", "DeadlockError", "HpccollError", "LauncherError",
+    "MismatchError", "PlanError", "Reduction", "ReductionError", "UnavailableError", "UnknownNameError", "UsageError",
+    "WrongResultError", "premul_sum",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -55,7 +55,7 @@ class _Columns(TwoLevelRounds):
         return self._rank_at_place(group * self.size + slot)
 
     def blocks(self, slot: IntArray) -> Region:
-        """Return, for each entry of `slot`, the blocks of the ranks with that local rank on any node (a column)."""
+        """Return, for each local rank in `slot`, the blocks of the ranks that have it, one on each node (a column)."""
         return Picks(self.count, lambda: self.rank_at(np.arange(self.count), slot[:, None]))
 
     def between_nodes(self, operation: Operation, inter: str) -> Rounds:

@@ -138,7 +138,7 @@ def _all_reduce(rank: IntArray, groups: Groups, inter: str) -> Rounds:
 
 
 def period(n: int, nodes: Groups | None = None) -> int:
-    """Return the period p (rank r + p acts like rank r): the size of equal nodes of consecutive ranks, else n."""
+    """Return the period p (rank r + p acts like rank r): the ranks per node if nodes are equal and in order, else n."""
     groups = nodes or Groups((n,))
     return n if groups.common_size is None or groups.members is not None else groups.common_size
 

@@ -184,8 +184,8 @@ def _check_returned_types(candidate: Algorithm, plan: Plan) -> None:
 def prove_single_rank_columns(plan: Plan) -> None:
     """Raise PlanError if a rank's steps differ between a call for that rank alone and a call for all ranks.
 
-    The steps differ if the algorithm treats `rank` as a number, not an array. The check computes the plan once per
-    rank.
+    An algorithm that treats `rank` as a number, not an array, gives other steps for all ranks than for each rank alone.
+    The check computes the plan once per rank.
     """
     whole = plan.rounds()
     for rank in range(plan.ranks):

@@ -91,7 +91,7 @@ def ratio_of_medians(numerator: Samples, denominator: Samples, confidence: float
 def median_ranks(n: int, confidence: float = CONFIDENCE) -> tuple[int, float]:
     """Return r and the probability that the r-th smallest and r-th largest of n samples enclose the true median.
 
-    `r` is the largest number for which the probability is at least `confidence`, or 1 if there is none.
+    `r` is the largest number for which the interval holds the median with probability `confidence`, or else 1.
     """
     from scipy.stats import binom  # takes a second to import, so only the rank that reports imports it
 

@@ -149,7 +149,7 @@ class UnboundCollectives:
     """Finds the `UnboundCollective` that carries out a call without binding it to arrays.
 
     Args:
-        found: each `UnboundCollective`, by kind; the owner clears it when the communicator closes or the process forks.
+        found: the `UnboundCollective` of each kind of call; its owner empties the dict at a close or a fork.
         select: returns the selection for a call.
         make_program: returns the program of a call; None if the call needs an executable.
     """

@@ -116,7 +116,7 @@ class _PlanWalk:
         self.steps += len(set(block.round[crossing].tolist()))
 
     def error(self, block: TransferBlock, ranks: IntArray, why: str) -> PlanError:
-        """Return (not raise) the error that names the plan, the first round of `block` and the first of `ranks`."""
+        """Return (not raise) the error of the first of `ranks`, and set the reader to the first round of `block`."""
         self.reader.round = block.first
         return self.reader.error(ranks, why)
 
@@ -161,7 +161,7 @@ class _PlanWalk:
         """Return, for each moved chunk, how many chunks of its round go to the same chunk of the same rank before it.
 
         `key` has one entry per moved chunk, equal for chunks with the same round, receiving rank and receiving chunk.
-        Raises PlanError if a message has a chunk twice, or if a second message to a chunk is copied (not reduced).
+        Raises PlanError if a message has a chunk twice, or if a round copies a second message to a chunk.
         """
         index = np.argsort(key, kind="stable")
         again = np.concatenate([[False], np.diff(key[index]) == 0])

@@ -86,7 +86,7 @@ def _sample_rounds(count: int, draw: np.random.Generator) -> list[int]:
 
 
 def _find_difference(here: Sequence[Step], there: Sequence[Step], shift: int, n: int) -> tuple[int, str] | None:
-    """Return the index of a rank whose steps `here` and `there` differ, and the property; None if all steps agree."""
+    """Return the index of a rank whose steps `here` and `there` differ, and the name of what differs; else None."""
     if [type(step) for step in here] != [type(step) for step in there]:
         return 0, "the number of messages"
     for a, b in zip(here, there, strict=True):
@@ -100,7 +100,7 @@ def _find_difference(here: Sequence[Step], there: Sequence[Step], shift: int, n:
 def _list_properties(a: Step, b: Step, shift: int, n: int) -> dict[str, tuple[IntArray, IntArray]]:
     """Return, by name, a pair of arrays for each property in which two steps must agree; each pair must be equal."""
     if isinstance(a, Fence) and isinstance(b, Fence):
-        # A fence leader may stay equal instead of increasing by `shift`, such as for a fence of all ranks.
+        # The leader (lowest rank) of a fence may be the same rank on both sides, as for a fence of all ranks.
         leader = np.where(a.leader == b.leader, a.leader, _add_shift(a.leader, shift, n))
         return {"the leader of its fence": (leader, b.leader)}
     if isinstance(a, Load) and isinstance(b, Load):

@@ -60,7 +60,7 @@ class FusedChain:
 
     @property
     def words(self) -> int:
-        """Number of 64-bit words in the row of a chain: the chain's addresses, and EDGES numbers of elements."""
+        """Number of words in a chain's row of the kernel's argument table: its addresses, and EDGES element counts."""
         return self.loads + len(self.stores) + EDGES
 
     @property

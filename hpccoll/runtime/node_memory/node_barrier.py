@@ -179,7 +179,7 @@ class NodeBarrier:
 
 
 def bind_sweep(lines: Words) -> Callable[[int], bool]:
-    """Return a function that returns whether word 0 of every line is at least a given count."""
+    """Return a function that tells whether the counter in every rank's cache line has reached a given count."""
     if len(lines) >= MANY_RANKS:
         counters, read_all = lines[:, 0], np.minimum.reduce
         return lambda count: bool(read_all(counters) >= count)

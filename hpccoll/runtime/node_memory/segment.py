@@ -174,7 +174,7 @@ def _require(nbytes: int, free: int, where: str) -> None:
 
 
 def _remedy(where: str) -> str:
-    """Return the remedy for a lack of space in `where`, a directory or `memory`."""
+    """Return the remedy for a lack of space in `where`, which is a directory or the word `memory`."""
     if where == "memory":
         return "ask for smaller buffers, or for more memory"
     return (
