@@ -110,7 +110,7 @@ class Communicator:
         return self._collective(Operation.ALL_REDUCE, x, op=op, **how)
 
     def reduce(self, x: Any, root: int = 0, op: str | Reduction = SUM, **how: Any) -> Any:
-        """Reduce every rank's `x` by `op` into the root's `out`, or its `x` without `out`; other ranks' are unchanged."""
+        """Reduce every rank's `x` by `op` into the root's `out`, or its `x` without `out`; others keep theirs."""
         return self._collective(Operation.REDUCE, x, op=op, root=root, **how)
 
     def broadcast(self, x: Any, root: int = 0, **how: Any) -> Any:
