@@ -37,7 +37,10 @@ def demo(name: str | None, draw: bool, algorithm: str | None, force: bool, limit
     does with --force.
     """
     if name is None:
-        _print_examples()
+        rows = [
+            (x.name, str(x.ranks), f"mpirun -n {x.ranks} hpccoll demo {x.name}", x.description[0]) for x in EXAMPLES
+        ]
+        print_table("Examples", ("name", "ranks", "command", "what it shows"), rows, numbers=("ranks",))
         return
     example, chosen = _resolve_example(name, algorithm)
     if force and example.name != "send_send_deadlock":
@@ -59,15 +62,6 @@ def demo(name: str | None, draw: bool, algorithm: str | None, force: bool, limit
     with Communicator(world) as comm:
         values = world.gather(run_example(example, comm, chosen))
     _output_values(world, example, chosen, values, json_file)
-
-
-def _print_examples() -> None:
-    """Print a table of all examples with the commands that run them."""
-    rows = [
-        (each.name, str(each.ranks), f"mpirun -n {each.ranks} hpccoll demo {each.name}", each.description[0])
-        for each in EXAMPLES
-    ]
-    print_table("Examples", ("name", "ranks", "command", "what it shows"), rows, numbers=("ranks",))
 
 
 def _resolve_example(name: str, algorithm: str | None) -> tuple[Example, Algorithm | None]:

@@ -1,7 +1,6 @@
 """The command `hpccoll`: runs a subcommand and turns every error into one paragraph and an exit status.
 
-A subcommand's module is imported only when the subcommand is called, so that `hpccoll --help` and `hpccoll verify`
-load neither MPI nor torch.
+A subcommand's module is imported only when called, so `hpccoll --help` and `hpccoll verify` load no MPI and no torch.
 """
 
 from __future__ import annotations

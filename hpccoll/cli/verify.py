@@ -145,10 +145,9 @@ def _exit_with_parent() -> None:
 
 
 def prove_all(algorithms: Sequence[Algorithm], ranks: Sequence[int], done: Callable[[ProvenPlanRecord], None]) -> None:
-    """Prove every algorithm on every rank count in worker processes, one per core; call `done` with each result.
+    """Prove every algorithm on every rank count in worker processes, one per core; call `done` with each result; block.
 
-    This process does all the work if there is little to prove, only one core, or an algorithm from a file. Blocks
-    until all is done.
+    This process does all the work if there is little to prove, only one core, or an algorithm from a file.
     """
     tasks = [(each, n) for n in sorted(ranks, reverse=True) for each in algorithms]
     cores = len(os.sched_getaffinity(0))

@@ -54,8 +54,7 @@ def make_collective_record(
 def read_collective_record(line: Mapping[str, Any], location: str) -> CollectiveRecord:
     """Return the record in a decoded line of a result file, with summary and bandwidths recomputed from its samples.
 
-    Raises:
-        UsageError: a field is missing or invalid; the message contains `location` (file and line).
+    Raises a UsageError that contains `location` (file and line) if a field is missing or invalid.
     """
     record = CollectiveRecord.from_dict(line, location)
     made = make_collective_record(

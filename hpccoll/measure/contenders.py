@@ -54,11 +54,7 @@ def _make_oracle(plan: Plan, workload: Workload) -> Callable[[], Array]:
 
 
 def prepare_peer(peer: LibraryEngine, workload: Workload) -> Contender:
-    """Prepare another library's collective on the workload's buffers for timing.
-
-    Raises:
-        UsageError: the library does not offer this operation, dtype or reduction.
-    """
+    """Prepare a library's collective for timing; raise UsageError if it lacks the operation, dtype or reduction."""
     task = workload.task
     call = peer.prepare(task.operation, workload.source, workload.result, task.redop, task.root)
     # Prepared calls of other libraries hold no resources, so there is nothing to free.

@@ -20,8 +20,7 @@ COLUMNS = (*CollectiveCase.__struct_fields__, *_RESULT, *_RATIO)
 def write_csv(records: Iterable[CollectiveRecord], path: str | Path) -> None:
     """Write a CSV file: a heading, then one line per record in the order of the printed table; None is an empty cell.
 
-    Raises:
-        UsageError: the file cannot be written.
+    Raises UsageError if the file cannot be written.
     """
     lines = [
         _flatten_record(record, case)

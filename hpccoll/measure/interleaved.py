@@ -91,8 +91,7 @@ class InterleavedBenchmark:
     def warm_up(self, contender: Contender) -> None:
         """Run untimed iterations; if `check` is set, count wrong elements in `contender.wrong`.
 
-        Results are compared with expected values, with the exact bits that `contender.oracle` returns, and by checksum
-        with the results of other ranks.
+        Results are compared with expected values, bit by bit with `contender.oracle`, and by checksum with other ranks.
         """
         wrong = 0
         for _ in range(max(self.method.warmup, 1 if self.method.check else 0)):
@@ -130,8 +129,7 @@ class InterleavedBenchmark:
     def time_iteration(self, contender: Contender) -> tuple[float, float]:
         """Run a barrier and one iteration; if `check` is set, count the wrong elements of the result.
 
-        Returns:
-            The iteration's seconds on this rank, by the host's clock and by CUDA events (0 for host memory).
+        Returns the iteration's seconds on this rank, by the host's clock and by CUDA events (0 for host memory).
         """
         workload = self.workload
         timer = workload.module.make_stream_timer()

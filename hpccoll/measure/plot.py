@@ -74,8 +74,7 @@ def require_plot(path: str | Path) -> None:
 def write_plot(records: Iterable[CollectiveRecord], path: str | Path) -> None:
     """Write (or overwrite) a plot of all records, in the format that the suffix of `path` names.
 
-    Raises:
-        UsageError: the suffix is unknown, the file cannot be written, or no record has more than 0 bytes.
+    Raises UsageError if the suffix is unknown, the file cannot be written, or no record has more than 0 bytes.
     """
     _require_suffix(path)
     cases = [case for case in compare_engines(records) if case.nbytes > 0]
@@ -199,12 +198,9 @@ def _format_y_axis(axes: Axes, setting: TableKey) -> None:
     steps = (1.0,) if high / low > 1e3 else (1.0, 2.0, 5.0)
     axes.yaxis.set_major_locator(LogLocator(base=10, subs=steps, numticks=20))
     axes.yaxis.set_minor_formatter(NullFormatter())
-    axes.yaxis.set_major_formatter(FuncFormatter(_format_tick))
-
-
-def _format_tick(value: float, _: int) -> str:
-    """Return a tick's label without an exponent, such as 0.001, 20 or 100,000."""
-    return f"{value:,.0f}" if value >= 1 else f"{value:.12f}".rstrip("0")
+    axes.yaxis.set_major_formatter(  # without an exponent, such as 0.001, 20 or 100,000
+        FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:.12f}".rstrip("0"))
+    )
 
 
 def _draw_legend(margin: Axes, looks: Sequence[LineLook], *, both: bool) -> None:

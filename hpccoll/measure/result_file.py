@@ -42,11 +42,7 @@ class FileContents:
         return f"{self.name}, line {self.lines[index]}"
 
     def collectives(self) -> list[CollectiveRecord]:
-        """Return the last record of kind `collective` of each benchmark case, validated; ignore other kinds.
-
-        Raises:
-            UsageError: a field of a record is missing or has a wrong type or value.
-        """
+        """Return each benchmark case's last record of kind `collective`; raise UsageError if a record is invalid."""
         found = (
             read_collective_record(record, self.locate(index))
             for index, record in enumerate(self.records)
@@ -81,11 +77,7 @@ def read_records(path: str | Path, option: str = "--resume") -> FileContents:
 
 
 def find_result_files(path: Path) -> list[Path]:
-    """Return a file itself, or all `.jsonl` files below a directory; reads no file.
-
-    Raises:
-        UsageError: the directory has no `.jsonl` file.
-    """
+    """Return a file itself, or all `.jsonl` files below a directory; raise UsageError if it has none; read no file."""
     files = sorted(file for file in path.rglob("*.jsonl") if file.is_file()) if path.is_dir() else [path]
     if not files:
         raise UsageError(f"FILE {path}: no *.jsonl in this directory; name files that hpccoll wrote with --json")
@@ -119,11 +111,7 @@ class RecordWriter:
             self._stream = _open_file(Path(path), option, resume)
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """Write one record and flush it.
-
-        Raises:
-            UsageError: the file cannot be written, for instance because the disk is full.
-        """
+        """Write one record and flush it; raise UsageError if the file cannot be written, as on a full disk."""
         if self._name is None:
             return
         line = json.dumps(record, separators=self._separators, allow_nan=False) + "\n"

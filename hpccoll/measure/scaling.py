@@ -14,8 +14,7 @@ _SERIES_FIELDS = ("op", "nbytes", "in_place", "dtype", "buffer", "engine", "algo
 def read_measurements(files: Iterable[Path]) -> list[CollectiveRecord]:
     """Read the records of kind `collective` from result files; an incomplete last line is left out.
 
-    Raises:
-        UsageError: a file was not written by hpccoll, or has an invalid record.
+    Raises UsageError if a file was not written by hpccoll, or has an invalid record.
     """
     return [record for file in files for record in read_records(file, "FILE").collectives()]
 
@@ -32,7 +31,9 @@ def make_scaling_records(records: Iterable[CollectiveRecord]) -> list[ScalingRec
     made = [
         _make_record([by_ranks[key] for key in sorted(by_ranks)]) for by_ranks in series.values() if len(by_ranks) > 1
     ]
-    return sorted(made, key=_sort_key)
+    return sorted(  # engine `mpi` comes first
+        made, key=lambda r: (r.op, r.nbytes, r.in_place, r.dtype, r.buffer, r.engine != "mpi", r.algorithm or "")
+    )
 
 
 def _make_record(records: Sequence[CollectiveRecord]) -> ScalingRecord:
@@ -43,9 +44,3 @@ def _make_record(records: Sequence[CollectiveRecord]) -> ScalingRecord:
         for r, t in ((record, record.time_us) for record in records)
     )
     return ScalingRecord(**{name: getattr(first, name) for name in _SERIES_FIELDS}, points=points)
-
-
-def _sort_key(record: ScalingRecord) -> tuple[object, ...]:
-    """Return a record's sort key: operation, size, in place or not, type, buffer; engine `mpi` comes first."""
-    what = (record.op, record.nbytes, record.in_place, record.dtype, record.buffer)
-    return (*what, record.engine != "mpi", record.algorithm or "")

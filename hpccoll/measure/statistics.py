@@ -41,8 +41,7 @@ class Interval:
 def summarize(samples_us: Samples) -> TimeSummary:
     """Return minimum, median with 95 % interval, percentiles and maximum of timings in microseconds.
 
-    Raises:
-        UsageError: there are no samples, or one is negative, infinite or not a number.
+    Raises UsageError if there are no samples, or one is negative, infinite or not a number.
     """
     ordered = _sort_samples(samples_us)
     median = _find_median(ordered, CONFIDENCE)
@@ -62,9 +61,7 @@ def median_interval(samples: Samples, confidence: float = CONFIDENCE) -> Interva
     """Return the median and an interval that contains the true median with a probability of at least `confidence`.
 
     With too few samples, the interval is the range of the samples, and its coverage is below `confidence`.
-
-    Raises:
-        UsageError: there are no samples, or one is negative, infinite or not a number.
+    Raises UsageError if there are no samples, or one is negative, infinite or not a number.
     """
     return _find_median(_sort_samples(samples), confidence)
 
@@ -75,9 +72,7 @@ def ratio_of_medians(numerator: Samples, denominator: Samples, confidence: float
     Each median gets an interval of confidence 1 - (1 - confidence) / 2, and the bounds of the ratio are the quotients
     of opposite ends of these intervals. The ratio's interval is wider than a bootstrap interval. The method is valid
     for any distribution, for few samples, and for sets of samples that depend on each other, as in interleaved runs.
-
-    Raises:
-        UsageError: there are no samples, a sample is invalid, or the denominator's interval reaches zero.
+    Raises UsageError if there are no samples, a sample is invalid, or the denominator's interval reaches zero.
     """
     single = 1 - (1 - confidence) / 2
     above, below = median_interval(numerator, single), median_interval(denominator, single)

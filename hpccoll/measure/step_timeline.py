@@ -34,8 +34,7 @@ _NAMES = {"Start": "start", "Wait": "wait"}
 def measure_steps(world: MPI.Intracomm, algorithm: Algorithm, count: int, root: int = 0) -> Timeline | None:
     """Run `algorithm` WARMUP times, then once timed, on `count` float32 elements per vector or block; collective.
 
-    Returns:
-        The timeline of all ranks on rank 0, None on the others.
+    Returns the timeline of all ranks on rank 0, None on the others.
     """
     operation, shape = algorithm.operation, detect_layout(world)
     task = WorkloadSpec(operation, count, get_dtype("float32"), "sum", root, False, world.rank, world.size)

@@ -2,8 +2,7 @@
 
 Engines and algorithms are timed in turns; after every round, rank 0 decides whether to stop timing each of them, and
 broadcasts the decisions. Stopping as soon as the median's interval is narrow favours samples that agree by chance. In
-simulations of cases that stopped with a narrow interval, only 93 % of the nominal 95 % intervals contain the true
-median.
+simulated cases that stopped with a narrow interval, only 93 % of the nominal 95 % intervals contain the true median.
 """
 
 from __future__ import annotations
@@ -20,9 +19,7 @@ class StoppingRule:
     """Stops between `min_iterations` and `max_iterations`, when the median's interval is narrow or the budget is spent.
 
     Equal `min_iterations` and `max_iterations` give a fixed number of iterations.
-
-    Raises:
-        UsageError: `min_iterations` exceeds `max_iterations`, or an argument is not positive.
+    Raises UsageError if `min_iterations` exceeds `max_iterations`, or an argument is not positive.
     """
 
     min_iterations: int  # iterations that always run; fewer than 6 have no 95 % interval
@@ -47,12 +44,7 @@ class StoppingRule:
             return None
         if made >= self.max_iterations:
             return StopReason.ITERATIONS
-        if self._is_tight(samples_us):
+        median = median_interval(samples_us)
+        if median.coverage >= CONFIDENCE and (median.high - median.low) / 2 <= self.rel_halfwidth * median.value:
             return StopReason.CONVERGED
         return StopReason.BUDGET if elapsed_s >= self.budget_s else None
-
-    def _is_tight(self, samples_us: Samples) -> bool:
-        """Whether the median has a 95 % interval no wider than the rule allows."""
-        median = median_interval(samples_us)
-        halfwidth = (median.high - median.low) / 2
-        return median.coverage >= CONFIDENCE and halfwidth <= self.rel_halfwidth * median.value

@@ -60,9 +60,9 @@ def format_cells(entry: EngineRecords, places: Sequence[bool], case: EngineCompa
     root = -1 if row.root is None else row.root
     head = [str(row.nbytes), str(row.count), row.dtype, row.redop or "none", str(root)]
     timings = [cell for place in PLACES for cell in format_timings(entry.get_record(place))]
-    extras = [
-        cell for place in PLACES if place in places for cell in _format_extra_cells(entry.get_record(place), case)
-    ]
+    extras: list[str] = []
+    for record in (entry.get_record(place) for place in PLACES if place in places):
+        extras += [format_interval(record), *format_ratio(case.ratio_to_mpi(record))] if record else ["-"] * 3
     mark = BEST if entry is case.best else ""
     return [*head, *timings, entry.engine, entry.algorithm or "-", *extras, mark]
 
@@ -92,13 +92,6 @@ def format_ratio(ratio: Interval | None) -> tuple[str, str]:
         return "-", "-"
     value, low, high = (f"{x:.2f}" if x >= 0.1 else f"{x:.2g}" for x in (ratio.value, ratio.low, ratio.high))
     return f"{value}x", f"[{low},{high}]{'' if ratio.coverage >= CONFIDENCE else '?'}"
-
-
-def _format_extra_cells(record: CollectiveRecord | None, case: EngineComparison) -> list[str]:
-    """Return the cells of the columns time95, ratio and ratio95; `-` in all three if `record` is None."""
-    if record is None:
-        return ["-"] * 3
-    return [format_interval(record), *format_ratio(case.ratio_to_mpi(record))]
 
 
 def format_title(setting: TableKey) -> str:

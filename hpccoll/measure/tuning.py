@@ -2,8 +2,7 @@
 
 The candidates are all algorithms of an operation and the MPI library's own collective. As in calls without `out`,
 `all_reduce` and `reduce` are timed in place and the other operations with a separate output. Timing a candidate ends
-early if it is far slower than the best after a few iterations. A candidate with a wrong result does not enter the
-tuning table.
+early if it is far slower than the best after a few iterations. A wrong result keeps a candidate out of the table.
 """
 
 from __future__ import annotations

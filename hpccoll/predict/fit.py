@@ -157,8 +157,7 @@ def _fit_parameters(parameters: _ParameterLayout, rows: Sequence[MeasuredRow]) -
 def _compute_derivatives(parameters: _ParameterLayout, row: MeasuredRow, values: Floats) -> Floats:
     """Return a simulated time's derivatives with respect to the parameters, shape (K,), from K + 1 simulations.
 
-    A simulated time is homogeneous of degree one in the parameters, so it equals the dot product of derivatives and
-    parameters.
+    A simulated time is homogeneous of degree one in the parameters, so it is their dot product with the derivatives.
     """
     seconds = _simulate_seconds(row, parameters.make_machine(values, ""))
     derivatives = np.empty_like(values)

@@ -66,8 +66,7 @@ def simulate_pipelined(plan: Plan, machine: Machine, count: int, itemsize: int, 
     """Simulate a hybrid plan (shared memory inside nodes, messages between nodes) split into segments as in a real run.
 
     Work inside nodes overlaps with messages between nodes; on a single node the plan is not split. The first segment
-    takes the simulated time of the plan; each later segment adds the time for which it occupies the busiest node's
-    link.
+    takes the simulated time of the plan; each later segment adds its time on the busiest node's link.
 
     `count` is the number of elements of each rank's vector, or of one block. With `full`, every rank is simulated even
     if symmetry makes a few ranks enough.

@@ -92,9 +92,7 @@ def parse_machine(text: str, source: str) -> Machine:
     """Return the machine model that a TOML string describes.
 
     `source` is the name of the file or machine model for error messages. `MachineDescription` documents the valid keys.
-
-    Raises:
-        MachineError: `text` is not TOML, or does not describe a machine model.
+    Raises MachineError if `text` is not TOML, or does not describe a machine model.
     """
     if len(text) > _MAX_CHARACTERS:
         raise MachineError(f"{source}: has {len(text)} characters; a description of a machine takes a dozen lines")
@@ -110,8 +108,7 @@ def parse_machine(text: str, source: str) -> Machine:
 def build_machine(found: Mapping[str, Any], where: str) -> Machine:
     """Return the machine model that a parsed TOML file describes; `where` is the file's name for error messages.
 
-    Raises:
-        MachineError: a key is missing, unknown, of the wrong type or out of range; the message names it.
+    Raises a MachineError that names a key if the key is missing, unknown, of the wrong type or out of range.
     """
     try:
         file = msgspec.convert(found, MachineDescription)

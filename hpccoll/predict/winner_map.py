@@ -1,9 +1,8 @@
 """Draws the winner map: a picture of the fastest algorithm by rank count (x axis) and message size (y axis).
 
 Logarithms of times are interpolated linearly between the simulated points, which are drawn as dots. On the line between
-two regions, their two algorithms take equally long. Each region is labelled with its algorithm's name, so that neither
-colours nor a legend are needed to read the map. The colours are lightened from Okabe and Ito, Color Universal Design,
-2008.
+two regions, their two algorithms take equally long. Each region is labelled with its algorithm's name, so that the map
+needs neither colours nor a legend. The colours are lightened from Okabe and Ito, Color Universal Design, 2008.
 """
 
 from __future__ import annotations
@@ -63,10 +62,7 @@ def draw_winner_map(grid: ForecastGrid, marks: tuple[int, ...] = ()) -> Figure:
 
 
 def _interpolate(grid: ForecastGrid, across: Floats, up: Floats, fine_x: Floats, fine_y: Floats) -> Floats:
-    """Return the logarithms of the simulated times, interpolated at the points of the map.
-
-    The shape is (algorithms, `fine_y`, `fine_x`).
-    """
+    """Return the simulated times' logarithms at the points of the map, shape (algorithms, `fine_y`, `fine_x`)."""
     from scipy.interpolate import RegularGridInterpolator
 
     y, x = np.meshgrid(fine_y, fine_x, indexing="ij")

@@ -1,8 +1,7 @@
 """Run a preflight: rank 0 commands one rank per node to measure links and nodes, and collects the results.
 
 A preflight has several sweeps, each of which measures all pairs of nodes once, so that the samples of one link are far
-apart in time. A pair that failed and a node that did not answer are not measured again, because their messages may
-never complete.
+apart in time. A failed pair and a node that did not answer are not measured again: their messages may never complete.
 """
 
 from __future__ import annotations

@@ -54,7 +54,10 @@ def find_faults(results: PreflightResults, threshold: float) -> list[FaultEntry]
     `threshold` is the fraction of the other values' median below which a value may be slow.
     """
     names = results.nodes
-    lost = [_make_lost_node_fault(names[node], reason) for node, reason in results.lost.items()]
+    lost = []
+    for name, reason in ((names[node], reason) for node, reason in results.lost.items()):
+        remedy = f"check {name}: scontrol show node {name}; does MPI use a network that all nodes share?"
+        lost.append(FaultEntry("lost_node", (name,), f"{name} cannot be reached: {reason}", None, remedy, name))
     slow = _find_slow_nodes(results, threshold)
     explained = set(results.lost) | set(slow)
     links = list(results.iter_directed_links())
@@ -73,12 +76,6 @@ def list_excluded_nodes(faults: Iterable[FaultEntry]) -> list[str]:
 def _get_ends(link: DirectedLink) -> set[int]:
     """Return the indices of the two nodes of a link."""
     return {link.source, link.destination}
-
-
-def _make_lost_node_fault(name: str, reason: str) -> FaultEntry:
-    """Return the fault of a node that did not answer."""
-    remedy = f"check {name}: scontrol show node {name}; does MPI use a network that all nodes share?"
-    return FaultEntry("lost_node", (name,), f"{name} cannot be reached: {reason}", None, remedy, name)
 
 
 def _find_slow_nodes(results: PreflightResults, threshold: float) -> dict[int, FaultEntry]:

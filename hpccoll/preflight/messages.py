@@ -72,11 +72,7 @@ class ControlChannel:
         return _decode(message)
 
     def receive_reply(self, rank: int, limit_s: float) -> dict[str, Any]:
-        """Block for the next reply of a rank.
-
-        Raises:
-            MessageTimeoutError: no reply arrived within `limit_s` seconds.
-        """
+        """Block for the next reply of a rank; raise MessageTimeoutError if none arrives within `limit_s` seconds."""
         message = _make_empty_message()
         request = self._comm.Irecv(message, rank, _REPLY_TAG)
         self.lost_buffers.append((message, request))
@@ -94,11 +90,7 @@ class ControlChannel:
         self._sent.append((message, self._comm.Isend(message, rank, tag)))
 
     def flush(self, limit_s: float) -> None:
-        """Block until all sends are complete.
-
-        Raises:
-            MessageTimeoutError: a rank has not received its message within `limit_s` seconds.
-        """
+        """Block until all sends are complete; raise MessageTimeoutError if that takes more than `limit_s` seconds."""
         wait_all([request for _, request in self._sent], limit_s)
 
 

@@ -74,8 +74,7 @@ class ReachabilityServer:
         """Send a greeting to a connected node; if it sends a report, store the report and acknowledge it.
 
         The acknowledgement is sent once `all_reported` is set, or after REPORT_LIMIT_S seconds. Each read or write
-        fails after REPORT_LIMIT_S seconds. On network errors and invalid JSON, the connection is closed without an
-        exception.
+        fails after REPORT_LIMIT_S seconds. Network errors and invalid JSON close the connection silently.
         """
         with connection, suppress(OSError, ValueError), connection.makefile("rwb") as stream:
             connection.settimeout(REPORT_LIMIT_S)
@@ -151,8 +150,7 @@ def check_reachability(hosts: Sequence[str], node: int, port: int, limit_s: floa
 def combine_reports(hosts: Sequence[str], reports: dict[int, dict[int, str]], limit_s: float) -> PreflightResults:
     """Return results with the broken links and lost nodes that the reports imply.
 
-    `reports` maps node 0, and each node whose report arrived within `limit_s` seconds, to the nodes that it could not
-    reach.
+    `reports` maps node 0, and each node whose report arrived within `limit_s` seconds, to its unreachable nodes.
     """
     results = PreflightResults(tuple(hosts))
     for node in range(len(hosts)):

@@ -1,8 +1,7 @@
 """The records that commands write and read: each kind is a class, from which validation and JSON Schema follow.
 
 A result file has one record per line. Start reading at `Record` in record.py, the base class of all kinds, then read
-collective.py. `as_dict` and `from_dict` convert a record to and from a decoded JSON line; `make_json_schema` describes
-all kinds.
+collective.py. `as_dict` and `from_dict` convert to and from decoded JSON lines; `make_json_schema` describes all kinds.
 """
 
 from hpccoll.records.collective import (

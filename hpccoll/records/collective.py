@@ -35,8 +35,7 @@ class TimeSummary(Struct, frozen=True):
     """Order statistics of the record's samples_us, in microseconds.
 
     p50_low and p50_high are the median's 95 % interval; below 6 iterations they are the smallest and largest sample,
-    which enclose the median with probability 1 - 2**(1 - iterations). The percentiles p95 and p99 are values of
-    samples, without interpolation.
+    which enclose the median with probability 1 - 2**(1 - iterations). p95 and p99 are samples, not interpolated.
     """
 
     min: Amount

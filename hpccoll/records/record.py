@@ -36,9 +36,8 @@ class Record(Struct, frozen=True):
     def from_dict(cls, line: Mapping[str, Any], location: str) -> Self:
         """Return the record of a decoded line; unknown keys are ignored, because later versions may add keys.
 
-        Raises:
-            UsageError: a field is missing, or has the wrong type or range; the message names `location` (file and
-                line), the field and its value.
+        Raises a UsageError that names `location` (file and line), the field and its value if a field is missing, or has
+        the wrong type or range.
         """
         try:
             return msgspec.convert(line, cls)

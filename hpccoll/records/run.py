@@ -79,8 +79,7 @@ class RunRecord(Record, frozen=True, kw_only=True):
     ) -> RunRecord:
         """Return the record of a run; `fields` are the fields with the types that this class declares.
 
-        Raises:
-            UsageError: an unknown package, or a start time without time zone.
+        Raises UsageError for an unknown package, or a start time without time zone.
         """
         if start_time.tzinfo is None:
             raise UsageError(f"start time {start_time.isoformat()} has no time zone; pass datetime.now(UTC)")

@@ -151,8 +151,7 @@ class Results:
 def load_results(paths: Sequence[str | Path]) -> Results:
     """Read the result files in `paths` and all `*.jsonl` files below the directories in `paths`.
 
-    Raises:
-        UsageError: a file cannot be read or is invalid, or no file has a record to show.
+    Raises UsageError if a file cannot be read or is invalid, or no file has a record to show.
     """
     results = Results()
     for path in paths:

@@ -46,7 +46,8 @@ def _build_section(results: Results, run: RecordedRun) -> PageSection:
 
     directions = [_read_direction(record) for record in list_records("preflight_pair")]
     node_records = list_records("preflight_node")
-    nodes = _list_nodes(directions, list_records("preflight_summary"))
+    listed = [str(name) for record in list_records("preflight_summary") for name in get_list(record, "nodes")]
+    nodes = list(dict.fromkeys([*listed, *(end for each in directions for end in (each.source, each.destination))]))
     element_id = f"pairs{run.number}"
     broken = sum(direction.broken is not None for direction in directions)
     sizes = sorted({direction.nbytes for direction in directions})
@@ -88,13 +89,6 @@ def _read_positive(value: Any) -> float | None:
     """Return a positive finite number as a float, anything else as None."""
     is_valid = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
     return float(value) if is_valid else None
-
-
-def _list_nodes(directions: Sequence[LinkDirection], summaries: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the nodes' names: those in the preflight's summary, then others in order of appearance."""
-    ordered = [str(name) for record in summaries for name in get_list(record, "nodes")]
-    ends = (name for direction in directions for name in (direction.source, direction.destination))
-    return list(dict.fromkeys([*ordered, *ends]))
 
 
 def _build_heat_map_panel(

@@ -39,6 +39,8 @@ def render_page(
         *build_scaling_sections(group_scaling_curves(groups), styles),
         *build_operation_sections(groups, styles, models),
     ]
+    counts = [(level.name.lower(), sum(each.severity is level for each in findings)) for level in reversed(Severity)]
+    omitted = [f"{n} record{'s' * (n > 1)} of kind {kind} not shown" for kind, n in sorted(results.others.items())]
     jinja = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     template = jinja.from_string(_read_template("page.html.j2"))
     return template.render(
@@ -47,14 +49,14 @@ def render_page(
         version=__version__,
         created=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         summary=_summarize_results(results),
-        counts=_count_by_severity(findings),
+        counts=[(severity, count) for severity, count in counts if count],
         findings=findings,
         sections=sections,
         models=[(format_job_size(job), model) for job, model in sorted(models.by_job.items())],
         missing=models.missing,
         runs=results.runs,
         facts=collect_environment_facts(results.runs),
-        notes=_list_omissions(results),
+        notes=[*omitted, *(f"skipped: {reason}" for reason in results.foreign)],
     )
 
 
@@ -75,16 +77,3 @@ def _summarize_results(results: Results) -> str:
         f"{len(results.files)} file{'s' * (len(results.files) != 1)}",
     ]
     return "; ".join(part for part in parts if part)
-
-
-def _count_by_severity(findings: Sequence[Finding]) -> list[tuple[str, int]]:
-    """Return the number of findings per severity, worst first, without severities that do not occur."""
-    counts = [(level, sum(finding.severity is level for finding in findings)) for level in reversed(Severity)]
-    return [(level.name.lower(), count) for level, count in counts if count]
-
-
-def _list_omissions(results: Results) -> list[str]:
-    """Return one note per kind of record that the page does not show, and one per skipped file."""
-    counts = sorted(results.others.items())
-    kinds = [f"{count} record{'s' * (count > 1)} of kind {kind} not shown" for kind, count in counts]
-    return [*kinds, *(f"skipped: {reason}" for reason in results.foreign)]

@@ -1,7 +1,6 @@
 """Write and read checkpoints, each an atomically written file from which a run on any mesh of ranks can resume.
 
-The checkpoint DIR/step-00000200.npz contains the array `about` (JSON: step, samples, options of the model) and every
-full parameter by name.
+The checkpoint DIR/step-00000200.npz has the array `about` (JSON: step, samples, model options) and all full parameters.
 
 A file is written under a temporary name, flushed to disk and renamed, so a job that is killed at any moment leaves the
 earlier checkpoints intact. Reading verifies the checksums of all arrays and skips damaged files. Only the KEPT newest
@@ -56,8 +55,7 @@ class CheckpointDirectory:
     def save(self, checkpoint: Checkpoint) -> Path:
         """Write a checkpoint file, delete unfinished files and all but the KEPT newest, and return the new path.
 
-        Raises:
-            UsageError: the disk is full or the directory is no longer writable; earlier checkpoints stay intact.
+        Raises UsageError if the disk is full or the directory not writable; earlier checkpoints stay intact.
         """
         target = self.path / f"step-{checkpoint.step:08d}.npz"
         unfinished = target.with_suffix(_UNFINISHED)
@@ -81,8 +79,7 @@ class CheckpointDirectory:
     def load_newest(self, identity: Mapping[str, Any]) -> tuple[Checkpoint | None, list[str]]:
         """Return the newest intact checkpoint (None if there is none) and a warning per damaged file that was skipped.
 
-        Raises:
-            UsageError: the checkpoint was written with options that differ from `identity`.
+        Raises UsageError if the checkpoint was written with options that differ from `identity`.
         """
         damaged = []
         for file in self._list_files():

@@ -74,8 +74,7 @@ class Trainer:
     def run_steps(self, stop_file: str | None = None) -> Iterator[TrainStepRecord]:
         """Run each remaining step and yield its record, collectively; end early if rank 0 sees `stop_file`.
 
-        Raises:
-            WrongResultError: the loss or the gradient's norm is not finite.
+        Raises WrongResultError if the loss or the gradient's norm is not finite.
         """
         while self.step < self.options.steps:
             self.groups.reset_timers()
@@ -92,8 +91,7 @@ class Trainer:
     def compute_gradients(self) -> float:
         """Set each parameter's `grad` to the gradient of the next batch's mean loss; collective.
 
-        Returns:
-            This rank's addend of the mean loss, which is zero except on the last pipeline stage.
+        Returns this rank's addend of the mean loss, which is zero except on the last pipeline stage.
         """
         images, labels = self.get_next_batch()
         microbatches = [
@@ -123,8 +121,7 @@ class Trainer:
     def check_gradients(self) -> GradientCheck:
         """Compare all ranks' gradients of the next batch with the gradients that rank 0 computes alone; collective.
 
-        Returns:
-            The result; `first` (the first wrong element) is None except on rank 0. Overwrites the parameters' `grad`.
+        In the result, `first` (the first wrong element) is None except on rank 0. Overwrites the parameters' `grad`.
         """
         self.compute_gradients()
         model = self.options.model
@@ -195,13 +192,16 @@ class Trainer:
         Only rank 0 looks for the stop file, because network file systems may show it late on other nodes.
         """
         stop = self.comm.rank == 0 and stop_file is not None and Path(stop_file).exists()
+        peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        if self.device != "cpu":
+            peak_bytes = torch.cuda.max_memory_allocated(self.device)
         mine = RankStep(
             loss if self.coordinates["tp"] == 0 else 0.0,
             self._compute_square_norm(),
             step_s,
             self.groups.comm_seconds,
             self.groups.pp.comm_seconds,
-            self._measure_peak_bytes(),
+            peak_bytes,
             stop,
         )
         rows = self.comm.all_gather(np.array(mine, np.float64))
@@ -220,12 +220,6 @@ class Trainer:
         pairs = zip(self.layers.shards, self.layers.parameters, strict=True)
         own = [parameter.grad for shard, parameter in pairs if not (shard.is_replicated and self.coordinates["tp"])]
         return float(sum(float(grad.double().square().sum()) for grad in own))
-
-    def _measure_peak_bytes(self) -> int:
-        """Return this rank's peak memory in bytes: torch's allocations on a GPU, else the resident set; local."""
-        if self.device != "cpu":
-            return int(torch.cuda.max_memory_allocated(self.device))
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def load_start(
@@ -251,8 +245,7 @@ def load_start(
 def select_device(options: TrainOptions, local_rank: int) -> str:
     """Return a rank's device and make it torch's current device; a node's ranks are assigned to its GPUs in turn.
 
-    Raises:
-        UnavailableError: the options ask for cuda, but torch finds no GPU.
+    Raises UnavailableError if the options ask for cuda, but torch finds no GPU.
     """
     if options.device == "cpu":
         return "cpu"

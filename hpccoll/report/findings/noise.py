@@ -63,8 +63,10 @@ def _find_disagreeing_runs(rows: Sequence[RunMeasurement]) -> Iterator[Finding]:
     pairs = [(members[0], other) for members in repetitions.values() for other in members[1:]]
     differing: list[tuple[float, str]] = []
     for first, second in pairs:
-        ratio = _compare_medians(first, second)
-        if ratio is not None and _is_beyond(ratio, MAX_DISAGREEMENT):
+        if min(first.record.time_us.min, second.record.time_us.min) <= 0:
+            continue
+        ratio = ratio_of_medians(first.record.samples_us, second.record.samples_us)
+        if ratio.coverage >= CONFIDENCE and _is_beyond(ratio, MAX_DISAGREEMENT):
             medians = [f"{_format_median(row)} in {row.run.title}" for row in (first, second)]
             differing.append((max(ratio.value, 1 / ratio.value), f"{describe_row(first)}: {', '.join(medians)}"))
     if not differing:
@@ -78,14 +80,6 @@ def _find_disagreeing_runs(rows: Sequence[RunMeasurement]) -> Iterator[Finding]:
     suffix = "" if len(hosts) < 2 else "; the runs were on different hosts"
     evidence = "; ".join(words for _, words in differing[:_MAX_LISTED]) + suffix
     yield Finding("noise", Severity.WARNING, found, evidence, _REMEDY)
-
-
-def _compare_medians(first: RunMeasurement, second: RunMeasurement) -> Interval | None:
-    """Return the ratio of medians; None if there are too few samples for a 95 % interval, or a sample is zero."""
-    if min(first.record.time_us.min, second.record.time_us.min) <= 0:
-        return None
-    ratio = ratio_of_medians(first.record.samples_us, second.record.samples_us)
-    return ratio if ratio.coverage >= CONFIDENCE else None
 
 
 def _is_beyond(ratio: Interval, limit: float) -> bool:
