@@ -42,6 +42,7 @@ ONE_NODE_RULES: dict[tuple[Operation, BufferKind], tuple[SizeRule, ...]] = {
         SizeRule(16 * KiB + 1, ("shared_one_shot", MPI_LIBRARY), most_ranks=16),
         SizeRule(64 * KiB + 1, ("shared_one_shot", MPI_LIBRARY), most_ranks=4),
         SizeRule(256 * KiB, ("shared_two_shot", MPI_LIBRARY)),
+        SizeRule(MiB, ("rabenseifner",)),
         SizeRule(8 * MiB, ("rabenseifner",), most_ranks=2),
         SizeRule(ANY_SIZE, ("shared_two_shot", "rabenseifner")),
     ),
