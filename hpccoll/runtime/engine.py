@@ -41,7 +41,8 @@ from hpccoll.runtime.progress import InFlight, get_progress
 from hpccoll.runtime.unbound import UnboundCollectives
 from hpccoll.selection import BufferKind, Selection, Selector, choose_chunk_count
 from hpccoll.selection.selector import make_selection_log
-from hpccoll.selection.tuning_files import load_tuning_table
+from hpccoll.selection.tuning_files import describe_site, load_tuning_table
+from hpccoll.selection.tuning_table import TuningTable
 
 if TYPE_CHECKING:
     from hpccoll.runtime.hierarchical.executable import PipelineExecutable
@@ -67,14 +68,11 @@ class Engine:
         self.library = MpiCollectives(comm, self.progress, takes_device_memory)
         lower_cached = lru_cache(PROGRAMS)(self._lower)
         self._context = Context(comm, self.node, self.progress, ScratchPool(), lower_cached, takes_device_memory)
-        table = load_tuning_table(
-            comm,
-            get_mpi_library(),
-            layout.ranks_per_node,
-            oversubscribed=layout.oversubscribed,
-            whole_job=comm.size == MPI.COMM_WORLD.size,
-        )
-        self._selector = Selector(comm.size, layout.nodes, table)
+        table: TuningTable | None = None
+        if self.rank == 0:  # all ranks must use the same table
+            site = describe_site(get_mpi_library(), layout.ranks_per_node, oversubscribed=layout.oversubscribed)
+            table = load_tuning_table(site, whole_job=comm.size == MPI.COMM_WORLD.size)
+        self._selector = Selector(comm.size, layout.nodes, comm.bcast(table))
         self._log = make_selection_log(comm.rank, comm.size)
         self.unbound = UnboundCollectives(
             self.cache.by_kind, self.library, self.progress, self.size, self.select, self._make_unbound_program

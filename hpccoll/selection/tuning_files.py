@@ -22,8 +22,6 @@ from hpccoll.selection.tuning_table import SCHEMA_FAMILY, TuningSite, TuningTabl
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from mpi4py import MPI
-
 TUNING_VARIABLE, OFF = "HPCCOLL_TUNING", "off"
 _CPUINFO, _NUMA_NODES = "/proc/cpuinfo", "/sys/devices/system/node"
 _REMEDY = f"run `hpccoll tune` again, remove the file, or set {TUNING_VARIABLE}={OFF}"
@@ -137,25 +135,12 @@ def _make_write_error(path: Path, error: OSError) -> UsageError:
     return UsageError(f"{path}: cannot write the tuning table ({reason}); name another file with --output")
 
 
-def load_tuning_table(
-    comm: MPI.Intracomm, mpi_library: str, ranks_per_node: Sequence[int], *, oversubscribed: bool, whole_job: bool
-) -> TuningTable | None:
-    """Read the stored table on rank 0 and broadcast it, or None if there is no usable table.
+def load_tuning_table(site: TuningSite, *, whole_job: bool) -> TuningTable | None:
+    """Read the stored table of a site; None if there is none, or with a warning on standard error if it is unusable.
 
-    The call is collective over `comm` and blocks. Rank 0 warns on standard error about a table that cannot be used.
-    Rank 0 warns about a table for another layout of ranks only if `whole_job` states that `comm` has all ranks of the
-    job. The arguments `mpi_library`, `ranks_per_node` and `oversubscribed` are those of `describe_site`.
+    A table for another layout of ranks causes a warning only if `whole_job` states that the site is that of all ranks
+    of the job. One rank should call this and broadcast the table, because all ranks must use the same one.
     """
-    table: TuningTable | None = None
-    if comm.rank == 0:
-        site = describe_site(mpi_library, ranks_per_node, oversubscribed=oversubscribed)
-        table = _find_usable_table(site, whole_job)
-    shared: TuningTable | None = comm.bcast(table)
-    return shared
-
-
-def _find_usable_table(site: TuningSite, whole_job: bool) -> TuningTable | None:
-    """Return the stored table of `site`, or None if there is none; a file that cannot be used causes a warning."""
     path = find_table_path(site)
     if path is None:
         return None

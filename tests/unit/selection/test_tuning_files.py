@@ -73,10 +73,10 @@ def test_the_environment_names_another_file_or_none(here):
 
 def test_what_is_stored_is_found_again(here, capsys):
     path = default_table_path(here)
-    assert tuning_files._find_usable_table(here, whole_job=True) is None
+    assert tuning_files.load_tuning_table(here, whole_job=True) is None
     write_table(path, read_table_to_extend(path, here).merge([series("ring")]))
     write_table(path, read_table_to_extend(path, here).merge([series("bruck", operation=Operation.ALL_GATHER)]))
-    found = tuning_files._find_usable_table(here, whole_job=True)
+    found = tuning_files.load_tuning_table(here, whole_job=True)
     assert found is not None
     assert {each.operation for each in found.series} == {Operation.ALL_REDUCE, Operation.ALL_GATHER}
     assert [each.name for each in path.parent.iterdir()] == [path.name], "no scratch file is left"
@@ -86,7 +86,7 @@ def test_what_is_stored_is_found_again(here, capsys):
 def test_off_reads_nothing(here, monkeypatch):
     write_table(default_table_path(here), TuningTable(here, (series("ring"),)))
     monkeypatch.setenv(TUNING_VARIABLE, "off")
-    assert tuning_files._find_usable_table(here, whole_job=True) is None
+    assert tuning_files.load_tuning_table(here, whole_job=True) is None
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_a_broken_file_is_a_warning_that_names_file_and_remedy(
     path.write_bytes(content)
     if named:
         monkeypatch.setenv(TUNING_VARIABLE, str(path))
-    assert tuning_files._find_usable_table(here, whole_job=True) is None
+    assert tuning_files.load_tuning_table(here, whole_job=True) is None
     said = capsys.readouterr().err
     assert said.startswith("hpccoll: warning: ")
     assert all(each in said for each in (str(path), why, "hpccoll tune", "HPCCOLL_TUNING=off"))
@@ -118,7 +118,7 @@ def test_a_broken_file_is_a_warning_that_names_file_and_remedy(
 def test_a_named_file_that_is_not_there_or_no_file_is_a_warning(here, monkeypatch, capsys, tmp_path):
     for path in (tmp_path / "nothing.json", tmp_path):
         monkeypatch.setenv(TUNING_VARIABLE, str(path))
-        assert tuning_files._find_usable_table(here, whole_job=True) is None
+        assert tuning_files.load_tuning_table(here, whole_job=True) is None
         assert str(path) in capsys.readouterr().err
 
 
@@ -128,12 +128,12 @@ def test_the_table_of_another_place_is_not_used(here, monkeypatch, capsys, tmp_p
     write_table(path, TuningTable(replace(here, **{name: "another"}), (series("ring"),)))
     monkeypatch.setenv(TUNING_VARIABLE, str(path))
     for _ in range(2):
-        assert tuning_files._find_usable_table(here, whole_job=True) is None
+        assert tuning_files.load_tuning_table(here, whole_job=True) is None
     said = capsys.readouterr().err
     assert said.count("warning") == 1
     assert f"is for another, this is {getattr(here, name)}" in said
     tuning_files._warn.cache_clear()
-    assert tuning_files._find_usable_table(here, whole_job=False) is None
+    assert tuning_files.load_tuning_table(here, whole_job=False) is None
     assert bool(capsys.readouterr().err) == (name != "layout"), "a group of some ranks is no mistake"
 
 
