@@ -1,6 +1,7 @@
 # make bench        set up .venv and compare engines and algorithms on four MPI ranks
 # make test         set up both environments and pass the tests, on MPICH and on Open MPI
 # make check        lint, types, unit tests and a few seconds of MPI: before every commit
+# make docs         build the documentation site in build/site; warnings are errors
 # make slurm        the tests on a throw-away SLURM cluster alone
 # make test-full    the tests with the whole matrix of collectives, dtypes and reductions
 # make lint         ruff and mypy alone
@@ -26,16 +27,16 @@ MARKED := not full
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help bench test test-full check lint unit jobs slurm clean
+.PHONY: help bench test test-full check lint docs unit jobs slurm clean
 help:
-	@sed -n 's/^# //p' Makefile | head -7
+	@sed -n 's/^# //p' Makefile | head -8
 
 bench: $(MPICH)/.ready
 	$(MPICH)/bin/mpirun -n 4 $(MPICH)/bin/hpccoll bench $(ARGS)
 
 # The three parts run beside each other. The SLURM tests and the jobs often wait, and their limits are in seconds, so
 # the unit tests have a lower priority.
-test: $(MPICH)/.ready $(OPENMPI)/.ready
+test: $(MPICH)/.ready $(OPENMPI)/.ready docs
 	export HPCCOLL_TEST_BESIDE=1; failed=0; \
 	    $(MAKE) --no-print-directory slurm & slurm=$$!; \
 	    nice -n 10 $(MAKE) --no-print-directory unit & unit=$$!; \
@@ -61,6 +62,10 @@ lint: $(MPICH)/.ready
 	$(MPICH)/bin/ruff format --check
 	$(MPICH)/bin/mypy
 
+docs: $(MPICH)/.docs-ready
+	$(MPICH)/bin/python -m sphinx -q -E -W --keep-going -c docs . build/site
+	@echo "the documentation site: build/site/index.html"
+
 unit: $(MPICH)/.ready
 	timeout --foreground --kill-after=10 1800 $(MPICH)/bin/python -m pytest -q -n 2 --dist loadgroup -m '$(MARKED)' tests/unit
 
@@ -81,6 +86,11 @@ $(MPICH)/.ready: pyproject.toml
 	$(call make_environment,$(MPICH))
 	$(MPICH)/bin/python -m pip install --quiet '$(TORCH)'
 	$(MPICH)/bin/python -m pip install --quiet --editable '.[mpi,dev]'
+	touch $@
+
+# Sphinx and its theme, in the environment from which the API reference imports hpccoll.
+$(MPICH)/.docs-ready: $(MPICH)/.ready
+	$(MPICH)/bin/python -m pip install --quiet --editable '.[docs]'
 	touch $@
 
 $(OPENMPI)/.ready: pyproject.toml

@@ -9,7 +9,11 @@ from hpccoll.doctor.finding import Finding, Severity
 from hpccoll.doctor.kernel_files import format_list
 
 AREA = "environment"
-_HPCCOLL_VARIABLES = ("HPCCOLL_DEBUG", "HPCCOLL_SHARED_DIR")
+KNOWN_VARIABLES = (
+    *("HPCCOLL_DEBUG", "HPCCOLL_LOG", "HPCCOLL_RANKS_PER_NODE", "HPCCOLL_SHARED_DIR", "HPCCOLL_STATUS_FILE"),
+    *("HPCCOLL_TUNING", "HPCCOLL_LAUNCHER", "HPCCOLL_MODULES", "HPCCOLL_NODE_WAIT_S", "HPCCOLL_REQUEUE_S"),
+    *("HPCCOLL_RESULTS", "HPCCOLL_RESUME", "HPCCOLL_SLURM", "HPCCOLL_SRUN_MPI", "HPCCOLL_TRY_S", "HPCCOLL_VENV"),
+)
 _TEST_VARIABLES = ("HPCCOLL_TEST_", "HPCCOLL_OTHER_MPIRUN", "HPCCOLL_WRITE_GOLDEN")
 _NETWORK_VARIABLES = (
     *("UCX_TLS", "UCX_NET_DEVICES", "FI_PROVIDER", "FI_TCP_IFACE"),
@@ -106,11 +110,11 @@ def check_environment(environ: Mapping[str, str], ranks: int, cores: int, defaul
     unknown = [
         name
         for name in sorted(environ)
-        if name.startswith("HPCCOLL_") and name not in _HPCCOLL_VARIABLES and not name.startswith(_TEST_VARIABLES)
+        if name.startswith("HPCCOLL_") and name not in KNOWN_VARIABLES and not name.startswith(_TEST_VARIABLES)
     ]
     if unknown:
         found = f"{format_list(unknown)}: hpccoll reads no variable of that name"
-        remedy = f"unset it; hpccoll reads {format_list(_HPCCOLL_VARIABLES)}"
+        remedy = f"unset it; hpccoll reads {format_list(KNOWN_VARIABLES)}"
         findings.append(Finding(AREA, _WARNING, found, "names of variables with HPCCOLL_", remedy))
     checked = ", ".join(dict.fromkeys([setting.name for setting in HARMFUL_SETTINGS] + ["OMP_NUM_THREADS"]))
     return findings or [Finding(AREA, Severity.OK, "no harmful setting of a variable", f"checked {checked}")]

@@ -1,4 +1,4 @@
-"""The pages about the code name files and functions that exist."""
+"""The pages name files, functions, variables and exit statuses that exist."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ import re
 from pathlib import Path
 
 import pytest
+
+from hpccoll import errors
+from hpccoll.doctor import environment
+from hpccoll.errors import HpccollError
 
 ROOT = Path(__file__).parents[2]
 PAGES = ("architecture", "call-path", "runtime", "glossary")
@@ -49,3 +53,34 @@ def test_files_of_the_picture_exist():
     packages = (ROOT / "hpccoll", ROOT / "hpccoll" / "plan", ROOT / "hpccoll" / "runtime")
     for name in re.findall(r"\b[a-z_]+\.py\b", text.split("hpccoll/  ")[1].split("```")[0]):
         assert any((package / name).is_file() for package in packages), name
+
+
+def find_variables(*folders: str) -> set[str]:
+    """Return the names of the environment variables of hpccoll in the Python files and shell scripts of folders."""
+    files = [path for folder in folders for kind in ("*.py", "*.sh") for path in (ROOT / folder).rglob(kind)]
+    text = "\n".join(path.read_text(encoding="utf-8") for path in files)
+    return set(re.findall(r"(?<![A-Z_])HPCCOLL(?:_[A-Z]+)+(?![A-Z_])", text))
+
+
+def read_reference(page: str) -> str:
+    return (ROOT / "docs" / "reference" / f"{page}.md").read_text(encoding="utf-8")
+
+
+def test_every_variable_is_in_the_reference():
+    documented = set(re.findall(r"^\| `(HPCCOLL_[A-Z_]+)` \|", read_reference("environment"), re.MULTILINE))
+    no_variables = {"HPCCOLL_DEBG", "HPCCOLL_TEST_SECRET"}  # test data
+    assert documented == find_variables("hpccoll", "slurm", "tests", "bench") - no_variables
+
+
+def test_doctor_knows_every_variable_of_the_library_and_the_job_scripts():
+    tests_only = {"HPCCOLL_OTHER_MPIRUN", "HPCCOLL_WRITE_GOLDEN"}
+    assert set(environment.KNOWN_VARIABLES) == find_variables("hpccoll", "slurm") - tests_only
+
+
+def test_every_exit_status_is_in_the_reference():
+    rows = dict(re.findall(r"^\| (\d+) \| .*? \| (.*?) ?\|$", read_reference("environment"), re.MULTILINE))
+    assert list(map(int, rows)) == [0, 1, 2, 3, 4, 130, 141, 143]
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, HpccollError)]
+    for kind in kinds:
+        assert f"`{kind.__name__}`" in rows[str(kind.exit_status)]
+    assert sum(row.count("`") // 2 for row in rows.values()) == len(kinds)
