@@ -40,7 +40,9 @@ def demo(name: str | None, draw: bool, algorithm: str | None, force: bool, limit
         rows = [
             (x.name, str(x.ranks), f"mpirun -n {x.ranks} hpccoll demo {x.name}", x.description[0]) for x in EXAMPLES
         ]
-        print_table("Examples", ("name", "ranks", "command", "what it shows"), rows, numbers=("ranks",))
+        columns = ("name", "ranks", "command", "what it shows")
+        title = "Examples; start NAME by mpirun -n RANKS hpccoll demo NAME"
+        print_table(title, columns, rows, numbers=("ranks",), wraps=columns[-1:], drops=("command",))
         return
     example, chosen = _resolve_example(name, algorithm)
     if force and example.name != "send_send_deadlock":

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 
-from rich.console import Console
-from rich.table import Table
-
 from hpccoll.measure.result_file import SPACED, STDOUT, RecordWriter
+from hpccoll.text_table import TextColumn, find_output_width, format_table
 
-__all__ = ["STDOUT", "get_launched_rank", "is_printing_rank", "open_json_lines", "print_table"]
+__all__ = ["STDOUT", "get_launched_rank", "is_printing_rank", "open_json_lines", "print_table", "print_text"]
 # Environment variables in which launchers pass a rank; in a SLURM job, a variable that mpirun sets has precedence.
 _RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
+
+_NUMBER_AND_UNIT = re.compile(r"(?<=\d) (?=(?:[mun]?s|[KMGT]?i?B(?:/s)?)\b|%)")
 
 
 def get_launched_rank(environ: Mapping[str, str] = os.environ) -> int | None:
@@ -38,36 +40,49 @@ def open_json_lines(json_file: str | None, option: str = "--json") -> RecordWrit
     return RecordWriter(json_file if is_printing_rank() else None, option, separators=SPACED)
 
 
+def print_text(text: str, indent: str = "  ") -> None:
+    """Print each line of `text`, broken at blanks where it is wider than the terminal; on the printing rank only.
+
+    All but the first of the lines that a line is broken into begin with the line's own indentation and `indent`.
+    """
+    if not is_printing_rank():
+        return
+    width = find_output_width()
+    for each in text.splitlines():
+        own = each[: len(each) - len(each.lstrip())]
+        line = _NUMBER_AND_UNIT.sub("\u00a0", each)  # textwrap does not break at no-break spaces
+        broken = textwrap.wrap(
+            line, width or len(line) + 1, subsequent_indent=own + indent, break_long_words=False, break_on_hyphens=False
+        )
+        print("\n".join(broken).replace("\u00a0", " "))
+
+
 def print_table(
     title: str,
     columns: Sequence[str],
     rows: Sequence[Sequence[str]],
     numbers: Sequence[str] = (),
     *,
+    wraps: Sequence[str] = (),
+    drops: Sequence[str] = (),
     plain: bool = False,
 ) -> None:
-    """Print a table on the printing rank only: by the library rich on a terminal, as aligned plain text otherwise.
+    """Print a table that fits the width of the terminal, on the printing rank only.
 
-    `numbers` are the headings of the columns to align right; `plain` selects plain text also for a terminal. On a
-    terminal too narrow for all columns, the last one is left out.
+    Args:
+        title: a line above the table.
+        columns: the headings.
+        rows: the cells, one per column.
+        numbers: headings of the columns to align right.
+        wraps: headings of the columns whose cells may be broken at blanks.
+        drops: headings of the columns that are left out where a table is too wide, the least important one first.
+        plain: no colours and lines, also on a terminal.
     """
     if not is_printing_rank():
         return
-    lines = [list(columns), *(list(row) for row in rows)]
-    widths = [max(len(line[at]) for line in lines) for at in range(len(columns))]
-    if sys.stdout.isatty() and not plain:
-        console, table = Console(), Table(title=title, title_justify="left")
-        shown = len(columns) - (sum(widths) + 3 * len(widths) + 1 > console.width)
-        for column in columns[:shown]:
-            table.add_column(column, justify="right" if column in numbers else "left", no_wrap=True)
-        for row in rows:
-            table.add_row(*row[:shown])
-        console.print(table)
-        return
-    print(title)
-    for line in lines:
-        cells = (
-            cell.rjust(width) if column in numbers else cell.ljust(width)
-            for cell, width, column in zip(line, widths, columns, strict=True)
-        )
-        print("  ".join(cells).rstrip())
+    width = find_output_width()
+    importance = {heading: len(drops) - place for place, heading in enumerate(drops)}
+    shape = [TextColumn(each, each in numbers, each in wraps, importance.get(each, 0)) for each in columns]
+    styled = width is not None and sys.stdout.isatty() and not plain
+    print_text(title)
+    print(format_table(shape, rows, width, styled=styled))

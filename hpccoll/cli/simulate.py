@@ -14,7 +14,7 @@ import click
 
 from hpccoll.algorithms import Algorithm
 from hpccoll.cli.machine_options import ChosenMachine, add_machine_options, resolve_machine
-from hpccoll.cli.output import STDOUT, is_printing_rank, open_json_lines, print_table
+from hpccoll.cli.output import STDOUT, is_printing_rank, open_json_lines, print_table, print_text
 from hpccoll.cli.progress import show_progress
 from hpccoll.cli.run_record import make_serial_run_record
 from hpccoll.cli.verify import resolve_algorithms
@@ -36,6 +36,8 @@ COLUMNS = (
     *("algorithm", "ranks", "nodes", "size", "chunks", "steps"),
     *("sent mean", "sent most", "across", "time", "latency", "bandwidth"),
 )
+# Columns that a narrow terminal does not show; the first one is left out first.
+LESS_IMPORTANT = ("chunks", "sent most", "across", "sent mean", "bandwidth", "latency", "nodes", "steps")
 MAP_SIZES = sizes_between(8, 2**29, 4)
 
 
@@ -173,15 +175,18 @@ def _make_path_entry(path: CriticalPath) -> CriticalPathEntry:
 
 def _print_cases(cases: Sequence[SimulatedCase], chosen: ChosenMachine) -> None:
     """Print the table of all cases and, if there are only a few, their critical paths."""
-    print_table(f"Simulated on {chosen.title}", COLUMNS, [_make_row(case) for case in cases], numbers=COLUMNS[1:])
-    print("across: share of the bytes that leaves nodes; latency, bandwidth: time in multiples of the lower bounds")
+    rows = [_make_row(case) for case in cases]
+    print_table(f"Simulated on {chosen.title}", COLUMNS, rows, numbers=COLUMNS[1:], drops=LESS_IMPORTANT)
+    print_text(
+        "across: share of the bytes that leaves nodes; latency, bandwidth: time in multiples of the lower bounds"
+    )
     if len(cases) > MAX_PRINTED_PATHS:
-        print(f"critical paths are printed for up to {MAX_PRINTED_PATHS} rows; --json FILE records all")
+        print_text(f"critical paths are printed for up to {MAX_PRINTED_PATHS} rows; --json FILE records all")
         return
     for case in cases:
         path = case.simulation.path
         if path is not None and path.waits:
-            print(_format_path(case.simulation, path))
+            print_text(_format_path(case.simulation, path))
 
 
 def _make_row(case: SimulatedCase) -> tuple[str, ...]:
@@ -190,7 +195,9 @@ def _make_row(case: SimulatedCase) -> tuple[str, ...]:
     n, sent = simulation.plan.ranks, simulation.within + simulation.between
     bound = compute_bounds(simulation.plan.operation, n, simulation.machine, simulation.nbytes)
     total = float(sent.sum())
-    ratios = (f"{simulation.seconds / least:.3g}x" if least else "-" for least in (bound.latency_s, bound.bandwidth_s))
+    ratios = [
+        _format_ratio(simulation.seconds / least) if least else "-" for least in (bound.latency_s, bound.bandwidth_s)
+    ]
     return (
         case.algorithm.full_name,
         f"{n}",
@@ -204,6 +211,11 @@ def _make_row(case: SimulatedCase) -> tuple[str, ...]:
         _format_seconds(simulation.seconds),
         *ratios,
     )
+
+
+def _format_ratio(ratio: float) -> str:
+    """Return a ratio with three digits, or all digits before the point: `1.25x`, `7193x`."""
+    return f"{ratio:.0f}x" if ratio >= 1000 else f"{ratio:.3g}x"
 
 
 def _format_seconds(seconds: float) -> str:

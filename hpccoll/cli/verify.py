@@ -186,7 +186,7 @@ def _print_results(algorithms: Sequence[Algorithm], results: Sequence[ProvenPlan
         rows.append([algorithm.full_name, *cells, f"{sum(each.seconds for each in own):.2f}", formula])
     ranks = max((each.ranks for each in results), default=0)
     title = f"Plans proven; steps and bytes sent per rank (mean and most, in multiples of S) on {ranks} ranks"
-    print_table(title, columns, rows, numbers=columns[1:6])
+    print_table(title, columns, rows, numbers=columns[1:6], wraps=columns[-1:], drops=columns[-1:])
 
 
 def _print_layouts(ranks: Sequence[int]) -> None:

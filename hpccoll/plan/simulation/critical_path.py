@@ -16,7 +16,7 @@ from hpccoll.plan.simulation.chunk_bytes import Floats
 from hpccoll.plan.simulation.machine import Machine
 from hpccoll.plan.step import IntArray
 
-MoveNumbers: TypeAlias = NDArray[np.int8]
+MoveNumbers: TypeAlias = NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)

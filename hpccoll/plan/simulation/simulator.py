@@ -129,7 +129,7 @@ class _Run:
 
     def advance_traced(self, t: int, costs: RoundCosts, state: ClockState) -> ClockState:
         """Return the state after round t; append to `last_traced` which message each rank waited for."""
-        waited_for = np.zeros(len(state.clocks), np.int8)
+        waited_for = np.zeros(len(state.clocks), np.int32)
         after = advance_clocks(state, costs, waited_for)
         messages = [(move.source, move.nbytes) for move in costs.moves]
         if costs.fences is not None:

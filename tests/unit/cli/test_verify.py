@@ -70,13 +70,14 @@ def test_all_plans_are_proven_and_shown():
 
 
 @pytest.mark.parametrize(("width", "remark"), [("200", True), ("80", False)])
-def test_a_terminal_gets_a_frame_and_remarks_where_there_is_room(width, remark, monkeypatch, capsys):
+def test_a_terminal_gets_a_line_below_headings_and_remarks_where_there_is_room(width, remark, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", width)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     assert cli.main(["verify", "all_reduce", "--ranks", "3"]) == 0
     printed = capsys.readouterr().out
-    assert "\u2502 all_reduce/recursive_doubling " in printed
-    assert ("stated cost" in printed) is remark
+    assert "\u2500" * 20 in printed
+    assert "all_reduce/recursive_doubling " in printed
+    assert ("ceil(log2 n)" in printed) is remark
 
 
 def test_roots_and_chunks_that_are_tried():

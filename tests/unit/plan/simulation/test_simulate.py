@@ -124,6 +124,13 @@ def test_the_critical_path_names_who_waited_for_whom():
     assert {wait.rank - wait.source for wait in ring.waits[:5]} <= {1, -5}
 
 
+def test_the_critical_path_may_wait_for_any_of_hundreds_of_messages_of_a_round():
+    one_shot = get_algorithm(Operation.ALL_REDUCE, "one_shot")
+    path = simulate(one_shot.plan(300), FLAT, 100).path
+    assert path is not None
+    assert [wait.round for wait in path.waits] == [0]
+
+
 def test_a_path_that_is_traced_in_spells_is_the_same(monkeypatch):
     machine, plan = nodes_of(3, gamma=GAMMA), RING.plan(12)
     whole = simulate(plan, machine, 7, full=True)
