@@ -13,6 +13,8 @@ import os
 import weakref
 from typing import TYPE_CHECKING, Any, Self
 
+from numpy import ndarray
+
 from hpccoll.algorithms import Algorithm
 from hpccoll.errors import UsageError
 from hpccoll.plan import Operation
@@ -61,7 +63,7 @@ class Communicator:
         self._argument_check = ArgumentCheck(comm, self._engine.progress) if is_enabled() else None
         self._messages = PointToPoint(self._message_comm, self._engine.progress, self._engine.uses_pinned_memory)
         self._cache, self._process = self._engine.cache, os.getpid()
-        self._cached_calls = self._cache.by_array
+        self._cached_calls, self._by_kind = self._cache.by_array, self._cache.by_kind
         self._unbound, self._in_flight = self._engine.unbound, self._engine.progress.operations
         self._release = weakref.finalize(self, _release, self._engine)
 
@@ -265,6 +267,10 @@ class Communicator:
         async_op: bool = False,
     ) -> Any:
         """Run a collective by its cached executable, if any, or else by the engine; return the result or a Work."""
+        if type(x) is ndarray and not async_op and not self._in_flight:
+            found = self._by_kind.get((operation, x.dtype, x.nbytes, op, root, algorithm, out is None))
+            if found is not None and found.is_direct(x, out):
+                return found.direct(x, out)
         default_sum = operation is Operation.ALL_REDUCE and op is SUM and algorithm == "auto" and out is None
         key = id(x) if default_sum else (operation, id(x), id(out), op, root, algorithm)
         unbound = None

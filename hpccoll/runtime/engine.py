@@ -111,7 +111,9 @@ class Engine:
         """
         selection = self.select(call, asynchronous=True)
         algorithm = selection.algorithm
-        self.library.use_non_blocking()
+        if not self.library.uses_non_blocking:
+            self.library.use_non_blocking()
+            self.cache.by_kind.clear()  # its direct calls use MPI's blocking form
         tag = FIRST_ASYNC_TAG + self._asynchronous_calls % ASYNC_TAGS
         self._asynchronous_calls += 1
         previous = self._started.get(tag)

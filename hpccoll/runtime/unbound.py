@@ -4,7 +4,9 @@ Calls on plain arrays are of one kind if they agree in operation, dtype, size, r
 whether the user passes the output. The first call of a kind checks all its arguments, and adds an `UnboundCollective`.
 Later calls of this kind find the `UnboundCollective` by one look-up. An `UnboundCollective` accepts any plain arrays
 that are in no symmetric buffer. If `auto` selects the MPI library's own collective, calls of other sizes with the same
-leading bits, for which the selection is the same, find an `UnboundCollective` too.
+leading bits, for which the selection is the same, find an `UnboundCollective` too. On NumPy arrays that own their
+memory, such a call is one Python function around MPI's own function (`UnboundCollective.direct`), because such arrays
+are in no symmetric buffer, and two of them never overlap.
 """
 
 from __future__ import annotations
@@ -45,6 +47,8 @@ class UnboundCollective(ABC):
         ranks: number of ranks.
     """
 
+    direct: Callable[[Any, Any], Any] | None = None  # carries out calls for which `is_direct` is true
+
     def __init__(self, call: CollectiveCall, ranks: int) -> None:
         self.output_given, self._operation, self._dtype = call.output_given, call.operation, call.dtype.numpy
         self._ranks, self._symmetric = ranks, buffer_registry()
@@ -55,6 +59,18 @@ class UnboundCollective(ABC):
         # The output has `_multiple / _divisor` times the bytes of the input.
         self._multiple = ranks if call.operation in GATHERS else 1
         self._divisor = ranks if call.operation is Operation.REDUCE_SCATTER else 1
+
+    def is_direct(self, x: np.ndarray[Any, Any], out: Any) -> bool:
+        """Whether `direct` can carry out a call of this kind, given that no plan is in flight."""
+        flags = x.flags
+        if self.direct is None or not flags.owndata or not flags.carray:
+            return False
+        if out is None:
+            return True
+        if type(out) is not np.ndarray or out.dtype is not x.dtype or out is x:
+            return False
+        flags = out.flags
+        return flags.owndata and flags.carray and out.nbytes * self._divisor == x.nbytes * self._multiple
 
     @abstractmethod
     def accepts(self, x: Any, out: Any) -> bool:
@@ -97,7 +113,7 @@ class UnboundLibraryCollective(UnboundCollective):
 
     def __init__(self, call: CollectiveCall, ranks: int, library: MpiCollectives) -> None:
         super().__init__(call, ranks)
-        self._call, self._method, self.count = library.call, METHODS[call.operation], call.count
+        self._library, self._method, self.count = library, METHODS[call.operation], call.count
         self._datatype = get_datatype(call.operation, call.dtype)
         source, result = _SOURCE if call.source else None, _RESULT if call.result else None
         op = get_op(call.dtype, call.reduction.name) if call.operation.reduces else None
@@ -105,6 +121,7 @@ class UnboundLibraryCollective(UnboundCollective):
         self._source_at, self._result_at = (
             self._arguments.index(each) if each in self._arguments else -1 for each in (_SOURCE, _RESULT)
         )
+        self.direct = self.bind_direct()
 
     accepts = UnboundCollective.fits
 
@@ -112,7 +129,33 @@ class UnboundLibraryCollective(UnboundCollective):
         """Return the same for inputs of `nbytes` bytes."""
         other = copy(self)
         other.count = nbytes // (self._dtype.itemsize * (self._ranks if self._splits else 1))
+        other.direct = other.bind_direct()
         return other
+
+    def bind_direct(self) -> Callable[[Any, Any], Any] | None:
+        """Return `direct`, if a call of this kind needs nothing but MPI's blocking function."""
+        method = self._library.get_blocking_method(self._method)
+        if method is None or self._divides or self._splits or not self._has_result:
+            return None
+        count, datatype, ranks = self.count, self._datatype, self._ranks
+        if self._source_at < 0 or self._result_at < 0:
+            at = max(self._source_at, self._result_at)
+            before, after = self._arguments[:at], self._arguments[at + 1 :]
+
+            def run_in_place(x: Any, out: Any) -> Any:  # noqa: ARG001 - all direct calls get an output
+                method(*before, (x, count, datatype), *after)
+                return x
+
+            return run_in_place
+        after = self._arguments[2:]
+
+        def run(x: Any, out: Any) -> Any:
+            if out is None:
+                out = np.empty((ranks, *x.shape), x.dtype)
+            method((x, count, datatype), (out, count, datatype), *after)
+            return out
+
+        return run
 
     def _run(self, x: Any, result: Any) -> None:
         arguments = list(self._arguments)
@@ -120,7 +163,7 @@ class UnboundLibraryCollective(UnboundCollective):
             arguments[self._source_at] = as_mpi_buffer(x), self.count, self._datatype
         if self._result_at >= 0:
             arguments[self._result_at] = as_mpi_buffer(result), self.count, self._datatype
-        self._call(self._method, arguments)
+        self._library.call(self._method, arguments)
 
 
 class UnboundPlan(UnboundCollective):

@@ -132,3 +132,59 @@ def test_a_rank_with_a_symmetric_buffer_meets_unbound_ranks(hpc):
         x[:] = hpc.rank + turn
         hpc.all_reduce(x, algorithm="shared_two_shot")
         assert set(x.tolist()) == {sum(rank + turn for rank in range(hpc.size))}
+
+
+class Direct:
+    """The kind of the calls of `all_gather` that give an output, whose direct calls are counted."""
+
+    def __init__(self, hpc):
+        for _ in range(2):
+            hpc.all_gather(np.ones(2), out=np.zeros((hpc.size, 2)), algorithm="mpi")
+        (self.kind,) = {each for each in hpc._cache.by_kind.values() if each.direct and each.output_given}
+        self.calls, self._run, self.kind.direct = 0, self.kind.direct, self
+
+    def __call__(self, x, out):
+        self.calls += 1
+        return self._run(x, out)
+
+
+def test_arrays_that_own_their_memory_go_straight_to_mpi(hpc):
+    direct = Direct(hpc)
+    for value in range(3):
+        out = np.zeros((hpc.size, 2))
+        assert hpc.all_gather(np.full(2, float(value + hpc.rank)), out=out, algorithm="mpi") is out
+        assert out[:, 0].tolist() == [value + rank for rank in range(hpc.size)]
+    assert direct.calls == 3
+
+
+@pytest.mark.parametrize("which", ["view", "strided", "symmetric", "output view", "output dtype", "output size"])
+def test_other_arrays_do_not_go_straight_to_mpi(hpc, which):
+    direct, n = Direct(hpc), hpc.size
+    views = {"view": np.ones(6)[:2], "strided": np.ones(4)[::2], "symmetric": hpc.empty(2, "float64")}
+    x = views.get(which, np.ones(2))
+    x[...] = 1
+    outputs = {"output view": np.zeros((n + 1, 2))[1:], "output dtype": np.zeros((n, 2), np.float32)}
+    out = outputs.get(which, np.zeros((n, 3 if which == "output size" else 2)))
+    if which in ("output dtype", "output size"):
+        with pytest.raises(BufferError):
+            hpc.all_gather(x, out=out, algorithm="mpi")
+    else:
+        assert hpc.all_gather(x, out=out, algorithm="mpi").tolist() == [[1, 1]] * n
+    assert direct.calls == 0
+
+
+def test_nothing_goes_straight_to_mpi_beside_plans_in_flight_and_after_asynchronous_calls(hpc):
+    direct = Direct(hpc)
+    with hpccoll.Communicator(hpc._comm) as other:
+        work = other.all_reduce(np.ones(1000), algorithm="ring", async_op=True)
+        in_flight = bool(hpc._in_flight)
+        hpc.all_gather(np.ones(2), out=np.zeros((hpc.size, 2)), algorithm="mpi")
+        assert direct.calls == (0 if in_flight else 1)
+        work.wait()
+    hpc.all_reduce(np.ones(1000), async_op=True).wait()
+    assert not hpc._cache.by_kind, "the direct calls of earlier kinds would use MPI's blocking form"
+    before = direct.calls
+    for _ in range(3):
+        assert hpc.all_gather(np.ones(2), algorithm="mpi").tolist() == [[1, 1]] * hpc.size
+    assert direct.calls == before
+    assert all(each.direct is None for each in hpc._cache.by_kind.values())

@@ -106,7 +106,7 @@ class MpiCollectives:
         self._works_on_device: bool | None = None  # whether all ranks take device memory; None if not agreed on yet
         self._persistent = PERSISTENT.get(MPI.get_vendor()[0], ())
         self._has_large_counts = MPI.Get_version()[0] >= 4
-        self._uses_non_blocking = self._expects_plans = False
+        self.uses_non_blocking = self._expects_plans = False  # the form changes once, at the first asynchronous call
         self._bound: WeakSet[MpiExecutable] = WeakSet()
         progress.notify(self)
 
@@ -152,19 +152,23 @@ class MpiCollectives:
     def run(self, call: CollectiveCall) -> None:
         """Run a collective once and return when this rank's part is done; `can_run(call)` must be true."""
         mpi = self._translate(call)
-        if self._uses_non_blocking and not mpi.module.on_device:
+        if self.uses_non_blocking and not mpi.module.on_device:
             mpi.surround(partial(self._complete, self._bind_non_blocking(mpi)))()
         else:
             mpi.surround(partial(self._progress.call, self._bind_blocking(mpi)))()
 
     def call(self, method: str, arguments: Sequence[Any]) -> None:
         """Call mpi4py's `method` on host memory, in the form that this communicator uses now, and wait for its end."""
-        if self._uses_non_blocking:
+        if self.uses_non_blocking:
             self._complete(partial(getattr(self._comm, f"I{method.lower()}"), *arguments))
         elif self._progress.operations:
             self._progress.call(partial(getattr(self._comm, method), *arguments))
         else:
             getattr(self._comm, method)(*arguments)
+
+    def get_blocking_method(self, method: str) -> Callable[..., object] | None:
+        """Return mpi4py's blocking `method`, or None if calls on this communicator use the non-blocking form."""
+        return None if self.uses_non_blocking else getattr(self._comm, method)
 
     def start(self, call: CollectiveCall) -> MpiTransfer:
         """Start a collective and return at once; `can_run(call)` must be true."""
@@ -176,8 +180,8 @@ class MpiCollectives:
 
     def use_non_blocking(self) -> None:
         """Use the non-blocking form from now on, also in bound calls, as asynchronous operations may be in flight."""
-        if not self._uses_non_blocking:
-            self._uses_non_blocking = True
+        if not self.uses_non_blocking:
+            self.uses_non_blocking = True
             for bound in self._bound:
                 self._set_form(bound)
 
@@ -189,7 +193,7 @@ class MpiCollectives:
 
     def _set_form(self, bound: MpiExecutable) -> None:
         """Let a bound collective call the form that this communicator uses now."""
-        if self._uses_non_blocking or (self._expects_plans and bound.request is not None):
+        if self.uses_non_blocking or (self._expects_plans and bound.request is not None):
             bound.replace_function(bound.non_blocking)
         elif self._expects_plans:
             bound.replace_function(bound.blocking)

@@ -243,9 +243,9 @@ def test_freeing_a_buffer_waits_for_the_operations_on_it(engine):
 
 
 def test_the_library_uses_its_non_blocking_form_from_the_first_asynchronous_operation_on(engine):
-    assert not engine.library._uses_non_blocking
+    assert not engine.library.uses_non_blocking
     engine.start(request(np.ones(3), algorithm="shared_two_shot"))
-    assert engine.library._uses_non_blocking
+    assert engine.library.uses_non_blocking
 
 
 def test_a_bound_collective_of_the_library_advances_plans_of_other_communicators(engine):
