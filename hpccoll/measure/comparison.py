@@ -15,6 +15,7 @@ from hpccoll.measure.statistics import Interval, ratio_of_medians
 from hpccoll.records import CollectiveRecord
 
 REFERENCE = "mpi"
+TIE = 1.05  # two times tie unless the 95 % interval of their ratio shows that one is longer by more than this factor
 _ENGINES = ("mpi", "nccl", "gloo", "hpccoll")  # in this order in tables and plots
 
 
@@ -80,6 +81,14 @@ def compute_ratio(record: CollectiveRecord, reference: CollectiveRecord) -> Inte
     if record.time_us.min <= 0:
         return None
     return ratio_of_medians(reference.samples_us, record.samples_us)
+
+
+def is_tie(record: CollectiveRecord, other: CollectiveRecord) -> bool:
+    """Whether the samples of two records do not show that one median exceeds the other by more than 5 %."""
+    if record.time_us.min <= 0 or other.time_us.min <= 0:
+        return record.time_us.p50 == other.time_us.p50
+    ratio = ratio_of_medians(record.samples_us, other.samples_us)
+    return ratio.low <= TIE and ratio.high >= 1 / TIE
 
 
 def compare_engines(records: Iterable[CollectiveRecord]) -> list[EngineComparison]:

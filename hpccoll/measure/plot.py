@@ -1,24 +1,24 @@
 """Draws the plot of `--plot`: latency and bus bandwidth over message size, with a line per engine and algorithm.
 
 Each combination of operation, dtype, reduction, root, buffer, ranks and nodes has a row of two panels with logarithmic
-axes. A line shows medians, and the band around the line shows their 95 % intervals. Colour and marker together identify
-the engine and algorithm, also in greyscale, and are the same in every plot. The lines of other libraries are black or
-grey. In-place lines are solid and out-of-place lines are dashed; if only one of the two was measured, its lines are
-solid, and the title names it. Measurements of 0 bytes are left out, because a logarithmic axis cannot show them.
-
-The colours are from Okabe and Ito, Color Universal Design, 2008.
+axes. A line shows medians, and the band around the line shows their 95 % intervals. `series_styles.py` chooses colours
+and markers: implementations that are the fastest nowhere are grey. In-place lines are solid and out-of-place lines are
+dashed; if only one of the two was measured, its lines are solid, and the title names it. Measurements of 0 bytes are
+left out, because a logarithmic axis cannot show them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from hpccoll.errors import UsageError
 from hpccoll.measure.bandwidth import compute_busbw, find_timed_operation
-from hpccoll.measure.comparison import EngineComparison, TableKey, compare_engines, get_engine_sort_key
+from hpccoll.measure.comparison import EngineComparison, TableKey, compare_engines
+from hpccoll.measure.measured_case import Implementation, list_measured_cases
 from hpccoll.measure.output_file import explain_write_errors, require_writable
+from hpccoll.measure.series_styles import COLOURS, SeriesStyle, choose_series_styles
 from hpccoll.measure.table import PLACES, format_title
 from hpccoll.records import CollectiveRecord
 from hpccoll.units import format_size
@@ -28,41 +28,28 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SUFFIXES = (".png", ".svg", ".pdf")
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D00")
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*")  # 7 colours and 10 markers: 70 distinct pairs
-_PEERS = {"mpi": ("#000000", "h"), "nccl": ("#4D4D4D", "p"), "gloo": ("#8C8C8C", "d")}
-# An algorithm's position in _FAMILIAR selects its colour and marker; unlisted algorithms get later positions.
-_FAMILIAR = ("ring", "tree", "recursive_doubling", "rabenseifner", "double_tree", "auto", "bruck", "chain", "pairwise")
+_MARKERS = {
+    "circle": "o",
+    "square": "s",
+    "up": "^",
+    "diamond": "D",
+    "down": "v",
+    "plus": "P",
+    "cross": "X",
+    "left": "<",
+    "right": ">",
+    "pentagon": "p",
+    "hexagon": "h",
+    "star": "*",
+    "thin": "d",
+}
 _INK, _GRID = "#333333", "#DDDDDD"
 _MOST_TICKS = 9
 
 _HEADINGS = ("Latency (µs)", "Bus bandwidth (GB/s)")
 
-Name: TypeAlias = tuple[str, str | None]  # engine, algorithm
 Value: TypeAlias = Callable[[CollectiveRecord], tuple[float, float, float]]
-
-
-class LineLook(NamedTuple):
-    """The colour, marker and label of the lines of one engine and algorithm."""
-
-    colour: str
-    marker: str
-    label: str
-    peer: bool
-
-    def to_matplotlib(self, *, solid: bool) -> dict[str, Any]:
-        """Return the keyword arguments of matplotlib's `plot` for a solid or a dashed line."""
-        width = 2.0 if self.peer else 1.6
-        return {
-            "color": self.colour,
-            "linestyle": "-" if solid else (0, (4, 2)),
-            "linewidth": width if solid else width - 0.6,
-            "marker": self.marker,
-            "markersize": 5.5 if solid else 4.5,
-            "markerfacecolor": self.colour if solid else "white",
-            "markeredgecolor": self.colour,
-            "markeredgewidth": 0.9,
-        }
+Styles: TypeAlias = Mapping[Implementation, SeriesStyle]
 
 
 def require_plot(path: str | Path) -> None:
@@ -94,10 +81,10 @@ def draw_figure(cases: Sequence[EngineComparison]) -> Figure:
     settings = list(dict.fromkeys(case.setting for case in cases))
     figure = Figure(figsize=(13.6, 5 * len(settings)), layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
-    looks = _assign_looks({(e.engine, e.algorithm) for case in cases for e in case.entries})
+    styles = choose_series_styles(list_measured_cases(cases))
     rows = figure.subfigures(len(settings), 1, squeeze=False)[:, 0]
     for row, setting in zip(rows, settings, strict=True):
-        _draw_row(row, setting, [case for case in cases if case.setting == setting], looks)
+        _draw_row(row, setting, [case for case in cases if case.setting == setting], styles[setting.op])
     return figure
 
 
@@ -106,24 +93,11 @@ def _require_suffix(path: str | Path) -> None:
         raise UsageError(f"--plot {path}: the suffix gives the format; use one of {', '.join(SUFFIXES)}")
 
 
-def _assign_looks(names: Iterable[Name]) -> dict[Name, LineLook]:
-    """Return a distinct colour and marker for each engine and algorithm."""
-    looks, position = {}, len(_FAMILIAR)
-    for engine, algorithm in sorted(names, key=get_engine_sort_key):
-        label = f"{engine} {algorithm}" if algorithm else engine
-        if engine in _PEERS:
-            looks[engine, algorithm] = LineLook(*_PEERS[engine], label, peer=True)
-            continue
-        i = _FAMILIAR.index(algorithm) if algorithm in _FAMILIAR else position
-        position += i == position
-        looks[engine, algorithm] = LineLook(_COLOURS[i % len(_COLOURS)], _MARKERS[i % len(_MARKERS)], label, peer=False)
-    return looks
-
-
-def _draw_row(row: Any, setting: TableKey, cases: Sequence[EngineComparison], looks: dict[Name, LineLook]) -> None:
+def _draw_row(row: Any, setting: TableKey, cases: Sequence[EngineComparison], styles: Styles) -> None:
     """Draw one row of the figure, for one operation, type, buffer and job size: title, two panels and legend."""
-    names = sorted({(e.engine, e.algorithm) for case in cases for e in case.entries}, key=get_engine_sort_key)
-    places = sorted({record.in_place for case in cases for e in case.entries for record in e.records})
+    measured = list_measured_cases(cases)
+    names = sorted({name for case in measured for name in case.records}, key=lambda n: (styles[n].is_muted, n.sort_key))
+    places = sorted({case.in_place for case in measured})
     suffix = f", {PLACES[places[0]]}" if len(places) == 1 else ""
     row.suptitle(format_title(setting) + suffix, x=0.01, ha="left", fontsize=13, fontweight="bold", color=_INK)
     *panels, margin = row.subplots(1, 3, width_ratios=[1, 1, 0.5])
@@ -131,11 +105,26 @@ def _draw_row(row: Any, setting: TableKey, cases: Sequence[EngineComparison], lo
         _format_x_axis(axes, heading, [case.nbytes for case in cases])
         for name in names:
             for place in places:
-                entries = [e for case in cases for e in case.entries if (e.engine, e.algorithm) == name]
-                records = [record for e in entries if (record := e.get_record(place)) is not None]
-                _draw_curve_with_band(axes, looks[name], place or len(places) == 1, records, get_value)
+                records = [c.records[name] for c in measured if c.in_place == place and name in c.records]
+                _draw_curve_with_band(axes, styles[name], place or len(places) == 1, records, get_value)
         _format_y_axis(axes, setting)
-    _draw_legend(margin, [looks[name] for name in names], both=len(places) > 1)
+    _draw_legend(margin, {name.label: styles[name] for name in names}, both=len(places) > 1)
+
+
+def _make_line_arguments(style: SeriesStyle, *, solid: bool) -> dict[str, Any]:
+    """Return the keyword arguments of matplotlib's `plot` for a solid or a dashed line."""
+    colour = COLOURS[style.colour]
+    width, size = (2.0 if style.is_library else 1.6, 5.5) if not style.is_muted else (0.9, 3.5)
+    return {
+        "color": colour,
+        "linestyle": "-" if solid else (0, (4, 2)),
+        "linewidth": width if solid else 0.6 * width,
+        "marker": _MARKERS[style.marker],
+        "markersize": size if solid else size - 1,
+        "markerfacecolor": colour if solid else "white",
+        "markeredgecolor": colour,
+        "markeredgewidth": 0.9,
+    }
 
 
 def _get_latency(record: CollectiveRecord) -> tuple[float, float, float]:
@@ -152,16 +141,18 @@ def _compute_bandwidth(record: CollectiveRecord) -> tuple[float, float, float]:
 
 
 def _draw_curve_with_band(
-    axes: Axes, look: LineLook, solid: bool, records: Sequence[CollectiveRecord], get_value: Value
+    axes: Axes, style: SeriesStyle, solid: bool, records: Sequence[CollectiveRecord], get_value: Value
 ) -> None:
-    """Draw the medians of one engine and algorithm over message size as a line, and their intervals as a band."""
+    """Draw the medians of one implementation as a line, and their intervals as a band unless the line is grey."""
     points = [(record.nbytes, *get_value(record)) for record in records]
     points = [point for point in points if min(point) > 0]  # a logarithmic axis cannot show zero
     if not points:
         return
     sizes, middle, low, high = (list(column) for column in zip(*points, strict=True))
-    axes.fill_between(sizes, low, high, color=look.colour, alpha=0.18, linewidth=0, zorder=2)
-    axes.plot(sizes, middle, zorder=4 if look.peer else 3, **look.to_matplotlib(solid=solid))
+    if not style.is_muted:
+        axes.fill_between(sizes, low, high, color=COLOURS[style.colour], alpha=0.18, linewidth=0, zorder=2)
+    order = 2 if style.is_muted else 4 if style.is_library else 3
+    axes.plot(sizes, middle, zorder=order, **_make_line_arguments(style, solid=solid))
 
 
 def _format_x_axis(axes: Axes, heading: str, sizes: Sequence[int]) -> None:
@@ -203,23 +194,23 @@ def _format_y_axis(axes: Axes, setting: TableKey) -> None:
     )
 
 
-def _draw_legend(margin: Axes, looks: Sequence[LineLook], *, both: bool) -> None:
-    """Draw the legend beside the panels; `both` adds solid (in place) and dashed (out of place) lines."""
+def _draw_legend(margin: Axes, styles: Mapping[str, SeriesStyle], *, both: bool) -> None:
+    """Draw the legend of `styles` by label beside the panels; `both` explains solid and dashed lines."""
     from matplotlib.lines import Line2D
 
     margin.set_axis_off()
-    handles = [Line2D([], [], label=look.label, **look.to_matplotlib(solid=True)) for look in looks]
+    handles = [Line2D([], [], label=label, **_make_line_arguments(s, solid=True)) for label, s in styles.items()]
     if both:
         words = {True: "in place", False: "out of place"}
-        neutral = LineLook(_INK, "o", "", peer=False)
-        handles += [Line2D([], [], label=words[solid], **neutral.to_matplotlib(solid=solid)) for solid in words]
+        neutral = SeriesStyle("mpi", "circle")
+        handles += [Line2D([], [], label=words[solid], **_make_line_arguments(neutral, solid=solid)) for solid in words]
     margin.legend(
         handles=handles,
         loc="center left",
         frameon=False,
         fontsize=9.5,
         handlelength=3.2,
-        title="line: median\nband: its 95 % interval\n",
+        title="line: median\nband: its 95 % interval\ngrey: fastest at no size\n",
         title_fontsize=9,
         alignment="left",
         labelcolor=_INK,

@@ -8,33 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from hpccoll.measure.bandwidth import compute_busbw, find_timed_operation
-from hpccoll.measure.comparison import TableKey, get_engine_sort_key
+from hpccoll.measure.comparison import TableKey
+from hpccoll.measure.measured_case import Implementation, MeasuredCase
 from hpccoll.measure.table import PLACES
 from hpccoll.records import CollectiveRecord
 from hpccoll.report.load import RunMeasurement
-
-
-class Implementation(NamedTuple):
-    """An engine, its algorithm and its MPI library; `library` is empty if all runs use the same MPI library."""
-
-    engine: str
-    algorithm: str | None
-    library: str = ""
-
-    @property
-    def label(self) -> str:
-        """The name that charts display, such as `ring`, `mpi` or `mpi (Open MPI 5.0.11)`."""
-        names = [self.engine if self.engine != "hpccoll" or not self.algorithm else "", self.algorithm or ""]
-        label = " ".join(name for name in names if name)
-        return f"{label} ({self.library})" if self.library else label
-
-    @property
-    def sort_key(self) -> tuple[int, str, str, str]:
-        """The sort key, by which engines of other libraries come before hpccoll, and algorithms are sorted by name."""
-        return *get_engine_sort_key((self.engine, self.algorithm)), self.library
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +46,14 @@ class CurveGroup:
     def place(self) -> str:
         """`in-place` or `out-of-place`."""
         return PLACES[self.in_place]
+
+    def list_cases(self) -> list[MeasuredCase]:
+        """Return the measurements of all curves as one case per message size, in ascending order."""
+        by_size: dict[int, dict[Implementation, CollectiveRecord]] = {nbytes: {} for nbytes in self.sizes}
+        for curve in self.curves:
+            for record in curve.records:
+                by_size[record.nbytes][curve.implementation] = record
+        return [MeasuredCase(self.setting, self.in_place, nbytes, records) for nbytes, records in by_size.items()]
 
     def find_fastest(self, nbytes: int) -> tuple[Implementation, CollectiveRecord] | None:
         """Return the implementation of least median time at a size, and its record; None if all results are wrong."""

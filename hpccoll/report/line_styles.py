@@ -1,24 +1,17 @@
-"""The color and marker of each implementation, the same in all charts of the page.
+"""The style of a line in the report's charts: a class of the style sheet and a marker as an SVG path.
 
-Color and marker together identify a line, so charts stay readable for color-blind readers and in print. MPI, NCCL and
-Gloo have the same color and marker on every page. For each operation, up to COLORS implementations get a color: those
-that are fastest at the most message sizes; among equals, the smaller mean slowdown decides. The lines of all other
-implementations are thin and gray ("muted").
+`hpccoll.measure.series_styles` chooses colours and markers. Gray lines have a dot as their marker.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from hpccoll.report.curves import CurveGroup, Implementation
+from hpccoll.measure.measured_case import Implementation, MeasuredCase
+from hpccoll.measure.series_styles import choose_series_styles
 
-COLORS = 7  # classes .c1 to .c7 of the style sheet
-_MARKERS = ("circle", "square", "up", "diamond", "down", "plus", "cross")
-_ENGINE_STYLES = {"mpi": ("peer", "hexagon"), "nccl": ("peer2", "star"), "gloo": ("peer3", "thin")}
-_FAR_BEHIND = 20.0  # assumed ratio to the fastest if an implementation's time cannot be compared
 _MARKER_PATHS = {
     "circle": "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0z",
     "square": "M-3.5-3.5h7v7h-7z",
@@ -30,8 +23,8 @@ _MARKER_PATHS = {
     "hexagon": "M0-4.8L4.2-2.4V2.4L0 4.8L-4.2 2.4V-2.4z",
     "star": "M0-5L1.4-1.6L5-1.4L2.2.9L3 4.4L0 2.4L-3 4.4L-2.2.9L-5-1.4L-1.4-1.6z",
     "thin": "M0-5L2.8 0L0 5L-2.8 0z",
-    "dot": "M-2 0a2 2 0 1 0 4 0a2 2 0 1 0-4 0z",
 }
+_DOT = "M-2 0a2 2 0 1 0 4 0a2 2 0 1 0-4 0z"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,61 +42,15 @@ class LineStyle:
 
 LineStyles: TypeAlias = Mapping[Implementation, LineStyle]
 BOUND_STYLE = LineStyle("bound", "")
-MUTED_STYLE = LineStyle("muted", _MARKER_PATHS["dot"])
+MUTED_STYLE = LineStyle("muted", _DOT)
 
 
-def assign_line_styles(groups: Iterable[CurveGroup]) -> dict[Implementation, LineStyle]:
-    """Return the style of every implementation; two lines of one operation share a style only if both are muted."""
-    by_operation: dict[str, list[CurveGroup]] = {}
-    for group in groups:
-        by_operation.setdefault(group.setting.op, []).append(group)
-    colored_in: dict[Implementation, set[str]] = {}  # operations in which an implementation gets a color
-    styles: dict[Implementation, LineStyle] = {}
-    for op, members in by_operation.items():
-        ranking = _rank_by_lag(members)
-        first_library = min(implementation.library for implementation in ranking)
-        ordered = sorted(ranking, key=lambda implementation: (*ranking[implementation], implementation.sort_key))
-        for implementation in ordered:
-            styles[implementation] = MUTED_STYLE
-            if implementation.engine in _ENGINE_STYLES and implementation.library == first_library:
-                css_class, marker = _ENGINE_STYLES[implementation.engine]
-                styles[implementation] = LineStyle(css_class, _MARKER_PATHS[marker])
-        for implementation in [name for name in ordered if styles[name] is MUTED_STYLE][:COLORS]:
-            colored_in.setdefault(implementation, set()).add(op)
-    return styles | _assign_colors(colored_in)
-
-
-def _assign_colors(operations: Mapping[Implementation, set[str]]) -> dict[Implementation, LineStyle]:
-    """Return colored styles that differ between implementations of one operation (greedy graph coloring)."""
-    indices: dict[Implementation, int] = {}
-    for implementation in sorted(operations, key=lambda name: (-len(operations[name]), name.sort_key)):
-        taken = {index for other, index in indices.items() if operations[other] & operations[implementation]}
-        indices[implementation] = next(index for index in range(len(operations) + 1) if index not in taken)
+def choose_line_styles(cases: Iterable[MeasuredCase]) -> dict[str, LineStyles]:
+    """Return the style of every implementation for each operation."""
     return {
-        implementation: LineStyle(
-            f"c{index % COLORS + 1}", _MARKER_PATHS[_MARKERS[(index + index // COLORS) % len(_MARKERS)]]
-        )
-        for implementation, index in indices.items()
-    }
-
-
-def _rank_by_lag(groups: Sequence[CurveGroup]) -> Mapping[Implementation, tuple[int, float]]:
-    """Return sort keys: minus the number of sizes at which an implementation is fastest, and its mean log slowdown."""
-    wins: dict[Implementation, int] = {}
-    lags: dict[Implementation, list[float]] = {}
-    for group in groups:
-        for nbytes in group.sizes:
-            fastest = group.find_fastest(nbytes)
-            if fastest is None or fastest[1].time_us.p50 <= 0:
-                continue
-            wins[fastest[0]] = wins.get(fastest[0], 0) + 1
-            for curve in group.curves:
-                record = curve.get_record(nbytes)
-                if record is not None and record.time_us.p50 > 0:
-                    lag = math.log(record.time_us.p50 / fastest[1].time_us.p50)
-                    lags.setdefault(curve.implementation, []).append(lag)
-    every = {curve.implementation for group in groups for curve in group.curves}
-    return {
-        name: (-wins.get(name, 0), sum(own) / len(own) if (own := lags.get(name)) else math.log(_FAR_BEHIND))
-        for name in every
+        op: {
+            name: MUTED_STYLE if style.is_muted else LineStyle(style.colour, _MARKER_PATHS[style.marker])
+            for name, style in styles.items()
+        }
+        for op, styles in choose_series_styles(cases).items()
     }

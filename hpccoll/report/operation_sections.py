@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 from hpccoll.measure.comparison import compute_ratio
+from hpccoll.measure.main_finding import describe_fastest
+from hpccoll.measure.series_styles import LIBRARIES
 from hpccoll.measure.statistics import CONFIDENCE, median_ranks
 from hpccoll.measure.table import format_ratio, format_title
 from hpccoll.records import CollectiveRecord
@@ -25,18 +27,18 @@ COLUMNS = (
     *("iterations", "stopped by", "bus bandwidth", "wrong"),
 )
 _TEXT_COLUMNS = {"fastest", "engine", "algorithm", "stopped by"}
-_TIE = 1.05  # an implementation also counts as fastest if its median is within this factor of the smallest
 
 
 def build_operation_sections(
-    groups: Sequence[CurveGroup], styles: LineStyles, models: BoundModels
+    groups: Sequence[CurveGroup], styles: Mapping[str, LineStyles], models: BoundModels
 ) -> list[PageSection]:
     """Return a section per operation, type and job size; out-of-place figures are hidden if in-place ones exist."""
     by_setting: dict[object, list[CurveGroup]] = {}
     for group in groups:
         by_setting.setdefault(group.setting, []).append(group)
     return [
-        _build_section(f"op{number}", places, styles, models) for number, places in enumerate(by_setting.values(), 1)
+        _build_section(f"op{number}", places, styles[places[0].setting.op], models)
+        for number, places in enumerate(by_setting.values(), 1)
     ]
 
 
@@ -50,7 +52,7 @@ def _build_section(
     return PageSection(
         element_id,
         f"{format_title(first.setting)}, {first.place}",
-        _describe_fastest(first),
+        describe_fastest(first.list_cases()),
         tuple(_build_panels(element_id, first, styles, models)),
         make_legend({curve.implementation for group in places for curve in group.curves}, styles),
         tuple(
@@ -71,37 +73,9 @@ def _build_section(
     )
 
 
-def _describe_fastest(group: CurveGroup) -> str:
-    """Return a sentence that names the fastest implementation in each range of sizes; a tie does not end a range."""
-    spans: list[tuple[str, int, int]] = []
-    for nbytes in group.sizes:
-        fastest = group.find_fastest(nbytes)
-        if fastest is None:
-            continue
-        limit = fastest[1].time_us.p50 * _TIE
-        tied = {
-            curve.implementation.label
-            for curve in group.curves
-            if (record := curve.get_record(nbytes)) and record.time_us.p50 <= limit and not record.wrong
-        }
-        if spans and spans[-1][0] in tied:
-            spans[-1] = (spans[-1][0], spans[-1][1], nbytes)
-        else:
-            spans.append((fastest[0].label, nbytes, nbytes))
-    if not spans:
-        return "All results were wrong."
-    if group.sizes == (0,):
-        return f"Fastest: {spans[0][0]}."
-    ranges = [
-        f"{label} at {format_size(low)}" if low == high else f"{label} from {format_size(low)} to {format_size(high)}"
-        for label, low, high in spans
-    ]
-    return f"Fastest, within {_TIE - 1:.0%}: {', '.join(ranges)}."
-
-
 def _build_panels(element_id: str, group: CurveGroup, styles: LineStyles, models: BoundModels) -> list[FigurePanel]:
     """Return the charts of time, bus bandwidth and time divided by the bound, except charts without any value."""
-    description = f"{format_title(group.setting)}, {group.place}. {_describe_fastest(group)}"
+    description = f"{format_title(group.setting)}, {group.place}. {describe_fastest(group.list_cases())}"
 
     def divide_by_bound(record: CollectiveRecord) -> tuple[float, float, float] | None:
         """Return the ratio of time to bound with its interval; None if there is no bound."""
@@ -141,7 +115,7 @@ def _build_lines(group: CurveGroup, styles: LineStyles, get_value: ValueFunction
             if (interval := get_value(record)) is not None
         ]
         lines.append(ChartLine(curve.implementation.label, styles[curve.implementation], tuple(points)))
-    return tuple(sorted(lines, key=lambda line: (not line.style.is_muted, line.style.css_class.startswith("peer"))))
+    return tuple(sorted(lines, key=lambda line: (not line.style.is_muted, line.style.css_class in LIBRARIES)))
 
 
 def _build_bound_line(group: CurveGroup, models: BoundModels) -> list[ChartLine]:

@@ -17,7 +17,8 @@ from hpccoll.doctor.finding import Finding, Severity
 from hpccoll.report.bound_models import BoundModels, format_job_size
 from hpccoll.report.curves import CurveGroup
 from hpccoll.report.environment import collect_environment_facts
-from hpccoll.report.line_styles import assign_line_styles
+from hpccoll.report.headline import choose_headline
+from hpccoll.report.line_styles import choose_line_styles
 from hpccoll.report.load import Results
 from hpccoll.report.operation_sections import build_operation_sections
 from hpccoll.report.page_section import PageSection
@@ -33,12 +34,13 @@ def render_page(
     node_pair_sections: Sequence[PageSection] = (),
 ) -> str:
     """Return the page as HTML text: findings, then sections on node pairs, scaling and operations; writes no file."""
-    styles = assign_line_styles(groups)
+    styles = choose_line_styles(case for group in groups for case in group.list_cases())
     sections = [
         *node_pair_sections,
         *build_scaling_sections(group_scaling_curves(groups), styles),
         *build_operation_sections(groups, styles, models),
     ]
+    summary = _summarize_results(results)
     counts = [(level.name.lower(), sum(each.severity is level for each in findings)) for level in reversed(Severity)]
     omitted = [f"{n} record{'s' * (n > 1)} of kind {kind} not shown" for kind, n in sorted(results.others.items())]
     jinja = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
@@ -48,7 +50,8 @@ def render_page(
         script=_read_template("script.js"),
         version=__version__,
         created=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        summary=_summarize_results(results),
+        headline=choose_headline(findings, groups) or summary,
+        summary=summary,
         counts=[(severity, count) for severity, count in counts if count],
         findings=findings,
         sections=sections,

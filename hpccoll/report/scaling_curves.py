@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hpccoll.measure.comparison import TableKey
+from hpccoll.measure.measured_case import Implementation
 from hpccoll.records import CollectiveRecord
-from hpccoll.report.curves import CurveGroup, Implementation
+from hpccoll.report.curves import CurveGroup
 
 _SIZE_TOLERANCE = 0.1  # difference in log2, so that 1048572 B on 3 ranks counts as equal to 1 MiB on 4 ranks
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from hpccoll.records import CollectiveRecord
 from hpccoll.report.bound_models import format_job_size
@@ -15,10 +15,12 @@ from hpccoll.report.scaling_curves import ScalingCurves
 from hpccoll.units import format_size
 
 
-def build_scaling_sections(scalings: Sequence[ScalingCurves], styles: LineStyles) -> list[PageSection]:
+def build_scaling_sections(scalings: Sequence[ScalingCurves], styles: Mapping[str, LineStyles]) -> list[PageSection]:
     """Return a section for each operation with a message size that was measured on all job sizes."""
     return [
-        _build_section(f"sc{number}", scaling, styles) for number, scaling in enumerate(scalings, 1) if scaling.sizes
+        _build_section(f"sc{number}", scaling, styles[scaling.op])
+        for number, scaling in enumerate(scalings, 1)
+        if scaling.sizes
     ]
 
 

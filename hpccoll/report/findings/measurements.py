@@ -7,11 +7,12 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from hpccoll.doctor.finding import Finding, Severity
+from hpccoll.measure.measured_case import Implementation
 from hpccoll.measure.statistics import Interval, ratio_of_medians
 from hpccoll.measure.table import format_title
 from hpccoll.records import CollectiveRecord
 from hpccoll.report.bound_models import BoundModels
-from hpccoll.report.curves import CurveGroup, Implementation, compute_busbw_interval, get_time_interval_s
+from hpccoll.report.curves import CurveGroup, compute_busbw_interval, get_time_interval_s
 from hpccoll.report.load import RunMeasurement
 from hpccoll.report.number_format import format_bytes_per_s, format_factor, format_seconds
 from hpccoll.report.scaling_curves import ScalingCurves, group_scaling_curves
@@ -22,6 +23,11 @@ AUTO_LIMIT, MPI_LIMIT, ALGORITHM_LIMIT = 1.10, 1.5, 10.0
 BOUND_LIMIT = 3.0
 MIN_BUSBW_KEPT = 0.5  # a larger job that keeps less than this fraction of the bus bandwidth is reported
 _MAX_LISTED = 4
+_SELECTABLE = ("hpccoll", "mpi")  # engines whose collectives `auto` can select
+_ENGINE_REMEDIES = {
+    "gloo": "use hpccoll or another backend of torch.distributed at these sizes; gloo uses TCP within a node, too",
+    "nccl": "run once with NCCL_DEBUG=INFO, which prints the transport and the number of channels that NCCL uses",
+}
 _SLOW_NODE = (
     "one slow link or node slows down all ranks: run hpccoll preflight on these nodes, and check how the added nodes "
     "are connected (another switch?)"
@@ -81,6 +87,7 @@ def find_slow_implementations(groups: Iterable[CurveGroup]) -> Iterator[Finding]
         yield from _find_slow_auto(group, lags)
         yield from _find_slow_mpi(group, lags)
         yield from _find_slow_algorithms(group, lags)
+        yield from _find_slow_engines(group, lags)
 
 
 def _compare_to_fastest(group: CurveGroup, nbytes: int) -> Iterator[tuple[Implementation, Lag]]:
@@ -109,13 +116,31 @@ def _describe_lags(group: CurveGroup, lags: Sequence[Lag]) -> str:
 
 def _find_slow_auto(group: CurveGroup, lags: dict[Implementation, list[Lag]]) -> Iterator[Finding]:
     """Yield a warning if the algorithm `auto` is far slower than the fastest at some message size."""
-    op = group.setting.op
     for implementation, own in lags.items():
         far = _select_far_behind(own, AUTO_LIMIT)
         if implementation.algorithm == "auto" and far:
-            found = f"auto is slower than the fastest algorithm of {op} at {len(far)} of {len(group.sizes)} sizes"
-            remedy = f"run hpccoll tune {op} under the same launcher; it measures and stores the fastest algorithms"
-            yield Finding("algorithm", Severity.WARNING, found, _describe_lags(group, far), remedy)
+            selectable = [lag for lag in far if lag.fastest.engine in _SELECTABLE]
+            yield from _find_untuned_auto(group, selectable)
+            yield from _find_faster_engine(group, [lag for lag in far if lag not in selectable])
+
+
+def _find_untuned_auto(group: CurveGroup, lags: Sequence[Lag]) -> Iterator[Finding]:
+    """Yield a warning if `auto` is slower than collectives that it could have selected; `lags` are its slowdowns."""
+    if lags:
+        op = group.setting.op
+        found = f"auto is slower than the fastest algorithm of {op} at {len(lags)} of {len(group.sizes)} sizes"
+        remedy = f"run hpccoll tune {op} under the same launcher; it measures and stores the fastest algorithms"
+        yield Finding("algorithm", Severity.WARNING, found, _describe_lags(group, lags), remedy)
+
+
+def _find_faster_engine(group: CurveGroup, lags: Sequence[Lag]) -> Iterator[Finding]:
+    """Yield a note if engines that `auto` cannot select are faster than `auto`; `lags` are the slowdowns of `auto`."""
+    if lags:
+        op = group.setting.op
+        names = " or ".join(dict.fromkeys(lag.fastest.label for lag in lags))
+        found = f"{names} is faster than auto at {len(lags)} of {len(group.sizes)} sizes of {op}"
+        remedy = f"call {op} of {names} where these sizes matter; auto selects among hpccoll's algorithms and MPI only"
+        yield Finding("engine", Severity.NOTE, found, _describe_lags(group, lags), remedy)
 
 
 def _find_slow_mpi(group: CurveGroup, lags: dict[Implementation, list[Lag]]) -> Iterator[Finding]:
@@ -126,29 +151,45 @@ def _find_slow_mpi(group: CurveGroup, lags: dict[Implementation, list[Lag]]) -> 
         if implementation.engine == "mpi" and far:
             library = f" of {implementation.library}" if implementation.library else ""
             found = f"the MPI library's {op}{library} is slow at {len(far)} of {len(group.sizes)} sizes"
-            remedy = (
-                f"use algorithm={far[0].fastest.algorithm or 'auto'!r} at these sizes, or let auto choose it "
-                f"(hpccoll tune {op}); the MPI library may have tuning parameters, too"
-            )
-            yield Finding("algorithm", Severity.NOTE, found, _describe_lags(group, far), remedy)
+            fastest = far[0].fastest
+            remedy = f"call {op} of {fastest.label} at these sizes"
+            if fastest.engine == "hpccoll":
+                tuned = "" if fastest.algorithm == "auto" else f", or let auto select it (hpccoll tune {op})"
+                remedy = f"use algorithm={fastest.algorithm!r} at these sizes{tuned}"
+            remedy += "; the MPI library may have tuning parameters, too"
+            yield Finding("engine", Severity.NOTE, found, _describe_lags(group, far), remedy)
 
 
 def _find_slow_algorithms(group: CurveGroup, lags: dict[Implementation, list[Lag]]) -> Iterator[Finding]:
-    """Yield one finding on all implementations, except `auto` and MPI's, that are far slower than the fastest."""
-    worst = {
-        implementation: max(own, key=lambda lag: lag.ratio.low)
-        for implementation, own in lags.items()
-        if implementation.engine != "mpi" and implementation.algorithm != "auto"
-    }
-    slow = [(lag.ratio.low, name, lag) for name, lag in worst.items() if lag.ratio.low > ALGORITHM_LIMIT]
+    """Yield one finding on all algorithms of hpccoll, except `auto`, that are far slower than the fastest."""
+    slow = _select_slowest(
+        {name: own for name, own in lags.items() if name.engine == "hpccoll" and name.algorithm != "auto"}
+    )
     if slow:
-        slow.sort(key=lambda entry: -entry[0])
         listed = "; ".join(f"{name.label} {lag}" for _, name, lag in slow[:_MAX_LISTED])
         op = group.setting.op
         found = f"some algorithms of {op} are more than {ALGORITHM_LIMIT:.0f}x slower than the fastest at some size"
         evidence = f"{format_title(group.setting)}, {group.place}: {listed}"
         remedy = f"run hpccoll tune {op}, then use algorithm='auto' instead of one algorithm for all sizes"
         yield Finding("algorithm", Severity.NOTE, found, evidence, remedy)
+
+
+def _find_slow_engines(group: CurveGroup, lags: dict[Implementation, list[Lag]]) -> Iterator[Finding]:
+    """Yield a finding per engine, except hpccoll and MPI, that is far slower than the fastest at some size."""
+    others = {name: own for name, own in lags.items() if name.engine not in _SELECTABLE}
+    for _, name, lag in _select_slowest(others):
+        limit = f"more than {ALGORITHM_LIMIT:.0f}x slower than the fastest"
+        found = f"{name.label}'s {group.setting.op} is {limit} at some size"
+        evidence = f"{format_title(group.setting)}, {group.place}: {lag}"
+        remedy = _ENGINE_REMEDIES.get(name.engine, f"use {lag.fastest.label} instead of {name.label} at these sizes")
+        yield Finding("engine", Severity.NOTE, found, evidence, remedy)
+
+
+def _select_slowest(lags: dict[Implementation, list[Lag]]) -> list[tuple[float, Implementation, Lag]]:
+    """Return the largest slowdown of each implementation if it exceeds ALGORITHM_LIMIT, with a sort key, sorted."""
+    worst = {name: max(own, key=lambda lag: lag.ratio.low) for name, own in lags.items()}
+    slow = [(lag.ratio.low, name, lag) for name, lag in worst.items() if lag.ratio.low > ALGORITHM_LIMIT]
+    return sorted(slow, key=lambda entry: -entry[0])
 
 
 def find_missed_bounds(groups: Iterable[CurveGroup], models: BoundModels) -> Iterator[Finding]:

@@ -13,6 +13,7 @@ from hpccoll.errors import UsageError
 from hpccoll.measure.collective_record import make_collective_record
 from hpccoll.measure.comparison import compare_engines
 from hpccoll.measure.plot import draw_figure, require_plot, write_plot
+from hpccoll.measure.series_styles import COLOURS, MAX_COLOURED
 from hpccoll.records import CollectiveCase, StopReason
 
 ROW = CollectiveCase("all_reduce", "mpi", None, "host", True, 8, 2, "float32", "sum", None, 4, 1)
@@ -38,6 +39,16 @@ def race(names=NAMES[:4], sizes=SIZES, places=(True,), **row):
         for at, (engine, algorithm) in enumerate(names)
         for size in sizes
         for place in places
+    ]
+
+
+def winners(names):
+    """Rows in which each of the names in turn is the fastest at one size."""
+    return [
+        make_collective_record(record, tuple(sample / 10 for sample in record.samples_us), record.stop, 0)
+        if (record.engine, record.algorithm) == names[-1 - SIZES.index(record.nbytes) % len(names)]
+        else record
+        for record in race(names)
     ]
 
 
@@ -85,15 +96,32 @@ def test_both_axes_of_both_panels_are_logarithmic():
         assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
 
 
-def test_lines_can_be_told_apart_without_colour_and_by_colour():
-    usual = drawn(race(NAMES[:9]))[0].lines  # all but those with names of their own
-    assert len({line.get_marker() for line in usual}) == len({line.get_color() for line in usual}) == 9
-    every = drawn(race(NAMES))[0].lines
-    assert len({(line.get_marker(), line.get_color()) for line in every}) == len(NAMES)
+def test_no_two_coloured_lines_share_a_colour_or_a_marker():
+    every = drawn(winners(NAMES))[0].lines
+    loud = [line for line in every if line.get_color() != COLOURS["muted"]]
+    assert len(loud) == 3 + MAX_COLOURED < len(NAMES) == len(every)
+    assert len({line.get_marker() for line in loud}) == len({line.get_color() for line in loud}) == len(loud)
+
+
+def test_lines_that_are_fastest_nowhere_are_grey_and_thin():
+    records = race([("mpi", None), ("hpccoll", "ring"), ("hpccoll", "tree"), ("hpccoll", "auto")])
+    for at, record in enumerate(records):
+        if record.algorithm in ("ring", "tree"):
+            samples = tuple(3 * sample for sample in record.samples_us)
+            records[at] = make_collective_record(record, samples, record.stop, 0)
+    latency, _, margin = drawn(records)
+    by_label = dict(zip([text.get_text() for text in margin.get_legend().get_texts()], latency.lines, strict=True))
+    assert list(by_label) == ["mpi", "auto", "ring", "tree"]
+    grey = [label for label, line in by_label.items() if line.get_color() == COLOURS["muted"]]
+    assert grey == ["ring", "tree"]
+    assert by_label["ring"].get_linewidth() < by_label["auto"].get_linewidth()
+    assert by_label["ring"].get_marker() != by_label["tree"].get_marker()
+    assert len(latency.collections) == 2  # grey lines have no bands
+    assert "grey: fastest at no size" in margin.get_legend().get_title().get_text()
 
 
 def test_an_algorithm_looks_alike_whatever_it_is_beside():
-    alone, among = drawn(race([("hpccoll", "ring")]))[0], drawn(race(NAMES))[0]
+    alone, among = drawn(winners([("hpccoll", "ring")]))[0], drawn(winners(NAMES))[0]
     ring = alone.lines[0]
     assert any(ring.get_color() == line.get_color() and ring.get_marker() == line.get_marker() for line in among.lines)
 

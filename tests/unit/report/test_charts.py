@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from importlib import resources
 from itertools import pairwise
 from xml.etree import ElementTree as ET
 
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hpccoll.measure.series_styles import COLOURS
 from hpccoll.report.axis_scale import choose_ticks, make_linear_scale, make_log_scale
 from hpccoll.report.curves import group_curves
 from hpccoll.report.heat_map import HeatMap, HeatMapCell, interpolate_color
@@ -27,7 +29,7 @@ from hpccoll.report.line_chart import (
     LineChart,
     render_line_chart,
 )
-from hpccoll.report.line_styles import BOUND_STYLE, MUTED_STYLE, LineStyle, assign_line_styles
+from hpccoll.report.line_styles import BOUND_STYLE, MUTED_STYLE, LineStyle, choose_line_styles
 from hpccoll.report.number_format import format_bounds, format_bytes_per_s, format_number, format_seconds
 
 RING = LineStyle("c1", "M0 0h1z")
@@ -213,11 +215,21 @@ def test_styles_within_an_operation_differ_unless_muted():
     from tests.unit.report.test_load import FOUR, TWO
 
     drawn = group_curves(load_results([TWO, FOUR]).rows)
-    found = assign_line_styles(drawn)
+    styles = choose_line_styles(case for picture in drawn for case in picture.list_cases())
     for picture in drawn:
+        found = styles[picture.setting.op]
         loud = [found[curve.implementation] for curve in picture.curves if not found[curve.implementation].is_muted]
-        assert len(set(loud)) == len(loud)
-    assert found[next(name for name in found if name.engine == "mpi")].css_class == "peer"
+        assert len({style.css_class for style in loud}) == len({style.marker for style in loud}) == len(loud) > 1
+        assert found[next(name for name in found if name.engine == "mpi")].css_class == "mpi"
+
+
+def test_the_style_sheet_has_the_colours_of_the_plot():
+    sheet = (resources.files("hpccoll.report") / "templates" / "style.css").read_text()
+    light, dark = sheet.split("@media", 1)
+    for name, colour in COLOURS.items():
+        assert f"--{name}: {colour};" in light
+        assert f"--{name}: " in dark
+        assert f".{name} {{ --c: var(--{name}); }}" in sheet
 
 
 def test_one_slow_node_of_four_stands_out():

@@ -178,7 +178,7 @@ def flat(path=TWO):
 
 def test_a_slow_library_auto_or_algorithm_is_reported(write):
     rows = slowed(flat(), 2.0, op="all_reduce", engine="mpi", nbytes=4096, in_place=True)
-    behind = one(found(write(rows)), "algorithm", Severity.NOTE, "MPI library's all_reduce", "1 of 5 sizes")
+    behind = one(found(write(rows)), "engine", Severity.NOTE, "MPI library's all_reduce", "1 of 5 sizes")
     assert "2x slower than" in behind.evidence
     assert "at 4 KiB" in behind.evidence
     rows = flat()
@@ -189,6 +189,35 @@ def test_a_slow_library_auto_or_algorithm_is_reported(write):
     assert "hpccoll tune all_reduce" in one(found(write(rows)), "algorithm", Severity.WARNING, "5 of 5 sizes").remedy
     rows = slowed(flat(), 25.0, op="all_gather", algorithm="bruck", nbytes=64, in_place=True)
     assert "bruck 25x slower" in one(found(write(rows)), "algorithm", Severity.NOTE, "more than 10x").evidence
+
+
+def rename(rows, engine, new_engine, new_algorithm=None, **of):
+    """Give the matching rows of an engine the name of another engine and algorithm."""
+    for record in rows:
+        if record.get("engine") == engine and all(record.get(key) == value for key, value in of.items()):
+            record |= {"engine": new_engine, "algorithm": new_algorithm}
+    return rows
+
+
+def test_the_remedy_for_a_slow_engine_names_no_algorithm(write):
+    rows = slowed(rename(flat(), "mpi", "gloo"), 25.0, op="all_reduce", engine="gloo", in_place=True)
+    slow = one(found(write(rows)), "engine", Severity.NOTE, "gloo's all_reduce is more than 10x slower")
+    assert "algorithm" not in slow.remedy
+    assert "tune" not in slow.remedy
+    assert "use hpccoll" in slow.remedy
+
+
+def test_an_engine_that_auto_cannot_select_is_no_reason_to_tune(write):
+    rows = rename(flat(), "hpccoll", "nccl", algorithm="ring")
+    rows = slowed(rename(rows, "hpccoll", "hpccoll", "auto", algorithm="tree"), 0.5, engine="nccl")
+    findings = found(write(rows))
+    faster = [each for each in findings if "nccl is faster than auto" in each.found]
+    assert faster
+    assert {each.area for each in faster} == {"engine"}
+    assert not [each for each in findings if "hpccoll tune" in each.remedy and "auto is slower" in each.found]
+    mpi = [each for each in findings if "MPI library's" in each.found]
+    assert mpi
+    assert all("of nccl at these sizes" in each.remedy and "algorithm=" not in each.remedy for each in mpi)
 
 
 def test_a_wrong_result_is_never_the_fastest(write):
@@ -227,7 +256,7 @@ def test_times_far_above_the_bound_are_reported(write):
 def test_the_preflights_faults_are_repeated(write):
     (fault,) = [each for each in found(PAIRS) if each.area == "link"]
     assert fault.severity is Severity.WARNING
-    assert "the link of node3 is slow" in fault.found
+    assert "node3's link is slow" in fault.found
     assert fault.hosts == ("node3",)
     assert "sbatch --exclude=node3" in fault.remedy
     rows = records(PAIRS)

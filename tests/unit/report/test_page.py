@@ -75,6 +75,27 @@ def test_the_page_is_well_formed_with_unique_ids(page):
     assert set(named) <= set(ids)
 
 
+def read_headline(page):
+    (headline,) = re.findall("<h1>(.*?)</h1>", page)
+    assert f"<title>hpccoll report: {headline}</title>" in page
+    return headline
+
+
+def test_the_title_is_the_main_finding(page, tmp_path):
+    assert re.fullmatch(
+        r"node3&#39;s link is slow to every peer; all_reduce, all_gather: hpccoll&#39;s fastest algorithm "
+        r"(beats|ties|is slower).* the MPI library .*",
+        read_headline(page),
+    )
+    assert re.search(r"<p class=.remark.>\d+ measurements of ", page)
+    rows = [json.loads(line) for line in TWO.read_text().splitlines()]
+    rows[4]["wrong"] = 7
+    wrong = tmp_path / "wrong.jsonl"
+    wrong.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert cli.main(["report", str(wrong), "-o", str(tmp_path / "wrong.html"), "--no-bound"]) == 1
+    assert read_headline((tmp_path / "wrong.html").read_text()).startswith("wrong results: ")
+
+
 def test_the_page_makes_no_requests(page):
     parsed = Page(page)
     for tag, attrs in parsed.found:
@@ -100,7 +121,7 @@ def test_the_page_shows_what_the_files_hold(page):
     for said in (
         "MPICH 5.0.2",
         "more ranks than cores",
-        "the link of node3 is slow",
+        "node3's link is slow",
         "laptop",
         "256 KiB",
         "relative to first",

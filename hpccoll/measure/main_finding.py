@@ -1,0 +1,132 @@
+"""States in words how measured implementations compare: the main finding of a benchmark, and the fastest per size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from hpccoll.measure.comparison import REFERENCE, TIE, compute_ratio, is_tie
+from hpccoll.measure.measured_case import (
+    FastestRange,
+    Implementation,
+    MeasuredCase,
+    find_fastest_ranges,
+)
+from hpccoll.measure.statistics import Interval
+from hpccoll.units import format_size
+
+_MAX_TIED = 2  # names of tied implementations in a sentence; more are counted
+_MAX_OPERATIONS = 2
+
+
+def describe_main_finding(cases: Iterable[MeasuredCase]) -> str:
+    """Return the main finding of a benchmark in one sentence without a full stop; empty if all results are wrong.
+
+    The sentence compares `auto` with the MPI library, or else hpccoll's fastest algorithm at each size with the MPI
+    library. Where hpccoll or the MPI library was not measured, the sentence names the fastest at each size.
+    """
+    measured = [case for case in cases if case.fastest is not None]
+    if not measured:
+        return ""
+    names = {(name.engine, name.algorithm) for case in measured for name in case.records}
+    ratios = [ratio for case in measured if (ratio := _compare_with_mpi(case, ("hpccoll", "auto") in names))]
+    if not ratios:
+        return _describe_extremes(measured)
+    subject = "auto" if ("hpccoll", "auto") in names else "hpccoll's fastest algorithm"
+    operations = list(dict.fromkeys(case.setting.op for case in measured))
+    return f"{', '.join(operations)}: {subject} {_describe_ratios(ratios)}"
+
+
+def describe_fastest(cases: Sequence[MeasuredCase]) -> str:
+    """Return a sentence that names the fastest implementation in each range of sizes and the ones that tie with it.
+
+    `cases` differ only in message size, which ascends.
+    """
+    ranges = find_fastest_ranges(cases)
+    if not ranges:
+        return "All results were wrong."
+    if all(case.nbytes == 0 for case in cases):
+        return f"Fastest: {_format_names(ranges[0])}."
+    parts = (f"{_format_names(each)} {format_size_range(each.first_nbytes, each.last_nbytes)}" for each in ranges)
+    return f"Fastest: {'; '.join(parts)}. Tied: not shown to be more than {TIE - 1:.0%} slower."
+
+
+def format_size_range(first: int, last: int) -> str:
+    """Return text such as `at 8 B` or `from 8 B to 2 KiB`."""
+    return f"at {format_size(first)}" if first == last else f"from {format_size(first)} to {format_size(last)}"
+
+
+def _format_names(fastest: FastestRange) -> str:
+    """Return the fastest implementation's label, and the labels or the number of those that tie with it."""
+    first, *tied = fastest.names
+    if not tied:
+        return first.label
+    listed = [name.label for name in tied[:_MAX_TIED]]
+    more = len(tied) - len(listed)
+    return f"{first.label} (tied: {', '.join(listed)}{f' and {more} more' if more else ''})"
+
+
+def _shorten_names(fastest: FastestRange) -> str:
+    """Return the fastest implementation's label, and the number of those that tie with it."""
+    first, *tied = fastest.names
+    return f"{first.label} (tied with {len(tied)})" if tied else first.label
+
+
+def _compare_with_mpi(case: MeasuredCase, with_auto: bool) -> tuple[Interval, bool] | None:
+    """Return time of MPI / time of hpccoll and whether the times tie; None if one of the two was not measured."""
+    ours = [
+        (record.time_us.p50, name)
+        for name, record in case.records.items()
+        if name.engine == "hpccoll" and not record.wrong and (name.algorithm == "auto" or not with_auto)
+    ]
+    if not ours or case.setting.ranks < 2:
+        return None
+    name = min(ours)[1]
+    reference = case.records.get(Implementation(REFERENCE, None, name.library))
+    if reference is None or reference.wrong:
+        return None
+    ratio = compute_ratio(case.records[name], reference)
+    return None if ratio is None else (ratio, is_tie(case.records[name], reference))
+
+
+def _describe_ratios(ratios: Sequence[tuple[Interval, bool]]) -> str:
+    """Return the predicate of a sentence that compares hpccoll with the MPI library at all sizes."""
+    faster = [ratio.value for ratio, tie in ratios if not tie and ratio.value > 1]
+    slower = [ratio.value for ratio, tie in ratios if not tie and ratio.value < 1]
+    ties = len(ratios) - len(faster) - len(slower)
+    total = len(ratios)
+    if ties == total:
+        return f"ties with the MPI library in {_count_cases(total)}"
+    best = f"up to {max(faster, default=1):.2g} times as fast"
+    worst = f"up to {1 / min(slower, default=1):.2g} times as slow"
+    if len(faster) == total:
+        return f"beats the MPI library in {_count_cases(total)}, {best}"
+    if len(slower) == total:
+        return f"is slower than the MPI library in {_count_cases(total)}, {worst}"
+    parts = [
+        f"beats the MPI library in {len(faster)} of {total} cases ({best})" if faster else "",
+        f"ties in {ties}" if ties else "",
+        f"is slower in {len(slower)} ({worst})" if slower else "",
+    ]
+    *first, last = [part for part in parts if part]
+    return f"{', '.join(first)} and {last}"
+
+
+def _count_cases(total: int) -> str:
+    return f"all {total} cases" if total > 1 else "the only case"
+
+
+def _describe_extremes(cases: Sequence[MeasuredCase]) -> str:
+    """Return text that names the fastest implementation of each operation for its smallest and largest message."""
+    by_operation: dict[str, list[MeasuredCase]] = {}
+    for case in cases:
+        members = by_operation.setdefault(case.setting.op, [])
+        if not members or (case.setting, case.in_place) == (members[0].setting, members[0].in_place):
+            members.append(case)
+    parts = []
+    for op, members in list(by_operation.items())[:_MAX_OPERATIONS]:
+        ranges = find_fastest_ranges(members)
+        ends = [ranges[0], *ranges[1:][-1:]]
+        named = (f"{_shorten_names(each)} {format_size_range(each.first_nbytes, each.last_nbytes)}" for each in ends)
+        parts.append(f"{op}: fastest is {' and '.join(named) if members[-1].nbytes else _shorten_names(ends[0])}")
+    hidden = len(by_operation) - len(parts)
+    return "; ".join(parts) + (f"; and {hidden} more operation{'s' * (hidden > 1)}" if hidden else "")

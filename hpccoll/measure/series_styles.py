@@ -1,0 +1,101 @@
+"""The colour and marker of each implementation in charts; the plot of `hpccoll bench` and the report use the same.
+
+MPI, NCCL and Gloo always have the same colour and marker. Of all other implementations, those that are fastest at some
+message size have a colour, and so has `auto`; at most MAX_COLOURED per operation, those that are fastest most often.
+The rest is grey. Within one operation no two implementations share a colour, except the grey ones.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from hpccoll.measure.measured_case import Implementation, MeasuredCase
+
+COLOURS = {  # on white; the style sheet of the report has the same colours, and lighter ones for dark screens
+    "c1": "#0a66c2",
+    "c2": "#d4550a",
+    "c3": "#0b7f56",
+    "c4": "#8b46c8",
+    "c5": "#b8860b",
+    "c6": "#c02673",
+    "c7": "#0d8ca0",
+    "mpi": "#15181d",
+    "nccl": "#6a4b2a",
+    "gloo": "#34406e",
+    "muted": "#aab2bd",
+}
+MAX_COLOURED = 7
+_LIBRARY_MARKERS = {"mpi": "hexagon", "nccl": "star", "gloo": "thin"}
+LIBRARIES = tuple(_LIBRARY_MARKERS)
+_MARKERS = ("circle", "square", "up", "diamond", "down", "plus", "cross", "left", "right", "pentagon")
+# These algorithms have the same colour in most charts; the number is an index of colours and markers.
+_PREFERRED = {"auto": 0, "ring": 1, "double_tree": 2, "recursive_doubling": 3, "tree": 4, "rabenseifner": 5, "swing": 6}
+
+
+@dataclass(frozen=True, slots=True)
+class SeriesStyle:
+    """The style of an implementation's line: a key of COLOURS, and the name of a marker."""
+
+    colour: str
+    marker: str
+
+    @property
+    def is_muted(self) -> bool:
+        """Whether the line is thin and grey."""
+        return self.colour == "muted"
+
+    @property
+    def is_library(self) -> bool:
+        """Whether the line belongs to another library, such as MPI."""
+        return self.colour in LIBRARIES
+
+
+SeriesStyles: TypeAlias = Mapping[str, Mapping[Implementation, SeriesStyle]]  # by operation, then by implementation
+
+
+def choose_series_styles(cases: Iterable[MeasuredCase]) -> SeriesStyles:
+    """Return the style of every implementation for each operation in `cases`."""
+    by_operation: dict[str, list[MeasuredCase]] = {}
+    for case in cases:
+        by_operation.setdefault(case.setting.op, []).append(case)
+    indices: dict[Implementation, int] = {}  # the latest colour of each implementation, to reuse it
+    return {op: _choose_for_operation(members, indices) for op, members in by_operation.items()}
+
+
+def _choose_for_operation(
+    cases: Sequence[MeasuredCase], indices: dict[Implementation, int]
+) -> dict[Implementation, SeriesStyle]:
+    """Return the styles for one operation; reuse the colours in `indices` where possible, and update `indices`."""
+    names = sorted({name for case in cases for name in case.records}, key=lambda name: name.sort_key)
+    first_library = min(name.library for name in names)
+    styles = {
+        name: SeriesStyle(name.engine, _LIBRARY_MARKERS[name.engine])
+        for name in names
+        if name.engine in _LIBRARY_MARKERS and name.library == first_library
+    }
+    wins = Counter(case.fastest for case in cases)
+    others = [name for name in names if name not in styles]
+    coloured = [name for name in others if wins[name] or name.algorithm == "auto"]
+    coloured.sort(key=lambda name: (name.algorithm != "auto", -wins[name], name.sort_key))
+    for name, index in _assign_indices(coloured[:MAX_COLOURED], indices).items():
+        styles[name] = SeriesStyle(f"c{index + 1}", _MARKERS[index])
+        indices[name] = index
+    muted = [name for name in others if name not in styles]
+    return styles | {name: SeriesStyle("muted", _MARKERS[i % len(_MARKERS)]) for i, name in enumerate(muted)}
+
+
+def _assign_indices(
+    names: Sequence[Implementation], earlier: Mapping[Implementation, int]
+) -> dict[Implementation, int]:
+    """Return a different number below MAX_COLOURED for each name: the earlier or preferred one, else a free one."""
+    assigned: dict[Implementation, int] = {}
+    free = list(range(MAX_COLOURED))
+    for name in names:
+        wish = earlier.get(name, _PREFERRED.get(name.algorithm or ""))
+        if wish in free:
+            assigned[name] = wish
+            free.remove(wish)
+    return assigned | {name: free.pop() for name in names if name not in assigned}
