@@ -24,7 +24,7 @@ class AxisGroup:
     def __init__(self, comm: Communicator, ranks: list[int]) -> None:
         self.index, self.size = ranks.index(comm.rank), len(ranks)
         self._group = comm.new_group(ranks) if len(ranks) > 1 else None
-        self._pending_sends: list[Work] = []
+        self._pending_sends: list[Work[None]] = []
         self.comm_seconds = 0.0  # seconds spent in calls since the last reset
 
     def all_reduce(self, x: Any) -> Any:

@@ -7,7 +7,7 @@ whole vector in other operations (such as all_reduce).
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from hpccoll.selection import MPI_LIBRARY
 
 # The checked input and output, the array to return to the user, the count, and whether the user passed the output.
 CheckedArrays: TypeAlias = tuple[Buffer | None, Buffer | None, Any, int, bool]
-SUM = Reduction("sum")
+SUM: Final = "sum"  # the default reduction
 
 
 def check_call(

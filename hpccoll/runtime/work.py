@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from mpi4py import MPI
 
@@ -13,8 +13,10 @@ from hpccoll.runtime.arrays import BoundCall
 from hpccoll.runtime.backoff import Backoff
 from hpccoll.runtime.progress import InFlight, Progress
 
+ResultT = TypeVar("ResultT")
 
-class Work:
+
+class Work(Generic[ResultT]):
     """The handle of an asynchronous operation. `wait` and `test` also advance all other operations of the process.
 
     An operation whose handle is dropped goes on, and keeps its arrays alive until it is done.
@@ -25,7 +27,7 @@ class Work:
         result: the array that `wait` returns.
     """
 
-    def __init__(self, rank: int, progress: Progress, operation: InFlight | None, result: Any) -> None:
+    def __init__(self, rank: int, progress: Progress, operation: InFlight | None, result: ResultT) -> None:
         self._rank, self._progress, self._operation, self._result = rank, progress, operation, result
         self.done = operation is None
 
@@ -43,7 +45,7 @@ class Work:
             self._operation.raise_error()
         return self.done
 
-    def wait(self, timeout: float | None = None) -> Any:
+    def wait(self, timeout: float | None = None) -> ResultT:
         """Block until the operation is complete and return the result array.
 
         Args:

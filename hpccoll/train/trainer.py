@@ -204,7 +204,7 @@ class Trainer:
             peak_bytes,
             stop,
         )
-        rows = self.comm.all_gather(np.array(mine, np.float64))
+        rows = self.comm.all_gather(np.array(mine, np.float64)).tolist()
         record, self.stopped = combine_rank_steps(self.step, self.mesh, self.options.batch, rows)
         if not np.isfinite([record.loss, record.grad_norm]).all():
             raise WrongResultError(

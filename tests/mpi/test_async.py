@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -180,7 +181,7 @@ def test_thousands_of_mixed_operations_with_ranks_running_at_different_speeds(hp
     shared, own = random.Random(7), random.Random(100 + hpc.rank)
     n, rank = hpc.size, hpc.rank
     buffers = {count: np.empty(count, np.int64) for count in (1, 3, 64, 1000)}
-    under_way: list[tuple[hpccoll.runtime.work.Work, list[int]]] = []
+    under_way: list[tuple[hpccoll.runtime.work.Work[Any], list[int]]] = []
     for turn in range(rounds):
         kind, root = (
             shared.choice(["all", "async", "async", "broadcast", "barrier", "gather", "drain"]),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
@@ -178,7 +180,7 @@ def test_arrays_that_are_missing_or_too_many_are_named(hpc):
         with pytest.raises(BufferError, match=rf"rank {hpc.rank} passed no array"):
             call(None)
     with pytest.raises(BufferError, match="broadcast works in place"):
-        hpc.broadcast(np.ones(2), out=np.ones(2))
+        hpc.prepare(Operation.BROADCAST, np.ones(2), out=np.ones(2))
     with pytest.raises(BufferError, match="passed no x" if hpc.rank == 0 else "needs out"):
         hpc.scatter(None, root=0)
 
@@ -248,7 +250,7 @@ def test_a_closed_communicator_says_so(hpc, comm):
     for _ in range(3):
         closed.all_reduce(x)
     closed.close()
-    uses = [
+    uses: list[Callable[[], object]] = [
         lambda: closed.all_reduce(x),
         closed.barrier,
         lambda: closed.all_reduce(x, async_op=True),

@@ -446,7 +446,7 @@ def test_another_process_is_refused(hpc, monkeypatch):
         ),
         (lambda hpc, x: hpc.all_reduce(x, op="bor"), ReductionError, "'bor' is not defined for dtype float64"),
         (lambda hpc, x: hpc.broadcast(x, root=1), UsageError, r"root 1 is not a rank of 0\.\.0"),
-        (lambda hpc, x: hpc.broadcast(x, out=x), BufferError, "broadcast works in place"),
+        (lambda hpc, x: hpc.prepare(Operation.BROADCAST, x, out=x), BufferError, "broadcast works in place"),
         (lambda hpc, x: hpc.reduce(x, root=-1), UsageError, "root -1 is not a rank"),
         (lambda hpc, x: hpc.all_reduce(x, out=np.ones(5)), BufferError, r"out has shape \(5,\)"),
         (lambda hpc, x: hpc.all_gather(x, out=np.ones((1, 12), "f4")), BufferError, "x is float64 .* out is float32"),

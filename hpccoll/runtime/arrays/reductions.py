@@ -6,6 +6,7 @@ the number of ranks; `premul_sum` first scales each rank's input by that rank's 
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +29,8 @@ _REDUCTIONS = {
 }
 FUNCTIONS = {name: function for name, (function, _) in _REDUCTIONS.items()}
 _KINDS = {name: kinds for name, (_, kinds) in _REDUCTIONS.items()}
+_MPI_NAMES = ("sum", "prod", "min", "max", "band", "bor", "bxor")
+_TORCH_NAMES = {"PRODUCT": "prod"}
 _FITS = {"i": "bi", "f": "bif", "c": "bifc"}  # kinds of factors by which elements of each kind can be scaled
 _REMEDY = {
     "b": "use bor (any), band (all) or bxor, or cast to an integer dtype",
@@ -45,10 +48,21 @@ class Reduction:
     factor: Any = None
 
     @classmethod
-    def parse(cls, given: str | Reduction) -> Reduction:
-        """Return the reduction for a name, or raise UnknownNameError with the valid names."""
+    def parse(cls, given: Any) -> Reduction:
+        """Return the reduction for a name, an `MPI.Op` or a `torch.distributed.ReduceOp`.
+
+        Raises:
+            UnknownNameError: no reduction has this name; lists the valid names.
+            ReductionError: no reduction is equal to this `MPI.Op`.
+        """
         if isinstance(given, Reduction):
             return given
+        mpi, distributed = sys.modules.get("mpi4py.MPI"), sys.modules.get("torch.distributed")
+        if mpi is not None and isinstance(given, mpi.Op):
+            return cls(_find_mpi_name(mpi, given))
+        if distributed is not None and isinstance(given, distributed.ReduceOp):
+            kind = getattr(given, "op", given).name
+            return cls(_TORCH_NAMES.get(kind, kind.lower()), getattr(given, "factor", None))
         if given not in FUNCTIONS:
             raise UnknownNameError("reduction", str(given), list(FUNCTIONS))
         return cls(given)
@@ -77,6 +91,26 @@ class Reduction:
             raise ReductionError(
                 f"premul_sum: a factor of shape {tuple(factor.shape)} does not broadcast against x of shape {shape}"
             )
+
+
+def normalize_reduction(given: Any) -> str | Reduction:
+    """Return the name of a reduction, or the reduction itself if it has a factor; accepts all that `parse` accepts.
+
+    Equal reductions without a factor have the same name, so that a cache can find calls by the result.
+    """
+    reduction = Reduction.parse(given)
+    return reduction.name if reduction.factor is None else reduction
+
+
+def _find_mpi_name(mpi: Any, op: Any) -> str:
+    """Return the name of the reduction that is equal to an `MPI.Op`; raise ReductionError if there is none."""
+    for name in _MPI_NAMES:
+        if op == getattr(mpi, name.upper()):
+            return name
+    raise ReductionError(
+        f"this MPI.Op has no counterpart in hpccoll; pass MPI.{', MPI.'.join(map(str.upper, _MPI_NAMES))}, or a name "
+        "(for MPI.LAND, MPI.LOR and MPI.LXOR: band, bor and bxor on arrays of bool)"
+    )
 
 
 def _broadcasts(factor: tuple[int, ...], shape: tuple[int, ...]) -> bool:

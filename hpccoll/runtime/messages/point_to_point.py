@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from mpi4py import MPI
 
@@ -12,6 +12,7 @@ from hpccoll.runtime.arrays import ArrayModule, BoundCall, Buffer, as_buffer
 from hpccoll.runtime.progress import Progress
 from hpccoll.runtime.work import MpiTransfer, Work
 
+ArrayT = TypeVar("ArrayT")
 LONGEST_SEGMENT: Final = 2**30  # bytes; MPI counts in 32 bits
 
 
@@ -23,7 +24,7 @@ class PointToPoint:
     ) -> None:
         self._comm, self._progress, self._uses_pinned_memory = comm, progress, uses_pinned_memory
 
-    def isend(self, x: Any, dest: int, tag: int) -> Work:
+    def isend(self, x: Any, dest: int, tag: int) -> Work[None]:
         """Start sending `x` to rank `dest`; waits for the current stream if `x` is in device memory."""
         self._require_peer("dest", dest, tag)
         buffer = as_buffer(x, "x", writable=False)
@@ -37,7 +38,7 @@ class PointToPoint:
         transfer = MpiTransfer(f"rank {rank}: sending to rank {dest}", requests, [], keep=(x, payload))
         return self._track(transfer, None)
 
-    def irecv(self, x: Any, source: int, tag: int) -> Work:
+    def irecv(self, x: ArrayT, source: int, tag: int) -> Work[ArrayT]:
         """Start receiving from rank `source` into `x`; waits for the current stream if `x` is in device memory."""
         self._require_peer("source", source, tag)
         buffer = as_buffer(x, "x", writable=True)
@@ -54,7 +55,7 @@ class PointToPoint:
         transfer = MpiTransfer(f"rank {rank}: receiving from rank {source}", requests, last, sizes, (x, payload))
         return self._track(transfer, x)
 
-    def _track(self, transfer: MpiTransfer, result: Any) -> Work:
+    def _track(self, transfer: MpiTransfer, result: ArrayT) -> Work[ArrayT]:
         """Return the handle of a transfer, which is kept alive and advances in all waits until it is done."""
         if not transfer.advance():
             self._progress.add_transfer(transfer)

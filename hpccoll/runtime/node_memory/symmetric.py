@@ -9,9 +9,11 @@ from __future__ import annotations
 import math
 import weakref
 from bisect import bisect_right, insort
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from mmap import PAGESIZE
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -96,7 +98,7 @@ class SymmetricBuffers:
         self._made = 0
         self._buffers: weakref.WeakValueDictionary[int, SymmetricBuffer] = weakref.WeakValueDictionary()
 
-    def empty(self, shape: int | tuple[int, ...], dtype: Any) -> NDArray[Any]:
+    def empty(self, shape: int | Sequence[int], dtype: Any) -> NDArray[Any]:
         """Return this rank's array of a new symmetric buffer, uninitialised; collective.
 
         Raises:
@@ -115,15 +117,12 @@ class SymmetricBuffers:
         self.register(own, own.__array_interface__["data"][0], nbytes, arrays)
         return np.asarray(own.view(element.numpy).reshape(extents))
 
-    def agree_on(self, shape: int | tuple[int, ...], dtype: Any) -> tuple[tuple[int, ...], DType]:
+    def agree_on(self, shape: int | Sequence[int], dtype: Any) -> tuple[tuple[int, ...], DType]:
         """Return the shape and element type if all ranks passed the same; otherwise raise an error. Collective."""
 
         def check() -> tuple[tuple[int, ...], str]:
             """Return the shape as a tuple and the dtype's name; raise UsageError if one is invalid."""
-            extents = (shape,) if isinstance(shape, int) else tuple(shape)
-            if any(extent < 0 for extent in extents):
-                raise UsageError(f"shape {extents} has a negative extent")
-            return extents, get_dtype(dtype).name
+            return _as_extents(shape), get_dtype(dtype).name
 
         wait_for_ranks(self._comm, self._progress)
         requests = gather_or_raise(self._comm, check, UsageError)
@@ -244,3 +243,14 @@ def _address(array: Any) -> int:
         return int(array.data_ptr())
     interface = getattr(array, "__cuda_array_interface__", None) or array.__array_interface__
     return int(interface["data"][0])
+
+
+def _as_extents(shape: Any) -> tuple[int, ...]:
+    """Return a shape as a tuple; raise UsageError unless it is an integer or a sequence of integers, none negative."""
+    try:
+        extents = tuple(index(extent) for extent in ((shape,) if hasattr(shape, "__index__") else shape))
+    except TypeError:
+        raise UsageError(f"shape {shape!r} is neither an integer nor a sequence of integers") from None
+    if any(extent < 0 for extent in extents):
+        raise UsageError(f"shape {extents} has a negative extent")
+    return extents

@@ -14,7 +14,16 @@ from hpccoll.errors import BufferError, ReductionError, UnavailableError
 from hpccoll.peers import TorchEngine
 from hpccoll.plan import Operation
 from hpccoll.runtime import arguments
-from hpccoll.runtime.arrays import DTYPES, Buffer, CupyModule, NumPyModule, ScratchPool, buffer, get_array_module
+from hpccoll.runtime.arrays import (
+    DTYPES,
+    Buffer,
+    CupyModule,
+    NumPyModule,
+    ScratchPool,
+    buffer,
+    get_array_module,
+    get_dtype,
+)
 from hpccoll.runtime.arrays.cuda_arrays import TorchCudaModule
 from hpccoll.runtime.cuda.device import device_empty
 from hpccoll.runtime.cuda.ipc import BLOCK, CudaRuntime
@@ -125,7 +134,7 @@ def test_torch_buffers_are_on_the_device_that_is_named(comm, monkeypatch):
 
     def empty(_, shape, dtype, device):
         named.append(device)
-        return np.zeros(shape, dtype)
+        return np.zeros(shape, get_dtype(dtype).numpy)
 
     monkeypatch.setattr("hpccoll.runtime.cuda.device.device_empty", empty)
     with communicator.Communicator(comm) as hpc:

@@ -1,0 +1,143 @@
+"""The life of a communicator, and the path of every collective: `CommunicatorBase._collective`.
+
+The second call on the same arrays prepares an executable, which later calls only run.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from inspect import isfunction
+from typing import TYPE_CHECKING, Any
+
+from numpy import ndarray
+
+from hpccoll.communicator.array_types import AlgorithmLike
+from hpccoll.errors import UsageError
+from hpccoll.plan import Operation
+from hpccoll.runtime import job
+from hpccoll.runtime.agreement import wait_for_ranks
+from hpccoll.runtime.argument_check import ArgumentCheck, is_enabled
+from hpccoll.runtime.arguments import SUM, check_call
+from hpccoll.runtime.arrays import normalize_reduction
+from hpccoll.runtime.collective_call import CollectiveCall
+from hpccoll.runtime.engine import Engine
+from hpccoll.runtime.messages.point_to_point import PointToPoint
+from hpccoll.runtime.progress import get_progress
+from hpccoll.runtime.work import Work
+from hpccoll.selection import MPI_LIBRARY
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+
+class CommunicatorBase:
+    """The constructor, the end and the common path of all collectives of `Communicator`, which documents arguments."""
+
+    def __init_subclass__(cls) -> None:
+        """Let Python's own error messages name methods as users know them: `Communicator.all_reduce`."""
+        for name, method in vars(cls).items():
+            if isfunction(method):
+                method.__qualname__ = f"Communicator.{name}"
+
+    def __init__(self, comm: MPI.Intracomm | None = None, *, adopt: bool = False) -> None:
+        base = job.get_world() if comm is None else comm
+        wait_for_ranks(base, get_progress())
+        comm = base if adopt else base.Dup()
+        self._comm, self._message_comm = comm, comm.Dup()
+        self._message_comm.Set_errhandler(job.load_mpi().ERRORS_RETURN)
+        self.rank, self.size = comm.rank, comm.size
+        self._engine = Engine(comm, _takes_device_memory)
+        self.local_rank = self._engine.node.ranks.index(comm.rank)
+        self._argument_check = ArgumentCheck(comm, self._engine.progress) if is_enabled() else None
+        self._messages = PointToPoint(self._message_comm, self._engine.progress, self._engine.uses_pinned_memory)
+        self._cache, self._process = self._engine.cache, os.getpid()
+        self._cached_calls, self._by_kind = self._cache.by_array, self._cache.by_kind
+        self._unbound, self._in_flight = self._engine.unbound, self._engine.progress.operations
+        self._release = weakref.finalize(self, _release, self._engine)
+
+    def close(self) -> None:
+        """Wait for operations in flight, then free requests, shared memory and the MPI communicators; collective.
+
+        Without `close`, requests and shared memory are freed at exit, but the MPI communicators are not.
+        """
+        if self._release.alive:
+            self._engine.finish()
+            wait_for_ranks(self._comm, self._engine.progress)
+            self._release()
+            if self._argument_check is not None:
+                self._argument_check.free()
+            self._message_comm.Free()
+            self._comm.Free()
+
+    def _collective(
+        self, operation: Operation, x: Any, out: Any, op: Any, root: int, algorithm: AlgorithmLike, async_op: bool
+    ) -> Any:
+        """Run a collective by its cached executable, if any, or else by the engine; return the result or a Work."""
+        if type(op) is not str:
+            op = normalize_reduction(op)
+        if type(x) is ndarray and not async_op and not self._in_flight:
+            found = self._by_kind.get((operation, x.dtype, x.nbytes, op, root, algorithm, out is None))
+            if found is not None and found.is_direct(x, out):
+                return found.direct(x, out)
+        default_sum = operation is Operation.ALL_REDUCE and op is SUM and algorithm == "auto" and out is None
+        key = id(x) if default_sum else (operation, id(x), id(out), op, root, algorithm)
+        unbound = None
+        if not async_op:
+            executable = self._cache.find_by_array(key, x, out) if key in self._cached_calls else None
+            if executable is not None:
+                executable()
+                return x if out is None else out
+            unbound = self._unbound.find(operation, x, out, op, root, algorithm)
+            if unbound is not None and not (unbound.output_given and self._cache.is_due(key) and not self._in_flight):
+                return unbound(x, out)
+        if async_op:
+            call = self._check("async", operation, x, out, op, root, algorithm)
+            return Work(self.rank, self._engine.progress, self._engine.start(call), call.value)
+        call = self._check("blocking", operation, x, out, op, root, algorithm)
+        executable = self._engine.run(call, again=unbound is not None)
+        if self._argument_check is None:
+            if executable is not None and call.output_given:
+                self._cache.add_by_array(key, executable, x, out)
+            if unbound is None:
+                self._engine.remember(call, x, out, op, algorithm)
+                self._cache.is_due(key)
+        return call.value
+
+    def _require_open(self) -> None:
+        """Raise UsageError if the communicator is closed or this process is a fork of the communicator's process."""
+        if os.getpid() != self._process:
+            raise UsageError(
+                f"this communicator belongs to process {self._process}, and MPI cannot be used after a fork; "
+                "communicate in the parent, or start the child by multiprocessing's `spawn`"
+            )
+        if not self._release.alive:
+            raise UsageError("this communicator was closed; use one that is open, or close it later")
+
+    def _check(self, form: str, operation: Operation, *arguments: Any) -> CollectiveCall:
+        """Return the checked call; with HPCCOLL_DEBUG=1, all ranks also compare its arguments and kind (`form`)."""
+        self._require_open()
+        x, out, op, root, algorithm = arguments
+        if self._argument_check is None:
+            return check_call(operation, x, out, self.rank, self.size, root, op, algorithm)
+        with self._argument_check.compare(operation) as compared:
+            call = check_call(operation, x, out, self.rank, self.size, root, op, algorithm)
+            buffer = call.result or call.source
+            name = call.algorithm.full_name if call.algorithm else MPI_LIBRARY if call.library else "auto"
+            compared.update(shape=call.shape, dtype=buffer.dtype.name if buffer else "none", op=call.reduction.name)
+            memory = self._engine.buffer_kind(call).value
+            compared.update(root=call.root, algorithm=name, call=form, memory=memory)
+        return call
+
+
+def _takes_device_memory() -> bool:
+    """Whether MPI accepts device memory; the first call on a host with a GPU starts probe processes."""
+    from hpccoll.runtime.cuda.probe import is_mpi_cuda_aware
+
+    return is_mpi_cuda_aware()
+
+
+def _release(engine: Engine) -> None:
+    """Free an engine (the runtime of a communicator), unless MPI is already finalized."""
+    if not job.load_mpi().Is_finalized():
+        engine.free()

@@ -1,0 +1,211 @@
+"""The collectives that move arrays without reducing them: broadcast, all_gather, gather, scatter and all_to_all."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, overload
+
+from hpccoll.communicator.array_types import AlgorithmLike, ArrayT, ValueT
+from hpccoll.communicator.base import CommunicatorBase
+from hpccoll.plan import Operation
+from hpccoll.runtime.arguments import SUM
+from hpccoll.runtime.work import Work
+
+
+class DataMovementMethods(CommunicatorBase):
+    """The collectives of a communicator that move arrays without reducing them, and the barrier."""
+
+    @overload
+    def broadcast(
+        self, x: ValueT, root: int = ..., *, algorithm: AlgorithmLike = ..., async_op: Literal[False] = ...
+    ) -> ValueT: ...
+    @overload
+    def broadcast(
+        self, x: ValueT, root: int = ..., *, algorithm: AlgorithmLike = ..., async_op: Literal[True]
+    ) -> Work[ValueT]: ...
+    @overload
+    def broadcast(
+        self, x: ValueT, root: int = ..., *, algorithm: AlgorithmLike = ..., async_op: bool
+    ) -> ValueT | Work[ValueT]: ...
+    def broadcast(self, x: Any, root: int = 0, *, algorithm: AlgorithmLike = "auto", async_op: bool = False) -> Any:
+        """Copy the root's `x` into every rank's `x`, and return `x`.
+
+        Args:
+            x: array of any shape; shape and dtype must be the same on all ranks.
+            root: the rank whose array is copied.
+            algorithm: the name of an algorithm; "auto" selects one, "mpi" is the MPI library's own collective.
+            async_op: whether to return a `Work` at once.
+
+        Returns:
+            `x`, or a `Work` whose `wait` returns it.
+
+        Raises:
+            BufferError, UnknownNameError, UsageError: an argument is invalid.
+        """
+        return self._collective(Operation.BROADCAST, x, None, SUM, root, algorithm, async_op)
+
+    @overload
+    def all_gather(
+        self, x: ArrayT, *, out: ArrayT | None = ..., algorithm: AlgorithmLike = ..., async_op: Literal[False] = ...
+    ) -> ArrayT: ...
+    @overload
+    def all_gather(
+        self, x: ArrayT, *, out: ArrayT | None = ..., algorithm: AlgorithmLike = ..., async_op: Literal[True]
+    ) -> Work[ArrayT]: ...
+    @overload
+    def all_gather(
+        self, x: ArrayT, *, out: ArrayT | None = ..., algorithm: AlgorithmLike = ..., async_op: bool
+    ) -> ArrayT | Work[ArrayT]: ...
+    def all_gather(self, x: Any, *, out: Any = None, algorithm: AlgorithmLike = "auto", async_op: bool = False) -> Any:
+        """Collect the `x` of all n ranks on all ranks, in rank order.
+
+        Args:
+            x: array of any shape; shape and dtype must be the same on all ranks.
+            out: array for the n arrays; None makes a new array of shape (n, *x.shape).
+            algorithm: see `broadcast`.
+            async_op: whether to return a `Work` at once.
+
+        Returns:
+            `out` or the new array, or a `Work` whose `wait` returns it.
+
+        Raises:
+            BufferError, UnknownNameError: an argument is invalid.
+        """
+        return self._collective(Operation.ALL_GATHER, x, out, SUM, 0, algorithm, async_op)
+
+    @overload
+    def gather(
+        self,
+        x: ArrayT,
+        root: int = ...,
+        *,
+        out: ArrayT | None = ...,
+        algorithm: AlgorithmLike = ...,
+        async_op: Literal[False] = ...,
+    ) -> ArrayT | None: ...
+    @overload
+    def gather(
+        self,
+        x: ArrayT,
+        root: int = ...,
+        *,
+        out: ArrayT | None = ...,
+        algorithm: AlgorithmLike = ...,
+        async_op: Literal[True],
+    ) -> Work[ArrayT | None]: ...
+    @overload
+    def gather(
+        self, x: ArrayT, root: int = ..., *, out: ArrayT | None = ..., algorithm: AlgorithmLike = ..., async_op: bool
+    ) -> ArrayT | Work[ArrayT | None] | None: ...
+    def gather(
+        self, x: Any, root: int = 0, *, out: Any = None, algorithm: AlgorithmLike = "auto", async_op: bool = False
+    ) -> Any:
+        """Collect every rank's `x` at the root, in rank order.
+
+        Args:
+            x: array of any shape; shape and dtype must be the same on all ranks.
+            root: the rank that gets the result.
+            out: array at the root for the n arrays; None makes a new array of shape (n, *x.shape).
+            algorithm: see `broadcast`.
+            async_op: whether to return a `Work` at once.
+
+        Returns:
+            `out` or the new array at the root, None on other ranks; or a `Work` whose `wait` returns the same.
+
+        Raises:
+            BufferError, UnknownNameError, UsageError: an argument is invalid.
+        """
+        return self._collective(Operation.GATHER, x, out, SUM, root, algorithm, async_op)
+
+    @overload
+    def scatter(
+        self,
+        x: ArrayT | None,
+        root: int = ...,
+        *,
+        out: ArrayT | None = ...,
+        algorithm: AlgorithmLike = ...,
+        async_op: Literal[False] = ...,
+    ) -> ArrayT: ...
+    @overload
+    def scatter(
+        self,
+        x: ArrayT | None,
+        root: int = ...,
+        *,
+        out: ArrayT | None = ...,
+        algorithm: AlgorithmLike = ...,
+        async_op: Literal[True],
+    ) -> Work[ArrayT]: ...
+    @overload
+    def scatter(
+        self,
+        x: ArrayT | None,
+        root: int = ...,
+        *,
+        out: ArrayT | None = ...,
+        algorithm: AlgorithmLike = ...,
+        async_op: bool,
+    ) -> ArrayT | Work[ArrayT]: ...
+    def scatter(
+        self, x: Any, root: int = 0, *, out: Any = None, algorithm: AlgorithmLike = "auto", async_op: bool = False
+    ) -> Any:
+        """Send block r of the root's `x` to each rank r, and return the block of this rank.
+
+        Args:
+            x: at the root, an array whose first dim is divided into n blocks of equal size; None on other ranks.
+            root: the rank whose array is divided.
+            out: array for the block; None makes a new array at the root, and other ranks must pass `out`.
+            algorithm: see `broadcast`.
+            async_op: whether to return a `Work` at once.
+
+        Returns:
+            `out` or the new array, or a `Work` whose `wait` returns it.
+
+        Raises:
+            BufferError, UnknownNameError, UsageError: an argument is invalid.
+        """
+        return self._collective(Operation.SCATTER, x, out, SUM, root, algorithm, async_op)
+
+    @overload
+    def all_to_all(
+        self, x: ArrayT, *, out: ArrayT | None = ..., algorithm: AlgorithmLike = ..., async_op: Literal[False] = ...
+    ) -> ArrayT: ...
+    @overload
+    def all_to_all(
+        self, x: ArrayT, *, out: ArrayT | None = ..., algorithm: AlgorithmLike = ..., async_op: Literal[True]
+    ) -> Work[ArrayT]: ...
+    @overload
+    def all_to_all(
+        self, x: ArrayT, *, out: ArrayT | None = ..., algorithm: AlgorithmLike = ..., async_op: bool
+    ) -> ArrayT | Work[ArrayT]: ...
+    def all_to_all(self, x: Any, *, out: Any = None, algorithm: AlgorithmLike = "auto", async_op: bool = False) -> Any:
+        """Send block j of `x` to each rank j, and return the blocks of all ranks for this rank, in rank order.
+
+        Args:
+            x: array whose first dim is divided into n blocks of equal size, one per rank.
+            out: array like `x` for the result; None makes a new array.
+            algorithm: see `broadcast`.
+            async_op: whether to return a `Work` at once.
+
+        Returns:
+            `out` or the new array, or a `Work` whose `wait` returns it.
+
+        Raises:
+            BufferError, UnknownNameError: an argument is invalid.
+        """
+        return self._collective(Operation.ALL_TO_ALL, x, out, SUM, 0, algorithm, async_op)
+
+    @overload
+    def barrier(self, *, algorithm: AlgorithmLike = ..., async_op: Literal[False] = ...) -> None: ...
+    @overload
+    def barrier(self, *, algorithm: AlgorithmLike = ..., async_op: Literal[True]) -> Work[None]: ...
+    @overload
+    def barrier(self, *, algorithm: AlgorithmLike = ..., async_op: bool) -> Work[None] | None: ...
+    def barrier(self, *, algorithm: AlgorithmLike = "auto", async_op: bool = False) -> Any:
+        """Block until every rank has called `barrier`; with `async_op`, return a `Work` instead.
+
+        Args:
+            algorithm: see `broadcast`.
+            async_op: whether to return a `Work` at once.
+        """
+        return self._collective(Operation.BARRIER, None, None, SUM, 0, algorithm, async_op)

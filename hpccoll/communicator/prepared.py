@@ -1,0 +1,35 @@
+"""Collectives that are prepared once and run many times."""
+
+from __future__ import annotations
+
+from hpccoll.communicator.array_types import AlgorithmLike, Array, ReduceOp
+from hpccoll.communicator.base import CommunicatorBase
+from hpccoll.plan import Operation
+from hpccoll.runtime.arguments import SUM
+from hpccoll.runtime.executable import Executable
+
+
+class PreparedMethods(CommunicatorBase):
+    """The prepared collectives of a communicator."""
+
+    def all_reduce_init(
+        self, x: Array, op: ReduceOp = SUM, *, out: Array | None = None, algorithm: AlgorithmLike = "auto"
+    ) -> Executable:
+        """Prepare an all_reduce of `x` that can run many times: `run = comm.all_reduce_init(x); run()`. Collective."""
+        return self.prepare(Operation.ALL_REDUCE, x, out=out, op=op, algorithm=algorithm)
+
+    def prepare(
+        self,
+        operation: Operation,
+        x: Array | None,
+        *,
+        out: Array | None = None,
+        op: ReduceOp = SUM,
+        root: int = 0,
+        algorithm: AlgorithmLike = "auto",
+    ) -> Executable:
+        """Prepare a collective on `x` and `out` without running it; return an executable that can run many times.
+
+        The executable is freed by its method `free` or by closing the communicator. Collective.
+        """
+        return self._engine.prepare(self._check("prepare", operation, x, out, op, root, algorithm))

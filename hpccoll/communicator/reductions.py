@@ -1,0 +1,171 @@
+"""The collectives that reduce the arrays of all ranks: all_reduce, reduce and reduce_scatter."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, overload
+
+from hpccoll.communicator.array_types import AlgorithmLike, ArrayT, ReduceOp, ValueT
+from hpccoll.communicator.base import CommunicatorBase
+from hpccoll.plan import Operation
+from hpccoll.runtime.arguments import SUM
+from hpccoll.runtime.work import Work
+
+
+class ReductionMethods(CommunicatorBase):
+    """The collectives of a communicator that reduce arrays."""
+
+    @overload
+    def all_reduce(
+        self,
+        x: ValueT,
+        op: ReduceOp = ...,
+        *,
+        out: ValueT | None = ...,
+        algorithm: AlgorithmLike = ...,
+        async_op: Literal[False] = ...,
+    ) -> ValueT: ...
+    @overload
+    def all_reduce(
+        self,
+        x: ValueT,
+        op: ReduceOp = ...,
+        *,
+        out: ValueT | None = ...,
+        algorithm: AlgorithmLike = ...,
+        async_op: Literal[True],
+    ) -> Work[ValueT]: ...
+    @overload
+    def all_reduce(
+        self, x: ValueT, op: ReduceOp = ..., *, out: ValueT | None = ..., algorithm: AlgorithmLike = ..., async_op: bool
+    ) -> ValueT | Work[ValueT]: ...
+    def all_reduce(
+        self, x: Any, op: ReduceOp = SUM, *, out: Any = None, algorithm: AlgorithmLike = "auto", async_op: bool = False
+    ) -> Any:
+        """Reduce every rank's `x` by `op` and return the result on all ranks; in place unless `out` is given.
+
+        Args:
+            x: array of any shape; shape and dtype must be the same on all ranks.
+            op: sum, prod, min, max, avg, band, bor, bxor, or `hpccoll.premul_sum(factor)`; `MPI.Op` and
+                `torch.distributed.ReduceOp` are accepted, too.
+            out: array like `x` for the result; None means `x` itself.
+            algorithm: the name of an algorithm; "auto" selects one, "mpi" is the MPI library's own collective.
+            async_op: whether to return a `Work` at once.
+
+        Returns:
+            The result array (`x` or `out`), or a `Work` whose `wait` returns it.
+
+        Raises:
+            BufferError, ReductionError, UnknownNameError: an argument is invalid.
+        """
+        cached = self._cached_calls.get(id(x))
+        if cached is not None and op is SUM and out is None and algorithm == "auto" and not async_op:
+            executable, (dtype, storage, _), _ = cached
+            if x.dtype is dtype and executable.live and (storage is None or storage == (x.data_ptr(), x.nbytes)):
+                executable()
+                return x
+        return self._collective(Operation.ALL_REDUCE, x, out, op, 0, algorithm, async_op)
+
+    @overload
+    def reduce(
+        self,
+        x: ValueT,
+        root: int = ...,
+        op: ReduceOp = ...,
+        *,
+        out: ValueT | None = ...,
+        algorithm: AlgorithmLike = ...,
+        async_op: Literal[False] = ...,
+    ) -> ValueT: ...
+    @overload
+    def reduce(
+        self,
+        x: ValueT,
+        root: int = ...,
+        op: ReduceOp = ...,
+        *,
+        out: ValueT | None = ...,
+        algorithm: AlgorithmLike = ...,
+        async_op: Literal[True],
+    ) -> Work[ValueT]: ...
+    @overload
+    def reduce(
+        self,
+        x: ValueT,
+        root: int = ...,
+        op: ReduceOp = ...,
+        *,
+        out: ValueT | None = ...,
+        algorithm: AlgorithmLike = ...,
+        async_op: bool,
+    ) -> ValueT | Work[ValueT]: ...
+    def reduce(
+        self,
+        x: Any,
+        root: int = 0,
+        op: ReduceOp = SUM,
+        *,
+        out: Any = None,
+        algorithm: AlgorithmLike = "auto",
+        async_op: bool = False,
+    ) -> Any:
+        """Reduce every rank's `x` by `op` into the root's `out`, or its `x` without `out`; others keep theirs.
+
+        Args:
+            x: array of any shape; shape and dtype must be the same on all ranks.
+            root: the rank that gets the result.
+            op: see `all_reduce`.
+            out: array like `x` for the root's result; None means `x` itself.
+            algorithm: see `all_reduce`.
+            async_op: whether to return a `Work` at once.
+
+        Returns:
+            `x` or `out`, or a `Work` whose `wait` returns it.
+
+        Raises:
+            BufferError, ReductionError, UnknownNameError, UsageError: an argument is invalid.
+        """
+        return self._collective(Operation.REDUCE, x, out, op, root, algorithm, async_op)
+
+    @overload
+    def reduce_scatter(
+        self,
+        x: ArrayT,
+        op: ReduceOp = ...,
+        *,
+        out: ArrayT | None = ...,
+        algorithm: AlgorithmLike = ...,
+        async_op: Literal[False] = ...,
+    ) -> ArrayT: ...
+    @overload
+    def reduce_scatter(
+        self,
+        x: ArrayT,
+        op: ReduceOp = ...,
+        *,
+        out: ArrayT | None = ...,
+        algorithm: AlgorithmLike = ...,
+        async_op: Literal[True],
+    ) -> Work[ArrayT]: ...
+    @overload
+    def reduce_scatter(
+        self, x: ArrayT, op: ReduceOp = ..., *, out: ArrayT | None = ..., algorithm: AlgorithmLike = ..., async_op: bool
+    ) -> ArrayT | Work[ArrayT]: ...
+    def reduce_scatter(
+        self, x: Any, op: ReduceOp = SUM, *, out: Any = None, algorithm: AlgorithmLike = "auto", async_op: bool = False
+    ) -> Any:
+        """Reduce the arrays `x` of all n ranks by `op`, and return block r of the result on rank r.
+
+        Args:
+            x: array whose first dim is divided into n blocks of equal size, one per rank.
+            op: see `all_reduce`.
+            out: array for the block; None makes a new array of shape (x.shape[0] // n, *x.shape[1:]).
+            algorithm: see `all_reduce`.
+            async_op: whether to return a `Work` at once.
+
+        Returns:
+            The block of this rank, or a `Work` whose `wait` returns it.
+
+        Raises:
+            BufferError, ReductionError, UnknownNameError: an argument is invalid.
+        """
+        return self._collective(Operation.REDUCE_SCATTER, x, out, op, 0, algorithm, async_op)

@@ -1,0 +1,67 @@
+"""Symmetric buffers: arrays in memory that all ranks of a node can address."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from numpy.typing import NDArray
+
+from hpccoll.communicator.array_types import Array, DtypeLike, Shape
+from hpccoll.communicator.base import CommunicatorBase
+from hpccoll.runtime.arrays import ArrayModule
+from hpccoll.runtime.node_memory.symmetric import as_torch_tensor
+
+if TYPE_CHECKING:
+    import cupy
+    import torch
+
+
+class SymmetricBufferMethods(CommunicatorBase):
+    """The symmetric buffers of a communicator."""
+
+    def empty(self, shape: Shape, dtype: DtypeLike = "float32") -> NDArray[Any]:
+        """Return an uninitialised NumPy array in memory that all ranks of the node can address; collective.
+
+        Collectives access such an array (a symmetric buffer) in place; pass symmetric buffers on all ranks or on none.
+        The memory of all ranks of the node is released when no array on any of these ranks uses it.
+
+        Raises:
+            UsageError: any rank passed a negative extent or an unknown dtype.
+            MismatchError: the ranks passed different shapes or dtypes.
+            UnavailableError: any rank has too little memory, or the ranks cannot share memory.
+        """
+        self._require_open()
+        return self._engine.node.symmetric.empty(shape, dtype)
+
+    def cupy_empty(self, shape: Shape, dtype: DtypeLike = "float32") -> cupy.ndarray:
+        """Return an uninitialised CuPy array in device memory that all ranks of the node can address; collective."""
+        from hpccoll.runtime.cuda.device import device_empty
+
+        self._require_open()
+        return device_empty(self._engine.node, shape, dtype)
+
+    def torch_empty(
+        self, shape: Shape, dtype: DtypeLike = "float32", device: str | torch.device = "cpu"
+    ) -> torch.Tensor:
+        """Return an uninitialised torch tensor that all ranks of the node can address; collective.
+
+        `device` is cpu, cuda (the current device) or a device by number, such as cuda:1.
+        """
+        kind, _, index = str(device).partition(":")
+        if kind != "cuda":
+            return as_torch_tensor(self.empty(shape, dtype))
+        from hpccoll.runtime.cuda.device import device_empty
+
+        self._require_open()
+        return as_torch_tensor(device_empty(self._engine.node, shape, dtype, int(index) if index else None))
+
+    def free(self, x: Array) -> None:
+        """Free a symmetric buffer and the executables bound to it on this rank; later use raises UsageError."""
+        self._engine.node.symmetric.free(x)
+
+    def stages(self, module: ArrayModule) -> bool:
+        """Whether messages from an array module's memory pass through pinned host memory.
+
+        For device memory, the first call starts probe processes and waits for them.
+        """
+        return self._engine.uses_pinned_memory(module)
