@@ -1,7 +1,7 @@
-"""Make the Markdown tables of the recorded results from the record files.
+"""Make README.md's claims and the pages of tables/ from the recorded results.
 
-python bench/summary.py            prints them
-python bench/summary.py --write    puts them into README.md, between its two marks
+python bench/summary.py            prints the tables
+python bench/summary.py --write    writes README.md (between its two marks), tables/ and charts/
 """
 
 from __future__ import annotations
@@ -12,35 +12,97 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from claim_charts import write_charts
+from claims import CLAIMS, format_claim, format_prediction
+
 from hpccoll.measure.result_file import read_records
 from hpccoll.units import format_size
 
 HERE = Path(__file__).parent
-BEGIN, END = "<!-- results: written by summary.py -->", "<!-- end of results -->"
+BEGIN, END = "<!-- claims: written by summary.py -->", "<!-- end of claims -->"
 Record = Mapping[str, Any]
 
 
 def main() -> int:
-    """Print the tables, or replace those in README.md."""
+    """Print the tables, or write the pages and charts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="into README.md instead of standard output")
+    parser.add_argument("--write", action="store_true", help="write README.md, tables/ and charts/ instead of printing")
     parser.add_argument("files", nargs="*", type=Path, help="default: all of bench/results")
     options = parser.parse_args()
-    text = "\n".join(of for path in options.files or sorted(HERE.glob("results/*.jsonl")) for of in section(path))
     if not options.write:
-        print(text)
+        print("\n".join(line for path in options.files or list_result_files() for line in section(path)))
         return 0
+    for path, text in make_pages().items():
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    write_charts(HERE / "charts")
+    return 0
+
+
+def list_result_files() -> list[Path]:
+    """Return the files of recorded comparisons."""
+    return sorted(HERE.glob("results/*.jsonl"))
+
+
+def make_pages() -> dict[Path, str]:
+    """Return the text of every page by its path: README.md with new claims, and the pages of tables/."""
+    pages = {HERE / "tables" / f"{path.stem}.md": "\n".join(section(path)) for path in list_result_files()}
+    pages[HERE / "tables" / "index.md"] = "\n".join(_index_lines())
+    missed, total = list_missed()
+    pages[HERE / "tables" / "missed.md"] = "\n".join(_missed_lines(missed, total))
     readme = HERE / "README.md"
     before, _, rest = readme.read_text(encoding="utf-8").partition(BEGIN)
-    readme.write_text(f"{before}{BEGIN}\n\n{text}\n{END}{rest.partition(END)[2]}", encoding="utf-8")
-    return 0
+    claims = "\n".join([*(line for claim in CLAIMS for line in format_claim(claim)), *format_prediction()])
+    claims += f"\n### Missed requirements\n\n[{len(missed)} of {total} requirements are missed](tables/missed.md).\n"
+    pages[readme] = f"{before}{BEGIN}\n\n{claims}\n{END}{rest.partition(END)[2]}"
+    return pages
+
+
+def _index_lines() -> Iterator[str]:
+    """Yield the lines of the page that links to all tables."""
+    yield "# All measurements\n"
+    yield "The pages list every row of the recorded results. [Comparisons](../README.md) explains method and columns.\n"
+    yield "| page | ranks | recorded | commit |\n|---|---|---|---|"
+    for path in list_result_files():
+        run, *_ = read_records(path, "bench/summary.py").records
+        commit = run["commit"] or "unknown"
+        yield f"| [{path.stem}]({path.stem}.md) | {run['ranks']} | {run['start_time'][:10]} | {commit} |"
+    yield "\n```{toctree}\n:hidden:\n:glob:\n\n*\n```\n"
+
+
+def list_missed() -> tuple[list[tuple[str, Record, Record]], int]:
+    """Return the missed requirements with the name of their file and their record, and the number of requirements."""
+    musts = [
+        (path.stem, record, must)
+        for path in list_result_files()
+        for record in read_records(path, "bench/summary.py").records
+        for must in record.get("musts", ())
+    ]
+    return [entry for entry in musts if not entry[2]["holds"] and not _is_faster_than_allowed(entry[2])], len(musts)
+
+
+def _is_faster_than_allowed(must: Record) -> bool:
+    """Whether a side is faster than a baseline that it may exceed by some microseconds."""
+    return "us" in must["text"].split() and must["ratio"]["low"] >= 1
+
+
+def _missed_lines(missed: list[tuple[str, Record, Record]], total: int) -> Iterator[str]:
+    """Yield the lines of the page of missed requirements."""
+    yield "# Missed requirements\n"
+    yield f"{len(missed)} of {total} recorded requirements are missed. The last column is the measured ratio.\n"
+    yield "| results | case | size | side | requirement | measured |\n|---|---|---|---|---|---|"
+    for stem, record, must in missed:
+        side, value = record.get("side", "auto"), must["ratio"]["value"]
+        size = format_size(record["nbytes"])
+        yield f"| [{stem}]({stem}.md) | {record['case']} | {size} | {side} | {must['text']} | {value:.2f}x |"
+    yield ""
 
 
 def section(path: Path) -> Iterator[str]:
     """Read one result file; yield the Markdown lines of its section."""
     run, *records = read_records(path, "bench/summary.py").records
     versions = run["versions"]
-    yield f"### {path.stem}\n"
+    yield f"# {path.stem}\n"
     yield f"`{run['command']}`\n"
     yield (
         f"{run['processor']}, {max(run['cores'])} cores, {run['ranks']} rank{'s' * (run['ranks'] > 1)}"

@@ -109,6 +109,7 @@ def test_the_summary_shows_the_numbers_of_the_records(run, capsys, monkeypatch):
         return
     capsys.readouterr()
     monkeypatch.setattr(sys, "argv", ["summary.py", str(path)])
+    monkeypatch.syspath_prepend(str(BENCH))
     with pytest.raises(SystemExit):
         runpy.run_path(str(BENCH / "summary.py"), run_name="__main__")
     shown = capsys.readouterr().out
