@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -84,3 +85,37 @@ def test_every_exit_status_is_in_the_reference():
     for kind in kinds:
         assert f"`{kind.__name__}`" in rows[str(kind.exit_status)]
     assert sum(row.count("`") // 2 for row in rows.values()) == len(kinds)
+
+
+def list_literal_parts() -> set[str]:
+    """Return the literal parts of all strings and f-strings of the package, and of the job scripts."""
+    parts: set[str] = set()
+    for path in (ROOT / "hpccoll").rglob("*.py"):
+        tree = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        parts |= {node.value for node in tree if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    for path in (ROOT / "slurm").glob("*.sh"):
+        parts |= set(re.split(r"\$\{?\w+\}?|\"", path.read_text(encoding="utf-8")))
+    return parts
+
+
+def measure_coverage(message: str, parts: set[str]) -> float:
+    """Return the fraction of a message that literal parts of six characters or more cover; its end may be cut."""
+    covered = [False] * len(message)
+    for part in parts:
+        start = message.find(part) if len(part) >= 6 else -1
+        while start >= 0:
+            covered[start : start + len(part)] = [True] * len(part)
+            start = message.find(part, start + 1)
+        start = message.rfind(part[:12])
+        if start >= 0 and part.startswith(message[start:]):
+            covered[start:] = [True] * (len(message) - start)
+    return sum(covered) / len(message)
+
+
+def test_every_message_of_troubleshooting_is_in_the_code():
+    text = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    messages = [" ".join(block.split()) for block in re.findall(r"```text\n(.*?)```", text, re.DOTALL)]
+    assert len(messages) >= 25
+    parts = list_literal_parts()
+    for message in messages:
+        assert measure_coverage(message, parts) >= 0.6, message
