@@ -1,8 +1,8 @@
 """The examples of the documentation's pages run: commands in their order, and Python on MPI ranks.
 
-In a page, `sh` blocks are commands and `python` blocks are programs; a program that begins with a comment `# NAME.py` is
-a file that commands start. A `text` block after commands holds lines that the last of them prints. Blocks of another
-language (`console`) are not run.
+In a page, `sh` blocks are commands and `python` blocks are programs. A program whose first line is `# NAME.py` is a
+file that commands start. A `text` block after commands holds lines that the last of them prints. Blocks of another
+language, such as `console`, are not run.
 """
 
 from __future__ import annotations
