@@ -1,8 +1,9 @@
 """Draws the winner map: a picture of the fastest algorithm by rank count (x axis) and message size (y axis).
 
 Logarithms of times are interpolated linearly between the simulated points, which are drawn as dots. On the line between
-two regions, their two algorithms take equally long. Each region is labelled with its algorithm's name, so that the map
-needs neither colours nor a legend. The colours are lightened from Okabe and Ito, Color Universal Design, 2008.
+two regions, their two algorithms take equally long. Where algorithms take equally long in a whole region, the first
+one wins. A region with enough room is labelled with its algorithm's name; a legend below the map names the colours of
+all other regions. The colours are lightened from Okabe and Ito, Color Universal Design, 2008.
 """
 
 from __future__ import annotations
@@ -28,12 +29,20 @@ _COLOURS = {
     "tree": "#E8BDD6",
     "rabenseifner": "#F7DB95",
     "hierarchical": "#C9CDD6",
+    "hierarchical_ring": "#B9A7D3",
+    "two_shot": "#D9CBA8",
+    "hierarchical_doubling": "#F3ED9E",
+    "swing": "#BFE3F7",
 }
-_OTHER_COLOURS = ("#BFE3F7", "#D9CBA8", "#F3ED9E", "#B9A7D3", "#D7E8B0", "#EFC7B5", "#A9D6D9", "#D8D8D8")
+_OTHER_COLOURS = ("#D7E8B0", "#EFC7B5", "#A9D6D9", "#D8D8D8", "#C7B39B", "#E3A9A9", "#9FC49F")
 _INK = "#222222"
 SUFFIXES = (".png", ".svg", ".pdf")
 _RESOLUTION = 360  # interpolated points along each axis
-_MIN_LABELLED, _MIN_BOLD = 0.0035, 0.03  # fractions of the map's area from which a region has a label, a bold label
+_CANNOT_RUN = 1e3  # added to the largest logarithm of a time where an algorithm cannot run
+_THINNEST = 4  # points; an algorithm whose regions are all thinner is left out, and the next fastest takes its place
+_TIED = 1e-6  # difference of logarithms up to which two times are equal
+_LABEL_FONTS = ((11, "bold"), (8, "normal"))  # sizes and weights of labels, the first that fits is used
+_SLACK = 1.15  # a label fits where a box of this multiple of its width and height fits
 
 
 def draw_winner_map(grid: ForecastGrid, marks: tuple[int, ...] = ()) -> Figure:
@@ -50,97 +59,143 @@ def draw_winner_map(grid: ForecastGrid, marks: tuple[int, ...] = ()) -> Figure:
     axes = figure.subplots()
     across, up = np.log2(np.array(grid.ranks, float)), np.log2(np.array(grid.sizes, float))
     fine_x, fine_y = np.linspace(across[0], across[-1], _RESOLUTION), np.linspace(up[0], up[-1], _RESOLUTION)
-    times = _interpolate(grid, across, up, fine_x, fine_y)
-    best = np.argmax(times <= times.min(axis=0) + np.log(1 + TIE), axis=0)
-    _fill_regions(axes, grid, fine_x, fine_y, best)
+    times = _leave_out_thin_regions(_interpolate(grid, across, up, fine_x, fine_y))
+    best = times.argmin(axis=0)
+    colours = _choose_colours(grid, best)
+    _fill_regions(axes, colours, fine_x, fine_y, best)
     _draw_crossovers(axes, times, best, fine_x, fine_y)
-    _label_regions(axes, grid, fine_x, fine_y, best)
     grid_x, grid_y = np.meshgrid(across, up)
     axes.plot(grid_x.ravel(), grid_y.ravel(), ".", color=_INK, alpha=0.28, markersize=2.2, zorder=3)
     _draw_axes(axes, grid, across, up, marks)
+    figure.draw_without_rendering()  # fixes the size of the axes, which decides whether a label fits into a region
+    unlabelled = _label_regions(axes, grid, fine_x, fine_y, best)
+    _draw_legend(figure, {_format_name(grid, a): colours[a] for a in unlabelled})
     return figure
 
 
 def _interpolate(grid: ForecastGrid, across: Floats, up: Floats, fine_x: Floats, fine_y: Floats) -> Floats:
-    """Return the simulated times' logarithms at the points of the map, shape (algorithms, `fine_y`, `fine_x`)."""
+    """Return the simulated times' logarithms at the points of the map, shape (algorithms, `fine_y`, `fine_x`).
+
+    Times are raised by TIE per preceding algorithm, so that the first of several equally fast algorithms wins. Where an
+    algorithm cannot run, its time is finite but longer than all others, because infinite times cannot be interpolated.
+    """
     from scipy.interpolate import RegularGridInterpolator
 
     y, x = np.meshgrid(fine_y, fine_x, indexing="ij")
-    logs = np.log(np.maximum(grid.seconds, 1e-15))
+    logs = np.log(np.maximum(grid.seconds, 1e-15)) + TIE * np.arange(len(grid.algorithms))[:, None, None]
+    logs = np.where(np.isinf(logs), logs[np.isfinite(logs)].max() + _CANNOT_RUN, logs)
     return np.array([RegularGridInterpolator((across, up), each)((x, y)) for each in logs])
 
 
-def _fill_regions(axes: Axes, grid: ForecastGrid, x: Floats, y: Floats, best: NDArray[np.intp]) -> None:
+def _leave_out_thin_regions(times: Floats) -> Floats:
+    """Return the times with infinity for all algorithms that are fastest in no square of `_THINNEST` points a side."""
+    best = times.argmin(axis=0)
+    shown = [a for a in np.unique(best) if _has_square(best == a)]
+    left_out = np.ones(len(times), np.bool_)
+    left_out[shown] = False
+    return np.where(left_out[:, None, None], np.inf, times)
+
+
+def _has_square(inside: NDArray[np.bool_]) -> bool:
+    """Whether a square of `_THINNEST` points a side fits into a region."""
+    from scipy.ndimage import minimum_filter
+
+    return bool(minimum_filter(inside, _THINNEST, mode="constant").any())
+
+
+def _choose_colours(grid: ForecastGrid, best: NDArray[np.intp]) -> dict[int, str]:
+    """Return a colour per algorithm that is fastest somewhere, by the algorithm's index."""
+    others = cycle(_OTHER_COLOURS)
+    return {int(a): _COLOURS.get(grid.algorithms[a].name) or next(others) for a in np.unique(best)}
+
+
+def _fill_regions(axes: Axes, colours: dict[int, str], x: Floats, y: Floats, best: NDArray[np.intp]) -> None:
     """Draw each interpolated point in the colour of its fastest algorithm; `best` has the index of this algorithm."""
     from matplotlib.colors import ListedColormap
 
-    present, others = np.unique(best), cycle(_OTHER_COLOURS)
-    colours = [_COLOURS.get(grid.algorithms[a].name) or next(others) for a in present]
-    shown = np.searchsorted(present, best)
-    limits: Any = {"vmin": -0.5, "vmax": len(present) - 0.5}
-    axes.pcolormesh(x, y, shown, cmap=ListedColormap(colours), shading="nearest", rasterized=True, zorder=1, **limits)
+    shown = np.searchsorted(list(colours), best)
+    limits: Any = {"vmin": -0.5, "vmax": len(colours) - 0.5}
+    palette = ListedColormap(list(colours.values()))
+    axes.pcolormesh(x, y, shown, cmap=palette, shading="nearest", rasterized=True, zorder=1, **limits)
 
 
 def _draw_crossovers(axes: Axes, times: Floats, best: NDArray[np.intp], x: Floats, y: Floats) -> None:
-    """Draw the lines on which the fastest and the second fastest algorithm take equally long."""
+    """Draw the lines on which the fastest and the second fastest algorithm take equally long.
+
+    Algorithms that tie with the fastest in a whole area do not count as second there, so that the lines are smooth.
+    """
+    from scipy.ndimage import binary_dilation, binary_erosion
+
     for a in np.unique(best):
-        rivals = np.delete(times, a, axis=0)
-        if len(rivals) and (best == a).sum() >= _MIN_LABELLED / 10 * _RESOLUTION**2:
-            lead = times[a] - rivals.min(axis=0)
-            if lead.min() < 0 < lead.max():
-                axes.contour(x, y, lead, levels=[0.0], colors=[_INK], linewidths=1.3, zorder=2)
+        inside = best == a
+        if not inside.all():
+            rivals = np.delete(times, a, axis=0)
+            lead = times[a] - np.where(abs(rivals - times[a]) < _TIED, rivals + 1, rivals).min(axis=0)
+            is_edge = binary_dilation(inside, iterations=2) & ~binary_erosion(inside, iterations=2, border_value=1)
+            axes.contour(x, y, np.ma.array(lead, mask=~is_edge), levels=[0.0], colors=[_INK], linewidths=1.3, zorder=2)
 
 
-def _label_regions(axes: Axes, grid: ForecastGrid, x: Floats, y: Floats, best: NDArray[np.intp]) -> None:
-    """Draw each region's label at the region's widest place, vertically if it does not fit horizontally."""
-    from matplotlib.patheffects import withStroke
+def _label_regions(axes: Axes, grid: ForecastGrid, x: Floats, y: Floats, best: NDArray[np.intp]) -> list[int]:
+    """Draw the labels of all regions that have room for one; return the algorithms of the other regions."""
     from scipy.ndimage import label
 
+    unlabelled = []
     for a in np.unique(best):
         regions, count = label(best == a)
-        name = grid.algorithms[a].name.replace("_", " ")
         for number in range(1, count + 1):
-            inside = np.pad(regions == number, 1)
-            share = inside.sum() / _RESOLUTION**2
-            if share < _MIN_LABELLED:
-                continue
-            size = 11 if share > _MIN_BOLD else 8
-            row, column, upright = _find_label_place(inside[1:-1, 1:-1], 0.42 * size * len(name))
-            axes.text(
-                x[column],
-                y[row],
-                name,
-                ha="center",
-                va="center",
-                rotation=90 if upright else 0,
-                fontsize=size,
-                fontweight="bold" if share > _MIN_BOLD else "normal",
-                color=_INK,
-                zorder=5,
-                path_effects=[withStroke(linewidth=3, foreground="white", alpha=0.6)],
-            )
+            inside = regions == number
+            if _has_square(inside) and not _label_region(axes, _format_name(grid, a), x, y, inside):
+                unlabelled.append(int(a))
+    return list(dict.fromkeys(unlabelled))
 
 
-def _find_label_place(inside: NDArray[np.bool_], width: float) -> tuple[int, int, bool]:
-    """Return a label's centre (row, column), and whether the label of `width` points must be vertical to fit."""
-    row, (first, last) = _find_roomiest_row(inside)
-    if last - first > width:
-        return row, (first + last) // 2, False
-    column, (first, last) = _find_roomiest_row(inside.T)
-    return (first + last) // 2, column, True
+def _format_name(grid: ForecastGrid, a: int) -> str:
+    """Return the name of an algorithm as on the map."""
+    return grid.algorithms[a].name.replace("_", " ")
 
 
-def _find_roomiest_row(inside: NDArray[np.bool_]) -> tuple[int, tuple[int, int]]:
-    """Return the row of a region with most room for a label, and the region's first and last column in this row."""
-    from scipy.ndimage import distance_transform_edt
+def _label_region(axes: Axes, name: str, x: Floats, y: Floats, inside: NDArray[np.bool_]) -> bool:
+    """Draw a region's label, vertically if it does not fit horizontally; return whether it fits at all."""
+    from matplotlib.patheffects import withStroke
 
-    # A label is about ten times as wide as high, so it needs about ten times as much room horizontally as vertically.
-    room = distance_transform_edt(np.pad(inside, 1), sampling=(1.0, 0.12))[1:-1, 1:-1]
-    row, column = (int(index) for index in np.unravel_index(int(np.argmax(room)), room.shape))
-    outside = np.nonzero(~inside[row])[0]
-    first = int(outside[outside < column].max(initial=-1)) + 1
-    last = int(outside[outside > column].min(initial=inside.shape[1])) - 1
-    return row, (first, last)
+    frame = axes.get_window_extent()
+    for size, weight in _LABEL_FONTS:
+        for rotation in (0, 90):
+            text = axes.text(x[0], y[0], name, ha="center", va="center", rotation=rotation, fontsize=size, color=_INK)
+            text.set(fontweight=weight, zorder=5, path_effects=[withStroke(linewidth=3, foreground="white", alpha=0.6)])
+            box = text.get_window_extent()
+            width, height = box.width / frame.width * _RESOLUTION, box.height / frame.height * _RESOLUTION
+            place = _find_label_place(inside, width * _SLACK, height * _SLACK)
+            if place is not None:
+                text.set_position((x[place[1]], y[place[0]]))
+                return True
+            text.remove()
+    return False
+
+
+def _find_label_place(inside: NDArray[np.bool_], width: float, height: float) -> tuple[int, int] | None:
+    """Return the middle (row, column) of a box of points that is inside a region; None if there is no such box.
+
+    Of all such boxes, the one that can grow most by the same factor in both directions is chosen.
+    """
+    from scipy.ndimage import distance_transform_cdt
+
+    # Points are resampled so that a box of `width` x `height` becomes a square, whose room is a chessboard distance.
+    rows, columns = (np.arange(0, n, s / 12).astype(int) for n, s in zip(inside.shape, (height, width), strict=True))
+    room = distance_transform_cdt(np.pad(inside[np.ix_(rows, columns)], 1), "chessboard")[1:-1, 1:-1]
+    row, column = np.unravel_index(int(np.argmax(room)), room.shape)
+    return (int(rows[row]), int(columns[column])) if room[row, column] > 6 else None
+
+
+def _draw_legend(figure: Figure, colours: dict[str, str]) -> None:
+    """Draw the legend that names the colours of regions without a label below the map; nothing if there are none."""
+    from matplotlib.patches import Patch
+
+    if colours:
+        handles = [Patch(facecolor=colour, edgecolor=_INK, label=name) for name, colour in colours.items()]
+        title = "regions too small for a label:"
+        figure.legend(handles=handles, loc="outside lower left", ncols=5, frameon=False, fontsize=9, labelcolor=_INK,
+                      title=title, title_fontsize=9, alignment="left")  # fmt: skip
 
 
 def _draw_axes(axes: Axes, grid: ForecastGrid, across: Floats, up: Floats, marks: tuple[int, ...]) -> None:

@@ -12,7 +12,7 @@ from hpccoll.errors import UsageError
 from hpccoll.plan import Link, Machine, Operation, simulate
 from hpccoll.predict.fit import BAND_BORDERS, MeasuredRow, fit_machine
 from hpccoll.predict.forecast import choose_forecast_chunks, fill_nodes, forecast, simulate_pipelined
-from hpccoll.predict.forecast_grid import forecast_grid, list_rank_counts
+from hpccoll.predict.forecast_grid import ForecastGrid, forecast_grid, list_rank_counts
 from hpccoll.predict.winner_map import draw_winner_map
 from hpccoll.selection.cost_model import MAX_CHUNKS, choose_chunk_count
 
@@ -155,6 +155,60 @@ def test_rank_counts_fill_nodes():
     assert list_rank_counts(50, six) == [2, 4, 6, 12, 24, 48]
     assert list_rank_counts(8, LIMITED) == [2, 4, 8]
     assert list_rank_counts(5, six) == [2, 4]
+
+
+def draw_map(times, machine, ranks):
+    """Draw the map of two algorithms from their times, shape (algorithms, ranks, sizes)."""
+    algorithms = tuple(get_algorithm(Operation.ALL_REDUCE, name) for name in NAMES[: len(times)])
+    sizes = tuple(8 << (2 * at) for at in range(np.shape(times)[2]))
+    return algorithms, draw_winner_map(ForecastGrid(machine, algorithms, ranks, sizes, np.array(times, float)))
+
+
+def read_borders(figure):
+    """Return the points of all lines between regions."""
+    paths = [path for each in figure.axes[0].collections for path in each.get_paths() if len(path.vertices) > 1]
+    lines = [path.vertices for path in paths if path.vertices[0].tolist() != path.vertices[-1].tolist()]
+    return np.concatenate(lines) if lines else np.empty((0, 2))
+
+
+def test_the_map_has_a_border_where_an_algorithm_cannot_run():
+    infinite = [[[1] * 4, [1] * 4, [np.inf] * 4, [np.inf] * 4], [[9] * 4, [9] * 4, [2] * 4, [2] * 4]]
+    algorithms, figure = draw_map(infinite, LIMITED.with_ranks_per_node(4), (2, 4, 8, 16))
+    texts = {text.get_text() for text in figure.axes[0].texts} - {"one node"}
+    assert texts == {each.name.replace("_", " ") for each in algorithms}
+    assert not figure.legends
+    x = read_borders(figure)[:, 0]
+    assert len(x) > 100
+    assert (abs(x - np.log2(4)) < 0.02).all()
+
+
+def test_the_border_of_algorithms_that_tie_is_smooth():
+    ring, doubling = [[1.0] * 5] * 3 + [[8.0] * 5] * 2, [[1.0] * 5] * 5
+    tree = [[2.0 ** (2 * x - y + 0.5) for y in range(5)] for x in range(3)] + [[99.0] * 5] * 2
+    _, figure = draw_map([ring, doubling, tree], LIMITED.with_ranks_per_node(2), (2, 4, 8, 16, 32))
+    points = read_borders(figure)
+    assert len(points) > 100
+    diagonal = points[points[:, 0] < 2.9]
+    assert len(diagonal) > 100
+    assert abs(2 * (diagonal[:, 0] - 1) - (diagonal[:, 1] - 3) / 2 + 0.5).max() < 1e-3
+
+
+def test_labels_are_inside_their_regions_and_small_regions_are_in_the_legend():
+    corner = np.full((3, 4, 4), 5.0)
+    corner[0] = 50.0
+    corner[0, 3, 3] = 4.0  # wins in a corner of the map, without room for a label
+    corner[1, :, :2] = 1.0
+    _, figure = draw_map(corner, LIMITED.with_ranks_per_node(2), (2, 4, 8, 16))
+    figure.draw_without_rendering()
+    axes = figure.axes[0]
+    frame = axes.get_window_extent()
+    for text in axes.texts[:2]:
+        box = text.get_window_extent()
+        assert frame.x0 < box.x0 < box.x1 < frame.x1
+        assert frame.y0 < box.y0 < box.y1 < frame.y1
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == [NAMES[0].replace("_", " ")]
+    assert not legend.get_window_extent().overlaps(axes.get_tightbbox())
 
 
 def test_the_map_names_every_region_and_is_drawn_alike_each_time(tmp_path):
