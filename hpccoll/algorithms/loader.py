@@ -147,7 +147,7 @@ def prove_algorithm(
     ranks: int,
     root: int = 0,
     chunks: int = 1,
-    counts: Sequence[int] = (0, 1, 7),
+    counts: Sequence[Count] = (0, 1, 7),
     nodes: Nodes = None,
 ) -> Proof:
     """Prove the plan of `candidate` on `ranks` ranks and return the proof; nothing is sent.

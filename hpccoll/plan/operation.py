@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from enum import Enum
 from functools import lru_cache
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,9 @@ from hpccoll.plan.step import IntArray
 
 Mask = NDArray[np.bool_]
 Weights = NDArray[np.uint64]
+# The number of elements of the vector or of every block; or, if blocks differ in size, the number in each block. In an
+# all_to_all with blocks of different sizes, a rank counts the n blocks that it sends, then the n blocks for it.
+Count: TypeAlias = int | tuple[int, ...]
 _NAMES_ELSEWHERE = {"bcast": "broadcast"}  # names of MPI and nccl-tests, in lower case without underscores
 
 
@@ -36,6 +40,8 @@ class Operation(Enum):
     GATHER = "gather"
     SCATTER = "scatter"
     ALL_TO_ALL = "all_to_all"
+    SCAN = "scan"
+    EXSCAN = "exscan"
     BARRIER = "barrier"
 
     __hash__ = object.__hash__  # runs no Python code, so look-ups of calls are faster than with the hash of Enum
@@ -52,7 +58,12 @@ class Operation(Enum):
     @property
     def reduces(self) -> bool:
         """Whether the operation combines data of several ranks by a reduction."""
-        return self in (Operation.ALL_REDUCE, Operation.REDUCE_SCATTER, Operation.REDUCE)
+        return self in (Operation.ALL_REDUCE, Operation.REDUCE_SCATTER, Operation.REDUCE) or self.is_scan
+
+    @property
+    def is_scan(self) -> bool:
+        """Whether the result of a rank is a reduction over the lower ranks, with the rank's own data or without it."""
+        return self in (Operation.SCAN, Operation.EXSCAN)
 
     @property
     def has_root(self) -> bool:
@@ -67,10 +78,14 @@ class Operation(Enum):
 
     def message_chunks(self, n: int, chunks: int) -> int:
         """Return the number of a rank's chunks that make up the message; other chunks are outputs and work space."""
+        if self is Operation.EXSCAN:
+            return chunks // 2
         return n if self is Operation.ALL_TO_ALL else chunks
 
-    def message_bytes(self, count: int, itemsize: int, n: int) -> int:
+    def message_bytes(self, count: Count, itemsize: int, n: int) -> int:
         """Return the message size S in bytes, as nccl-tests defines it, for `count` elements per vector or block."""
+        if isinstance(count, tuple):
+            return sum(count) * itemsize
         return 0 if self is Operation.BARRIER else count * itemsize * (n if self.has_blocks else 1)
 
     def count_elements(self, nbytes: int, itemsize: int, n: int) -> int:
@@ -86,6 +101,8 @@ class Operation(Enum):
         """Raise PlanError unless a plan of this operation over n ranks can have `chunks` chunks per rank."""
         if self is Operation.ALL_TO_ALL:
             fits = chunks % n == 0 and chunks >= 2 * n
+        elif self is Operation.EXSCAN:
+            fits = chunks % 2 == 0 and chunks >= 2
         elif self.has_blocks:
             fits = chunks % n == 0 and chunks >= n
         else:
@@ -93,22 +110,45 @@ class Operation(Enum):
         if not fits:
             raise PlanError(f"{self.value} over {n} ranks cannot have {chunks} chunks per rank")
 
-    def chunk_sizes(self, count: int, n: int, chunks: int) -> IntArray:
+    def chunk_sizes(self, count: Count, n: int, chunks: int) -> IntArray:
         """Return the number of elements in each chunk, shape (C,), for `count` elements per vector or block."""
         if self is Operation.BARRIER:
             return np.zeros(chunks, np.int64)
         if self is Operation.ALL_TO_ALL:
-            return np.full(chunks, count, np.int64)
-        per_block = chunks // n if self.has_blocks else chunks
-        edges = np.arange(per_block + 1, dtype=np.int64) * count // per_block
-        return np.tile(np.diff(edges), n if self.has_blocks else 1)
+            if isinstance(count, int):
+                return np.full(chunks, count, np.int64)
+            if chunks != len(count):
+                raise PlanError(f"an all_to_all with {chunks} chunks per rank needs blocks of equal size; need {2 * n}")
+            return np.array(count, np.int64)
+        if isinstance(count, tuple):
+            return np.concatenate([_cut_evenly(each, chunks // n) for each in count])
+        repeats = n if self.has_blocks else 2 if self is Operation.EXSCAN else 1
+        return np.tile(_cut_evenly(count, chunks // repeats), repeats)
+
+    def sizes_by_rank(self, count: Count, n: int, chunks: int) -> IntArray:
+        """Return the number of elements in each chunk of each rank, shape (n, C).
+
+        In an all_to_all with blocks of different sizes, `count` has the sizes of the n blocks of rank 0, then those of
+        the n blocks of rank 1, and so on; in all other cases `count` is as in `chunk_sizes`.
+        """
+        if self is Operation.ALL_TO_ALL and isinstance(count, tuple):
+            sent = np.array(count, np.int64).reshape(n, n)
+            rows = np.concatenate([sent, sent.T], axis=1)
+            return np.stack([self.chunk_sizes(tuple(row), n, chunks) for row in rows.tolist()])
+        return np.broadcast_to(self.chunk_sizes(count, n, chunks), (n, chunks))
 
     @lru_cache(maxsize=32)
-    def layout_classes(self, counts: tuple[int, ...], n: int, chunks: int) -> IntArray:
-        """Return a class number per chunk, shape (C,); chunks of a class have equal sizes for all `counts`."""
-        rows = [self.chunk_sizes(count, n, chunks) for count in counts]
-        layouts = np.array(rows, np.int64).reshape(len(rows), chunks)
-        return np.unique(layouts, axis=1, return_inverse=True)[1].reshape(chunks)
+    def layout_classes(self, counts: tuple[Count, ...], n: int, chunks: int) -> IntArray:
+        """Return class numbers of chunks, shape (C,); the chunks of a class have equal sizes for all `counts`.
+
+        If the sizes of a chunk differ by rank, as in an all_to_all with blocks of different sizes, the shape is (n, C).
+        """
+        by_rank = self is Operation.ALL_TO_ALL and any(isinstance(count, tuple) for count in counts)
+        sizes = self.sizes_by_rank if by_rank else self.chunk_sizes
+        rows = [sizes(count, n, chunks).reshape(-1) for count in counts]
+        layouts = np.array(rows, np.int64).reshape(len(rows), n * chunks if by_rank else chunks)
+        classes = np.unique(layouts, axis=1, return_inverse=True)[1]
+        return classes.reshape((n, chunks) if by_rank else chunks)
 
     def input_mask(self, rank: IntArray, n: int, chunks: int, root: int = 0) -> Mask:
         """Return which chunks each rank provides as input, shape (P, C)."""
@@ -127,8 +167,16 @@ class Operation(Enum):
             moved = np.zeros_like(weights)
             moved[:, n : 2 * n] = weights[:, :n].swapaxes(0, 1)
             return moved
+        if self.is_scan:
+            up_to_rank = np.cumsum(weights, axis=0, dtype=np.uint64)
+            return up_to_rank if self is Operation.SCAN else up_to_rank - weights
         # In gathers and broadcasts, all ranks without input for a chunk add zero to its sum.
         return np.broadcast_to(weights.sum(axis=0, dtype=np.uint64), weights.shape)
+
+
+def _cut_evenly(count: int, chunks: int) -> IntArray:
+    """Return the sizes of `chunks` chunks of `count` elements, which differ by at most one element."""
+    return np.diff(np.arange(chunks + 1, dtype=np.int64) * count // chunks)
 
 
 def _chunk_mask(kind: str, rank: IntArray, n: int, chunks: int, root: int) -> Mask:
@@ -140,6 +188,9 @@ def _chunk_mask(kind: str, rank: IntArray, n: int, chunks: int, root: int) -> Ma
         return np.broadcast_to(ranks == root, (len(rank), chunks))
     if kind in ("first", "second"):
         return np.broadcast_to((chunk // n) == (kind == "second"), (len(rank), chunks))
+    if kind in ("message", "message above rank 0"):
+        is_message = np.broadcast_to(chunk < chunks // 2, (len(rank), chunks))
+        return is_message if kind == "message" else is_message & (ranks > 0)
     return np.full((len(rank), chunks), kind == "all")
 
 
@@ -152,5 +203,7 @@ _INPUT_AND_OUTPUT = {
     Operation.GATHER: ("own", "root"),
     Operation.SCATTER: ("root", "own"),
     Operation.ALL_TO_ALL: ("first", "second"),
+    Operation.SCAN: ("all", "all"),
+    Operation.EXSCAN: ("message", "message above rank 0"),
     Operation.BARRIER: ("none", "none"),
 }

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpccoll.plan.messages import list_messages_by_round
+from hpccoll.plan.operation import Count
 from hpccoll.plan.plan import Plan
 from hpccoll.plan.step import IntArray, Op
 
@@ -16,11 +17,12 @@ Array = NDArray[Any]
 Combine = Callable[[Array, Array], Array]
 
 
-def replay(plan: Plan, count: int, inputs: Sequence[Array | None], combine: Combine | None = None) -> list[Array]:
+def replay(plan: Plan, count: Count, inputs: Sequence[Array | None], combine: Combine | None = None) -> list[Array]:
     """Return the output of every rank after `plan` runs on `inputs` in this process, bit-equal to the runtime's result.
 
     Args:
-        count: elements of the vector, or of one block.
+        count: elements of the vector, of each of n equal blocks, or of each block in turn if blocks differ in size; in
+            an all_to_all then the n block sizes of rank 0, those of rank 1, and so on.
         inputs: one 1-D array of input chunks per rank, or None for a rank without input.
         combine: returns left (+) right of two 1-D arrays; required where the operation reduces.
 
@@ -29,21 +31,21 @@ def replay(plan: Plan, count: int, inputs: Sequence[Array | None], combine: Comb
     """
     n, chunks, operation = plan.ranks, plan.rounds().chunks, plan.operation
     ranks = np.arange(n)
-    sizes = operation.chunk_sizes(count, n, chunks)
-    edges = np.concatenate([[0], np.cumsum(sizes)])
+    sizes = operation.sizes_by_rank(count, n, chunks)
+    edges = np.concatenate([np.zeros((n, 1), np.int64), np.cumsum(sizes, axis=1)], axis=1)
     dtype = next((array.dtype for array in inputs if array is not None), np.dtype(np.uint8))
-    state = np.zeros((n, int(edges[-1])), dtype)
-    is_input = np.repeat(operation.input_mask(ranks, n, chunks, plan.root), sizes, axis=1)
+    state = [np.zeros(int(edges[rank, -1]), dtype) for rank in range(n)]
+    is_input = operation.input_mask(ranks, n, chunks, plan.root)
     for rank, array in enumerate(inputs):
         if array is not None and is_input[rank].any():
-            state[rank, is_input[rank]] = array
+            state[rank][np.repeat(is_input[rank], sizes[rank])] = array
     for messages in list_messages_by_round(plan):
-        sent = [state[message.source, _element_indices(message.send, edges)] for message in messages]
+        sent = [state[each.source][_element_indices(each.send, edges[each.source])] for each in messages]
         for message, incoming in zip(messages, sent, strict=True):
-            place = message.dest, _element_indices(message.recv, edges)
-            state[place] = _apply_op(message.op, state[place], incoming, combine)
-    is_output = np.repeat(operation.output_mask(ranks, n, chunks, plan.root), sizes, axis=1)
-    return [state[rank, is_output[rank]] for rank in range(n)]
+            own, place = state[message.dest], _element_indices(message.recv, edges[message.dest])
+            own[place] = _apply_op(message.op, own[place], incoming, combine)
+    is_output = operation.output_mask(ranks, n, chunks, plan.root)
+    return [state[rank][np.repeat(is_output[rank], sizes[rank])] for rank in range(n)]
 
 
 def _element_indices(chunks: Sequence[int], edges: IntArray) -> IntArray:

@@ -6,8 +6,8 @@ it is written, and that no message overwrites another message of the same round.
 messages; races.py proves that the results of loads and stores do not depend on the speed of the ranks.
 
 In the final state of all ranks, every output chunk must have every required contribution exactly once (in a barrier,
-every rank must have heard from every rank), and all ranks must have reduced a chunk in the same order. The steps and
-bytes of the plan must equal the cost that the algorithm states.
+every rank must have heard from every rank), and all ranks must have reduced a chunk in the same order. In a scan, whose
+output differs by rank, every rank must reduce in the order of the ranks. The steps and bytes of the plan must equal the cost that the algorithm states.
 
 `check` reads and verifies many rounds at once, as arrays (`TransferBlock`). After an error, `check` verifies the plan
 again, round by round, so that the error names the first wrong round.
@@ -27,9 +27,10 @@ from numpy.typing import NDArray
 
 from hpccoll.errors import PlanError
 from hpccoll.plan.moves import share_at_fences
-from hpccoll.plan.operation import Weights
+from hpccoll.plan.operation import Count, Weights
 from hpccoll.plan.plan import Cost, Plan
 from hpccoll.plan.proof.races import check_races
+from hpccoll.plan.proof.reduction_order import find_unordered_rank
 from hpccoll.plan.proof.symbolic_state import SymbolicState, check_postcondition, count_contributions, random_weights
 from hpccoll.plan.proof.transfers import LOAD, MESSAGE, TransferBlock, TransferReader
 from hpccoll.plan.step import Fence, IntArray, Op
@@ -48,7 +49,7 @@ class Proof:
     messages: int
 
 
-def check(plan: Plan, counts: Sequence[int] = (0, 1, 7)) -> Proof:
+def check(plan: Plan, counts: Sequence[Count] = (0, 1, 7)) -> Proof:
     """Prove that `plan` is correct without running it, and return the proof; raise PlanError if the plan is wrong.
 
     The error message names round, rank, chunk, and the missing or repeated contributions. The sizes of sent and
@@ -64,6 +65,9 @@ def check(plan: Plan, counts: Sequence[int] = (0, 1, 7)) -> Proof:
         check_races(plan, walk.chunks, walk.reader.rounds.count, walk.list_blocks())
     name = f"{plan.name} on {plan.ranks} ranks"
     check_postcondition(state, name, lambda weights: _PlanWalk(plan, (), 1).run(weights))
+    unordered = find_unordered_rank(plan) if plan.operation.is_scan else None
+    if unordered is not None:
+        raise PlanError(f"{name}: the scan of rank {unordered} is not reduced in the order of the ranks")
     proof = walk.make_proof()
     if plan.cost is not None and plan.cost != proof.cost:
         stated, found = _format_cost(plan.cost), _format_cost(proof.cost)
@@ -78,7 +82,7 @@ def _format_cost(cost: Cost) -> str:
 class _PlanWalk:
     """One pass over the rounds of a plan, which checks every transfer and updates the symbolic state."""
 
-    def __init__(self, plan: Plan, counts: Sequence[int], most_rounds: int) -> None:
+    def __init__(self, plan: Plan, counts: Sequence[Count], most_rounds: int) -> None:
         self.plan, self.n, self.most_rounds = plan, plan.ranks, most_rounds
         self.reader = TransferReader(plan, counts)
         self.chunks = self.reader.chunks

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hpccoll.errors import PlanError
+from hpccoll.plan.operation import Count
 from hpccoll.plan.plan import Plan
 from hpccoll.plan.step import NO_PEER, Fence, IntArray, Ints, Load, Move, Op, Region, Span, Step, Store
 
@@ -63,7 +64,7 @@ class _Ends:
 class TransferReader:
     """Reads a plan as blocks of transfers, and checks each transfer alone; errors name the first round of a block."""
 
-    def __init__(self, plan: Plan, counts: Sequence[int]) -> None:
+    def __init__(self, plan: Plan, counts: Sequence[Count]) -> None:
         self.plan, self.n, self.rounds, self.round = plan, plan.ranks, plan.rounds(), 0
         self.chunks = self.rounds.chunks
         plan.operation.validate_chunks(self.n, self.chunks)
@@ -123,7 +124,7 @@ class TransferReader:
         op = self._list_ops([_COPY if isinstance(each, Store) else each.op for each in steps], received)
         transfer = np.repeat(np.arange(len(step)), size)
         out, into = self._list_chunks(sent, size, transfer), self._list_chunks(received, size, transfer)
-        differ = np.nonzero(self.layout_class[out] != self.layout_class[into])[0]
+        differ = np.nonzero(self._classes(source[transfer], out) != self._classes(target[transfer], into))[0]
         if len(differ):
             at = differ[0]
             pair = f"chunk {out[at]} of rank {source[transfer[at]]} into its chunk {into[at]}"
@@ -134,6 +135,11 @@ class TransferReader:
         return TransferBlock(
             self.round, stop, fences, step, times[step], kind, source, target, size, op, transfer, out, into
         )  # fmt: skip
+
+    def _classes(self, rank: IntArray, chunk: IntArray) -> IntArray:
+        """Return the layout class of each chunk; two chunks of one class have equal sizes for all given counts."""
+        classes = self.layout_class
+        return np.asarray(classes[chunk] if classes.ndim == 1 else classes[rank, chunk])
 
     def _tabulate(self, values: Sequence[Ints], what: str) -> IntArray:
         """Return `values`, one per step, as an array of shape (S, n); raise PlanError for a value of a wrong shape."""
