@@ -25,6 +25,7 @@ from hpccoll.errors import HpccollError, PlanError, UsageError
 from hpccoll.plan import (
     NO_CHUNK,
     NO_PEER,
+    Count,
     Fence,
     Ints,
     Load,

@@ -77,6 +77,6 @@ def exscan(rank: IntArray, n: int) -> Rounds:
 
 
 def _shift(rank: IntArray, n: int, distance: int, lowest: int) -> tuple[IntArray, IntArray]:
-    """Return each rank's receiver, `distance` above, and its sender, `distance` below; ranks below `lowest` send nothing."""
+    """Return the receiver and the sender of each rank, `distance` above and below; the lowest sender is `lowest`."""
     dest = np.where((rank >= lowest) & (rank + distance < n), rank + distance, NO_PEER)
     return dest, np.where(rank - distance >= lowest, rank - distance, NO_PEER)

@@ -6,9 +6,11 @@ comparable with the hardware's bandwidth for any operation and number of ranks n
 
 For all_reduce, S is count * itemsize, and `factor` is 2(n-1)/n.
 For reduce_scatter, all_gather, all_to_all, gather and scatter, S is count * itemsize * n, and `factor` is (n-1)/n.
-For broadcast, reduce and send_recv, S is count * itemsize, and `factor` is 1. For a barrier, S and `factor` are 0.
+For broadcast, reduce, scan, exscan and send_recv, S is count * itemsize, and `factor` is 1.
+For a barrier, S and `factor` are 0.
 `count` is the number of elements of a rank's vector, or of one block if the message has n blocks.
 Sources: doc/PERFORMANCE.md of nccl-tests; for all_to_all, gather, scatter and send_recv, the code of nccl-tests.
+nccl-tests has no scans; in a scan S bytes cross a link, as in a reduce.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from hpccoll.records import SEND_RECV
 from hpccoll.units import GB
 
 TimedOperation: TypeAlias = Operation | Literal["send_recv"]
-_WHOLE = (Operation.BROADCAST, Operation.REDUCE, SEND_RECV)
+_WHOLE = (Operation.BROADCAST, Operation.REDUCE, Operation.SCAN, Operation.EXSCAN, SEND_RECV)
 _SHORTEST = 1e-9  # seconds; shorter times count as this one, to avoid a division by zero
 
 

@@ -79,6 +79,9 @@ def compute_expected_result(
     given = [array for array in inputs if array is not None]
     if operation is Operation.BARRIER or (operation in (Operation.REDUCE, Operation.GATHER) and rank != root):
         return None
+    if operation.is_scan:
+        below = given[: rank + (operation is Operation.SCAN)]
+        return _expect_reduced(below, op) if below else None
     if operation.reduces:
         mine = slice(None) if operation is not Operation.REDUCE_SCATTER else _block(given[0], rank, n)
         return _expect_reduced([array[mine] for array in given], op)

@@ -70,7 +70,8 @@ def check_buffers(operation: Operation, source: Any, result: Any, root: int, ran
             their numbers of elements do not fit each other.
     """
     sent = _check_buffer(operation, source, "source", rank == root or operation not in _ROOT_HAS_SOURCE)
-    received = _check_buffer(operation, result, "result", rank == root or operation not in _ROOT_HAS_RESULT)
+    has_result = rank > 0 if operation is Operation.EXSCAN else rank == root or operation not in _ROOT_HAS_RESULT
+    received = _check_buffer(operation, result, "result", has_result)
     if sent is None or received is None:
         only = sent or received
         if only is None:

@@ -120,6 +120,8 @@ class TorchEngine:
         """
         if operation is Operation.BARRIER:
             return self._completed(self._collectives.bind_barrier(), None if self.name == "nccl" else -1)
+        if operation.is_scan:
+            raise unsupported_error(self.name, operation.value, "use --engine mpi,hpccoll")
         buffers = check_buffers(operation, source, result, root, self.comm.rank, self.comm.size)
         if self.name == "nccl" and not buffers.module.on_device:
             raise unsupported_error(self.name, "host buffers", "use --buffer cuda")

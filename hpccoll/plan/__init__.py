@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hpccoll.plan.groups import Groups, Nodes, run_across_groups, run_in_groups
     from hpccoll.plan.moves import TransferKind, to_moves, transfer_kind
-    from hpccoll.plan.operation import Operation
+    from hpccoll.plan.operation import Count, Operation
     from hpccoll.plan.plan import Cost, Plan
-    from hpccoll.plan.proof import Proof, check
+    from hpccoll.plan.proof import Proof, check, keeps_rank_order
     from hpccoll.plan.rounds import (
         Rounds,
         empty_rounds,
@@ -48,10 +48,10 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
-    "NO_CHUNK", "NO_PEER", "SIGNAL", "Cost", "Fence", "Groups", "IntArray", "Ints", "Link", "Load", "Machine",
+    "NO_CHUNK", "NO_PEER", "SIGNAL", "Cost", "Count", "Fence", "Groups", "IntArray", "Ints", "Link", "Load", "Machine",
     "Move", "Nodes", "Op", "Operation", "Picks", "Plan", "Proof", "Region", "Rounds", "Simulation",
-    "Span", "Step", "Store", "TransferKind", "check", "empty_rounds", "fold_ranks", "keep_ranks", "overlay",
-    "reduce_into_core", "relabel_ranks", "replay", "run_across_groups", "run_in_groups", "simulate",
+    "Span", "Step", "Store", "TransferKind", "check", "empty_rounds", "fold_ranks", "keep_ranks", "keeps_rank_order",
+    "overlay", "reduce_into_core", "relabel_ranks", "replay", "run_across_groups", "run_in_groups", "simulate",
     "to_moves", "transfer_kind",
 ]  # fmt: skip
 _MODULES = ("operation", "step", "rounds", "groups", "plan", "moves", "proof", "serial_replay", "simulation")

@@ -12,7 +12,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from hpccoll.algorithms import Algorithm, get_algorithm
-from hpccoll.errors import BufferError, UsageError
+from hpccoll.errors import BufferError, ReductionError, UsageError
 from hpccoll.plan import Operation
 from hpccoll.runtime.arrays import Buffer, Reduction, as_buffer, is_torch_tensor
 from hpccoll.runtime.collective_call import CollectiveCall, is_in_place
@@ -54,6 +54,8 @@ def check_call(
     buffer = source or result
     if operation.reduces and buffer is not None:
         reduction.require(buffer.dtype, buffer.shape)
+    if operation.is_scan and reduction.name == "avg":
+        raise ReductionError(f"{operation.value}: avg is not defined for scans; use sum, and divide by rank + 1")
     library = algorithm == MPI_LIBRARY
     call = CollectiveCall(operation, selected, root, reduction, source, result, count, library, value, output_given)
     is_in_place(call, rank)  # raises if input and output overlap but do not coincide
@@ -77,7 +79,7 @@ def _check_arrays(operation: Operation, x: Any, out: Any, rank: int, n: int, roo
         return _check_scatter(x, out, rank, n, root)
     if x is None:
         raise BufferError(f"{operation.value}: rank {rank} passed no array; pass x on every rank")
-    if operation in (Operation.ALL_REDUCE, Operation.REDUCE, Operation.BROADCAST):
+    if not operation.has_blocks:
         return _check_vector(operation, x, out, rank, root)
     source = as_buffer(x, "x", writable=False)
     if operation in (Operation.ALL_GATHER, Operation.GATHER):
@@ -100,15 +102,15 @@ def output_shape(operation: Operation, shape: tuple[int, ...], n: int) -> tuple[
 
 
 def _check_vector(operation: Operation, x: Any, out: Any, rank: int, root: int) -> CheckedArrays:
-    """Return the checked arrays of an all_reduce, reduce or broadcast."""
-    everywhere = operation is not Operation.REDUCE or rank == root
+    """Return the checked arrays of an all_reduce, reduce, broadcast or scan."""
+    has_result = rank > 0 if operation is Operation.EXSCAN else operation is not Operation.REDUCE or rank == root
     if operation is Operation.BROADCAST:
         if out is not None:
             raise BufferError("broadcast works in place and takes no out; pass one array, with the data at the root")
         buffer = as_buffer(x, "x", writable=rank != root)
         return buffer if rank == root else None, buffer, x, buffer.count, True
-    source = as_buffer(x, "x", writable=out is None and everywhere)
-    if not everywhere:
+    source = as_buffer(x, "x", writable=out is None and has_result)
+    if not has_result:
         return source, None, x if out is None else out, source.count, False
     if out is None:
         return source, source, x, source.count, True

@@ -73,7 +73,8 @@ def bind_epilogue(call: CollectiveCall, ranks: int) -> tuple[BoundCall, ...]:
 def _scale_input(call: CollectiveCall, source: Buffer) -> tuple[CollectiveCall, tuple[BoundCall, ...], bool]:
     """Return `bind_prologue`'s result for premul_sum, which scales the input into the output or into new memory."""
     call.module.require_reduction("multiply", call.dtype)
-    in_result = call.operation in (Operation.ALL_REDUCE, Operation.REDUCE) and call.result is not None
+    has_vector = call.operation in (Operation.ALL_REDUCE, Operation.REDUCE) or call.operation.is_scan
+    in_result = has_vector and call.result is not None
     target = call.result.flat if in_result and call.result else call.module.empty(source.count, call.dtype)
     scale = call.module.bind_scale(target, source.flat, call.reduction.factor, source.shape)
     return replace(call, source=_relocate(source, target)), (scale,), in_result

@@ -30,6 +30,8 @@ MODELLED_ALGORITHMS = {
     Operation.GATHER: ("tree",),
     Operation.SCATTER: ("tree",),
     Operation.ALL_TO_ALL: ("pairwise",),
+    Operation.SCAN: ("chain", "hillis_steele", "tree"),
+    Operation.EXSCAN: ("chain", "doubling_123", "tree"),
     Operation.BARRIER: ("dissemination",),
 }
 

@@ -90,6 +90,8 @@ MULTI_NODE_RULES: dict[Operation, tuple[SizeRule, ...]] = {
     Operation.GATHER: (SizeRule(256 * KiB, (MPI_LIBRARY,)), SizeRule(ANY_SIZE, ("hierarchical_direct",))),
     Operation.SCATTER: (SizeRule(256 * KiB, (MPI_LIBRARY,)), SizeRule(ANY_SIZE, ("hierarchical_direct",))),
     Operation.ALL_TO_ALL: (SizeRule(8 * KiB, (MPI_LIBRARY,)), SizeRule(ANY_SIZE, ("hierarchical_pairwise",))),
+    Operation.SCAN: (SizeRule(ANY_SIZE, (MPI_LIBRARY,)),),
+    Operation.EXSCAN: (SizeRule(ANY_SIZE, (MPI_LIBRARY,)),),
     Operation.BARRIER: (SizeRule(ANY_SIZE, (MPI_LIBRARY, "hierarchical_dissemination")),),
 }
 

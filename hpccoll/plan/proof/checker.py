@@ -7,7 +7,8 @@ messages; races.py proves that the results of loads and stores do not depend on 
 
 In the final state of all ranks, every output chunk must have every required contribution exactly once (in a barrier,
 every rank must have heard from every rank), and all ranks must have reduced a chunk in the same order. In a scan, whose
-output differs by rank, every rank must reduce in the order of the ranks. The steps and bytes of the plan must equal the cost that the algorithm states.
+output differs by rank, every rank must reduce in the order of the ranks. The steps and bytes of the plan must equal the
+cost that the algorithm states.
 
 `check` reads and verifies many rounds at once, as arrays (`TransferBlock`). After an error, `check` verifies the plan
 again, round by round, so that the error names the first wrong round.

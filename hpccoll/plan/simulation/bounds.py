@@ -67,7 +67,7 @@ def _required_share(operation: Operation, n: int, q: int) -> float:
     """Return the bytes that the busiest group of q ranks (a rank or a node) must send or receive, per message byte."""
     if operation is Operation.BARRIER:
         return 0.0
-    if operation in (Operation.BROADCAST, Operation.REDUCE):
+    if operation in (Operation.BROADCAST, Operation.REDUCE) or operation.is_scan:
         return 1.0
     if operation is Operation.ALL_REDUCE:
         groups = -(-n // q)

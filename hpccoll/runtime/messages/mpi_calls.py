@@ -34,7 +34,17 @@ METHODS = {
     Operation.GATHER: "Gather",
     Operation.SCATTER: "Scatter",
     Operation.ALL_TO_ALL: "Alltoall",
+    Operation.SCAN: "Scan",
+    Operation.EXSCAN: "Exscan",
     Operation.BARRIER: "Barrier",
+}
+# The methods for blocks of different sizes.
+UNEVEN_METHODS = {
+    Operation.ALL_GATHER: "Allgatherv",
+    Operation.REDUCE_SCATTER: "Reduce_scatter",
+    Operation.GATHER: "Gatherv",
+    Operation.SCATTER: "Scatterv",
+    Operation.ALL_TO_ALL: "Alltoallv",
 }
 
 
@@ -84,6 +94,8 @@ def order_arguments(
         return ()
     if operation is Operation.BROADCAST:
         return result or source, root
+    if operation is Operation.EXSCAN and result is None:
+        return MPI.IN_PLACE, source, op  # on rank 0, MPI leaves a buffer in place unchanged
     if operation is Operation.SCATTER:
         return source, MPI.IN_PLACE if in_place else result, root
     ops = (op,) if operation.reduces else ()

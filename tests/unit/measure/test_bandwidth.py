@@ -20,7 +20,7 @@ from hpccoll.measure.bandwidth import (
 from hpccoll.plan import Operation
 from hpccoll.records import SEND_RECV
 
-# operation: factor of n ranks, and S of `count` elements of `size` bytes on n ranks, as nccl-tests documents them
+# operation: factor of n ranks, and S of `count` elements of `size` bytes on n ranks (as in nccl-tests)
 TABLE = {
     "all_reduce": (lambda n: Fraction(2 * (n - 1), n), lambda count, size, n: count * size),
     "reduce_scatter": (lambda n: Fraction(n - 1, n), lambda count, size, n: count * size * n),
@@ -31,6 +31,8 @@ TABLE = {
     "gather": (lambda n: Fraction(n - 1, n), lambda count, size, n: count * n * size),
     "scatter": (lambda n: Fraction(n - 1, n), lambda count, size, n: count * n * size),
     "send_recv": (lambda n: Fraction(1), lambda count, size, n: count * size),
+    "scan": (lambda n: Fraction(1), lambda count, size, n: count * size),
+    "exscan": (lambda n: Fraction(1), lambda count, size, n: count * size),
     "barrier": (lambda n: Fraction(0), lambda count, size, n: 0),
 }
 each_row = pytest.mark.parametrize("name", TABLE)

@@ -99,6 +99,8 @@ def required(plan: Plan, chunks: int) -> dict[Place, Counter[Place]]:
         Operation.BROADCAST: lambda _, c: [(root, c)],
         Operation.SCATTER: lambda r, c: [(root, c)] if r == owner[c] else None,
         Operation.ALL_TO_ALL: lambda r, c: [(c - n, r)] if n <= c < 2 * n else None,
+        Operation.SCAN: lambda r, c: summed[c][: r + 1],
+        Operation.EXSCAN: lambda r, c: summed[c][:r] if r and c < chunks // 2 else None,
         Operation.BARRIER: lambda _r, _c: None,
     }
     found = {(r, c): needs[plan.operation](r, c) for r in ranks for c in range(chunks)}
@@ -110,6 +112,8 @@ def brought(plan: Plan, rank: int, chunk: int, chunks: int) -> bool:
         return rank == plan.root
     if plan.operation in (Operation.ALL_GATHER, Operation.GATHER):
         return chunk // (chunks // plan.ranks) == rank
+    if plan.operation is Operation.EXSCAN:
+        return chunk < chunks // 2
     return chunk < plan.ranks if plan.operation is Operation.ALL_TO_ALL else True
 
 
@@ -159,15 +163,21 @@ def fault_of(script: Script, plan: Plan) -> str | None:
             state[at] = pair[op]
     if plan.operation is Operation.BARRIER:
         return None if all(len(ranks) == n for ranks in heard) else "left too early"
-    return unfulfilled(state, required(plan, chunks))
+    return unfulfilled(state, required(plan, chunks), in_rank_order=plan.operation.is_scan)
 
 
-def unfulfilled(state: dict[Place, Any], needs: dict[Place, Counter[Place]]) -> str | None:
+def unfulfilled(
+    state: dict[Place, Any], needs: dict[Place, Counter[Place]], *, in_rank_order: bool = False
+) -> str | None:
     orders: dict[int, Any] = {}
     for (rank, chunk), need in needs.items():
         have = state.get((rank, chunk))
         if have is None or Counter(leaves(have)) != need:
             return f"rank {rank} chunk {chunk} holds {have}"
+        if in_rank_order:
+            if list(leaves(have)) != sorted(need):
+                return f"rank {rank} chunk {chunk} not in rank order"
+            continue
         if orders.setdefault(chunk, have) != have and len(need) > 1:
             return f"chunk {chunk} in different orders"
     return None

@@ -37,6 +37,10 @@ def plainly(plan: Plan, data: Arrays, count: int) -> Arrays:
             return [total] * n
         case Operation.REDUCE:
             return [total if r == plan.root else nothing for r in ranks]
+        case Operation.SCAN:
+            return [np.asarray(sum(data[: r + 1])) for r in ranks]
+        case Operation.EXSCAN:
+            return [np.asarray(sum(data[:r])) if r else nothing for r in ranks]
         case Operation.REDUCE_SCATTER:
             return [total[block[r]] for r in ranks]
         case Operation.ALL_GATHER:

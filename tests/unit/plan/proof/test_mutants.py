@@ -53,6 +53,7 @@ EQUIVALENT: dict[str, tuple[str, set[str]]] = {
             *("reduce/circulant", "reduce/double_tree", "reduce/scatter_all_gather", "reduce_scatter/circulant"),
             *("reduce_scatter/neighbor_exchange",),
             *("all_reduce/bine", "all_reduce/chain", "all_reduce/dual_root", "all_to_all/hierarchical"),
+            *("exscan/doubling_123", "exscan/tree", "scan/hillis_steele", "scan/tree"),
         },
     ),
     "flipped_order": (
@@ -78,6 +79,7 @@ EQUIVALENT: dict[str, tuple[str, set[str]]] = {
             *("reduce_scatter/circulant", "reduce_scatter/neighbor_exchange", "reduce_scatter/pat"),
             *("reduce_scatter/recursive_halving",),
             *("all_reduce/dual_root", "all_to_all/hierarchical", "barrier/hierarchical"),
+            *("scan/chain", "scan/tree"),
         },
     ),
     "swapped_rounds": (
@@ -89,6 +91,7 @@ EQUIVALENT: dict[str, tuple[str, set[str]]] = {
             *("all_gather/circulant", "barrier/linear", "barrier/recursive_doubling"),
             *("broadcast/scatter_all_gather", "reduce/circulant", "reduce_scatter/circulant"),
             *("all_reduce/dual_root", "all_to_all/hierarchical", "barrier/hierarchical"),
+            *("exscan/chain", "exscan/doubling_123"),
         },
     ),
 }
