@@ -19,12 +19,15 @@ from hpccoll.communicator.data_movement import DataMovementMethods
 from hpccoll.communicator.messages import MessageMethods
 from hpccoll.communicator.prepared import PreparedMethods
 from hpccoll.communicator.reductions import ReductionMethods
+from hpccoll.communicator.scans import ScanMethods
 from hpccoll.communicator.symmetric_buffers import SymmetricBufferMethods
 from hpccoll.errors import UsageError
 from hpccoll.runtime.agreement import wait_for_members
 
 
-class Communicator(ReductionMethods, DataMovementMethods, PreparedMethods, MessageMethods, SymmetricBufferMethods):
+class Communicator(
+    ReductionMethods, ScanMethods, DataMovementMethods, PreparedMethods, MessageMethods, SymmetricBufferMethods
+):
     """A group of MPI ranks whose messages are separate from those of other communicators.
 
     `rank` is the number of this rank, `size` the number of ranks, and `local_rank` the number of this rank among the

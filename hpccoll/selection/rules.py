@@ -75,7 +75,7 @@ ONE_NODE_RULES: dict[tuple[Operation, BufferKind], tuple[SizeRule, ...]] = {
     **{
         (operation, BufferKind.SYMMETRIC): (SizeRule(16 * KiB, (MPI_LIBRARY,)), SizeRule(ANY_SIZE, ("shared",)))
         for operation in Operation
-        if operation not in (Operation.ALL_REDUCE, Operation.BARRIER)
+        if operation not in (Operation.ALL_REDUCE, Operation.BARRIER) and not operation.is_scan
     },
 }
 

@@ -19,7 +19,7 @@ from hpccoll.runtime.arrays import NUMPY
 from hpccoll.runtime.node_memory import symmetric
 from hpccoll.runtime.progress import InFlight
 
-IN_PLACE = ("all_reduce", "reduce", "broadcast")  # results have the shape of the input
+IN_PLACE = ("all_reduce", "reduce", "broadcast", "scan", "exscan")  # results have the shape of the input
 NEW = {  # the shape of a new result on one rank, for an input of shape (4, 3)
     "reduce_scatter": (4, 3),
     "all_gather": (1, 4, 3),
@@ -77,7 +77,7 @@ def test_results_go_to_out_where_it_is_given(hpc, name):
     for turn in range(4):
         x[:] = matrix() + turn
         assert getattr(hpc, name)(x, out=out) is out
-        assert out.tolist() == x.reshape(-1).tolist()
+        assert out.tolist() == ([-1.0] * 12 if name == "exscan" else x.reshape(-1).tolist())
 
 
 @pytest.mark.parametrize("full_name", ALGORITHMS)
@@ -218,7 +218,7 @@ def test_asynchronous_operations_may_be_waited_for_in_any_order(hpc):
         assert works[turn].wait(timeout=30).tolist() == [turn] * 4
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", [name for name in EVERY if name != "exscan"])  # gives rank 0 no result
 def test_prepared_collectives_read_and_write_the_same_arrays_in_every_run(hpc, name):
     x, out = matrix(), None if name == "broadcast" else np.zeros(12)
     run = hpc.prepare(Operation(name), x, out=out)

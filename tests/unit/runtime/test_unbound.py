@@ -11,7 +11,7 @@ import hpccoll
 from hpccoll.errors import BufferError, ReductionError, UsageError
 from hpccoll.plan import Operation
 
-ONE_ARRAY = ("all_reduce", "reduce", "broadcast")
+ONE_ARRAY = ("all_reduce", "reduce", "broadcast", "scan", "exscan")
 BLOCKS = ("all_gather", "gather", "reduce_scatter", "all_to_all")
 
 

@@ -1,0 +1,105 @@
+"""The scans of a communicator: reductions over the ranks up to this rank."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, overload
+
+from hpccoll.communicator.array_types import AlgorithmLike, ArrayT, ReduceOp
+from hpccoll.communicator.base import CommunicatorBase
+from hpccoll.plan import Operation
+from hpccoll.runtime.arguments import SUM
+from hpccoll.runtime.work import Work
+
+
+class ScanMethods(CommunicatorBase):
+    """The inclusive and the exclusive scan of a communicator."""
+
+    @overload
+    def scan(
+        self,
+        x: ArrayT,
+        op: ReduceOp = ...,
+        *,
+        out: ArrayT | None = ...,
+        algorithm: AlgorithmLike = ...,
+        async_op: Literal[False] = ...,
+    ) -> ArrayT: ...
+    @overload
+    def scan(
+        self,
+        x: ArrayT,
+        op: ReduceOp = ...,
+        *,
+        out: ArrayT | None = ...,
+        algorithm: AlgorithmLike = ...,
+        async_op: Literal[True],
+    ) -> Work[ArrayT]: ...
+    @overload
+    def scan(
+        self, x: ArrayT, op: ReduceOp = ..., *, out: ArrayT | None = ..., algorithm: AlgorithmLike = ..., async_op: bool
+    ) -> ArrayT | Work[ArrayT]: ...
+    def scan(
+        self, x: Any, op: ReduceOp = SUM, *, out: Any = None, algorithm: AlgorithmLike = "auto", async_op: bool = False
+    ) -> Any:
+        """Reduce the `x` of ranks 0 to r by `op`, and return the result on each rank r; in place unless `out` is given.
+
+        Args:
+            x: array of any shape; shape and dtype must be the same on all ranks.
+            op: as in `all_reduce`, but not avg.
+            out: array like `x` for the result; None means `x` itself.
+            algorithm: the name of an algorithm; "auto" selects one, "mpi" is the MPI library's own collective.
+            async_op: whether to return a `Work` at once.
+
+        Returns:
+            The result array (`x` or `out`), or a `Work` whose `wait` returns it.
+
+        Raises:
+            BufferError, ReductionError, UnknownNameError: an argument is invalid.
+        """
+        return self._collective(Operation.SCAN, x, out, op, 0, algorithm, async_op)
+
+    @overload
+    def exscan(
+        self,
+        x: ArrayT,
+        op: ReduceOp = ...,
+        *,
+        out: ArrayT | None = ...,
+        algorithm: AlgorithmLike = ...,
+        async_op: Literal[False] = ...,
+    ) -> ArrayT: ...
+    @overload
+    def exscan(
+        self,
+        x: ArrayT,
+        op: ReduceOp = ...,
+        *,
+        out: ArrayT | None = ...,
+        algorithm: AlgorithmLike = ...,
+        async_op: Literal[True],
+    ) -> Work[ArrayT]: ...
+    @overload
+    def exscan(
+        self, x: ArrayT, op: ReduceOp = ..., *, out: ArrayT | None = ..., algorithm: AlgorithmLike = ..., async_op: bool
+    ) -> ArrayT | Work[ArrayT]: ...
+    def exscan(
+        self, x: Any, op: ReduceOp = SUM, *, out: Any = None, algorithm: AlgorithmLike = "auto", async_op: bool = False
+    ) -> Any:
+        """Reduce the `x` of ranks 0 to r - 1 by `op`, and return the result on each rank r; in place unless with `out`.
+
+        Rank 0 has no lower ranks: on rank 0, `x` or `out` is returned unchanged.
+
+        Args:
+            x: array of any shape; shape and dtype must be the same on all ranks.
+            op: as in `all_reduce`, but not avg.
+            out: array like `x` for the result; None means `x` itself.
+            algorithm: see `scan`.
+            async_op: whether to return a `Work` at once.
+
+        Returns:
+            The result array (`x` or `out`), or a `Work` whose `wait` returns it.
+
+        Raises:
+            BufferError, ReductionError, UnknownNameError: an argument is invalid.
+        """
+        return self._collective(Operation.EXSCAN, x, out, op, 0, algorithm, async_op)
