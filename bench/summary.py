@@ -1,7 +1,7 @@
-"""Make README.md's claims and the pages of tables/ from the recorded results.
+"""Make the claims of both README.md files and the pages of tables/ from the recorded results.
 
 python bench/summary.py            prints the tables
-python bench/summary.py --write    writes README.md (between its two marks), tables/ and charts/
+python bench/summary.py --write    writes tables/, charts/, and both README.md files between their marks
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from claim_charts import write_charts
-from claims import CLAIMS, format_claim, format_prediction
+from claims import CLAIMS, format_claim, format_headline, format_prediction
 
 from hpccoll.measure.result_file import read_records
 from hpccoll.units import format_size
 
 HERE = Path(__file__).parent
-BEGIN, END = "<!-- claims: written by summary.py -->", "<!-- end of claims -->"
+BEGIN, END = "<!-- claims: written by bench/summary.py -->", "<!-- end of claims -->"
 Record = Mapping[str, Any]
 
 
@@ -45,16 +45,16 @@ def list_result_files() -> list[Path]:
 
 
 def make_pages() -> dict[Path, str]:
-    """Return the text of every page by its path: README.md with new claims, and the pages of tables/."""
+    """Return the text of every page by its path: both README.md files with new claims, and the pages of tables/."""
     pages = {HERE / "tables" / f"{path.stem}.md": "\n".join(section(path)) for path in list_result_files()}
     pages[HERE / "tables" / "index.md"] = "\n".join(_index_lines())
     missed, total = list_missed()
     pages[HERE / "tables" / "missed.md"] = "\n".join(_missed_lines(missed, total))
-    readme = HERE / "README.md"
-    before, _, rest = readme.read_text(encoding="utf-8").partition(BEGIN)
     claims = "\n".join([*(line for claim in CLAIMS for line in format_claim(claim)), *format_prediction()])
     claims += f"\n### Missed requirements\n\n[{len(missed)} of {total} requirements are missed](tables/missed.md).\n"
-    pages[readme] = f"{before}{BEGIN}\n\n{claims}\n{END}{rest.partition(END)[2]}"
+    for path, text in ((HERE / "README.md", claims), (HERE.parent / "README.md", "\n".join(format_headline()))):
+        before, _, rest = path.read_text(encoding="utf-8").partition(BEGIN)
+        pages[path] = f"{before}{BEGIN}\n\n{text}\n{END}{rest.partition(END)[2]}"
     return pages
 
 

@@ -140,6 +140,16 @@ def test_what_the_guide_breaks_is_refuted_everywhere(folder: Path, old: str, new
             assert "my_file.py, line" in done.stderr
 
 
+def test_the_algorithm_without_a_file_runs(tmp_path: Path) -> None:
+    script = tmp_path / "own.py"
+    check = "comm = hpccoll.Communicator()\nrows = comm.all_gather(np.full(3, comm.rank), algorithm=mine)\n"
+    right = "assert (rows == np.arange(comm.size)[:, None]).all(), rows\n"
+    script.write_text(blocks(OWN, "python")[1] + "import hpccoll, numpy as np\n" + check + right)
+    words = [str(BIN / "mpirun"), "-n", "3", sys.executable, str(script)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S, check=False, env=environment())
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("text", [COURSE, OWN], ids=["course", "write-your-own"])
 def test_links_lead_somewhere(text: str) -> None:
     for target in re.findall(r"\]\((?!http)(.*?)\)", text):

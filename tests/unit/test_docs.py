@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hpccoll import errors
+from hpccoll import __version__, errors
 from hpccoll.doctor import environment
 from hpccoll.errors import HpccollError
 
@@ -119,3 +119,7 @@ def test_every_message_of_troubleshooting_is_in_the_code():
     parts = list_literal_parts()
     for message in messages:
         assert measure_coverage(message, parts) >= 0.6, message
+
+
+def test_the_citation_has_the_version_of_the_package():
+    assert f"\nversion: {__version__}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
