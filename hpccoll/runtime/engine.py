@@ -31,6 +31,7 @@ from hpccoll.errors import UsageError
 from hpccoll.plan import Operation
 from hpccoll.runtime.arrays import ArrayModule, ScratchPool
 from hpccoll.runtime.call_cache import CallCache
+from hpccoll.runtime.call_state import CallState, Wait
 from hpccoll.runtime.collective_call import CollectiveCall, as_unowned
 from hpccoll.runtime.executable import Executable, UnboundProgram
 from hpccoll.runtime.job import detect_layout, get_mpi_library
@@ -60,14 +61,16 @@ class Engine:
 
     def __init__(self, comm: MPI.Intracomm, takes_device_memory: Callable[[], bool]) -> None:
         self.comm, self.rank, self.size = comm, comm.rank, comm.size
-        self.cache, self.progress = CallCache(), get_progress()
+        self.cache, self.progress, self.state = CallCache(), get_progress(), CallState()
         # All collective set-up is in the constructor, because later set-up could block operations in flight.
         layout = detect_layout(comm)
         self.nodes = layout.members
         self.node = NodeMemory(comm, layout, self.progress)
-        self.library = MpiCollectives(comm, self.progress, takes_device_memory)
+        self.library = MpiCollectives(comm, self.progress, self.state, takes_device_memory)
         lower_cached = lru_cache(PROGRAMS)(self._lower)
-        self._context = Context(comm, self.node, self.progress, ScratchPool(), lower_cached, takes_device_memory)
+        self._context = Context(
+            comm, self.node, self.progress, self.state, ScratchPool(), lower_cached, takes_device_memory
+        )
         table: TuningTable | None = None
         if self.rank == 0:  # all ranks must use the same table
             site = describe_site(get_mpi_library(), layout.ranks_per_node, oversubscribed=layout.oversubscribed)
@@ -119,15 +122,19 @@ class Engine:
         previous = self._started.get(tag)
         if previous is not None:
             self.progress.wait_until(lambda: previous.done)
-        operation: InFlight
-        if algorithm is None:
-            operation = self.library.start(call)
-            self.progress.add_transfer(operation)
-        elif call.module.on_device and algorithm.uses_shared_memory:
+        if algorithm is not None and call.module.on_device and algorithm.uses_shared_memory:
             self._make_executable(call, selection, ScratchPool())()
             return None
+        operation: InFlight
+        self.state.count += 1
+        awaited = Wait(self.state, call.operation.value, self.state.count)
+        if algorithm is None:
+            operation = self.library.start(call)
+            operation.awaited = awaited
+            self.progress.add_transfer(operation)
         else:
             operation = self._start_plan(call, selection, tag)
+            operation.awaited = awaited
             self.progress.add(operation)
             self.progress.advance()
         self._started[tag] = operation

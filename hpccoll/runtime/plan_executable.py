@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from hpccoll.runtime.arrays import FlatArray, ScratchPool
+from hpccoll.runtime.call_state import CallState
 from hpccoll.runtime.collective_call import CollectiveCall, bind_epilogue, bind_prologue
 from hpccoll.runtime.executable import UnboundProgram, raise_freed
 from hpccoll.runtime.node_memory.node import NodeMemory
@@ -33,6 +34,7 @@ class Context:
     comm: MPI.Intracomm
     node: NodeMemory
     progress: Progress
+    state: CallState
     scratch: ScratchPool
     lower: Callable[..., Program]
     takes_device_memory: Callable[[], bool]
@@ -42,8 +44,8 @@ class PlanExecutable:
     """The base class of executables that run plans; if `scratch` is None, scratch memory is the communicator's."""
 
     __slots__ = (
-        "__weakref__", "_after", "_algorithm", "_before", "_call", "_chunks", "_context", "_in_place", "_scratch",
-        "live", "operation",
+        "__weakref__", "_after", "_algorithm", "_before", "_call", "_chunks", "_context", "_in_place", "_name",
+        "_scratch", "_state", "live", "operation",
     )  # fmt: skip
 
     def __init__(
@@ -53,7 +55,7 @@ class PlanExecutable:
         self._scratch = scratch or context.scratch
         self._call, self._before, self._in_place = bind_prologue(call, context.comm.rank)
         self._after = bind_epilogue(call, context.comm.size)
-        self.live = True
+        self.live, self._state, self._name = True, context.state, call.operation.value
         self.operation: InFlight | None = None  # the latest asynchronous run
 
     @property

@@ -17,18 +17,23 @@ from weakref import WeakSet
 from mpi4py import MPI
 
 from hpccoll.runtime.backoff import Backoff
+from hpccoll.runtime.call_state import Wait
 
 Result = TypeVar("Result")
 
 
 class InFlight(ABC):
-    """An operation in flight; `done` is set when it completes or fails, and `error` is its exception if it fails."""
+    """An operation in flight; `done` is set when it completes or fails, and `error` is its exception if it fails.
 
-    __slots__ = ("__weakref__", "done", "error")
+    `awaited` describes a wait for the operation.
+    """
+
+    __slots__ = ("__weakref__", "awaited", "done", "error")
 
     def __init__(self) -> None:
         self.done = False
         self.error: Exception | None = None
+        self.awaited: Wait | None = None
 
     def advance(self) -> bool:
         """Advance as far as possible without blocking; return whether the operation is done.

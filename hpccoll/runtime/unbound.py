@@ -138,12 +138,18 @@ class UnboundLibraryCollective(UnboundCollective):
         if method is None or self._divides or self._splits or not self._has_result:
             return None
         count, datatype, ranks = self.count, self._datatype, self._ranks
+        state, name = self._library.state, self._operation.value
         if self._source_at < 0 or self._result_at < 0:
             at = max(self._source_at, self._result_at)
             before, after = self._arguments[:at], self._arguments[at + 1 :]
 
             def run_in_place(x: Any, out: Any) -> Any:  # noqa: ARG001 - all direct calls get an output
-                method(*before, (x, count, datatype), *after)
+                state.count += 1
+                state.current = name
+                try:
+                    method(*before, (x, count, datatype), *after)
+                finally:
+                    state.current = None
                 return x
 
             return run_in_place
@@ -152,7 +158,12 @@ class UnboundLibraryCollective(UnboundCollective):
         def run(x: Any, out: Any) -> Any:
             if out is None:
                 out = np.empty((ranks, *x.shape), x.dtype)
-            method((x, count, datatype), (out, count, datatype), *after)
+            state.count += 1
+            state.current = name
+            try:
+                method((x, count, datatype), (out, count, datatype), *after)
+            finally:
+                state.current = None
             return out
 
         return run
@@ -163,7 +174,7 @@ class UnboundLibraryCollective(UnboundCollective):
             arguments[self._source_at] = as_mpi_buffer(x), self.count, self._datatype
         if self._result_at >= 0:
             arguments[self._result_at] = as_mpi_buffer(result), self.count, self._datatype
-        self._library.call(self._method, arguments)
+        self._library.call(self._operation.value, self._method, arguments)
 
 
 class UnboundPlan(UnboundCollective):

@@ -14,6 +14,7 @@ from mpi4py import MPI
 
 from hpccoll.runtime.address_space import AddressSpace
 from hpccoll.runtime.arrays import NUMPY, FlatArray
+from hpccoll.runtime.call_state import CallState
 from hpccoll.runtime.lowering import OWN, Copy, Instruction, MemoryRange, NodeFence, Receive, Reduce, Send, Wait
 
 Memories: TypeAlias = Sequence[FlatArray]
@@ -135,12 +136,18 @@ def _make_reduce(function: str, places: Sequence[tuple[int, slice]]) -> Step:
 
 
 class UnboundMessages:
-    """A program of messages; `scratch` is the memory for WORK and LANDING."""
+    """A program of messages; `scratch` is the memory for WORK and LANDING, and `name` that of the operation."""
 
-    def __init__(self, steps: Sequence[Step], scratch: Memories) -> None:
-        self._steps, self._scratch = steps, scratch
+    def __init__(self, state: CallState, name: str, steps: Sequence[Step], scratch: Memories) -> None:
+        self._state, self._name, self._steps, self._scratch = state, name, steps, scratch
 
     def __call__(self, source: FlatArray, result: FlatArray) -> None:
         memories: Any = (source, result, *self._scratch)
-        for step in self._steps:
-            step(memories)
+        state = self._state
+        state.count += 1
+        state.current = self._name
+        try:
+            for step in self._steps:
+                step(memories)
+        finally:
+            state.current = None

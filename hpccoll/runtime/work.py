@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any, Generic, TypeVar
 
 from mpi4py import MPI
@@ -56,12 +57,14 @@ class Work(Generic[ResultT]):
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         backoff = Backoff(spins=True, sleeps=False)
-        while not self.test():
-            backoff.pause()
-            if deadline is not None and time.monotonic() > deadline:
-                raise CommunicationError(
-                    f"rank {self._rank}: not complete after {timeout} s; did every rank call the same operation?"
-                )
+        awaited = self._operation.awaited if self._operation is not None else None
+        with awaited or nullcontext():
+            while not self.test():
+                backoff.pause()
+                if deadline is not None and time.monotonic() > deadline:
+                    raise CommunicationError(
+                        f"rank {self._rank}: not complete after {timeout} s; did every rank call the same operation?"
+                    )
         return self._result
 
 

@@ -59,14 +59,15 @@ class DeviceExecutable(PlanExecutable):
     def __call__(self) -> None:
         """Queue the collective once, on the current stream of the buffers' module."""
         self._require_live()
-        device = self._context.node.device
-        if device is None or not self._in_place_everywhere:
-            self._raise_not_symmetric(self._context.node.barrier.enter(self._entry))
-        before = device.cuda.make_current()
-        try:
-            self._queue(device)
-        finally:
-            device.cuda.restore_current(before)
+        with self._state.call(self._name):
+            device = self._context.node.device
+            if device is None or not self._in_place_everywhere:
+                self._raise_not_symmetric(self._context.node.barrier.enter(self._entry))
+            before = device.cuda.make_current()
+            try:
+                self._queue(device)
+            finally:
+                device.cuda.restore_current(before)
 
     def free(self) -> None:
         """Free the executable and drop its prepared launches; a later run raises UsageError."""

@@ -66,13 +66,14 @@ class PipelineExecutable(PlanExecutable):
         return (self,)
 
     def __call__(self) -> None:
-        pipeline, backoff = self.start(), Backoff(spins=not self._context.node.oversubscribed)
-        progress = self._context.progress
-        while not pipeline.done:
-            if pipeline.poll():
-                backoff.reset()
-            else:
-                progress.idle(backoff)
+        with self._state.call(self._name):
+            pipeline, backoff = self.start(), Backoff(spins=not self._context.node.oversubscribed)
+            progress = self._context.progress
+            while not pipeline.done:
+                if pipeline.poll():
+                    backoff.reset()
+                else:
+                    progress.idle(backoff)
 
     def start(self) -> Pipeline:
         """Return a run in flight, which begins after earlier runs are done and the node's ranks have entered."""

@@ -145,20 +145,23 @@ class MessageExecutable(PlanExecutable):
         program, comm = self._program, self._context.comm
         steps = StepMaker(self._space, comm=comm, tag=self._tag).make(program.instructions)
         scratch = self._take_scratch(program.work + program.landing)
-        return UnboundMessages(steps, (scratch[: program.work], scratch[program.work :]))
+        memories = scratch[: program.work], scratch[program.work :]
+        return UnboundMessages(self._state, self._name, steps, memories)
 
     def __call__(self) -> None:
-        if self._calls is None:
-            run, progress = self.start(), self._context.progress
-            if progress:
-                progress.wait_until(run.advance)
-                run.raise_error()
-            run.complete()
-        elif self._in_flight:
-            self._run_beside_others()
-        else:
-            for call in self._calls:
-                call()
+        state = self._state
+        state.count += 1
+        state.current = self._name
+        try:
+            if self._calls is None:
+                self._run_unbound()
+            elif self._in_flight:
+                self._run_beside_others()
+            else:
+                for call in self._calls:
+                    call()
+        finally:
+            state.current = None
 
     def start(self) -> MessageRun:
         """Do the local work before the plan, and return the run, which posts its messages as it advances."""
@@ -181,6 +184,14 @@ class MessageExecutable(PlanExecutable):
         context, module = self._context, self._call.module
         pinned = module.on_device and not context.takes_device_memory()
         return message_calls(self._program, self._space, context.comm, self._tag, persistent=persistent, pinned=pinned)
+
+    def _run_unbound(self) -> None:
+        """Run once without persistent requests."""
+        run, progress = self.start(), self._context.progress
+        if progress:
+            progress.wait_until(run.advance)
+            run.raise_error()
+        run.complete()
 
     def _run_beside_others(self) -> None:
         """Run once while other operations are in flight, which advance during every wait for a message of this run."""

@@ -9,6 +9,7 @@ from mpi4py import MPI
 
 from hpccoll.errors import UsageError
 from hpccoll.runtime.arrays import ArrayModule, BoundCall, Buffer, as_buffer
+from hpccoll.runtime.call_state import CallState, Wait
 from hpccoll.runtime.progress import Progress
 from hpccoll.runtime.work import MpiTransfer, Work
 
@@ -20,9 +21,14 @@ class PointToPoint:
     """Sends and receives of one communicator; `comm` carries only these messages."""
 
     def __init__(
-        self, comm: MPI.Intracomm, progress: Progress, uses_pinned_memory: Callable[[ArrayModule], bool]
+        self,
+        comm: MPI.Intracomm,
+        progress: Progress,
+        state: CallState,
+        uses_pinned_memory: Callable[[ArrayModule], bool],
     ) -> None:
-        self._comm, self._progress, self._uses_pinned_memory = comm, progress, uses_pinned_memory
+        self._comm, self._progress, self._state = comm, progress, state
+        self._uses_pinned_memory = uses_pinned_memory
 
     def isend(self, x: Any, dest: int, tag: int) -> Work[None]:
         """Start sending `x` to rank `dest`; waits for the current stream if `x` is in device memory."""
@@ -36,7 +42,7 @@ class PointToPoint:
         requests = [self._comm.Isend([segment, MPI.BYTE], dest, tag) for segment in cut_payload(buffer, payload)]
         rank = self._comm.rank
         transfer = MpiTransfer(f"rank {rank}: sending to rank {dest}", requests, [], keep=(x, payload))
-        return self._track(transfer, None)
+        return self._track(transfer, None, Wait(self._state, "send", peers=(dest,)))
 
     def irecv(self, x: ArrayT, source: int, tag: int) -> Work[ArrayT]:
         """Start receiving from rank `source` into `x`; waits for the current stream if `x` is in device memory."""
@@ -53,10 +59,11 @@ class PointToPoint:
         sizes = [segment.nbytes for segment in segments]
         rank = self._comm.rank
         transfer = MpiTransfer(f"rank {rank}: receiving from rank {source}", requests, last, sizes, (x, payload))
-        return self._track(transfer, x)
+        return self._track(transfer, x, Wait(self._state, "recv", peers=(source,)))
 
-    def _track(self, transfer: MpiTransfer, result: ArrayT) -> Work[ArrayT]:
+    def _track(self, transfer: MpiTransfer, result: ArrayT, awaited: Wait) -> Work[ArrayT]:
         """Return the handle of a transfer, which is kept alive and advances in all waits until it is done."""
+        transfer.awaited = awaited
         if not transfer.advance():
             self._progress.add_transfer(transfer)
         return Work(self._comm.rank, self._progress, transfer, result)

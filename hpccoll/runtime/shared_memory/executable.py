@@ -66,12 +66,18 @@ class SharedMemoryExecutable(PlanExecutable):
     def __call__(self) -> None:
         if not self.live:
             self._require_live()
-        for step in self._before:
-            step()
-        if not (self.direct and self._run_direct()):
-            _ = self._run_staged() or self._run_staged()
-        for step in self._after:
-            step()
+        state = self._state
+        state.count += 1
+        state.current = self._name
+        try:
+            for step in self._before:
+                step()
+            if not (self.direct and self._run_direct()):
+                _ = self._run_staged() or self._run_staged()
+            for step in self._after:
+                step()
+        finally:
+            state.current = None
 
     def free(self) -> None:
         """Free the executable and drop its bound calls; a later run raises UsageError."""
@@ -94,7 +100,8 @@ class SharedMemoryExecutable(PlanExecutable):
             memory = slot_memory(slot, node, self._call)
             slots = [memory[rank] for rank in (OWN, *node.others)]
             memories[number] = (scratch[: program.work], scratch[program.work :], *slots)
-        return StagedProgram(node, self._entry, self._facts, maker.make(before), maker.make(after), memories)
+        steps = maker.make(before), maker.make(after)
+        return StagedProgram(self._state, self._name, node, self._entry, self._facts, *steps, memories)
 
     def _run_direct(self) -> bool:
         """Run on all ranks' buffers in place; return False without running if some rank started a staged run."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hpccoll.runtime.arrays import FlatArray
+from hpccoll.runtime.call_state import CallState
 from hpccoll.runtime.node_memory.node import NodeMemory
 from hpccoll.runtime.unbound_program import Memories, Step
 
@@ -14,9 +15,11 @@ from hpccoll.runtime.unbound_program import Memories, Step
 class StagedProgram:
     """A staged program for messages that fit into one slot; other ranks may run the same call by an executable.
 
-    `memories` has, by the number of the slot that a run uses, all memories of the run except input and output.
+    `state` counts the calls, whose operation is `name`. `memories` has, by the number of the slot that a run uses, all memories of the run except input and output.
     """
 
+    state: CallState
+    name: str
     node: NodeMemory
     entry: int
     facts: Sequence[object]
@@ -25,6 +28,16 @@ class StagedProgram:
     memories: Mapping[int, Memories]
 
     def __call__(self, source: FlatArray, result: FlatArray) -> None:
+        state = self.state
+        state.count += 1
+        state.current = self.name
+        try:
+            self._run(source, result)
+        finally:
+            state.current = None
+
+    def _run(self, source: FlatArray, result: FlatArray) -> None:
+        """Run once on an input and an output."""
         node, alike = self.node, None
         slot = node.next_slot
         memories = (source, result, *self.memories[slot])
