@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-import time
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
@@ -23,7 +22,6 @@ from hpccoll.cli.output import get_launched_rank, is_printing_rank
 from hpccoll.errors import HpccollError
 
 INTERRUPTED, CLOSED_PIPE = 130, 141  # 128 + SIGINT, 128 + SIGPIPE, as in shells
-GRACE_S = 0.5  # on a loaded machine, equal errors of two ranks may be 0.3 s apart
 # Environment variable with the name of a file for the exit status; srun's own status is 137 after it killed ranks.
 STATUS_FILE = "HPCCOLL_STATUS_FILE"
 
@@ -144,13 +142,11 @@ def _fail(status: int, message: str) -> int:
         if is_printing_rank():
             print(message, file=sys.stderr)
         return _record_status(status)
-    # If all ranks fail alike, the lowest one prints the message and aborts the job while the other ranks sleep.
-    time.sleep(min(get_launched_rank() or 0, 8) * GRACE_S)
-    print(message, file=sys.stderr, flush=True)
-    _record_status(status)
-    time.sleep(GRACE_S / 2)  # until the launcher has read the message: it drops unread output of an aborted job
     from hpccoll.runtime import job
 
+    job.wait_for_lower_ranks(get_launched_rank() or 0)
+    print(message, file=sys.stderr, flush=True)
+    _record_status(status)
     job.abort(status)
     return status
 

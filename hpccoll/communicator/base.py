@@ -20,7 +20,9 @@ from hpccoll.runtime.agreement import wait_for_ranks
 from hpccoll.runtime.argument_check import ArgumentCheck, is_enabled
 from hpccoll.runtime.arguments import SUM, check_call
 from hpccoll.runtime.arrays import normalize_reduction
+from hpccoll.runtime.call_state import WaitReason
 from hpccoll.runtime.collective_call import CollectiveCall
+from hpccoll.runtime.endings import get_endings
 from hpccoll.runtime.engine import Engine
 from hpccoll.runtime.messages.point_to_point import PointToPoint
 from hpccoll.runtime.progress import get_progress
@@ -40,7 +42,9 @@ class CommunicatorBase:
             if isfunction(method):
                 method.__qualname__ = f"Communicator.{name}"
 
-    def __init__(self, comm: MPI.Intracomm | None = None, *, adopt: bool = False) -> None:
+    def __init__(
+        self, comm: MPI.Intracomm | None = None, *, adopt: bool = False, abort_on_error: bool = True
+    ) -> None:
         base = job.get_world() if comm is None else comm
         wait_for_ranks(base, get_progress())
         comm = base if adopt else base.Dup()
@@ -50,11 +54,15 @@ class CommunicatorBase:
         self._engine = Engine(comm, _takes_device_memory)
         self.local_rank = self._engine.node.ranks.index(comm.rank)
         self._argument_check = ArgumentCheck(comm, self._engine.progress) if is_enabled() else None
-        self._messages = PointToPoint(self._message_comm, self._engine.progress, self._engine.uses_pinned_memory)
+        self._messages = PointToPoint(
+            self._message_comm, self._engine.progress, self._engine.state, self._engine.uses_pinned_memory
+        )
         self._cache, self._process = self._engine.cache, os.getpid()
         self._cached_calls, self._by_kind = self._cache.by_array, self._cache.by_kind
         self._unbound, self._in_flight = self._engine.unbound, self._engine.progress.operations
         self._release = weakref.finalize(self, _release, self._engine)
+        self._state, self._abort_on_error = self._engine.state, abort_on_error
+        self._stop_watch = get_endings().open(comm, self._state, abort_on_error=abort_on_error)
 
     def close(self) -> None:
         """Wait for operations in flight, then free requests, shared memory and the MPI communicators; collective.
@@ -62,8 +70,10 @@ class CommunicatorBase:
         Without `close`, requests and shared memory are freed at exit, but the MPI communicators are not.
         """
         if self._release.alive:
-            self._engine.finish()
-            wait_for_ranks(self._comm, self._engine.progress)
+            with self._state.call("close"):
+                self._engine.finish()
+                wait_for_ranks(self._comm, self._engine.progress)
+            self._stop_watch()
             self._release()
             if self._argument_check is not None:
                 self._argument_check.free()
@@ -120,7 +130,8 @@ class CommunicatorBase:
         x, out, op, root, algorithm = arguments
         if self._argument_check is None:
             return check_call(operation, x, out, self.rank, self.size, root, op, algorithm)
-        with self._argument_check.compare(operation) as compared:
+        reason = WaitReason(self._state, operation.value, self._state.count + 1)
+        with reason, self._argument_check.compare(operation) as compared:
             call = check_call(operation, x, out, self.rank, self.size, root, op, algorithm)
             buffer = call.result or call.source
             name = call.algorithm.full_name if call.algorithm else MPI_LIBRARY if call.library else "auto"

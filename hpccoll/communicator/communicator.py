@@ -23,6 +23,7 @@ from hpccoll.communicator.scans import ScanMethods
 from hpccoll.communicator.symmetric_buffers import SymmetricBufferMethods
 from hpccoll.errors import UsageError
 from hpccoll.runtime.agreement import wait_for_members
+from hpccoll.runtime.call_state import WaitReason
 
 
 class Communicator(
@@ -36,6 +37,8 @@ class Communicator(
     Args:
         comm: the MPI communicator, which the constructor duplicates (collective); None means MPI.COMM_WORLD.
         adopt: whether to use `comm` itself instead of a duplicate; `close` then frees `comm`.
+        abort_on_error: whether all ranks of the job end if, while the communicator is open, this rank has an uncaught
+            exception, or ends its program although other ranks wait for it.
 
     Raises:
         UnavailableError: mpi4py or the MPI library is not installed.
@@ -62,9 +65,11 @@ class Communicator(
         members = _as_ranks(ranks, self.size)
         if self.rank not in members:
             return None
-        wait_for_members(self._comm, members, self._engine.progress)
+        with WaitReason(self._state, "new_group", peers=tuple(rank for rank in members if rank != self.rank)):
+            wait_for_members(self._comm, members, self._engine.progress)
         group = self._comm.group.Incl(members)
-        communicator = type(self)(self._comm.Create_group(group), adopt=True)
+        comm = self._comm.Create_group(group)
+        communicator = type(self)(comm, adopt=True, abort_on_error=self._abort_on_error)
         group.Free()
         return communicator
 

@@ -32,4 +32,6 @@ class PreparedMethods(CommunicatorBase):
 
         The executable is freed by its method `free` or by closing the communicator. Collective.
         """
-        return self._engine.prepare(self._check("prepare", operation, x, out, op, root, algorithm))
+        call = self._check("prepare", operation, x, out, op, root, algorithm)
+        with self._state.call("prepare"):
+            return self._engine.prepare(call)

@@ -31,14 +31,16 @@ class SymmetricBufferMethods(CommunicatorBase):
             UnavailableError: any rank has too little memory, or the ranks cannot share memory.
         """
         self._require_open()
-        return self._engine.node.symmetric.empty(shape, dtype)
+        with self._state.call("empty"):
+            return self._engine.node.symmetric.empty(shape, dtype)
 
     def cupy_empty(self, shape: Shape, dtype: DtypeLike = "float32") -> cupy.ndarray:
         """Return an uninitialised CuPy array in device memory that all ranks of the node can address; collective."""
         from hpccoll.runtime.cuda.device import device_empty
 
         self._require_open()
-        return device_empty(self._engine.node, shape, dtype)
+        with self._state.call("cupy_empty"):
+            return device_empty(self._engine.node, shape, dtype)
 
     def torch_empty(
         self, shape: Shape, dtype: DtypeLike = "float32", device: str | torch.device = "cpu"
@@ -53,7 +55,8 @@ class SymmetricBufferMethods(CommunicatorBase):
         from hpccoll.runtime.cuda.device import device_empty
 
         self._require_open()
-        return as_torch_tensor(device_empty(self._engine.node, shape, dtype, int(index) if index else None))
+        with self._state.call("torch_empty"):
+            return as_torch_tensor(device_empty(self._engine.node, shape, dtype, int(index) if index else None))
 
     def free(self, x: Array) -> None:
         """Free a symmetric buffer and the executables bound to it on this rank; later use raises UsageError."""

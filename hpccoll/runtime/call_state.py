@@ -14,15 +14,15 @@ from dataclasses import dataclass
 class CallState:
     """The number of collective calls that this rank has begun on a communicator, and the call that it is in now.
 
-    `current` is the name of blocking call number `count`, or a `Wait`, or None outside of calls. Code that runs often
-    sets both attributes itself, which takes 50 ns per call.
+    `current` is the name of blocking call number `count`, or a `WaitReason`, or None outside of calls. Code that runs
+    often sets both attributes itself, which takes 50 ns per call.
     """
 
     __slots__ = ("count", "current")
 
     def __init__(self) -> None:
         self.count = 0
-        self.current: str | Wait | None = None
+        self.current: str | WaitReason | None = None
 
     @contextmanager
     def call(self, name: str) -> Iterator[None]:
@@ -50,8 +50,8 @@ class CallState:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Wait:
-    """A wait that is not itself a collective call; a context manager that lasts as long as the wait.
+class WaitReason:
+    """The reason for a wait that is not itself a collective call; a context manager that lasts as long as the wait.
 
     Waits are either for an asynchronous collective, whose call number is `number`, or for the ranks `peers`, whose
     messages this rank sends or receives.

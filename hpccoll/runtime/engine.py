@@ -31,7 +31,7 @@ from hpccoll.errors import UsageError
 from hpccoll.plan import Operation
 from hpccoll.runtime.arrays import ArrayModule, ScratchPool
 from hpccoll.runtime.call_cache import CallCache
-from hpccoll.runtime.call_state import CallState, Wait
+from hpccoll.runtime.call_state import CallState, WaitReason
 from hpccoll.runtime.collective_call import CollectiveCall, as_unowned
 from hpccoll.runtime.executable import Executable, UnboundProgram
 from hpccoll.runtime.job import detect_layout, get_mpi_library
@@ -127,7 +127,7 @@ class Engine:
             return None
         operation: InFlight
         self.state.count += 1
-        awaited = Wait(self.state, call.operation.value, self.state.count)
+        awaited = WaitReason(self.state, call.operation.value, self.state.count)
         if algorithm is None:
             operation = self.library.start(call)
             operation.awaited = awaited

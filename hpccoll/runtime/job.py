@@ -9,12 +9,14 @@ from __future__ import annotations
 import os
 import platform
 import sys
+import time
 import warnings
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from hpccoll.errors import UnavailableError, UsageError
 from hpccoll.runtime import launcher
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 RANKS_PER_NODE = "HPCCOLL_RANKS_PER_NODE"
+GRACE_S: Final = 0.5  # on a loaded machine, equal errors of two ranks may be 0.3 s apart
+_MPICH_SEGMENT: Final = "/dev/shm/mpich_"  # noqa: S108 - the memory file system, not a place for temporary files
 _PACKAGES = {
     "hpccoll": ("hpccoll",),
     "numpy": ("numpy",),
@@ -113,14 +117,33 @@ def get_world() -> MPI.Intracomm:
     return comm
 
 
+def wait_for_lower_ranks(rank: int) -> None:
+    """Pause, so that if all ranks fail alike, the lowest rank reports it and ends the job while the others pause."""
+    time.sleep(min(rank, 8) * GRACE_S)
+
+
 def abort(status: int) -> None:
-    """Flush stdout and stderr and end all ranks with exit status `status`; without MPI, exit this process only."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    """Flush stdout and stderr and end all ranks with exit status `status`; without MPI, exit this process only.
+
+    MPICH's file in /dev/shm, which MPI_Abort would leave behind, is removed on this node.
+    """
+    with suppress(OSError, ValueError):
+        sys.stdout.flush()
+        sys.stderr.flush()
     module = sys.modules.get("mpi4py.MPI")
     if module is not None and module.Is_initialized() and not module.Is_finalized():
+        time.sleep(GRACE_S / 2)  # until the launcher has read the output: it drops unread output of an aborted job
+        _unlink_mpich_segments()
         module.COMM_WORLD.Abort(status)
     raise SystemExit(status)
+
+
+def _unlink_mpich_segments() -> None:
+    """Remove the names of the files in /dev/shm through which this process exchanges messages in MPICH."""
+    with suppress(OSError), open("/proc/self/maps", encoding="ascii", errors="replace") as maps:  # noqa: PTH123 - fast
+        for path in {line.rstrip("\n").partition("/")[2] for line in maps if _MPICH_SEGMENT in line}:
+            with suppress(OSError):
+                os.unlink(f"/{path}")  # noqa: PTH108 - `pathlib` takes 5 ms to import
 
 
 def get_mpi_library() -> str:

@@ -17,7 +17,7 @@ from weakref import WeakSet
 from mpi4py import MPI
 
 from hpccoll.runtime.backoff import Backoff
-from hpccoll.runtime.call_state import Wait
+from hpccoll.runtime.call_state import WaitReason
 
 Result = TypeVar("Result")
 
@@ -33,7 +33,7 @@ class InFlight(ABC):
     def __init__(self) -> None:
         self.done = False
         self.error: Exception | None = None
-        self.awaited: Wait | None = None
+        self.awaited: WaitReason | None = None
 
     def advance(self) -> bool:
         """Advance as far as possible without blocking; return whether the operation is done.

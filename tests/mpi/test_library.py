@@ -18,6 +18,7 @@ from hpccoll.errors import UsageError
 from hpccoll.plan import Operation
 from hpccoll.runtime.arguments import check_call
 from hpccoll.runtime.arrays import DTYPES, Reduction, get_dtype
+from hpccoll.runtime.call_state import CallState
 from hpccoll.runtime.collective_call import CollectiveCall
 from hpccoll.runtime.messages.mpi_calls import has_same_semantics
 from hpccoll.runtime.messages.mpi_collectives import PERSISTENT, MpiCollectives
@@ -43,7 +44,7 @@ def progress() -> Progress:
 @pytest.fixture
 def library(comm, progress) -> Iterator[MpiCollectives]:
     own = comm.Dup()
-    yield MpiCollectives(own, progress, lambda: False)
+    yield MpiCollectives(own, progress, CallState(), lambda: False)
     own.Free()
 
 

@@ -405,7 +405,7 @@ def test_messages_between_ranks_keep_the_stream_too(eng, stream, space, monkeypa
     monkeypatch.setattr(messaging, "as_buffer", lambda flat, role, writable: buffer(stream, flat))
     monkeypatch.setattr(messaging, "LONGEST_SEGMENT", 1200)
     there, back = (eng.rank + 1) % eng.size, (eng.rank - 1) % eng.size
-    pairs = messaging.PointToPoint(space, eng.progress, eng.uses_pinned_memory)
+    pairs = messaging.PointToPoint(space, eng.progress, eng.state, eng.uses_pinned_memory)
     for _ in range(3):
         x, y = stream.empty(count, FLOAT), stream.empty(count, FLOAT)
         stream.later("mine", partial(np.copyto, x, data(eng.rank, count)))()

@@ -58,8 +58,10 @@ INNER_FLOORS = {  # within a package; a module may import from its own entry and
         "__init__": (3, "__init__"),  # exports the vocabulary and the main functions to other packages
     },
     "runtime": {
-        **{name: (0, name) for name in ("launcher", "backoff")},
+        **{name: (0, name) for name in ("launcher", "backoff", "call_state")},
         **{name: (1, name) for name in ("job", "command", "progress", "arrays", "lowering")},
+        "departures": (1, "departures"),
+        "endings": (2, "endings"),
         **{name: (2, name) for name in ("agreement", "argument_check", "collective_call", "executable", "work")},
         **{name: (3, name) for name in ("arguments", "call_cache", "address_space", "node_memory")},
         **{name: (4, name) for name in ("plan_executable", "plain_arrays", "unbound_program")},

@@ -98,7 +98,8 @@ class _MpiCall:
 class MpiCollectives:
     """The MPI library's collectives on `comm`, which is not duplicated; waits advance the operations in `progress`.
 
-    `state` counts the calls. `takes_device_memory` returns whether this MPI accepts device memory; it is called only for device buffers.
+    `state` counts the calls. `takes_device_memory` returns whether this MPI accepts device memory; it is called only
+    for device buffers.
     """
 
     def __init__(

@@ -9,7 +9,7 @@ from mpi4py import MPI
 
 from hpccoll.errors import UsageError
 from hpccoll.runtime.arrays import ArrayModule, BoundCall, Buffer, as_buffer
-from hpccoll.runtime.call_state import CallState, Wait
+from hpccoll.runtime.call_state import CallState, WaitReason
 from hpccoll.runtime.progress import Progress
 from hpccoll.runtime.work import MpiTransfer, Work
 
@@ -42,7 +42,7 @@ class PointToPoint:
         requests = [self._comm.Isend([segment, MPI.BYTE], dest, tag) for segment in cut_payload(buffer, payload)]
         rank = self._comm.rank
         transfer = MpiTransfer(f"rank {rank}: sending to rank {dest}", requests, [], keep=(x, payload))
-        return self._track(transfer, None, Wait(self._state, "send", peers=(dest,)))
+        return self._track(transfer, None, WaitReason(self._state, "send", peers=(dest,)))
 
     def irecv(self, x: ArrayT, source: int, tag: int) -> Work[ArrayT]:
         """Start receiving from rank `source` into `x`; waits for the current stream if `x` is in device memory."""
@@ -59,9 +59,9 @@ class PointToPoint:
         sizes = [segment.nbytes for segment in segments]
         rank = self._comm.rank
         transfer = MpiTransfer(f"rank {rank}: receiving from rank {source}", requests, last, sizes, (x, payload))
-        return self._track(transfer, x, Wait(self._state, "recv", peers=(source,)))
+        return self._track(transfer, x, WaitReason(self._state, "recv", peers=(source,)))
 
-    def _track(self, transfer: MpiTransfer, result: ArrayT, awaited: Wait) -> Work[ArrayT]:
+    def _track(self, transfer: MpiTransfer, result: ArrayT, awaited: WaitReason) -> Work[ArrayT]:
         """Return the handle of a transfer, which is kept alive and advances in all waits until it is done."""
         transfer.awaited = awaited
         if not transfer.advance():

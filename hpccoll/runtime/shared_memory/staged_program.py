@@ -15,7 +15,8 @@ from hpccoll.runtime.unbound_program import Memories, Step
 class StagedProgram:
     """A staged program for messages that fit into one slot; other ranks may run the same call by an executable.
 
-    `state` counts the calls, whose operation is `name`. `memories` has, by the number of the slot that a run uses, all memories of the run except input and output.
+    `state` counts the calls, whose operation is `name`. `memories` has, by the number of the slot that a run uses, all
+    memories of the run except input and output.
     """
 
     state: CallState

@@ -1,0 +1,212 @@
+"""Finds ranks that wait, on one communicator, for a rank whose program has ended.
+
+A rank departs when its program ends while the communicator is open. A collective call is impossible if a departed rank
+made fewer calls (see call_state.py). A message is impossible if the departed rank has no unfinished message for this
+rank. A rank that waits for something impossible complains to the departed rank, which ends the job (endings.py). A
+rank that waits for ranks that are only late never complains.
+
+All ranks form a binary tree. Departed ranks tell their tree neighbours the least number of calls of a departed rank;
+a rank passes on only a smaller number, so a job of n ranks that end together sends at most 3 n such notices. The tree
+also counts departures, so that each rank learns when all ranks have departed. All notices are messages of a few dozen
+bytes, outside of the collectives' tags; collective calls send none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from mpi4py import MPI
+
+from hpccoll.runtime.call_state import CallState, WaitReason
+
+NOTICE_TAG: Final = 8189  # below the tag of agreement.py, above those of asynchronous operations
+PATIENCE_S: Final = 1.0  # shorter waits are never examined
+REPEAT_S: Final = 2.0
+SUBTREE_DEPARTED: Final = "subtree departed"
+ALL_DEPARTED: Final = "all departed"
+
+
+@dataclass(frozen=True, slots=True)
+class Departure:
+    """The notice that the program of rank `rank` has ended, after `calls` collective calls."""
+
+    rank: int
+    calls: int
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """The request to be told when the receiver has departed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Complaint:
+    """The notice that rank `rank` waits in `call`, which needs the receiver, a departed rank.
+
+    `number` is the number of the collective call; 0 if the rank waits for a message.
+    """
+
+    rank: int
+    number: int
+    call: str
+
+    def __str__(self) -> str:
+        return f"in call {self.number} ({self.call})" if self.number else f"in {self.call}"
+
+
+@dataclass(slots=True)
+class _Observed:
+    """What this rank was doing when it was last examined, since when, and the notices that it has sent about it."""
+
+    doing: tuple[int, str | WaitReason | None] = (0, None)
+    since: float = 0.0
+    complained: float = 0.0
+    departed: dict[int, float] = field(default_factory=dict)  # when a departure of an awaited peer was first seen
+
+
+class DepartureWatch:
+    """The departures of a communicator's ranks; every method but the constructor is called under one lock.
+
+    Args:
+        comm: the communicator of the collectives; other messages on it must not have NOTICE_TAG.
+        state: this rank's calls.
+        has_messages_for: whether this rank has an unfinished message to or from a rank of `comm`.
+        may_complain: whether this rank may complain; if not, it only counts departures.
+    """
+
+    def __init__(
+        self, comm: MPI.Intracomm, state: CallState, has_messages_for: Callable[[int], bool], may_complain: bool
+    ) -> None:
+        self.comm, self.state, self.may_complain = comm, state, may_complain
+        rank, size = comm.rank, comm.size
+        self._rank, self._has_messages_for = rank, has_messages_for
+        self._parent = (rank - 1) // 2 if rank else None
+        self._children = [child for child in (2 * rank + 1, 2 * rank + 2) if child < size]
+        self._missing = set(self._children)  # children whose subtrees have not all departed
+        self._own: Departure | None = None  # this rank's departure
+        self._least: Departure | None = None  # the known departure with the fewest calls
+        self._known: dict[int, Departure] = {}
+        self._askers: set[int] = set()
+        self._asked: set[int] = set()
+        self._complaints: dict[int, Complaint] = {}
+        self._requests: list[MPI.Request] = []
+        self._observed, self._status = _Observed(), MPI.Status()
+        self.have_all_departed = False
+
+    def poll(self) -> None:
+        """Receive all notices that have arrived, without blocking."""
+        while self.comm.Iprobe(MPI.ANY_SOURCE, NOTICE_TAG, self._status):
+            source = self._status.Get_source()
+            self._receive(source, self.comm.recv(source=source, tag=NOTICE_TAG))
+        if self._requests:
+            self._requests = [request for request in self._requests if not request.Test()]
+
+    @property
+    def has_sent(self) -> bool:
+        """Whether all notices of this rank have been sent."""
+        return not self._requests
+
+    def examine(self, now: float) -> None:
+        """Complain if this rank has long been waiting for a departed rank; `now` is a time in seconds."""
+        seen, doing = self._observed, (self.state.count, self.state.current)
+        current = doing[1]
+        if current is None or doing != seen.doing:
+            self._observed = _Observed(doing, now)
+        elif self.may_complain and now - seen.since >= PATIENCE_S and now - seen.complained >= REPEAT_S:
+            if isinstance(current, WaitReason) and current.peers:
+                self._examine_peers(current, now)
+            else:
+                number = current.number if isinstance(current, WaitReason) else doing[0]
+                if self._least is not None and self._least.calls < number:
+                    name = current.name if isinstance(current, WaitReason) else current
+                    self._complain(self._least.rank, Complaint(self._rank, number, name), now)
+
+    def _examine_peers(self, wait: WaitReason, now: float) -> None:
+        """Ask the ranks that this rank waits for whether they have departed; complain to one that has."""
+        for peer in wait.peers:
+            if peer not in self._known:
+                if peer not in self._asked:
+                    self._asked.add(peer)
+                    self._send(peer, Question())
+            elif now - self._observed.departed.setdefault(peer, now) >= PATIENCE_S:
+                self._complain(peer, Complaint(self._rank, 0, wait.name), now)
+                return
+
+    def _complain(self, departed: int, complaint: Complaint, now: float) -> None:
+        """Complain to a departed rank."""
+        self._observed.complained = now
+        self._send(departed, complaint)
+
+    def depart(self) -> None:
+        """Record that this rank's program has ended; send nothing but the count of departures."""
+        self._own = Departure(self._rank, self.state.count)
+        self._count_departures()
+
+    def announce(self) -> None:
+        """Tell the other ranks how many calls this rank had made when it departed; to be called after `depart`."""
+        if self._own is not None:
+            self._spread(self._own, self._rank)
+            for asker in self._askers:
+                self._send(asker, self._own)
+            self._askers.clear()
+
+    @property
+    def calls(self) -> int:
+        """The number of collective calls that this rank had made when it departed."""
+        return self._own.calls if self._own is not None else self.state.count
+
+    def justified_complaints(self) -> list[Complaint]:
+        """Return the complaints of ranks that wait for something that this departed rank will never do."""
+        return [
+            complaint
+            for rank, complaint in sorted(self._complaints.items())
+            if complaint.number > self.calls or not (complaint.number or self._has_messages_for(rank))
+        ]
+
+    def _receive(self, source: int, notice: Any) -> None:
+        """Act on a notice of rank `source`."""
+        match notice:
+            case Departure():
+                self._spread(notice, source)
+            case Question() if self._own is not None:
+                self._send(source, self._own)
+            case Question():
+                self._askers.add(source)
+            case Complaint(rank):
+                self._complaints[rank] = notice
+            case str() if notice == SUBTREE_DEPARTED:
+                self._missing.discard(source)
+                self._count_departures()
+            case str() if notice == ALL_DEPARTED:
+                self._finish()
+
+    def _spread(self, departure: Departure, source: int) -> None:
+        """Record a departure; pass it to the tree neighbours but `source` if no known rank made as few calls."""
+        self._known[departure.rank] = departure
+        if self._least is None or departure.calls < self._least.calls:
+            self._least = departure
+            neighbours = self._children if self._parent is None else [self._parent, *self._children]
+            for neighbour in neighbours:
+                if neighbour != source:
+                    self._send(neighbour, departure)
+
+    def _count_departures(self) -> None:
+        """Tell the parent once this rank and all ranks below it have departed; at the root, tell all ranks."""
+        if self._own is None or self._missing:
+            return
+        if self._parent is None:
+            self._finish()
+        else:
+            self._send(self._parent, SUBTREE_DEPARTED)
+
+    def _finish(self) -> None:
+        """Record, and tell the children, that all ranks have departed."""
+        self.have_all_departed = True
+        for child in self._children:
+            self._send(child, ALL_DEPARTED)
+
+    def _send(self, dest: int, notice: object) -> None:
+        """Send a notice without blocking."""
+        self._requests.append(self.comm.isend(notice, dest, NOTICE_TAG))
