@@ -42,9 +42,7 @@ class CommunicatorBase:
             if isfunction(method):
                 method.__qualname__ = f"Communicator.{name}"
 
-    def __init__(
-        self, comm: MPI.Intracomm | None = None, *, adopt: bool = False, abort_on_error: bool = True
-    ) -> None:
+    def __init__(self, comm: MPI.Intracomm | None = None, *, adopt: bool = False, abort_on_error: bool = True) -> None:
         base = job.get_world() if comm is None else comm
         wait_for_ranks(base, get_progress())
         comm = base if adopt else base.Dup()
