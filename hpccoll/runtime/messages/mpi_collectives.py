@@ -11,7 +11,7 @@ other communicators do not change the form, because only some ranks may have the
 blocking form runs in a thread (`Progress.call`), and the calling thread advances the plans. Collectives on device
 memory always use the blocking form.
 
-Cost: a bound call is one C call behind a `functools.partial`, on buffer specifications that are made once.
+Cost: a bound call is one C call, on buffer specifications that are made once, in a function that counts the call.
 """
 
 from __future__ import annotations
