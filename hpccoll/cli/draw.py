@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,20 +39,23 @@ FORMATS = {
 }
 
 
-def _render(plan: Plan, nodes: tuple[int, ...], suffix: str) -> bytes:
-    """Return the content of a drawing's file in the format of `suffix`; without ranks per node, no nodes are shown."""
+def _render(plan: Plan, nodes: tuple[int, ...], suffix: str) -> list[bytes]:
+    """Return the files of a drawing, one per page, in the format of `suffix`; without ranks per node, nodes are hidden.
+
+    Only pictures (.svg, .png) have several pages.
+    """
     from hpccoll.plan import drawing
 
     history = drawing.record_history(plan, nodes)
     if suffix == ".txt":
-        return drawing.format_text_grid(history).encode()
+        return [drawing.format_text_grid(history).encode()]
     if suffix == ".svg":
-        return drawing.render_svg(drawing.lay_out_page(history)).encode()
+        return [drawing.render_svg(page).encode() for page in drawing.lay_out_pages(history)]
     from hpccoll import raster
 
     if suffix == ".png":
-        return raster.render_png(drawing.lay_out_page(history))
-    return raster.render_gif(drawing.lay_out_animation(history))
+        return [raster.render_png(page) for page in drawing.lay_out_pages(history)]
+    return [raster.render_gif(drawing.lay_out_animation(history))]
 
 
 def _render_trace(plan: Plan, machine: Machine | None, nbytes: int) -> bytes:
@@ -98,7 +102,7 @@ def draw(
 
     \b
     .txt   a text grid
-    .svg   all rounds on one page; .png the same as pixels
+    .svg   all rounds; .png the same as pixels; a long drawing has a file per page, such as FILE-1.svg
     .gif   an animation, one round after the other
     .json  a trace for ui.perfetto.dev; times are simulated (--machine), measured (--measured) or equal for all rounds
     """  # noqa: D301 - \b tells click not to rewrap the lines
@@ -115,8 +119,19 @@ def draw(
         return
     require_writable(output, "-o")
     suffix = Path(output).suffix.lower()
-    drawn = _render_trace(plan, timed_on, nbytes) if suffix == ".json" else _render(plan, sizes, suffix)
-    _write(output, drawn, f"{drawing_format.name} of {algorithm.full_name} on {ranks} ranks")
+    pages = [_render_trace(plan, timed_on, nbytes)] if suffix == ".json" else _render(plan, sizes, suffix)
+    _write_pages(output, pages, f"{drawing_format.name} of {algorithm.full_name} on {ranks} ranks")
+
+
+def _write_pages(output: str, pages: Sequence[bytes], description: str) -> None:
+    """Write one page to the file `output`, or several pages to files with a number before the suffix, such as -01."""
+    if len(pages) == 1:
+        _write(output, pages[0], description)
+        return
+    path, digits = Path(output), len(str(len(pages)))
+    for number, page in enumerate(pages, 1):
+        name = path.with_stem(f"{path.stem}-{number:0{digits}}")
+        _write(str(name), page, f"{description}, page {number} of {len(pages)}")
 
 
 def _write(output: str, drawn: bytes, description: str) -> None:

@@ -13,7 +13,7 @@ from hpccoll.algorithms import get_algorithm
 from hpccoll.errors import UsageError
 from hpccoll.plan import Operation
 from hpccoll.plan.drawing.history import PlanHistory, record_history
-from hpccoll.plan.drawing.pages import lay_out_animation, lay_out_page
+from hpccoll.plan.drawing.pages import lay_out_animation, lay_out_pages
 from hpccoll.plan.drawing.palette import COLOURS, EMPTY, INK
 from hpccoll.plan.drawing.scene import FilledBoxes
 from hpccoll.raster import render_gif, render_image, render_png
@@ -25,7 +25,7 @@ def history_of(name: str, ranks: int) -> PlanHistory:
 
 
 def test_a_png_shows_each_piece_in_its_colour_where_the_scene_has_it():
-    scene = lay_out_page(history_of("all_reduce/ring", 5))
+    scene = lay_out_pages(history_of("all_reduce/ring", 5))[0]
     picture = Image.open(io.BytesIO(render_png(scene, scale=2)))
     assert picture.size == (round(scene.width * 2), round(scene.height * 2))
     pieces = [(s.fill, box) for s in scene.shapes if isinstance(s, FilledBoxes) and s.fill != EMPTY for box in s.boxes]
@@ -35,7 +35,7 @@ def test_a_png_shows_each_piece_in_its_colour_where_the_scene_has_it():
 
 
 def test_a_png_is_the_same_every_time():
-    scene = lay_out_page(history_of("all_reduce/tree", 5))
+    scene = lay_out_pages(history_of("all_reduce/tree", 5))[0]
     assert render_png(scene) == render_png(scene)
 
 
@@ -67,7 +67,7 @@ def test_one_rank_is_a_still_picture():
 
 
 def test_what_is_too_large_is_refused_with_a_remedy():
-    scene = replace(lay_out_page(history_of("all_reduce/ring", 3)), width=20_000, height=20_000)
+    scene = replace(lay_out_pages(history_of("all_reduce/ring", 3))[0], width=20_000, height=20_000)
     with pytest.raises(UsageError, match=r"too large for \.png.*fewer --ranks"):
         render_png(scene)
     with pytest.raises(UsageError, match=r"too large for \.gif"):
@@ -76,6 +76,6 @@ def test_what_is_too_large_is_refused_with_a_remedy():
 
 @pytest.mark.slow
 def test_a_large_picture_is_drawn_smaller():
-    scene = replace(lay_out_page(history_of("all_reduce/ring", 3)), width=4_000, height=4_000)
+    scene = replace(lay_out_pages(history_of("all_reduce/ring", 3))[0], width=4_000, height=4_000)
     assert render_image(scene, 1.0).size == (4000, 4000)
     assert Image.open(io.BytesIO(render_png(scene))).width < 8000

@@ -1,18 +1,18 @@
 """Drawings of plans: `record_history` returns one frame per round, with all chunk contents after the round.
 
-`format_text_grid` shows the frames as text. `lay_out_page` and `lay_out_animation` arrange the frames in scenes (pages
+`format_text_grid` shows the frames as text. `lay_out_pages` and `lay_out_animation` arrange the frames in scenes (pages
 of shapes), which `render_svg` and `hpccoll.raster` (PNG, GIF) render. `format_trace_json` returns a timeline as Chrome
 trace JSON. No function of this package writes a file.
 """
 
 from hpccoll.plan.drawing.history import Frame, PlanHistory, record_history
-from hpccoll.plan.drawing.pages import lay_out_animation, lay_out_page
+from hpccoll.plan.drawing.pages import lay_out_animation, lay_out_pages
 from hpccoll.plan.drawing.scene import Scene
 from hpccoll.plan.drawing.svg import render_svg
 from hpccoll.plan.drawing.text_grid import format_text_grid
 from hpccoll.plan.drawing.trace import format_trace_json, make_trace
 
 __all__ = [
-    "Frame", "PlanHistory", "Scene", "format_text_grid", "format_trace_json", "lay_out_animation", "lay_out_page",
+    "Frame", "PlanHistory", "Scene", "format_text_grid", "format_trace_json", "lay_out_animation", "lay_out_pages",
     "make_trace", "record_history", "render_svg",
 ]  # fmt: skip

@@ -30,6 +30,7 @@ from hpccoll.plan.step import NO_CHUNK
 
 PER_LINE = 8  # contributions per line of a cell
 MOST_LINES = 16  # chunks per column; a rank with more chunks has several columns
+NUMBERED_PIECE = 12.0, 14.0  # width and height of a piece in which a rank number of two digits fits
 MOST_NUMBERED = 1100  # in a frame with more pieces, pieces do not show rank numbers
 COLUMNS = ("in", "out", "work")  # columns of an all-to-all: input, output (n chunks each), blocks in transit
 GAP, BETWEEN, LEAST_PITCH, NODE_GAP = 4.0, 16.0, 50.0, 22.0
@@ -94,13 +95,8 @@ def lay_out_grid(history: PlanHistory) -> GridLayout:
         cell = max(24.0, round(estimate_text_width("0" * widest, 10)) + 6.0), 17.0
         return GridLayout(history, cell, cell, lines, columns, numbered=True)
     numbered = n * n * chunks <= MOST_NUMBERED
-    piece = numbered_piece_size(n) if numbered else (6.0, 8.0)
+    piece = NUMBERED_PIECE if numbered else (6.0, 8.0)
     return GridLayout(history, piece, cell_size(piece, n), lines, columns, numbered)
-
-
-def numbered_piece_size(n: int) -> XY:
-    """Return the width and height of a box in which the number of any of n ranks fits, in pixels."""
-    return (15.0 if n > 10 else 12.0), 14.0
 
 
 def cell_size(piece: XY, n: int) -> XY:
@@ -164,10 +160,11 @@ class CellPainter:
     def add_pieces(self, box: Box, owners: list[int]) -> None:
         """Add a coloured box for each contributing rank in `owners`, at the fixed position of the rank in the cell."""
         (w, h), numbered = self._layout.piece, self._layout.numbered
+        size = 9.5 if self._layout.history.plan.ranks <= 10 else 8.5  # two digits need smaller letters
         for owner in owners:
             x = box[0] + 1 + owner % PER_LINE * (w + 1)
             y = box[1] + 1 + owner // PER_LINE * (h + 1)
-            self._paint((x, y, w, h), owner, str(owner) if numbered else "", min(h, 9.5))
+            self._paint((x, y, w, h), owner, str(owner) if numbered else "", min(h, size))
 
     def add_tile(self, box: Box, owner: int, chunk: int) -> None:
         """Add a labelled box for the data block that was chunk `chunk` of rank `owner` before the first round."""

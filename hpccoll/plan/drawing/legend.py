@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from hpccoll.plan.drawing.arrows import HEAD, RADIUS, draw_arrow_end, draw_rank
-from hpccoll.plan.drawing.grid import CellPainter, GridLayout, cell_size, numbered_piece_size
+from hpccoll.plan.drawing.grid import NUMBERED_PIECE, CellPainter, GridLayout, cell_size
 from hpccoll.plan.drawing.history import PlanHistory
 from hpccoll.plan.drawing.palette import COLOURS, INK, QUIET
 from hpccoll.plan.drawing.scene import XY, LineSegment, SceneShape, TextLabel, estimate_text_width
@@ -81,9 +81,8 @@ def _cell_entry(
     """Return the legend entry of a sample cell with contributions of `owners`, or marked as changed or done."""
     history = layout.history
     if history.accumulates and owners:
-        piece = numbered_piece_size(history.plan.ranks)
-        width, height = cell_size(piece, len(owners))
-        shown = replace(layout, piece=piece, numbered=True)
+        width, height = cell_size(NUMBERED_PIECE, len(owners))
+        shown = replace(layout, piece=NUMBERED_PIECE, numbered=True)
     else:
         shown, (width, height) = layout, (min(layout.cell[0], 34.0), min(layout.cell[1], 17.0))
 

@@ -1,4 +1,7 @@
-"""Page layout of a plan's history: all frames on one page, in columns to be read downwards, or one page per frame.
+"""Page layout of a plan's history: frames in columns to be read downwards, or one page per frame for an animation.
+
+A page is so small that its text is legible when the page is printed on A4, upright or sideways. The frames of
+a long history are laid out on several pages.
 
 A frame is drawn as a panel, which shows, from top to bottom, ranks as discs, messages as arrows, and the grid.
 """
@@ -19,26 +22,38 @@ from hpccoll.plan.operation import Operation
 EDGE, TITLE, AFTER, BESIDE = 22.0, 52.0, 20.0, 40.0
 ASPECT = 1.25  # preferred ratio of width to height of a page
 LEAST_WIDTH = 560.0
+LONG_SIDE, SHORT_SIDE = 2100.0, 1485.0  # largest page; on A4, text of 10.5 pixels has 4 points
+LEGEND_ROOM = 72.0
 MARGIN = 104.0  # margin left of the grid, for the names of the round and the chunks
 DISCS_HEIGHT = 2 * RADIUS + 10  # distance from a panel's top to its grid in a round without messages
 
 
-def lay_out_page(history: PlanHistory) -> Scene:
-    """Return one page (a scene) with all frames of `history`, a title and a legend."""
+def lay_out_pages(history: PlanHistory) -> list[Scene]:
+    """Return pages (scenes) with all frames of `history`, each with a title and a legend; short histories need one."""
     layout = lay_out_grid(history)
-    columns = _split_into_columns(layout, history.frames)
+    frames, per_page = history.frames, _count_frames_per_page(layout, history.frames)
+    count = -(-len(frames) // per_page)
+    length = -(-len(frames) // count)
+    pages = [frames[at : at + length] for at in range(0, len(frames), length)]
+    return [_lay_out_page(layout, page, f"{i} of {len(pages)}") for i, page in enumerate(pages, 1)]
+
+
+def _lay_out_page(layout: GridLayout, frames: Sequence[Frame], number: str) -> Scene:
+    """Return a page (a scene) with the given frames in columns; the title of a page of several has its `number`."""
+    columns = _split_into_columns(layout, frames)
     heights = [sum(panel_height(layout, frame) + AFTER for frame in column) for column in columns]
     width = MARGIN + layout.full_width
     shapes: list[SceneShape] = []
-    for number, column in enumerate(columns):
-        x, y = EDGE + number * (width + BESIDE), EDGE + TITLE
-        if number:
+    for i, column in enumerate(columns):
+        x, y = EDGE + i * (width + BESIDE), EDGE + TITLE
+        if i:
             rule = x - BESIDE / 2
             shapes.append(LineSegment((rule, y), (rule, y + max(heights) - AFTER), PALE))
         for frame in column:
             shapes += draw_panel(layout, frame, (x, y))
             y += panel_height(layout, frame) + AFTER
-    return _finish_page(layout, len(columns) * (width + BESIDE) - BESIDE, max(heights), shapes)
+    which = "" if number == "1 of 1" else f", page {number}"
+    return _finish_page(layout, len(columns) * (width + BESIDE) - BESIDE, max(heights), shapes, which)
 
 
 def lay_out_animation(history: PlanHistory) -> list[Scene]:
@@ -54,31 +69,62 @@ def lay_out_animation(history: PlanHistory) -> list[Scene]:
     return pages
 
 
+def _measure_panels(layout: GridLayout, frames: Sequence[Frame]) -> XY:
+    """Return the largest width and height of a frame's panel, with the room beside and after it."""
+    return MARGIN + layout.full_width + BESIDE, max(panel_height(layout, frame) for frame in frames) + AFTER
+
+
+def _list_page_sizes(layout: GridLayout) -> list[XY]:
+    """Return the largest width and height of a page's panels, sideways and upright; wide panels need a larger page."""
+    edges, above = 2 * EDGE - BESIDE, TITLE + EDGE + LEGEND_ROOM
+    grow = max(1.0, (MARGIN + layout.full_width + BESIDE + edges) / LONG_SIDE)
+    sides = LONG_SIDE * grow, SHORT_SIDE * grow
+    return [(width - edges, height - above) for width, height in (sides, sides[::-1])]
+
+
+def _count_frames_per_page(layout: GridLayout, frames: Sequence[Frame]) -> int:
+    """Return the largest number of frames that fit on a page."""
+    width, height = _measure_panels(layout, frames)
+    return max(
+        max(int(page_width // width), 0) * max(int(page_height // height), 1)
+        for page_width, page_height in _list_page_sizes(layout)
+    )
+
+
 def _split_into_columns(layout: GridLayout, frames: Sequence[Frame]) -> list[Sequence[Frame]]:
-    """Return the frames in equally long columns; the column count brings the page's width / height close to ASPECT."""
-    column_width = MARGIN + layout.full_width + BESIDE
-    row_height = max(panel_height(layout, frame) for frame in frames) + AFTER
+    """Return the frames of a page in equally long columns.
 
-    def distance_from_aspect(count: int) -> float:
-        return abs(math.log(count * column_width / (-(-len(frames) // count) * row_height + TITLE) / ASPECT))
+    Of the column counts with which the frames fit on a page, the one that brings the page's width / height closest to
+    ASPECT is chosen.
+    """
+    width, height = _measure_panels(layout, frames)
+    sizes = _list_page_sizes(layout)
 
-    best = min(range(1, len(frames) + 1), key=distance_from_aspect)
+    def rate(count: int) -> tuple[bool, float]:
+        across, down = count * width, -(-len(frames) // count) * height
+        fits = any(across <= most_across and down <= most_down for most_across, most_down in sizes)
+        return not fits, abs(math.log(across / (down + TITLE) / ASPECT))
+
+    best = min(range(1, len(frames) + 1), key=rate)
     length = -(-len(frames) // best)
     return [frames[at : at + length] for at in range(0, len(frames), length)]
 
 
-def _finish_page(layout: GridLayout, width: float, height: float, shapes: list[SceneShape]) -> Scene:
-    """Return a page (a scene) with a background, the title, the given `shapes` of all panels, and the legend."""
-    history, name = layout.history, layout.history.plan.name
-    width = max(width, LEAST_WIDTH, estimate_text_width(history.subtitle, 11))
+def _finish_page(layout: GridLayout, width: float, height: float, shapes: list[SceneShape], which: str = "") -> Scene:
+    """Return a page (a scene) with a background, the title, the given `shapes` of all panels, and the legend.
+
+    `which` ends the subtitle, such as `, page 1 of 3`.
+    """
+    name, subtitle = layout.history.plan.name, layout.history.subtitle + which
+    width = max(width, LEAST_WIDTH, estimate_text_width(subtitle, 11))
     title: list[SceneShape] = [
         TextLabel((EDGE, EDGE + 14), name, 19, INK, "start", bold=True),
-        TextLabel((EDGE, EDGE + 32), history.subtitle, 11, QUIET, "start"),
+        TextLabel((EDGE, EDGE + 32), subtitle, 11, QUIET, "start"),
     ]
     legend, below = draw_legend(layout, (EDGE, EDGE + TITLE + height - AFTER), width)
     full = width + 2 * EDGE, EDGE + TITLE + height - AFTER + below + EDGE / 2
     background: list[SceneShape] = [OutlinedBox((0, 0, *full), PAPER)]
-    return Scene(*full, name, f"{name}: {history.subtitle}", (*background, *title, *shapes, *legend))
+    return Scene(*full, name, f"{name}: {subtitle}", (*background, *title, *shapes, *legend))
 
 
 def panel_height(layout: GridLayout, frame: Frame) -> float:

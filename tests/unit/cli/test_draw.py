@@ -42,6 +42,17 @@ def test_a_gif_of_five_ranks_by_default(tmp_path):
         assert len(list(ImageSequence.Iterator(moving))) == 9
 
 
+@pytest.mark.parametrize("suffix", [".svg", ".png"])
+def test_a_long_drawing_has_a_file_per_page(tmp_path, capsys, suffix):
+    assert draw("all_gather/ring", tmp_path / f"ring{suffix}", "--ranks", "16") == 0
+    told = capsys.readouterr().out.splitlines()
+    files = sorted(tmp_path.iterdir())
+    assert [file.name for file in files] == [f"ring-{number}{suffix}" for number in range(1, len(files) + 1)]
+    assert 1 < len(files) < 8
+    for number, (file, line) in enumerate(zip(files, told, strict=True), 1):
+        assert line.startswith(f"{file}: a picture of all_gather/ring on 16 ranks, page {number} of {len(files)}, ")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -12,7 +12,7 @@ import pytest
 from hpccoll.algorithms import get_algorithm, list_algorithms
 from hpccoll.plan import Operation
 from hpccoll.plan.drawing.history import PlanHistory, record_history
-from hpccoll.plan.drawing.pages import lay_out_animation, lay_out_page
+from hpccoll.plan.drawing.pages import LONG_SIDE, SHORT_SIDE, lay_out_animation, lay_out_pages
 from hpccoll.plan.drawing.palette import COLOURS, has_cut_corner, rank_colour, text_colour_on
 from hpccoll.plan.drawing.scene import (
     Disc,
@@ -33,7 +33,7 @@ from hpccoll.units import format_ranges
 GOLDEN = Path(__file__).parent / "golden"
 WRITERS = {
     ".txt": lambda plan: format_text_grid(record_history(plan)),
-    ".svg": lambda plan: render_svg(lay_out_page(record_history(plan))),
+    ".svg": lambda plan: render_svg(lay_out_pages(record_history(plan))[0]),
     ".json": lambda plan: format_trace_json(build_round_timeline(plan)),
 }
 DRAWN = [
@@ -102,13 +102,19 @@ def off_the_page(scene: Scene) -> list[object]:
 @pytest.mark.parametrize(("each", "n"), EVERY)
 def test_every_algorithm_is_drawn_well_formed_and_on_the_page(each, n):
     history = record_history(each.plan(n, n - 1, 2))
-    scene = lay_out_page(history)
-    assert not off_the_page(scene)
-    root = ET.fromstring(render_svg(scene))
-    assert root.tag == "{http://www.w3.org/2000/svg}svg"
-    words = [node.text or "" for node in root.iter("{http://www.w3.org/2000/svg}text")]
+    scenes = lay_out_pages(history)
+    words = []
+    for scene in scenes:
+        assert not off_the_page(scene)
+        assert min(scene.width, scene.height) <= SHORT_SIDE
+        assert max(scene.width, scene.height) <= LONG_SIDE
+        root = ET.fromstring(render_svg(scene))
+        assert root.tag == "{http://www.w3.org/2000/svg}svg"
+        words += [node.text or "" for node in root.iter("{http://www.w3.org/2000/svg}text")]
     rounds = [word for word in words if re.fullmatch(r"start|round \d+", word)]
     assert rounds == ["start", *(f"round {t}" for t in range(1, len(history.frames)))]
+    numbers = [match[1] for word in words if (match := re.search(r", page (\d+) of \d+$", word))]
+    assert numbers == [str(number) for number in range(1, len(scenes) + 1)] or len(scenes) == 1
     told = format_text_grid(history)
     assert told.isascii()
     assert max(map(len, told.splitlines())) <= 120
@@ -128,7 +134,7 @@ def test_an_animation_has_a_page_a_frame_all_of_one_size(name):
 @pytest.mark.parametrize("ranks", [3, 8, 16])
 def test_text_is_large_enough_to_read(ranks):
     for each in list_algorithms():
-        scene = lay_out_page(record_history(each.plan(ranks, 0, 2)))
+        scene = lay_out_pages(record_history(each.plan(ranks, 0, 2)))[0]
         sizes = [shape.size for shape in scene.shapes if isinstance(shape, TextLabel)]
         assert min(sizes) >= 6, each.full_name
 
@@ -156,7 +162,7 @@ def test_sixteen_ranks_look_different_from_each_other():
 def test_colour_alone_means_nothing():
     # A contribution's place in its cell is its rank's, and its number stands on it.
     history = history_of("all_reduce/tree", 8)
-    scene = lay_out_page(history)
+    scene = lay_out_pages(history)[0]
     grounds = [
         box
         for shape in scene.shapes
@@ -182,7 +188,7 @@ def test_colour_alone_means_nothing():
 def test_labels_are_short_where_many_messages_leave():
     words = {
         shape.words
-        for shape in lay_out_page(history_of("all_reduce/two_shot", 16)).shapes
+        for shape in lay_out_pages(history_of("all_reduce/two_shot", 16))[0].shapes
         if isinstance(shape, TextLabel)
     }
     assert "15 msgs" in words
@@ -191,7 +197,7 @@ def test_labels_are_short_where_many_messages_leave():
 
 def test_nodes_are_named_and_apart():
     plan = plan_of("all_reduce/ring", 5)
-    plain, noded = lay_out_page(record_history(plan)), lay_out_page(record_history(plan, (3, 2)))
+    plain, noded = lay_out_pages(record_history(plan))[0], lay_out_pages(record_history(plan, (3, 2)))[0]
     words = [shape.words for shape in noded.shapes if isinstance(shape, TextLabel)]
     assert words.count("node 0") == words.count("node 1") == 9
     assert noded.width > plain.width
