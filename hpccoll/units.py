@@ -62,6 +62,20 @@ def sizes_between(smallest: int, largest: int, factor: int) -> list[int]:
     return sizes if sizes[-1] == largest else [*sizes, largest]
 
 
+def list_message_sizes(smallest: str | None, largest: str, factor: int) -> list[int]:
+    """Return the message sizes in bytes of the options --min-bytes, --max-bytes and --factor.
+
+    Without a smallest size, the sizes are 8 and the powers of the factor above 8, so that most are round numbers.
+    """
+    last = parse_size(largest)
+    if smallest is not None or factor < 2 or last <= 8:
+        return sizes_between(parse_size(smallest or "8"), last, factor)
+    first = factor
+    while first <= 8:
+        first *= factor
+    return [8, *(sizes_between(first, last, factor) if first <= last else [last])]
+
+
 def format_ranges(numbers: Sequence[int], dash: str = "-") -> str:
     """Return `numbers` as a string in their order, with consecutive numbers as a range, such as `0-3,7`."""
     runs: list[list[int]] = []

@@ -2,31 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from hpccoll.cli.output import STDOUT
 from hpccoll.cli.progress import show_progress
 from hpccoll.cli.run_record import make_run_record
 from hpccoll.errors import UnavailableError, UnknownNameError, UsageError
 from hpccoll.plan import Operation
 from hpccoll.records import CaseKey, CollectiveRecord
-from hpccoll.units import format_size, parse_size, sizes_between
+from hpccoll.text_table import find_output_width
+from hpccoll.units import format_size, list_message_sizes
 
 if TYPE_CHECKING:
+    from hpccoll.measure.other_process_load import OtherProcessLoad
     from hpccoll.measure.session import BenchmarkConfig, BenchmarkSession
+    from hpccoll.measure.verdict_text import RunConditions
     from hpccoll.peers import LibraryEngine
+    from hpccoll.runtime.job import RankLayout
 
 OWN = "hpccoll"
 STOPPED = 130  # exit status of a run that --stop-file ended early, as after an interrupt
 TIGHT = 0.025  # a case ends when half its interval's width is at most this fraction of the median
-FEWEST, MOST = 3, 2000
+FEWEST, MOST = 7, 2000  # iterations per case; the 95 % interval of a ratio needs 7
 WHOLE_BUDGET_S = 45.0  # for all cases; large messages may take longer, because every case has a minimum of iterations
 PLACES = {"in": (True,), "out": (False,), "both": (False, True)}
+DEFAULT_PLACE = "in"
+BUFFERS = ("host", "symmetric", "cuda")
+WIDTH = 120  # of rows and verdict where the terminal's width is unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +43,7 @@ class BenchOptions:
     """The options of `hpccoll bench` as parsed by click."""
 
     operations: tuple[str, ...]
-    min_bytes: str
+    min_bytes: str | None
     max_bytes: str
     factor: int
     dtype: str
@@ -45,9 +54,10 @@ class BenchOptions:
     warmup: int
     check: bool
     engine: str | None
-    algorithm: str
+    algorithm: str | None
+    full: bool
     buffer: str
-    place: str
+    place: str | None
     seed: int
     plot: str | None
     csv: str | None
@@ -55,27 +65,48 @@ class BenchOptions:
     resume: str | None
     stop_file: str | None
 
+    @property
+    def sizes(self) -> list[int]:
+        """The message sizes to measure, in bytes."""
+        return list_message_sizes(self.min_bytes, self.max_bytes, self.factor)
+
+    @property
+    def algorithms(self) -> list[str]:
+        """The names of --algorithm, or their default."""
+        from hpccoll.measure.contenders import AUTO
+        from hpccoll.measure.session import ALL, SHORTLIST
+
+        names = self.algorithm.split(",") if self.algorithm else [ALL if self.full else SHORTLIST, AUTO]
+        return [*names, AUTO] if ALL in names else names
+
+    @property
+    def places(self) -> tuple[bool, ...]:
+        """Whether to measure in place (True), out of place (False) or both."""
+        return PLACES[self.place or ("both" if self.full else DEFAULT_PLACE)]
+
 
 @click.command()
 @click.argument("operations", metavar="[OP]...", nargs=-1)
-@click.option("-b", "--min-bytes", default="8", show_default=True, help="Smallest message.")
+@click.option("-b", "--min-bytes", help="Smallest message; default: 8, then the powers of the factor.")
 @click.option("-e", "--max-bytes", default="64M", show_default=True, help="Largest message.")
 @click.option("-f", "--factor", default=4, show_default=True, help="Ratio of successive sizes.")
 @click.option("-d", "--dtype", default="float32", show_default=True, help="Element type.")
 @click.option("-o", "--redop", default="sum", show_default=True, help="Reduction.")
 @click.option("-r", "--root", default=0, show_default=True, help="Root rank.")
 @click.option("-n", "-i", "--iterations", "--iters", type=click.IntRange(1), help="Iterations per row; default: auto.")
-@click.option("--budget", type=click.FloatRange(0, min_open=True), help="Seconds per row; default: 45 for all rows.")
+@click.option("--budget", type=click.FloatRange(0, min_open=True), help="Seconds per row; default: 45 s for all rows.")
 @click.option("-w", "--warmup", type=click.IntRange(0), default=1, show_default=True, help="Untimed iterations.")
 @click.option("-c", "--check", type=click.IntRange(0, 1), default=1, show_default=True, help="Validate every result.")
 @click.option("--engine", help="mpi, hpccoll, nccl, gloo, joined by commas; default: all that are available.")
 @click.option(
-    "--algorithm", default="all", show_default=True, help="Names, FILE.py:FUNCTION, all or auto, joined by commas."
+    "--algorithm",
+    help="auto, all, mpi, names or FILE.py:FUNCTION, joined by commas; default: auto and those likely to be fastest.",
 )
-@click.option("--buffer", type=click.Choice(["host", "symmetric", "cuda"]), default="host", show_default=True)
-@click.option("--in-place", "place", flag_value="in", help="Only in place.")
-@click.option("--out-of-place", "place", flag_value="out", help="Only out of place.")
-@click.option("--both", "place", flag_value="both", default="both", help="Both (the default).")
+@click.option("--full", is_flag=True, help="All algorithms, in and out of place, in a table like that of nccl-tests.")
+@click.option("--buffer", default="host", show_default=True, help="host, symmetric, cuda, joined by commas.")
+@click.option("--in-place", "place", flag_value="in", help="In place (the default).")
+@click.option("--out-of-place", "place", flag_value="out", help="Out of place.")
+@click.option("--both", "place", flag_value="both", help="In place and out of place.")
 @click.option("--seed", default=0, show_default=True, help="Seed of the data and of the order of turns.")
 @click.option("--plot", metavar="FILE", help="Plot latency and bus bandwidth against size (.png .svg .pdf).")
 @click.option("--csv", metavar="FILE", help="Write the table as CSV, one line per row.")
@@ -83,90 +114,119 @@ class BenchOptions:
 @click.option("--resume", metavar="FILE", help="Append to a result file; its rows are not measured again.")
 @click.option("--stop-file", metavar="FILE", help="Stop after the current row once this file exists (exit status 130).")
 def bench(**options: Any) -> int:
-    """Time collectives of all engines and algorithms side by side (default: all_reduce).
+    """Time collectives of other libraries, of auto and of hpccoll's algorithms side by side (default: all_reduce).
 
-    The exit status is 1 if a result is wrong.
+    Prints the rows of each message size as they finish, then a verdict: the fastest at each size, what auto selects,
+    and whether the times can be trusted. The exit status is 1 if a result is wrong.
 
     \b
     Example:
       mpirun -n 4 hpccoll bench
       mpirun -n 2 hpccoll bench all_gather reduce_scatter -b 1K -e 1M --engine mpi,hpccoll --json results.jsonl
+      mpirun -n 4 hpccoll bench --buffer host,symmetric
     """  # noqa: D301 - \b is click's, and keeps the lines apart
     return _run(BenchOptions(**options))
 
 
 def _run(options: BenchOptions) -> int:
     """Run the benchmark on all ranks, with output by rank 0; return the exit status. Collective."""
+    from hpccoll.measure.other_process_load import OtherProcessLoad
+    from hpccoll.measure.session import run_workloads
     from hpccoll.runtime import job
 
     world = job.get_world()  # before options are checked, so that a job by the wrong launcher is reported as such
-    with _start_session(options, world.Dup()) as session, ExitStack() as stack:
-        run = make_run_record(world)
-        outputs = _BenchOutput(options, stack, session, run) if world.rank == 0 else None
+    layout = job.detect_layout(world)
+    with _start_sessions(options, world.Dup(), layout) as (sessions, missing), ExitStack() as stack:
+        run = make_run_record(world, sizes=options.sizes)
+        outputs = _BenchOutput(options, stack, sessions, run) if world.rank == 0 else None
         wrong, stopped = 0, False
-        records = session.run(world.bcast(outputs.finished if outputs else None))
-        for record in records:
-            wrong += record.wrong or 0
+        other_load = OtherProcessLoad(world)
+        for records in run_workloads(sessions, world.bcast(outputs.finished if outputs else None)):
+            for record in records:
+                wrong += record.wrong or 0
+                if outputs is not None:
+                    outputs.add(record)
+                # Only rank 0 looks for the stop file, because network file systems show new files to some nodes later.
+                stopped = options.stop_file is not None and world.bcast(outputs.should_stop if outputs else None)
+                if stopped:
+                    records.close()
+                    break
             if outputs is not None:
-                outputs.add(record)
-            # Only rank 0 looks for the stop file, because network file systems show a new file to some nodes later.
-            stopped = options.stop_file is not None and world.bcast(outputs.should_stop if outputs else None)
+                outputs.end_block()
             if stopped:
-                records.close()
                 break
+        conditions = _measure_conditions(options, world, layout, other_load)
+        if outputs is not None:
+            outputs.conditions = replace(conditions, unavailable=missing)
     return 1 if wrong else STOPPED if stopped else 0
 
 
-def _make_config(options: BenchOptions, nodes: int) -> BenchmarkConfig:
-    """Check the options and return the cases to measure; load FILE.py:FUNCTION and prove the algorithm correct."""
-    from hpccoll.algorithms import list_algorithm_names
-    from hpccoll.algorithms.loader import load_and_prove
-    from hpccoll.measure.interleaved import TimingOptions
-    from hpccoll.measure.session import BenchmarkConfig
-    from hpccoll.measure.stopping import StoppingRule
-    from hpccoll.runtime import job
-    from hpccoll.runtime.arrays import Reduction, get_dtype
+def _measure_conditions(
+    options: BenchOptions, world: Any, layout: RankLayout, other_load: OtherProcessLoad
+) -> RunConditions:
+    """Return the circumstances of the benchmark, with the limit of memory or links; collective, some 0.1 seconds."""
+    from hpccoll.measure.hardware_limit import measure_hardware_limit
+    from hpccoll.measure.verdict_text import RunConditions
 
-    operations = tuple(Operation.from_name(name) for name in options.operations or ("all_reduce",))
-    algorithms = load_and_prove(options.algorithm.split(","), operations, job.get_world().size, options.root)
-    known = {name for operation in operations for name in list_algorithm_names(operation)} | {"all", "auto"}
-    for name in algorithms:
-        if name not in known:
-            raise UnknownNameError("algorithm", name, sorted(known))
-    few, many = (options.iterations, options.iterations) if options.iterations else (FEWEST, MOST)
-    sizes = sizes_between(parse_size(options.min_bytes), parse_size(options.max_bytes), options.factor)
-    return BenchmarkConfig(
-        operations,
-        tuple(sizes),
-        get_dtype(options.dtype),
-        Reduction.parse(options.redop).name,
-        options.root,
-        PLACES[options.place or "both"],
-        algorithms,
-        options.buffer,
-        nodes,
-        TimingOptions(
-            StoppingRule(few, many, TIGHT, options.budget or WHOLE_BUDGET_S),
-            options.warmup,
-            bool(options.check),
-            options.seed,
-        ),
+    limit = None
+    if world.size > 1 and options.sizes[-1] > 0 and "cuda" not in options.buffer:
+        limit = measure_hardware_limit(world, layout, options.sizes[-1])
+    return RunConditions(
+        layout.cores,
+        layout.oversubscribed,
+        busy_cores=other_load.measure_busy_cores() if layout.nodes == 1 else None,
+        limit=limit,
+        results=options.resume or (options.json_file if options.json_file != STDOUT else None),
     )
 
 
-@contextmanager
-def _start_session(options: BenchOptions, world: Any) -> Iterator[BenchmarkSession]:
-    """Start the requested (or all available) engines and yield a benchmark; close the engines unless an error occurs.
+def _make_configs(options: BenchOptions, nodes: int) -> list[BenchmarkConfig]:
+    """Check the options and return the cases to measure; load FILE.py:FUNCTION and prove the algorithm correct."""
+    from hpccoll.algorithms import list_algorithm_names
+    from hpccoll.algorithms.loader import load_and_prove
+    from hpccoll.measure.contenders import AUTO
+    from hpccoll.measure.interleaved import TimingOptions
+    from hpccoll.measure.session import ALL, SHORTLIST, BenchmarkConfig
+    from hpccoll.measure.stopping import StoppingRule
+    from hpccoll.runtime import job
+    from hpccoll.runtime.arrays import Reduction, get_dtype
+    from hpccoll.selection import MPI_LIBRARY
 
-    Collective over `world`. Raises UnavailableError if a requested engine cannot start.
+    operations = tuple(Operation.from_name(name) for name in options.operations or ("all_reduce",))
+    algorithms = load_and_prove(options.algorithms, operations, job.get_world().size, options.root)
+    known = {name for operation in operations for name in list_algorithm_names(operation)} | {ALL, AUTO, MPI_LIBRARY}
+    for name in algorithms:
+        if name not in known and (options.algorithm or name != SHORTLIST):
+            raise UnknownNameError("algorithm", name, sorted(known))
+    buffers = tuple(dict.fromkeys(options.buffer.split(",")))
+    for name in buffers:
+        if name not in BUFFERS:
+            raise UnknownNameError("buffer", name, list(BUFFERS))
+    few, many = (options.iterations, options.iterations) if options.iterations else (FEWEST, MOST)
+    rule = StoppingRule(few, many, TIGHT, options.budget or WHOLE_BUDGET_S)
+    timing = TimingOptions(rule, options.warmup, bool(options.check), options.seed)
+    redop = Reduction.parse(options.redop).name
+    what = tuple(options.sizes), get_dtype(options.dtype), redop, options.root, options.places, algorithms
+    first = BenchmarkConfig(operations, *what, buffers[0], nodes, timing)
+    with_data = tuple(each for each in operations if each is not Operation.BARRIER)
+    return [first, *(replace(first, operations=with_data, buffer=name) for name in buffers[1:] if with_data)]
+
+
+@contextmanager
+def _start_sessions(
+    options: BenchOptions, world: Any, layout: RankLayout
+) -> Iterator[tuple[list[BenchmarkSession], tuple[str, ...]]]:
+    """Start the requested (or all available) engines; yield a benchmark per kind of memory, and missing engines.
+
+    The engines are closed at the end. Missing engines are sentences with the reasons. Collective over `world`. Raises
+    UnavailableError if a requested engine cannot start.
     """
     from hpccoll import peers
     from hpccoll.communicator import Communicator
     from hpccoll.measure.buffers import make_buffer_module
-    from hpccoll.measure.session import BenchmarkSession
-    from hpccoll.runtime import job
+    from hpccoll.measure.session import BenchmarkSession, share_budget
 
-    config = _make_config(options, job.detect_layout(world).nodes)
+    configs = _make_configs(options, layout.nodes)
     if not 0 <= options.root < world.size:
         raise UsageError(f"--root {options.root} is not a rank of 0..{world.size - 1}")
     requested = options.engine.split(",") if options.engine else [OWN, *peers.ENGINE_NAMES]
@@ -174,16 +234,19 @@ def _start_session(options: BenchOptions, world: Any) -> Iterator[BenchmarkSessi
         if name not in (OWN, *peers.ENGINE_NAMES):
             raise UnknownNameError("engine", name, [OWN, *peers.ENGINE_NAMES])
     comm = Communicator(world)
-    module = make_buffer_module(options.buffer, comm, config.max_buffer_bytes(world.size))
+    modules = [make_buffer_module(each.buffer, comm, each.max_buffer_bytes(world.size)) for each in configs]
     outcomes = peers.start_available_engines(world, [name for name in requested if name != OWN])
     started: list[LibraryEngine] = [peer for peer in outcomes.values() if not isinstance(peer, str)]
     missing = [f"{name}: {reason}" for name, reason in outcomes.items() if isinstance(reason, str)]
     if missing and options.engine:
         raise UnavailableError(f"requested engines are not available: {'; '.join(missing)}")
-    session = BenchmarkSession(config, world, comm, started, module, OWN in requested)
+    sessions = [
+        BenchmarkSession(config, world, comm, started, module, OWN in requested)
+        for config, module in zip(configs, modules, strict=True)
+    ]
     if options.budget is None:
-        session.share_budget(WHOLE_BUDGET_S)
-    yield session
+        share_budget(sessions, WHOLE_BUDGET_S)
+    yield sessions, tuple(reason for reason in missing if not reason.startswith("nccl"))  # few machines have NCCL
     # After an error, engines are not closed, because closing is collective and an error on one rank aborts the job.
     for peer in started:
         peer.close()
@@ -191,17 +254,22 @@ def _start_session(options: BenchOptions, world: Any) -> Iterator[BenchmarkSessi
 
 
 class _BenchOutput:
-    """The output of a run on rank 0: writes each record to a file, and prints and plots all records at the end.
+    """The output of a run on rank 0: writes each record to a file, prints rows as they finish, and ends with a verdict.
 
-    The constructor tests that all output files can be written, reads the file of --resume, writes the run record and
-    shows a progress bar. When the caller closes the ExitStack `stack`, `finish` is called.
+    The constructor tests that all output files can be written, reads the file of --resume and writes the run record.
+    When the caller closes the ExitStack `stack`, `finish` is called. With --json - the text goes to standard error.
     """
 
-    def __init__(self, options: BenchOptions, stack: ExitStack, session: BenchmarkSession, run: dict[str, Any]) -> None:
+    def __init__(
+        self, options: BenchOptions, stack: ExitStack, sessions: Sequence[BenchmarkSession], run: dict[str, Any]
+    ) -> None:
         from hpccoll.measure import output_file, plot, result_file
+        from hpccoll.measure.verdict_text import RunConditions
 
-        self.options, self.session = options, session
+        self.options, self.sessions = options, sessions
+        self.conditions = RunConditions()
         self.records: list[CollectiveRecord] = []
+        self._block: list[CollectiveRecord] = []
         path = options.resume or options.json_file
         if options.plot:
             plot.require_plot(options.plot)
@@ -215,8 +283,28 @@ class _BenchOutput:
         option = "--resume" if options.resume else "--json"
         self.writer = stack.enter_context(result_file.RecordWriter(path, option, resume=bool(options.resume)))
         self.writer.write(run)
-        self.progress = stack.enter_context(show_progress("rows", session.case_count))
         stack.callback(self.finish)  # so that an exception does not prevent it
+        self._open_text(stack)
+
+    def _open_text(self, stack: ExitStack) -> None:
+        """Choose between rows that are printed as they finish and the full table at the end, with a progress bar."""
+        from hpccoll.measure.result_rows import ResultRows
+        from hpccoll.measure.session import ALL
+        from hpccoll.measure.table import FULL_WIDTH
+
+        aside = self.options.json_file == STDOUT
+        self._stream = sys.stderr if aside else sys.stdout
+        width = find_output_width(self._stream)
+        self._full = (self.options.full or ALL in self.options.algorithms) and (width is None or width >= FULL_WIDTH)
+        names = {name for session in self.sessions for task in session.tasks for name in session.list_algorithms(task)}
+        places = {task.in_place for session in self.sessions for task in session.tasks}
+        self._rows = ResultRows(
+            *(self._stream, width or WIDTH, sorted(names)), memory=len(self.sessions) > 1, place=len(places) > 1
+        )
+        hidden = self._full or (width is None and not aside)  # no terminal shows the rows as they finish
+        count = sum(session.case_count for session in self.sessions)
+        self._advance = stack.enter_context(show_progress("rows", count)) if hidden else None
+        self._width = width
 
     @property
     def finished(self) -> set[CaseKey]:
@@ -226,24 +314,42 @@ class _BenchOutput:
     @property
     def should_stop(self) -> bool:
         """Whether the file of --stop-file exists and there are cases left to measure; local."""
-        left = len(self.records) < self.session.case_count - len(self.session.refused)
-        return left and self.options.stop_file is not None and Path(self.options.stop_file).exists()
+        count = sum(session.case_count - len(session.refused) for session in self.sessions)
+        file = self.options.stop_file
+        return len(self.records) < count and file is not None and Path(file).exists()
 
     def add(self, record: CollectiveRecord) -> None:
-        """Write a record to the result file, keep the record for the final table, and advance the progress bar."""
+        """Write a record to the result file, keep the record for the verdict, and advance the progress bar."""
         self.writer.write(record.as_dict())
         self.records.append(record)
-        self.progress(f"{record.op} {format_size(record.nbytes)}")
+        self._block.append(record)
+        if self._advance is not None:
+            self._advance(f"{record.op} {format_size(record.nbytes)}")
+
+    def end_block(self) -> None:
+        """Print the rows of a message size, unless the full table is printed at the end."""
+        if not self._full:
+            self._rows.print_block(self._block)
+        self._block = []
 
     def finish(self) -> None:
-        """Print the results and the engines and algorithms that could not run; write the CSV file and the plot."""
-        from hpccoll.measure import csv_file, plot, table
+        """Print the verdict, and the engines and algorithms that could not run; write the CSV file and the plot."""
+        from hpccoll.measure import csv_file, plot
+        from hpccoll.measure.table import format_plain_table
+        from hpccoll.measure.verdict import make_size_verdicts
+        from hpccoll.measure.verdict_text import format_footer, format_verdict
 
-        if self.options.json_file != "-":
-            table.print_table(self.records)
-        for reason in self.session.refused:
+        self.end_block()
+        if self._full:
+            print(format_plain_table(self.records), file=self._stream)
+        else:
+            self._rows.print_legend(self.records)
+        verdicts = make_size_verdicts(self.records)
+        print(format_footer(verdicts), file=self._stream)
+        for reason in dict.fromkeys(reason for session in self.sessions for reason in session.refused):
             click.echo(f"# left out: {reason}", err=True)
         if self.options.csv:
             csv_file.write_csv(self.records, self.options.csv)
         if self.options.plot and self.records:
             plot.write_plot(self.records, self.options.plot)
+        print(f"\n{format_verdict(verdicts, self.conditions, self._width)}", file=self._stream, flush=True)

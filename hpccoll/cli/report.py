@@ -99,21 +99,23 @@ def _choose_models(results: Results, groups: Sequence[CurveGroup], machine: str 
 
 def _read_bench_request(run: RecordedRun) -> BenchRequest | None:
     """Return the benchmark cases in a run's command line, or None if that is not a valid `hpccoll bench` command."""
-    from hpccoll.cli.bench import PLACES, bench
+    from hpccoll.cli.bench import DEFAULT_PLACE, PLACES, bench
     from hpccoll.report.findings import BenchRequest
-    from hpccoll.units import parse_size, sizes_between
+    from hpccoll.units import list_message_sizes
 
     words = run.command.split()
     if words[:2] != ["hpccoll", "bench"]:
         return None
     try:
         options = bench.make_context("bench", words[2:], resilient_parsing=True).params
-        sizes = sizes_between(
-            parse_size(options["min_bytes"]), parse_size(options["max_bytes"]), int(options["factor"])
-        )
+        # Files of earlier versions have no field `sizes`; their default of --min-bytes was 8, and of places --both.
+        recorded = run.record.get("sizes")
+        limits = options["min_bytes"] or "8", options["max_bytes"], int(options["factor"])
+        sizes = tuple(recorded or list_message_sizes(*limits))
+        places = PLACES[options["place"] or (DEFAULT_PLACE if recorded and not options["full"] else "both")]
         itemsize = 2 if options["dtype"] == "bfloat16" else np.dtype(options["dtype"]).itemsize
         operations = tuple(options["operations"] or ("all_reduce",))
-        return BenchRequest(operations, tuple(sizes), PLACES[options["place"] or "both"], itemsize)
+        return BenchRequest(operations, sizes, places, itemsize)
     except (click.ClickException, HpccollError, KeyError, TypeError, ValueError):
         return None  # the command of another version, or with a path that contains blanks
 

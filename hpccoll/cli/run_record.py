@@ -20,10 +20,13 @@ SLURM_VARIABLES = {
 }
 
 
-def make_run_record(world: Any, devices: Sequence[str] | None = None) -> dict[str, Any]:
+def make_run_record(
+    world: Any, devices: Sequence[str] | None = None, sizes: Sequence[int] | None = None
+) -> dict[str, Any]:
     """Return the record of kind `run`: command, versions, hosts. Collective over the MPI communicator `world`.
 
-    `devices` are the names of the accelerators; if `devices` is None, this function asks the CUDA driver.
+    `devices` are the names of the accelerators; if `devices` is None, this function asks the CUDA driver. `sizes` are
+    the message sizes to measure, in bytes.
     """
     from hpccoll.runtime import job
     from hpccoll.runtime.cuda import probe as cuda_probe
@@ -37,6 +40,7 @@ def make_run_record(world: Any, devices: Sequence[str] | None = None) -> dict[st
         nodes=layout.nodes,
         devices=cuda_probe.list_device_names() if devices is None else devices,
         oversubscribed=layout.oversubscribed,
+        sizes=None if sizes is None else tuple(sizes),
         commit=job.find_commit(),
     )
 

@@ -75,7 +75,8 @@ def tune(**options: Any) -> int:
 def _run(options: TuneOptions) -> int:
     """Time all algorithms and store the times, or print stored ones for --show; return the exit status. Collective."""
     from hpccoll.communicator import Communicator
-    from hpccoll.measure.tuning import BUSY, OtherProcessLoad, make_tuning_sessions
+    from hpccoll.measure.other_process_load import BUSY, OtherProcessLoad
+    from hpccoll.measure.tuning import make_tuning_sessions
     from hpccoll.runtime import job
     from hpccoll.selection.tuning_files import default_table_path, describe_site, find_table_path
 

@@ -19,6 +19,7 @@ def make_collective_record(
     wrong: int | None,
     staging: Staging = None,
     stream_us: Sequence[float] = (),
+    selected: str | None = None,
 ) -> CollectiveRecord:
     """Return the record of `case` with samples rounded to nanoseconds, and a summary of the rounded samples.
 
@@ -29,25 +30,26 @@ def make_collective_record(
         wrong: the number of wrong elements; None if the results were not checked.
         staging: whether MPI accessed device memory directly or through pinned host memory; None for host memory.
         stream_us: times of all iterations in microseconds, measured by CUDA events; empty for host memory.
+        selected: the algorithm that `auto` selected; None if the case names its algorithm.
 
     Raises:
         UsageError: there are no samples, a sample is negative or infinite, or the operation is unknown.
     """
     rounded = _round_samples(samples_us)
     summary, operation = summarize(rounded), find_timed_operation(case.op)
-    seconds = summary.p50 * 1e-6
     return CollectiveRecord(
         **{name: getattr(case, name) for name in CollectiveCase.__struct_fields__},
         iterations=len(rounded),
         stop=stop,
         time_us=summary,
-        algbw=compute_algbw(case.nbytes, seconds),
-        busbw=compute_busbw(operation, case.nbytes, seconds, case.ranks),
+        algbw=compute_algbw(case.nbytes, summary.p50 * 1e-6),
+        busbw=compute_busbw(operation, case.nbytes, summary.p50 * 1e-6, case.ranks),
         wrong=wrong,
         bound_us=None,
         samples_us=rounded,
         staging=staging,
         stream_us=_round_samples(stream_us),
+        selected=selected,
     )
 
 
@@ -58,7 +60,7 @@ def read_collective_record(line: Mapping[str, Any], location: str) -> Collective
     """
     record = CollectiveRecord.from_dict(line, location)
     made = make_collective_record(
-        record, record.samples_us, record.stop, record.wrong, record.staging, record.stream_us
+        record, record.samples_us, record.stop, record.wrong, record.staging, record.stream_us, record.selected
     )
     return replace(made, bound_us=record.bound_us)
 

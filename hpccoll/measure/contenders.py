@@ -13,6 +13,7 @@ from hpccoll.measure.interleaved import Contender
 from hpccoll.measure.workload import Workload
 from hpccoll.plan import Operation, Plan, replay
 from hpccoll.records import Staging
+from hpccoll.selection import MPI_LIBRARY
 
 if TYPE_CHECKING:
     from hpccoll.communicator import Communicator
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 # Only results of at most this size (over all ranks) are compared with a serial replay of the plan, which is slow.
 REPLAYED_BYTES = 64 * 1024
+AUTO = "auto"
 
 
 def prepare_own(comm: Communicator, workload: Workload, algorithm: str) -> Contender:
@@ -35,9 +37,11 @@ def prepare_own(comm: Communicator, workload: Workload, algorithm: str) -> Conte
     if workload.module.on_device:
         staging = "pinned" if comm.stages(workload.module) else "direct"
     contender = Contender("hpccoll", algorithm, executable, executable.free, staging)
-    # `auto` may select the MPI library's own collective, which has no plan to replay.
-    if executable.plan is not None and task.count * task.dtype.itemsize * task.ranks <= REPLAYED_BYTES:
-        contender.oracle = _make_oracle(executable.plan, workload)
+    plan = executable.plan  # None: `auto` selected the MPI library's own collective, which has no plan to replay
+    if algorithm == AUTO:
+        contender.selected = plan.algorithm if plan is not None else MPI_LIBRARY
+    if plan is not None and task.count * task.dtype.itemsize * task.ranks <= REPLAYED_BYTES:
+        contender.oracle = _make_oracle(plan, workload)
     return contender
 
 

@@ -36,6 +36,7 @@ class Contender:
     call: Callable[[], object]
     free: Callable[[], None]
     staging: Staging = None
+    selected: str | None = None  # what `auto` selected: an algorithm, or `mpi`
     oracle: Callable[[], Array] | None = None  # returns the exact bits that this rank's output must have
     samples_us: list[float] = field(default_factory=list)
     stream_us: list[float] = field(default_factory=list)  # times by CUDA events; empty for host memory

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Sequence
+from collections.abc import Collection, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -10,12 +10,14 @@ from hpccoll.algorithms.registry import list_algorithm_names
 from hpccoll.measure.bandwidth import compute_count, compute_message_bytes
 from hpccoll.measure.buffers import PreallocatedModule
 from hpccoll.measure.collective_record import make_collective_record
-from hpccoll.measure.contenders import prepare_contenders
+from hpccoll.measure.contenders import AUTO, prepare_contenders
 from hpccoll.measure.interleaved import Contender, InterleavedBenchmark, TimingOptions
 from hpccoll.measure.workload import Workload, WorkloadSpec
 from hpccoll.plan import Operation
 from hpccoll.records import CaseKey, CollectiveCase, CollectiveRecord
 from hpccoll.runtime.arrays import ArrayModule, DType, Reduction
+from hpccoll.selection import MPI_LIBRARY, BufferKind
+from hpccoll.selection.shortlist import shortlist_algorithms
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -25,11 +27,16 @@ if TYPE_CHECKING:
 
 # Operations that run only in place (True) or only out of place (False).
 FIXED_PLACES = {Operation.BROADCAST: True, Operation.BARRIER: True}
+ALL, SHORTLIST = "all", "shortlist"  # in `BenchmarkConfig.algorithms`: every algorithm, those that may be the fastest
 
 
 @dataclass(frozen=True, slots=True)
 class BenchmarkConfig:
-    """The cases to measure; `sizes` are in bytes, `places` are True for in place, `algorithms` may contain `all`."""
+    """The cases to measure; `sizes` are in bytes, `places` are True for in place.
+
+    `algorithms` has names of algorithms, `auto`, `mpi` (the MPI library's own collective, called by hpccoll), `ALL` or
+    `SHORTLIST`.
+    """
 
     operations: tuple[Operation, ...]
     sizes: tuple[int, ...]
@@ -42,11 +49,15 @@ class BenchmarkConfig:
     nodes: int
     method: TimingOptions
 
-    def list_algorithms(self, operation: Operation) -> list[str]:
-        """Return the names of the configured algorithms that exist for an operation; `all` means every algorithm."""
-        known = list_algorithm_names(operation)
-        wanted = known if "all" in self.algorithms else [name for name in known if name in self.algorithms]
-        return [*wanted, *(["auto"] if "auto" in self.algorithms else [])]
+    def list_algorithms(self, task: WorkloadSpec) -> list[str]:
+        """Return the names of hpccoll's algorithms to time on a workload, `auto` and `mpi` last."""
+        wanted = set(self.algorithms)
+        if SHORTLIST in wanted:
+            nbytes = compute_message_bytes(task.operation, task.count, task.dtype.itemsize, task.ranks)
+            wanted |= set(shortlist_algorithms(task.operation, BufferKind(self.buffer), nbytes, task.ranks, self.nodes))
+        known = list_algorithm_names(task.operation)
+        named = [name for name in known if ALL in wanted or name in wanted]
+        return [*named, *(name for name in (MPI_LIBRARY, AUTO) if name in wanted)]
 
     def max_buffer_bytes(self, ranks: int) -> int:
         """Return an upper bound of the bytes that the input and output of one timed call take together on a rank."""
@@ -90,33 +101,35 @@ class BenchmarkSession:
     @property
     def case_count(self) -> int:
         """The number of cases of a complete run, including cases whose contender may turn out to be unable to run."""
-        return sum(len(self.peers) + len(self._list_algorithms(task)) for task in self.tasks)
+        return sum(len(self.peers) + len(self.list_algorithms(task)) for task in self.tasks)
 
-    def share_budget(self, seconds: float) -> None:
-        """Set every case's time budget to an equal share of `seconds`; the minimum of iterations still applies."""
+    def set_case_budget(self, seconds: float) -> None:
+        """Set the time budget of each case; the minimum of iterations still applies."""
         method = self.config.method
-        rule = replace(method.rule, budget_s=seconds / max(self.case_count, 1))
+        rule = replace(method.rule, budget_s=seconds)
         self.config = replace(self.config, method=replace(method, rule=rule))
 
-    def run(self, finished: Collection[CaseKey]) -> Generator[CollectiveRecord, None, None]:
-        """Time all cases that are not in `finished`; yield the record of each when its timing ends. Collective."""
-        for task in self.tasks:
-            algorithms = [
-                name
-                for name in self._list_algorithms(task)
-                if self._make_case(task, "hpccoll", name).key not in finished
-            ]
-            peers = [peer for peer in self.peers if self._make_case(task, peer.name, None).key not in finished]
-            if not algorithms and not peers:
-                continue
-            workload, ready = self._prepare(task, peers, algorithms)
-            try:
-                for contender in InterleavedBenchmark(self.world, workload, ready, self.config.method).run():
-                    yield self._make_record(task, contender)
-            except GeneratorExit:  # all ranks stop early; after another error the job is aborted, so nothing is freed
-                free_contenders(ready)
-                raise
+    def run_workload(
+        self, task: WorkloadSpec, finished: Collection[CaseKey]
+    ) -> Generator[CollectiveRecord, None, None]:
+        """Time all cases of a workload that are not in `finished`, in turns; yield each record when its timing ends.
+
+        Collective. To stop early, all ranks close the generator.
+        """
+        algorithms = [
+            name for name in self.list_algorithms(task) if self._make_case(task, "hpccoll", name).key not in finished
+        ]
+        peers = [peer for peer in self.peers if self._make_case(task, peer.name, None).key not in finished]
+        if not algorithms and not peers:
+            return
+        workload, ready = self._prepare(task, peers, algorithms)
+        try:
+            for contender in InterleavedBenchmark(self.world, workload, ready, self.config.method).run():
+                yield self._make_record(task, contender)
+        except GeneratorExit:  # all ranks stop early; after another error the job is aborted, so nothing is freed
             free_contenders(ready)
+            raise
+        free_contenders(ready)
 
     def _prepare(
         self, task: WorkloadSpec, peers: Sequence[LibraryEngine], algorithms: Sequence[str]
@@ -129,9 +142,9 @@ class BenchmarkSession:
         self.refused += [reason for reason in refused if reason not in self.refused]
         return workload, ready
 
-    def _list_algorithms(self, task: WorkloadSpec) -> list[str]:
+    def list_algorithms(self, task: WorkloadSpec) -> list[str]:
         """Return the names of hpccoll's algorithms to time; empty if hpccoll is not a contender."""
-        return self.config.list_algorithms(task.operation) if self.own else []
+        return self.config.list_algorithms(task) if self.own else []
 
     def _make_case(self, task: WorkloadSpec, engine: str, algorithm: str | None) -> CollectiveCase:
         """Return the fields of a result record that are known before the measurement."""
@@ -158,7 +171,31 @@ class BenchmarkSession:
         if stop is None:
             raise RuntimeError(f"{contender.name} has no stop reason: it is still running")
         case = self._make_case(task, contender.engine, contender.algorithm)
-        return make_collective_record(case, contender.samples_us, stop, wrong, contender.staging, contender.stream_us)
+        times = contender.samples_us, stop, wrong, contender.staging, contender.stream_us
+        return make_collective_record(case, *times, contender.selected)
+
+
+def share_budget(sessions: Sequence[BenchmarkSession], seconds: float) -> None:
+    """Set the time budget of each case of `sessions` to an equal share of `seconds`; see `set_case_budget`."""
+    cases = sum(session.case_count for session in sessions)
+    for session in sessions:
+        session.set_case_budget(seconds / max(cases, 1))
+
+
+def run_workloads(
+    sessions: Sequence[BenchmarkSession], finished: Collection[CaseKey]
+) -> Iterator[Generator[CollectiveRecord, None, None]]:
+    """Yield, for each workload, a generator of the records of its cases (see `BenchmarkSession.run_workload`).
+
+    The sessions differ in the kind of buffer. Workloads that differ in nothing else follow each other. Collective.
+    """
+    by_workload: dict[tuple[Operation, int, bool], list[tuple[BenchmarkSession, WorkloadSpec]]] = {}
+    for session in sessions:
+        for task in session.tasks:
+            by_workload.setdefault((task.operation, task.count, task.in_place), []).append((session, task))
+    for members in by_workload.values():
+        for session, task in members:
+            yield session.run_workload(task, finished)
 
 
 def free_contenders(contenders: Sequence[Contender]) -> None:

@@ -1,34 +1,30 @@
-"""Tables of results: plain text that parsers of nccl-tests can also read, or a table of the library rich on a terminal.
+"""The full table of results, as plain text that parsers of nccl-tests can also read, and the cells of all tables.
 
-Plain text has one line per size, engine and algorithm; comment lines begin with #. The first 13 columns are those of
+The table has one line per size, engine and algorithm; comment lines begin with #. The first 13 columns are those of
 nccl-tests: five describe the case, four hold out-of-place results and four in-place results (N/A if not measured). The
 next columns are engine and algorithm, then, for out-of-place and in-place results, the median's 95 % interval, the
 ratio to `mpi` (above 1x is faster) and the ratio's interval. The last column marks the fastest row of each message size
-with an asterisk. No cell of plain text contains a blank. A question mark after an interval means that there were too
+with an asterisk. No cell contains a blank. A question mark after an interval means that there were too
 few iterations to cover 95 %.
-
-Under mpirun, standard output is a pipe, so the table is plain text.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, NamedTuple, TextIO
+from typing import NamedTuple
 
 from hpccoll.measure.comparison import EngineComparison, EngineRecords, TableKey, compare_engines
 from hpccoll.measure.statistics import CONFIDENCE, Interval, median_ranks
 from hpccoll.records import CollectiveRecord
 
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
-
 NOTHING = "N/A"  # as nccl-tests writes it
 BEST = "*"
+FULL_WIDTH = 220  # characters per line of a table of in-place and out-of-place results
 GAP_BEFORE = ("time", "engine", "time95")  # first columns of groups, with a wider gap before them
 PLACES = {False: "out-of-place", True: "in-place"}
+LEGEND = "* smallest median of its size; time95, ratio95: 95 % intervals; ratio: time of mpi / time"
+UNSURE_LEGEND = "? too few iterations for 95 %: the interval is the range of the samples"
 
 
 class TableColumn(NamedTuple):
@@ -72,16 +68,16 @@ def format_timings(record: CollectiveRecord | None) -> list[str]:
     if record is None:
         return [NOTHING] * 4
     wrong = NOTHING if record.wrong is None else str(record.wrong)
-    return [_format_time(record.time_us.p50), f"{record.algbw:.3f}", f"{record.busbw:.3f}", wrong]
+    return [format_time(record.time_us.p50), f"{record.algbw:.3f}", f"{record.busbw:.3f}", wrong]
 
 
 def format_interval(record: CollectiveRecord) -> str:
     """Return the median's interval in microseconds, such as `[3.02,3.31]`, with a `?` if it covers less than 95 %."""
     sure = median_ranks(len(record.samples_us))[1] >= CONFIDENCE
-    return f"[{_format_time(record.time_us.p50_low)},{_format_time(record.time_us.p50_high)}]{'' if sure else '?'}"
+    return f"[{format_time(record.time_us.p50_low)},{format_time(record.time_us.p50_high)}]{'' if sure else '?'}"
 
 
-def _format_time(microseconds: float) -> str:
+def format_time(microseconds: float) -> str:
     """Return a time in microseconds with 2, 1 or 0 decimals: at most six characters for times below a second."""
     return f"{microseconds:.{2 if microseconds < 1e3 else 1 if microseconds < 1e4 else 0}f}"
 
@@ -94,12 +90,13 @@ def format_ratio(ratio: Interval | None) -> tuple[str, str]:
     return f"{value}x", f"[{low},{high}]{'' if ratio.coverage >= CONFIDENCE else '?'}"
 
 
-def format_title(setting: TableKey) -> str:
-    """Return the title of a table: `all_reduce, float32, sum, 4 ranks on 1 node, host memory`."""
+def format_title(setting: TableKey, *, memory: bool = True) -> str:
+    """Return the title of a table: `all_reduce, float32, sum, 4 ranks on 1 node, host memory` (without `memory`)."""
     ranks = f"{setting.ranks} rank{'s' * (setting.ranks > 1)}"
     nodes = f"{setting.nodes} node{'s' * (setting.nodes > 1)}"
     parts = [setting.op, setting.dtype, setting.redop or "", "" if setting.root is None else f"root {setting.root}"]
-    return ", ".join([*(part for part in parts if part), f"{ranks} on {nodes}", f"{setting.buffer} memory"])
+    kind = [f"{setting.buffer} memory"] if memory else []
+    return ", ".join([*(part for part in parts if part), f"{ranks} on {nodes}", *kind])
 
 
 def format_plain_table(records: Iterable[CollectiveRecord]) -> str:
@@ -116,20 +113,13 @@ def format_plain_table(records: Iterable[CollectiveRecord]) -> str:
         for i, case in enumerate(sizes):
             lines += [""] * (i > 0)
             lines += [_format_line(format_cells(entry, places, case), shape, widths) for entry in case.entries]
-    legend = (f"# {line}" for line in _list_legend(unsure=any("]?" in line for line in lines)))
-    return "\n".join([*lines[1:], *legend])
+    legend = [LEGEND, *([UNSURE_LEGEND] if any("]?" in line for line in lines) else [])]
+    return "\n".join([*lines[1:], *(f"# {line}" for line in legend)])
 
 
 def _list_places(cases: Iterable[EngineComparison]) -> tuple[bool, ...]:
     """Return the places that were measured: False for out of place, True for in place."""
     return tuple(sorted({record.in_place for case in cases for c in case.entries for record in c.records}))
-
-
-def _list_legend(*, unsure: bool) -> Iterator[str]:
-    """Yield the lines that explain the table's marks; `unsure` adds the line that explains the question mark."""
-    yield f"{BEST} smallest median of its size; time95, ratio95: 95 % intervals; ratio: time of mpi / time"
-    if unsure:
-        yield "? too few iterations for 95 %: the interval is the range of the samples"
 
 
 def _get_gap(column: TableColumn) -> str:
@@ -154,85 +144,3 @@ def _format_heading(shape: Sequence[TableColumn], widths: Sequence[int]) -> list
         above += " " * span if place is None else f"   {PLACES[place]} ".ljust(span, "-")
     names, units = (_format_line([getattr(c, part) for c in shape], shape, widths) for part in ("name", "unit"))
     return [f"#{line[1:]}" for line in (above[1:].rstrip(), names, units)]
-
-
-def make_rich_table(cases: Sequence[EngineComparison], places: Sequence[bool], drop: Sequence[str] = ()) -> Table:
-    """Return results as one table of the library rich for a terminal, with engine and algorithm before the times.
-
-    `places` selects in-place (True) and out-of-place (False) results; `drop` names the columns to leave out.
-    """
-    from rich import box
-    from rich.table import Table
-
-    shape = list_table_columns(places)
-    shown = [i for i, c in enumerate(shape) if c.name not in drop and (c.place is None or c.place in places)]
-    names = [column.name for column in shape]
-    shown.sort(key=lambda i: (names[i] == BEST, {None: 0, False: 1, True: 2}[shape[i].place], i))
-    title = format_title(cases[0].setting) + (f", {PLACES[places[0]]}" if len(places) == 1 else "")
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for column in (shape[i] for i in shown):
-        above = f"{PLACES[column.place]}\n" if column.place is not None and len(places) > 1 else ""
-        head = f"{above if column.name == 'time' else ''}{column.name}\n{column.unit}".rstrip()
-        table.add_column(head, justify="left" if column.left else "right", no_wrap=True, vertical="bottom")
-    for case in cases:
-        entries = [entry for entry in case.entries if any(entry.get_record(place) for place in places)]
-        for entry in entries:
-            row = format_cells(entry, places, case)
-            row[:5] = row[:5] if entry is entries[0] else [""] * 5
-            wrong = any(record.wrong for record in entry.records)
-            style = "red" if wrong else "bold green" if entry is case.best else None
-            table.add_row(*(row[i] for i in shown), style=style, end_section=entry is entries[-1])
-    return table
-
-
-# Groups of columns to drop on narrow terminals, in this order; the first group only repeats a table's title.
-_DISPENSABLE = (("type", "redop", "root"), ("count",), ("algbw",), ("ratio95",), ("time95",), (BEST,))
-
-
-def print_table(records: Iterable[CollectiveRecord], stream: TextIO | None = None) -> None:
-    """Print all records as tables to `stream` (default: standard output): by rich on a terminal, else as plain text.
-
-    On a narrow terminal, out-of-place and in-place results become two tables, with fewer columns if needed.
-    """
-    stream = sys.stdout if stream is None else stream
-    records = list(records)
-    if not stream.isatty():
-        print(format_plain_table(records), file=stream)
-        return
-    from rich.console import Console
-
-    console = Console(file=stream)
-    for _, group in groupby(compare_engines(records), key=lambda case: case.setting):
-        cases = list(group)
-        for table in _make_fitting_tables(cases, console):
-            console.print(table)
-    few = any(median_ranks(len(record.samples_us))[1] < CONFIDENCE for record in records)
-    console.print("\n".join(_list_legend(unsure=few)), markup=False, highlight=False)
-
-
-def _make_fitting_tables(cases: Sequence[EngineComparison], console: Console) -> list[Table]:
-    """Return one table, or a table of out-of-place and one of in-place results if one is too wide for the console."""
-    places = _list_places(cases)
-    for drop in ((), _DISPENSABLE[0]):
-        table = make_rich_table(cases, places, drop)
-        if _fits(table, console):
-            return [table]
-    return [_make_narrow_table(cases, (place,), console) for place in places]
-
-
-def _make_narrow_table(cases: Sequence[EngineComparison], places: Sequence[bool], console: Console) -> Table:
-    """Return the table of out-of-place or of in-place results, with as many columns as fit the console."""
-    measured = [case for case in cases if any(entry.get_record(place) for entry in case.entries for place in places)]
-    drop: list[str] = []
-    for more in _DISPENSABLE:
-        table = make_rich_table(measured, places, drop)
-        if _fits(table, console):
-            return table
-        drop += more
-    return make_rich_table(measured, places, drop)
-
-
-def _fits(table: Table, console: Console) -> bool:
-    """Whether a table without line breaks is no wider than the console."""
-    unbounded = console.options.update(max_width=10_000)
-    return console.measure(table, options=unbounded).maximum <= console.width

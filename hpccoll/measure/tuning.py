@@ -7,17 +7,14 @@ early if it is far slower than the best after a few iterations. A wrong result k
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import psutil
-
 from hpccoll.algorithms.registry import get_algorithm
 from hpccoll.measure.buffers import make_buffer_module
 from hpccoll.measure.interleaved import Contender, InterleavedBenchmark, TimingOptions
-from hpccoll.measure.session import BenchmarkConfig, BenchmarkSession, free_contenders
+from hpccoll.measure.session import ALL, BenchmarkConfig, BenchmarkSession, free_contenders, share_budget
 from hpccoll.measure.stopping import StoppingRule
 from hpccoll.measure.workload import WorkloadSpec
 from hpccoll.peers import MpiEngine
@@ -35,7 +32,6 @@ IN_PLACE = (Operation.ALL_REDUCE, Operation.REDUCE)  # operations that work in p
 HOPELESS, GLANCE = 3.0, 5  # stop a candidate this many times slower than the best after this many iterations
 FEWEST, MOST = 9, 1000  # iterations per case; the 95 % interval of 9 samples excludes the smallest and the largest
 TIGHT = 0.01
-BUSY = 0.2  # busy cores of other programs above which measurements are doubtful
 
 
 class PruningBenchmark(InterleavedBenchmark):
@@ -74,7 +70,7 @@ class TuningSweep:
                     and (operation is not Operation.BARRIER or buffer is self.buffers[0])
                 )
                 if operations:
-                    values = (operations, self.sizes, dtype, "sum", 0, (place,), ("all",), str(buffer), self.nodes)
+                    values = (operations, self.sizes, dtype, "sum", 0, (place,), (ALL,), str(buffer), self.nodes)
                     configs.append(BenchmarkConfig(*values, method))
         return configs
 
@@ -88,7 +84,7 @@ class TuningSession(BenchmarkSession):
     def run_candidates(self) -> Iterator[CollectiveRecord]:
         """Time all candidates; yield the record of each as soon as its timing ends, and extend `found`. Collective."""
         for task in self.tasks:
-            workload, ready = self._prepare(task, self.peers, self._list_algorithms(task))
+            workload, ready = self._prepare(task, self.peers, self.list_algorithms(task))
             records = []
             for contender in PruningBenchmark(self.world, workload, ready, self.config.method).run():
                 records.append(self._make_record(task, contender))
@@ -96,9 +92,9 @@ class TuningSession(BenchmarkSession):
             free_contenders(ready)
             self.found += (self._make_series(task, records),)
 
-    def _list_algorithms(self, task: WorkloadSpec) -> list[str]:
+    def list_algorithms(self, task: WorkloadSpec) -> list[str]:
         """Return the names of all algorithms that support the benchmark's kind of buffer and number of nodes."""
-        known = [get_algorithm(task.operation, name) for name in super()._list_algorithms(task)]
+        known = [get_algorithm(task.operation, name) for name in super().list_algorithms(task)]
         host, alone = self.config.buffer != BufferKind.CUDA, self.config.nodes == 1
         return [each.name for each in known if not each.uses_shared_memory or (host and (alone or each.is_hybrid))]
 
@@ -112,25 +108,6 @@ class TuningSession(BenchmarkSession):
         point = TuningPoint(records[0].nbytes, self.date, timings)
         buffer = BufferKind.HOST if task.operation is Operation.BARRIER else BufferKind(self.config.buffer)
         return TuningSeries(task.operation, task.dtype.itemsize, buffer, (point,))
-
-
-class OtherProcessLoad:
-    """Measures how many cores other programs keep busy, for jobs on one node; the constructor is collective."""
-
-    def __init__(self, comm: MPI.Intracomm) -> None:
-        self._comm, self._begin, self._busy = comm, time.perf_counter(), self._sum_busy_s(comm)
-
-    def measure_busy_cores(self) -> float:
-        """Return the mean number of cores that other programs kept busy since this object was created; collective."""
-        busy = self._sum_busy_s(self._comm) - self._busy
-        return max(0.0, float(self._comm.bcast(busy / (time.perf_counter() - self._begin))))
-
-    @staticmethod
-    def _sum_busy_s(comm: MPI.Intracomm) -> float:
-        """Return the CPU seconds of this node since it booted, minus those of all ranks of `comm`; collective."""
-        mine, spent = psutil.Process().cpu_times(), psutil.cpu_times()
-        ranks = comm.allreduce(mine.user + mine.system)
-        return float(sum(spent) - spent.idle - getattr(spent, "iowait", 0.0) - getattr(spent, "guest", 0.0) - ranks)
 
 
 def make_tuning_sessions(
@@ -148,8 +125,7 @@ def make_tuning_sessions(
             continue
         module = make_buffer_module(buffer, comm, max(config.max_buffer_bytes(world.size) for config in configs))
         sessions += [TuningSession(config, world, comm, [MpiEngine(world)], module, own=True) for config in configs]
-    case_count = max(sum(session.case_count for session in sessions), 1)
     for session in sessions:
         session.date = sweep.date
-        session.share_budget((row_s or budget_s / case_count) * session.case_count)
+    share_budget(sessions, row_s * sum(session.case_count for session in sessions) if row_s else budget_s)
     return sessions

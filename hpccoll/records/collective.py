@@ -103,3 +103,6 @@ class CollectiveRecord(CollectiveCase, frozen=True):
     stream_us: Annotated[
         tuple[Amount, ...], about("Like samples_us, but timed by CUDA events; empty for host memory.")
     ] = ()
+    selected: Annotated[
+        str | None, about("What auto selected: an algorithm, or mpi for the MPI library's own collective; else null.")
+    ] = None

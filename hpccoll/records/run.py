@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar
 from msgspec import Meta, Struct
 
 from hpccoll.errors import UsageError
-from hpccoll.records.record import Amount, Positive, Record, about
+from hpccoll.records.record import Amount, Count, Positive, Record, about
 
 
 class Versions(Struct, frozen=True, forbid_unknown_fields=True):
@@ -65,6 +65,7 @@ class RunRecord(Record, frozen=True, kw_only=True):
     oversubscribed: bool
     clock_residual_us: Annotated[Amount | None, about("null if clocks were not aligned.")]
     slurm: Annotated[SlurmJob | None, about("null outside SLURM.")] = None  # optional: older files lack the field
+    sizes: Annotated[tuple[Count, ...] | None, about("Message sizes asked for, in bytes; null without sizes.")] = None
     commit: str | None
     start_time: Annotated[str, Meta(extra_json_schema={"format": "date-time"})]
 

@@ -30,34 +30,89 @@ def measured(path: Path) -> list[dict[str, Any]]:
     return [row for row in rows(path) if row["kind"] == "collective"]
 
 
-def test_default_operation_is_measured_by_every_engine_that_is_here(tmp_path: Path) -> None:
+def test_all_algorithms_are_measured_beside_every_engine_that_is_here(tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
-    done = hpccoll(2, "bench", *QUICK, "--json", str(out))
+    done = hpccoll(2, "bench", *QUICK, "--full", "--json", str(out))
     assert done.returncode == 0, done.stderr
     run, *found = rows(out)
     assert run["kind"] == "run"
     assert run["ranks"] == 2
     assert {row["engine"] for row in found} >= {"mpi", "hpccoll"}
     algorithms = {row["algorithm"] for row in found if row["engine"] == "hpccoll"}
-    assert algorithms == set(list_algorithm_names(Operation.ALL_REDUCE))
+    assert algorithms == {*list_algorithm_names(Operation.ALL_REDUCE), "auto"}
     assert {(row["nbytes"], row["in_place"]) for row in found} == {(8, False), (8, True), (512, False), (512, True)}
     assert all(row["wrong"] == 0 and row["iterations"] == 3 and row["stop"] == "iterations" for row in found)
     for row in (run, *found):
         jsonschema.validate(row, make_json_schema())
-    assert "busbw" in done.stdout
+    assert "out-of-place" in done.stdout, "the table of nccl-tests"
     assert "recursive_doubling" in done.stdout
+    assert "# Avg bus bandwidth    : " in done.stdout
+    assert "trust: " in done.stdout
+
+
+def test_by_default_few_are_compared_in_place_and_auto_is_among_them(tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    done = hpccoll(2, "bench", *QUICK, "--json", str(out))
+    assert done.returncode == 0, done.stderr
+    found = measured(out)
+    assert {row["in_place"] for row in found} == {True}
+    algorithms = {row["algorithm"] for row in found if row["engine"] == "hpccoll"}
+    assert 2 < len(algorithms) < 8
+    assert rows(out)[0]["sizes"] == [8, 512]
+    for row in found:
+        known = {"mpi", *list_algorithm_names(Operation.ALL_REDUCE)}
+        assert row["selected"] in known if row["algorithm"] == "auto" else row["selected"] is None
+    assert {row["nbytes"] for row in found if row["algorithm"] == "auto"} == {8, 512}
+    assert max(map(len, done.stdout.splitlines())) <= 120
+    text = done.stdout
+    assert text.index(" recursive_doubling ") < text.index("# Avg bus bandwidth") < text.index("auto takes")
+    for size in ("  8 B", "512 B"):
+        assert any(line.startswith(size) and " us " in line for line in text.splitlines()), text
+    for keyword in ("use:", "auto:", "limit:", "trust:", "next:"):
+        assert f"\n{keyword}" in text
+
+
+def test_rows_appear_as_they_finish() -> None:
+    words = command(2, "bench", "-b", "8", "-e", "32", "--engine", "mpi,hpccoll", "-n", "5000")
+    times: dict[str, float] = {}
+    with subprocess.Popen(words, env=environment(), stdout=subprocess.PIPE, text=True) as job:
+        for line in job.stdout or ():
+            times.setdefault(" ".join(line.split()[:2]), time.monotonic())
+    assert job.returncode == 0
+    assert times["32 B"] - times["8 B"] > 0.2, times
+    assert max(times.values()) == max(at for line, at in times.items() if line.startswith(("next:", "trust:")))
+
+
+def test_two_kinds_of_memory_are_measured_side_by_side(tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    words = ("all_reduce", "barrier", *QUICK, "--engine", "mpi,hpccoll", "--buffer", "host,symmetric")
+    done = hpccoll(2, "bench", *words, "--json", str(out))
+    assert done.returncode == 0, done.stderr
+    order = [(row["nbytes"], row["buffer"]) for row in measured(out)]
+    assert list(dict.fromkeys(order)) == [(8, "host"), (8, "symmetric"), (512, "host"), (512, "symmetric"), (0, "host")]
+    assert "# all_reduce, float32, sum, 2 ranks on 1 node\n" in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 120
+
+
+def test_the_library_is_an_algorithm_too(tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    done = hpccoll(2, "bench", *QUICK, "--engine", "hpccoll", "--algorithm", "mpi,auto", "--json", str(out))
+    assert done.returncode == 0, done.stderr
+    assert {row["algorithm"] for row in measured(out)} == {"mpi", "auto"}
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("int16", marks=pytest.mark.full)])
 def test_every_operation_gives_right_results(tmp_path: Path, dtype: str) -> None:
     out = tmp_path / "out.jsonl"
     every = [operation.value for operation in Operation]
-    done = hpccoll(3, "bench", *every, *QUICK, "-d", dtype, "-r", "1", "--engine", "mpi,hpccoll", "--json", str(out))
+    done = hpccoll(
+        3, "bench", *every, *QUICK, "-d", dtype, "-r", "1", "--engine", "mpi,hpccoll", "--full", "--json", str(out)
+    )
     assert done.returncode == 0, done.stderr
     found = measured(out)
     for operation in Operation:
         seen = {row["algorithm"] for row in found if row["op"] == operation.value and row["engine"] == "hpccoll"}
-        assert seen == set(list_algorithm_names(operation))
+        assert seen == {*list_algorithm_names(operation), "auto"}
     assert all(row["wrong"] == 0 for row in found)
     assert {row["root"] for row in found} == {None, 1}
 
@@ -95,10 +150,11 @@ def test_killed_run_leaves_finished_rows(tmp_path: Path) -> None:
 
 def test_sheet_and_plot(tmp_path: Path) -> None:
     sheet, plot = tmp_path / "out.csv", tmp_path / "out.svg"
-    done = hpccoll(2, "bench", *QUICK, "--engine", "mpi,hpccoll", "--csv", str(sheet), "--plot", str(plot))
+    words = ("--engine", "mpi,hpccoll", "--algorithm", "ring,tree", "--both", "--csv", str(sheet), "--plot", str(plot))
+    done = hpccoll(2, "bench", *QUICK, *words)
     assert done.returncode == 0, done.stderr
     with sheet.open() as stream:
-        assert len(list(csv.DictReader(stream))) == 2 * 2 * (1 + len(list_algorithm_names(Operation.ALL_REDUCE)))
+        assert len(list(csv.DictReader(stream))) == 2 * 2 * 3
     assert plot.read_text().rstrip().endswith("</svg>")
 
 
@@ -106,6 +162,7 @@ def test_one_rank_and_standard_output() -> None:
     done = hpccoll(1, "bench", *QUICK, "--engine", "mpi,hpccoll", "--json", "-")
     assert done.returncode == 0, done.stderr
     assert all(json.loads(line)["schema"] == "hpccoll/1" for line in done.stdout.splitlines())
+    assert "one rank sends nothing" in done.stderr
 
 
 def test_symmetric_buffers() -> None:

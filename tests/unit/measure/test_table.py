@@ -1,10 +1,8 @@
-"""Tables and sheets: what is side by side, what a parser finds in a line, what fits on a terminal."""
+"""Tables and sheets: what is side by side, what a parser finds in a line."""
 
 from __future__ import annotations
 
 import csv
-import io
-import re
 
 import pytest
 from msgspec.structs import replace
@@ -13,7 +11,7 @@ from hpccoll.errors import UsageError
 from hpccoll.measure.collective_record import make_collective_record
 from hpccoll.measure.comparison import compare_engines
 from hpccoll.measure.csv_file import COLUMNS, write_csv
-from hpccoll.measure.table import format_plain_table, list_table_columns, print_table
+from hpccoll.measure.table import format_plain_table, list_table_columns
 from hpccoll.records import CollectiveCase, StopReason
 
 ROW = CollectiveCase("all_reduce", "mpi", None, "host", False, 1_048_576, 262_144, "float32", "sum", None, 4, 1)
@@ -39,22 +37,6 @@ RACE = [*both("hpccoll", "ring", 50.0), *both(), *both("gloo", None, 400.0), *bo
 def data(text):
     """The lines that are not comments, as parsers split them."""
     return [line.split() for line in text.splitlines() if line.strip() and not line.startswith("#")]
-
-
-class Terminal(io.StringIO):
-    """A stream that says it is a terminal."""
-
-    def isatty(self):
-        return True
-
-
-def on_terminal(records, width, monkeypatch):
-    monkeypatch.setenv("COLUMNS", str(width))
-    monkeypatch.setenv("NO_COLOR", "1")
-    monkeypatch.setenv("TERM", "xterm")
-    stream = Terminal()
-    print_table(records, stream)
-    return re.sub(r"\x1b\[[0-9;]*m", "", stream.getvalue())
 
 
 def test_rows_of_one_size_stand_side_by_side_in_a_fixed_order():
@@ -174,34 +156,6 @@ def test_intervals_of_too_few_iterations_are_marked(iterations, times, ratios):
     assert line[15].endswith("?") == times
     assert line[17].endswith("?") == ratios
     assert ("too few" in text) == (times or ratios)
-
-
-def test_without_a_terminal_the_table_is_plain():
-    stream = io.StringIO()
-    print_table(RACE, stream)
-    assert stream.getvalue() == format_plain_table(RACE) + "\n"
-
-
-def test_a_wide_terminal_shows_both_places_in_one_table(monkeypatch):
-    text = on_terminal(RACE, 220, monkeypatch)
-    assert text.count("all_reduce, float32, sum, 4 ranks on 1 node, host memory") == 1
-    for word in (*NCCL_TESTS, "ratio95", "hpccoll", "ring", "2.00x", "[2.00,2.00]", "in-place", "out-of-place"):
-        assert word in text
-
-
-@pytest.mark.parametrize("width", [80, 100, 130, 160, 220])
-def test_on_any_terminal_nothing_is_cut_off(width, monkeypatch):
-    text = on_terminal(RACE, width, monkeypatch)
-    assert "…" not in text
-    assert max(map(len, text.splitlines()[:-1])) <= width
-    for word in ("1048576", "hpccoll", "ring", "bruck", "50.00", "25.00", "2.00x", "busbw"):
-        assert word in text
-
-
-def test_a_narrow_terminal_has_a_table_for_each_place(monkeypatch):
-    text = on_terminal(RACE, 130, monkeypatch)
-    assert text.count("host memory, out-of-place") == 1
-    assert text.count("host memory, in-place") == 1
 
 
 def test_a_sheet_has_one_line_a_record(tmp_path):

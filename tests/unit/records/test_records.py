@@ -65,7 +65,7 @@ def written(record):
 
 
 def test_a_collective_has_the_fields_of_the_contract_in_its_order():
-    assert list(RECORD.as_dict()) == [*CONTRACT, "staging", "stream_us"]
+    assert list(RECORD.as_dict()) == [*CONTRACT, "staging", "stream_us", "selected"]
     assert list(RECORD.as_dict()["time_us"]) == ["min", "p50", "p50_low", "p50_high", "p95", "p99", "max"]
 
 
@@ -89,7 +89,7 @@ def test_the_summary_is_that_of_the_samples_as_written():
     "record",
     [
         RECORD,
-        replace(RECORD, wrong=None, bound_us=12.5, staging="pinned"),
+        replace(RECORD, wrong=None, bound_us=12.5, staging="pinned", selected="mpi"),
         make_collective_record(replace(ROW, engine="mpi", algorithm=None), (0.5,) * 120, StopReason.CONVERGED, 3),
         make_collective_record(
             CollectiveCase("scatter", "gloo", None, "cuda", False, 0, 0, "int8", None, 1, 2, 2),

@@ -1,0 +1,72 @@
+"""The shortest time that the memory of a node, or the links between nodes, allow for a collective; measured here.
+
+On one node, the limit is the time in which all ranks at once copy a message once, scaled to the bytes that the
+operation has to read and write: every input byte is read once, and every output byte is written once. Between nodes,
+the limit is the time in which every node sends a message to the next node and receives one from the previous node,
+scaled to the bytes that a node has to send.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hpccoll.measure.bandwidth import get_busbw_factor
+from hpccoll.plan import Operation
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from hpccoll.runtime.job import RankLayout
+
+ITERATIONS = 5
+MOST_BYTES = 64 * 2**20
+_READ_BY_ALL = (Operation.ALL_REDUCE, Operation.REDUCE_SCATTER, Operation.REDUCE, Operation.ALL_TO_ALL)
+_WRITTEN_BY_ALL = (Operation.ALL_REDUCE, Operation.ALL_GATHER, Operation.BROADCAST, Operation.ALL_TO_ALL)
+
+
+@dataclass(frozen=True, slots=True)
+class HardwareLimit:
+    """The measured time `us` in which all ranks copy, or all nodes exchange, `nbytes` bytes."""
+
+    us: float
+    nbytes: int
+    nodes: int
+
+    def compute_us(self, operation: Operation, nbytes: int, ranks: int) -> float:
+        """Return the shortest time in microseconds of an operation on a message of `nbytes` (nccl-tests' S)."""
+        return self.us * nbytes / self.nbytes * _get_share(operation, ranks, self.nodes)
+
+
+def _get_share(operation: Operation, ranks: int, nodes: int) -> float:
+    """Return the bytes that an operation must move, divided by those of the measured copy or exchange."""
+    if nodes > 1:
+        return get_busbw_factor(operation, nodes)
+    read = ranks if operation in _READ_BY_ALL else 1
+    written = ranks if operation in _WRITTEN_BY_ALL else 1
+    return (read + written) / (2 * ranks)
+
+
+def measure_hardware_limit(comm: MPI.Intracomm, layout: RankLayout, nbytes: int) -> HardwareLimit:
+    """Measure copies of up to `MOST_BYTES` by all ranks at once or, on several nodes, the exchange between nodes.
+
+    Collective over `comm`. Cost: two buffers of the message size, and ITERATIONS + 1 copies or exchanges.
+    """
+    size = min(nbytes, MOST_BYTES)
+    source, target = np.ones(size, np.uint8), np.ones(size, np.uint8)
+    leaders = [members[0] for members in layout.members]
+    place = leaders.index(comm.rank) if comm.rank in leaders else None
+    samples = []
+    for _ in range(ITERATIONS + 1):
+        comm.Barrier()
+        begin = time.perf_counter()
+        if layout.nodes == 1:
+            np.copyto(target, source)
+        elif place is not None:
+            after, before = leaders[(place + 1) % len(leaders)], leaders[place - 1]
+            comm.Sendrecv(source, after, recvbuf=target, source=before)
+        samples.append(max(comm.allgather(time.perf_counter() - begin)))
+    return HardwareLimit(float(np.median(samples[1:])) * 1e6, size, layout.nodes)

@@ -1,0 +1,131 @@
+"""Prints the rows of a benchmark as each message size is finished, in columns of fixed width that fit the terminal.
+
+All engines and algorithms of a message size are timed in turns, so their rows are finished almost together; they are
+printed as one block, which is sorted and has ratios to the MPI library. The headings are printed above the first block
+of every table. A table has the results of one operation, element type, reduction and root.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, TextIO
+
+from hpccoll.measure.comparison import EngineComparison, compare_engines
+from hpccoll.measure.contenders import AUTO
+from hpccoll.measure.statistics import CONFIDENCE, median_ranks
+from hpccoll.measure.table import (
+    BEST,
+    LEGEND,
+    PLACES,
+    UNSURE_LEGEND,
+    format_interval,
+    format_ratio,
+    format_time,
+    format_title,
+)
+from hpccoll.records import CollectiveRecord
+from hpccoll.units import format_size
+
+WRONG = "WRONG"
+_LONGEST_SELECTION = len("hierarchical_doubling")  # of what `auto` selects; a longer name moves the rest of its line
+
+
+class RowColumn(NamedTuple):
+    """A column: heading, unit, width, alignment; columns with a larger `rank_to_drop` are left out earlier, 0 never."""
+
+    name: str
+    unit: str
+    width: int
+    left: bool = False
+    rank_to_drop: int = 0
+
+
+class ResultRows:
+    """Prints blocks of rows to `stream`.
+
+    Args:
+        stream: where to print; flushed after each block.
+        width: characters per line; columns that do not fit are left out.
+        algorithms: the names of all algorithms that may be measured, for the width of their column.
+        memory: whether to show the kind of memory of each row.
+        place: whether to show which rows are in place.
+    """
+
+    def __init__(self, stream: TextIO, width: int, algorithms: Sequence[str], *, memory: bool, place: bool) -> None:
+        self._stream = stream
+        self._columns = _choose_columns(width, algorithms, memory=memory, place=place)
+        self._title = ""
+
+    def print_block(self, records: Sequence[CollectiveRecord]) -> None:
+        """Print the rows of one message size, which differ in engine, algorithm, place and kind of memory only."""
+        lines: list[str] = []
+        for case in compare_engines(records):
+            title = format_title(case.setting, memory="memory" not in [column.name for column in self._columns])
+            if title != self._title:
+                lines += ["", f"# {title}", *self._format_heading()]
+                self._title = title
+            lines += [self._format_row(case, record) for entry in case.entries for record in entry.records]
+        if lines:
+            self._stream.write("\n".join([*lines, ""]) + "\n")
+            self._stream.flush()
+
+    def print_legend(self, records: Sequence[CollectiveRecord]) -> None:
+        """Print the meaning of the marks in the rows of `records`."""
+        unsure = any(median_ranks(len(record.samples_us))[1] < CONFIDENCE for record in records)
+        self._stream.write("".join(f"# {line}\n" for line in (LEGEND, *([UNSURE_LEGEND] if unsure else []))))
+        self._stream.flush()
+
+    def _format_heading(self) -> list[str]:
+        """Return the lines with the names and the units of the columns."""
+        names, units = (self._align([getattr(column, part) for column in self._columns]) for part in ("name", "unit"))
+        return [f"#{line[1:]}" for line in (names, units)]
+
+    def _format_row(self, case: EngineComparison, record: CollectiveRecord) -> str:
+        """Return one row as a line."""
+        ratio, bounds = format_ratio(case.ratio_to_mpi(record))
+        is_best = case.best is not None and any(record is each for each in case.best.records)
+        cells = {
+            "size": format_size(record.nbytes),
+            "memory": record.buffer,
+            "place": PLACES[record.in_place],
+            "engine": record.engine,
+            "algorithm": f"{AUTO}: {record.selected}" if record.selected else record.algorithm or "-",
+            "time": format_time(record.time_us.p50),
+            "time95": format_interval(record),
+            "busbw": f"{record.busbw:.3f}",
+            "ratio": ratio,
+            "ratio95": bounds,
+            "#wrong": "N/A" if record.wrong is None else str(record.wrong),
+            BEST: WRONG if record.wrong else BEST if is_best else "",
+        }
+        return self._align([cells[column.name] for column in self._columns])
+
+    def _align(self, cells: Sequence[str]) -> str:
+        aligned = (
+            cell.ljust(column.width) if column.left else cell.rjust(column.width)
+            for cell, column in zip(cells, self._columns, strict=True)
+        )
+        return " ".join(aligned).rstrip()
+
+
+def _choose_columns(width: int, algorithms: Sequence[str], *, memory: bool, place: bool) -> list[RowColumn]:
+    """Return the columns that fit `width`."""
+    auto = [f"{AUTO}: {'x' * _LONGEST_SELECTION}"] if AUTO in algorithms else []
+    columns = [
+        RowColumn("size", "", 9),
+        *([RowColumn("memory", "", len("symmetric"), left=True)] if memory else []),
+        *([RowColumn("place", "", len("out-of-place"), left=True)] if place else []),
+        RowColumn("engine", "", 7, left=True),
+        RowColumn("algorithm", "", max(map(len, ["algorithm", *algorithms, *auto])), left=True),
+        RowColumn("time", "(us)", 7),
+        RowColumn("time95", "(us)", 17, rank_to_drop=3),
+        RowColumn("busbw", "(GB/s)", 7, rank_to_drop=2),
+        RowColumn("ratio", "to mpi", 7),
+        RowColumn("ratio95", "", 15, rank_to_drop=4),
+        RowColumn("#wrong", "", 6, rank_to_drop=1),  # the last column also marks wrong results
+        RowColumn(BEST, "", len(WRONG), left=True),
+    ]
+    droppable = sorted((each for each in columns if each.rank_to_drop), key=lambda column: column.rank_to_drop)
+    while sum(column.width + 1 for column in columns) - 1 > width and droppable:
+        columns.remove(droppable.pop())
+    return columns

@@ -1,0 +1,130 @@
+"""The verdict of a benchmark: which choice is the fastest at each message size, and by how much.
+
+A choice is what a user can ask for: an algorithm of hpccoll by its name, or another library by the name of its engine.
+A record of `auto` counts for the choice that `auto` selected. Ratios are times of one choice divided by times of
+another, so a ratio above 1 means that the second choice is faster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from hpccoll.measure.comparison import TableKey, compare_engines, compute_ratio, is_tie
+from hpccoll.measure.contenders import AUTO
+from hpccoll.measure.statistics import Interval
+from hpccoll.records import CollectiveRecord
+
+OWN = "hpccoll"
+
+
+@dataclass(frozen=True, slots=True)
+class SizeVerdict:
+    """The verdict for one operation, kind of memory, place and message size.
+
+    Args:
+        fastest: the record with the smallest median; None if all results are wrong.
+        tied: the other choices that are as fast as `fastest`, by their median times.
+        over: by engine of another library, the ratio of its time to the fastest's; without the fastest's own engine.
+        auto: the record of `auto`, None if it was not measured or its result was wrong.
+        auto_ratio: the ratio of the time of `auto` to the fastest's; None without `auto` or with a time of zero.
+        rows: all records, also wrong ones.
+    """
+
+    setting: TableKey
+    in_place: bool
+    nbytes: int
+    fastest: CollectiveRecord | None
+    tied: tuple[str, ...]
+    over: Mapping[str, Interval]
+    auto: CollectiveRecord | None
+    auto_ratio: Interval | None
+    rows: tuple[CollectiveRecord, ...]
+
+    @property
+    def choice(self) -> str:
+        """The name of the fastest choice, `-` if all results are wrong."""
+        return get_choice(self.fastest) if self.fastest else "-"
+
+    @property
+    def best_choices(self) -> tuple[str, ...]:
+        """The fastest choice and those that tie with it."""
+        return (self.choice, *self.tied) if self.fastest else ()
+
+    def find_ratio(self, engine: str, choice: str) -> float | None:
+        """Return the ratio of an engine's time to a choice's time; None if one of them was not measured or is wrong."""
+        times = {
+            name: min((row.time_us.p50 for row in self.rows if get_choice(row) == name and not row.wrong), default=None)
+            for name in (engine, choice)
+        }
+        mine, theirs = times[choice], times[engine]
+        return theirs / mine if mine and theirs is not None else None
+
+    @property
+    def is_auto_best(self) -> bool:
+        """Whether `auto` selected the fastest choice or one that ties with it."""
+        return self.auto is not None and get_choice(self.auto) in self.best_choices
+
+
+@dataclass(frozen=True, slots=True)
+class VerdictRange:
+    """Successive message sizes at which each of `choices` is the fastest or ties with it; the first won most often."""
+
+    choices: tuple[str, ...]
+    sizes: tuple[SizeVerdict, ...]
+
+
+def get_choice(record: CollectiveRecord) -> str:
+    """Return the choice that a record measured, such as `ring`, `mpi` or `gloo`."""
+    if record.engine != OWN:
+        return record.engine
+    return (record.selected if record.algorithm == AUTO else record.algorithm) or AUTO
+
+
+def make_size_verdicts(records: Iterable[CollectiveRecord]) -> list[SizeVerdict]:
+    """Return the verdict per table, place and message size, with sizes ascending within each table and place."""
+    verdicts = []
+    for case in compare_engines(records):
+        for in_place in (True, False):
+            rows = [row for entry in case.entries if (row := entry.get_record(in_place)) is not None]
+            if rows:
+                verdicts.append(_make_verdict(case.setting, in_place, case.nbytes, rows))
+    order = list(dict.fromkeys((each.setting, each.in_place) for each in verdicts))
+    return sorted(verdicts, key=lambda each: order.index((each.setting, each.in_place)))
+
+
+def _make_verdict(setting: TableKey, in_place: bool, nbytes: int, rows: Sequence[CollectiveRecord]) -> SizeVerdict:
+    """Return the verdict on rows that differ in engine and algorithm only."""
+    right = sorted((row for row in rows if not row.wrong), key=lambda row: row.time_us.p50)
+    fastest = right[0] if right else None
+    auto = next((row for row in right if row.algorithm == AUTO), None)
+    others = [row for row in right if fastest and get_choice(row) != get_choice(fastest)]
+    tied = dict.fromkeys(get_choice(row) for row in others if fastest and is_tie(row, fastest))
+    ratios = {row.engine: compute_ratio(fastest, row) for row in others if fastest and row.engine != OWN}
+    over = {engine: ratio for engine, ratio in ratios.items() if ratio is not None}
+    auto_ratio = compute_ratio(fastest, auto) if fastest and auto else None
+    return SizeVerdict(setting, in_place, nbytes, fastest, tuple(tied), over, auto, auto_ratio, tuple(rows))
+
+
+def find_ranges(verdicts: Sequence[SizeVerdict]) -> list[VerdictRange]:
+    """Return ranges of message sizes with the same fastest choice; a tie does not end a range.
+
+    `verdicts` differ in message size only, which ascends. Sizes whose results are all wrong are in no range.
+    """
+    ranges: list[VerdictRange] = []
+    for each in verdicts:
+        if each.fastest is None:
+            continue
+        last = ranges[-1] if ranges else None
+        kept = [name for name in last.choices if name in each.best_choices] if last else []
+        if last and kept:
+            ranges[-1] = VerdictRange(tuple(kept), (*last.sizes, each))
+        else:
+            ranges.append(VerdictRange(each.best_choices, (each,)))
+    return [VerdictRange(_sort_by_wins(each), each.sizes) for each in ranges]
+
+
+def _sort_by_wins(found: VerdictRange) -> tuple[str, ...]:
+    """Return the choices of a range, those that are fastest at most sizes first."""
+    wins = [size.choice for size in found.sizes]
+    return tuple(sorted(found.choices, key=lambda name: -wins.count(name)))

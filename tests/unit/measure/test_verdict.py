@@ -1,0 +1,252 @@
+"""The verdict of a benchmark: who is fastest and ties, what auto takes, whether to trust it, what to type next."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from msgspec.structs import replace
+
+from hpccoll.measure.collective_record import make_collective_record
+from hpccoll.measure.hardware_limit import HardwareLimit
+from hpccoll.measure.verdict import find_ranges, get_choice, make_size_verdicts
+from hpccoll.measure.verdict_text import RunConditions, format_footer, format_us, format_verdict
+from hpccoll.plan import Operation
+from hpccoll.records import CollectiveCase, StopReason
+from hpccoll.units import KiB, MiB
+
+ROW = CollectiveCase("all_reduce", "mpi", None, "host", True, 1024, 256, "float32", "sum", None, 4, 1)
+
+
+def record(name, us, nbytes=1024, wrong=0, iterations=20, spread=0.01, selected=None, **row):
+    """A row of an engine, or of an algorithm of hpccoll, whose iterations took about `us` microseconds."""
+    samples = tuple(us * (1 + spread * (at % 5 - 2)) for at in range(iterations))
+    engine, algorithm = (name, None) if name in ("mpi", "gloo", "nccl") else ("hpccoll", name)
+    case = replace(ROW, engine=engine, algorithm=algorithm, nbytes=nbytes, count=nbytes // 4, **row)
+    return make_collective_record(case, samples, StopReason.CONVERGED, wrong, selected=selected)
+
+
+def auto(us, selected, **row):
+    """A row of auto."""
+    return record("auto", us, selected=selected, **row)
+
+
+def rows_of(nbytes, mpi=20.0, gloo=200.0, ring=10.0, taken="ring", auto_us=None):
+    """The rows of one size."""
+    times = {"mpi": mpi, "gloo": gloo, "ring": ring}
+    found = [record(name, us, nbytes=nbytes) for name, us in times.items()]
+    return [*found, auto(times[taken] if auto_us is None else auto_us, taken, nbytes=nbytes)]
+
+
+THREE = [*rows_of(8, mpi=2.0, ring=4.0, taken="mpi"), *rows_of(64 * KiB), *rows_of(64 * MiB, ring=5.0)]
+
+
+def verdict(records, width=None, **conditions):
+    """The whole text."""
+    return format_verdict(make_size_verdicts(records), RunConditions(**conditions), width)
+
+
+def line(records, size, width=None, **conditions):
+    """The cells of a size's line in the table."""
+    (found,) = [each for each in verdict(records, width, **conditions).splitlines() if each.strip().startswith(size)]
+    return re.split(r" {2,}", found.strip())
+
+
+def paragraph(records, keyword, **conditions):
+    """The text after a keyword, with its lines joined."""
+    text = re.sub(r"\n {7}", " ", verdict(records, **conditions))
+    return [each.removeprefix(f"{keyword}:").strip() for each in text.splitlines() if each.startswith(f"{keyword}:")]
+
+
+def test_a_line_per_size_has_the_fastest_its_time_its_factors_and_what_auto_takes():
+    assert line(THREE, "8 B") == ["8 B", "mpi", "2.00 us", "itself", "100x", "mpi"]
+    assert line(THREE, "64 KiB") == ["64 KiB", "ring", "10.0 us", "2.00x", "[1.96,2.04]", "20.0x", "ring"]
+    assert line(THREE, "64 MiB") == ["64 MiB", "ring", "5.00 us", "4.00x", "[3.92,4.08]", "40.0x", "ring"]
+
+
+def test_a_row_of_auto_counts_for_what_it_selected():
+    assert get_choice(auto(1.0, "mpi")) == get_choice(record("mpi", 1.0)) == "mpi"
+    (found,) = make_size_verdicts([record("mpi", 2.0), auto(1.0, "mpi"), record("ring", 3.0)])
+    assert (found.choice, found.tied, found.over) == ("mpi", (), {})
+    assert found.is_auto_best
+
+
+@pytest.mark.parametrize(("ring", "told"), [(20.5, "mpi (tie)"), (22.0, "mpi")])
+def test_a_tie_is_called_a_tie(ring, told):
+    assert line(rows_of(8, ring=ring, taken="mpi"), "8 B")[1] == told
+
+
+def test_a_wide_interval_makes_a_tie_of_a_large_difference():
+    noisy = [record("mpi", 20.0, spread=0.3), record("ring", 15.0, spread=0.3)]
+    (found,) = make_size_verdicts(noisy)
+    assert (found.choice, found.tied) == ("ring", ("mpi",))
+
+
+@pytest.mark.parametrize(
+    ("taken", "us", "told"), [("ring", 10.0, "ring"), ("mpi", 10.2, "mpi, tie"), ("mpi", 20.0, "mpi, 2.00x slower")]
+)
+def test_the_distance_of_auto_is_told(taken, us, told):
+    found = rows_of(8, mpi=us if taken == "mpi" else 20.0, taken=taken, auto_us=us)
+    assert line(found, "8 B")[-1] == told
+    says = paragraph(found, "auto")[0]
+    assert ("slower at 8 B (2.00x the time of ring)" in says) == ("slower" in told)
+    assert ("hpccoll tune all_reduce" in verdict(found)) == ("slower" in told)
+
+
+def test_a_wrong_result_is_never_the_fastest_and_nothing_is_trusted():
+    rows = [*rows_of(8), record("tree", 0.1, nbytes=8, wrong=3)]
+    assert line(rows, "8 B")[1] == "ring"
+    assert paragraph(rows, "trust")[0].startswith("NO: 1 of 5 rows have wrong results (tree)")
+    assert "values : 3 FAILED" in format_footer(make_size_verdicts(rows))
+    alone = [record("tree", 0.1, nbytes=8, wrong=3)]
+    assert "all wrong" in line(alone, "8 B")
+
+
+@pytest.mark.parametrize("missing", ["mpi", "gloo", "auto", "ring"], ids="without_{}".format)
+def test_what_was_not_measured_leaves_no_false_claim(missing):
+    rows = [row for row in THREE if missing not in (row.engine, row.algorithm)]
+    text = verdict(rows)
+    cells = line(rows, "64 KiB")
+    if missing == "mpi":
+        assert cells[3] == "-"
+        assert "x mpi" not in text
+    elif missing == "gloo":
+        assert "gloo" not in text
+    elif missing == "auto":
+        assert paragraph(rows, "auto") == ["not measured; add it by --algorithm auto"]
+    else:
+        assert cells[1] == "ring", "auto selected it"
+
+
+def test_one_size_and_a_barrier_have_a_verdict():
+    assert paragraph(rows_of(8), "auto") == [
+        "comm.all_reduce(x) runs auto, which takes the fastest, or ties with it, at the only size"
+    ]
+    barrier = [record(name, us, 0, op="barrier", redop=None) for name, us in (("mpi", 2.0), ("linear", 3.0))]
+    assert line(barrier, "0 B")[1] == "mpi"
+    assert not paragraph(barrier, "limit", limit=HardwareLimit(1.0, 8, 1))
+
+
+def test_ranges_of_sizes_end_where_another_is_faster_but_not_at_a_tie():
+    found = find_ranges(make_size_verdicts([*THREE, *rows_of(8 * MiB, mpi=10.1)]))
+    assert [(each.choices, [size.nbytes for size in each.sizes]) for each in found] == [
+        (("mpi",), [8]),
+        (("ring",), [64 * KiB, 8 * MiB, 64 * MiB]),
+    ]
+    assert paragraph(THREE, "use") == ["8 B mpi (100x gloo); 64 KiB to 64 MiB ring (2x to 4x mpi, 20x to 40x gloo)"]
+
+
+def test_factors_of_a_range_are_those_of_what_is_to_be_used_at_every_size():
+    rows = [*rows_of(8, mpi=9.9), *rows_of(64)]
+    assert paragraph(rows, "use") == ["8 B to 64 B ring (0.99x to 2x mpi, 20x gloo)"]
+
+
+@pytest.mark.parametrize(
+    ("conditions", "told"),
+    [
+        ({"oversubscribed": True, "cores": (2,) * 4}, "4 ranks share 2 cores"),
+        ({"oversubscribed": True, "cores": (1,) * 4}, "WRONG BINDING"),
+        ({"oversubscribed": True, "cores": (1, 2, 2, 2)}, "4 ranks share fewer cores"),
+        ({"busy_cores": 0.7}, "other programs kept 0.7 cores busy"),
+        ({"unavailable": ("gloo: torch is not installed",)}, "gloo: torch is not installed"),
+    ],
+)
+def test_circumstances_that_spoil_times_are_told(conditions, told):
+    says = paragraph(THREE, "trust", **conditions)[0]
+    assert says.startswith("with care: ")
+    assert told in says
+
+
+def test_quiet_right_results_are_trusted():
+    assert paragraph(THREE, "trust", oversubscribed=False, cores=(1,) * 4, busy_cores=0.0) == [
+        "yes; all 12 results are right, and the intervals are narrow"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rows", "told"),
+    [
+        ([record("mpi", 9.0, spread=0.2), record("ring", 5.0)], "1 of 2 medians are uncertain by more than 10%"),
+        ([record("mpi", 9.0, iterations=5), record("ring", 5.0)], "1 of 2 intervals have too few iterations"),
+        ([record("mpi", 9.0, wrong=None), record("ring", 5.0, spread=0.2)], "1 of 2 rows were not checked"),
+        ([record("mpi", 9.0, ranks=1), record("ring", 5.0, ranks=1)], "one rank sends nothing"),
+    ],
+)
+def test_doubtful_rows_are_counted(rows, told):
+    assert told in paragraph(rows, "trust")[0]
+
+
+def test_what_to_type_next_fits_the_findings():
+    shared = {"oversubscribed": True, "cores": (2,) * 4, "results": "a.jsonl"}
+    assert paragraph(THREE, "next", **shared) == [
+        "mpirun -n 2 hpccoll bench all_reduce  (one rank per core)",
+        "hpccoll report a.jsonl -o report.html  (curves and findings)",
+    ]
+    assert paragraph(THREE, "next") == ["mpirun -n 4 hpccoll bench all_reduce --full  (all algorithms)"]
+    noisy = [record("mpi", 9.0, spread=0.2), record("ring", 5.0, spread=0.2)]
+    assert "--budget" in paragraph(noisy, "next")[0]
+    assert "mpirun -n 4" in paragraph([record("mpi", 9.0, ranks=1)], "next")[0]
+
+
+def test_the_distance_to_the_limit_is_that_of_the_largest_size():
+    told = paragraph(THREE, "limit", limit=HardwareLimit(1.0, 32 * MiB, 1))
+    assert told == ["at 64 MiB, reading and writing the data once takes 2.00 us here; the fastest takes 2.5 times that"]
+
+
+@pytest.mark.parametrize(
+    ("operation", "share"),
+    [
+        (Operation.ALL_REDUCE, 1),
+        (Operation.ALL_TO_ALL, 1),
+        (Operation.REDUCE_SCATTER, 5 / 8),
+        (Operation.ALL_GATHER, 5 / 8),
+        (Operation.BROADCAST, 5 / 8),
+        (Operation.SCATTER, 1 / 4),
+    ],
+)
+def test_the_limit_counts_each_byte_that_is_read_and_written_once(operation, share):
+    assert HardwareLimit(8.0, 100, 1).compute_us(operation, 200, 4) == pytest.approx(16 * share)
+
+
+def test_the_limit_between_nodes_counts_what_a_node_sends():
+    assert HardwareLimit(8.0, 100, 4).compute_us(Operation.ALL_REDUCE, 100, 16) == pytest.approx(8 * 1.5)
+
+
+def test_kinds_of_memory_stand_side_by_side():
+    rows = [*THREE, *(replace(row, buffer="symmetric") for row in rows_of(64 * KiB, ring=2.5))]
+    text = verdict(rows)
+    assert re.search(r"64 KiB +host +ring +10\.0 us", text)
+    assert re.search(r"64 KiB +symmetric +ring +2\.50 us", text)
+    assert text.index("64 KiB  host") < text.index("64 KiB  symmetric") < text.index("64 MiB")
+    assert [each.partition(":")[0] for each in paragraph(rows, "use")] == ["host memory", "symmetric memory"]
+
+
+def test_the_footer_is_that_of_nccl_tests():
+    rows = [record("mpi", 100.0, nbytes=MiB), auto(50.0, "ring", nbytes=MiB)]
+    footer = format_footer(make_size_verdicts(rows))
+    assert re.search(r"^# Out of bounds values : 0 OK$", footer, re.MULTILINE)
+    busbw = MiB / 50e-6 / 1e9 * 1.5
+    average = rf"^# Avg bus bandwidth    : {busbw:.3f} \(GB/s, auto; .*mpi {busbw / 2:.3f}\)"
+    assert re.search(average, footer, re.MULTILINE)
+
+
+@pytest.mark.parametrize("width", [80, 100, 120])
+def test_the_verdict_fits_one_screen(width):
+    sizes = [8, *(4**k for k in range(2, 14))]
+    rows = [row for nbytes in sizes for row in rows_of(nbytes, ring=9.0, taken="mpi")]
+    shared = {"oversubscribed": True, "cores": (2,) * 4, "results": "bench-results/20261122-160101.jsonl"}
+    lines = verdict(rows, width, limit=HardwareLimit(1.0, MiB, 1), **shared).splitlines()
+    assert max(map(len, lines)) <= width
+    assert len(lines) <= 32
+    assert sum(each.strip().startswith(("64 KiB", "64 MiB", "8 B")) for each in lines) == 3
+
+
+def test_no_rows_have_a_verdict_too():
+    assert verdict([]) == "No results: nothing was measured."
+
+
+@pytest.mark.parametrize(
+    ("us", "told"), [(0.5, "0.50 us"), (9.996, "10.0 us"), (99.96, "100 us"), (999.6, "1.00 ms"), (2.5e6, "2.50 s")]
+)
+def test_times_have_three_digits_and_a_unit(us, told):
+    assert format_us(us) == told
