@@ -1,9 +1,11 @@
 """Simulate tree and ring on Summit's 24,576 GPUs, as published with NCCL 2.4, and draw the maps of fastest algorithms.
 
 This script needs neither MPI nor a GPU and gives the same results on every machine. docs/24576-ranks.md and
-docs/which-algorithm.md show the pictures and discuss the results.
+docs/which-algorithm.md show the pictures and tables and discuss the results.
 
-    python bench/at_scale.py docs/pictures
+    python bench/at_scale.py                    prints the tables of docs/24576-ranks.md
+    python bench/at_scale.py docs/pictures      draws all pictures into a folder
+    python bench/at_scale.py --write            writes the tables of both pages and all pictures; takes minutes
 """
 
 from __future__ import annotations
@@ -11,24 +13,25 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from marked_blocks import write_blocks
+from winners import draw_maps, format_first_double_tree, format_winners, make_grids
 
 from hpccoll.algorithms import Algorithm, chain, double_tree, get_algorithm, make_algorithm
 from hpccoll.algorithms.hierarchical import make_hierarchical
 from hpccoll.plan import Groups, IntArray, Link, Machine, Operation, Rounds, run_across_groups, run_in_groups
 from hpccoll.predict.forecast import forecast
-from hpccoll.predict.forecast_grid import forecast_grid, list_rank_counts
 from hpccoll.predict.machine_catalogue import load_machine
-from hpccoll.predict.winner_map import draw_winner_map
 
 PER_NODE, NODES = 6, 4096
 NBYTES = 8192
 RING_S, TREE_S = 180e-3, 1e-3  # the ratio that others quote from the published comparison, which says "up to 180x"
-MACHINES = {"summit": 1536, "dgx-h100": 1024, "workstation": 1024}
-CONTENDERS = ("ring", "tree", "double_tree")
 INK = "#222222"
+DOCS = Path(__file__).parents[1] / "docs"
 
 
 def nccl_tree(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
@@ -62,8 +65,8 @@ class Case:
 
 CASES = (
     Case("3.7 us for every hop", "#56B4E9", (3.7, 3.7), (3.7, 3.7)),
-    Case("NCCL's own figures, protocol LL", "#009E73", (0.47, 2.7), (0.52, 5.0), 7),
-    Case("NCCL's own figures, protocol Simple", "#D55E00", (3.4, 9.6), (28.0, 28.0), -5),
+    Case("NCCL's cost table, protocol LL", "#009E73", (0.47, 2.7), (0.52, 5.0), 7),
+    Case("NCCL's cost table, protocol Simple", "#D55E00", (3.4, 9.6), (28.0, 28.0), -5),
 )
 
 
@@ -73,7 +76,7 @@ def contenders() -> dict[str, Algorithm]:
         "ring": get_algorithm(Operation.ALL_REDUCE, "ring"),
         "2D ring": make_hierarchical("ring", "ring"),
         "double tree, flat": get_algorithm(Operation.ALL_REDUCE, "double_tree"),
-        "tree as NCCL's": make_algorithm(Operation.ALL_REDUCE, "nccl_tree", nccl_tree, None),
+        "tree as in NCCL": make_algorithm(Operation.ALL_REDUCE, "nccl_tree", nccl_tree, None),
     }
 
 
@@ -84,19 +87,60 @@ def seconds(case: Case, name: str, ranks: int) -> float:
     return forecast(contenders()[name], ranks, machine, NBYTES, chunks=1).seconds
 
 
-def compare() -> None:
-    """Print the comparison at full scale."""
+def format_tables() -> dict[str, str]:
+    """Return the tables of docs/24576-ranks.md by the names of their blocks, at full scale."""
+    tables = {"setup": _setup_rows(), "costs": _cost_rows(), "times": _time_rows(), "hops": _hop_rows()}
+    return {name: "\n".join(rows) for name, rows in tables.items()}
+
+
+def _setup_rows() -> Iterator[str]:
     n = PER_NODE * NODES
-    print(f"all_reduce of {NBYTES} bytes on {n:,} ranks, {NODES:,} nodes of {PER_NODE}")
-    print(f"published: ring / tree up to 180x; retold as {RING_S * 1e3:.0f} ms and {TREE_S * 1e3:.0f} ms\n")
-    print(f"{'what a hop costs':<38}" + "".join(f"{name:>19}" for name in contenders()) + f"{'ring / tree':>14}")
+    ring = forecast(contenders()["ring"], n, load_machine("summit"), NBYTES, chunks=1)
+    yield "| quantity | value |\n|---|---|"
+    yield f"| ranks (GPUs) | {n:,} |"
+    yield f"| nodes, GPUs per node | {NODES:,}, {PER_NODE} |"
+    yield f"| message | {NBYTES // 1024} KiB of float32, {NBYTES // 4:,} elements |"
+    yield f"| ranks of the ring that are simulated and stand for all | {ring.simulated_ranks} |"
+    yield "| published times | NCCL 2.4 |"
+    yield "| cost table | `hwLat` in `src/graph/tuning.cc` of NCCL 2.17 |"
+
+
+def _cost_rows() -> Iterator[str]:
+    yield "| cost of a hop | ring, within a node | ring, between nodes | ring, mean | tree, within | tree, between |"
+    yield "|---|---|---|---|---|---|"
     for case in CASES:
-        found = {name: seconds(case, name, n) for name in contenders()}
-        ratio = found["ring"] / found["tree as NCCL's"]
-        print(f"{case.name:<38}" + "".join(f"{s * 1e3:>16.3f} ms" for s in found.values()) + f"{ratio:>13.0f}x")
-    hops = 2 * (PER_NODE - 1 + (NODES - 1).bit_length())
-    print(f"\nhops in a row: ring {2 * (n - 1):,}, tree as NCCL's {hops}")
-    print(f"published, for each hop: ring {RING_S / (2 * (n - 1)) * 1e6:.2f} us, tree {TREE_S / hops * 1e6:.1f} us")
+        within, between = case.ring_us
+        mean = ((PER_NODE - 1) * within + between) / PER_NODE
+        cells = " | ".join(f"{us:g} us" for us in (within, between, float(f"{mean:.2g}"), *case.tree_us))
+        yield f"| {case.name} | {cells} |"
+
+
+def _time_rows() -> Iterator[str]:
+    names = list(contenders())
+    yield f"| cost of a hop | {' | '.join(names)} | ring / 2D ring | ring / tree |"
+    yield "|---|" + "---|" * (len(names) + 2)
+    for case in CASES:
+        found = {name: seconds(case, name, PER_NODE * NODES) * 1e3 for name in names}
+        times = " | ".join(f"{ms:.1f} ms" if ms > 1.5 else f"{ms:.3f} ms" for ms in found.values())
+        ratios = [found["ring"] / found[name] for name in ("2D ring", "tree as in NCCL")]
+        yield f"| {case.name} | {times} | {ratios[0]:.1f}x | {ratios[1]:,.0f}x |"
+    yield f"| published | {RING_S * 1e3:.0f} ms | | | {TREE_S * 1e3:.0f} ms | | up to {RING_S / TREE_S:.0f}x |"
+
+
+def _hop_rows() -> Iterator[str]:
+    n, levels = PER_NODE * NODES, (NODES - 1).bit_length()
+    crossing = sum(hop % PER_NODE == PER_NODE - 1 for hop in range(2 * (n - 1)))
+    hops = {
+        "ring": (2 * (n - 1) - crossing, crossing, RING_S),
+        "2D ring": (2 * (PER_NODE - 1), 2 * (NODES - 1), None),
+        "tree as in NCCL": (2 * (PER_NODE - 1), 2 * levels, TREE_S),
+    }
+    yield "| algorithm | hops in a row | within nodes | between nodes | published time | published time per hop |"
+    yield "|---|---|---|---|---|---|"
+    for name, (within, between, published) in hops.items():
+        times = f"{published * 1e3:.0f} ms | {published / (within + between) * 1e6:.3g} us" if published else " | "
+        yield f"| {name} | {within + between:,} | {within:,} | {between:,} | {times} |"
+    yield f"| double tree, flat | {2 * (n - 1).bit_length()} | | | | |"
 
 
 def draw_curve(path: Path) -> None:
@@ -109,14 +153,14 @@ def draw_curve(path: Path) -> None:
     left, right = figure.subplots(1, 2, width_ratios=[1.25, 1])
     counts = [PER_NODE << k for k in range(13)]
     for case in CASES:
-        times = {name: [seconds(case, name, n) for n in counts] for name in ("ring", "tree as NCCL's", "2D ring")}
-        shapes = {"ring": ("-", "o"), "tree as NCCL's": ("--", "^")}
+        times = {name: [seconds(case, name, n) for n in counts] for name in ("ring", "tree as in NCCL", "2D ring")}
+        shapes = {"ring": ("-", "o"), "tree as in NCCL": ("--", "^")}
         if case is CASES[-1]:
             shapes["2D ring"] = (":", "s")
         for name, (line, marker) in shapes.items():
             milliseconds = [each * 1e3 for each in times[name]]
             left.plot(counts, milliseconds, line, marker=marker, color=case.colour, markersize=4.5, linewidth=1.6)
-        ratio = [ring / tree for ring, tree in zip(times["ring"], times["tree as NCCL's"], strict=True)]
+        ratio = [ring / tree for ring, tree in zip(times["ring"], times["tree as in NCCL"], strict=True)]
         right.plot(counts, ratio, "-", marker="D", color=case.colour, markersize=4.5, linewidth=1.6)
         place: dict[str, Any] = {"xytext": (9, case.label_up), "textcoords": "offset points", "va": "center"}
         right.annotate(f"{ratio[-1]:,.0f}x", (counts[-1], ratio[-1]), color=case.colour, fontsize=9.5, **place)
@@ -163,7 +207,7 @@ def _draw_legends(left: Any, right: Any) -> None:
     """Draw the legends: algorithms on the left, assumptions on the right."""
     from matplotlib.lines import Line2D
 
-    looks: list[tuple[Any, str, str]] = [("-", "o", "ring"), (":", "s", "2D ring"), ("--", "^", "tree as NCCL's")]
+    looks: list[tuple[Any, str, str]] = [("-", "o", "ring"), (":", "s", "2D ring"), ("--", "^", "tree as in NCCL")]
     shapes = [Line2D([], [], linestyle=line, marker=m, color=INK, markersize=5, label=name) for line, m, name in looks]
     shapes.append(Line2D([], [], linestyle="none", marker="*", color="black", markersize=12, label="published"))
     left.legend(handles=shapes, loc="upper left", frameon=False, fontsize=9.5, labelcolor=INK, handlelength=3.2)
@@ -172,30 +216,25 @@ def _draw_legends(left: Any, right: Any) -> None:
                  title="what a hop costs", title_fontsize=9.5, alignment="left")  # fmt: skip
 
 
-def draw_maps(folder: Path, machine: str) -> None:
-    """Write two pictures of the fastest algorithm by ranks and size on a machine: among CONTENDERS, and among all."""
-    described, most = load_machine(machine), MACHINES[machine]
-    counts = list_rank_counts(most, described)
-    rule = [get_algorithm(Operation.ALL_REDUCE, name) for name in CONTENDERS]
-    more = ("recursive_doubling", "rabenseifner", "swing", "hierarchical", "two_shot")
-    every = [*rule, *(get_algorithm(Operation.ALL_REDUCE, name) for name in more)]
-    sizes = [8 * 4**k for k in range(14)]
-    for kind, algorithms, marks in (("rule", rule, (32, 512)), ("all", every, ())):
-        winners = forecast_grid(algorithms, described, counts, sizes)
-        draw_winner_map(winners, marks).savefig(folder / f"winners-{kind}-{machine}.png", dpi=130)
-
-
 def main() -> int:
-    """Print the comparison, and draw all pictures into a folder."""
+    """Print the tables, or write pictures and pages."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, nargs="?", help="where the pictures go; none: no pictures")
+    parser.add_argument("--write", action="store_true", help="write the pages of docs/, and their pictures")
     options = parser.parse_args()
     begin = time.perf_counter()
-    compare()
-    if options.folder is not None:
-        draw_curve(options.folder / "24576-ranks.png")
-        for machine in MACHINES:
-            draw_maps(options.folder, machine)
+    tables = format_tables()
+    print("\n\n".join(tables.values()))
+    folder = DOCS / "pictures" if options.write else options.folder
+    if folder is not None:
+        draw_curve(folder / "24576-ranks.png")
+        grids = make_grids()
+        draw_maps(grids, folder)
+        if options.write:
+            write_blocks(DOCS / "24576-ranks.md", tables)
+            winners = {kind: format_winners(by_machine) for kind, by_machine in grids.items()}
+            blocks = {**winners, "double tree": format_first_double_tree(grids["rule"])}
+            write_blocks(DOCS / "which-algorithm.md", blocks)
     print(f"\n{time.perf_counter() - begin:.0f} s")
     return 0
 

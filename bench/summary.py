@@ -14,12 +14,12 @@ from typing import Any
 
 from claim_charts import write_charts
 from claims import CLAIMS, format_claim, format_headline, format_prediction
+from marked_blocks import replace_block
 
 from hpccoll.measure.result_file import read_records
 from hpccoll.units import format_size
 
 HERE = Path(__file__).parent
-BEGIN, END = "<!-- claims: written by bench/summary.py -->", "<!-- end of claims -->"
 Record = Mapping[str, Any]
 
 
@@ -53,8 +53,7 @@ def make_pages() -> dict[Path, str]:
     claims = "\n".join([*(line for claim in CLAIMS for line in format_claim(claim)), *format_prediction()])
     claims += f"\n### Missed requirements\n\n[{len(missed)} of {total} requirements are missed](tables/missed.md).\n"
     for path, text in ((HERE / "README.md", claims), (HERE.parent / "README.md", "\n".join(format_headline()))):
-        before, _, rest = path.read_text(encoding="utf-8").partition(BEGIN)
-        pages[path] = f"{before}{BEGIN}\n\n{text}\n{END}{rest.partition(END)[2]}"
+        pages[path] = replace_block(path.read_text(encoding="utf-8"), "claims", text)
     return pages
 
 

@@ -39,22 +39,6 @@ def test_make_targets_exist() -> None:
     assert set(asked) <= set(targets)
 
 
-def test_commands_take_the_options_shown() -> None:
-    for line in "\n".join(blocks("sh")).splitlines():
-        words = line.split("#")[0].split()
-        if "hpccoll" not in words:
-            continue
-        words = words[: words.index("--")] if "--" in words else words  # what follows is another's command
-        first = words.index("hpccoll") + 1
-        command = words[first : first + (2 if words[first] == "lab" else 1)]
-        told = subprocess.run(
-            [str(BIN / "hpccoll"), *command, "--help"], capture_output=True, text=True, timeout=LIMIT_S, check=True
-        ).stdout
-        for word in words:
-            if re.fullmatch(r"--?[a-z][a-z-]*", word) and words.index(word) > words.index("hpccoll"):
-                assert re.search(rf"(^|[ ,]){re.escape(word)}\b", told, re.MULTILINE), (line, word)
-
-
 def test_table_of_algorithms_is_the_registry() -> None:
     page = (ROOT / "docs" / "reference" / "algorithms.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (`.*?) \| (.*?) \|$", page, re.MULTILINE)

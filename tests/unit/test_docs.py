@@ -6,9 +6,11 @@ import ast
 import re
 from pathlib import Path
 
+import click
 import pytest
 
 from hpccoll import __version__, errors
+from hpccoll.cli.main import hpccoll
 from hpccoll.doctor import environment
 from hpccoll.errors import HpccollError
 
@@ -123,3 +125,51 @@ def test_every_message_of_troubleshooting_is_in_the_code():
 
 def test_the_citation_has_the_version_of_the_package():
     assert f"\nversion: {__version__}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+
+
+def list_figures(text: str) -> set[str]:
+    return {figure.rstrip(".,") for figure in re.findall(r"(?<![\w.])\d[\d,.]*(?!\w)", text)}
+
+
+@pytest.mark.parametrize("page", ["24576-ranks", "which-algorithm"])
+def test_every_figure_in_the_prose_is_in_a_table(page):
+    text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
+    text = re.sub(r"```.*?```|<!--.*?-->|`[^`]*`|\]\(.*?\)", "", text, flags=re.DOTALL)
+    tables = "\n".join(line for line in text.splitlines() if line.startswith("|"))
+    prose = "\n".join(line for line in text.splitlines() if not line.startswith("|"))
+    assert list_figures(prose)
+    assert list_figures(prose) <= list_figures(tables.replace("x |", " |"))
+
+
+def list_commands_of_pages() -> list[tuple[str, list[str]]]:
+    """Return the page and the words of each command line of hpccoll in the pages' `sh` and `console` blocks."""
+    pages = [ROOT / "README.md", ROOT / "slurm" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    found = []
+    for page in pages:
+        for block in re.findall(r"```(?:sh|console)\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
+            for line in block.splitlines():
+                words = line.removeprefix("$ ").partition(" #")[0].split()
+                if "hpccoll" in words:
+                    found.append((page.name, words[words.index("hpccoll") + 1 :]))
+    return found
+
+
+def find_command(words: list[str]) -> tuple[click.Command, list[str]]:
+    """Return the click command that words call, and the rest of the words, up to another program's command line."""
+    command: click.Command = hpccoll
+    while isinstance(command, click.Group) and words and not words[0].startswith("-"):
+        found = command.get_command(click.Context(command), words[0])
+        assert found is not None, words
+        command, words = found, words[1:]
+    return command, words[: words.index("--")] if "--" in words else words
+
+
+def test_every_command_of_the_pages_has_the_options_shown():
+    commands = list_commands_of_pages()
+    assert len(commands) > 80
+    for page, line in commands:
+        command, words = find_command(line)
+        known = {name for parameter in command.get_params(click.Context(command)) for name in parameter.opts}
+        known |= {name for parameter in command.params for name in parameter.secondary_opts} | {"-h", "--help"}
+        unknown = [word for word in words if re.match(r"--?[a-z]", word) and word.partition("=")[0] not in known]
+        assert not unknown, (page, line)
