@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, SupportsIndex, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -57,3 +57,4 @@ ReduceOp: TypeAlias = "str | Reduction | MPI.Op | TorchReduceOp"
 AlgorithmLike: TypeAlias = str | Algorithm
 DtypeLike: TypeAlias = str | type[Any] | np.dtype[Any] | TorchDtype
 Shape: TypeAlias = int | Sequence[int]
+BlockCounts: TypeAlias = Iterable[SupportsIndex]  # the number of rows in the block of each rank

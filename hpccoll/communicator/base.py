@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from numpy import ndarray
 
-from hpccoll.communicator.array_types import AlgorithmLike
+from hpccoll.communicator.array_types import AlgorithmLike, BlockCounts
 from hpccoll.errors import UsageError
 from hpccoll.plan import Operation
 from hpccoll.runtime import job
 from hpccoll.runtime.agreement import wait_for_ranks
-from hpccoll.runtime.argument_check import ArgumentCheck, is_enabled
+from hpccoll.runtime.argument_check import EXCHANGED, ArgumentCheck, is_enabled
 from hpccoll.runtime.arguments import SUM, check_call
 from hpccoll.runtime.arrays import normalize_reduction
 from hpccoll.runtime.call_state import WaitReason
@@ -112,6 +112,40 @@ class CommunicatorBase:
                 self._cache.is_due(key)
         return call.value
 
+    def _uneven(
+        self,
+        operation: Operation,
+        x: Any,
+        out: Any,
+        op: Any,
+        root: int,
+        algorithm: AlgorithmLike,
+        async_op: bool,
+        counts: BlockCounts,
+        out_counts: BlockCounts | None = None,
+    ) -> Any:
+        """Run a collective with `counts` rows per block (in an all_to_all: sent, received); see `_collective`."""
+        if type(op) is not str:
+            op = normalize_reduction(op)
+        rows: Any = counts, out_counts
+        try:
+            rows = tuple(each if each is None or type(each) is tuple else tuple(each) for each in (counts, out_counts))
+            key: Any = (operation, id(x), id(out), op, root, algorithm, rows)
+            is_cached = key in self._cached_calls
+        except TypeError:  # `_check` raises an error that explains the wrong counts
+            is_cached, key = False, None
+        executable = self._cache.find_by_array(key, x, out) if is_cached and not async_op else None
+        if executable is not None:
+            executable()
+            return x if out is None else out
+        call = self._check("async" if async_op else "blocking", operation, x, out, op, root, algorithm, rows)
+        if async_op:
+            return Work(self.rank, self._engine.progress, self._engine.start(call), call.value)
+        executable = self._engine.run(call)
+        if self._argument_check is None and executable is not None and call.output_given:
+            self._cache.add_by_array(key, executable, x, out)
+        return call.value
+
     def _require_open(self) -> None:
         """Raise UsageError if the communicator is closed or this process is a fork of the communicator's process."""
         if os.getpid() != self._process:
@@ -125,17 +159,19 @@ class CommunicatorBase:
     def _check(self, form: str, operation: Operation, *arguments: Any) -> CollectiveCall:
         """Return the checked call; with HPCCOLL_DEBUG=1, all ranks also compare its arguments and kind (`form`)."""
         self._require_open()
-        x, out, op, root, algorithm = arguments
+        x, out, op, root, *others = arguments
         if self._argument_check is None:
-            return check_call(operation, x, out, self.rank, self.size, root, op, algorithm)
+            return check_call(operation, x, out, self.rank, self.size, root, op, *others)
         reason = WaitReason(self._state, operation.value, self._state.count + 1)
         with reason, self._argument_check.compare(operation) as compared:
-            call = check_call(operation, x, out, self.rank, self.size, root, op, algorithm)
+            call = check_call(operation, x, out, self.rank, self.size, root, op, *others)
             buffer = call.result or call.source
             name = call.algorithm.full_name if call.algorithm else MPI_LIBRARY if call.library else "auto"
             compared.update(shape=call.shape, dtype=buffer.dtype.name if buffer else "none", op=call.reduction.name)
             memory = self._engine.buffer_kind(call).value
             compared.update(root=call.root, algorithm=name, call=form, memory=memory)
+            if isinstance(call.count, tuple):
+                compared[EXCHANGED if call.is_uneven_exchange else "counts"] = call.count
         return call
 
 

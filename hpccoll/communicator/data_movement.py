@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, overload
 
-from hpccoll.communicator.array_types import AlgorithmLike, ArrayT, ValueT
+from hpccoll.communicator.array_types import AlgorithmLike, ArrayT, BlockCounts, ValueT
 from hpccoll.communicator.base import CommunicatorBase
 from hpccoll.plan import Operation
 from hpccoll.runtime.arguments import SUM
@@ -45,22 +45,49 @@ class DataMovementMethods(CommunicatorBase):
 
     @overload
     def all_gather(
-        self, x: ArrayT, *, out: ArrayT | None = ..., algorithm: AlgorithmLike = ..., async_op: Literal[False] = ...
+        self,
+        x: ArrayT,
+        *,
+        counts: BlockCounts | None = ...,
+        out: ArrayT | None = ...,
+        algorithm: AlgorithmLike = ...,
+        async_op: Literal[False] = ...,
     ) -> ArrayT: ...
     @overload
     def all_gather(
-        self, x: ArrayT, *, out: ArrayT | None = ..., algorithm: AlgorithmLike = ..., async_op: Literal[True]
+        self,
+        x: ArrayT,
+        *,
+        counts: BlockCounts | None = ...,
+        out: ArrayT | None = ...,
+        algorithm: AlgorithmLike = ...,
+        async_op: Literal[True],
     ) -> Work[ArrayT]: ...
     @overload
     def all_gather(
-        self, x: ArrayT, *, out: ArrayT | None = ..., algorithm: AlgorithmLike = ..., async_op: bool
+        self,
+        x: ArrayT,
+        *,
+        counts: BlockCounts | None = ...,
+        out: ArrayT | None = ...,
+        algorithm: AlgorithmLike = ...,
+        async_op: bool,
     ) -> ArrayT | Work[ArrayT]: ...
-    def all_gather(self, x: Any, *, out: Any = None, algorithm: AlgorithmLike = "auto", async_op: bool = False) -> Any:
+    def all_gather(
+        self,
+        x: Any,
+        *,
+        counts: BlockCounts | None = None,
+        out: Any = None,
+        algorithm: AlgorithmLike = "auto",
+        async_op: bool = False,
+    ) -> Any:
         """Collect the `x` of all n ranks on all ranks, in rank order.
 
         Args:
             x: array of any shape; shape and dtype must be the same on all ranks.
-            out: array for the n arrays; None makes a new array of shape (n, *x.shape).
+            counts: the length of the first dim of each rank's `x`, if these lengths differ; the same on all ranks.
+            out: array for the n arrays; None makes a new array of shape (n, *x.shape), or (sum(counts), *x.shape[1:]).
             algorithm: see `broadcast`.
             async_op: whether to return a `Work` at once.
 
@@ -70,6 +97,8 @@ class DataMovementMethods(CommunicatorBase):
         Raises:
             BufferError, UnknownNameError: an argument is invalid.
         """
+        if counts is not None:
+            return self._uneven(Operation.ALL_GATHER, x, out, SUM, 0, algorithm, async_op, counts)
         return self._collective(Operation.ALL_GATHER, x, out, SUM, 0, algorithm, async_op)
 
     @overload
@@ -78,6 +107,7 @@ class DataMovementMethods(CommunicatorBase):
         x: ArrayT,
         root: int = ...,
         *,
+        counts: BlockCounts | None = ...,
         out: ArrayT | None = ...,
         algorithm: AlgorithmLike = ...,
         async_op: Literal[False] = ...,
@@ -88,23 +118,40 @@ class DataMovementMethods(CommunicatorBase):
         x: ArrayT,
         root: int = ...,
         *,
+        counts: BlockCounts | None = ...,
         out: ArrayT | None = ...,
         algorithm: AlgorithmLike = ...,
         async_op: Literal[True],
     ) -> Work[ArrayT | None]: ...
     @overload
     def gather(
-        self, x: ArrayT, root: int = ..., *, out: ArrayT | None = ..., algorithm: AlgorithmLike = ..., async_op: bool
+        self,
+        x: ArrayT,
+        root: int = ...,
+        *,
+        counts: BlockCounts | None = ...,
+        out: ArrayT | None = ...,
+        algorithm: AlgorithmLike = ...,
+        async_op: bool,
     ) -> ArrayT | Work[ArrayT | None] | None: ...
     def gather(
-        self, x: Any, root: int = 0, *, out: Any = None, algorithm: AlgorithmLike = "auto", async_op: bool = False
+        self,
+        x: Any,
+        root: int = 0,
+        *,
+        counts: BlockCounts | None = None,
+        out: Any = None,
+        algorithm: AlgorithmLike = "auto",
+        async_op: bool = False,
     ) -> Any:
         """Collect every rank's `x` at the root, in rank order.
 
         Args:
             x: array of any shape; shape and dtype must be the same on all ranks.
             root: the rank that gets the result.
-            out: array at the root for the n arrays; None makes a new array of shape (n, *x.shape).
+            counts: the length of the first dim of each rank's `x`, if these lengths differ; the same on all ranks.
+            out: array at the root for the n arrays; None makes a new array of shape (n, *x.shape), or of shape
+                (sum(counts), *x.shape[1:]).
             algorithm: see `broadcast`.
             async_op: whether to return a `Work` at once.
 
@@ -114,6 +161,8 @@ class DataMovementMethods(CommunicatorBase):
         Raises:
             BufferError, UnknownNameError, UsageError: an argument is invalid.
         """
+        if counts is not None:
+            return self._uneven(Operation.GATHER, x, out, SUM, root, algorithm, async_op, counts)
         return self._collective(Operation.GATHER, x, out, SUM, root, algorithm, async_op)
 
     @overload
@@ -122,6 +171,7 @@ class DataMovementMethods(CommunicatorBase):
         x: ArrayT | None,
         root: int = ...,
         *,
+        counts: BlockCounts | None = ...,
         out: ArrayT | None = ...,
         algorithm: AlgorithmLike = ...,
         async_op: Literal[False] = ...,
@@ -132,6 +182,7 @@ class DataMovementMethods(CommunicatorBase):
         x: ArrayT | None,
         root: int = ...,
         *,
+        counts: BlockCounts | None = ...,
         out: ArrayT | None = ...,
         algorithm: AlgorithmLike = ...,
         async_op: Literal[True],
@@ -142,18 +193,28 @@ class DataMovementMethods(CommunicatorBase):
         x: ArrayT | None,
         root: int = ...,
         *,
+        counts: BlockCounts | None = ...,
         out: ArrayT | None = ...,
         algorithm: AlgorithmLike = ...,
         async_op: bool,
     ) -> ArrayT | Work[ArrayT]: ...
     def scatter(
-        self, x: Any, root: int = 0, *, out: Any = None, algorithm: AlgorithmLike = "auto", async_op: bool = False
+        self,
+        x: Any,
+        root: int = 0,
+        *,
+        counts: BlockCounts | None = None,
+        out: Any = None,
+        algorithm: AlgorithmLike = "auto",
+        async_op: bool = False,
     ) -> Any:
         """Send block r of the root's `x` to each rank r, and return the block of this rank.
 
         Args:
             x: at the root, an array whose first dim is divided into n blocks of equal size; None on other ranks.
             root: the rank whose array is divided.
+            counts: the number of rows (along the first dim) of each rank's block, if blocks differ in size; the same
+                on all ranks.
             out: array for the block; None makes a new array at the root, and other ranks must pass `out`.
             algorithm: see `broadcast`.
             async_op: whether to return a `Work` at once.
@@ -164,26 +225,60 @@ class DataMovementMethods(CommunicatorBase):
         Raises:
             BufferError, UnknownNameError, UsageError: an argument is invalid.
         """
+        if counts is not None:
+            return self._uneven(Operation.SCATTER, x, out, SUM, root, algorithm, async_op, counts)
         return self._collective(Operation.SCATTER, x, out, SUM, root, algorithm, async_op)
 
     @overload
     def all_to_all(
-        self, x: ArrayT, *, out: ArrayT | None = ..., algorithm: AlgorithmLike = ..., async_op: Literal[False] = ...
+        self,
+        x: ArrayT,
+        *,
+        counts: BlockCounts | None = ...,
+        out_counts: BlockCounts | None = ...,
+        out: ArrayT | None = ...,
+        algorithm: AlgorithmLike = ...,
+        async_op: Literal[False] = ...,
     ) -> ArrayT: ...
     @overload
     def all_to_all(
-        self, x: ArrayT, *, out: ArrayT | None = ..., algorithm: AlgorithmLike = ..., async_op: Literal[True]
+        self,
+        x: ArrayT,
+        *,
+        counts: BlockCounts | None = ...,
+        out_counts: BlockCounts | None = ...,
+        out: ArrayT | None = ...,
+        algorithm: AlgorithmLike = ...,
+        async_op: Literal[True],
     ) -> Work[ArrayT]: ...
     @overload
     def all_to_all(
-        self, x: ArrayT, *, out: ArrayT | None = ..., algorithm: AlgorithmLike = ..., async_op: bool
+        self,
+        x: ArrayT,
+        *,
+        counts: BlockCounts | None = ...,
+        out_counts: BlockCounts | None = ...,
+        out: ArrayT | None = ...,
+        algorithm: AlgorithmLike = ...,
+        async_op: bool,
     ) -> ArrayT | Work[ArrayT]: ...
-    def all_to_all(self, x: Any, *, out: Any = None, algorithm: AlgorithmLike = "auto", async_op: bool = False) -> Any:
+    def all_to_all(
+        self,
+        x: Any,
+        *,
+        counts: BlockCounts | None = None,
+        out_counts: BlockCounts | None = None,
+        out: Any = None,
+        algorithm: AlgorithmLike = "auto",
+        async_op: bool = False,
+    ) -> Any:
         """Send block j of `x` to each rank j, and return the blocks of all ranks for this rank, in rank order.
 
         Args:
-            x: array whose first dim is divided into n blocks of equal size, one per rank.
-            out: array like `x` for the result; None makes a new array.
+            x: array whose first dim is divided into n blocks of equal size, one per rank, or by `counts`.
+            counts: the number of rows (along the first dim) that this rank sends to each rank, if these differ.
+            out_counts: the number of rows that this rank receives from each rank; required with `counts`.
+            out: array for the result; None makes a new array like `x`, whose first dim is sum(out_counts) with counts.
             algorithm: see `broadcast`.
             async_op: whether to return a `Work` at once.
 
@@ -193,6 +288,9 @@ class DataMovementMethods(CommunicatorBase):
         Raises:
             BufferError, UnknownNameError: an argument is invalid.
         """
+        if counts is not None or out_counts is not None:
+            both: Any = counts, out_counts
+            return self._uneven(Operation.ALL_TO_ALL, x, out, SUM, 0, algorithm, async_op, *both)
         return self._collective(Operation.ALL_TO_ALL, x, out, SUM, 0, algorithm, async_op)
 
     @overload

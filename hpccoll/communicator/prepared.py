@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hpccoll.communicator.array_types import AlgorithmLike, Array, ReduceOp
+from hpccoll.communicator.array_types import AlgorithmLike, Array, BlockCounts, ReduceOp
 from hpccoll.communicator.base import CommunicatorBase
 from hpccoll.plan import Operation
 from hpccoll.runtime.arguments import SUM
@@ -27,11 +27,15 @@ class PreparedMethods(CommunicatorBase):
         op: ReduceOp = SUM,
         root: int = 0,
         algorithm: AlgorithmLike = "auto",
+        counts: BlockCounts | None = None,
+        out_counts: BlockCounts | None = None,
     ) -> Executable:
         """Prepare a collective on `x` and `out` without running it; return an executable that can run many times.
 
+        `counts` and `out_counts` are those of `all_to_all`, or `counts` that of the other collectives on blocks.
         The executable is freed by its method `free` or by closing the communicator. Collective.
         """
-        call = self._check("prepare", operation, x, out, op, root, algorithm)
+        rows = None if counts is None else (counts, out_counts)
+        call = self._check("prepare", operation, x, out, op, root, algorithm, rows)
         with self._state.call("prepare"):
             return self._engine.prepare(call)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, overload
 
-from hpccoll.communicator.array_types import AlgorithmLike, ArrayT, ReduceOp, ValueT
+from hpccoll.communicator.array_types import AlgorithmLike, ArrayT, BlockCounts, ReduceOp, ValueT
 from hpccoll.communicator.base import CommunicatorBase
 from hpccoll.plan import Operation
 from hpccoll.runtime.arguments import SUM
@@ -132,6 +132,7 @@ class ReductionMethods(CommunicatorBase):
         x: ArrayT,
         op: ReduceOp = ...,
         *,
+        counts: BlockCounts | None = ...,
         out: ArrayT | None = ...,
         algorithm: AlgorithmLike = ...,
         async_op: Literal[False] = ...,
@@ -142,23 +143,40 @@ class ReductionMethods(CommunicatorBase):
         x: ArrayT,
         op: ReduceOp = ...,
         *,
+        counts: BlockCounts | None = ...,
         out: ArrayT | None = ...,
         algorithm: AlgorithmLike = ...,
         async_op: Literal[True],
     ) -> Work[ArrayT]: ...
     @overload
     def reduce_scatter(
-        self, x: ArrayT, op: ReduceOp = ..., *, out: ArrayT | None = ..., algorithm: AlgorithmLike = ..., async_op: bool
+        self,
+        x: ArrayT,
+        op: ReduceOp = ...,
+        *,
+        counts: BlockCounts | None = ...,
+        out: ArrayT | None = ...,
+        algorithm: AlgorithmLike = ...,
+        async_op: bool,
     ) -> ArrayT | Work[ArrayT]: ...
     def reduce_scatter(
-        self, x: Any, op: ReduceOp = SUM, *, out: Any = None, algorithm: AlgorithmLike = "auto", async_op: bool = False
+        self,
+        x: Any,
+        op: ReduceOp = SUM,
+        *,
+        counts: BlockCounts | None = None,
+        out: Any = None,
+        algorithm: AlgorithmLike = "auto",
+        async_op: bool = False,
     ) -> Any:
         """Reduce the arrays `x` of all n ranks by `op`, and return block r of the result on rank r.
 
         Args:
-            x: array whose first dim is divided into n blocks of equal size, one per rank.
+            x: array whose first dim is divided into n blocks of equal size, one per rank, or by `counts`.
             op: see `all_reduce`.
-            out: array for the block; None makes a new array of shape (x.shape[0] // n, *x.shape[1:]).
+            counts: the number of rows (along the first dim) of each rank's block, if blocks differ in size; the same
+                on all ranks.
+            out: array for the block; None makes a new array whose first dim is x.shape[0] // n, or the rank's count.
             algorithm: see `all_reduce`.
             async_op: whether to return a `Work` at once.
 
@@ -168,4 +186,6 @@ class ReductionMethods(CommunicatorBase):
         Raises:
             BufferError, ReductionError, UnknownNameError: an argument is invalid.
         """
+        if counts is not None:
+            return self._uneven(Operation.REDUCE_SCATTER, x, out, op, 0, algorithm, async_op, counts)
         return self._collective(Operation.REDUCE_SCATTER, x, out, op, 0, algorithm, async_op)

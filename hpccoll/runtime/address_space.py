@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hpccoll.plan import Plan
+from hpccoll.plan import Count, Plan
 from hpccoll.plan.step import IntArray
 from hpccoll.runtime.arrays import FlatArray
 from hpccoll.runtime.collective_call import CollectiveCall
@@ -141,6 +141,6 @@ class AddressSpace:
         return packed[used].tolist(), whole[used].tolist()
 
 
-def chunk_sizes(plan: Plan, count: int) -> IntArray:
-    """Return the number of elements of each chunk, shape (C,); `count` is that of the vector or of one block."""
+def chunk_sizes(plan: Plan, count: Count) -> IntArray:
+    """Return the number of elements of each chunk, shape (C,); `count` is that of the vector or of the blocks."""
     return plan.operation.chunk_sizes(count, plan.ranks, plan.column(0).chunks)

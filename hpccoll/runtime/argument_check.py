@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import product
 from typing import Any
 
 from mpi4py import MPI
@@ -17,6 +18,7 @@ from hpccoll.errors import HpccollError, MismatchError
 from hpccoll.plan import Operation
 from hpccoll.runtime.progress import Progress
 
+EXCHANGED = "exchanged"  # key of the elements that a rank sends to each rank, followed by those that it receives
 Announcement = tuple[str, str, dict[str, Any]]  # operation, error if this rank refused the call, arguments
 
 
@@ -69,10 +71,21 @@ class ArgumentCheck:
                     f"collective {self._calls}: rank 0 called {first_operation} and rank {rank} called {operation}; "
                     "every rank must call the same collectives in the same order"
                 )
-            differing = [name for name in arguments if arguments[name] != first_arguments.get(name)]
+            differing = [
+                name for name in arguments if name != EXCHANGED and arguments[name] != first_arguments.get(name)
+            ]
             if differing:
                 values = ", ".join(
                     f"{name} {first_arguments.get(name)} on rank 0, {arguments[name]} on rank {rank}"
                     for name in differing
                 )
                 raise MismatchError(f"collective {self._calls} ({operation}): ranks differ: {values}")
+        blocks = [arguments.get(EXCHANGED) for _, _, arguments in announcements]
+        for sender, receiver in product(range(len(blocks)), repeat=2):
+            sent, received = blocks[sender], blocks[receiver]
+            if sent and received and sent[receiver] != received[len(blocks) + sender]:
+                raise MismatchError(
+                    f"collective {self._calls} (all_to_all): rank {sender} sends {sent[receiver]} elements to rank "
+                    f"{receiver}, which expects {received[len(blocks) + sender]}; out_counts of a rank must be what "
+                    "the counts of all ranks send to it"
+                )

@@ -6,20 +6,24 @@ whole vector in other operations (such as all_reduce).
 
 from __future__ import annotations
 
+import math
 from contextlib import nullcontext
+from operator import index
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 
 from hpccoll.algorithms import Algorithm, get_algorithm
 from hpccoll.errors import BufferError, ReductionError, UsageError
-from hpccoll.plan import Operation
+from hpccoll.plan import Count, Operation
 from hpccoll.runtime.arrays import Buffer, Reduction, as_buffer, is_torch_tensor
 from hpccoll.runtime.collective_call import CollectiveCall, is_in_place
 from hpccoll.selection import MPI_LIBRARY
 
 # The checked input and output, the array to return to the user, the count, and whether the user passed the output.
-CheckedArrays: TypeAlias = tuple[Buffer | None, Buffer | None, Any, int, bool]
+CheckedArrays: TypeAlias = tuple[Buffer | None, Buffer | None, Any, Count, bool]
+# The rows (along the first dim) of each rank's block; and those received from each rank in an all_to_all.
+BlockCounts: TypeAlias = tuple[Any, Any]
 SUM: Final = "sum"  # the default reduction
 
 
@@ -32,6 +36,7 @@ def check_call(
     root: int = 0,
     op: str | Reduction = SUM,
     algorithm: str | Algorithm = "auto",
+    counts: BlockCounts | None = None,
 ) -> CollectiveCall:
     """Check the arguments of a collective and return the call; allocate the output if the user passed none.
 
@@ -40,6 +45,8 @@ def check_call(
         out: the output array, or None.
         n: number of ranks.
         algorithm: an algorithm or its name, "auto", or "mpi" for the MPI library's own collective.
+        counts: if blocks differ in size, the rows of each block; in an all_to_all the rows sent to and received from
+            each rank.
 
     Raises:
         BufferError: an array is missing or unexpected, or input and output do not fit together.
@@ -50,16 +57,21 @@ def check_call(
     if not 0 <= root < n:
         raise UsageError(f"root {root} is not a rank of 0..{n - 1}")
     selected = _find_algorithm(operation, algorithm)
-    source, result, value, count, output_given = _check_arrays(operation, x, out, rank, n, root)
+    source, result, value, count, output_given = _check_arrays(operation, x, out, rank, n, root, counts)
     buffer = source or result
     if operation.reduces and buffer is not None:
-        reduction.require(buffer.dtype, buffer.shape)
-    if operation.is_scan and reduction.name == "avg":
-        raise ReductionError(f"{operation.value}: avg is not defined for scans; use sum, and divide by rank + 1")
+        _require_reduction(operation, reduction, buffer)
     library = algorithm == MPI_LIBRARY
     call = CollectiveCall(operation, selected, root, reduction, source, result, count, library, value, output_given)
     is_in_place(call, rank)  # raises if input and output overlap but do not coincide
     return call
+
+
+def _require_reduction(operation: Operation, reduction: Reduction, buffer: Buffer) -> None:
+    """Raise ReductionError unless the reduction is defined for the operation, and for `buffer`'s dtype and shape."""
+    if operation.is_scan and reduction.name == "avg":
+        raise ReductionError(f"{operation.value}: avg is not defined for scans; use sum, and divide by rank + 1")
+    reduction.require(buffer.dtype, buffer.shape)
 
 
 def _find_algorithm(operation: Operation, algorithm: str | Algorithm) -> Algorithm | None:
@@ -71,8 +83,12 @@ def _find_algorithm(operation: Operation, algorithm: str | Algorithm) -> Algorit
     return algorithm
 
 
-def _check_arrays(operation: Operation, x: Any, out: Any, rank: int, n: int, root: int) -> CheckedArrays:
+def _check_arrays(
+    operation: Operation, x: Any, out: Any, rank: int, n: int, root: int, counts: BlockCounts | None
+) -> CheckedArrays:
     """Return the checked arrays of a call; allocate the output if the user passed none."""
+    if counts is not None:
+        return _check_uneven_arrays(operation, x, out, rank, n, root, counts)
     if operation is Operation.BARRIER:
         return None, None, None, 0, False
     if operation is Operation.SCATTER:
@@ -144,13 +160,64 @@ def _block_count(operation: Operation, source: Buffer, n: int) -> int:
 
 
 def _with_result(
-    operation: Operation, x: Any, source: Buffer, out: Any, new: tuple[int, ...], count: int, total: int
+    operation: Operation, x: Any, source: Buffer, out: Any, new: tuple[int, ...], count: Count, total: int
 ) -> CheckedArrays:
     """Return the checked arrays; allocate an output of shape `new` if the user passed no `out`."""
     given = out is not None
     value = out if given else empty_like(x, new)
     result = _require_match(operation, as_buffer(value, "out", writable=True), source, total)
     return source, result, value, count, given
+
+
+def _check_uneven_arrays(
+    operation: Operation, x: Any, out: Any, rank: int, n: int, root: int, counts: BlockCounts
+) -> CheckedArrays:
+    """Return the checked arrays of a call whose blocks differ in size; allocate the output if the user passed none."""
+    rows = _parse_counts(operation, "counts", counts[0], n)
+    taken = _parse_counts(operation, "out_counts", counts[1], n) if operation is Operation.ALL_TO_ALL else ()
+    total, own = sum(rows), rows[rank]
+    if operation is Operation.SCATTER and rank != root:
+        if out is None:
+            raise BufferError(f"scatter: rank {rank} needs out, an array for its block; only the root's x is read")
+        result = as_buffer(out, "out", writable=True)
+        return None, result, out, _scale_counts(operation, "out", result, rows, own), False
+    if x is None:
+        raise BufferError(f"{operation.value}: rank {rank} passed no array; pass x on every rank")
+    source = as_buffer(x, "x", writable=False)
+    gathers = operation in (Operation.ALL_GATHER, Operation.GATHER)
+    count = _scale_counts(operation, "x", source, (*rows, *taken), own if gathers else total)
+    if operation is Operation.GATHER and rank != root:
+        return source, None, None, count, False
+    new = sum(taken) if operation is Operation.ALL_TO_ALL else total if gathers else own
+    shape = (new, *source.shape[1:])
+    return _with_result(operation, x, source, out, shape, count, math.prod(shape))
+
+
+def _parse_counts(operation: Operation, name: str, counts: Any, n: int) -> tuple[int, ...]:
+    """Return the numbers of rows of n blocks; raise UsageError unless they are n integers that are not negative."""
+    try:
+        rows = tuple(index(count) for count in counts)
+    except TypeError:
+        rows = ()
+    if len(rows) != n or min(rows) < 0:
+        raise UsageError(
+            f"{operation.value}: {name}={counts!r} are not {n} integers of at least 0; pass the number of rows of each "
+            "rank's block"
+        )
+    return rows
+
+
+def _scale_counts(
+    operation: Operation, name: str, buffer: Buffer, rows: tuple[int, ...], expected: int
+) -> tuple[int, ...]:
+    """Return numbers of rows as numbers of elements; raise BufferError unless `buffer` has `expected` rows."""
+    if not buffer.shape or buffer.shape[0] != expected:
+        raise BufferError(
+            f"{operation.value}: {name} has shape {buffer.shape}, but by counts its first dim is {expected}; "
+            "pass an array with the rows that counts states, and the same counts on every rank"
+        )
+    row = math.prod(buffer.shape[1:])
+    return tuple(count * row for count in rows)
 
 
 def _require_match(operation: Operation, result: Buffer, source: Buffer, total: int) -> Buffer:

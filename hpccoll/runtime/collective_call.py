@@ -7,7 +7,7 @@ from typing import Any
 
 from hpccoll.algorithms import Algorithm
 from hpccoll.errors import BufferError
-from hpccoll.plan import Operation
+from hpccoll.plan import Count, Operation
 from hpccoll.runtime.arrays import NUMPY, ArrayModule, BoundCall, Buffer, DType, FlatArray, Reduction, get_dtype
 
 
@@ -21,16 +21,25 @@ class CollectiveCall:
     reduction: Reduction  # ignored unless the operation reduces
     source: Buffer | None  # this rank's input; None if the operation needs no input from this rank
     result: Buffer | None  # this rank's output; None if this rank gets no result
-    count: int  # elements of the vector, or of one block
+    count: Count  # elements of the vector, of every block, or of each block if blocks differ in size
     library: bool = False  # whether the user asked for the MPI library's own collective
     value: Any = None  # the array to return to the user
     output_given: bool = False  # whether the user passed the output
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape that must be equal on all ranks: the input's shape, or the output's in a scatter."""
+        """The shape that must be equal on all ranks: the input's, or the output's in a scatter.
+
+        If blocks differ in size, the first dim is left out.
+        """
         buffer = self.result if self.operation is Operation.SCATTER else self.source or self.result
-        return buffer.shape if buffer else ()
+        shape = buffer.shape if buffer else ()
+        return shape if isinstance(self.count, int) else shape[1:]
+
+    @property
+    def is_uneven_exchange(self) -> bool:
+        """Whether this is an all-to-all with blocks of different sizes, in which no rank knows all sizes."""
+        return self.operation is Operation.ALL_TO_ALL and isinstance(self.count, tuple)
 
     @property
     def dtype(self) -> DType:
@@ -105,7 +114,8 @@ def is_in_place(call: CollectiveCall, rank: int) -> bool:
     source, result = call.source, call.result
     if source is None or result is None or not source.nbytes or not result.nbytes or not source.overlaps(result):
         return False
-    offset = rank * call.count * call.dtype.itemsize
+    before = rank * call.count if isinstance(call.count, int) else sum(call.count[:rank])
+    offset = before * call.dtype.itemsize
     shift = {
         Operation.ALL_GATHER: offset,
         Operation.GATHER: offset,

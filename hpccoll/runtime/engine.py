@@ -26,9 +26,9 @@ from weakref import WeakValueDictionary
 import numpy as np
 from mpi4py import MPI
 
-from hpccoll.algorithms import Algorithm
+from hpccoll.algorithms import Algorithm, get_algorithm
 from hpccoll.errors import UsageError
-from hpccoll.plan import Operation
+from hpccoll.plan import Count, Operation
 from hpccoll.runtime.arrays import ArrayModule, ScratchPool
 from hpccoll.runtime.call_cache import CallCache
 from hpccoll.runtime.call_state import CallState, WaitReason
@@ -197,6 +197,8 @@ class Engine:
                 or it does not take device memory.
         """
         operation, dtype, reduction = call.operation, call.dtype, call.reduction
+        if call.is_uneven_exchange:
+            return self._select_uneven_exchange(call, asynchronous=asynchronous)
         nbytes = operation.message_bytes(call.count, dtype.itemsize, self.size)
         if call.library:
             if not self.library.can_run(call, asynchronous=asynchronous):
@@ -216,8 +218,26 @@ class Engine:
             selection = self._selector.select(operation, nbytes, dtype.itemsize, buffer, library=offered, shared=shared)
             if self._log is not None:
                 self._log(operation, nbytes, buffer, selection, dtype.name, reduction.name)
-        most_chunks = max(call.count, 1)
+        most_chunks = max(call.count if isinstance(call.count, int) else max(call.count), 1)
         return selection if selection.chunks <= most_chunks else replace(selection, chunks=most_chunks)
+
+    def _select_uneven_exchange(self, call: CollectiveCall, *, asynchronous: bool) -> Selection:
+        """Return the selection for an all-to-all with blocks of different sizes, which does not depend on the sizes.
+
+        A rank knows only the blocks that it sends and receives, so plans must send each block straight to its receiver.
+        """
+        if call.algorithm is None:
+            if self.library.can_run(call, asynchronous=asynchronous):
+                return Selection(None, 1, "the ranks know only their own blocks")
+            if call.library:
+                raise UsageError("the MPI library's own all_to_all does not take device memory here; pass auto")
+        algorithm = call.algorithm or get_algorithm(call.operation, "pairwise")
+        if algorithm.uses_shared_memory or algorithm.plan(self.size).column(0).chunks != 2 * self.size:
+            raise UsageError(
+                f"{algorithm.full_name} needs blocks of equal size, because its ranks forward or load blocks of other "
+                "ranks; with counts choose pairwise, mpi or auto"
+            )
+        return Selection(algorithm, 1, "asked for" if call.algorithm else "the ranks know only their own blocks")
 
     def buffer_kind(self, call: CollectiveCall) -> BufferKind:
         """Return the kind of a call's memory (host, symmetric or CUDA), ignoring buffers that only the root has."""
@@ -297,7 +317,7 @@ class Engine:
         algorithm: Algorithm,
         chunks: int,
         root: int,
-        count: int,
+        count: Count,
         itemsize: int,
         in_place: bool,
         on_device: bool,

@@ -502,3 +502,9 @@ def test_with_debugging_arguments_are_compared_before_every_call(monkeypatch):
     operation, refusal, _ = compared[-1]
     assert (operation, "unknown reduction 'mean'" in refusal) == ("all_reduce", True)
     own.close()
+
+
+@pytest.mark.parametrize("name", ["scan", "exscan"])
+def test_a_scan_has_no_average(hpc, name):
+    with pytest.raises(ReductionError, match=f"{name}: avg is not defined for scans; use sum"):
+        getattr(hpc, name)(matrix(), op="avg")

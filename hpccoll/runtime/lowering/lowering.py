@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from hpccoll.plan import NO_PEER, IntArray, Load, Move, Operation, Plan, Step
+from hpccoll.plan import NO_PEER, Count, IntArray, Load, Move, Operation, Plan, Step
 from hpccoll.runtime.lowering.chunk_locations import ChunkLocations
 from hpccoll.runtime.lowering.message_lowering import MessageLowering, get_own_chunks, get_own_move, get_own_value
 from hpccoll.runtime.lowering.program import Instruction, Program
@@ -17,7 +17,7 @@ from hpccoll.runtime.lowering.shared_memory_lowering import SharedMemoryLowering
 def lower_plan(
     plan: Plan,
     rank: int,
-    count: int,
+    count: Count,
     itemsize: int,
     in_place: bool,
     *,
@@ -30,7 +30,8 @@ def lower_plan(
     Args:
         plan: a plan that `check` accepts. The program of a plan that `check` rejects may hang or compute a wrong
             result.
-        count: number of elements of the vector, or of one block in an operation with a block per rank.
+        count: number of elements of the vector, or of one block in an operation with a block per rank; if blocks
+            differ in size, the number of elements of each block.
         itemsize: bytes per element.
         in_place: whether input and output share memory for the chunks that are in both.
         on_device: whether the buffers are device memory, which the cores of other ranks do not cache.

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from mpi4py import MPI
 
-from hpccoll.plan import Operation
-from hpccoll.runtime.arrays import DType, Reduction
+from hpccoll.plan import Count, Operation
+from hpccoll.runtime.arrays import Buffer, DType, Reduction
+from hpccoll.runtime.collective_call import CollectiveCall
 
 OPS = {"sum": "SUM", "prod": "PROD", "min": "MIN", "max": "MAX", "band": "BAND", "bor": "BOR", "bxor": "BXOR"}
 # MPI has only logical operations on booleans: logical "and" computes the minimum, "or" the maximum.
@@ -79,7 +81,13 @@ def get_op(dtype: DType, reduction: str) -> MPI.Op:
 
 
 def order_arguments(
-    operation: Operation, source: Any, result: Any, op: MPI.Op | None, root: int, in_place: bool
+    operation: Operation,
+    source: Any,
+    result: Any,
+    op: MPI.Op | None,
+    root: int,
+    in_place: bool,
+    count: Count = 0,
 ) -> tuple[Any, ...]:
     """Return the arguments of mpi4py's method `METHODS[operation]`; `op` and `root` are ignored if not needed.
 
@@ -88,6 +96,7 @@ def order_arguments(
         result: the specification of the output, or None.
         in_place: whether input and output share memory. In place, MPI's reduce_scatter writes a rank's block
             to the front of the rank's input, not to the block's own position.
+        count: if blocks differ in size, the number of elements of each block.
     """
     sent = MPI.IN_PLACE if in_place else source
     if operation is Operation.BARRIER:
@@ -100,4 +109,36 @@ def order_arguments(
         return source, MPI.IN_PLACE if in_place else result, root
     ops = (op,) if operation.reduces else ()
     roots = (root,) if operation.has_root else ()
+    if operation is Operation.REDUCE_SCATTER and isinstance(count, tuple):
+        return sent, result, count, op
     return (sent, result, *ops, *roots)
+
+
+def get_method(operation: Operation, count: Count) -> str:
+    """Return the name of mpi4py's method for an operation on equal blocks, or on blocks of different sizes."""
+    return METHODS[operation] if isinstance(count, int) else UNEVEN_METHODS[operation]
+
+
+def specify_buffers(
+    call: CollectiveCall, source: Buffer | None, result: Buffer | None, rank: int
+) -> tuple[tuple[Any, ...] | None, tuple[Any, ...] | None]:
+    """Return mpi4py's specifications of input and output: memory, elements of one or of each block, and datatype."""
+    datatype, count = get_datatype(call.operation, call.dtype), call.count
+    counts: tuple[Any, Any] = (count, count)
+    if isinstance(count, tuple):
+        # mpi4py takes arrays of C integers as they are; other sequences would be converted in each call.
+        blocks = np.array(count, np.int64 if MPI.Get_version()[0] >= 4 else np.intc)
+        whole, own = blocks, count[rank]
+        match call.operation:
+            case Operation.ALL_TO_ALL:
+                counts = tuple(np.split(blocks, 2))
+            case Operation.REDUCE_SCATTER:
+                counts = sum(count), own
+            case Operation.SCATTER:
+                counts = whole, own
+            case _:
+                counts = own, whole
+    return tuple(  # type: ignore[return-value]
+        buffer and (MPI.buffer.fromaddress(buffer.address, buffer.nbytes), each, datatype)
+        for buffer, each in zip((source, result), counts, strict=True)
+    )

@@ -27,11 +27,17 @@ from mpi4py import MPI
 from hpccoll.errors import UnavailableError
 from hpccoll.plan import Operation
 from hpccoll.runtime.agreement import gather_or_raise, wait_for_ranks
-from hpccoll.runtime.arrays import ArrayModule, BoundCall, Buffer, FlatArray, run_all
+from hpccoll.runtime.arrays import ArrayModule, BoundCall, FlatArray, run_all
 from hpccoll.runtime.call_state import CallState
 from hpccoll.runtime.collective_call import CollectiveCall, bind_epilogue, bind_prologue
 from hpccoll.runtime.executable import raise_freed
-from hpccoll.runtime.messages.mpi_calls import METHODS, get_datatype, get_op, has_same_semantics, order_arguments
+from hpccoll.runtime.messages.mpi_calls import (
+    get_method,
+    get_op,
+    has_same_semantics,
+    order_arguments,
+    specify_buffers,
+)
 from hpccoll.runtime.progress import Progress
 from hpccoll.runtime.work import MpiTransfer
 
@@ -123,8 +129,8 @@ class MpiCollectives:
         """
         if not has_same_semantics(call.operation, call.dtype, call.reduction):
             return False
-        elements = call.count * (self._comm.size if call.operation.has_blocks else 1)
-        if elements > MOST_ELEMENTS and not self._has_large_counts:
+        has_limit = not self._has_large_counts and not call.is_uneven_exchange
+        if has_limit and call.operation.message_bytes(call.count, 1, self._comm.size) > MOST_ELEMENTS:
             return False
         if not call.module.on_device:
             return True
@@ -240,18 +246,11 @@ class MpiCollectives:
             result, in_place = replace(result, flat=own, address=module.get_address(own)), False
         if module.on_device:
             prologue = (*prologue, module.synchronize)
-        datatype = get_datatype(call.operation, call.dtype)
-
-        def specify(buffer: Buffer | None) -> tuple[Any, int, MPI.Datatype] | None:
-            """Return mpi4py's specification of a buffer."""
-            if buffer is None:
-                return None
-            return MPI.buffer.fromaddress(buffer.address, buffer.nbytes), call.count, datatype
-
+        specified = specify_buffers(call, source, result, self._comm.rank)
         op = get_op(call.dtype, call.reduction.name) if call.operation.reduces else None
-        arguments = order_arguments(call.operation, specify(source), specify(result), op, call.root, in_place)
+        arguments = order_arguments(call.operation, *specified, op, call.root, in_place, call.count)
         memories = tuple(buffer.flat for buffer in (source, result) if buffer)
-        return _MpiCall(METHODS[call.operation], arguments, prologue, epilogue, memories, module)
+        return _MpiCall(get_method(call.operation, call.count), arguments, prologue, epilogue, memories, module)
 
 
 def _bind_start_and_wait(request: MPI.Prequest) -> BoundCall:
