@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpccoll.cli.output import STDOUT
+from hpccoll.cli.output import STDOUT, json_option
 from hpccoll.cli.progress import show_progress
 from hpccoll.cli.run_record import make_run_record
 from hpccoll.errors import UnavailableError, UnknownNameError, UsageError
@@ -110,7 +110,7 @@ class BenchOptions:
 @click.option("--seed", default=0, show_default=True, help="Seed of the data and of the order of turns.")
 @click.option("--plot", metavar="FILE", help="Plot latency and bus bandwidth against size (.png .svg .pdf).")
 @click.option("--csv", metavar="FILE", help="Write the table as CSV, one line per row.")
-@click.option("--json", "json_file", metavar="FILE", help="Write JSON Lines as rows finish; - for standard output.")
+@json_option("Write JSON Lines as rows finish; - for standard output.", all_ranks=True, appends_with="resume")
 @click.option("--resume", metavar="FILE", help="Append to a result file; its rows are not measured again.")
 @click.option("--stop-file", metavar="FILE", help="Stop after the current row once this file exists (exit status 130).")
 def bench(**options: Any) -> int:

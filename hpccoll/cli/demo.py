@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hpccoll.algorithms import Algorithm, get_algorithm, loader
-from hpccoll.cli.output import STDOUT, is_printing_rank, open_json_lines, print_table
+from hpccoll.cli.output import STDOUT, is_printing_rank, json_option, open_json_lines, print_table
 from hpccoll.demo.examples import EXAMPLES, Example, find_example, get_example
 from hpccoll.errors import UsageError
 from hpccoll.records import DemoRecord
@@ -28,7 +28,7 @@ LINE_WIDTH = 110
 @click.option(
     "--limit", type=click.FloatRange(0, min_open=True), default=3.0, show_default=True, help="Time limit of --force, s."
 )
-@click.option("--json", "json_file", metavar="FILE", help="Write one JSON record per line; - for standard output.")
+@json_option(all_ranks=True)
 def demo(name: str | None, draw: bool, algorithm: str | None, force: bool, limit: float, json_file: str | None) -> None:
     """Run a classic example on MPI ranks; print each rank's values before and after, and the call in three libraries.
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import click
 
-from hpccoll.cli.output import STDOUT, get_launched_rank, is_printing_rank, open_json_lines
+from hpccoll.cli.output import STDOUT, get_launched_rank, is_printing_rank, json_option, open_json_lines
 from hpccoll.cli.run_record import make_run_record, make_serial_run_record
 from hpccoll.doctor import Finding
 from hpccoll.doctor.checks import HostReport, check_host, check_job
@@ -60,7 +60,7 @@ def _parse_requirements(_ctx: click.Context, _option: click.Parameter, value: st
     show_default=True,
     help="Time limit in seconds for each process that a check starts.",
 )
-@click.option("--json", "json_file", metavar="FILE", help="Write one JSON record per line; - for standard output.")
+@json_option(all_ranks=True)
 def doctor(required: tuple[str, ...], verbose: bool, limit_s: float, json_file: str | None) -> int:
     """Check this machine and job, and print each finding with its evidence and remedy.
 

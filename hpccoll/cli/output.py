@@ -6,12 +6,20 @@ import os
 import re
 import sys
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from pathlib import Path
+from typing import Any
 
+import click
+
+from hpccoll.errors import UsageError
 from hpccoll.measure.result_file import SPACED, STDOUT, RecordWriter
 from hpccoll.text_table import TextColumn, find_output_width, format_table
 
-__all__ = ["STDOUT", "get_launched_rank", "is_printing_rank", "open_json_lines", "print_table", "print_text"]
+__all__ = [
+    "STDOUT", "get_launched_rank", "is_printing_rank", "json_option", "open_json_lines", "print_table", "print_text",
+]  # fmt: skip
 # Environment variables in which launchers pass a rank; in a SLURM job, a variable that mpirun sets has precedence.
 _RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
 
@@ -29,6 +37,46 @@ def get_launched_rank(environ: Mapping[str, str] = os.environ) -> int | None:
 def is_printing_rank() -> bool:
     """Whether this process may print: it is rank 0 or was not launched. `is_printing_rank` does not import MPI."""
     return not get_launched_rank()
+
+
+def json_option(
+    text: str = "Write one JSON record per line; - for standard output.",
+    *,
+    all_ranks: bool = False,
+    appends_with: str | None = None,
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return a decorator that adds --json FILE and --overwrite to a command, which gets the parameter `json_file`.
+
+    Before a command runs that would replace an existing file, UsageError is raised, unless --overwrite is given.
+
+    Args:
+        text: the help of --json.
+        all_ranks: whether all ranks of an MPI job raise the error; else only the rank that prints. If all ranks raise
+            it, the command must open the file after a collective call, because a late rank would find the job's file.
+        appends_with: name of the option with which the command appends to the file; the file may then exist.
+    """
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @click.option("--json", "json_file", metavar="FILE", help=text)
+        @click.option("--overwrite", is_flag=True, help="Replace the file of --json if it exists.")
+        @wraps(function)
+        def command(*arguments: Any, overwrite: bool, json_file: str | None, **options: Any) -> Any:
+            appends = appends_with is not None and options[appends_with] is not None
+            if json_file is not None and not (overwrite or appends) and (all_ranks or is_printing_rank()):
+                _require_new(json_file, f", or --{appends_with} {json_file} to continue it" if appends_with else "")
+            return function(*arguments, json_file=json_file, **options)
+
+        return command
+
+    return decorate
+
+
+def _require_new(json_file: str, alternative: str) -> None:
+    """Raise UsageError if the file of --json exists and is not empty; devices and pipes are no files."""
+    file = Path(json_file)
+    if json_file != STDOUT and file.is_file() and file.stat().st_size:
+        remedy = f"add --overwrite to replace it{alternative}, or name another file"
+        raise UsageError(f"--json {json_file}: the file exists; {remedy}")
 
 
 def open_json_lines(json_file: str | None, option: str = "--json") -> RecordWriter:

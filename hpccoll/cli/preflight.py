@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from hpccoll.cli.output import STDOUT, open_json_lines, print_table
+from hpccoll.cli.output import STDOUT, json_option, open_json_lines, print_table
 from hpccoll.cli.progress import show_progress
 from hpccoll.cli.run_record import make_serial_run_record
 from hpccoll.errors import CommunicationError, UsageError
@@ -53,7 +53,7 @@ SLOW, BROKEN = 1, CommunicationError.exit_status
     "--reach", is_flag=True, help="Only check TCP between all nodes, without MPI; needs srun, one task per node."
 )
 @click.option("--exclude-file", metavar="FILE", help="Write the --exclude= option to FILE; empty if there is no fault.")
-@click.option("--json", "json_file", metavar="FILE", help="Write one JSON record per line; - for standard output.")
+@json_option(all_ranks=True)
 def preflight(
     sweeps: int,
     size: str | None,

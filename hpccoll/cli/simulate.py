@@ -14,7 +14,7 @@ import click
 
 from hpccoll.algorithms import Algorithm
 from hpccoll.cli.machine_options import ChosenMachine, add_machine_options, resolve_machine
-from hpccoll.cli.output import STDOUT, is_printing_rank, open_json_lines, print_table, print_text
+from hpccoll.cli.output import STDOUT, is_printing_rank, json_option, open_json_lines, print_table, print_text
 from hpccoll.cli.progress import show_progress
 from hpccoll.cli.run_record import make_serial_run_record
 from hpccoll.cli.verify import resolve_algorithms
@@ -68,7 +68,7 @@ def _parse_rank_counts(text: str) -> list[int]:
 @click.option("--root", type=click.IntRange(0), default=0, show_default=True, help="Root rank of rooted operations.")
 @click.option("--full", is_flag=True, help="Simulate every rank, even if symmetry makes a few ranks enough.")
 @click.option("--map", "map_file", metavar="FILE", help="Draw the fastest algorithm by ranks and size: .png .svg .pdf")
-@click.option("--json", "json_file", metavar="FILE", help="Write one JSON record per line; - for standard output.")
+@json_option()
 def simulate(
     names: tuple[str, ...],
     ranks: str,

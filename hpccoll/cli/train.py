@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpccoll.cli.output import STDOUT, is_printing_rank, print_table
+from hpccoll.cli.output import STDOUT, is_printing_rank, json_option, print_table
 from hpccoll.cli.progress import show_progress
 from hpccoll.cli.run_record import make_run_record
 from hpccoll.errors import UsageError
@@ -50,7 +50,7 @@ HEADINGS = ("step", "loss", "grad norm", "step ms", "comm ms", "bubble", "peak M
 @click.option("--checkpoint", metavar="DIR", help="Resume from DIR's newest checkpoint; save checkpoints there.")
 @click.option("--checkpoint-every", type=click.IntRange(1), default=100, show_default=True, help="Interval in steps.")
 @click.option("--stop-file", metavar="FILE", help="When FILE exists, save and stop after this step (status 130).")
-@click.option("--json", "json_file", metavar="FILE", help="Write JSON Lines as steps finish; - for standard output.")
+@json_option("Write JSON Lines as steps finish; - for standard output.", all_ranks=True, appends_with="checkpoint")
 def train(
     strategy: str,
     checkpoint: str | None,
@@ -94,7 +94,8 @@ def _run_train(strategy: str, options: TrainOptions, checkpoints: CheckpointOpti
     with Communicator(world) as comm:
         start, damaged = load_start(comm, options, directory)
         with ExitStack() as stack:
-            output = _TrainOutput(stack, json_file, run, start, options.steps)
+            appends = checkpoints.directory is not None
+            output = _TrainOutput(stack, json_file, run, start, options.steps, appends=appends)
             for message in damaged:
                 output.warn(message)
             if start.resumed:
@@ -124,19 +125,26 @@ class _TrainOutput:
     """
 
     def __init__(
-        self, stack: ExitStack, json_file: str | None, run: dict[str, Any], start: TrainingStart, steps: int
+        self,
+        stack: ExitStack,
+        json_file: str | None,
+        run: dict[str, Any],
+        start: TrainingStart,
+        steps: int,
+        *,
+        appends: bool,
     ) -> None:
         from hpccoll.measure.result_file import RecordWriter
 
         prints = is_printing_rank()
-        # A resumed run appends to its earlier records; a new run overwrites the file, as in `bench --json`.
-        self._writer = stack.enter_context(RecordWriter(json_file if prints else None, resume=start.resumed))
+        # With --checkpoint, the file may have the records of an earlier part of this training.
+        self._writer = stack.enter_context(RecordWriter(json_file if prints else None, resume=appends))
         self._writer.write(run)
         self._bar: Callable[[str], None] = lambda _: None
+        self._prints_results = prints and json_file != STDOUT
+        stack.callback(self.print_results)  # after the progress bar has ended
         if prints:
             self._bar = stack.enter_context(show_progress("steps", max(steps - start.step, 0)))
-        self._prints_results = prints and json_file != STDOUT
-        stack.callback(self.print_results)
         self._steps: list[TrainStepRecord] = []
         self._summary: TrainSummaryRecord | None = None
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpccoll.cli.output import STDOUT, is_printing_rank, open_json_lines, print_table
+from hpccoll.cli.output import STDOUT, is_printing_rank, json_option, open_json_lines, print_table
 from hpccoll.cli.progress import show_progress
 from hpccoll.cli.run_record import make_run_record
 from hpccoll.errors import UnknownNameError, UsageError
@@ -55,7 +55,7 @@ class TuneOptions:
 @click.option("--budget", type=click.FloatRange(0, min_open=True), help="Seconds per row; default 60 s for all rows.")
 @click.option("--seed", default=0, show_default=True, help="Seed of the data and of the order of candidates.")
 @click.option("--output", metavar="FILE", help="Tuning table to write; default the file that auto reads.")
-@click.option("--json", "json_file", metavar="FILE", help="Write JSON Lines as rows finish; - for standard output.")
+@json_option("Write JSON Lines as rows finish; - for standard output.", all_ranks=True)
 @click.option("--show", is_flag=True, help="Print the stored table and measure nothing.")
 def tune(**options: Any) -> int:
     """Measure every algorithm of each OP (default: all) and the MPI library's own collectives, and store their times.
@@ -172,8 +172,8 @@ class _TuneOutputs:
         self.stored = 0
         self.lines = stack.enter_context(open_json_lines(options.json_file))
         self.lines.write(run)
+        stack.callback(self.finish)  # also after an interruption, when the progress bar has ended
         self.progress = stack.enter_context(show_progress("rows", sum(session.case_count for session in sessions)))
-        stack.callback(self.finish)  # also after an interruption
 
     @property
     def measured(self) -> list[TuningSeries]:
@@ -216,7 +216,8 @@ def _print_series(table: TuningTable, path: Path, series: Sequence[TuningSeries]
     if not is_printing_rank():
         return
     click.echo(f"{table.site.description}: {path}")
-    click.echo("auto takes the fastest; a tie goes to the winner of the next smaller size\n")
+    click.echo("auto takes the fastest; of candidates that tie within 5 %, the winner of the next smaller size")
+    click.echo("tie: the 95 % intervals of the fastest and the next overlap\n")
     for each in series:
         rows = []
         for point in each.points:
@@ -224,7 +225,8 @@ def _print_series(table: TuningTable, path: Path, series: Sequence[TuningSeries]
             if winner is None:
                 continue
             fastest, runner_up = winner.fastest, winner.runner_up
-            next_cells = [runner_up.name, f"{runner_up.us:.2f}"] if runner_up else ["-", "-"]
+            tie = " (tie)" if winner.is_tie else ""
+            next_cells = [runner_up.name + tie, f"{runner_up.us:.2f}"] if runner_up else ["-", "-"]
             rows.append([format_size(point.nbytes), fastest.name, f"{fastest.us:.2f}", *next_cells, point.measured])
         title = f"{each.operation.value}, elements of {each.itemsize} B, {each.buffer} memory"
         print_table(title, ("size", "fastest", "us", "next", "next us", "measured"), rows, ("size", "us", "next us"))

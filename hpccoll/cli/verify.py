@@ -18,7 +18,7 @@ from threading import Thread
 import click
 
 from hpccoll.algorithms import Algorithm, get_algorithm, list_algorithms, loader
-from hpccoll.cli.output import STDOUT, is_printing_rank, open_json_lines, print_table
+from hpccoll.cli.output import STDOUT, is_printing_rank, json_option, open_json_lines, print_table
 from hpccoll.cli.progress import show_progress
 from hpccoll.cli.run_record import make_serial_run_record
 from hpccoll.errors import HpccollError, PlanError, UnknownNameError
@@ -203,7 +203,7 @@ def _print_layouts(ranks: Sequence[int]) -> None:
 @click.command(epilog="Example: hpccoll verify all_reduce/ring broadcast --ranks 2:256 --json proofs.jsonl")
 @click.argument("names", nargs=-1, metavar="[OP/ALGORITHM | FILE.py:FUNCTION]...")
 @click.option("--ranks", default="1:32", show_default=True, metavar="N,FIRST:LAST,...", help="Rank counts to prove.")
-@click.option("--json", "json_file", metavar="FILE", help="Write one JSON record per line; - for standard output.")
+@json_option()
 def verify(names: tuple[str, ...], ranks: str, json_file: str | None) -> None:
     """Prove plans: every contribution arrives exactly once, in a fixed order, and nothing can deadlock.
 
