@@ -130,15 +130,16 @@ def bench(**options: Any) -> int:
 
 def _run(options: BenchOptions) -> int:
     """Run the benchmark on all ranks, with output by rank 0; return the exit status. Collective."""
-    from hpccoll.measure.other_process_load import OtherProcessLoad
-    from hpccoll.measure.session import run_workloads
-    from hpccoll.runtime import job
+    from hpccoll.runtime import job, joint_failure
 
     world = job.get_world()  # before options are checked, so that a job by the wrong launcher is reported as such
+    from hpccoll.measure.other_process_load import OtherProcessLoad
+    from hpccoll.measure.session import run_workloads
+
     layout = job.detect_layout(world)
     with _start_sessions(options, world.Dup(), layout) as (sessions, missing), ExitStack() as stack:
         run = make_run_record(world, sizes=options.sizes)
-        outputs = _BenchOutput(options, stack, sessions, run) if world.rank == 0 else None
+        outputs = joint_failure.run_on_first_rank(world, lambda: _BenchOutput(options, stack, sessions, run))
         wrong, stopped = 0, False
         other_load = OtherProcessLoad(world)
         for records in run_workloads(sessions, world.bcast(outputs.finished if outputs else None)):

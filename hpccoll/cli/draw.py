@@ -143,19 +143,19 @@ def _write(output: str, drawn: bytes, description: str) -> None:
 
 def _measure(name: str, output: str, ranks: int | None, root: int, nbytes: int) -> None:
     """Run the algorithm on all ranks of the job; rank 0 writes a trace of the run. Collective."""
+    from hpccoll.runtime import job, joint_failure
+
+    world = job.get_world()  # before other imports load MPI, as in `hpccoll bench`
     from hpccoll.measure.step_timeline import measure_steps
     from hpccoll.plan.drawing import format_trace_json
     from hpccoll.predict.forecast import ITEMSIZE
-    from hpccoll.runtime import job
 
-    world = job.get_world()
     size = world.size
     drawing_format, algorithm = _get_format(output, size, 1), _get_algorithm(name)
     if drawing_format is not FORMATS[".json"] or ranks not in (None, size):
         raise UsageError(f"--measured times a .json trace of the {size} ranks of this job; leave --ranks out")
     _make_plan(algorithm, size, root, 1, ())  # raises for a wrong root; proves a user's own algorithm
-    if world.rank == 0:
-        require_writable(output, "-o")
+    joint_failure.run_on_first_rank(world, lambda: require_writable(output, "-o"))
     count = algorithm.operation.count_elements(nbytes, ITEMSIZE, size)
     timeline = measure_steps(world, algorithm, count, root)
     if timeline is not None:

@@ -14,14 +14,17 @@ from typing import Any
 import click
 
 from hpccoll.errors import UsageError
+from hpccoll.measure.output_file import require_writable
 from hpccoll.measure.result_file import SPACED, STDOUT, RecordWriter
 from hpccoll.text_table import TextColumn, find_output_width, format_table
 
 __all__ = [
     "STDOUT", "get_launched_rank", "is_printing_rank", "json_option", "open_json_lines", "print_table", "print_text",
+    "require_outputs_writable",
 ]  # fmt: skip
 # Environment variables in which launchers pass a rank; in a SLURM job, a variable that mpirun sets has precedence.
-_RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
+_TORCHRUN_RANK, _TORCHRUN_JOB = "RANK", "TORCHELASTIC_RUN_ID"  # users set RANK, too; torchrun always sets both
+_RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", _TORCHRUN_RANK, "SLURM_PROCID")
 
 _NUMBER_AND_UNIT = re.compile(r"(?<=\d) (?=(?:[mun]?s|[KMGT]?i?B(?:/s)?)\b|%)")
 
@@ -29,6 +32,8 @@ _NUMBER_AND_UNIT = re.compile(r"(?<=\d) (?=(?:[mun]?s|[KMGT]?i?B(?:/s)?)\b|%)")
 def get_launched_rank(environ: Mapping[str, str] = os.environ) -> int | None:
     """Return the rank that the launcher put into the environment, None without a launcher; does not import MPI."""
     for name in _RANK_VARIABLES:
+        if name == _TORCHRUN_RANK and _TORCHRUN_JOB not in environ:
+            continue
         if environ.get(name, "").isdecimal():
             return int(environ[name])
     return None
@@ -86,6 +91,13 @@ def open_json_lines(json_file: str | None, option: str = "--json") -> RecordWrit
     writes nothing. Raises a UsageError that names `option` if the file cannot be written.
     """
     return RecordWriter(json_file if is_printing_rank() else None, option, separators=SPACED)
+
+
+def require_outputs_writable(files: Mapping[str, str | None]) -> None:
+    """Raise UsageError unless all files can be opened for writing; `files` maps options to paths, `-` or None."""
+    for option, path in files.items():
+        if path is not None and path != STDOUT:
+            require_writable(path, option)
 
 
 def print_text(text: str, indent: str = "  ") -> None:

@@ -14,11 +14,11 @@ from typing import Any
 
 import click
 
-from hpccoll.cli.output import STDOUT, json_option, open_json_lines, print_table
+from hpccoll.cli.failure import fail_alike
+from hpccoll.cli.output import STDOUT, json_option, open_json_lines, print_table, require_outputs_writable
 from hpccoll.cli.progress import show_progress
 from hpccoll.cli.run_record import make_serial_run_record
 from hpccoll.errors import CommunicationError, UsageError
-from hpccoll.measure.output_file import require_writable
 from hpccoll.preflight.coordinator import Coordinator, MeasurementOptions, run_worker
 from hpccoll.preflight.faults import find_faults, list_excluded_nodes
 from hpccoll.preflight.results import PreflightResults
@@ -82,6 +82,11 @@ def preflight(
         run_worker(world, options, failure)
         return 0
     coordinator = Coordinator(world, options, failure)
+    try:
+        require_outputs_writable({"--exclude-file": exclude_file, "--json": json_file})
+    except UsageError as error:
+        coordinator.end_workers()
+        return fail_alike(error.exit_status, f"Error: {error}")
     status = _get_exit_status(_measure(coordinator, threshold, exclude_file, json_file))
     coordinator.end_workers()
     if not coordinator.can_finalize:  # a lost message is still in flight, so MPI_Finalize would hang
@@ -112,8 +117,6 @@ def _measure(
     """
     results = coordinator.results
     with open_json_lines(json_file) as lines:
-        if exclude_file is not None:
-            require_writable(exclude_file, "--exclude-file")
         if json_file is not None:
             lines.write(_make_run_record(results))
         try:

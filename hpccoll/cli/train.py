@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpccoll.cli.output import STDOUT, is_printing_rank, json_option, print_table
+from hpccoll.cli.output import STDOUT, is_printing_rank, json_option, print_table, require_outputs_writable
 from hpccoll.cli.progress import show_progress
 from hpccoll.cli.run_record import make_run_record
 from hpccoll.errors import UsageError
@@ -73,7 +73,7 @@ def train(
 
 def _run_train(strategy: str, options: TrainOptions, checkpoints: CheckpointOptions, json_file: str | None) -> int:
     """Train, write records and checkpoints, print results and return the exit status; collective over all ranks."""
-    from hpccoll.runtime import job
+    from hpccoll.runtime import job, joint_failure
 
     # If mpirun is another MPI library's, `get_world` reports this error, which would otherwise look like a wrong mesh.
     world = job.get_world()
@@ -81,7 +81,7 @@ def _run_train(strategy: str, options: TrainOptions, checkpoints: CheckpointOpti
     options.require_mesh_fits(mesh)
     if checkpoints.stop_file is not None and checkpoints.directory is None:
         raise UsageError("--stop-file needs a checkpoint to resume from later; add --checkpoint DIR")
-    directory = _open_checkpoint_directory(checkpoints, json_file) if world.rank == 0 else None
+    directory = joint_failure.run_on_first_rank(world, lambda: _open_checkpoint_directory(checkpoints, json_file))
     require_torch()
     from hpccoll.communicator import Communicator
     from hpccoll.train.trainer import Trainer, limit_threads, load_start, select_device
@@ -109,11 +109,9 @@ def _run_train(strategy: str, options: TrainOptions, checkpoints: CheckpointOpti
 
 def _open_checkpoint_directory(checkpoints: CheckpointOptions, json_file: str | None) -> CheckpointDirectory | None:
     """Create and return the directory of --checkpoint, if given; raise UsageError if it or --json is not writable."""
-    from hpccoll.measure.output_file import require_writable
     from hpccoll.train.checkpoint import CheckpointDirectory
 
-    if json_file not in (None, STDOUT):
-        require_writable(str(json_file), "--json")
+    require_outputs_writable({"--json": json_file})
     return CheckpointDirectory(checkpoints.directory) if checkpoints.directory is not None else None
 
 

@@ -74,20 +74,20 @@ def tune(**options: Any) -> int:
 
 def _run(options: TuneOptions) -> int:
     """Time all algorithms and store the times, or print stored ones for --show; return the exit status. Collective."""
+    from hpccoll.runtime import job, joint_failure
+
+    world = job.get_world().Dup()  # before other imports load MPI, as in `hpccoll bench`
     from hpccoll.communicator import Communicator
     from hpccoll.measure.other_process_load import BUSY, OtherProcessLoad
     from hpccoll.measure.tuning import make_tuning_sessions
-    from hpccoll.runtime import job
     from hpccoll.selection.tuning_files import default_table_path, describe_site, find_table_path
 
-    world = job.get_world().Dup()
     layout = job.detect_layout(world)
     facts = job.get_mpi_library(), layout.ranks_per_node
     site = world.bcast(describe_site(*facts, oversubscribed=layout.oversubscribed))
     path = Path(options.output) if options.output else find_table_path(site) or default_table_path(site)
     if options.show:
-        if world.rank == 0:
-            _show_stored_table(options, path, site)
+        joint_failure.run_on_first_rank(world, lambda: _show_stored_table(options, path, site))
         return 0
     if world.size < 2:
         raise UsageError("tuning takes two ranks or more; start it as your jobs run: mpirun -n 4 hpccoll tune")
@@ -95,7 +95,9 @@ def _run(options: TuneOptions) -> int:
     run, wrong = make_run_record(world), 0
     with Communicator(world) as comm, ExitStack() as stack:
         sessions = make_tuning_sessions(sweep, world, comm, TOTAL_BUDGET_S, options.budget)
-        outputs = _TuneOutputs(options, stack, path, site, sessions, run) if world.rank == 0 else None
+        outputs = joint_failure.run_on_first_rank(
+            world, lambda: _TuneOutputs(options, stack, path, site, sessions, run)
+        )
         other_load = OtherProcessLoad(world)
         for session in sessions:
             for record in session.run_candidates():
