@@ -20,6 +20,7 @@ from hpccoll.cli.output import (
 from hpccoll.demo.examples import EXAMPLES, Example, find_example, get_example
 from hpccoll.errors import UsageError
 from hpccoll.records import DemoRecord
+from hpccoll.units import format_count
 
 if TYPE_CHECKING:
     from hpccoll.demo.run_example import RankValues
@@ -64,7 +65,7 @@ def demo(name: str | None, draw: bool, algorithm: str | None, force: bool, limit
     if world.size != example.ranks:
         started = f"this job has {world.size}" if world.size > 1 else "this is one process"
         remedy = f"mpirun -n {example.ranks} hpccoll demo {name}"
-        raise UsageError(f"{example.name} takes {example.ranks} ranks, and {started}; run: {remedy}")
+        raise UsageError(f"{example.name} takes {format_count(example.ranks, 'rank')}, and {started}; run: {remedy}")
     joint_failure.run_on_first_rank(world, lambda: require_outputs_writable({"--json": json_file}))
     if json_file != STDOUT and is_printing_rank():
         _print_introduction(example, chosen, draw)
@@ -106,7 +107,7 @@ def _resolve_example(name: str, algorithm: str | None) -> tuple[Example, Algorit
 
 def _print_introduction(example: Example, algorithm: Algorithm | None, draw: bool) -> None:
     """Before an example runs, print its description, its plan's proven cost and, if `draw` is set, the plan."""
-    print(f"{example.name}, on {example.ranks} ranks\n")
+    print(f"{example.name}, on {format_count(example.ranks, 'rank')}\n")
     print("\n".join(example.description))
     if example.name == "send_send_deadlock":
         from hpccoll.demo import deadlock

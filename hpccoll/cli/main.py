@@ -17,7 +17,7 @@ import click
 
 from hpccoll import __version__
 from hpccoll.cli.failure import fail, fail_alike, is_in_job, record_status
-from hpccoll.errors import HpccollError
+from hpccoll.errors import HpccollError, UnknownNameError
 
 INTERRUPTED, CLOSED_PIPE = 130, 141  # 128 + SIGINT, 128 + SIGPIPE, as in shells
 
@@ -57,7 +57,7 @@ class LazyGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and not args[0].startswith("-") and args[0] not in COMMANDS:
-            ctx.fail(f"unknown command {args[0]!r}; choose one of: {', '.join(self.list_commands(ctx))}")
+            raise UnknownNameError("command", args[0], self.list_commands(ctx))
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -97,7 +97,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()  # raises here, rather than at exit, if the reader has closed the pipe
         return record_status(status if isinstance(status, int) else 0)
     except click.ClickException as error:
-        return fail_alike(error.exit_code, _format_usage_error(error))  # all ranks have the same arguments
+        message = _format_usage_error(error, sys.argv[1:] if arguments is None else arguments)
+        return fail_alike(error.exit_code, message)  # all ranks have the same arguments
     except (KeyboardInterrupt, click.Abort) as error:
         return fail(INTERRUPTED, "interrupted; finished records are kept", error)
     except BrokenPipeError:
@@ -110,11 +111,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return fail(1, traceback.format_exc(), error)
 
 
-def _format_usage_error(error: click.ClickException) -> str:
+def _format_usage_error(error: click.ClickException, arguments: Sequence[str]) -> str:
     """Return an error of the command line as one paragraph that names the command's --help."""
+    if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):
+        return error.format_message()  # the help of a group of commands, such as `hpccoll lab`
     message, context = " ".join(error.format_message().split()), getattr(error, "ctx", None)
-    end = "" if message.endswith((".", "?")) else "."
-    return f"Error: {message}" + (f"{end} See {context.command_path} --help" if context is not None else "")
+    named = ["hpccoll", *(word for word in arguments[:1] if word in COMMANDS)]
+    command = " ".join(named) if context is None else context.command_path
+    return f"Error: {message}{'' if message.endswith(('.', '?')) else '.'} See {command} --help"
 
 
 def _discard_stdout() -> int:

@@ -84,10 +84,10 @@ def preflight(
     coordinator = Coordinator(world, options, failure)
     try:
         require_outputs_writable({"--exclude-file": exclude_file, "--json": json_file})
-    except UsageError as error:
+        status = _get_exit_status(_measure(coordinator, threshold, exclude_file, json_file))
+    except UsageError as error:  # before any measurement
         coordinator.end_workers()
         return fail_alike(error.exit_status, f"Error: {error}")
-    status = _get_exit_status(_measure(coordinator, threshold, exclude_file, json_file))
     coordinator.end_workers()
     if not coordinator.can_finalize:  # a lost message is still in flight, so MPI_Finalize would hang
         job.abort(status)

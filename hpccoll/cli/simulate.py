@@ -23,7 +23,7 @@ from hpccoll.plan import Simulation
 from hpccoll.plan.simulation import compute_bounds
 from hpccoll.predict.forecast import can_run_on, choose_forecast_chunks, fill_nodes, forecast
 from hpccoll.records.plans import CriticalPathEntry, FitErrors, SimulatedPlanRecord, WaitEntry
-from hpccoll.units import format_size, parse_size, sizes_between
+from hpccoll.units import format_count, format_size, parse_size, sizes_between
 
 if TYPE_CHECKING:
     from hpccoll.plan.simulation import CriticalPath, MessageWait
@@ -228,8 +228,9 @@ def _format_seconds(seconds: float) -> str:
 def _format_path(simulation: Simulation, path: CriticalPath) -> str:
     """Return the critical path as text: a heading, then one line per wait, for the first and the last waits."""
     plan, simulated = simulation.plan, simulation.simulated_ranks
-    head = f"{plan.name} on {plan.ranks} ranks, {format_size(simulation.nbytes)}: rank {path.rank} is last, "
-    head += f"after {len(path.waits)} waits in a row, {sum(wait.far for wait in path.waits)} of them across nodes"
+    waits, far = format_count(len(path.waits), "wait"), sum(wait.far for wait in path.waits)
+    head = f"{plan.name} on {format_count(plan.ranks, 'rank')}, {format_size(simulation.nbytes)}: "
+    head += f"rank {path.rank} is last, after {waits} in a row, {far} of them across nodes"
     if simulated < plan.ranks:
         head += f" ({simulated} ranks represent all)" if simulated > 1 else " (one rank represents all)"
     lines = [

@@ -15,6 +15,7 @@ from hpccoll.cli.run_record import make_run_record
 from hpccoll.errors import UsageError
 from hpccoll.parallel.mesh import Mesh
 from hpccoll.train.options import ACTIVATIONS, DTYPES, MODELS, CheckpointOptions, MlpConfig, TrainOptions, require_torch
+from hpccoll.units import format_count
 
 if TYPE_CHECKING:
     from hpccoll.records import TrainStepRecord, TrainSummaryRecord
@@ -182,13 +183,15 @@ def _format_step(step: TrainStepRecord) -> list[str]:
 
 def _format_summary(summary: TrainSummaryRecord) -> str:
     """Return the summary of a training run as one line."""
-    words = [f"{summary.strategy} on {summary.ranks} ranks: {summary.steps} steps"]
+    words = [f"{summary.strategy} on {format_count(summary.ranks, 'rank')}: {format_count(summary.steps, 'step')}"]
     if summary.median_step_s is not None:
         words.append(f"median step {1e3 * summary.median_step_s:.2f} ms")
     if summary.accuracy is not None:
         words.append(f"accuracy {100 * summary.accuracy:.1f} % on held-out samples")
     if summary.wrong is not None:
-        words.append(f"{summary.wrong} gradients wrong (largest relative error {summary.max_error:.1g})")
+        words.append(
+            f"{format_count(summary.wrong, 'gradient')} wrong (largest relative error {summary.max_error:.1g})"
+        )
     if summary.checkpoint is not None:
         words.append(f"checkpoint {summary.checkpoint}")
     if summary.stop != "complete":

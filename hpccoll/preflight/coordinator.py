@@ -110,7 +110,7 @@ class Coordinator:
                 self._leaders.append(rank)
         if len(nodes) < 2:
             raise UsageError(
-                f"preflight compares nodes, and all {self._comm.size} ranks are on {nodes[0]}; start it on more nodes "
+                f"preflight compares nodes, and all ranks of this job are on {nodes[0]}; start it on more nodes "
                 "(srun --nodes=4 --ntasks-per-node=1 hpccoll preflight), or try it here with --ranks-as-nodes"
             )
         return PreflightResults(tuple(nodes), lost=lost)

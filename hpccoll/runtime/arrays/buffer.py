@@ -33,7 +33,9 @@ def as_buffer(array: Any, role: str, writable: bool) -> Buffer:
         return _from_torch(array, role, writable)
     if hasattr(array, "__cuda_array_interface__"):
         return _from_cupy(array, role, writable)
-    raise BufferError(f"{role} is a {type(array).__name__}; pass a NumPy or CuPy array or a torch tensor")
+    name = type(array).__name__
+    article = "an" if name[0].lower() in "aeiou" else "a"
+    raise BufferError(f"{role} is {article} {name}; pass a NumPy or CuPy array or a torch tensor")
 
 
 def _from_numpy(array: Any, role: str, writable: bool) -> Buffer:
