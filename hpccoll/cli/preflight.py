@@ -81,13 +81,16 @@ def preflight(
     if world.rank != 0:
         run_worker(world, options, failure)
         return 0
-    coordinator = Coordinator(world, options, failure)
+    try:
+        coordinator = Coordinator(world, options, failure)
+    except UsageError as error:
+        return fail_alike(error.exit_status, f"Error: {error}")
     try:
         require_outputs_writable({"--exclude-file": exclude_file, "--json": json_file})
-        status = _get_exit_status(_measure(coordinator, threshold, exclude_file, json_file))
-    except UsageError as error:  # before any measurement
+    except UsageError as error:
         coordinator.end_workers()
         return fail_alike(error.exit_status, f"Error: {error}")
+    status = _get_exit_status(_measure(coordinator, threshold, exclude_file, json_file))
     coordinator.end_workers()
     if not coordinator.can_finalize:  # a lost message is still in flight, so MPI_Finalize would hang
         job.abort(status)
