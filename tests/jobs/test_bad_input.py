@@ -119,12 +119,14 @@ def nothing_left() -> Iterator[None]:
     """Fail if the test leaves files of MPI in /dev/shm that no process uses."""
     began = time.time()
     yield
+    left: list[str] = []
     for _ in range(20):  # files of jobs that other tests run beside this one are in use, or soon removed
-        left = [each for each in list_library_files(SHM) if not each.in_use and each.age_s < time.time() - began]
+        new = (each for each in list_library_files(SHM) if not each.in_use and each.age_s < time.time() - began)
+        left = [str(each.path) for each in new]
         if not left:
-            return
+            break
         time.sleep(0.1)
-    pytest.fail(f"left behind: {', '.join(str(each.path) for each in left)}")
+    assert not left
 
 
 def run(command: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
