@@ -82,19 +82,24 @@ def preflight(
         run_worker(world, options, failure)
         return 0
     try:
-        coordinator = Coordinator(world, options, failure)
-    except UsageError as error:
-        return fail_alike(error.exit_status, f"Error: {error}")
-    try:
-        require_outputs_writable({"--exclude-file": exclude_file, "--json": json_file})
-    except UsageError as error:
-        coordinator.end_workers()
+        coordinator = _check_outputs(Coordinator(world, options, failure), exclude_file, json_file)
+    except UsageError as error:  # the other ranks have ended, so that no collective can share the error
         return fail_alike(error.exit_status, f"Error: {error}")
     status = _get_exit_status(_measure(coordinator, threshold, exclude_file, json_file))
     coordinator.end_workers()
     if not coordinator.can_finalize:  # a lost message is still in flight, so MPI_Finalize would hang
         job.abort(status)
     return status
+
+
+def _check_outputs(coordinator: Coordinator, exclude_file: str | None, json_file: str | None) -> Coordinator:
+    """Return `coordinator`; if an output file cannot be written, end the other ranks and raise UsageError."""
+    try:
+        require_outputs_writable({"--exclude-file": exclude_file, "--json": json_file})
+    except UsageError:
+        coordinator.end_workers()
+        raise
+    return coordinator
 
 
 def _report_reachability(
