@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from hpccoll.measure.comparison import EngineComparison, TableKey, get_engine_sort_key, is_tie
+from hpccoll.measure.size_ranges import group_sizes_by_fastest
 from hpccoll.records import CollectiveRecord
 
 
@@ -85,17 +85,5 @@ def find_fastest_ranges(cases: Sequence[MeasuredCase]) -> list[FastestRange]:
 
     `cases` differ only in message size, which ascends. Each range is as long as possible, from the smallest size on.
     """
-    ranges: list[tuple[list[Implementation], list[MeasuredCase]]] = []
-    for case in cases:
-        tied = case.list_tied()
-        kept = [name for name in ranges[-1][0] if name in tied] if ranges else []
-        if kept:
-            ranges[-1] = (kept, [*ranges[-1][1], case])
-        elif tied:
-            ranges.append((list(tied), [case]))
-    found = []
-    for names, members in ranges:
-        wins = Counter(case.fastest for case in members)
-        ordered = sorted(names, key=lambda name: -wins[name])
-        found.append(FastestRange(members[0].nbytes, members[-1].nbytes, tuple(ordered)))
-    return found
+    groups = group_sizes_by_fastest([case.list_tied() for case in cases])
+    return [FastestRange(cases[at[0]].nbytes, cases[at[-1]].nbytes, names) for names, at in groups]

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from hpccoll.measure.comparison import TableKey, compare_engines, compute_ratio, is_tie
 from hpccoll.measure.contenders import AUTO
+from hpccoll.measure.size_ranges import group_sizes_by_fastest
 from hpccoll.measure.statistics import Interval
 from hpccoll.records import CollectiveRecord
 
@@ -111,20 +112,5 @@ def find_ranges(verdicts: Sequence[SizeVerdict]) -> list[VerdictRange]:
 
     `verdicts` differ in message size only, which ascends. Sizes whose results are all wrong are in no range.
     """
-    ranges: list[VerdictRange] = []
-    for each in verdicts:
-        if each.fastest is None:
-            continue
-        last = ranges[-1] if ranges else None
-        kept = [name for name in last.choices if name in each.best_choices] if last else []
-        if last and kept:
-            ranges[-1] = VerdictRange(tuple(kept), (*last.sizes, each))
-        else:
-            ranges.append(VerdictRange(each.best_choices, (each,)))
-    return [VerdictRange(_sort_by_wins(each), each.sizes) for each in ranges]
-
-
-def _sort_by_wins(found: VerdictRange) -> tuple[str, ...]:
-    """Return the choices of a range, those that are fastest at most sizes first."""
-    wins = [size.choice for size in found.sizes]
-    return tuple(sorted(found.choices, key=lambda name: -wins.count(name)))
+    groups = group_sizes_by_fastest([each.best_choices for each in verdicts])
+    return [VerdictRange(names, tuple(verdicts[at] for at in positions)) for names, positions in groups]
