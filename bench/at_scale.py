@@ -194,7 +194,7 @@ def _format_axes(axes: Any, title: str, counts: list[int]) -> None:
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}"))
     axes.yaxis.set_minor_formatter(NullFormatter())
     axes.set_title(title, loc="left", fontsize=11, color=INK)
-    axes.set_xlabel("ranks, 6 a node", color=INK)
+    axes.set_xlabel("ranks, 6 per node", color=INK)
     axes.grid(visible=True, which="major", color="#DDDDDD", linewidth=0.8)
     axes.set_axisbelow(True)
     axes.tick_params(colors=INK, labelsize=9)

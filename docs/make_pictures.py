@@ -47,8 +47,8 @@ DRAWINGS = {
 }  # algorithm, ranks, chunks, ranks per node
 RULE = ("ring", "tree", "double_tree")
 MACHINES = ("summit", "dgx-h100", "workstation")
-REPORT_FILES = ("bench/results/prediction/bench-2.jsonl", "tests/data/preflight-4.jsonl")
-REPORT_SIZE = 960, 1654  # pixels
+REPORT_FILES = ("bench/results/report/bench-2.jsonl", "tests/data/preflight-4.jsonl")
+REPORT_SIZE = 1100, 2280  # pixels
 
 
 def fingerprint_drawing(name: str) -> str:

@@ -106,7 +106,8 @@ def _draw_row(row: Any, setting: TableKey, cases: Sequence[EngineComparison], st
         for name in names:
             for place in places:
                 records = [c.records[name] for c in measured if c.in_place == place and name in c.records]
-                _draw_curve_with_band(axes, styles[name], place or len(places) == 1, records, get_value)
+                order = 5 if name.algorithm == "auto" else 3 + styles[name].is_library - styles[name].is_muted
+                _draw_curve_with_band(axes, styles[name], place or len(places) == 1, records, get_value, order)
         _format_y_axis(axes, setting)
     _draw_legend(margin, {name.label: styles[name] for name in names}, both=len(places) > 1)
 
@@ -141,9 +142,12 @@ def _compute_bandwidth(record: CollectiveRecord) -> tuple[float, float, float]:
 
 
 def _draw_curve_with_band(
-    axes: Axes, style: SeriesStyle, solid: bool, records: Sequence[CollectiveRecord], get_value: Value
+    axes: Axes, style: SeriesStyle, solid: bool, records: Sequence[CollectiveRecord], get_value: Value, order: int
 ) -> None:
-    """Draw the medians of one implementation as a line, and their intervals as a band unless the line is grey."""
+    """Draw the medians of one implementation as a line, and their intervals as a band unless the line is grey.
+
+    A line of higher `order` is drawn above the others.
+    """
     points = [(record.nbytes, *get_value(record)) for record in records]
     points = [point for point in points if min(point) > 0]  # a logarithmic axis cannot show zero
     if not points:
@@ -151,7 +155,6 @@ def _draw_curve_with_band(
     sizes, middle, low, high = (list(column) for column in zip(*points, strict=True))
     if not style.is_muted:
         axes.fill_between(sizes, low, high, color=COLOURS[style.colour], alpha=0.18, linewidth=0, zorder=2)
-    order = 2 if style.is_muted else 4 if style.is_library else 3
     axes.plot(sizes, middle, zorder=order, **_make_line_arguments(style, solid=solid))
 
 

@@ -61,10 +61,10 @@ class PlanHistory:
 
     @property
     def subtitle(self) -> str:
-        """A text such as `8 ranks, 14 rounds, 8 chunks a rank`, with root and nodes if there are any."""
+        """A text such as `8 ranks, 14 rounds, 8 chunks per rank`, with root and nodes if there are any."""
         operation = self.plan.operation
         parts = [_format_count(self.plan.ranks, "rank"), _format_count(len(self.frames) - 1, "round")]
-        parts += [] if operation is Operation.BARRIER else [f"{_format_count(self.chunks, 'chunk')} a rank"]
+        parts += [] if operation is Operation.BARRIER else [f"{_format_count(self.chunks, 'chunk')} per rank"]
         parts += [f"root {self.plan.root}"] if operation.has_root else []
         parts += [f"{_format_count(len(self.nodes), 'node')}"] if self.nodes else []
         return ", ".join(parts)

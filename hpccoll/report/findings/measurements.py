@@ -151,11 +151,11 @@ def _find_slow_mpi(group: CurveGroup, lags: dict[Implementation, list[Lag]]) -> 
         if implementation.engine == "mpi" and far:
             library = f" of {implementation.library}" if implementation.library else ""
             found = f"the MPI library's {op}{library} is slow at {len(far)} of {len(group.sizes)} sizes"
-            fastest = far[0].fastest
-            remedy = f"call {op} of {fastest.label} at these sizes"
-            if fastest.engine == "hpccoll":
-                tuned = "" if fastest.algorithm == "auto" else f", or let auto select it (hpccoll tune {op})"
-                remedy = f"use algorithm={fastest.algorithm!r} at these sizes{tuned}"
+            algorithms = [lag.fastest.algorithm or "" for lag in far if lag.fastest.engine == "hpccoll"]
+            remedy = f"call {op} of {far[0].fastest.label} at these sizes"
+            if algorithms:
+                listed = ", ".join(dict.fromkeys(algorithms))
+                remedy = f"use hpccoll's {op} at these sizes: algorithm {listed}, or auto after hpccoll tune {op}"
             remedy += "; the MPI library may have tuning parameters, too"
             yield Finding("engine", Severity.NOTE, found, _describe_lags(group, far), remedy)
 

@@ -110,7 +110,7 @@ def test_a_wrong_plan_is_told_as_it_is():
 
 
 def test_the_subtitle_counts():
-    assert history_of("broadcast/tree", 3, 2).subtitle == "3 ranks, 2 rounds, 1 chunk a rank, root 2"
+    assert history_of("broadcast/tree", 3, 2).subtitle == "3 ranks, 2 rounds, 1 chunk per rank, root 2"
     assert history_of("barrier/tree", 2).subtitle == "2 ranks, 2 rounds"
     plan = get_algorithm(Operation.ALL_REDUCE, "ring").plan(4)
-    assert record_history(plan, (2, 2)).subtitle == "4 ranks, 6 rounds, 4 chunks a rank, 2 nodes"
+    assert record_history(plan, (2, 2)).subtitle == "4 ranks, 6 rounds, 4 chunks per rank, 2 nodes"
