@@ -146,7 +146,9 @@ class JobEndings:
         if self._thread is not None:
             self._thread.join()
         if self._exit is not None and self._exit[0] not in _SUCCESS and "mpi4py.run" in sys.modules:
-            return  # `python -m mpi4py` aborts the job after a nonzero exit status
+            sys.stderr.write(f"{self._where} ended its program by {self._exit[0]}; mpi4py.run ends the job\n")
+            sys.stderr.flush()
+            return
         with self._lock:
             watches = list(self._watches.values())
         for watch in watches:

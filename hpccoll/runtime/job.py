@@ -136,6 +136,7 @@ def abort(status: int) -> None:
         time.sleep(GRACE_S / 2)  # until the launcher has read the output: it drops unread output of an aborted job
         _unlink_mpich_segments()
         module.COMM_WORLD.Abort(status)
+        os._exit(status)  # MPICH's MPI_Abort may return
     raise SystemExit(status)
 
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 BIN = Path(sys.executable).parent
@@ -22,6 +26,42 @@ def environment(**more: str) -> dict[str, str]:
         "HPCCOLL_TUNING": "off",  # a table on this machine must not decide what tests run
     }
     return os.environ | ours | more
+
+
+def run_script(
+    script: str | Sequence[str], ranks: int, limit_s: float = 60, **more: str
+) -> subprocess.CompletedProcess[str]:
+    """Run Python on `ranks` ranks and return what came of it; a job that does not end in time is killed.
+
+    Args:
+        script: the code, or the words after `python`.
+        ranks: number of ranks.
+        limit_s: seconds.
+        more: environment variables.
+    """
+    words = ["-c", script] if isinstance(script, str) else script
+    # Output goes to files, because killed ranks would keep pipes open.
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        process = subprocess.Popen(
+            [str(BIN / "mpirun"), "-n", str(ranks), sys.executable, *words],
+            env=environment(**more),
+            stdout=out,
+            stderr=err,
+            start_new_session=True,
+        )
+        try:
+            status = process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            status = -1
+            process.terminate()  # launchers pass the signal on to the ranks
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(5)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        out.seek(0)
+        err.seek(0)
+        return subprocess.CompletedProcess(words, status, out.read(), err.read())
 
 
 def command(ranks: int, *arguments: str) -> list[str]:
