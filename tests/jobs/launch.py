@@ -28,15 +28,12 @@ def environment(**more: str) -> dict[str, str]:
     return os.environ | ours | more
 
 
-def run_script(
-    script: str | Sequence[str], ranks: int, limit_s: float = 60, **more: str
-) -> subprocess.CompletedProcess[str]:
+def run_script(script: str | Sequence[str], ranks: int, **more: str) -> subprocess.CompletedProcess[str]:
     """Run Python on `ranks` ranks and return what came of it; a job that does not end in time is killed.
 
     Args:
         script: the code, or the words after `python`.
         ranks: number of ranks.
-        limit_s: seconds.
         more: environment variables.
     """
     words = ["-c", script] if isinstance(script, str) else script
@@ -50,7 +47,7 @@ def run_script(
             start_new_session=True,
         )
         try:
-            status = process.wait(limit_s)
+            status = process.wait(LIMIT_S)
         except subprocess.TimeoutExpired:
             status = -1
             process.terminate()  # launchers pass the signal on to the ranks
