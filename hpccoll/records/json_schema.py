@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from hpccoll.records.collective import CollectiveRecord
+from hpccoll.records.common_fields import COMMON_FIELDS
 from hpccoll.records.nodes import (
     FindingRecord,
     LabRecord,
@@ -82,8 +83,17 @@ def _inline(schema: Schema, components: dict[str, Schema]) -> Schema:
     if not plain.get("required", True):
         del plain["required"]
     if "properties" in plain:
-        plain["properties"] = {name: _inline(field, components) for name, field in plain["properties"].items()}
+        plain["properties"] = {
+            name: _describe(name, _inline(field, components)) for name, field in plain["properties"].items()
+        }
     for key in ("items", "additionalProperties"):
         if isinstance(plain.get(key), dict):
             plain[key] = _inline(plain[key], components)
     return plain
+
+
+def _describe(name: str, field: Schema) -> Schema:
+    """Return the schema of a field with its own description, or else with the one common to fields of its name."""
+    if "description" in field or name not in COMMON_FIELDS:
+        return field
+    return field | {"description": COMMON_FIELDS[name]}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections import Counter
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
@@ -27,6 +28,7 @@ from hpccoll.records import (
     Versions,
     make_json_schema,
 )
+from hpccoll.records.common_fields import COMMON_FIELDS
 from hpccoll.records.json_schema import DEFINITIONS
 
 ROOT = Path(__file__).parents[3]
@@ -410,3 +412,20 @@ def is_accepted(declaration, line):
 def test_every_recorded_line_is_read():
     for name, line in recorded().values():
         DEFINITIONS[line["kind"]].from_dict(line, name)
+
+
+def list_undescribed(schema, path):
+    for name, field in schema.get("properties", {}).items():
+        if "description" not in field:
+            yield f"{path}.{name}"
+        yield from list_undescribed(field, f"{path}.{name}")
+        yield from list_undescribed(field.get("items", {}), f"{path}.{name}")
+
+
+def test_the_schema_describes_every_field():
+    definitions = make_json_schema()["$defs"]
+    assert not [path for name, definition in definitions.items() for path in list_undescribed(definition, name)]
+
+
+def test_every_common_description_is_used():
+    assert set(COMMON_FIELDS) <= set(re.findall(r'"(\w+)": \{', json.dumps(make_json_schema())))
