@@ -26,8 +26,8 @@ from weakref import WeakValueDictionary
 import numpy as np
 from mpi4py import MPI
 
-from hpccoll.algorithms import Algorithm, get_algorithm
-from hpccoll.errors import UsageError
+from hpccoll.algorithms import Algorithm, get_algorithm, list_algorithm_names
+from hpccoll.errors import ReductionError, UsageError
 from hpccoll.plan import Count, Operation
 from hpccoll.runtime.arrays import ArrayModule, ScratchPool
 from hpccoll.runtime.call_cache import CallCache
@@ -199,6 +199,8 @@ class Engine:
         operation, dtype, reduction = call.operation, call.dtype, call.reduction
         if call.is_uneven_exchange:
             return self._select_uneven_exchange(call, asynchronous=asynchronous)
+        if operation.reduces and not reduction.commutative and not call.library:
+            call = self._keep_rank_order(call, asynchronous=asynchronous)
         nbytes = operation.message_bytes(call.count, dtype.itemsize, self.size)
         if call.library:
             if not self.library.can_run(call, asynchronous=asynchronous):
@@ -220,6 +222,30 @@ class Engine:
                 self._log(operation, nbytes, buffer, selection, dtype.name, reduction.name)
         most_chunks = max(call.count if isinstance(call.count, int) else max(call.count), 1)
         return selection if selection.chunks <= most_chunks else replace(selection, chunks=most_chunks)
+
+    def _keep_rank_order(self, call: CollectiveCall, *, asynchronous: bool) -> CollectiveCall:
+        """Return a call by an algorithm, or by the MPI library, that reduces the data in the order of the ranks.
+
+        Raises:
+            ReductionError: the algorithm that the call names reduces in another order.
+        """
+        if call.algorithm is None and self.library.can_run(call, asynchronous=asynchronous):
+            return replace(call, library=True)
+        names = list_algorithm_names(call.operation)
+        ordered = [name for name in names if self._is_in_rank_order(get_algorithm(call.operation, name), call.root)]
+        if call.algorithm is not None and not self._is_in_rank_order(call.algorithm, call.root):
+            raise ReductionError(
+                f"{call.algorithm.full_name} on {self.size} ranks with root {call.root} does not reduce in the order "
+                f"of the ranks, as {call.reduction.name!r} needs; choose {', '.join([*ordered, 'mpi', 'auto'])}"
+            )
+        messages = [name for name in ordered if not get_algorithm(call.operation, name).uses_shared_memory]
+        if call.algorithm is None and not messages:
+            raise ReductionError(f"no {call.operation.value} of messages reduces in the order of the ranks here")
+        return call if call.algorithm else replace(call, algorithm=get_algorithm(call.operation, messages[0]))
+
+    def _is_in_rank_order(self, algorithm: Algorithm, root: int) -> bool:
+        """Whether an algorithm reduces in the order of the ranks of this communicator."""
+        return _keeps_rank_order(algorithm, self.size, root, tuple(self.nodes))
 
     def _select_uneven_exchange(self, call: CollectiveCall, *, asynchronous: bool) -> Selection:
         """Return the selection for an all-to-all with blocks of different sizes, which does not depend on the sizes.
@@ -259,6 +285,7 @@ class Engine:
     def free(self) -> None:
         """Free all requests and shared memory; to be called before MPI is finalized."""
         self.cache.clear()
+        self.library.ops.free()
         self.node.free()
 
     def _is_two_level(self, algorithm: Algorithm) -> bool:
@@ -292,6 +319,11 @@ class Engine:
 
             return PipelineExecutable(context, call, selection, scratch)
         if call.module.on_device:
+            if call.reduction.combine is not None:
+                raise ReductionError(
+                    f"{algorithm.full_name} on CUDA memory cannot reduce by a Python function; choose an algorithm of "
+                    "messages, or auto"
+                )
             from hpccoll.runtime.cuda.executable import DeviceExecutable
 
             return DeviceExecutable(context, call, selection, scratch)
@@ -339,8 +371,16 @@ class Engine:
         )
 
 
+@lru_cache(maxsize=256)
+def _keeps_rank_order(algorithm: Algorithm, ranks: int, root: int, nodes: tuple[tuple[int, ...], ...]) -> bool:
+    """Whether an algorithm reduces in the order of the ranks."""
+    from hpccoll.plan import keeps_rank_order
+
+    return keeps_rank_order(algorithm.plan(ranks, root, 1, nodes))
+
+
 def _key(call: CollectiveCall) -> Hashable:
     """Return the cache key of a call: arguments, dtype, count, addresses. Calls with equal keys share an executable."""
     addresses = tuple(buffer.address if buffer else 0 for buffer in (call.source, call.result))
-    request = (call.operation, call.algorithm, call.library, call.root, call.reduction.name)
+    request = (call.operation, call.algorithm, call.library, call.root, call.reduction.key)
     return (*request, call.dtype.name, call.module.name, call.count, *addresses)

@@ -23,7 +23,7 @@ from hpccoll.runtime.arguments import empty_like, output_shape
 from hpccoll.runtime.arrays import NUMPY
 from hpccoll.runtime.collective_call import CollectiveCall
 from hpccoll.runtime.executable import UnboundProgram
-from hpccoll.runtime.messages.mpi_calls import METHODS, get_datatype, get_op, order_arguments
+from hpccoll.runtime.messages.mpi_calls import METHODS, get_datatype, order_arguments
 from hpccoll.runtime.messages.mpi_collectives import MpiCollectives
 from hpccoll.runtime.node_memory.symmetric import buffer_registry
 from hpccoll.runtime.plain_arrays import as_mpi_buffer, flatten, get_address, is_plain, overlap
@@ -114,9 +114,9 @@ class UnboundLibraryCollective(UnboundCollective):
     def __init__(self, call: CollectiveCall, ranks: int, library: MpiCollectives) -> None:
         super().__init__(call, ranks)
         self._library, self._method, self.count = library, METHODS[call.operation], call.count
-        self._datatype = get_datatype(call.operation, call.dtype)
+        self._datatype = get_datatype(call.operation, call.dtype, call.reduction)
         source, result = _SOURCE if call.source else None, _RESULT if call.result else None
-        op = get_op(call.dtype, call.reduction.name) if call.operation.reduces else None
+        op = library.ops.get(call.dtype, call.reduction) if call.operation.reduces else None
         self._arguments = order_arguments(call.operation, source, result, op, call.root, self._in_place)
         self._source_at, self._result_at = (
             self._arguments.index(each) if each in self._arguments else -1 for each in (_SOURCE, _RESULT)

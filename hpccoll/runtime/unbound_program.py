@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from mpi4py import MPI
 
 from hpccoll.runtime.address_space import AddressSpace
-from hpccoll.runtime.arrays import NUMPY, FlatArray
+from hpccoll.runtime.arrays import NUMPY, Combine, FlatArray
 from hpccoll.runtime.call_state import CallState
 from hpccoll.runtime.lowering import OWN, Copy, Instruction, MemoryRange, NodeFence, Receive, Reduce, Send, Wait
 
@@ -124,8 +124,8 @@ def _make_copy(source: int, source_part: slice, out: int, out_part: slice) -> St
     return copy
 
 
-def _make_reduce(function: str, places: Sequence[tuple[int, slice]]) -> Step:
-    """Return a step that reduces two memory ranges by NumPy's `function` into a third range."""
+def _make_reduce(function: str | Combine, places: Sequence[tuple[int, slice]]) -> Step:
+    """Return a step that reduces two memory ranges by `function` (NumPy's name or the user's) into a third range."""
     (a, a_part), (b, b_part), (out, out_part) = places
 
     def reduce(memories: Memories) -> None:

@@ -16,7 +16,7 @@ from hpccoll import Communicator, Reduction
 from hpccoll.plan import Operation
 from hpccoll.runtime.arrays import DType, as_buffer
 from hpccoll.runtime.collective_call import CollectiveCall
-from tests.mpi.cases import BRING_BLOCKS, TAKE_BLOCKS, VECTORS, Array, Case, bits
+from tests.mpi.cases import BRING_BLOCKS, VECTORS, Array, Case, bits
 
 GUARD = 7  # elements, so that buffers are not aligned either
 
@@ -54,6 +54,7 @@ class Call:
         self.guards: list[Guarded] = []
         self.x, self.out = self._buffers()
         self.given = case.brought(self.rank, self.n)
+        self.algorithm: Any = case.algorithm
 
     def _memory(self, count: int) -> Array:
         guarded = Guarded(count, self.case.kind, self.take)
@@ -64,21 +65,20 @@ class Call:
         case, n, rank = self.case, self.n, self.rank
         if case.operation is Operation.BARRIER:
             return None, None
-        total = case.count * (n if case.operation in TAKE_BLOCKS else 1)
-        mine = slice(rank * case.count, (rank + 1) * case.count)
+        total, mine = case.taken(n, rank), case.block(rank)
         if case.operation is Operation.BROADCAST:
             return self._memory(total), None
         if not case.in_place or not (case.brings(rank) and case.wants(rank)):
-            x = self._memory(case.length(n)) if case.brings(rank) else None
+            x = self._memory(case.length(n, rank)) if case.brings(rank) else None
             needs = case.wants(rank) and not (case.operation is Operation.REDUCE and case.in_place)
             return x, self._memory(total) if needs else None
         if case.operation in VECTORS:
             return self._memory(total), None
         if case.operation is Operation.ALL_TO_ALL:
-            x = self._memory(total)
-            return x, x
+            x = self._memory(max(total, case.length(n, rank)))
+            return (x, x) if case.counts is None else (x[: case.length(n, rank)], x[:total])
         if case.operation in BRING_BLOCKS:
-            x = self._memory(case.length(n))
+            x = self._memory(case.length(n, rank))
             return x, x[mine]
         out = self._memory(total)
         return out[mine], out
@@ -93,7 +93,7 @@ class Call:
     def arguments(self) -> tuple[Any, dict[str, Any]]:
         """What to call the collective with."""
         case = self.case
-        how: dict[str, Any] = {"algorithm": case.algorithm}
+        how: dict[str, Any] = {"algorithm": self.algorithm}
         if case.operation.has_root:
             how["root"] = case.root
         x = self.x
@@ -102,6 +102,10 @@ class Call:
             how["op"] = case.reduction(self.rank, self.n, shape)
         if self.out is not None:
             how["out"] = self.out
+        if case.counts is not None:
+            how["counts"] = case.sent(self.n, self.rank)
+            if case.operation is Operation.ALL_TO_ALL:
+                how["out_counts"] = list(case.received(self.n, self.rank))
         return x, how
 
     def function(self) -> Callable[..., Any]:
@@ -169,7 +173,8 @@ def oracle(case: Case, comm: Communicator) -> list[bytes]:
     """Return the bits that every rank must hold; replay itself must be right by arithmetic."""
     # Where the engine chooses how many chunks, the plan to replay is the one that it runs.
     sample = as_buffer(np.empty(0, case.kind.numpy), "x", writable=False)
-    job = CollectiveCall(case.operation, case.algorithm, case.root, Reduction("sum"), None, sample, case.count)
+    count = case.count if case.counts is None else case.counts
+    job = CollectiveCall(case.operation, case.algorithm, case.root, Reduction("sum"), None, sample, count)
     results = case.replayed(comm.size, comm._engine.select(job).chunks, comm._engine.nodes)
     if not case.special:
         wrong = [case.wrong(rank, comm.size, found) for rank, found in enumerate(results)]

@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 
 from hpccoll import Reduction
 from hpccoll.algorithms import Algorithm, list_algorithms, make_algorithm
-from hpccoll.measure.data import compute_expected_result, get_reduction_function, make_input
+from hpccoll.measure.data import ExpectedResult, compute_expected_result, get_reduction_function, make_input
 from hpccoll.plan import Nodes, Operation, replay
 from hpccoll.runtime.arrays import DTYPES, DType, get_dtype
 
 Array = NDArray[Any]
 CHUNKS = (1, 2, 3, 7, 16)
-VECTORS = (Operation.ALL_REDUCE, Operation.REDUCE, Operation.BROADCAST)
+VECTORS = (Operation.ALL_REDUCE, Operation.REDUCE, Operation.BROADCAST, Operation.SCAN, Operation.EXSCAN)
 BRING_BLOCKS = (Operation.REDUCE_SCATTER, Operation.SCATTER, Operation.ALL_TO_ALL)
 TAKE_BLOCKS = (Operation.ALL_GATHER, Operation.GATHER, Operation.ALL_TO_ALL)
 PATHS = ("first", "bound", "async", "prepared")
@@ -56,6 +56,8 @@ def legal(operation: Operation, dtype: str, op: str) -> bool:
     """Whether this reduction of this dtype is defined; `none` is what the operations have that do not reduce."""
     if not operation.reduces:
         return op == "none" and (operation is not Operation.BARRIER or dtype == "uint8")
+    if operation.is_scan and op == "avg":
+        return False
     kind = get_dtype(dtype).kind
     allowed = {
         "b": ("min", "max", "band", "bor", "bxor"),
@@ -83,6 +85,7 @@ class Case:
     path: str = "first"
     special: bool = False
     seed: int = 0
+    counts: tuple[int, ...] | None = None  # elements of each block, if blocks differ; n * n in an all_to_all
 
     @property
     def operation(self) -> Operation:
@@ -99,9 +102,31 @@ class Case:
         """The reduction without its scaling."""
         return "sum" if self.op in ("none", "avg", "premul", "premul_array") else self.op
 
-    def length(self, n: int) -> int:
+    def sent(self, n: int, rank: int) -> tuple[int, ...]:
+        """Elements of the blocks that make up a rank's input, or of every rank's block."""
+        counts = self.counts or ()
+        return counts[rank * n : (rank + 1) * n] if self.operation is Operation.ALL_TO_ALL else counts
+
+    def received(self, n: int, rank: int) -> tuple[int, ...]:
+        """Elements of the blocks that make up a rank's output, or of every rank's block."""
+        return (self.counts or ())[rank::n] if self.operation is Operation.ALL_TO_ALL else self.counts or ()
+
+    def length(self, n: int, rank: int) -> int:
         """Elements that a rank brings."""
-        return self.count * (n if self.operation in BRING_BLOCKS else 1)
+        if self.counts is None:
+            return self.count * (n if self.operation in BRING_BLOCKS else 1)
+        return sum(self.sent(n, rank)) if self.operation in BRING_BLOCKS else self.counts[rank]
+
+    def taken(self, n: int, rank: int) -> int:
+        """Elements that a rank gets."""
+        if self.counts is None:
+            return self.count * (n if self.operation in TAKE_BLOCKS else 1)
+        return sum(self.received(n, rank)) if self.operation in TAKE_BLOCKS else self.counts[rank]
+
+    def block(self, rank: int) -> slice:
+        """Where a rank's block lies among the blocks of all ranks."""
+        sizes = [self.count] * (rank + 1) if self.counts is None else self.counts
+        return slice(sum(sizes[:rank]), sum(sizes[: rank + 1]))
 
     def brings(self, rank: int) -> bool:
         """Whether the rank has an input."""
@@ -113,20 +138,22 @@ class Case:
         """Whether the rank has an output."""
         if self.operation in (Operation.REDUCE, Operation.GATHER):
             return rank == self.root
+        if self.operation is Operation.EXSCAN:
+            return rank > 0
         return self.operation is not Operation.BARRIER
 
     def brought(self, rank: int, n: int) -> Array | None:
         """What a rank brings; every rank can make every other's."""
         if not self.brings(rank):
             return None
-        values = make_input(self.kind, self.seed, rank, self.length(n), self.base_op)
+        values = make_input(self.kind, self.seed, rank, self.length(n, rank), self.base_op)
         return sprinkled(values, self.seed + 1000 * rank) if self.special else values
 
     def factor(self, rank: int, n: int) -> Any:
         """The factor of premul_sum: another one on every rank."""
         if self.op == "premul":
             return 3 + rank if self.kind.kind == "i" else 0.75 + rank / 4
-        return make_input(self.kind, self.seed + 77, rank, self.length(n)) if self.op == "premul_array" else None
+        return make_input(self.kind, self.seed + 77, rank, self.length(n, rank)) if self.op == "premul_array" else None
 
     def reduction(self, rank: int, n: int, shape: tuple[int, ...]) -> str | Reduction:
         """What to pass as `op`."""
@@ -147,7 +174,8 @@ class Case:
         plan = self.algorithm.plan(n, self.root, chunks, nodes)
         function = get_reduction_function(self.base_op) if self.operation.reduces else None
         with np.errstate(all="ignore"):
-            results = replay(plan, self.count, [self.scaled(rank, n) for rank in range(n)], function)
+            count = self.count if self.counts is None else self.counts
+            results = replay(plan, count, [self.scaled(rank, n) for rank in range(n)], function)
             if self.op == "avg":
                 results = [np.divide(values, values.dtype.type(n)) for values in results]
         return results
@@ -155,8 +183,26 @@ class Case:
     def wrong(self, rank: int, n: int, found: Array) -> int:
         """Elements that are not right by arithmetic, whatever the plan; for finite inputs."""
         op = "avg" if self.op == "avg" else self.base_op
-        wanted = compute_expected_result(self.operation, [self.scaled(r, n) for r in range(n)], op, rank, self.root)
+        brought = [self.scaled(r, n) for r in range(n)]
+        if self.counts is not None:
+            wanted = self.expected_of_blocks(brought, op, rank)
+        else:
+            wanted = compute_expected_result(self.operation, brought, op, rank, self.root)
         return 0 if wanted is None else wanted.count_wrong(found)
+
+    def expected_of_blocks(self, brought: list[Array | None], op: str, rank: int) -> ExpectedResult | None:
+        """What a rank must hold by arithmetic if blocks differ in size."""
+        n, given = len(brought), [values for values in brought if values is not None]
+        if not self.wants(rank):
+            return None
+        if self.operation is Operation.REDUCE_SCATTER:
+            return compute_expected_result(Operation.ALL_REDUCE, [each[self.block(rank)] for each in given], op, 0, 0)
+        if self.operation is Operation.SCATTER:
+            return ExpectedResult(given[0][self.block(rank)])
+        if self.operation is Operation.ALL_TO_ALL:
+            cut = [np.split(values, np.cumsum(self.sent(n, r))[:-1])[rank] for r, values in enumerate(given)]
+            return ExpectedResult(np.concatenate(cut))
+        return ExpectedResult(np.concatenate(given))
 
 
 def sprinkled(values: Array, seed: int) -> Array:

@@ -231,7 +231,7 @@ class LateModule(NumPyModule):
     def later(self, step: Any) -> Any:
         return lambda: self._driver.streams[self._driver.current].put(step)
 
-    def bind_reduce(self, function: str, left: Any, right: Any, out: Any) -> Any:
+    def bind_reduce(self, function: Any, left: Any, right: Any, out: Any) -> Any:
         return self.later(super().bind_reduce(function, left, right, out))
 
     def bind_copy(self, out: Any, source: Any) -> Any:

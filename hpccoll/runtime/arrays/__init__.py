@@ -18,12 +18,12 @@ from hpccoll.runtime.arrays.interface import (
     run_all,
 )
 from hpccoll.runtime.arrays.numpy_arrays import NUMPY, NumPyModule
-from hpccoll.runtime.arrays.reductions import FUNCTIONS, Reduction, normalize_reduction, premul_sum
+from hpccoll.runtime.arrays.reductions import FUNCTIONS, Combine, Reduction, normalize_reduction, premul_sum
 from hpccoll.runtime.arrays.scratch import ScratchPool
 from hpccoll.runtime.arrays.torch_tensors import is_torch_tensor
 
 __all__ = [
-    "DTYPES", "FUNCTIONS", "NUMPY", "ArrayModule", "BoundCall", "Buffer", "CupyModule", "DType", "FlatArray",
+    "DTYPES", "FUNCTIONS", "NUMPY", "ArrayModule", "BoundCall", "Buffer", "Combine", "CupyModule", "DType", "FlatArray",
     "NumPyModule", "Reduction", "ScratchPool", "StreamTimer", "as_buffer", "cupy_as_torch_tensor",
     "dtype_from_numpy", "get_array_module", "get_dtype", "is_torch_tensor", "normalize_reduction", "premul_sum",
     "require_contiguous", "run_all",

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from hpccoll.errors import BufferError, UnavailableError
-from hpccoll.optional_packages import format_install_command
 from hpccoll.runtime.arrays.cuda_arrays import CupyModule, TorchCudaModule
 from hpccoll.runtime.arrays.dtypes import dtype_from_numpy, get_dtype
 from hpccoll.runtime.arrays.interface import ArrayModule, Buffer, require_contiguous
@@ -33,9 +32,7 @@ def as_buffer(array: Any, role: str, writable: bool) -> Buffer:
         return _from_torch(array, role, writable)
     if hasattr(array, "__cuda_array_interface__"):
         return _from_cupy(array, role, writable)
-    name = type(array).__name__
-    article = "an" if name[0].lower() in "aeiou" else "a"
-    raise BufferError(f"{role} is {article} {name}; pass a NumPy or CuPy array or a torch tensor")
+    raise BufferError(f"{role} is a {type(array).__name__}; pass a NumPy or CuPy array or a torch tensor")
 
 
 def _from_numpy(array: Any, role: str, writable: bool) -> Buffer:
@@ -87,4 +84,6 @@ def get_array_module(memory: str, local_rank: int = 0) -> ArrayModule:
         if (count := cupy.cuda.runtime.getDeviceCount()) > 0:
             cupy.cuda.Device(local_rank % count).use()
             return CupyModule()
-    raise UnavailableError(f"no CUDA device or no CuPy here; {format_install_command('cuda13')}, or use --buffer host")
+    raise UnavailableError(
+        "no CUDA device or no CuPy here; install hpccoll[cuda12] or hpccoll[cuda13], or use --buffer host"
+    )

@@ -10,7 +10,8 @@ import numpy as np
 
 from hpccoll.errors import ReductionError
 from hpccoll.runtime.arrays.dtypes import DType, dtype_from_numpy
-from hpccoll.runtime.arrays.interface import BoundCall, ExternalMemory, FlatArray, StreamTimer
+from hpccoll.runtime.arrays.interface import BoundCall, ExternalMemory, FlatArray, StreamTimer, combine_into
+from hpccoll.runtime.arrays.reductions import Combine
 
 _WITHOUT_TORCH_KERNELS: Final = ("uint16", "uint32", "uint64")  # torch can only create, copy and view such tensors
 
@@ -36,10 +37,12 @@ class CupyModule:
     def empty(self, count: int, dtype: DType) -> FlatArray:
         return self._bind(self._cupy.empty, count, dtype.numpy)()
 
-    def bind_reduce(self, function: str, left: FlatArray, right: FlatArray, out: FlatArray) -> BoundCall:
+    def bind_reduce(self, function: str | Combine, left: FlatArray, right: FlatArray, out: FlatArray) -> BoundCall:
+        if not isinstance(function, str):
+            return self._bind(combine_into, self._cupy.copyto, function, left, right, out)
         return self._bind(getattr(self._cupy, function), left, right, out)
 
-    def require_reduction(self, function: str, dtype: DType) -> None:
+    def require_reduction(self, function: str | Combine, dtype: DType) -> None:
         """Do nothing, because CuPy has kernels for all reductions."""
 
     def bind_copy(self, out: FlatArray, source: FlatArray) -> BoundCall:
@@ -106,12 +109,14 @@ class TorchCudaModule:
     def empty(self, count: int, dtype: DType) -> FlatArray:
         return self._torch.empty(count, dtype=getattr(self._torch, dtype.name), device=self._device)
 
-    def bind_reduce(self, function: str, left: FlatArray, right: FlatArray, out: FlatArray) -> BoundCall:
+    def bind_reduce(self, function: str | Combine, left: FlatArray, right: FlatArray, out: FlatArray) -> BoundCall:
+        if not isinstance(function, str):
+            return partial(combine_into, self._torch.Tensor.copy_, function, left, right, out)
         return partial(getattr(self._torch, function), left, right, out=out)
 
-    def require_reduction(self, function: str, dtype: DType) -> None:
+    def require_reduction(self, function: str | Combine, dtype: DType) -> None:
         """Raise ReductionError if torch has no CUDA kernel for a reduction of this element type."""
-        if dtype.name in _WITHOUT_TORCH_KERNELS:
+        if isinstance(function, str) and dtype.name in _WITHOUT_TORCH_KERNELS:
             raise ReductionError(
                 f"torch has no CUDA kernel for {function} of {dtype.name} tensors: cast to a signed dtype, or pass "
                 "CuPy arrays"

@@ -13,8 +13,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from hpccoll.errors import BufferError
+from hpccoll.errors import BufferError, ReductionError
 from hpccoll.runtime.arrays.dtypes import DType
+from hpccoll.runtime.arrays.reductions import Combine
 
 FlatArray = Any  # a 1-D contiguous array of the module
 BoundCall = Callable[[], Any]  # ready to call: all arguments are bound
@@ -38,10 +39,13 @@ class ArrayModule(Protocol):
     def bind_device(self, call: BoundCall) -> BoundCall:
         """Return a function that makes this module's CUDA device current during `call`, also in another thread."""
 
-    def bind_reduce(self, function: str, left: FlatArray, right: FlatArray, out: FlatArray) -> BoundCall:
-        """Return a function that sets out = function(left, right); `function` is NumPy's name, such as `add`."""
+    def bind_reduce(self, function: str | Combine, left: FlatArray, right: FlatArray, out: FlatArray) -> BoundCall:
+        """Return a function that sets out = function(left, right).
 
-    def require_reduction(self, function: str, dtype: DType) -> None:
+        `function` is NumPy's name of a function, such as `add`, or a user's own function.
+        """
+
+    def require_reduction(self, function: str | Combine, dtype: DType) -> None:
         """Raise ReductionError if this library lacks `function` for arrays of this element type."""
 
     def bind_copy(self, out: FlatArray, source: FlatArray) -> BoundCall:
@@ -123,6 +127,18 @@ class Buffer:
     def overlaps(self, other: Buffer) -> bool:
         """Whether the two buffers share memory."""
         return self.address < other.address + other.nbytes and other.address < self.address + self.nbytes
+
+
+def combine_into(copy: Callable[..., Any], combine: Combine, left: FlatArray, right: FlatArray, out: FlatArray) -> None:
+    """Copy a user's reduction of two arrays into `out` by `copy(out, result)`; raise ReductionError if that fails."""
+    result = combine(left, right)
+    shape, dtype = getattr(result, "shape", None), getattr(result, "dtype", None)
+    if shape != out.shape or dtype != out.dtype:
+        raise ReductionError(
+            f"the reduction's function returned {type(result).__name__} of shape {shape} and dtype {dtype} for arrays "
+            f"of shape {tuple(out.shape)} and dtype {out.dtype}; return a new array of the same shape and dtype"
+        )
+    copy(out, result)
 
 
 def run_all(calls: Iterable[BoundCall]) -> None:

@@ -11,7 +11,8 @@ import numpy as np
 from hpccoll.runtime.arrays.dtypes import DType
 from hpccoll.runtime.arrays.half_precision import NAMES as HALVES
 from hpccoll.runtime.arrays.half_precision import HalfPrecision
-from hpccoll.runtime.arrays.interface import BoundCall, FlatArray, view_host_memory
+from hpccoll.runtime.arrays.interface import BoundCall, FlatArray, combine_into, view_host_memory
+from hpccoll.runtime.arrays.reductions import Combine
 from hpccoll.runtime.arrays.torch_tensors import flatten_tensor, is_torch_tensor, view_as_numpy
 
 
@@ -29,7 +30,9 @@ class NumPyModule:
     def bind_device(self, call: BoundCall) -> BoundCall:
         return call
 
-    def bind_reduce(self, function: str, left: FlatArray, right: FlatArray, out: FlatArray) -> BoundCall:
+    def bind_reduce(self, function: str | Combine, left: FlatArray, right: FlatArray, out: FlatArray) -> BoundCall:
+        if not isinstance(function, str):
+            return _quiet(partial(combine_into, np.copyto, function, left, right, out))
         if (half := self._bind_half(function, left, right, out)) is not None:
             return half
         if function in ("minimum", "maximum"):  # they take `out` by keyword only, which is a little slower
@@ -38,7 +41,7 @@ class NumPyModule:
             return self._bind_multiply(out, left, right)
         return _quiet(partial(getattr(np, function), left, right, out))
 
-    def require_reduction(self, function: str, dtype: DType) -> None:
+    def require_reduction(self, function: str | Combine, dtype: DType) -> None:
         """Do nothing, because NumPy supports all reductions."""
 
     def bind_copy(self, out: FlatArray, source: FlatArray) -> BoundCall:

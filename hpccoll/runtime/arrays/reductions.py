@@ -7,8 +7,9 @@ the number of ranks; `premul_sum` first scales each rank's input by that rank's 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -27,6 +28,7 @@ _REDUCTIONS = {
     "bor": ("bitwise_or", "bi"),
     "bxor": ("bitwise_xor", "bi"),
 }
+Combine: TypeAlias = Callable[[Any, Any], Any]  # returns the reduction of two 1-D arrays as a new array
 FUNCTIONS = {name: function for name, (function, _) in _REDUCTIONS.items()}
 _KINDS = {name: kinds for name, (_, kinds) in _REDUCTIONS.items()}
 _MPI_NAMES = ("sum", "prod", "min", "max", "band", "bor", "bxor")
@@ -42,10 +44,30 @@ _REMEDY = {
 
 @dataclass(frozen=True, slots=True, eq=False)  # factors may be arrays, which do not compare to a single bool
 class Reduction:
-    """A reduction by name; `factor` is for premul_sum: a number, or an array that broadcasts to the buffer."""
+    """A reduction by name; `factor` is for premul_sum: a number, or an array that broadcasts to the buffer.
+
+    `combine` is the function of a user's own reduction (see `from_function`), which need not be `commutative`.
+    """
 
     name: str
     factor: Any = None
+    combine: Combine | None = None
+    commutative: bool = True
+
+    @classmethod
+    def from_function(cls, function: Combine, *, name: str | None = None, commutative: bool = True) -> Reduction:
+        """Return a reduction by a function of two arrays, which returns their elementwise reduction as a new array.
+
+        All ranks must pass functions that compute the same. Make a reduction once and use it in many calls.
+
+        Args:
+            function: takes two 1-D arrays of equal length and dtype (NumPy arrays, or CUDA arrays of the user's
+                library), which it must not change; must be associative, up to rounding.
+            name: the name in messages (default: the function's name).
+            commutative: whether function(a, b) equals function(b, a); if not, the data of the ranks is reduced in the
+                order of the ranks.
+        """
+        return cls(name or str(getattr(function, "__name__", type(function).__name__)), None, function, commutative)
 
     @classmethod
     def parse(cls, given: Any) -> Reduction:
@@ -68,12 +90,21 @@ class Reduction:
         return cls(given)
 
     @property
-    def function(self) -> str:
-        """The name of the binary function in NumPy, CuPy and torch, such as `add`."""
-        return FUNCTIONS[self.name]
+    def function(self) -> str | Combine:
+        """The user's own function, or the name of the binary function in NumPy, CuPy and torch, such as `add`."""
+        return self.combine or FUNCTIONS[self.name]
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """A value that is equal for reductions without factors that compute the same, for caches."""
+        return self.name, self.combine, self.commutative
 
     def require(self, dtype: DType, shape: tuple[int, ...] = ()) -> None:
         """Raise ReductionError unless this reduction is defined for an array of this dtype and shape."""
+        if self.combine is not None:
+            if dtype.numpy.kind == "V":
+                raise ReductionError(f"reduction {self.name!r}: NumPy has no {dtype.name}; cast to float32")
+            return
         if dtype.kind not in _KINDS[self.name]:
             remedy = _REMEDY[dtype.kind]
             raise ReductionError(f"reduction {self.name!r} is not defined for dtype {dtype.name}: {remedy}")
@@ -94,12 +125,13 @@ class Reduction:
 
 
 def normalize_reduction(given: Any) -> str | Reduction:
-    """Return the name of a reduction, or the reduction itself if it has a factor; accepts all that `parse` accepts.
+    """Return the name of a reduction, or the reduction itself if it has a factor or a function of the user.
 
-    Equal reductions without a factor have the same name, so that a cache can find calls by the result.
+    `given` is what `parse` accepts. Other equal reductions have the same name, so that a cache can find calls by the
+    result.
     """
     reduction = Reduction.parse(given)
-    return reduction.name if reduction.factor is None else reduction
+    return reduction.name if reduction.factor is None and reduction.combine is None else reduction
 
 
 def _find_mpi_name(mpi: Any, op: Any) -> str:

@@ -18,7 +18,7 @@ import numpy as np
 
 from hpccoll.errors import UsageError
 from hpccoll.runtime.address_space import AddressSpace
-from hpccoll.runtime.arrays import BoundCall, FlatArray, ScratchPool
+from hpccoll.runtime.arrays import FUNCTIONS, BoundCall, FlatArray, ScratchPool
 from hpccoll.runtime.collective_call import CollectiveCall
 from hpccoll.runtime.cuda.device import SharedDeviceMemory
 from hpccoll.runtime.cuda.fuse import KernelLaunch, address_range, plan_launches
@@ -115,7 +115,7 @@ class DeviceExecutable(PlanExecutable):
             local_instructions(program),
             lambda place: address_range(space.address(place), place.count * space.itemsize),
             address_range(call.module.get_address(self._kept_scratch), count * space.itemsize),
-            call.reduction.function,
+            FUNCTIONS[call.reduction.name],
             call.dtype,
         )
         queued: list[Callable[[int], object]] = [bind_launch(launch, device.cuda) for launch in phases[0]]

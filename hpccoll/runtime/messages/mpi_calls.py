@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
+from hpccoll.errors import ReductionError
 from hpccoll.plan import Count, Operation
-from hpccoll.runtime.arrays import Buffer, DType, Reduction
+from hpccoll.runtime.arrays import NUMPY, Buffer, Combine, DType, Reduction
 from hpccoll.runtime.collective_call import CollectiveCall
 
 OPS = {"sum": "SUM", "prod": "PROD", "min": "MIN", "max": "MAX", "band": "BAND", "bor": "BOR", "bxor": "BXOR"}
@@ -57,7 +59,7 @@ def has_same_semantics(operation: Operation, dtype: DType, reduction: Reduction)
     library has, for sums of scaled inputs, and for sums of 8-bit and 16-bit integers. Open MPI saturates sums of 8-bit
     and 16-bit integers where NumPy wraps around (Open MPI's issue 8045, which will not be fixed).
     """
-    if not operation.reduces:
+    if not operation.reduces or reduction.combine is not None:
         return True
     if dtype.kind == "b":
         return reduction.name in LOGICAL_OPS
@@ -67,10 +69,51 @@ def has_same_semantics(operation: Operation, dtype: DType, reduction: Reduction)
     return reduction.name in ("sum", "prod", "avg") and not is_half
 
 
-def get_datatype(operation: Operation, dtype: DType) -> MPI.Datatype:
-    """Return the MPI datatype of an operation's elements; DATATYPE_NULL if the library does not have it."""
-    datatype: MPI.Datatype = getattr(MPI, DATATYPES[dtype.name] if operation.reduces else MOVED_AS[dtype.itemsize])
+def get_datatype(operation: Operation, dtype: DType, reduction: Reduction | None = None) -> MPI.Datatype:
+    """Return the MPI datatype of an operation's elements; DATATYPE_NULL if the library does not have it.
+
+    For a reduction by a user's function, the datatype only has the size of the elements.
+    """
+    computes = operation.reduces and (reduction is None or reduction.combine is None)
+    datatype: MPI.Datatype = getattr(MPI, DATATYPES[dtype.name] if computes else MOVED_AS[dtype.itemsize])
     return datatype
+
+
+class UserOps:
+    """The MPI operations of users' own reductions, created at the first use and freed together.
+
+    mpi4py allows 16 user-defined operations per process.
+    """
+
+    def __init__(self) -> None:
+        self._ops: dict[object, MPI.Op] = {}
+
+    def get(self, dtype: DType, reduction: Reduction) -> MPI.Op:
+        """Return the MPI operation of a reduction, by a user's function or by name."""
+        if reduction.combine is None:
+            return get_op(dtype, reduction.name)
+        key = reduction.key, dtype.name
+        if key not in self._ops:
+            function = partial(_combine_buffers, reduction.combine, dtype.numpy)
+            try:
+                self._ops[key] = MPI.Op.Create(function, commute=reduction.commutative)
+            except RuntimeError as error:
+                raise ReductionError(
+                    f"reduction {reduction.name!r}: {error}; make each reduction once and use it in many calls, or "
+                    "choose an algorithm other than mpi"
+                ) from error
+        return self._ops[key]
+
+    def free(self) -> None:
+        """Free all MPI operations; to be called before MPI is finalized."""
+        while self._ops:
+            self._ops.popitem()[1].Free()
+
+
+def _combine_buffers(combine: Combine, dtype: np.dtype[Any], left: Any, out: Any, _: MPI.Datatype) -> None:
+    """Reduce `left` and `out` into `out`, as MPI's user-defined operations do."""
+    own = np.frombuffer(out, dtype)
+    NUMPY.bind_reduce(combine, np.frombuffer(left, dtype), own, own)()
 
 
 def get_op(dtype: DType, reduction: str) -> MPI.Op:
@@ -123,7 +166,7 @@ def specify_buffers(
     call: CollectiveCall, source: Buffer | None, result: Buffer | None, rank: int
 ) -> tuple[tuple[Any, ...] | None, tuple[Any, ...] | None]:
     """Return mpi4py's specifications of input and output: memory, elements of one or of each block, and datatype."""
-    datatype, count = get_datatype(call.operation, call.dtype), call.count
+    datatype, count = get_datatype(call.operation, call.dtype, call.reduction), call.count
     counts: tuple[Any, Any] = (count, count)
     if isinstance(count, tuple):
         # mpi4py takes arrays of C integers as they are; other sequences would be converted in each call.
@@ -138,7 +181,11 @@ def specify_buffers(
                 counts = whole, own
             case _:
                 counts = own, whole
-    return tuple(  # type: ignore[return-value]
-        buffer and (MPI.buffer.fromaddress(buffer.address, buffer.nbytes), each, datatype)
-        for buffer, each in zip((source, result), counts, strict=True)
-    )
+    # MPICH refuses equal addresses of input and output, also of an empty block in place.
+    is_alone = source is None or source.nbytes or not (result and result.nbytes)
+    sent = received = None
+    if source is not None:
+        sent = MPI.buffer.fromaddress(source.address if is_alone else 0, source.nbytes), counts[0], datatype
+    if result is not None:
+        received = MPI.buffer.fromaddress(result.address if result.nbytes else 0, result.nbytes), counts[1], datatype
+    return sent, received

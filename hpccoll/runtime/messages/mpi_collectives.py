@@ -32,8 +32,8 @@ from hpccoll.runtime.call_state import CallState
 from hpccoll.runtime.collective_call import CollectiveCall, bind_epilogue, bind_prologue
 from hpccoll.runtime.executable import raise_freed
 from hpccoll.runtime.messages.mpi_calls import (
+    UserOps,
     get_method,
-    get_op,
     has_same_semantics,
     order_arguments,
     specify_buffers,
@@ -118,6 +118,7 @@ class MpiCollectives:
         self._has_large_counts = MPI.Get_version()[0] >= 4
         self.uses_non_blocking = self._expects_plans = False  # the form changes once, at the first asynchronous call
         self._bound: WeakSet[MpiExecutable] = WeakSet()
+        self.ops = UserOps()
         progress.notify(self)
 
     def can_run(self, call: CollectiveCall, *, asynchronous: bool = False) -> bool:
@@ -134,6 +135,8 @@ class MpiCollectives:
             return False
         if not call.module.on_device:
             return True
+        if call.operation.reduces and call.reduction.combine is not None:  # MPI would call it on device memory
+            return False
         if self._works_on_device is None and not asynchronous:
             wait_for_ranks(self._comm, self._progress)
             self._works_on_device = all(gather_or_raise(self._comm, self._takes_device_memory, UnavailableError))
@@ -247,7 +250,7 @@ class MpiCollectives:
         if module.on_device:
             prologue = (*prologue, module.synchronize)
         specified = specify_buffers(call, source, result, self._comm.rank)
-        op = get_op(call.dtype, call.reduction.name) if call.operation.reduces else None
+        op = self.ops.get(call.dtype, call.reduction) if call.operation.reduces else None
         arguments = order_arguments(call.operation, *specified, op, call.root, in_place, call.count)
         memories = tuple(buffer.flat for buffer in (source, result) if buffer)
         return _MpiCall(get_method(call.operation, call.count), arguments, prologue, epilogue, memories, module)

@@ -40,7 +40,7 @@ from tests.unit.runtime.simulated_node import ITEMSIZE, Array, mixed, take_turns
 class Mixing(NumPyModule):
     """NumPy with a reduction whose order shows."""
 
-    def bind_reduce(self, function: str, left: FlatArray, right: FlatArray, out: FlatArray) -> BoundCall:  # noqa: ARG002 - there is one
+    def bind_reduce(self, function: Any, left: FlatArray, right: FlatArray, out: FlatArray) -> BoundCall:  # noqa: ARG002 - there is one
         return lambda: np.copyto(out, mixed(left, right))
 
 
