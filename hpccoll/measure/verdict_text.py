@@ -20,6 +20,8 @@ from hpccoll.text_table import TextColumn, format_table
 from hpccoll.units import format_size
 
 DEFAULT_WIDTH = 120
+LEAST_LIMITED = 2**20  # bytes; shorter messages are limited by latency and caches
+MAX_UNCERTAIN = 0.5  # fraction of uncertain medians above which a benchmark says little
 MAX_UNCERTAINTY = 0.10  # half the width of a median's interval, divided by the median
 _MAX_LISTED = 3
 _INDENT = " " * 7
@@ -231,10 +233,10 @@ def _get_value(ratio: Interval | None) -> float:
 
 def describe_limit(verdicts: Sequence[SizeVerdict], limit: HardwareLimit | None) -> str:
     """Return a sentence that compares the fastest at the largest size with what memory or links allow."""
-    found = [each for each in verdicts if each.fastest is not None and each.nbytes]
+    found = [each for each in verdicts if each.fastest is not None and each.nbytes >= LEAST_LIMITED]
     if limit is None or not found:
         return ""
-    last = max(found, key=lambda each: each.nbytes)
+    last = max(found, key=lambda each: (each.nbytes, -each.fastest.time_us.p50 if each.fastest else 0.0))
     operation = find_timed_operation(last.setting.op)
     if last.fastest is None or not isinstance(operation, Operation):
         return ""
@@ -259,7 +261,8 @@ def describe_trust(verdicts: Sequence[SizeVerdict], conditions: RunConditions) -
     doubts = [*_list_doubts(rows, conditions)]
     if not doubts:
         return f"yes; {checked}, and the intervals are narrow"
-    return f"with care: {'; '.join(doubts)}; {checked}"
+    poor = sum(map(is_uncertain, rows)) > MAX_UNCERTAIN * len(rows)
+    return f"{'little' if poor else 'with care'}: {'; '.join(doubts)}; {checked}"
 
 
 def _list_doubts(rows: Sequence[CollectiveRecord], conditions: RunConditions) -> Iterator[str]:

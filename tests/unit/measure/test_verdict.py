@@ -176,6 +176,12 @@ def test_doubtful_rows_are_counted(rows, told):
     assert told in paragraph(rows, "trust")[0]
 
 
+def test_mostly_uncertain_medians_are_hardly_trusted():
+    noisy = [record("mpi", 9.0, spread=0.2), record("ring", 5.0, spread=0.2), record("tree", 5.0)]
+    assert paragraph(noisy, "trust")[0].startswith("little: 2 of 3 medians are uncertain")
+    assert paragraph(noisy[1:], "trust")[0].startswith("with care: 1 of 2")
+
+
 def test_what_to_type_next_fits_the_findings():
     shared = {"oversubscribed": True, "cores": (2,) * 4, "results": "a.jsonl"}
     assert paragraph(THREE, "next", **shared) == [
@@ -186,6 +192,10 @@ def test_what_to_type_next_fits_the_findings():
     noisy = [record("mpi", 9.0, spread=0.2), record("ring", 5.0, spread=0.2)]
     assert "--budget" in paragraph(noisy, "next")[0]
     assert "mpirun -n 4" in paragraph([record("mpi", 9.0, ranks=1)], "next")[0]
+
+
+def test_short_messages_have_no_limit():
+    assert not paragraph(rows_of(64 * KiB), "limit", limit=HardwareLimit(1.0, 32 * MiB, 1))
 
 
 def test_the_distance_to_the_limit_is_that_of_the_largest_size():
