@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Final
+
+DEBUG_HINT: Final = "run with HPCCOLL_DEBUG=1 to find the first call in which ranks differ"
+
 
 class HpccollError(Exception):
     """Base class of all exceptions of hpccoll."""

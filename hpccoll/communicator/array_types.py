@@ -56,5 +56,6 @@ ValueT = TypeVar("ValueT", bound=Array | Scalar)  # methods return a value of th
 ReduceOp: TypeAlias = "str | Reduction | MPI.Op | TorchReduceOp"
 AlgorithmLike: TypeAlias = str | Algorithm
 DtypeLike: TypeAlias = str | type[Any] | np.dtype[Any] | TorchDtype
-Shape: TypeAlias = int | Sequence[int]
+Rank: TypeAlias = SupportsIndex  # integers of Python and NumPy
+Shape: TypeAlias = SupportsIndex | Sequence[SupportsIndex]
 BlockCounts: TypeAlias = Iterable[SupportsIndex]  # the number of rows in the block of each rank

@@ -7,13 +7,18 @@ from __future__ import annotations
 
 import os
 import weakref
+from dataclasses import replace
 from inspect import isfunction
+from operator import index
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from numpy import ndarray
 
+from hpccoll.communicator.adapted_arguments import adapt_arguments
 from hpccoll.communicator.array_types import AlgorithmLike, BlockCounts
-from hpccoll.errors import UsageError
+from hpccoll.communicator.scalars import SCALARS, encode_dtype, find_common_dtype
+from hpccoll.errors import BufferError, UsageError
 from hpccoll.plan import Operation
 from hpccoll.runtime import job
 from hpccoll.runtime.agreement import wait_for_ranks
@@ -24,6 +29,7 @@ from hpccoll.runtime.call_state import WaitReason
 from hpccoll.runtime.collective_call import CollectiveCall
 from hpccoll.runtime.endings import get_endings
 from hpccoll.runtime.engine import Engine
+from hpccoll.runtime.messages.objects import ObjectCollectives
 from hpccoll.runtime.messages.point_to_point import PointToPoint
 from hpccoll.runtime.progress import get_progress
 from hpccoll.runtime.work import Work
@@ -55,6 +61,7 @@ class CommunicatorBase:
         self._messages = PointToPoint(
             self._message_comm, self._engine.progress, self._engine.state, self._engine.uses_pinned_memory
         )
+        self._objects = ObjectCollectives(self._message_comm, self._engine.progress, self._engine.state)
         self._cache, self._process = self._engine.cache, os.getpid()
         self._cached_calls, self._by_kind = self._cache.by_array, self._cache.by_kind
         self._unbound, self._in_flight = self._engine.unbound, self._engine.progress.operations
@@ -79,7 +86,7 @@ class CommunicatorBase:
             self._comm.Free()
 
     def _collective(
-        self, operation: Operation, x: Any, out: Any, op: Any, root: int, algorithm: AlgorithmLike, async_op: bool
+        self, operation: Operation, x: Any, out: Any, op: Any, root: Any, algorithm: AlgorithmLike, async_op: bool
     ) -> Any:
         """Run a collective by its cached executable, if any, or else by the engine; return the result or a Work."""
         if type(op) is not str:
@@ -99,11 +106,15 @@ class CommunicatorBase:
             unbound = self._unbound.find(operation, x, out, op, root, algorithm)
             if unbound is not None and not (unbound.output_given and self._cache.is_due(key) and not self._in_flight):
                 return unbound(x, out)
+        if operation.reduces and isinstance(x, SCALARS):
+            return self._reduce_scalar(operation, x, out, op, root, algorithm, async_op)
         if async_op:
             call = self._check("async", operation, x, out, op, root, algorithm)
-            return Work(self.rank, self._engine.progress, self._engine.start(call), call.value)
+            return Work(self.rank, self._engine.progress, self._engine.start(call), call.value, call.finish)
         call = self._check("blocking", operation, x, out, op, root, algorithm)
         executable = self._engine.run(call, again=unbound is not None)
+        if call.finish is not None:
+            return call.finish(call.value)
         if self._argument_check is None:
             if executable is not None and call.output_given:
                 self._cache.add_by_array(key, executable, x, out)
@@ -118,7 +129,7 @@ class CommunicatorBase:
         x: Any,
         out: Any,
         op: Any,
-        root: int,
+        root: Any,
         algorithm: AlgorithmLike,
         async_op: bool,
         counts: BlockCounts,
@@ -140,8 +151,10 @@ class CommunicatorBase:
             return x if out is None else out
         call = self._check("async" if async_op else "blocking", operation, x, out, op, root, algorithm, rows)
         if async_op:
-            return Work(self.rank, self._engine.progress, self._engine.start(call), call.value)
+            return Work(self.rank, self._engine.progress, self._engine.start(call), call.value, call.finish)
         executable = self._engine.run(call)
+        if call.finish is not None:
+            return call.finish(call.value)
         if self._argument_check is None and executable is not None and call.output_given:
             self._cache.add_by_array(key, executable, x, out)
         return call.value
@@ -156,15 +169,20 @@ class CommunicatorBase:
         if not self._release.alive:
             raise UsageError("this communicator was closed; use one that is open, or close it later")
 
+    def _require_rank(self, role: str, rank: Any) -> int:
+        """Return a rank as an integer; raise UsageError unless it is one. `role` names the argument."""
+        if not hasattr(rank, "__index__") or not 0 <= rank < self.size:
+            raise UsageError(f"{role} {rank} is not a rank of 0..{self.size - 1}")
+        return index(rank)
+
     def _check(self, form: str, operation: Operation, *arguments: Any) -> CollectiveCall:
         """Return the checked call; with HPCCOLL_DEBUG=1, all ranks also compare its arguments and kind (`form`)."""
         self._require_open()
-        x, out, op, root, *others = arguments
         if self._argument_check is None:
-            return check_call(operation, x, out, self.rank, self.size, root, op, *others)
+            return self._check_here(form, operation, *arguments)
         reason = WaitReason(self._state, operation.value, self._state.count + 1)
-        with reason, self._argument_check.compare(operation) as compared:
-            call = check_call(operation, x, out, self.rank, self.size, root, op, *others)
+        with reason, self._argument_check.compare(operation.value) as compared:
+            call = self._check_here(form, operation, *arguments)
             buffer = call.result or call.source
             name = call.algorithm.full_name if call.algorithm else MPI_LIBRARY if call.library else "auto"
             compared.update(shape=call.shape, dtype=buffer.dtype.name if buffer else "none", op=call.reduction.name)
@@ -173,6 +191,38 @@ class CommunicatorBase:
             if isinstance(call.count, tuple):
                 compared[EXCHANGED if call.is_uneven_exchange else "counts"] = call.count
         return call
+
+    def _check_here(self, form: str, operation: Operation, x: Any, out: Any, op: Any, *others: Any) -> CollectiveCall:
+        """Return the checked call, with adapted arguments if the runtime does not accept the user's arrays."""
+        root, algorithm, *counts = others
+        adapted = adapt_arguments(operation, x, out, self.rank, self.size, root)
+        if adapted is None:
+            return check_call(operation, x, out, self.rank, self.size, root, op, algorithm, *counts)
+        if form == "prepare":
+            raise BufferError(
+                f"{operation.value}: prepared collectives are bound to their arrays; pass arrays of NumPy, CuPy or "
+                "torch, no lists"
+            )
+        if counts and (isinstance(x, list | tuple) or isinstance(out, list | tuple)):
+            raise BufferError(f"{operation.value}: counts cut one array into blocks; pass arrays instead of lists")
+        call = check_call(operation, adapted.x, adapted.out, self.rank, self.size, root, op, algorithm, *counts)
+        return replace(call, finish=adapted.finish)
+
+    def _reduce_scalar(
+        self, operation: Operation, x: Any, out: Any, op: Any, root: Any, algorithm: AlgorithmLike, async_op: bool
+    ) -> Any:
+        """Reduce one number per rank; return a number of Python or NumPy, as `x` is.
+
+        The ranks first agree on the element type that represents all their numbers. Cost: one more all-gather.
+        """
+        if async_op or out is not None:
+            raise UsageError(f"{operation.value}: a number is reduced by a blocking call without out; pass an array")
+        numbers = self._collective(Operation.ALL_GATHER, encode_dtype(x), None, SUM, 0, "auto", False)
+        value = np.array(x, find_common_dtype(numbers.reshape(-1)))
+        result = self._collective(operation, value, None, op, root, algorithm, False)
+        if operation is Operation.REDUCE and self.rank != root:
+            return x
+        return result[()] if isinstance(x, np.generic) else result.item()
 
 
 def _takes_device_memory() -> bool:

@@ -11,23 +11,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from operator import index
-from typing import Self, SupportsIndex
+from typing import TYPE_CHECKING, Any, Self, SupportsIndex
 
 import numpy as np
 
 from hpccoll.communicator.data_movement import DataMovementMethods
-from hpccoll.communicator.messages import MessageMethods
+from hpccoll.communicator.objects import ObjectMethods
 from hpccoll.communicator.prepared import PreparedMethods
 from hpccoll.communicator.reductions import ReductionMethods
 from hpccoll.communicator.scans import ScanMethods
 from hpccoll.communicator.symmetric_buffers import SymmetricBufferMethods
 from hpccoll.errors import UsageError
-from hpccoll.runtime.agreement import wait_for_members
+from hpccoll.runtime.agreement import gather_or_raise, wait_for_members, wait_for_ranks
 from hpccoll.runtime.call_state import WaitReason
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
 
 class Communicator(
-    ReductionMethods, ScanMethods, DataMovementMethods, PreparedMethods, MessageMethods, SymmetricBufferMethods
+    ReductionMethods, ScanMethods, DataMovementMethods, PreparedMethods, ObjectMethods, SymmetricBufferMethods
 ):
     """A group of MPI ranks whose messages are separate from those of other communicators.
 
@@ -53,6 +56,39 @@ class Communicator(
         if error is None:
             self.close()
 
+    def __repr__(self) -> str:
+        nodes = len(self._engine.nodes)
+        state = "open" if self._release.alive else "closed"
+        place = f"rank {self.rank} of {self.size} on {nodes} node{'s' if nodes > 1 else ''}"
+        return f"<hpccoll.Communicator: {place}, {state}>"
+
+    @property
+    def mpi(self) -> MPI.Intracomm:
+        """An mpi4py communicator of the same ranks, for calls that hpccoll lacks; `close` frees it.
+
+        It carries the messages of `send` and `recv`, so that `recv` may receive a message of `mpi.Send`. While a call
+        of `mpi` blocks, asynchronous operations of hpccoll do not advance.
+        """
+        self._require_open()
+        return self._message_comm
+
+    def split(self, color: int | None, key: int = 0) -> Self | None:
+        """Return a communicator of the ranks that pass the same `color`; None where `color` is None. Collective.
+
+        Args:
+            color: an integer; the ranks with the same one get a communicator together.
+            key: ranks of the new communicator are in the order of `key`, and of their old ranks where keys are equal.
+
+        Raises:
+            UsageError: on all ranks, if a rank passed a color or a key that is not an integer.
+        """
+        self._require_open()
+        with self._state.call("split"):
+            wait_for_ranks(self._comm, self._engine.progress)
+            rows = gather_or_raise(self._comm, lambda: _as_color_and_key(color, key), UsageError)
+        same = [(other_key, rank) for rank, (other, other_key) in enumerate(rows) if other == rows[self.rank][0]]
+        return self.new_group([rank for _, rank in sorted(same)]) if color is not None else None
+
     def new_group(self, ranks: Iterable[SupportsIndex]) -> Self | None:
         """Return a communicator of the given ranks, in their order; collective over the given ranks.
 
@@ -72,6 +108,14 @@ class Communicator(
         communicator = type(self)(comm, adopt=True, abort_on_error=self._abort_on_error)
         group.Free()
         return communicator
+
+
+def _as_color_and_key(color: Any, key: Any) -> tuple[int | None, int]:
+    """Return color and key as integers; raise UsageError if one is neither an integer nor, for the color, None."""
+    try:
+        return None if color is None else index(color), index(key)
+    except TypeError:
+        raise UsageError(f"split takes integers as color and key, not {color!r} and {key!r}") from None
 
 
 def _as_ranks(ranks: Iterable[SupportsIndex], size: int) -> list[int]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal, overload
 
-from hpccoll.communicator.array_types import AlgorithmLike, ArrayT, BlockCounts, ValueT
+from hpccoll.communicator.array_types import AlgorithmLike, ArrayT, BlockCounts, Rank
 from hpccoll.communicator.base import CommunicatorBase
 from hpccoll.plan import Operation
 from hpccoll.runtime.arguments import SUM
@@ -16,17 +17,17 @@ class DataMovementMethods(CommunicatorBase):
 
     @overload
     def broadcast(
-        self, x: ValueT, root: int = ..., *, algorithm: AlgorithmLike = ..., async_op: Literal[False] = ...
-    ) -> ValueT: ...
+        self, x: ArrayT, root: Rank = ..., *, algorithm: AlgorithmLike = ..., async_op: Literal[False] = ...
+    ) -> ArrayT: ...
     @overload
     def broadcast(
-        self, x: ValueT, root: int = ..., *, algorithm: AlgorithmLike = ..., async_op: Literal[True]
-    ) -> Work[ValueT]: ...
+        self, x: ArrayT, root: Rank = ..., *, algorithm: AlgorithmLike = ..., async_op: Literal[True]
+    ) -> Work[ArrayT]: ...
     @overload
     def broadcast(
-        self, x: ValueT, root: int = ..., *, algorithm: AlgorithmLike = ..., async_op: bool
-    ) -> ValueT | Work[ValueT]: ...
-    def broadcast(self, x: Any, root: int = 0, *, algorithm: AlgorithmLike = "auto", async_op: bool = False) -> Any:
+        self, x: ArrayT, root: Rank = ..., *, algorithm: AlgorithmLike = ..., async_op: bool
+    ) -> ArrayT | Work[ArrayT]: ...
+    def broadcast(self, x: Any, root: Rank = 0, *, algorithm: AlgorithmLike = "auto", async_op: bool = False) -> Any:
         """Copy the root's `x` into every rank's `x`, and return `x`.
 
         Args:
@@ -43,6 +44,14 @@ class DataMovementMethods(CommunicatorBase):
         """
         return self._collective(Operation.BROADCAST, x, None, SUM, root, algorithm, async_op)
 
+    @overload
+    def all_gather(
+        self, x: ArrayT, *, out: list[ArrayT], algorithm: AlgorithmLike = ..., async_op: Literal[False] = ...
+    ) -> list[ArrayT]: ...
+    @overload
+    def all_gather(
+        self, x: ArrayT, *, out: list[ArrayT], algorithm: AlgorithmLike = ..., async_op: Literal[True]
+    ) -> Work[list[ArrayT]]: ...
     @overload
     def all_gather(
         self,
@@ -87,7 +96,8 @@ class DataMovementMethods(CommunicatorBase):
         Args:
             x: array of any shape; shape and dtype must be the same on all ranks.
             counts: the length of the first dim of each rank's `x`, if these lengths differ; the same on all ranks.
-            out: array for the n arrays; None makes a new array of shape (n, *x.shape), or (sum(counts), *x.shape[1:]).
+            out: array for the n arrays, or a list of n arrays like `x`; None makes a new array of shape (n, *x.shape),
+                or (sum(counts), *x.shape[1:]).
             algorithm: see `broadcast`.
             async_op: whether to return a `Work` at once.
 
@@ -105,7 +115,21 @@ class DataMovementMethods(CommunicatorBase):
     def gather(
         self,
         x: ArrayT,
-        root: int = ...,
+        root: Rank = ...,
+        *,
+        out: list[ArrayT],
+        algorithm: AlgorithmLike = ...,
+        async_op: Literal[False] = ...,
+    ) -> list[ArrayT] | None: ...
+    @overload
+    def gather(
+        self, x: ArrayT, root: Rank = ..., *, out: list[ArrayT], algorithm: AlgorithmLike = ..., async_op: Literal[True]
+    ) -> Work[list[ArrayT] | None]: ...
+    @overload
+    def gather(
+        self,
+        x: ArrayT,
+        root: Rank = ...,
         *,
         counts: BlockCounts | None = ...,
         out: ArrayT | None = ...,
@@ -116,7 +140,7 @@ class DataMovementMethods(CommunicatorBase):
     def gather(
         self,
         x: ArrayT,
-        root: int = ...,
+        root: Rank = ...,
         *,
         counts: BlockCounts | None = ...,
         out: ArrayT | None = ...,
@@ -127,7 +151,7 @@ class DataMovementMethods(CommunicatorBase):
     def gather(
         self,
         x: ArrayT,
-        root: int = ...,
+        root: Rank = ...,
         *,
         counts: BlockCounts | None = ...,
         out: ArrayT | None = ...,
@@ -137,7 +161,7 @@ class DataMovementMethods(CommunicatorBase):
     def gather(
         self,
         x: Any,
-        root: int = 0,
+        root: Rank = 0,
         *,
         counts: BlockCounts | None = None,
         out: Any = None,
@@ -150,8 +174,8 @@ class DataMovementMethods(CommunicatorBase):
             x: array of any shape; shape and dtype must be the same on all ranks.
             root: the rank that gets the result.
             counts: the length of the first dim of each rank's `x`, if these lengths differ; the same on all ranks.
-            out: array at the root for the n arrays; None makes a new array of shape (n, *x.shape), or of shape
-                (sum(counts), *x.shape[1:]).
+            out: at the root, array for the n arrays, or a list of n arrays like `x`; None makes a new array of shape
+                (n, *x.shape), or (sum(counts), *x.shape[1:]).
             algorithm: see `broadcast`.
             async_op: whether to return a `Work` at once.
 
@@ -168,8 +192,8 @@ class DataMovementMethods(CommunicatorBase):
     @overload
     def scatter(
         self,
-        x: ArrayT | None,
-        root: int = ...,
+        x: ArrayT | Sequence[ArrayT] | None,
+        root: Rank = ...,
         *,
         counts: BlockCounts | None = ...,
         out: ArrayT | None = ...,
@@ -179,8 +203,8 @@ class DataMovementMethods(CommunicatorBase):
     @overload
     def scatter(
         self,
-        x: ArrayT | None,
-        root: int = ...,
+        x: ArrayT | Sequence[ArrayT] | None,
+        root: Rank = ...,
         *,
         counts: BlockCounts | None = ...,
         out: ArrayT | None = ...,
@@ -190,8 +214,8 @@ class DataMovementMethods(CommunicatorBase):
     @overload
     def scatter(
         self,
-        x: ArrayT | None,
-        root: int = ...,
+        x: ArrayT | Sequence[ArrayT] | None,
+        root: Rank = ...,
         *,
         counts: BlockCounts | None = ...,
         out: ArrayT | None = ...,
@@ -201,7 +225,7 @@ class DataMovementMethods(CommunicatorBase):
     def scatter(
         self,
         x: Any,
-        root: int = 0,
+        root: Rank = 0,
         *,
         counts: BlockCounts | None = None,
         out: Any = None,
@@ -211,7 +235,8 @@ class DataMovementMethods(CommunicatorBase):
         """Send block r of the root's `x` to each rank r, and return the block of this rank.
 
         Args:
-            x: at the root, an array whose first dim is divided into n blocks of equal size; None on other ranks.
+            x: at the root, an array whose first dim is divided into n blocks of equal size, or a list of n arrays of
+                one shape; None on other ranks.
             root: the rank whose array is divided.
             counts: the number of rows (along the first dim) of each rank's block, if blocks differ in size; the same
                 on all ranks.
@@ -229,6 +254,24 @@ class DataMovementMethods(CommunicatorBase):
             return self._uneven(Operation.SCATTER, x, out, SUM, root, algorithm, async_op, counts)
         return self._collective(Operation.SCATTER, x, out, SUM, root, algorithm, async_op)
 
+    @overload
+    def all_to_all(
+        self,
+        x: Sequence[ArrayT],
+        *,
+        out: list[ArrayT] | None = ...,
+        algorithm: AlgorithmLike = ...,
+        async_op: Literal[False] = ...,
+    ) -> list[ArrayT]: ...
+    @overload
+    def all_to_all(
+        self,
+        x: Sequence[ArrayT],
+        *,
+        out: list[ArrayT] | None = ...,
+        algorithm: AlgorithmLike = ...,
+        async_op: Literal[True],
+    ) -> Work[list[ArrayT]]: ...
     @overload
     def all_to_all(
         self,
@@ -275,10 +318,12 @@ class DataMovementMethods(CommunicatorBase):
         """Send block j of `x` to each rank j, and return the blocks of all ranks for this rank, in rank order.
 
         Args:
-            x: array whose first dim is divided into n blocks of equal size, one per rank, or by `counts`.
+            x: array whose first dim is divided into n blocks of equal size, one per rank, or by `counts`; or a list of
+                n arrays of one shape.
             counts: the number of rows (along the first dim) that this rank sends to each rank, if these differ.
             out_counts: the number of rows that this rank receives from each rank; required with `counts`.
-            out: array for the result; None makes a new array like `x`, whose first dim is sum(out_counts) with counts.
+            out: array or list of n arrays for the result; None makes a new array like `x`, whose first dim is
+                sum(out_counts) with counts, or a list if `x` is a list.
             algorithm: see `broadcast`.
             async_op: whether to return a `Work` at once.
 

@@ -1,32 +1,99 @@
-"""Messages between two ranks: send, recv, isend and irecv."""
+"""Messages between two ranks: send, recv, isend, irecv and sendrecv."""
 
 from __future__ import annotations
 
-from hpccoll.communicator.array_types import Array, ArrayT
+from typing import TYPE_CHECKING, Any
+
+from hpccoll.communicator.array_types import Array, ArrayT, Rank
 from hpccoll.communicator.base import CommunicatorBase
 from hpccoll.errors import UsageError
+from hpccoll.runtime.arguments import empty_like
+from hpccoll.runtime.arrays import export_array, import_array, is_foreign
 from hpccoll.runtime.work import Work
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
 
 class MessageMethods(CommunicatorBase):
     """The messages of a communicator between two ranks."""
 
-    def send(self, x: Array, dest: int, tag: int = 0) -> None:
-        """Send `x` to rank `dest`; block until `x` may be reused. Raise UsageError if `dest` is this rank."""
+    def send(self, x: Array, dest: Rank, tag: int = 0) -> None:
+        """Send `x` to rank `dest`; block until `x` may be reused.
+
+        Args:
+            x: array of any shape.
+            dest: rank of the receiver, another rank than this one.
+            tag: number from 0 to 32767 that the receiver gives, too.
+
+        Raises:
+            UsageError: `dest` is this rank or no rank; use `isend` for messages of a rank to itself.
+        """
         if dest == self.rank:
             raise UsageError(f"rank {dest} would wait for itself in send; use isend, then recv")
         self.isend(x, dest, tag).wait()
 
-    def recv(self, x: ArrayT, source: int, tag: int = 0) -> ArrayT:
-        """Receive a message from rank `source` into `x`, and return `x`; `x` must have exactly the message's size."""
-        return self.irecv(x, source, tag).wait()
+    def recv(self, x: ArrayT, source: Rank | None = None, tag: int = 0, *, status: MPI.Status | None = None) -> ArrayT:
+        """Receive a message into `x`, and return `x`; `x` must have exactly the message's size.
 
-    def isend(self, x: Array, dest: int, tag: int = 0) -> Work[None]:
-        """Start sending `x` to rank `dest`; `x` must not change until the Work is done."""
+        Args:
+            x: array for the message.
+            source: rank of the sender; None (or MPI.ANY_SOURCE) receives from any rank.
+            tag: the number that the sender gave.
+            status: gets the rank of the sender and the tag, as with mpi4py's `Recv`.
+
+        Raises:
+            CommunicationError: the message has another size than `x`.
+        """
+        work = self.irecv(x, source, tag)
+        work.wait()
+        if status is not None:
+            status.Set_source(-1 if work.source is None else work.source)
+            status.Set_tag(tag)
+        return x
+
+    def isend(self, x: Array, dest: Rank, tag: int = 0) -> Work[None]:
+        """Start sending `x` to rank `dest`; `x` must not change until the returned `Work` is done.
+
+        See `send` for the arguments; `dest` may be this rank.
+        """
         self._require_open()
         return self._messages.isend(x, dest, tag)
 
-    def irecv(self, x: ArrayT, source: int, tag: int = 0) -> Work[ArrayT]:
-        """Start receiving from rank `source` into `x`, which must not be accessed until the Work is done."""
+    def irecv(self, x: ArrayT, source: Rank | None = None, tag: int = 0) -> Work[ArrayT]:
+        """Start receiving a message into `x`, which must not be accessed until the returned `Work` is done.
+
+        See `recv` for the arguments. When the `Work` is done, its `source` is the rank of the sender.
+        """
         self._require_open()
         return self._messages.irecv(x, source, tag)
+
+    def sendrecv(
+        self,
+        x: ArrayT,
+        dest: Rank,
+        source: Rank | None = None,
+        *,
+        out: ArrayT | None = None,
+        sendtag: int = 0,
+        recvtag: int = 0,
+    ) -> ArrayT:
+        """Send `x` to rank `dest` while receiving a message, and return the array with the received message.
+
+        Args:
+            x: array of any shape.
+            dest: rank of the receiver of `x`; may be this rank.
+            source: rank of the sender of the received message; None receives from any rank.
+            out: array for the received message, which must have the message's size; None makes a new array like `x`.
+            sendtag: tag of the message to `dest`.
+            recvtag: tag of the message from `source`.
+
+        Raises:
+            CommunicationError: the received message has another size than `out`.
+        """
+        given: Any = import_array(x, "x") if is_foreign(x) else x
+        received = empty_like(given, tuple(given.shape)) if out is None else out
+        incoming = self.irecv(received, source, recvtag)
+        self.isend(given, dest, sendtag).wait()
+        incoming.wait()
+        return received if out is not None or not is_foreign(x) else export_array(received, x)

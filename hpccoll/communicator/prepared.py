@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hpccoll.communicator.array_types import AlgorithmLike, Array, BlockCounts, ReduceOp
+from hpccoll.communicator.array_types import AlgorithmLike, Array, BlockCounts, Rank, ReduceOp
 from hpccoll.communicator.base import CommunicatorBase
 from hpccoll.plan import Operation
 from hpccoll.runtime.arguments import SUM
@@ -25,7 +25,7 @@ class PreparedMethods(CommunicatorBase):
         *,
         out: Array | None = None,
         op: ReduceOp = SUM,
-        root: int = 0,
+        root: Rank = 0,
         algorithm: AlgorithmLike = "auto",
         counts: BlockCounts | None = None,
         out_counts: BlockCounts | None = None,

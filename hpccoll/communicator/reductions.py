@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal, overload
 
-from hpccoll.communicator.array_types import AlgorithmLike, ArrayT, BlockCounts, ReduceOp, ValueT
+from hpccoll.communicator.array_types import AlgorithmLike, Array, ArrayT, BlockCounts, Rank, ReduceOp, ValueT
 from hpccoll.communicator.base import CommunicatorBase
 from hpccoll.plan import Operation
 from hpccoll.runtime.arguments import SUM
@@ -20,7 +21,7 @@ class ReductionMethods(CommunicatorBase):
         x: ValueT,
         op: ReduceOp = ...,
         *,
-        out: ValueT | None = ...,
+        out: Array | None = ...,
         algorithm: AlgorithmLike = ...,
         async_op: Literal[False] = ...,
     ) -> ValueT: ...
@@ -30,13 +31,13 @@ class ReductionMethods(CommunicatorBase):
         x: ValueT,
         op: ReduceOp = ...,
         *,
-        out: ValueT | None = ...,
+        out: Array | None = ...,
         algorithm: AlgorithmLike = ...,
         async_op: Literal[True],
     ) -> Work[ValueT]: ...
     @overload
     def all_reduce(
-        self, x: ValueT, op: ReduceOp = ..., *, out: ValueT | None = ..., algorithm: AlgorithmLike = ..., async_op: bool
+        self, x: ValueT, op: ReduceOp = ..., *, out: Array | None = ..., algorithm: AlgorithmLike = ..., async_op: bool
     ) -> ValueT | Work[ValueT]: ...
     def all_reduce(
         self, x: Any, op: ReduceOp = SUM, *, out: Any = None, algorithm: AlgorithmLike = "auto", async_op: bool = False
@@ -44,7 +45,7 @@ class ReductionMethods(CommunicatorBase):
         """Reduce every rank's `x` by `op` and return the result on all ranks; in place unless `out` is given.
 
         Args:
-            x: array of any shape; shape and dtype must be the same on all ranks.
+            x: array of any shape; shape and dtype must be the same on all ranks. Or a number of Python or NumPy.
             op: sum, prod, min, max, avg, band, bor, bxor, or `hpccoll.premul_sum(factor)`; `MPI.Op` and
                 `torch.distributed.ReduceOp` are accepted, too.
             out: array like `x` for the result; None means `x` itself.
@@ -69,10 +70,10 @@ class ReductionMethods(CommunicatorBase):
     def reduce(
         self,
         x: ValueT,
-        root: int = ...,
+        root: Rank = ...,
         op: ReduceOp = ...,
         *,
-        out: ValueT | None = ...,
+        out: Array | None = ...,
         algorithm: AlgorithmLike = ...,
         async_op: Literal[False] = ...,
     ) -> ValueT: ...
@@ -80,10 +81,10 @@ class ReductionMethods(CommunicatorBase):
     def reduce(
         self,
         x: ValueT,
-        root: int = ...,
+        root: Rank = ...,
         op: ReduceOp = ...,
         *,
-        out: ValueT | None = ...,
+        out: Array | None = ...,
         algorithm: AlgorithmLike = ...,
         async_op: Literal[True],
     ) -> Work[ValueT]: ...
@@ -91,17 +92,17 @@ class ReductionMethods(CommunicatorBase):
     def reduce(
         self,
         x: ValueT,
-        root: int = ...,
+        root: Rank = ...,
         op: ReduceOp = ...,
         *,
-        out: ValueT | None = ...,
+        out: Array | None = ...,
         algorithm: AlgorithmLike = ...,
         async_op: bool,
     ) -> ValueT | Work[ValueT]: ...
     def reduce(
         self,
         x: Any,
-        root: int = 0,
+        root: Rank = 0,
         op: ReduceOp = SUM,
         *,
         out: Any = None,
@@ -111,7 +112,7 @@ class ReductionMethods(CommunicatorBase):
         """Reduce every rank's `x` by `op` into the root's `out`, or its `x` without `out`; others keep theirs.
 
         Args:
-            x: array of any shape; shape and dtype must be the same on all ranks.
+            x: array of any shape; shape and dtype must be the same on all ranks. Or a number of Python or NumPy.
             root: the rank that gets the result.
             op: see `all_reduce`.
             out: array like `x` for the root's result; None means `x` itself.
@@ -129,7 +130,7 @@ class ReductionMethods(CommunicatorBase):
     @overload
     def reduce_scatter(
         self,
-        x: ArrayT,
+        x: ArrayT | Sequence[ArrayT],
         op: ReduceOp = ...,
         *,
         counts: BlockCounts | None = ...,
@@ -140,7 +141,7 @@ class ReductionMethods(CommunicatorBase):
     @overload
     def reduce_scatter(
         self,
-        x: ArrayT,
+        x: ArrayT | Sequence[ArrayT],
         op: ReduceOp = ...,
         *,
         counts: BlockCounts | None = ...,
@@ -151,7 +152,7 @@ class ReductionMethods(CommunicatorBase):
     @overload
     def reduce_scatter(
         self,
-        x: ArrayT,
+        x: ArrayT | Sequence[ArrayT],
         op: ReduceOp = ...,
         *,
         counts: BlockCounts | None = ...,
@@ -172,11 +173,13 @@ class ReductionMethods(CommunicatorBase):
         """Reduce the arrays `x` of all n ranks by `op`, and return block r of the result on rank r.
 
         Args:
-            x: array whose first dim is divided into n blocks of equal size, one per rank, or by `counts`.
+            x: array whose first dim is divided into n blocks of equal size, one per rank, or by `counts`; or a list of
+                n arrays of one shape.
             op: see `all_reduce`.
             counts: the number of rows (along the first dim) of each rank's block, if blocks differ in size; the same
                 on all ranks.
-            out: array for the block; None makes a new array whose first dim is x.shape[0] // n, or the rank's count.
+            out: array for the block; None makes a new array whose first dim is x.shape[0] // n, or the rank's count; or
+                of the shape of one array if `x` is a list.
             algorithm: see `all_reduce`.
             async_op: whether to return a `Work` at once.
 

@@ -53,8 +53,8 @@ def scatter(comm: Any, x: Any) -> Any:
 
 def reduce_scatter(comm: Any, x: Any) -> Any:
     """On rank r, return the sum of row r of every rank's matrix x."""
-    row = comm.reduce_scatter(x, op="sum")
-    return row
+    rows = comm.reduce_scatter(x, op="sum")  # one row
+    return rows[0]
 
 
 def send_recv_chain(comm: Any, x: Any) -> Any:

@@ -15,7 +15,6 @@ from typing import Any
 from mpi4py import MPI
 
 from hpccoll.errors import HpccollError, MismatchError
-from hpccoll.plan import Operation
 from hpccoll.runtime.progress import Progress
 
 EXCHANGED = "exchanged"  # key of the elements that a rank sends to each rank, followed by those that it receives
@@ -39,8 +38,10 @@ class ArgumentCheck:
         self._comm.Free()
 
     @contextmanager
-    def compare(self, operation: Operation) -> Iterator[dict[str, Any]]:
+    def compare(self, name: str) -> Iterator[dict[str, Any]]:
         """Yield a dictionary, which the `with` block fills with the call's arguments; then compare it on all ranks.
+
+        `name` is the name of the called method.
 
         Raises:
             MismatchError: a rank's call is invalid or differs from rank 0's; the message names the first such rank.
@@ -50,9 +51,9 @@ class ArgumentCheck:
         try:
             yield arguments
         except HpccollError as error:
-            self._exchange((operation.value, f"{error}", {}))
+            self._exchange((name, f"{error}", {}))
             raise
-        self._require_equal(self._exchange((operation.value, "", arguments)))
+        self._require_equal(self._exchange((name, "", arguments)))
 
     def _exchange(self, own: Announcement) -> list[Announcement]:
         """Return every rank's arguments or error; meanwhile advance the operations in flight. Collective."""

@@ -54,7 +54,7 @@ def check_call(
         ReductionError, UnknownNameError: `op` or `algorithm` does not exist, or `op` is not defined for the dtype.
     """
     reduction = Reduction.parse(op)
-    if not 0 <= root < n:
+    if not hasattr(root, "__index__") or not 0 <= root < n:
         raise UsageError(f"root {root} is not a rank of 0..{n - 1}")
     selected = _find_algorithm(operation, algorithm)
     source, result, value, count, output_given = _check_arrays(operation, x, out, rank, n, root, counts)
@@ -113,7 +113,7 @@ def output_shape(operation: Operation, shape: tuple[int, ...], n: int) -> tuple[
     if operation in (Operation.ALL_GATHER, Operation.GATHER):
         return (n, *shape)
     if operation in (Operation.REDUCE_SCATTER, Operation.SCATTER):
-        return shape[1:] if shape[0] == n else (shape[0] // n, *shape[1:])
+        return (shape[0] // n, *shape[1:])
     return shape
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,6 +26,7 @@ class CollectiveCall:
     library: bool = False  # whether the user asked for the MPI library's own collective
     value: Any = None  # the array to return to the user
     output_given: bool = False  # whether the user passed the output
+    finish: Callable[[Any], Any] | None = None  # makes the user's result from `value` after the collective
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -102,7 +104,7 @@ def as_unowned(call: CollectiveCall) -> CollectiveCall:
     source, result = (
         buffer and replace(buffer, flat=buffer.module.as_unowned(buffer.flat)) for buffer in (call.source, call.result)
     )
-    return replace(call, source=source, result=result, value=None)
+    return replace(call, source=source, result=result, value=None, finish=None)
 
 
 def is_in_place(call: CollectiveCall, rank: int) -> bool:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any, Generic, TypeVar
 
 from mpi4py import MPI
 
-from hpccoll.errors import CommunicationError
+from hpccoll.errors import DEBUG_HINT, CommunicationError
 from hpccoll.runtime.arrays import BoundCall
 from hpccoll.runtime.backoff import Backoff
 from hpccoll.runtime.progress import InFlight, Progress
@@ -26,11 +26,25 @@ class Work(Generic[ResultT]):
         rank: this rank, for error messages.
         operation: the operation; None if it is already complete.
         result: the array that `wait` returns.
+        finish: a function that makes the value to return from `result`; it is called once.
     """
 
-    def __init__(self, rank: int, progress: Progress, operation: InFlight | None, result: ResultT) -> None:
+    def __init__(
+        self,
+        rank: int,
+        progress: Progress,
+        operation: InFlight | None,
+        result: ResultT,
+        finish: Callable[[ResultT], ResultT] | None = None,
+    ) -> None:
         self._rank, self._progress, self._operation, self._result = rank, progress, operation, result
+        self._finish = finish
         self.done = operation is None
+
+    @property
+    def source(self) -> int | None:
+        """The rank of the sender, if this is a receive and it is done; otherwise None."""
+        return self._operation.source if isinstance(self._operation, MpiTransfer) else None
 
     def test(self) -> bool:
         """Advance as far as possible without blocking; return whether the operation is complete.
@@ -63,8 +77,11 @@ class Work(Generic[ResultT]):
                 backoff.pause()
                 if deadline is not None and time.monotonic() > deadline:
                     raise CommunicationError(
-                        f"rank {self._rank}: not complete after {timeout} s; did every rank call the same operation?"
+                        f"rank {self._rank}: not complete after {timeout} s; did every rank call the same operation? "
+                        f"{DEBUG_HINT}"
                     )
+        if self._finish is not None:
+            self._result, self._finish = self._finish(self._result), None
         return self._result
 
 
@@ -79,7 +96,7 @@ class MpiTransfer(InFlight):
         keep: objects whose memory MPI reads or writes until all requests are complete.
     """
 
-    __slots__ = ("_description", "_keep", "_last", "_requests", "_sizes", "_status")
+    __slots__ = ("_description", "_keep", "_last", "_requests", "_sizes", "_status", "source")
 
     def __init__(
         self,
@@ -92,6 +109,7 @@ class MpiTransfer(InFlight):
         super().__init__()
         self._description, self._requests, self._last, self._sizes = description, requests, last, list(sizes)
         self._keep, self._status = keep, MPI.Status()
+        self.source: int | None = None  # the sender of a received message
 
     def _advance(self) -> bool:
         """Test the requests in order without blocking; return whether all are complete, and `last` was called."""
@@ -100,11 +118,13 @@ class MpiTransfer(InFlight):
                 if not self._requests[0].Test(self._status):
                     return False
             except MPI.Exception as error:
-                raise CommunicationError(
-                    f"{self._description} failed: {error}; do the sizes agree on all ranks?"
-                ) from error
+                remedy = f"do the sizes agree on all ranks? {DEBUG_HINT}"
+                if self._sizes:
+                    remedy = "pass an array as large as the one that is sent"
+                raise CommunicationError(f"{self._description} failed: {name_mpi_error(error)}; {remedy}") from error
             self._requests.pop(0)
             if self._sizes:
+                self.source = self._status.source
                 self._require_size(self._sizes.pop(0))
         while self._last:
             self._last.pop(0)()
@@ -119,3 +139,8 @@ class MpiTransfer(InFlight):
                 f"{self._description}: received a message of {received} bytes into an array of {expected}; "
                 "pass an array as large as the one that is sent"
             )
+
+
+def name_mpi_error(error: MPI.Exception) -> str:
+    """Return the message of an MPI error without the stack of calls that MPICH adds."""
+    return str(error).partition("\n")[0].removesuffix(", error stack:")

@@ -185,11 +185,13 @@ def test_arrays_that_are_missing_or_too_many_are_named(hpc):
         hpc.scatter(None, root=0)
 
 
-@pytest.mark.parametrize("thing", [[1.0, 2.0], 3.0, "array", {}, (1, 2), memoryview(b"ab")])
+@pytest.mark.parametrize("thing", ["array", {}, memoryview(b"ab"), 3.0, [1.0, 2.0], (1, 2)])
 def test_what_is_no_array_is_refused(hpc, thing):
-    with pytest.raises(BufferError, match=rf"x is a {type(thing).__name__}; pass a NumPy"):
-        hpc.all_reduce(thing)
-    with pytest.raises(BufferError, match=rf"x is a {type(thing).__name__}; pass a NumPy"):
+    message = rf"x is of type {type(thing).__name__}; pass an array of NumPy"
+    if not isinstance(thing, float | list | tuple):
+        with pytest.raises(BufferError, match=message):
+            hpc.all_reduce(thing)
+    with pytest.raises(BufferError, match=message):
         hpc.isend(thing, 0)
 
 
@@ -217,7 +219,8 @@ def test_neighbours_in_memory_do_not_overlap(hpc):
     assert memory.tolist() == [1] * 10 + [hpc.size] * 10
 
 
-@pytest.mark.parametrize("peer", [-1, -2, 99])
+# -1 and -2 are MPI.ANY_SOURCE of Open MPI and of MPICH.
+@pytest.mark.parametrize("peer", [-3, -7, 99])
 def test_messages_to_no_rank_are_refused(hpc, peer):
     with pytest.raises(UsageError, match=rf"dest {peer} is not a rank of 0..{hpc.size - 1}"):
         hpc.send(np.ones(1), peer)

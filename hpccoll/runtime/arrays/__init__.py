@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from hpccoll.runtime.arrays.buffer import as_buffer, get_array_module
 from hpccoll.runtime.arrays.cuda_arrays import CupyModule, cupy_as_torch_tensor
+from hpccoll.runtime.arrays.dlpack import export_array, import_array, is_foreign
 from hpccoll.runtime.arrays.dtypes import DTYPES, DType, dtype_from_numpy, get_dtype
 from hpccoll.runtime.arrays.interface import (
     ArrayModule,
@@ -25,6 +26,6 @@ from hpccoll.runtime.arrays.torch_tensors import is_torch_tensor
 __all__ = [
     "DTYPES", "FUNCTIONS", "NUMPY", "ArrayModule", "BoundCall", "Buffer", "Combine", "CupyModule", "DType", "FlatArray",
     "NumPyModule", "Reduction", "ScratchPool", "StreamTimer", "as_buffer", "cupy_as_torch_tensor",
-    "dtype_from_numpy", "get_array_module", "get_dtype", "is_torch_tensor", "normalize_reduction", "premul_sum",
-    "require_contiguous", "run_all",
+    "dtype_from_numpy", "export_array", "get_array_module", "get_dtype", "import_array", "is_foreign",
+    "is_torch_tensor", "normalize_reduction", "premul_sum", "require_contiguous", "run_all",
 ]  # fmt: skip

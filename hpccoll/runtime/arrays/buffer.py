@@ -10,6 +10,7 @@ import numpy as np
 
 from hpccoll.errors import BufferError, UnavailableError
 from hpccoll.runtime.arrays.cuda_arrays import CupyModule, TorchCudaModule
+from hpccoll.runtime.arrays.dlpack import import_array, is_foreign
 from hpccoll.runtime.arrays.dtypes import dtype_from_numpy, get_dtype
 from hpccoll.runtime.arrays.interface import ArrayModule, Buffer, require_contiguous
 from hpccoll.runtime.arrays.numpy_arrays import NUMPY
@@ -22,8 +23,8 @@ def as_buffer(array: Any, role: str, writable: bool) -> Buffer:
     If `writable` is false, an array that is not contiguous is copied. Error messages name the array by `role`.
 
     Raises:
-        BufferError: `array` is not a NumPy array, a CuPy array or a torch tensor on CPU or CUDA; or `writable` is true
-            and the array is read-only or not C-contiguous.
+        BufferError: `array` is not an array on CPU or CUDA of NumPy, CuPy, torch or a library with DLPack; or
+            `writable` is true and the array is read-only or not C-contiguous.
         UnknownNameError: the element type of `array` is not supported.
     """
     if isinstance(array, np.ndarray):
@@ -32,7 +33,11 @@ def as_buffer(array: Any, role: str, writable: bool) -> Buffer:
         return _from_torch(array, role, writable)
     if hasattr(array, "__cuda_array_interface__"):
         return _from_cupy(array, role, writable)
-    raise BufferError(f"{role} is a {type(array).__name__}; pass a NumPy or CuPy array or a torch tensor")
+    if is_foreign(array):
+        return as_buffer(import_array(array, role), role, writable)
+    raise BufferError(
+        f"{role} is of type {type(array).__name__}; pass an array of NumPy, CuPy, torch or a library with DLPack"
+    )
 
 
 def _from_numpy(array: Any, role: str, writable: bool) -> Buffer:

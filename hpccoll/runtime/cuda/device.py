@@ -139,7 +139,7 @@ class SharedDeviceMemory:
         self._switch = self.cuda.create_event(shared=False)
         self.fences = StreamFences(self.cuda, barrier, self._events, theirs)
 
-    def empty(self, symmetric: SymmetricBuffers, shape: int | Sequence[int], dtype: Any) -> FlatArray:
+    def empty(self, symmetric: SymmetricBuffers, shape: Any, dtype: Any) -> FlatArray:
         """Return this rank's uninitialised array of a new symmetric device buffer; collective.
 
         `empty` also frees earlier buffers whose free was deferred and that no rank maps any more.
@@ -248,7 +248,7 @@ def _cannot_share(reason: str) -> UnavailableError:
     return UnavailableError(f"device memory cannot be shared here ({reason}). {_REMEDY}")
 
 
-def device_empty(node: NodeMemory, shape: int | Sequence[int], dtype: Any, device: int | None = None) -> FlatArray:
+def device_empty(node: NodeMemory, shape: Any, dtype: Any, device: int | None = None) -> FlatArray:
     """Return this rank's uninitialised CuPy array of a new symmetric buffer on device number `device`; collective.
 
     `device` None means the current device. All device buffers of a rank on one communicator must be on one device;

@@ -30,7 +30,7 @@ class PointToPoint:
         self._comm, self._progress, self._state = comm, progress, state
         self._uses_pinned_memory = uses_pinned_memory
 
-    def isend(self, x: Any, dest: int, tag: int) -> Work[None]:
+    def isend(self, x: Any, dest: Any, tag: int) -> Work[None]:
         """Start sending `x` to rank `dest`; waits for the current stream if `x` is in device memory."""
         self._require_peer("dest", dest, tag)
         buffer = as_buffer(x, "x", writable=False)
@@ -44,10 +44,18 @@ class PointToPoint:
         transfer = MpiTransfer(f"rank {rank}: sending to rank {dest}", requests, [], keep=(x, payload))
         return self._track(transfer, None, WaitReason(self._state, "send", peers=(dest,)))
 
-    def irecv(self, x: ArrayT, source: int, tag: int) -> Work[ArrayT]:
-        """Start receiving from rank `source` into `x`; waits for the current stream if `x` is in device memory."""
-        self._require_peer("source", source, tag)
+    def irecv(self, x: ArrayT, source: Any, tag: int) -> Work[ArrayT]:
+        """Start receiving from rank `source` into `x`; waits for the current stream if `x` is in device memory.
+
+        `source` None or MPI.ANY_SOURCE receives from any rank.
+        """
+        if source is None:
+            source = MPI.ANY_SOURCE
+        named = source != MPI.ANY_SOURCE
+        self._require_peer("source", source if named else 0, tag)
         buffer = as_buffer(x, "x", writable=True)
+        if buffer.nbytes > LONGEST_SEGMENT and not named:
+            raise UsageError(f"x has {buffer.nbytes} bytes; name the source of messages of more than {LONGEST_SEGMENT}")
         host = self._take_pinned(buffer)
         buffer.module.synchronize()  # a queued kernel may still read x
         payload = buffer.module.as_bytes(buffer.flat) if host is None else host
@@ -58,8 +66,9 @@ class PointToPoint:
             last = [buffer.module.bind_copy_from_host(buffer.flat, host), buffer.module.synchronize]
         sizes = [segment.nbytes for segment in segments]
         rank = self._comm.rank
-        transfer = MpiTransfer(f"rank {rank}: receiving from rank {source}", requests, last, sizes, (x, payload))
-        return self._track(transfer, x, WaitReason(self._state, "recv", peers=(source,)))
+        sender = f"rank {source}" if named else "any rank"
+        transfer = MpiTransfer(f"rank {rank}: receiving from {sender}", requests, last, sizes, (x, payload))
+        return self._track(transfer, x, WaitReason(self._state, "recv", peers=(source,) if named else ()))
 
     def _track(self, transfer: MpiTransfer, result: ArrayT, awaited: WaitReason) -> Work[ArrayT]:
         """Return the handle of a transfer, which is kept alive and advances in all waits until it is done."""
@@ -72,9 +81,9 @@ class PointToPoint:
         """Return new pinned host memory of the buffer's size if MPI cannot take the buffer, else None."""
         return buffer.module.empty_pinned(buffer.nbytes) if self._uses_pinned_memory(buffer.module) else None
 
-    def _require_peer(self, role: str, peer: int, tag: int) -> None:
+    def _require_peer(self, role: str, peer: Any, tag: int) -> None:
         """Raise UsageError unless `peer` is a rank and `tag` is in range; `role` names the argument."""
-        if not 0 <= peer < self._comm.size:
+        if not hasattr(peer, "__index__") or not 0 <= peer < self._comm.size:
             raise UsageError(f"{role} {peer} is not a rank of 0..{self._comm.size - 1}")
         if not 0 <= tag < 2**15:
             raise UsageError(f"tag {tag} is not between 0 and {2**15 - 1}")

@@ -18,7 +18,7 @@ from typing import Any, Final, NoReturn
 import numpy as np
 from mpi4py import MPI
 
-from hpccoll.errors import MismatchError, UnavailableError, UsageError
+from hpccoll.errors import DEBUG_HINT, MismatchError, UnavailableError, UsageError
 from hpccoll.runtime.job import RankLayout
 from hpccoll.runtime.node_memory.cross_memory import attach_peers
 from hpccoll.runtime.node_memory.node_barrier import FINGERPRINT, NodeBarrier
@@ -122,7 +122,9 @@ class NodeMemory:
             f"rank {rank}: " + ", ".join(f"{FACTS[at]} {other[at]}" for at in differing)
             for rank, other in sorted(facts_by_rank.items())
         )
-        raise MismatchError(f"ranks called different collectives: {listed}; pass the same arguments on every rank")
+        raise MismatchError(
+            f"ranks called different collectives: {listed}; pass the same arguments on every rank ({DEBUG_HINT})"
+        )
 
     def free(self) -> None:
         """Release all shared memory; to be called before MPI is finalized."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import weakref
 from bisect import bisect_right, insort
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from mmap import PAGESIZE
@@ -98,7 +97,7 @@ class SymmetricBuffers:
         self._made = 0
         self._buffers: weakref.WeakValueDictionary[int, SymmetricBuffer] = weakref.WeakValueDictionary()
 
-    def empty(self, shape: int | Sequence[int], dtype: Any) -> NDArray[Any]:
+    def empty(self, shape: Any, dtype: Any) -> NDArray[Any]:
         """Return this rank's array of a new symmetric buffer, uninitialised; collective.
 
         Raises:
@@ -117,7 +116,7 @@ class SymmetricBuffers:
         self.register(own, own.__array_interface__["data"][0], nbytes, arrays)
         return np.asarray(own.view(element.numpy).reshape(extents))
 
-    def agree_on(self, shape: int | Sequence[int], dtype: Any) -> tuple[tuple[int, ...], DType]:
+    def agree_on(self, shape: Any, dtype: Any) -> tuple[tuple[int, ...], DType]:
         """Return the shape and element type if all ranks passed the same; otherwise raise an error. Collective."""
 
         def check() -> tuple[tuple[int, ...], str]:

@@ -22,9 +22,9 @@ def ones(*extents: int) -> np.ndarray:
         (Operation.ALL_REDUCE, (3, 5), 15, (3, 5)),
         (Operation.ALL_GATHER, (3, 5), 15, (4, 3, 5)),
         (Operation.ALL_GATHER, (), 1, (4,)),
-        (Operation.REDUCE_SCATTER, (4, 5), 5, (5,)),
+        (Operation.REDUCE_SCATTER, (4, 5), 5, (1, 5)),
         (Operation.REDUCE_SCATTER, (8, 5), 10, (2, 5)),
-        (Operation.REDUCE_SCATTER, (4,), 1, ()),
+        (Operation.REDUCE_SCATTER, (4,), 1, (1,)),
         (Operation.REDUCE_SCATTER, (0, 5), 0, (0, 5)),
         (Operation.ALL_TO_ALL, (8, 5), 10, (8, 5)),
     ],
@@ -85,6 +85,7 @@ def test_a_gather_collects_at_the_root():
 def test_a_scatter_hands_out_blocks_of_the_roots():
     at_root = check_call(Operation.SCATTER, ones(8, 5), None, ROOT, N, ROOT)
     assert (at_root.value.shape, at_root.count, at_root.shape) == ((2, 5), 10, (2, 5))
+    assert check_call(Operation.SCATTER, ones(4, 5), None, ROOT, N, ROOT).value.shape == (1, 5)
     out = ones(2, 5)
     elsewhere = check_call(Operation.SCATTER, None, out, RANK, N, ROOT)
     assert elsewhere.value is out

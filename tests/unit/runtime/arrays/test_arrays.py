@@ -52,7 +52,7 @@ def test_subclasses_are_seen_as_plain_memory():
 
 @pytest.mark.parametrize("thing", [None, 1, 1.0, "x", [1], (1,), b"x", object()])
 def test_what_is_no_array_is_refused_by_its_type(thing):
-    with pytest.raises(BufferError, match=rf"out is a {type(thing).__name__}; pass a NumPy"):
+    with pytest.raises(BufferError, match=rf"out is of type {type(thing).__name__}; pass an array of NumPy"):
         as_buffer(thing, "out", writable=True)
 
 

@@ -1,0 +1,94 @@
+"""Collectives and messages of Python objects, which travel pickled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import index
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from hpccoll.communicator.array_types import Rank
+from hpccoll.communicator.messages import MessageMethods
+from hpccoll.errors import UsageError
+from hpccoll.runtime.messages.objects import pickle_object, unpickle_object
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+ObjectT = TypeVar("ObjectT")
+
+
+class ObjectMethods(MessageMethods):
+    """The collectives and messages of a communicator that take any Python object that can be pickled."""
+
+    def broadcast_object(self, obj: ObjectT, root: Rank = 0) -> ObjectT:
+        """Return the root's `obj` on all ranks; `obj` of other ranks is ignored. Collective.
+
+        Raises:
+            UsageError: on all ranks, if the root's object cannot be pickled.
+        """
+        result: ObjectT = self._objects.broadcast(obj, self._begin("broadcast_object", root))
+        return result
+
+    def all_gather_object(self, obj: ObjectT) -> list[ObjectT]:
+        """Return the objects of all ranks on all ranks, in rank order. Collective.
+
+        Raises:
+            UsageError: on all ranks, if an object cannot be pickled.
+        """
+        self._begin("all_gather_object")
+        return self._objects.all_gather(obj)
+
+    def gather_object(self, obj: ObjectT, root: Rank = 0) -> list[ObjectT] | None:
+        """Return the objects of all ranks at the root, in rank order, and None on other ranks. Collective.
+
+        Raises:
+            UsageError: on all ranks, if an object cannot be pickled.
+        """
+        return self._objects.gather(obj, self._begin("gather_object", root))
+
+    def scatter_object(self, objs: Sequence[ObjectT] | None, root: Rank = 0) -> ObjectT:
+        """Return element r of the root's sequence `objs` on each rank r; other ranks pass None. Collective.
+
+        Raises:
+            UsageError: on all ranks, if the root's `objs` has not one element per rank, or cannot be pickled.
+        """
+        result: ObjectT = self._objects.scatter(objs, self._begin("scatter_object", root))
+        return result
+
+    def send_object(self, obj: Any, dest: Rank, tag: int = 0) -> None:
+        """Send a Python object to rank `dest`, which calls `recv_object`; block until the message is on its way.
+
+        Raises:
+            UsageError: the object cannot be pickled, or `dest` is this rank.
+        """
+        payload, reason = pickle_object(obj)
+        if reason:
+            raise UsageError(f"send_object: {reason}; pass picklable data")
+        self.send(np.array([len(payload)], np.int64), dest, tag)
+        self.send(np.frombuffer(payload, np.uint8), dest, tag)
+
+    def recv_object(self, source: Rank | None = None, tag: int = 0, *, status: MPI.Status | None = None) -> Any:
+        """Return a Python object that rank `source` sent by `send_object`; block until it has arrived.
+
+        Args:
+            source: rank of the sender; None receives from any rank.
+            tag: the number that the sender gave.
+            status: gets the rank of the sender and the tag, as with mpi4py's `recv`.
+        """
+        size = np.empty(1, np.int64)
+        work = self.irecv(size, source, tag)
+        work.wait()
+        payload = np.empty(int(size[0]), np.uint8)
+        self.recv(payload, work.source, tag, status=status)
+        return unpickle_object(payload.tobytes())
+
+    def _begin(self, name: str, root: Rank = 0) -> int:
+        """Return `root`, after checking that it is a rank; with HPCCOLL_DEBUG=1, compare the ranks' calls."""
+        self._require_open()
+        if self._argument_check is None:
+            return self._require_rank("root", root)
+        with self._state.call(name), self._argument_check.compare(name) as compared:
+            compared.update(root=self._require_rank("root", root))
+        return index(root)
