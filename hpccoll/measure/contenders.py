@@ -62,7 +62,7 @@ def prepare_peer(peer: LibraryEngine, workload: Workload) -> Contender:
     task = workload.task
     call = peer.prepare(task.operation, workload.source, workload.result, task.redop, task.root)
     # Prepared calls of other libraries hold no resources, so there is nothing to free.
-    return Contender(peer.name, None, call, lambda: None)
+    return Contender(peer.name, None, call, lambda: None, works_in_threads=peer.works_in_threads)
 
 
 def prepare_contenders(

@@ -1,7 +1,9 @@
 """Times contenders (engines and algorithms) on the same buffers, taking turns in a new random order every round.
 
 A sample is the maximum over ranks of one iteration's time. A barrier precedes each iteration, so every sample includes
-the skew with which ranks leave a barrier. Rank 0 decides how many iterations a turn has and when to stop, and
+the skew with which ranks leave a barrier. Before an iteration of a library that communicates in threads of its own
+(Gloo), early ranks sleep until all ranks have come: a rank that waits in an MPI barrier never gives up its core, and
+Gloo's threads then wait for a core for milliseconds. Rank 0 decides how many iterations a turn has and when to stop, and
 broadcasts both, so that all ranks call the same collectives.
 """
 
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 TURN_S, MOST_A_TURN = 2e-3, 20
+POLL_S = 20e-6  # between two looks whether all ranks are ready
 FAR_BEHIND, SHARE_BEHIND = 2.0, 0.3  # a contender this many times slower than the best gets this share of the budget
 
 
@@ -36,6 +39,7 @@ class Contender:
     call: Callable[[], object]
     free: Callable[[], None]
     staging: Staging = None
+    works_in_threads: bool = False  # whether the call needs cores for threads of its own
     selected: str | None = None  # what `auto` selected: an algorithm, or `mpi`
     oracle: Callable[[], Array] | None = None  # returns the exact bits that this rank's output must have
     samples_us: list[float] = field(default_factory=list)
@@ -97,7 +101,7 @@ class InterleavedBenchmark:
         wrong = 0
         for _ in range(max(self.method.warmup, 1 if self.method.check else 0)):
             self.workload.reset()
-            self.comm.Barrier()
+            self.meet(contender)
             contender.call()
             self.workload.module.synchronize()
             if self.method.check:
@@ -136,7 +140,7 @@ class InterleavedBenchmark:
         timer = workload.module.make_stream_timer()
         if self.method.check:
             workload.reset()
-        self.comm.Barrier()
+        self.meet(contender)
         begin = time.perf_counter()
         if timer is not None:
             timer[0]()
@@ -148,6 +152,14 @@ class InterleavedBenchmark:
         if self.method.check and contender.wrong is not None:
             contender.wrong += workload.count_wrong(contender.name)
         return seconds, timer[2]() if timer is not None else 0.0
+
+    def meet(self, contender: Contender) -> None:
+        """Block until every rank is ready for an iteration of `contender`."""
+        if contender.works_in_threads:
+            arrival = self.comm.Ibarrier()
+            while not arrival.Test():
+                time.sleep(POLL_S)
+        self.comm.Barrier()
 
     def decide_stop(self, contender: Contender) -> StopReason | None:
         """Return the reason to stop timing a contender, or None to go on; local; rank 0's answer is for all ranks."""

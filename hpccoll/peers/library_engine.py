@@ -27,6 +27,7 @@ class LibraryEngine(Protocol):
     """An engine: another library's collectives, each prepared once for given buffers and then called many times."""
 
     name: str
+    works_in_threads: bool  # whether the library sends and receives in threads of its own, which need cores
 
     def prepare(self, operation: Operation, source: Any, result: Any, redop: str, root: int) -> BoundCall:
         """Return a function that runs `operation` once on the given buffers and waits; every call of it is collective.

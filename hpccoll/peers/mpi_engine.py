@@ -27,6 +27,7 @@ class MpiEngine:
     """
 
     name = "mpi"
+    works_in_threads = False
 
     def __init__(self, comm: MPI.Intracomm, takes_device_memory: Callable[[], bool] = is_mpi_cuda_aware) -> None:
         self.comm, self._takes_device_memory = comm, takes_device_memory

@@ -15,6 +15,8 @@ from hpccoll.errors import (
     ReductionError,
     UsageError,
 )
+from hpccoll.measure.interleaved import Contender, InterleavedBenchmark, TimingOptions
+from hpccoll.measure.stopping import StoppingRule
 from hpccoll.peers import LibraryEngine, MpiEngine, TorchEngine
 from hpccoll.plan import Operation
 from hpccoll.runtime import job
@@ -250,3 +252,19 @@ def test_a_barrier_waits_for_the_last_rank(peer, comm):
         time.sleep(0.2)
     assert call() is None
     assert time.perf_counter() - began > 0.15
+
+
+def test_ranks_that_wait_for_an_iteration_leave_their_core_to_the_threads_of_a_library(comm):
+    if comm.size == 1:
+        pytest.skip("one rank waits for no other")
+    options = TimingOptions(StoppingRule(1, 1, 1.0, 1.0), warmup=0, check=False, seed=0)
+    contender = Contender("gloo", None, print, print, works_in_threads=TorchEngine.works_in_threads)
+    benchmark = InterleavedBenchmark(comm, None, [contender], options)
+    comm.Barrier()
+    if comm.rank == 0:
+        time.sleep(0.3)
+    begin = time.process_time()
+    benchmark.meet(contender)
+    spent = time.process_time() - begin
+    if comm.rank:
+        assert spent < 0.1, "the rank was busy while it waited for rank 0"
