@@ -2,9 +2,11 @@
 
 A sample is the maximum over ranks of one iteration's time. A barrier precedes each iteration, so every sample includes
 the skew with which ranks leave a barrier. Before an iteration of a library that communicates in threads of its own
-(Gloo), early ranks sleep until all ranks have come: a rank that waits in an MPI barrier never gives up its core, and
-Gloo's threads then wait for a core for milliseconds. Rank 0 decides how many iterations a turn has and when to stop, and
-broadcasts both, so that all ranks call the same collectives.
+(Gloo), early ranks sleep until all ranks have come. A rank that waits in an MPI barrier never gives up its core, so
+that Gloo's threads would wait for a core for milliseconds.
+
+Rank 0 decides how many iterations a turn has and when to stop, and broadcasts both, so that all ranks call the same
+collectives.
 """
 
 from __future__ import annotations
