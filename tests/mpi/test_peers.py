@@ -259,7 +259,8 @@ def test_ranks_that_wait_for_an_iteration_leave_their_core_to_the_threads_of_a_l
         pytest.skip("one rank waits for no other")
     options = TimingOptions(StoppingRule(1, 1, 1.0, 1.0), warmup=0, check=False, seed=0)
     contender = Contender("gloo", None, print, print, works_in_threads=TorchEngine.works_in_threads)
-    benchmark = InterleavedBenchmark(comm, None, [contender], options)
+    workload: Any = None
+    benchmark = InterleavedBenchmark(comm, workload, [contender], options)
     comm.Barrier()
     if comm.rank == 0:
         time.sleep(0.3)
