@@ -28,12 +28,13 @@ include_patterns = [
 myst_enable_extensions = ["colon_fence", "dollarmath"]
 myst_heading_anchors = 3
 
+smartquotes = False  # would turn the -- of an option into a dash
 default_role = "code"  # docstrings write code between single backquotes
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
 napoleon_numpy_docstring = False
-python_maximum_signature_line_length = 100
+python_maximum_signature_line_length = 160
 
 html_theme = "furo"
 html_title = f"hpccoll {release}"
@@ -48,8 +49,19 @@ def escape_stars(*event: Any) -> None:
     lines[:] = [re.sub(r"(`[^`]*`)|\*", lambda found: found[1] or r"\*", line) for line in lines]
 
 
+def show_examples_as_code(*event: Any) -> None:
+    """Turn the example of a command's help, which sphinx-click gives as a line block, into a code block."""
+    lines: list[str] = event[-1]
+    begin = next((number for number, line in enumerate(lines) if line.startswith("| Example")), None)
+    if begin is not None:
+        end = next((number for number in range(begin, len(lines)) if not lines[number].startswith("|")), len(lines))
+        commands = [f"   {line.removeprefix('|').strip()}" for line in lines[begin + 1 : end]]
+        lines[begin:end] = ["Example::", "", *commands, ""]
+
+
 def setup(app: Sphinx) -> None:
     """Connect the handlers of Sphinx's events."""
     app.connect("autodoc-process-docstring", escape_stars, priority=400)  # before napoleon, which adds emphasis
+    app.connect("sphinx-click-process-description", show_examples_as_code, priority=600)
     app.connect("sphinx-click-process-description", escape_stars)
     app.connect("sphinx-click-process-epilog", escape_stars)

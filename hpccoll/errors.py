@@ -22,11 +22,13 @@ class UsageError(HpccollError, ValueError):
 class UnknownNameError(UsageError):
     """The name of an algorithm, dtype or similar is unknown; the message lists similar names, then all valid names."""
 
-    def __init__(self, what: str, name: str, valid: list[str]) -> None:
+    def __init__(self, what: str, name: str, valid: list[str], hint: str = "") -> None:
+        """Make the message from what the name stands for, the name, the valid names and a hint for this name."""
         from difflib import get_close_matches
 
         similar = get_close_matches(name, valid, n=2)
-        hint = f"did you mean {' or '.join(similar)}? " if similar else ""
+        if similar and not hint:
+            hint = f"did you mean {' or '.join(similar)}? "
         super().__init__(f"unknown {what} {name!r}; {hint}choose one of: {', '.join(sorted(valid))}")
 
 

@@ -29,6 +29,11 @@ def format_size(nbytes: int) -> str:
     return f"{nbytes} B"
 
 
+def format_count(count: int, noun: str) -> str:
+    """Return a count with its noun, such as `1 rank` or `2 ranks`; the plural of `noun` ends in s."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
 def parse_ranks(text: str) -> list[int]:
     """Return the rank counts in a string such as `8`, `1:128` (last included) or `1,2,4:6`, ascending, each once.
 

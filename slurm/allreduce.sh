@@ -28,5 +28,5 @@ done
 source "$HPCCOLL_SLURM/job.sh" || { echo "Error: set HPCCOLL_SLURM to the folder slurm/ of hpccoll" >&2; exit 3; }
 
 begin
-step bench all_reduce --in-place --resume "$RESULTS/allreduce.jsonl" --stop-file "$stop_file" "$@"
+step bench all_reduce --algorithm all --in-place --resume "$RESULTS/allreduce.jsonl" --stop-file "$stop_file" "$@"
 finish

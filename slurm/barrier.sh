@@ -26,5 +26,5 @@ done
 source "$HPCCOLL_SLURM/job.sh" || { echo "Error: set HPCCOLL_SLURM to the folder slurm/ of hpccoll" >&2; exit 3; }
 
 begin
-step bench barrier --resume "$RESULTS/barrier.jsonl" --stop-file "$stop_file" "$@"
+step bench barrier --algorithm all --resume "$RESULTS/barrier.jsonl" --stop-file "$stop_file" "$@"
 finish

@@ -27,6 +27,6 @@ source "$HPCCOLL_SLURM/job.sh" || { echo "Error: set HPCCOLL_SLURM to the folder
 
 begin
 for operation in all_reduce reduce_scatter all_gather all_to_all broadcast reduce gather scatter barrier; do
-    step bench "$operation" -e 16M --out-of-place --resume "$RESULTS/$operation.jsonl" --stop-file "$stop_file" "$@"
+    step bench "$operation" --algorithm all -e 16M --out-of-place --resume "$RESULTS/$operation.jsonl" --stop-file "$stop_file" "$@"
 done
 finish

@@ -319,8 +319,8 @@ write_report() {
     # shellcheck source=slurm/env.sh
     source "$HPCCOLL_SLURM/env.sh"
     tail -qn 1 "$RESULTS"/*/ending.txt | grep -v ': complete$' || true # the tasks that failed
-    hpccoll scaling "$RESULTS" --json "$RESULTS/scaling.jsonl" | tee "$RESULTS/scaling.txt"
+    hpccoll scaling "$RESULTS" --overwrite --json "$RESULTS/scaling.jsonl" | tee "$RESULTS/scaling.txt"
     STATUS=${PIPESTATUS[0]}
-    hpccoll report "$RESULTS"/*/sweep.jsonl -o "$RESULTS/report.html" --json "$RESULTS/findings.jsonl" || STATUS=$?
+    hpccoll report "$RESULTS"/*/sweep.jsonl -o "$RESULTS/report.html" --overwrite --json "$RESULTS/findings.jsonl" || STATUS=$?
     exit "$STATUS"
 }

@@ -27,12 +27,12 @@ source "$HPCCOLL_SLURM/job.sh" || { echo "Error: set HPCCOLL_SLURM to the folder
 ARGUMENTS=("$@")
 before_mpi() {
     srun --mpi=none --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --quiet \
-        hpccoll preflight --reach --json "$RESULTS/preflight.jsonl" --exclude-file "$RESULTS/exclude.txt" \
+        hpccoll preflight --reach --overwrite --json "$RESULTS/preflight.jsonl" --exclude-file "$RESULTS/exclude.txt" \
         ${ARGUMENTS[@]+"${ARGUMENTS[@]}"} || { STATUS=$? && finish; }
 }
 
 HPCCOLL_NODE_WAIT_S=0 # unreachable nodes are named before MPI starts, so do not wait for SLURM to detect them
 begin
 export SRUN_CPUS_PER_TASK=${SRUN_CPUS_PER_TASK:-$SLURM_CPUS_ON_NODE}
-step preflight --json "$RESULTS/preflight.jsonl" --exclude-file "$RESULTS/exclude.txt" "$@"
+step preflight --overwrite --json "$RESULTS/preflight.jsonl" --exclude-file "$RESULTS/exclude.txt" "$@"
 finish

@@ -40,6 +40,7 @@ from hpccoll.plan import (
     Store,
     check,
 )
+from hpccoll.units import format_count
 
 _CHUNKS = (1, 2, 8)  # chunk counts with which a pipelined algorithm is proven
 _PREFIX = "hpccoll own "  # starts the names of loaded modules; no importable module has a space in its name
@@ -128,7 +129,8 @@ def _import_file(path: str) -> ModuleType:
             spec.loader.exec_module(module)
         except OSError as error:
             if error.filename == path:
-                raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+                remedy = "write FILE.py:FUNCTION with the path of a file"
+                raise UsageError(f"{path} cannot be read: {error.strerror}; {remedy}") from error
             raise
     return module
 
@@ -159,7 +161,7 @@ def prove_algorithm(
     Raises:
         PlanError: the plan is wrong (the message names round, rank and chunk) or the algorithm raises an exception.
     """
-    with _raise_as_plan_error(f"{candidate.full_name} on {ranks} ranks"):
+    with _raise_as_plan_error(f"{candidate.full_name} on {format_count(ranks, 'rank')}"):
         plan = candidate.plan(ranks, root, chunks, nodes)
         if is_user_defined(candidate):
             _check_returned_types(candidate, plan)
@@ -175,7 +177,7 @@ def _check_returned_types(candidate: Algorithm, plan: Plan) -> None:
     if not isinstance(rounds, Rounds):
         raise PlanError(f"{candidate.full_name} returned {type(rounds).__name__}; return Rounds(count, chunks, at)")
     for t in range(rounds.count):
-        where, steps = f"{candidate.full_name} on {plan.ranks} ranks, round {t}", rounds.at(t)
+        where, steps = f"{candidate.full_name} on {format_count(plan.ranks, 'rank')}, round {t}", rounds.at(t)
         if not isinstance(steps, list) or not all(isinstance(step, Step) for step in steps):
             raise PlanError(f"{where}: at({t}) must return a list of Move, or of Load and Store, or of Fence steps")
         if not candidate.uses_shared_memory and not all(isinstance(step, Move) for step in steps):
@@ -194,7 +196,7 @@ def prove_single_rank_columns(plan: Plan) -> None:
         same_shape = (alone.count, alone.chunks) == (whole.count, whole.chunks)
         for t in range(max(whole.count, alone.count)):
             if not same_shape or _take_rank(alone.at(t), 0, 1) != _take_rank(whole.at(t), rank, plan.ranks):
-                where = f"{plan.name} on {plan.ranks} ranks, round {t}: rank {rank}"
+                where = f"{plan.name} on {format_count(plan.ranks, 'rank')}, round {t}: rank {rank}"
                 raise PlanError(f"{where} alone has other steps than among all ranks; `rank` is always an array")
 
 

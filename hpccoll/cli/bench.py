@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpccoll.cli.output import STDOUT
+from hpccoll.cli.output import STDOUT, json_option
 from hpccoll.cli.progress import show_progress
 from hpccoll.cli.run_record import make_run_record
 from hpccoll.errors import UnavailableError, UnknownNameError, UsageError
@@ -112,7 +112,7 @@ class BenchOptions:
 @click.option("--seed", default=0, show_default=True, help="Seed of the data and of the order of turns.")
 @click.option("--plot", metavar="FILE", help="Plot latency and bus bandwidth against size (.png .svg .pdf).")
 @click.option("--csv", metavar="FILE", help="Write the table as CSV, one line per row.")
-@click.option("--json", "json_file", metavar="FILE", help="Write JSON Lines as rows finish; - for standard output.")
+@json_option("Write JSON Lines as rows finish; - for standard output.", all_ranks=True, appends_with="resume")
 @click.option("--resume", metavar="FILE", help="Append to a result file; its rows are not measured again.")
 @click.option("--stop-file", metavar="FILE", help="Stop after the current row once this file exists (exit status 130).")
 def bench(**options: Any) -> int:
@@ -132,15 +132,16 @@ def bench(**options: Any) -> int:
 
 def _run(options: BenchOptions) -> int:
     """Run the benchmark on all ranks, with output by rank 0; return the exit status. Collective."""
-    from hpccoll.measure.other_process_load import OtherProcessLoad
-    from hpccoll.measure.session import run_workloads
-    from hpccoll.runtime import job
+    from hpccoll.runtime import job, joint_failure
 
     world = job.get_world()  # before options are checked, so that a job by the wrong launcher is reported as such
+    from hpccoll.measure.other_process_load import OtherProcessLoad
+    from hpccoll.measure.session import run_workloads
+
     layout = job.detect_layout(world)
     with _start_sessions(options, world.Dup(), layout) as (sessions, missing), ExitStack() as stack:
         run = make_run_record(world, sizes=options.sizes)
-        outputs = _BenchOutput(options, stack, sessions, run) if world.rank == 0 else None
+        outputs = joint_failure.run_on_first_rank(world, lambda: _BenchOutput(options, stack, sessions, run))
         wrong, stopped = 0, False
         other_load = OtherProcessLoad(world)
         for records in run_workloads(sessions, world.bcast(outputs.finished if outputs else None)):

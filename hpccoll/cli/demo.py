@@ -9,10 +9,18 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hpccoll.algorithms import Algorithm, get_algorithm, loader
-from hpccoll.cli.output import STDOUT, is_printing_rank, open_json_lines, print_table
+from hpccoll.cli.output import (
+    STDOUT,
+    is_printing_rank,
+    json_option,
+    open_json_lines,
+    print_table,
+    require_outputs_writable,
+)
 from hpccoll.demo.examples import EXAMPLES, Example, find_example, get_example
 from hpccoll.errors import UsageError
 from hpccoll.records import DemoRecord
+from hpccoll.units import format_count
 
 if TYPE_CHECKING:
     from hpccoll.demo.run_example import RankValues
@@ -28,7 +36,7 @@ LINE_WIDTH = 110
 @click.option(
     "--limit", type=click.FloatRange(0, min_open=True), default=3.0, show_default=True, help="Time limit of --force, s."
 )
-@click.option("--json", "json_file", metavar="FILE", help="Write one JSON record per line; - for standard output.")
+@json_option(all_ranks=True)
 def demo(name: str | None, draw: bool, algorithm: str | None, force: bool, limit: float, json_file: str | None) -> None:
     """Run a classic example on MPI ranks; print each rank's values before and after, and the call in three libraries.
 
@@ -47,16 +55,18 @@ def demo(name: str | None, draw: bool, algorithm: str | None, force: bool, limit
     example, chosen = _resolve_example(name, algorithm)
     if force and example.name != "send_send_deadlock":
         raise UsageError(f"--force is for send_send_deadlock; {example.name} runs without it")
+    from hpccoll.runtime import job, joint_failure
+
+    world = job.get_world()  # before other imports load MPI, so that a job by the wrong launcher is reported as such
     from hpccoll.communicator import Communicator
     from hpccoll.demo import deadlock
     from hpccoll.demo.run_example import run_example
-    from hpccoll.runtime import job
 
-    world = job.get_world()
     if world.size != example.ranks:
         started = f"this job has {world.size}" if world.size > 1 else "this is one process"
         remedy = f"mpirun -n {example.ranks} hpccoll demo {name}"
-        raise UsageError(f"{example.name} takes {example.ranks} ranks, and {started}; run: {remedy}")
+        raise UsageError(f"{example.name} takes {format_count(example.ranks, 'rank')}, and {started}; run: {remedy}")
+    joint_failure.run_on_first_rank(world, lambda: require_outputs_writable({"--json": json_file}))
     if json_file != STDOUT and is_printing_rank():
         _print_introduction(example, chosen, draw)
     if force:
@@ -97,7 +107,7 @@ def _resolve_example(name: str, algorithm: str | None) -> tuple[Example, Algorit
 
 def _print_introduction(example: Example, algorithm: Algorithm | None, draw: bool) -> None:
     """Before an example runs, print its description, its plan's proven cost and, if `draw` is set, the plan."""
-    print(f"{example.name}, on {example.ranks} ranks\n")
+    print(f"{example.name}, on {format_count(example.ranks, 'rank')}\n")
     print("\n".join(example.description))
     if example.name == "send_send_deadlock":
         from hpccoll.demo import deadlock

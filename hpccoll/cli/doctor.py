@@ -18,7 +18,14 @@ from typing import Any
 
 import click
 
-from hpccoll.cli.output import STDOUT, get_launched_rank, is_printing_rank, open_json_lines
+from hpccoll.cli.output import (
+    STDOUT,
+    get_launched_rank,
+    is_printing_rank,
+    json_option,
+    open_json_lines,
+    require_outputs_writable,
+)
 from hpccoll.cli.run_record import make_run_record, make_serial_run_record
 from hpccoll.doctor import Finding
 from hpccoll.doctor.checks import HostReport, check_host, check_job
@@ -60,7 +67,7 @@ def _parse_requirements(_ctx: click.Context, _option: click.Parameter, value: st
     show_default=True,
     help="Time limit in seconds for each process that a check starts.",
 )
-@click.option("--json", "json_file", metavar="FILE", help="Write one JSON record per line; - for standard output.")
+@json_option(all_ranks=True)
 def doctor(required: tuple[str, ...], verbose: bool, limit_s: float, json_file: str | None) -> int:
     """Check this machine and job, and print each finding with its evidence and remedy.
 
@@ -72,6 +79,7 @@ def doctor(required: tuple[str, ...], verbose: bool, limit_s: float, json_file: 
     job = start_mpi_job(os.environ, MPI_START_LIMIT_S) if is_launched else describe_unlaunched_process(os.environ)
     if job.world is None and not is_printing_rank():
         return 0  # MPI did not connect the ranks: only the first prints
+    _require_writable(job, json_file)
     hosts = _check_hosts(job, limit_s)
     findings: list[Finding] = []
     missing: str | None = None
@@ -94,6 +102,17 @@ def doctor(required: tuple[str, ...], verbose: bool, limit_s: float, json_file: 
     if is_printing_rank():
         print(f"Error: {missing}", file=sys.stderr)
     return UnavailableError.exit_status  # all ranks return it, because an abort would leave shared memory behind
+
+
+def _require_writable(job: MpiJob, json_file: str | None) -> None:
+    """Raise UsageError on all ranks unless the first rank can write the file of --json. Collective."""
+    files = {"--json": json_file}
+    if job.world is None:
+        require_outputs_writable(files)
+    else:
+        from hpccoll.runtime import joint_failure
+
+        joint_failure.run_on_first_rank(job.world, lambda: require_outputs_writable(files))
 
 
 def _check_hosts(job: MpiJob, limit_s: float) -> list[HostReport]:

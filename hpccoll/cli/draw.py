@@ -12,7 +12,7 @@ import click
 from hpccoll.cli.output import is_printing_rank
 from hpccoll.errors import UsageError
 from hpccoll.measure.output_file import explain_write_errors, require_writable
-from hpccoll.units import parse_size
+from hpccoll.units import format_count, parse_size
 
 if TYPE_CHECKING:
     from hpccoll.algorithms import Algorithm
@@ -120,7 +120,7 @@ def draw(
     require_writable(output, "-o")
     suffix = Path(output).suffix.lower()
     pages = [_render_trace(plan, timed_on, nbytes)] if suffix == ".json" else _render(plan, sizes, suffix)
-    _write_pages(output, pages, f"{drawing_format.name} of {algorithm.full_name} on {ranks} ranks")
+    _write_pages(output, pages, f"{drawing_format.name} of {algorithm.full_name} on {format_count(ranks, 'rank')}")
 
 
 def _write_pages(output: str, pages: Sequence[bytes], description: str) -> None:
@@ -143,19 +143,21 @@ def _write(output: str, drawn: bytes, description: str) -> None:
 
 def _measure(name: str, output: str, ranks: int | None, root: int, nbytes: int) -> None:
     """Run the algorithm on all ranks of the job; rank 0 writes a trace of the run. Collective."""
+    from hpccoll.runtime import job, joint_failure
+
+    world = job.get_world()  # before other imports load MPI, as in `hpccoll bench`
     from hpccoll.measure.step_timeline import measure_steps
     from hpccoll.plan.drawing import format_trace_json
     from hpccoll.predict.forecast import ITEMSIZE
-    from hpccoll.runtime import job
 
-    world = job.get_world()
     size = world.size
     drawing_format, algorithm = _get_format(output, size, 1), _get_algorithm(name)
     if drawing_format is not FORMATS[".json"] or ranks not in (None, size):
-        raise UsageError(f"--measured times a .json trace of the {size} ranks of this job; leave --ranks out")
+        raise UsageError(
+            f"--measured times a .json trace of the {format_count(size, 'rank')} of this job; leave --ranks out"
+        )
     _make_plan(algorithm, size, root, 1, ())  # raises for a wrong root; proves a user's own algorithm
-    if world.rank == 0:
-        require_writable(output, "-o")
+    joint_failure.run_on_first_rank(world, lambda: require_writable(output, "-o"))
     count = algorithm.operation.count_elements(nbytes, ITEMSIZE, size)
     timeline = measure_steps(world, algorithm, count, root)
     if timeline is not None:
@@ -237,6 +239,6 @@ def _parse_nodes(nodes: str, ranks: int) -> tuple[int, ...]:
         if len(sizes) > 1 and sum(sizes) == ranks and min(sizes) >= 1:
             return sizes
     raise UsageError(
-        f"--nodes {nodes} does not divide {ranks} ranks; write the number of nodes (1 to {ranks}), "
+        f"--nodes {nodes} does not divide {format_count(ranks, 'rank')}; write the number of nodes (1 to {ranks}), "
         f"or the number of ranks on each node, separated by commas, {ranks} in all"
     )

@@ -11,7 +11,7 @@ from hpccoll.cli.output import is_printing_rank
 from hpccoll.errors import UnknownNameError, UsageError
 from hpccoll.measure.output_file import explain_write_errors
 from hpccoll.plan import Operation, Plan, check
-from hpccoll.units import parse_size
+from hpccoll.units import format_count, parse_size
 
 SUFFIXES = {".json": "a plan, round by round", ".goal": "LogGOPSim's GOAL", ".xml": "MSCCL's algorithm file"}
 ITEMSIZE = 4
@@ -47,7 +47,7 @@ def export(name: str, output: str, ranks: int | None, root: int, chunks: int | N
     with explain_write_errors(output, "-o"):
         Path(output).write_text(text, encoding="utf-8")
     counts = f"{proof.cost.steps} steps, {proof.messages} messages"
-    click.echo(f"{output}: {plan.name} on {plan.ranks} ranks, proven ({counts}), as {SUFFIXES[suffix]}")
+    click.echo(f"{output}: {plan.name} on {format_count(plan.ranks, 'rank')}, proven ({counts}), as {SUFFIXES[suffix]}")
 
 
 def _make_plan(name: str, ranks: int, root: int, chunks: int | None, nbytes: int) -> Plan:
@@ -78,7 +78,9 @@ def _read_plan(name: str, ranks: int | None) -> Plan:
         raise UsageError(f"{name} cannot be read: {error}") from error
     plan = from_json(text, name)
     if ranks not in (None, plan.ranks):
-        raise UsageError(f"{name} is a plan for {plan.ranks} ranks, and --ranks asks for {ranks}; leave --ranks out")
+        raise UsageError(
+            f"{name} is a plan for {format_count(plan.ranks, 'rank')}, and --ranks asks for {ranks}; leave --ranks out"
+        )
     return plan
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from hpccoll.cli.output import open_json_lines, print_table
+from hpccoll.cli.output import json_option, open_json_lines, print_table
 from hpccoll.errors import UsageError
 from hpccoll.records import SCHEMA
 
@@ -132,7 +132,7 @@ def down(state_dir: Path | None) -> int:
 
 @lab.command(epilog="Example: hpccoll lab status --json -")
 @_dir_option
-@click.option("--json", "json_file", metavar="FILE", help="Write one JSON object; - for standard output.")
+@json_option("Write one JSON object; - for standard output.")
 def status(state_dir: Path | None, json_file: str | None) -> int:
     """Show the nodes with their links and SLURM states."""
     from hpccoll.lab.cluster_spec import format_rate

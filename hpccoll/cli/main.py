@@ -10,20 +10,16 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from contextlib import suppress
 from gettext import gettext
-from pathlib import Path
 from typing import Any
 
 import click
 
 from hpccoll import __version__
-from hpccoll.cli.output import get_launched_rank, is_printing_rank
-from hpccoll.errors import HpccollError
+from hpccoll.cli.failure import fail, fail_alike, is_in_job, record_status
+from hpccoll.errors import HpccollError, UnknownNameError
 
 INTERRUPTED, CLOSED_PIPE = 130, 141  # 128 + SIGINT, 128 + SIGPIPE, as in shells
-# Environment variable with the name of a file for the exit status; srun's own status is 137 after it killed ranks.
-STATUS_FILE = "HPCCOLL_STATUS_FILE"
 
 # The command NAME is the function NAME in hpccoll/cli/NAME.py.
 COMMANDS = {
@@ -61,7 +57,7 @@ class LazyGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and not args[0].startswith("-") and args[0] not in COMMANDS:
-            ctx.fail(f"unknown command {args[0]!r}; choose one of: {', '.join(self.list_commands(ctx))}")
+            raise UnknownNameError("command", args[0], self.list_commands(ctx))
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -94,61 +90,41 @@ def hpccoll() -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status; print expected errors as one paragraph, without a traceback.
 
-    `arguments` do not include the program's name; the default is sys.argv[1:]. An error on one rank aborts the MPI job.
+    `arguments` do not include the program's name; the default is sys.argv[1:]. An error on some ranks aborts the job.
     """
     try:
         status: Any = hpccoll.main(arguments, prog_name="hpccoll", standalone_mode=False)
         sys.stdout.flush()  # raises here, rather than at exit, if the reader has closed the pipe
-        return _record_status(status if isinstance(status, int) else 0)
+        return record_status(status if isinstance(status, int) else 0)
     except click.ClickException as error:
-        if is_printing_rank():  # every rank has the same arguments, and so the same error
-            error.show()
-        return _record_status(error.exit_code)
-    except (KeyboardInterrupt, click.Abort):
-        return _fail(INTERRUPTED, "interrupted; finished records are kept")
+        message = _format_usage_error(error, sys.argv[1:] if arguments is None else arguments)
+        return fail_alike(error.exit_code, message)  # all ranks have the same arguments
+    except (KeyboardInterrupt, click.Abort) as error:
+        return fail(INTERRUPTED, "interrupted; finished records are kept", error)
     except BrokenPipeError:
         return _discard_stdout()
     except HpccollError as error:
-        return _fail(error.exit_status, f"Error: {error}")
-    except Exception:
-        if not _is_in_job():
+        return fail(error.exit_status, f"Error: {error}", error)
+    except Exception as error:
+        if not is_in_job():
             raise
-        return _fail(1, traceback.format_exc())
+        return fail(1, traceback.format_exc(), error)
 
 
-def _record_status(status: int) -> int:
-    """Write `status` to the file that HPCCOLL_STATUS_FILE names, unless it exists already, and return `status`."""
-    if os.environ.get(STATUS_FILE) and (is_printing_rank() or status):
-        # If the status file cannot be written, batch scripts use the launcher's exit status.
-        with suppress(OSError), Path(os.environ[STATUS_FILE]).open("x", encoding="ascii") as file:
-            file.write(f"{status}\n")
-    return status
+def _format_usage_error(error: click.ClickException, arguments: Sequence[str]) -> str:
+    """Return an error of the command line as one paragraph that names the command's --help."""
+    if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):
+        return error.format_message()  # the help of a group of commands, such as `hpccoll lab`
+    message, context = " ".join(error.format_message().split()), getattr(error, "ctx", None)
+    named = ["hpccoll", *(word for word in arguments[:1] if word in COMMANDS)]
+    command = " ".join(named) if context is None else context.command_path
+    return f"Error: {message}{'' if message.endswith(('.', '?')) else '.'} See {command} --help"
 
 
 def _discard_stdout() -> int:
     """Redirect standard output to /dev/null, so that flushing it at exit does not fail; return status 141."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return CLOSED_PIPE
-
-
-def _is_in_job() -> bool:
-    """Whether this process is a rank of an MPI job: a launcher started it, and it has imported MPI."""
-    return get_launched_rank() is not None and "mpi4py.MPI" in sys.modules
-
-
-def _fail(status: int, message: str) -> int:
-    """Print `message` on standard error, once per job, and return `status`; in an MPI job, abort all ranks instead."""
-    if not _is_in_job():
-        if is_printing_rank():
-            print(message, file=sys.stderr)
-        return _record_status(status)
-    from hpccoll.runtime import job
-
-    job.wait_for_lower_ranks(get_launched_rank() or 0)
-    print(message, file=sys.stderr, flush=True)
-    _record_status(status)
-    job.abort(status)
-    return status
 
 
 if __name__ == "__main__":

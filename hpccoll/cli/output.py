@@ -6,14 +6,25 @@ import os
 import re
 import sys
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from pathlib import Path
+from typing import Any
 
+import click
+
+from hpccoll.errors import UsageError
+from hpccoll.measure.output_file import require_writable
 from hpccoll.measure.result_file import SPACED, STDOUT, RecordWriter
 from hpccoll.text_table import TextColumn, find_output_width, format_table
 
-__all__ = ["STDOUT", "get_launched_rank", "is_printing_rank", "open_json_lines", "print_table", "print_text"]
+__all__ = [
+    "STDOUT", "get_launched_rank", "is_printing_rank", "json_option", "open_json_lines", "print_table", "print_text",
+    "require_outputs_writable",
+]  # fmt: skip
 # Environment variables in which launchers pass a rank; in a SLURM job, a variable that mpirun sets has precedence.
-_RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
+_TORCHRUN_RANK, _TORCHRUN_JOB = "RANK", "TORCHELASTIC_RUN_ID"  # users set RANK, too; torchrun always sets both
+_RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", _TORCHRUN_RANK, "SLURM_PROCID")
 
 _NUMBER_AND_UNIT = re.compile(r"(?<=\d) (?=(?:[mun]?s|[KMGT]?i?B(?:/s)?)\b|%)")
 
@@ -21,6 +32,8 @@ _NUMBER_AND_UNIT = re.compile(r"(?<=\d) (?=(?:[mun]?s|[KMGT]?i?B(?:/s)?)\b|%)")
 def get_launched_rank(environ: Mapping[str, str] = os.environ) -> int | None:
     """Return the rank that the launcher put into the environment, None without a launcher; does not import MPI."""
     for name in _RANK_VARIABLES:
+        if name == _TORCHRUN_RANK and _TORCHRUN_JOB not in environ:
+            continue
         if environ.get(name, "").isdecimal():
             return int(environ[name])
     return None
@@ -31,6 +44,46 @@ def is_printing_rank() -> bool:
     return not get_launched_rank()
 
 
+def json_option(
+    text: str = "Write one JSON record per line; - for standard output.",
+    *,
+    all_ranks: bool = False,
+    appends_with: str | None = None,
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return a decorator that adds --json FILE and --overwrite to a command, which gets the parameter `json_file`.
+
+    Before a command runs that would replace an existing file, UsageError is raised, unless --overwrite is given.
+
+    Args:
+        text: the help of --json.
+        all_ranks: whether all ranks of an MPI job raise the error; else only the rank that prints. If all ranks raise
+            it, the command must open the file after a collective call, because a late rank would find the job's file.
+        appends_with: name of the option with which the command appends to the file; the file may then exist.
+    """
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @click.option("--json", "json_file", metavar="FILE", help=text)
+        @click.option("--overwrite", is_flag=True, help="Replace the file of --json if it exists.")
+        @wraps(function)
+        def command(*arguments: Any, overwrite: bool, json_file: str | None, **options: Any) -> Any:
+            appends = appends_with is not None and options[appends_with] is not None
+            if json_file is not None and not (overwrite or appends) and (all_ranks or is_printing_rank()):
+                _require_new(json_file, f", or --{appends_with} {json_file} to continue it" if appends_with else "")
+            return function(*arguments, json_file=json_file, **options)
+
+        return command
+
+    return decorate
+
+
+def _require_new(json_file: str, alternative: str) -> None:
+    """Raise UsageError if the file of --json exists and is not empty; devices and pipes are no files."""
+    file = Path(json_file)
+    if json_file != STDOUT and file.is_file() and file.stat().st_size:
+        remedy = f"add --overwrite to replace it{alternative}, or name another file"
+        raise UsageError(f"--json {json_file}: the file exists; {remedy}")
+
+
 def open_json_lines(json_file: str | None, option: str = "--json") -> RecordWriter:
     """Open a file for a command's records on the printing rank, and return the writer, a context manager.
 
@@ -38,6 +91,13 @@ def open_json_lines(json_file: str | None, option: str = "--json") -> RecordWrit
     writes nothing. Raises a UsageError that names `option` if the file cannot be written.
     """
     return RecordWriter(json_file if is_printing_rank() else None, option, separators=SPACED)
+
+
+def require_outputs_writable(files: Mapping[str, str | None]) -> None:
+    """Raise UsageError unless all files can be opened for writing; `files` maps options to paths, `-` or None."""
+    for option, path in files.items():
+        if path is not None and path != STDOUT:
+            require_writable(path, option)
 
 
 def print_text(text: str, indent: str = "  ") -> None:

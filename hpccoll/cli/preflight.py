@@ -14,11 +14,11 @@ from typing import Any
 
 import click
 
-from hpccoll.cli.output import STDOUT, open_json_lines, print_table
+from hpccoll.cli.failure import fail_alike
+from hpccoll.cli.output import STDOUT, json_option, open_json_lines, print_table, require_outputs_writable
 from hpccoll.cli.progress import show_progress
 from hpccoll.cli.run_record import make_serial_run_record
 from hpccoll.errors import CommunicationError, UsageError
-from hpccoll.measure.output_file import require_writable
 from hpccoll.preflight.coordinator import Coordinator, MeasurementOptions, run_worker
 from hpccoll.preflight.faults import find_faults, list_excluded_nodes
 from hpccoll.preflight.results import PreflightResults
@@ -53,7 +53,7 @@ SLOW, BROKEN = 1, CommunicationError.exit_status
     "--reach", is_flag=True, help="Only check TCP between all nodes, without MPI; needs srun, one task per node."
 )
 @click.option("--exclude-file", metavar="FILE", help="Write the --exclude= option to FILE; empty if there is no fault.")
-@click.option("--json", "json_file", metavar="FILE", help="Write one JSON record per line; - for standard output.")
+@json_option(all_ranks=True)
 def preflight(
     sweeps: int,
     size: str | None,
@@ -81,12 +81,25 @@ def preflight(
     if world.rank != 0:
         run_worker(world, options, failure)
         return 0
-    coordinator = Coordinator(world, options, failure)
+    try:
+        coordinator = _check_outputs(Coordinator(world, options, failure), exclude_file, json_file)
+    except UsageError as error:  # the other ranks have ended, so that no collective can share the error
+        return fail_alike(error.exit_status, f"Error: {error}")
     status = _get_exit_status(_measure(coordinator, threshold, exclude_file, json_file))
     coordinator.end_workers()
     if not coordinator.can_finalize:  # a lost message is still in flight, so MPI_Finalize would hang
         job.abort(status)
     return status
+
+
+def _check_outputs(coordinator: Coordinator, exclude_file: str | None, json_file: str | None) -> Coordinator:
+    """Return `coordinator`; if an output file cannot be written, end the other ranks and raise UsageError."""
+    try:
+        require_outputs_writable({"--exclude-file": exclude_file, "--json": json_file})
+    except UsageError:
+        coordinator.end_workers()
+        raise
+    return coordinator
 
 
 def _report_reachability(
@@ -112,8 +125,6 @@ def _measure(
     """
     results = coordinator.results
     with open_json_lines(json_file) as lines:
-        if exclude_file is not None:
-            require_writable(exclude_file, "--exclude-file")
         if json_file is not None:
             lines.write(_make_run_record(results))
         try:

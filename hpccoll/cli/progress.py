@@ -1,25 +1,33 @@
-"""A progress bar on /dev/tty, because under mpirun standard output is a pipe."""
+"""Progress of a command: a bar on the terminal or, without a terminal, lines on standard error.
+
+The bar is drawn on /dev/tty, because under mpirun standard output is a pipe. Callers end the bar before they print
+results, because the results may go to the same terminal.
+"""
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
+LINE_INTERVAL_S = 10.0  # without a terminal, a line is printed at most this often
+
 
 @contextmanager
 def show_progress(unit: str, total: int) -> Iterator[Callable[[str], None]]:
-    """Show a progress bar of `total` steps on the terminal, if there is one, until the `with` block ends.
+    """Show the progress of `total` steps until the `with` block ends.
 
-    Yields a function that advances the bar by one step and shows its argument beside the bar. `unit` names the steps,
+    Yields a function that advances the progress by one step and shows its argument beside it. `unit` names the steps,
     such as `rows`.
     """
     terminal: IO[str] | None = None
     with suppress(OSError):
         terminal = Path("/dev/tty").open("w", encoding="utf-8")  # noqa: SIM115 - closed below
     if terminal is None:
-        yield lambda _: None
+        yield ProgressLines(unit, total, sys.stderr).advance
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -28,3 +36,25 @@ def show_progress(unit: str, total: int) -> Iterator[Callable[[str], None]]:
     with terminal, Progress(*shown, console=Console(file=terminal), transient=True) as bar:
         task = bar.add_task("", total=total)
         yield lambda description: bar.update(task, advance=1, description=description)
+
+
+class ProgressLines:
+    """Prints the progress of `total` steps to `stream`, as a line at most every LINE_INTERVAL_S seconds."""
+
+    def __init__(
+        self, unit: str, total: int, stream: IO[str], get_seconds: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._unit, self._total, self._stream, self._get_seconds = unit, total, stream, get_seconds
+        self._done = 0
+        self._begin = self._printed = get_seconds()
+
+    def advance(self, description: str) -> None:
+        """Count a step, and print a line such as `# 12 of 91 rows, 60 s left: all_reduce 64 KiB` if it is time."""
+        self._done += 1
+        now = self._get_seconds()
+        if now - self._printed < LINE_INTERVAL_S:
+            return
+        self._printed = now
+        left = (now - self._begin) / self._done * max(self._total - self._done, 0)
+        self._stream.write(f"# {self._done} of {self._total} {self._unit}, {left:.0f} s left: {description}\n")
+        self._stream.flush()

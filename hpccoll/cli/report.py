@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import click
 import numpy as np
 
-from hpccoll.cli.output import STDOUT, is_printing_rank, open_json_lines
+from hpccoll.cli.output import STDOUT, is_printing_rank, json_option, open_json_lines
 from hpccoll.cli.progress import show_progress
 from hpccoll.cli.run_record import make_serial_run_record
 from hpccoll.errors import HpccollError, UsageError
@@ -40,7 +40,7 @@ _MAX_TEXT = 300
     "--machine", metavar="NAME|FILE.toml", help="Machine model for lower bounds; default: fitted to the results."
 )
 @click.option("--no-bound", is_flag=True, help="Do not compare times with a model's lower bound.")
-@click.option("--json", "json_file", metavar="FILE", help="Write findings as JSON Lines; - for standard output.")
+@json_option("Write findings as JSON Lines; - for standard output.")
 def report(files: tuple[str, ...], output: str, machine: str | None, no_bound: bool, json_file: str | None) -> int:
     """Write one HTML page from result files: findings, curves, scaling, links between nodes, environment.
 

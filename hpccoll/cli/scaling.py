@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hpccoll.cli.output import STDOUT, is_printing_rank, open_json_lines, print_table
+from hpccoll.cli.output import STDOUT, is_printing_rank, json_option, open_json_lines, print_table
 from hpccoll.errors import UsageError
 from hpccoll.units import format_size
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @click.command(epilog="Example: hpccoll scaling results/sweep-1234")
 @click.argument("paths", metavar="FILE|FOLDER...", nargs=-1, required=True)
-@click.option("--json", "json_file", metavar="FILE", help="Write one JSON record per line; - for standard output.")
+@json_option()
 def scaling(paths: tuple[str, ...], json_file: str | None) -> None:
     """Compare result files of `hpccoll bench`: print each algorithm's time on each number of nodes.
 

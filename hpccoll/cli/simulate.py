@@ -14,7 +14,7 @@ import click
 
 from hpccoll.algorithms import Algorithm
 from hpccoll.cli.machine_options import ChosenMachine, add_machine_options, resolve_machine
-from hpccoll.cli.output import STDOUT, is_printing_rank, open_json_lines, print_table, print_text
+from hpccoll.cli.output import STDOUT, is_printing_rank, json_option, open_json_lines, print_table, print_text
 from hpccoll.cli.progress import show_progress
 from hpccoll.cli.run_record import make_serial_run_record
 from hpccoll.cli.verify import resolve_algorithms
@@ -23,7 +23,7 @@ from hpccoll.plan import Simulation
 from hpccoll.plan.simulation import compute_bounds
 from hpccoll.predict.forecast import can_run_on, choose_forecast_chunks, fill_nodes, forecast
 from hpccoll.records.plans import CriticalPathEntry, FitErrors, SimulatedPlanRecord, WaitEntry
-from hpccoll.units import format_size, parse_size, sizes_between
+from hpccoll.units import format_count, format_size, parse_size, sizes_between
 
 if TYPE_CHECKING:
     from hpccoll.plan.simulation import CriticalPath, MessageWait
@@ -68,7 +68,7 @@ def _parse_rank_counts(text: str) -> list[int]:
 @click.option("--root", type=click.IntRange(0), default=0, show_default=True, help="Root rank of rooted operations.")
 @click.option("--full", is_flag=True, help="Simulate every rank, even if symmetry makes a few ranks enough.")
 @click.option("--map", "map_file", metavar="FILE", help="Draw the fastest algorithm by ranks and size: .png .svg .pdf")
-@click.option("--json", "json_file", metavar="FILE", help="Write one JSON record per line; - for standard output.")
+@json_option()
 def simulate(
     names: tuple[str, ...],
     ranks: str,
@@ -228,8 +228,9 @@ def _format_seconds(seconds: float) -> str:
 def _format_path(simulation: Simulation, path: CriticalPath) -> str:
     """Return the critical path as text: a heading, then one line per wait, for the first and the last waits."""
     plan, simulated = simulation.plan, simulation.simulated_ranks
-    head = f"{plan.name} on {plan.ranks} ranks, {format_size(simulation.nbytes)}: rank {path.rank} is last, "
-    head += f"after {len(path.waits)} waits in a row, {sum(wait.far for wait in path.waits)} of them across nodes"
+    waits, far = format_count(len(path.waits), "wait"), sum(wait.far for wait in path.waits)
+    head = f"{plan.name} on {format_count(plan.ranks, 'rank')}, {format_size(simulation.nbytes)}: "
+    head += f"rank {path.rank} is last, after {waits} in a row, {far} of them across nodes"
     if simulated < plan.ranks:
         head += f" ({simulated} ranks represent all)" if simulated > 1 else " (one rank represents all)"
     lines = [

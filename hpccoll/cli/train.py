@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpccoll.cli.output import STDOUT, is_printing_rank, print_table
+from hpccoll.cli.output import STDOUT, is_printing_rank, json_option, print_table, require_outputs_writable
 from hpccoll.cli.progress import show_progress
 from hpccoll.cli.run_record import make_run_record
 from hpccoll.errors import UsageError
 from hpccoll.parallel.mesh import Mesh
 from hpccoll.train.options import ACTIVATIONS, DTYPES, MODELS, CheckpointOptions, MlpConfig, TrainOptions, require_torch
+from hpccoll.units import format_count
 
 if TYPE_CHECKING:
     from hpccoll.records import TrainStepRecord, TrainSummaryRecord
@@ -50,7 +51,7 @@ HEADINGS = ("step", "loss", "grad norm", "step ms", "comm ms", "bubble", "peak M
 @click.option("--checkpoint", metavar="DIR", help="Resume from DIR's newest checkpoint; save checkpoints there.")
 @click.option("--checkpoint-every", type=click.IntRange(1), default=100, show_default=True, help="Interval in steps.")
 @click.option("--stop-file", metavar="FILE", help="When FILE exists, save and stop after this step (status 130).")
-@click.option("--json", "json_file", metavar="FILE", help="Write JSON Lines as steps finish; - for standard output.")
+@json_option("Write JSON Lines as steps finish; - for standard output.", all_ranks=True, appends_with="checkpoint")
 def train(
     strategy: str,
     checkpoint: str | None,
@@ -73,7 +74,7 @@ def train(
 
 def _run_train(strategy: str, options: TrainOptions, checkpoints: CheckpointOptions, json_file: str | None) -> int:
     """Train, write records and checkpoints, print results and return the exit status; collective over all ranks."""
-    from hpccoll.runtime import job
+    from hpccoll.runtime import job, joint_failure
 
     # If mpirun is another MPI library's, `get_world` reports this error, which would otherwise look like a wrong mesh.
     world = job.get_world()
@@ -81,7 +82,7 @@ def _run_train(strategy: str, options: TrainOptions, checkpoints: CheckpointOpti
     options.require_mesh_fits(mesh)
     if checkpoints.stop_file is not None and checkpoints.directory is None:
         raise UsageError("--stop-file needs a checkpoint to resume from later; add --checkpoint DIR")
-    directory = _open_checkpoint_directory(checkpoints, json_file) if world.rank == 0 else None
+    directory = joint_failure.run_on_first_rank(world, lambda: _open_checkpoint_directory(checkpoints, json_file))
     require_torch()
     from hpccoll.communicator import Communicator
     from hpccoll.train.trainer import Trainer, limit_threads, load_start, select_device
@@ -94,7 +95,8 @@ def _run_train(strategy: str, options: TrainOptions, checkpoints: CheckpointOpti
     with Communicator(world) as comm:
         start, damaged = load_start(comm, options, directory)
         with ExitStack() as stack:
-            output = _TrainOutput(stack, json_file, run, start, options.steps)
+            appends = checkpoints.directory is not None
+            output = _TrainOutput(stack, json_file, run, start, options.steps, appends=appends)
             for message in damaged:
                 output.warn(message)
             if start.resumed:
@@ -108,11 +110,9 @@ def _run_train(strategy: str, options: TrainOptions, checkpoints: CheckpointOpti
 
 def _open_checkpoint_directory(checkpoints: CheckpointOptions, json_file: str | None) -> CheckpointDirectory | None:
     """Create and return the directory of --checkpoint, if given; raise UsageError if it or --json is not writable."""
-    from hpccoll.measure.output_file import require_writable
     from hpccoll.train.checkpoint import CheckpointDirectory
 
-    if json_file not in (None, STDOUT):
-        require_writable(str(json_file), "--json")
+    require_outputs_writable({"--json": json_file})
     return CheckpointDirectory(checkpoints.directory) if checkpoints.directory is not None else None
 
 
@@ -124,19 +124,26 @@ class _TrainOutput:
     """
 
     def __init__(
-        self, stack: ExitStack, json_file: str | None, run: dict[str, Any], start: TrainingStart, steps: int
+        self,
+        stack: ExitStack,
+        json_file: str | None,
+        run: dict[str, Any],
+        start: TrainingStart,
+        steps: int,
+        *,
+        appends: bool,
     ) -> None:
         from hpccoll.measure.result_file import RecordWriter
 
         prints = is_printing_rank()
-        # A resumed run appends to its earlier records; a new run overwrites the file, as in `bench --json`.
-        self._writer = stack.enter_context(RecordWriter(json_file if prints else None, resume=start.resumed))
+        # With --checkpoint, the file may have the records of an earlier part of this training.
+        self._writer = stack.enter_context(RecordWriter(json_file if prints else None, resume=appends))
         self._writer.write(run)
         self._bar: Callable[[str], None] = lambda _: None
+        self._prints_results = prints and json_file != STDOUT
+        stack.callback(self.print_results)  # after the progress bar has ended
         if prints:
             self._bar = stack.enter_context(show_progress("steps", max(steps - start.step, 0)))
-        self._prints_results = prints and json_file != STDOUT
-        stack.callback(self.print_results)
         self._steps: list[TrainStepRecord] = []
         self._summary: TrainSummaryRecord | None = None
 
@@ -176,13 +183,15 @@ def _format_step(step: TrainStepRecord) -> list[str]:
 
 def _format_summary(summary: TrainSummaryRecord) -> str:
     """Return the summary of a training run as one line."""
-    words = [f"{summary.strategy} on {summary.ranks} ranks: {summary.steps} steps"]
+    words = [f"{summary.strategy} on {format_count(summary.ranks, 'rank')}: {format_count(summary.steps, 'step')}"]
     if summary.median_step_s is not None:
         words.append(f"median step {1e3 * summary.median_step_s:.2f} ms")
     if summary.accuracy is not None:
         words.append(f"accuracy {100 * summary.accuracy:.1f} % on held-out samples")
     if summary.wrong is not None:
-        words.append(f"{summary.wrong} gradients wrong (largest relative error {summary.max_error:.1g})")
+        words.append(
+            f"{format_count(summary.wrong, 'gradient')} wrong (largest relative error {summary.max_error:.1g})"
+        )
     if summary.checkpoint is not None:
         words.append(f"checkpoint {summary.checkpoint}")
     if summary.stop != "complete":

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpccoll.cli.output import STDOUT, is_printing_rank, open_json_lines, print_table
+from hpccoll.cli.output import STDOUT, is_printing_rank, json_option, open_json_lines, print_table
 from hpccoll.cli.progress import show_progress
 from hpccoll.cli.run_record import make_run_record
 from hpccoll.errors import UnknownNameError, UsageError
@@ -57,7 +57,7 @@ class TuneOptions:
 )
 @click.option("--seed", default=0, show_default=True, help="Seed of the data and of the order of candidates.")
 @click.option("--output", metavar="FILE", help="Tuning table to write; default the file that auto reads.")
-@click.option("--json", "json_file", metavar="FILE", help="Write JSON Lines as rows finish; - for standard output.")
+@json_option("Write JSON Lines as rows finish; - for standard output.", all_ranks=True)
 @click.option("--show", is_flag=True, help="Print the stored table and measure nothing.")
 def tune(**options: Any) -> int:
     """Measure every algorithm of each OP (default: all) and the MPI library's own collectives, and store their times.
@@ -76,20 +76,20 @@ def tune(**options: Any) -> int:
 
 def _run(options: TuneOptions) -> int:
     """Time all algorithms and store the times, or print stored ones for --show; return the exit status. Collective."""
+    from hpccoll.runtime import job, joint_failure
+
+    world = job.get_world().Dup()  # before other imports load MPI, as in `hpccoll bench`
     from hpccoll.communicator import Communicator
     from hpccoll.measure.other_process_load import BUSY, OtherProcessLoad
     from hpccoll.measure.tuning import make_tuning_sessions
-    from hpccoll.runtime import job
     from hpccoll.selection.tuning_files import default_table_path, describe_site, find_table_path
 
-    world = job.get_world().Dup()
     layout = job.detect_layout(world)
     facts = job.get_mpi_library(), layout.ranks_per_node
     site = world.bcast(describe_site(*facts, oversubscribed=layout.oversubscribed))
     path = Path(options.output) if options.output else find_table_path(site) or default_table_path(site)
     if options.show:
-        if world.rank == 0:
-            _show_stored_table(options, path, site)
+        joint_failure.run_on_first_rank(world, lambda: _show_stored_table(options, path, site))
         return 0
     if world.size < 2:
         raise UsageError("tuning takes two ranks or more; start it as your jobs run: mpirun -n 4 hpccoll tune")
@@ -97,7 +97,9 @@ def _run(options: TuneOptions) -> int:
     run, wrong = make_run_record(world), 0
     with Communicator(world) as comm, ExitStack() as stack:
         sessions = make_tuning_sessions(sweep, world, comm, TOTAL_BUDGET_S, options.budget)
-        outputs = _TuneOutputs(options, stack, path, site, sessions, run) if world.rank == 0 else None
+        outputs = joint_failure.run_on_first_rank(
+            world, lambda: _TuneOutputs(options, stack, path, site, sessions, run)
+        )
         other_load = OtherProcessLoad(world)
         for session in sessions:
             for record in session.run_candidates():
@@ -174,8 +176,8 @@ class _TuneOutputs:
         self.stored = 0
         self.lines = stack.enter_context(open_json_lines(options.json_file))
         self.lines.write(run)
+        stack.callback(self.finish)  # also after an interruption, when the progress bar has ended
         self.progress = stack.enter_context(show_progress("rows", sum(session.case_count for session in sessions)))
-        stack.callback(self.finish)  # also after an interruption
 
     @property
     def measured(self) -> list[TuningSeries]:
@@ -218,7 +220,8 @@ def _print_series(table: TuningTable, path: Path, series: Sequence[TuningSeries]
     if not is_printing_rank():
         return
     click.echo(f"{table.site.description}: {path}")
-    click.echo("auto takes the fastest; a tie goes to the winner of the next smaller size\n")
+    click.echo("auto takes the fastest; of candidates that tie within 5 %, the winner of the next smaller size")
+    click.echo("tie: the 95 % intervals of the fastest and the next overlap\n")
     for each in series:
         rows = []
         for point in each.points:
@@ -226,7 +229,8 @@ def _print_series(table: TuningTable, path: Path, series: Sequence[TuningSeries]
             if winner is None:
                 continue
             fastest, runner_up = winner.fastest, winner.runner_up
-            next_cells = [runner_up.name, f"{runner_up.us:.2f}"] if runner_up else ["-", "-"]
+            tie = " (tie)" if winner.is_tie else ""
+            next_cells = [runner_up.name + tie, f"{runner_up.us:.2f}"] if runner_up else ["-", "-"]
             rows.append([format_size(point.nbytes), fastest.name, f"{fastest.us:.2f}", *next_cells, point.measured])
         title = f"{each.operation.value}, elements of {each.itemsize} B, {each.buffer} memory"
         print_table(title, ("size", "fastest", "us", "next", "next us", "measured"), rows, ("size", "us", "next us"))

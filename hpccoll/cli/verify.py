@@ -18,13 +18,13 @@ from threading import Thread
 import click
 
 from hpccoll.algorithms import Algorithm, get_algorithm, list_algorithms, loader
-from hpccoll.cli.output import STDOUT, is_printing_rank, open_json_lines, print_table
+from hpccoll.cli.output import STDOUT, is_printing_rank, json_option, open_json_lines, print_table
 from hpccoll.cli.progress import show_progress
 from hpccoll.cli.run_record import make_serial_run_record
-from hpccoll.errors import HpccollError, PlanError, UnknownNameError
+from hpccoll.errors import HpccollError, PlanError
 from hpccoll.plan import Groups, Nodes, Operation, Proof
 from hpccoll.records import ProvenPlanRecord
-from hpccoll.units import parse_ranks
+from hpccoll.units import format_count, parse_ranks
 
 CHUNK_COUNTS = (1, 2, 3, 8)
 FEW_CHUNK_COUNTS = (1, 3)  # for algorithms that are proven on several node layouts as well
@@ -75,7 +75,7 @@ def prove_variants(algorithm: Algorithm, ranks: int) -> ProvenPlanRecord:
         except PlanError as error:
             failures.append(f"{variant}: {error}")
         except Exception as error:  # noqa: BLE001 - an algorithm that raises is wrong; the others must still be proven
-            message = f"{algorithm.full_name} on {ranks} ranks raised {type(error).__name__}: {error}"
+            message = f"{algorithm.full_name} on {format_count(ranks, 'rank')} raised {type(error).__name__}: {error}"
             failures.append(f"{variant}: {message}")
     return ProvenPlanRecord(
         command="verify",
@@ -117,9 +117,6 @@ def resolve_algorithms(names: Sequence[str]) -> list[Algorithm]:
 def _resolve_registered(name: str) -> list[Algorithm]:
     """Return the built-in algorithm OP/ALGORITHM, or all built-in algorithms of OP."""
     op, slash, algorithm = name.partition("/")
-    valid = sorted(each.value for each in Operation)
-    if op not in valid:
-        raise UnknownNameError("operation", op, valid)
     operation = Operation.from_name(op)
     if slash:
         return [get_algorithm(operation, algorithm)]
@@ -185,7 +182,8 @@ def _print_results(algorithms: Sequence[Algorithm], results: Sequence[ProvenPlan
         formula = (algorithm.cost.__doc__ or "").split("\n", 1)[0]
         rows.append([algorithm.full_name, *cells, f"{sum(each.seconds for each in own):.2f}", formula])
     ranks = max((each.ranks for each in results), default=0)
-    title = f"Plans proven; steps and bytes sent per rank (mean and most, in multiples of S) on {ranks} ranks"
+    title = "Plans proven; steps and bytes sent per rank (mean and most, in multiples of S) on "
+    title += format_count(ranks, "rank")
     print_table(title, columns, rows, numbers=columns[1:6], wraps=columns[-1:], drops=columns[-1:])
 
 
@@ -203,7 +201,7 @@ def _print_layouts(ranks: Sequence[int]) -> None:
 @click.command(epilog="Example: hpccoll verify all_reduce/ring broadcast --ranks 2:256 --json proofs.jsonl")
 @click.argument("names", nargs=-1, metavar="[OP/ALGORITHM | FILE.py:FUNCTION]...")
 @click.option("--ranks", default="1:32", show_default=True, metavar="N,FIRST:LAST,...", help="Rank counts to prove.")
-@click.option("--json", "json_file", metavar="FILE", help="Write one JSON record per line; - for standard output.")
+@json_option()
 def verify(names: tuple[str, ...], ranks: str, json_file: str | None) -> None:
     """Prove plans: every contribution arrives exactly once, in a fixed order, and nothing can deadlock.
 
@@ -231,4 +229,7 @@ def verify(names: tuple[str, ...], ranks: str, json_file: str | None) -> None:
             _print_layouts(counts)
     failures = [failure for result in sorted(results, key=lambda each: each.ranks) for failure in result.failures]
     if failures:
-        raise HpccollError(f"{len(failures)} plans are wrong:\n" + "\n".join(failures))
+        raise HpccollError(
+            f"{format_count(len(failures), 'plan')} {'is' if len(failures) == 1 else 'are'} wrong:\n"
+            + "\n".join(failures)
+        )

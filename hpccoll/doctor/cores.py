@@ -10,7 +10,7 @@ from pathlib import Path
 from hpccoll.doctor.finding import Finding, Severity
 from hpccoll.doctor.kernel_files import format_list, read_int, read_text
 from hpccoll.doctor.mpi_job import RankInfo
-from hpccoll.units import format_ranges
+from hpccoll.units import format_count, format_ranges
 
 AREA = "cores"
 _BIND = (
@@ -37,7 +37,9 @@ def check_cores(root: Path = Path("/")) -> list[Finding]:
     if quota is not None and quota < len(usable):
         found = f"the control group limits CPU time to {quota:g} cores, fewer than the {len(usable)} visible cores"
         most = max(1, int(quota))
-        remedy = f"start at most {most} ranks, or raise the quota (docker run --cpus, Kubernetes limits.cpu)"
+        remedy = (
+            f"start at most {format_count(most, 'rank')}, or raise the quota (docker run --cpus, Kubernetes limits.cpu)"
+        )
         findings.append(Finding(AREA, Severity.WARNING, found, source, remedy))
     return findings
 
@@ -102,7 +104,7 @@ def _check_oversubscription(host: str, ranks: Sequence[RankInfo], quota: float |
     """Return a finding that compares the number of ranks on a host with the cores and the CPU quota they may use."""
     cores = sorted({core for rank in ranks for core in rank.cores})
     limit = len(cores) if quota is None else min(len(cores), quota)
-    found = f"{len(ranks)} ranks on {limit:g} core{'s' * (limit != 1)}"
+    found = f"{format_count(len(ranks), 'rank')} on {limit:g} core{'s' * (limit != 1)}"
     if limit != len(cores):
         found += f" (of {len(cores)} visible)"
     evidence = f"os.sched_getaffinity of all ranks of {host}: {format_ranges(cores)}"

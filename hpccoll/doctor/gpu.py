@@ -11,6 +11,7 @@ from typing import Any
 
 from hpccoll.doctor.finding import Finding, Severity
 from hpccoll.doctor.kernel_files import format_list
+from hpccoll.optional_packages import format_install_command
 from hpccoll.runtime.command import CommandResult, run_command, run_python
 from hpccoll.runtime.cuda.probe import LIMIT_S, OPERATIONS, has_passed, probe_operation
 
@@ -157,7 +158,9 @@ def check_cupy(limit_s: float) -> Finding:
         missing = "No module named 'cupy'" in result.stderr
         severity = Severity.NOTE if missing else Severity.PROBLEM
         found = "CuPy is not installed" if missing else "CuPy does not work"
-        remedy = 'pip install "hpccoll[cuda13]" (or cuda12: nvidia-smi shows which CUDA the driver supports)'
+        remedy = (
+            f"{format_install_command('cuda13')} (for CUDA 12: cupy-cuda12x[ctk]; nvidia-smi shows the driver's CUDA)"
+        )
         return Finding(AREA, severity, found, result.evidence, remedy)
     found = f"CuPy {info['version']} with CUDA {info['runtime'] // 1000}.{info['runtime'] % 1000 // 10} computes"
     return Finding(AREA, Severity.OK, found, result.evidence, provides=("cupy",))

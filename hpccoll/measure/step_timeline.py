@@ -22,6 +22,7 @@ from hpccoll.plan import Operation
 from hpccoll.plan.simulation import Slice, Timeline
 from hpccoll.runtime.arrays import NumPyModule, get_dtype
 from hpccoll.runtime.job import detect_layout
+from hpccoll.units import format_count
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -55,7 +56,7 @@ def measure_steps(world: MPI.Intracomm, algorithm: Algorithm, count: int, root: 
     gathered = world.gather((left, timed))
     if gathered is None:
         return None
-    name = f"{algorithm.full_name} on {world.size} ranks, {count} float32 elements"
+    name = f"{algorithm.full_name} on {format_count(world.size, 'rank')}, {count} float32 elements"
     return _make_timeline(name, gathered, shape.nodes)
 
 

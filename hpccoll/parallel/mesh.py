@@ -14,6 +14,7 @@ from itertools import pairwise
 from math import prod
 
 from hpccoll.errors import UsageError
+from hpccoll.units import format_count
 
 AXES = ("dp", "tp", "pp")
 
@@ -99,7 +100,7 @@ def _resolve_sizes(strategy: str, sizes: dict[str, int | None], ranks: int) -> d
         return known | {open_axes[0]: ranks // product}
     if product != ranks:
         raise UsageError(
-            f"{strategy} is a mesh of {product} ranks, but {this_job}; "
+            f"{strategy} is a mesh of {format_count(product, 'rank')}, but {this_job}; "
             f"run mpirun -n {product} hpccoll train {strategy}, or name axes whose product is {ranks}"
         )
     return known

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hpccoll.errors import CommunicationError, UnavailableError
+from hpccoll.optional_packages import format_install_command
 from hpccoll.peers.library_engine import check_buffers, unsupported_error
 from hpccoll.peers.torch_collectives import TorchCollectives
 from hpccoll.plan import Operation
@@ -191,7 +192,7 @@ class TorchEngine:
 def _require_backend(backend: str, ranks_per_node: int) -> None:
     """Raise UnavailableError if `backend` cannot run on this rank. The import of torch, a slow check, is last."""
     if find_spec("torch") is None:
-        raise UnavailableError('torch is not installed; pip install "hpccoll[torch]"')
+        raise UnavailableError(f"torch is not installed; {format_install_command('torch')}")
     gpus = len(cuda_probe.list_device_names()) if backend == "nccl" else ranks_per_node
     if gpus == 0:
         raise UnavailableError(

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from hpccoll.errors import PlanError, UnknownNameError
 from hpccoll.plan.step import IntArray
+from hpccoll.units import format_count
 
 Mask = NDArray[np.bool_]
 Weights = NDArray[np.uint64]
@@ -27,6 +28,8 @@ Weights = NDArray[np.uint64]
 # all_to_all with blocks of different sizes, a rank counts the n blocks that it sends, then the n blocks for it.
 Count: TypeAlias = int | tuple[int, ...]
 _NAMES_ELSEWHERE = {"bcast": "broadcast"}  # names of MPI and nccl-tests, in lower case without underscores
+# Names of benchmarks of messages between two ranks: nccl-tests' sendrecv_perf, osu_latency and others.
+_MESSAGES_ELSEWHERE = {"sendrecv", "send", "recv", "pingpong", "latency", "bw", "bibw", "pt2pt"}
 
 
 class Operation(Enum):
@@ -49,11 +52,12 @@ class Operation(Enum):
     @classmethod
     def from_name(cls, name: str) -> Operation:
         """Return the operation with a name of torch, MPI or nccl-tests, such as `bcast`, or raise UnknownNameError."""
-        plain = name.lower().replace("_", "").removesuffix("block")
+        plain = name.lower().replace("_", "").removeprefix("osu").removesuffix("perf").removesuffix("block")
         for operation in cls:
             if operation.value.replace("_", "") == _NAMES_ELSEWHERE.get(plain, plain):
                 return operation
-        raise UnknownNameError("operation", name, [operation.value for operation in cls])
+        hint = "hpccoll preflight times messages between two ranks; " if plain in _MESSAGES_ELSEWHERE else ""
+        raise UnknownNameError("operation", name, [operation.value for operation in cls], hint)
 
     @property
     def reduces(self) -> bool:
@@ -108,7 +112,7 @@ class Operation(Enum):
         else:
             fits = chunks >= (0 if self is Operation.BARRIER else 1)
         if not fits:
-            raise PlanError(f"{self.value} over {n} ranks cannot have {chunks} chunks per rank")
+            raise PlanError(f"{self.value} over {format_count(n, 'rank')} cannot have {chunks} chunks per rank")
 
     def chunk_sizes(self, count: Count, n: int, chunks: int) -> IntArray:
         """Return the number of elements in each chunk, shape (C,), for `count` elements per vector or block."""

@@ -29,7 +29,7 @@ from hpccoll.algorithms.registry import Algorithm
 from hpccoll.errors import UsageError
 from hpccoll.plan import Link, Machine, Plan, simulate
 from hpccoll.predict.forecast import simulate_pipelined
-from hpccoll.units import KiB, MiB
+from hpccoll.units import KiB, MiB, format_count
 
 Floats: TypeAlias = NDArray[np.float64]
 BAND_BORDERS = (16 * KiB, 256 * KiB, 4 * MiB)  # message sizes that separate the bands
@@ -93,7 +93,7 @@ def fit_machine(rows: Sequence[MeasuredRow], source: str) -> MachineFit:
         raise UsageError(f"{source}: a fit takes {_MIN_SIZES} sizes above 0 bytes; found {found}; run `hpccoll bench`")
     jobs = sorted({(row.plan.ranks, row.nodes) for row in rows})
     if len(jobs) > 1:
-        listed = "; ".join(f"{ranks} ranks on {nodes} nodes" for ranks, nodes in jobs)
+        listed = "; ".join(f"{format_count(ranks, 'rank')} on {format_count(nodes, 'node')}" for ranks, nodes in jobs)
         raise UsageError(f"{source}: holds several jobs ({listed}); a fit takes the rows of one")
     fitted_sizes = set(sizes[::2])
     has_fences = any(row.algorithm.uses_shared_memory for row in rows)

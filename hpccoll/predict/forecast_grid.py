@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from hpccoll.algorithms.registry import Algorithm
 from hpccoll.plan import Machine
 from hpccoll.predict.forecast import can_run_on, forecast
+from hpccoll.units import format_count
 
 Floats: TypeAlias = NDArray[np.float64]
 TIE = 1e-9  # relative difference up to which times are equal; the first such algorithm wins
@@ -52,7 +53,7 @@ def forecast_grid(
         for r, n in enumerate(ranks):
             for s, nbytes in enumerate(sizes if can_run_on(algorithm, n, machine) else ()):
                 seconds[a, r, s] = forecast(algorithm, n, machine, nbytes).seconds
-            done(f"{algorithm.full_name} on {n} ranks")
+            done(f"{algorithm.full_name} on {format_count(n, 'rank')}")
     return ForecastGrid(machine, tuple(algorithms), tuple(ranks), tuple(sizes), seconds)
 
 

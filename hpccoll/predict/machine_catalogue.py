@@ -80,7 +80,7 @@ def load_machine(name: str) -> Machine:
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
         raise UsageError(
-            f"--machine {name}: cannot read it ({why}); name a TOML file or one of {list_machines()}"
+            f"--machine {name}: cannot read it ({why}); name a TOML file or one of {', '.join(list_machines())}"
         ) from error
     try:
         return parse_machine(data.decode(), f"--machine {name}")

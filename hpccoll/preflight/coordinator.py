@@ -83,7 +83,7 @@ class Coordinator:
         can_finalize: false if a message is lost, because MPI_Finalize would then hang.
 
     Raises:
-        UsageError: all ranks are on one node.
+        UsageError: all ranks are on one node; the constructor has called `end_workers`.
     """
 
     def __init__(self, comm: MPI.Intracomm, options: MeasurementOptions, failure: type[Exception]) -> None:
@@ -109,8 +109,10 @@ class Coordinator:
                 self._boot_ids.append(facts["boot"])
                 self._leaders.append(rank)
         if len(nodes) < 2:
+            self.can_finalize = True
+            self.end_workers()
             raise UsageError(
-                f"preflight compares nodes, and all {self._comm.size} ranks are on {nodes[0]}; start it on more nodes "
+                f"preflight compares nodes, and all ranks of this job are on {nodes[0]}; start it on more nodes "
                 "(srun --nodes=4 --ntasks-per-node=1 hpccoll preflight), or try it here with --ranks-as-nodes"
             )
         return PreflightResults(tuple(nodes), lost=lost)

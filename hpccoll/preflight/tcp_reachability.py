@@ -37,9 +37,8 @@ def read_slurm_step(environ: Mapping[str, str]) -> tuple[list[str], int, int]:
         nodes, node, job = environ["SLURM_STEP_NODELIST"], int(environ["SLURM_NODEID"]), int(environ["SLURM_JOB_ID"])
         scontrol = subprocess.run(["scontrol", "show", "hostnames", nodes], capture_output=True, text=True, check=True)
     except (KeyError, OSError, subprocess.CalledProcessError) as error:
-        raise UnavailableError(
-            f"--reach asks SLURM for the nodes: start it by srun, inside a job ({error!r})"
-        ) from error
+        why = f"{error.args[0]} is not set" if isinstance(error, KeyError) else error
+        raise UnavailableError(f"--reach asks SLURM for the nodes: start it by srun, inside a job ({why})") from error
     hosts = scontrol.stdout.split()
     if environ.get("SLURM_STEP_NUM_TASKS") != str(len(hosts)):
         raise UsageError(f"--reach needs one task on each of {len(hosts)} nodes; srun --ntasks-per-node=1")

@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Final
 
 from hpccoll.errors import UnavailableError, UsageError
+from hpccoll.optional_packages import format_install_command
 from hpccoll.runtime import launcher
 
 if TYPE_CHECKING:
@@ -91,14 +92,14 @@ def _import_mpi() -> ModuleType:
     try:
         import mpi4py
     except ImportError as error:
-        raise UnavailableError(f'mpi4py is not installed; pip install "hpccoll[mpi]" ({error})') from error
+        raise UnavailableError(f"mpi4py is not installed ({error}); pip install mpi4py mpich") from error
     before = mpi4py.rc.initialize, mpi4py.rc.finalize
     mpi4py.rc.initialize, mpi4py.rc.finalize = False, True
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError, OSError) as error:
         reason = str(error).partition("\n")[0]
-        remedy = 'pip install "hpccoll[mpi]", or set MPI4PY_LIBMPI=/path/to/libmpi.so to the site\'s library'
+        remedy = f"{format_install_command('mpi')}, or set MPI4PY_LIBMPI=/path/to/libmpi.so to the site's library"
         raise UnavailableError(f"the MPI library cannot be loaded ({reason}); {remedy}") from error
     finally:
         mpi4py.rc.initialize, mpi4py.rc.finalize = before

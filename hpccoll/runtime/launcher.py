@@ -5,10 +5,11 @@ wrong result and exits with status 0. Launchers set an environment variable to t
 variable exceeds 1 but MPI.COMM_WORLD has one rank, `require_one_job` raises LauncherError.
 
 The number of ranks is read from the first of these variables that is set: the one of the MPI library's own mpirun, the
-one of the other library's mpirun, and SLURM_STEP_NUM_TASKS, which counts the processes of one srun. SLURM_NTASKS is not
-used, because a batch script may run a single `python` in an allocation of 64 tasks. SLURM's variable is read last,
-because in a job that mpirun starts by srun it counts mpirun's daemons, one per node. If MPI.COMM_WORLD has several
-ranks, no error is raised, even if the launcher's variable has another number (heterogeneous srun, spawned processes).
+one of the other library's mpirun, torchrun's WORLD_SIZE, and SLURM_STEP_NUM_TASKS, which counts the processes of one
+srun. SLURM_NTASKS is not used, because a batch script may run a single `python` in an allocation of 64 tasks. SLURM's
+variable is read last, because in a job that mpirun starts by srun it counts mpirun's daemons, one per node. If
+MPI.COMM_WORLD has several ranks, no error is raised, even if the launcher's variable has another number (heterogeneous
+srun, spawned processes).
 """
 
 from __future__ import annotations
@@ -18,12 +19,18 @@ from collections.abc import Mapping
 from hpccoll.errors import LauncherError
 
 _MPICH, _OPEN_MPI, _SLURM = "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS"
-_STARTERS = {_MPICH: "an mpirun or srun that speaks PMI (MPICH)", _OPEN_MPI: "Open MPI's mpirun", _SLURM: "srun"}
+_TORCHRUN, _TORCHRUN_JOB = "WORLD_SIZE", "TORCHELASTIC_RUN_ID"  # users set WORLD_SIZE, too; torchrun always sets both
+_STARTERS = {
+    _MPICH: "an mpirun or srun that speaks PMI (MPICH)",
+    _OPEN_MPI: "Open MPI's mpirun",
+    _TORCHRUN: "torchrun",
+    _SLURM: "srun",
+}
 # The prefixes of environment variables in which launchers describe a process's rank and job.
 # Settings of users, such as OMPI_MCA_btl and OMPI_ALLOW_RUN_AS_ROOT, do not begin with any of these prefixes.
 _JOB_PREFIXES = (
     "PMI_", "PMIX_", "OMPI_COMM_WORLD_", "OMPI_WORLD_", "OMPI_UNIVERSE_SIZE", "OMPI_NUM_APP_CTX", "OMPI_FILE_LOCATION",
-    "PRTE_LAUNCHED", "HYDI_", "MPI_LOCAL", "SLURM_STEP", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_PMI",
+    "PRTE_LAUNCHED", "HYDI_", "MPI_LOCAL", "SLURM_STEP", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_PMI", "TORCHELASTIC_",
 )  # fmt: skip
 
 
@@ -33,7 +40,9 @@ def claimed_ranks(environ: Mapping[str, str], library: str) -> tuple[str, int] |
     `library` is the MPI library's name and version, such as `MPICH 5.0.2`.
     """
     mpiruns = (_OPEN_MPI, _MPICH) if library.startswith("Open MPI") else (_MPICH, _OPEN_MPI)
-    for name in (*mpiruns, _SLURM):
+    for name in (*mpiruns, _TORCHRUN, _SLURM):
+        if name == _TORCHRUN and _TORCHRUN_JOB not in environ:
+            continue
         if environ.get(name, "").isdecimal():
             return name, int(environ[name])
     return None
@@ -56,16 +65,30 @@ def require_one_job(environ: Mapping[str, str], size: int, library: str) -> None
 
 
 def require_own_mpirun(environ: Mapping[str, str], library: str, speaks_pmix: bool) -> None:
-    """Raise LauncherError if Open MPI's mpirun started an MPICH without PMIx; to be called before MPI_Init.
+    """Raise LauncherError if another library's mpirun started this process; to be called before MPI_Init.
 
-    MPI_Init would abort without an explanation; the LauncherError names launcher, library and remedy.
+    Only combinations that cannot work are refused: an MPICH without PMIx, whose MPI_Init would abort without an
+    explanation, and an Open MPI of version 5 or later, which only connects ranks by PMIx, under the mpirun of MPICH.
     """
-    if _OPEN_MPI not in environ or _MPICH in environ or not library.startswith("MPICH") or speaks_pmix:
+    is_under_open_mpi, has_pmi = _OPEN_MPI in environ, _MPICH in environ
+    if library.startswith("MPICH") and is_under_open_mpi and not has_pmi and not speaks_pmix:
+        name, consequence = _OPEN_MPI, "and would abort"
+    elif _needs_pmix(library) and has_pmi and not is_under_open_mpi and "PMIX_NAMESPACE" not in environ:
+        name, consequence = _MPICH, "and would leave every process alone"
+        if not environ[_MPICH].isdecimal() or int(environ[_MPICH]) <= 1:
+            return
+    else:
         return
     raise LauncherError(
-        f"{_STARTERS[_OPEN_MPI]} started {environ[_OPEN_MPI]} processes ({_OPEN_MPI}={environ[_OPEN_MPI]}), but this "
-        f"Python loads {library}, which does not understand that launcher and would abort. {_remedy(library)}"
+        f"{_STARTERS[name]} started {environ[name]} processes ({name}={environ[name]}), but this Python loads "
+        f"{library}, which does not understand that launcher {consequence}. {_remedy(library)}"
     )
+
+
+def _needs_pmix(library: str) -> bool:
+    """Whether an MPI library, such as `Open MPI 5.0.11`, connects its ranks by PMIx only."""
+    version = library.removeprefix("Open MPI ").partition(".")[0]
+    return library.startswith("Open MPI ") and version.isdecimal() and int(version) >= 5
 
 
 def _remedy(library: str) -> str:

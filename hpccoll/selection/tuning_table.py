@@ -76,6 +76,12 @@ class MeasuredWinner:
     runner_up: CandidateTiming | None
     point: TuningPoint
 
+    @property
+    def is_tie(self) -> bool:
+        """Whether the intervals of the fastest and the next fastest overlap, so that either may be the faster one."""
+        first, second = self.fastest, self.runner_up
+        return second is not None and second.low <= first.high and first.low <= second.high
+
 
 @dataclass(frozen=True, slots=True)
 class TuningSeries:

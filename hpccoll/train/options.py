@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from hpccoll.errors import UnavailableError, UsageError
+from hpccoll.optional_packages import format_install_command
 from hpccoll.parallel.mesh import Mesh, split_evenly
 
 INPUTS, CLASSES = 64, 10  # pixels of an image, digits
@@ -101,5 +102,5 @@ def require_torch() -> None:
         import torch  # noqa: F401 - only tests that the import works
     except ImportError as error:
         raise UnavailableError(
-            f'training needs torch, which cannot be imported ({error}); run pip install "hpccoll[torch]"'
+            f"training needs torch, which cannot be imported ({error}); {format_install_command('torch')}"
         ) from error

@@ -17,7 +17,7 @@ from hpccoll.algorithms import list_algorithm_names
 from hpccoll.plan import Operation
 from hpccoll.records import make_json_schema
 from hpccoll.selection import tuning_files
-from hpccoll.selection.tuning_table import TuningTable
+from hpccoll.selection.tuning_table import MeasuredWinner, TuningTable
 from tests.depth import keep_every
 from tests.jobs.launch import BIN, LIMIT_S, command, environment, hpccoll
 
@@ -59,6 +59,16 @@ def candidates(table: TuningTable) -> dict[tuple[str, str, int], set[str]]:
         for each in table.series
         for point in each.points
     }
+
+
+def winners(table: TuningTable) -> list[MeasuredWinner]:
+    """The winner of every operation, buffer and size."""
+    found = [
+        each.find_winner(point.nbytes, {timing.name for timing in point.timings})
+        for each in table.series
+        for point in each.points
+    ]
+    return [winner for winner in found if winner is not None]
 
 
 @pytest.fixture(scope="module")
@@ -121,6 +131,8 @@ def test_show_prints_the_table_and_says_where_there_is_none(tuned: Path, tmp_pat
     assert done.returncode == 0, done.stderr
     assert "all_reduce" in done.stdout
     assert "symmetric" in done.stdout
+    ties = [winner for winner in winners(tuning_files.read_table(tuned / "t.json")) if winner.is_tie]
+    assert done.stdout.count("(tie)") == len(ties)
     none = hpccoll(2, "tune", "--show", "--output", str(tmp_path / "none.json"))
     assert none.returncode == 2
     assert "no table is stored" in none.stderr

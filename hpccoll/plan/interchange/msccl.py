@@ -26,6 +26,7 @@ from hpccoll.errors import UsageError
 from hpccoll.plan.messages import PlanMessage, list_messages_by_round
 from hpccoll.plan.operation import Operation
 from hpccoll.plan.plan import Plan
+from hpccoll.units import format_count
 
 MOST_STEPS, MOST_PEERS, MOST_COUNT = 256, 32, 71  # steps per threadblock; peers per direction; chunks per step
 MOST_BYTES = 2**40  # the largest message for which the runtime may choose the file
@@ -227,7 +228,7 @@ class _MscclGpu:
     def check_limits(self) -> None:
         """Raise UsageError if a threadblock exceeds MOST_STEPS steps, or the rank MOST_PEERS peers in one direction."""
         longest = max((len(block.steps) for block in self.threadblocks), default=0)
-        where = f"{self.plan.name} on {self.plan.ranks} ranks: rank {self.rank}"
+        where = f"{self.plan.name} on {format_count(self.plan.ranks, 'rank')}: rank {self.rank}"
         remedy = "export fewer ranks or --chunks, or write .json or .goal"
         if longest > MOST_STEPS:
             raise UsageError(f"{where} has a threadblock of {longest} steps; MSCCL takes {MOST_STEPS}: {remedy}")

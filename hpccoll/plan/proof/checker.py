@@ -35,6 +35,7 @@ from hpccoll.plan.proof.reduction_order import find_unordered_rank
 from hpccoll.plan.proof.symbolic_state import SymbolicState, check_postcondition, count_contributions, random_weights
 from hpccoll.plan.proof.transfers import LOAD, MESSAGE, TransferBlock, TransferReader
 from hpccoll.plan.step import Fence, IntArray, Op
+from hpccoll.units import format_count
 
 _COPY = int(Op.COPY)  # a plain integer: reading an enum member costs a microsecond
 _MOST_ROUNDS = 2**10  # rounds of a block
@@ -64,7 +65,7 @@ def check(plan: Plan, counts: Sequence[Count] = (0, 1, 7)) -> Proof:
         state = walk.run()
     if walk.uses_shared_memory:
         check_races(plan, walk.chunks, walk.reader.rounds.count, walk.list_blocks())
-    name = f"{plan.name} on {plan.ranks} ranks"
+    name = f"{plan.name} on {format_count(plan.ranks, 'rank')}"
     check_postcondition(state, name, lambda weights: _PlanWalk(plan, (), 1).run(weights))
     unordered = find_unordered_rank(plan) if plan.operation.is_scan else None
     if unordered is not None:

@@ -32,6 +32,7 @@ from hpccoll.errors import PlanError
 from hpccoll.plan.plan import Plan
 from hpccoll.plan.proof.transfers import LOAD, MESSAGE, STORE, TransferBlock
 from hpccoll.plan.step import NO_PEER, IntArray
+from hpccoll.units import format_count
 
 _READ, _LOAD_WRITE, _WRITE = range(3)  # _LOAD_WRITE: a load's write into the loading rank's own place
 _VERBS = ("reads", "loads into", "writes")
@@ -72,7 +73,7 @@ class _RaceChecker:
 
     def error(self, t: int, why: str) -> PlanError:
         """Return (not raise) the error that names the plan and round t."""
-        return PlanError(f"{self.plan.name} on {self.n} ranks, round {t}: {why}")
+        return PlanError(f"{self.plan.name} on {format_count(self.n, 'rank')}, round {t}: {why}")
 
     def format_place(self, place: int) -> str:
         return f"chunk {place % self.chunks} of rank {place // self.chunks}"

@@ -16,6 +16,7 @@ from hpccoll.errors import PlanError
 from hpccoll.plan.operation import Count
 from hpccoll.plan.plan import Plan
 from hpccoll.plan.step import NO_PEER, Fence, IntArray, Ints, Load, Move, Op, Region, Span, Step, Store
+from hpccoll.units import format_count
 
 MESSAGE, LOAD, STORE = range(3)  # kinds of transfers
 _COPY, _LAST_OP = int(Op.COPY), int(max(Op))  # plain integers: reading an enum member costs a microsecond
@@ -74,7 +75,7 @@ class TransferReader:
         """Return (not raise) the error that names the plan, the current round and the first of `ranks`."""
         others = len(set(ranks.tolist())) - 1
         who = f"rank {ranks[0]} (and {others} more)" if others else f"rank {ranks[0]}"
-        return PlanError(f"{self.plan.name} on {self.n} ranks, round {self.round}: {who} {why}")
+        return PlanError(f"{self.plan.name} on {format_count(self.n, 'rank')}, round {self.round}: {who} {why}")
 
     def read_blocks(self, most_rounds: int) -> Iterator[TransferBlock]:
         """Yield all transfers in blocks of at most `most_rounds` rounds; raise PlanError for a wrong transfer."""
@@ -97,7 +98,7 @@ class TransferReader:
         kinds = {_KIND_NAMES[type(step)] for step in steps}
         if len(kinds) > 1:
             holds = f"holds {' and '.join(sorted(kinds))}; give each kind a round of its own"
-            raise PlanError(f"{self.plan.name} on {self.n} ranks, round {t}: {holds}")
+            raise PlanError(f"{self.plan.name} on {format_count(self.n, 'rank')}, round {t}: {holds}")
 
     def _count_chunks(self, step: Step) -> int:
         """Return an upper bound on the number of chunks that a rank moves in `step`."""

@@ -24,6 +24,7 @@ from hpccoll.plan.simulation.chunk_bytes import Bytes, ChunkBytes, Floats
 from hpccoll.plan.simulation.links import NEVER, LinkTable, PeerLinks
 from hpccoll.plan.simulation.machine import Machine
 from hpccoll.plan.step import NO_PEER, Fence, IntArray, Load, Move, Op, Step, Store
+from hpccoll.units import format_count
 
 _MOST_COMPARED = 512  # most ranks for which comparing bytes is cheaper
 _MOST_CACHED = 2**18  # size of the cache, in ranks times rounds
@@ -258,6 +259,7 @@ class SharedMemoryPricer:
         if len(far):
             pair = f"rank {far[0]} {does} rank {peers[far[0]]}, which is on another node of {self.machine.name}"
             raise UsageError(
-                f"{self.plan.name} on {self.plan.ranks} ranks: {pair} ({q} {'rank' if q == 1 else 'ranks'} "
-                f"per node) and shares no memory with it; ask for --ranks {q} at most, or for --nodes 1"
+                f"{self.plan.name} on {format_count(self.plan.ranks, 'rank')}: {pair} "
+                f"({format_count(q, 'rank')} per node) and shares no memory with it; "
+                f"ask for --ranks {q} at most, or for --nodes 1"
             )

@@ -18,6 +18,7 @@ from hpccoll.plan.simulation.machine import Machine
 from hpccoll.plan.simulation.round_costs import RoundPricer
 from hpccoll.plan.simulation.simulator import ClockState, advance_clocks
 from hpccoll.plan.step import NO_PEER, Fence
+from hpccoll.units import format_count
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +120,7 @@ class _TimelineBuilder:
 
     def timeline(self, clock: str) -> Timeline:
         """Return the timeline of all rounds added so far."""
-        name = f"{self.plan.name} on {self.plan.ranks} ranks"
+        name = f"{self.plan.name} on {format_count(self.plan.ranks, 'rank')}"
         return Timeline(name, self.plan.ranks, clock, tuple(self.slices), tuple(self.messages))
 
 

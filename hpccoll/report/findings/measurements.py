@@ -16,7 +16,7 @@ from hpccoll.report.curves import CurveGroup, compute_busbw_interval, get_time_i
 from hpccoll.report.load import RunMeasurement
 from hpccoll.report.number_format import format_bytes_per_s, format_factor, format_seconds
 from hpccoll.report.scaling_curves import ScalingCurves, group_scaling_curves
-from hpccoll.units import format_size
+from hpccoll.units import format_count, format_size
 
 # A slowdown is reported if the low end of its confidence interval exceeds AUTO_LIMIT, MPI_LIMIT or ALGORITHM_LIMIT.
 AUTO_LIMIT, MPI_LIMIT, ALGORITHM_LIMIT = 1.10, 1.5, 10.0
@@ -60,7 +60,7 @@ def find_wrong_results(rows: Iterable[RunMeasurement]) -> Iterator[Finding]:
     for name, members in wrong.items():
         evidence = "; ".join(
             f"{member.record.wrong} of {member.record.count} elements at {format_size(member.record.nbytes)}, "
-            f"{member.record.ranks} ranks ({member.run.title})"
+            f"{format_count(member.record.ranks, 'rank')} ({member.run.title})"
             for member in members[:_MAX_LISTED]
         )
         remedy = (
@@ -234,7 +234,10 @@ def _find_bandwidth_drop(scaling: ScalingCurves, nbytes: int) -> Iterator[Findin
             speeds = f"{format_bytes_per_s(fastest[smaller][0])} to {format_bytes_per_s(fastest[larger][0])}"
             change = f"from {smaller} to {larger} {scaling.over}: {speeds}"
             found = f"{scaling.op} loses more than half its bandwidth {change}"
-            jobs = [f"{record.ranks} ranks on {record.nodes} nodes" for record in (before, after)]
+            jobs = [
+                f"{format_count(record.ranks, 'rank')} on {format_count(record.nodes, 'node')}"
+                for record in (before, after)
+            ]
             evidence = f"bus bandwidth of the fastest at {format_size(nbytes)}, {jobs[0]} and {jobs[1]}"
             remedy = _SLOW_NODE if scaling.over == "nodes" else _SHARED_RESOURCE
             yield Finding("scaling", Severity.WARNING, found, evidence, remedy)

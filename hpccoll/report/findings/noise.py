@@ -9,7 +9,7 @@ from hpccoll.measure.statistics import CONFIDENCE, Interval, median_ranks, ratio
 from hpccoll.records import CaseKey
 from hpccoll.report.load import RunMeasurement
 from hpccoll.report.number_format import format_bounds, format_seconds
-from hpccoll.units import format_size
+from hpccoll.units import format_count, format_size
 
 MAX_UNCERTAINTY = 0.10  # half the interval's width divided by the median
 MACHINE_FRACTION = 0.25  # report noise of the machine only if at least this fraction of the rows is affected
@@ -33,7 +33,7 @@ def find_noise(rows: Sequence[RunMeasurement]) -> Iterator[Finding]:
 def describe_row(measured: RunMeasurement) -> str:
     """Return a description of a measurement, such as `all_reduce ring, 64 B on 2 ranks`."""
     row = measured.record
-    return f"{row.op} {row.algorithm or row.engine}, {format_size(row.nbytes)} on {row.ranks} ranks"
+    return f"{row.op} {row.algorithm or row.engine}, {format_size(row.nbytes)} on {format_count(row.ranks, 'rank')}"
 
 
 def _find_wide_intervals(rows: Sequence[RunMeasurement]) -> Iterator[Finding]:

@@ -11,7 +11,7 @@ from hpccoll.measure.bandwidth import compute_count, compute_message_bytes, find
 from hpccoll.measure.table import PLACES
 from hpccoll.report.findings.noise import describe_row
 from hpccoll.report.load import RecordedRun, Results, RunMeasurement, get_list
-from hpccoll.units import format_size
+from hpccoll.units import format_count, format_size
 
 _RESUME = "run it again with --resume FILE, which keeps finished rows and measures only the missing ones"
 _BIND = "mpirun --bind-to core (Open MPI), mpirun -bind-to core (MPICH), or srun --cpu-bind=cores"
@@ -100,7 +100,7 @@ def _check_binding(run: RecordedRun) -> Iterator[tuple[Severity, str, str, str]]
     busiest, ranks = Counter(run.hosts).most_common(1)[0]
     choices = sorted({count for host, count in zip(run.hosts, cores, strict=True) if host == busiest})
     cores_text = f"{' or '.join(map(str, choices))} core{'s' * (choices[-1] > 1)}"
-    evidence = f"{ranks} ranks on {busiest}, each may run on {cores_text}"
+    evidence = f"{format_count(ranks, 'rank')} on {busiest}, each may run on {cores_text}"
     if run.record.get("oversubscribed") and ranks > 1:
         if choices == [1]:
             found = "several ranks are bound to the same core, so measured times include waiting for the core"

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from hpccoll.errors import BufferError, UnavailableError
+from hpccoll.optional_packages import format_install_command
 from hpccoll.runtime.arrays.cuda_arrays import CupyModule, TorchCudaModule
 from hpccoll.runtime.arrays.dlpack import import_array, is_foreign
 from hpccoll.runtime.arrays.dtypes import dtype_from_numpy, get_dtype
@@ -89,6 +90,4 @@ def get_array_module(memory: str, local_rank: int = 0) -> ArrayModule:
         if (count := cupy.cuda.runtime.getDeviceCount()) > 0:
             cupy.cuda.Device(local_rank % count).use()
             return CupyModule()
-    raise UnavailableError(
-        "no CUDA device or no CuPy here; install hpccoll[cuda12] or hpccoll[cuda13], or use --buffer host"
-    )
+    raise UnavailableError(f"no CUDA device or no CuPy here; {format_install_command('cuda13')}, or use --buffer host")

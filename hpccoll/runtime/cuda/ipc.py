@@ -18,6 +18,7 @@ from typing import Any, Final
 import numpy as np
 
 from hpccoll.errors import UnavailableError
+from hpccoll.optional_packages import format_install_command
 from hpccoll.runtime.arrays import FlatArray
 from hpccoll.runtime.cuda.kernels import OPTIONS, THREADS, KernelSpec, generate_source
 
@@ -40,9 +41,7 @@ class CudaRuntime:
         try:
             import cupy
         except ImportError as error:
-            raise UnavailableError(
-                f"CuPy cannot be imported ({error}); install hpccoll[cuda12] or hpccoll[cuda13]"
-            ) from error
+            raise UnavailableError(f"CuPy cannot be imported ({error}); {format_install_command('cuda13')}") from error
         self._cupy, self._runtime, self._launch = cupy, cupy.cuda.runtime, cupy.cuda.driver.launchKernel
         runtime = self._runtime
         self._kernels: dict[KernelSpec, Any] = {}

@@ -105,7 +105,7 @@ def test_quota_below_the_visible_cores_is_a_warning(tmp_path):
     quota = cores.check_cores(tmp_path)[-1]
     assert quota.severity is Severity.WARNING
     assert "0.1 cores" in quota.found
-    assert "at most 1 ranks" in quota.remedy
+    assert "at most 1 rank" in quota.remedy
 
 
 def test_hyperthreads_are_counted_once(tmp_path):

@@ -18,6 +18,7 @@ REFUSED = [
     (OPEN_MPI, {"PMI_SIZE": "4"}, "PMI_SIZE=4"),
     (OPEN_MPI, {"PMI_SIZE": "4", "SLURM_STEP_NUM_TASKS": "4", "SLURM_NTASKS": "4"}, "PMI_SIZE=4"),
     (MPICH, {"SLURM_STEP_NUM_TASKS": "8", "SLURM_NTASKS": "64"}, "SLURM_STEP_NUM_TASKS=8"),
+    (MPICH, {"WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "none", "SLURM_STEP_NUM_TASKS": "1"}, "WORLD_SIZE=2, torchrun"),
     # An interactive step of one task, in which the wrong mpirun was called.
     (OPEN_MPI, {"PMI_SIZE": "2", "SLURM_STEP_NUM_TASKS": "1"}, "PMI_SIZE=2"),
 ]
@@ -31,6 +32,8 @@ ALONE_ON_PURPOSE = [
     (OPEN_MPI, {"SLURM_STEP_NUM_TASKS": "4", "OMPI_COMM_WORLD_SIZE": "1", "PMI_SIZE": "4"}),
     (MPICH, {"PMI_SIZE": "1", "OMPI_COMM_WORLD_SIZE": "4"}),  # the library's own launcher is the nearer one
     (MPICH, {"PMI_SIZE": "many"}),
+    (MPICH, {"WORLD_SIZE": "4"}),  # set by a user for torch.distributed
+    (MPICH, {"WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "none"}),
 ]
 
 
@@ -61,6 +64,11 @@ def test_mpich_is_refused_under_open_mpi_s_mpirun_before_it_would_abort():
         launcher.require_own_mpirun({"OMPI_COMM_WORLD_SIZE": "2"}, MPICH, speaks_pmix=False)
 
 
+def test_open_mpi_is_refused_under_mpich_s_mpirun_before_it_would_print_about_pmix():
+    with pytest.raises(LauncherError, match=r"PMI_SIZE=2.*Open MPI 5.0.11.*leave every process alone"):
+        launcher.require_own_mpirun({"PMI_SIZE": "2"}, OPEN_MPI, speaks_pmix=False)
+
+
 @pytest.mark.parametrize(
     ("environ", "library", "speaks_pmix"),
     [
@@ -68,6 +76,9 @@ def test_mpich_is_refused_under_open_mpi_s_mpirun_before_it_would_abort():
         ({"OMPI_COMM_WORLD_SIZE": "2"}, OPEN_MPI, False),
         ({"OMPI_COMM_WORLD_SIZE": "2", "PMI_SIZE": "2"}, MPICH, False),
         ({"PMI_SIZE": "2"}, MPICH, False),
+        ({"PMI_SIZE": "1"}, OPEN_MPI, False),
+        ({"PMI_SIZE": "2"}, "Open MPI 4.1.6", False),  # may have been built for PMI
+        ({"PMI_SIZE": "2", "PMIX_NAMESPACE": "job"}, OPEN_MPI, False),
         ({}, MPICH, False),
     ],
 )
@@ -80,6 +91,18 @@ def test_a_process_of_its_own_keeps_the_settings_and_loses_its_place():
     settings |= {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "MPIR_CVAR_DEBUG": "1"}
     place = {"PMI_RANK": "1", "PMI_FD": "9", "PMIX_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4", "SLURM_STEP_NUM_TASKS": "4"}
     assert launcher.without_launcher(settings | place) == settings
+
+
+RING = ("all_reduce/ring", "-o", "ring.json")
+HPCCOLL, TORCHRUN = str(Path(sys.executable).parent / "hpccoll"), Path(sys.executable).parent / "torchrun"
+
+
+def run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    """Run a command outside of any job, with Open MPI's permissions to run as root and on few cores."""
+    environ = launcher.without_launcher(os.environ) | {"PYTHONPATH": str(Path(__file__).parents[3])}
+    environ |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    environ["PRTE_MCA_rmaps_default_mapping_policy"] = ":oversubscribe"
+    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=100, check=False)
 
 
 TELL = """
@@ -98,17 +121,32 @@ except HpccollError as error:
     "HPCCOLL_OTHER_MPIRUN" not in os.environ, reason="HPCCOLL_OTHER_MPIRUN names no second MPI's mpirun"
 )
 def test_under_the_other_mpi_s_mpirun_the_job_is_refused_with_status_4():
-    command = [os.environ["HPCCOLL_OTHER_MPIRUN"], "-n", "3", sys.executable, "-W", "error", "-c", TELL]
-    allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    allowed["PRTE_MCA_rmaps_default_mapping_policy"] = ":oversubscribe"
-    allowed["PYTHONPATH"] = str(Path(__file__).parents[3])
-    done = subprocess.run(
-        command, env={**os.environ, **allowed}, capture_output=True, text=True, timeout=100, check=False
+    started = (
+        ["bench"],
+        ["demo", "broadcast"],
+        ["tune"],
+        ["train", "dp"],
+        ["preflight"],
+        ["draw", "--measured", *RING],
     )
-    assert done.returncode == 4, done.stderr
-    assert "_SIZE=3" in done.stderr
+    for command in ([sys.executable, "-W", "error", "-c", TELL], *([HPCCOLL, *words] for words in started)):
+        done = run([os.environ["HPCCOLL_OTHER_MPIRUN"], "-n", "3", *command])
+        assert done.returncode == 4, done.stderr
+        assert "_SIZE=3" in done.stderr
+        assert "Start the job with the mpirun of" in done.stderr
+        assert "Traceback" not in done.stderr
+        assert "suspicious" not in done.stderr
+        assert "no-pmix" not in done.stderr
+        assert done.stdout == ""
+        assert done.stderr.count("Start the job with") == (1 if command[0] == HPCCOLL else 3)
+
+
+@pytest.mark.skipif(not TORCHRUN.exists(), reason="torch is not installed in this environment")
+def test_under_torchrun_the_job_is_refused_with_status_4():
+    done = run([str(TORCHRUN), "--nproc-per-node", "2", "--no-python", HPCCOLL, "bench"])
+    assert "exitcode  : 4" in done.stderr  # torchrun itself exits with 1
+    assert done.stderr.count("Error: the launcher started 2 processes (WORLD_SIZE=2, torchrun)") == 1
     assert "Start the job with the mpirun of" in done.stderr
-    assert "Traceback" not in done.stderr
     assert done.stdout == ""
 
 
@@ -130,4 +168,5 @@ def test_without_mpi_the_error_says_what_to_install(hidden, says):
     )
     assert (done.returncode, done.stdout) == (3, "")
     assert says in done.stderr
-    assert 'pip install "hpccoll[mpi]"' in done.stderr
+    assert "pip install " in done.stderr
+    assert "mpich" in done.stderr

@@ -1,0 +1,82 @@
+"""Ends a command that failed: one paragraph on standard error, and the same exit status on all ranks.
+
+MPI_Abort makes the launcher print a report of its own, and may leave shared-memory files in /dev/shm. So a job is
+aborted only if some ranks did not fail: they could wait for the failed ranks forever.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from hpccoll.cli.output import get_launched_rank, is_printing_rank
+from hpccoll.errors import CommunicationError, HpccollError, LauncherError
+
+GRACE_S = 0.5  # time in which rank 0 prints an error that all ranks have
+AGREEMENT_S = 2.0  # time that ranks take to find out whether all of them failed
+# Environment variable with the name of a file for the exit status; srun's own status is 137 after it killed ranks.
+STATUS_FILE = "HPCCOLL_STATUS_FILE"
+
+
+def record_status(status: int) -> int:
+    """Write `status` to the file that HPCCOLL_STATUS_FILE names, unless it exists already, and return `status`."""
+    if os.environ.get(STATUS_FILE) and (is_printing_rank() or status):
+        # If the status file cannot be written, batch scripts use the launcher's exit status.
+        with suppress(OSError), Path(os.environ[STATUS_FILE]).open("x", encoding="ascii") as file:
+            file.write(f"{status}\n")
+    return status
+
+
+def is_in_job() -> bool:
+    """Whether this process is a rank of an MPI job: a launcher started it, and it has imported MPI."""
+    return get_launched_rank() is not None and "mpi4py.MPI" in sys.modules
+
+
+def fail_alike(status: int, message: str) -> int:
+    """Print `message` on the printing rank, for an error that every rank has; return `status`. Does not use MPI.
+
+    The other ranks wait, because some launchers end a job, and drop its output, when the first rank exits.
+    """
+    if is_printing_rank():
+        print(message, file=sys.stderr, flush=True)
+    else:
+        time.sleep(GRACE_S)
+    return record_status(status)
+
+
+def fail(status: int, message: str, error: BaseException) -> int:
+    """Print `message` on standard error, once per job, and return `status`; abort the job if only some ranks failed."""
+    if not is_in_job() or isinstance(error, LauncherError):  # ranks that a wrong launcher started are not connected
+        return fail_alike(status, message)
+    if _is_quiet(error) and _do_all_ranks_fail(message):
+        return record_status(status)
+    from hpccoll.runtime import job
+
+    job.wait_for_lower_ranks(get_launched_rank() or 0)
+    print(message, file=sys.stderr, flush=True)
+    record_status(status)
+    job.abort(status)
+    return status
+
+
+def _is_quiet(error: BaseException) -> bool:
+    """Whether MPI_Finalize can follow `error`: it would wait for messages that a failed communication has left."""
+    return isinstance(error, HpccollError) and not isinstance(error, CommunicationError)
+
+
+def _do_all_ranks_fail(message: str) -> bool:
+    """Return whether all ranks fail within AGREEMENT_S seconds; if so, rank 0 prints `message`."""
+    from hpccoll.runtime import job, joint_failure
+
+    module = job.load_mpi()
+    if module.Is_finalized():
+        return False
+    return joint_failure.agree_to_end(module.COMM_WORLD, lambda: _print_and_wait(message), AGREEMENT_S)
+
+
+def _print_and_wait(message: str) -> None:
+    print(message, file=sys.stderr, flush=True)
+    time.sleep(GRACE_S / 4)  # until the launcher has read the message

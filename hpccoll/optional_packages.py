@@ -1,0 +1,23 @@
+"""The commands that install the packages on which optional features depend."""
+
+from __future__ import annotations
+
+
+def format_install_command(extra: str) -> str:
+    """Return the `pip install` command for an extra of hpccoll, such as `torch`: `pip install "torch>=2.11,<2.16"`.
+
+    The command names the packages themselves, so that it also works where hpccoll is installed from its source tree.
+    """
+    from importlib import metadata
+
+    try:
+        required = metadata.requires("hpccoll") or []
+    except metadata.PackageNotFoundError:
+        required = []
+    wanted = [name.strip() for name, _, marker in (each.partition(";") for each in required) if _is_of(marker, extra)]
+    return "pip install " + (" ".join(f'"{each}"' for each in wanted) or f'".[{extra}]" in the source tree of hpccoll')
+
+
+def _is_of(marker: str, extra: str) -> bool:
+    """Whether the marker of a requirement selects an extra, as `extra == "torch"` does."""
+    return marker.replace("'", '"').strip() == f'extra == "{extra}"'

@@ -1,0 +1,222 @@
+"""Wrong command lines and calls: one paragraph with a remedy, the right exit status, and nothing left in /dev/shm."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hpccoll.doctor.shared_memory import list_library_files
+from hpccoll.runtime.launcher import without_launcher
+from tests.jobs.launch import BIN, LIMIT_S, environment
+from tests.leftovers import SHM
+
+PROGRESS = ("prterun", "mpirun", "--------", "   Process name", "   Exit code", "thus causing the job")
+
+# The words of a command line, the exit status, and words that the message must have.
+ALONE: list[tuple[str, int, tuple[str, ...]]] = [
+    ("bnech", 2, ("unknown command 'bnech'", "did you mean bench?", "choose one of: bench, demo")),
+    ("--bogus", 2, ("No such option", "See hpccoll --help")),
+    ("schema x", 2, ("unexpected extra argument", "See hpccoll schema --help")),
+    ("verify --ranks 0", 2, ("'0'", "need 1 <= FIRST <= LAST")),
+    ("verify --ranks 4:2", 2, ("'4:2'", "need 1 <= FIRST <= LAST")),
+    ("verify --ranks x", 2, ("'x' is not a list of rank counts", "1,2,4:128")),
+    ("verify all_reduce/rng", 2, ("'rng'", "did you mean ring?")),
+    ("verify nop", 2, ("unknown operation 'nop'", "choose one of: all_gather")),
+    ("verify sendrecv", 2, ("unknown operation 'sendrecv'", "hpccoll preflight times messages")),
+    ("verify missing.py:f", 2, ("missing.py cannot be read", "write FILE.py:FUNCTION")),
+    ("verify mine.py:other", 2, ("mine.py has no function 'other'", "it has f")),
+    ("verify mine.py:f", 2, ("does not name its operation", "@algorithm(Operation.")),
+    ("verify --json nowhere/x", 2, ("--json nowhere/x", "name a file in a writable directory")),
+    ("simulate --ranks 0", 2, ("--ranks '0'", "from 1 to 131072")),
+    ("simulate --ranks", 2, ("requires an argument", "See hpccoll simulate --help")),
+    ("simulate --size 8Q", 2, ("'8Q' is not a size", "8, 64K, 1.5M or 2G")),
+    ("simulate --machine nosuch", 2, ("unknown machine 'nosuch'", "summit")),
+    ("simulate --machine missing.toml", 2, ("missing.toml: cannot read it", "one of dgx-h100, h200")),
+    ("simulate --machine fit:garbage.jsonl", 2, ("garbage.jsonl: not a record", "--json")),
+    ("simulate --alpha x", 2, ("--alpha 'x' is not a time", "3.7us")),
+    ("simulate broadcast --root 99", 2, ("root=99", "0 <= root < ranks")),
+    ("simulate --map x.bmp", 2, ("--map x.bmp", ".png, .svg, .pdf")),
+    ("simulate --chunks 0", 2, ("'--chunks': 0 is not in the range x>=1", "See hpccoll simulate --help")),
+    ("simulate --nodes 99", 2, ("--nodes 99 is more than --ranks 16", "every node needs a rank")),
+    ("draw all_reduce/ring", 2, ("Missing option '-o'", "See hpccoll draw --help")),
+    ("draw all_reduce/ring -o x.pdf", 2, ("-o x.pdf", ".txt .svg .png .gif .json")),
+    ("draw all_reduce/ring -o x.svg --ranks 0", 2, ("--ranks 0", "at least 1")),
+    ("draw all_reduce/ring -o x.svg --root 9", 2, ("--root 9 is not a rank of 0..4",)),
+    ("draw all_reduce/ring -o x.svg --chunks 999", 2, ("--chunks 999", "up to 64 chunks")),
+    ("draw all_reduce/ring -o x.svg --nodes 7", 2, ("--nodes 7 does not divide 5 ranks",)),
+    ("draw all_reduce -o x.svg", 2, ("names 16 algorithms", "draw one of them: all_reduce/bine")),
+    ("draw all_reduce/ring -o x.svg --machine laptop", 2, ("is for traces", "write to a .json file")),
+    ("export all_reduce/ring -o x.foo", 2, (".foo is not a format", ".json")),
+    ("export all_reduce/ring -o x.json --ranks 0", 2, ("ranks=0", "need ranks >= 1")),
+    ("demo brodcast", 2, ("unknown example 'brodcast'", "did you mean broadcast")),
+    ("demo broadcast", 2, ("takes 3 ranks, and this is one process", "mpirun -n 3 hpccoll demo broadcast")),
+    ("demo broadcast --force", 2, ("--force is for send_send_deadlock", "runs without it")),
+    ("train", 2, ("Missing argument 'STRATEGY'", "See hpccoll train --help")),
+    ("train xx", 2, ("unknown strategy 'xx'", "dp=2,tp=2,pp=2")),
+    ("train dp --model gpt9", 2, ("'gpt9' is not 'mlp'", "See hpccoll train --help")),
+    ("train dp --stop-file x", 2, ("--stop-file needs a checkpoint", "add --checkpoint DIR")),
+    ("tune", 2, ("two ranks or more", "mpirun -n 4 hpccoll tune")),
+    ("tune --show --output no.json", 2, ("no table is stored", "mpirun -n RANKS hpccoll tune")),
+    ("doctor --require foo", 2, ("unknown requirement 'foo'", "cuda_aware")),
+    ("doctor --limit 0", 2, ("0.0 is not in the range x>0", "See hpccoll doctor --help")),
+    ("report", 2, ("Missing argument", "See hpccoll report --help")),
+    ("report missing.jsonl", 2, ("missing.jsonl: cannot read it", "--json")),
+    ("report garbage.jsonl -o garbage.jsonl", 2, ("is one of the result files", "name another file")),
+    ("scaling garbage.jsonl", 2, ("not a record of schema", "--json")),
+    ("lab up --nodes 0", 2, ("--nodes 0", "1 to 250 nodes")),
+    ("preflight --size 0", 2, ("--size 0 measures no link", "--size 4M")),
+    ("preflight --reach", 3, ("SLURM_STEP_NODELIST is not set", "start it by srun")),
+    ("bench --bogus", 2, ("No such option", "See hpccoll bench --help")),
+    ("bench -n 0", 2, ("0 is not in the range x>=1", "See hpccoll bench --help")),
+    ("bench --budget 0", 2, ("0.0 is not in the range x>0", "See hpccoll bench --help")),
+]
+# The same in jobs of two ranks: errors of rank 0 and of all ranks, before and after MPI starts.
+IN_JOBS: list[tuple[str, int, tuple[str, ...]]] = [
+    ("bench --bogus", 2, ("No such option", "See hpccoll bench --help")),
+    ("bench al_reduce", 2, ("unknown operation 'al_reduce'", "did you mean all_reduce")),
+    ("bench -d float31", 2, ("unknown dtype 'float31'", "did you mean float32")),
+    ("bench -o mean", 2, ("unknown reduction 'mean'", "choose one of: avg")),
+    ("bench -r 7", 2, ("--root 7 is not a rank of 0..1",)),
+    ("bench -b 1X", 2, ("'1X' is not a size", "8, 64K, 1.5M or 2G")),
+    ("bench -b 64 -e 8", 2, ("--min-bytes <= --max-bytes",)),
+    ("bench --engine foo", 2, ("unknown engine 'foo'", "choose one of: gloo, hpccoll, mpi, nccl")),
+    ("bench --algorithm rng", 2, ("'rng'", "did you mean ring?")),
+    ("bench --engine mpi --json nowhere/x", 2, ("--json nowhere/x", "name a file in a writable directory")),
+    ("bench --engine mpi --plot x.bmp", 2, ("--plot x.bmp", ".png, .svg, .pdf")),
+    ("bench --engine mpi --resume garbage.jsonl", 2, ("not a record of schema", "--json")),
+    ("bench -d bool", 2, ("'sum' is not defined for dtype bool", "use bor")),
+    ("train dp=7", 2, ("a mesh of 7 ranks, but this job has 2 ranks", "mpirun -n 7")),
+    ("train dp --json nowhere/x", 2, ("--json nowhere/x", "name a file in a writable directory")),
+    ("tune nosuch", 2, ("unknown operation 'nosuch'", "choose one of: all_gather")),
+    ("tune --buffer foo", 2, ("unknown buffer 'foo'", "choose one of: cuda, host, symmetric")),
+    ("tune barrier --output mine.py/x", 2, ("--output mine.py/x", "name a file in a writable directory")),
+    ("demo broadcast", 2, ("takes 3 ranks, and this job has 2", "mpirun -n 3 hpccoll demo broadcast")),
+    ("demo reduce_scatter_ranks2 --json nowhere/x", 2, ("--json nowhere/x", "name a file in a writable directory")),
+    ("doctor --json nowhere/x", 2, ("--json nowhere/x", "name a file in a writable directory")),
+    ("preflight", 2, ("all ranks of this job are on", "--ranks-as-nodes")),
+    ("preflight --ranks-as-nodes --json nowhere/x", 2, ("--json nowhere/x", "name a file in a writable directory")),
+    ("draw all_reduce/ring --measured -o x.svg", 2, ("--measured times a .json trace",)),
+    ("draw all_reduce/ring --measured -o nowhere/x.json", 2, ("-o nowhere/x.json", "writable directory")),
+]
+
+
+@pytest.fixture(autouse=True)
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make a directory with wrong files the current one."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "garbage.jsonl").write_text("garbage\n")
+    (tmp_path / "mine.py").write_text("def f(): pass\n")
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    """Fail if the test leaves files of MPI in /dev/shm that no process uses."""
+    began = time.time()
+    yield
+    left: list[str] = []
+    for _ in range(20):  # files of jobs that other tests run beside this one are in use, or soon removed
+        new = (each for each in list_library_files(SHM) if not each.in_use and each.age_s < time.time() - began)
+        left = [str(each.path) for each in new]
+        if not left:
+            break
+        time.sleep(0.1)
+    assert not left
+
+
+def run(command: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+        env=without_launcher(environment(**variables)),
+    )
+
+
+def require_one_paragraph(done: subprocess.CompletedProcess[str], status: int, words: tuple[str, ...]) -> None:
+    """Require exit status, one line of standard error with all words, and no other output.
+
+    Only prterun, the launcher of Open MPI, reports the exit status of its ranks in lines of its own.
+    """
+    said = [line for line in done.stderr.splitlines() if line.strip() and not line.startswith(PROGRESS)]
+    assert done.returncode == status, done.stderr
+    assert len(said) == 1, done.stderr
+    assert said[0].startswith("Error: ")
+    assert all(word in said[0] for word in words), said[0]
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize(("words", "status", "says"), ALONE, ids=[words for words, *_ in ALONE])
+def test_a_wrong_command_line(words, status, says):
+    require_one_paragraph(run([str(BIN / "hpccoll"), *words.split()]), status, says)
+
+
+@pytest.mark.parametrize(("words", "status", "says"), IN_JOBS, ids=[words for words, *_ in IN_JOBS])
+def test_a_wrong_command_line_in_a_job(words, status, says):
+    done = run([str(BIN / "mpirun"), "-n", "2", str(BIN / "hpccoll"), *words.split()])
+    require_one_paragraph(done, status, says)
+
+
+# Statements that every rank of two executes, with `comm`, `x` (4 float32 numbers), `rank`, and np; the words of the
+# message. After each, a collective must still work.
+CALLS = {
+    "comm.all_reduce(x, op='mean')": "unknown reduction 'mean'",
+    "comm.all_reduce(x, algorithm='rings')": "did you mean ring",
+    "comm.all_reduce(x, out=np.ones(5, 'f4'))": "out has shape (5,)",
+    "comm.all_reduce(x, out=np.ones(4))": "x is float32 (numpy) and out is float64",
+    "comm.all_reduce([1.0])": "x is a list; pass a NumPy",
+    "comm.all_reduce(array.array('d', [1.0]))": "x is an array; pass a NumPy",
+    "comm.all_reduce(None)": "passed no array",
+    "comm.all_reduce(x[::2])": "ascontiguousarray",
+    "comm.all_reduce(np.array(['a']))": "unknown dtype",
+    "comm.all_reduce(np.zeros(2, '>f4'))": "unknown dtype '>f4'",
+    "comm.all_reduce(np.ones(4, bool))": "use bor",
+    "comm.all_reduce(np.ones(4, 'i4'), op='avg')": "cast to a floating dtype",
+    "comm.all_reduce(x, op=hpccoll.premul_sum('2'))": "does not fit dtype float32",
+    "comm.all_reduce(x[:3], out=x[1:])": "x and out overlap",
+    "comm.reduce(x, root=9)": "root 9 is not a rank of 0..1",
+    "comm.broadcast(x, root=-1)": "root -1 is not a rank of 0..1",
+    "comm.scatter(None, out=None)": "",
+    "comm.all_gather(x, out=np.ones((3, 4), 'f4'))": "(3, 4)",
+    "comm.send(x, 9)": "dest 9 is not a rank of 0..1",
+    "comm.send(x, rank)": "use isend",
+    "comm.recv(x, 7)": "source 7 is not a rank",
+    "comm.isend(x, 0, tag=-1)": "tag -1 is not between 0 and",
+    "comm.empty((3, -1))": "negative extent",
+    "comm.empty(3, 'float31')": "did you mean float32",
+}
+SCRIPT = """
+import array, json, sys
+import numpy as np
+import hpccoll
+comm = hpccoll.Communicator()
+rank, said = comm.rank, []
+for call in json.loads(sys.argv[1]):
+    x = np.ones(4, 'f4')
+    try:
+        eval(call)
+        said.append([0, ""])
+    except hpccoll.HpccollError as error:
+        said.append([error.exit_status, str(error)])
+    y = np.ones(3)
+    comm.all_reduce(y)
+    assert y.tolist() == [2] * 3
+print(json.dumps(said) + "\\n" if rank == 0 else "", end="", flush=True)
+"""
+
+
+def test_wrong_calls_raise_one_paragraph_and_the_communicator_goes_on():
+    done = run([str(BIN / "mpirun"), "-n", "2", sys.executable, "-c", SCRIPT, json.dumps(list(CALLS))])
+    assert done.returncode == 0, done.stderr
+    for (call, words), (status, message) in zip(CALLS.items(), json.loads(done.stdout), strict=True):
+        assert status == 2, (call, message)
+        assert words in message, call
+        assert "\n" not in message, call
+        assert len(message) > 20, call
