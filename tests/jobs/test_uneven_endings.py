@@ -74,8 +74,8 @@ PROGRAMS = {
     if rank == 2: time.sleep(LONG)
     comm.all_reduce(x, algorithm="mpi")""",
     "the root of a broadcast ends before a late rank": """
-    if rank == 2: time.sleep(LONG)
-    comm.broadcast(x, algorithm="tree")""",
+    if rank == 1: time.sleep(LONG)
+    comm.broadcast(x, algorithm="chain")""",
     "senders of a gather end before the root": """
     if rank == 0: time.sleep(LONG)
     comm.gather(x, algorithm="tree")""",
