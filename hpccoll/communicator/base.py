@@ -73,6 +73,12 @@ class CommunicatorBase:
         """Wait for operations in flight, then free requests, shared memory and the MPI communicators; collective.
 
         Without `close`, requests and shared memory are freed at exit, but the MPI communicators are not.
+
+        Example:
+            >>> own = hpccoll.Communicator()
+            >>> own.close()
+            >>> own  # doctest: +ELLIPSIS
+            <hpccoll.Communicator: rank ..., closed>
         """
         if self._release.alive:
             with self._state.call("close"):

@@ -46,6 +46,11 @@ class Communicator(
     Raises:
         UnavailableError: mpi4py or the MPI library is not installed.
         LauncherError: the launcher belongs to another MPI library.
+
+    Example:
+        >>> with hpccoll.Communicator() as own:
+        ...     own.all_reduce(np.ones(2)) / own.size
+        array([1., 1.])
     """
 
     def __enter__(self) -> Self:
@@ -68,6 +73,10 @@ class Communicator(
 
         It carries the messages of `send` and `recv`, so that `recv` may receive a message of `mpi.Send`. While a call
         of `mpi` blocks, asynchronous operations of hpccoll do not advance.
+
+        Example:
+            >>> comm.mpi.Get_size() == comm.size
+            True
         """
         self._require_open()
         return self._message_comm
@@ -81,6 +90,11 @@ class Communicator(
 
         Raises:
             UsageError: on all ranks, if a rank passed a color or a key that is not an integer.
+
+        Example:
+            >>> with comm.split(color=comm.rank % 2) as half:
+            ...     half.size in (comm.size // 2, (comm.size + 1) // 2)
+            True
         """
         self._require_open()
         with self._state.call("split"):
@@ -96,6 +110,11 @@ class Communicator(
 
         Raises:
             UsageError: `ranks` is empty, has a rank twice, or has a rank that is not in this communicator.
+
+        Example:
+            >>> group = comm.new_group(range(0, comm.size, 2))
+            >>> group is None or group.rank == comm.rank // 2
+            True
         """
         self._require_open()
         members = _as_ranks(ranks, self.size)

@@ -41,6 +41,10 @@ class DataMovementMethods(CommunicatorBase):
 
         Raises:
             BufferError, UnknownNameError, UsageError: an argument is invalid.
+
+        Example:
+            >>> comm.broadcast(np.array([comm.rank + 5]), root=0)
+            array([5])
         """
         return self._collective(Operation.BROADCAST, x, None, SUM, root, algorithm, async_op)
 
@@ -106,6 +110,10 @@ class DataMovementMethods(CommunicatorBase):
 
         Raises:
             BufferError, UnknownNameError: an argument is invalid.
+
+        Example:
+            >>> comm.all_gather(np.ones(2)).shape == (comm.size, 2)
+            True
         """
         if counts is not None:
             return self._uneven(Operation.ALL_GATHER, x, out, SUM, 0, algorithm, async_op, counts)
@@ -184,6 +192,11 @@ class DataMovementMethods(CommunicatorBase):
 
         Raises:
             BufferError, UnknownNameError, UsageError: an argument is invalid.
+
+        Example:
+            >>> rows = comm.gather(np.array([7]), root=0)
+            >>> comm.rank != 0 or rows[-1].tolist() == [7]
+            True
         """
         if counts is not None:
             return self._uneven(Operation.GATHER, x, out, SUM, root, algorithm, async_op, counts)
@@ -249,6 +262,12 @@ class DataMovementMethods(CommunicatorBase):
 
         Raises:
             BufferError, UnknownNameError, UsageError: an argument is invalid.
+
+        Example:
+            >>> x = np.arange(comm.size) if comm.rank == 0 else None
+            >>> block = comm.scatter(x, root=0, out=np.empty(1, int))
+            >>> block.tolist() == [comm.rank]
+            True
         """
         if counts is not None:
             return self._uneven(Operation.SCATTER, x, out, SUM, root, algorithm, async_op, counts)
@@ -332,6 +351,11 @@ class DataMovementMethods(CommunicatorBase):
 
         Raises:
             BufferError, UnknownNameError: an argument is invalid.
+
+        Example:
+            >>> received = comm.all_to_all(np.full((comm.size, 2), comm.rank))
+            >>> received[:, 0].tolist() == list(range(comm.size))
+            True
         """
         if counts is not None or out_counts is not None:
             both: Any = counts, out_counts
@@ -350,5 +374,8 @@ class DataMovementMethods(CommunicatorBase):
         Args:
             algorithm: see `broadcast`.
             async_op: whether to return a `Work` at once.
+
+        Example:
+            >>> comm.barrier()
         """
         return self._collective(Operation.BARRIER, None, None, SUM, 0, algorithm, async_op)

@@ -28,6 +28,12 @@ class MessageMethods(CommunicatorBase):
 
         Raises:
             UsageError: `dest` is this rank or no rank; use `isend` for messages of a rank to itself.
+
+        Example:
+            >>> if comm.size > 1 and comm.rank == 0:
+            ...     comm.send(np.arange(3), dest=1)
+            >>> if comm.rank == 1:
+            ...     assert comm.recv(np.empty(3, int), source=0)[2] == 2
         """
         if dest == self.rank:
             raise UsageError(f"rank {dest} would wait for itself in send; use isend, then recv")
@@ -44,6 +50,12 @@ class MessageMethods(CommunicatorBase):
 
         Raises:
             CommunicationError: the message has another size than `x`.
+
+        Example:
+            >>> work = comm.isend(np.arange(3), dest=comm.rank)
+            >>> comm.recv(np.empty(3, int), source=comm.rank)
+            array([0, 1, 2])
+            >>> work.wait()
         """
         work = self.irecv(x, source, tag)
         work.wait()
@@ -56,6 +68,12 @@ class MessageMethods(CommunicatorBase):
         """Start sending `x` to rank `dest`; `x` must not change until the returned `Work` is done.
 
         See `send` for the arguments; `dest` may be this rank.
+
+        Example:
+            >>> work = comm.isend(np.ones(2), dest=comm.rank)
+            >>> comm.recv(np.empty(2))
+            array([1., 1.])
+            >>> work.wait()
         """
         self._require_open()
         return self._messages.isend(x, dest, tag)
@@ -64,6 +82,14 @@ class MessageMethods(CommunicatorBase):
         """Start receiving a message into `x`, which must not be accessed until the returned `Work` is done.
 
         See `recv` for the arguments. When the `Work` is done, its `source` is the rank of the sender.
+
+        Example:
+            >>> work = comm.irecv(np.empty(2))
+            >>> comm.isend(np.ones(2), dest=comm.rank).wait()
+            >>> work.wait()
+            array([1., 1.])
+            >>> work.source == comm.rank
+            True
         """
         self._require_open()
         return self._messages.irecv(x, source, tag)
@@ -90,6 +116,11 @@ class MessageMethods(CommunicatorBase):
 
         Raises:
             CommunicationError: the received message has another size than `out`.
+
+        Example:
+            >>> right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+            >>> comm.sendrecv(np.array([comm.rank]), right, left).tolist() == [left]
+            True
         """
         given: Any = import_array(x, "x") if is_foreign(x) else x
         received = empty_like(given, tuple(given.shape)) if out is None else out

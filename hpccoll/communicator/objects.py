@@ -27,6 +27,10 @@ class ObjectMethods(MessageMethods):
 
         Raises:
             UsageError: on all ranks, if the root's object cannot be pickled.
+
+        Example:
+            >>> comm.broadcast_object({"step": comm.rank}, root=0)
+            {'step': 0}
         """
         result: ObjectT = self._objects.broadcast(obj, self._begin("broadcast_object", root))
         return result
@@ -36,6 +40,10 @@ class ObjectMethods(MessageMethods):
 
         Raises:
             UsageError: on all ranks, if an object cannot be pickled.
+
+        Example:
+            >>> comm.all_gather_object(comm.rank) == list(range(comm.size))
+            True
         """
         self._begin("all_gather_object")
         return self._objects.all_gather(obj)
@@ -45,6 +53,11 @@ class ObjectMethods(MessageMethods):
 
         Raises:
             UsageError: on all ranks, if an object cannot be pickled.
+
+        Example:
+            >>> names = comm.gather_object(f"rank {comm.rank}", root=0)
+            >>> comm.rank != 0 or names[0] == "rank 0"
+            True
         """
         return self._objects.gather(obj, self._begin("gather_object", root))
 
@@ -53,6 +66,11 @@ class ObjectMethods(MessageMethods):
 
         Raises:
             UsageError: on all ranks, if the root's `objs` has not one element per rank, or cannot be pickled.
+
+        Example:
+            >>> jobs = [f"job {r}" for r in range(comm.size)] if comm.rank == 0 else None
+            >>> comm.scatter_object(jobs, root=0) == f"job {comm.rank}"
+            True
         """
         result: ObjectT = self._objects.scatter(objs, self._begin("scatter_object", root))
         return result
@@ -62,6 +80,12 @@ class ObjectMethods(MessageMethods):
 
         Raises:
             UsageError: the object cannot be pickled, or `dest` is this rank.
+
+        Example:
+            >>> if comm.size > 1 and comm.rank == 0:
+            ...     comm.send_object({"lr": 0.1}, dest=1)
+            >>> if comm.rank == 1:
+            ...     assert comm.recv_object(source=0) == {"lr": 0.1}
         """
         payload, reason = pickle_object(obj)
         if reason:
@@ -76,6 +100,12 @@ class ObjectMethods(MessageMethods):
             source: rank of the sender; None receives from any rank.
             tag: the number that the sender gave.
             status: gets the rank of the sender and the tag, as with mpi4py's `recv`.
+
+        Example:
+            >>> if comm.size > 1 and comm.rank == 0:
+            ...     comm.send_object("done", dest=1)
+            >>> if comm.rank == 1:
+            ...     assert comm.recv_object() == "done"
         """
         size = np.empty(1, np.int64)
         work = self.irecv(size, source, tag)

@@ -15,7 +15,16 @@ class PreparedMethods(CommunicatorBase):
     def all_reduce_init(
         self, x: Array, op: ReduceOp = SUM, *, out: Array | None = None, algorithm: AlgorithmLike = "auto"
     ) -> Executable:
-        """Prepare an all_reduce of `x` that can run many times: `run = comm.all_reduce_init(x); run()`. Collective."""
+        """Prepare an all_reduce of `x` that can run many times: `run = comm.all_reduce_init(x); run()`. Collective.
+
+        Example:
+            >>> x = np.ones(3)
+            >>> run = comm.all_reduce_init(x)
+            >>> run()
+            >>> x / comm.size
+            array([1., 1., 1.])
+            >>> run.free()
+        """
         return self.prepare(Operation.ALL_REDUCE, x, out=out, op=op, algorithm=algorithm)
 
     def prepare(
@@ -34,6 +43,14 @@ class PreparedMethods(CommunicatorBase):
 
         `counts` and `out_counts` are those of `all_to_all`, or `counts` that of the other collectives on blocks.
         The executable is freed by its method `free` or by closing the communicator. Collective.
+
+        Example:
+            >>> from hpccoll.plan import Operation
+            >>> x = np.array([comm.rank + 5])
+            >>> run = comm.prepare(Operation.BROADCAST, x, root=0)
+            >>> run()
+            >>> x
+            array([5])
         """
         rows = None if counts is None else (counts, out_counts)
         call = self._check("prepare", operation, x, out, op, root, algorithm, rows)

@@ -57,6 +57,10 @@ class ReductionMethods(CommunicatorBase):
 
         Raises:
             BufferError, ReductionError, UnknownNameError: an argument is invalid.
+
+        Example:
+            >>> comm.all_reduce(np.full(3, 2.0)) / comm.size
+            array([2., 2., 2.])
         """
         cached = self._cached_calls.get(id(x))
         if cached is not None and op is SUM and out is None and algorithm == "auto" and not async_op:
@@ -124,6 +128,11 @@ class ReductionMethods(CommunicatorBase):
 
         Raises:
             BufferError, ReductionError, UnknownNameError, UsageError: an argument is invalid.
+
+        Example:
+            >>> total = comm.reduce(np.ones(2), root=0)
+            >>> comm.rank != 0 or total.tolist() == [comm.size] * 2
+            True
         """
         return self._collective(Operation.REDUCE, x, out, op, root, algorithm, async_op)
 
@@ -188,6 +197,10 @@ class ReductionMethods(CommunicatorBase):
 
         Raises:
             BufferError, ReductionError, UnknownNameError: an argument is invalid.
+
+        Example:
+            >>> comm.reduce_scatter(np.ones((comm.size, 3))) / comm.size
+            array([[1., 1., 1.]])
         """
         if counts is not None:
             return self._uneven(Operation.REDUCE_SCATTER, x, out, op, 0, algorithm, async_op, counts)

@@ -55,6 +55,10 @@ class ScanMethods(CommunicatorBase):
 
         Raises:
             BufferError, ReductionError, UnknownNameError: an argument is invalid.
+
+        Example:
+            >>> comm.scan(np.ones(2)) / (comm.rank + 1)
+            array([1., 1.])
         """
         return self._collective(Operation.SCAN, x, out, op, 0, algorithm, async_op)
 
@@ -101,5 +105,10 @@ class ScanMethods(CommunicatorBase):
 
         Raises:
             BufferError, ReductionError, UnknownNameError: an argument is invalid.
+
+        Example:
+            >>> below = comm.exscan(np.ones(1))
+            >>> comm.rank == 0 or below.tolist() == [comm.rank]
+            True
         """
         return self._collective(Operation.EXSCAN, x, out, op, 0, algorithm, async_op)

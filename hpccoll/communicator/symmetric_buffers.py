@@ -29,13 +29,23 @@ class SymmetricBufferMethods(CommunicatorBase):
             UsageError: any rank passed a negative extent or an unknown dtype.
             MismatchError: the ranks passed different shapes or dtypes.
             UnavailableError: any rank has too little memory, or the ranks cannot share memory.
+
+        Example:
+            >>> y = comm.empty((2, 3), np.float64)
+            >>> y[:] = 1
+            >>> comm.all_reduce(y)[0] / comm.size
+            array([1., 1., 1.])
         """
         self._require_open()
         with self._state.call("empty"):
             return self._engine.node.symmetric.empty(shape, dtype)
 
     def cupy_empty(self, shape: Shape, dtype: DtypeLike = "float32") -> cupy.ndarray:
-        """Return an uninitialised CuPy array in device memory that all ranks of the node can address; collective."""
+        """Return an uninitialised CuPy array in device memory that all ranks of the node can address; collective.
+
+        Example:
+            >>> y = comm.cupy_empty((2, 3), "float16")  # doctest: +SKIP
+        """
         from hpccoll.runtime.cuda.device import device_empty
 
         self._require_open()
@@ -48,6 +58,10 @@ class SymmetricBufferMethods(CommunicatorBase):
         """Return an uninitialised torch tensor that all ranks of the node can address; collective.
 
         `device` is cpu, cuda (the current device) or a device by number, such as cuda:1.
+
+        Example:
+            >>> comm.torch_empty(3, "bfloat16", device="cpu").dtype
+            torch.bfloat16
         """
         kind, _, index = str(device).partition(":")
         if kind != "cuda":
@@ -59,12 +73,22 @@ class SymmetricBufferMethods(CommunicatorBase):
             return as_torch_tensor(device_empty(self._engine.node, shape, dtype, int(index) if index else None))
 
     def free(self, x: Array) -> None:
-        """Free a symmetric buffer and the executables bound to it on this rank; later use raises UsageError."""
+        """Free a symmetric buffer and the executables bound to it on this rank; later use raises UsageError.
+
+        Example:
+            >>> y = comm.empty(3)
+            >>> comm.free(y)
+        """
         self._engine.node.symmetric.free(x)
 
     def stages(self, module: ArrayModule) -> bool:
         """Whether messages from an array module's memory pass through pinned host memory.
 
         For device memory, the first call starts probe processes and waits for them.
+
+        Example:
+            >>> from hpccoll.runtime.arrays import NUMPY
+            >>> comm.stages(NUMPY)
+            False
         """
         return self._engine.uses_pinned_memory(module)

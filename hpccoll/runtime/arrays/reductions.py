@@ -47,6 +47,10 @@ class Reduction:
     """A reduction by name; `factor` is for premul_sum: a number, or an array that broadcasts to the buffer.
 
     `combine` is the function of a user's own reduction (see `from_function`), which need not be `commutative`.
+
+    Example:
+        >>> comm.all_reduce(np.array([2.0]), op=hpccoll.Reduction("max"))
+        array([2.])
     """
 
     name: str
@@ -157,5 +161,9 @@ def premul_sum(factor: Any) -> Reduction:
     """Return the reduction premul_sum, which multiplies this rank's input by `factor` before the sum.
 
     The factor is a number, or an array that broadcasts to the buffer; ranks may pass different factors.
+
+    Example:
+        >>> comm.all_reduce(np.ones(2), op=hpccoll.premul_sum(1 / comm.size))
+        array([1., 1.])
     """
     return Reduction("premul_sum", factor)
