@@ -93,6 +93,7 @@ def test_cells_run_inside_an_event_loop_as_in_a_notebook():
     ]
 
 
+@pytest.mark.filterwarnings("ignore::PendingDeprecationWarning")  # of IPython itself
 def test_cells_run_in_ipython(tmp_path, monkeypatch):
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
     shells = pytest.importorskip("IPython.core.interactiveshell")
