@@ -16,7 +16,8 @@ import hpccoll
 
 def complete(text, **names):
     """Return what Python's own completion offers for a text, without brackets."""
-    completer, found = rlcompleter.Completer(names), []
+    completer = rlcompleter.Completer(names)
+    found: list[str] = []
     while (each := completer.complete(text, len(found))) is not None:
         found.append(each.rstrip("()"))
     return found
@@ -93,7 +94,7 @@ def test_cells_run_inside_an_event_loop_as_in_a_notebook():
     ]
 
 
-@pytest.mark.filterwarnings("ignore::PendingDeprecationWarning")  # of IPython itself
+@pytest.mark.filterwarnings("ignore")  # IPython itself warns
 def test_cells_run_in_ipython(tmp_path, monkeypatch):
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
     shells = pytest.importorskip("IPython.core.interactiveshell")
@@ -102,8 +103,9 @@ def test_cells_run_in_ipython(tmp_path, monkeypatch):
         done = shell.run_cell(cell)
         assert done.error_before_exec is None
         assert (done.error_in_exec is None) == ("mean" not in cell), cell
-    assert "hpccoll.Communicator" in shell.complete("hpccoll.Comm")[1]
-    assert "comm.all_reduce_init" in " ".join(shell.complete("comm.all_re")[1])
+    for text, name in (("hpccoll.Comm", "Communicator"), ("comm.all_re", "all_reduce_init")):
+        found = [each.text for each in shell.Completer.completions(text, len(text))]
+        assert name in [each.removeprefix(".") for each in found]
 
 
 def test_a_script_runs_under_python_m_mpi4py(tmp_path):
