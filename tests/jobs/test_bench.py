@@ -158,6 +158,18 @@ def test_sheet_and_plot(tmp_path: Path) -> None:
     assert plot.read_text().rstrip().endswith("</svg>")
 
 
+def test_an_existing_file_is_kept_unless_overwriting_is_asked_for(tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    out.write_text("precious\n")
+    words = ("bench", *QUICK, "--engine", "mpi", "--json", str(out))
+    done = hpccoll(3, *words)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.count("the file exists; add --overwrite to replace it, or --resume") == 1
+    assert out.read_text() == "precious\n"
+    assert hpccoll(3, *words, "--overwrite").returncode == 0
+    assert len(measured(out)) == 2
+
+
 def test_one_rank_and_standard_output() -> None:
     done = hpccoll(1, "bench", *QUICK, "--engine", "mpi,hpccoll", "--json", "-")
     assert done.returncode == 0, done.stderr
