@@ -130,8 +130,8 @@ class ReductionMethods(CommunicatorBase):
             BufferError, ReductionError, UnknownNameError, UsageError: an argument is invalid.
 
         Example:
-            >>> total = comm.reduce(np.ones(2), root=0)
-            >>> comm.rank != 0 or total.tolist() == [comm.size] * 2
+            >>> total = comm.reduce(np.ones(1), root=0)
+            >>> comm.rank != 0 or total.tolist() == [comm.size]
             True
         """
         return self._collective(Operation.REDUCE, x, out, op, root, algorithm, async_op)
