@@ -15,11 +15,13 @@ from hpccoll.cli.output import (
     json_option,
     open_json_lines,
     print_table,
+    print_text,
     require_outputs_writable,
 )
 from hpccoll.demo.examples import EXAMPLES, Example, find_example, get_example
 from hpccoll.errors import UsageError
 from hpccoll.records import DemoRecord
+from hpccoll.text_table import find_output_width
 from hpccoll.units import format_count
 
 if TYPE_CHECKING:
@@ -108,12 +110,12 @@ def _resolve_example(name: str, algorithm: str | None) -> tuple[Example, Algorit
 def _print_introduction(example: Example, algorithm: Algorithm | None, draw: bool) -> None:
     """Before an example runs, print its description, its plan's proven cost and, if `draw` is set, the plan."""
     print(f"{example.name}, on {format_count(example.ranks, 'rank')}\n")
-    print("\n".join(example.description))
+    print_text("\n".join(example.description), indent="")
     if example.name == "send_send_deadlock":
         from hpccoll.demo import deadlock
 
         message = f"The checker, before anything runs: {deadlock.explain_deadlock()}"
-        print("\n" + "\n".join(textwrap.wrap(message, LINE_WIDTH)))
+        print("\n" + "\n".join(textwrap.wrap(message, find_output_width() or LINE_WIDTH)))
     if algorithm is None:
         if draw:
             print("\nThere is no plan to draw: each rank follows its own program.")
@@ -122,7 +124,7 @@ def _print_introduction(example: Example, algorithm: Algorithm | None, draw: boo
     proof = loader.prove_algorithm(algorithm, example.ranks)
     steps = f"{proof.cost.steps} step{'s' * (proof.cost.steps != 1)}"
     sends = f"; the busiest rank sends {proof.cost.most} S, where S is the message size" if proof.cost.most else ""
-    print(f"Runs {plan.name}, proven: {steps}{sends}.")
+    print_text(f"Runs {plan.name}, proven: {steps}{sends}.", indent="")
     if draw:
         from hpccoll.plan.drawing.history import record_history
         from hpccoll.plan.drawing.text_grid import format_text_grid

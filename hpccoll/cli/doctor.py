@@ -8,12 +8,13 @@ the job as a whole, or with a single host).
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 import textwrap
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import click
@@ -31,8 +32,11 @@ from hpccoll.doctor import Finding
 from hpccoll.doctor.checks import HostReport, check_host, check_job
 from hpccoll.doctor.mpi_job import MpiJob, describe_unlaunched_process, start_mpi_job
 from hpccoll.doctor.requirements import REQUIRABLE, require_capabilities
+from hpccoll.doctor.shared_memory import remove_stale_files
 from hpccoll.errors import UnavailableError, UnknownNameError
+from hpccoll.text_table import find_output_width
 
+SHM = Path("/dev/shm")  # noqa: S108 - the memory file system, not a place for temporary files
 MPI_START_LIMIT_S = 60.0
 POLL_S = 0.02
 MAX_WIDTH = 120
@@ -68,19 +72,20 @@ def _parse_requirements(_ctx: click.Context, _option: click.Parameter, value: st
     help="Time limit in seconds for each process that a check starts.",
 )
 @json_option(all_ranks=True)
-def doctor(required: tuple[str, ...], verbose: bool, limit_s: float, json_file: str | None) -> int:
+@click.option("--remove-stale", is_flag=True, help="First remove files of ended jobs from /dev/shm.")
+def doctor(required: tuple[str, ...], verbose: bool, limit_s: float, remove_stale: bool, json_file: str | None) -> int:
     """Check this machine and job, and print each finding with its evidence and remedy.
 
     The command runs alone or in a job of mpirun or srun; in a job it also checks all hosts and the binding of ranks to
     cores. Anything that may crash or hang (MPI, CUDA, torch) runs in a process of its own. Nothing on the machine
-    is changed or removed.
+    is changed or removed, unless --remove-stale is given.
     """
     is_launched = get_launched_rank() is not None
     job = start_mpi_job(os.environ, MPI_START_LIMIT_S) if is_launched else describe_unlaunched_process(os.environ)
     if job.world is None and not is_printing_rank():
         return 0  # MPI did not connect the ranks: only the first prints
     _require_writable(job, json_file)
-    hosts = _check_hosts(job, limit_s)
+    hosts = _check_hosts(job, limit_s, remove_stale)
     findings: list[Finding] = []
     missing: str | None = None
     if hosts:
@@ -115,14 +120,18 @@ def _require_writable(job: MpiJob, json_file: str | None) -> None:
         joint_failure.run_on_first_rank(job.world, lambda: require_outputs_writable(files))
 
 
-def _check_hosts(job: MpiJob, limit_s: float) -> list[HostReport]:
+def _check_hosts(job: MpiJob, limit_s: float, remove_stale: bool) -> list[HostReport]:
     """Run the host checks on the first rank of each host; return all reports on rank 0, [] on other ranks. Collective.
 
     A process that a check starts may run for `limit_s` seconds.
     """
     rank = job.world.rank if job.world is not None else 0
     on_host = [info for info in job.ranks if info.host == job.ranks[rank].host]
-    report = check_host(on_host, limit_s) if on_host[0].rank == rank else None
+    report = None
+    if on_host[0].rank == rank:
+        removed = (remove_stale_files(SHM),) if remove_stale else ()
+        report = check_host(on_host, limit_s)
+        report = replace(report, findings=(*removed, *report.findings))
     if job.world is None:
         return [report] if report is not None else []
     barrier = job.world.Ibarrier()
@@ -140,7 +149,7 @@ def _write_report(findings: Sequence[Finding], run: dict[str, Any], verbose: boo
                 lines.write(finding.as_dict())
     if json_file == STDOUT:
         return
-    width = min(MAX_WIDTH, shutil.get_terminal_size((MAX_WIDTH, 24)).columns)
+    width = min(MAX_WIDTH, find_output_width() or MAX_WIDTH)
     for line in format_findings(findings, verbose, width):
         print(line)
 

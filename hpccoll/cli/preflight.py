@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from hpccoll.cli.failure import fail_alike
-from hpccoll.cli.output import STDOUT, json_option, open_json_lines, print_table, require_outputs_writable
+from hpccoll.cli.output import STDOUT, json_option, open_json_lines, print_table, print_text, require_outputs_writable
 from hpccoll.cli.progress import show_progress
 from hpccoll.cli.run_record import make_serial_run_record
 from hpccoll.errors import CommunicationError, UsageError
@@ -25,7 +25,7 @@ from hpccoll.preflight.results import PreflightResults
 from hpccoll.preflight.tcp_reachability import check_reachability, read_slurm_step
 from hpccoll.records import FaultEntry, PreflightSummaryRecord
 from hpccoll.runtime import job
-from hpccoll.units import GB, format_size, parse_size
+from hpccoll.units import GB, format_count, format_size, parse_size
 
 MAX_TABLE_NODES = 12  # with more nodes, no table of pairs is printed
 SLOW, BROKEN = 1, CommunicationError.exit_status
@@ -201,14 +201,15 @@ def _print_results(results: PreflightResults, faults: list[FaultEntry]) -> None:
     if faults:
         _print_faults(faults)
     else:
-        print(f"no slow or broken node or link: {len(names)} nodes, {len(names) * (len(names) - 1) // 2} pairs")
+        pairs = len(names) * (len(names) - 1) // 2
+        print_text(f"no slow or broken node or link: {len(names)} nodes, {format_count(pairs, 'pair')}")
     sys.stdout.flush()
 
 
 def _print_faults(faults: list[FaultEntry]) -> None:
     """Print each fault with its remedy, then the --exclude= option."""
     for fault in faults:
-        print(f"{fault.found}\n    remedy: {fault.remedy}")
+        print_text(f"{fault.found}\n    remedy: {fault.remedy}")
     print(_format_exclude_option(faults), end="", flush=True)
 
 

@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING
 import click
 import numpy as np
 
-from hpccoll.cli.output import STDOUT, is_printing_rank, json_option, open_json_lines
+from hpccoll.cli.output import STDOUT, is_printing_rank, json_option, open_json_lines, print_text
 from hpccoll.cli.progress import show_progress
 from hpccoll.cli.run_record import make_serial_run_record
 from hpccoll.errors import HpccollError, UsageError
+from hpccoll.text_table import find_output_width
+from hpccoll.units import format_count
 
 if TYPE_CHECKING:
     from hpccoll.doctor.finding import Finding
@@ -123,7 +125,8 @@ def _read_bench_request(run: RecordedRun) -> BenchRequest | None:
 def _print_findings(results: Results, findings: Sequence[Finding], output: str) -> None:
     """Print the findings and the skipped files, then the page's name, size and number of measurements."""
     indent = " " * 9
-    fill = partial(textwrap.fill, width=_WIDTH, break_on_hyphens=False)  # does not split options at hyphens
+    width = find_output_width() or _WIDTH
+    fill = partial(textwrap.fill, width=width, break_on_hyphens=False)  # does not split options at hyphens
     for finding in findings:
         severity = finding.severity.name.lower()
         print(fill(f"{severity:<8} {finding.area}: {finding.found}", subsequent_indent=indent))
@@ -135,4 +138,5 @@ def _print_findings(results: Results, findings: Sequence[Finding], output: str) 
         click.echo(f"# skipped: {reason}", err=True)
     rows, pairs = len(results.rows), results.pair_count
     size = Path(output).stat().st_size
-    print(f"{output}: {len(findings)} findings on {rows} measurements and {pairs} pairs of nodes, {size / 1e3:.0f} kB")
+    counts = f"{format_count(len(findings), 'finding')} on {format_count(rows, 'measurement')}"
+    print_text(f"{output}: {counts} and {format_count(pairs, 'node pair')}, {size / 1e3:.0f} kB")

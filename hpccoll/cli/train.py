@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpccoll.cli.output import STDOUT, is_printing_rank, json_option, print_table, require_outputs_writable
+from hpccoll.cli.output import STDOUT, is_printing_rank, json_option, print_table, print_text, require_outputs_writable
 from hpccoll.cli.progress import show_progress
 from hpccoll.cli.run_record import make_run_record
 from hpccoll.errors import UsageError
@@ -171,7 +171,7 @@ class _TrainOutput:
             shown = self._steps[: -1 : -(-len(self._steps) // MAX_TABLE_STEPS)] + self._steps[-1:]
             print_table("Steps", HEADINGS, [_format_step(step) for step in shown], numbers=HEADINGS)
         if self._summary is not None:
-            print(_format_summary(self._summary))
+            print_text(_format_summary(self._summary))
 
 
 def _format_step(step: TrainStepRecord) -> list[str]:

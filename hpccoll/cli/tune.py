@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpccoll.cli.output import STDOUT, is_printing_rank, json_option, open_json_lines, print_table
+from hpccoll.cli.output import STDOUT, is_printing_rank, json_option, open_json_lines, print_table, print_text
 from hpccoll.cli.progress import show_progress
 from hpccoll.cli.run_record import make_run_record
 from hpccoll.errors import UnknownNameError, UsageError
@@ -220,8 +220,9 @@ def _print_series(table: TuningTable, path: Path, series: Sequence[TuningSeries]
     if not is_printing_rank():
         return
     click.echo(f"{table.site.description}: {path}")
-    click.echo("auto takes the fastest; of candidates that tie within 5 %, the winner of the next smaller size")
-    click.echo("tie: the 95 % intervals of the fastest and the next overlap\n")
+    print_text("auto takes the fastest; of candidates that tie within 5 %, the winner of the next smaller size")
+    print_text("tie: the 95 % intervals of the fastest and the next overlap")
+    click.echo()
     for each in series:
         rows = []
         for point in each.points:

@@ -1,7 +1,7 @@
 """Check /dev/shm (size, free space, files that ended jobs left behind), System V segments and huge pages.
 
 MPICH leaves files in /dev/shm when a rank is killed or aborts. Open MPI also leaves such files if the job was started
-without mpirun. The checks remove nothing.
+without mpirun. The checks remove nothing; `remove_stale_files` does.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import shlex
 import stat
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
@@ -19,7 +20,7 @@ from pathlib import Path
 from hpccoll.doctor.finding import Finding, Severity
 from hpccoll.doctor.kernel_files import read_int, read_text
 from hpccoll.doctor.numa import is_inside_pid_namespace
-from hpccoll.units import GiB, format_size
+from hpccoll.units import GiB, format_count, format_size
 
 AREA = "shared memory"
 _MIN_SIZE = GiB
@@ -39,7 +40,8 @@ _LIBRARY_BY_PATTERN = {
     "torch_*": "torch",
     "cuda.shm.*": "CUDA",
 }
-_MAX_NAMED = 1000  # keeps the `rm` command well below the length limit of a command line
+_MAX_NAMED = 1000  # files listed as evidence
+_MAX_IN_COMMAND = 3  # files up to which the remedy is a command that names them
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,12 +134,25 @@ def _report_stale(stale: Sequence[SharedMemoryFile], directory: Path) -> Finding
         f"{count} ({_format_total_size(stale)}) left in {directory} by ended jobs ({libraries}): no process has them "
         "mapped or open"
     )
-    remedy = "rm -- " + " ".join(shlex.quote(str(file.path)) for file in stale[:_MAX_NAMED])
-    if len(stale) > _MAX_NAMED:
-        remedy += f"  (and {len(stale) - _MAX_NAMED} more: run hpccoll doctor again)"
+    few = "rm -- " + " ".join(shlex.quote(str(file.path)) for file in stale[:_MAX_IN_COMMAND])
+    remedy = few if len(stale) <= _MAX_IN_COMMAND else "hpccoll doctor --remove-stale"
     if is_inside_pid_namespace():
         remedy += "  (first check that no other container uses this /dev/shm: its processes are not visible here)"
     return Finding(AREA, Severity.WARNING, found, _format_files(stale), remedy)
+
+
+def remove_stale_files(directory: Path, root: Path = Path("/")) -> Finding:
+    """Remove the files in `directory` that `check_stale_files` would report as left behind; return what was removed."""
+    removed = []
+    for file in list_library_files(directory, root):
+        if file.is_inspectable and not file.in_use:
+            with suppress(OSError):  # removed by another process, or not this user's
+                file.path.unlink()
+                removed.append(file)
+    found = (
+        f"removed {format_count(len(removed), 'file')} ({_format_total_size(removed)}) of ended jobs from {directory}"
+    )
+    return Finding(AREA, Severity.NOTE, found, _format_files(removed))
 
 
 def _format_total_size(files: Sequence[SharedMemoryFile]) -> str:

@@ -61,17 +61,40 @@ def test_crashed_probes_become_findings():
     assert not any("cuda_aware" in each.provides for each in aware)
 
 
-def test_stale_file_is_reported_with_the_command_that_removes_it(left):
+def test_stale_file_is_reported(left):
     (found,) = [each for each in shared_memory.check_stale_files(SHM) if str(left) in each.evidence]
     assert found.severity is Severity.WARNING
     assert "MPICH" in found.found
     assert "5 MiB" in found.evidence
-    words = shlex.split(found.remedy.partition("  (")[0])
-    assert words[:2] == ["rm", "--"]
-    assert str(left) in words
     assert left.exists()  # never removed by us
-    subprocess.run(["rm", "--", str(left)], check=True)
+    left.unlink()
     assert not any(str(left) in each.evidence for each in shared_memory.check_stale_files(SHM))
+
+
+def test_few_stale_files_are_named_in_the_command_that_removes_them(tmp_path):
+    left = tmp_path / "mpich_shm_1 2"
+    left.write_bytes(b"x")
+    (found,) = shared_memory.check_stale_files(tmp_path)
+    assert found.remedy is not None
+    assert shlex.split(found.remedy.partition("  (")[0]) == ["rm", "--", str(left)]
+
+
+def test_many_stale_files_are_removed_by_an_option_and_not_by_a_line_of_27_paths(tmp_path):
+    for number in range(27):
+        (tmp_path / f"mpich_shm_{number}").write_bytes(b"x" * 1024)
+    (found,) = shared_memory.check_stale_files(tmp_path)
+    assert found.remedy is not None
+    assert found.remedy.startswith("hpccoll doctor --remove-stale")
+    assert "mpich" not in found.remedy
+    assert "removed 27 files (27 KiB)" in shared_memory.remove_stale_files(tmp_path).found
+    assert not list(tmp_path.iterdir())
+
+
+def test_files_in_use_are_not_removed(tmp_path):
+    used = tmp_path / "mpich_shm_used"
+    with used.open("w"):
+        assert "removed 0 files" in shared_memory.remove_stale_files(tmp_path).found
+    assert used.exists()
 
 
 @pytest.mark.parametrize("hold", ["opened", "mapped"])

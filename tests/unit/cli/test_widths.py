@@ -1,0 +1,197 @@
+"""Every table of every command at the widths of terminals and in a pipe: no line is too long, and no number is cut."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+import hpccoll.cli.doctor
+import hpccoll.cli.main as cli
+import hpccoll.cli.preflight
+import hpccoll.cli.train
+import hpccoll.cli.tune
+from hpccoll.cli.output import print_table
+from hpccoll.doctor import Finding
+from hpccoll.doctor.finding import Severity
+from hpccoll.measure.collective_record import make_collective_record
+from hpccoll.measure.result_rows import ResultRows
+from hpccoll.measure.verdict import make_size_verdicts
+from hpccoll.measure.verdict_text import RunConditions, format_verdict
+from hpccoll.plan import Operation
+from hpccoll.preflight.link_benchmark import LinkSample
+from hpccoll.preflight.node_benchmark import NodeSpeed
+from hpccoll.preflight.results import PreflightResults
+from hpccoll.records import CollectiveCase, StopReason, TrainStepRecord
+from hpccoll.selection.tuning_table import (
+    BufferKind,
+    CandidateTiming,
+    TuningPoint,
+    TuningSeries,
+    TuningSite,
+    TuningTable,
+)
+from hpccoll.text_table import find_output_width
+
+WIDTHS = (80, 100, 120, 200)
+CASE = CollectiveCase("all_reduce", "mpi", None, "host", True, 1024, 256, "float32", "sum", None, 4, 1)
+NUMBER = re.compile(r"(?<![\w.])[-+]?\d[\d.,]*(?:e[-+]?\d+)?(?:x| ?(?:[mun]?s|[KMG]iB|B|%|GB/s))?(?![\w])")
+
+
+def measure(nodes: int = 1, ranks: int = 4) -> list[object]:
+    """Return the records of a benchmark over sizes from 8 B to 64 MiB, with long and short numbers and names."""
+    found = []
+    for nbytes in (8, 512, 65536, 1 << 26):
+        for at, (engine, name) in enumerate(
+            [("mpi", None), ("gloo", None), ("hpccoll", "auto"), ("hpccoll", "hierarchical_doubling")]
+        ):
+            us = (nbytes / 700 + 1.25) * (1 + at) * nodes
+            samples = tuple(us * (1 + 0.001 * (k % 5 - 2)) for k in range(20))
+            row = {"nbytes": nbytes, "count": nbytes // 4, "nodes": nodes, "ranks": ranks}
+            case = replace(CASE, engine=engine, algorithm=name, **row)
+            selected = "hierarchical_doubling" if name == "auto" else None
+            found.append(make_collective_record(case, samples, StopReason.CONVERGED, 0, selected=selected))
+    return found
+
+
+def write_records(path: Path, records: list[object]) -> str:
+    path.write_text("".join(json.dumps(each.as_dict()) + "\n" for each in records))
+    return str(path)
+
+
+def print_bench(_: Path) -> None:
+    records, width = measure(), find_output_width()
+    rows = ResultRows(sys.stdout, width or 120, ["auto", "hierarchical_doubling"], memory=False, place=False)
+    for first in range(0, len(records), 4):
+        rows.print_block(records[first : first + 4])
+    print(format_verdict(make_size_verdicts(records), RunConditions(), width))
+
+
+def print_scaling(path: Path) -> None:
+    layouts = [(2**k, 4 * 2**k) for k in range(10)]
+    files = [write_records(path / f"{nodes}.jsonl", measure(nodes, ranks)) for nodes, ranks in layouts]
+    assert cli.main(["scaling", *files]) == 0
+
+
+def print_report(path: Path) -> None:
+    file = write_records(path / "rows.jsonl", measure())
+    assert cli.main(["report", file, "--no-bound", "-o", str(path / "page.html")]) == 0
+
+
+def make_timing(name: str, us: float) -> CandidateTiming:
+    return CandidateTiming(name, us, 0.99 * us, 1.01 * us)
+
+
+def print_tuned(path: Path) -> None:
+    site = TuningSite("MPICH 5.0.2", "AMD EPYC, 64 cores, 4 NUMA nodes", "64 ranks on 1 node")
+    names = ("hierarchical_doubling", "mpi", "recursive_doubling")
+    points = tuple(
+        TuningPoint(nbytes, "2026-11-22", tuple(make_timing(name, nbytes / 7 + at) for at, name in enumerate(names)))
+        for nbytes in (8, 4096, 1 << 26)
+    )
+    series = TuningSeries(Operation.ALL_REDUCE, 4, BufferKind.HOST, points)
+    hpccoll.cli.tune._print_series(TuningTable(site, (series,)), path / "table.json", [series])
+
+
+def print_trained(_: Path) -> None:
+    mesh, speeds = ("dp=2,tp=2", 4, 2, 2, 1), (0.012345, 5184.5, 0.00123, 0.00123, 0.25, 1 << 34)
+    steps = [TrainStepRecord(*mesh, step, 123456.78901, *speeds, 9876.54321) for step in range(1, 4)]
+    headings = hpccoll.cli.train.HEADINGS
+    print_table("Steps", headings, [hpccoll.cli.train._format_step(each) for each in steps], headings)
+
+
+def print_preflight(_: Path) -> None:
+    nodes = tuple(f"cluster-node-{node:04}" for node in range(12))
+    results = PreflightResults(nodes, 1 << 20)
+    for a in range(12):
+        results.speeds[a] = [NodeSpeed(5e9 + a, 1e9)]
+        for b in range(12):
+            if a != b:
+                results.links[a, b] = [LinkSample(1e-6 * (12345.6 + a), 1e-3 * (b + 1))]
+    hpccoll.cli.preflight._print_results(results, [])
+
+
+def print_doctor(_: Path) -> None:
+    found = "2 ranks on 1 core: waiting ranks take CPU time from working ones, and 27 files (1.25 GiB) were left"
+    findings = [Finding("shared memory", Severity.WARNING, found, "; ".join([found] * 4), "mpirun -n 1 hpccoll")]
+    width = min(hpccoll.cli.doctor.MAX_WIDTH, find_output_width() or hpccoll.cli.doctor.MAX_WIDTH)
+    print("\n".join(hpccoll.cli.doctor.format_findings(findings, verbose=True, width=width)))
+
+
+def call(*arguments: str) -> Callable[[Path], None]:
+    """Return a function that runs a command."""
+
+    def run(_: Path) -> None:
+        assert cli.main(arguments) == 0
+
+    return run
+
+
+COMMANDS = {
+    "bench": print_bench,
+    "demo": call("demo"),
+    "doctor": print_doctor,
+    "preflight": print_preflight,
+    "report": print_report,
+    "scaling": print_scaling,
+    "simulate": call("simulate", "all_reduce", "--ranks", "16,64", "--size", "8,1.5M"),
+    "simulate one": call("simulate", "all_reduce/hierarchical_doubling", "--ranks", "24576", "--machine", "summit"),
+    "train": print_trained,
+    "tune --show": print_tuned,
+    "verify": call("verify", "all_reduce", "barrier", "--ranks", "2:5"),
+}
+
+
+def show(name: str, width: int | None, tmp_path: Path, monkeypatch, capsys) -> str:
+    """Return what a command prints to a pipe with the width in COLUMNS, or without a width."""
+    if width is None:
+        monkeypatch.delenv("COLUMNS", raising=False)
+    else:
+        monkeypatch.setenv("COLUMNS", str(width))
+    capsys.readouterr()
+    COMMANDS[name](tmp_path)
+    return capsys.readouterr().out
+
+
+def list_numbers(text: str) -> set[str]:
+    """Return the numbers of a text with their units; times of the run itself do not count."""
+    text = re.sub(r" +", " ", " ".join(line.strip() for line in text.splitlines()))
+    return {match.strip(".,") for match in NUMBER.findall(text)}
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("name", COMMANDS)
+def test_tables_fit_and_no_number_is_cut(name, width, tmp_path, monkeypatch, capsys):
+    narrow = show(name, width, tmp_path, monkeypatch, capsys)
+    for line in narrow.splitlines():
+        assert len(line) <= width or str(tmp_path) in line, line
+        assert "\u2026" not in line
+    if name == "verify":  # states the CPU time of each run
+        narrow = re.sub(r"\b\d+\.\d\d\b(?!\d)", "", narrow)
+    whole = show(name, None, tmp_path, monkeypatch, capsys)
+    cut = list_numbers(narrow) - list_numbers(whole) - {str(width)}
+    assert not cut
+
+
+def test_a_pipe_shows_every_number_of_the_records(tmp_path, monkeypatch, capsys):
+    shown = show("simulate", None, tmp_path, monkeypatch, capsys)
+    file = tmp_path / "simulated.jsonl"
+    arguments = ["simulate", "all_reduce", "--ranks", "16,64", "--size", "8,1.5M"]
+    assert cli.main([*arguments, "--json", str(file), "--overwrite"]) == 0
+    _, *records = map(json.loads, file.read_text().splitlines())
+    rows = [line.split() for line in shown.splitlines() if line.startswith("all_reduce/")]
+    assert len(rows) == len(records) > 20
+    for row, record in zip(rows, records, strict=True):
+        assert row[:3] == [f"all_reduce/{record['algorithm']}", str(record["ranks"]), str(record["nodes"])]
+        assert str(record["steps"]) in row
+        assert any(cell.replace(".", "", 1).isdigit() and _is_time(cell, record["time_us"]) for cell in row)
+
+
+def _is_time(cell: str, time_us: float) -> bool:
+    """Whether a cell is a time, in some unit, with four digits."""
+    return any(f"{time_us / unit:.4g}" == cell for unit in (1, 1e3, 1e6))
