@@ -27,7 +27,7 @@ from hpccoll.plan import Operation
 from hpccoll.preflight.link_benchmark import LinkSample
 from hpccoll.preflight.node_benchmark import NodeSpeed
 from hpccoll.preflight.results import PreflightResults
-from hpccoll.records import CollectiveCase, StopReason, TrainStepRecord
+from hpccoll.records import CollectiveCase, CollectiveRecord, StopReason, TrainStepRecord
 from hpccoll.selection.tuning_table import (
     BufferKind,
     CandidateTiming,
@@ -43,7 +43,7 @@ CASE = CollectiveCase("all_reduce", "mpi", None, "host", True, 1024, 256, "float
 NUMBER = re.compile(r"(?<![\w.])[-+]?\d[\d.,]*(?:e[-+]?\d+)?(?:x| ?(?:[mun]?s|[KMG]iB|B|%|GB/s))?(?![\w])")
 
 
-def measure(nodes: int = 1, ranks: int = 4) -> list[object]:
+def measure(nodes: int = 1, ranks: int = 4) -> list[CollectiveRecord]:
     """Return the records of a benchmark over sizes from 8 B to 64 MiB, with long and short numbers and names."""
     found = []
     for nbytes in (8, 512, 65536, 1 << 26):
@@ -59,7 +59,7 @@ def measure(nodes: int = 1, ranks: int = 4) -> list[object]:
     return found
 
 
-def write_records(path: Path, records: list[object]) -> str:
+def write_records(path: Path, records: list[CollectiveRecord]) -> str:
     path.write_text("".join(json.dumps(each.as_dict()) + "\n" for each in records))
     return str(path)
 
@@ -99,8 +99,10 @@ def print_tuned(path: Path) -> None:
 
 
 def print_trained(_: Path) -> None:
-    mesh, speeds = ("dp=2,tp=2", 4, 2, 2, 1), (0.012345, 5184.5, 0.00123, 0.00123, 0.25, 1 << 34)
-    steps = [TrainStepRecord(*mesh, step, 123456.78901, *speeds, 9876.54321) for step in range(1, 4)]
+    first = TrainStepRecord(
+        "dp=2,tp=2", 4, 2, 2, 1, 1, 123456.78901, 0.012345, 5184.5, 0.00123, 0.00123, 0.25, 1 << 34, 9876.54321
+    )
+    steps = [replace(first, step=step) for step in range(1, 4)]
     headings = hpccoll.cli.train.HEADINGS
     print_table("Steps", headings, [hpccoll.cli.train._format_step(each) for each in steps], headings)
 
@@ -155,7 +157,7 @@ def show(name: str, width: int | None, tmp_path: Path, monkeypatch, capsys) -> s
         monkeypatch.setenv("COLUMNS", str(width))
     capsys.readouterr()
     COMMANDS[name](tmp_path)
-    return capsys.readouterr().out
+    return str(capsys.readouterr().out)
 
 
 def list_numbers(text: str) -> set[str]:
