@@ -160,7 +160,7 @@ def _run(options: BenchOptions) -> int:
                 break
         conditions = _measure_conditions(options, world, layout, other_load)
         if outputs is not None:
-            outputs.conditions = replace(conditions, unavailable=missing)
+            outputs.conditions = replace(conditions, unavailable=missing, stopped=stopped)
     return 1 if wrong else STOPPED if stopped else 0
 
 

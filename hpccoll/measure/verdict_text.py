@@ -17,7 +17,7 @@ from hpccoll.measure.verdict import OWN, SizeVerdict, VerdictRange, find_ranges,
 from hpccoll.plan import Operation
 from hpccoll.records import CollectiveRecord
 from hpccoll.text_table import TextColumn, format_table
-from hpccoll.units import format_size
+from hpccoll.units import format_count, format_size
 
 DEFAULT_WIDTH = 120
 LEAST_LIMITED = 2**20  # bytes; shorter messages are limited by latency and caches
@@ -36,6 +36,7 @@ class RunConditions:
         oversubscribed: whether a node has more ranks than cores that they may run on.
         busy_cores: the number of cores that other programs kept busy; None if unknown.
         unavailable: sentences about engines that could not be started.
+        stopped: whether the run ended before all cases were measured.
         limit: the measured speed of memory or links; None if it was not measured.
         results: the result file; None if the results were not written.
     """
@@ -44,6 +45,7 @@ class RunConditions:
     oversubscribed: bool = False
     busy_cores: float | None = None
     unavailable: tuple[str, ...] = field(default_factory=tuple)
+    stopped: bool = False
     limit: HardwareLimit | None = None
     results: str | None = None
 
@@ -56,7 +58,7 @@ def format_verdict(verdicts: Sequence[SizeVerdict], conditions: RunConditions, w
     lines: list[str] = []
     for _, group in groupby(verdicts, key=lambda each: (each.setting._replace(buffer=""), each.in_place)):
         members = list(group)
-        lines += [*_format_sizes(members, width), *_format_ranges(members, fill)]
+        lines += [*[""] * bool(lines), *_format_sizes(members, width), *_format_ranges(members, fill)]
     lines += _wrap("auto", describe_auto(verdicts), fill)
     lines += _wrap("limit", describe_limit(verdicts, conditions.limit), fill)
     lines += _wrap("trust", describe_trust(verdicts, conditions), fill)
@@ -197,7 +199,7 @@ def _describe_range(found: VerdictRange, engines: Sequence[str]) -> str:
         if engine not in found.choices
         and (ratios := [x for each in found.sizes if (x := each.find_ratio(engine, found.choices[0])) is not None])
     ]
-    return f"{where} {names}" + (f" ({', '.join(factors)})" if factors else "")
+    return f"{where} {names}".removeprefix("0 B ") + (f" ({', '.join(factors)})" if factors else "")
 
 
 def _format_spread(ratios: Sequence[float]) -> str:
@@ -215,7 +217,9 @@ def describe_auto(verdicts: Sequence[SizeVerdict]) -> str:
     best = sum(each.is_auto_best for each in measured)
     slower = [each for each in measured if not each.is_auto_best]
     count = f"{best} of {len(measured)}" if slower else f"all {len(measured)}" if best > 1 else "the only"
-    subject = f"comm.{verdicts[0].setting.op}(x) runs auto, which takes"
+    ops = list(dict.fromkeys(each.setting.op for each in verdicts))
+    call = "hpccoll" if len(ops) > 1 else "comm.barrier()" if ops == ["barrier"] else f"comm.{ops[0]}(x)"
+    subject = f"{call} runs auto, which takes"
     text = f"{subject} the fastest, or ties with it, at {count} size{'s' * (len(measured) > 1)}"
     if not slower:
         return text
@@ -257,7 +261,8 @@ def describe_trust(verdicts: Sequence[SizeVerdict], conditions: RunConditions) -
         bad = sum(bool(row.wrong) for row in rows)
         return f"NO: {bad} of {len(rows)} rows have wrong results ({', '.join(wrong)}); do not use these here"
     unchecked = sum(row.wrong is None for row in rows)
-    checked = f"{unchecked} of {len(rows)} rows were not checked" if unchecked else f"all {len(rows)} results are right"
+    right = f"all {len(rows)} results are right" if len(rows) > 1 else "the result is right"
+    checked = f"{unchecked} of {format_count(len(rows), 'row')} not checked" if unchecked else right
     doubts = [*_list_doubts(rows, conditions)]
     if not doubts:
         return f"yes; {checked}, and the intervals are narrow"
@@ -270,6 +275,8 @@ def _list_doubts(rows: Sequence[CollectiveRecord], conditions: RunConditions) ->
     ranks = max(row.ranks for row in rows)
     if ranks == 1:
         yield "one rank sends nothing, so times are the cost of a call"
+    if conditions.stopped:
+        yield "the run was stopped early, so results are missing"
     if conditions.oversubscribed:
         own = set(conditions.cores)
         if own == {1}:
@@ -279,10 +286,11 @@ def _list_doubts(rows: Sequence[CollectiveRecord], conditions: RunConditions) ->
             yield f"{ranks} ranks share {cores}, so times hold only for such jobs"
     uncertain = [row for row in rows if is_uncertain(row)]
     if uncertain:
-        yield f"{len(uncertain)} of {len(rows)} medians are uncertain by more than {MAX_UNCERTAINTY:.0%}"
+        medians = format_count(len(rows), "median")
+        yield f"{len(uncertain)} of {medians} uncertain by more than {MAX_UNCERTAINTY:.0%}"
     short = sum(median_ranks(len(row.samples_us))[1] < CONFIDENCE for row in rows)
     if short:
-        yield f"{short} of {len(rows)} intervals have too few iterations to be 95 % intervals"
+        yield f"{short} of {format_count(len(rows), 'interval')} below 95 %, for lack of iterations"
     if conditions.busy_cores is not None and conditions.busy_cores > BUSY:
         yield f"other programs kept {conditions.busy_cores:.1f} cores busy"
     yield from conditions.unavailable

@@ -124,6 +124,10 @@ def test_one_size_and_a_barrier_have_a_verdict():
     ]
     barrier = [record(name, us, 0, op="barrier", redop=None) for name, us in (("mpi", 2.0), ("linear", 3.0))]
     assert line(barrier, "0 B")[1] == "mpi"
+    assert paragraph(barrier, "use") == ["mpi"]
+    assert "comm.barrier() runs auto" in verdict([*barrier, auto(2.0, "mpi", nbytes=0, op="barrier", redop=None)])
+    assert "hpccoll runs auto" in verdict([*rows_of(8), auto(2.0, "mpi", nbytes=8, op="broadcast", redop=None)])
+    assert "the result is right" in verdict(barrier[:1])
     assert not paragraph(barrier, "limit", limit=HardwareLimit(1.0, 8, 1))
 
 
@@ -147,6 +151,7 @@ def test_factors_of_a_range_are_those_of_what_is_to_be_used_at_every_size():
         ({"oversubscribed": True, "cores": (2,) * 4}, "4 ranks share 2 cores"),
         ({"oversubscribed": True, "cores": (1,) * 4}, "WRONG BINDING"),
         ({"oversubscribed": True, "cores": (1, 2, 2, 2)}, "4 ranks share fewer cores"),
+        ({"stopped": True}, "the run was stopped early"),
         ({"busy_cores": 0.7}, "other programs kept 0.7 cores busy"),
         ({"unavailable": ("gloo: torch is not installed",)}, "gloo: torch is not installed"),
     ],
@@ -166,9 +171,9 @@ def test_quiet_right_results_are_trusted():
 @pytest.mark.parametrize(
     ("rows", "told"),
     [
-        ([record("mpi", 9.0, spread=0.2), record("ring", 5.0)], "1 of 2 medians are uncertain by more than 10%"),
-        ([record("mpi", 9.0, iterations=5), record("ring", 5.0)], "1 of 2 intervals have too few iterations"),
-        ([record("mpi", 9.0, wrong=None), record("ring", 5.0, spread=0.2)], "1 of 2 rows were not checked"),
+        ([record("mpi", 9.0, spread=0.2), record("ring", 5.0)], "1 of 2 medians uncertain by more than 10%"),
+        ([record("mpi", 9.0, iterations=5), record("ring", 5.0)], "1 of 2 intervals below 95 %"),
+        ([record("mpi", 9.0, wrong=None), record("ring", 5.0, spread=0.2)], "1 of 2 rows not checked"),
         ([record("mpi", 9.0, ranks=1), record("ring", 5.0, ranks=1)], "one rank sends nothing"),
     ],
 )
@@ -178,7 +183,7 @@ def test_doubtful_rows_are_counted(rows, told):
 
 def test_mostly_uncertain_medians_are_hardly_trusted():
     noisy = [record("mpi", 9.0, spread=0.2), record("ring", 5.0, spread=0.2), record("tree", 5.0)]
-    assert paragraph(noisy, "trust")[0].startswith("little: 2 of 3 medians are uncertain")
+    assert paragraph(noisy, "trust")[0].startswith("little: 2 of 3 medians uncertain")
     assert paragraph(noisy[1:], "trust")[0].startswith("with care: 1 of 2")
 
 
