@@ -129,6 +129,8 @@ def test_ranks_of_one_colour_get_a_communicator_in_the_order_of_their_keys(hpc):
         members = list(range(rank % 2, n, 2))[::-1]
         assert (group.size, group.rank) == (len(members), members.index(rank))
         assert group.all_gather(np.array([rank])).reshape(-1).tolist() == members
+    with hpc.split(0, key=-rank) as everyone:
+        assert everyone.all_gather_object(rank) == list(range(n))[::-1]
     rest = hpc.split(None if rank == 0 else 7)
     assert (rest is None) == (rank == 0)
     if rest is not None:
