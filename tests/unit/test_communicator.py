@@ -508,3 +508,28 @@ def test_with_debugging_arguments_are_compared_before_every_call(monkeypatch):
 def test_a_scan_has_no_average(hpc, name):
     with pytest.raises(ReductionError, match=f"{name}: avg is not defined for scans; use sum"):
         getattr(hpc, name)(matrix(), op="avg")
+
+
+@pytest.mark.parametrize("ranks", [range(1), (0,), np.arange(1), [np.int8(0)]])
+def test_ranks_of_groups_and_roots_are_any_integers(hpc, ranks):
+    with hpc.new_group(ranks) as group:
+        assert group.broadcast(matrix(), root=np.int64(0)).shape == (4, 3)
+        assert group.empty(np.array([2, 3]), np.int16).shape == (2, 3)
+
+
+@pytest.mark.parametrize("ranks", [[False], [0.0], ["0"], np.zeros(1)])
+def test_ranks_of_groups_that_are_no_integers_are_refused(hpc, ranks):
+    with pytest.raises(UsageError, match="are not distinct ranks"):
+        hpc.new_group(ranks)
+
+
+def test_reductions_of_mpi4py_and_torch_are_accepted(hpc):
+    from mpi4py import MPI
+
+    for _ in range(3):
+        assert hpc.all_reduce(np.array([2.0]), op=MPI.MAX).tolist() == [2.0]
+    with pytest.raises(ReductionError, match=r"this MPI\.Op has no counterpart"):
+        hpc.all_reduce(np.array([2.0]), op=MPI.LAND)
+    distributed = pytest.importorskip("torch.distributed")
+    for op in (distributed.ReduceOp.PRODUCT, distributed.ReduceOp(distributed.ReduceOp.MIN)):
+        assert hpc.all_reduce(np.array([2.0]), op=op).tolist() == [2.0]

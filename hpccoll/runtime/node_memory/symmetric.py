@@ -247,7 +247,7 @@ def _address(array: Any) -> int:
 def _as_extents(shape: Any) -> tuple[int, ...]:
     """Return a shape as a tuple; raise UsageError unless it is an integer or a sequence of integers, none negative."""
     try:
-        extents = tuple(index(extent) for extent in ((shape,) if hasattr(shape, "__index__") else shape))
+        extents = tuple(index(extent) for extent in (shape if np.iterable(shape) else (shape,)))
     except TypeError:
         raise UsageError(f"shape {shape!r} is neither an integer nor a sequence of integers") from None
     if any(extent < 0 for extent in extents):
