@@ -40,6 +40,7 @@ from hpccoll.runtime.node_memory.node import NodeMemory
 from hpccoll.runtime.plan_executable import Context, PlanExecutable
 from hpccoll.runtime.progress import InFlight, get_progress
 from hpccoll.runtime.unbound import UnboundCollectives
+from hpccoll.runtime.work import explain_mpi_error
 from hpccoll.selection import BufferKind, Selection, Selector, choose_chunk_count
 from hpccoll.selection.selector import make_selection_log
 from hpccoll.selection.tuning_files import describe_site, load_tuning_table
@@ -88,6 +89,13 @@ class Engine:
 
         `again` states that the call ran before with the same arrays, so that it is bound if possible.
         """
+        try:
+            return self._run(call, again)
+        except MPI.Exception as error:
+            raise explain_mpi_error(error, call.operation.value) from None  # without MPI's own stack of calls
+
+    def _run(self, call: CollectiveCall, again: bool) -> Executable | None:
+        """Run a collective as `run` does; an MPI.Exception is not explained."""
         key = _key(call)
         executable = self.cache.find_by_address(key)
         if executable is not None:

@@ -17,6 +17,7 @@ from copy import copy
 from typing import Any, Final, TypeAlias
 
 import numpy as np
+from mpi4py import MPI
 
 from hpccoll.plan import Operation
 from hpccoll.runtime.arguments import empty_like, output_shape
@@ -28,6 +29,7 @@ from hpccoll.runtime.messages.mpi_collectives import MpiCollectives
 from hpccoll.runtime.node_memory.symmetric import buffer_registry
 from hpccoll.runtime.plain_arrays import as_mpi_buffer, flatten, get_address, is_plain, overlap
 from hpccoll.runtime.progress import Progress
+from hpccoll.runtime.work import explain_mpi_error
 from hpccoll.selection import Selection, round_message_size
 
 KINDS: Final = 512  # most kinds of calls that are kept
@@ -98,7 +100,10 @@ class UnboundCollective(ABC):
             result = out = empty_like(x, output_shape(self._operation, tuple(x.shape), self._ranks))
         else:
             result = out
-        self._run(x, result)
+        try:
+            self._run(x, result)
+        except MPI.Exception as error:
+            raise explain_mpi_error(error, self._operation.value) from None  # without MPI's own stack of calls
         if self._divides and self._has_result:
             NUMPY.bind_divide(flatten(result, self._dtype), self._ranks)()
         return None if self._returns_none else x if out is None else out

@@ -141,6 +141,13 @@ class MpiTransfer(InFlight):
             )
 
 
+def explain_mpi_error(error: MPI.Exception, description: str) -> CommunicationError:
+    """Return the error of a collective whose messages MPI refused, mostly because their sizes differ across ranks."""
+    return CommunicationError(
+        f"{description} failed: {name_mpi_error(error)}; do the sizes agree on all ranks? {DEBUG_HINT}"
+    )
+
+
 def name_mpi_error(error: MPI.Exception) -> str:
     """Return the message of an MPI error without the stack of calls that MPICH adds."""
     return str(error).partition("\n")[0].removesuffix(", error stack:")

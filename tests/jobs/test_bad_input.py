@@ -220,3 +220,31 @@ def test_wrong_calls_raise_one_paragraph_and_the_communicator_goes_on():
         assert words in message, call
         assert "\n" not in message, call
         assert len(message) > 20, call
+
+
+LENGTHS = """
+import sys
+import numpy as np
+import hpccoll
+from hpccoll.runtime import job
+comm = hpccoll.Communicator()
+x = np.ones(1000 if comm.rank else 10)
+try:
+    comm.all_reduce(x, algorithm=sys.argv[1])
+    comm.all_reduce(x, algorithm=sys.argv[1])
+except hpccoll.CommunicationError as error:
+    print(f"{error}", flush=True)
+    job.abort(4)
+"""
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "recursive_doubling"])
+def test_arrays_of_different_lengths_raise_one_paragraph_instead_of_mpi_s_own_stack(algorithm):
+    done = run([str(BIN / "mpirun"), "-n", "2", sys.executable, "-c", LENGTHS, algorithm])
+    said = [line for line in done.stdout.splitlines() if line.strip()]
+    assert said, done.stderr
+    assert len(set(said)) == 1
+    assert said[0].startswith("all_reduce failed: ")
+    assert "trunc" in said[0].lower()
+    assert "HPCCOLL_DEBUG=1" in said[0]
+    assert "Traceback" not in done.stderr
