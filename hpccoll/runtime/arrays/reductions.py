@@ -88,7 +88,8 @@ class Reduction:
             return cls(_find_mpi_name(mpi, given))
         if distributed is not None and isinstance(given, distributed.ReduceOp):
             kind = getattr(given, "op", given).name
-            return cls(_TORCH_NAMES.get(kind, kind.lower()), getattr(given, "factor", None))
+            factor = given.factor if kind == "PREMUL_SUM" and hasattr(given, "factor") else None
+            return cls(_TORCH_NAMES.get(kind, kind.lower()), factor)
         if given not in FUNCTIONS:
             raise UnknownNameError("reduction", str(given), list(FUNCTIONS))
         return cls(given)
