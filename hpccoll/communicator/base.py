@@ -122,7 +122,7 @@ class CommunicatorBase:
         if call.finish is not None:
             return call.finish(call.value)
         if self._argument_check is None:
-            if executable is not None and call.output_given:
+            if executable is not None and call.can_be_cached:
                 self._cache.add_by_array(key, executable, x, out)
             if unbound is None:
                 self._engine.remember(call, x, out, op, algorithm)
@@ -161,7 +161,7 @@ class CommunicatorBase:
         executable = self._engine.run(call)
         if call.finish is not None:
             return call.finish(call.value)
-        if self._argument_check is None and executable is not None and call.output_given:
+        if self._argument_check is None and executable is not None and call.can_be_cached:
             self._cache.add_by_array(key, executable, x, out)
         return call.value
 

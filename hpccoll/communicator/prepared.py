@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hpccoll.communicator.array_types import AlgorithmLike, Array, BlockCounts, Rank, ReduceOp
 from hpccoll.communicator.base import CommunicatorBase
+from hpccoll.errors import BufferError
 from hpccoll.plan import Operation
 from hpccoll.runtime.arguments import SUM
 from hpccoll.runtime.executable import Executable
@@ -44,6 +45,9 @@ class PreparedMethods(CommunicatorBase):
         `counts` and `out_counts` are those of `all_to_all`, or `counts` that of the other collectives on blocks.
         The executable is freed by its method `free` or by closing the communicator. Collective.
 
+        Raises:
+            BufferError: `x` is not contiguous; every run of the executable reads `x` itself.
+
         Example:
             >>> from hpccoll.plan import Operation
             >>> x = np.array([comm.rank + 5])
@@ -54,5 +58,10 @@ class PreparedMethods(CommunicatorBase):
         """
         rows = None if counts is None else (counts, out_counts)
         call = self._check("prepare", operation, x, out, op, root, algorithm, rows)
+        if call.source is not None and call.source.copied:
+            raise BufferError(
+                f"a prepared {operation.value} reads x of shape {call.source.shape} in place, and x is not a "
+                "C-contiguous array of NumPy, CuPy or torch; pass a contiguous copy"
+            )
         with self._state.call("prepare"):
             return self._engine.prepare(call)

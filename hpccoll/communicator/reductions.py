@@ -65,7 +65,11 @@ class ReductionMethods(CommunicatorBase):
         cached = self._cached_calls.get(id(x))
         if cached is not None and op is SUM and out is None and algorithm == "auto" and not async_op:
             executable, (dtype, storage, _), _ = cached
-            if x.dtype is dtype and executable.live and (storage is None or storage == (x.data_ptr(), x.nbytes)):
+            if (
+                x.dtype is dtype
+                and executable.live
+                and (storage is None or storage == (x.data_ptr(), x.nbytes, x.is_contiguous()))
+            ):
                 executable()
                 return x
         return self._collective(Operation.ALL_REDUCE, x, out, op, 0, algorithm, async_op)

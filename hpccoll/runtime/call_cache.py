@@ -22,10 +22,10 @@ ARRAY_CAPACITY = 512  # calls found by array
 SEEN_CAPACITY = 1024
 MOST_PATIENCE = 128  # most unbound calls that precede a binding, which costs about as much as 30 unbound calls
 
-# The dtype of a bound array, the address and bytes of a torch tensor (otherwise None), and a weak reference.
+# The dtype of a bound array; of a torch tensor address, bytes and contiguity (otherwise None); a weak reference.
 # The weak reference's callback removes the cache entry before another array can get the same id.
 # Plain tuples are used because a named tuple takes 0.1 us longer to unpack in every call.
-KnownArray: TypeAlias = tuple[Any, tuple[int, int] | None, weakref.ref[Any]]
+KnownArray: TypeAlias = tuple[Any, tuple[int, int, bool] | None, weakref.ref[Any]]
 CachedCall: TypeAlias = tuple[Executable, KnownArray, KnownArray | None]
 
 
@@ -127,14 +127,16 @@ class CallCache:
 
 def _describe(array: Any, forget: Any) -> KnownArray:
     """Return the dtype, storage and weak reference of an array; deleting the array calls `forget`."""
-    storage = (array.data_ptr(), array.nbytes) if is_torch_tensor(array) else None
+    storage = (array.data_ptr(), array.nbytes, array.is_contiguous()) if is_torch_tensor(array) else None
     return array.dtype, storage, weakref.ref(array, forget)
 
 
 def _is_unchanged(known: KnownArray, array: Any) -> bool:
     """Whether an array has the dtype and, if it is a torch tensor, the storage that it had when it was bound."""
     dtype, storage, _ = known
-    return array.dtype is dtype and (storage is None or storage == (array.data_ptr(), array.nbytes))
+    return array.dtype is dtype and (
+        storage is None or storage == (array.data_ptr(), array.nbytes, array.is_contiguous())
+    )
 
 
 @cache

@@ -39,6 +39,11 @@ class CollectiveCall:
         return shape if isinstance(self.count, int) else shape[1:]
 
     @property
+    def can_be_cached(self) -> bool:
+        """Whether a later call with the same arrays may run the same executable, which is bound to their memory."""
+        return self.output_given and not (self.source is not None and self.source.copied)
+
+    @property
     def is_uneven_exchange(self) -> bool:
         """Whether this is an all-to-all with blocks of different sizes, in which no rank knows all sizes."""
         return self.operation is Operation.ALL_TO_ALL and isinstance(self.count, tuple)

@@ -55,6 +55,11 @@ FIRST_ASYNC_TAG: Final = 2
 ASYNC_TAGS: Final = 4096
 LEAST_PIPELINED_BYTES: Final = 64 * 2**10  # of asynchronous calls that `auto` runs in shared memory
 PROGRAMS: Final = 256
+# Operations in which some ranks may lack an input or an output, the latter in case of blocks of different sizes.
+_SOURCE_ON_SOME: Final = (Operation.BROADCAST, Operation.SCATTER)
+_RESULT_ON_SOME: Final = (Operation.REDUCE, Operation.GATHER, Operation.EXSCAN)
+_UNEVEN_SOURCE: Final = (*_SOURCE_ON_SOME, Operation.ALL_GATHER, Operation.GATHER, Operation.ALL_TO_ALL)
+_UNEVEN_RESULT: Final = (*_RESULT_ON_SOME, Operation.REDUCE_SCATTER, Operation.SCATTER, Operation.ALL_TO_ALL)
 
 
 class Engine:
@@ -96,7 +101,7 @@ class Engine:
 
     def _run(self, call: CollectiveCall, again: bool) -> Executable | None:
         """Run a collective as `run` does; an MPI.Exception is not explained."""
-        key = _key(call)
+        key = _key(call, self.buffer_kind(call))
         executable = self.cache.find_by_address(key)
         if executable is not None:
             executable()
@@ -274,11 +279,15 @@ class Engine:
         return Selection(algorithm, 1, "asked for" if call.algorithm else "the ranks know only their own blocks")
 
     def buffer_kind(self, call: CollectiveCall) -> BufferKind:
-        """Return the kind of a call's memory (host, symmetric or CUDA), ignoring buffers that only the root has."""
+        """Return the kind of a call's memory (host, symmetric or CUDA), the same on every rank.
+
+        Buffers that some ranks lack are ignored, also buffers of one block if blocks differ in size.
+        """
         if call.module.on_device:
             return BufferKind.CUDA
-        buffers = [call.source] if call.operation not in (Operation.BROADCAST, Operation.SCATTER) else []
-        buffers += [call.result] if call.operation not in (Operation.REDUCE, Operation.GATHER) else []
+        uneven = not isinstance(call.count, int)
+        buffers = [call.result] if call.operation not in (_UNEVEN_RESULT if uneven else _RESULT_ON_SOME) else []
+        buffers += [call.source] if call.operation not in (_UNEVEN_SOURCE if uneven else _SOURCE_ON_SOME) else []
         find = self.node.symmetric.find
         symmetric = [find(buffer.address, buffer.nbytes) for buffer in buffers if buffer and buffer.nbytes]
         return BufferKind.SYMMETRIC if symmetric and all(symmetric) else BufferKind.HOST
@@ -387,8 +396,11 @@ def _keeps_rank_order(algorithm: Algorithm, ranks: int, root: int, nodes: tuple[
     return keeps_rank_order(algorithm.plan(ranks, root, 1, nodes))
 
 
-def _key(call: CollectiveCall) -> Hashable:
-    """Return the cache key of a call: arguments, dtype, count, addresses. Calls with equal keys share an executable."""
+def _key(call: CollectiveCall, kind: BufferKind) -> Hashable:
+    """Return the cache key of a call: arguments, dtype, count, addresses. Calls with equal keys share an executable.
+
+    The kind of memory is part of the key, because a new symmetric buffer may get the address of a freed array.
+    """
     addresses = tuple(buffer.address if buffer else 0 for buffer in (call.source, call.result))
     request = (call.operation, call.algorithm, call.library, call.root, call.reduction.key)
-    return (*request, call.dtype.name, call.module.name, call.count, *addresses)
+    return (*request, kind, call.dtype.name, call.module.name, call.count, *addresses)

@@ -99,7 +99,7 @@ class UnboundCollective(ABC):
         elif out is None and self._has_result:
             result = out = empty_like(x, output_shape(self._operation, tuple(x.shape), self._ranks))
         else:
-            result = out
+            result = out if self._has_result else None
         try:
             self._run(x, result)
         except MPI.Exception as error:

@@ -17,6 +17,7 @@ from hpccoll.plan import Operation
 from hpccoll.runtime import call_cache, engine, lowering
 from hpccoll.runtime.arguments import check_call
 from hpccoll.runtime.messages import executable as execute
+from hpccoll.selection import BufferKind
 
 
 @pytest.fixture
@@ -76,7 +77,7 @@ def test_everything_that_differs_makes_another_executable(hpc):
         lambda: hpc.all_reduce(part, algorithm="ring"),
         lambda: hpc.all_reduce(unsigned, algorithm="ring"),
         lambda: hpc.all_reduce(halves, algorithm="ring"),
-        lambda: hpc.broadcast(x, root=hpc.size - 1),
+        lambda: hpc.broadcast(x, root=hpc.size - 1, algorithm="tree"),
         lambda: hpc.reduce(x, root=0, algorithm="tree"),
     ]
     for _ in range(2):
@@ -114,11 +115,11 @@ def test_the_least_recently_used_one_goes(few):
     for x in (old, *fresh[:2]):
         reduce(few, x)
         reduce(few, x)
-    kept = few._engine.cache.find_by_address(engine._key(job(few, old)))
+    kept = few._engine.cache.find_by_address(engine._key(job(few, old), BufferKind.HOST))
     reduce(few, fresh[2])
     reduce(few, fresh[2])
     assert kept.live
-    assert few._engine.cache.find_by_address(engine._key(job(few, fresh[0]))) is None
+    assert few._engine.cache.find_by_address(engine._key(job(few, fresh[0]), BufferKind.HOST)) is None
 
 
 def job(hpc, x):

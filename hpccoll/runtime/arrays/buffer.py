@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,7 @@ def as_buffer(array: Any, role: str, writable: bool) -> Buffer:
     if hasattr(array, "__cuda_array_interface__"):
         return _from_cupy(array, role, writable)
     if is_foreign(array):
-        return as_buffer(import_array(array, role), role, writable)
+        return replace(as_buffer(import_array(array, role), role, writable), copied=True)  # it may move its memory
     raise BufferError(
         f"{role} is of type {type(array).__name__}; pass an array of NumPy, CuPy, torch or a library with DLPack"
     )
@@ -47,17 +48,18 @@ def _from_numpy(array: Any, role: str, writable: bool) -> Buffer:
         require_contiguous(array.flags.c_contiguous, role, array.shape, "a contiguous array (numpy.ascontiguousarray)")
         if not array.flags.writeable:
             raise BufferError(f"{role} of shape {array.shape} is read-only and would be written; pass a writable copy")
-    flat = np.ascontiguousarray(array).reshape(-1)
-    return Buffer(flat, NUMPY, dtype, flat.__array_interface__["data"][0], array.shape)
+    flat, copied = np.ascontiguousarray(array).reshape(-1), not array.flags.c_contiguous
+    return Buffer(flat, NUMPY, dtype, flat.__array_interface__["data"][0], array.shape, copied)
 
 
 def _from_torch(tensor: Any, role: str, writable: bool) -> Buffer:
     """Return the buffer of a tensor; a CPU tensor becomes a buffer of the NumPy module."""
     flat, shape = flatten_tensor(tensor, role, writable), tuple(tensor.shape)
     dtype, address = get_dtype(str(flat.dtype).removeprefix("torch.")), int(flat.data_ptr())
+    copied = address != tensor.data_ptr()
     if flat.device.type == "cuda":
-        return Buffer(flat, TorchCudaModule(sys.modules["torch"], flat.device), dtype, address, shape)
-    return Buffer(view_as_numpy(flat), NUMPY, dtype, address, shape)
+        return Buffer(flat, TorchCudaModule(sys.modules["torch"], flat.device), dtype, address, shape, copied)
+    return Buffer(view_as_numpy(flat), NUMPY, dtype, address, shape, copied)
 
 
 def _from_cupy(array: Any, role: str, writable: bool) -> Buffer:
@@ -68,9 +70,9 @@ def _from_cupy(array: Any, role: str, writable: bool) -> Buffer:
     if writable:
         require_contiguous(array.flags.c_contiguous, role, array.shape, "a contiguous array (cupy.ascontiguousarray)")
     with array.device:
-        flat = cupy.ascontiguousarray(array).reshape(-1)
+        flat, copied = cupy.ascontiguousarray(array).reshape(-1), not array.flags.c_contiguous
     dtype = dtype_from_numpy(np.dtype(array.dtype))
-    return Buffer(flat, CupyModule(int(flat.device.id)), dtype, int(flat.data.ptr), tuple(array.shape))
+    return Buffer(flat, CupyModule(int(flat.device.id)), dtype, int(flat.data.ptr), tuple(array.shape), copied)
 
 
 def get_array_module(memory: str, local_rank: int = 0) -> ArrayModule:

@@ -113,6 +113,7 @@ class Buffer:
     dtype: DType
     address: int
     shape: tuple[int, ...]
+    copied: bool = False  # whether `flat` is a copy of the array, made for one call
 
     @property
     def count(self) -> int:

@@ -79,6 +79,9 @@ def test_a_tensor_that_moved_is_not_found(cache, monkeypatch):
         def data_ptr(self):
             return self.at
 
+        def is_contiguous(self):
+            return True
+
     monkeypatch.setattr(call_cache, "is_torch_tensor", lambda array: isinstance(array, Tensor))
     x, executable = Tensor(), FakeExecutable()
     cache.add_by_array("key", executable, x, None)
