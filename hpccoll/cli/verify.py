@@ -1,8 +1,9 @@
 """`hpccoll verify`: proves plans for every rank count in a range, on all cores.
 
 Each algorithm is proven for every variant of root, chunk count and node layout that `list_variants` returns, and for
-0, 1, n-1, 7 and 1,000,003 elements. With --json, the command writes one `ProvenPlanRecord` per algorithm and rank
-count, with the costs of the last variant that was proven.
+0, 1, n-1, 7 and 1,000,003 elements. Plans that move a block per rank are also proven for drawn blocks of different
+sizes (`draw_block_sizes`), unless their chunks hold blocks of several ranks in turn. With --json, the command writes
+one `ProvenPlanRecord` per algorithm and rank count, with the costs of the last variant that was proven.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ from multiprocessing import get_context, parent_process
 from threading import Thread
 
 import click
+import numpy as np
 
 from hpccoll.algorithms import Algorithm, get_algorithm, list_algorithms, loader
 from hpccoll.cli.output import STDOUT, is_printing_rank, json_option, open_json_lines, print_table
 from hpccoll.cli.progress import show_progress
 from hpccoll.cli.run_record import make_serial_run_record
 from hpccoll.errors import HpccollError, PlanError
-from hpccoll.plan import Groups, Nodes, Operation, Proof
+from hpccoll.plan import Count, Groups, Nodes, Operation, Proof
 from hpccoll.records import ProvenPlanRecord
 from hpccoll.units import format_count, parse_ranks
 
@@ -38,6 +40,22 @@ def list_variants(algorithm: Algorithm, ranks: int) -> Iterator[tuple[int, int, 
     takes_nodes = "nodes" in algorithm.parameters
     chunk_counts = (FEW_CHUNK_COUNTS if takes_nodes else CHUNK_COUNTS) if "chunks" in algorithm.parameters else (1,)
     return product(roots, chunk_counts, list_node_layouts(ranks).values() if takes_nodes else [None])
+
+
+def draw_block_sizes(algorithm: Algorithm, ranks: int) -> tuple[Count, ...]:
+    """Return sizes of blocks for which a plan is proven: some of 0 elements, and sizes that are all different.
+
+    If no two blocks are of equal size, a plan that never pairs chunks of different sizes never pairs different blocks,
+    so the proof holds for all sizes of blocks. The result is empty for operations without blocks, for a user's own
+    algorithm, and for an all-to-all that needs blocks of equal size, because its ranks forward blocks.
+    """
+    exchanges = algorithm.operation is Operation.ALL_TO_ALL
+    if not algorithm.operation.has_blocks or loader.is_user_defined(algorithm):
+        return ()
+    if exchanges and algorithm.plan(ranks).column(0).chunks != 2 * ranks:
+        return ()
+    rng, blocks = np.random.default_rng(ranks), ranks * ranks if exchanges else ranks
+    return tuple(rng.integers(0, 4, blocks).tolist()), tuple(rng.choice(2**40, blocks, replace=False).tolist())
 
 
 def list_node_layouts(ranks: int) -> dict[str, Nodes]:
@@ -69,9 +87,10 @@ def prove_variants(algorithm: Algorithm, ranks: int) -> ProvenPlanRecord:
     proof: Proof | None = None
     for root, chunks, nodes in list_variants(algorithm, ranks):
         plans += 1
+        counts = (0, 1, ranks - 1, 7, 1_000_003, *draw_block_sizes(algorithm, ranks))
         variant = f"root {root}, {chunks} chunks" + (f", nodes {nodes}" if nodes is not None else "")
         try:
-            proof = loader.prove_algorithm(algorithm, ranks, root, chunks, (0, 1, ranks - 1, 7, 1_000_003), nodes)
+            proof = loader.prove_algorithm(algorithm, ranks, root, chunks, counts, nodes)
         except PlanError as error:
             failures.append(f"{variant}: {error}")
         except Exception as error:  # noqa: BLE001 - an algorithm that raises is wrong; the others must still be proven

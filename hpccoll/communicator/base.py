@@ -31,6 +31,7 @@ from hpccoll.runtime.endings import get_endings
 from hpccoll.runtime.engine import Engine
 from hpccoll.runtime.messages.objects import ObjectCollectives
 from hpccoll.runtime.messages.point_to_point import PointToPoint
+from hpccoll.runtime.plain_arrays import is_plain
 from hpccoll.runtime.progress import get_progress
 from hpccoll.runtime.work import Work
 from hpccoll.selection import MPI_LIBRARY
@@ -146,23 +147,28 @@ class CommunicatorBase:
             op = normalize_reduction(op)
         rows: Any = counts, out_counts
         try:
-            rows = tuple(each if each is None or type(each) is tuple else tuple(each) for each in (counts, out_counts))
+            sent = counts if counts is None or type(counts) is tuple else tuple(counts)
+            received = out_counts if out_counts is None or type(out_counts) is tuple else tuple(out_counts)
+            rows = sent, received
             key: Any = (operation, id(x), id(out), op, root, algorithm, rows)
             is_cached = key in self._cached_calls
         except TypeError:  # `_check` raises an error that explains the wrong counts
             is_cached, key = False, None
-        executable = self._cache.find_by_array(key, x, out) if is_cached and not async_op else None
+        arrays = (out, None) if x is None else (x, out)  # only the root of a scatter has an input
+        executable = self._cache.find_by_array(key, *arrays) if is_cached and not async_op else None
+        has_result = operation is not Operation.GATHER or self.rank == root
         if executable is not None:
             executable()
-            return x if out is None else out
+            return out if has_result else None
         call = self._check("async" if async_op else "blocking", operation, x, out, op, root, algorithm, rows)
         if async_op:
             return Work(self.rank, self._engine.progress, self._engine.start(call), call.value, call.finish)
         executable = self._engine.run(call)
         if call.finish is not None:
             return call.finish(call.value)
-        if self._argument_check is None and executable is not None and call.can_be_cached:
-            self._cache.add_by_array(key, executable, x, out)
+        is_fixed = (out is not None or not has_result) and (x is None or is_plain(x))
+        if self._argument_check is None and executable is not None and is_fixed:
+            self._cache.add_by_array(key, executable, *arrays)
         return call.value
 
     def _require_open(self) -> None:

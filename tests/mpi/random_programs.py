@@ -62,6 +62,16 @@ class Call:
     in_place: bool
     blocking: bool
     symmetric: int  # the number of the symmetric buffer, or -1
+    counts: tuple[int, ...] = ()  # elements of each block, if blocks differ; of n * n blocks in an all_to_all
+
+    def sent(self, rank: int, n: int) -> tuple[int, ...]:
+        """Elements of the blocks of a rank's input, or of every rank's block."""
+        counts = self.counts or (self.count,) * (n * n)
+        return counts[rank * n : (rank + 1) * n] if self.operation is Operation.ALL_TO_ALL else counts[:n]
+
+    def block(self, rank: int, sizes: tuple[int, ...]) -> slice:
+        """Where the block of a rank lies among blocks of these sizes."""
+        return slice(sum(sizes[:rank]), sum(sizes[: rank + 1]))
 
 
 @dataclass(slots=True)
@@ -93,6 +103,8 @@ def draw_call(rng: random.Random, number: int, groups: list[Group]) -> Call:
     operation = rng.choice(list(Operation))
     dtype = rng.choice(list(REDUCTIONS))
     reduction = rng.choice(REDUCTIONS[dtype]) if operation.reduces else "sum"
+    if operation.is_scan and reduction == "avg":
+        reduction = "sum"
     group = rng.randrange(len(groups)) if rng.random() < 0.5 else 0
     count = rng.choice(LARGE_COUNTS) if rng.random() < 0.02 else rng.choice(COUNTS)
     algorithm = rng.choice(list_choices(operation))
@@ -100,9 +112,15 @@ def draw_call(rng: random.Random, number: int, groups: list[Group]) -> Call:
     n = len(groups[group].ranks)
     if 3 * n * count * get_dtype(dtype).itemsize > SYMMETRIC_BYTES or operation is Operation.BARRIER:
         symmetric = -1
+    blocks = n * n if operation is Operation.ALL_TO_ALL else n
+    counts: tuple[int, ...] = ()
+    if operation.has_blocks and rng.random() < 0.4:
+        counts, symmetric = tuple(rng.choice(COUNTS[:-2]) for _ in range(blocks)), -1
+        if operation is Operation.ALL_TO_ALL and algorithm not in ("auto", "mpi"):
+            algorithm = "pairwise"
     return Call(
         number, group, operation, dtype, count, reduction, rng.randrange(n), algorithm, rng.random() < 0.5,
-        rng.random() < 0.5, symmetric,
+        rng.random() < 0.5, symmetric, counts,
     )  # fmt: skip
 
 
@@ -117,25 +135,36 @@ def make_values(call: Call, rank: int, count: int) -> np.ndarray:
 
 def compute_expected(call: Call, rank: int, n: int) -> np.ndarray | None:
     """Return what a rank must get; None where it gets nothing."""
-    count, operation = call.count, call.operation
-    blocks = n if operation.has_blocks else 1
+    operation = call.operation
     if operation in (Operation.REDUCE, Operation.GATHER) and rank != call.root:
         return None
+    values = [make_values(call, each, count_elements(call, each, n)) for each in range(n)]
+    mine = call.block(rank, call.sent(rank, n))
     if operation in (Operation.ALL_GATHER, Operation.GATHER):
-        return np.concatenate([make_values(call, each, count) for each in range(n)])
+        return np.concatenate(values)
     if operation is Operation.BROADCAST:
-        return make_values(call, call.root, count)
+        return values[call.root]
     if operation is Operation.SCATTER:
-        return make_values(call, call.root, count * n)[rank * count :][:count]
+        return values[call.root][mine]
     if operation is Operation.ALL_TO_ALL:
-        return np.concatenate([make_values(call, each, count * n)[rank * count :][:count] for each in range(n)])
-    total = make_values(call, 0, count * blocks)
+        return np.concatenate([values[each][call.block(rank, call.sent(each, n))] for each in range(n)])
+    values = values[: rank + (operation is Operation.SCAN)] if operation.is_scan else values
+    if not values:
+        return None
+    total = values[0]
     with np.errstate(all="ignore"):
-        for each in range(1, n):
-            total = FUNCTIONS[call.reduction](total, make_values(call, each, count * blocks)).astype(total.dtype)
+        for each in values[1:]:
+            total = FUNCTIONS[call.reduction](total, each).astype(total.dtype)
         if call.reduction == "avg":
             total = (total / total.dtype.type(n)).astype(total.dtype)
-    return total[rank * count :][:count] if operation is Operation.REDUCE_SCATTER else total
+    return total[mine] if operation is Operation.REDUCE_SCATTER else total
+
+
+def count_elements(call: Call, rank: int, n: int) -> int:
+    """Return the number of elements of a rank's input."""
+    if not call.operation.has_blocks:
+        return call.count
+    return call.sent(rank, n)[rank] if call.operation in _GATHERS else sum(call.sent(rank, n))
 
 
 class RandomProgram:
@@ -271,8 +300,11 @@ class RandomProgram:
             how["root"] = call.root
         if operation is Operation.BARRIER:
             return [], how, lambda _: None
-        elements = call.count * (n if operation.has_blocks and operation not in _GATHERS else 1)
-        values = make_values(call, rank, elements)
+        values = make_values(call, rank, count_elements(call, rank, n))
+        if call.counts:
+            how["counts"] = call.sent(rank, n)
+            if operation is Operation.ALL_TO_ALL:
+                how["out_counts"] = call.counts[rank::n]
         kind = "symmetric" if call.symmetric >= 0 else self.own.choice(("numpy", "numpy", "torch", "strided"))
         if operation is Operation.BROADCAST:
             if rank != call.root:
@@ -280,7 +312,7 @@ class RandomProgram:
             x = self._place(values, kind if kind != "strided" else "numpy", group, call, 0)
             return [x], how, self._checker(call, rank, n, x, None)
         expected = compute_expected(call, rank, n)
-        in_place = call.in_place and operation in (Operation.ALL_REDUCE, Operation.REDUCE)
+        in_place = call.in_place and (operation in (Operation.ALL_REDUCE, Operation.REDUCE) or operation.is_scan)
         if in_place:
             x = self._place(values, kind if kind != "strided" else "numpy", group, call, 0)
             return [x], how, self._checker(call, rank, n, None, None)

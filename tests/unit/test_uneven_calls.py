@@ -126,3 +126,17 @@ def test_debugging_compares_what_is_sent_with_what_is_expected():
     right[1][2][EXCHANGED] = (3, 4, 5, 4)
     with pytest.raises(MismatchError, match="rank 0 sends 2 elements to rank 1, which expects 5"):
         check._require_equal(right)
+
+
+def test_a_strided_input_is_read_again_in_every_call(hpc):
+    wide, out = np.zeros((4, 2)), np.empty(4)
+    for turn in range(5):
+        wide[:, 0] = turn
+        hpc.all_gather(wide[:, 0], counts=[4], out=out)
+        x = wide[:, 0]
+        for _ in range(3):
+            hpc.all_gather(x, counts=[4], out=out)
+            assert out.tolist() == [turn] * 4
+        wide[:, 0] = -turn
+        hpc.all_gather(x, counts=[4], out=out)
+        assert out.tolist() == [-turn] * 4

@@ -15,6 +15,7 @@ from hpccoll.runtime.arrays.interface import (
     Buffer,
     FlatArray,
     StreamTimer,
+    combine_into,
     require_contiguous,
     run_all,
 )
@@ -25,7 +26,7 @@ from hpccoll.runtime.arrays.torch_tensors import is_torch_tensor
 
 __all__ = [
     "DTYPES", "FUNCTIONS", "NUMPY", "ArrayModule", "BoundCall", "Buffer", "Combine", "CupyModule", "DType", "FlatArray",
-    "NumPyModule", "Reduction", "ScratchPool", "StreamTimer", "as_buffer", "cupy_as_torch_tensor",
+    "NumPyModule", "Reduction", "ScratchPool", "StreamTimer", "as_buffer", "combine_into", "cupy_as_torch_tensor",
     "dtype_from_numpy", "export_array", "get_array_module", "get_dtype", "import_array", "is_foreign",
     "is_torch_tensor", "normalize_reduction", "premul_sum", "require_contiguous", "run_all",
 ]  # fmt: skip

@@ -10,7 +10,7 @@ from mpi4py import MPI
 
 from hpccoll.errors import ReductionError
 from hpccoll.plan import Count, Operation
-from hpccoll.runtime.arrays import NUMPY, Buffer, Combine, DType, Reduction
+from hpccoll.runtime.arrays import Buffer, Combine, DType, Reduction, combine_into
 from hpccoll.runtime.collective_call import CollectiveCall
 
 OPS = {"sum": "SUM", "prod": "PROD", "min": "MIN", "max": "MAX", "band": "BAND", "bor": "BOR", "bxor": "BXOR"}
@@ -113,7 +113,7 @@ class UserOps:
 def _combine_buffers(combine: Combine, dtype: np.dtype[Any], left: Any, out: Any, _: MPI.Datatype) -> None:
     """Reduce `left` and `out` into `out`, as MPI's user-defined operations do."""
     own = np.frombuffer(out, dtype)
-    NUMPY.bind_reduce(combine, np.frombuffer(left, dtype), own, own)()
+    combine_into(np.copyto, combine, np.frombuffer(left, dtype), own, own)
 
 
 def get_op(dtype: DType, reduction: str) -> MPI.Op:

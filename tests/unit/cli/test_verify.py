@@ -18,12 +18,12 @@ import psutil
 import pytest
 from click.testing import CliRunner
 
-from hpccoll.algorithms import get_algorithm, list_algorithm_names, list_algorithms
+from hpccoll.algorithms import get_algorithm, list_algorithm_names, list_algorithms, make_algorithm
 from hpccoll.cli import main as cli
 from hpccoll.cli import output
 from hpccoll.cli import verify as command
 from hpccoll.errors import CommunicationError, UnavailableError, UsageError
-from hpccoll.plan import Cost, Groups, Operation, empty_rounds
+from hpccoll.plan import Cost, Groups, Move, Operation, Rounds, Span, empty_rounds
 from hpccoll.plan.interchange.json_plans import to_json
 from hpccoll.records import make_json_schema
 
@@ -356,3 +356,34 @@ def test_a_rank_that_fails_in_a_job_takes_the_others_along(monkeypatch, capsys):
     assert "ZeroDivisionError" in capsys.readouterr().err  # from the rank that failed, although it is not rank 0
     assert cli.main(["verify", "--ranks", "nonsense"]) == 1
     assert ended == [1, 1]
+
+
+def test_plans_of_blocks_are_proven_for_blocks_of_different_sizes():
+    drawn = {each.full_name: command.draw_block_sizes(each, 9) for each in list_algorithms()}
+    assert not drawn["all_reduce/ring"]
+    assert not drawn["all_to_all/bruck"]
+    for name, length in (("all_gather/ring", 9), ("all_to_all/pairwise", 81)):
+        some_empty, all_different = drawn[name]
+        assert len(some_empty) == len(set(all_different)) == length
+        assert 0 in some_empty
+
+
+def test_a_plan_that_is_right_for_equal_blocks_only_is_refused(monkeypatch):
+    ring = get_algorithm(Operation.ALL_GATHER, "ring")
+
+    def turned(rank, n):
+        """Each block arrives in its place, but is sent from the place of the next rank's block at first."""
+        rounds = ring.make_rounds(rank, n)
+        copy = Move(rank, rank, Span(rank, 1, n), Span(rank + 1, 1, n))
+        back = Move(rank, rank, Span(rank + 1, 1, n), Span(rank, 1, n))
+        first = Rounds(2, n, lambda t: [(copy, back)[t]])
+        return first + rounds
+
+    made = make_algorithm(Operation.ALL_GATHER, "turned", turned)
+    monkeypatch.setattr(command, "draw_block_sizes", lambda _algorithm, _ranks: ())
+    assert command.prove_variants(made, 3).proven
+    monkeypatch.undo()
+    monkeypatch.setattr(command.loader, "is_user_defined", lambda _: False)
+    result = command.prove_variants(made, 3)
+    assert not result.proven
+    assert "differ in elements for some counts" in result.failures[0]
