@@ -27,7 +27,7 @@ MUST = Must("at most 5 % slower than the MPI library's own", LIBRARY, share=0.05
 CALL = Must("at most 5 % or 1.5 us slower than the MPI library's own", LIBRARY, share=0.05, us=1.5)
 UNEVEN = [operation for operation in Operation if operation.has_blocks]
 USER = hpccoll.Reduction.from_function(np.maximum, name="maximum")
-Floats = NDArray[np.float64]
+Floats = NDArray[Any]
 Call = Callable[[], object]
 
 
@@ -58,7 +58,7 @@ def make_case(bench: Bench, operation: Operation, nbytes: int) -> Case:
     total = max(nbytes // 8, 1)
     if operation.is_scan:
         x, out = make_input(rank, total), np.zeros(total)
-        theirs = partial(comm.Scan if operation is Operation.SCAN else comm.Exscan, x, out)
+        theirs: Call = partial(comm.Scan if operation is Operation.SCAN else comm.Exscan, x, out)
         prepared = bench.own.prepare(operation, x, out=out)
         return compare(operation.value, nbytes, theirs, partial(call, x, out=out), prepared, out)
     matrix = np.array([[(i + j) % n + 1 for j in range(n)] for i in range(n)])
@@ -72,7 +72,7 @@ def make_case(bench: Bench, operation: Operation, nbytes: int) -> Case:
     out = np.zeros(received[rank] if block else sum(received))
     how: dict[str, Any] = {"out": out, "counts": sent}
     root = rank == 0
-    theirs: dict[Operation, Call] = {
+    calls: dict[Operation, Call] = {
         Operation.ALL_GATHER: partial(comm.Allgatherv, x, [out, sent]),
         Operation.GATHER: partial(comm.Gatherv, x, [out, sent] if root else None),
         Operation.SCATTER: partial(comm.Scatterv, [x, sent] if root else None, out),
@@ -81,10 +81,9 @@ def make_case(bench: Bench, operation: Operation, nbytes: int) -> Case:
     }
     if operation is Operation.ALL_TO_ALL:
         how["out_counts"] = received
-    if operation is Operation.SCATTER and not root:
-        x = None
-    prepared = bench.own.prepare(operation, x, **how)
-    return compare(f"{operation.value}, counts", nbytes, theirs[operation], partial(call, x, **how), prepared, out)
+    given = None if operation is Operation.SCATTER and not root else x
+    prepared = bench.own.prepare(operation, given, **how)
+    return compare(f"{operation.value}, counts", nbytes, calls[operation], partial(call, given, **how), prepared, out)
 
 
 def compare(name: str, nbytes: int, theirs: Call, own: Call, prepared: Call, out: Floats) -> Case:
@@ -107,7 +106,7 @@ def compare(name: str, nbytes: int, theirs: Call, own: Call, prepared: Call, out
     return Case(name, nbytes, 50 if nbytes < 2**16 else 5 if nbytes < 2**20 else 1, sides, check=check)
 
 
-def _maximum_of_buffers(left: MPI.buffer, out: MPI.buffer, _: MPI.Datatype) -> None:
+def _maximum_of_buffers(left: Any, out: Any, _: MPI.Datatype) -> None:
     """Compute the elementwise maximum of two buffers of float64 in the second one."""
     own = np.frombuffer(memoryview(out), np.float64)
     np.maximum(np.frombuffer(memoryview(left), np.float64), own, out=own)

@@ -147,7 +147,7 @@ class CommunicatorBase:
             op = normalize_reduction(op)
         rows: Any = counts, out_counts
         try:
-            sent = counts if counts is None or type(counts) is tuple else tuple(counts)
+            sent = counts if type(counts) is tuple else tuple(counts)
             received = out_counts if out_counts is None or type(out_counts) is tuple else tuple(out_counts)
             rows = sent, received
             key: Any = (operation, id(x), id(out), op, root, algorithm, rows)
