@@ -149,8 +149,7 @@ class CommunicatorBase:
         try:
             sent = counts if type(counts) is tuple else tuple(counts)
             received = out_counts if out_counts is None or type(out_counts) is tuple else tuple(out_counts)
-            rows = sent, received
-            key: Any = (operation, id(x), id(out), op, root, algorithm, rows)
+            key: Any = (operation, id(x), id(out), op, root, algorithm, rows := (sent, received))
             is_cached = key in self._cached_calls
         except TypeError:  # `_check` raises an error that explains the wrong counts
             is_cached, key = False, None
