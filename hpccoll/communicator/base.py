@@ -66,7 +66,8 @@ class CommunicatorBase:
         self._cache, self._process = self._engine.cache, os.getpid()
         self._cached_calls, self._by_kind = self._cache.by_array, self._cache.by_kind
         self._unbound, self._in_flight = self._engine.unbound, self._engine.progress.operations
-        self._release = weakref.finalize(self, _release, self._engine)
+        self._release = weakref.finalize(self, _release, self._engine, self._process)
+        self._engine.get_owner = weakref.ref(self)
         self._state, self._abort_on_error = self._engine.state, abort_on_error
         self._stop_watch = get_endings().open(comm, self._state, abort_on_error=abort_on_error)
 
@@ -82,6 +83,7 @@ class CommunicatorBase:
             <hpccoll.Communicator: rank ..., closed>
         """
         if self._release.alive:
+            self._require_open()
             with self._state.call("close"):
                 self._engine.finish()
                 wait_for_ranks(self._comm, self._engine.progress)
@@ -243,7 +245,7 @@ def _takes_device_memory() -> bool:
     return is_mpi_cuda_aware()
 
 
-def _release(engine: Engine) -> None:
-    """Free an engine (the runtime of a communicator), unless MPI is already finalized."""
-    if not job.load_mpi().Is_finalized():
+def _release(engine: Engine, process: int) -> None:
+    """Free an engine (the runtime of a communicator), unless MPI is already finalized or this is not its process."""
+    if os.getpid() == process and not job.load_mpi().Is_finalized():
         engine.free()

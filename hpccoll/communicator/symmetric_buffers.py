@@ -79,6 +79,7 @@ class SymmetricBufferMethods(CommunicatorBase):
             >>> y = comm.empty(3)
             >>> comm.free(y)
         """
+        self._require_open()
         self._engine.node.symmetric.free(x)
 
     def stages(self, module: ArrayModule) -> bool:

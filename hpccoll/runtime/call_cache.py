@@ -116,6 +116,12 @@ class CallCache:
         for known in (self.by_array, self.by_kind, self._calls):
             known.clear()
 
+    def abandon(self) -> None:
+        """Let calls find nothing and prepared executables refuse to run, but free nothing; for a forked child."""
+        self.forget_arrays()
+        for executable in self._prepared:
+            executable.abandon()
+
     def clear(self) -> None:
         """Free all executables; to be called before MPI is finalized."""
         self.forget_arrays()
@@ -141,17 +147,17 @@ def _is_unchanged(known: KnownArray, array: Any) -> bool:
 
 @cache
 def _caches_cleared_at_fork() -> weakref.WeakSet[CallCache]:
-    """Return all call caches of this process; a forked child calls `forget_arrays` of each.
+    """Return all call caches of this process; a forked child calls `abandon` of each.
 
     In a forked child, a collective that finds nothing in the cache raises UsageError. Detecting a fork by comparing
     process ids would cost a system call in every collective.
     """
     caches: weakref.WeakSet[CallCache] = weakref.WeakSet()
 
-    def forget_all() -> None:
-        """In a forked child, forget the arrays of all call caches; free no executable."""
+    def abandon_all() -> None:
+        """In a forked child, let all call caches and prepared executables refuse to run."""
         for call_cache in caches:
-            call_cache.forget_arrays()
+            call_cache.abandon()
 
-    os.register_at_fork(after_in_child=forget_all)
+    os.register_at_fork(after_in_child=abandon_all)
     return caches

@@ -86,6 +86,8 @@ class Engine:
         self.unbound = UnboundCollectives(
             self.cache.by_kind, self.library, self.progress, self.size, self.select, self._make_unbound_program
         )
+        # An operation in flight keeps the communicator alive, because a communicator that is collected frees its engine.
+        self.get_owner: Callable[[], object] = lambda: None
         self._asynchronous_calls = 0
         self._started: WeakValueDictionary[int, InFlight] = WeakValueDictionary()  # the latest operation of each tag
 
@@ -138,16 +140,14 @@ class Engine:
         if algorithm is not None and call.module.on_device and algorithm.uses_shared_memory:
             self._make_executable(call, selection, ScratchPool())()
             return None
-        operation: InFlight
         self.state.count += 1
-        awaited = WaitReason(self.state, call.operation.value, self.state.count)
+        number = self.state.count
+        operation = self.library.start(call) if algorithm is None else self._start_plan(call, selection, tag)
+        operation.awaited = WaitReason(self.state, call.operation.value, number)
+        operation.owner = self.get_owner()
         if algorithm is None:
-            operation = self.library.start(call)
-            operation.awaited = awaited
             self.progress.add_transfer(operation)
         else:
-            operation = self._start_plan(call, selection, tag)
-            operation.awaited = awaited
             self.progress.add(operation)
             self.progress.advance()
         self._started[tag] = operation

@@ -49,7 +49,13 @@ class Executable(Protocol):
     def free(self) -> None:
         """Release the requests and memory of the executable, which cannot run afterwards."""
 
+    def abandon(self) -> None:
+        """Refuse later runs and release nothing; for a forked child process, in which MPI cannot be used."""
+
 
 def raise_freed() -> NoReturn:
     """Raise the UsageError for a call of an executable that was freed."""
-    raise UsageError("this prepared operation was freed, or its communicator closed; prepare it again")
+    raise UsageError(
+        "this prepared operation was freed, its communicator was closed, or this process is a fork, in which MPI cannot "
+        "be used; prepare it again, in the process and while the communicator is open"
+    )

@@ -95,6 +95,10 @@ class PlanExecutable:
         self.live, self._before, self._after = False, (), ()
         self._call = replace(self._call, source=None, result=None, value=None)
 
+    def abandon(self) -> None:
+        """Refuse later runs and release nothing; for a forked child process, in which MPI cannot be used."""
+        self.live = False
+
     def _require_live(self) -> None:
         """Raise UsageError if the executable was freed."""
         if not self.live:

@@ -6,6 +6,7 @@ of the process, so ranks may wait for operations, on any communicators, in diffe
 
 from __future__ import annotations
 
+import os
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
@@ -16,6 +17,7 @@ from weakref import WeakSet
 
 from mpi4py import MPI
 
+from hpccoll.errors import UsageError
 from hpccoll.runtime.backoff import Backoff
 from hpccoll.runtime.call_state import WaitReason
 
@@ -25,15 +27,16 @@ Result = TypeVar("Result")
 class InFlight(ABC):
     """An operation in flight; `done` is set when it completes or fails, and `error` is its exception if it fails.
 
-    `awaited` describes a wait for the operation.
+    `awaited` describes a wait for the operation. `owner` is an object that the operation keeps alive until it is done.
     """
 
-    __slots__ = ("__weakref__", "awaited", "done", "error")
+    __slots__ = ("__weakref__", "awaited", "done", "error", "owner")
 
     def __init__(self) -> None:
         self.done = False
         self.error: Exception | None = None
         self.awaited: WaitReason | None = None
+        self.owner: object = None
 
     def advance(self) -> bool:
         """Advance as far as possible without blocking; return whether the operation is done.
@@ -45,6 +48,8 @@ class InFlight(ABC):
                 self.done = self._advance()
             except Exception as error:  # noqa: BLE001 - `raise_error` raises it where the operation is waited for
                 self.error, self.done = error, True
+            if self.done:
+                self.owner = None
         return self.done
 
     @abstractmethod
@@ -121,6 +126,17 @@ class Progress:
         finally:
             self._advancing = False
 
+    def abandon(self) -> None:
+        """Let all operations in flight fail; for a forked child process, in which MPI cannot be used."""
+        for operation in (*self.operations, *self.transfers):
+            operation.error = UsageError(
+                "this operation began before a fork of this process, and MPI cannot be used after a fork; wait for "
+                "the operation in the parent process"
+            )
+            operation.done, operation.owner = True, None
+        self.operations.clear()
+        self.transfers.clear()
+
     def wait_until(self, done: Callable[[], object]) -> None:
         """Block until `done` returns true: poll it, and advance the in-flight operations between polls.
 
@@ -183,4 +199,6 @@ class Progress:
 @cache
 def get_progress() -> Progress:
     """Return the one `Progress` of this process; MPI must be initialized."""
-    return Progress(partial(MPI.COMM_SELF.Iprobe, MPI.ANY_SOURCE, MPI.ANY_TAG))
+    progress = Progress(partial(MPI.COMM_SELF.Iprobe, MPI.ANY_SOURCE, MPI.ANY_TAG))
+    os.register_at_fork(after_in_child=progress.abandon)
+    return progress

@@ -122,11 +122,13 @@ for _ in range(3):
     comm.all_reduce(x)
     comm.all_reduce(shared, algorithm="shared_two_shot")
 prepared = comm.all_reduce_init(x)
+in_place = comm.all_reduce_init(shared, algorithm="shared_two_shot")
+late = comm.irecv(np.zeros(1), comm.rank)
 def child():
     try:
         CALL
     except UsageError as error:
-        os._exit(7 if f"belongs to process {os.getppid()}" in str(error) else 8)
+        os._exit(7 if f"belongs to process {os.getppid()}" in str(error) else 6 if "fork" in str(error) else 8)
     os._exit(9)
 if "FORM" == "fork":
     pid = os.fork()
@@ -159,12 +161,26 @@ CALLS = {
     "message": "comm.isend(x, 0)",
     "group": "comm.new_group([0, 1])",
 }
+CALLS_ON_HANDLES = {
+    "close": ("comm.close()", 7),
+    "free": ("comm.free(shared)", 7),
+    "prepared messages": ("prepared()", 6),
+    "prepared shared memory": ("in_place()", 6),
+    "wait": ("late.wait()", 6),
+}
 
 
 @pytest.mark.parametrize("call", keep_every(4, CALLS))
 def test_a_forked_child_is_told_whose_the_communicator_is(call):
     done = job(FORKED.replace("CALL", CALLS[call]).replace("FORM", "fork"))
     assert done.stdout.split() == ["child:7"] * 2, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("call", keep_every(2, CALLS_ON_HANDLES))
+def test_a_forked_child_cannot_use_handles_of_its_parent(call):
+    code, status = CALLS_ON_HANDLES[call]
+    done = job(FORKED.replace("CALL", code).replace("FORM", "fork"))
+    assert done.stdout.split() == [f"child:{status}"] * 2, done.stdout + done.stderr
 
 
 def test_a_child_of_multiprocessing_is_told_likewise():

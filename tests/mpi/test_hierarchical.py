@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import signal
 import time
 
 import numpy as np
@@ -156,3 +157,17 @@ def test_a_wrong_number_of_ranks_a_node_is_refused(comm, monkeypatch):
     monkeypatch.setenv(RANKS_PER_NODE, "two")
     with pytest.raises(UsageError, match="HPCCOLL_RANKS_PER_NODE='two' is not a number of ranks"):
         hpccoll.Communicator(comm)
+
+
+def test_an_interrupted_call_leaves_the_slots_to_later_calls(comm, monkeypatch):
+    """Rank 0 waits for the others in vain, until a signal interrupts it as Ctrl-C does."""
+    monkeypatch.setenv(RANKS_PER_NODE, "1")
+    hpc, x = hpccoll.Communicator(comm), np.ones(1000)
+    if comm.rank == 0 and comm.size > 1:
+        before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(KeyboardInterrupt):
+            hpc.all_reduce(x, algorithm="hierarchical_ring")
+        signal.signal(signal.SIGALRM, before)
+        assert not hpc._engine.node.pipelines
+    comm.Barrier()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+import weakref
 from itertools import product
 
 import numpy as np
@@ -103,6 +105,21 @@ def test_a_send_whose_handle_is_dropped_keeps_its_memory(hpc):
         np.full(2**18, -1, np.int32)  # would take the place of memory that was freed
         arrival.wait()
         assert set(received) == {turn * n + (rank - 1) % n}
+
+
+@pytest.mark.parametrize("algorithm", ["shared_two_shot", "ring", pytest.param("mpi", id="library")])
+def test_an_operation_in_flight_keeps_its_communicator(comm, algorithm):
+    """Also a reduction by a Python function, which the MPI library calls until the operation is done."""
+    group = hpccoll.Communicator(comm)
+    kept, op = weakref.ref(group), hpccoll.Reduction.from_function(np.maximum, name="largest")
+    x = np.full(2**16, comm.rank, np.int32)
+    comm.Barrier()
+    if comm.rank == 0:
+        time.sleep(0.1)
+    work = group.all_reduce(x, op, algorithm=algorithm, async_op=True)
+    del group
+    assert set(work.wait()) == {comm.size - 1}
+    assert kept() is None
 
 
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.full)])

@@ -429,7 +429,14 @@ def test_a_communicator_duplicates_the_one_it_is_given_unless_it_adopts_it(comm)
 def test_another_process_is_refused(hpc, monkeypatch):
     monkeypatch.setattr(os, "getpid", lambda: -1)
     hpc._cache.forget_arrays()  # as a fork does
-    for call in (lambda: hpc.all_reduce(matrix()), lambda: hpc.isend(matrix(), 0), lambda: hpc.empty(3)):
+    calls: list[Callable[[], object]] = [
+        lambda: hpc.all_reduce(matrix()),
+        lambda: hpc.isend(matrix(), 0),
+        lambda: hpc.empty(3),
+        lambda: hpc.free(matrix()),
+        hpc.close,
+    ]
+    for call in calls:
         with pytest.raises(UsageError, match="MPI cannot be used after a fork"):
             call()
 

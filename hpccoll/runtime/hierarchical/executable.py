@@ -9,6 +9,7 @@ place and through slots, so each node may choose either.
 from __future__ import annotations
 
 from collections import deque
+from contextlib import suppress
 
 from hpccoll.algorithms.pipelining import MESSAGE_BYTES, choose_segment_count
 from hpccoll.errors import UnavailableError, UsageError
@@ -66,14 +67,18 @@ class PipelineExecutable(PlanExecutable):
         return (self,)
 
     def __call__(self) -> None:
+        self._require_live()
         with self._state.call(self._name):
             pipeline, backoff = self.start(), Backoff(spins=not self._context.node.oversubscribed)
             progress = self._context.progress
-            while not pipeline.done:
-                if pipeline.poll():
-                    backoff.reset()
-                else:
-                    progress.idle(backoff)
+            try:
+                while not pipeline.done:
+                    if pipeline.poll():
+                        backoff.reset()
+                    else:
+                        progress.idle(backoff)
+            finally:
+                pipeline.end()
 
     def start(self) -> Pipeline:
         """Return a run in flight, which begins after earlier runs are done and the node's ranks have entered."""
@@ -191,7 +196,7 @@ class Pipeline(InFlight):
         try:
             return (self._entered or self._enter()) and self._advance_tasks()
         except BaseException:
-            self._leave_queue()
+            self.end()
             raise
 
     def _advance(self) -> bool:
@@ -221,11 +226,11 @@ class Pipeline(InFlight):
                 del self._tasks[slot]
         if not self._tasks and self._number == len(self._executable.segments):
             self._executable.finish()
-            self.done = True
-            self._leave_queue()
+            self.end()
         return moved
 
-    def _leave_queue(self) -> None:
-        """Let the next pipeline use the slots."""
-        if self._queue and self._queue[0] is self:
-            self._queue.popleft()
+    def end(self) -> None:
+        """Let the next pipeline use the slots: this one is complete or has failed, or an exception interrupted it."""
+        self.done = True
+        with suppress(ValueError):
+            self._queue.remove(self)

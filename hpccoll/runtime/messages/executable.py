@@ -149,6 +149,8 @@ class MessageExecutable(PlanExecutable):
         return UnboundMessages(self._state, self._name, steps, memories)
 
     def __call__(self) -> None:
+        if not self.live:
+            raise_freed()
         state = self._state
         state.count += 1
         state.current = self._name
@@ -175,7 +177,7 @@ class MessageExecutable(PlanExecutable):
         if self.live:
             del self._space
         super().free()
-        self._calls = (raise_freed,)
+        self._calls = ()
         while self._requests:
             self._requests.popitem()[1].Free()
 

@@ -70,12 +70,17 @@ class MpiExecutable(partial[object]):
 
     def free(self) -> None:
         """Free the persistent request, if any; a later call raises UsageError."""
-        self.live, self.memories = False, ()
-        self.blocking = self.non_blocking = raise_freed
-        self.replace_function(raise_freed)
+        self.abandon()
+        self.memories = ()
         if self.request is not None:
             self.request.Free()
             self.request = None
+
+    def abandon(self) -> None:
+        """Refuse later runs and release nothing; for a forked child process, in which MPI cannot be used."""
+        self.live = False
+        self.blocking = self.non_blocking = raise_freed
+        self.replace_function(raise_freed)
 
     def replace_function(self, function: BoundCall) -> None:
         """Let later calls of this executable call `function`."""

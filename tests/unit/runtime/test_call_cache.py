@@ -18,11 +18,14 @@ class FakeExecutable:
     """Counts how often it was freed."""
 
     def __init__(self):
-        self.live, self.freed = True, 0
+        self.live, self.freed, self.abandoned = True, 0, False
 
     def free(self):
         self.live = False
         self.freed += 1
+
+    def abandon(self):
+        self.abandoned = True
 
 
 @pytest.fixture
@@ -193,8 +196,12 @@ def test_a_forked_child_forgets_arrays(cache):
     x = np.ones(3)
     cache.add_by_array("key", FakeExecutable(), x, None)
     cache.by_kind["kind"] = "collective"
+    prepared = FakeExecutable()
+    cache.keep(prepared)
     child = os.fork()
     if not child:
-        os._exit(3 if cache.find_by_array("key", x, None) is None and not cache.by_kind else 4)
+        is_empty = cache.find_by_array("key", x, None) is None and not cache.by_kind
+        os._exit(3 if is_empty and prepared.abandoned and not prepared.freed else 4)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
     assert cache.find_by_array("key", x, None) is not None
+    assert not prepared.abandoned

@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from hpccoll.errors import UsageError
 from hpccoll.runtime.backoff import FIRST_SLEEP_S, LONGEST_SLEEP_S, SPIN_S, YIELD_S, Backoff
 from hpccoll.runtime.progress import InFlight, Progress
 
@@ -251,3 +252,16 @@ def test_reset_begins_again_with_the_shortest_pause(clock):
     clock.now += YIELD_S * 1.1
     wait.pause()
     assert clock.did[2:] == [FIRST_SLEEP_S]
+
+
+def test_in_a_forked_child_operations_in_flight_fail():
+    progress, plan, transfer = Progress(), Countdown(9), Countdown(9)
+    progress.add(plan)
+    progress.add_transfer(transfer)
+    progress.abandon()  # as a fork does in the child
+    assert not progress.operations
+    assert not progress.transfers
+    for operation in (plan, transfer):
+        assert operation.advance()
+        with pytest.raises(UsageError, match="wait for the operation in the parent process"):
+            operation.raise_error()
