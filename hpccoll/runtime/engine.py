@@ -86,7 +86,7 @@ class Engine:
         self.unbound = UnboundCollectives(
             self.cache.by_kind, self.library, self.progress, self.size, self.select, self._make_unbound_program
         )
-        # An operation in flight keeps the communicator alive, because a communicator that is collected frees its engine.
+        # Operations in flight keep the communicator alive, because a collected communicator frees its engine.
         self.get_owner: Callable[[], object] = lambda: None
         self._asynchronous_calls = 0
         self._started: WeakValueDictionary[int, InFlight] = WeakValueDictionary()  # the latest operation of each tag

@@ -56,6 +56,6 @@ class Executable(Protocol):
 def raise_freed() -> NoReturn:
     """Raise the UsageError for a call of an executable that was freed."""
     raise UsageError(
-        "this prepared operation was freed, its communicator was closed, or this process is a fork, in which MPI cannot "
-        "be used; prepare it again, in the process and while the communicator is open"
+        "this prepared operation was freed, its communicator was closed, or this process is a fork, where MPI cannot "
+        "be used; prepare it again while the communicator is open, in the communicator's own process"
     )
