@@ -74,7 +74,7 @@ def time_kinds_of_calls(bench: Bench, x: Floats) -> Iterator[Case]:
             Side("mpi4py Allreduce, ready spec", partial(comm.Allreduce, MPI.IN_PLACE, [x, MPI.FLOAT], MPI.SUM)),
             Side("library.bind", bound, (Must("no slower than mpi4py", RAW),)),
             Side("prepared op()", prepared, (Must("no slower than mpi4py", RAW),)),
-            Side("all_reduce(x), seen before", partial(own.all_reduce, x), (Must("mpi4py + 1 us", RAW, most_us=1.0),)),
+            Side("all_reduce(x), seen before", partial(own.all_reduce, x), (Must("mpi4py + 1 us", RAW, us=1.0),)),
             Side("all_reduce(x, async_op).wait()", waited(apart, x)),
         ]
         yield bench.run(Case("all_reduce", x.nbytes, count_calls(x.nbytes), sides, check=all_reduce_check(comm, x)))
@@ -127,7 +127,7 @@ class NewArrays:
         """Return a function that makes the requirement of this size against a side."""
         if self._nbytes < 16 * KiB:
             us = 6.0 if self._library == "NumPy" else 8.0
-            return lambda name: Must(f"mpi4py + {us:.0f} us", name, most_us=us)
+            return lambda name: Must(f"mpi4py + {us:.0f} us", name, us=us)
         most = 1.15 if self._nbytes <= 256 * KiB else 1.05
         return lambda name: Must(f"at most {most}x", name, times=1 / most)
 

@@ -43,9 +43,8 @@ QUIET, PAUSE_S = 0.1, 5.0  # cores that other programs may keep busy; seconds be
 class Must:
     """A requirement that a side be no slower than the side `against`, up to noise.
 
-    `share` or `us` also allow a median that is larger by this fraction or by this many microseconds. With `times`, the
-    side must be at least this many times as fast. With `most_us`, the median must be at most this many microseconds
-    larger; it may be smaller by any amount.
+    `share` or `us` also allow a median that is larger by this fraction or by this many microseconds; with `both_ways`,
+    the median must not be smaller by more either. With `times`, the side must be at least this many times as fast.
     """
 
     text: str
@@ -53,7 +52,7 @@ class Must:
     share: float = 0.0
     us: float = 0.0
     times: float = 0.0
-    most_us: float = 0.0
+    both_ways: bool = False
 
 
 @dataclass(slots=True)
@@ -101,11 +100,10 @@ class Case:
         """Whether the side meets a requirement."""
         if must.times:
             return self.ratio(side, must.against).value >= must.times
-        median, other = np.median(side.samples_us), np.median(self.side(must.against).samples_us)
-        if must.most_us:
-            return bool(median - other <= must.most_us)
         if must.share or must.us:
-            return bool(abs(median - other) <= max(must.share * other, must.us))
+            other = np.median(self.side(must.against).samples_us)
+            more = np.median(side.samples_us) - other
+            return bool((abs(more) if must.both_ways else more) <= max(must.share * other, must.us))
         noise = self.ratio(self.sides[1])
         return self.ratio(side, must.against).high >= min(1.0, noise.low, 1 / noise.high)
 

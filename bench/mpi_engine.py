@@ -27,7 +27,7 @@ from hpccoll.plan import Operation
 from hpccoll.runtime.arrays import NUMPY, get_dtype
 
 ENGINE = "mpi engine of hpccoll bench"
-MUST = Must("within 5 % or 1 us of the loop", "loop", share=0.05, us=1.0)
+MUST = Must("within 5 % or 1 us of the loop", "loop", share=0.05, us=1.0, both_ways=True)
 METHOD = TimingOptions(StoppingRule(5, 2000, 0.025, 1.0), warmup=1, check=True, seed=0)
 
 

@@ -131,12 +131,12 @@ def test_a_wrong_result_and_a_missed_must_are_told_apart(comm, monkeypatch):
     case.check = all_reduce_check(comm, x)
     bench.run(case)
     assert broken.wrong == 3 * comm.size
-    slow, fast = Must("as fast", "a"), Must("close", "a", share=0.05, us=1.0)
+    slow, close = Must("as fast", "a"), Must("close", "a", share=0.05, us=1.0, both_ways=True)
     case.sides[0].samples_us, case.sides[1].samples_us = [10.0] * 30, [10.0] * 30
     for seen, expected in (([10.9] * 30, (False, True)), ([11.2] * 30, (False, False)), ([5.0] * 30, (True, False))):
         broken.samples_us = seen
-        assert (case.holds(broken, slow), case.holds(broken, fast)) == expected
-        assert case.holds(broken, Must("at most 1 us more", "a", most_us=1.0)) == (seen[0] <= 11.0)
+        assert (case.holds(broken, slow), case.holds(broken, close)) == expected
+        assert case.holds(broken, Must("at most 1 us more", "a", us=1.0)) == (seen[0] <= 11.0)
     case.sides[1].samples_us = [9.0] * 15 + [12.0] * 15  # noise that is larger than the difference
     broken.samples_us = [11.0] * 30
     assert case.holds(broken, slow)

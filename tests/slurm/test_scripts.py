@@ -211,7 +211,7 @@ def test_a_launcher_of_another_mpi_is_refused(lab, tmp_path):
     job, status = refused(lab, tmp_path, "allreduce.sh", **env)
     assert status == 4
     assert "no launcher starts 8 ranks as one job of Open MPI" in job.output
-    assert "each of them is alone" in job.output
+    assert "would leave every process alone" in job.output
     assert not job.records("allreduce.jsonl")
 
 
