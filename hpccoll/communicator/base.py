@@ -74,7 +74,9 @@ class CommunicatorBase:
     def close(self) -> None:
         """Wait for operations in flight, then free requests, shared memory and the MPI communicators; collective.
 
-        Without `close`, requests and shared memory are freed at exit, but the MPI communicators are not.
+        The operations include messages of `isend` and `irecv`; `close` waits forever for a message that no rank
+        receives or sends. Without `close`, requests and shared memory are freed at exit, but the MPI communicators
+        are not.
 
         Example:
             >>> own = hpccoll.Communicator()
@@ -86,6 +88,7 @@ class CommunicatorBase:
             self._require_open()
             with self._state.call("close"):
                 self._engine.finish()
+                self._messages.finish()
                 wait_for_ranks(self._comm, self._engine.progress)
             self._stop_watch()
             self._release()

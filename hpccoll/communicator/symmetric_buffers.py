@@ -75,6 +75,9 @@ class SymmetricBufferMethods(CommunicatorBase):
     def free(self, x: Array) -> None:
         """Free a symmetric buffer and the executables bound to it on this rank; later use raises UsageError.
 
+        The call waits for asynchronous shared-memory plans on the buffer. Asynchronous messages and collectives of the
+        MPI library go on, and keep the memory until they are done.
+
         Example:
             >>> y = comm.empty(3)
             >>> comm.free(y)

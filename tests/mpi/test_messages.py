@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 
 import numpy as np
 import pytest
@@ -142,6 +143,19 @@ def test_a_message_of_another_size_is_told(hpc, sent, room):
     with pytest.raises(CommunicationError, match=f"rank {hpc.rank}: receiving from rank {back}"):
         hpc.recv(np.ones(room), back)
     work.wait()
+
+
+def test_closing_waits_for_messages_in_flight(comm):
+    """Each rank receives late, and waits for no message but by `close`."""
+    group, n = hpccoll.Communicator(comm), comm.size
+    sent, received = np.full(2**20, comm.rank), np.zeros(2**20, np.int64)
+    outgoing = group.isend(sent, (comm.rank + 1) % n)
+    time.sleep(0.1 * comm.rank)
+    incoming = group.irecv(received, (comm.rank - 1) % n)
+    group.close()
+    assert outgoing._operation.done
+    assert incoming._operation.done
+    assert set(received) == {(comm.rank - 1) % n}
 
 
 def test_many_messages_in_random_order_beside_collectives(hpc):

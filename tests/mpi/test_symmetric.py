@@ -233,6 +233,22 @@ def test_a_freed_buffer_says_so(hpc):
         hpc.free(x)
 
 
+@pytest.mark.parametrize("algorithm", ["ring", "shared_two_shot", pytest.param("mpi", id="library")])
+def test_a_buffer_may_be_freed_while_an_operation_is_in_flight(hpc, comm, algorithm):
+    """`free` waits for shared-memory plans only; other operations go on and keep the memory."""
+    x = hpc.empty(50_000, "int64")
+    x[:] = hpc.rank
+    comm.Barrier()
+    if hpc.rank:
+        time.sleep(0.2)
+    work = hpc.all_reduce(x, algorithm=algorithm, async_op=True)
+    hpc.free(x)
+    assert work._operation.done or algorithm != "shared_two_shot"
+    assert set(work.wait()) == {hpc.size * (hpc.size - 1) // 2}
+    with pytest.raises(UsageError, match="this symmetric buffer was freed"):
+        hpc.all_reduce(x)
+
+
 def test_a_buffer_of_another_communicator_says_so(hpc, comm):
     with hpccoll.Communicator(comm) as other:
         x = other.empty(100)

@@ -70,6 +70,12 @@ class PointToPoint:
         transfer = MpiTransfer(f"rank {rank}: receiving from {sender}", requests, last, sizes, (x, payload))
         return self._track(transfer, x, WaitReason(self._state, "recv", peers=(source,) if named else ()))
 
+    def finish(self) -> None:
+        """Block until the sends and receives of this communicator that are in flight are done; others advance."""
+        for transfer in list(self._progress.transfers):
+            if transfer.awaited is not None and transfer.awaited.state is self._state:
+                self._progress.wait_until(transfer.advance)
+
     def _track(self, transfer: MpiTransfer, result: ArrayT, awaited: WaitReason) -> Work[ArrayT]:
         """Return the handle of a transfer, which is kept alive and advances in all waits until it is done."""
         transfer.awaited = awaited

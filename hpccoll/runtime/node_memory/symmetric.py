@@ -204,7 +204,8 @@ class SymmetricBuffers:
     def free(self, array: Any) -> None:
         """Free a symmetric buffer on this rank; its memory is released when no array of any rank uses it any more.
 
-        Blocks until asynchronous operations on the buffer are done.
+        Blocks until asynchronous shared-memory plans on the buffer are done. Other asynchronous operations go on: they
+        access this rank's memory only, and keep it until they are done.
 
         Raises:
             UsageError: `array` is not a symmetric buffer of this communicator, or was freed before.
