@@ -1,7 +1,7 @@
 """Simulate tree and ring on Summit's 24,576 GPUs, as published with NCCL 2.4, and draw the maps of fastest algorithms.
 
 This script needs neither MPI nor a GPU and gives the same results on every machine. docs/24576-ranks.md and
-docs/which-algorithm.md show the pictures and tables and discuss the results.
+docs/which-algorithm.md show the script's pictures and tables and discuss its results.
 
     python bench/at_scale.py                    prints the tables of docs/24576-ranks.md
     python bench/at_scale.py docs/pictures      draws all pictures into a folder
@@ -88,7 +88,7 @@ def seconds(case: Case, name: str, ranks: int) -> float:
 
 
 def format_tables() -> dict[str, str]:
-    """Return the tables of docs/24576-ranks.md by the names of their blocks, at full scale."""
+    """Simulate 24,576 ranks; return the tables of docs/24576-ranks.md by the names of their blocks."""
     tables = {"setup": _setup_rows(), "costs": _cost_rows(), "times": _time_rows(), "hops": _hop_rows()}
     return {name: "\n".join(rows) for name, rows in tables.items()}
 

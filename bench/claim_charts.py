@@ -1,4 +1,4 @@
-"""Draw the charts of README.md's claims: speed relative to the baseline over message size, one line per side."""
+"""Draw the charts of README.md's claims: speed relative to a baseline over message size, a line per implementation."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def draw_claim(claim: Claim) -> Figure:
 
 
 def draw_prediction() -> Figure:
-    """Return the chart of predicted over measured time at the message sizes that were not fitted."""
+    """Return the chart of predicted over measured time, at the message sizes to which the model was not fitted."""
     figure, axes = _make_figure()
     sizes: set[int] = set()
     for stem, label, colour, marker in (

@@ -31,7 +31,7 @@ class Claim:
         case: the recorded case.
         baseline: name of the baseline in the text.
         sides: names of sides in the records, with their names in the text.
-        is_inverse: whether the records compare the subject with the other sides, so that their ratios are inverted.
+        is_inverse: whether the records have the ratios of the other sides to the subject, which are then inverted.
     """
 
     name: str
@@ -158,7 +158,7 @@ def format_claim(claim: Claim) -> Iterator[str]:
 
 
 def _format_result(claim: Claim, points: Sequence[Point]) -> str:
-    """Return the range of the subject's ratios in words."""
+    """Return a sentence with the smallest and the largest ratio of the claim's subject."""
     low, high = min(points, key=lambda point: point.ratio), max(points, key=lambda point: point.ratio)
     who, whom = next(iter(claim.sides.values())), claim.baseline
     who, whom = (whom, who) if claim.is_inverse else (who, whom)
@@ -183,7 +183,7 @@ def _format_table(claim: Claim, points: Mapping[str, Sequence[Point]]) -> Iterat
 
 
 def _format_ratio(point: Point) -> str:
-    """Return the ratio of a point with its interval."""
+    """Return the ratio of a point with its interval, as text."""
     return f"{point.ratio:.2f}x [{point.low:.2f}, {point.high:.2f}]"
 
 
@@ -250,7 +250,7 @@ def format_prediction() -> Iterator[str]:
     errors = list_prediction_errors()
     yield "### Predicted times\n"
     yield (
-        "The simulator, fitted to every other message size, predicts the sizes between with median errors of "
+        "The simulator, fitted to every other message size, predicts times at the sizes between with median errors of "
         f"{min(e.median for e in errors):.1%} to {max(e.median for e in errors):.1%}.\n".replace("%", " %")
     )
     yield "![Predicted over measured time](charts/prediction.svg)\n"

@@ -81,7 +81,7 @@ def list_missed() -> tuple[list[tuple[str, Record, Record]], int]:
 
 
 def _is_faster_than_allowed(must: Record) -> bool:
-    """Whether a side is faster than a baseline that it may exceed by some microseconds."""
+    """Whether a side that may be slower than the baseline by some microseconds is faster than the baseline."""
     return "us" in must["text"].split() and must["ratio"]["low"] >= 1
 
 

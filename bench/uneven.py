@@ -1,7 +1,7 @@
 """Compare `auto` with mpi4py for blocks of different sizes, for scans, and for a reduction by a user's function.
 
-The counts grow with the rank (1, 2, 3, ... parts of the message); in an all_to_all the block from rank i for rank j has
-(i + j) mod n + 1 parts. Both sides use the same arrays in every call, and mpi4py's arguments are made once.
+The block of rank r has r + 1 parts of the message; in an all_to_all the block from rank i for rank j has (i + j) mod n
++ 1 parts. Both libraries use the same arrays in every call, and mpi4py's arguments are made once.
 
     mpirun -n 2 python bench/uneven.py --json uneven.jsonl
 """
@@ -87,7 +87,7 @@ def make_case(bench: Bench, operation: Operation, nbytes: int) -> Case:
 
 
 def compare(name: str, nbytes: int, theirs: Call, own: Call, prepared: Call, out: Floats) -> Case:
-    """Return the case of mpi4py's call and hpccoll's, which write `out`; a right result is that of mpi4py."""
+    """Return the case that times mpi4py's call and hpccoll's calls, and checks their `out` against mpi4py's result."""
     out[:] = -1
     theirs()  # on rank 0, an exscan leaves `out` unchanged
     wanted = out.copy()

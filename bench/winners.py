@@ -1,6 +1,6 @@
 """The fastest all-reduce in simulation by machine, rank count and message size: maps, and tables of the same results.
 
-docs/which-algorithm.md shows them; at_scale.py writes them.
+docs/which-algorithm.md shows the maps and tables; at_scale.py writes them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SIZES = [8 * 4**k for k in range(14)]
 
 
 def make_grids() -> dict[str, dict[str, ForecastGrid]]:
-    """Return the simulated times by kind and machine: `rule` of three algorithms, `all` of every algorithm."""
+    """Return simulated times by kind and machine: kind `rule` has three algorithms, kind `all` has every algorithm."""
     kinds = {"rule": list(CONTENDERS), "all": list_algorithm_names(Operation.ALL_REDUCE)}
     return {
         kind: {machine: _simulate(machine, most, names) for machine, most in MACHINES.items()}
@@ -39,7 +39,7 @@ def _simulate(name: str, most: int, algorithms: list[str]) -> ForecastGrid:
 
 
 def draw_maps(grids: dict[str, dict[str, ForecastGrid]], folder: Path) -> None:
-    """Write one map per kind and machine into a folder."""
+    """Write one map per kind (`rule` or `all`) and machine into a folder."""
     for kind, by_machine in grids.items():
         for machine, grid in by_machine.items():
             marks = RULE_RANKS if kind == "rule" else ()
@@ -65,7 +65,7 @@ def _format_rows(by_machine: dict[str, ForecastGrid]) -> Iterator[str]:
 
 
 def _pick_ranks(grid: ForecastGrid) -> list[int]:
-    """Return one node, the largest count up to 32, a middle one, the smallest from 512 on, and the largest."""
+    """Return the ranks of one node, the largest count up to 32, a middle one, the first above 511, and the largest."""
     low, high = RULE_RANKS
     counts = [n for n in grid.ranks if n >= grid.machine.ranks_per_node]
     few, many = [n for n in counts if n <= low], [n for n in counts if n >= high]

@@ -23,7 +23,7 @@ class UnknownNameError(UsageError):
     """The name of an algorithm, dtype or similar is unknown; the message lists similar names, then all valid names."""
 
     def __init__(self, what: str, name: str, valid: list[str], hint: str = "") -> None:
-        """Make the message from what the name stands for, the name, the valid names and a hint for this name."""
+        """Make the message; `what` is the kind of the name, such as `dtype`, and `hint` a remedy for this name."""
         from difflib import get_close_matches
 
         similar = get_close_matches(name, valid, n=2)

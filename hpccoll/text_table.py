@@ -1,9 +1,9 @@
 """Tables for people: aligned text that fits the width of the terminal without cutting a number or a word.
 
-A table that is too wide is made narrower in this order until it fits: headings break at blanks, columns that `wraps`
-marks break their cells at blanks, columns of low importance are left out (a line below the table names them), and the
-remaining columns are printed in several blocks of rows, each of which repeats the first column. Where there is no
-width, such as in a pipe or a file, a table is as wide as its cells.
+A table that is too wide is made narrower step by step until it fits. First, headings break at blanks. Then cells break
+at blanks, in the columns that `wraps` marks. Then columns with a `drop_priority` are left out, and a line below the
+table names them. Last, the columns are printed in several blocks, each of which begins with the first column. In a pipe
+or a file, which have no width, a table is as wide as its cells.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ _LAUNCHERS = {"mpirun", "mpiexec", "mpiexec.hydra", "prterun", "orterun", "srun"
 class TextColumn:
     """A column of a table: its heading, and how the column may be made narrower.
 
-    Columns with a larger `rank_to_drop` are left out earlier where a table is too wide; columns with 0 never are.
+    Columns with a larger `drop_priority` are left out earlier where a table is too wide; columns with 0 never are.
     """
 
     heading: str
     is_number: bool = False  # aligned right
     wraps: bool = False  # cells may be broken at blanks
-    rank_to_drop: int = 0
+    drop_priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class TableLayout:
-    """The blocks of columns (as indices) in which a table is printed, the columns' widths, and the dropped columns."""
+    """The layout of a table: the indices of the columns in each block, the widths of columns, the dropped columns."""
 
     blocks: tuple[tuple[int, ...], ...]
     widths: Mapping[int, int]
@@ -85,7 +85,7 @@ def lay_out_table(columns: Sequence[TextColumn], rows: Sequence[Sequence[str]], 
         return TableLayout((everything,), natural)
     narrow = {i: _get_narrow_width(columns[i], [row[i] for row in rows]) for i in everything}
     kept = list(everything)
-    droppable = sorted((i for i in everything if columns[i].rank_to_drop), key=lambda i: (columns[i].rank_to_drop, i))
+    droppable = sorted((i for i in everything if columns[i].drop_priority), key=lambda i: (columns[i].drop_priority, i))
     while True:
         fitted = _shrink_text(columns, kept, narrow, width)
         if _add_widths(kept, fitted) <= width:
@@ -122,7 +122,7 @@ def _shrink_text(
 def _share_spare_width(
     kept: Sequence[int], widths: Mapping[int, int], natural: Mapping[int, int], width: int
 ) -> dict[int, int]:
-    """Return `widths`, with spare width given to headings that then need not break, from left to right."""
+    """Return `widths`, widened from left to right for each column whose heading then needs no break."""
     shared = dict(widths)
     for i in kept:
         missing = natural[i] - shared[i]

@@ -1,13 +1,13 @@
 """Pipelined chain scans: sums over the lower ranks move along the line of ranks in chunks, one link per round.
 
 Inclusive scan: every rank adds its own data to the sum of the rank below it and sends the result to the rank above. All
-links are busy at once for long messages, and every rank sends and receives the message once: fewer bytes than in any
-scan by doubling, in more steps.
+links are busy at once for long messages. Every rank sends and receives the message once, so a chain sends fewer bytes
+than a scan by doubling, in more steps.
 
 Exclusive scan: a rank keeps the sum that it receives as its result and sends on the sum that includes its own data.
-Chunks 0 to k-1 are input and output, and chunks k to 2k-1 hold the received sum until the other sum is sent. A link is
-idle for a round after each chunk's message, in which the receiver adds its own data. The last rank receives its result
-in place.
+Chunks 0 to k-1 are input and output. Chunks k to 2k-1 hold the received sum until the rank has sent the sum with its
+own data from chunks 0 to k-1. After each chunk, a link is idle for a round, in which the receiver adds its own data.
+The last rank receives its result in place.
 
 The lower ranks' sum is the first operand of each reduction. Source: the linear scan of Open MPI (coll/base), pipelined.
 """

@@ -1,13 +1,14 @@
 """Scans by doubling distances: about log2(n) rounds, in each of which almost every rank sends the whole message.
 
-Inclusive scan: before round t every rank holds the sum over itself and the 2**t - 1 ranks below it. In round t it adds
-the sum of the rank 2**t below it. The lower ranks' sum is the first operand, so operands stay in rank order.
+Inclusive scan: before round t every rank holds the sum over itself and the 2**t - 1 ranks below it. In round t each
+rank adds the sum of the rank 2**t below it. The lower ranks' sum is the first operand, so operands stay in rank order.
 
 Exclusive scan: a rank collects the sum of the ranks below it, without its own data. In round 0 every rank sends its
 data to the next rank. In round 1 ranks send the sum of their own and the received data to the second rank above, so
-that each rank then holds the sum of three ranks. The later distances are 3, 6, 12, and so on. Shifting the data by one
-rank before an inclusive scan would take up to one more round. Chunk 0 is the input and output, chunk 1 collects the sum
-while chunk 0 is still needed; the two highest ranks forward nothing after round 0 and collect in chunk 0.
+that each rank then holds the sum of three ranks. In the later rounds ranks send over distances of 3, 6, 12, and so on.
+Shifting the data by one rank before an inclusive scan would take up to one more round. Chunk 0 is the input and output;
+chunk 1 collects the sum while chunk 0 is still needed. The two highest ranks forward nothing after round 0, so they
+collect the sum in chunk 0.
 
 Sources: Hillis and Steele, CACM 1986, for the inclusive scan; Traeff, arXiv 2604.25667, for exclusive scans that begin
 with a round of an inclusive scan.
@@ -77,6 +78,6 @@ def exscan(rank: IntArray, n: int) -> Rounds:
 
 
 def _shift(rank: IntArray, n: int, distance: int, lowest: int) -> tuple[IntArray, IntArray]:
-    """Return the receiver and the sender of each rank, `distance` above and below; the lowest sender is `lowest`."""
+    """Return each rank's receiver, `distance` above it, and sender, `distance` below; no rank below `lowest` sends."""
     dest = np.where((rank >= lowest) & (rank + distance < n), rank + distance, NO_PEER)
     return dest, np.where(rank - distance >= lowest, rank - distance, NO_PEER)

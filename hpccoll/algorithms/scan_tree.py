@@ -1,8 +1,8 @@
-"""Binomial tree scans: about 2 log2(n) rounds and two messages per rank, the fewest in total of the scans here.
+"""Binomial tree scans: about 2 log2(n) rounds; on average a rank sends fewer than two messages (exclusive: three).
 
 Up: in round t every rank r for which r + 1 is a multiple of 2**(t+1) adds the sum of the rank 2**t below it, so it
-holds the sum of 2**(t+1) ranks. Down: in rounds of falling t the same ranks, whose sums now begin at rank 0, send these
-to the rank 2**t above, which completes its own sum. The lower ranks' sum is the first operand of each reduction.
+holds the sum of 2**(t+1) ranks. Down: in rounds of falling t the same ranks, whose sums now begin at rank 0, send their
+sums to the rank 2**t above, which completes its own sum. The lower ranks' sum is the first operand of each reduction.
 
 The exclusive scan first shifts the data by one rank, then runs the inclusive scan on the ranks above rank 0.
 

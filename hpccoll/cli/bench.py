@@ -72,7 +72,7 @@ class BenchOptions:
 
     @property
     def algorithms(self) -> list[str]:
-        """The names of --algorithm, or their default."""
+        """The algorithms to measure: those of --algorithm, or else the default ones."""
         from hpccoll.measure.contenders import AUTO
         from hpccoll.measure.session import ALL, SHORTLIST
 
@@ -167,7 +167,7 @@ def _run(options: BenchOptions) -> int:
 def _measure_conditions(
     options: BenchOptions, world: Any, layout: RankLayout, other_load: OtherProcessLoad
 ) -> RunConditions:
-    """Return the circumstances of the benchmark, with the limit of memory or links; collective, some 0.1 seconds."""
+    """Return the circumstances of the run, with the measured speed of memory or links. Collective, about 0.1 s."""
     from hpccoll.measure.hardware_limit import measure_hardware_limit
     from hpccoll.measure.verdict_text import RunConditions
 
@@ -219,10 +219,10 @@ def _make_configs(options: BenchOptions, nodes: int) -> list[BenchmarkConfig]:
 def _start_sessions(
     options: BenchOptions, world: Any, layout: RankLayout
 ) -> Iterator[tuple[list[BenchmarkSession], tuple[str, ...]]]:
-    """Start the requested (or all available) engines; yield a benchmark per kind of memory, and missing engines.
+    """Start the requested (or all available) engines; yield a session per kind of memory, and the missing engines.
 
-    The engines are closed at the end. Missing engines are sentences with the reasons. Collective over `world`. Raises
-    UnavailableError if a requested engine cannot start.
+    The engines are closed at the end. A missing engine is given as text with the reason. Collective over `world`.
+    Raises UnavailableError if a requested engine cannot start.
     """
     from hpccoll import peers
     from hpccoll.communicator import Communicator
@@ -260,7 +260,7 @@ class _BenchOutput:
     """The output of a run on rank 0: writes each record to a file, prints rows as they finish, and ends with a verdict.
 
     The constructor tests that all output files can be written, reads the file of --resume and writes the run record.
-    When the caller closes the ExitStack `stack`, `finish` is called. With --json - the text goes to standard error.
+    When the caller closes the ExitStack `stack`, `finish` is called. With `--json -`, rows and verdict go to stderr.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Ends a command that failed: one paragraph on standard error, and the same exit status on all ranks.
 
-MPI_Abort makes the launcher print a report of its own, and may leave shared-memory files in /dev/shm. So a job is
-aborted only if some ranks did not fail: they could wait for the failed ranks forever.
+MPI_Abort makes the launcher print a report of its own, and may leave shared-memory files in /dev/shm. A failed
+command therefore calls MPI_Abort only if some ranks did not fail, because they could wait for the others forever.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ def is_in_job() -> bool:
 
 
 def fail_alike(status: int, message: str) -> int:
-    """Print `message` on the printing rank, for an error that every rank has; return `status`. Does not use MPI.
+    """Print `message` on the printing rank, for an error that every rank has; return `status`; makes no MPI call.
 
-    The other ranks wait, because some launchers end a job, and drop its output, when the first rank exits.
+    The other ranks sleep before they exit, because some launchers end a job, and drop its output, at the first exit.
     """
     if is_printing_rank():
         print(message, file=sys.stderr, flush=True)

@@ -57,7 +57,7 @@ def json_option(
     Args:
         text: the help of --json.
         all_ranks: whether all ranks of an MPI job raise the error; else only the rank that prints. If all ranks raise
-            it, the command must open the file after a collective call, because a late rank would find the job's file.
+            it, the command must open the file after a collective call; otherwise, a late rank finds the new file.
         appends_with: name of the option with which the command appends to the file; the file may then exist.
     """
 
@@ -103,7 +103,7 @@ def require_outputs_writable(files: Mapping[str, str | None]) -> None:
 def print_text(text: str, indent: str = "  ") -> None:
     """Print each line of `text`, broken at blanks where it is wider than the terminal; on the printing rank only.
 
-    All but the first of the lines that a line is broken into begin with the line's own indentation and `indent`.
+    Where a line is broken, its continuation lines begin with the indentation of the line, followed by `indent`.
     """
     if not is_printing_rank():
         return

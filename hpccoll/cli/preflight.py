@@ -93,7 +93,7 @@ def preflight(
 
 
 def _check_outputs(coordinator: Coordinator, exclude_file: str | None, json_file: str | None) -> Coordinator:
-    """Return `coordinator`; if an output file cannot be written, end the other ranks and raise UsageError."""
+    """Return `coordinator`; if an output file cannot be written, end the other ranks' workers and raise UsageError."""
     try:
         require_outputs_writable({"--exclude-file": exclude_file, "--json": json_file})
     except UsageError:

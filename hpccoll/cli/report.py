@@ -110,7 +110,7 @@ def _read_bench_request(run: RecordedRun) -> BenchRequest | None:
         return None
     try:
         options = bench.make_context("bench", words[2:], resilient_parsing=True).params
-        # Files of earlier versions have no field `sizes`; their default of --min-bytes was 8, and of places --both.
+        # A version that wrote no field `sizes` measured from 8 bytes on, in and out of place, by default.
         recorded = run.record.get("sizes")
         limits = options["min_bytes"] or "8", options["max_bytes"], int(options["factor"])
         sizes = tuple(recorded or list_message_sizes(*limits))

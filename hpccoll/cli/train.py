@@ -136,7 +136,7 @@ class _TrainOutput:
         from hpccoll.measure.result_file import RecordWriter
 
         prints = is_printing_rank()
-        # With --checkpoint, the file may have the records of an earlier part of this training.
+        # With --checkpoint, the file of --json may have the records of an earlier part of this training.
         self._writer = stack.enter_context(RecordWriter(json_file if prints else None, resume=appends))
         self._writer.write(run)
         self._bar: Callable[[str], None] = lambda _: None

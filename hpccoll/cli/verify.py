@@ -1,8 +1,8 @@
 """`hpccoll verify`: proves plans for every rank count in a range, on all cores.
 
 Each algorithm is proven for every variant of root, chunk count and node layout that `list_variants` returns, and for
-0, 1, n-1, 7 and 1,000,003 elements. Plans that move a block per rank are also proven for drawn blocks of different
-sizes (`draw_block_sizes`), unless their chunks hold blocks of several ranks in turn. With --json, the command writes
+0, 1, n-1, 7 and 1,000,003 elements. Plans that move a block per rank are also proven for blocks of random, different
+sizes (`draw_block_sizes`), except plans that `draw_block_sizes` excludes. With --json, the command writes
 one `ProvenPlanRecord` per algorithm and rank count, with the costs of the last variant that was proven.
 """
 
@@ -45,9 +45,9 @@ def list_variants(algorithm: Algorithm, ranks: int) -> Iterator[tuple[int, int, 
 def draw_block_sizes(algorithm: Algorithm, ranks: int) -> tuple[Count, ...]:
     """Return sizes of blocks for which a plan is proven: some of 0 elements, and sizes that are all different.
 
-    If no two blocks are of equal size, a plan that never pairs chunks of different sizes never pairs different blocks,
-    so the proof holds for all sizes of blocks. The result is empty for operations without blocks, for a user's own
-    algorithm, and for an all-to-all that needs blocks of equal size, because its ranks forward blocks.
+    If no two blocks have equal sizes, a proof that a plan never sends a chunk to one of another size shows that it
+    never confuses two blocks. The proof then holds for all sizes of blocks. The result is empty for operations without
+    blocks, for a user's own algorithm, and for an all-to-all whose ranks forward blocks, which must be of equal size.
     """
     exchanges = algorithm.operation is Operation.ALL_TO_ALL
     if not algorithm.operation.has_blocks or loader.is_user_defined(algorithm):

@@ -1,6 +1,6 @@
 """The public API: collectives, messages, Python objects, groups and symmetric buffers on one class, `Communicator`.
 
-Start with communicator.py. base.py has the path of every collective; the other files have a group of methods each.
+Start with communicator.py. base.py runs every collective; each other file has the methods of one group.
 """
 
 from __future__ import annotations

@@ -117,12 +117,12 @@ def _require_lists(operation: Operation, listed: bool, listed_out: bool) -> None
 
 
 def _finish_array(result: Any, shape: tuple[int, ...] | None, foreign: Any, unchanged: Any) -> Any:
-    """Return a result in the given shape and library; `unchanged` instead if this rank gets no result but keeps `x`."""
+    """Return a result in the given shape and library, or `unchanged` (the user's `x`) on a rank without a result."""
     if unchanged is not None or result is None:
         return unchanged
     return _export(result if shape is None else result.reshape(shape), foreign)
 
 
 def _export(result: Any, foreign: Any) -> Any:
-    """Return a result as an array of the library of `foreign`, if it is not None."""
+    """Return a result as an array of the library of `foreign`, or `result` itself if `foreign` is None."""
     return result if foreign is None else export_array(result, foreign)

@@ -38,7 +38,7 @@ class TorchReduceOp(Protocol):
 
     @property
     def value(self) -> int:
-        """The number of the reduction."""
+        """The number of this member of the enumeration."""
 
 
 class TorchDtype(Protocol):

@@ -1,4 +1,4 @@
-"""The life of a communicator, and the path of every collective: `CommunicatorBase._collective`.
+"""Opens and closes communicators, and runs every collective by `CommunicatorBase._collective`.
 
 The second call on the same arrays prepares an executable, which later calls only run.
 """
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 class CommunicatorBase:
-    """The constructor, the end and the common path of all collectives of `Communicator`, which documents arguments."""
+    """The base of `Communicator`: the constructor, `close`, and the code that all collectives share."""
 
     def __init_subclass__(cls) -> None:
         """Let Python's own error messages name methods as users know them: `Communicator.all_reduce`."""
@@ -147,7 +147,7 @@ class CommunicatorBase:
         counts: BlockCounts,
         out_counts: BlockCounts | None = None,
     ) -> Any:
-        """Run a collective with `counts` rows per block (in an all_to_all: sent, received); see `_collective`."""
+        """Run a collective on blocks of different sizes; `counts` and `out_counts` are those of `all_to_all`."""
         if type(op) is not str:
             op = normalize_reduction(op)
         rows: Any = counts, out_counts

@@ -65,7 +65,7 @@ class ObjectMethods(MessageMethods):
         """Return element r of the root's sequence `objs` on each rank r; other ranks pass None. Collective.
 
         Raises:
-            UsageError: on all ranks, if the root's `objs` has not one element per rank, or cannot be pickled.
+            UsageError: on all ranks, if the root's `objs` does not have one element per rank, or cannot be pickled.
 
         Example:
             >>> jobs = [f"job {r}" for r in range(comm.size)] if comm.rank == 0 else None

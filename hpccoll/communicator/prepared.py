@@ -42,7 +42,7 @@ class PreparedMethods(CommunicatorBase):
     ) -> Executable:
         """Prepare a collective on `x` and `out` without running it; return an executable that can run many times.
 
-        `counts` and `out_counts` are those of `all_to_all`, or `counts` that of the other collectives on blocks.
+        `counts` and `out_counts` give the sizes of blocks, as in the blocking method of this operation.
         The executable is freed by its method `free` or by closing the communicator. Collective.
 
         Raises:

@@ -45,7 +45,7 @@ class ReductionMethods(CommunicatorBase):
         """Reduce every rank's `x` by `op` and return the result on all ranks; in place unless `out` is given.
 
         Args:
-            x: array of any shape; shape and dtype must be the same on all ranks. Or a number of Python or NumPy.
+            x: array of one shape and dtype on all ranks, or a number of Python or NumPy.
             op: sum, prod, min, max, avg, band, bor, bxor, or `hpccoll.premul_sum(factor)`; `MPI.Op` and
                 `torch.distributed.ReduceOp` are accepted, too.
             out: array like `x` for the result; None means `x` itself.
@@ -120,7 +120,7 @@ class ReductionMethods(CommunicatorBase):
         """Reduce every rank's `x` by `op` into the root's `out`, or its `x` without `out`; others keep theirs.
 
         Args:
-            x: array of any shape; shape and dtype must be the same on all ranks. Or a number of Python or NumPy.
+            x: array of one shape and dtype on all ranks, or a number of Python or NumPy.
             root: the rank that gets the result.
             op: see `all_reduce`.
             out: array like `x` for the root's result; None means `x` itself.

@@ -84,7 +84,7 @@ def compute_ratio(record: CollectiveRecord, reference: CollectiveRecord) -> Inte
 
 
 def is_tie(record: CollectiveRecord, other: CollectiveRecord) -> bool:
-    """Whether the samples of two records do not show that one median exceeds the other by more than 5 %."""
+    """Whether two records tie: the 95 % interval of the ratio of their medians overlaps the range 1/1.05 to 1.05."""
     if record.time_us.min <= 0 or other.time_us.min <= 0:
         return record.time_us.p50 == other.time_us.p50
     ratio = ratio_of_medians(record.samples_us, other.samples_us)

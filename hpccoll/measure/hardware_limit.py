@@ -1,4 +1,4 @@
-"""The shortest time that the memory of a node, or the links between nodes, allow for a collective; measured here.
+"""Measures the shortest time that the memory of a node, or the links between nodes, allow for a collective.
 
 On one node, the limit is the time in which all ranks at once copy a message once, scaled to the bytes that the
 operation has to read and write: every input byte is read once, and every output byte is written once. Between nodes,

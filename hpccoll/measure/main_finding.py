@@ -22,7 +22,7 @@ def describe_main_finding(cases: Iterable[MeasuredCase]) -> str:
     """Return the main finding of a benchmark in one sentence without a full stop; empty if all results are wrong.
 
     The sentence compares `auto` with the MPI library, or else hpccoll's fastest algorithm at each size with the MPI
-    library. Where hpccoll or the MPI library was not measured, the sentence names the fastest at each size.
+    library. Where hpccoll or the MPI library was not measured, the sentence names the fastest implementations.
     """
     measured = [case for case in cases if case.fastest is not None]
     if not measured:

@@ -33,7 +33,7 @@ class Implementation(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MeasuredCase:
-    """The records of all implementations for one table (operation, dtype, ranks, ...), place and message size."""
+    """The records of all implementations for one setting and message size, either in place or out of place."""
 
     setting: TableKey
     in_place: bool
@@ -58,11 +58,11 @@ class MeasuredCase:
 
 
 class FastestRange(NamedTuple):
-    """Successive message sizes at which each of `names` is the fastest or ties with it; the first won most often."""
+    """A range of message sizes in which each of `names` is the fastest or ties with the fastest."""
 
     first_nbytes: int
     last_nbytes: int
-    names: tuple[Implementation, ...]
+    names: tuple[Implementation, ...]  # the one that is the fastest at most sizes comes first
 
 
 def list_measured_cases(comparisons: Iterable[EngineComparison]) -> list[MeasuredCase]:

@@ -31,13 +31,13 @@ _LONGEST_SELECTION = len("hierarchical_doubling")  # of what `auto` selects; a l
 
 
 class RowColumn(NamedTuple):
-    """A column: heading, unit, width, alignment; columns with a larger `rank_to_drop` are left out earlier, 0 never."""
+    """A column; on a narrow terminal, columns are left out in order of `drop_priority`, the largest first, 0 never."""
 
     name: str
     unit: str
     width: int
     left: bool = False
-    rank_to_drop: int = 0
+    drop_priority: int = 0
 
 
 class ResultRows:
@@ -118,14 +118,14 @@ def _choose_columns(width: int, algorithms: Sequence[str], *, memory: bool, plac
         RowColumn("engine", "", 7, left=True),
         RowColumn("algorithm", "", max(map(len, ["algorithm", *algorithms, *auto])), left=True),
         RowColumn("time", "(us)", 7),
-        RowColumn("time95", "(us)", 17, rank_to_drop=3),
-        RowColumn("busbw", "(GB/s)", 7, rank_to_drop=2),
+        RowColumn("time95", "(us)", 17, drop_priority=3),
+        RowColumn("busbw", "(GB/s)", 7, drop_priority=2),
         RowColumn("ratio", "to mpi", 7),
-        RowColumn("ratio95", "", 15, rank_to_drop=4),
-        RowColumn("#wrong", "", 6, rank_to_drop=1),  # the last column also marks wrong results
+        RowColumn("ratio95", "", 15, drop_priority=4),
+        RowColumn("#wrong", "", 6, drop_priority=1),  # the last column also marks wrong results
         RowColumn(BEST, "", len(WRONG), left=True),
     ]
-    droppable = sorted((each for each in columns if each.rank_to_drop), key=lambda column: column.rank_to_drop)
+    droppable = sorted((each for each in columns if each.drop_priority), key=lambda column: column.drop_priority)
     while sum(column.width + 1 for column in columns) - 1 > width and droppable:
         columns.remove(droppable.pop())
     return columns

@@ -31,7 +31,7 @@ MAX_COLOURED = 7
 _LIBRARY_MARKERS = {"mpi": "hexagon", "nccl": "star", "gloo": "thin"}
 LIBRARIES = tuple(_LIBRARY_MARKERS)
 _MARKERS = ("circle", "square", "up", "diamond", "down", "plus", "cross", "left", "right", "pentagon")
-# These algorithms have the same colour in most charts; the number is an index of colours and markers.
+# These algorithms have the same colour in most charts; the numbers are indices of colours and markers.
 _PREFERRED = {"auto": 0, "ring": 1, "double_tree": 2, "recursive_doubling": 3, "tree": 4, "rabenseifner": 5, "swing": 6}
 
 
@@ -68,7 +68,7 @@ def choose_series_styles(cases: Iterable[MeasuredCase]) -> SeriesStyles:
 def _choose_for_operation(
     cases: Sequence[MeasuredCase], indices: dict[Implementation, int]
 ) -> dict[Implementation, SeriesStyle]:
-    """Return the styles for one operation; reuse the colours in `indices` where possible, and update `indices`."""
+    """Return the styles for one operation; `indices` has the colours used so far, to be reused, and is updated."""
     names = sorted({name for case in cases for name in case.records}, key=lambda name: name.sort_key)
     first_library = min(name.library for name in names)
     styles = {
@@ -90,7 +90,7 @@ def _choose_for_operation(
 def _assign_indices(
     names: Sequence[Implementation], earlier: Mapping[Implementation, int]
 ) -> dict[Implementation, int]:
-    """Return a different number below MAX_COLOURED for each name: the earlier or preferred one, else a free one."""
+    """Return a different colour index for each name: an earlier operation's, else the preferred, else a free one."""
     assigned: dict[Implementation, int] = {}
     free = list(range(MAX_COLOURED))
     for name in names:

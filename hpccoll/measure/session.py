@@ -187,7 +187,7 @@ def run_workloads(
 ) -> Iterator[Generator[CollectiveRecord, None, None]]:
     """Yield, for each workload, a generator of the records of its cases (see `BenchmarkSession.run_workload`).
 
-    The sessions differ in the kind of buffer. Workloads that differ in nothing else follow each other. Collective.
+    The sessions differ in the kind of buffer; workloads that differ only in the buffer follow each other. Collective.
     """
     by_workload: dict[tuple[Operation, int, bool], list[tuple[BenchmarkSession, WorkloadSpec]]] = {}
     for session in sessions:

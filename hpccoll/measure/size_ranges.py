@@ -1,4 +1,4 @@
-"""Groups successive message sizes at which the same contenders are the fastest or tie with the fastest."""
+"""Groups successive message sizes at which the same implementations are the fastest or tie with the fastest."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ Name = TypeVar("Name", bound=Hashable)
 
 
 def group_sizes_by_fastest(fastest: Sequence[Sequence[Name]]) -> list[tuple[tuple[Name, ...], list[int]]]:
-    """Return the groups of successive positions in `fastest` whose names have some in common, from the first on.
+    """Group successive message sizes at which at least one name is the fastest or ties with the fastest at all of them.
 
     Args:
         fastest: per message size, the name of the fastest and then the names that tie with it; empty where all results
-            were wrong, and such a size is in no group.
+            were wrong, which puts the size into no group.
 
     Returns:
-        Per group, the names in common, those that are fastest at most sizes first, and the positions in `fastest`.
+        Per group, the names that all its sizes share, the most frequent winner first, and the indices of the sizes.
     """
     groups: list[tuple[list[Name], list[int]]] = []
     for position, names in enumerate(fastest):

@@ -91,7 +91,7 @@ def format_ratio(ratio: Interval | None) -> tuple[str, str]:
 
 
 def format_title(setting: TableKey, *, memory: bool = True) -> str:
-    """Return the title of a table: `all_reduce, float32, sum, 4 ranks on 1 node, host memory` (without `memory`)."""
+    """Return a table's title, such as `all_reduce, float32, sum, 4 ranks on 1 node, host memory`."""
     ranks = f"{setting.ranks} rank{'s' * (setting.ranks > 1)}"
     nodes = f"{setting.nodes} node{'s' * (setting.nodes > 1)}"
     parts = [setting.op, setting.dtype, setting.redop or "", "" if setting.root is None else f"root {setting.root}"]

@@ -21,15 +21,15 @@ OWN = "hpccoll"
 
 @dataclass(frozen=True, slots=True)
 class SizeVerdict:
-    """The verdict for one operation, kind of memory, place and message size.
+    """The verdict for one operation, kind of memory and message size, in place or out of place.
 
     Args:
         fastest: the record with the smallest median; None if all results are wrong.
-        tied: the other choices that are as fast as `fastest`, by their median times.
-        over: by engine of another library, the ratio of its time to the fastest's; without the fastest's own engine.
+        tied: the other choices that tie with `fastest`, in order of their median times.
+        over: by name of another library's engine, the ratio of its time to that of `fastest`, unless it is the fastest.
         auto: the record of `auto`, None if it was not measured or its result was wrong.
         auto_ratio: the ratio of the time of `auto` to the fastest's; None without `auto` or with a time of zero.
-        rows: all records, also wrong ones.
+        rows: all records, also those of wrong results.
     """
 
     setting: TableKey
@@ -69,9 +69,9 @@ class SizeVerdict:
 
 @dataclass(frozen=True, slots=True)
 class VerdictRange:
-    """Successive message sizes at which each of `choices` is the fastest or ties with it; the first won most often."""
+    """A range of message sizes in which each of `choices` is the fastest or ties with the fastest."""
 
-    choices: tuple[str, ...]
+    choices: tuple[str, ...]  # the one that is the fastest at most sizes comes first
     sizes: tuple[SizeVerdict, ...]
 
 
@@ -83,7 +83,7 @@ def get_choice(record: CollectiveRecord) -> str:
 
 
 def make_size_verdicts(records: Iterable[CollectiveRecord]) -> list[SizeVerdict]:
-    """Return the verdict per table, place and message size, with sizes ascending within each table and place."""
+    """Return a verdict per setting, in place and out of place, and message size; sizes ascend within each setting."""
     verdicts = []
     for case in compare_engines(records):
         for in_place in (True, False):

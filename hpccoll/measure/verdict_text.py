@@ -51,7 +51,7 @@ class RunConditions:
 
 
 def format_verdict(verdicts: Sequence[SizeVerdict], conditions: RunConditions, width: int | None = None) -> str:
-    """Return the verdict on all results of a benchmark, `width` characters wide; None: as wide as needed, up to 120."""
+    """Return the verdict on a benchmark in lines of `width` characters (None: 120, tables as wide as needed)."""
     if not verdicts:
         return "No results: nothing was measured."
     fill = width or DEFAULT_WIDTH
@@ -68,9 +68,9 @@ def format_verdict(verdicts: Sequence[SizeVerdict], conditions: RunConditions, w
 
 
 def format_footer(verdicts: Sequence[SizeVerdict]) -> str:
-    """Return the last lines of nccl-tests: wrong elements, and the mean bus bandwidth over all message sizes.
+    """Return two lines like the last of nccl-tests: wrong elements, and the bus bandwidth, averaged over message sizes.
 
-    The first bandwidth is that of `auto` or, where `auto` was not measured, of the fastest at each size.
+    The second line begins with the bandwidth of `auto`; without `auto`, with that of the fastest at each size.
     """
     rows = [row for each in verdicts for row in each.rows]
     wrong = sum(row.wrong or 0 for row in rows)
@@ -114,7 +114,7 @@ def _format_sizes(verdicts: Sequence[SizeVerdict], width: int | None) -> list[st
         TextColumn("fastest"),
         TextColumn("time", is_number=True),
         TextColumn("over mpi", is_number=True),
-        TextColumn("interval", rank_to_drop=1),
+        TextColumn("interval", drop_priority=1),
         *(TextColumn(f"over {engine}", is_number=True) for engine in engines),
         *([TextColumn("auto takes")] if with_auto else []),
     ]

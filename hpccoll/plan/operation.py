@@ -24,8 +24,8 @@ from hpccoll.units import format_count
 
 Mask = NDArray[np.bool_]
 Weights = NDArray[np.uint64]
-# The number of elements of the vector or of every block; or, if blocks differ in size, the number in each block. In an
-# all_to_all with blocks of different sizes, a rank counts the n blocks that it sends, then the n blocks for it.
+# An integer is the number of elements of the vector or of every block; a tuple has the number of each block.
+# In an all_to_all, a rank's tuple has the sizes of the n blocks that it sends, then those of the n blocks for it.
 Count: TypeAlias = int | tuple[int, ...]
 _NAMES_ELSEWHERE = {"bcast": "broadcast"}  # names of MPI and nccl-tests, in lower case without underscores
 # Names of benchmarks of messages between two ranks: nccl-tests' sendrecv_perf, osu_latency and others.
@@ -122,7 +122,10 @@ class Operation(Enum):
             if isinstance(count, int):
                 return np.full(chunks, count, np.int64)
             if chunks != len(count):
-                raise PlanError(f"an all_to_all with {chunks} chunks per rank needs blocks of equal size; need {2 * n}")
+                raise PlanError(
+                    f"an all_to_all with {chunks} chunks per rank needs blocks of equal size; blocks of different "
+                    f"sizes need a plan with {2 * n} chunks per rank"
+                )
             return np.array(count, np.int64)
         if isinstance(count, tuple):
             return np.concatenate([_cut_evenly(each, chunks // n) for each in count])
@@ -179,7 +182,7 @@ class Operation(Enum):
 
 
 def _cut_evenly(count: int, chunks: int) -> IntArray:
-    """Return the sizes of `chunks` chunks of `count` elements, which differ by at most one element."""
+    """Cut `count` elements into chunks whose sizes differ by at most one element; return these sizes."""
     return np.diff(np.arange(chunks + 1, dtype=np.int64) * count // chunks)
 
 

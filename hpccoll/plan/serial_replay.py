@@ -21,8 +21,8 @@ def replay(plan: Plan, count: Count, inputs: Sequence[Array | None], combine: Co
     """Return the output of every rank after `plan` runs on `inputs` in this process, bit-equal to the runtime's result.
 
     Args:
-        count: elements of the vector, of each of n equal blocks, or of each block in turn if blocks differ in size; in
-            an all_to_all then the n block sizes of rank 0, those of rank 1, and so on.
+        count: elements of the vector or of each of n equal blocks; if blocks differ in size, a tuple with the size of
+            each block, which for an all_to_all has the n sizes that rank 0 sends, those that rank 1 sends, and so on.
         inputs: one 1-D array of input chunks per rank, or None for a rank without input.
         combine: returns left (+) right of two 1-D arrays; required where the operation reduces.
 

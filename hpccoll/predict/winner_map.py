@@ -88,7 +88,7 @@ def _interpolate(grid: ForecastGrid, across: Floats, up: Floats, fine_x: Floats,
 
 
 def _leave_out_thin_regions(times: Floats) -> Floats:
-    """Return the times with infinity for all algorithms that are fastest in no square of `_THINNEST` points a side."""
+    """Return the times, infinite for algorithms that are the fastest in no square of `_THINNEST` points per side."""
     best = times.argmin(axis=0)
     shown = [a for a in np.unique(best) if _has_square(best == a)]
     left_out = np.ones(len(times), np.bool_)
@@ -97,7 +97,7 @@ def _leave_out_thin_regions(times: Floats) -> Floats:
 
 
 def _has_square(inside: NDArray[np.bool_]) -> bool:
-    """Whether a square of `_THINNEST` points a side fits into a region."""
+    """Whether a square of `_THINNEST` points per side fits into a region."""
     from scipy.ndimage import minimum_filter
 
     return bool(minimum_filter(inside, _THINNEST, mode="constant").any())
@@ -122,7 +122,7 @@ def _fill_regions(axes: Axes, colours: dict[int, str], x: Floats, y: Floats, bes
 def _draw_crossovers(axes: Axes, times: Floats, best: NDArray[np.intp], x: Floats, y: Floats) -> None:
     """Draw the lines on which the fastest and the second fastest algorithm take equally long.
 
-    Algorithms that tie with the fastest in a whole area do not count as second there, so that the lines are smooth.
+    An algorithm does not count as second fastest where it ties with the fastest, so that the lines are smooth.
     """
     from scipy.ndimage import binary_dilation, binary_erosion
 
@@ -150,7 +150,7 @@ def _label_regions(axes: Axes, grid: ForecastGrid, x: Floats, y: Floats, best: N
 
 
 def _format_name(grid: ForecastGrid, a: int) -> str:
-    """Return the name of an algorithm as on the map."""
+    """Return the name of an algorithm as the map shows it."""
     return grid.algorithms[a].name.replace("_", " ")
 
 
@@ -180,7 +180,7 @@ def _find_label_place(inside: NDArray[np.bool_], width: float, height: float) ->
     """
     from scipy.ndimage import distance_transform_cdt
 
-    # Points are resampled so that a box of `width` x `height` becomes a square, whose room is a chessboard distance.
+    # After resampling, a box of `width` x `height` is a square, so a chessboard distance shows whether it fits.
     rows, columns = (np.arange(0, n, s / 12).astype(int) for n, s in zip(inside.shape, (height, width), strict=True))
     room = distance_transform_cdt(np.pad(inside[np.ix_(rows, columns)], 1), "chessboard")[1:-1, 1:-1]
     row, column = np.unravel_index(int(np.argmax(room)), room.shape)
@@ -188,7 +188,7 @@ def _find_label_place(inside: NDArray[np.bool_], width: float, height: float) ->
 
 
 def _draw_legend(figure: Figure, colours: dict[str, str]) -> None:
-    """Draw the legend that names the colours of regions without a label below the map; nothing if there are none."""
+    """Draw a legend below the map for the colours of regions without a label; nothing if all have labels."""
     from matplotlib.patches import Patch
 
     if colours:

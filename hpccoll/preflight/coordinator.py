@@ -83,7 +83,7 @@ class Coordinator:
         can_finalize: false if a message is lost, because MPI_Finalize would then hang.
 
     Raises:
-        UsageError: all ranks are on one node; the constructor has called `end_workers`.
+        UsageError: all ranks are on one node; the constructor calls `end_workers` before it raises the error.
     """
 
     def __init__(self, comm: MPI.Intracomm, options: MeasurementOptions, failure: type[Exception]) -> None:

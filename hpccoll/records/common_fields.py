@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from typing import Final
 
 COMMON_FIELDS: Final[Mapping[str, str]] = {
-    "activation": "Function between the layers.",
+    "activation": "Activation function between the layers.",
     "address": "IP address of the node.",
     "after": "Values of each rank after the operation.",
     "algorithm": "Name of the algorithm, as in `--algorithm`.",
-    "array_job_id": "Number of the job array.",
-    "array_task_id": "Index of the job in its array.",
+    "array_job_id": "Number of the SLURM job array.",
+    "array_task_id": "Index of the job in its SLURM job array.",
     "before": "Values of each rank before the operation.",
     "buffer": "Kind of memory: host, symmetric or cuda.",
     "busbw_GBps": "Bus bandwidth, as nccl-tests defines it.",
@@ -35,7 +35,7 @@ COMMON_FIELDS: Final[Mapping[str, str]] = {
     "job_name": "Name of the SLURM job.",
     "kind": "Kind of the fault.",
     "last_rank": "The rank that finishes last.",
-    "latency_bound_us": "Time until data of one rank can have reached all others.",
+    "latency_bound_us": "Shortest possible time in which data of one rank reaches all other ranks.",
     "bandwidth_bound_us": "Time that the busiest rank or node needs to send its bytes.",
     "latency_s": "Added latency of a link, one way.",
     "layers": "Number of linear layers.",
@@ -88,5 +88,5 @@ COMMON_FIELDS: Final[Mapping[str, str]] = {
     "time_us": "Predicted time.",
     "torch": "Version of torch.",
     "waits": "Number of waits on the critical path.",
-    "waits_between": "Number of those waits for a message from another node.",
+    "waits_between": "Number of waits on the critical path for a message from another node.",
 }

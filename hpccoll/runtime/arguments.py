@@ -213,8 +213,8 @@ def _scale_counts(
     """Return numbers of rows as numbers of elements; raise BufferError unless `buffer` has `expected` rows."""
     if not buffer.shape or buffer.shape[0] != expected:
         raise BufferError(
-            f"{operation.value}: {name} has shape {buffer.shape}, but by counts its first dim is {expected}; "
-            "pass an array with the rows that counts states, and the same counts on every rank"
+            f"{operation.value}: {name} has shape {buffer.shape}, but counts requires a first dim of {expected}; "
+            "pass an array with as many rows, and the same counts on every rank"
         )
     row = math.prod(buffer.shape[1:])
     return tuple(count * row for count in rows)

@@ -58,7 +58,7 @@ class Complaint:
 
 @dataclass(slots=True)
 class _Observed:
-    """What this rank was doing when it was last examined, since when, and the notices that it has sent about it."""
+    """The call or wait of this rank at the last `examine`, when it began, and when this rank last complained."""
 
     doing: tuple[int, str | WaitReason | None] = (0, None)
     since: float = 0.0
@@ -183,7 +183,7 @@ class DepartureWatch:
                 self._finish()
 
     def _spread(self, departure: Departure, source: int) -> None:
-        """Record a departure; pass it to the tree neighbours but `source` if no known rank made as few calls."""
+        """Record a departure; if it has the fewest calls so far, pass it to the tree neighbours but `source`."""
         self._known[departure.rank] = departure
         if self._least is None or departure.calls < self._least.calls:
             self._least = departure

@@ -55,7 +55,7 @@ FIRST_ASYNC_TAG: Final = 2
 ASYNC_TAGS: Final = 4096
 LEAST_PIPELINED_BYTES: Final = 64 * 2**10  # of asynchronous calls that `auto` runs in shared memory
 PROGRAMS: Final = 256
-# Operations in which some ranks may lack an input or an output, the latter in case of blocks of different sizes.
+# Operations in which some ranks may lack an input or output, or (UNEVEN: blocks of different sizes) have an empty one.
 _SOURCE_ON_SOME: Final = (Operation.BROADCAST, Operation.SCATTER)
 _RESULT_ON_SOME: Final = (Operation.REDUCE, Operation.GATHER, Operation.EXSCAN)
 _UNEVEN_SOURCE: Final = (*_SOURCE_ON_SOME, Operation.ALL_GATHER, Operation.GATHER, Operation.ALL_TO_ALL)
@@ -102,7 +102,7 @@ class Engine:
             raise explain_mpi_error(error, call.operation.value) from None  # without MPI's own stack of calls
 
     def _run(self, call: CollectiveCall, again: bool) -> Executable | None:
-        """Run a collective as `run` does; an MPI.Exception is not explained."""
+        """Run a collective as `run` does, but let an MPI.Exception propagate."""
         key = _key(call, self.buffer_kind(call))
         executable = self.cache.find_by_address(key)
         if executable is not None:
@@ -253,7 +253,7 @@ class Engine:
             )
         messages = [name for name in ordered if not get_algorithm(call.operation, name).uses_shared_memory]
         if call.algorithm is None and not messages:
-            raise ReductionError(f"no {call.operation.value} of messages reduces in the order of the ranks here")
+            raise ReductionError(f"no {call.operation.value} by messages reduces in rank order on {self.size} ranks")
         return call if call.algorithm else replace(call, algorithm=get_algorithm(call.operation, messages[0]))
 
     def _is_in_rank_order(self, algorithm: Algorithm, root: int) -> bool:
@@ -281,7 +281,7 @@ class Engine:
     def buffer_kind(self, call: CollectiveCall) -> BufferKind:
         """Return the kind of a call's memory (host, symmetric or CUDA), the same on every rank.
 
-        Buffers that some ranks lack are ignored, also buffers of one block if blocks differ in size.
+        Buffers that may be missing or empty on some ranks are ignored.
         """
         if call.module.on_device:
             return BufferKind.CUDA

@@ -136,7 +136,7 @@ def _make_reduce(function: str | Combine, places: Sequence[tuple[int, slice]]) -
 
 
 class UnboundMessages:
-    """A program of messages; `scratch` is the memory for WORK and LANDING, and `name` that of the operation."""
+    """A program of messages; `scratch` is the memory for WORK and LANDING, and `name` names the operation."""
 
     def __init__(self, state: CallState, name: str, steps: Sequence[Step], scratch: Memories) -> None:
         self._state, self._name, self._steps, self._scratch = state, name, steps, scratch

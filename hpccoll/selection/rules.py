@@ -61,11 +61,11 @@ ONE_NODE_RULES: dict[tuple[Operation, BufferKind], tuple[SizeRule, ...]] = {
         SizeRule(ANY_SIZE, ("shared_two_shot",)),
     ),
     (Operation.BARRIER, BufferKind.HOST): (SizeRule(ANY_SIZE, (MPI_LIBRARY, "shared")),),
-    # New host arrays in every call on 2 ranks: the library takes 16.6 us for a broadcast of 64 KiB, `shared` 12.6 us.
+    # New host arrays in every call on 2 ranks: MPI takes 16.6 us for a broadcast of 64 KiB, `shared` 12.6 us.
     (Operation.BROADCAST, BufferKind.HOST): _prefer_shared(128 * KiB, MPI_LIBRARY, most_ranks=2),
-    # For an all_gather of 256 KiB, the library takes 28 us on 2 ranks and 196 us on 4, `shared` 16 us and 134 us.
+    # For an all_gather of 256 KiB, MPI takes 28 us on 2 ranks and 196 us on 4, `shared` 16 us and 134 us.
     (Operation.ALL_GATHER, BufferKind.HOST): _prefer_shared(512 * KiB, MPI_LIBRARY),
-    # For 64 KiB, the library takes 18 us (reduce) and 14 us (reduce_scatter) on 2 ranks, `shared` 8.3 us and 8.2 us.
+    # For 64 KiB, MPI takes 18 us (reduce) and 14 us (reduce_scatter) on 2 ranks, `shared` 8.3 us and 8.2 us.
     (Operation.REDUCE, BufferKind.HOST): _prefer_shared(128 * KiB),
     (Operation.REDUCE_SCATTER, BufferKind.HOST): _prefer_shared(128 * KiB),
     **{

@@ -136,7 +136,7 @@ def _make_write_error(path: Path, error: OSError) -> UsageError:
 
 
 def load_tuning_table(site: TuningSite, *, whole_job: bool) -> TuningTable | None:
-    """Read the stored table of a site; None if there is none, or with a warning on standard error if it is unusable.
+    """Return the stored table of a site; None if it is missing or unusable. Warn on stderr about an unusable table.
 
     A table for another layout of ranks causes a warning only if `whole_job` states that the site is that of all ranks
     of the job. One rank should call this and broadcast the table, because all ranks must use the same one.

@@ -65,12 +65,12 @@ class Call:
     counts: tuple[int, ...] = ()  # elements of each block, if blocks differ; of n * n blocks in an all_to_all
 
     def sent(self, rank: int, n: int) -> tuple[int, ...]:
-        """Elements of the blocks of a rank's input, or of every rank's block."""
+        """The numbers of elements of the blocks that a rank sends (all_to_all), or of the blocks of all ranks."""
         counts = self.counts or (self.count,) * (n * n)
         return counts[rank * n : (rank + 1) * n] if self.operation is Operation.ALL_TO_ALL else counts[:n]
 
     def block(self, rank: int, sizes: tuple[int, ...]) -> slice:
-        """Where the block of a rank lies among blocks of these sizes."""
+        """Return the slice of the block of `rank` in an array of blocks of these sizes."""
         return slice(sum(sizes[:rank]), sum(sizes[: rank + 1]))
 
 

@@ -22,8 +22,8 @@ SHAPE = (
     TextColumn("algorithm"),
     TextColumn("ranks", is_number=True),
     TextColumn("sent by the busiest rank", is_number=True),
-    TextColumn("least important", is_number=True, rank_to_drop=2),
-    TextColumn("remark", wraps=True, rank_to_drop=1),
+    TextColumn("least important", is_number=True, drop_priority=2),
+    TextColumn("remark", wraps=True, drop_priority=1),
 )
 ROWS = [
     ["all_reduce/rabenseifner", "24576", "12.25 MiB", "[3.02,3.31]", "every rank sends the same number of bytes as S"],
@@ -85,7 +85,7 @@ def test_what_may_not_be_left_out_is_printed_in_blocks_that_repeat_the_first_col
 
 words = st.text("abcdef0123456789._/", min_size=1, max_size=12)
 headings = st.lists(words, max_size=4).map(" ".join)
-shapes = st.builds(TextColumn, headings, st.booleans(), rank_to_drop=st.integers(0, 3))
+shapes = st.builds(TextColumn, headings, st.booleans(), drop_priority=st.integers(0, 3))
 
 
 def tables_of(columns: int) -> st.SearchStrategy[tuple[list[TextColumn], list[list[str]]]]:
@@ -102,7 +102,7 @@ def test_no_cell_is_cut_at_any_width(table, width):
     assert widest(text) <= max(width, 12 + GAP + 12)
     for row in rows:
         for column, cell in zip(columns, row, strict=True):
-            assert cell in text or (column.rank_to_drop and left_out)
+            assert cell in text or (column.drop_priority and left_out)
 
 
 def test_styles_and_lines_are_for_terminals():

@@ -76,7 +76,7 @@ def test_counts_may_be_a_generator(hpc):
         ("all_gather", {"counts": [[4]]}, "all_gather: counts=([4],) are not 1 integers"),
         ("all_to_all", {"counts": [4]}, "all_to_all: out_counts=None are not 1 integers"),
         ("all_to_all", {"out_counts": [4]}, "all_to_all: counts=None are not 1 integers"),
-        ("all_gather", {"counts": [5]}, "all_gather: x has shape (4, 3), but by counts its first dim is 5"),
+        ("all_gather", {"counts": [5]}, "all_gather: x has shape (4, 3), but counts requires a first dim of 5"),
         ("all_to_all", {"counts": [4], "out_counts": [4], "algorithm": "bruck"}, "with counts choose pairwise"),
         ("all_to_all", {"counts": [4], "out_counts": [4], "algorithm": "shared"}, "with counts choose pairwise"),
         ("all_gather", {"counts": [4], "out": np.empty((3, 3))}, "out has shape (3, 3) (9 elements)"),

@@ -1,6 +1,6 @@
 """Page layout of a plan's history: frames in columns to be read downwards, or one page per frame for an animation.
 
-A page is so small that its text is legible when the page is printed on A4, upright or sideways. The frames of
+A page is so small that its text is legible when the page is printed on A4, portrait or landscape. The frames of
 a long history are laid out on several pages.
 
 A frame is drawn as a panel, which shows, from top to bottom, ranks as discs, messages as arrows, and the grid.
@@ -39,7 +39,7 @@ def lay_out_pages(history: PlanHistory) -> list[Scene]:
 
 
 def _lay_out_page(layout: GridLayout, frames: Sequence[Frame], number: str) -> Scene:
-    """Return a page (a scene) with the given frames in columns; the title of a page of several has its `number`."""
+    """Return a page (a scene) with the given frames in columns; `number` is the page's, such as `1 of 3`."""
     columns = _split_into_columns(layout, frames)
     heights = [sum(panel_height(layout, frame) + AFTER for frame in column) for column in columns]
     width = MARGIN + layout.full_width
@@ -70,12 +70,12 @@ def lay_out_animation(history: PlanHistory) -> list[Scene]:
 
 
 def _measure_panels(layout: GridLayout, frames: Sequence[Frame]) -> XY:
-    """Return the largest width and height of a frame's panel, with the room beside and after it."""
+    """Return the largest width and height of the panels of `frames`, including the gaps to the next panels."""
     return MARGIN + layout.full_width + BESIDE, max(panel_height(layout, frame) for frame in frames) + AFTER
 
 
 def _list_page_sizes(layout: GridLayout) -> list[XY]:
-    """Return the largest width and height of a page's panels, sideways and upright; wide panels need a larger page."""
+    """Return width and height for the panels of a landscape and a portrait page; wide panels need larger pages."""
     edges, above = 2 * EDGE - BESIDE, TITLE + EDGE + LEGEND_ROOM
     grow = max(1.0, (MARGIN + layout.full_width + BESIDE + edges) / LONG_SIDE)
     sides = LONG_SIDE * grow, SHORT_SIDE * grow
@@ -113,7 +113,7 @@ def _split_into_columns(layout: GridLayout, frames: Sequence[Frame]) -> list[Seq
 def _finish_page(layout: GridLayout, width: float, height: float, shapes: list[SceneShape], which: str = "") -> Scene:
     """Return a page (a scene) with a background, the title, the given `shapes` of all panels, and the legend.
 
-    `which` ends the subtitle, such as `, page 1 of 3`.
+    The subtitle ends with `which`, such as `, page 1 of 3`.
     """
     name, subtitle = layout.history.plan.name, layout.history.subtitle + which
     width = max(width, LEAST_WIDTH, estimate_text_width(subtitle, 11))

@@ -39,7 +39,7 @@ def find_unordered_rank(plan: Plan) -> int | None:
 
 
 def _apply_move(move: Move, n: int, state: tuple[IntArray, IntArray], before: tuple[IntArray, IntArray]) -> None:
-    """Update the intervals `state` (first and last ranks, shape (n, C)) by a move that sends the intervals `before`."""
+    """Update the intervals of ranks in `state` (first and last, shape (n, C)) by a move; `before` is sent."""
     first, last = state
     receivers = np.nonzero(move.source != NO_PEER)[0]
     sources = move.source[receivers]

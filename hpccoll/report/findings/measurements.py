@@ -125,7 +125,7 @@ def _find_slow_auto(group: CurveGroup, lags: dict[Implementation, list[Lag]]) ->
 
 
 def _find_untuned_auto(group: CurveGroup, lags: Sequence[Lag]) -> Iterator[Finding]:
-    """Yield a warning if `auto` is slower than collectives that it could have selected; `lags` are its slowdowns."""
+    """Yield a warning if `auto` is slower than collectives that it can select; `lags` are slowdowns of `auto`."""
     if lags:
         op = group.setting.op
         found = f"auto is slower than the fastest algorithm of {op} at {len(lags)} of {len(group.sizes)} sizes"
@@ -186,7 +186,7 @@ def _find_slow_engines(group: CurveGroup, lags: dict[Implementation, list[Lag]])
 
 
 def _select_slowest(lags: dict[Implementation, list[Lag]]) -> list[tuple[float, Implementation, Lag]]:
-    """Return the largest slowdown of each implementation if it exceeds ALGORITHM_LIMIT, with a sort key, sorted."""
+    """Return each implementation's largest slowdown above ALGORITHM_LIMIT as (ratio, name, lag), largest first."""
     worst = {name: max(own, key=lambda lag: lag.ratio.low) for name, own in lags.items()}
     slow = [(lag.ratio.low, name, lag) for name, lag in worst.items() if lag.ratio.low > ALGORITHM_LIMIT]
     return sorted(slow, key=lambda entry: -entry[0])

@@ -1,4 +1,4 @@
-"""Arrays of other libraries, such as JAX: read through DLPack, and made from results."""
+"""Arrays of other libraries, such as JAX: reads them through DLPack, and makes them from results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CUDA_DEVICES = (2, 13)  # device memory, and managed memory
 
 
 def is_foreign(array: Any) -> bool:
-    """Whether `array` supports DLPack, but is no array of NumPy, CuPy or torch, nor one like CuPy's."""
+    """Whether `array` supports DLPack, but is no array of NumPy or torch, and has no `__cuda_array_interface__`."""
     if isinstance(array, np.ndarray | np.generic) or not hasattr(array, "__dlpack__"):
         return False
     return not is_torch_tensor(array) and not hasattr(array, "__cuda_array_interface__")
@@ -24,7 +24,7 @@ def is_foreign(array: Any) -> bool:
 def import_array(array: Any, role: str) -> Any:
     """Return a NumPy or CuPy array that shares the memory of a foreign array; read-only if the foreign array is.
 
-    Element types that DLPack lacks in NumPy, such as bfloat16, are copied through NumPy's `__array__`.
+    Element types that NumPy cannot import by DLPack, such as bfloat16, are copied through the array's `__array__`.
 
     Raises:
         BufferError: the array is on a device of another kind than CPU and CUDA, or cannot be exported.
@@ -46,8 +46,8 @@ def import_array(array: Any, role: str) -> Any:
 def export_array(value: Any, like: Any) -> Any:
     """Return a NumPy or CuPy array as an array of the library of `like`, a foreign array.
 
-    Without the method `__array_namespace__` of the array API standard, the library has no known function to make an
-    array; then `value` itself is returned.
+    Arrays are made by the library's functions in `__array_namespace__` (array API standard). If `like` lacks this
+    method, `value` itself is returned.
     """
     if not hasattr(like, "__array_namespace__"):
         return value
@@ -59,7 +59,7 @@ def export_array(value: Any, like: Any) -> Any:
 
 
 def _import_host_array(array: Any) -> Any:
-    """Return a NumPy array over the memory of a foreign array; a copy if DLPack has no such element type in NumPy."""
+    """Return a NumPy array over the memory of a foreign array; a copy if NumPy cannot import its element type."""
     try:
         return np.from_dlpack(array)
     except (RuntimeError, TypeError, ValueError, builtins.BufferError):

@@ -131,7 +131,7 @@ class Buffer:
 
 
 def combine_into(copy: Callable[..., Any], combine: Combine, left: FlatArray, right: FlatArray, out: FlatArray) -> None:
-    """Copy a user's reduction of two arrays into `out` by `copy(out, result)`; raise ReductionError if that fails."""
+    """Set `out` to combine(left, right) by `copy`; raise ReductionError if the result's shape or dtype is wrong."""
     result = combine(left, right)
     shape, dtype = getattr(result, "shape", None), getattr(result, "dtype", None)
     if shape != out.shape or dtype != out.dtype:

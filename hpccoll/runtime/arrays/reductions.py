@@ -62,7 +62,7 @@ class Reduction:
     def from_function(cls, function: Combine, *, name: str | None = None, commutative: bool = True) -> Reduction:
         """Return a reduction by a function of two arrays, which returns their elementwise reduction as a new array.
 
-        All ranks must pass functions that compute the same. Make a reduction once and use it in many calls.
+        The functions of all ranks must compute the same result. Make a reduction once and use it in many calls.
 
         Args:
             function: takes two 1-D arrays of equal length and dtype (NumPy arrays, or CUDA arrays of the user's
@@ -101,7 +101,7 @@ class Reduction:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """A value that is equal for reductions without factors that compute the same, for caches."""
+        """A key for caches: two reductions without factors that have equal keys compute the same."""
         return self.name, self.combine, self.commutative
 
     def require(self, dtype: DType, shape: tuple[int, ...] = ()) -> None:

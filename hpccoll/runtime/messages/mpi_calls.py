@@ -42,7 +42,7 @@ METHODS = {
     Operation.EXSCAN: "Exscan",
     Operation.BARRIER: "Barrier",
 }
-# The methods for blocks of different sizes.
+# Methods of mpi4py for blocks of different sizes.
 UNEVEN_METHODS = {
     Operation.ALL_GATHER: "Allgatherv",
     Operation.REDUCE_SCATTER: "Reduce_scatter",
@@ -165,7 +165,7 @@ def get_method(operation: Operation, count: Count) -> str:
 def specify_buffers(
     call: CollectiveCall, source: Buffer | None, result: Buffer | None, rank: int
 ) -> tuple[tuple[Any, ...] | None, tuple[Any, ...] | None]:
-    """Return mpi4py's specifications of input and output: memory, elements of one or of each block, and datatype."""
+    """Return mpi4py's specifications of input and output: memory, one count or a count per block, and datatype."""
     datatype, count = get_datatype(call.operation, call.dtype, call.reduction), call.count
     counts: tuple[Any, Any] = (count, count)
     if isinstance(count, tuple):

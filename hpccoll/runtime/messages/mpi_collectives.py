@@ -180,7 +180,7 @@ class MpiCollectives:
                 mpi.surround(partial(self._progress.call, self._bind_blocking(mpi)))()
 
     def call(self, name: str, method: str, arguments: Sequence[Any]) -> None:
-        """Call mpi4py's `method`, for operation `name` on host memory, in the communicator's form; wait for its end."""
+        """Call mpi4py's `method`, or its non-blocking form, for operation `name` on host memory; wait for its end."""
         state = self.state
         state.count += 1
         state.current = name

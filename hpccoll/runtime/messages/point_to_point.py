@@ -55,7 +55,7 @@ class PointToPoint:
         self._require_peer("source", source if named else 0, tag)
         buffer = as_buffer(x, "x", writable=True)
         if buffer.nbytes > LONGEST_SEGMENT and not named:
-            raise UsageError(f"x has {buffer.nbytes} bytes; name the source of messages of more than {LONGEST_SEGMENT}")
+            raise UsageError(f"x has {buffer.nbytes} bytes; pass source for messages of more than {LONGEST_SEGMENT}")
         host = self._take_pinned(buffer)
         buffer.module.synchronize()  # a queued kernel may still read x
         payload = buffer.module.as_bytes(buffer.flat) if host is None else host

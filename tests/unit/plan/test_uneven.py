@@ -72,7 +72,7 @@ def test_values_and_proof_on_drawn_counts(algorithm, data):
 def test_a_plan_whose_chunks_hold_blocks_of_several_ranks_is_refused(name):
     plan = get_algorithm(Operation.ALL_TO_ALL, name.partition("/")[2]).plan(3)
     check(plan, (5,))
-    with pytest.raises(PlanError, match=re.escape("needs blocks of equal size; need 6")):
+    with pytest.raises(PlanError, match=re.escape("blocks of different sizes need a plan with 6 chunks")):
         check(plan, (tuple(range(9)),))
 
 
