@@ -42,6 +42,7 @@ class CallCache:
         self.by_kind: dict[Hashable, Any] = {}
         self._calls: dict[Hashable, int] = {}  # the number of unbound calls by array key
         self._patience = 1  # the number of unbound calls that precede a binding
+        self._has_lost = False  # whether a bound call was lost since the latest binding
         self._by_address: OrderedDict[Hashable, Executable] = OrderedDict()
         self._seen: OrderedDict[Hashable, None] = OrderedDict()
         self._prepared: list[Executable] = []
@@ -56,11 +57,17 @@ class CallCache:
         if cached is None:
             return None
         executable, known_x, known_out = cached
-        fits = executable.live and _is_unchanged(known_x, x) and (known_out is None or _is_unchanged(known_out, out))
+        if not executable.live:
+            self._lose(key)
+            return None
+        fits = _is_unchanged(known_x, x) and (known_out is None or _is_unchanged(known_out, out))
         return executable if fits else None
 
     def add_by_array(self, key: Hashable, executable: Executable, x: Any, out: Any) -> None:
         """Cache the executable of a call with these arrays until one of them is deleted or the cache is full."""
+        if not self._has_lost:
+            self._patience = max(self._patience // 2, 1)
+        self._has_lost = False
         if len(self.by_array) >= ARRAY_CAPACITY:
             self.by_array.clear()
         forget = partial(self._forget, key)
@@ -92,8 +99,10 @@ class CallCache:
     def is_due(self, key: Hashable) -> bool:
         """Whether a call with the array key `key` should bind an executable; counts the call.
 
-        The second call with a key is due. Keys contain ids, and a new array may get the id of a deleted array. Each
-        time an array is deleted after a call on it was bound, the number of calls that precede later bindings doubles.
+        The second call with a key is due. Keys contain ids, and a new array may get the id of a deleted array. A bound
+        call is lost if its array is deleted, or if it finds its executable freed because too many others were bound.
+        Each lost call doubles the number of unbound calls that precede later bindings. Two bindings in a row without
+        a loss halve the number.
         """
         before = self._calls.get(key, 0)
         if not before and len(self._calls) >= SEEN_CAPACITY:
@@ -102,10 +111,15 @@ class CallCache:
         return before >= self._patience
 
     def _forget(self, key: Hashable, _: weakref.ref[Any]) -> None:
-        """Remove a cached call after its array was deleted; bind later calls only after more unbound calls."""
-        if self.by_array.pop(key, None) is not None:
-            self._calls.clear()
-            self._patience = min(2 * self._patience, MOST_PATIENCE)
+        """Remove a cached call after its array was deleted."""
+        if key in self.by_array:
+            self._lose(key)
+
+    def _lose(self, key: Hashable) -> None:
+        """Remove a cached call that cannot run any more; bind later calls only after more unbound calls."""
+        del self.by_array[key]
+        self._calls.clear()
+        self._patience, self._has_lost = min(2 * self._patience, MOST_PATIENCE), True
 
     def keep(self, executable: Executable) -> None:
         """Record an executable that the user prepared, so that `clear` frees it unless the user already has."""

@@ -185,6 +185,29 @@ def test_calls_are_due_later_whenever_a_bound_array_is_deleted(cache):
     assert sum(not cache.is_due("key") for _ in range(1000)) == call_cache.MOST_PATIENCE
 
 
+def test_calls_are_due_earlier_again_while_bound_calls_last(cache):
+    for _ in range(10):
+        cache.add_by_array("key", FakeExecutable(), np.ones(3), None)
+    lasting = [np.ones(3) for _ in range(10)]
+    for x in lasting:
+        cache.add_by_array(id(x), FakeExecutable(), x, None)
+    assert [cache.is_due("key") for _ in range(2)] == [False, True]
+
+
+def test_more_arrays_in_rotation_than_executables_are_seldom_bound(cache, monkeypatch):
+    """Otherwise, each array's executable would be freed just before the array's next call."""
+    monkeypatch.setattr(call_cache, "CAPACITY", 20)
+    arrays, bindings, sweeps = [np.ones(3) for _ in range(30)], 0, 1000
+    for _ in range(sweeps):
+        for key, x in enumerate(arrays):
+            if cache.find_by_array(key, x, None) is None and cache.is_due(key):
+                executable = FakeExecutable()
+                cache.add_by_address(key, executable)
+                cache.add_by_array(key, executable, x, None)
+                bindings += 1
+    assert bindings < 0.01 * sweeps * len(arrays)
+
+
 def test_counts_of_calls_are_bounded(cache):
     for number in range(3 * call_cache.SEEN_CAPACITY):
         cache.is_due(number)
