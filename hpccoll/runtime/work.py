@@ -96,7 +96,7 @@ class MpiTransfer(InFlight):
         keep: objects whose memory MPI reads or writes until all requests are complete.
     """
 
-    __slots__ = ("_description", "_keep", "_last", "_requests", "_sizes", "_status", "source")
+    __slots__ = ("_description", "_failure", "_keep", "_last", "_requests", "_sizes", "_status", "source")
 
     def __init__(
         self,
@@ -109,26 +109,47 @@ class MpiTransfer(InFlight):
         super().__init__()
         self._description, self._requests, self._last, self._sizes = description, requests, last, list(sizes)
         self._keep, self._status = keep, MPI.Status()
+        self._failure: CommunicationError | None = None  # the first error of a receive
         self.source: int | None = None  # the sender of a received message
 
     def _advance(self) -> bool:
-        """Test the requests in order without blocking; return whether all are complete, and `last` was called."""
+        """Test the requests in order without blocking; return whether all are complete, and `last` was called.
+
+        After an error in one segment of a receive, the error is raised when the other segments have been cancelled,
+        because MPI may write to their memory until then.
+        """
         while self._requests:
             try:
-                if not self._requests[0].Test(self._status):
+                if not self._test_first():
                     return False
-            except MPI.Exception as error:
-                remedy = f"do the sizes agree on all ranks? {DEBUG_HINT}"
-                if self._sizes:
-                    remedy = "pass an array as large as the one that is sent"
-                raise CommunicationError(f"{self._description} failed: {name_mpi_error(error)}; {remedy}") from error
+            except CommunicationError as error:
+                if not self._sizes:
+                    raise
+                self._failure = self._failure or error
+                for request in self._requests[1:]:
+                    request.Cancel()
             self._requests.pop(0)
-            if self._sizes:
-                self.source = self._status.source
-                self._require_size(self._sizes.pop(0))
+            self._sizes = self._sizes[1:]
+        if self._failure is not None:
+            raise self._failure
         while self._last:
             self._last.pop(0)()
         self._keep = ()
+        return True
+
+    def _test_first(self) -> bool:
+        """Return whether the first request is complete; raise CommunicationError if it failed or has another size."""
+        try:
+            if not self._requests[0].Test(self._status):
+                return False
+        except MPI.Exception as error:
+            remedy = f"do the sizes agree on all ranks? {DEBUG_HINT}"
+            if self._sizes:
+                remedy = "pass an array as large as the one that is sent"
+            raise CommunicationError(f"{self._description} failed: {name_mpi_error(error)}; {remedy}") from error
+        if self._sizes and self._failure is None:
+            self.source = self._status.source
+            self._require_size(self._sizes[0])
         return True
 
     def _require_size(self, expected: int) -> None:

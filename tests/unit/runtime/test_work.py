@@ -144,3 +144,17 @@ def test_a_message_that_is_too_long_names_the_transfer(own):
     message = transfer(own, [np.ones(8, np.uint8)], [np.zeros(3, np.uint8)])
     with pytest.raises(CommunicationError, match=r"rank 0: receiving from rank 0 failed: .*; pass an array as large"):
         complete(message)
+
+
+@pytest.mark.parametrize("nbytes", [3, 8])
+def test_after_an_error_no_other_segment_is_received(own, nbytes):
+    received = [np.zeros(4, np.uint8) for _ in range(3)]
+    message = transfer(own, [np.ones(nbytes, np.uint8)], received)
+    with pytest.raises(CommunicationError):
+        complete(message)
+    later = np.zeros(4, np.uint8)
+    sent = own.Isend([np.full(4, 7, np.uint8), MPI.BYTE], own.rank, 5)
+    assert own.Irecv([later, MPI.BYTE], own.rank, 5).Test()
+    sent.Wait()
+    assert set(later) == {7}
+    assert not received[1].any()
