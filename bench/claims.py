@@ -154,7 +154,7 @@ def format_claim(claim: Claim) -> Iterator[str]:
     yield f"{_format_result(claim, points[subject])}\n"
     yield f"![{claim.title.replace('`', '')}: speed over message size](charts/{claim.name}.svg)\n"
     yield from _format_table(claim, points)
-    yield f"\n{format_origin(run)} [All rows](tables/{claim.results}.md).\n"
+    yield f"\n{format_origin(run)} [All measured sizes](tables/{claim.results}.md).\n"
 
 
 def _format_result(claim: Claim, points: Sequence[Point]) -> str:
@@ -162,9 +162,9 @@ def _format_result(claim: Claim, points: Sequence[Point]) -> str:
     low, high = min(points, key=lambda point: point.ratio), max(points, key=lambda point: point.ratio)
     who, whom = next(iter(claim.sides.values())), claim.baseline
     who, whom = (whom, who) if claim.is_inverse else (who, whom)
-    verb = "are" if who.endswith("buffers") else "is"
+    who = f"the all-reduce of {who}" if who.endswith("buffers") else who
     return (
-        f"From {format_size(points[0].nbytes)} to {format_size(points[-1].nbytes)}, {who} {verb} {low.ratio:.2f} (at "
+        f"From {format_size(points[0].nbytes)} to {format_size(points[-1].nbytes)}, {who} is {low.ratio:.2f} times (at "
         f"{format_size(low.nbytes)}) to {high.ratio:.2f} times (at {format_size(high.nbytes)}) as fast as {whom}."
     )
 
@@ -204,8 +204,8 @@ def format_origin(run: Record) -> str:
     versions = run["versions"]
     shared = f" on {max(run['cores'])} cores" if run["oversubscribed"] else ""
     return (
-        f"{run['ranks']} rank{'s' * (run['ranks'] > 1)}{shared}, {run['processor']}, {versions['mpi']}, "
-        f"{run['start_time'][:10]}, commit {run['commit'] or 'unknown'}."
+        f"Measured with {run['ranks']} rank{'s' * (run['ranks'] > 1)}{shared}, {run['processor']}, {versions['mpi']}, "
+        f"on {run['start_time'][:10]} at commit {run['commit'] or 'unknown'}."
     )
 
 
@@ -219,7 +219,7 @@ def format_headline() -> Iterator[str]:
     for index in (0, len(library) // 2, len(library) - 1):
         times = [f"{_us(point.side_us)} ({point.ratio:.1f}x)" for point in (library[index], gloo[index])]
         yield f"| {format_size(library[index].nbytes)} | {_us(library[index].baseline_us)} | {' | '.join(times)} |"
-    yield f"\nMedian times, and how many times as fast `comm.all_reduce(x)` is. {format_origin(run)}\n"
+    yield f"\nTimes are medians; brackets state how many times as fast `comm.all_reduce(x)` is. {format_origin(run)}\n"
 
 
 class PredictionError(NamedTuple):
@@ -250,7 +250,7 @@ def format_prediction() -> Iterator[str]:
     errors = list_prediction_errors()
     yield "### Predicted times\n"
     yield (
-        "The simulator, fitted to every other message size, predicts times at the sizes between with median errors of "
+        "The simulator, fitted to half of the message sizes, predicts the times of the rest with median errors of "
         f"{min(e.median for e in errors):.1%} to {max(e.median for e in errors):.1%}.\n".replace("%", " %")
     )
     yield "![Predicted over measured time](charts/prediction.svg)\n"

@@ -189,7 +189,7 @@ def format_commits(page: str, made: dict[str, dict[str, str]]) -> str:
     """Return the sentence that states the commits of the pictures on a page."""
     shown = [name for name in made if f"pictures/{name})" in page]
     commits = ", ".join(f"`{commit}`" for commit in sorted({made[name]["commit"] for name in shown}))
-    return f"Made from commit {commits} by `python docs/make_pictures.py`."
+    return f"The pictures on this page were made from commit {commits} by `python docs/make_pictures.py`."
 
 
 def write_commits(made: dict[str, dict[str, str]]) -> None:
