@@ -51,8 +51,8 @@ def make_pages() -> dict[Path, str]:
     missed, total = list_missed()
     pages[HERE / "tables" / "missed.md"] = "\n".join(_missed_lines(missed, total))
     claims = "\n".join([*(line for claim in CLAIMS for line in format_claim(claim)), *format_prediction()])
-    claims += '\n### Missed requirements\n\nThe scripts check requirements such as "no slower than the MPI library". '
-    claims += f"[{len(missed)} of {total} requirements are missed](tables/missed.md).\n"
+    claims += f"\n### Missed requirements\n\n[{len(missed)} of {total} requirements](tables/missed.md) of the scripts"
+    claims += ', such as "no slower than the MPI library", are missed.\n'
     for path, text in ((HERE / "README.md", claims), (HERE.parent / "README.md", "\n".join(format_headline()))):
         pages[path] = replace_block(path.read_text(encoding="utf-8"), "claims", text)
     return pages
@@ -90,8 +90,8 @@ def _missed_lines(missed: list[tuple[str, Record, Record]], total: int) -> Itera
     """Yield the lines of the page of missed requirements."""
     yield "# Missed requirements\n"
     yield (
-        f"{len(missed)} of {total} recorded requirements are missed. The column *measured* is the speed relative to "
-        "the baseline's, but for the requirement `within ... of the fastest` the time relative to the fastest.\n"
+        f"{len(missed)} of {total} requirements of the scripts are missed. The column *measured* is the speed relative "
+        "to the baseline's, but for `auto within 1.05x of the fastest` the time relative to the fastest.\n"
     )
     yield "| results | case | size | side | requirement | measured |\n|---|---|---|---|---|---|"
     for stem, record, must in missed:
@@ -111,7 +111,7 @@ def section(path: Path) -> Iterator[str]:
         f"{run['processor']}, {max(run['cores'])} cores, {run['ranks']} rank{'s' * (run['ranks'] > 1)}"
         f"{' (oversubscribed)' * run['oversubscribed']}; {versions['mpi']}, mpi4py {versions['mpi4py']}, "
         f"NumPy {versions['numpy']}; {run['start_time']}, commit {run['commit'] or 'unknown'}. "
-        "[Explanation of the columns](../README.md#method).\n"
+        "The page [Comparisons](../README.md#method) explains the columns.\n"
     )
     cases = list(_cases(records))
     for sides in {tuple(record["side"] for record in case): None for case in cases}:
