@@ -274,8 +274,10 @@ def test_a_prepared_collective_runs_until_the_engine_frees_it(engine, name):
         assert out.tolist() == [turn] * 3
     engine.free()
     assert not run.live
+    calls = engine.state.count
     with pytest.raises(UsageError, match="prepare it again"):
         run()
+    assert engine.state.count == calls
 
 
 def test_only_prepared_collectives_may_become_persistent(engine, monkeypatch):
