@@ -14,10 +14,12 @@ def format_install_command(extra: str) -> str:
         required = metadata.requires("hpccoll") or []
     except metadata.PackageNotFoundError:
         required = []
-    wanted = [name.strip() for name, _, marker in (each.partition(";") for each in required) if _is_of(marker, extra)]
+    wanted = [
+        name.strip() for name, _, marker in (each.partition(";") for each in required) if _selects_extra(marker, extra)
+    ]
     return "pip install " + (" ".join(f'"{each}"' for each in wanted) or f'".[{extra}]" in the source tree of hpccoll')
 
 
-def _is_of(marker: str, extra: str) -> bool:
+def _selects_extra(marker: str, extra: str) -> bool:
     """Whether the marker of a requirement selects an extra, as `extra == "torch"` does."""
     return marker.replace("'", '"').strip() == f'extra == "{extra}"'

@@ -167,7 +167,7 @@ def _run(options: BenchOptions) -> int:
 def _measure_conditions(
     options: BenchOptions, world: Any, layout: RankLayout, other_load: OtherProcessLoad
 ) -> RunConditions:
-    """Return the circumstances of the run, with the measured speed of memory or links. Collective, about 0.1 s."""
+    """Return the circumstances of the run, with the measured speed of memory or links; collective, takes 0.1 s."""
     from hpccoll.measure.hardware_limit import measure_hardware_limit
     from hpccoll.measure.verdict_text import RunConditions
 

@@ -51,7 +51,7 @@ def fail(status: int, message: str, error: BaseException) -> int:
     """Print `message` on standard error, once per job, and return `status`; abort the job if only some ranks failed."""
     if not is_in_job() or isinstance(error, LauncherError):  # ranks that a wrong launcher started are not connected
         return fail_alike(status, message)
-    if _is_quiet(error) and _do_all_ranks_fail(message):
+    if _can_finalize_after(error) and _do_all_ranks_fail(message):
         return record_status(status)
     from hpccoll.runtime import job
 
@@ -62,7 +62,7 @@ def fail(status: int, message: str, error: BaseException) -> int:
     return status
 
 
-def _is_quiet(error: BaseException) -> bool:
+def _can_finalize_after(error: BaseException) -> bool:
     """Whether MPI_Finalize can follow `error`: it would wait for messages that a failed communication has left."""
     return isinstance(error, HpccollError) and not isinstance(error, CommunicationError)
 

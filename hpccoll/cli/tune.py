@@ -230,7 +230,7 @@ def _print_series(table: TuningTable, path: Path, series: Sequence[TuningSeries]
             if winner is None:
                 continue
             fastest, runner_up = winner.fastest, winner.runner_up
-            tie = " (tie)" if winner.is_tie else ""
+            tie = " (tie)" if winner.is_uncertain else ""
             next_cells = [runner_up.name + tie, f"{runner_up.us:.2f}"] if runner_up else ["-", "-"]
             rows.append([format_size(point.nbytes), fastest.name, f"{fastest.us:.2f}", *next_cells, point.measured])
         title = f"{each.operation.value}, elements of {each.itemsize} B, {each.buffer} memory"

@@ -103,7 +103,7 @@ class InterleavedBenchmark:
         wrong = 0
         for _ in range(max(self.method.warmup, 1 if self.method.check else 0)):
             self.workload.reset()
-            self.meet(contender)
+            self.wait_for_all_ranks(contender)
             contender.call()
             self.workload.module.synchronize()
             if self.method.check:
@@ -142,7 +142,7 @@ class InterleavedBenchmark:
         timer = workload.module.make_stream_timer()
         if self.method.check:
             workload.reset()
-        self.meet(contender)
+        self.wait_for_all_ranks(contender)
         begin = time.perf_counter()
         if timer is not None:
             timer[0]()
@@ -155,7 +155,7 @@ class InterleavedBenchmark:
             contender.wrong += workload.count_wrong(contender.name)
         return seconds, timer[2]() if timer is not None else 0.0
 
-    def meet(self, contender: Contender) -> None:
+    def wait_for_all_ranks(self, contender: Contender) -> None:
         """Block until every rank is ready for an iteration of `contender`."""
         if contender.works_in_threads:
             arrival = self.comm.Ibarrier()

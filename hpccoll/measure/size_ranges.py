@@ -10,7 +10,7 @@ Name = TypeVar("Name", bound=Hashable)
 
 
 def group_sizes_by_fastest(fastest: Sequence[Sequence[Name]]) -> list[tuple[tuple[Name, ...], list[int]]]:
-    """Group successive message sizes at which at least one name is the fastest or ties with the fastest at all of them.
+    """Group successive message sizes; in a group, at least one name is the fastest or tied at every size.
 
     Args:
         fastest: per message size, the name of the fastest and then the names that tie with it; empty where all results

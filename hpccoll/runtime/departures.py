@@ -37,7 +37,7 @@ class Departure:
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class DepartureQuery:
     """The request to be told when the receiver has departed."""
 
 
@@ -129,7 +129,7 @@ class DepartureWatch:
             if peer not in self._known:
                 if peer not in self._asked:
                     self._asked.add(peer)
-                    self._send(peer, Question())
+                    self._send(peer, DepartureQuery())
             elif now - self._observed.departed.setdefault(peer, now) >= PATIENCE_S:
                 self._complain(peer, Complaint(self._rank, 0, wait.name), now)
                 return
@@ -170,9 +170,9 @@ class DepartureWatch:
         match notice:
             case Departure():
                 self._spread(notice, source)
-            case Question() if self._own is not None:
+            case DepartureQuery() if self._own is not None:
                 self._send(source, self._own)
-            case Question():
+            case DepartureQuery():
                 self._askers.add(source)
             case Complaint(rank):
                 self._complaints[rank] = notice

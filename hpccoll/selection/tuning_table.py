@@ -77,8 +77,8 @@ class MeasuredWinner:
     point: TuningPoint
 
     @property
-    def is_tie(self) -> bool:
-        """Whether the intervals of the fastest and the next fastest overlap, so that either may be the faster one."""
+    def is_uncertain(self) -> bool:
+        """Whether the 95 % intervals of the two fastest candidates overlap, so that either may be the faster one."""
         first, second = self.fastest, self.runner_up
         return second is not None and second.low <= first.high and first.low <= second.high
 

@@ -71,7 +71,7 @@ class PointToPoint:
         return self._track(transfer, x, WaitReason(self._state, "recv", peers=(source,) if named else ()))
 
     def finish(self) -> None:
-        """Block until the sends and receives of this communicator that are in flight are done; others advance."""
+        """Block until this communicator's sends and receives in flight are done; other operations advance meanwhile."""
         for transfer in list(self._progress.transfers):
             if transfer.awaited is not None and transfer.awaited.state is self._state:
                 self._progress.wait_until(transfer.advance)

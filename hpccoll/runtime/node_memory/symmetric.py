@@ -121,7 +121,7 @@ class SymmetricBuffers:
 
         def check() -> tuple[tuple[int, ...], str]:
             """Return the shape as a tuple and the dtype's name; raise UsageError if one is invalid."""
-            return _as_extents(shape), get_dtype(dtype).name
+            return _parse_shape(shape), get_dtype(dtype).name
 
         wait_for_ranks(self._comm, self._progress)
         requests = gather_or_raise(self._comm, check, UsageError)
@@ -245,7 +245,7 @@ def _address(array: Any) -> int:
     return int(interface["data"][0])
 
 
-def _as_extents(shape: Any) -> tuple[int, ...]:
+def _parse_shape(shape: Any) -> tuple[int, ...]:
     """Return a shape as a tuple; raise UsageError unless it is an integer or a sequence of integers, none negative."""
     try:
         extents = tuple(index(extent) for extent in (shape if np.iterable(shape) else (shape,)))

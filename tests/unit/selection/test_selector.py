@@ -312,7 +312,7 @@ def test_a_winner_whose_interval_overlaps_that_of_the_next_is_a_tie(second, tie)
     series = TuningSeries(Operation.ALL_REDUCE, 4, BufferKind.HOST, (TuningPoint(8, "2026-01-01", timings),))
     winner = series.find_winner(8, {"ring", "tree"})
     assert winner is not None
-    assert winner.is_tie == tie
+    assert winner.is_uncertain == tie
     alone = series.find_winner(8, {"ring"})
     assert alone is not None
-    assert not alone.is_tie
+    assert not alone.is_uncertain
