@@ -224,7 +224,8 @@ def _build_spec(options: dict[str, Any]) -> ClusterSpec:
         fields["bytes_per_s"] = parse_rate(options["link"])
     if options["latency"] is not None:
         fields["latency_s"] = parse_latency(options["latency"])
-    return ClusterSpec(**fields, shares=(*options["shares"], str(Path.cwd()), sys.prefix))
+    own = str(Path(__file__).parents[2])  # outside of sys.prefix in an editable installation
+    return ClusterSpec(**fields, shares=(*options["shares"], str(Path.cwd()), sys.prefix, own))
 
 
 def _run_in_foreground(running_lab: Lab, command: tuple[str, ...]) -> int:

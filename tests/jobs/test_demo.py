@@ -170,7 +170,7 @@ def test_any_plan_is_drawn_on_request(name: str) -> None:
 
 def test_another_algorithm_gives_the_same(tmp_path: Path) -> None:
     for algorithm in ("double_tree", "recursive_doubling"):
-        out = tmp_path / "demo.jsonl"
+        out = tmp_path / f"{algorithm}.jsonl"
         done = hpccoll(3, "demo", "all_reduce", "--algorithm", algorithm, "--json", str(out))
         assert done.returncode == 0, done.stderr
         record = json.loads(out.read_text().splitlines()[1])

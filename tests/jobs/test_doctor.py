@@ -141,8 +141,10 @@ os.kill(os.getpid(), signal.SIGKILL)
         findings = [json.loads(line) for line in alone("--json", "-").stdout.splitlines()][1:]
         (found,) = of(findings, "shared memory", "warning")
         words = shlex.split(found["remedy"])
-        assert words[:2] == ["rm", "--"]
-        assert {str(path) for path in left} <= set(words)
+        if words[:2] == ["rm", "--"]:
+            assert {str(path) for path in left} <= set(words)
+        else:  # other programs have left so many files that the doctor does not list them
+            assert words[:3] == ["hpccoll", "doctor", "--remove-stale"]
         assert all(path.exists() for path in left)
     finally:
         for path in left:

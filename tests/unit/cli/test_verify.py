@@ -314,7 +314,8 @@ def test_examples_keep_their_lines(name):
 
 def test_unknown_commands_list_the_valid_ones(capsys):
     assert cli.main(["verfy"]) == 2
-    assert f"unknown command 'verfy'; choose one of: {', '.join(sorted(cli.COMMANDS))}" in capsys.readouterr().err
+    choice = ", ".join(sorted(cli.COMMANDS))
+    assert f"unknown command 'verfy'; did you mean verify? choose one of: {choice}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

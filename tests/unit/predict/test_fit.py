@@ -106,7 +106,7 @@ def test_what_cannot_be_fitted_is_refused():
     rows = measured(HERE, 4, 1)
     with pytest.raises(UsageError, match=r"times: a fit takes 4 sizes above 0 bytes; found 1 rows of 1 sizes"):
         fit_machine(rows[:1], "times")
-    with pytest.raises(UsageError, match=r"several jobs \(4 ranks on 1 nodes; 4 ranks on 2 nodes\)"):
+    with pytest.raises(UsageError, match=r"several jobs \(4 ranks on 1 node; 4 ranks on 2 nodes\)"):
         fit_machine([*rows, *measured(HERE, 4, 2)], "times")
 
 

@@ -41,6 +41,7 @@ def layout(operation: Operation, rank: int, n: int, root: int, count: int, in_pl
         Operation.ALL_GATHER: "all", Operation.ALL_TO_ALL: "all",
         Operation.GATHER: "all" if rank == root else "none",
         Operation.REDUCE: "own" if rank == root else "none", Operation.BARRIER: "none",
+        Operation.EXSCAN: "own" if rank else "none",
     }.get(operation, "own")  # fmt: skip
     source, result = np.empty(count * blocks[brings], np.int64), np.empty(count * blocks[takes], np.int64)
     if in_place and len(source) and len(result):
