@@ -10,7 +10,7 @@ Name = TypeVar("Name", bound=Hashable)
 
 
 def group_sizes_by_fastest(fastest: Sequence[Sequence[Name]]) -> list[tuple[tuple[Name, ...], list[int]]]:
-    """Group successive message sizes; in a group, at least one name is the fastest or tied at every size.
+    """Group successive message sizes, so that in each group one name is always the fastest or tied with it.
 
     Args:
         fastest: per message size, the name of the fastest and then the names that tie with it; empty where all results

@@ -22,7 +22,7 @@ ARRAY_CAPACITY = 512  # calls found by array
 SEEN_CAPACITY = 1024
 MOST_PATIENCE = 128  # most unbound calls that precede a binding, which costs about as much as 30 unbound calls
 
-# The dtype of a bound array; of a torch tensor address, bytes and contiguity (otherwise None); a weak reference.
+# A bound array's dtype, its address, bytes and contiguity (None except for torch), and a weak reference to it.
 # The weak reference's callback removes the cache entry before another array can get the same id.
 # Plain tuples are used because a named tuple takes 0.1 us longer to unpack in every call.
 KnownArray: TypeAlias = tuple[Any, tuple[int, int, bool] | None, weakref.ref[Any]]
@@ -131,7 +131,7 @@ class CallCache:
             known.clear()
 
     def abandon(self) -> None:
-        """Let calls find nothing and prepared executables refuse to run, but free nothing; for a forked child."""
+        """Forget all arrays and let prepared executables refuse to run, but free nothing; for a forked child."""
         self.forget_arrays()
         for executable in self._prepared:
             executable.abandon()

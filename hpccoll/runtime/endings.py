@@ -5,9 +5,9 @@ waiting forever, because MPI_Finalize waits for them too. While a communicator i
 
 - An uncaught exception of the main thread prints its traceback with the rank, and ends the job (`sys.excepthook`).
 - A rank whose program ends stays until all ranks of its open communicators have ended their programs, and ends the job
-  if another rank waits for it in vain (departures.py). Operations in flight advance meanwhile.
-- A thread looks once per second whether this rank waits for a rank that has departed. Calls do nothing but count
-  themselves (call_state.py).
+  if another rank waits for it in vain (departures.py). While the rank stays, its operations in flight advance.
+- A thread checks twice per second whether this rank waits for a rank whose program has ended. Collective calls only
+  count themselves for this check (call_state.py).
 
 A process that ends without Python's exit handlers (`os._exit`, a signal) is left to the launcher.
 """
@@ -35,7 +35,7 @@ from hpccoll.runtime.progress import get_progress
 
 COMMUNICATION_FAILED: Final = 4  # exit status; see errors.CommunicationError
 INTERRUPTED: Final = 130
-TICK_S: Final = 0.5  # between two looks of the thread
+TICK_S: Final = 0.5  # between two checks by the thread
 ANNOUNCE_AFTER_S: Final = 0.3  # ranks that end within this time of each other send no notices
 COLLECT_S: Final = 0.7  # after the first complaint, until the report, which lists all complaints of this time
 POLITE_AFTER_S: Final = 1.0
@@ -76,7 +76,7 @@ class JobEndings:
         with self._lock:
             self._watches[id(watch)] = watch
         if self._thread is None and MPI.Query_thread() >= MPI.THREAD_MULTIPLE:
-            self._thread = threading.Thread(target=self._look, name="hpccoll-departures", daemon=True)
+            self._thread = threading.Thread(target=self._check_periodically, name="hpccoll-departures", daemon=True)
             self._thread.start()
 
         def close() -> None:
@@ -91,8 +91,8 @@ class JobEndings:
         """Whether this process is not a fork, and has an open communicator."""
         return os.getpid() == self._process and bool(self._watches) and not MPI.Is_finalized()
 
-    def _look(self) -> None:
-        """Receive notices, and complain where this rank waits for a departed rank; runs in a thread."""
+    def _check_periodically(self) -> None:
+        """Receive notices, and complain to departed ranks for which this rank waits; runs in a thread until `leave`."""
         while not self._stop.wait(TICK_S):
             with self._lock:
                 if MPI.Is_finalized():
@@ -103,7 +103,7 @@ class JobEndings:
                     watch.examine(now)
 
     def _chain_hooks(self) -> None:
-        """Handle uncaught exceptions before the hook that is set now, and note the argument of `sys.exit`."""
+        """Wrap `sys.excepthook` to end the job after an uncaught exception, and `sys.exit` to note its argument."""
         show, leave = sys.excepthook, sys.exit
 
         def handle(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -135,7 +135,7 @@ class JobEndings:
         return sum(watch.state.count for watch in self._watches.values())
 
     def leave(self) -> None:
-        """Wait until all ranks of the open communicators have ended their programs; end the job if one waits in vain.
+        """Wait until the programs of all ranks of open communicators have ended; end the job if a rank waits in vain.
 
         Runs at the end of the program, or when the program calls MPI.Finalize.
         """
@@ -156,7 +156,7 @@ class JobEndings:
         self._wait_for_departures(watches)
 
     def _leave_at_exit(self) -> None:
-        """Call `leave`; remove the attribute of COMM_SELF, whose callback cannot run after the end of Python."""
+        """Call `leave`; then remove COMM_SELF's attribute, whose callback cannot run after the end of Python."""
         self.leave()
         if os.getpid() == self._process and not MPI.Is_finalized():
             MPI.COMM_SELF.Delete_attr(self._finalize_key)

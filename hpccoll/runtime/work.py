@@ -26,7 +26,7 @@ class Work(Generic[ResultT]):
         rank: this rank, for error messages.
         operation: the operation; None if it is already complete.
         result: the array that `wait` returns.
-        finish: a function that makes the value to return from `result`; it is called once.
+        finish: a function that is called once with `result` and makes the value that `wait` returns instead.
     """
 
     def __init__(

@@ -230,7 +230,7 @@ class Pipeline(InFlight):
         return moved
 
     def end(self) -> None:
-        """Let the next pipeline use the slots: this one is complete or has failed, or an exception interrupted it."""
+        """Let the next pipeline use the slots (shared buffers); this pipeline completed, failed or was interrupted."""
         self.done = True
         with suppress(ValueError):
             self._queue.remove(self)
