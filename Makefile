@@ -33,7 +33,7 @@ help:
 
 bench: $(MPICH)/.ready
 	@mkdir -p bench-results; results=bench-results/$$(date +%Y%m%d-%H%M%S); status=0; \
-	    $(MPICH)/bin/mpirun -n 4 $(MPICH)/bin/hpccoll bench --json $$results.jsonl $(ARGS) || status=$$?; \
+	    $(MPICH)/bin/mpirun -n 4 $(MPICH)/bin/hpccoll bench --json $$results.jsonl --no-report-hint $(ARGS) || status=$$?; \
 	    if [ -s $$results.jsonl ]; then \
 	        $(MPICH)/bin/hpccoll report $$results.jsonl -o $$results.html > /dev/null || status=$$?; \
 	        echo "saved: $$results.jsonl (JSON Lines), $$results.html (report)"; \

@@ -23,7 +23,7 @@ from hpccoll.units import format_size, list_message_sizes
 if TYPE_CHECKING:
     from hpccoll.measure.other_process_load import OtherProcessLoad
     from hpccoll.measure.session import BenchmarkConfig, BenchmarkSession
-    from hpccoll.measure.verdict_text import RunConditions
+    from hpccoll.measure.verdict_trust import RunConditions
     from hpccoll.peers import LibraryEngine
     from hpccoll.runtime.job import RankLayout
 
@@ -63,6 +63,7 @@ class BenchOptions:
     csv: str | None
     json_file: str | None
     resume: str | None
+    report_hint: bool
     stop_file: str | None
 
     @property
@@ -114,6 +115,7 @@ class BenchOptions:
 @click.option("--csv", metavar="FILE", help="Write the table as CSV, one line per row.")
 @json_option("Write JSON Lines as rows finish; - for standard output.", all_ranks=True, appends_with="resume")
 @click.option("--resume", metavar="FILE", help="Append to a result file; its rows are not measured again.")
+@click.option("--report-hint/--no-report-hint", default=True, help="Whether to name the command that makes a report.")
 @click.option("--stop-file", metavar="FILE", help="Stop after the current row once this file exists (exit status 130).")
 def bench(**options: Any) -> int:
     """Time collectives of other libraries, of auto and of hpccoll's algorithms side by side (default: all_reduce).
@@ -169,7 +171,8 @@ def _measure_conditions(
 ) -> RunConditions:
     """Return the circumstances of the run, with the measured speed of memory or links; collective, takes 0.1 s."""
     from hpccoll.measure.hardware_limit import measure_hardware_limit
-    from hpccoll.measure.verdict_text import RunConditions
+    from hpccoll.measure.verdict_trust import RunConditions
+    from hpccoll.runtime import job
 
     limit = None
     if world.size > 1 and options.sizes[-1] > 0 and "cuda" not in options.buffer:
@@ -179,6 +182,8 @@ def _measure_conditions(
         layout.oversubscribed,
         busy_cores=other_load.measure_busy_cores() if layout.nodes == 1 else None,
         limit=limit,
+        has_report=not options.report_hint,
+        mpi_library=job.get_mpi_library(),
         results=options.resume or (options.json_file if options.json_file != STDOUT else None),
     )
 
@@ -267,7 +272,7 @@ class _BenchOutput:
         self, options: BenchOptions, stack: ExitStack, sessions: Sequence[BenchmarkSession], run: dict[str, Any]
     ) -> None:
         from hpccoll.measure import output_file, plot, result_file
-        from hpccoll.measure.verdict_text import RunConditions
+        from hpccoll.measure.verdict_trust import RunConditions
 
         self.options, self.sessions = options, sessions
         self.conditions = RunConditions()

@@ -15,7 +15,7 @@ from hpccoll.measure.statistics import Interval, ratio_of_medians
 from hpccoll.records import CollectiveRecord
 
 REFERENCE = "mpi"
-TIE = 1.05  # two times tie unless the 95 % interval of their ratio shows that one is longer by more than this factor
+TIE = 1.05  # two times tie if the 95 % interval of longer / shorter begins at this ratio or below
 _ENGINES = ("mpi", "nccl", "gloo", "hpccoll")  # in this order in tables and plots
 
 
@@ -84,11 +84,14 @@ def compute_ratio(record: CollectiveRecord, reference: CollectiveRecord) -> Inte
 
 
 def is_tie(record: CollectiveRecord, other: CollectiveRecord) -> bool:
-    """Whether two records tie: the 95 % interval of the ratio of their medians overlaps the range 1/1.05 to 1.05."""
+    """Whether the 95 % interval of the ratio of two medians, longer / shorter, begins at `TIE` or below.
+
+    The bound is rounded to two decimals, as tables print it, so that a reader of the interval finds the same ties.
+    """
     if record.time_us.min <= 0 or other.time_us.min <= 0:
         return record.time_us.p50 == other.time_us.p50
-    ratio = ratio_of_medians(record.samples_us, other.samples_us)
-    return ratio.low <= TIE and ratio.high >= 1 / TIE
+    shorter, longer = sorted((record, other), key=lambda each: each.time_us.p50)
+    return round(ratio_of_medians(longer.samples_us, shorter.samples_us).low, 2) <= TIE
 
 
 def compare_engines(records: Iterable[CollectiveRecord]) -> list[EngineComparison]:

@@ -1,8 +1,9 @@
 """The verdict of a benchmark: which choice is the fastest at each message size, and by how much.
 
 A choice is what a user can ask for: an algorithm of hpccoll by its name, or another library by the name of its engine.
-A record of `auto` counts for the choice that `auto` selected. Ratios are times of one choice divided by times of
-another, so a ratio above 1 means that the second choice is faster.
+A record of `auto` counts for the choice that `auto` selected. Where a choice has two records, the one with the smaller
+median stands for the choice in all ratios and ties. Ratios are times of one choice divided by times of another, so a
+ratio above 1 means that the second choice is faster.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class SizeVerdict:
         tied: the other choices that tie with `fastest`, in order of their median times.
         over: by name of another library's engine, the ratio of its time to that of `fastest`, unless it is the fastest.
         auto: the record of `auto`, None if it was not measured or its result was wrong.
-        auto_ratio: the ratio of the time of `auto` to the fastest's; None without `auto` or with a time of zero.
+        auto_ratio: the ratio of the own time of `auto` to the fastest's; None without `auto` or with a time of zero.
         rows: all records, also those of wrong results.
     """
 
@@ -63,6 +64,12 @@ class SizeVerdict:
 
     @property
     def is_auto_best(self) -> bool:
+        """Whether `auto` selected one of the best choices, and the own time of `auto` ties with the fastest's."""
+        auto, fastest = self.auto, self.fastest
+        return self.selects_best and auto is not None and fastest is not None and is_tie(auto, fastest)
+
+    @property
+    def selects_best(self) -> bool:
         """Whether `auto` selected the fastest choice or one that ties with it."""
         return self.auto is not None and get_choice(self.auto) in self.best_choices
 
@@ -99,12 +106,16 @@ def _make_verdict(setting: TableKey, in_place: bool, nbytes: int, rows: Sequence
     right = sorted((row for row in rows if not row.wrong), key=lambda row: row.time_us.p50)
     fastest = right[0] if right else None
     auto = next((row for row in right if row.algorithm == AUTO), None)
-    others = [row for row in right if fastest and get_choice(row) != get_choice(fastest)]
-    tied = dict.fromkeys(get_choice(row) for row in others if fastest and is_tie(row, fastest))
-    ratios = {row.engine: compute_ratio(fastest, row) for row in others if fastest and row.engine != OWN}
+    by_choice: dict[str, CollectiveRecord] = {}
+    for row in right:
+        by_choice.setdefault(get_choice(row), row)
+    others = {choice: row for choice, row in by_choice.items() if row is not fastest}
+    tied = tuple(choice for choice, row in others.items() if fastest and is_tie(row, fastest))
+    engines = dict.fromkeys(row.engine for row in right if row.engine != OWN)
+    ratios = {engine: compute_ratio(fastest, others[engine]) for engine in engines if fastest and engine in others}
     over = {engine: ratio for engine, ratio in ratios.items() if ratio is not None}
     auto_ratio = compute_ratio(fastest, auto) if fastest and auto else None
-    return SizeVerdict(setting, in_place, nbytes, fastest, tuple(tied), over, auto, auto_ratio, tuple(rows))
+    return SizeVerdict(setting, in_place, nbytes, fastest, tied, over, auto, auto_ratio, tuple(rows))
 
 
 def find_ranges(verdicts: Sequence[SizeVerdict]) -> list[VerdictRange]:

@@ -2,52 +2,30 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from itertools import groupby
 
 from hpccoll.measure.bandwidth import find_timed_operation
-from hpccoll.measure.comparison import REFERENCE
+from hpccoll.measure.comparison import REFERENCE, TIE
 from hpccoll.measure.hardware_limit import HardwareLimit
-from hpccoll.measure.other_process_load import BUSY
-from hpccoll.measure.statistics import CONFIDENCE, Interval, median_ranks
+from hpccoll.measure.statistics import Interval
 from hpccoll.measure.table import PLACES, format_ratio, format_title
 from hpccoll.measure.verdict import OWN, SizeVerdict, VerdictRange, find_ranges, get_choice
+from hpccoll.measure.verdict_trust import MAX_UNCERTAINTY, RunConditions, describe_trust, is_uncertain
 from hpccoll.plan import Operation
-from hpccoll.records import CollectiveRecord
-from hpccoll.text_table import TextColumn, format_table
-from hpccoll.units import format_count, format_size
+from hpccoll.text_table import TextColumn, format_table, lay_out_table
+from hpccoll.units import format_size
 
 DEFAULT_WIDTH = 120
 LEAST_LIMITED = 2**20  # bytes; shorter messages are limited by latency and caches
-MAX_UNCERTAIN = 0.5  # fraction of uncertain medians above which a benchmark says little
-MAX_UNCERTAINTY = 0.10  # half the width of a median's interval, divided by the median
+UNCERTAIN = "~"  # before uncertain times
 _MAX_LISTED = 3
+AS_FAST = "times as fast as"
 _INDENT = " " * 7
-
-
-@dataclass(frozen=True, slots=True)
-class RunConditions:
-    """The circumstances of a benchmark that its records do not contain.
-
-    Args:
-        cores: the number of cores that each rank may run on; empty if unknown.
-        oversubscribed: whether a node has more ranks than cores that they may run on.
-        busy_cores: the number of cores that other programs kept busy; None if unknown.
-        unavailable: sentences about engines that could not be started.
-        stopped: whether the run ended before all cases were measured.
-        limit: the measured speed of memory or links; None if it was not measured.
-        results: the result file; None if the results were not written.
-    """
-
-    cores: tuple[int, ...] = ()
-    oversubscribed: bool = False
-    busy_cores: float | None = None
-    unavailable: tuple[str, ...] = field(default_factory=tuple)
-    stopped: bool = False
-    limit: HardwareLimit | None = None
-    results: str | None = None
+_NO_BREAK = "\xa0"
+_BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:B|[KMGT]iB|GB/s|us|ms|s|%)(?!\w))")
 
 
 def format_verdict(verdicts: Sequence[SizeVerdict], conditions: RunConditions, width: int | None = None) -> str:
@@ -58,10 +36,12 @@ def format_verdict(verdicts: Sequence[SizeVerdict], conditions: RunConditions, w
     lines: list[str] = []
     for _, group in groupby(verdicts, key=lambda each: (each.setting._replace(buffer=""), each.in_place)):
         members = list(group)
-        lines += [*[""] * bool(lines), *_format_sizes(members, width), *_format_ranges(members, fill)]
+        table = _format_sizes(members, conditions, width)
+        lines += [*[""] * bool(lines), *table, *_format_ranges(members, fill)]
     lines += _wrap("auto", describe_auto(verdicts), fill)
     lines += _wrap("limit", describe_limit(verdicts, conditions.limit), fill)
-    lines += _wrap("trust", describe_trust(verdicts, conditions), fill)
+    for at, finding in enumerate(describe_trust(verdicts, conditions)):
+        lines += _wrap("" if at else "trust", finding, fill)
     for command in list_next_commands(verdicts, conditions):
         lines += _wrap("next", command, fill)
     return "\n".join(lines)
@@ -96,46 +76,95 @@ def format_footer(verdicts: Sequence[SizeVerdict]) -> str:
 
 def _wrap(keyword: str, text: str, width: int) -> list[str]:
     """Return a paragraph that begins with a keyword, as lines; no line if `text` is empty."""
-    first = f"{keyword}:".ljust(len(_INDENT))
-    return textwrap.wrap(
-        text, width, initial_indent=first, subsequent_indent=_INDENT, break_on_hyphens=False, break_long_words=False
+    first = (f"{keyword}:" if keyword else "").ljust(len(_INDENT))
+    kept = _BEFORE_UNIT.sub(_NO_BREAK, text)
+    lines = textwrap.wrap(
+        kept, width, initial_indent=first, subsequent_indent=_INDENT, break_on_hyphens=False, break_long_words=False
     )
+    return [line.replace(_NO_BREAK, " ") for line in lines]
 
 
-def _format_sizes(verdicts: Sequence[SizeVerdict], width: int | None) -> list[str]:
+def _format_sizes(verdicts: Sequence[SizeVerdict], conditions: RunConditions, width: int | None) -> list[str]:
     """Return the table with a line per message size; `verdicts` differ in message size and kind of memory only."""
     first = verdicts[0]
     several = len({each.setting.buffer for each in verdicts}) > 1
     engines = _list_other_engines(verdicts)
     with_auto = any(each.auto for each in verdicts)
+    with_mpi = any(row.engine == REFERENCE for each in verdicts for row in each.rows)
     columns = [
         TextColumn("size", is_number=True),
         *([TextColumn("memory")] if several else []),
         TextColumn("fastest"),
         TextColumn("time", is_number=True),
-        TextColumn("over mpi", is_number=True),
-        TextColumn("interval", drop_priority=1),
-        *(TextColumn(f"over {engine}", is_number=True) for engine in engines),
+        *(
+            [TextColumn(f"x {REFERENCE}", is_number=True), TextColumn("95 % interval", drop_priority=1)]
+            if with_mpi
+            else []
+        ),
+        *(TextColumn(f"x {engine}", is_number=True) for engine in engines),
         *([TextColumn("auto takes")] if with_auto else []),
     ]
-    rows = []
-    for each in sorted(verdicts, key=lambda each: each.nbytes):
-        over_mpi, interval = _format_over(each, REFERENCE)
-        rows.append(
-            [
-                format_size(each.nbytes),
-                *([each.setting.buffer] if several else []),
-                each.choice + (" (tie)" if each.tied else ""),
-                format_us(each.fastest.time_us.p50) if each.fastest else "all wrong",
-                *(over_mpi, interval),
-                *(_format_over(each, engine)[0] for engine in engines),
-                *([_format_auto(each)] if with_auto else []),
-            ]
-        )
+    ordered = sorted(verdicts, key=lambda each: each.nbytes)
+    rows = [
+        [
+            format_size(each.nbytes),
+            *([each.setting.buffer] if several else []),
+            _join_choices(each.best_choices, 1) or each.choice,
+            _format_fastest_time(each),
+            *(_format_over(each, REFERENCE) if with_mpi else []),
+            *(_format_over(each, engine)[0] for engine in engines),
+            *([_format_auto(each)] if with_auto else []),
+        ]
+        for each in ordered
+    ]
+    _name_second_choices(rows, columns, ordered, width or DEFAULT_WIDTH)
     title = f"{format_title(first.setting, memory=not several)}, {PLACES[first.in_place]}"
-    legend = "over: how many times as fast; interval: 95 %; tie: not shown to differ by more than 5 %"
-    table = format_table(columns, rows, width)
-    return [title, *table.splitlines(), *textwrap.wrap(f"({legend})", width or DEFAULT_WIDTH)]
+    legend = f"({'; '.join(_list_legend(verdicts, conditions))})"
+    return [title, *format_table(columns, rows, width).splitlines(), *textwrap.wrap(legend, width or DEFAULT_WIDTH)]
+
+
+def _name_second_choices(
+    rows: Sequence[list[str]], columns: Sequence[TextColumn], verdicts: Sequence[SizeVerdict], width: int
+) -> None:
+    """Name two choices in cells of the column `fastest` without a clear winner, as far as the table's width allows."""
+    at = [column.heading for column in columns].index("fastest")
+    for row, verdict in zip(rows, verdicts, strict=True):
+        shorter, dropped = row[at], lay_out_table(columns, rows, width).dropped
+        row[at] = _join_choices(verdict.best_choices) or shorter
+        layout = lay_out_table(columns, rows, width)
+        if layout.dropped != dropped or len(layout.blocks) > 1:
+            row[at] = shorter
+
+
+def _format_fastest_time(verdict: SizeVerdict) -> str:
+    """Return the median of the fastest, after a mark if the median is uncertain."""
+    if verdict.fastest is None:
+        return "all wrong"
+    return UNCERTAIN * is_uncertain(verdict.fastest) + format_us(verdict.fastest.time_us.p50)
+
+
+def _list_legend(verdicts: Sequence[SizeVerdict], conditions: RunConditions) -> Iterator[str]:
+    """Yield what the names and the marks of a table mean."""
+    rows = [row for each in verdicts for row in each.rows]
+    measured = {row.engine for row in rows}
+    if REFERENCE in measured:
+        yield f"{REFERENCE}: {conditions.mpi_library or 'the MPI library'}"
+    others = _list_other_engines(verdicts)
+    if others:
+        yield f"{', '.join(others)}: torch.distributed"
+    if any(get_choice(row) not in (REFERENCE, *others) for row in rows):
+        yield "others: hpccoll's algorithms"
+    if measured & {REFERENCE, *others}:
+        yield "x: times as fast as"
+    if any(each.tied for each in verdicts):
+        yield f'"or", "ties": the 95 % interval of their ratio begins at {TIE} or less'
+    if any(each.fastest is not None and is_uncertain(each.fastest) for each in verdicts):
+        yield f"{UNCERTAIN}: uncertain by over {100 * MAX_UNCERTAINTY:.0f} %"
+
+
+def _join_choices(choices: Sequence[str], most: int = 2) -> str:
+    """Return choices without a clear winner, such as `ring or mpi`; those after the first `most` are counted."""
+    return " or ".join([*choices[:most], *([f"{len(choices) - most} more"] if len(choices) > most else [])])
 
 
 def format_us(microseconds: float) -> str:
@@ -154,7 +183,7 @@ def _format_digits(value: float) -> str:
 def _format_over(verdict: SizeVerdict, engine: str) -> tuple[str, str]:
     """Return the factor by which the fastest is faster than an engine, and the factor's interval."""
     if verdict.choice == engine:
-        return "itself", ""
+        return "1x", ""
     ratio = verdict.over.get(engine)
     if ratio is None:
         return "-", ""
@@ -162,13 +191,13 @@ def _format_over(verdict: SizeVerdict, engine: str) -> tuple[str, str]:
 
 
 def _format_auto(verdict: SizeVerdict) -> str:
-    """Return what `auto` selected and, if that is not the fastest, whether it ties or how much slower it is."""
+    """Return what `auto` selected, and whether `auto` ties with the fastest or how much longer it takes."""
     if verdict.auto is None:
         return "-"
     name = get_choice(verdict.auto)
-    if name == verdict.choice:
-        return name
-    return f"{name}, tie" if verdict.is_auto_best else f"{name}, {_get_value(verdict.auto_ratio):.2f}x slower"
+    if not verdict.is_auto_best:
+        return f"{name} ({_get_value(verdict.auto_ratio):.2f}x time)"
+    return name if name == verdict.choice else f"{name} (ties)"
 
 
 def _format_ranges(verdicts: Sequence[SizeVerdict], width: int) -> Iterator[str]:
@@ -177,9 +206,12 @@ def _format_ranges(verdicts: Sequence[SizeVerdict], width: int) -> Iterator[str]
     for _, group in groupby(verdicts, key=lambda each: each.setting):
         members = list(group)
         engines = [REFERENCE, *_list_other_engines(members)]
-        parts = [_describe_range(each, engines) for each in find_ranges(members)]
+        parts: list[str] = []
+        for each in find_ranges(members):
+            parts.append(_describe_range(each, engines, is_first=not any(AS_FAST in part for part in parts)))
         memory = f"{members[0].setting.buffer} memory: " if several else ""
-        yield from _wrap("use", memory + "; ".join(parts), width)
+        has_ties = any(size.tied for size in members)
+        yield from _wrap("use", memory + "fastest or tied: " * has_ties + "; ".join(parts), width)
 
 
 def _list_other_engines(verdicts: Sequence[SizeVerdict]) -> list[str]:
@@ -188,23 +220,30 @@ def _list_other_engines(verdicts: Sequence[SizeVerdict]) -> list[str]:
     return [engine for engine in engines if engine not in (OWN, REFERENCE)]
 
 
-def _describe_range(found: VerdictRange, engines: Sequence[str]) -> str:
-    """Return what is the fastest in a range of sizes and by how much: `8 B to 2 KiB mpi (85x to 120x gloo)`."""
+def _describe_range(found: VerdictRange, engines: Sequence[str], is_first: bool) -> str:
+    """Return what is the fastest in a range of sizes and by how much: `8 B to 2 KiB mpi (85.0 to 120x gloo)`.
+
+    The first factor of the first range is written in full: `85.0 to 120 times as fast as gloo`.
+    """
     first, last = (format_size(each.nbytes) for each in (found.sizes[0], found.sizes[-1]))
     where = first if first == last else f"{first} to {last}"
-    names = " or ".join(found.choices[:2]) + (f" or {len(found.choices) - 2} more" if len(found.choices) > 2 else "")
+    names = _join_choices(found.choices)
     factors = [
-        f"{_format_spread(ratios)} {engine}"
+        (_format_spread(ratios), engine)
         for engine in engines
         if engine not in found.choices
         and (ratios := [x for each in found.sizes if (x := each.find_ratio(engine, found.choices[0])) is not None])
     ]
-    return f"{where} {names}".removeprefix("0 B ") + (f" ({', '.join(factors)})" if factors else "")
+    spelled = [
+        f"{spread} {AS_FAST} {engine}" if is_first and at == 0 else f"{spread}x {engine}"
+        for at, (spread, engine) in enumerate(factors)
+    ]
+    return f"{where} {names}".removeprefix("0 B ") + (f" ({', '.join(spelled)})" if spelled else "")
 
 
 def _format_spread(ratios: Sequence[float]) -> str:
-    """Return the smallest and the largest ratio, such as `1.2x to 2.5x`."""
-    low, high = (f"{each:.2g}x" if each < 100 else f"{each:.0f}x" for each in (min(ratios), max(ratios)))
+    """Return the smallest and the largest ratio with the digits of the table, such as `1.20 to 2.50`."""
+    low, high = map(_format_digits, (min(ratios), max(ratios)))
     return low if low == high else f"{low} to {high}"
 
 
@@ -220,15 +259,19 @@ def describe_auto(verdicts: Sequence[SizeVerdict]) -> str:
     ops = list(dict.fromkeys(each.setting.op for each in verdicts))
     call = "hpccoll" if len(ops) > 1 else "comm.barrier()" if ops == ["barrier"] else f"comm.{ops[0]}(x)"
     subject = f"{call} runs auto, which takes"
-    text = f"{subject} the fastest, or ties with it, at {count} size{'s' * (len(measured) > 1)}"
+    text = f"{subject} the fastest, or one that ties with it, at {count} size{'s' * (len(measured) > 1)}"
     if not slower:
         return text
     slower.sort(key=lambda each: -_get_value(each.auto_ratio))
-    listed = [
-        f"{format_size(each.nbytes)} ({_get_value(each.auto_ratio):.2f}x the time of {each.choice})"
-        for each in slower[:_MAX_LISTED]
-    ]
+    listed = [f"{format_size(each.nbytes)} ({_describe_slower_auto(each)})" for each in slower[:_MAX_LISTED]]
     return f"{text}; slower at {', '.join(listed)}" + (" and more" if len(slower) > _MAX_LISTED else "")
+
+
+def _describe_slower_auto(verdict: SizeVerdict) -> str:
+    """Return what `auto` selected and its time relative to the fastest: `ring: 1.16x the time of tree`."""
+    name = get_choice(verdict.auto) if verdict.auto else "-"
+    fastest = "its calls by name" if name == verdict.choice else verdict.choice
+    return f"{name}: {_get_value(verdict.auto_ratio):.2f}x the time of {fastest}"
 
 
 def _get_value(ratio: Interval | None) -> float:
@@ -245,78 +288,44 @@ def describe_limit(verdicts: Sequence[SizeVerdict], limit: HardwareLimit | None)
     if last.fastest is None or not isinstance(operation, Operation):
         return ""
     shortest = limit.compute_us(operation, last.nbytes, last.setting.ranks)
-    what = "one exchange between nodes" if limit.nodes > 1 else "reading and writing the data once"
-    factor = last.fastest.time_us.p50 / shortest if shortest else 0.0
+    if not shortest:
+        return ""
+    factor = last.fastest.time_us.p50 / shortest
     return (
-        f"at {format_size(last.nbytes)}, {what} takes {format_us(shortest)} here; the fastest takes "
-        f"{factor:.2g} times that"
+        f"lower bound: {_describe_bound(operation, last, limit)}: {format_us(shortest)}; "
+        f"the fastest takes {factor:.2g} times that ({100 / factor:.0f} % of its speed)"
     )
 
 
-def describe_trust(verdicts: Sequence[SizeVerdict], conditions: RunConditions) -> str:
-    """Return whether the results can be trusted, and the reasons why not."""
-    rows = [row for each in verdicts for row in each.rows]
-    wrong = sorted({get_choice(row) for row in rows if row.wrong})
-    if wrong:
-        bad = sum(bool(row.wrong) for row in rows)
-        return f"NO: {bad} of {len(rows)} rows have wrong results ({', '.join(wrong)}); do not use these here"
-    unchecked = sum(row.wrong is None for row in rows)
-    right = f"all {len(rows)} results are right" if len(rows) > 1 else "the result is right"
-    checked = f"{unchecked} of {format_count(len(rows), 'row')} not checked" if unchecked else right
-    doubts = [*_list_doubts(rows, conditions)]
-    if not doubts:
-        return f"yes; {checked}, and the intervals are narrow"
-    poor = sum(map(is_uncertain, rows)) > MAX_UNCERTAIN * len(rows)
-    return f"{'little' if poor else 'with care'}: {'; '.join(doubts)}; {checked}"
-
-
-def _list_doubts(rows: Sequence[CollectiveRecord], conditions: RunConditions) -> Iterator[str]:
-    """Yield the reasons to doubt the times."""
-    ranks = max(row.ranks for row in rows)
-    if ranks == 1:
-        yield "one rank sends nothing, so times are the cost of a call"
-    if conditions.stopped:
-        yield "the run was stopped early, so results are missing"
-    if conditions.oversubscribed:
-        own = set(conditions.cores)
-        if own == {1}:
-            yield f"WRONG BINDING: the {ranks} ranks are bound to fewer cores than ranks"
-        else:
-            cores = f"{max(own)} cores" if len(own) == 1 and max(row.nodes for row in rows) == 1 else "fewer cores"
-            yield f"{ranks} ranks share {cores}, so times hold only for such jobs"
-    uncertain = [row for row in rows if is_uncertain(row)]
-    if uncertain:
-        medians = format_count(len(rows), "median")
-        yield f"{len(uncertain)} of {medians} uncertain by more than {MAX_UNCERTAINTY:.0%}"
-    short = sum(median_ranks(len(row.samples_us))[1] < CONFIDENCE for row in rows)
-    if short:
-        yield f"{short} of {format_count(len(rows), 'interval')} below 95 %, for lack of iterations"
-    if conditions.busy_cores is not None and conditions.busy_cores > BUSY:
-        yield f"other programs kept {conditions.busy_cores:.1f} cores busy"
-    yield from conditions.unavailable
-
-
-def is_uncertain(row: CollectiveRecord) -> bool:
-    """Whether half the width of the median's interval exceeds `MAX_UNCERTAINTY` of the median."""
-    time = row.time_us
-    return (time.p50_high - time.p50_low) / 2 > MAX_UNCERTAINTY * time.p50
+def _describe_bound(operation: Operation, verdict: SizeVerdict, limit: HardwareLimit) -> str:
+    """Return what must be moved at least, and the speed at which that was measured."""
+    ranks, size = verdict.setting.ranks, format_size(verdict.nbytes)
+    gigabytes = limit.nbytes / limit.us / 1e3 if limit.us else 0.0
+    if limit.nodes > 1:
+        return f"each node sends its share of {size} once (exchange measured here: {gigabytes:.3g} GB/s)"
+    copied = f"(copies measured here: {2 * ranks * gigabytes:.3g} GB/s)"
+    if operation is Operation.ALL_REDUCE:
+        return f"all {ranks} ranks read and write their {size} once {copied}"
+    return f"at {size}, all input is read and all output is written once {copied}"
 
 
 def list_next_commands(verdicts: Sequence[SizeVerdict], conditions: RunConditions) -> list[str]:
     """Return up to three commands that are worth typing next, each with its purpose."""
     rows = [row for each in verdicts for row in each.rows]
     ranks, ops = rows[0].ranks, " ".join(dict.fromkeys(each.setting.op for each in verdicts))
+    slower = [format_size(each.nbytes) for each in verdicts if each.auto and not each.selects_best]
     commands = []
     if conditions.oversubscribed and conditions.cores and set(conditions.cores) != {1}:
-        commands.append(f"mpirun -n {max(conditions.cores)} hpccoll bench {ops}  (one rank per core)")
+        commands.append(f"for times of one rank per core: mpirun -n {max(conditions.cores)} hpccoll bench {ops}")
     if ranks == 1:
-        commands.append(f"mpirun -n 4 hpccoll bench {ops}  (several ranks)")
-    elif any(each.auto and not each.is_auto_best for each in verdicts):
-        commands.append(f"mpirun -n {ranks} hpccoll tune {ops}  (so that auto takes the fastest)")
+        commands.append(f"for times of several ranks: mpirun -n 4 hpccoll bench {ops}")
+    elif slower:
+        sizes = ", ".join(dict.fromkeys(slower)) if len(slower) <= _MAX_LISTED else f"{len(slower)} more sizes"
+        commands.append(f"so that later runs of auto take the fastest at {sizes}: mpirun -n {ranks} hpccoll tune {ops}")
     elif sum(map(is_uncertain, rows)) > len(rows) / 4:
-        commands.append(f"mpirun -n {ranks} hpccoll bench {ops} --budget 3  (measure longer)")
-    if conditions.results:
-        commands.append(f"hpccoll report {conditions.results} -o report.html  (curves and findings)")
-    else:
-        commands.append(f"mpirun -n {ranks} hpccoll bench {ops} --full  (all algorithms)")
+        commands.append(f"for narrower intervals: mpirun -n {ranks} hpccoll bench {ops} --budget 3")
+    if not conditions.results:
+        commands.append(f"for all algorithms: mpirun -n {ranks} hpccoll bench {ops} --full")
+    elif not conditions.has_report:
+        commands.append(f"for curves and findings: hpccoll report {conditions.results} -o report.html")
     return commands[:_MAX_LISTED]

@@ -8,9 +8,11 @@ import pytest
 from msgspec.structs import replace
 
 from hpccoll.measure.collective_record import make_collective_record
+from hpccoll.measure.comparison import is_tie
 from hpccoll.measure.hardware_limit import HardwareLimit
 from hpccoll.measure.verdict import find_ranges, get_choice, make_size_verdicts
-from hpccoll.measure.verdict_text import RunConditions, format_footer, format_us, format_verdict
+from hpccoll.measure.verdict_text import format_footer, format_us, format_verdict
+from hpccoll.measure.verdict_trust import RunConditions
 from hpccoll.plan import Operation
 from hpccoll.records import CollectiveCase, StopReason
 from hpccoll.units import KiB, MiB
@@ -53,13 +55,13 @@ def line(records, size, width=None, **conditions):
 
 
 def paragraph(records, keyword, **conditions):
-    """The text after a keyword, with its lines joined."""
+    """The text after a keyword, with its lines joined; for `trust`, its lines are findings."""
     text = re.sub(r"\n {7}", " ", verdict(records, **conditions))
     return [each.removeprefix(f"{keyword}:").strip() for each in text.splitlines() if each.startswith(f"{keyword}:")]
 
 
 def test_a_line_per_size_has_the_fastest_its_time_its_factors_and_what_auto_takes():
-    assert line(THREE, "8 B") == ["8 B", "mpi", "2.00 us", "itself", "100x", "mpi"]
+    assert line(THREE, "8 B") == ["8 B", "mpi", "2.00 us", "1x", "100x", "mpi"]
     assert line(THREE, "64 KiB") == ["64 KiB", "ring", "10.0 us", "2.00x", "[1.96,2.04]", "20.0x", "ring"]
     assert line(THREE, "64 MiB") == ["64 MiB", "ring", "5.00 us", "4.00x", "[3.92,4.08]", "40.0x", "ring"]
 
@@ -71,7 +73,7 @@ def test_a_row_of_auto_counts_for_what_it_selected():
     assert found.is_auto_best
 
 
-@pytest.mark.parametrize(("ring", "told"), [(20.5, "mpi (tie)"), (22.0, "mpi")])
+@pytest.mark.parametrize(("ring", "told"), [(20.5, "mpi or ring"), (22.0, "mpi")])
 def test_a_tie_is_called_a_tie(ring, told):
     assert line(rows_of(8, ring=ring, taken="mpi"), "8 B")[1] == told
 
@@ -83,20 +85,68 @@ def test_a_wide_interval_makes_a_tie_of_a_large_difference():
 
 
 @pytest.mark.parametrize(
-    ("taken", "us", "told"), [("ring", 10.0, "ring"), ("mpi", 10.2, "mpi, tie"), ("mpi", 20.0, "mpi, 2.00x slower")]
+    ("taken", "us", "told"),
+    [("ring", 10.0, "ring"), ("mpi", 10.2, "mpi (ties)"), ("mpi", 20.0, "mpi (2.00x time)")],
 )
 def test_the_distance_of_auto_is_told(taken, us, told):
     found = rows_of(8, mpi=us if taken == "mpi" else 20.0, taken=taken, auto_us=us)
     assert line(found, "8 B")[-1] == told
     says = paragraph(found, "auto")[0]
-    assert ("slower at 8 B (2.00x the time of ring)" in says) == ("slower" in told)
-    assert ("hpccoll tune all_reduce" in verdict(found)) == ("slower" in told)
+    assert ("slower at 8 B (mpi: 2.00x the time of ring)" in says) == ("2.00x" in told)
+    tune = "so that later runs of auto take the fastest at 8 B: mpirun -n 4 hpccoll tune all_reduce"
+    assert (tune in paragraph(found, "next")) == ("2.00x" in told)
+
+
+def test_every_line_names_the_same_choices_at_a_size_without_a_clear_winner():
+    rows = [*rows_of(8, mpi=11.5, ring=10.0, taken="mpi", auto_us=10.2), *rows_of(64, mpi=5.0, taken="mpi")]
+    assert line(rows, "8 B")[1:] == ["ring or mpi", "10.0 us", "1.02x", "[1.00,1.04]", "20.0x", "mpi (ties)"]
+    assert paragraph(rows, "use") == ["fastest or tied: 8 B to 64 B mpi (19.6 to 40.0 times as fast as gloo)"]
+    assert paragraph(rows, "auto")[0].endswith("takes the fastest, or one that ties with it, at all 2 sizes")
+    assert not any("tune" in each for each in paragraph(rows, "next"))
+
+
+@pytest.mark.parametrize(("ring", "low"), [(10.5, 1.04), (10.65, 1.05), (10.7, 1.06), (12.0, 1.19)])
+def test_the_printed_interval_decides_ties(ring, low):
+    rows = [record("mpi", ring, spread=0.005), record("ring", 10.0, spread=0.005)]
+    (found,) = make_size_verdicts(rows)
+    cells = line(rows, "1 KiB")
+    assert cells[4].startswith(f"[{low:.2f},")
+    assert (found.tied == ("mpi",)) == is_tie(*rows) == is_tie(*rows[::-1]) == (low <= 1.05)
+    assert cells[1] == ("ring or mpi" if low <= 1.05 else "ring")
+    legend = '"or", "ties": the 95 % interval of their ratio begins at 1.05 or less'
+    assert (legend in " ".join(verdict(rows).splitlines())) == (low <= 1.05)
+
+
+def test_a_call_of_auto_that_takes_longer_than_its_choice_is_told():
+    rows = rows_of(8, auto_us=12.0)
+    assert line(rows, "8 B")[-1] == "ring (1.20x time)"
+    assert paragraph(rows, "auto")[0].endswith("slower at 8 B (ring: 1.20x the time of its calls by name)")
+    assert not any("tune" in each for each in paragraph(rows, "next")), "auto would select the same"
+
+
+def test_the_table_names_as_many_tied_choices_as_fit():
+    rows = [*rows_of(8), *(record(name, 10.0, nbytes=8) for name in ("tree", "recursive_doubling"))]
+    assert line(rows, "8 B")[1] == "ring or recursive_doubling or 1 more"
+    assert line(rows, "8 B", 75)[1] == "ring or 2 more"
+
+
+def test_the_legend_names_the_libraries_and_marks():
+    text = " ".join(verdict(THREE, mpi_library="MPICH 5.0.2").splitlines())
+    assert "mpi: MPICH 5.0.2; gloo: torch.distributed; others: hpccoll's algorithms; x: times as fast as)" in text
+    assert "torch" not in verdict([row for row in THREE if row.engine != "gloo"])
+
+
+def test_uncertain_medians_of_the_fastest_are_marked():
+    rows = [record("mpi", 9.0), record("ring", 5.0, spread=0.2)]
+    assert line(rows, "1 KiB")[2] == "~5.00 us"
+    assert "~: uncertain by over 10 %" in verdict(rows)
+    assert "~" not in verdict(THREE)
 
 
 def test_a_wrong_result_is_never_the_fastest_and_nothing_is_trusted():
     rows = [*rows_of(8), record("tree", 0.1, nbytes=8, wrong=3)]
     assert line(rows, "8 B")[1] == "ring"
-    assert paragraph(rows, "trust")[0].startswith("NO: 1 of 5 rows have wrong results (tree)")
+    assert paragraph(rows, "trust")[0].startswith("results: NO: 1 of 5 rows have wrong results (tree)")
     assert "values : 3 FAILED" in format_footer(make_size_verdicts(rows))
     alone = [record("tree", 0.1, nbytes=8, wrong=3)]
     assert "all wrong" in line(alone, "8 B")
@@ -108,8 +158,9 @@ def test_what_was_not_measured_leaves_no_false_claim(missing):
     text = verdict(rows)
     cells = line(rows, "64 KiB")
     if missing == "mpi":
-        assert cells[3] == "-"
+        assert cells == ["64 KiB", "ring", "10.0 us", "20.0x", "ring"]
         assert "x mpi" not in text
+        assert "interval" not in text.splitlines()[1]
     elif missing == "gloo":
         assert "gloo" not in text
     elif missing == "auto":
@@ -120,14 +171,14 @@ def test_what_was_not_measured_leaves_no_false_claim(missing):
 
 def test_one_size_and_a_barrier_have_a_verdict():
     assert paragraph(rows_of(8), "auto") == [
-        "comm.all_reduce(x) runs auto, which takes the fastest, or ties with it, at the only size"
+        "comm.all_reduce(x) runs auto, which takes the fastest, or one that ties with it, at the only size"
     ]
     barrier = [record(name, us, 0, op="barrier", redop=None) for name, us in (("mpi", 2.0), ("linear", 3.0))]
     assert line(barrier, "0 B")[1] == "mpi"
     assert paragraph(barrier, "use") == ["mpi"]
     assert "comm.barrier() runs auto" in verdict([*barrier, auto(2.0, "mpi", nbytes=0, op="barrier", redop=None)])
     assert "hpccoll runs auto" in verdict([*rows_of(8), auto(2.0, "mpi", nbytes=8, op="broadcast", redop=None)])
-    assert "the result is right" in verdict(barrier[:1])
+    assert paragraph(barrier[:1], "trust")[0].startswith("results: the only one is right times: reliable")
     assert not paragraph(barrier, "limit", limit=HardwareLimit(1.0, 8, 1))
 
 
@@ -137,41 +188,60 @@ def test_ranges_of_sizes_end_where_another_is_faster_but_not_at_a_tie():
         (("mpi",), [8]),
         (("ring",), [64 * KiB, 8 * MiB, 64 * MiB]),
     ]
-    assert paragraph(THREE, "use") == ["8 B mpi (100x gloo); 64 KiB to 64 MiB ring (2x to 4x mpi, 20x to 40x gloo)"]
+    assert paragraph(THREE, "use") == [
+        "8 B mpi (100 times as fast as gloo); 64 KiB to 64 MiB ring (2.00 to 4.00x mpi, 20.0 to 40.0x gloo)"
+    ]
 
 
 def test_factors_of_a_range_are_those_of_what_is_to_be_used_at_every_size():
     rows = [*rows_of(8, mpi=9.9), *rows_of(64)]
-    assert paragraph(rows, "use") == ["8 B to 64 B ring (0.99x to 2x mpi, 20x gloo)"]
+    assert paragraph(rows, "use") == [
+        "fastest or tied: 8 B to 64 B ring (0.99 to 2.00 times as fast as mpi, 20.0x gloo)"
+    ]
 
 
 @pytest.mark.parametrize(
     ("conditions", "told"),
     [
-        ({"oversubscribed": True, "cores": (2,) * 4}, "4 ranks share 2 cores"),
+        ({"oversubscribed": True, "cores": (2,) * 4}, "times: only valid where 4 ranks share 2 cores"),
         ({"oversubscribed": True, "cores": (1,) * 4}, "WRONG BINDING"),
         ({"oversubscribed": True, "cores": (1, 2, 2, 2)}, "4 ranks share fewer cores"),
-        ({"stopped": True}, "the run was stopped early"),
+        ({"oversubscribed": True, "cores": (2,) * 4}, "gloo's own threads need cores, too"),
+        ({"stopped": True}, "missing: the run was stopped early"),
         ({"busy_cores": 0.7}, "other programs kept 0.7 cores busy"),
-        ({"unavailable": ("gloo: torch is not installed",)}, "gloo: torch is not installed"),
+        ({"unavailable": ("gloo: torch is not installed",)}, "missing: gloo: torch is not installed"),
     ],
 )
 def test_circumstances_that_spoil_times_are_told(conditions, told):
     says = paragraph(THREE, "trust", **conditions)[0]
-    assert says.startswith("with care: ")
+    assert says.startswith("results: all 12 are right fastest: clear at all 3 sizes (95 % intervals) times: ")
     assert told in says
+
+
+def test_threads_of_gloo_are_mentioned_only_where_ranks_share_cores_with_gloo():
+    shared = {"oversubscribed": True, "cores": (2,) * 4}
+    assert "threads" not in paragraph(THREE, "trust")[0]
+    assert "threads" not in paragraph([row for row in THREE if row.engine != "gloo"], "trust", **shared)[0]
+
+
+def test_the_choice_of_the_fastest_is_trusted_apart_from_the_times():
+    rows = [*THREE, *rows_of(MiB, mpi=10.1)]
+    assert 'fastest: clear at 3 of 4 sizes (95 % intervals); not clear where the table says "or"' in verdict(rows)
+    assert "fastest: clear at the only size (95 % intervals)" in verdict(rows_of(8))
+    assert "fastest:" not in verdict([record("mpi", 2.0)])
 
 
 def test_quiet_right_results_are_trusted():
     assert paragraph(THREE, "trust", oversubscribed=False, cores=(1,) * 4, busy_cores=0.0) == [
-        "yes; all 12 results are right, and the intervals are narrow"
+        "results: all 12 are right fastest: clear at all 3 sizes (95 % intervals) "
+        "times: reliable: no median is uncertain by more than 10 %"
     ]
 
 
 @pytest.mark.parametrize(
     ("rows", "told"),
     [
-        ([record("mpi", 9.0, spread=0.2), record("ring", 5.0)], "1 of 2 medians uncertain by more than 10%"),
+        ([record("mpi", 9.0, spread=0.2), record("ring", 5.0)], "1 of 2 medians uncertain by more than 10 %"),
         ([record("mpi", 9.0, iterations=5), record("ring", 5.0)], "1 of 2 intervals below 95 %"),
         ([record("mpi", 9.0, wrong=None), record("ring", 5.0, spread=0.2)], "1 of 2 rows not checked"),
         ([record("mpi", 9.0, ranks=1), record("ring", 5.0, ranks=1)], "one rank sends nothing"),
@@ -183,17 +253,18 @@ def test_doubtful_rows_are_counted(rows, told):
 
 def test_mostly_uncertain_medians_are_hardly_trusted():
     noisy = [record("mpi", 9.0, spread=0.2), record("ring", 5.0, spread=0.2), record("tree", 5.0)]
-    assert paragraph(noisy, "trust")[0].startswith("little: 2 of 3 medians uncertain")
-    assert paragraph(noisy[1:], "trust")[0].startswith("with care: 1 of 2")
+    assert "times: unreliable: 2 of 3 medians uncertain" in paragraph(noisy, "trust")[0]
+    assert "times: 1 of 2 medians uncertain" in paragraph(noisy[1:], "trust")[0]
 
 
 def test_what_to_type_next_fits_the_findings():
     shared = {"oversubscribed": True, "cores": (2,) * 4, "results": "a.jsonl"}
     assert paragraph(THREE, "next", **shared) == [
-        "mpirun -n 2 hpccoll bench all_reduce  (one rank per core)",
-        "hpccoll report a.jsonl -o report.html  (curves and findings)",
+        "for times of one rank per core: mpirun -n 2 hpccoll bench all_reduce",
+        "for curves and findings: hpccoll report a.jsonl -o report.html",
     ]
-    assert paragraph(THREE, "next") == ["mpirun -n 4 hpccoll bench all_reduce --full  (all algorithms)"]
+    assert not paragraph(THREE, "next", results="a.jsonl", has_report=True)
+    assert paragraph(THREE, "next") == ["for all algorithms: mpirun -n 4 hpccoll bench all_reduce --full"]
     noisy = [record("mpi", 9.0, spread=0.2), record("ring", 5.0, spread=0.2)]
     assert "--budget" in paragraph(noisy, "next")[0]
     assert "mpirun -n 4" in paragraph([record("mpi", 9.0, ranks=1)], "next")[0]
@@ -205,7 +276,10 @@ def test_short_messages_have_no_limit():
 
 def test_the_distance_to_the_limit_is_that_of_the_largest_size():
     told = paragraph(THREE, "limit", limit=HardwareLimit(1.0, 32 * MiB, 1))
-    assert told == ["at 64 MiB, reading and writing the data once takes 2.00 us here; the fastest takes 2.5 times that"]
+    assert told == [
+        "lower bound: all 4 ranks read and write their 64 MiB once (copies measured here: 2.68e+05 GB/s): 2.00 us; "
+        "the fastest takes 2.5 times that (40 % of its speed)"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -252,7 +326,7 @@ def test_the_verdict_fits_one_screen(width):
     shared = {"oversubscribed": True, "cores": (2,) * 4, "results": "bench-results/20261122-160101.jsonl"}
     lines = verdict(rows, width, limit=HardwareLimit(1.0, MiB, 1), **shared).splitlines()
     assert max(map(len, lines)) <= width
-    assert len(lines) <= 32
+    assert len(lines) <= {80: 34, 100: 32, 120: 30}[width]
     assert sum(each.strip().startswith(("64 KiB", "64 MiB", "8 B")) for each in lines) == 3
 
 

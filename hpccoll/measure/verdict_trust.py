@@ -1,0 +1,107 @@
+"""States in words which parts of a benchmark can be trusted: results, the choice of the fastest, and times."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from hpccoll.measure.hardware_limit import HardwareLimit
+from hpccoll.measure.other_process_load import BUSY
+from hpccoll.measure.statistics import CONFIDENCE, median_ranks
+from hpccoll.measure.verdict import SizeVerdict, get_choice
+from hpccoll.records import CollectiveRecord
+from hpccoll.units import format_count
+
+MAX_UNCERTAIN = 0.5  # fraction of uncertain medians above which a benchmark says little
+MAX_UNCERTAINTY = 0.10  # half the width of a median's interval, divided by the median
+
+
+@dataclass(frozen=True, slots=True)
+class RunConditions:
+    """The circumstances of a benchmark that its records do not contain.
+
+    Args:
+        cores: the number of cores that each rank may run on; empty if unknown.
+        oversubscribed: whether a node has more ranks than cores that they may run on.
+        busy_cores: the number of cores that other programs kept busy; None if unknown.
+        unavailable: sentences about engines that could not be started.
+        stopped: whether the run ended before all cases were measured.
+        limit: the measured speed of memory or links; None if it was not measured.
+        results: the result file; None if the results were not written.
+        has_report: whether the caller makes a report of the result file.
+        mpi_library: the MPI library's name and version; empty if unknown.
+    """
+
+    cores: tuple[int, ...] = ()
+    oversubscribed: bool = False
+    busy_cores: float | None = None
+    unavailable: tuple[str, ...] = field(default_factory=tuple)
+    stopped: bool = False
+    limit: HardwareLimit | None = None
+    results: str | None = None
+    has_report: bool = False
+    mpi_library: str = ""
+
+
+def describe_trust(verdicts: Sequence[SizeVerdict], conditions: RunConditions) -> list[str]:
+    """Return, each in a sentence, whether results, the choice of the fastest, and times can be trusted."""
+    rows = [row for each in verdicts for row in each.rows]
+    wrong = sorted({get_choice(row) for row in rows if row.wrong})
+    if wrong:
+        bad = sum(bool(row.wrong) for row in rows)
+        return [
+            f"results: NO: {bad} of {len(rows)} rows have wrong results ({', '.join(wrong)}); do not use these here"
+        ]
+    unchecked = sum(row.wrong is None for row in rows)
+    right = f"all {len(rows)} are right" if len(rows) > 1 else "the only one is right"
+    results = f"{unchecked} of {format_count(len(rows), 'row')} not checked" if unchecked else right
+    missing = [*["the run was stopped early"] * conditions.stopped, *conditions.unavailable]
+    doubts = "; ".join(_list_doubts(rows, conditions))
+    poor = sum(map(is_uncertain, rows)) > MAX_UNCERTAIN * len(rows)
+    certain = f"reliable: no median is uncertain by more than {100 * MAX_UNCERTAINTY:.0f} %"
+    findings = [f"results: {results}", _describe_clear_winners(verdicts)]
+    findings += [f"times: {'unreliable: ' * poor}{doubts or certain}"]
+    return [each for each in [*findings, f"missing: {'; '.join(missing)}" * bool(missing)] if each]
+
+
+def _describe_clear_winners(verdicts: Sequence[SizeVerdict]) -> str:
+    """Return at how many sizes the fastest is clear; empty where no size has two choices."""
+    compared = [each for each in verdicts if len({get_choice(row) for row in each.rows}) > 1]
+    clear = sum(not each.tied for each in compared)
+    if not compared:
+        return ""
+    sizes = f"{len(compared)} size{'s' * (len(compared) > 1)}"
+    if clear == len(compared):
+        return f"fastest: clear at {f'all {sizes}' if clear > 1 else 'the only size'} (95 % intervals)"
+    return f'fastest: clear at {clear} of {sizes} (95 % intervals); not clear where the table says "or"'
+
+
+def _list_doubts(rows: Sequence[CollectiveRecord], conditions: RunConditions) -> Iterator[str]:
+    """Yield the reasons to doubt the times."""
+    ranks = max(row.ranks for row in rows)
+    if ranks == 1:
+        yield "one rank sends nothing, so times are the cost of a call"
+    if conditions.oversubscribed:
+        own = set(conditions.cores)
+        if own == {1}:
+            yield f"WRONG BINDING: the {ranks} ranks are bound to fewer cores than ranks"
+        else:
+            cores = f"{max(own)} cores" if len(own) == 1 and max(row.nodes for row in rows) == 1 else "fewer cores"
+            yield f"only valid where {ranks} ranks share {cores}"
+        if any(row.engine == "gloo" for row in rows):
+            yield "gloo's own threads need cores, too, so the factors over gloo vary widely"
+    uncertain = [row for row in rows if is_uncertain(row)]
+    if uncertain:
+        medians = format_count(len(rows), "median")
+        yield f"{len(uncertain)} of {medians} uncertain by more than {100 * MAX_UNCERTAINTY:.0f} %"
+    short = sum(median_ranks(len(row.samples_us))[1] < CONFIDENCE for row in rows)
+    if short:
+        yield f"{short} of {format_count(len(rows), 'interval')} below 95 %, for lack of iterations"
+    if conditions.busy_cores is not None and conditions.busy_cores > BUSY:
+        yield f"other programs kept {conditions.busy_cores:.1f} cores busy"
+
+
+def is_uncertain(row: CollectiveRecord) -> bool:
+    """Whether half the width of the median's interval exceeds `MAX_UNCERTAINTY` of the median."""
+    time = row.time_us
+    return (time.p50_high - time.p50_low) / 2 > MAX_UNCERTAINTY * time.p50
