@@ -6,9 +6,9 @@ rank. A rank that waits for something impossible complains to the departed rank,
 rank that waits for ranks that are only late never complains.
 
 All ranks form a binary tree. Departed ranks tell their tree neighbours the least number of calls of a departed rank;
-a rank passes on only a smaller number, so a job of n ranks that end together sends at most 3 n such notices. The tree
-also counts departures, so that each rank learns when all ranks have departed. All notices are messages of a few dozen
-bytes, outside of the collectives' tags; collective calls send none.
+a rank passes on only a smaller number, so n ranks that end after equally many calls send at most 3 n such notices. The
+tree also counts departures, so that each rank learns when all ranks have departed. All notices are messages of a few
+dozen bytes, outside of the collectives' tags; collective calls send none.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ class DepartureWatch:
         """The number of collective calls that this rank had made when it departed."""
         return self._own.calls if self._own is not None else self.state.count
 
-    def justified_complaints(self) -> list[Complaint]:
+    def list_justified_complaints(self) -> list[Complaint]:
         """Return the complaints of ranks that wait for something that this departed rank will never do."""
         return [
             complaint

@@ -175,7 +175,7 @@ class JobEndings:
                 announced = True
                 for watch in watches:
                     watch.announce()
-            complaints = [(watch, each) for watch in watches for each in watch.justified_complaints()]
+            complaints = [(watch, each) for watch in watches for each in watch.list_justified_complaints()]
             if not complaints:
                 complained = 0.0
             elif not complained:
