@@ -192,6 +192,8 @@ def make_mpi_arguments(comm: MPI.Intracomm, operation: Operation, nbytes: int) -
         Operation.GATHER: (block, whole if at_root else None, root),
         Operation.SCATTER: (whole if at_root else None, block, root),
         Operation.ALL_TO_ALL: (whole, other),
+        Operation.SCAN: (MPI.IN_PLACE, block, MPI.SUM),
+        Operation.EXSCAN: (MPI.IN_PLACE, block, MPI.SUM),
         Operation.BARRIER: (),
     }[operation]
 
