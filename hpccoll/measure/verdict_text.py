@@ -320,7 +320,7 @@ def list_next_commands(verdicts: Sequence[SizeVerdict], conditions: RunCondition
     if ranks == 1:
         commands.append(f"for times of several ranks: mpirun -n 4 hpccoll bench {ops}")
     elif slower:
-        sizes = ", ".join(dict.fromkeys(slower)) if len(slower) <= _MAX_LISTED else f"{len(slower)} more sizes"
+        sizes = ", ".join(dict.fromkeys(slower)) if len(slower) <= _MAX_LISTED else f"{len(slower)} sizes"
         commands.append(f"so that later runs of auto take the fastest at {sizes}: mpirun -n {ranks} hpccoll tune {ops}")
     elif sum(map(is_uncertain, rows)) > len(rows) / 4:
         commands.append(f"for narrower intervals: mpirun -n {ranks} hpccoll bench {ops} --budget 3")
