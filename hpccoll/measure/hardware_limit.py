@@ -9,6 +9,7 @@ scaled to the bytes that a node has to send.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -68,5 +69,17 @@ def measure_hardware_limit(comm: MPI.Intracomm, layout: RankLayout, nbytes: int)
         elif place is not None:
             after, before = leaders[(place + 1) % len(leaders)], leaders[place - 1]
             comm.Sendrecv(source, after, recvbuf=target, source=before)
-        samples.append(max(comm.allgather(time.perf_counter() - begin)))
+        samples.append(_compute_duration(comm.allgather((begin, time.perf_counter())), layout.nodes))
     return HardwareLimit(min(samples[1:]) * 1e6, size, layout.nodes)
+
+
+def _compute_duration(spans: Sequence[tuple[float, float]], nodes: int) -> float:
+    """Return how long all ranks took together; `spans` are the times at which each rank began and ended.
+
+    The ranks of one node read the same clock. If ranks share cores, some begin after others have ended, so the duration
+    is that from the first beginning to the last end. The clocks of several nodes differ, so the duration is that of the
+    slowest rank.
+    """
+    if nodes > 1:
+        return max(end - begin for begin, end in spans)
+    return max(end for _, end in spans) - min(begin for begin, _ in spans)

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from hpccoll.measure.collective_record import make_collective_record
 from hpccoll.measure.comparison import is_tie
-from hpccoll.measure.hardware_limit import HardwareLimit
+from hpccoll.measure.hardware_limit import HardwareLimit, _compute_duration
 from hpccoll.measure.verdict import find_ranges, get_choice, make_size_verdicts
 from hpccoll.measure.verdict_text import format_footer, format_us, format_verdict
 from hpccoll.measure.verdict_trust import RunConditions
@@ -306,6 +306,11 @@ def test_the_limit_counts_each_byte_that_is_read_and_written_once(operation, sha
 
 def test_the_limit_between_nodes_counts_what_a_node_sends():
     assert HardwareLimit(8.0, 100, 4).compute_us(Operation.ALL_REDUCE, 100, 16) == pytest.approx(8 * 1.5)
+
+
+def test_copies_of_ranks_that_share_cores_are_timed_from_the_first_beginning_to_the_last_end():
+    assert _compute_duration([(0.0, 3.0), (2.0, 5.0)], nodes=1) == 5.0
+    assert _compute_duration([(0.0, 3.0), (2.0, 6.0)], nodes=2) == 4.0
 
 
 def test_kinds_of_memory_stand_side_by_side():
