@@ -90,6 +90,7 @@ def _format_sizes(verdicts: Sequence[SizeVerdict], conditions: RunConditions, wi
     several = len({each.setting.buffer for each in verdicts}) > 1
     engines = _list_other_engines(verdicts)
     with_auto = any(each.auto for each in verdicts)
+    is_slower = any(each.auto and not each.is_auto_best for each in verdicts)
     with_mpi = any(row.engine == REFERENCE for each in verdicts for row in each.rows)
     columns = [
         TextColumn("size", is_number=True),
@@ -102,7 +103,7 @@ def _format_sizes(verdicts: Sequence[SizeVerdict], conditions: RunConditions, wi
             else []
         ),
         *(TextColumn(f"x {engine}", is_number=True) for engine in engines),
-        *([TextColumn("auto takes")] if with_auto else []),
+        *([TextColumn(f"auto takes{' (x time)' * is_slower}")] if with_auto else []),
     ]
     ordered = sorted(verdicts, key=lambda each: each.nbytes)
     rows = [
@@ -196,7 +197,7 @@ def _format_auto(verdict: SizeVerdict) -> str:
         return "-"
     name = get_choice(verdict.auto)
     if not verdict.is_auto_best:
-        return f"{name} ({_get_value(verdict.auto_ratio):.2f}x time)"
+        return f"{name} ({_get_value(verdict.auto_ratio):.2f}x)"
     return name if name == verdict.choice else f"{name} (ties)"
 
 
