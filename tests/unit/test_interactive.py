@@ -40,7 +40,7 @@ def test_help_shows_types_shapes_errors_and_an_example():
     for words in (
         "out: 'Any' = None",
         "op: 'ReduceOp' = 'sum'",
-        "array of any shape",
+        "array of one shape and dtype on all ranks",
         "Raises:",
         ">>> comm.all_reduce(",
     ):
