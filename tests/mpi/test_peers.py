@@ -65,6 +65,10 @@ def expected(
     mine = slice(rank * count, (rank + 1) * count)
     if operation in (Operation.REDUCE, Operation.GATHER) and rank != root:
         return None
+    if operation is Operation.EXSCAN and not rank:
+        return None
+    if operation.is_scan:
+        every = every[: rank + (operation is Operation.SCAN)]
     if operation.reduces:
         total = every[0]
         for other in every[1:]:
@@ -109,7 +113,8 @@ def run(
             result[:] = 0
         assert call() is None
     if want is not None:
-        assert result.tobytes() == want.tobytes(), (operation, rank, result, want)
+        right = result.tobytes() == want.tobytes()  # of long arrays, pytest would take minutes to show the difference
+        assert right, (operation, rank, result, want)
     if before is not None and not in_place:
         assert source.tobytes() == before.tobytes(), "the source was changed"
 
@@ -131,9 +136,20 @@ def shared(source: Array, result: Array, rank: int, count: int) -> tuple[Array, 
     return result[mine], result
 
 
+def is_refused(peer: LibraryEngine, comm: Any, operation: Operation) -> bool:
+    """Whether the peer lacks an operation (torch.distributed has no scans); assert that it says so."""
+    if not operation.is_scan or peer.name == "mpi":
+        return False
+    with pytest.raises(UsageError, match="scan"):
+        run(peer, comm, operation)
+    return True
+
+
 @pytest.mark.parametrize("count", [0, 1, 5, 70_001])
 @pytest.mark.parametrize("operation", MOVING + REDUCING, ids=lambda operation: operation.value)
 def test_every_operation_on_counts_and_roots(peer, comm, operation, count):
+    if is_refused(peer, comm, operation):
+        return
     for root in {0, comm.size - 1} if operation.has_root else {0}:
         run(peer, comm, operation, count, root=root)
 
@@ -177,6 +193,8 @@ IN_PLACE = [o for o in Operation if o not in (Operation.BARRIER, Operation.REDUC
 
 @pytest.mark.parametrize("operation", IN_PLACE, ids=lambda operation: operation.value)
 def test_in_place_keeps_the_own_block_in_its_place(peer, comm, operation):
+    if is_refused(peer, comm, operation):
+        return
     for root in {0, comm.size - 1}:
         run(peer, comm, operation, root=root, in_place=True)
 
