@@ -178,6 +178,8 @@ def test_values_are_right_although_the_stream_runs_late(eng, stream, algorithm, 
     blocks = operation in (Operation.REDUCE_SCATTER, Operation.SCATTER, Operation.ALL_TO_ALL)
     brings = operation not in (Operation.BROADCAST, Operation.SCATTER) or rank == root
     takes_part = operation not in (Operation.REDUCE, Operation.GATHER) or rank == root
+    if operation is Operation.EXSCAN:
+        takes_part = rank > 0
     length, total = count * (n if blocks else 1), 0
     if takes_part:
         total = count * (n if operation in (Operation.ALL_GATHER, Operation.GATHER, Operation.ALL_TO_ALL) else 1)
