@@ -12,7 +12,7 @@ out=${OUT:-out}
 python=${PYTHON:-$(command -v python3)}
 mkdir -p "$out"
 PATH=$(dirname "$python"):$PATH
-export PATH PYTHONPATH=$PWD PYTHONUNBUFFERED=1 HPCCOLL_TUNING=off OMP_NUM_THREADS=2 HYDRA_LAUNCHER=fork
+export PATH PYTHONPATH=$PWD PYTHONUNBUFFERED=1 HPCCOLL_TUNING=off OMP_NUM_THREADS=2 HYDRA_LAUNCHER=fork CI=1
 ulimit -c 0
 
 hpccoll=("$python" -m hpccoll.cli.main)

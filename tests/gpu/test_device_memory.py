@@ -16,6 +16,7 @@ from hpccoll.runtime.arrays import DTYPES, get_array_module
 from hpccoll.runtime.arrays.reductions import _KINDS
 from hpccoll.runtime.cuda import probe as cuda_probe
 from tests.mpi.cases import bits, sprinkled
+from tests.requirements import skip_or_fail
 
 pytestmark = [pytest.mark.mpi, pytest.mark.skipif(not cuda_probe.list_device_names(), reason="no CUDA device is here")]
 
@@ -95,7 +96,7 @@ def test_streams_may_change_between_calls(hpc, cupy):
 def test_torch_tensors_are_reached_where_they_are(hpc, cupy):
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():
-        pytest.skip("this torch has no CUDA")
+        skip_or_fail("this torch has no CUDA")
     x = hpc.torch_empty((300, 500), torch.bfloat16, device="cuda")
     with torch.cuda.stream(torch.cuda.Stream()):
         for _ in range(5):

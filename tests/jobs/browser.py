@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import html
 import json
-import os
 import re
 import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
 
-import pytest
+from tests.requirements import skip_or_fail
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 LIMIT_S = 120
@@ -55,10 +54,7 @@ def chromium() -> str:
     """Return the browser; skip where there is none, but never in continuous integration."""
     found = next((path for name in NAMES if (path := shutil.which(name))), None)
     if found is None:
-        why = "no Chromium here: apt-get install chromium fonts-dejavu-core"
-        if os.environ.get("CI"):
-            pytest.fail(why)
-        pytest.skip(why)
+        skip_or_fail("there is no Chromium: apt-get install chromium fonts-dejavu-core")
     return found
 
 

@@ -19,6 +19,7 @@ from hpccoll.doctor.shared_memory import list_library_files
 from hpccoll.records import make_json_schema
 from tests.depth import mark_full
 from tests.jobs.launch import BIN, LIMIT_S, command, environment, hpccoll
+from tests.requirements import skip_or_fail
 
 SHM = Path("/dev/shm")
 AREAS = {
@@ -136,7 +137,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert killed.returncode == -signal.SIGKILL
     left = [path for path in map(Path, killed.stdout.split()) if path.exists()]
     if not left:
-        pytest.skip("this MPI leaves nothing behind when one process is killed")
+        skip_or_fail("this MPI leaves nothing behind when one process is killed")
     try:
         findings = [json.loads(line) for line in alone("--json", "-").stdout.splitlines()][1:]
         (found,) = of(findings, "shared memory", "warning")
@@ -185,7 +186,7 @@ def test_crashing_or_hanging_driver_is_a_finding(tmp_path: Path) -> None:
     """A library with the driver's file name crashes, or sleeps, as soon as it is loaded."""
     compiler = shutil.which("cc")
     if compiler is None:
-        pytest.skip("needs a C compiler")
+        skip_or_fail("there is no C compiler: apt-get install gcc libc6-dev")
     for word, body in (("crashed by SIGSEGV", "raise(11);"), ("gave no answer within 2 s", "sleep(600);")):
         source = tmp_path / "driver.c"
         source.write_text(

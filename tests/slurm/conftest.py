@@ -6,25 +6,17 @@ because a skipped test would look like a passed one there.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
 
 from hpccoll.errors import UnavailableError
 from hpccoll.lab import ClusterSpec, Lab, isolation, requirements
+from tests.requirements import skip_or_fail
 
 ROOT = Path(__file__).parents[2]
-
-
-def skip_or_fail(reason: str) -> NoReturn:
-    """Skip the test; with CI=1 fail it."""
-    if os.environ.get("CI") in (None, "", "0", "false"):
-        pytest.skip(reason)
-    pytest.fail(f"CI=1 and {reason}", pytrace=False)
 
 
 @pytest.fixture(scope="session")
