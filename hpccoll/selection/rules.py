@@ -45,7 +45,7 @@ def _prefer_shared(below: int, *above: str, most_ranks: int = 4) -> tuple[SizeRu
 # The limits for more than four ranks are guesses: shared_one_shot reads every rank's message.
 ONE_NODE_RULES: dict[tuple[Operation, BufferKind], tuple[SizeRule, ...]] = {
     (Operation.ALL_REDUCE, BufferKind.HOST): (
-        SizeRule(64, (MPI_LIBRARY, "shared_one_shot")),
+        SizeRule(16, (MPI_LIBRARY, "shared_one_shot")),
         SizeRule(8 * KiB, ("shared_one_shot", MPI_LIBRARY), most_ranks=16),
         SizeRule(8 * KiB, (MPI_LIBRARY,)),
         SizeRule(16 * KiB + 1, ("shared_one_shot", MPI_LIBRARY), most_ranks=16),
