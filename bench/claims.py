@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from hpccoll.measure.result_file import read_records
+from hpccoll.measure.results.result_file import read_records
 from hpccoll.units import format_size
 
 RESULTS = Path(__file__).parent / "results"

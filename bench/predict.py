@@ -19,7 +19,7 @@ import numpy as np
 
 from hpccoll.cli.machine_options import read_measured_rows
 from hpccoll.errors import HpccollError
-from hpccoll.measure.result_file import RecordWriter
+from hpccoll.measure.results.result_file import RecordWriter
 from hpccoll.predict.fit import MachineFit, MeasuredRow, fit_machine
 from hpccoll.records import SCHEMA
 from hpccoll.units import format_size

@@ -20,7 +20,7 @@ from compare import Bench, Case
 
 from hpccoll.communicator import Communicator
 from hpccoll.errors import HpccollError
-from hpccoll.measure.result_file import RecordWriter
+from hpccoll.measure.results.result_file import RecordWriter
 from hpccoll.measure.statistics import CONFIDENCE
 from hpccoll.records import RunRecord
 from hpccoll.runtime import job

@@ -16,7 +16,7 @@ from claim_charts import write_charts
 from claims import CLAIMS, format_claim, format_headline, format_prediction
 from marked_blocks import replace_block
 
-from hpccoll.measure.result_file import read_records
+from hpccoll.measure.results.result_file import read_records
 from hpccoll.units import format_size
 
 HERE = Path(__file__).parent

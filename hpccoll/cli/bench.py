@@ -23,7 +23,7 @@ from hpccoll.units import format_size, list_message_sizes
 if TYPE_CHECKING:
     from hpccoll.measure.other_process_load import OtherProcessLoad
     from hpccoll.measure.session import BenchmarkConfig, BenchmarkSession
-    from hpccoll.measure.verdict_trust import RunConditions
+    from hpccoll.measure.verdict.trust import RunConditions
     from hpccoll.peers import LibraryEngine
     from hpccoll.runtime.job import RankLayout
 
@@ -171,7 +171,7 @@ def _measure_conditions(
 ) -> RunConditions:
     """Return the circumstances of the run, with the measured speed of memory or links; collective, takes 0.1 s."""
     from hpccoll.measure.hardware_limit import measure_hardware_limit
-    from hpccoll.measure.verdict_trust import RunConditions
+    from hpccoll.measure.verdict.trust import RunConditions
     from hpccoll.runtime import job
 
     limit = None
@@ -271,8 +271,9 @@ class _BenchOutput:
     def __init__(
         self, options: BenchOptions, stack: ExitStack, sessions: Sequence[BenchmarkSession], run: dict[str, Any]
     ) -> None:
-        from hpccoll.measure import output_file, plot, result_file
-        from hpccoll.measure.verdict_trust import RunConditions
+        from hpccoll.measure.display import plot
+        from hpccoll.measure.results import output_file, result_file
+        from hpccoll.measure.verdict.trust import RunConditions
 
         self.options, self.sessions = options, sessions
         self.conditions = RunConditions()
@@ -296,9 +297,9 @@ class _BenchOutput:
 
     def _open_text(self, stack: ExitStack) -> None:
         """Choose between rows that are printed as they finish and the full table at the end, with a progress bar."""
-        from hpccoll.measure.result_rows import ResultRows
+        from hpccoll.measure.display.result_rows import ResultRows
+        from hpccoll.measure.display.table import FULL_WIDTH
         from hpccoll.measure.session import ALL
-        from hpccoll.measure.table import FULL_WIDTH
 
         aside = self.options.json_file == STDOUT
         self._stream = sys.stderr if aside else sys.stdout
@@ -342,10 +343,11 @@ class _BenchOutput:
 
     def finish(self) -> None:
         """Print the verdict, and the engines and algorithms that could not run; write the CSV file and the plot."""
-        from hpccoll.measure import csv_file, plot
-        from hpccoll.measure.table import format_plain_table
-        from hpccoll.measure.verdict import make_size_verdicts
-        from hpccoll.measure.verdict_text import format_footer, format_verdict
+        from hpccoll.measure.display import plot
+        from hpccoll.measure.display.table import format_plain_table
+        from hpccoll.measure.results import csv_file
+        from hpccoll.measure.verdict.fastest import make_size_verdicts
+        from hpccoll.measure.verdict.text import format_footer, format_verdict
 
         self.end_block()
         if self._full:

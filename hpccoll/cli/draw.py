@@ -11,7 +11,7 @@ import click
 
 from hpccoll.cli.output import is_printing_rank
 from hpccoll.errors import UsageError
-from hpccoll.measure.output_file import explain_write_errors, require_writable
+from hpccoll.measure.results.output_file import explain_write_errors, require_writable
 from hpccoll.units import format_count, parse_size
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import click
 from hpccoll.algorithms import get_algorithm, list_algorithm_names, loader
 from hpccoll.cli.output import is_printing_rank
 from hpccoll.errors import UnknownNameError, UsageError
-from hpccoll.measure.output_file import explain_write_errors
+from hpccoll.measure.results.output_file import explain_write_errors
 from hpccoll.plan import Operation, Plan, check
 from hpccoll.units import format_count, parse_size
 

@@ -138,7 +138,7 @@ def read_measured_rows(path: str, option: str) -> list[MeasuredRow]:
 
     Raises a UsageError that names `option` if the file cannot be read or is not a result file.
     """
-    from hpccoll.measure.result_file import read_records
+    from hpccoll.measure.results.result_file import read_records
 
     rows = (_make_measured_row(record) for record in read_records(path, option).collectives())
     return [row for row in rows if row is not None]

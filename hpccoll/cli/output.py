@@ -14,8 +14,8 @@ from typing import Any
 import click
 
 from hpccoll.errors import UsageError
-from hpccoll.measure.output_file import require_writable
-from hpccoll.measure.result_file import SPACED, STDOUT, RecordWriter
+from hpccoll.measure.results.output_file import require_writable
+from hpccoll.measure.results.result_file import SPACED, STDOUT, RecordWriter
 from hpccoll.text_table import TextColumn, find_output_width, format_table
 
 __all__ = [

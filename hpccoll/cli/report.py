@@ -53,7 +53,7 @@ def report(files: tuple[str, ...], output: str, machine: str | None, no_bound: b
     """
     if not is_printing_rank():
         return 0
-    from hpccoll.measure.output_file import explain_write_errors, require_writable
+    from hpccoll.measure.results.output_file import explain_write_errors, require_writable
     from hpccoll.report.curves import group_curves
     from hpccoll.report.findings import collect_findings
     from hpccoll.report.load import load_results

@@ -28,8 +28,8 @@ def scaling(paths: tuple[str, ...], json_file: str | None) -> None:
     """
     if not is_printing_rank():
         return
-    from hpccoll.measure.result_file import find_result_files
-    from hpccoll.measure.scaling import make_scaling_records, read_measurements
+    from hpccoll.measure.results.result_file import find_result_files
+    from hpccoll.measure.results.scaling import make_scaling_records, read_measurements
 
     files = [file for path in paths for file in find_result_files(Path(path))]
     records = make_scaling_records(read_measurements(files))

@@ -245,7 +245,7 @@ def _format_path(simulation: Simulation, path: CriticalPath) -> str:
 
 def _write_map(algorithms: Sequence[Algorithm], chosen: ChosenMachine, max_ranks: int, map_file: str) -> None:
     """Draw the algorithm that is fastest in simulation, for rank counts to `max_ranks` and message sizes MAP_SIZES."""
-    from hpccoll.measure.output_file import explain_write_errors, require_writable
+    from hpccoll.measure.results.output_file import explain_write_errors, require_writable
     from hpccoll.predict.forecast_grid import forecast_grid, list_rank_counts
     from hpccoll.predict.winner_map import SUFFIXES, draw_winner_map
 

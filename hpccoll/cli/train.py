@@ -133,7 +133,7 @@ class _TrainOutput:
         *,
         appends: bool,
     ) -> None:
-        from hpccoll.measure.result_file import RecordWriter
+        from hpccoll.measure.results.result_file import RecordWriter
 
         prints = is_printing_rank()
         # With --checkpoint, the file of --json may have the records of an earlier part of this training.

@@ -166,7 +166,7 @@ class _TuneOutputs:
         sessions: list[TuningSession],
         run: dict[str, Any],
     ) -> None:
-        from hpccoll.measure.output_file import require_writable
+        from hpccoll.measure.results.output_file import require_writable
         from hpccoll.selection.tuning_files import read_table_to_extend
 
         self.options, self.path, self.site, self.sessions = options, path, site, sessions

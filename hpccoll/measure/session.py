@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from hpccoll.algorithms.registry import list_algorithm_names
 from hpccoll.measure.bandwidth import compute_count, compute_message_bytes
 from hpccoll.measure.buffers import PreallocatedModule
-from hpccoll.measure.collective_record import make_collective_record
 from hpccoll.measure.contenders import AUTO, prepare_contenders
 from hpccoll.measure.interleaved import Contender, InterleavedBenchmark, TimingOptions
+from hpccoll.measure.results.collective_record import make_collective_record
 from hpccoll.measure.workload import Workload, WorkloadSpec
 from hpccoll.plan import Operation
 from hpccoll.records import CaseKey, CollectiveCase, CollectiveRecord

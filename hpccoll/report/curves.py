@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from hpccoll.measure.bandwidth import compute_busbw, find_timed_operation
-from hpccoll.measure.comparison import TableKey
-from hpccoll.measure.measured_case import Implementation, MeasuredCase
-from hpccoll.measure.table import PLACES
+from hpccoll.measure.display.table import PLACES
+from hpccoll.measure.results.comparison import TableKey
+from hpccoll.measure.verdict.measured_case import Implementation, MeasuredCase
 from hpccoll.records import CollectiveRecord
 from hpccoll.report.load import RunMeasurement
 

@@ -1,6 +1,6 @@
 """The style of a line in the report's charts: a class of the style sheet and a marker as an SVG path.
 
-`hpccoll.measure.series_styles` chooses colours and markers. Gray lines have a dot as their marker.
+`hpccoll.measure.display.series_styles` chooses colours and markers. Gray lines have a dot as their marker.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from hpccoll.measure.measured_case import Implementation, MeasuredCase
-from hpccoll.measure.series_styles import choose_series_styles
+from hpccoll.measure.display.series_styles import choose_series_styles
+from hpccoll.measure.verdict.measured_case import Implementation, MeasuredCase
 
 _MARKER_PATHS = {
     "circle": "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0z",

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from hpccoll.errors import UsageError
-from hpccoll.measure.collective_record import read_collective_record
-from hpccoll.measure.result_file import find_result_files, read_records
+from hpccoll.measure.results.collective_record import read_collective_record
+from hpccoll.measure.results.result_file import find_result_files, read_records
 from hpccoll.records import CollectiveRecord
 
 OPTION = "FILE"

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
-from hpccoll.measure.comparison import compute_ratio
-from hpccoll.measure.main_finding import describe_fastest
-from hpccoll.measure.series_styles import LIBRARIES
+from hpccoll.measure.display.series_styles import LIBRARIES
+from hpccoll.measure.display.table import format_ratio, format_title
+from hpccoll.measure.results.comparison import compute_ratio
 from hpccoll.measure.statistics import CONFIDENCE, median_ranks
-from hpccoll.measure.table import format_ratio, format_title
+from hpccoll.measure.verdict.main_finding import describe_fastest
 from hpccoll.records import CollectiveRecord
 from hpccoll.report.bound_models import BoundModels
 from hpccoll.report.curves import CurveGroup, compute_busbw_interval, get_time_interval_s

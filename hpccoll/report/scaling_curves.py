@@ -9,8 +9,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hpccoll.measure.comparison import TableKey
-from hpccoll.measure.measured_case import Implementation
+from hpccoll.measure.results.comparison import TableKey
+from hpccoll.measure.verdict.measured_case import Implementation
 from hpccoll.records import CollectiveRecord
 from hpccoll.report.curves import CurveGroup
 

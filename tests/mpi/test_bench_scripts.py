@@ -12,7 +12,7 @@ import jsonschema
 import numpy as np
 import pytest
 
-from hpccoll.measure.result_file import read_records
+from hpccoll.measure.results.result_file import read_records
 from hpccoll.records import make_json_schema
 
 BENCH = Path(__file__).parents[2] / "bench"

@@ -7,9 +7,9 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from hpccoll.doctor.finding import Finding, Severity
-from hpccoll.measure.measured_case import Implementation
+from hpccoll.measure.display.table import format_title
 from hpccoll.measure.statistics import Interval, ratio_of_medians
-from hpccoll.measure.table import format_title
+from hpccoll.measure.verdict.measured_case import Implementation
 from hpccoll.records import CollectiveRecord
 from hpccoll.report.bound_models import BoundModels
 from hpccoll.report.curves import CurveGroup, compute_busbw_interval, get_time_interval_s

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from hpccoll.doctor.finding import Finding, Severity
 from hpccoll.measure.bandwidth import compute_count, compute_message_bytes, find_timed_operation
-from hpccoll.measure.table import PLACES
+from hpccoll.measure.display.table import PLACES
 from hpccoll.report.findings.noise import describe_row
 from hpccoll.report.load import RecordedRun, Results, RunMeasurement, get_list
 from hpccoll.units import format_count, format_size

@@ -15,7 +15,7 @@ from hpccoll.cli import output
 from hpccoll.cli.machine_options import parse_seconds, parse_seconds_per_byte
 from hpccoll.cli.simulate import simulate as command
 from hpccoll.errors import UsageError
-from hpccoll.measure.collective_record import make_collective_record
+from hpccoll.measure.results.collective_record import make_collective_record
 from hpccoll.plan import Operation
 from hpccoll.records import make_json_schema
 

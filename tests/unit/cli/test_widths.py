@@ -19,11 +19,11 @@ import hpccoll.cli.tune
 from hpccoll.cli.output import print_table
 from hpccoll.doctor import Finding
 from hpccoll.doctor.finding import Severity
-from hpccoll.measure.collective_record import make_collective_record
-from hpccoll.measure.result_rows import ResultRows
-from hpccoll.measure.verdict import make_size_verdicts
-from hpccoll.measure.verdict_text import format_verdict
-from hpccoll.measure.verdict_trust import RunConditions
+from hpccoll.measure.display.result_rows import ResultRows
+from hpccoll.measure.results.collective_record import make_collective_record
+from hpccoll.measure.verdict.fastest import make_size_verdicts
+from hpccoll.measure.verdict.text import format_verdict
+from hpccoll.measure.verdict.trust import RunConditions
 from hpccoll.plan import Operation
 from hpccoll.preflight.link_benchmark import LinkSample
 from hpccoll.preflight.node_benchmark import NodeSpeed

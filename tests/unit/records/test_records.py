@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from hpccoll.cli.schema import schema as command
 from hpccoll.errors import UsageError
-from hpccoll.measure.collective_record import make_collective_record
+from hpccoll.measure.results.collective_record import make_collective_record
 from hpccoll.records import (
     CaseKey,
     CollectiveCase,

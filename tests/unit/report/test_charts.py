@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpccoll.measure.series_styles import COLOURS
+from hpccoll.measure.display.series_styles import COLOURS
 from hpccoll.report.axis_scale import choose_ticks, make_linear_scale, make_log_scale
 from hpccoll.report.curves import group_curves
 from hpccoll.report.heat_map import HeatMap, HeatMapCell, interpolate_color

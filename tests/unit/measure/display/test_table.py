@@ -8,10 +8,10 @@ import pytest
 from msgspec.structs import replace
 
 from hpccoll.errors import UsageError
-from hpccoll.measure.collective_record import make_collective_record
-from hpccoll.measure.comparison import compare_engines
-from hpccoll.measure.csv_file import COLUMNS, write_csv
-from hpccoll.measure.table import format_plain_table, list_table_columns
+from hpccoll.measure.display.table import format_plain_table, list_table_columns
+from hpccoll.measure.results.collective_record import make_collective_record
+from hpccoll.measure.results.comparison import compare_engines
+from hpccoll.measure.results.csv_file import COLUMNS, write_csv
 from hpccoll.records import CollectiveCase, StopReason
 
 ROW = CollectiveCase("all_reduce", "mpi", None, "host", False, 1_048_576, 262_144, "float32", "sum", None, 4, 1)

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from hpccoll.errors import UsageError
 from hpccoll.measure.bandwidth import compute_busbw, find_timed_operation
-from hpccoll.measure.comparison import EngineComparison, TableKey, compare_engines
-from hpccoll.measure.measured_case import Implementation, list_measured_cases
-from hpccoll.measure.output_file import explain_write_errors, require_writable
-from hpccoll.measure.series_styles import COLOURS, SeriesStyle, choose_series_styles
-from hpccoll.measure.table import PLACES, format_title
+from hpccoll.measure.display.series_styles import COLOURS, SeriesStyle, choose_series_styles
+from hpccoll.measure.display.table import PLACES, format_title
+from hpccoll.measure.results.comparison import EngineComparison, TableKey, compare_engines
+from hpccoll.measure.results.output_file import explain_write_errors, require_writable
+from hpccoll.measure.verdict.measured_case import Implementation, list_measured_cases
 from hpccoll.records import CollectiveRecord
 from hpccoll.units import format_size
 

@@ -10,10 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, TextIO
 
-from hpccoll.measure.comparison import EngineComparison, compare_engines
 from hpccoll.measure.contenders import AUTO
-from hpccoll.measure.statistics import CONFIDENCE, median_ranks
-from hpccoll.measure.table import (
+from hpccoll.measure.display.table import (
     BEST,
     LEGEND,
     PLACES,
@@ -23,6 +21,8 @@ from hpccoll.measure.table import (
     format_time,
     format_title,
 )
+from hpccoll.measure.results.comparison import EngineComparison, compare_engines
+from hpccoll.measure.statistics import CONFIDENCE, median_ranks
 from hpccoll.records import CollectiveRecord
 from hpccoll.units import format_size
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from hpccoll.measure.comparison import EngineComparison, TableKey, get_engine_sort_key, is_tie
-from hpccoll.measure.size_ranges import group_sizes_by_fastest
+from hpccoll.measure.results.comparison import EngineComparison, TableKey, get_engine_sort_key, is_tie
+from hpccoll.measure.verdict.size_ranges import group_sizes_by_fastest
 from hpccoll.records import CollectiveRecord
 
 

@@ -8,12 +8,12 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from hpccoll.measure.bandwidth import find_timed_operation
-from hpccoll.measure.comparison import REFERENCE, TIE
+from hpccoll.measure.display.table import PLACES, format_ratio, format_title
 from hpccoll.measure.hardware_limit import HardwareLimit
+from hpccoll.measure.results.comparison import REFERENCE, TIE
 from hpccoll.measure.statistics import Interval
-from hpccoll.measure.table import PLACES, format_ratio, format_title
-from hpccoll.measure.verdict import OWN, SizeVerdict, VerdictRange, find_ranges, get_choice
-from hpccoll.measure.verdict_trust import MAX_UNCERTAINTY, RunConditions, describe_trust, is_uncertain
+from hpccoll.measure.verdict.fastest import OWN, SizeVerdict, VerdictRange, find_ranges, get_choice
+from hpccoll.measure.verdict.trust import MAX_UNCERTAINTY, RunConditions, describe_trust, is_uncertain
 from hpccoll.plan import Operation
 from hpccoll.text_table import TextColumn, format_table, lay_out_table
 from hpccoll.units import format_size

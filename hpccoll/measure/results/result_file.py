@@ -18,8 +18,8 @@ from typing import Any, BinaryIO, Self
 import msgspec
 
 from hpccoll.errors import UsageError
-from hpccoll.measure.collective_record import read_collective_record
-from hpccoll.measure.output_file import explain_write_errors
+from hpccoll.measure.results.collective_record import read_collective_record
+from hpccoll.measure.results.output_file import explain_write_errors
 from hpccoll.records import SCHEMA, CollectiveRecord
 
 STDOUT = "-"

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from hpccoll.measure.comparison import REFERENCE, TIE, compute_ratio, is_tie
-from hpccoll.measure.measured_case import (
+from hpccoll.measure.results.comparison import REFERENCE, TIE, compute_ratio, is_tie
+from hpccoll.measure.statistics import Interval
+from hpccoll.measure.verdict.measured_case import (
     FastestRange,
     Implementation,
     MeasuredCase,
     find_fastest_ranges,
 )
-from hpccoll.measure.statistics import Interval
 from hpccoll.units import format_size
 
 _MAX_TIED = 2  # names of tied implementations in a sentence; more are counted

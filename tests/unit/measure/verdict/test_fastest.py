@@ -8,12 +8,12 @@ from itertools import pairwise
 import pytest
 from msgspec.structs import replace
 
-from hpccoll.measure.collective_record import make_collective_record
-from hpccoll.measure.comparison import is_tie
 from hpccoll.measure.hardware_limit import HardwareLimit, _compute_duration
-from hpccoll.measure.verdict import find_ranges, get_choice, make_size_verdicts
-from hpccoll.measure.verdict_text import format_footer, format_us, format_verdict
-from hpccoll.measure.verdict_trust import RunConditions
+from hpccoll.measure.results.collective_record import make_collective_record
+from hpccoll.measure.results.comparison import is_tie
+from hpccoll.measure.verdict.fastest import find_ranges, get_choice, make_size_verdicts
+from hpccoll.measure.verdict.text import format_footer, format_us, format_verdict
+from hpccoll.measure.verdict.trust import RunConditions
 from hpccoll.plan import Operation
 from hpccoll.records import CollectiveCase, StopReason
 from hpccoll.units import KiB, MiB

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from hpccoll.measure.comparison import EngineComparison, compare_engines
-from hpccoll.measure.output_file import explain_write_errors
+from hpccoll.measure.results.comparison import EngineComparison, compare_engines
+from hpccoll.measure.results.output_file import explain_write_errors
 from hpccoll.records import CollectiveCase, CollectiveRecord, TimeSummary
 
 _TIMES = tuple(f"{name}_us" for name in TimeSummary.__struct_fields__)

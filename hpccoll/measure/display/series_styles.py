@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from hpccoll.measure.measured_case import Implementation, MeasuredCase
+from hpccoll.measure.verdict.measured_case import Implementation, MeasuredCase
 
 COLOURS = {  # on white; the style sheet of the report has the same colours, and lighter ones for dark screens
     "c1": "#0a66c2",

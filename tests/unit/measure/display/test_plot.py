@@ -10,10 +10,10 @@ import pytest
 from msgspec.structs import replace
 
 from hpccoll.errors import UsageError
-from hpccoll.measure.collective_record import make_collective_record
-from hpccoll.measure.comparison import compare_engines
-from hpccoll.measure.plot import draw_figure, require_plot, write_plot
-from hpccoll.measure.series_styles import COLOURS, MAX_COLOURED
+from hpccoll.measure.display.plot import draw_figure, require_plot, write_plot
+from hpccoll.measure.display.series_styles import COLOURS, MAX_COLOURED
+from hpccoll.measure.results.collective_record import make_collective_record
+from hpccoll.measure.results.comparison import compare_engines
 from hpccoll.records import CollectiveCase, StopReason
 
 ROW = CollectiveCase("all_reduce", "mpi", None, "host", True, 8, 2, "float32", "sum", None, 4, 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from hpccoll.measure.result_file import read_records
+from hpccoll.measure.results.result_file import read_records
 from hpccoll.records import CollectiveRecord, ScalingPoint, ScalingRecord
 
 _SERIES_FIELDS = ("op", "nbytes", "in_place", "dtype", "buffer", "engine", "algorithm")

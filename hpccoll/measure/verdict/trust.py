@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from hpccoll.measure.hardware_limit import HardwareLimit
 from hpccoll.measure.other_process_load import BUSY
 from hpccoll.measure.statistics import CONFIDENCE, median_ranks
-from hpccoll.measure.verdict import SizeVerdict, get_choice
+from hpccoll.measure.verdict.fastest import SizeVerdict, get_choice
 from hpccoll.records import CollectiveRecord
 from hpccoll.units import format_count
 

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from hpccoll.cli.scaling import scaling
 from hpccoll.errors import UsageError
-from hpccoll.measure.collective_record import make_collective_record
+from hpccoll.measure.results.collective_record import make_collective_record
 from hpccoll.records import CollectiveCase, StopReason, make_json_schema
 
 

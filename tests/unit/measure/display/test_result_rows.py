@@ -6,8 +6,8 @@ import io
 
 import pytest
 
-from hpccoll.measure.result_rows import ResultRows
-from tests.unit.measure.test_verdict import auto, record
+from hpccoll.measure.display.result_rows import ResultRows
+from tests.unit.measure.verdict.test_fastest import auto, record
 
 NAMES = ("auto", "recursive_doubling", "ring")
 BLOCK = [

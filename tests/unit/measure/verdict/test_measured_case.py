@@ -7,11 +7,11 @@ from itertools import product
 import pytest
 from msgspec.structs import replace
 
-from hpccoll.measure.collective_record import make_collective_record
-from hpccoll.measure.comparison import compare_engines
-from hpccoll.measure.main_finding import describe_fastest, describe_main_finding
-from hpccoll.measure.measured_case import Implementation, find_fastest_ranges, list_measured_cases
-from hpccoll.measure.series_styles import MAX_COLOURED, choose_series_styles
+from hpccoll.measure.display.series_styles import MAX_COLOURED, choose_series_styles
+from hpccoll.measure.results.collective_record import make_collective_record
+from hpccoll.measure.results.comparison import compare_engines
+from hpccoll.measure.verdict.main_finding import describe_fastest, describe_main_finding
+from hpccoll.measure.verdict.measured_case import Implementation, find_fastest_ranges, list_measured_cases
 from hpccoll.records import CollectiveCase, StopReason
 
 CASE = CollectiveCase("all_reduce", "mpi", None, "host", True, 8, 2, "float32", "sum", None, 4, 1)

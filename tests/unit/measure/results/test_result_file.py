@@ -13,9 +13,9 @@ import pytest
 from msgspec.structs import replace
 
 from hpccoll.errors import UsageError
-from hpccoll.measure.collective_record import make_collective_record
-from hpccoll.measure.output_file import require_writable
-from hpccoll.measure.result_file import RecordWriter, read_records
+from hpccoll.measure.results.collective_record import make_collective_record
+from hpccoll.measure.results.output_file import require_writable
+from hpccoll.measure.results.result_file import RecordWriter, read_records
 from hpccoll.records import CollectiveCase, StopReason
 
 ROW = CollectiveCase("all_reduce", "mpi", None, "host", True, 8, 2, "float32", "sum", None, 4, 1)
@@ -64,7 +64,7 @@ def test_a_record_is_readable_as_soon_as_it_is_written(path):
 def test_a_killed_run_leaves_every_finished_record(path):
     program = (
         "import os, signal\n"
-        "from hpccoll.measure.result_file import RecordWriter\n"
+        "from hpccoll.measure.results.result_file import RecordWriter\n"
         f"journal = RecordWriter({str(path)!r})\n"
         "for at in range(3):\n"
         "    journal.write({'schema': 'hpccoll/1', 'kind': 'run', 'at': at})\n"

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
-from hpccoll.measure.comparison import EngineComparison, EngineRecords, TableKey, compare_engines
+from hpccoll.measure.results.comparison import EngineComparison, EngineRecords, TableKey, compare_engines
 from hpccoll.measure.statistics import CONFIDENCE, Interval, median_ranks
 from hpccoll.records import CollectiveRecord
 
