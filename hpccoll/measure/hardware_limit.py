@@ -1,7 +1,8 @@
 """Measures the shortest time that the memory of a node, or the links between nodes, allow for a collective.
 
 On one node, the limit is the time in which all ranks at once copy a message once, scaled to the bytes that the
-operation has to read and write: every input byte is read once, and every output byte is written once. Between nodes,
+operation has to read and write in place: the input that other ranks need or a reduction needs is read once, and the
+output is written once, except where it is in place already. Between nodes,
 the limit is the time in which every node sends a message to the next node and receives one from the previous node,
 scaled to the bytes that a node has to send.
 """
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
 
 ITERATIONS = 5
 MOST_BYTES = 64 * 2**20
-_READ_BY_ALL = (Operation.ALL_REDUCE, Operation.REDUCE_SCATTER, Operation.REDUCE, Operation.ALL_TO_ALL)
-_WRITTEN_BY_ALL = (Operation.ALL_REDUCE, Operation.ALL_GATHER, Operation.BROADCAST, Operation.ALL_TO_ALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +45,21 @@ def _get_share(operation: Operation, ranks: int, nodes: int) -> float:
     """Return the bytes that an operation must move, divided by those of the measured copy or exchange."""
     if nodes > 1:
         return get_busbw_factor(operation, nodes)
-    read = ranks if operation in _READ_BY_ALL else 1
-    written = ranks if operation in _WRITTEN_BY_ALL else 1
-    return (read + written) / (2 * ranks)
+    n, others = ranks, ranks - 1
+    read, written = {  # over all ranks, in multiples of the message size
+        Operation.ALL_REDUCE: (n, n),
+        Operation.REDUCE: (n, 1),
+        Operation.REDUCE_SCATTER: (n, 1),
+        Operation.SCAN: (n, others),
+        Operation.EXSCAN: (others, others),
+        Operation.BROADCAST: (1, others),
+        Operation.ALL_GATHER: (1, others),
+        Operation.ALL_TO_ALL: (others, others),
+        Operation.GATHER: (others / n, others / n),
+        Operation.SCATTER: (others / n, others / n),
+        Operation.BARRIER: (0, 0),
+    }[operation]
+    return (read + written) / (2 * n)
 
 
 def measure_hardware_limit(comm: MPI.Intracomm, layout: RankLayout, nbytes: int) -> HardwareLimit:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hpccoll.measure.contenders import AUTO
-from hpccoll.measure.results.comparison import TableKey, compare_engines, compute_ratio, is_tie
+from hpccoll.measure.results.comparison import REFERENCE, TableKey, compare_engines, compute_ratio, is_tie
 from hpccoll.measure.statistics import Interval
 from hpccoll.measure.verdict.size_ranges import group_sizes_by_fastest
 from hpccoll.records import CollectiveRecord
@@ -25,53 +25,67 @@ class SizeVerdict:
     """The verdict for one operation, kind of memory and message size, in place or out of place.
 
     Args:
-        fastest: the record with the smallest median; None if all results are wrong.
-        tied: the other choices that tie with `fastest`, in order of their median times.
-        over: by name of another library's engine, the ratio of its time to that of `fastest`, unless it is the fastest.
+        by_choice: the record of each choice, in order of median times; without wrong results.
+        tied: the choices that tie with the fastest, in order of median times; without the fastest.
         auto: the record of `auto`, None if it was not measured or its result was wrong.
-        auto_ratio: the ratio of the own time of `auto` to the fastest's; None without `auto` or with a time of zero.
         rows: all records, also those of wrong results.
     """
 
     setting: TableKey
     in_place: bool
     nbytes: int
-    fastest: CollectiveRecord | None
+    by_choice: Mapping[str, CollectiveRecord]
     tied: tuple[str, ...]
-    over: Mapping[str, Interval]
     auto: CollectiveRecord | None
-    auto_ratio: Interval | None
     rows: tuple[CollectiveRecord, ...]
 
     @property
     def choice(self) -> str:
         """The name of the fastest choice, `-` if all results are wrong."""
-        return get_choice(self.fastest) if self.fastest else "-"
+        return next(iter(self.by_choice), "-")
+
+    @property
+    def fastest(self) -> CollectiveRecord | None:
+        """The record with the smallest median; None if all results are wrong."""
+        return self.by_choice.get(self.choice)
 
     @property
     def best_choices(self) -> tuple[str, ...]:
         """The fastest choice and those that tie with it."""
-        return (self.choice, *self.tied) if self.fastest else ()
+        return (self.choice, *self.tied) if self.by_choice else ()
 
-    def find_ratio(self, engine: str, choice: str) -> float | None:
-        """Return the ratio of an engine's time to a choice's time; None if one of them was not measured or is wrong."""
-        times = {
-            name: min((row.time_us.p50 for row in self.rows if get_choice(row) == name and not row.wrong), default=None)
-            for name in (engine, choice)
-        }
-        mine, theirs = times[choice], times[engine]
-        return theirs / mine if mine and theirs is not None else None
+    def compare_engine(self, engine: str) -> Interval | None:
+        """Return the ratio of another library's time to that of the fastest; None without a right result of it."""
+        other = self.by_choice.get(engine)
+        return compute_ratio(self.by_choice[self.choice], other) if other is not None else None
+
+    def divide_times(self, engine: str, choice: str) -> float | None:
+        """Return an engine's median time divided by a choice's; None if one of them was not measured or is wrong."""
+        theirs, mine = self.by_choice.get(engine), self.by_choice.get(choice)
+        return theirs.time_us.p50 / mine.time_us.p50 if theirs and mine and mine.time_us.p50 else None
+
+    @property
+    def auto_ratio(self) -> float:
+        """The own time of `auto` divided by the fastest's; 1 without `auto`, or where the fastest took no time."""
+        if self.auto is None or not (shortest := self.by_choice[self.choice].time_us.p50):
+            return 1.0
+        return self.auto.time_us.p50 / shortest
 
     @property
     def is_auto_best(self) -> bool:
         """Whether `auto` selected one of the best choices, and the own time of `auto` ties with the fastest's."""
         auto, fastest = self.auto, self.fastest
-        return self.selects_best and auto is not None and fastest is not None and is_tie(auto, fastest)
+        return (
+            auto is not None and fastest is not None and get_choice(auto) in self.best_choices and is_tie(auto, fastest)
+        )
 
     @property
-    def selects_best(self) -> bool:
-        """Whether `auto` selected the fastest choice or one that ties with it."""
-        return self.auto is not None and get_choice(self.auto) in self.best_choices
+    def can_tuning_help(self) -> bool:
+        """Whether a choice that `auto` can select is faster than the one that `auto` selected, and does not tie."""
+        if self.auto is None:
+            return False
+        selectable = next(row for row in self.by_choice.values() if row.engine in (OWN, REFERENCE))
+        return not is_tie(self.by_choice[get_choice(self.auto)], selectable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,25 +111,25 @@ def make_size_verdicts(records: Iterable[CollectiveRecord]) -> list[SizeVerdict]
             rows = [row for entry in case.entries if (row := entry.get_record(in_place)) is not None]
             if rows:
                 verdicts.append(_make_verdict(case.setting, in_place, case.nbytes, rows))
-    order = list(dict.fromkeys((each.setting, each.in_place) for each in verdicts))
-    return sorted(verdicts, key=lambda each: order.index((each.setting, each.in_place)))
+    # The verdicts that differ in message size and kind of memory only follow each other, for a table of their own.
+    tables, settings = (list(dict.fromkeys(map(key, verdicts))) for key in (get_table, lambda each: each.setting))
+    return sorted(verdicts, key=lambda each: (tables.index(get_table(each)), settings.index(each.setting)))
+
+
+def get_table(verdict: SizeVerdict) -> tuple[TableKey, bool]:
+    """Return what the lines of one table of verdicts share: the setting without the kind of memory, and the place."""
+    return verdict.setting._replace(buffer=""), verdict.in_place
 
 
 def _make_verdict(setting: TableKey, in_place: bool, nbytes: int, rows: Sequence[CollectiveRecord]) -> SizeVerdict:
     """Return the verdict on rows that differ in engine and algorithm only."""
     right = sorted((row for row in rows if not row.wrong), key=lambda row: row.time_us.p50)
-    fastest = right[0] if right else None
     auto = next((row for row in right if row.algorithm == AUTO), None)
     by_choice: dict[str, CollectiveRecord] = {}
     for row in right:
         by_choice.setdefault(get_choice(row), row)
-    others = {choice: row for choice, row in by_choice.items() if row is not fastest}
-    tied = tuple(choice for choice, row in others.items() if fastest and is_tie(row, fastest))
-    engines = dict.fromkeys(row.engine for row in right if row.engine != OWN)
-    ratios = {engine: compute_ratio(fastest, others[engine]) for engine in engines if fastest and engine in others}
-    over = {engine: ratio for engine, ratio in ratios.items() if ratio is not None}
-    auto_ratio = compute_ratio(fastest, auto) if fastest and auto else None
-    return SizeVerdict(setting, in_place, nbytes, fastest, tied, over, auto, auto_ratio, tuple(rows))
+    tied = tuple(choice for choice, row in list(by_choice.items())[1:] if is_tie(row, right[0]))
+    return SizeVerdict(setting, in_place, nbytes, by_choice, tied, auto, tuple(rows))
 
 
 def find_ranges(verdicts: Sequence[SizeVerdict]) -> list[VerdictRange]:

@@ -11,10 +11,10 @@ from hpccoll.measure.bandwidth import find_timed_operation
 from hpccoll.measure.display.table import PLACES, format_ratio, format_title
 from hpccoll.measure.hardware_limit import HardwareLimit
 from hpccoll.measure.results.comparison import REFERENCE, TIE
-from hpccoll.measure.statistics import Interval
-from hpccoll.measure.verdict.fastest import OWN, SizeVerdict, VerdictRange, find_ranges, get_choice
+from hpccoll.measure.verdict.fastest import OWN, SizeVerdict, VerdictRange, find_ranges, get_choice, get_table
 from hpccoll.measure.verdict.trust import MAX_UNCERTAINTY, RunConditions, describe_trust, is_uncertain
 from hpccoll.plan import Operation
+from hpccoll.selection import BufferKind
 from hpccoll.text_table import TextColumn, format_table, lay_out_table
 from hpccoll.units import format_size
 
@@ -34,7 +34,7 @@ def format_verdict(verdicts: Sequence[SizeVerdict], conditions: RunConditions, w
         return "No results: nothing was measured."
     fill = width or DEFAULT_WIDTH
     lines: list[str] = []
-    for _, group in groupby(verdicts, key=lambda each: (each.setting._replace(buffer=""), each.in_place)):
+    for _, group in groupby(verdicts, key=get_table):
         members = list(group)
         table = _format_sizes(members, conditions, width)
         lines += [*[""] * bool(lines), *table, *_format_ranges(members, fill)]
@@ -50,7 +50,8 @@ def format_verdict(verdicts: Sequence[SizeVerdict], conditions: RunConditions, w
 def format_footer(verdicts: Sequence[SizeVerdict]) -> str:
     """Return two lines like the last of nccl-tests: wrong elements, and the bus bandwidth, averaged over message sizes.
 
-    The second line begins with the bandwidth of `auto`; without `auto`, with that of the fastest at each size.
+    Without a right result there is no second line. The second line begins with the bandwidth of `auto`; without `auto`,
+    with that of the fastest at each size.
     """
     rows = [row for each in verdicts for row in each.rows]
     wrong = sum(row.wrong or 0 for row in rows)
@@ -62,16 +63,12 @@ def format_footer(verdicts: Sequence[SizeVerdict]) -> str:
         for name, found in columns.items()
         if (members := [row for row in found if row is not None])
     }
-    if not means:
-        return f"# Out of bounds values : {wrong} FAILED"
-    (first, value), *others = means.items()
-    more = "".join(f"; {name} {mean:.3f}" for name, mean in others)
-    return "\n".join(
-        [
-            f"# Out of bounds values : {wrong} {'FAILED' if wrong else 'OK'}",
-            f"# Avg bus bandwidth    : {value:.3f} (GB/s, {first}{more})",
-        ]
-    )
+    lines = [f"# Out of bounds values : {wrong} {'FAILED' if wrong else 'OK'}"]
+    if means:
+        (first, value), *others = means.items()
+        more = "".join(f"; {name} {mean:.3f}" for name, mean in others)
+        lines.append(f"# Avg bus bandwidth    : {value:.3f} (GB/s, {first}{more})")
+    return "\n".join(lines)
 
 
 def _wrap(keyword: str, text: str, width: int) -> list[str]:
@@ -185,7 +182,7 @@ def _format_over(verdict: SizeVerdict, engine: str) -> tuple[str, str]:
     """Return the factor by which the fastest is faster than an engine, and the factor's interval."""
     if verdict.choice == engine:
         return "1x", ""
-    ratio = verdict.over.get(engine)
+    ratio = verdict.compare_engine(engine)
     if ratio is None:
         return "-", ""
     return f"{_format_digits(ratio.value)}x", format_ratio(ratio)[1]
@@ -197,7 +194,7 @@ def _format_auto(verdict: SizeVerdict) -> str:
         return "-"
     name = get_choice(verdict.auto)
     if not verdict.is_auto_best:
-        return f"{name} ({_get_value(verdict.auto_ratio):.2f}x)"
+        return f"{name} ({verdict.auto_ratio:.2f}x)"
     return name if name == verdict.choice else f"{name} (ties)"
 
 
@@ -233,7 +230,7 @@ def _describe_range(found: VerdictRange, engines: Sequence[str], is_first: bool)
         (_format_spread(ratios), engine)
         for engine in engines
         if engine not in found.choices
-        and (ratios := [x for each in found.sizes if (x := each.find_ratio(engine, found.choices[0])) is not None])
+        and (ratios := [x for each in found.sizes if (x := each.divide_times(engine, found.choices[0])) is not None])
     ]
     spelled = [
         f"{spread} {AS_FAST} {engine}" if is_first and at == 0 else f"{spread}x {engine}"
@@ -263,7 +260,7 @@ def describe_auto(verdicts: Sequence[SizeVerdict]) -> str:
     text = f"{subject} the fastest, or one that ties with it, at {count} size{'s' * (len(measured) > 1)}"
     if not slower:
         return text
-    slower.sort(key=lambda each: -_get_value(each.auto_ratio))
+    slower.sort(key=lambda each: -each.auto_ratio)
     listed = [f"{format_size(each.nbytes)} ({_describe_slower_auto(each)})" for each in slower[:_MAX_LISTED]]
     return f"{text}; slower at {', '.join(listed)}" + (" and more" if len(slower) > _MAX_LISTED else "")
 
@@ -271,12 +268,8 @@ def describe_auto(verdicts: Sequence[SizeVerdict]) -> str:
 def _describe_slower_auto(verdict: SizeVerdict) -> str:
     """Return what `auto` selected and its time relative to the fastest: `ring: 1.16x the time of tree`."""
     name = get_choice(verdict.auto) if verdict.auto else "-"
-    fastest = "its calls by name" if name == verdict.choice else verdict.choice
-    return f"{name}: {_get_value(verdict.auto_ratio):.2f}x the time of {fastest}"
-
-
-def _get_value(ratio: Interval | None) -> float:
-    return ratio.value if ratio else 1.0
+    fastest = f"algorithm={name!r}" if name == verdict.choice else verdict.choice
+    return f"{name}: {verdict.auto_ratio:.2f}x the time of {fastest}"
 
 
 def describe_limit(verdicts: Sequence[SizeVerdict], limit: HardwareLimit | None) -> str:
@@ -292,8 +285,9 @@ def describe_limit(verdicts: Sequence[SizeVerdict], limit: HardwareLimit | None)
     if not shortest:
         return ""
     factor = last.fastest.time_us.p50 / shortest
+    subject = f" of {last.setting.op}" if len({each.setting.op for each in verdicts}) > 1 else ""
     return (
-        f"lower bound: {_describe_bound(operation, last, limit)}: {format_us(shortest)}; "
+        f"lower bound{subject}: {_describe_bound(operation, last, limit)}: {format_us(shortest)}; "
         f"the fastest takes {factor:.2g} times that ({100 / factor:.0f} % of its speed)"
     )
 
@@ -307,14 +301,15 @@ def _describe_bound(operation: Operation, verdict: SizeVerdict, limit: HardwareL
     copied = f"(copies measured here: {2 * ranks * gigabytes:.3g} GB/s)"
     if operation is Operation.ALL_REDUCE:
         return f"all {ranks} ranks read and write their {size} once {copied}"
-    return f"at {size}, all input is read and all output is written once {copied}"
+    return f"a call in place on {size} reads its input and writes its output once {copied}"
 
 
 def list_next_commands(verdicts: Sequence[SizeVerdict], conditions: RunConditions) -> list[str]:
     """Return up to three commands that are worth typing next, each with its purpose."""
     rows = [row for each in verdicts for row in each.rows]
     ranks, ops = rows[0].ranks, " ".join(dict.fromkeys(each.setting.op for each in verdicts))
-    slower = [format_size(each.nbytes) for each in verdicts if each.auto and not each.selects_best]
+    improvable = [each for each in verdicts if each.can_tuning_help]
+    slower = [format_size(each.nbytes) for each in improvable]
     commands = []
     if conditions.oversubscribed and conditions.cores and set(conditions.cores) != {1}:
         commands.append(f"for times of one rank per core: mpirun -n {max(conditions.cores)} hpccoll bench {ops}")
@@ -322,7 +317,10 @@ def list_next_commands(verdicts: Sequence[SizeVerdict], conditions: RunCondition
         commands.append(f"for times of several ranks: mpirun -n 4 hpccoll bench {ops}")
     elif slower:
         sizes = ", ".join(dict.fromkeys(slower)) if len(slower) <= _MAX_LISTED else f"{len(slower)} sizes"
-        commands.append(f"so that later runs of auto take the fastest at {sizes}: mpirun -n {ranks} hpccoll tune {ops}")
+        tune = f"mpirun -n {ranks} hpccoll tune {ops}"
+        if any(each.setting.buffer == BufferKind.CUDA for each in improvable):
+            tune += f" --buffer {','.join(dict.fromkeys(each.setting.buffer for each in improvable))}"
+        commands.append(f"so that later runs of auto take the fastest at {sizes}: {tune}")
     elif sum(map(is_uncertain, rows)) > len(rows) / 4:
         commands.append(f"for narrower intervals: mpirun -n {ranks} hpccoll bench {ops} --budget 3")
     if not conditions.results:

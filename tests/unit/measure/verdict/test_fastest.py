@@ -70,7 +70,7 @@ def test_a_line_per_size_has_the_fastest_its_time_its_factors_and_what_auto_take
 def test_a_row_of_auto_counts_for_what_it_selected():
     assert get_choice(auto(1.0, "mpi")) == get_choice(record("mpi", 1.0)) == "mpi"
     (found,) = make_size_verdicts([record("mpi", 2.0), auto(1.0, "mpi"), record("ring", 3.0)])
-    assert (found.choice, found.tied, found.over) == ("mpi", (), {})
+    assert (found.choice, found.tied, list(found.by_choice)) == ("mpi", (), ["mpi", "ring"])
     assert found.is_auto_best
 
 
@@ -122,7 +122,7 @@ def test_a_call_of_auto_that_takes_longer_than_its_choice_is_told():
     rows = rows_of(8, auto_us=12.0)
     assert line(rows, "8 B")[-1] == "ring (1.20x)"
     assert verdict(rows).splitlines()[1].endswith("auto takes (x time)")
-    assert paragraph(rows, "auto")[0].endswith("slower at 8 B (ring: 1.20x the time of its calls by name)")
+    assert paragraph(rows, "auto")[0].endswith("slower at 8 B (ring: 1.20x the time of algorithm='ring')")
     assert not any("tune" in each for each in paragraph(rows, "next")), "auto would select the same"
 
 
@@ -278,6 +278,33 @@ def test_what_to_type_next_fits_the_findings():
     assert "mpirun -n 4" in paragraph([record("mpi", 9.0, ranks=1)], "next")[0]
 
 
+def test_tuning_is_proposed_only_where_auto_can_take_something_faster():
+    gloo_wins = [record("mpi", 20.0), record("gloo", 5.0), record("ring", 9.0), auto(9.0, "ring")]
+    assert not any("tune" in each for each in paragraph(gloo_wins, "next"))
+    ring_wins = [record("mpi", 20.0), record("ring", 9.0), auto(20.0, "mpi")]
+    assert any(each.endswith("hpccoll tune all_reduce") for each in paragraph(ring_wins, "next"))
+
+
+def test_tuning_of_memory_that_tune_skips_by_default_names_it():
+    rows = [replace(row, buffer="cuda") for row in rows_of(8, ring=5.0, taken="mpi")]
+    assert any(each.endswith("hpccoll tune all_reduce --buffer cuda") for each in paragraph(rows, "next"))
+
+
+def test_a_run_without_results_has_no_failure():
+    assert format_footer([]) == "# Out of bounds values : 0 OK"
+
+
+def test_kinds_of_memory_share_a_table_in_place_and_another_out_of_place():
+    rows = [
+        replace(row, buffer=memory, in_place=place)
+        for memory in ("host", "symmetric")
+        for row in rows_of(64 * KiB)
+        for place in (True, False)
+    ]
+    titles = [each for each in verdict(rows).splitlines() if each.startswith("all_reduce,")]
+    assert [each.rpartition(", ")[2] for each in titles] == ["in-place", "out-of-place"]
+
+
 def test_short_messages_have_no_limit():
     assert not paragraph(rows_of(64 * KiB), "limit", limit=HardwareLimit(1.0, 32 * MiB, 1))
 
@@ -294,11 +321,13 @@ def test_the_distance_to_the_limit_is_that_of_the_largest_size():
     ("operation", "share"),
     [
         (Operation.ALL_REDUCE, 1),
-        (Operation.ALL_TO_ALL, 1),
+        (Operation.ALL_TO_ALL, 6 / 8),  # a rank's block for itself stays where it is, as in the next two operations
+        (Operation.ALL_GATHER, 4 / 8),
+        (Operation.SCATTER, 3 / 16),
+        (Operation.BROADCAST, 4 / 8),  # the root has the result already
         (Operation.REDUCE_SCATTER, 5 / 8),
-        (Operation.ALL_GATHER, 5 / 8),
-        (Operation.BROADCAST, 5 / 8),
-        (Operation.SCATTER, 1 / 4),
+        (Operation.SCAN, 7 / 8),  # rank 0 has its result already
+        (Operation.EXSCAN, 6 / 8),  # nobody reads the last rank's input
     ],
 )
 def test_the_limit_counts_each_byte_that_is_read_and_written_once(operation, share):
@@ -307,6 +336,12 @@ def test_the_limit_counts_each_byte_that_is_read_and_written_once(operation, sha
 
 def test_the_limit_between_nodes_counts_what_a_node_sends():
     assert HardwareLimit(8.0, 100, 4).compute_us(Operation.ALL_REDUCE, 100, 16) == pytest.approx(8 * 1.5)
+
+
+def test_a_limit_of_one_of_several_operations_names_it():
+    rows = [*THREE, *(replace(row, op="broadcast", redop=None, root=0) for row in rows_of(64 * MiB, ring=4.0))]
+    (told,) = paragraph(rows, "limit", limit=HardwareLimit(1.0, 32 * MiB, 1))
+    assert told.startswith("lower bound of broadcast: a call in place on 64 MiB reads its input and writes its output")
 
 
 def test_copies_of_ranks_that_share_cores_are_timed_from_the_first_beginning_to_the_last_end():
