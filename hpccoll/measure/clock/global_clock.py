@@ -1,0 +1,44 @@
+"""The clock of rank 0, read on any rank."""
+
+from __future__ import annotations
+
+from hpccoll.measure.clock.linear_model import LinearModel
+from hpccoll.measure.clock.local_clock import LocalClock
+from hpccoll.measure.clock.ping_pong import PingPongs, Times
+
+
+class GlobalClock:
+    """Rank 0's clock, computed from the local clock of this rank by a linear model; made by `synchronize`.
+
+    `scheme` is the name of the synchronization scheme, `cost_s` the seconds that synchronizing took so far, `model` the
+    model of this rank, and `measured` what the model was fitted to (None on rank 0).
+    """
+
+    __slots__ = ("_scale", "_shift_s", "cost_s", "local", "measured", "model", "scheme")
+
+    def __init__(
+        self, scheme: str, local: LocalClock, model: LinearModel, measured: PingPongs | None, cost_s: float
+    ) -> None:
+        self.scheme, self.local, self.model, self.measured, self.cost_s = scheme, local, model, measured, cost_s
+        self._scale = 1 + model.drift
+        self._shift_s = model.offset_s - model.drift * model.reference_s
+
+    def now(self) -> float:
+        """Return the current time of rank 0's clock in seconds."""
+        return self.local() * self._scale + self._shift_s
+
+    def to_global(self, local: float) -> float:
+        """Return the time of rank 0's clock when this rank's clock shows `local`, in seconds."""
+        return local * self._scale + self._shift_s
+
+    def to_global_times(self, local: Times) -> Times:
+        """Return the times of rank 0's clock when this rank's clock shows the times `local`."""
+        return local * self._scale + self._shift_s
+
+    def to_local(self, global_s: float) -> float:
+        """Return the time of this rank's clock when rank 0's clock shows `global_s`, in seconds."""
+        return (global_s - self._shift_s) / self._scale
+
+    def compute_error_us(self, local: float) -> float:
+        """Return the bound that the synchronization gives for the error of `to_global(local)`, in microseconds."""
+        return self.model.compute_error_s(local) * 1e6

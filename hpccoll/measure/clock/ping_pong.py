@@ -1,0 +1,168 @@
+"""Timestamps of messages between a client rank and a reference rank, from which the client estimates its offset.
+
+The client reads its clock, sends an empty message, receives the answer and reads its clock again; the reference reads
+its clock between receiving and answering. The code of both directions is the same, because a difference in the time
+of the two directions is an error of the offset. Timestamps are exchanged after the last message.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpccoll.measure.clock.local_clock import LocalClock
+from hpccoll.runtime.backoff import Backoff
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+TAG = 11
+Times = NDArray[np.float64]
+UNTIMED = 2  # exchanges at the start of a batch, in which ranks that slept before are slow
+
+
+@dataclass(frozen=True, slots=True)
+class PingPongs:
+    """Timestamps in seconds, one row per batch and one column per exchange.
+
+    `sent` and `received` are of the client's clock, `answered` of the reference's clock.
+    """
+
+    sent: Times
+    answered: Times
+    received: Times
+
+    @property
+    def round_trips_s(self) -> Times:
+        """The time between sending and receiving, on the client's clock."""
+        return self.received - self.sent
+
+    @property
+    def middles_s(self) -> Times:
+        """The moment in the middle between sending and receiving, on the client's clock."""
+        return (self.sent + self.received) / 2
+
+    @property
+    def offsets_s(self) -> Times:
+        """The reference's clock minus the client's clock; each value is wrong by at most half its round trip."""
+        return self.answered - self.middles_s
+
+    def extend(self, later: PingPongs) -> PingPongs:
+        """Return these batches, followed by those of `later`."""
+        return PingPongs(
+            np.concatenate((self.sent, later.sent)),
+            np.concatenate((self.answered, later.answered)),
+            np.concatenate((self.received, later.received)),
+        )
+
+    def forget_before(self, client_s: float) -> PingPongs:
+        """Return the batches that began at or after the time `client_s` of the client's clock."""
+        rows = self.sent[:, 0] >= client_s
+        return PingPongs(self.sent[rows], self.answered[rows], self.received[rows])
+
+    def map_answers(self, convert: Callable[[Times], Times]) -> PingPongs:
+        """Return the same ping-pongs, with `answered` as another clock shows these times."""
+        return PingPongs(self.sent, convert(self.answered), self.received)
+
+    def map_client(self, convert: Callable[[Times], Times]) -> PingPongs:
+        """Return the same ping-pongs, with `sent` and `received` as another clock shows these times."""
+        return PingPongs(convert(self.sent), self.answered, convert(self.received))
+
+
+class PingPongPartner:
+    """The messages between this rank and another one; `measure_as_client` and `measure_as_reference` meet each other.
+
+    Both ranks make a partner and use it as a context manager.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, peer: int, local: LocalClock) -> None:
+        nothing = np.empty(0, np.uint8)
+        self._comm, self._peer, self._local = comm, peer, local
+        self._requests = comm.Send_init(nothing, peer, TAG), comm.Recv_init(nothing, peer, TAG)
+
+    def __enter__(self) -> Self:
+        """Return this partner."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Free the persistent requests."""
+        for request in self._requests:
+            request.Free()
+
+    def measure_as_client(self, batches: int, exchanges: int, pause_s: float) -> PingPongs:
+        """Time `batches` times `exchanges` exchanges with the reference, with a pause before each batch but the first.
+
+        `answered` is read from the local clock of the reference.
+        """
+        sent, received = np.empty((batches, exchanges)), np.empty((batches, exchanges))
+        for batch in range(batches):
+            time.sleep(pause_s if batch else 0.0)
+            sent[batch], received[batch] = self._run_client_batch(exchanges)
+        answered = np.empty((batches, exchanges))
+        self._comm.Recv(answered, self._peer, TAG)
+        return PingPongs(sent, answered, received)
+
+    def measure_as_reference(self, batches: int, exchanges: int, pause_s: float) -> None:
+        """Answer the messages of `measure_as_client`, then send the timestamps."""
+        answered = np.empty((batches, exchanges))
+        for batch in range(batches):
+            time.sleep(pause_s if batch else 0.0)
+            answered[batch] = self._run_reference_batch(exchanges)
+        self._comm.Send(answered, self._peer, TAG)
+
+    def _run_client_batch(self, exchanges: int) -> tuple[list[float], list[float]]:
+        """Return the times before sending and after receiving of each exchange."""
+        send, receive, read = *self._bind_messages(), self._local
+        sent, received = [0.0] * exchanges, [0.0] * exchanges
+        for _ in range(UNTIMED):
+            send()
+            receive()
+        for i in range(exchanges):
+            sent[i] = read()
+            send()
+            receive()
+            received[i] = read()
+        return sent, received
+
+    def _run_reference_batch(self, exchanges: int) -> list[float]:
+        """Return the time between receiving and answering of each exchange."""
+        send, receive, read = *self._bind_messages(), self._local
+        answered = [0.0] * exchanges
+        for _ in range(UNTIMED):
+            receive()
+            send()
+        for i in range(exchanges):
+            receive()
+            answered[i] = read()
+            send()
+        return answered
+
+    def _bind_messages(self) -> tuple[Callable[[], None], Callable[[], None]]:
+        """Return a function that sends an empty message and a function that receives one."""
+        sending, receiving = self._requests
+        start_send, wait_send, start_receive, wait_receive = (
+            *(sending.Start, sending.Wait),
+            *(receiving.Start, receiving.Wait),
+        )
+
+        def send() -> None:
+            start_send()
+            wait_send()
+
+        def receive() -> None:
+            start_receive()
+            wait_receive()
+
+        return send, receive
+
+
+def wait_quietly(comm: MPI.Intracomm) -> None:
+    """Block until all ranks of `comm` have called this function; a rank that waits sleeps. Collective."""
+    arrival, backoff = comm.Ibarrier(), Backoff(spins=False)
+    while not arrival.Test():
+        backoff.pause()

@@ -1,0 +1,62 @@
+"""Measures how far the global clocks of all ranks are from rank 0's clock, for instance after a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hpccoll.measure.clock.linear_model import fit_offset_bounds, fit_quick_offset
+from hpccoll.measure.clock.ping_pong import PingPongPartner, wait_quietly
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from hpccoll.measure.clock.global_clock import GlobalClock
+
+BATCHES, EXCHANGES, PAUSE_S = 5, 20, 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class Residual:
+    """What the global clocks of ranks were wrong by, relative to rank 0, in microseconds.
+
+    `offsets_us` has the measured error of each rank, and `halfwidths_us` the largest error of this measurement.
+    """
+
+    offsets_us: tuple[float, ...]
+    halfwidths_us: tuple[float, ...]
+
+    @property
+    def offset_us(self) -> float:
+        """The largest measured error of any rank's clock."""
+        return max(map(abs, self.offsets_us))
+
+    @property
+    def bound_us(self) -> float:
+        """The largest error that the clock of any rank can have, because messages may take longer in one direction."""
+        return max(abs(offset) + half for offset, half in zip(self.offsets_us, self.halfwidths_us, strict=True))
+
+
+def measure_residual(comm: MPI.Intracomm, clock: GlobalClock) -> Residual:
+    """Return the error of every rank's global clock, the same on all ranks. Collective.
+
+    Cost: ping-pongs of each rank with rank 0, one rank after the other, some milliseconds per rank.
+    """
+    comm = comm.Dup()
+    offset_us, halfwidth_us = 0.0, 0.0
+    for client in range(1, comm.size):
+        if comm.rank == 0:
+            with PingPongPartner(comm, client, clock.local) as partner:
+                partner.measure_as_reference(BATCHES, EXCHANGES, PAUSE_S)
+        elif comm.rank == client:
+            with PingPongPartner(comm, 0, clock.local) as partner:
+                measured = partner.measure_as_client(BATCHES, EXCHANGES, PAUSE_S)
+            measured = measured.map_client(clock.to_global_times)
+            offset_us = -fit_quick_offset(measured) * 1e6
+            halfwidth_us = fit_offset_bounds(measured).error_s * 1e6
+        wait_quietly(comm)
+    rows = np.array(comm.allgather((offset_us, halfwidth_us)))
+    comm.Free()
+    return Residual(tuple(rows[:, 0].tolist()), tuple(rows[:, 1].tolist()))

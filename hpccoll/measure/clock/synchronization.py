@@ -1,0 +1,121 @@
+"""Synchronizes the clocks of all ranks: pairs of ranks exchange messages, and each client fits a model of its clock.
+
+In HCA3, a rank is a client once, and then serves other ranks with its own global clock, so that p ranks need log2(p)
+rounds. Ranks that are not measuring sleep: a rank that waits in MPI keeps its core busy, and the ping-pongs of ranks
+that share this core would take milliseconds. For the same reason, only one pair measures at a time if there are more
+ranks than cores.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hpccoll.measure.clock.global_clock import GlobalClock
+from hpccoll.measure.clock.linear_model import IDENTITY, LinearModel
+from hpccoll.measure.clock.local_clock import LocalClock
+from hpccoll.measure.clock.ping_pong import PingPongPartner, PingPongs, wait_quietly
+from hpccoll.measure.clock.schemes import SPAN_S, ClockScheme, Pair, get_clock_scheme
+from hpccoll.runtime import job
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from mpi4py import MPI
+
+REFINING_BATCHES, REFINING_PAUSE_S = 5, 1e-3  # of a pair that refines an earlier model
+HISTORY_S = 60.0  # older measurements are forgotten, because the drift of a real clock changes with its temperature
+
+
+def synchronize(
+    comm: MPI.Intracomm, scheme: str = "hca3", *, local: LocalClock = time.perf_counter, span_s: float = SPAN_S
+) -> GlobalClock:
+    """Return a clock that shows rank 0's time on every rank of `comm`. Collective.
+
+    Args:
+        comm: the ranks; messages are sent on a duplicate of it.
+        scheme: `hca3` (drift and offset, log2 p rounds), `skampi` (offset only, p rounds) or `jones_koenig` (drift and
+            offset, p rounds).
+        local: the clock of this rank.
+        span_s: seconds over which the drift of a clock is measured.
+
+    Raises:
+        UnknownNameError: there is no such scheme.
+
+    Cost: `span_s` seconds per round of HCA3, or in all for Jones-Koenig; SKaMPI takes some milliseconds per rank.
+    """
+    chosen = get_clock_scheme(scheme)
+    begin_s = time.perf_counter()
+    pause_s = span_s / max(chosen.batches * chosen.sweeps - 1, 1)
+    measurement = _Measurement(comm, chosen, local, None)
+    measurement.run(chosen.sweeps, chosen.batches, pause_s)
+    return measurement.make_clock(time.perf_counter() - begin_s)
+
+
+def resynchronize(comm: MPI.Intracomm, clock: GlobalClock) -> GlobalClock:
+    """Return a clock whose model is fitted to the measurements of `clock` and to a few new ones. Collective.
+
+    The time between old and new measurements makes the drift precise. SKaMPI's scheme, which has no drift, uses the new
+    measurements only.
+
+    Cost: some milliseconds per round of the scheme.
+    """
+    chosen = get_clock_scheme(clock.scheme)
+    begin_s = time.perf_counter()
+    measurement = _Measurement(comm, chosen, clock.local, clock.measured if chosen.has_drift else None)
+    measurement.run(1, REFINING_BATCHES if chosen.has_drift else 1, REFINING_PAUSE_S)
+    return measurement.make_clock(clock.cost_s + time.perf_counter() - begin_s)
+
+
+class _Measurement:
+    """The measurements of all pairs of a scheme, and the models that are fitted to them."""
+
+    def __init__(self, comm: MPI.Intracomm, scheme: ClockScheme, local: LocalClock, earlier: PingPongs | None) -> None:
+        self.comm, self.scheme, self.local, self.measured = comm.Dup(), scheme, local, earlier
+        self.model = IDENTITY
+        self.one_pair = job.detect_layout(comm).oversubscribed
+
+    def run(self, sweeps: int, batches: int, pause_s: float) -> None:
+        """Measure all pairs of all rounds, `sweeps` times. Collective."""
+        for sweep in range(sweeps):
+            if sweep:
+                time.sleep(pause_s)
+            for wave in self.scheme.list_waves(self.comm.size, one_pair=self.one_pair):
+                self._run_wave(wave, batches, pause_s)
+                wait_quietly(self.comm)
+        self.comm.Free()
+
+    def make_clock(self, cost_s: float) -> GlobalClock:
+        """Return the global clock of this rank."""
+        return GlobalClock(self.scheme.name, self.local, self.model, self.measured, cost_s)
+
+    def _run_wave(self, wave: Iterable[Pair], batches: int, pause_s: float) -> None:
+        """Measure if this rank is in a pair of the wave; as a client, fit this rank's model."""
+        exchanges = self.scheme.exchanges
+        for reference, client in wave:
+            if self.comm.rank == reference:
+                with PingPongPartner(self.comm, client, self.local) as partner:
+                    partner.measure_as_reference(batches, exchanges, pause_s)
+                self.comm.Send(self.model.as_array(), client)
+            elif self.comm.rank == client:
+                with PingPongPartner(self.comm, reference, self.local) as partner:
+                    self._add(partner.measure_as_client(batches, exchanges, pause_s))
+                received = np.empty_like(IDENTITY.as_array())
+                self.comm.Recv(received, reference)
+                self._fit(LinearModel(*received.tolist()))
+
+    def _add(self, new: PingPongs) -> None:
+        """Keep new measurements, and old ones that are not too old."""
+        if self.measured is not None:
+            new = self.measured.forget_before(float(new.sent[0, 0]) - HISTORY_S).extend(new)
+        self.measured = new
+
+    def _fit(self, reference: LinearModel) -> None:
+        """Fit this rank's model; `reference` maps the clock of the reference rank to the global clock."""
+        measured = self.measured
+        if measured is None:
+            raise RuntimeError("a client fits its model before it has measured anything")
+        fitted = self.scheme.fit(measured.map_answers(reference.apply))
+        self.model = fitted.add_error(reference)

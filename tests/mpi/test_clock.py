@@ -1,0 +1,59 @@
+"""The global clock on ranks of one machine, which all read the same clock: the true error is known."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from hpccoll.measure.clock import CLOCK_NAMES, SkewedClock, measure_residual, resynchronize, synchronize
+
+SHORT_S = 0.05  # span of the ping-pongs
+MOST_US = 500.0  # ranks that share cores with other tests are slow; an unsynchronized clock is wrong by 10 ms per rank
+
+
+def skew_clock(comm) -> SkewedClock:
+    """Return a clock that differs from rank 0's by 10 ms and 50 ppm per rank."""
+    return SkewedClock(0.01 * comm.rank, 5e-5 * comm.rank, started_s=comm.bcast(time.perf_counter()))
+
+
+def true_error_us(comm, clock) -> float:
+    """Return by how much the global clock of this rank differs from that of rank 0."""
+    base_s = comm.bcast(time.perf_counter())
+    shown: float = clock.to_global(clock.local.skew(base_s))
+    return abs(shown - float(comm.bcast(shown))) * 1e6
+
+
+@pytest.mark.parametrize("scheme", CLOCK_NAMES)
+def test_all_ranks_show_the_time_of_rank_0(comm, scheme):
+    local = skew_clock(comm)
+    clock = synchronize(comm, scheme, local=local, span_s=SHORT_S)
+    assert clock.scheme == scheme
+    assert clock.cost_s > 0
+    if comm.rank == 0:
+        assert clock.to_global(1234.5) == 1234.5
+    assert true_error_us(comm, clock) < MOST_US
+
+
+def test_the_residual_is_the_true_error(comm):
+    clock = synchronize(comm, local=skew_clock(comm), span_s=SHORT_S)
+    residual = measure_residual(comm, clock)
+    assert len(set(comm.allgather(residual))) == 1
+    assert residual.offsets_us[0] == 0
+    assert residual.offset_us <= residual.bound_us
+    wrong_by_us = 3000.0 * comm.rank
+    clock._shift_s += wrong_by_us / 1e6
+    moved = measure_residual(comm, clock).offsets_us[comm.rank]
+    assert moved == pytest.approx(wrong_by_us, abs=MOST_US)
+
+
+def test_synchronizing_again_improves_the_drift(comm):
+    local = skew_clock(comm)
+    clock = synchronize(comm, local=local, span_s=SHORT_S)
+    time.sleep(0.3)
+    again = resynchronize(comm, clock)
+    assert again.cost_s > clock.cost_s
+    if comm.rank:
+        assert len(again.measured.sent) > len(clock.measured.sent)
+        assert again.model.drift_error < clock.model.drift_error
+    assert true_error_us(comm, again) < MOST_US

@@ -1,0 +1,96 @@
+"""Models of clocks, fitted to ping-pongs whose true offset and drift are known."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hpccoll.errors import UnknownNameError
+from hpccoll.measure.clock import CLOCK_NAMES, GlobalClock, SkewedClock, get_clock_scheme
+from hpccoll.measure.clock.linear_model import (
+    LinearModel,
+    fit_mean_round_trip,
+    fit_offset_bounds,
+    fit_quick_exchanges,
+)
+from hpccoll.measure.clock.ping_pong import PingPongs
+from hpccoll.measure.clock.schemes import list_star_rounds, list_tree_rounds
+
+OFFSET_S, DRIFT = 0.25, -5e-5
+
+
+def make_ping_pongs(delayed: float, batches: int = 50, one_way_s: float = 1e-6) -> PingPongs:
+    """Return ping-pongs of 0.5 s with the offset and drift above; a share `delayed` is late in one direction."""
+    random = np.random.default_rng(1)
+    sent = 1000 + np.linspace(0, 0.5, batches)[:, None] + np.arange(20) * 3e-6
+    shape = (2, *sent.shape)
+    delays = one_way_s + random.exponential(2e-8, shape) + (random.random(shape) < delayed) * random.exponential(1e-3)
+    arrived = sent + delays[0]
+    return PingPongs(sent, arrived + OFFSET_S + DRIFT * (arrived - 1000), arrived + delays[1])
+
+
+def error_s(model: LinearModel, client_s: float) -> float:
+    """Return the error of the model at a time of the client's clock."""
+    return float(model.apply(np.array(client_s))) - (client_s + OFFSET_S + DRIFT * (client_s - 1000))
+
+
+@pytest.mark.parametrize("delayed", [0.0, 0.5, 0.9])
+def test_the_model_of_quick_exchanges_is_right_even_if_most_messages_are_late(delayed):
+    model = fit_quick_exchanges(make_ping_pongs(delayed))
+    assert model.drift == pytest.approx(DRIFT, abs=1e-7)
+    for client_s in (1000, 1000.5, 1010):
+        assert abs(error_s(model, client_s)) < 1e-6
+        assert abs(error_s(model, client_s)) <= model.compute_error_s(client_s)
+
+
+def test_the_mean_round_trip_is_right_only_if_no_message_is_late():
+    assert abs(error_s(fit_mean_round_trip(make_ping_pongs(0.0)), 1000.5)) < 1e-6
+    assert abs(error_s(fit_mean_round_trip(make_ping_pongs(0.5)), 1000.5)) > 1e-5
+
+
+def test_bounds_of_the_offset_contain_the_true_offset():
+    model = fit_offset_bounds(make_ping_pongs(0.5, batches=1))
+    assert model.drift == 0
+    assert abs(error_s(model, 1000)) <= model.error_s <= 1.1e-6
+
+
+def test_one_batch_gives_an_offset_without_drift():
+    model = fit_quick_exchanges(make_ping_pongs(0.0, batches=1))
+    assert model.drift == 0
+    assert abs(error_s(model, 1000)) < 1e-6
+
+
+def test_a_model_measured_on_another_clock_has_the_errors_of_both():
+    first, second = LinearModel(10, 0, 0, 1e-6, 1e-9), LinearModel(20, 0, 0, 2e-6, 1e-8)
+    both = second.add_error(first)
+    assert both.compute_error_s(20) == pytest.approx(2e-6 + 1e-6 + 10e-9)
+    assert both.compute_error_s(30) == pytest.approx(2e-6 + 1e-6 + 10e-9 + 10 * 1.1e-8)
+
+
+def test_a_global_clock_maps_both_ways():
+    clock = GlobalClock("hca3", lambda: 1004.0, LinearModel(1000, OFFSET_S, DRIFT, 0, 0), None, 0.0)
+    assert clock.now() == clock.to_global(1004.0) == pytest.approx(1004 + OFFSET_S + 4 * DRIFT, abs=1e-9)
+    assert clock.to_local(clock.now()) == pytest.approx(1004, abs=1e-9)
+
+
+def test_a_skewed_clock_drifts_from_its_start():
+    clock = SkewedClock(OFFSET_S, DRIFT, base=lambda: 1100.0, started_s=1000.0)
+    assert clock() == pytest.approx(1100 + OFFSET_S + 100 * DRIFT, abs=1e-9)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 7, 16, 33])
+def test_every_client_is_served_once_by_a_rank_that_has_a_clock(ranks):
+    for rounds in (list_tree_rounds(ranks), list_star_rounds(ranks)):
+        known = {0}
+        for pairs in rounds:
+            assert {reference for reference, _ in pairs} <= known
+            known |= {client for _, client in pairs}
+        assert known == set(range(ranks))
+        assert sum(map(len, rounds)) == ranks - 1
+    assert len(list_tree_rounds(ranks)) == (ranks - 1).bit_length()
+
+
+def test_an_unknown_scheme_lists_the_valid_ones():
+    with pytest.raises(UnknownNameError, match=r"unknown clock 'hca4'; .*hca3, jones_koenig, skampi"):
+        get_clock_scheme("hca4")
+    assert CLOCK_NAMES == ("hca3", "skampi", "jones_koenig")
