@@ -40,6 +40,10 @@ class ReductionError(UsageError):
     """A reduction is not defined for the dtype of the buffer."""
 
 
+class RecordingError(UsageError):
+    """A file is no recorder file of hpccoll, is truncated, or has another version."""
+
+
 class UnavailableError(HpccollError):
     """A requested resource is missing, such as a GPU, shared memory, NCCL, MPI, torch or SLURM."""
 

@@ -1,0 +1,235 @@
+"""Writes the recorder file of this process: the ring of entries, and the tables to which entries refer.
+
+An entry takes about 0.2 us: one `struct.pack_into` when a call begins, and one store of a word when it ends. Both go to
+a shared mapping of a file, so that the kernel keeps them if the process is killed. The file's pages are allocated at
+once; if that fails, the entries go to private memory instead, because a store to a page that a full file system cannot
+allocate would kill the process.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from itertools import count
+from threading import Lock
+from typing import TYPE_CHECKING, Final
+from zlib import crc32
+
+from hpccoll.runtime.recorder import layout
+from hpccoll.runtime.recorder.layout import CallKind, format_ranks
+
+if TYPE_CHECKING:
+    from hpccoll.runtime.recorder.recording import ClockModel, Recording
+
+DIRECTORY: Final = "HPCCOLL_RECORDER"  # if it is set, recorder files are kept in this directory
+_MOST_CLOSED: Final = 64  # closed communicators that stay in the tables
+# Bytes of a copy of the tables for strings, open communicators and closed communicators.
+_NAMES_BYTES, _OPEN_BYTES, _CLOSED_BYTES = 12000, 14000, 6000
+_MEMORY_FILE_SYSTEM: Final = "/dev/shm"  # noqa: S108 - the memory file system, not a place for temporary files
+
+
+class FlightRecorder:
+    """The latest calls of this process, in a file or, if there is no file, in private memory.
+
+    Args:
+        directory: the directory of the file; None means private memory.
+        rank: the rank of this process in MPI.COMM_WORLD.
+        size: the number of ranks of MPI.COMM_WORLD.
+        entries: the number of entries in the ring, a power of two.
+    """
+
+    def __init__(self, directory: str | None, rank: int, size: int, *, entries: int = layout.ENTRIES) -> None:
+        nbytes = layout.HEADER_BYTES + 2 * layout.TABLE_BYTES + entries * layout.ENTRY_BYTES
+        self.rank, self.entries, self._process = rank, entries, os.getpid()
+        self.path: str | None = None
+        self._memory = mmap.mmap(-1, nbytes) if directory is None else self._create_file(directory, nbytes)
+        sizes = layout.HEADER_BYTES, layout.TABLE_BYTES, layout.ENTRY_BYTES, entries
+        clocks = time.monotonic_ns(), time.time_ns()
+        host = os.uname().nodename.encode()[:64]
+        # The magic number is written last, so that a reader never sees an incomplete header.
+        header = layout.HEADER.pack(layout.MAGIC, layout.VERSION, *sizes, rank, size, self._process, *clocks, host)
+        self._memory[8 : len(header)] = header[8:]
+        self._memory[:8] = header[:8]
+        self.first_word = (layout.HEADER_BYTES + 2 * layout.TABLE_BYTES) // 8
+        self.words = memoryview(self._memory).cast("q")
+        self.take_serial: Callable[[], int] = count(1).__next__  # atomic, as threads may begin calls
+        self.end = _bind_end(self.words)
+        self._names, self._name_bytes = {"": 0}, 0
+        self._open: dict[int, str] = {}  # lines of the tables
+        self._closed: dict[int, str] = {}
+        self._table_version, self._lock = 0, Lock()
+
+    def _create_file(self, directory: str, nbytes: int) -> mmap.mmap:
+        """Return the mapping of a new file in `directory`; private memory, with a warning, if there can be no file."""
+        path = f"{directory}/{layout.FILE_PREFIX}rank{self.rank}-{os.getpid()}-{os.urandom(4).hex()}"
+        try:
+            os.makedirs(directory, exist_ok=True)  # noqa: PTH103 - `pathlib` takes 5 ms to import
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            try:
+                os.posix_fallocate(descriptor, 0, nbytes)
+                memory = mmap.mmap(descriptor, nbytes)
+            except OSError:
+                os.unlink(path)  # noqa: PTH108
+                raise
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            warnings.warn(
+                f"rank {self.rank} cannot keep its flight recorder in {directory} ({error.strerror}), so nothing of it "
+                f"will be left if the process is killed; set {DIRECTORY} to a directory with space",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            return mmap.mmap(-1, nbytes)
+        self.path = path
+        return memory
+
+    def describe(
+        self,
+        communicator: int,
+        operation: str,
+        *,
+        kind: CallKind = CallKind.COLLECTIVE,
+        algorithm: str = "",
+        count: int = 0,
+        dtype: str = "",
+        reduction: str = "",
+        root: int = -1,
+        tag: int = -1,
+        asynchronous: bool = False,
+    ) -> bytes:
+        """Return the bytes of the entries of a call from its second line on; `RecordedCall` describes the arguments.
+
+        `root` is the peer of a send or receive, and -1 where there is none.
+        """
+        codes = [self._encode(name) for name in (operation, algorithm, dtype, reduction)]
+        fixed = layout.DESCRIPTION.pack(communicator, *codes, count, root, tag, kind, asynchronous)
+        return fixed + layout.NO_COURSE
+
+    def bind(self, description: bytes) -> Callable[[int], int]:
+        """Return a function that records the beginning of a call with a given number, and returns the entry's place.
+
+        The place is the index of the entry's first word in `words`; `end` and others take it.
+        """
+        take, mask, first_byte = self.take_serial, self.entries - 1, 8 * self.first_word
+        pack, memory, read_clock = layout.ENTRY.pack_into, self._memory, time.monotonic_ns
+
+        def begin(number: int) -> int:
+            """Record the beginning of call `number`."""
+            serial = take()
+            at = first_byte + (serial & mask) * 128
+            pack(memory, at, serial, read_clock(), number, description, serial)
+            return at >> 3
+
+        return begin
+
+    def fail(self, place: int) -> None:
+        """Record that a call ended by an exception."""
+        self.words[place + layout.FAILED_WORD] = 1
+        self.end(place)
+
+    def add_communicator(self, communicator: int, rank: int, members: tuple[int, ...]) -> None:
+        """Add a communicator to the tables; `members` are its ranks in MPI.COMM_WORLD, `rank` is this rank's in it."""
+        with self._lock:
+            self._open[communicator] = f"{communicator}\t{rank}\t{len(members)}\t{format_ranks(members)}"
+            self._write_tables()
+
+    def close_communicator(self, communicator: int) -> None:
+        """Mark a communicator as closed; the tables keep only the latest closed communicators."""
+        with self._lock:
+            self._closed[communicator] = self._open.pop(communicator)
+            if len(self._closed) > _MOST_CLOSED:
+                del self._closed[next(iter(self._closed))]
+            self._write_tables()
+
+    def set_clock(self, model: ClockModel) -> None:
+        """Record how to compute the global time from this rank's clock."""
+        packed = layout.CLOCK.pack(*model.fields)
+        at, end = layout.CLOCK_AT, layout.CLOCK_AT + layout.CLOCK.size
+        layout.CLOCK_CHECK.pack_into(self._memory, end, 0)
+        self._memory[at:end] = packed
+        layout.CLOCK_CHECK.pack_into(self._memory, end, crc32(packed) or 1)
+
+    def write_ending(self, ending: str) -> None:
+        """Record how the program of this rank ends, such as by an uncaught exception."""
+        text = ending.encode()[: layout.ENDING_BYTES]
+        begin = layout.ENDING_AT + layout.ENDING_LENGTH.size
+        self._memory[begin : begin + len(text)] = text
+        layout.ENDING_LENGTH.pack_into(self._memory, layout.ENDING_AT, len(text))
+
+    def read(self) -> Recording:
+        """Return what has been recorded so far."""
+        from hpccoll.runtime.recorder.recording import parse_recording
+
+        return parse_recording(bytes(self._memory), self.path or "memory")
+
+    def remove(self) -> None:
+        """Remove the file, if there is one; later entries are kept in memory. Does nothing in a forked child."""
+        if self.path is not None and os.getpid() == self._process:
+            with suppress(OSError):
+                os.unlink(self.path)  # noqa: PTH108
+            self.path = None
+
+    def _encode(self, name: str) -> int:
+        """Return the number of a string in the tables, after adding it if it is new and there is space."""
+        name = name.replace("\t", " ").replace("\n", " ")[:64]
+        code = self._names.get(name)
+        if code is not None:
+            return code
+        with self._lock:
+            self._name_bytes += len(f"name\t{len(self._names)}\t{name}\n".encode())
+            if self._name_bytes > _NAMES_BYTES:
+                return len(self._names)  # a number without a string
+            code = self._names.setdefault(name, len(self._names))
+            self._write_tables()
+        return code
+
+    def _write_tables(self) -> None:
+        """Write the next version of the tables over the older copy."""
+        lines = [f"name\t{code}\t{name}" for name, code in self._names.items()]
+        lines += _fit_lines("open", self._open.values(), _OPEN_BYTES)
+        lines += _fit_lines("closed", reversed(self._closed.values()), _CLOSED_BYTES)
+        text = "\n".join(lines).encode()
+        self._table_version += 1
+        at = layout.HEADER_BYTES + self._table_version % 2 * layout.TABLE_BYTES
+        begin = at + layout.TABLE.size
+        layout.TABLE.pack_into(self._memory, at, 0, 0, 0)  # invalid until it is complete
+        self._memory[begin : begin + len(text)] = text
+        layout.TABLE.pack_into(self._memory, at, self._table_version, len(text), crc32(text))
+
+
+def _bind_end(words: memoryview) -> Callable[[int], None]:
+    """Return a function that records the end of a blocking call, whose entry begins at a given word."""
+    read_clock, ended_word = time.monotonic_ns, layout.ENDED_WORD
+
+    def end(place: int) -> None:
+        """Record the end of a blocking call."""
+        words[place + ended_word] = read_clock()
+
+    return end
+
+
+def _fit_lines(state: str, communicators: Iterable[str], nbytes: int) -> list[str]:
+    """Return the lines of communicators up to a size; those that do not fit are shortened or left out."""
+    lines = []
+    for communicator in communicators:
+        shorter = communicator.rpartition("\t")[0] + "\t"  # without the members
+        fitting = next((line for line in (communicator, shorter) if len(line) + len(state) + 2 <= nbytes), None)
+        if fitting is not None:
+            lines.append(f"{state}\t{fitting}")
+            nbytes -= len(lines[-1]) + 1
+    return lines
+
+
+def choose_directory(environ: Mapping[str, str]) -> str:
+    """Return the directory of recorder files: HPCCOLL_RECORDER, or that of shared memory or of temporary files."""
+    given = environ.get(DIRECTORY) or environ.get("HPCCOLL_SHARED_DIR")
+    if given or os.path.isdir(_MEMORY_FILE_SYSTEM):  # noqa: PTH112
+        return given or _MEMORY_FILE_SYSTEM
+    from tempfile import gettempdir
+
+    return gettempdir()

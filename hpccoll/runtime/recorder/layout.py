@@ -1,0 +1,78 @@
+"""The format of a recorder file: a header, two copies of the tables, and a ring of entries.
+
+All numbers are little-endian. Times are nanoseconds of the rank's monotonic clock (`time.monotonic_ns`).
+
+- The header has HEADER_BYTES bytes: `HEADER`, and the fields `CLOCK`, `ENDING_LENGTH` with the string at ENDING_AT.
+- A copy of the tables has TABLE_BYTES bytes: `TABLE`, and lines of text, which name the communicators and strings to
+  which entries refer by number. The valid copy with the larger version counts. A writer replaces the older copy.
+- Entry number `serial` (from 1) of the ring is at index `serial % entries`. It begins with `ENTRY`, and is complete if
+  its first and its last word both are `serial`, because a writer stores the first word first and the last word last.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from enum import IntEnum
+from typing import Final
+
+MAGIC: Final = b"hpccrec\n"
+VERSION: Final = 1
+FILE_PREFIX: Final = "hpccoll-recorder-"
+ENTRIES: Final = 2048
+
+HEADER_BYTES: Final = 4096
+# Magic, version, bytes of the header, of a copy of the tables and of an entry, entries of the ring; rank and size in
+# MPI.COMM_WORLD, process id, monotonic and wall-clock time (ns since 1970) of the creation, and the host's name.
+HEADER: Final = struct.Struct("<8s5I3Iqq64s")
+CLOCK_AT: Final = 256
+CLOCK: Final = struct.Struct("<5d")  # the fields of `ClockModel`; a CRC-32 of these bytes (0: no model) follows
+CLOCK_CHECK: Final = struct.Struct("<I")
+ENDING_AT: Final = 512
+ENDING_LENGTH: Final = struct.Struct("<I")
+ENDING_BYTES: Final = 1024
+
+TABLE_BYTES: Final = 32768
+TABLE: Final = struct.Struct("<QII")  # version, bytes of the text, CRC-32 of the text
+
+ENTRY_BYTES: Final = 128
+# Communicator; codes of operation, algorithm, dtype and reduction; count, root or peer, tag, kind, is it asynchronous.
+DESCRIPTION: Final = struct.Struct("<QHHHHqiiBB6x")
+# Times at which an asynchronous call started and was first waited for, time of the end; 0 if the event has not
+# happened. Rounds that were reached (-1: unknown), rounds in all, whether the call failed, unused bytes.
+COURSE: Final = struct.Struct("<qqqiiB23x")
+# Serial number, time of the beginning, number of the call on its communicator, `DESCRIPTION` and `COURSE`, serial.
+ENTRY: Final = struct.Struct(f"<QqQ{DESCRIPTION.size + COURSE.size}sQ")
+NO_COURSE: Final = COURSE.pack(0, 0, 0, -1, 0, 0)
+STARTED_WORD, WAITED_WORD, ENDED_WORD, ROUND_WORD, FAILED_WORD = 8, 9, 10, 11, 12  # 64-bit words of an entry
+
+
+class CallKind(IntEnum):
+    """What an entry records; a wait is for other ranks of the communicator and moves no data of the user."""
+
+    COLLECTIVE = 0
+    SEND = 1
+    RECEIVE = 2
+    WAIT = 3
+
+
+def format_ranks(ranks: tuple[int, ...]) -> str:
+    """Return ranks as runs with a constant stride, in order: `0-5:1,9-3:-2`."""
+    runs: list[str] = []
+    at = 0
+    while at < len(ranks):
+        stride = ranks[at + 1] - ranks[at] if at + 1 < len(ranks) else 1
+        end = at
+        while end + 1 < len(ranks) and ranks[end + 1] - ranks[end] == stride:
+            end += 1
+        runs.append(f"{ranks[at]}-{ranks[end]}:{stride}")
+        at = end + 1
+    return ",".join(runs)
+
+
+def parse_ranks(text: str) -> Iterator[int]:
+    """Yield the ranks that `format_ranks` turned into a string."""
+    for run in text.split(","):
+        bounds, stride = run.split(":")
+        first, last = bounds.split("-")
+        yield from range(int(first), int(last) + (1 if int(stride) > 0 else -1), int(stride))

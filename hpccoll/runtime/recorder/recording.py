@@ -1,0 +1,249 @@
+"""Reads recorder files: `read_recording` one file, and `read_recordings` the files of a job in a directory.
+
+A file may be read while its process runs, and after the process was killed. An entry that was being written at that
+moment is left out.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from zlib import crc32
+
+from hpccoll.errors import RecordingError
+from hpccoll.runtime.recorder import layout
+from hpccoll.runtime.recorder.layout import CallKind, parse_ranks
+
+
+@dataclass(frozen=True, slots=True)
+class ClockModel:
+    """Maps a rank's clock to the global clock: global = clock + offset_s + drift * (clock - reference_s), in seconds.
+
+    The error of the global time is at most error_s + drift_error * |clock - reference_s|.
+    """
+
+    reference_s: float
+    offset_s: float
+    drift: float
+    error_s: float
+    drift_error: float
+
+    @property
+    def fields(self) -> tuple[float, float, float, float, float]:
+        """The numbers of the model, in the order of the recorder file."""
+        return (self.reference_s, self.offset_s, self.drift, self.error_s, self.drift_error)
+
+    def to_global(self, clock_ns: int) -> float:
+        """Return the global time in seconds when the rank's monotonic clock shows `clock_ns`."""
+        clock_s = clock_ns * 1e-9
+        return clock_s + self.offset_s + self.drift * (clock_s - self.reference_s)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedCommunicator:
+    """A communicator of a recording; `rank` is the rank of the recording's process in it.
+
+    `members` has the rank in MPI.COMM_WORLD of each rank; None if the recorder file had no space for them.
+    """
+
+    id: int
+    rank: int
+    size: int
+    members: tuple[int, ...] | None
+    is_open: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedCall:
+    """A collective, send, receive or wait of one rank. Times are nanoseconds of the rank's monotonic clock.
+
+    Attributes:
+        serial: the number of the entry among all entries of the rank, from 1.
+        communicator: the id of the communicator, the same on all of its ranks.
+        number: the number of the collective among those of the communicator, from 1, the same on all ranks; the number
+            of a message among the messages of this rank on the communicator.
+        operation: such as `all_reduce`, `broadcast_object`, `send`, or the reason for a wait.
+        algorithm: the name of the algorithm; `mpi` for the MPI library's own collective.
+        count: elements of the vector or of every block; of all blocks if blocks differ in size.
+        root: the root; None if the operation has no root.
+        peer: the rank that a message is sent to or received from; None for a receive from any rank.
+        begun_ns: time at which the program made the call.
+        started_ns: time at which an asynchronous call started to work; None if it has not.
+        waited_ns: time at which the program began to wait for an asynchronous call; None if it has not.
+        ended_ns: time at which the call was complete, or failed by an exception; None if neither has happened.
+        round: the number of rounds (steps of the plan) that the rank had completed when this was last recorded; None if
+            it was never recorded.
+    """
+
+    serial: int
+    communicator: int
+    number: int
+    kind: CallKind
+    operation: str
+    algorithm: str
+    count: int
+    dtype: str
+    reduction: str
+    root: int | None
+    peer: int | None
+    tag: int | None
+    asynchronous: bool
+    begun_ns: int
+    started_ns: int | None
+    waited_ns: int | None
+    ended_ns: int | None
+    failed: bool
+    round: int | None
+    rounds: int | None
+
+    @property
+    def state(self) -> str:
+        """`ended`, `failed`, `begun` (blocking), or `scheduled` or `started` (asynchronous)."""
+        if self.ended_ns is not None:
+            return "failed" if self.failed else "ended"
+        if not self.asynchronous:
+            return "begun"
+        return "scheduled" if self.started_ns is None else "started"
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether the program of the rank was waiting for this call: it is blocking or was waited for, and not done."""
+        return self.ended_ns is None and (not self.asynchronous or self.waited_ns is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """The contents of a recorder file.
+
+    Attributes:
+        rank, size: the rank of the process in MPI.COMM_WORLD, and the number of ranks.
+        created_ns: the rank's monotonic clock when the file was made.
+        created_at: the time of day when the file was made, in seconds since 1970.
+        clock: maps the rank's clock to the global clock; None if the clocks were never synchronised.
+        ending: how the program of the rank ended, such as `exit`; empty if the process was killed or still runs.
+        calls: the latest calls, in the order in which they began.
+        lost: the number of older calls whose entries were overwritten.
+    """
+
+    path: str
+    rank: int
+    size: int
+    host: str
+    pid: int
+    created_ns: int
+    created_at: float
+    clock: ClockModel | None
+    ending: str
+    communicators: Mapping[int, RecordedCommunicator]
+    calls: tuple[RecordedCall, ...]
+    lost: int
+
+    def to_global(self, clock_ns: int) -> float:
+        """Return a time of the rank's monotonic clock as a global time in seconds; as time of day if none is known."""
+        if self.clock is not None:
+            return self.clock.to_global(clock_ns)
+        return self.created_at + (clock_ns - self.created_ns) * 1e-9
+
+
+def read_recording(path: str | os.PathLike[str]) -> Recording:
+    """Return the contents of a recorder file.
+
+    Raises:
+        RecordingError: the file cannot be read, is truncated, or is no recorder file of this version.
+    """
+    try:
+        with open(path, "rb") as file:  # noqa: PTH123 - `pathlib` takes 5 ms to import
+            contents = file.read()
+    except OSError as error:
+        raise RecordingError(f"{path} cannot be read: {error.strerror}; pass a file that a rank recorded") from error
+    return parse_recording(contents, os.fspath(path))
+
+
+def parse_recording(contents: bytes, path: str) -> Recording:
+    """Return the recording in the contents of a recorder file; `path` is for error messages. Raises RecordingError."""
+    if len(contents) < layout.HEADER_BYTES or not contents.startswith(layout.MAGIC):
+        found = f"it has {len(contents)} bytes" if contents.startswith(layout.MAGIC) else "it begins differently"
+        raise RecordingError(f"{path} is no recorder file of hpccoll: {found}; pass a file that a rank recorded")
+    _, version, *sizes, rank, size, pid, created_ns, created_at_ns, host = layout.HEADER.unpack_from(contents)
+    expected = [layout.HEADER_BYTES, layout.TABLE_BYTES, layout.ENTRY_BYTES]
+    if version != layout.VERSION or sizes[:3] != expected:
+        raise RecordingError(
+            f"{path} has format version {version} of recorder files, but this version of hpccoll reads version "
+            f"{layout.VERSION}; read it with the version of hpccoll that recorded it"
+        )
+    begin = layout.HEADER_BYTES + 2 * layout.TABLE_BYTES
+    needed = begin + sizes[3] * layout.ENTRY_BYTES
+    if len(contents) < needed:
+        raise RecordingError(f"{path} is truncated: it has {len(contents)} of {needed} bytes; copy the file again")
+    names, communicators = _parse_tables(contents)
+    calls = sorted(_parse_calls(contents, begin, sizes[3], names), key=lambda call: call.serial)
+    return Recording(
+        path, rank, size, host.rstrip(b"\0").decode(errors="replace"), pid, created_ns, created_at_ns * 1e-9,
+        _parse_clock(contents), _parse_ending(contents), communicators, tuple(calls),
+        lost=calls[0].serial - 1 if calls else 0,
+    )  # fmt: skip
+
+
+def _parse_clock(contents: bytes) -> ClockModel | None:
+    """Return the clock model of a recorder file; None if there is no complete one."""
+    end = layout.CLOCK_AT + layout.CLOCK.size
+    (check,) = layout.CLOCK_CHECK.unpack_from(contents, end)
+    if not check or check != (crc32(contents[layout.CLOCK_AT : end]) or 1):
+        return None
+    return ClockModel(*layout.CLOCK.unpack_from(contents, layout.CLOCK_AT))
+
+
+def _parse_ending(contents: bytes) -> str:
+    """Return how the program ended, or an empty string."""
+    (length,) = layout.ENDING_LENGTH.unpack_from(contents, layout.ENDING_AT)
+    begin = layout.ENDING_AT + layout.ENDING_LENGTH.size
+    return contents[begin : begin + min(length, layout.ENDING_BYTES)].decode(errors="replace")
+
+
+def _parse_tables(contents: bytes) -> tuple[dict[int, str], dict[int, RecordedCommunicator]]:
+    """Return the strings and the communicators of the latest complete copy of the tables, by number."""
+    latest, text = 0, b""
+    for copy in range(2):
+        at = layout.HEADER_BYTES + copy * layout.TABLE_BYTES
+        version, length, check = layout.TABLE.unpack_from(contents, at)
+        begin = at + layout.TABLE.size
+        candidate = contents[begin : begin + length]
+        if version > latest and length <= layout.TABLE_BYTES and crc32(candidate) == check:
+            latest, text = version, candidate
+    names: dict[int, str] = {}
+    communicators: dict[int, RecordedCommunicator] = {}
+    for line in text.decode(errors="replace").split("\n"):
+        match line.split("\t"):
+            case ["name", code, name]:
+                names[int(code)] = name
+            case ["open" | "closed" as state, number, rank, size, members]:
+                ranks = tuple(parse_ranks(members)) if members else None
+                communicators[int(number)] = RecordedCommunicator(
+                    int(number), int(rank), int(size), ranks, state == "open"
+                )
+    return names, communicators
+
+
+def _parse_calls(contents: bytes, begin: int, entries: int, names: Mapping[int, str]) -> Iterator[RecordedCall]:
+    """Yield the complete entries of the ring, in the order of the file."""
+    for index in range(entries):
+        at = begin + index * layout.ENTRY_BYTES
+        serial, begun_ns, number, details, last = layout.ENTRY.unpack_from(contents, at)
+        if serial == last != 0 and serial % entries == index:
+            yield _parse_call(serial, begun_ns, number, details, names)
+
+
+def _parse_call(serial: int, begun_ns: int, number: int, details: bytes, names: Mapping[int, str]) -> RecordedCall:
+    """Return an entry as a `RecordedCall`; `details` is its part after the number."""
+    communicator, *codes, count, root, tag, kind, asynchronous = layout.DESCRIPTION.unpack_from(details)
+    started, waited, ended, reached, rounds, failed = layout.COURSE.unpack_from(details, layout.DESCRIPTION.size)
+    operation, algorithm, dtype, reduction = (names.get(code, "?") for code in codes)
+    is_message = kind in (CallKind.SEND, CallKind.RECEIVE)
+    rank = root if root >= 0 else None
+    return RecordedCall(
+        serial, communicator, number, CallKind(kind), operation, algorithm, count, dtype, reduction,
+        None if is_message else rank, rank if is_message else None, tag if tag >= 0 else None, bool(asynchronous),
+        begun_ns, started or None, waited or None, ended or None, bool(failed),
+        reached if reached >= 0 else None, rounds or None,
+    )  # fmt: skip
