@@ -29,6 +29,7 @@ FLOORS = {
     "text_table": 0,
     "plan": 1,
     "algorithms": 2,
+    "crash": 2,
     "raster": 2,
     "records": 2,
     "selection": 3,

@@ -1,0 +1,154 @@
+"""Decides why a job hung or crashed, and which ranks caused it, from the evidence about all its ranks.
+
+The rules, in order:
+
+1. Ranks made different calls. Later symptoms may follow from the first different call, so it is the cause.
+2. A process ended before the others. Ranks that already waited for another rank for a second exclude this rule.
+3. A process is stopped, as by SIGSTOP or a debugger.
+4. Waiting ranks wait, directly or through others, for ranks that are in no call.
+5. Ranks wait for each other in a cycle: they made calls in different orders.
+6. All ranks have arrived in the same collective. A rank that has completed fewer rounds of the plan than all others is
+   named; if there is no such rank, no rank is named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from hpccoll.crash.disagreement import Disagreement, find_first_disagreement
+from hpccoll.crash.evidence import CallRecord, CommunicatorId, JobEvidence, ProcessState
+from hpccoll.crash.wait_graph import WaitGraph, build_wait_graph, list_arrived
+
+LONG_WAIT_S: Final = 1.0  # launchers end the other ranks of a crashed job faster
+
+
+class Reason(Enum):
+    """Why a job hung or crashed."""
+
+    MISMATCH = "mismatch"
+    DEAD = "dead"
+    STOPPED = "stopped"
+    ABSENT = "absent"
+    CYCLE = "cycle"
+    INSIDE = "inside"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class CrashAnalysis:
+    """Why a job hung or crashed.
+
+    Attributes:
+        reason: the rule that applied.
+        guilty: the ranks that caused it; empty if the recordings do not show them.
+        suspects: ranks of which one is guilty, if the recordings do not show which (a tie).
+        disagreement: the first collective in which ranks made different calls.
+        call: the collective or message that ranks wait in; None if no recorded call is open.
+        arrived: the ranks that have begun `call`.
+        absent: the ranks of the communicator that have not begun `call`.
+    """
+
+    reason: Reason
+    guilty: tuple[int, ...] = ()
+    suspects: tuple[int, ...] = ()
+    disagreement: Disagreement | None = None
+    call: CallRecord | None = None
+    arrived: tuple[int, ...] = ()
+    absent: tuple[int, ...] = ()
+
+
+def analyze(job: JobEvidence) -> CrashAnalysis:
+    """Return why a job hung or crashed, and which ranks caused it."""
+    graph = build_wait_graph(job)
+    disagreement = find_first_disagreement(job)
+    reason, guilty, suspects = _decide(job, graph, disagreement)
+    call = _choose_call(job, guilty)
+    if call is None:
+        return CrashAnalysis(reason, guilty, suspects, disagreement)
+    if call.is_message:
+        return CrashAnalysis(reason, guilty, suspects, disagreement, call)
+    arrived, absent = sorted(list_arrived(job, call)), sorted(_list_absent(job, call))
+    return CrashAnalysis(reason, guilty, suspects, disagreement, call, tuple(arrived), tuple(absent))
+
+
+def _decide(
+    job: JobEvidence, graph: WaitGraph, disagreement: Disagreement | None
+) -> tuple[Reason, tuple[int, ...], tuple[int, ...]]:
+    """Return the reason, the guilty ranks, and the suspects of a tie."""
+    if disagreement is not None:
+        everybody = tuple(sorted(rank for ranks, _ in disagreement.groups for rank in ranks))
+        return Reason.MISMATCH, disagreement.guilty, () if disagreement.guilty else everybody
+    dead = _find_dead(job)
+    if dead and not _waits_for_others(job, graph, dead):
+        return Reason.DEAD, dead, ()
+    stopped = tuple(rank for rank, each in sorted(job.ranks.items()) if each.process is ProcessState.STOPPED)
+    if stopped:
+        return Reason.STOPPED, stopped, ()
+    if graph.outside:
+        return Reason.ABSENT, graph.outside, ()
+    if graph.cycle:
+        guilty = _find_other_order(job, graph.cycle)
+        return Reason.CYCLE, guilty, () if guilty else graph.cycle
+    if graph.inside:
+        return Reason.INSIDE, _find_least_advanced(job, graph.inside), ()
+    return Reason.UNKNOWN, (), ()
+
+
+def _find_dead(job: JobEvidence) -> tuple[int, ...]:
+    """Return the ranks whose processes ended first: the first that another rank noticed, or all that are dead now."""
+    seen = [(each.seen_dead, rank) for rank, each in job.ranks.items() if each.seen_dead is not None]
+    if seen:
+        return (min(seen)[1],)
+    return tuple(rank for rank, each in sorted(job.ranks.items()) if each.process is ProcessState.DEAD)
+
+
+def _waits_for_others(job: JobEvidence, graph: WaitGraph, dead: Sequence[int]) -> bool:
+    """Whether ranks had long been waiting for a living rank in no call when the ranks `dead` died."""
+    others = [rank for rank in graph.outside if rank not in dead]
+    times = [each.seen_dead for rank in dead if (each := job.ranks.get(rank)) is not None]
+    died = min((time for time in times if time is not None), default=job.end)
+    began = [
+        call.began
+        for rank, peers in graph.waits.items()
+        for call in job.ranks[rank].awaited_calls
+        if not peers.isdisjoint(others)
+    ]
+    return bool(began) and died - min(began) > LONG_WAIT_S
+
+
+def _find_other_order(job: JobEvidence, cycle: Sequence[int]) -> tuple[int, ...]:
+    """Return the ranks of a cycle that wait on another communicator than most of its ranks; empty if it is a tie."""
+    by_communicator: dict[CommunicatorId, list[int]] = {}
+    for rank in cycle:
+        call = job.ranks[rank].last_call
+        if call is None or call.is_message:
+            return ()
+        by_communicator.setdefault(call.communicator, []).append(rank)
+    groups = sorted(by_communicator.values(), key=len, reverse=True)
+    if len(groups) < 2 or len(groups[0]) == len(groups[1]):
+        return ()
+    return tuple(sorted(rank for ranks in groups[1:] for rank in ranks))
+
+
+def _find_least_advanced(job: JobEvidence, ranks: Sequence[int]) -> tuple[int, ...]:
+    """Return the rank that has begun fewer rounds of its open collective than all others, if there is one."""
+    calls = {rank: job.ranks[rank].last_call for rank in ranks}
+    rounds = {rank: call.round for rank, call in calls.items() if call is not None and call.round is not None}
+    least = [rank for rank, completed in rounds.items() if completed == min(rounds.values())]
+    return tuple(least) if len(least) == 1 < len(rounds) == len(calls) else ()
+
+
+def _choose_call(job: JobEvidence, guilty: Sequence[int]) -> CallRecord | None:
+    """Return the open call that began first, if possible one in which a guilty rank is missing."""
+    calls = [call for each in job.ranks.values() for call in each.awaited_calls]
+    ordered = sorted(calls, key=lambda call: (call.is_message, call.began))
+    missed = [call for call in ordered if not call.is_message and not _list_absent(job, call).isdisjoint(guilty)]
+    return next(iter(missed or ordered), None)
+
+
+def _list_absent(job: JobEvidence, call: CallRecord) -> frozenset[int]:
+    """Return the ranks that have not begun a collective of their communicator."""
+    return frozenset(job.list_members(call.communicator)) - list_arrived(job, call)

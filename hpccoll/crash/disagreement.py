@@ -1,0 +1,94 @@
+"""Finds the first collective in which ranks made different calls.
+
+Calls with the same number on the same communicator must agree in operation and in the arguments that all ranks pass
+alike. If the calls differ, the ranks of the largest group of equal calls are right, and the others are guilty. Without
+a unique largest group, as always with two ranks, the recordings alone do not show who is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from hpccoll.crash.evidence import CallRecord, CommunicatorId, JobEvidence
+
+OPERATION = "operation"
+
+
+@dataclass(frozen=True, slots=True)
+class Disagreement:
+    """A collective in which ranks made different calls.
+
+    Attributes:
+        communicator, number: the collective.
+        groups: the ranks that made equal calls, the largest group first, with the call of one of these ranks.
+        differing: the names of the arguments that differ; `operation` alone if the operations differ.
+        guilty: the ranks outside the largest group; empty if there is no unique largest group.
+    """
+
+    communicator: CommunicatorId
+    number: int
+    groups: tuple[tuple[tuple[int, ...], CallRecord], ...]
+    differing: tuple[str, ...]
+    guilty: tuple[int, ...]
+
+    @property
+    def began(self) -> float:
+        """When the first rank began this collective."""
+        return min(call.began for _, call in self.groups)
+
+
+def find_first_disagreement(job: JobEvidence) -> Disagreement | None:
+    """Return the disagreement that began first, over all communicators; None if all recorded calls agree."""
+    first = [found for calls in _align(job).values() if (found := _find_in_communicator(calls)) is not None]
+    return min(first, key=lambda each: each.began, default=None)
+
+
+def _align(job: JobEvidence) -> Mapping[CommunicatorId, Mapping[int, Mapping[int, CallRecord]]]:
+    """Return the recorded collectives by communicator, number and rank, in the order of the numbers."""
+    aligned: dict[CommunicatorId, dict[int, dict[int, CallRecord]]] = {}
+    for rank, evidence in sorted(job.ranks.items()):
+        for (communicator, number), call in evidence.collectives.items():
+            aligned.setdefault(communicator, {}).setdefault(number, {})[rank] = call
+    return {communicator: dict(sorted(calls.items())) for communicator, calls in aligned.items()}
+
+
+def _find_in_communicator(calls: Mapping[int, Mapping[int, CallRecord]]) -> Disagreement | None:
+    """Return the first disagreement among the collectives of one communicator."""
+    for number, by_rank in calls.items():
+        differing = _compare(list(by_rank.values()))
+        if differing:
+            return _describe(number, by_rank, differing)
+    return None
+
+
+def _compare(calls: Sequence[CallRecord]) -> tuple[str, ...]:
+    """Return the names of the arguments in which calls differ; `operation` alone if the operations differ."""
+    if len({call.operation for call in calls}) > 1:
+        return (OPERATION,)
+    values: dict[str, set[str]] = {}
+    for call in calls:
+        for name, value in call.details:
+            values.setdefault(name, set()).add(value)
+    return tuple(name for name, seen in values.items() if len(seen) > 1)
+
+
+def _describe(number: int, by_rank: Mapping[int, CallRecord], differing: tuple[str, ...]) -> Disagreement:
+    """Return the disagreement of calls that differ in the arguments `differing`."""
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for rank, call in by_rank.items():
+        values = tuple(_choose_values(call, differing))
+        if any(values):
+            groups.setdefault(values, []).append(rank)
+    ordered = sorted(groups.values(), key=lambda ranks: (-len(ranks), ranks))
+    is_tie = len(ordered[0]) == len(ordered[1])
+    guilty = () if is_tie else tuple(sorted(rank for ranks in ordered[1:] for rank in ranks))
+    described = tuple((tuple(ranks), by_rank[ranks[0]]) for ranks in ordered)
+    return Disagreement(described[0][1].communicator, number, described, differing, guilty)
+
+
+def _choose_values(call: CallRecord, differing: Sequence[str]) -> Iterator[str]:
+    """Yield the values of the arguments `differing`."""
+    details = dict(call.details)
+    for name in differing:
+        yield call.operation if name == OPERATION else details.get(name, "")

@@ -1,0 +1,165 @@
+"""Formats an analysis for people, one paragraph per question: who caused it, who arrived, who did what last."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from hpccoll.crash.analysis import CrashAnalysis, Reason
+from hpccoll.crash.disagreement import OPERATION, Disagreement
+from hpccoll.crash.evidence import CallRecord, JobEvidence, ProcessState, RankEvidence
+
+MOST_LINES: Final = 16  # of ranks with different last calls
+PEERS: Final = {"send": "to", "recv": "from"}
+
+
+def format_analysis(job: JobEvidence, analysis: CrashAnalysis) -> str:
+    """Return the analysis of a job as lines of text."""
+    lines = [_format_guilty(job, analysis)]
+    if analysis.call is not None and not analysis.call.is_message:
+        arrived, absent = format_ranks(analysis.arrived), format_ranks(analysis.absent)
+        lines.append(f"Waiting in {_place(job, analysis.call)}: arrived {arrived}; not arrived {absent}.")
+    if analysis.disagreement is not None:
+        lines.append(_format_disagreement(job, analysis.disagreement))
+    if job.missing:
+        lines.append(f"No recording of {format_ranks(job.missing)}: the other recordings alone were analyzed.")
+    lines.append("The last operation of each rank:")
+    lines += [f"  {line}" for line in _list_last_operations(job)]
+    return "\n".join(lines)
+
+
+def format_ranks(ranks: Sequence[int]) -> str:
+    """Return ranks as text with ranges, such as `ranks 0-2, 5`; `no rank` if there are none."""
+    if not ranks:
+        return "no rank"
+    ordered, parts = sorted(ranks), []
+    start = previous = ordered[0]
+    for rank in [*ordered[1:], None]:
+        if rank != previous + 1:
+            parts.append(f"{start}" if start == previous else f"{start}-{previous}")
+            start = rank if rank is not None else start
+        previous = rank if rank is not None else previous
+    return f"{'rank' if len(ordered) == 1 else 'ranks'} {', '.join(parts)}"
+
+
+def format_call(call: CallRecord) -> str:
+    """Return a call as text, such as `call 4 (all_reduce, algorithm ring, count 1000)` or `recv from rank 1`."""
+    details = ", ".join(f"{name} {value}" for name, value in call.details if value)
+    if call.is_message:
+        word = PEERS.get(call.operation, "with")
+        peer = "any rank" if call.peer is None else f"rank {call.peer}"
+        return f"{call.operation} {word} {peer}" + (f" ({details})" if details else "")
+    return f"call {call.number} ({call.operation}{', ' if details else ''}{details})"
+
+
+def _place(job: JobEvidence, call: CallRecord) -> str:
+    """Return a call and its communicator as text."""
+    return format_call(call) + _format_communicator(job, call)
+
+
+def _format_communicator(job: JobEvidence, call: CallRecord) -> str:
+    """Return the communicator of a call as text; empty if the job's recorded calls use one communicator only."""
+    used = {each.communicator for rank in job.ranks.values() for each in rank.calls}
+    if len(used) < 2:
+        return ""
+    return f" on communicator {call.communicator} of {format_ranks(job.list_members(call.communicator))}"
+
+
+def _format_guilty(job: JobEvidence, analysis: CrashAnalysis) -> str:
+    """Return the guilty ranks and why they are guilty."""
+    if analysis.guilty:
+        each = (f"rank {rank} {_explain(job, rank, analysis)}" for rank in analysis.guilty[:MOST_LINES])
+        more = len(analysis.guilty) - MOST_LINES
+        return f"Guilty: {'; '.join(each)}{f'; and {more} more ranks' if more > 0 else ''}."
+    if analysis.reason is Reason.MISMATCH:
+        return f"Guilty: one of {format_ranks(analysis.suspects)}; the calls are a tie, so none is in the majority."
+    if analysis.reason is Reason.CYCLE:
+        return (
+            f"Guilty: one of {format_ranks(analysis.suspects)}, which wait for each other in a cycle; the recordings "
+            "are a tie. Make the calls in the same order on every rank."
+        )
+    if analysis.reason is Reason.INSIDE:
+        return "Guilty: unknown. All ranks have arrived in the same call, and no process is dead or stopped."
+    return "Guilty: unknown. No recorded call is unfinished, and no process is known to have failed."
+
+
+def _explain(job: JobEvidence, rank: int, analysis: CrashAnalysis) -> str:
+    """Return why a rank is guilty, and its last operation."""
+    own = job.ranks.get(rank)
+    if own is None:
+        return "has no recording, and other ranks wait for it"
+    last = f"its last operation was {_format_last(job, own)}"
+    match analysis.reason:
+        case Reason.MISMATCH:
+            return f"made another call than the other ranks ({last})"
+        case Reason.DEAD:
+            return f"ended without notice, as by a signal or os._exit (process {own.pid} on {own.host}; {last})"
+        case Reason.STOPPED:
+            return f"is stopped, as by SIGSTOP or a debugger (process {own.pid} on {own.host}; {last})"
+        case Reason.CYCLE:
+            return f"made its calls in another order than the other ranks ({last})"
+        case Reason.INSIDE:
+            return f"has completed fewer rounds of the call than all other ranks ({last})"
+        case _:
+            what = f"ended its program {own.ending}".rstrip() if own.ending else "is in no call"
+            return f"{what}, and other ranks wait for it ({last})"
+
+
+def _format_disagreement(job: JobEvidence, found: Disagreement) -> str:
+    """Return the first different calls of the ranks."""
+    call = found.groups[0][1]
+    name = f"call {found.number}"
+    if found.differing != (OPERATION,):
+        name += f" ({call.operation})"
+    parts = []
+    for ranks, each in found.groups:
+        details = dict(each.details)
+        values = ", ".join(
+            format_call(each).partition(" (")[2][:-1] if name == OPERATION else f"{name} {details.get(name) or 'none'}"
+            for name in found.differing
+        )
+        parts.append(f"{format_ranks(ranks)}: {values}")
+    return f"First disagreement, in {name}{_format_communicator(job, call)}: {'; '.join(parts)}."
+
+
+def _list_last_operations(job: JobEvidence) -> Iterator[str]:
+    """Yield one line per group of ranks with the same last operation, the same location and the same state."""
+    groups: dict[tuple[str, str], list[int]] = {}
+    for rank, own in sorted(job.ranks.items()):
+        groups.setdefault((_format_last(job, own), _format_state(own)), []).append(rank)
+    for (last, state), ranks in list(groups.items())[:MOST_LINES]:
+        ages = sorted(_find_age(job, job.ranks[rank]) for rank in ranks)
+        age = f"{ages[0]:.1f} s" if ages[-1] - ages[0] < 0.1 else f"{ages[0]:.1f} to {ages[-1]:.1f} s"
+        verb = "for" if job.ranks[ranks[0]].awaited_calls else "which ended" if job.ranks[ranks[0]].calls else ""
+        time = f", {verb} {age}{' ago' if verb == 'which ended' else ''}" if verb else ""
+        yield f"{format_ranks(ranks)}: {last}{time}{state}"
+    if len(groups) > MOST_LINES:
+        yield f"and {len(groups) - MOST_LINES} more groups of ranks"
+
+
+def _format_last(job: JobEvidence, own: RankEvidence) -> str:
+    """Return the last operation of a rank, and whether the rank is still in it."""
+    call = own.last_call
+    if call is None:
+        return "no call"
+    return f"{'in' if call.ended is None else 'after'} {_place(job, call)}"
+
+
+def _format_state(own: RankEvidence) -> str:
+    """Return what is known about a rank's process, as an addition to a line."""
+    words = [f"ended its program {own.ending}".rstrip()] if own.ending else []
+    if own.process in (ProcessState.STOPPED, ProcessState.DEAD):
+        words.append(f"process {own.process.value}")
+    elif own.seen_dead is not None:
+        words.append("process dead")
+    if own.location:
+        words.append(f"at {own.location}")
+    return f" [{', '.join(words)}]" if words else ""
+
+
+def _find_age(job: JobEvidence, own: RankEvidence) -> float:
+    """Return the seconds since a rank's last call began, if it is open, or ended."""
+    call = own.last_call
+    if call is None:
+        return 0.0
+    return max(job.end - (call.began if call.ended is None else call.ended), 0.0)

@@ -1,0 +1,90 @@
+"""Finds the ranks for which, directly or through other ranks, all waiting ranks wait.
+
+A rank in a collective waits for the ranks that have not begun this collective. A rank that sends or receives a message
+waits for the rank at the other end. In this graph, a path from a waiting rank leads to a rank that waits for no other
+rank, or into a cycle of ranks that wait for each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hpccoll.crash.evidence import CallRecord, JobEvidence, RankEvidence
+
+
+@dataclass(frozen=True, slots=True)
+class WaitGraph:
+    """The waits of a job's ranks.
+
+    Attributes:
+        waits: for each rank in a call, the ranks for which it waits.
+        outside: ranks for which others wait, and which are in no call; the rank with most waiting ranks first.
+        inside: ranks for which others wait or which wait themselves, in calls in which all ranks have arrived.
+        cycle: ranks that wait for each other and for no rank outside of the cycle.
+    """
+
+    waits: Mapping[int, frozenset[int]]
+    outside: tuple[int, ...]
+    inside: tuple[int, ...]
+    cycle: tuple[int, ...]
+
+
+def build_wait_graph(job: JobEvidence) -> WaitGraph:
+    """Return the waits of a job's ranks, and the ranks at which these waits end."""
+    waits = {
+        rank: frozenset(peer for call in evidence.awaited_calls for peer in list_awaited(job, evidence, call))
+        for rank, evidence in job.ranks.items()
+        if evidence.awaited_calls
+    }
+    reached = {rank: _list_reached(waits, rank) for rank in waits}
+    awaited = {peer for peers in reached.values() for peer in peers}
+    waiting = {rank: sum(rank in peers for peers in reached.values()) for rank in awaited}
+    outside = sorted((rank for rank in awaited if rank not in waits), key=lambda rank: (-waiting[rank], rank))
+    inside = sorted(rank for rank, peers in waits.items() if not peers)
+    cycle = next((members for rank in sorted(waits) if (members := _find_cycle(reached, rank))), ())
+    return WaitGraph(waits, tuple(outside), tuple(inside), cycle)
+
+
+def list_awaited(job: JobEvidence, own: RankEvidence, call: CallRecord) -> frozenset[int]:
+    """Return the ranks for which a rank waits in a call; none if all ranks have arrived in the call."""
+    if not call.is_message:
+        return frozenset(job.list_members(call.communicator)) - list_arrived(job, call) - {own.rank}
+    if call.peer is None:
+        return frozenset(job.list_members(call.communicator)) - {own.rank}
+    peer = job.ranks.get(call.peer)
+    if peer is not None and any(_answers(each, own.rank, call) for each in peer.awaited_calls):
+        return frozenset()
+    return frozenset({call.peer})
+
+
+def list_arrived(job: JobEvidence, call: CallRecord) -> frozenset[int]:
+    """Return the ranks that have begun a collective."""
+    communicator = call.communicator
+    return frozenset(rank for rank, each in job.ranks.items() if each.progress.get(communicator, 0) >= call.number)
+
+
+def _answers(other: CallRecord, rank: int, call: CallRecord) -> bool:
+    """Whether a call of the peer is the other end of the message that `rank` sends or receives in `call`."""
+    is_pair = {other.operation, call.operation} == {"send", "recv"}
+    return is_pair and other.communicator == call.communicator and other.peer in (rank, None)
+
+
+def _list_reached(waits: Mapping[int, frozenset[int]], start: int) -> frozenset[int]:
+    """Return the ranks for which a rank waits, directly or through other ranks; includes the rank only in a cycle."""
+    reached: set[int] = set()
+    pending = list(waits[start])
+    while pending:
+        rank = pending.pop()
+        if rank not in reached:
+            reached.add(rank)
+            pending += waits.get(rank, ())
+    return frozenset(reached)
+
+
+def _find_cycle(reached: Mapping[int, frozenset[int]], rank: int) -> tuple[int, ...]:
+    """Return the ranks of the cycle that contains a rank and waits for no other rank; empty if there is none."""
+    members = reached[rank]
+    if rank in members and all(reached.get(each) == members for each in members):
+        return tuple(sorted(members))
+    return ()
