@@ -6,11 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hpccoll.measure.clock.ping_pong import PingPongs, Times
+from hpccoll.measure.clock.ping_pong import JITTER, PingPongs, Times, compute_deviations_s
 
-QUICK = 1.2  # round trips up to this many times the fastest are used; slower ones were delayed in one direction
-LEAST_QUICK = 8  # use at least this many exchanges, however slow
-OUTLIER = 3.5  # in robust standard deviations
 FREE_DRIFT = 1e-4  # the drift that a clock without drift correction may have: 100 ppm, a poor quartz
 
 
@@ -49,35 +46,36 @@ class LinearModel:
 IDENTITY = LinearModel(0.0, 0.0, 0.0, 0.0, 0.0)
 
 
-def fit_quick_exchanges(measured: PingPongs) -> LinearModel:
-    """Return the line through the offsets of the fastest exchanges, without outliers.
+def fit_weighted_exchanges(measured: PingPongs) -> LinearModel:
+    """Return the line through the offsets of all exchanges, weighted by how fast they were.
 
-    Each batch gives one point, the median offset of its quick exchanges. The error of the line is half the fastest
-    round trip plus two standard errors of the fit.
+    A delayed message makes a round trip longer, and the offset wrong by at most half the delay. Each batch gives one
+    point. The error of the line is half the fastest round trip plus two standard errors of the fit.
     """
-    times_s, offsets_s = _select_points(measured)
-    line = _fit_line(times_s, offsets_s)
-    scatter = np.abs(offsets_s - line.apply(times_s) + times_s)
-    keep = scatter <= OUTLIER * 1.4826 * float(np.median(scatter))
-    if 2 < np.count_nonzero(keep) < len(keep):
-        line = _fit_line(times_s[keep], offsets_s[keep])
+    times_s, offsets_s, deviations_s = summarize_batches(measured)
+    line = _fit_line(times_s, offsets_s, deviations_s)
     half_s = float(measured.round_trips_s.min()) / 2
     return LinearModel(line.reference_s, line.offset_s, line.drift, half_s + line.error_s, line.drift_error)
 
 
-def fit_quick_offset(measured: PingPongs) -> float:
-    """Return the median offset of the quick exchanges in seconds, without a drift."""
-    return float(np.median(_select_points(measured)[1]))
+def summarize_batches(measured: PingPongs) -> tuple[Times, Times, Times]:
+    """Return time, offset and standard deviation of each batch: weighted means, where fast exchanges weigh most."""
+    trips_s = measured.round_trips_s
+    deviations_s = compute_deviations_s(trips_s, float(trips_s.min()))
+    weights = deviations_s**-2
+    weights /= weights.sum(axis=1, keepdims=True)
+    times_s, offsets_s = (weights * measured.middles_s).sum(axis=1), (weights * measured.offsets_s).sum(axis=1)
+    return times_s, offsets_s, deviations_s.min(axis=1)
 
 
-def fit_mean_round_trip(measured: PingPongs) -> LinearModel:
-    """Return the line through offsets that assume half the mean round trip for each answer (Jones and Koenig, 2012).
+def fit_usual_round_trip(measured: PingPongs) -> LinearModel:
+    """Return the line through offsets, if every answer takes half the median round trip (Jones and Koenig, 2012).
 
-    Each batch gives one point, the median of its offsets. No exchange is left out.
+    Each batch gives one point, the median of its offsets. All exchanges count alike.
     """
-    half_s = float(measured.round_trips_s.mean()) / 2
+    half_s = float(np.median(measured.round_trips_s)) / 2
     offsets_s = np.median(measured.answered + half_s - measured.received, axis=1)
-    line = _fit_line(np.median(measured.received, axis=1), offsets_s)
+    line = _fit_line(np.median(measured.received, axis=1), offsets_s, np.full(len(offsets_s), JITTER * half_s))
     return LinearModel(line.reference_s, line.offset_s, line.drift, half_s + line.error_s, line.drift_error)
 
 
@@ -93,29 +91,19 @@ def fit_offset_bounds(measured: PingPongs) -> LinearModel:
     return LinearModel(time_s, (highest + lowest) / 2, 0.0, abs(highest - lowest) / 2, FREE_DRIFT)
 
 
-def _select_points(measured: PingPongs) -> tuple[Times, Times]:
-    """Return time and offset of each batch: medians over the batch's quick exchanges; a batch may have none."""
-    trips_s = measured.round_trips_s
-    ordered_s = np.sort(trips_s, axis=None)
-    limit_s = max(QUICK * float(ordered_s[0]), float(ordered_s[:LEAST_QUICK][-1]))
-    quick = trips_s <= limit_s
-    rows = [row for row in range(len(quick)) if quick[row].any()]
-    if len(rows) < min(2, len(quick)):  # one batch cannot show a drift
-        quick = trips_s <= trips_s.min(axis=1, keepdims=True)
-        rows = list(range(len(quick)))
-    times_s = np.array([np.median(measured.middles_s[row, quick[row]]) for row in rows])
-    return times_s, np.array([np.median(measured.offsets_s[row, quick[row]]) for row in rows])
+def _fit_line(times_s: Times, offsets_s: Times, deviations_s: Times) -> LinearModel:
+    """Return the line of weighted least squares; its errors are two standard errors of the fit.
 
-
-def _fit_line(times_s: Times, offsets_s: Times) -> LinearModel:
-    """Return the least-squares line around the mean time; its errors are two standard errors of the fit."""
-    reference_s, offset_s = float(times_s.mean()), float(offsets_s.mean())
+    The standard errors come from `deviations_s` or from the scatter around the line, whichever is larger.
+    """
+    weights = deviations_s**-2
+    total = float(weights.sum())
+    reference_s, offset_s = float(weights @ times_s) / total, float(weights @ offsets_s) / total
     around_s = times_s - reference_s
-    spread = float(around_s @ around_s)
-    if spread == 0:
-        return LinearModel(reference_s, offset_s, 0.0, 0.0, FREE_DRIFT)
-    drift = float(around_s @ offsets_s) / spread
+    spread = float(weights @ around_s**2)
+    if len(times_s) < 2:
+        return LinearModel(reference_s, offset_s, 0.0, 2 * total**-0.5, FREE_DRIFT)
+    drift = float((weights * around_s) @ offsets_s) / spread
     rest = offsets_s - offset_s - drift * around_s
-    variance = float(rest @ rest) / max(len(times_s) - 2, 1)
-    errors = 2 * float(np.sqrt(variance / len(times_s))), 2 * float(np.sqrt(variance / spread))
-    return LinearModel(reference_s, offset_s, drift, *errors)
+    excess = max(1.0, float(weights @ rest**2) / max(len(times_s) - 2, 1)) ** 0.5
+    return LinearModel(reference_s, offset_s, drift, 2 * excess * total**-0.5, 2 * excess * spread**-0.5)

@@ -7,8 +7,9 @@ of the two directions is an error of the offset. Timestamps are exchanged after 
 
 from __future__ import annotations
 
+import operator
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
@@ -23,7 +24,11 @@ if TYPE_CHECKING:
 
 TAG = 11
 Times = NDArray[np.float64]
-UNTIMED = 2  # exchanges at the start of a batch, in which ranks that slept before are slow
+FAST, FAST_BATCHES, MOST_MORE = 1.5, 3, 4  # a fast exchange takes at most 1.5 times as long as the fastest
+JITTER = 0.03  # standard deviation of the offset from the fastest exchange, as a share of its round trip
+DELAY_SHARE = 12**-0.5  # and of that from a slower exchange, whose delay may be in either direction, in delays
+_MORE, _ENOUGH = np.array([1], np.uint8), np.array([0], np.uint8)
+UNTIMED = 4  # exchanges at the start of a batch, in which ranks that slept before are slow
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +79,32 @@ class PingPongs:
         return PingPongs(convert(self.sent), self.answered, convert(self.received))
 
 
+@dataclass(frozen=True, slots=True)
+class BatchPlan:
+    """How many ping-pongs to exchange: `batches` batches of `exchanges`, with a pause before each batch but the first.
+
+    If ranks lose their cores, all exchanges of a batch are slow. Therefore more batches follow, up to MOST_MORE times
+    `batches` in all, until FAST_BATCHES batches have a fast exchange, and the drift is known so precisely that its
+    error over `horizon_s` seconds is a quarter of the fastest round trip.
+    """
+
+    batches: int
+    exchanges: int
+    pause_s: float
+    horizon_s: float = 0.0
+
+    def needs_more(self, begun_s: Sequence[float], best_s: Sequence[float], fastest_s: float) -> bool:
+        """Whether more batches should follow those that began at `begun_s` and had fastest round trips of `best_s`."""
+        made = len(best_s)
+        if made < self.batches or made >= MOST_MORE * self.batches:
+            return made < self.batches
+        if sum(each <= FAST * fastest_s for each in best_s) < min(FAST_BATCHES, self.batches):
+            return True
+        weights = compute_deviations_s(np.array(best_s), fastest_s) ** -2
+        around_s = np.array(begun_s) - np.average(begun_s, weights=weights)
+        return 4 * self.horizon_s * 2 * float(weights @ around_s**2) ** -0.5 > fastest_s if self.horizon_s else False
+
+
 class PingPongPartner:
     """The messages between this rank and another one; `measure_as_client` and `measure_as_reference` meet each other.
 
@@ -94,26 +125,37 @@ class PingPongPartner:
         for request in self._requests:
             request.Free()
 
-    def measure_as_client(self, batches: int, exchanges: int, pause_s: float) -> PingPongs:
-        """Time `batches` times `exchanges` exchanges with the reference, with a pause before each batch but the first.
+    def measure_as_client(self, plan: BatchPlan, earlier: PingPongs | None = None) -> PingPongs:
+        """Time exchanges with the reference until `plan` has enough; `answered` is of the reference's local clock.
 
-        `answered` is read from the local clock of the reference.
+        `earlier` are measurements of the same pair, whose fastest exchange shows how fast exchanges can be.
         """
-        sent, received = np.empty((batches, exchanges)), np.empty((batches, exchanges))
-        for batch in range(batches):
-            time.sleep(pause_s if batch else 0.0)
-            sent[batch], received[batch] = self._run_client_batch(exchanges)
-        answered = np.empty((batches, exchanges))
+        fastest_s = float("inf") if earlier is None else float(earlier.round_trips_s.min())
+        batches: list[tuple[list[float], list[float]]] = []
+        best_s: list[float] = []
+        while plan.needs_more([sent[0] for sent, _ in batches], best_s, fastest_s):
+            self._comm.Send(_MORE, self._peer, TAG)
+            time.sleep(plan.pause_s if batches else 0.0)
+            batches.append(self._run_client_batch(plan.exchanges))
+            best_s.append(min(map(operator.sub, *reversed(batches[-1]))))
+            fastest_s = min(fastest_s, best_s[-1])
+        self._comm.Send(_ENOUGH, self._peer, TAG)
+        sent, received = np.array(batches).swapaxes(0, 1)
+        answered = np.empty_like(sent)
         self._comm.Recv(answered, self._peer, TAG)
         return PingPongs(sent, answered, received)
 
-    def measure_as_reference(self, batches: int, exchanges: int, pause_s: float) -> None:
+    def measure_as_reference(self, plan: BatchPlan) -> None:
         """Answer the messages of `measure_as_client`, then send the timestamps."""
-        answered = np.empty((batches, exchanges))
-        for batch in range(batches):
-            time.sleep(pause_s if batch else 0.0)
-            answered[batch] = self._run_reference_batch(exchanges)
-        self._comm.Send(answered, self._peer, TAG)
+        batches: list[list[float]] = []
+        wanted = np.empty_like(_MORE)
+        while True:
+            self._comm.Recv(wanted, self._peer, TAG)
+            if wanted == _ENOUGH:
+                break
+            time.sleep(plan.pause_s if batches else 0.0)
+            batches.append(self._run_reference_batch(plan.exchanges))
+        self._comm.Send(np.array(batches), self._peer, TAG)
 
     def _run_client_batch(self, exchanges: int) -> tuple[list[float], list[float]]:
         """Return the times before sending and after receiving of each exchange."""
@@ -159,6 +201,11 @@ class PingPongPartner:
             wait_receive()
 
         return send, receive
+
+
+def compute_deviations_s(round_trips_s: Times, fastest_s: float) -> Times:
+    """Return the standard deviations of offsets from exchanges with these round trips; `fastest_s` is the fastest."""
+    return np.hypot(JITTER * fastest_s, DELAY_SHARE * (round_trips_s - fastest_s))
 
 
 def wait_quietly(comm: MPI.Intracomm) -> None:

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hpccoll.measure.clock.linear_model import fit_offset_bounds, fit_quick_offset
-from hpccoll.measure.clock.ping_pong import PingPongPartner, wait_quietly
+from hpccoll.measure.clock.linear_model import fit_offset_bounds, summarize_batches
+from hpccoll.measure.clock.ping_pong import BatchPlan, PingPongPartner, wait_quietly
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
     from hpccoll.measure.clock.global_clock import GlobalClock
 
-BATCHES, EXCHANGES, PAUSE_S = 5, 20, 1e-3
+PLAN = BatchPlan(batches=5, exchanges=10, pause_s=1e-3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +49,13 @@ def measure_residual(comm: MPI.Intracomm, clock: GlobalClock) -> Residual:
     for client in range(1, comm.size):
         if comm.rank == 0:
             with PingPongPartner(comm, client, clock.local) as partner:
-                partner.measure_as_reference(BATCHES, EXCHANGES, PAUSE_S)
+                partner.measure_as_reference(PLAN)
         elif comm.rank == client:
             with PingPongPartner(comm, 0, clock.local) as partner:
-                measured = partner.measure_as_client(BATCHES, EXCHANGES, PAUSE_S)
+                measured = partner.measure_as_client(PLAN)
             measured = measured.map_client(clock.to_global_times)
-            offset_us = -fit_quick_offset(measured) * 1e6
+            _, offsets_s, deviations_s = summarize_batches(measured)
+            offset_us = -1e6 * float(np.average(offsets_s, weights=deviations_s**-2))
             halfwidth_us = fit_offset_bounds(measured).error_s * 1e6
         wait_quietly(comm)
     rows = np.array(comm.allgather((offset_us, halfwidth_us)))

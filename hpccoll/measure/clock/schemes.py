@@ -12,36 +12,30 @@ from dataclasses import dataclass
 from hpccoll.errors import UnknownNameError
 from hpccoll.measure.clock.linear_model import (
     LinearModel,
-    fit_mean_round_trip,
     fit_offset_bounds,
-    fit_quick_exchanges,
+    fit_usual_round_trip,
+    fit_weighted_exchanges,
 )
 from hpccoll.measure.clock.ping_pong import PingPongs
 
 Pair = tuple[int, int]  # the reference rank, which has a global clock already, and its client
-EXCHANGES = 20  # per batch
-BATCHES = 50
-SPAN_S = 0.5  # between the first batch and the last; a longer span gives a more precise drift
+EXCHANGES = 10  # per batch
 
 
 @dataclass(frozen=True, slots=True)
 class ClockScheme:
     """A synchronization scheme: `list_rounds` returns the pairs of each round, which may measure at the same time.
 
-    All rounds are repeated `sweeps` times, with `batches` batches of ping-pongs per pair each time.
+    Each batch has `exchanges` ping-pongs. With `sweeps`, one batch of each pair is measured after the other, that many
+    times; without, all batches of a pair are measured at once.
     """
 
     name: str
     list_rounds: Callable[[int], list[list[Pair]]]
     fit: Callable[[PingPongs], LinearModel]
-    sweeps: int
-    batches: int
-    exchanges: int
-
-    @property
-    def has_drift(self) -> bool:
-        """Whether the models have a drift."""
-        return self.sweeps * self.batches > 1
+    exchanges: int = EXCHANGES
+    has_drift: bool = True
+    sweeps: int | None = None
 
     def list_waves(self, ranks: int, *, one_pair: bool) -> Iterator[list[Pair]]:
         """Yield the pairs of each round that measure at the same time: only one pair if `one_pair` is set."""
@@ -64,9 +58,9 @@ def list_star_rounds(ranks: int) -> list[list[Pair]]:
 
 
 _SCHEMES = (
-    ClockScheme("hca3", list_tree_rounds, fit_quick_exchanges, sweeps=1, batches=BATCHES, exchanges=EXCHANGES),
-    ClockScheme("skampi", list_star_rounds, fit_offset_bounds, sweeps=1, batches=1, exchanges=100),
-    ClockScheme("jones_koenig", list_star_rounds, fit_mean_round_trip, sweeps=BATCHES, batches=1, exchanges=EXCHANGES),
+    ClockScheme("hca3", list_tree_rounds, fit_weighted_exchanges),
+    ClockScheme("skampi", list_star_rounds, fit_offset_bounds, exchanges=100, has_drift=False),
+    ClockScheme("jones_koenig", list_star_rounds, fit_usual_round_trip, exchanges=50, sweeps=50),
 )
 CLOCK_NAMES = tuple(scheme.name for scheme in _SCHEMES)
 

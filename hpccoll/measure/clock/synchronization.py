@@ -16,8 +16,8 @@ import numpy as np
 from hpccoll.measure.clock.global_clock import GlobalClock
 from hpccoll.measure.clock.linear_model import IDENTITY, LinearModel
 from hpccoll.measure.clock.local_clock import LocalClock
-from hpccoll.measure.clock.ping_pong import PingPongPartner, PingPongs, wait_quietly
-from hpccoll.measure.clock.schemes import SPAN_S, ClockScheme, Pair, get_clock_scheme
+from hpccoll.measure.clock.ping_pong import BatchPlan, PingPongPartner, PingPongs, wait_quietly
+from hpccoll.measure.clock.schemes import ClockScheme, Pair, get_clock_scheme
 from hpccoll.runtime import job
 
 if TYPE_CHECKING:
@@ -25,12 +25,19 @@ if TYPE_CHECKING:
 
     from mpi4py import MPI
 
-REFINING_BATCHES, REFINING_PAUSE_S = 5, 1e-3  # of a pair that refines an earlier model
+SPAN_S, HORIZON_S = 1.0, 10.0
+PAUSE_S = 4e-3  # between batches of ping-pongs
+FEWEST_BATCHES, REFINING_BATCHES, REFINING_PAUSE_S = 20, 5, 1e-3
 HISTORY_S = 60.0  # older measurements are forgotten, because the drift of a real clock changes with its temperature
 
 
 def synchronize(
-    comm: MPI.Intracomm, scheme: str = "hca3", *, local: LocalClock = time.perf_counter, span_s: float = SPAN_S
+    comm: MPI.Intracomm,
+    scheme: str = "hca3",
+    *,
+    local: LocalClock = time.perf_counter,
+    span_s: float = SPAN_S,
+    horizon_s: float = HORIZON_S,
 ) -> GlobalClock:
     """Return a clock that shows rank 0's time on every rank of `comm`. Collective.
 
@@ -39,7 +46,8 @@ def synchronize(
         scheme: `hca3` (drift and offset, log2 p rounds), `skampi` (offset only, p rounds) or `jones_koenig` (drift and
             offset, p rounds).
         local: the clock of this rank.
-        span_s: seconds over which the drift of a clock is measured.
+        span_s: seconds over which the drift of a clock is measured; up to 4 times as many on busy cores.
+        horizon_s: seconds after which the drift may have made an error of a quarter of a round trip.
 
     Raises:
         UnknownNameError: there is no such scheme.
@@ -48,9 +56,9 @@ def synchronize(
     """
     chosen = get_clock_scheme(scheme)
     begin_s = time.perf_counter()
-    pause_s = span_s / max(chosen.batches * chosen.sweeps - 1, 1)
     measurement = _Measurement(comm, chosen, local, None)
-    measurement.run(chosen.sweeps, chosen.batches, pause_s)
+    batches = chosen.sweeps or max(round(span_s / PAUSE_S), FEWEST_BATCHES)
+    measurement.run(batches, span_s / batches, horizon_s)
     return measurement.make_clock(time.perf_counter() - begin_s)
 
 
@@ -65,7 +73,7 @@ def resynchronize(comm: MPI.Intracomm, clock: GlobalClock) -> GlobalClock:
     chosen = get_clock_scheme(clock.scheme)
     begin_s = time.perf_counter()
     measurement = _Measurement(comm, chosen, clock.local, clock.measured if chosen.has_drift else None)
-    measurement.run(1, REFINING_BATCHES if chosen.has_drift else 1, REFINING_PAUSE_S)
+    measurement.run(REFINING_BATCHES, REFINING_PAUSE_S, 0.0)
     return measurement.make_clock(clock.cost_s + time.perf_counter() - begin_s)
 
 
@@ -77,13 +85,19 @@ class _Measurement:
         self.model = IDENTITY
         self.one_pair = job.detect_layout(comm).oversubscribed
 
-    def run(self, sweeps: int, batches: int, pause_s: float) -> None:
-        """Measure all pairs of all rounds, `sweeps` times. Collective."""
+    def run(self, batches: int, pause_s: float, horizon_s: float) -> None:
+        """Measure all pairs of all rounds with `batches` batches each, or with one if the scheme has no drift.
+
+        `pause_s` and `horizon_s` are those of `BatchPlan`. Collective.
+        """
+        sweeps = batches if self.scheme.sweeps else 1
+        batches = batches if self.scheme.has_drift and not self.scheme.sweeps else 1
+        plan = BatchPlan(batches, self.scheme.exchanges, pause_s, horizon_s if batches > 1 else 0.0)
         for sweep in range(sweeps):
             if sweep:
                 time.sleep(pause_s)
             for wave in self.scheme.list_waves(self.comm.size, one_pair=self.one_pair):
-                self._run_wave(wave, batches, pause_s)
+                self._run_wave(wave, plan)
                 wait_quietly(self.comm)
         self.comm.Free()
 
@@ -91,17 +105,16 @@ class _Measurement:
         """Return the global clock of this rank."""
         return GlobalClock(self.scheme.name, self.local, self.model, self.measured, cost_s)
 
-    def _run_wave(self, wave: Iterable[Pair], batches: int, pause_s: float) -> None:
+    def _run_wave(self, wave: Iterable[Pair], plan: BatchPlan) -> None:
         """Measure if this rank is in a pair of the wave; as a client, fit this rank's model."""
-        exchanges = self.scheme.exchanges
         for reference, client in wave:
             if self.comm.rank == reference:
                 with PingPongPartner(self.comm, client, self.local) as partner:
-                    partner.measure_as_reference(batches, exchanges, pause_s)
+                    partner.measure_as_reference(plan)
                 self.comm.Send(self.model.as_array(), client)
             elif self.comm.rank == client:
                 with PingPongPartner(self.comm, reference, self.local) as partner:
-                    self._add(partner.measure_as_client(batches, exchanges, pause_s))
+                    self._add(partner.measure_as_client(plan, self.measured))
                 received = np.empty_like(IDENTITY.as_array())
                 self.comm.Recv(received, reference)
                 self._fit(LinearModel(*received.tolist()))

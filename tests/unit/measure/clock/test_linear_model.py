@@ -9,22 +9,22 @@ from hpccoll.errors import UnknownNameError
 from hpccoll.measure.clock import CLOCK_NAMES, GlobalClock, SkewedClock, get_clock_scheme
 from hpccoll.measure.clock.linear_model import (
     LinearModel,
-    fit_mean_round_trip,
     fit_offset_bounds,
-    fit_quick_exchanges,
+    fit_usual_round_trip,
+    fit_weighted_exchanges,
 )
-from hpccoll.measure.clock.ping_pong import PingPongs
+from hpccoll.measure.clock.ping_pong import BatchPlan, PingPongs
 from hpccoll.measure.clock.schemes import list_star_rounds, list_tree_rounds
 
 OFFSET_S, DRIFT = 0.25, -5e-5
 
 
-def make_ping_pongs(delayed: float, batches: int = 50, one_way_s: float = 1e-6) -> PingPongs:
+def make_ping_pongs(delayed: float, batches: int = 50, start_s: float = 1000.0) -> PingPongs:
     """Return ping-pongs of 0.5 s with the offset and drift above; a share `delayed` is late in one direction."""
     random = np.random.default_rng(1)
-    sent = 1000 + np.linspace(0, 0.5, batches)[:, None] + np.arange(20) * 3e-6
+    sent = start_s + np.linspace(0, 0.5, batches)[:, None] + np.arange(20) * 3e-6
     shape = (2, *sent.shape)
-    delays = one_way_s + random.exponential(2e-8, shape) + (random.random(shape) < delayed) * random.exponential(1e-3)
+    delays = 1e-6 + random.exponential(2e-8, shape) + (random.random(shape) < delayed) * random.exponential(1e-3)
     arrived = sent + delays[0]
     return PingPongs(sent, arrived + OFFSET_S + DRIFT * (arrived - 1000), arrived + delays[1])
 
@@ -35,17 +35,17 @@ def error_s(model: LinearModel, client_s: float) -> float:
 
 
 @pytest.mark.parametrize("delayed", [0.0, 0.5, 0.9])
-def test_the_model_of_quick_exchanges_is_right_even_if_most_messages_are_late(delayed):
-    model = fit_quick_exchanges(make_ping_pongs(delayed))
+def test_the_model_of_weighted_exchanges_is_right_even_if_most_messages_are_late(delayed):
+    model = fit_weighted_exchanges(make_ping_pongs(delayed))
     assert model.drift == pytest.approx(DRIFT, abs=1e-7)
     for client_s in (1000, 1000.5, 1010):
         assert abs(error_s(model, client_s)) < 1e-6
         assert abs(error_s(model, client_s)) <= model.compute_error_s(client_s)
 
 
-def test_the_mean_round_trip_is_right_only_if_no_message_is_late():
-    assert abs(error_s(fit_mean_round_trip(make_ping_pongs(0.0)), 1000.5)) < 1e-6
-    assert abs(error_s(fit_mean_round_trip(make_ping_pongs(0.5)), 1000.5)) > 1e-5
+def test_the_usual_round_trip_is_right_only_if_no_message_is_late():
+    assert abs(error_s(fit_usual_round_trip(make_ping_pongs(0.0)), 1000.5)) < 1e-6
+    assert abs(error_s(fit_usual_round_trip(make_ping_pongs(0.5)), 1000.5)) > 1e-5
 
 
 def test_bounds_of_the_offset_contain_the_true_offset():
@@ -55,9 +55,30 @@ def test_bounds_of_the_offset_contain_the_true_offset():
 
 
 def test_one_batch_gives_an_offset_without_drift():
-    model = fit_quick_exchanges(make_ping_pongs(0.0, batches=1))
+    model = fit_weighted_exchanges(make_ping_pongs(0.0, batches=1))
     assert model.drift == 0
     assert abs(error_s(model, 1000)) < 1e-6
+
+
+def test_measurements_of_a_longer_time_make_the_drift_more_precise():
+    first, later = make_ping_pongs(0.5), make_ping_pongs(0.5, batches=5, start_s=1010)
+    both = fit_weighted_exchanges(first.extend(later))
+    assert both.drift_error < fit_weighted_exchanges(first).drift_error / 10
+    assert abs(error_s(both, 1020)) < 1e-6
+    assert len(first.extend(later).forget_before(1005).sent) == 5
+
+
+def test_a_plan_asks_for_more_batches_until_some_are_fast_and_the_drift_is_precise():
+    plan = BatchPlan(batches=10, exchanges=10, pause_s=0)
+    begun_s = [float(i) for i in range(40)]
+    assert plan.needs_more(begun_s[:9], [1.0] * 9, 1.0)
+    assert not plan.needs_more(begun_s[:10], [1.0] * 10, 1.0)
+    assert plan.needs_more(begun_s[:10], [1.0] * 2 + [5.0] * 8, 1.0)
+    assert not plan.needs_more(begun_s[:11], [1.0] * 3 + [5.0] * 8, 1.0)
+    assert not plan.needs_more(begun_s, [5.0] * 40, 1.0)  # the cores are too busy
+    precise = BatchPlan(batches=10, exchanges=10, pause_s=0, horizon_s=100)
+    assert precise.needs_more(begun_s[:10], [1.0] * 10, 1.0)
+    assert not precise.needs_more(begun_s[:39], [1.0] * 39, 1.0)
 
 
 def test_a_model_measured_on_another_clock_has_the_errors_of_both():
