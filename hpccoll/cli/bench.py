@@ -129,6 +129,11 @@ def bench(**options: Any) -> int:
       mpirun -n 2 hpccoll bench all_gather reduce_scatter -b 1K -e 1M --engine mpi,hpccoll --json results.jsonl
       mpirun -n 4 hpccoll bench --buffer host,symmetric
     """  # noqa: D301 - \b is click's, and keeps the lines apart
+    json_file, resume = options["json_file"], options["resume"]
+    if json_file is not None and resume is not None:
+        raise UsageError(
+            f"--json {json_file} and --resume {resume} both name the file for the records; give one of them"
+        )
     return _run(BenchOptions(**options))
 
 

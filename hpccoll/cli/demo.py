@@ -13,6 +13,7 @@ from hpccoll.cli.output import (
     STDOUT,
     is_printing_rank,
     json_option,
+    list_given_options,
     open_json_lines,
     print_table,
     print_text,
@@ -47,6 +48,9 @@ def demo(name: str | None, draw: bool, algorithm: str | None, force: bool, limit
     does with --force.
     """
     if name is None:
+        unused = list_given_options("draw", "algorithm", "force", "limit", "json_file")
+        if unused:
+            raise UsageError(f"{' and '.join(unused)}: name an example; hpccoll demo lists them")
         rows = [
             (x.name, str(x.ranks), f"mpirun -n {x.ranks} hpccoll demo {x.name}", x.description[0]) for x in EXAMPLES
         ]

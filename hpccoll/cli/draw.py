@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hpccoll.cli.output import is_printing_rank
+from hpccoll.cli.output import is_printing_rank, list_given_options
 from hpccoll.errors import UsageError
 from hpccoll.measure.results.output_file import explain_write_errors, require_writable
 from hpccoll.units import format_count, parse_size
@@ -106,6 +106,7 @@ def draw(
     .gif   an animation, one round after the other
     .json  a trace for ui.perfetto.dev; times are simulated (--machine), measured (--measured) or equal for all rounds
     """  # noqa: D301 - \b tells click not to rewrap the lines
+    _require_used_options(measured, machine)
     if measured:
         _measure(name, output, ranks, root, parse_size(size))
         return
@@ -121,6 +122,15 @@ def draw(
     suffix = Path(output).suffix.lower()
     pages = [_render_trace(plan, timed_on, nbytes)] if suffix == ".json" else _render(plan, sizes, suffix)
     _write_pages(output, pages, f"{drawing_format.name} of {algorithm.full_name} on {format_count(ranks, 'rank')}")
+
+
+def _require_used_options(measured: bool, machine: str | None) -> None:
+    """Raise UsageError if the user gave an option that the drawing would not use."""
+    unused = list_given_options("chunks", "nodes", "machine") if measured else []
+    if unused:
+        raise UsageError(f"--measured runs one chunk on the nodes of this job; leave {' and '.join(unused)} out")
+    if not measured and machine is None and list_given_options("size"):
+        raise UsageError("--size is for traces with times; add --machine or --measured, or leave --size out")
 
 
 def _write_pages(output: str, pages: Sequence[bytes], description: str) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from hpccoll.errors import UsageError
 from hpccoll.measure.results.output_file import require_writable
@@ -19,8 +20,8 @@ from hpccoll.measure.results.result_file import SPACED, STDOUT, RecordWriter
 from hpccoll.text_table import TextColumn, find_output_width, format_table
 
 __all__ = [
-    "STDOUT", "get_launched_rank", "is_printing_rank", "json_option", "open_json_lines", "print_table", "print_text",
-    "require_outputs_writable",
+    "STDOUT", "get_launched_rank", "is_printing_rank", "json_option", "list_given_options", "open_json_lines",
+    "print_table", "print_text", "require_outputs_writable",
 ]  # fmt: skip
 # Environment variables in which launchers pass a rank; in a SLURM job, a variable that mpirun sets has precedence.
 _TORCHRUN_RANK, _TORCHRUN_JOB = "RANK", "TORCHELASTIC_RUN_ID"  # users set RANK, too; torchrun always sets both
@@ -82,6 +83,13 @@ def _require_new(json_file: str, alternative: str) -> None:
     if json_file != STDOUT and file.is_file() and file.stat().st_size:
         remedy = f"add --overwrite to replace it{alternative}, or name another file"
         raise UsageError(f"--json {json_file}: the file exists; {remedy}")
+
+
+def list_given_options(*names: str) -> list[str]:
+    """Return those of the running command's options that the user gave, such as `--size`; `names` are parameters."""
+    context = click.get_current_context()
+    options = {each.name: max(each.opts, key=len) for each in context.command.params}
+    return [options[name] for name in names if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
 
 
 def open_json_lines(json_file: str | None, option: str = "--json") -> RecordWriter:

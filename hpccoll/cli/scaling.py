@@ -46,15 +46,19 @@ def scaling(paths: tuple[str, ...], json_file: str | None) -> None:
 
 
 def _print_tables(records: Sequence[ScalingRecord]) -> None:
-    """Print a table per operation, dtype, kind of buffer and in or out of place, with a column per layout of ranks."""
-    get_key = attrgetter("op", "in_place", "dtype", "buffer")
-    for (op, in_place, dtype, buffer), group in groupby(sorted(records, key=get_key), key=get_key):
+    """Print a table per operation, reduction, dtype, buffer and place, with a column per layout of ranks on nodes."""
+    get_key = attrgetter("op", "redop", "root", "in_place", "dtype", "buffer")
+    for (op, redop, root, in_place, dtype, buffer), group in groupby(
+        sorted(records, key=lambda each: tuple(map(str, get_key(each)))), key=get_key
+    ):
         members = list(group)
         places = sorted({(point.nodes, point.ranks) for record in members for point in record.points})
         counts = [
             f"{nodes} x {ranks // nodes}" if ranks % nodes == 0 else f"{ranks} on {nodes}" for nodes, ranks in places
         ]
-        title = f"{op}, {dtype}, {buffer} memory, {'in' if in_place else 'out of'} place; us by nodes x ranks per node"
+        case = [op, dtype, redop or "", "" if root is None else f"root {root}", f"{buffer} memory"]
+        place = f"{'in' if in_place else 'out of'} place; us by nodes x ranks per node"
+        title = ", ".join([*filter(None, case), place])
         rows = []
         for record in members:
             cells = {(point.nodes, point.ranks): f"{point.p50_us:.4g}" for point in record.points}

@@ -14,7 +14,15 @@ import click
 
 from hpccoll.algorithms import Algorithm
 from hpccoll.cli.machine_options import ChosenMachine, add_machine_options, resolve_machine
-from hpccoll.cli.output import STDOUT, is_printing_rank, json_option, open_json_lines, print_table, print_text
+from hpccoll.cli.output import (
+    STDOUT,
+    is_printing_rank,
+    json_option,
+    list_given_options,
+    open_json_lines,
+    print_table,
+    print_text,
+)
 from hpccoll.cli.progress import show_progress
 from hpccoll.cli.run_record import make_serial_run_record
 from hpccoll.cli.verify import resolve_algorithms
@@ -86,6 +94,9 @@ def simulate(
     the name of a built-in machine model (summit, dgx-h100, h200, workstation, laptop), a TOML file, or fit:FILE to fit
     a model to bench results. --alpha, --beta and --gamma replace --machine.
     """
+    unused = list_given_options("size", "chunks", "root", "full", "json_file") if map_file is not None else []
+    if unused:
+        raise UsageError(f"--map {map_file} draws all sizes and writes no records; leave {' and '.join(unused)} out")
     algorithms = resolve_algorithms(names or ("all_reduce",))
     counts, sizes = _parse_rank_counts(ranks), [parse_size(part) for part in size.split(",")]
     chosen = resolve_machine(counts, machine, algorithms if names else [])

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from hpccoll.measure.tuning import TuningSession, TuningSweep
     from hpccoll.records import CollectiveRecord
+    from hpccoll.runtime.arrays import DType
     from hpccoll.selection.tuning_table import TuningSeries, TuningSite, TuningTable
 
 TOTAL_BUDGET_S = 60.0  # shared by all rows; large messages may take longer for their minimum of iterations
@@ -123,9 +124,16 @@ def _make_sweep(options: TuneOptions, nodes: int) -> TuningSweep:
     for name in buffers:
         if name not in BUFFERS:
             raise UnknownNameError("buffer", name, list(BUFFERS))
-    dtypes = {get_dtype(name).itemsize: get_dtype(name) for name in options.dtype.split(",")}
+    dtypes: dict[int, DType] = {}
+    for dtype in map(get_dtype, options.dtype.split(",")):
+        other = dtypes.setdefault(dtype.itemsize, dtype)
+        if other is not dtype:
+            raise UsageError(
+                f"--dtype {other.name},{dtype.name}: the table has one time per element size, and both have "
+                f"{dtype.itemsize} B; name one of them"
+            )
     return TuningSweep(
-        tuple(dict.fromkeys(Operation.from_name(name) for name in options.operations)) or tuple(Operation),
+        _parse_operations(options),
         tuple(list_message_sizes(options.min_bytes, options.max_bytes, options.factor)),
         tuple(dtypes.values()),
         tuple(dict.fromkeys(BufferKind(name) for name in buffers)),
@@ -135,10 +143,19 @@ def _make_sweep(options: TuneOptions, nodes: int) -> TuningSweep:
     )
 
 
+def _parse_operations(options: TuneOptions) -> tuple[Operation, ...]:
+    """Return the operations that the user named, or all operations; raise UnknownNameError for an unknown name."""
+    return tuple(dict.fromkeys(Operation.from_name(name) for name in options.operations)) or tuple(Operation)
+
+
 def _show_stored_table(options: TuneOptions, path: Path, site: TuningSite) -> None:
-    """Print the tuning table in the file `path`, and write it as JSON for --json; `--json -` prints only JSON."""
+    """Print the tuning table in the file `path`, of the named operations only, and write the whole table for --json.
+
+    With `--json -`, only the JSON is printed.
+    """
     from hpccoll.selection.tuning_files import read_table
 
+    operations = _parse_operations(options)
     if not path.exists():
         raise UsageError(
             f"no table is stored for {site.description} ({path}); measure one: mpirun -n RANKS hpccoll tune"
@@ -148,7 +165,7 @@ def _show_stored_table(options: TuneOptions, path: Path, site: TuningSite) -> No
         with open_json_lines(options.json_file) as lines:
             lines.write(table.as_json())
     if options.json_file != STDOUT:
-        _print_series(table, path, table.series)
+        _print_series(table, path, [series for series in table.series if series.operation in operations])
 
 
 class _TuneOutputs:

@@ -12,7 +12,7 @@ from hpccoll.measure.buffers import PreallocatedModule
 from hpccoll.measure.contenders import AUTO, prepare_contenders
 from hpccoll.measure.interleaved import Contender, InterleavedBenchmark, TimingOptions
 from hpccoll.measure.results.collective_record import make_collective_record
-from hpccoll.measure.workload import Workload, WorkloadSpec
+from hpccoll.measure.workload import Workload, WorkloadSpec, list_places
 from hpccoll.plan import Operation
 from hpccoll.records import CaseKey, CollectiveCase, CollectiveRecord
 from hpccoll.runtime.arrays import ArrayModule, DType, Reduction
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from hpccoll.communicator import Communicator
     from hpccoll.peers import LibraryEngine
 
-# Operations that run only in place (True) or only out of place (False).
-FIXED_PLACES = {Operation.BROADCAST: True, Operation.BARRIER: True}
 ALL, SHORTLIST = "all", "shortlist"  # in `BenchmarkConfig.algorithms`: every algorithm, those that may be the fastest
 
 
@@ -71,10 +69,9 @@ class BenchmarkConfig:
                 Reduction(self.redop, 1).require(self.dtype)
         workloads: dict[tuple[Operation, int, bool], WorkloadSpec] = {}
         for operation in self.operations:
-            fixed = FIXED_PLACES.get(operation)
             for size in self.sizes if operation is not Operation.BARRIER else self.sizes[:1]:
                 count = compute_count(operation, size, self.dtype.itemsize, ranks)
-                for place in self.places if fixed is None else (fixed,):
+                for place in list_places(operation, self.places):
                     workloads[operation, count, place] = WorkloadSpec(
                         operation, count, self.dtype, self.redop, self.root, place, rank, ranks, self.method.seed
                     )

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hpccoll.measure.bandwidth import TimedOperation
 from hpccoll.measure.data import ExpectedResult, compute_expected_result, make_input
 from hpccoll.plan import Operation
 from hpccoll.runtime.arrays import ArrayModule, DType, FlatArray
@@ -16,6 +17,11 @@ from hpccoll.runtime.arrays import ArrayModule, DType, FlatArray
 _POISON = 0xA5  # fills outputs before a call, so that the result of an earlier call cannot count as right
 _WHOLE_IN = (Operation.REDUCE_SCATTER, Operation.SCATTER, Operation.ALL_TO_ALL)
 IDENTICAL_RESULTS = (Operation.ALL_REDUCE, Operation.ALL_GATHER, Operation.BROADCAST)
+
+
+def list_places(operation: TimedOperation, places: tuple[bool, ...]) -> tuple[bool, ...]:
+    """Return those of `places` (True: in place) in which an operation is timed; always in place if it has no output."""
+    return (True,) if operation in (Operation.BROADCAST, Operation.BARRIER) else places
 
 
 @dataclass(frozen=True, slots=True)

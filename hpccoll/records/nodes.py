@@ -85,6 +85,8 @@ class ScalingRecord(Record, frozen=True):
     engine: str
     algorithm: str | None
     points: Annotated[tuple[ScalingPoint, ...], about("The fewest nodes first.")]
+    redop: Annotated[str | None, about("null if the operation does not reduce.")] = None
+    root: Annotated[Count | None, about("null if the operation has no root.")] = None
 
 
 class FindingRecord(Record, frozen=True):

@@ -8,7 +8,7 @@ from pathlib import Path
 from hpccoll.measure.results.result_file import read_records
 from hpccoll.records import CollectiveRecord, ScalingPoint, ScalingRecord
 
-_SERIES_FIELDS = ("op", "nbytes", "in_place", "dtype", "buffer", "engine", "algorithm")
+_SERIES_FIELDS = ("op", "nbytes", "in_place", "dtype", "buffer", "engine", "algorithm", "redop", "root")
 
 
 def read_measurements(files: Iterable[Path]) -> list[CollectiveRecord]:
@@ -32,7 +32,11 @@ def make_scaling_records(records: Iterable[CollectiveRecord]) -> list[ScalingRec
         _make_record([by_ranks[key] for key in sorted(by_ranks)]) for by_ranks in series.values() if len(by_ranks) > 1
     ]
     return sorted(  # engine `mpi` comes first
-        made, key=lambda r: (r.op, r.nbytes, r.in_place, r.dtype, r.buffer, r.engine != "mpi", r.algorithm or "")
+        made,
+        key=lambda r: (
+            *(r.op, r.redop or "", r.root or 0, r.nbytes, r.in_place, r.dtype, r.buffer),
+            *(r.engine != "mpi", r.algorithm or ""),
+        ),
     )
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from hpccoll.doctor.finding import Finding, Severity
 from hpccoll.measure.bandwidth import compute_count, compute_message_bytes, find_timed_operation
 from hpccoll.measure.display.table import PLACES
+from hpccoll.measure.workload import list_places
 from hpccoll.report.findings.noise import describe_row
 from hpccoll.report.load import RecordedRun, Results, RunMeasurement, get_list
 from hpccoll.units import format_count, format_size
@@ -34,7 +35,7 @@ class BenchRequest:
             op = find_timed_operation(name)
             for size in self.sizes:
                 nbytes = compute_message_bytes(op, compute_count(op, size, self.itemsize, ranks), self.itemsize, ranks)
-                expected |= {(name, place, nbytes) for place in self.places}
+                expected |= {(name, place, nbytes) for place in list_places(op, self.places)}
         return expected
 
 

@@ -145,6 +145,10 @@ def test_expected_sizes_are_rounded_to_whole_blocks():
     assert BenchRequest(("barrier",), (8, 64), (True,), 4).list_expected_rows(3) == {("barrier", True, 0)}
 
 
+def test_a_broadcast_is_expected_in_place_only_because_it_has_no_other_form():
+    assert BenchRequest(("broadcast",), (8,), (False, True), 4).list_expected_rows(3) == {("broadcast", True, 8)}
+
+
 def test_disagreeing_repetitions_are_noise(write):
     one_run = write(steady(records()), "a.jsonl")
     same = write(steady(records()), "b.jsonl")

@@ -11,13 +11,14 @@ from click.testing import CliRunner
 from hpccoll.cli.scaling import scaling
 from hpccoll.errors import UsageError
 from hpccoll.measure.results.collective_record import make_collective_record
+from hpccoll.measure.results.scaling import make_scaling_records
 from hpccoll.records import CollectiveCase, StopReason, make_json_schema
 
 
-def row(nodes, engine, us, nbytes=1024):
+def row(nodes, engine, us, nbytes=1024, redop="sum"):
     algorithm = "ring" if engine == "hpccoll" else None
     what = CollectiveCase(
-        "all_reduce", engine, algorithm, "host", True, nbytes, nbytes // 4, "float32", "sum", None, 2 * nodes, nodes
+        "all_reduce", engine, algorithm, "host", True, nbytes, nbytes // 4, "float32", redop, None, 2 * nodes, nodes
     )
     return make_collective_record(what, (us, us + 1, us - 1), StopReason.ITERATIONS, 0)
 
@@ -47,6 +48,13 @@ def test_a_sweep_becomes_one_table(sweep):
     assert [point["ratio"] for point in records[0]["points"]] == [1, 2, 4]
     again = CliRunner().invoke(scaling, [str(sweep)])  # the report lies among the results
     assert again.output == done.output
+
+
+def test_different_reductions_are_not_compared():
+    rows = [row(1, "mpi", 10), row(2, "mpi", 20), row(1, "mpi", 30, redop="max"), row(2, "mpi", 90, redop="max")]
+    made = make_scaling_records(rows)
+    assert [(each.redop, each.points[-1].ratio) for each in made] == [("max", 3), ("sum", 2)]
+    assert not make_scaling_records(rows[::3])
 
 
 @pytest.mark.parametrize(
