@@ -21,13 +21,12 @@ from hpccoll.text_table import find_output_width
 from hpccoll.units import format_size, list_message_sizes
 
 if TYPE_CHECKING:
-    from hpccoll.measure.other_process_load import OtherProcessLoad
+    from hpccoll.measure.hardware_limit import HardwareLimit
     from hpccoll.measure.session import BenchmarkConfig, BenchmarkSession
     from hpccoll.measure.verdict.trust import RunConditions
     from hpccoll.peers import LibraryEngine
     from hpccoll.runtime.job import RankLayout
 
-OWN = "hpccoll"
 STOPPED = 130  # exit status of a run that --stop-file ended early, as after an interrupt
 TIGHT = 0.025  # a case ends when half its interval's width is at most this fraction of the median
 FEWEST, MOST = 7, 2000  # iterations per case; the 95 % interval of a ratio needs 7
@@ -147,7 +146,8 @@ def _run(options: BenchOptions) -> int:
 
     layout = job.detect_layout(world)
     with _start_sessions(options, world.Dup(), layout) as (sessions, missing), ExitStack() as stack:
-        run = make_run_record(world, sizes=options.sizes)
+        limit = _measure_limit(options, world, layout)
+        run = make_run_record(world, sizes=options.sizes, limit=limit)
         outputs = joint_failure.run_on_first_rank(world, lambda: _BenchOutput(options, stack, sessions, run))
         wrong, stopped = 0, False
         other_load = OtherProcessLoad(world)
@@ -165,28 +165,32 @@ def _run(options: BenchOptions) -> int:
                 outputs.end_block()
             if stopped:
                 break
-        conditions = _measure_conditions(options, world, layout, other_load)
+        busy_cores = other_load.measure_busy_cores() if layout.nodes == 1 else None
         if outputs is not None:
-            outputs.conditions = replace(conditions, unavailable=missing, stopped=stopped)
+            known = _describe_conditions(options, layout)
+            outputs.conditions = replace(
+                known, busy_cores=busy_cores, unavailable=missing, stopped=stopped, limit=limit
+            )
     return 1 if wrong else STOPPED if stopped else 0
 
 
-def _measure_conditions(
-    options: BenchOptions, world: Any, layout: RankLayout, other_load: OtherProcessLoad
-) -> RunConditions:
-    """Return the circumstances of the run, with the measured speed of memory or links; collective, takes 0.1 s."""
+def _measure_limit(options: BenchOptions, world: Any, layout: RankLayout) -> HardwareLimit | None:
+    """Return the measured speed of host memory or of links, None for one rank or GPUs; collective, takes 0.1 s."""
     from hpccoll.measure.hardware_limit import measure_hardware_limit
+
+    if world.size < 2 or options.sizes[-1] == 0 or "cuda" in options.buffer:
+        return None
+    return measure_hardware_limit(world, layout, options.sizes[-1])
+
+
+def _describe_conditions(options: BenchOptions, layout: RankLayout) -> RunConditions:
+    """Return the circumstances of the run that are known before it."""
     from hpccoll.measure.verdict.trust import RunConditions
     from hpccoll.runtime import job
 
-    limit = None
-    if world.size > 1 and options.sizes[-1] > 0 and "cuda" not in options.buffer:
-        limit = measure_hardware_limit(world, layout, options.sizes[-1])
     return RunConditions(
         layout.cores,
         layout.oversubscribed,
-        busy_cores=other_load.measure_busy_cores() if layout.nodes == 1 else None,
-        limit=limit,
         has_report=not options.report_hint,
         mpi_library=job.get_mpi_library(),
         results=options.resume or (options.json_file if options.json_file != STDOUT else None),
@@ -237,6 +241,7 @@ def _start_sessions(
     from hpccoll import peers
     from hpccoll.communicator import Communicator
     from hpccoll.measure.buffers import make_buffer_module
+    from hpccoll.measure.contenders import OWN
     from hpccoll.measure.session import BenchmarkSession, share_budget
 
     configs = _make_configs(options, layout.nodes)
@@ -316,8 +321,7 @@ class _BenchOutput:
             *(self._stream, width or WIDTH, sorted(names)), memory=len(self.sessions) > 1, place=len(places) > 1
         )
         hidden = self._full or (width is None and not aside)  # no terminal shows the rows as they finish
-        count = sum(session.case_count for session in self.sessions)
-        self._advance = stack.enter_context(show_progress("rows", count)) if hidden else None
+        self._advance = stack.enter_context(show_progress("rows", self._count_left())) if hidden else None
         self._width = width
 
     @property
@@ -328,9 +332,13 @@ class _BenchOutput:
     @property
     def should_stop(self) -> bool:
         """Whether the file of --stop-file exists and there are cases left to measure; local."""
-        count = sum(session.case_count - len(session.refused) for session in self.sessions)
         file = self.options.stop_file
-        return len(self.records) < count and file is not None and Path(file).exists()
+        return file is not None and Path(file).exists() and self._count_left() > 0
+
+    def _count_left(self) -> int:
+        """Return the number of cases that are left to measure, with those that may turn out to be unable to run."""
+        refused = sum(session.refused_count for session in self.sessions)
+        return len({key for session in self.sessions for key in session.list_cases()} - self.finished) - refused
 
     def add(self, record: CollectiveRecord) -> None:
         """Write a record to the result file, keep the record for the verdict, and advance the progress bar."""

@@ -6,7 +6,10 @@ import os
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hpccoll.measure.hardware_limit import HardwareLimit
 
 # Maps fields of `SlurmJob` to SLURM variables; no other SLURM variable is recorded.
 SLURM_VARIABLES = {
@@ -21,12 +24,15 @@ SLURM_VARIABLES = {
 
 
 def make_run_record(
-    world: Any, devices: Sequence[str] | None = None, sizes: Sequence[int] | None = None
+    world: Any,
+    devices: Sequence[str] | None = None,
+    sizes: Sequence[int] | None = None,
+    limit: HardwareLimit | None = None,
 ) -> dict[str, Any]:
     """Return the record of kind `run`: command, versions, hosts. Collective over the MPI communicator `world`.
 
     `devices` are the names of the accelerators; if `devices` is None, this function asks the CUDA driver. `sizes` are
-    the message sizes to measure, in bytes.
+    the message sizes to measure, in bytes, and `limit` the measured speed of memory or of links between nodes.
     """
     from hpccoll.runtime import job
     from hpccoll.runtime.cuda import probe as cuda_probe
@@ -41,6 +47,8 @@ def make_run_record(
         devices=cuda_probe.list_device_names() if devices is None else devices,
         oversubscribed=layout.oversubscribed,
         sizes=None if sizes is None else tuple(sizes),
+        limit_us=None if limit is None else round(limit.us, 3),
+        limit_nbytes=None if limit is None else limit.nbytes,
         commit=job.find_commit(),
     )
 

@@ -194,7 +194,9 @@ class _TuneOutputs:
         self.lines = stack.enter_context(open_json_lines(options.json_file))
         self.lines.write(run)
         stack.callback(self.finish)  # also after an interruption, when the progress bar has ended
-        self.progress = stack.enter_context(show_progress("rows", sum(session.case_count for session in sessions)))
+        self.progress = stack.enter_context(
+            show_progress("rows", sum(len(session.list_cases()) for session in sessions))
+        )
 
     @property
     def measured(self) -> list[TuningSeries]:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 # Only results of at most this size (over all ranks) are compared with a serial replay of the plan, which is slow.
 REPLAYED_BYTES = 64 * 1024
 AUTO = "auto"
+OWN = "hpccoll"  # the engine of hpccoll's own algorithms
 
 
 def prepare_own(comm: Communicator, workload: Workload, algorithm: str) -> Contender:
@@ -36,7 +37,7 @@ def prepare_own(comm: Communicator, workload: Workload, algorithm: str) -> Conte
     staging: Staging = None
     if workload.module.on_device:
         staging = "pinned" if comm.stages(workload.module) else "direct"
-    contender = Contender("hpccoll", algorithm, executable, executable.free, staging)
+    contender = Contender(OWN, algorithm, executable, executable.free, staging)
     plan = executable.plan  # None: `auto` selected the MPI library's own collective, which has no plan to replay
     if algorithm == AUTO:
         contender.selected = plan.algorithm if plan is not None else MPI_LIBRARY

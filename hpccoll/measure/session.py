@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from hpccoll.algorithms.registry import list_algorithm_names
 from hpccoll.measure.bandwidth import compute_count, compute_message_bytes
 from hpccoll.measure.buffers import PreallocatedModule
-from hpccoll.measure.contenders import AUTO, prepare_contenders
+from hpccoll.measure.contenders import AUTO, OWN, prepare_contenders
 from hpccoll.measure.interleaved import Contender, InterleavedBenchmark, TimingOptions
 from hpccoll.measure.results.collective_record import make_collective_record
 from hpccoll.measure.workload import Workload, WorkloadSpec, list_places
@@ -94,11 +94,18 @@ class BenchmarkSession:
         self.own = own  # whether hpccoll itself is a contender
         self.tasks = config.list_workloads(world.rank, world.size)
         self.refused: list[str] = []
+        self.refused_count = 0  # cases so far whose engine or algorithm cannot run
 
-    @property
-    def case_count(self) -> int:
-        """The number of cases of a complete run, including cases whose contender may turn out to be unable to run."""
-        return sum(len(self.peers) + len(self.list_algorithms(task)) for task in self.tasks)
+    def list_cases(self) -> list[CaseKey]:
+        """Return the cases of a complete run, including cases whose contender may turn out to be unable to run."""
+        return [
+            self._make_case(task, engine, algorithm).key
+            for task in self.tasks
+            for engine, algorithm in (
+                *((OWN, name) for name in self.list_algorithms(task)),
+                *((peer.name, None) for peer in self.peers),
+            )
+        ]
 
     def set_case_budget(self, seconds: float) -> None:
         """Set the time budget of each case; the minimum of iterations still applies."""
@@ -114,7 +121,7 @@ class BenchmarkSession:
         Collective. To stop early, all ranks close the generator.
         """
         algorithms = [
-            name for name in self.list_algorithms(task) if self._make_case(task, "hpccoll", name).key not in finished
+            name for name in self.list_algorithms(task) if self._make_case(task, OWN, name).key not in finished
         ]
         peers = [peer for peer in self.peers if self._make_case(task, peer.name, None).key not in finished]
         if not algorithms and not peers:
@@ -137,6 +144,7 @@ class BenchmarkSession:
         workload = Workload(task, self.module)
         ready, refused = prepare_contenders(self.comm, peers, workload, algorithms)
         self.refused += [reason for reason in refused if reason not in self.refused]
+        self.refused_count += len(refused)
         return workload, ready
 
     def list_algorithms(self, task: WorkloadSpec) -> list[str]:
@@ -174,7 +182,7 @@ class BenchmarkSession:
 
 def share_budget(sessions: Sequence[BenchmarkSession], seconds: float) -> None:
     """Set the time budget of each case of `sessions` to an equal share of `seconds`; see `set_case_budget`."""
-    cases = sum(session.case_count for session in sessions)
+    cases = sum(len(session.list_cases()) for session in sessions)
     for session in sessions:
         session.set_case_budget(seconds / max(cases, 1))
 

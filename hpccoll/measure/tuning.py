@@ -127,5 +127,5 @@ def make_tuning_sessions(
         sessions += [TuningSession(config, world, comm, [MpiEngine(world)], module, own=True) for config in configs]
     for session in sessions:
         session.date = sweep.date
-    share_budget(sessions, row_s * sum(session.case_count for session in sessions) if row_s else budget_s)
+    share_budget(sessions, row_s * sum(len(session.list_cases()) for session in sessions) if row_s else budget_s)
     return sessions

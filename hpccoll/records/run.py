@@ -66,6 +66,11 @@ class RunRecord(Record, frozen=True, kw_only=True):
     clock_residual_us: Annotated[Amount | None, about("null if clocks were not aligned.")]
     slurm: Annotated[SlurmJob | None, about("null outside SLURM.")] = None  # optional: older files lack the field
     sizes: Annotated[tuple[Count, ...] | None, about("Message sizes asked for, in bytes; null without sizes.")] = None
+    limit_us: Annotated[
+        Amount | None,
+        about("Shortest time in which the ranks of one node all copied limit_nbytes bytes, or nodes exchanged them."),
+    ] = None
+    limit_nbytes: Annotated[Count | None, about("null if no limit was measured.")] = None
     commit: str | None
     start_time: Annotated[str, Meta(extra_json_schema={"format": "date-time"})]
 

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from hpccoll.report.load import RecordedRun
+from hpccoll.report.number_format import format_seconds
+from hpccoll.units import format_size
 
 _MAX_HOSTS = 12
 MISSING = "-"
@@ -47,6 +49,7 @@ def collect_environment_facts(runs: Sequence[RecordedRun]) -> list[EnvironmentFa
     columns |= {
         "cores per rank": [_format_cores(run) for run in runs],
         "more ranks than cores": [flags[_format_field(run.record, "oversubscribed")] for run in runs],
+        "measured limit": [_format_limit(run.record) for run in runs],
         "devices": [_format_devices(run) for run in runs],
     }
     columns |= {name: [str(run.versions.get(name) or MISSING) for run in runs] for name in versions}
@@ -81,6 +84,15 @@ def _format_cores(run: RecordedRun) -> str:
         return str(next(iter(counts)))
     parts = [f"{cores} on {ranks} rank{'s' * (ranks > 1)}" for cores, ranks in sorted(counts.items())]
     return ", ".join(parts) or MISSING
+
+
+def _format_limit(record: Mapping[str, Any]) -> str:
+    """Return the measured limit of memory or links, such as `64 MiB copied by each rank in 6.5 ms`."""
+    us, nbytes = record.get("limit_us"), record.get("limit_nbytes")
+    if us is None or nbytes is None:
+        return MISSING
+    action = "copied by each rank" if record.get("nodes") == 1 else "exchanged by each node"
+    return f"{format_size(int(nbytes))} {action} in {format_seconds(float(us) * 1e-6)}"
 
 
 def _format_devices(run: RecordedRun) -> str:

@@ -37,6 +37,7 @@ def test_all_algorithms_are_measured_beside_every_engine_that_is_here(tmp_path: 
     run, *found = rows(out)
     assert run["kind"] == "run"
     assert run["ranks"] == 2
+    assert (run["limit_nbytes"], run["limit_us"] > 0) == (512, True)
     assert {row["engine"] for row in found} >= {"mpi", "hpccoll"}
     algorithms = {row["algorithm"] for row in found if row["engine"] == "hpccoll"}
     assert algorithms == {*list_algorithm_names(Operation.ALL_REDUCE), "auto"}
@@ -130,6 +131,19 @@ def test_resume_measures_only_what_is_missing(tmp_path: Path) -> None:
     assert len(again) == 4
     assert len({(row["nbytes"], row["algorithm"]) for row in again}) == 4
     assert again[:3] == [json.loads(line) for line in lines[1:-1]]
+
+
+def test_a_resumed_run_stops_early_only_while_cases_are_left(tmp_path: Path) -> None:
+    out, stop = tmp_path / "out.jsonl", tmp_path / "stop"
+    words = ("bench", "-n", "3", "-b", "8", "-e", "8", "--engine", "hpccoll", "--resume", str(out))
+    assert hpccoll(2, *words, "--algorithm", "ring,tree,swing,rabenseifner").returncode == 0
+    stop.touch()
+    other = (*words, "--dtype", "float64", "--algorithm", "ring,tree", "--stop-file", str(stop))
+    done = hpccoll(2, *other)
+    assert done.returncode == 130, done.stderr
+    assert len(measured(out)) == 5, "one row, although the file has as many rows as were asked for"
+    assert hpccoll(2, *other).returncode == 0
+    assert len(measured(out)) == 6
 
 
 def test_killed_run_leaves_finished_rows(tmp_path: Path) -> None:

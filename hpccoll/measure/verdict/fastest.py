@@ -11,13 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from hpccoll.measure.contenders import AUTO
+from hpccoll.measure.contenders import AUTO, OWN
 from hpccoll.measure.results.comparison import REFERENCE, TableKey, compare_engines, compute_ratio, is_tie
 from hpccoll.measure.statistics import Interval
 from hpccoll.measure.verdict.size_ranges import group_sizes_by_fastest
 from hpccoll.records import CollectiveRecord
-
-OWN = "hpccoll"
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,11 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from hpccoll.measure.bandwidth import find_timed_operation
+from hpccoll.measure.contenders import OWN
 from hpccoll.measure.display.table import PLACES, format_ratio, format_title
 from hpccoll.measure.hardware_limit import HardwareLimit
 from hpccoll.measure.results.comparison import REFERENCE, TIE
-from hpccoll.measure.verdict.fastest import OWN, SizeVerdict, VerdictRange, find_ranges, get_choice, get_table
+from hpccoll.measure.verdict.fastest import SizeVerdict, VerdictRange, find_ranges, get_choice, get_table
 from hpccoll.measure.verdict.trust import MAX_UNCERTAINTY, RunConditions, describe_trust, is_uncertain
 from hpccoll.plan import Operation
 from hpccoll.selection import BufferKind

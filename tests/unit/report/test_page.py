@@ -14,6 +14,8 @@ import pytest
 from hpccoll.cli import main as cli
 from hpccoll.cli import output
 from hpccoll.records import make_json_schema
+from hpccoll.report.environment import collect_environment_facts
+from hpccoll.report.load import RecordedRun
 from tests.unit.report.test_load import FOUR, PAIRS, TWO
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}
@@ -130,6 +132,12 @@ def test_the_page_shows_what_the_files_hold(page):
     sections = [attrs["id"] for attrs in parsed.of("section")]
     order = ["findings", "pairs3", "sc1", "sc2", "sc3", "sc4", "op1", "op2", "op3", "op4", "model", "environment"]
     assert sections == [*order, "reading"]
+
+
+def test_the_environment_states_the_measured_limit():
+    record = {"nodes": 1, "limit_us": 6500.0, "limit_nbytes": 64 * 2**20}
+    limit = collect_environment_facts([RecordedRun(1, "a.jsonl", record)])[-1]
+    assert (limit.name, limit.values) == ("measured limit", ("64 MiB copied by each rank in 6.5 ms",))
 
 
 def test_the_environment_marks_facts_that_differ(tmp_path):
