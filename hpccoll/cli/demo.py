@@ -48,15 +48,7 @@ def demo(name: str | None, draw: bool, algorithm: str | None, force: bool, limit
     does with --force.
     """
     if name is None:
-        unused = list_given_options("draw", "algorithm", "force", "limit", "json_file")
-        if unused:
-            raise UsageError(f"{' and '.join(unused)}: name an example; hpccoll demo lists them")
-        rows = [
-            (x.name, str(x.ranks), f"mpirun -n {x.ranks} hpccoll demo {x.name}", x.description[0]) for x in EXAMPLES
-        ]
-        columns = ("name", "ranks", "command", "what it shows")
-        title = "Examples; start NAME by mpirun -n RANKS hpccoll demo NAME"
-        print_table(title, columns, rows, numbers=("ranks",), wraps=columns[-1:], drops=("command",))
+        _list_examples()
         return
     example, chosen = _resolve_example(name, algorithm)
     if force and example.name != "send_send_deadlock":
@@ -80,6 +72,17 @@ def demo(name: str | None, draw: bool, algorithm: str | None, force: bool, limit
     with Communicator(world) as comm:
         values = world.gather(run_example(example, comm, chosen))
     _output_values(world, example, chosen, values, json_file)
+
+
+def _list_examples() -> None:
+    """Print a table of all examples; raise UsageError if the user gave an option that needs an example."""
+    unused = list_given_options("draw", "algorithm", "force", "limit", "json_file")
+    if unused:
+        raise UsageError(f"{' and '.join(unused)}: name an example; hpccoll demo lists them")
+    rows = [(x.name, str(x.ranks), f"mpirun -n {x.ranks} hpccoll demo {x.name}", x.description[0]) for x in EXAMPLES]
+    columns = ("name", "ranks", "command", "what it shows")
+    title = "Examples; start NAME by mpirun -n RANKS hpccoll demo NAME"
+    print_table(title, columns, rows, numbers=("ranks",), wraps=columns[-1:], drops=("command",))
 
 
 def _resolve_example(name: str, algorithm: str | None) -> tuple[Example, Algorithm | None]:

@@ -94,9 +94,7 @@ def simulate(
     the name of a built-in machine model (summit, dgx-h100, h200, workstation, laptop), a TOML file, or fit:FILE to fit
     a model to bench results. --alpha, --beta and --gamma replace --machine.
     """
-    unused = list_given_options("size", "chunks", "root", "full", "json_file") if map_file is not None else []
-    if unused:
-        raise UsageError(f"--map {map_file} draws all sizes and writes no records; leave {' and '.join(unused)} out")
+    _require_used_options(map_file)
     algorithms = resolve_algorithms(names or ("all_reduce",))
     counts, sizes = _parse_rank_counts(ranks), [parse_size(part) for part in size.split(",")]
     chosen = resolve_machine(counts, machine, algorithms if names else [])
@@ -117,6 +115,13 @@ def simulate(
             cases.append(case)
     if json_file != STDOUT:
         _print_cases(cases, chosen)
+
+
+def _require_used_options(map_file: str | None) -> None:
+    """Raise UsageError if the user gave --map and an option that --map does not use."""
+    unused = list_given_options("size", "chunks", "root", "full", "json_file") if map_file is not None else []
+    if unused:
+        raise UsageError(f"--map {map_file} draws all sizes and writes no records; leave {' and '.join(unused)} out")
 
 
 def _simulate_cases(
