@@ -56,7 +56,7 @@ class PreparedMethods(CommunicatorBase):
             >>> x
             array([5])
         """
-        rows = None if counts is None else (counts, out_counts)
+        rows = None if counts is None and out_counts is None else (counts, out_counts)
         call = self._check("prepare", operation, x, out, op, root, algorithm, rows)
         if call.source is not None and call.source.copied:
             raise BufferError(

@@ -69,7 +69,7 @@ def check_call(
 
 def _require_reduction(operation: Operation, reduction: Reduction, buffer: Buffer) -> None:
     """Raise ReductionError unless the reduction is defined for the operation, and for `buffer`'s dtype and shape."""
-    if operation.is_scan and reduction.name == "avg":
+    if operation.is_scan and reduction.divides:
         raise ReductionError(f"{operation.value}: avg is not defined for scans; use sum, and divide by rank + 1")
     reduction.require(buffer.dtype, buffer.shape)
 
@@ -78,6 +78,8 @@ def _find_algorithm(operation: Operation, algorithm: str | Algorithm) -> Algorit
     """Return the algorithm that a call names, or None for "auto" (the selector chooses) and "mpi" (the MPI library)."""
     if isinstance(algorithm, str):
         return None if algorithm in ("auto", MPI_LIBRARY) else get_algorithm(operation, algorithm)
+    if not isinstance(algorithm, Algorithm):
+        raise UsageError(f"algorithm {algorithm!r} is no algorithm; pass the name of one, or auto")
     if algorithm.operation is not operation:
         raise UsageError(f"{algorithm.full_name} is not an algorithm for {operation.value}; name one that is")
     return algorithm
@@ -173,6 +175,10 @@ def _check_uneven_arrays(
     operation: Operation, x: Any, out: Any, rank: int, n: int, root: int, counts: BlockCounts
 ) -> CheckedArrays:
     """Return the checked arrays of a call whose blocks differ in size; allocate the output if the user passed none."""
+    if not operation.has_blocks:
+        raise UsageError(f"{operation.value} has no blocks per rank; leave out counts")
+    if counts[1] is not None and operation is not Operation.ALL_TO_ALL:
+        raise UsageError(f"{operation.value}: only an all_to_all takes out_counts; pass counts alone")
     rows = _parse_counts(operation, "counts", counts[0], n)
     taken = _parse_counts(operation, "out_counts", counts[1], n) if operation is Operation.ALL_TO_ALL else ()
     total, own = sum(rows), rows[rank]

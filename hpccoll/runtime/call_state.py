@@ -6,7 +6,7 @@ than the number of another rank's call will be waited for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -33,20 +33,6 @@ class CallState:
             yield
         finally:
             self.current = None
-
-    def bind(self, name: str, function: Callable[[], object]) -> Callable[[], None]:
-        """Return a function that counts a blocking collective call and runs `function`."""
-
-        def run() -> None:
-            """Count the call and run the function."""
-            self.count += 1
-            self.current = name
-            try:
-                function()
-            finally:
-                self.current = None
-
-        return run
 
 
 @dataclass(frozen=True, slots=True, eq=False)

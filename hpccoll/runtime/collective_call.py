@@ -70,7 +70,7 @@ def bind_prologue(call: CollectiveCall, rank: int) -> tuple[CollectiveCall, tupl
     in_place = is_in_place(call, rank)
     if call.source is None:
         return call, (), in_place
-    if call.reduction.name == "premul_sum":
+    if call.reduction.scales:
         return _scale_input(call, call.source)
     if call.operation is Operation.ALL_TO_ALL and in_place:
         target = call.module.empty(call.source.count, call.dtype)
@@ -81,7 +81,7 @@ def bind_prologue(call: CollectiveCall, rank: int) -> tuple[CollectiveCall, tupl
 
 def bind_epilogue(call: CollectiveCall, ranks: int) -> tuple[BoundCall, ...]:
     """Return the functions to call after the plan: for `avg`, a division of the result by the number of ranks."""
-    if call.reduction.name != "avg" or call.result is None:
+    if not call.reduction.divides or call.result is None:
         return ()
     return (call.module.bind_divide(call.result.flat, ranks),)
 

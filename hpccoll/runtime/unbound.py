@@ -55,7 +55,7 @@ class UnboundCollective(ABC):
         self.output_given, self._operation, self._dtype = call.output_given, call.operation, call.dtype.numpy
         self._ranks, self._symmetric = ranks, buffer_registry()
         self._in_place = call.source is None or call.source is call.result
-        self._has_result, self._divides = call.result is not None, call.reduction.name == "avg"
+        self._has_result, self._divides = call.result is not None, call.reduction.divides
         self._returns_none = call.operation is Operation.GATHER and not self._has_result
         self._splits = call.operation in SPLITS
         # The output has `_multiple / _divisor` times the bytes of the input.
@@ -153,6 +153,8 @@ class UnboundLibraryCollective(UnboundCollective):
                 state.current = name
                 try:
                     method(*before, (x, count, datatype), *after)
+                except MPI.Exception as error:
+                    raise explain_mpi_error(error, name) from None
                 finally:
                     state.current = None
                 return x
@@ -167,6 +169,8 @@ class UnboundLibraryCollective(UnboundCollective):
             state.current = name
             try:
                 method((x, count, datatype), (out, count, datatype), *after)
+            except MPI.Exception as error:
+                raise explain_mpi_error(error, name) from None
             finally:
                 state.current = None
             return out

@@ -256,3 +256,49 @@ def test_arrays_of_different_lengths_raise_one_paragraph_instead_of_mpi_s_own_st
     assert "trunc" in said[0].lower()
     assert "HPCCOLL_DEBUG=1" in said[0]
     assert "Traceback" not in done.stderr
+
+
+REPEATED_CALLS = """
+import numpy as np
+import hpccoll
+from hpccoll.plan import Operation
+
+def on_new_arrays(comm, algorithm):
+    for count in (5, 10) * 3:
+        comm.broadcast(np.ones(count), algorithm=algorithm)
+    return lambda: comm.broadcast(np.ones(5 if comm.rank else 10), algorithm=algorithm)
+
+def on_known_arrays(comm, algorithm):
+    short, long = np.ones(5), np.ones(10)
+    for x in (short, long) * 4:
+        comm.broadcast(x, algorithm=algorithm)
+    return lambda: comm.broadcast(short if comm.rank else long, algorithm=algorithm)
+
+def prepared(comm, algorithm):
+    return comm.prepare(Operation.BROADCAST, np.ones(5 if comm.rank else 10), algorithm=algorithm)
+
+for make in (on_new_arrays, on_known_arrays, prepared):
+    for algorithm in ("mpi", "tree"):
+        comm = hpccoll.Communicator()
+        call = make(comm, algorithm)
+        try:
+            call()
+        except Exception as error:
+            if comm.rank == 1:
+                print(make.__name__, algorithm, type(error).__name__, error, flush=True)
+"""
+
+
+def test_repeated_and_prepared_calls_explain_different_lengths_as_first_calls_do():
+    done = run([str(BIN / "mpirun"), "-n", "2", sys.executable, "-c", REPEATED_CALLS])
+    said = done.stdout.splitlines()
+    made = [
+        f"{make} {algorithm}"
+        for make in ("on_new_arrays", "on_known_arrays", "prepared")
+        for algorithm in ("mpi", "tree")
+    ]
+    assert [" ".join(line.split()[:2]) for line in said] == made, done.stderr
+    for line in said:
+        assert " CommunicationError broadcast failed: " in line
+        assert "trunc" in line.lower()
+        assert "HPCCOLL_DEBUG=1" in line

@@ -81,3 +81,10 @@ def test_results_are_those_of_the_function(hpc, operation, reduction, each_rank)
 def test_half_precision_is_reduced(hpc):
     add = hpccoll.Reduction.from_function(np.add)
     assert hpc.all_reduce(np.ones(3, np.float16), op=add).tolist() == [hpc.size] * 3
+
+
+def test_a_sum_by_a_function_named_avg_is_not_divided(hpc):
+    add = hpccoll.Reduction.from_function(np.add, name="avg")
+    for algorithm in ("auto", "mpi", "ring"):
+        for _ in range(3):
+            assert hpc.all_reduce(np.ones(3), op=add, algorithm=algorithm).tolist() == [hpc.size] * 3

@@ -445,6 +445,8 @@ def test_another_process_is_refused(hpc, monkeypatch):
     ("call", "error", "match"),
     [
         (lambda hpc, x: hpc.all_reduce(x, op="mean"), UnknownNameError, r"unknown reduction 'mean'.*avg, band"),
+        (lambda hpc, x: hpc.all_reduce(x, op=["sum"]), UnknownNameError, "unknown reduction .*did you mean sum"),
+        (lambda hpc, x: hpc.all_reduce(x, algorithm=None), UsageError, "algorithm None is no algorithm; pass the name"),
         (lambda hpc, x: hpc.all_reduce(x, algorithm="rings"), UnknownNameError, r"all_reduce 'rings'.*double_tree"),
         (
             lambda hpc, x: hpc.all_reduce(x, algorithm=get_algorithm(Operation.BROADCAST, "chain")),

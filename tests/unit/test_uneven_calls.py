@@ -88,8 +88,23 @@ def test_wrong_counts_are_explained(hpc, operation, how, told):
             getattr(hpc, operation)(matrix(), **how)
 
 
+@pytest.mark.parametrize(
+    ("operation", "how", "told"),
+    [
+        (Operation.ALL_REDUCE, {"counts": [4]}, "all_reduce has no blocks per rank; leave out counts"),
+        (Operation.BARRIER, {"counts": [4]}, "barrier has no blocks per rank; leave out counts"),
+        (Operation.ALL_TO_ALL, {"out_counts": [4]}, "all_to_all: counts=None are not 1 integers"),
+        (Operation.GATHER, {"counts": [4], "out_counts": [4]}, "gather: only an all_to_all takes out_counts"),
+    ],
+)
+def test_counts_that_a_prepared_operation_does_not_take_are_refused(hpc, operation, how, told):
+    with pytest.raises(UsageError, match=re.escape(told)):
+        hpc.prepare(operation, matrix(), out=matrix(), **how)
+
+
 def check_on(operation: Operation, rank: int, x: object, counts: tuple[int, ...], out: object = None) -> CollectiveCall:
-    return check_call(operation, x, out, rank, len(counts), counts=(counts, counts))
+    taken = counts if operation is Operation.ALL_TO_ALL else None
+    return check_call(operation, x, out, rank, len(counts), counts=(counts, taken))
 
 
 def test_elements_are_rows_times_their_length():

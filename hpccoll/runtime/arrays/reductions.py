@@ -7,7 +7,7 @@ the number of ranks; `premul_sum` first scales each rank's input by that rank's 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -64,13 +64,24 @@ class Reduction:
 
         The functions of all ranks must compute the same result. Make a reduction once and use it in many calls.
 
+        Communicators keep the function, and all objects that it refers to, in their caches until they are closed.
+
         Args:
             function: takes two 1-D arrays of equal length and dtype (NumPy arrays, or CUDA arrays of the user's
                 library), which it must not change; must be associative, up to rounding.
             name: the name in messages (default: the function's name).
             commutative: whether function(a, b) equals function(b, a); if not, the data of the ranks is reduced in the
                 order of the ranks.
+
+        Raises:
+            ReductionError: `function` cannot be called, or has no hash.
         """
+        given: object = function
+        if not callable(given) or not isinstance(given, Hashable):
+            raise ReductionError(
+                f"Reduction.from_function: {function!r} is no function that a cache can find; pass a function of two "
+                "arrays, or an object with the methods __call__ and __hash__"
+            )
         return cls(name or str(getattr(function, "__name__", type(function).__name__)), None, function, commutative)
 
     @classmethod
@@ -90,9 +101,19 @@ class Reduction:
             kind = getattr(given, "op", given).name
             factor = given.factor if kind == "PREMUL_SUM" and hasattr(given, "factor") else None
             return cls(_TORCH_NAMES.get(kind, kind.lower()), factor)
-        if given not in FUNCTIONS:
+        if not isinstance(given, str) or given not in FUNCTIONS:
             raise UnknownNameError("reduction", str(given), list(FUNCTIONS))
         return cls(given)
+
+    @property
+    def divides(self) -> bool:
+        """Whether the sum over the ranks is divided by the number of ranks (`avg`)."""
+        return self.name == "avg" and self.combine is None
+
+    @property
+    def scales(self) -> bool:
+        """Whether each rank's input is multiplied by the rank's factor before the sum (`premul_sum`)."""
+        return self.name == "premul_sum" and self.combine is None
 
     @property
     def function(self) -> str | Combine:
@@ -113,7 +134,7 @@ class Reduction:
         if dtype.kind not in _KINDS[self.name]:
             remedy = _REMEDY[dtype.kind]
             raise ReductionError(f"reduction {self.name!r} is not defined for dtype {dtype.name}: {remedy}")
-        if self.name != "premul_sum":
+        if not self.scales:
             return
         if self.factor is None:
             raise ReductionError("premul_sum needs a factor: pass op=hpccoll.premul_sum(0.5)")

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections import deque
 from contextlib import suppress
 
+from mpi4py import MPI
+
 from hpccoll.algorithms.pipelining import MESSAGE_BYTES, choose_segment_count
 from hpccoll.errors import UnavailableError, UsageError
 from hpccoll.runtime.address_space import AddressSpace, ChunkSegment, chunk_sizes, cut_chunks
@@ -26,6 +28,7 @@ from hpccoll.runtime.plan_executable import Context, PlanExecutable
 from hpccoll.runtime.progress import InFlight
 from hpccoll.runtime.shared_memory.executable import add_peer_buffers, can_access_in_place, slot_memory
 from hpccoll.runtime.shared_memory.tiling import LocalBinder, bounce_count
+from hpccoll.runtime.work import explain_mpi_error
 from hpccoll.selection import Selection
 
 FIRST_TAG = 8192  # one tag per slot, above the tags of asynchronous calls
@@ -77,6 +80,8 @@ class PipelineExecutable(PlanExecutable):
                         backoff.reset()
                     else:
                         progress.idle(backoff)
+            except MPI.Exception as error:
+                raise explain_mpi_error(error, self._name) from None
             finally:
                 pipeline.end()
 

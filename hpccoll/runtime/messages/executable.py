@@ -26,6 +26,7 @@ from hpccoll.runtime.lowering import Copy, Program, Receive, Reduce, Send, Wait
 from hpccoll.runtime.plan_executable import Context, PlanExecutable
 from hpccoll.runtime.progress import InFlight
 from hpccoll.runtime.unbound_program import StepMaker, UnboundMessages
+from hpccoll.runtime.work import explain_mpi_error
 from hpccoll.selection import Selection
 
 BLOCKING_TAG: Final = 1  # blocking operations end one before the next begins, so they share a tag
@@ -162,6 +163,8 @@ class MessageExecutable(PlanExecutable):
             else:
                 for call in self._calls:
                     call()
+        except MPI.Exception as error:
+            raise explain_mpi_error(error, self._name) from None
         finally:
             state.current = None
 

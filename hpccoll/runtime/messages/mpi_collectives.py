@@ -39,7 +39,7 @@ from hpccoll.runtime.messages.mpi_calls import (
     specify_buffers,
 )
 from hpccoll.runtime.progress import Progress
-from hpccoll.runtime.work import MpiTransfer
+from hpccoll.runtime.work import MpiTransfer, explain_mpi_error
 
 # Operations whose persistent form was no slower than the blocking form, for 8 bytes and 64 KiB on two ranks of a host.
 # Open MPI's persistent Reduce of 64 KiB takes three times as long as the blocking one (bench/call_overhead.py).
@@ -159,7 +159,7 @@ class MpiCollectives:
             wait_for_ranks(self._comm, self._progress)
             request = getattr(self._comm, f"{mpi.method}_init")(*mpi.arguments)
             start, blocking = partial(_start, request), _bind_start_and_wait(request)
-        count = partial(self.state.bind, call.operation.value)
+        count = partial(_count_calls, self.state, call.operation.value)
         bound = MpiExecutable(count(mpi.surround(blocking)))
         bound.blocking = count(mpi.surround(partial(self._progress.call, blocking)))
         bound.non_blocking = bound.blocking
@@ -259,6 +259,23 @@ class MpiCollectives:
         arguments = order_arguments(call.operation, *specified, op, call.root, in_place, call.count)
         memories = tuple(buffer.flat for buffer in (source, result) if buffer)
         return _MpiCall(get_method(call.operation, call.count), arguments, prologue, epilogue, memories, module)
+
+
+def _count_calls(state: CallState, name: str, function: BoundCall) -> BoundCall:
+    """Return a function that counts a blocking call of operation `name`, and runs `function`."""
+
+    def run() -> None:
+        """Count the call and run the function; raise CommunicationError for an error of MPI."""
+        state.count += 1
+        state.current = name
+        try:
+            function()
+        except MPI.Exception as error:
+            raise explain_mpi_error(error, name) from None
+        finally:
+            state.current = None
+
+    return run
 
 
 def _bind_start_and_wait(request: MPI.Prequest) -> BoundCall:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 
@@ -35,6 +37,34 @@ def test_a_cache_does_not_take_a_function_for_the_reduction_of_its_name():
     with hpccoll.Communicator() as hpc:
         for _ in range(3):
             assert hpc.all_reduce(np.ones(2), op=own).tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("name", ["avg", "premul_sum"])
+def test_a_function_with_the_name_of_a_reduction_is_only_called(name):
+    own = hpccoll.Reduction.from_function(np.maximum, name=name)
+    assert not own.divides
+    assert not own.scales
+    with hpccoll.Communicator() as hpc:
+        for algorithm in ("ring", "mpi"):
+            for _ in range(3):
+                assert hpc.all_reduce(np.array([4, 6]), own, algorithm=algorithm).tolist() == [4, 6]
+                assert hpc.scan(np.array([4, 6]), own).tolist() == [4, 6]
+
+
+@dataclass
+class Add:
+    """A function without a hash, because it can be compared."""
+
+    scale: int = 1
+
+    def __call__(self, a, b):
+        return a + self.scale * b
+
+
+@pytest.mark.parametrize("function", ["max", None, Add()])
+def test_what_is_no_function_with_a_hash_is_refused(function):
+    with pytest.raises(ReductionError, match="pass a function of two arrays"):
+        hpccoll.Reduction.from_function(function)
 
 
 def test_bfloat16_is_refused_because_numpy_lacks_it():
