@@ -239,8 +239,8 @@ def _print_series(table: TuningTable, path: Path, series: Sequence[TuningSeries]
     if not is_printing_rank():
         return
     click.echo(f"{table.site.description}: {path}")
-    print_text("auto takes the fastest; of candidates that tie within 5 %, the winner of the next smaller size")
-    print_text("tie: the 95 % intervals of the fastest and the next overlap")
+    print_text("auto takes the fastest; of candidates that tie, the winner of the next smaller size")
+    print_text("tie: the 95 % intervals of the fastest and the next overlap, and their medians differ by at most 5 %")
     click.echo()
     for each in series:
         rows = []
@@ -249,7 +249,7 @@ def _print_series(table: TuningTable, path: Path, series: Sequence[TuningSeries]
             if winner is None:
                 continue
             fastest, runner_up = winner.fastest, winner.runner_up
-            tie = " (tie)" if winner.is_uncertain else ""
+            tie = " (tie)" if winner.has_tie else ""
             next_cells = [runner_up.name + tie, f"{runner_up.us:.2f}"] if runner_up else ["-", "-"]
             rows.append([format_size(point.nbytes), fastest.name, f"{fastest.us:.2f}", *next_cells, point.measured])
         title = f"{each.operation.value}, elements of {each.itemsize} B, {each.buffer} memory"

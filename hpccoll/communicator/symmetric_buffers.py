@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from hpccoll.communicator.array_types import Array, DtypeLike, Shape
 from hpccoll.communicator.base import CommunicatorBase
+from hpccoll.errors import UsageError
 from hpccoll.runtime.arrays import ArrayModule
 from hpccoll.runtime.node_memory.symmetric import as_torch_tensor
 
@@ -59,12 +60,17 @@ class SymmetricBufferMethods(CommunicatorBase):
 
         `device` is cpu, cuda (the current device) or a device by number, such as cuda:1.
 
+        Raises:
+            UsageError: `device` is none of these; see `empty` for others.
+
         Example:
             >>> comm.torch_empty(3, "bfloat16", device="cpu").dtype
             torch.bfloat16
         """
         kind, _, index = str(device).partition(":")
-        if kind != "cuda":
+        if kind not in ("cpu", "cuda") or not (index.isdecimal() or not index):
+            raise UsageError(f"torch_empty makes no tensor on device {device!r}; use cpu, cuda or cuda:0")
+        if kind == "cpu":
             return as_torch_tensor(self.empty(shape, dtype))
         from hpccoll.runtime.cuda.device import device_empty
 

@@ -14,6 +14,7 @@ from hpccoll.doctor.kernel_files import format_list
 from hpccoll.optional_packages import format_install_command
 from hpccoll.runtime.command import CommandResult, run_command, run_python
 from hpccoll.runtime.cuda.probe import LIMIT_S, OPERATIONS, has_passed, probe_operation
+from hpccoll.units import format_count
 
 AREA, IPC, CUDA_AWARE = "gpu", "cuda ipc", "cuda-aware mpi"
 QUERY = ("index", "name", "driver_version", "mig.mode.current", "compute_mode", "persistence_mode", "memory.total")
@@ -74,7 +75,7 @@ def report_no_device(info: dict[str, Any]) -> Finding:
 def check_devices(info: dict[str, Any]) -> list[Finding]:
     """Return findings on the devices, their compute modes, and peer-to-peer access between them."""
     names = [device["name"] for device in info["devices"]]
-    found = f"{len(names)} CUDA devices: {format_list(names)}"
+    found = f"{format_count(len(names), 'CUDA device')}: {format_list(names)}"
     visible = f"CUDA_VISIBLE_DEVICES: {info['visible']!r}"
     evidence = f"cuDeviceGetCount: {len(names)}; driver for CUDA {info['cuda']}; {visible}"
     findings = [Finding(AREA, Severity.OK, found, evidence, provides=("cuda",))]
@@ -110,7 +111,7 @@ def parse_smi_query(result: CommandResult) -> list[Finding]:
     """Return findings from the output of `nvidia-smi --query-gpu`, whose columns are the fields in QUERY."""
     rows = [[cell.strip() for cell in line.split(",")] for line in result.stdout.strip().splitlines()]
     rows = [row for row in rows if len(row) == len(QUERY)]
-    found = f"driver {format_list(sorted({row[2] for row in rows}))}, {len(rows)} GPUs"
+    found = f"driver {format_list(sorted({row[2] for row in rows}))}, {format_count(len(rows), 'GPU')}"
     findings = [Finding(AREA, Severity.OK, found, f"`{result.command}` worked")]
     mig = [row[0] for row in rows if row[3].lower() == "enabled"]
     if mig:
@@ -147,7 +148,8 @@ def check_nvml(limit_s: float) -> Finding:
         remedy = "pip install nvidia-ml-py"
         return Finding(AREA, Severity.NOTE, "nvidia-ml-py does not work", result.evidence, remedy)
     evidence = f"{result.evidence}: driver {info['driver']}"
-    return Finding(AREA, Severity.OK, f"nvidia-ml-py finds {info['devices']} devices", evidence, provides=("nvml",))
+    found = f"nvidia-ml-py finds {format_count(info['devices'], 'device')}"
+    return Finding(AREA, Severity.OK, found, evidence, provides=("nvml",))
 
 
 def check_cupy(limit_s: float) -> Finding:

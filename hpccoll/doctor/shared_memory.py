@@ -114,14 +114,14 @@ def check_stale_files(directory: Path, root: Path = Path("/")) -> list[Finding]:
     if unknown:
         owners = ", ".join(sorted({file.owner for file in unknown}))
         found = (
-            f"{len(unknown)} files ({_format_total_size(unknown)}) in {directory} belong to {owners}; this user cannot "
-            "see whether a process uses them"
+            f"{format_count(len(unknown), 'file')} ({_format_total_size(unknown)}) in {directory}, owned by {owners}; "
+            "this user cannot see whether a process uses them"
         )
         remedy = f"ask {owners} to run hpccoll doctor, or run it as root"
         findings.append(Finding(AREA, Severity.NOTE, found, _format_files(unknown), remedy))
     if not findings:
         use = ", all in use by running processes" if files else ""
-        evidence = f"{directory}/{{{','.join(_LIBRARY_BY_PATTERN)}}}: {len(files)} files{use}"
+        evidence = f"{directory}/{{{','.join(_LIBRARY_BY_PATTERN)}}}: {format_count(len(files), 'file')}{use}"
         findings.append(Finding(AREA, Severity.OK, f"no stale files of ended jobs in {directory}", evidence))
     return findings
 
@@ -129,7 +129,7 @@ def check_stale_files(directory: Path, root: Path = Path("/")) -> list[Finding]:
 def _report_stale(stale: Sequence[SharedMemoryFile], directory: Path) -> Finding:
     """Return the warning on stale files, with the command that removes them."""
     libraries = ", ".join(sorted({file.library for file in stale}))
-    count = "1 file" if len(stale) == 1 else f"{len(stale)} files"
+    count = format_count(len(stale), "file")
     found = (
         f"{count} ({_format_total_size(stale)}) left in {directory} by ended jobs ({libraries}): no process has them "
         "mapped or open"
@@ -238,7 +238,7 @@ def check_sysv_segments(root: Path = Path("/")) -> list[Finding]:
     if not stale:
         return []
     size = format_size(sum(int(row["size"]) for row in stale))
-    found = f"{len(stale)} System V segments of this user ({size}) that no process has attached"
+    found = f"{format_count(len(stale), 'System V segment')} of this user ({size}) that no process has attached"
     named = stale[:_MAX_NAMED]
     evidence = "; ".join(f"shmid {row['shmid']}, created by process {row['cpid']}" for row in named)
     remedy = "if no program is going to attach them again: ipcrm" + "".join(f" -m {row['shmid']}" for row in named)

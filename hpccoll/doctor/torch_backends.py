@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from hpccoll.doctor.finding import Finding, Severity
 from hpccoll.optional_packages import format_install_command
 from hpccoll.runtime.command import CommandResult, run_python
+from hpccoll.units import format_count
 
 AREA = "torch"
 # This script runs in a process of its own, because importing torch takes seconds and may hang in a driver.
@@ -53,7 +54,7 @@ def check_torch(result: CommandResult | None) -> list[Finding]:
     found = f"torch {info['version']}, built with {build}; torch.distributed has {', '.join(backends) or 'no backend'}"
     usable = ["gloo"] if info["gloo"] else []
     if info.get("nccl_version"):
-        found += f"; NCCL {info['nccl_version']}, {info['devices']} devices"
+        found += f"; NCCL {info['nccl_version']}, {format_count(info['devices'], 'device')}"
         usable.append("nccl")
     findings = [Finding(AREA, Severity.OK, found, result.evidence, provides=("torch", *usable))]
     if info["cuda"] and not info["devices"]:

@@ -26,6 +26,7 @@ from hpccoll.records import FEWEST_FOR_P99, TimeSummary
 
 Samples: TypeAlias = Sequence[float] | NDArray[np.floating[Any]]
 CONFIDENCE = 0.95
+MAX_UNCERTAINTY = 0.10  # half the width of a median's interval, divided by the median; larger ones are doubtful
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +93,11 @@ def median_ranks(n: int, confidence: float = CONFIDENCE) -> tuple[int, float]:
 
     rank = max(int(binom.ppf((1 - confidence) / 2, n, 0.5)), 1)
     return rank, max(0.0, float(1 - 2 * binom.cdf(rank - 1, n, 0.5)))
+
+
+def is_interval_full(samples: Samples) -> bool:
+    """Whether there are enough samples for a 95 % interval of their median."""
+    return median_ranks(len(samples))[1] >= CONFIDENCE
 
 
 def _find_median(ordered: NDArray[np.float64], confidence: float) -> Interval:

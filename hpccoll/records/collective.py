@@ -46,6 +46,11 @@ class TimeSummary(Struct, frozen=True):
     p99: Annotated[Amount | None, about(f"null below {FEWEST_FOR_P99} iterations.")]
     max: Amount
 
+    @property
+    def uncertainty(self) -> float:
+        """Half the width of the median's interval, divided by the median; infinity if the median is 0."""
+        return (self.p50_high - self.p50_low) / 2 / self.p50 if self.p50 else float("inf")
+
 
 class CaseKey(NamedTuple):
     """The fields that identify a case across runs, for instance to skip it when a run is resumed."""

@@ -8,7 +8,7 @@ from typing import TypeAlias
 from hpccoll.measure.display.series_styles import LIBRARIES
 from hpccoll.measure.display.table import format_ratio, format_title
 from hpccoll.measure.results.comparison import compute_ratio
-from hpccoll.measure.statistics import CONFIDENCE, median_ranks
+from hpccoll.measure.statistics import is_interval_full
 from hpccoll.measure.verdict.main_finding import describe_fastest
 from hpccoll.records import CollectiveRecord
 from hpccoll.report.bound_models import BoundModels
@@ -192,5 +192,5 @@ def _build_all_rows(group: CurveGroup) -> tuple[tuple[str, ...], ...]:
 def _format_median(record: CollectiveRecord) -> tuple[str, str]:
     """Return the median and its interval, both with units; an interval of less than 95 % ends with a question mark."""
     middle, low, high = get_time_interval_s(record)
-    is_sure = median_ranks(len(record.samples_us))[1] >= CONFIDENCE
+    is_sure = is_interval_full(record.samples_us)
     return format_seconds(middle), f"{format_bounds(low, high, format_seconds)}{'' if is_sure else ' ?'}"

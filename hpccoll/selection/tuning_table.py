@@ -1,7 +1,7 @@
 """The tuning table: the measured time of every candidate, per operation, element size, kind of buffer and message size.
 
 For a message size that was not measured, the nearest measured size is used, at most a factor `MAX_SIZE_RATIO` away. Two
-candidates (algorithms) tie if their 95 % intervals overlap and their medians differ by less than 5 %. The winner of a
+candidates (algorithms) tie if their 95 % intervals overlap and their medians differ by at most 5 %. The winner of a
 tie is the winner of the next smaller size if that candidate is tied, else the candidate whose interval has the lowest
 lower end.
 
@@ -77,10 +77,9 @@ class MeasuredWinner:
     point: TuningPoint
 
     @property
-    def is_uncertain(self) -> bool:
-        """Whether the 95 % intervals of the two fastest candidates overlap, so that either may be the faster one."""
-        first, second = self.fastest, self.runner_up
-        return second is not None and second.low <= first.high and first.low <= second.high
+    def has_tie(self) -> bool:
+        """Whether the two fastest candidates tie."""
+        return self.runner_up is not None and _is_tie(self.fastest, self.runner_up)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,10 +129,16 @@ class TuningSeries:
         return replace(self, points=tuple(sorted([*kept, *newer.points], key=lambda point: point.nbytes)))
 
 
+def _is_tie(one: CandidateTiming, other: CandidateTiming) -> bool:
+    """Whether the 95 % intervals of two candidates overlap and their medians differ by at most 5 %."""
+    shorter, longer = sorted((one, other), key=lambda each: each.us)
+    return longer.us <= TIE_RATIO * shorter.us and longer.low <= shorter.high
+
+
 def _break_tie(by_time: list[CandidateTiming], previous: str) -> CandidateTiming:
     """Return the winner of the candidates `by_time` (sorted by median time); `previous` won the next smaller size."""
     best = by_time[0]
-    tied = [each for each in by_time if each.us <= TIE_RATIO * best.us and each.low <= best.high]
+    tied = [each for each in by_time if _is_tie(best, each)]
     return next((each for each in tied if each.name == previous), min(tied, key=lambda each: each.low))
 
 

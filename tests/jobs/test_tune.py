@@ -131,7 +131,7 @@ def test_show_prints_the_table_and_says_where_there_is_none(tuned: Path, tmp_pat
     assert done.returncode == 0, done.stderr
     assert "all_reduce" in done.stdout
     assert "symmetric" in done.stdout
-    ties = [winner for winner in winners(tuning_files.read_table(tuned / "t.json")) if winner.is_uncertain]
+    ties = [winner for winner in winners(tuning_files.read_table(tuned / "t.json")) if winner.has_tie]
     assert done.stdout.count("(tie)") == len(ties)
     none = hpccoll(2, "tune", "--show", "--output", str(tmp_path / "none.json"))
     assert none.returncode == 2

@@ -342,6 +342,9 @@ def test_torch_tensors_lie_in_symmetric_buffers():
     torch = pytest.importorskip("torch")
     with hpccoll.Communicator() as own:
         x = own.torch_empty((2, 3), torch.float64)
+        for device in ("mps", "gpu", 0, "cuda:x"):
+            with pytest.raises(UsageError, match="use cpu, cuda or cuda:0"):
+                own.torch_empty(3, device=device)
         assert (tuple(x.shape), x.dtype) == ((2, 3), torch.float64)
         x[:] = 2
         for _ in range(3):

@@ -22,7 +22,7 @@ from hpccoll.measure.display.table import (
     format_title,
 )
 from hpccoll.measure.results.comparison import EngineComparison, compare_engines
-from hpccoll.measure.statistics import CONFIDENCE, median_ranks
+from hpccoll.measure.statistics import is_interval_full
 from hpccoll.records import CollectiveRecord
 from hpccoll.units import format_size
 
@@ -71,7 +71,7 @@ class ResultRows:
 
     def print_legend(self, records: Sequence[CollectiveRecord]) -> None:
         """Print the meaning of the marks in the rows of `records`."""
-        unsure = any(median_ranks(len(record.samples_us))[1] < CONFIDENCE for record in records)
+        unsure = not all(is_interval_full(record.samples_us) for record in records)
         self._stream.write("".join(f"# {line}\n" for line in (LEGEND, *([UNSURE_LEGEND] if unsure else []))))
         self._stream.flush()
 

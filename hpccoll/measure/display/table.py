@@ -15,7 +15,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from hpccoll.measure.results.comparison import EngineComparison, EngineRecords, TableKey, compare_engines
-from hpccoll.measure.statistics import CONFIDENCE, Interval, median_ranks
+from hpccoll.measure.statistics import CONFIDENCE, Interval, is_interval_full
 from hpccoll.records import CollectiveRecord
 
 NOTHING = "N/A"  # as nccl-tests writes it
@@ -73,7 +73,7 @@ def format_timings(record: CollectiveRecord | None) -> list[str]:
 
 def format_interval(record: CollectiveRecord) -> str:
     """Return the median's interval in microseconds, such as `[3.02,3.31]`, with a `?` if it covers less than 95 %."""
-    sure = median_ranks(len(record.samples_us))[1] >= CONFIDENCE
+    sure = is_interval_full(record.samples_us)
     return f"[{format_time(record.time_us.p50_low)},{format_time(record.time_us.p50_high)}]{'' if sure else '?'}"
 
 

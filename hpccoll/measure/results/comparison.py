@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 from hpccoll.measure.statistics import Interval, ratio_of_medians
 from hpccoll.records import CollectiveRecord
+from hpccoll.selection.tuning_table import TIE_RATIO
 
 REFERENCE = "mpi"
-TIE = 1.05  # two times tie if the 95 % interval of longer / shorter begins at this ratio or below
 _ENGINES = ("mpi", "nccl", "gloo", "hpccoll")  # in this order in tables and plots
 
 
@@ -84,14 +84,15 @@ def compute_ratio(record: CollectiveRecord, reference: CollectiveRecord) -> Inte
 
 
 def is_tie(record: CollectiveRecord, other: CollectiveRecord) -> bool:
-    """Whether the 95 % interval of the ratio of two medians, longer / shorter, begins at `TIE` or below.
+    """Whether the 95 % interval of the ratio of two medians, longer / shorter, begins at `TIE_RATIO` or below.
 
     The bound is rounded to two decimals, as tables print it, so that a reader of the interval finds the same ties.
+    Two algorithms that tie in a tuning table also tie by this rule; wide intervals make a tie by this rule only.
     """
     if record.time_us.min <= 0 or other.time_us.min <= 0:
         return record.time_us.p50 == other.time_us.p50
     shorter, longer = sorted((record, other), key=lambda each: each.time_us.p50)
-    return round(ratio_of_medians(longer.samples_us, shorter.samples_us).low, 2) <= TIE
+    return round(ratio_of_medians(longer.samples_us, shorter.samples_us).low, 2) <= TIE_RATIO
 
 
 def compare_engines(records: Iterable[CollectiveRecord]) -> list[EngineComparison]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from hpccoll.measure.results.comparison import REFERENCE, TIE, compute_ratio, is_tie
+from hpccoll.measure.results.comparison import REFERENCE, compute_ratio, is_tie
 from hpccoll.measure.statistics import Interval
 from hpccoll.measure.verdict.measured_case import (
     FastestRange,
@@ -12,6 +12,7 @@ from hpccoll.measure.verdict.measured_case import (
     MeasuredCase,
     find_fastest_ranges,
 )
+from hpccoll.selection.tuning_table import TIE_RATIO
 from hpccoll.units import format_size
 
 _MAX_TIED = 2  # names of tied implementations in a sentence; more are counted
@@ -47,7 +48,7 @@ def describe_fastest(cases: Sequence[MeasuredCase]) -> str:
     if all(case.nbytes == 0 for case in cases):
         return f"Fastest: {_format_names(ranges[0])}."
     parts = (f"{_format_names(each)} {format_size_range(each.first_nbytes, each.last_nbytes)}" for each in ranges)
-    return f"Fastest: {'; '.join(parts)}. Tied: not shown to be more than {TIE - 1:.0%} slower."
+    return f"Fastest: {'; '.join(parts)}. Tied: not shown to be more than {TIE_RATIO - 1:.0%} slower."
 
 
 def format_size_range(first: int, last: int) -> str:

@@ -11,11 +11,13 @@ from hpccoll.measure.bandwidth import find_timed_operation
 from hpccoll.measure.contenders import OWN
 from hpccoll.measure.display.table import PLACES, format_ratio, format_title
 from hpccoll.measure.hardware_limit import HardwareLimit
-from hpccoll.measure.results.comparison import REFERENCE, TIE
+from hpccoll.measure.results.comparison import REFERENCE
+from hpccoll.measure.statistics import MAX_UNCERTAINTY
 from hpccoll.measure.verdict.fastest import SizeVerdict, VerdictRange, find_ranges, get_choice, get_table
-from hpccoll.measure.verdict.trust import MAX_UNCERTAINTY, RunConditions, describe_trust, is_uncertain
+from hpccoll.measure.verdict.trust import RunConditions, describe_trust, is_uncertain
 from hpccoll.plan import Operation
 from hpccoll.selection import BufferKind
+from hpccoll.selection.tuning_table import TIE_RATIO
 from hpccoll.text_table import TextColumn, format_table, lay_out_table
 from hpccoll.units import format_size
 
@@ -156,7 +158,7 @@ def _list_legend(verdicts: Sequence[SizeVerdict], conditions: RunConditions) -> 
     if measured & {REFERENCE, *others}:
         yield "x: times as fast as"
     if any(each.tied for each in verdicts):
-        yield f'"or", "ties": the 95 % interval of their ratio begins at {TIE} or less'
+        yield f'"or", "ties": the 95 % interval of their ratio begins at {TIE_RATIO} or less'
     if any(each.fastest is not None and is_uncertain(each.fastest) for each in verdicts):
         yield f"{UNCERTAIN}: uncertain by over {100 * MAX_UNCERTAINTY:.0f} %"
 

@@ -7,13 +7,12 @@ from dataclasses import dataclass, field
 
 from hpccoll.measure.hardware_limit import HardwareLimit
 from hpccoll.measure.other_process_load import BUSY
-from hpccoll.measure.statistics import CONFIDENCE, median_ranks
+from hpccoll.measure.statistics import MAX_UNCERTAINTY, is_interval_full
 from hpccoll.measure.verdict.fastest import SizeVerdict, get_choice
 from hpccoll.records import CollectiveRecord
 from hpccoll.units import format_count
 
 MAX_UNCERTAIN = 0.5  # fraction of uncertain medians above which a benchmark says little
-MAX_UNCERTAINTY = 0.10  # half the width of a median's interval, divided by the median
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +93,7 @@ def _list_doubts(rows: Sequence[CollectiveRecord], conditions: RunConditions) ->
     if uncertain:
         medians = format_count(len(rows), "median")
         yield f"{len(uncertain)} of {medians} uncertain by more than {100 * MAX_UNCERTAINTY:.0f} %"
-    short = sum(median_ranks(len(row.samples_us))[1] < CONFIDENCE for row in rows)
+    short = sum(not is_interval_full(row.samples_us) for row in rows)
     if short:
         yield f"{short} of {format_count(len(rows), 'interval')} below 95 %, for lack of iterations"
     if conditions.busy_cores is not None and conditions.busy_cores > BUSY:
@@ -103,5 +102,4 @@ def _list_doubts(rows: Sequence[CollectiveRecord], conditions: RunConditions) ->
 
 def is_uncertain(row: CollectiveRecord) -> bool:
     """Whether half the width of the median's interval exceeds `MAX_UNCERTAINTY` of the median."""
-    time = row.time_us
-    return (time.p50_high - time.p50_low) / 2 > MAX_UNCERTAINTY * time.p50
+    return row.time_us.uncertainty > MAX_UNCERTAINTY

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from hpccoll.doctor.finding import Finding, Severity
-from hpccoll.measure.statistics import CONFIDENCE, Interval, median_ranks, ratio_of_medians
+from hpccoll.measure.statistics import CONFIDENCE, MAX_UNCERTAINTY, Interval, is_interval_full, ratio_of_medians
 from hpccoll.records import CaseKey
 from hpccoll.report.load import RunMeasurement
 from hpccoll.report.number_format import format_bounds, format_seconds
 from hpccoll.units import format_count, format_size
 
-MAX_UNCERTAINTY = 0.10  # half the interval's width divided by the median
 MACHINE_FRACTION = 0.25  # report noise of the machine only if at least this fraction of the rows is affected
 MAX_DISAGREEMENT = 1.10  # ratio of two medians of the same row, at the end of its interval that is closer to 1
 _MIN_HALF = 12  # samples in each half of a row, to detect drift
@@ -38,13 +37,13 @@ def describe_row(measured: RunMeasurement) -> str:
 
 def _find_wide_intervals(rows: Sequence[RunMeasurement]) -> Iterator[Finding]:
     """Yield a warning if many measurements have a wide confidence interval."""
-    times = [(row.record.time_us, row) for row in rows if row.record.time_us.p50 > 0]
-    uncertainties = [((time.p50_high - time.p50_low) / 2 / time.p50, row) for time, row in times]
-    wide = sorted((pair for pair in uncertainties if pair[0] > MAX_UNCERTAINTY), key=lambda pair: -pair[0])
-    if not times or len(wide) < MACHINE_FRACTION * len(times):
+    timed = [row for row in rows if row.record.time_us.p50 > 0]
+    ordered = sorted(timed, key=lambda row: -row.record.time_us.uncertainty)
+    wide = [row for row in ordered if row.record.time_us.uncertainty > MAX_UNCERTAINTY]
+    if not timed or len(wide) < MACHINE_FRACTION * len(timed):
         return
-    widest = "; ".join(f"{describe_row(row)}: {_format_median(row)}" for _, row in wide[:_MAX_LISTED])
-    found = f"many medians are uncertain: {len(wide)} of {len(times)} by more than {MAX_UNCERTAINTY:.0%}"
+    widest = "; ".join(f"{describe_row(row)}: {_format_median(row)}" for row in wide[:_MAX_LISTED])
+    found = f"many medians are uncertain: {len(wide)} of {len(timed)} by more than {MAX_UNCERTAINTY:.0%}"
     yield Finding("noise", Severity.WARNING, found, f"widest 95 % intervals: {widest}", _REMEDY)
 
 
@@ -109,7 +108,7 @@ def _find_drift(rows: Sequence[RunMeasurement]) -> Iterator[Finding]:
 
 def _find_short_rows(rows: Sequence[RunMeasurement]) -> Iterator[Finding]:
     """Yield a note if measurements have too few iterations for a 95 % confidence interval."""
-    short = [row for row in rows if median_ranks(len(row.record.samples_us))[1] < CONFIDENCE]
+    short = [row for row in rows if not is_interval_full(row.record.samples_us)]
     if not short:
         return
     found = (

@@ -305,14 +305,14 @@ def test_the_rule_for_a_size_depends_on_the_number_of_ranks(ranks, nbytes, name)
 
 
 @pytest.mark.parametrize(
-    ("second", "tie"), [((10.2, 9.8, 10.6), True), ((11.0, 10.1, 12.0), True), ((11.0, 10.6, 12.0), False)]
+    ("second", "tie"), [((10.2, 9.8, 10.6), True), ((11.0, 10.1, 12.0), False), ((10.4, 10.6, 12.0), False)]
 )
-def test_a_winner_whose_interval_overlaps_that_of_the_next_is_a_tie(second, tie):
+def test_a_tie_is_one_by_the_rule_that_breaks_ties(second, tie):
     timings = (CandidateTiming("ring", 10.0, 9.5, 10.5), CandidateTiming("tree", *second))
     series = TuningSeries(Operation.ALL_REDUCE, 4, BufferKind.HOST, (TuningPoint(8, "2026-01-01", timings),))
     winner = series.find_winner(8, {"ring", "tree"})
     assert winner is not None
-    assert winner.is_uncertain == tie
+    assert winner.has_tie == tie
     alone = series.find_winner(8, {"ring"})
     assert alone is not None
-    assert not alone.is_uncertain
+    assert not alone.has_tie
