@@ -1,7 +1,8 @@
-"""`hpccoll report`: renders result files as one HTML page, and prints the findings.
+"""`hpccoll report`: renders result files as one HTML page, and prints the findings; explains crashes (--crash).
 
 --json writes the findings as records of kind `finding`, in the doctor's format: `area`, `severity` (ok, note, warning,
-problem), `found`, `evidence`, `remedy`, `provides` (always empty) and `hosts` (the affected nodes).
+problem), `found`, `evidence`, `remedy`, `provides` (always empty) and `hosts` (the affected nodes). With --crash, it
+writes one record of kind `crash`.
 """
 
 from __future__ import annotations
@@ -34,25 +35,40 @@ _MAX_TEXT = 300
 
 
 @click.command(epilog="Example: hpccoll report results/*.jsonl -o report.html")
-@click.argument("files", nargs=-1, required=True, metavar="FILE|DIRECTORY...")
+@click.argument("files", nargs=-1, metavar="[FILE|DIRECTORY]...")
 @click.option(
     "-o", "--output", default="report.html", show_default=True, metavar="FILE", help="The HTML page to write."
 )
 @click.option(
     "--machine", metavar="NAME|FILE.toml", help="Machine model for lower bounds; default: fitted to the results."
 )
+@click.option(
+    "--crash", "crash_directory", metavar="DIR", help="Explain a job that hung or crashed, from its recorder files."
+)
 @click.option("--no-bound", is_flag=True, help="Do not compare times with a model's lower bound.")
 @json_option("Write findings as JSON Lines; - for standard output.")
-def report(files: tuple[str, ...], output: str, machine: str | None, no_bound: bool, json_file: str | None) -> int:
+def report(
+    files: tuple[str, ...],
+    output: str,
+    machine: str | None,
+    crash_directory: str | None,
+    no_bound: bool,
+    json_file: str | None,
+) -> int:
     """Write one HTML page from result files: findings, curves, scaling, links between nodes, environment.
 
     FILE is an output of `hpccoll bench`, `hpccoll preflight` or `hpccoll doctor` with --json; DIRECTORY means all
     *.jsonl below it, such as those of a sweep over node counts. The page needs no network and no other file. The
     findings are also printed, or written to --json. Under mpirun one rank makes the page. The exit status is 1 if a
     result in the files is wrong; the page is written all the same.
+
+    With --crash, no page is written. The files of the flight recorder in DIR (HPCCOLL_RECORDER of the job, or
+    /dev/shm) tell which rank made a job hang or crash, and what each rank did last. The job may still run.
     """
     if not is_printing_rank():
         return 0
+    if crash_directory is not None or not files:
+        return _report_crash(files, crash_directory, json_file)
     from hpccoll.measure.results.output_file import explain_write_errors, require_writable
     from hpccoll.report.curves import group_curves
     from hpccoll.report.findings import collect_findings
@@ -78,6 +94,29 @@ def report(files: tuple[str, ...], output: str, machine: str | None, no_bound: b
     if json_file != STDOUT:
         _print_findings(results, findings, output)
     return 1 if any(row.record.wrong for row in results.rows) else 0
+
+
+def _report_crash(files: tuple[str, ...], directory: str | None, json_file: str | None) -> int:
+    """Print why the job hung or crashed whose recorder files are in a directory, or write a record to --json."""
+    if directory is None or files:
+        raise UsageError("give result files, or a directory of recorder files after --crash, but not both")
+    from hpccoll.crash import analyze, format_analysis
+    from hpccoll.report.crash_record import make_crash_record
+    from hpccoll.runtime.job_evidence import make_evidence, observe_processes
+    from hpccoll.runtime.recorder import read_recordings
+
+    found = read_recordings(directory)
+    evidence = make_evidence(found.recordings, observe_processes(found.recordings))
+    analysis = analyze(evidence)
+    with open_json_lines(json_file) as lines:
+        if json_file is not None:
+            lines.write(make_serial_run_record())
+            lines.write(make_crash_record(evidence, analysis, found.problems).as_dict())
+    if json_file != STDOUT:
+        click.echo(format_analysis(evidence, analysis))
+    for problem in found.problems:
+        click.echo(f"# skipped: {problem}", err=True)
+    return 0
 
 
 def _choose_models(results: Results, groups: Sequence[CurveGroup], machine: str | None, no_bound: bool) -> BoundModels:

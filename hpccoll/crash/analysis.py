@@ -98,11 +98,16 @@ def _decide(
 
 
 def _find_dead(job: JobEvidence) -> tuple[int, ...]:
-    """Return the ranks whose processes ended first: the first that another rank noticed, or all that are dead now."""
+    """Return the ranks whose processes ended first: the first that another rank noticed, or all that are dead now.
+
+    If no process is known to be alive, the job has ended, and the dead processes tell nothing.
+    """
     seen = [(each.seen_dead, rank) for rank, each in job.ranks.items() if each.seen_dead is not None]
     if seen:
         return (min(seen)[1],)
-    return tuple(rank for rank, each in sorted(job.ranks.items()) if each.process is ProcessState.DEAD)
+    dead = [rank for rank, each in job.ranks.items() if each.process is ProcessState.DEAD and not each.ending]
+    lives = any(each.process in (ProcessState.ALIVE, ProcessState.STOPPED) for each in job.ranks.values())
+    return tuple(sorted(dead)) if lives else ()
 
 
 def _waits_for_others(job: JobEvidence, graph: WaitGraph, dead: Sequence[int]) -> bool:

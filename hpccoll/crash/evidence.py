@@ -142,3 +142,10 @@ class JobEvidence:
         """Return the ranks of a communicator; if they are unknown, the ranks that made calls on it."""
         known = self.members.get(communicator)
         return known or tuple(rank for rank, each in sorted(self.ranks.items()) if communicator in each.progress)
+
+    def find_age(self, own: RankEvidence) -> float:
+        """Return the seconds since a rank's last call began, if the call has not ended, or ended; 0 without a call."""
+        call = own.last_call
+        if call is None:
+            return 0.0
+        return max(self.end - (call.began if call.ended is None else call.ended), 0.0)

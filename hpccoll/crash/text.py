@@ -10,6 +10,7 @@ from hpccoll.crash.disagreement import OPERATION, Disagreement
 from hpccoll.crash.evidence import CallRecord, JobEvidence, ProcessState, RankEvidence
 
 MOST_LINES: Final = 16  # of ranks with different last calls
+_UNTOLD: Final = ("", "blocking")  # most calls are blocking
 PEERS: Final = {"send": "to", "recv": "from"}
 
 
@@ -44,7 +45,7 @@ def format_ranks(ranks: Sequence[int]) -> str:
 
 def format_call(call: CallRecord) -> str:
     """Return a call as text, such as `call 4 (all_reduce, algorithm ring, count 1000)` or `recv from rank 1`."""
-    details = ", ".join(f"{name} {value}" for name, value in call.details if value)
+    details = ", ".join(f"{name} {value}" for name, value in call.details if value not in _UNTOLD)
     if call.is_message:
         word = PEERS.get(call.operation, "with")
         peer = "any rank" if call.peer is None else f"rank {call.peer}"
@@ -128,7 +129,7 @@ def _list_last_operations(job: JobEvidence) -> Iterator[str]:
     for rank, own in sorted(job.ranks.items()):
         groups.setdefault((_format_last(job, own), _format_state(own)), []).append(rank)
     for (last, state), ranks in list(groups.items())[:MOST_LINES]:
-        ages = sorted(_find_age(job, job.ranks[rank]) for rank in ranks)
+        ages = sorted(job.find_age(job.ranks[rank]) for rank in ranks)
         age = f"{ages[0]:.1f} s" if ages[-1] - ages[0] < 0.1 else f"{ages[0]:.1f} to {ages[-1]:.1f} s"
         verb = "for" if job.ranks[ranks[0]].awaited_calls else "which ended" if job.ranks[ranks[0]].calls else ""
         time = f", {verb} {age}{' ago' if verb == 'which ended' else ''}" if verb else ""
@@ -155,11 +156,3 @@ def _format_state(own: RankEvidence) -> str:
     if own.location:
         words.append(f"at {own.location}")
     return f" [{', '.join(words)}]" if words else ""
-
-
-def _find_age(job: JobEvidence, own: RankEvidence) -> float:
-    """Return the seconds since a rank's last call began, if it is open, or ended."""
-    call = own.last_call
-    if call is None:
-        return 0.0
-    return max(job.end - (call.began if call.ended is None else call.ended), 0.0)

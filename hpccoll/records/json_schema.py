@@ -13,6 +13,7 @@ import msgspec
 
 from hpccoll.records.collective import CollectiveRecord
 from hpccoll.records.common_fields import COMMON_FIELDS
+from hpccoll.records.crash import CrashRecord
 from hpccoll.records.nodes import (
     FindingRecord,
     LabRecord,
@@ -30,6 +31,7 @@ Schema = dict[str, Any]
 _RECORDS: tuple[type[Record], ...] = (
     *(RunRecord, CollectiveRecord, DemoRecord, FindingRecord, PreflightPairRecord, PreflightNodeRecord),
     *(PreflightSummaryRecord, ScalingRecord, TrainStepRecord, TrainSummaryRecord, LabRecord),
+    CrashRecord,
 )
 DEFINITIONS: dict[str, type[Record]] = {
     **{record.kind: record for record in _RECORDS},

@@ -62,7 +62,7 @@ INNER_FLOORS = {  # within a package; a module may import from its own entry and
     "runtime": {
         **{name: (0, name) for name in ("launcher", "backoff", "recorder", "call_state", "joint_failure")},
         **{name: (1, name) for name in ("job", "command", "progress", "arrays", "lowering")},
-        "departures": (1, "departures"),
+        **{name: (1, name) for name in ("departures", "job_evidence")},
         "endings": (2, "endings"),
         **{name: (2, name) for name in ("agreement", "argument_check", "collective_call", "executable", "work")},
         **{name: (3, name) for name in ("arguments", "call_cache", "address_space", "node_memory")},

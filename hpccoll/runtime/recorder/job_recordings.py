@@ -30,10 +30,14 @@ class JobRecordings:
         return tuple(rank for rank in range(self.size) if rank not in present)
 
 
-def read_recordings(directory: str | os.PathLike[str]) -> JobRecordings:
-    """Return the recordings of the latest job in a directory.
+def read_recordings(directory: str | os.PathLike[str], communicator: int | None = None) -> JobRecordings:
+    """Return the recordings of the latest job in a directory, or of the job that has made a communicator.
 
     Recordings belong to one job if they share a communicator. Files that cannot be read are listed as problems.
+
+    Args:
+        directory: the directory of the files.
+        communicator: the id of a communicator of the job; None means the latest job.
 
     Raises:
         RecordingError: the directory cannot be read, or has no readable recorder file.
@@ -55,7 +59,8 @@ def read_recordings(directory: str | os.PathLike[str]) -> JobRecordings:
         found = "; ".join(problems) or f"no file has a name that begins with {FILE_PREFIX}"
         raise RecordingError(f"{directory} has no readable recorder file: {found}; set HPCCOLL_RECORDER before a job")
     jobs = group_by_job(recordings)
-    latest = max(jobs, key=lambda job: max(recording.created_at for recording in job))
+    own = [job for job in jobs if any(communicator in recording.communicators for recording in job)]
+    latest = max(own or jobs, key=lambda job: max(recording.created_at for recording in job))
     by_rank = {recording.rank: recording for recording in sorted(latest, key=lambda each: each.created_at)}
     if len(jobs) > 1:
         others = len(recordings) - len(latest)

@@ -14,6 +14,7 @@ from zlib import crc32
 from hpccoll.errors import RecordingError
 from hpccoll.runtime.recorder import layout
 from hpccoll.runtime.recorder.layout import CallKind, parse_ranks
+from hpccoll.runtime.recorder.process_notes import ProcessNotes, parse_notes
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +125,7 @@ class Recording:
         ending: how the program of the rank ended, such as `exit`; empty if the process was killed or still runs.
         calls: the latest calls, in the order in which they began.
         lost: the number of older calls whose entries were overwritten.
+        notes: signs of life of the process, and what it saw of other ranks' processes.
     """
 
     path: str
@@ -138,6 +140,7 @@ class Recording:
     communicators: Mapping[int, RecordedCommunicator]
     calls: tuple[RecordedCall, ...]
     lost: int
+    notes: ProcessNotes
 
     def to_global(self, clock_ns: int) -> float:
         """Return a time of the rank's monotonic clock as a global time in seconds; as time of day if none is known."""
@@ -181,7 +184,7 @@ def parse_recording(contents: bytes, path: str) -> Recording:
     return Recording(
         path, rank, size, host.rstrip(b"\0").decode(errors="replace"), pid, created_ns, created_at_ns * 1e-9,
         _parse_clock(contents), _parse_ending(contents), communicators, tuple(calls),
-        lost=calls[0].serial - 1 if calls else 0,
+        calls[0].serial - 1 if calls else 0, parse_notes(contents),
     )  # fmt: skip
 
 

@@ -240,7 +240,37 @@ def recorded():
     return {(line["kind"], *sorted(line)): (name, line) for name, line in lines if line["kind"] in kinds}
 
 
+OPERATION = {"communicator": "7", "number": 4, "operation": "barrier", "arguments": {"root": "0"}, "finished": False}
 EXAMPLES = {
+    "crash": {
+        "ranks": 2,
+        "missing": [],
+        "reason": "mismatch",
+        "guilty": [1],
+        "suspects": [],
+        "call": OPERATION,
+        "arrived": [0],
+        "absent": [1],
+        "disagreement": {
+            "communicator": "7",
+            "number": 4,
+            "differing": ["operation"],
+            "groups": [{"ranks": [0], "call": OPERATION}, {"ranks": [1], "call": OPERATION}],
+        },
+        "states": [
+            {
+                "rank": 0,
+                "host": "a",
+                "pid": 1,
+                "process": "alive",
+                "ending": "",
+                "location": "",
+                "last": None,
+                "since_s": 0.5,
+            }
+        ],
+        "problems": [],
+    },
     "demo": {"name": "ring", "ranks": 2, "op": None, "algorithm": None, "before": {"x": [1, 2]}, "after": {}},
     "finding": {
         "area": "mpi",

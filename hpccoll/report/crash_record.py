@@ -1,0 +1,52 @@
+"""Turns the analysis of a crashed job into a record of kind `crash`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hpccoll.crash import CallRecord, CrashAnalysis, Disagreement, JobEvidence, RankEvidence
+from hpccoll.records import CallGroup, CrashRecord, FirstDisagreement, RankState, RecordedOperation
+
+
+def make_crash_record(job: JobEvidence, analysis: CrashAnalysis, problems: Sequence[str]) -> CrashRecord:
+    """Return the record of an analysis; `problems` lists the files that were not analyzed."""
+    return CrashRecord(
+        ranks=job.size,
+        missing=job.missing,
+        reason=analysis.reason.value,
+        guilty=analysis.guilty,
+        suspects=analysis.suspects,
+        call=None if analysis.call is None else _describe_call(analysis.call),
+        arrived=analysis.arrived,
+        absent=analysis.absent,
+        disagreement=None if analysis.disagreement is None else _describe_disagreement(analysis.disagreement),
+        states=tuple(_describe_rank(job, each) for _, each in sorted(job.ranks.items())),
+        problems=tuple(problems),
+    )
+
+
+def _describe_call(call: CallRecord) -> RecordedOperation:
+    """Return a call as part of a record."""
+    arguments = dict(call.details) | ({} if call.peer is None else {"peer": str(call.peer)})
+    return RecordedOperation(call.communicator, call.number, call.operation, arguments, call.ended is not None)
+
+
+def _describe_disagreement(found: Disagreement) -> FirstDisagreement:
+    """Return a disagreement as part of a record."""
+    groups = tuple(CallGroup(ranks, _describe_call(call)) for ranks, call in found.groups)
+    return FirstDisagreement(found.communicator, found.number, found.differing, groups)
+
+
+def _describe_rank(job: JobEvidence, own: RankEvidence) -> RankState:
+    """Return the last operation of a rank as part of a record."""
+    last = own.last_call
+    return RankState(
+        rank=own.rank,
+        host=own.host,
+        pid=own.pid,
+        process=own.process.value,
+        ending=own.ending,
+        location=own.location,
+        last=None if last is None else _describe_call(last),
+        since_s=job.find_age(own),
+    )

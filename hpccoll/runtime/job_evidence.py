@@ -1,0 +1,159 @@
+"""Makes the input of the crash analysis (hpccoll/crash) from the recorder files of a job's ranks.
+
+Times of ranks of one host are compared by the host's monotonic clock. Times of different hosts are compared by the
+global clock if every rank has recorded how its clock maps to the global clock, or else by the time of day.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from typing import Final, TypeAlias
+
+from hpccoll.crash import CallRecord, JobEvidence, ProcessState, RankEvidence
+from hpccoll.runtime.recorder import CallKind, RecordedCall, RecordedCommunicator, Recording
+from hpccoll.runtime.recorder.process_notes import ObservedState
+
+SILENT_S: Final = 2.5  # without a sign of life, which ranks write twice per second
+_STOPPED: Final = "Tt"  # states in /proc/PID/stat: stopped by a signal, by a debugger
+_DEAD: Final = "ZXx"
+Clock: TypeAlias = Callable[[int], float]
+
+
+def make_evidence(recordings: Iterable[Recording], states: Mapping[int, ProcessState] | None = None) -> JobEvidence:
+    """Return the evidence in the recordings of a job.
+
+    Args:
+        recordings: the recordings, one per rank.
+        states: the states of processes, by rank, if they are known; None after the end of the job.
+    """
+    by_rank = {recording.rank: recording for recording in recordings}
+    clocks = _choose_clocks(by_rank)
+    known = dict(states) if states is not None else _infer_states(by_rank, clocks)
+    members = _collect_members(by_rank)
+    seen_dead = _collect_deaths(by_rank, clocks)
+    ranks = {
+        rank: RankEvidence(
+            rank,
+            recording.host,
+            recording.pid,
+            tuple(_translate(call, recording.communicators, clocks[rank]) for call in recording.calls),
+            recording.lost > 0,
+            known.get(rank, ProcessState.UNKNOWN),
+            recording.ending,
+            recording.notes.location,
+            seen_dead.get(rank),
+        )
+        for rank, recording in by_rank.items()
+    }
+    size = max((recording.size for recording in by_rank.values()), default=0)
+    latest = max((clocks[rank](_get_last_sign(each)) for rank, each in by_rank.items()), default=0.0)
+    now = max((clocks[rank](time.monotonic_ns()) for rank in by_rank if states is not None), default=latest)
+    return JobEvidence(size, ranks, members, now)
+
+
+def observe_process(recording: Recording) -> ProcessState:
+    """Return the state of the process of a recording that was made on this host, now."""
+    try:
+        with open(f"/proc/{recording.pid}/maps", encoding="utf-8", errors="replace") as maps:  # noqa: PTH123 - fast
+            is_same = recording.path in maps.read()
+        with open(f"/proc/{recording.pid}/stat", encoding="utf-8", errors="replace") as status:  # noqa: PTH123
+            state = status.read().rpartition(") ")[2][:1]
+    except OSError:
+        return ProcessState.UNKNOWN if os.path.exists(f"/proc/{recording.pid}") else ProcessState.DEAD  # noqa: PTH110
+    if state in _DEAD or not is_same:
+        return ProcessState.DEAD
+    return ProcessState.STOPPED if state in _STOPPED else ProcessState.ALIVE
+
+
+def observe_processes(recordings: Iterable[Recording]) -> dict[int, ProcessState] | None:
+    """Return the states of the processes of recordings of this host, by rank; None if all of them have ended."""
+    host = os.uname().nodename
+    states = {recording.rank: observe_process(recording) for recording in recordings if recording.host == host}
+    return states if {ProcessState.ALIVE, ProcessState.STOPPED} & set(states.values()) else None
+
+
+def _choose_clocks(by_rank: Mapping[int, Recording]) -> dict[int, Clock]:
+    """Return for each rank a function that maps its monotonic clock (ns) to seconds on one clock for all ranks."""
+    if by_rank and all(recording.clock is not None for recording in by_rank.values()):
+        return {rank: recording.to_global for rank, recording in by_rank.items()}
+    offsets: dict[str, float] = {}
+    for recording in by_rank.values():
+        offsets.setdefault(recording.host, recording.created_at - recording.created_ns * 1e-9)
+    return {rank: _bind_clock(offsets[recording.host]) for rank, recording in by_rank.items()}
+
+
+def _bind_clock(offset_s: float) -> Clock:
+    """Return a function that adds an offset to a time in nanoseconds."""
+    return lambda clock_ns: clock_ns * 1e-9 + offset_s
+
+
+def _collect_members(by_rank: Mapping[int, Recording]) -> dict[str, tuple[int, ...]]:
+    """Return the ranks in MPI.COMM_WORLD of each communicator, as far as a recording lists them."""
+    communicators = [each for recording in by_rank.values() for each in recording.communicators.values()]
+    return {_name(each.id): each.members for each in communicators if each.members is not None}
+
+
+def _collect_deaths(by_rank: Mapping[int, Recording], clocks: Mapping[int, Clock]) -> dict[int, float]:
+    """Return when other ranks first saw ranks dead that did not end by themselves, and before a rank ended the job."""
+    ends = [clocks[rank](each.notes.ended_job_ns) for rank, each in by_rank.items() if each.notes.ended_job_ns]
+    deaths: dict[int, float] = {}
+    for observer, recording in by_rank.items():
+        for seen in recording.notes.observations:
+            at, own = clocks[observer](seen.time_ns), by_rank.get(seen.rank)
+            by_itself = own is not None and bool(own.ending)
+            if seen.state is ObservedState.DEAD and not by_itself and at < min(ends, default=at + 1):
+                deaths[seen.rank] = min(at, deaths.get(seen.rank, at))
+    return deaths
+
+
+def _infer_states(by_rank: Mapping[int, Recording], clocks: Mapping[int, Clock]) -> dict[int, ProcessState]:
+    """Return the ranks that were stopped when the job ended: others saw it, or their signs of life ended before."""
+    signs = {rank: clocks[rank](each.notes.alive_ns) for rank, each in by_rank.items() if each.notes.alive_ns}
+    latest = max(signs.values(), default=0.0)
+    silent = {rank for rank, sign in signs.items() if latest - sign > SILENT_S and not by_rank[rank].ending}
+    seen = [each for recording in by_rank.values() for each in recording.notes.observations]
+    silent |= {each.rank for each in seen if each.state is ObservedState.STOPPED}
+    return dict.fromkeys(silent, ProcessState.STOPPED)
+
+
+def _get_last_sign(recording: Recording) -> int:
+    """Return the monotonic time of the last event in a recording."""
+    events = [each.ended_ns or each.begun_ns for each in recording.calls[-1:]]
+    return max(recording.created_ns, recording.notes.alive_ns or 0, *events)
+
+
+def _translate(call: RecordedCall, communicators: Mapping[int, RecordedCommunicator], clock: Clock) -> CallRecord:
+    """Return a recorded call as input of the analysis."""
+    communicator = communicators.get(call.communicator)
+    peer = call.peer
+    if peer is not None and communicator is not None and communicator.members is not None:
+        with suppress(IndexError):
+            peer = communicator.members[peer]
+    is_message = call.kind in (CallKind.SEND, CallKind.RECEIVE)
+    values = (
+        ("algorithm", call.algorithm),
+        ("count", str(call.count) if call.dtype else ""),
+        ("dtype", call.dtype),
+        ("reduction", call.reduction),
+        ("root", "" if call.root is None else str(call.root)),
+        ("form", "" if is_message else "asynchronous" if call.asynchronous else "blocking"),
+    )
+    return CallRecord(
+        _name(call.communicator),
+        0 if is_message else call.number,
+        call.operation,
+        tuple((name, value) for name, value in values if value),
+        clock(call.begun_ns),
+        None if call.ended_ns is None else clock(call.ended_ns),
+        peer,
+        call.round,
+        call.is_waited_for,
+    )
+
+
+def _name(communicator: int) -> str:
+    """Return the identifier of a communicator as people read it."""
+    return f"{communicator:x}"

@@ -1,0 +1,97 @@
+"""Notes about the processes of a job, in the header of a recorder file: signs of life, and states of other ranks.
+
+A thread of the rank writes the notes (watchdog.py). They tell, after a crash, when the rank was last alive, which line
+of the program it executed then, which other ranks it saw end, and whether it ended the job itself.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final
+
+NOTES_AT: Final = 2048  # in the header, behind the string that tells how the program ended
+# Monotonic times (ns): the last sign of life, and the moment at which the rank began to end the job; 0 if never.
+NOTES: Final = struct.Struct("<qq")
+LOCATION_AT: Final = NOTES_AT + 16
+LOCATION_LENGTH: Final = struct.Struct("<I")
+LOCATION_BYTES: Final = 500
+OBSERVATIONS_AT: Final = 3072
+OBSERVATION: Final = struct.Struct("<qii")  # monotonic time (ns; 0: no observation), observed rank, state
+OBSERVATIONS: Final = 32
+
+
+class ObservedState(IntEnum):
+    """The state in which a rank saw the process of another rank."""
+
+    DEAD = 1
+    STOPPED = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """The state in which a rank saw the process of the rank `rank` at a monotonic time."""
+
+    time_ns: int
+    rank: int
+    state: ObservedState
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessNotes:
+    """The notes in a recorder file.
+
+    Attributes:
+        alive_ns: the last sign of life; None if there is none, as in a job of one rank.
+        ended_job_ns: when the rank began to end the job; None if it did not.
+        location: the line of the program that the rank executed at the last sign of life.
+        observations: what the rank saw of other ranks' processes.
+    """
+
+    alive_ns: int | None = None
+    ended_job_ns: int | None = None
+    location: str = ""
+    observations: tuple[Observation, ...] = ()
+
+
+class NotesWriter:
+    """Writes the notes of this process into the mapped memory of its recorder file."""
+
+    def __init__(self, memory: mmap.mmap) -> None:
+        self._memory, self._observed = memory, 0
+
+    def write_sign_of_life(self, now_ns: int, location: str) -> None:
+        """Record that this process is alive, and the line of the program that it executes."""
+        text = location.encode()[:LOCATION_BYTES]
+        begin = LOCATION_AT + LOCATION_LENGTH.size
+        LOCATION_LENGTH.pack_into(self._memory, LOCATION_AT, 0)  # no reader sees a part of the old and the new line
+        self._memory[begin : begin + len(text)] = text
+        LOCATION_LENGTH.pack_into(self._memory, LOCATION_AT, len(text))
+        struct.pack_into("<q", self._memory, NOTES_AT, now_ns)
+
+    def write_end_of_job(self, now_ns: int) -> None:
+        """Record that this rank ends the job now, so that the other ranks' processes will end."""
+        struct.pack_into("<q", self._memory, NOTES_AT + 8, now_ns)
+
+    def observe(self, now_ns: int, rank: int, state: ObservedState) -> None:
+        """Record the state in which this rank sees another rank's process; only the first 32 observations are kept."""
+        if self._observed < OBSERVATIONS:
+            at = OBSERVATIONS_AT + self._observed * OBSERVATION.size
+            OBSERVATION.pack_into(self._memory, at, now_ns, rank, state)
+            self._observed += 1
+
+
+def parse_notes(contents: bytes) -> ProcessNotes:
+    """Return the notes in the contents of a recorder file."""
+    alive, ended_job = NOTES.unpack_from(contents, NOTES_AT)
+    (length,) = LOCATION_LENGTH.unpack_from(contents, LOCATION_AT)
+    begin = LOCATION_AT + LOCATION_LENGTH.size
+    location = contents[begin : begin + min(length, LOCATION_BYTES)].decode(errors="replace")
+    observations = []
+    for index in range(OBSERVATIONS):
+        time_ns, rank, state = OBSERVATION.unpack_from(contents, OBSERVATIONS_AT + index * OBSERVATION.size)
+        if time_ns > 0 and state in tuple(ObservedState):
+            observations.append(Observation(time_ns, rank, ObservedState(state)))
+    return ProcessNotes(alive or None, ended_job or None, location, tuple(observations))
