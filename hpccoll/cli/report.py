@@ -69,6 +69,11 @@ def report(
         return 0
     if crash_directory is not None or not files:
         return _report_crash(files, crash_directory, json_file)
+    return _write_page(files, output, machine, no_bound, json_file)
+
+
+def _write_page(files: tuple[str, ...], output: str, machine: str | None, no_bound: bool, json_file: str | None) -> int:
+    """Write the page and the findings; return the exit status."""
     from hpccoll.measure.results.output_file import explain_write_errors, require_writable
     from hpccoll.report.curves import group_curves
     from hpccoll.report.findings import collect_findings
