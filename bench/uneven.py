@@ -1,7 +1,7 @@
 """Compare `auto` with mpi4py for blocks of different sizes, for scans, and for a reduction by a user's function.
 
-The block of rank r has r + 1 parts of the message; in an all_to_all the block from rank i for rank j has (i + j) mod n
-+ 1 parts. Both libraries use the same arrays in every call, and mpi4py's arguments are made once.
+The block of rank r has r + 1 parts of the message, in whole elements; in an all_to_all the block from rank i for rank j
+has (i + j) mod n + 1 parts. Both libraries use the same arrays in every call, and mpi4py's arguments are made once.
 
     mpirun -n 2 python bench/uneven.py --json uneven.jsonl
 """
@@ -63,7 +63,8 @@ def make_case(bench: Bench, operation: Operation, nbytes: int) -> Case:
         return compare(operation.value, nbytes, theirs, partial(call, x, out=out), prepared, out)
     matrix = np.array([[(i + j) % n + 1 for j in range(n)] for i in range(n)])
     parts = matrix if operation is Operation.ALL_TO_ALL else np.arange(1, n + 1)
-    sizes = parts * total // parts.sum(axis=-1, keepdims=True)
+    ends = parts.cumsum(axis=-1) * total // parts.sum(axis=-1, keepdims=True)
+    sizes = np.diff(ends, axis=-1, prepend=0)
     sent = sizes[rank].tolist() if operation is Operation.ALL_TO_ALL else sizes.tolist()
     received = sizes[:, rank].tolist() if operation is Operation.ALL_TO_ALL else sent
     gathers = operation in (Operation.ALL_GATHER, Operation.GATHER)

@@ -10,13 +10,13 @@ import weakref
 from dataclasses import replace
 from inspect import isfunction
 from operator import index
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy import ndarray
 
 from hpccoll.communicator.adapted_arguments import adapt_arguments
-from hpccoll.communicator.array_types import AlgorithmLike, BlockCounts
+from hpccoll.communicator.array_types import AlgorithmLike
 from hpccoll.communicator.scalars import SCALARS, encode_dtype, find_common_dtype
 from hpccoll.errors import BufferError, UsageError
 from hpccoll.plan import Operation
@@ -38,6 +38,10 @@ from hpccoll.selection import MPI_LIBRARY
 
 if TYPE_CHECKING:
     from mpi4py import MPI
+
+
+_SCATTER: Final = Operation.SCATTER  # a look-up in an Enum takes 50 ns longer than a global name
+_GATHER: Final = Operation.GATHER
 
 
 class CommunicatorBase:
@@ -144,35 +148,61 @@ class CommunicatorBase:
         root: Any,
         algorithm: AlgorithmLike,
         async_op: bool,
-        counts: BlockCounts,
-        out_counts: BlockCounts | None = None,
+        counts: Any,
+        out_counts: Any = None,
     ) -> Any:
         """Run a collective on blocks of different sizes; `counts` and `out_counts` are those of `all_to_all`."""
         if type(op) is not str:
             op = normalize_reduction(op)
-        rows: Any = counts, out_counts
+        # `first` is the input, or the output of a rank without input; `second` is None there and without an output.
+        first, second, has_result = x, out, True
+        if operation is _SCATTER and self.rank != root:
+            first, second = out, None
+        elif operation is _GATHER and self.rank != root:
+            second, has_result = None, False
+        sent, received = counts, out_counts
         try:
-            sent = counts if type(counts) is tuple else tuple(counts)
-            received = out_counts if out_counts is None or type(out_counts) is tuple else tuple(out_counts)
-            key: Any = (operation, id(x), id(out), op, root, algorithm, rows := (sent, received))
-            is_cached = key in self._cached_calls
+            sent, received = tuple(counts), None if out_counts is None else tuple(out_counts)
+            key: Any = (operation, id(first), id(second), op, root, algorithm, sent, received)
+            cached: Any = None if async_op else self._cached_calls.get(key)
         except TypeError:  # `_check` raises an error that explains the wrong counts
-            is_cached, key = False, None
-        arrays = (out, None) if x is None else (x, out)  # only the root of a scatter has an input
-        executable = self._cache.find_by_array(key, *arrays) if is_cached and not async_op else None
-        has_result = operation is not Operation.GATHER or self.rank == root
-        if executable is not None:
-            executable()
-            return out if has_result else None
-        call = self._check("async" if async_op else "blocking", operation, x, out, op, root, algorithm, rows)
+            key = cached = None
+        if cached is not None:
+            executable, (dtype, storage, _), other = cached
+            is_same = storage is None and first.dtype is dtype  # a NumPy array keeps its memory
+            if not is_same or not executable.live or (other and (other[1] or second.dtype is not other[0])):
+                executable = self._cache.find_by_array(key, first, second)
+            if executable is not None:
+                executable()
+                return (first if second is None else second) if has_result else None
+        request = operation, first, second, op, root, algorithm, (sent, received)
+        return self._bind_uneven(request, x, out, key, async_op, out is not None or not has_result)
+
+    def _bind_uneven(self, request: Any, x: Any, out: Any, key: Any, async_op: bool, is_fixed: bool) -> Any:
+        """Run a collective with counts that has no cached executable; bind it if its arrays were used before.
+
+        Args:
+            request: the arguments of `UnboundCollectives.find_uneven`.
+            key: the key of the executable in the call cache; None if the counts are wrong.
+            is_fixed: whether the user passes the output, or there is none.
+        """
+        operation, first, second, op, root, algorithm, rows = request
         if async_op:
+            call = self._check("async", operation, x, out, op, root, algorithm, rows)
             return Work(self.rank, self._engine.progress, self._engine.start(call), call.value, call.finish)
-        executable = self._engine.run(call)
+        unbound = None if key is None else self._unbound.find_uneven(*request)
+        if unbound is not None and not (is_fixed and self._cache.is_due(key) and not self._in_flight):
+            return unbound(first, second)
+        call = self._check("blocking", operation, x, out, op, root, algorithm, rows)
+        executable = self._engine.run(call, again=unbound is not None)
         if call.finish is not None:
             return call.finish(call.value)
-        is_fixed = (out is not None or not has_result) and (x is None or is_plain(x))
-        if self._argument_check is None and executable is not None and is_fixed:
-            self._cache.add_by_array(key, executable, *arrays)
+        if self._argument_check is None and key is not None:
+            if executable is not None and is_fixed and is_plain(first):
+                self._cache.add_by_array(key, executable, first, second)
+            if unbound is None:
+                self._engine.remember(call, first, second, op, algorithm, rows)
+                self._cache.is_due(key)
         return call.value
 
     def _require_open(self) -> None:

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, overload
+from typing import Any, Final, Literal, overload
 
 from hpccoll.communicator.array_types import AlgorithmLike, ArrayT, BlockCounts, Rank
 from hpccoll.communicator.base import CommunicatorBase
 from hpccoll.plan import Operation
 from hpccoll.runtime.arguments import SUM
 from hpccoll.runtime.work import Work
+
+# A look-up in an Enum takes 50 ns longer than that of a global name.
+_ALL_GATHER: Final = Operation.ALL_GATHER
+_ALL_TO_ALL: Final = Operation.ALL_TO_ALL
+_GATHER: Final = Operation.GATHER
+_SCATTER: Final = Operation.SCATTER
 
 
 class DataMovementMethods(CommunicatorBase):
@@ -116,7 +122,7 @@ class DataMovementMethods(CommunicatorBase):
             True
         """
         if counts is not None:
-            return self._uneven(Operation.ALL_GATHER, x, out, SUM, 0, algorithm, async_op, counts)
+            return self._uneven(_ALL_GATHER, x, out, SUM, 0, algorithm, async_op, counts)
         return self._collective(Operation.ALL_GATHER, x, out, SUM, 0, algorithm, async_op)
 
     @overload
@@ -199,7 +205,7 @@ class DataMovementMethods(CommunicatorBase):
             True
         """
         if counts is not None:
-            return self._uneven(Operation.GATHER, x, out, SUM, root, algorithm, async_op, counts)
+            return self._uneven(_GATHER, x, out, SUM, root, algorithm, async_op, counts)
         return self._collective(Operation.GATHER, x, out, SUM, root, algorithm, async_op)
 
     @overload
@@ -270,7 +276,7 @@ class DataMovementMethods(CommunicatorBase):
             True
         """
         if counts is not None:
-            return self._uneven(Operation.SCATTER, x, out, SUM, root, algorithm, async_op, counts)
+            return self._uneven(_SCATTER, x, out, SUM, root, algorithm, async_op, counts)
         return self._collective(Operation.SCATTER, x, out, SUM, root, algorithm, async_op)
 
     @overload
@@ -359,7 +365,7 @@ class DataMovementMethods(CommunicatorBase):
         """
         if counts is not None or out_counts is not None:
             both: Any = counts, out_counts
-            return self._uneven(Operation.ALL_TO_ALL, x, out, SUM, 0, algorithm, async_op, *both)
+            return self._uneven(_ALL_TO_ALL, x, out, SUM, 0, algorithm, async_op, *both)
         return self._collective(Operation.ALL_TO_ALL, x, out, SUM, 0, algorithm, async_op)
 
     @overload

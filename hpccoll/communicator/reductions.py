@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, overload
+from typing import Any, Final, Literal, overload
 
 from hpccoll.communicator.array_types import AlgorithmLike, Array, ArrayT, BlockCounts, Rank, ReduceOp, ValueT
 from hpccoll.communicator.base import CommunicatorBase
 from hpccoll.plan import Operation
 from hpccoll.runtime.arguments import SUM
 from hpccoll.runtime.work import Work
+
+# A look-up in an Enum takes 50 ns longer than that of a global name.
+_REDUCE_SCATTER: Final = Operation.REDUCE_SCATTER
 
 
 class ReductionMethods(CommunicatorBase):
@@ -207,5 +210,5 @@ class ReductionMethods(CommunicatorBase):
             array([[1., 1., 1.]])
         """
         if counts is not None:
-            return self._uneven(Operation.REDUCE_SCATTER, x, out, op, 0, algorithm, async_op, counts)
+            return self._uneven(_REDUCE_SCATTER, x, out, op, 0, algorithm, async_op, counts)
         return self._collective(Operation.REDUCE_SCATTER, x, out, op, 0, algorithm, async_op)

@@ -179,8 +179,8 @@ def _check_uneven_arrays(
         raise UsageError(f"{operation.value} has no blocks per rank; leave out counts")
     if counts[1] is not None and operation is not Operation.ALL_TO_ALL:
         raise UsageError(f"{operation.value}: only an all_to_all takes out_counts; pass counts alone")
-    rows = _parse_counts(operation, "counts", counts[0], n)
-    taken = _parse_counts(operation, "out_counts", counts[1], n) if operation is Operation.ALL_TO_ALL else ()
+    rows = parse_counts(operation, "counts", counts[0], n)
+    taken = parse_counts(operation, "out_counts", counts[1], n) if operation is Operation.ALL_TO_ALL else ()
     total, own = sum(rows), rows[rank]
     if operation is Operation.SCATTER and rank != root:
         if out is None:
@@ -199,7 +199,7 @@ def _check_uneven_arrays(
     return _with_result(operation, x, source, out, shape, count, math.prod(shape))
 
 
-def _parse_counts(operation: Operation, name: str, counts: Any, n: int) -> tuple[int, ...]:
+def parse_counts(operation: Operation, name: str, counts: Any, n: int) -> tuple[int, ...]:
     """Return the numbers of rows of n blocks; raise UsageError unless they are n integers that are not negative."""
     try:
         rows = tuple(index(count) for count in counts)

@@ -29,6 +29,7 @@ from mpi4py import MPI
 from hpccoll.algorithms import Algorithm, get_algorithm, list_algorithm_names
 from hpccoll.errors import ReductionError, UsageError
 from hpccoll.plan import Count, Operation
+from hpccoll.runtime.arguments import BlockCounts
 from hpccoll.runtime.arrays import ArrayModule, ScratchPool
 from hpccoll.runtime.call_cache import CallCache
 from hpccoll.runtime.call_state import CallState, WaitReason
@@ -84,7 +85,13 @@ class Engine:
         self._selector = Selector(comm.size, layout.nodes, comm.bcast(table))
         self._log = make_selection_log(comm.rank, comm.size)
         self.unbound = UnboundCollectives(
-            self.cache.by_kind, self.library, self.progress, self.size, self.select, self._make_unbound_program
+            self.cache.by_kind,
+            self.library,
+            self.progress,
+            self.size,
+            self.rank,
+            self.select,
+            self._make_unbound_program,
         )
         # Operations in flight keep the communicator alive, because a collected communicator frees its engine.
         self.get_owner: Callable[[], object] = lambda: None
@@ -348,13 +355,15 @@ class Engine:
 
         return SharedMemoryExecutable(context, call, selection, scratch)
 
-    def remember(self, call: CollectiveCall, x: Any, out: Any, op: Any, algorithm: Any) -> None:
+    def remember(
+        self, call: CollectiveCall, x: Any, out: Any, op: Any, algorithm: Any, counts: BlockCounts | None = None
+    ) -> None:
         """Let later blocking calls of the same kind as `call` (see unbound.py) skip argument checks and binding.
 
         With a selection log, which lists the size of every message, every call must go through `select` instead.
         """
         if self._log is None:
-            self.unbound.add(call, x, out, op, algorithm)
+            self.unbound.add(call, x, out, op, algorithm, counts)
 
     def _make_unbound_program(self, call: CollectiveCall, selection: Selection) -> UnboundProgram | None:
         """Return a program of a selected plan that runs on any host arrays; None if a run needs an executable."""

@@ -7,10 +7,15 @@ that are in no symmetric buffer. If `auto` selects the MPI library's own collect
 leading bits, for which the selection is the same, find an `UnboundCollective` too. On NumPy arrays that own their
 memory, such a call is one Python function around MPI's own function (`UnboundCollective.direct`), because such arrays
 are in no symmetric buffer, and two of them never overlap.
+
+Calls on blocks of different sizes are of one kind if they also agree in the shape of the input and in all counts. If
+the MPI library's own collective is selected, calls with other counts find an `UnboundCollective` too, because only the
+sum of all counts affects the selection, and nothing does in an all_to_all.
 """
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable
 from copy import copy
@@ -19,12 +24,13 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 from mpi4py import MPI
 
-from hpccoll.plan import Operation
-from hpccoll.runtime.arguments import empty_like, output_shape
+from hpccoll.errors import UsageError
+from hpccoll.plan import Count, Operation
+from hpccoll.runtime.arguments import BlockCounts, empty_like, output_shape, parse_counts
 from hpccoll.runtime.arrays import NUMPY
 from hpccoll.runtime.collective_call import CollectiveCall
 from hpccoll.runtime.executable import UnboundProgram
-from hpccoll.runtime.messages.mpi_calls import METHODS, get_datatype, order_arguments
+from hpccoll.runtime.messages.mpi_calls import get_datatype, get_method, order_arguments, specify_counts
 from hpccoll.runtime.messages.mpi_collectives import MpiCollectives
 from hpccoll.runtime.node_memory.symmetric import buffer_registry
 from hpccoll.runtime.plain_arrays import as_mpi_buffer, flatten, get_address, is_plain, overlap
@@ -38,6 +44,8 @@ SPLITS: Final = (Operation.REDUCE_SCATTER, Operation.ALL_TO_ALL)
 _WITHOUT_INPUT: Final = (Operation.BARRIER, Operation.SCATTER)  # some ranks pass no array
 # Operation, dtype, bytes of the input, reduction, root, algorithm, and whether the user passes no output.
 Kind: TypeAlias = tuple[Operation, Any, int, Any, int, Any, bool]
+# Operation, dtype, shape, reduction, root, algorithm, whether the user passes no output, and the rows of each block.
+UnevenKind: TypeAlias = tuple[Operation, Any, tuple[int, ...], Any, int, Any, bool, BlockCounts]
 _SOURCE, _RESULT = object(), object()  # stand for mpi4py's specifications of input and output
 
 
@@ -57,10 +65,11 @@ class UnboundCollective(ABC):
         self._in_place = call.source is None or call.source is call.result
         self._has_result, self._divides = call.result is not None, call.reduction.divides
         self._returns_none = call.operation is Operation.GATHER and not self._has_result
-        self._splits = call.operation in SPLITS
-        # The output has `_multiple / _divisor` times the bytes of the input.
-        self._multiple = ranks if call.operation in GATHERS else 1
-        self._divisor = ranks if call.operation is Operation.REDUCE_SCATTER else 1
+        self.is_uneven = not isinstance(call.count, int)
+        self._splits = call.operation in SPLITS and not self.is_uneven
+        buffer = call.source or call.result
+        self.nbytes, self.result_nbytes = buffer.nbytes if buffer else 0, call.result.nbytes if call.result else 0
+        self.result_shape = call.result.shape if self.is_uneven and call.result else None
 
     def is_direct(self, x: np.ndarray[Any, Any], out: Any) -> bool:
         """Whether `direct` can carry out a call of this kind, given that no plan is in flight."""
@@ -72,7 +81,7 @@ class UnboundCollective(ABC):
         if type(out) is not np.ndarray or out.dtype is not x.dtype or out is x:
             return False
         flags = out.flags
-        return flags.owndata and flags.carray and out.nbytes * self._divisor == x.nbytes * self._multiple
+        return flags.owndata and flags.carray and out.nbytes == self.result_nbytes
 
     @abstractmethod
     def accepts(self, x: Any, out: Any) -> bool:
@@ -90,14 +99,15 @@ class UnboundCollective(ABC):
             return False
         if self._symmetric.starts and self._symmetric.find(get_address(out)):
             return False
-        return bool(out.nbytes * self._divisor == x.nbytes * self._multiple)
+        return bool(out.nbytes == self.result_nbytes)
 
     def __call__(self, x: Any, out: Any) -> Any:
         """Carry out a call for which `accepts` is true, and return the call's result for the user."""
         if self._in_place:
             result = x
         elif out is None and self._has_result:
-            result = out = empty_like(x, output_shape(self._operation, tuple(x.shape), self._ranks))
+            shape = self.result_shape or output_shape(self._operation, tuple(x.shape), self._ranks)
+            result = out = empty_like(x, shape)
         else:
             result = out if self._has_result else None
         try:
@@ -114,61 +124,69 @@ class UnboundCollective(ABC):
 
 
 class UnboundLibraryCollective(UnboundCollective):
-    """Carries out calls of one kind by the MPI library's own collective."""
+    """Carries out calls of one kind by the MPI library's own collective.
 
-    def __init__(self, call: CollectiveCall, ranks: int, library: MpiCollectives) -> None:
+    Args:
+        rank: this rank, whose block is the input or output where each rank has one block.
+    """
+
+    def __init__(self, call: CollectiveCall, ranks: int, rank: int, library: MpiCollectives) -> None:
         super().__init__(call, ranks)
-        self._library, self._method, self.count = library, METHODS[call.operation], call.count
+        self._library, self._method, self._rank = library, get_method(call.operation, call.count), rank
         self._datatype = get_datatype(call.operation, call.dtype, call.reduction)
-        source, result = _SOURCE if call.source else None, _RESULT if call.result else None
-        op = library.ops.get(call.dtype, call.reduction) if call.operation.reduces else None
-        self._arguments = order_arguments(call.operation, source, result, op, call.root, self._in_place)
-        self._source_at, self._result_at = (
-            self._arguments.index(each) if each in self._arguments else -1 for each in (_SOURCE, _RESULT)
-        )
-        self.direct = self.bind_direct()
+        self._op = library.ops.get(call.dtype, call.reduction) if call.operation.reduces else None
+        self._root, self._has_source = call.root, call.source is not None
+        self.set_count(call.count)
 
     accepts = UnboundCollective.fits
 
     def resize(self, nbytes: int) -> UnboundLibraryCollective:
         """Return the same for inputs of `nbytes` bytes."""
         other = copy(self)
-        other.count = nbytes // (self._dtype.itemsize * (self._ranks if self._splits else 1))
-        other.direct = other.bind_direct()
+        other.nbytes, other.result_nbytes = nbytes, self.result_nbytes * nbytes // self.nbytes
+        other.set_count(nbytes // (self._dtype.itemsize * (self._ranks if self._splits else 1)))
+        return other
+
+    def resize_blocks(self, shape: tuple[int, ...], counts: BlockCounts) -> UnboundLibraryCollective | None:
+        """Return the same for an input (or output, if there is no input) of this shape, and other numbers of rows.
+
+        Return None if the numbers of rows are wrong.
+        """
+        try:
+            rows = parse_counts(self._operation, "counts", counts[0], self._ranks)
+            exchanges = self._operation is Operation.ALL_TO_ALL
+            taken = parse_counts(self._operation, "out_counts", counts[1], self._ranks) if exchanges else rows
+        except UsageError:
+            return None
+        total, own = sum(rows), rows[self._rank]
+        gathers, scatters = self._operation in GATHERS, self._operation is Operation.SCATTER
+        if shape[0] != (own if gathers or (scatters and not self._has_source) else total):
+            return None
+        row, other = math.prod(shape[1:]), copy(self)
+        result_rows = sum(taken) if exchanges or gathers else own
+        other.result_shape = (result_rows, *shape[1:])
+        other.result_nbytes = result_rows * row * self._dtype.itemsize
+        other.set_count(tuple(count * row for count in ((*rows, *taken) if exchanges else rows)))
         return other
 
     def bind_direct(self) -> Callable[[Any, Any], Any] | None:
         """Return `direct`, if a call of this kind needs nothing but MPI's blocking function."""
         method = self._library.get_blocking_method(self._method)
-        if method is None or self._divides or self._splits or not self._has_result:
+        if method is None or self._divides or self._splits or not (self._has_result or self.is_uneven):
             return None
-        count, datatype, ranks = self.count, self._datatype, self._ranks
-        state, name = self._library.state, self._operation.value
         if self._source_at < 0 or self._result_at < 0:
-            at = max(self._source_at, self._result_at)
-            before, after = self._arguments[:at], self._arguments[at + 1 :]
-
-            def run_in_place(x: Any, out: Any) -> Any:  # noqa: ARG001 - all direct calls get an output
-                state.count += 1
-                state.current = name
-                try:
-                    method(*before, (x, count, datatype), *after)
-                except MPI.Exception as error:
-                    raise explain_mpi_error(error, name) from None
-                finally:
-                    state.current = None
-                return x
-
-            return run_in_place
-        after = self._arguments[2:]
+            return self._bind_direct_in_place(method)
+        source_count, result_count, datatype = *self._counts, self._datatype
+        state, name, after = self._library.state, self._operation.value, self._arguments[2:]
+        ranks, shape = self._ranks, self.result_shape
 
         def run(x: Any, out: Any) -> Any:
             if out is None:
-                out = np.empty((ranks, *x.shape), x.dtype)
+                out = np.empty(shape or (ranks, *x.shape), x.dtype)
             state.count += 1
             state.current = name
             try:
-                method((x, count, datatype), (out, count, datatype), *after)
+                method((x, source_count, datatype), (out, result_count, datatype), *after)
             except MPI.Exception as error:
                 raise explain_mpi_error(error, name) from None
             finally:
@@ -177,12 +195,43 @@ class UnboundLibraryCollective(UnboundCollective):
 
         return run
 
+    def _bind_direct_in_place(self, method: Callable[..., object]) -> Callable[[Any, Any], Any]:
+        """Return `direct` for a call with one array, which is the input, the output, or both."""
+        at = max(self._source_at, self._result_at)
+        before, after = self._arguments[:at], self._arguments[at + 1 :]
+        count, datatype, returns = self._counts[self._source_at < 0], self._datatype, not self._returns_none
+        state, name = self._library.state, self._operation.value
+
+        def run_in_place(x: Any, out: Any) -> Any:  # noqa: ARG001 - all direct calls get an output
+            state.count += 1
+            state.current = name
+            try:
+                method(*before, (x, count, datatype), *after)
+            except MPI.Exception as error:
+                raise explain_mpi_error(error, name) from None
+            finally:
+                state.current = None
+            return x if returns else None
+
+        return run_in_place
+
+    def set_count(self, count: Count) -> None:
+        """Set the number of elements (of the vector, of every block, or of each block) and what follows from it."""
+        operation, in_place = self._operation, self._in_place and self._has_source
+        source, result = _SOURCE if self._has_source else None, _RESULT if self._has_result else None
+        self._counts = specify_counts(operation, count, self._rank)
+        self._arguments = order_arguments(operation, source, result, self._op, self._root, in_place, count)
+        self._source_at, self._result_at = (
+            self._arguments.index(each) if each in self._arguments else -1 for each in (_SOURCE, _RESULT)
+        )
+        self.direct = self.bind_direct()
+
     def _run(self, x: Any, result: Any) -> None:
         arguments = list(self._arguments)
         if self._source_at >= 0:
-            arguments[self._source_at] = as_mpi_buffer(x), self.count, self._datatype
+            arguments[self._source_at] = as_mpi_buffer(x), self._counts[0], self._datatype
         if self._result_at >= 0:
-            arguments[self._result_at] = as_mpi_buffer(result), self.count, self._datatype
+            arguments[self._result_at] = as_mpi_buffer(result), self._counts[1], self._datatype
         self._library.call(self._operation.value, self._method, arguments)
 
 
@@ -223,10 +272,12 @@ class UnboundCollectives:
         library: MpiCollectives,
         progress: Progress,
         ranks: int,
+        rank: int,
         select: Callable[[CollectiveCall], Selection],
         make_program: Callable[[CollectiveCall, Selection], UnboundProgram | None],
     ) -> None:
-        self._found, self._library, self._progress, self._ranks = found, library, progress, ranks
+        self._found, self._library, self._progress = found, library, progress
+        self._ranks, self._rank = ranks, rank
         self._select, self._make_program = select, make_program
 
     def find(
@@ -239,19 +290,50 @@ class UnboundCollectives:
         collective = self._found.get(kind) or self._find_resized(kind)
         return collective if collective is not None and collective.accepts(x, out) else None
 
-    def add(self, call: CollectiveCall, x: Any, out: Any, op: Any, algorithm: Any) -> None:
-        """Keep an `UnboundCollective` for later calls of the same kind as `call`."""
-        if call.operation in _WITHOUT_INPUT or call.reduction.factor is not None or not call.count or not is_plain(x):
+    def find_uneven(
+        self, operation: Operation, x: Any, out: Any, op: Any, root: int, algorithm: Any, counts: BlockCounts
+    ) -> Callable[[Any, Any], Any] | None:
+        """Return a function of `x` and `out` that can carry out a blocking call with counts; None if there is none.
+
+        Args:
+            x: the input, or the output of a rank without input.
+            out: the output; None if the rank has no input, or no output.
+            counts: the rows of each block; in an all_to_all the rows sent to and received from each rank.
+        """
+        if not (x.flags.carray if type(x) is np.ndarray else is_plain(x)) or not x.shape:
+            return None
+        kind = operation, x.dtype, x.shape, op, root, algorithm, out is None, counts
+        collective = self._found.get(kind) or self._find_other_counts(kind)
+        if collective is None or not all(rows is None or hasattr(sum(rows), "__index__") for rows in counts):
+            return None  # 4.0 is no number of rows, although it equals 4
+        if type(x) is np.ndarray and not self._progress.operations and collective.is_direct(x, out):
+            return collective.direct
+        return collective if _keeps_apart(x, out) and collective.accepts(x, out) else None
+
+    def add(
+        self, call: CollectiveCall, x: Any, out: Any, op: Any, algorithm: Any, counts: BlockCounts | None = None
+    ) -> None:
+        """Keep an `UnboundCollective` for later calls of the same kind as `call`.
+
+        Args:
+            x: the user's input, or with counts the output of a rank without input.
+        """
+        if counts is None and (call.operation in _WITHOUT_INPUT or not call.count):
             return
-        kind = call.operation, x.dtype, x.nbytes, op, call.root, algorithm, out is None
-        if kind in self._found:
+        if call.reduction.factor is not None or not is_plain(x):
+            return
+        same = op, call.root, algorithm, out is None
+        kind: Any = (call.operation, x.dtype, x.nbytes, *same)
+        if counts is not None:
+            kind = call.operation, x.dtype, x.shape, *same, counts
+        if kind in self._found or (counts is not None and not _keeps_apart(x, out)):
             return
         selection = self._select(call)
         if selection.algorithm is None:
-            library = UnboundLibraryCollective(call, self._ranks, self._library)
+            library = UnboundLibraryCollective(call, self._ranks, self._rank, self._library)
             if library.fits(x, out):
                 self._keep(kind, library)
-                self._keep(self._generalize(kind), library)
+                self._keep(self._generalize(kind) if counts is None else self._generalize_counts(kind), library)
             return
         plan = UnboundPlan(call, self._ranks, self._progress)
         if plan.fits(x, out):
@@ -267,6 +349,19 @@ class UnboundCollectives:
         self._keep(kind, resized)
         return resized
 
+    def _find_other_counts(self, kind: UnevenKind) -> UnboundCollective | None:
+        """Return and keep the library's collective for new counts, if the library is selected for such counts."""
+        try:
+            similar = self._found.get(self._generalize_counts(kind))
+        except TypeError:  # wrong counts
+            return None
+        if not isinstance(similar, UnboundLibraryCollective):
+            return None
+        resized = similar.resize_blocks(kind[2], kind[7])
+        if resized is not None:
+            self._keep(kind, resized)
+        return resized
+
     def _keep(self, kind: Hashable, collective: UnboundCollective) -> None:
         """Keep a collective; forget all others if there are too many."""
         if len(self._found) >= KINDS:
@@ -277,3 +372,18 @@ class UnboundCollectives:
         """Return the key of all kinds with the selection of `kind`: they differ from `kind` in their size only."""
         operation, dtype, nbytes, *others = kind
         return operation, dtype, round_message_size(nbytes * (self._ranks if operation in GATHERS else 1)), "", *others
+
+    def _generalize_counts(self, kind: UnevenKind) -> Hashable:
+        """Return the key of all kinds with the selection of `kind`, which differ from `kind` in their counts only."""
+        operation, dtype, shape, *others, (rows, _) = kind
+        if operation is Operation.ALL_TO_ALL:
+            return operation, dtype, shape[1:], *others, ""
+        nbytes = int(sum(rows)) * math.prod(shape[1:]) * dtype.itemsize
+        return operation, dtype, shape[1:], *others, round_message_size(nbytes), ""
+
+
+def _keeps_apart(x: Any, out: Any) -> bool:
+    """Whether MPI accepts two plain arrays of which one is empty: MPI refuses equal addresses also of empty memory."""
+    return (x.nbytes or (type(x) is np.ndarray and x.flags.owndata)) and (
+        out is None or not is_plain(out) or out.nbytes or (type(out) is np.ndarray and out.flags.owndata)
+    )

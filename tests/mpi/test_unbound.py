@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import hpccoll
-from hpccoll.algorithms import list_algorithm_names
-from hpccoll.errors import BufferError
+from hpccoll.algorithms import get_algorithm, list_algorithm_names
+from hpccoll.errors import BufferError, UsageError
 from hpccoll.plan import Operation
 from hpccoll.runtime.unbound import UnboundPlan
 
@@ -188,3 +188,103 @@ def test_nothing_goes_straight_to_mpi_beside_plans_in_flight_and_after_asynchron
         assert hpc.all_gather(np.ones(2), algorithm="mpi").tolist() == [[1, 1]] * hpc.size
     assert direct.calls == before
     assert all(each.direct is None for each in hpc._cache.by_kind.values())
+
+
+def call_with_counts(hpc, operation, counts, algorithm, root, shift=0):
+    """Call an operation on new arrays of `counts[r]` rows for rank r, and check the result."""
+    n, rank = hpc.size, hpc.rank
+    rows = np.repeat(np.arange(n), counts)[:, None] + np.array([0, 100]) + shift
+    mine = rows[rows[:, 0] == rank + shift]
+    how = {"counts": counts, "algorithm": algorithm}
+    if operation is Operation.ALL_GATHER:
+        result, expected = hpc.all_gather(mine.copy(), **how), rows
+    elif operation is Operation.GATHER:
+        result, expected = hpc.gather(mine.copy(), root, **how), rows if rank == root else None
+    elif operation is Operation.SCATTER:
+        out = np.zeros((counts[rank], 2), np.int64)
+        result, expected = hpc.scatter(rows.copy() if rank == root else None, root, out=out, **how), mine
+        assert result is out
+    elif operation is Operation.REDUCE_SCATTER:
+        result, expected = hpc.reduce_scatter(rows.copy(), **how), mine * n
+    else:  # rank i sends counts[i] rows to every rank
+        x = np.full((counts[rank] * n, 2), rank)
+        how |= {"counts": [counts[rank]] * n, "out_counts": counts}
+        result, expected = hpc.all_to_all(x, **how), np.repeat(np.arange(n), counts)[:, None] + np.zeros(2, np.int64)
+    assert (result is None) == (expected is None)
+    if result is not None:
+        assert result.shape == expected.shape
+        assert result.tolist() == expected.tolist()
+
+
+UNEVEN = [operation for operation in Operation if operation.has_blocks]
+
+
+@pytest.mark.parametrize("operation", UNEVEN)
+@pytest.mark.parametrize("algorithm", ["auto", "mpi", "messages", "shared memory"])
+def test_blocks_of_different_sizes_on_new_arrays(hpc, monkeypatch, operation, algorithm):
+    n = hpc.size
+    name = algorithm
+    if algorithm not in ("auto", "mpi"):
+        shared = algorithm == "shared memory"
+        known = [get_algorithm(operation, each) for each in list_algorithm_names(operation)]
+        name = next(each.name for each in reversed(known) if each.uses_shared_memory == shared)
+        if operation is Operation.ALL_TO_ALL:
+            if shared:
+                pytest.skip("no shared-memory plan of all_to_all takes counts")
+            name = "pairwise"
+    drawn = [[0] * (n - 1) + [3], [rank % 3 for rank in range(1, n + 1)], [40] + [7] * (n - 1), [500] + [0] * (n - 1)]
+    for turn in range(3):
+        if turn == 1 and algorithm in (
+            "mpi",
+            "messages",
+        ):  # a shared-memory plan with an empty block needs an executable
+            assert_unbound(hpc, monkeypatch)
+        for counts in drawn:
+            for root in (0, n - 1):
+                call_with_counts(hpc, operation, counts, name, root, turn)
+
+
+@pytest.mark.parametrize("operation", UNEVEN)
+def test_the_library_is_called_with_the_counts_of_each_call(hpc, monkeypatch, operation):
+    """Message sizes with the same leading bits share a selection, whatever the counts are."""
+    n, root = hpc.size, hpc.size - 1
+    call_with_counts(hpc, operation, [*[4] * (n - 1), 1000 - 4 * (n - 1)], "mpi", root)
+    assert_unbound(hpc, monkeypatch)
+    for first in (0, 4, 400):
+        call_with_counts(
+            hpc,
+            operation,
+            [first + 1000 - first * n, *[first] * (n - 1)] if first * n <= 1000 else [1000, *[0] * (n - 1)],
+            "mpi",
+            root,
+        )
+
+
+@pytest.mark.parametrize("operation", UNEVEN)
+def test_wrong_counts_are_refused_after_right_ones(hpc, operation):
+    n, rank = hpc.size, hpc.rank
+    right = [3] * n
+    for _ in range(3):
+        call_with_counts(hpc, operation, right, "mpi", 0)
+    gathers = operation in (Operation.ALL_GATHER, Operation.GATHER)
+    x = np.ones((3 if gathers else 3 * n, 2), np.int64)
+    out = {"out": np.zeros((3, 2), np.int64)} if operation is Operation.SCATTER else {}
+    if operation is Operation.SCATTER and rank:
+        x = None
+    for wrong in ([4] * n, [3] * (n + 1), [3.0] * n, [-3] * n, [[3]] * n):
+        both = {"counts": wrong} | ({"out_counts": right} if operation is Operation.ALL_TO_ALL else {})
+        with pytest.raises((BufferError, UsageError)):
+            getattr(hpc, operation.value)(x, algorithm="mpi", **both, **out)
+
+
+def test_empty_views_at_equal_addresses_are_not_passed_to_mpi(hpc):
+    """MPI refuses an input and output at one address, also if both are empty."""
+    if hpc.size == 1:
+        pytest.skip("the block of one rank is the whole message")
+    counts = [2] + [0] * (hpc.size - 1)
+    for _ in range(5):
+        whole = np.zeros(2)
+        if hpc.rank == 0:
+            whole[:] = 3
+        x = np.ones(2) if hpc.rank == 0 else whole[:0]
+        assert hpc.all_gather(x, counts=counts, out=whole, algorithm="mpi").tolist() == [1, 1]

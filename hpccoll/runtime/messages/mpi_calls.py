@@ -162,25 +162,29 @@ def get_method(operation: Operation, count: Count) -> str:
     return METHODS[operation] if isinstance(count, int) else UNEVEN_METHODS[operation]
 
 
+def specify_counts(operation: Operation, count: Count, rank: int) -> tuple[Any, Any]:
+    """Return the numbers of elements of input and output for mpi4py: one number, or an array with one per block."""
+    if isinstance(count, int):
+        return count, count
+    # mpi4py takes arrays of C integers as they are; other sequences would be converted in each call.
+    blocks = np.array(count, np.int64 if MPI.Get_version()[0] >= 4 else np.intc)
+    match operation:
+        case Operation.ALL_TO_ALL:
+            return blocks[: len(count) // 2], blocks[len(count) // 2 :]
+        case Operation.REDUCE_SCATTER:
+            return sum(count), count[rank]
+        case Operation.SCATTER:
+            return blocks, count[rank]
+        case _:
+            return count[rank], blocks
+
+
 def specify_buffers(
     call: CollectiveCall, source: Buffer | None, result: Buffer | None, rank: int
 ) -> tuple[tuple[Any, ...] | None, tuple[Any, ...] | None]:
     """Return mpi4py's specifications of input and output: memory, one count or a count per block, and datatype."""
-    datatype, count = get_datatype(call.operation, call.dtype, call.reduction), call.count
-    counts: tuple[Any, Any] = (count, count)
-    if isinstance(count, tuple):
-        # mpi4py takes arrays of C integers as they are; other sequences would be converted in each call.
-        blocks = np.array(count, np.int64 if MPI.Get_version()[0] >= 4 else np.intc)
-        whole, own = blocks, count[rank]
-        match call.operation:
-            case Operation.ALL_TO_ALL:
-                counts = tuple(np.split(blocks, 2))
-            case Operation.REDUCE_SCATTER:
-                counts = sum(count), own
-            case Operation.SCATTER:
-                counts = whole, own
-            case _:
-                counts = own, whole
+    datatype = get_datatype(call.operation, call.dtype, call.reduction)
+    counts = specify_counts(call.operation, call.count, rank)
     # MPICH refuses equal addresses of input and output, also of an empty block in place.
     is_alone = source is None or source.nbytes or not (result and result.nbytes)
     sent = received = None
