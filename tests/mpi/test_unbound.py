@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -267,7 +269,7 @@ def test_wrong_counts_are_refused_after_right_ones(hpc, operation):
     for _ in range(3):
         call_with_counts(hpc, operation, right, "mpi", 0)
     gathers = operation in (Operation.ALL_GATHER, Operation.GATHER)
-    x = np.ones((3 if gathers else 3 * n, 2), np.int64)
+    x: Any = np.ones((3 if gathers else 3 * n, 2), np.int64)
     out = {"out": np.zeros((3, 2), np.int64)} if operation is Operation.SCATTER else {}
     if operation is Operation.SCATTER and rank:
         x = None
