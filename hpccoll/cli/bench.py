@@ -235,7 +235,7 @@ def _start_sessions(
 ) -> Iterator[tuple[list[BenchmarkSession], tuple[str, ...]]]:
     """Start the requested (or all available) engines; yield a session per kind of memory, and the missing engines.
 
-    The engines are closed at the end. A missing engine is given as text with the reason. Collective over `world`.
+    The engines are closed at the end. Missing engines are strings `NAME: REASON`. Collective over `world`.
     Raises UnavailableError if a requested engine cannot start.
     """
     from hpccoll import peers

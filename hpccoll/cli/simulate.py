@@ -242,7 +242,7 @@ def _format_seconds(seconds: float) -> str:
 
 
 def _format_path(simulation: Simulation, path: CriticalPath) -> str:
-    """Return the critical path as text: a heading, then one line per wait, for the first and the last waits."""
+    """Return the critical path as a string: a heading, then one line per wait, for the first and the last waits."""
     plan, simulated = simulation.plan, simulation.simulated_ranks
     waits, far = format_count(len(path.waits), "wait"), sum(wait.far for wait in path.waits)
     head = f"{plan.name} on {format_count(plan.ranks, 'rank')}, {format_size(simulation.nbytes)}: "

@@ -75,7 +75,7 @@ def list_node_layouts(ranks: int) -> dict[str, Nodes]:
 
 
 def format_layout(ranks: int, nodes: Nodes) -> str:
-    """Return a node layout as text, such as `32x4` (32 nodes of 4 ranks each), or `1x2+2x1 interleaved`."""
+    """Return a node layout as a string, such as `32x4` (32 nodes of 4 ranks each), or `1x2+2x1 interleaved`."""
     groups = Groups.from_nodes(ranks, nodes)
     runs = [f"{len(list(run))}x{size}" for size, run in groupby(groups.sizes)]
     return "+".join(runs) + (" interleaved" if groups.members is not None else "")

@@ -31,7 +31,7 @@ class AdaptedArguments:
 def adapt_arguments(operation: Operation, x: Any, out: Any, rank: int, size: int, root: int) -> AdaptedArguments | None:
     """Return arrays that the runtime accepts instead of `x` and `out`; None if it accepts `x` and `out` themselves.
 
-    A list of arrays is stacked, or split from the stacked result; its elements are copied. A foreign array (of a
+    A list `x` is copied into one array, and the result is copied into the arrays of a list `out`. A foreign array (of a
     library that is known by DLPack only, such as JAX) is never written, because many such arrays are immutable: without
     `out`, the result is a new array of the same library.
 

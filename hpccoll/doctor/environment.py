@@ -31,7 +31,7 @@ _NETWORK_VARIABLES = (
 
 
 def _is_on(value: str) -> bool:
-    """Whether the value of a boolean variable means true, that is, is none of the spellings of false."""
+    """Whether the value of a boolean variable is none of `0`, `no`, `off`, `false` and the like."""
     return value.strip().lower() not in ("", "0", "no", "off", "false", "none", "disable")
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -165,9 +165,14 @@ class InterleavedBenchmark:
 
     def decide_stop(self, contender: Contender) -> StopReason | None:
         """Return the reason to stop timing a contender, or None to go on; local; rank 0's answer is for all ranks."""
-        best = min(each.median_us for each in self.running)
+        best = find_least_median_us(self.running)
         behind = contender.median_us > FAR_BEHIND * best
         return self.method.rule.decide(contender.samples_us, contender.spent_s / (SHARE_BEHIND if behind else 1.0))
+
+
+def find_least_median_us(contenders: Iterable[Contender]) -> float:
+    """Return the least median time of contenders without wrong results on this rank; infinity if there is none."""
+    return min((each.median_us for each in contenders if not each.wrong), default=float("inf"))
 
 
 def count_different_elements(found: Array, exact: Array) -> int:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from hpccoll.algorithms.registry import get_algorithm
 from hpccoll.measure.buffers import make_buffer_module
-from hpccoll.measure.interleaved import Contender, InterleavedBenchmark, TimingOptions
+from hpccoll.measure.interleaved import Contender, InterleavedBenchmark, TimingOptions, find_least_median_us
 from hpccoll.measure.session import ALL, BenchmarkConfig, BenchmarkSession, free_contenders, share_budget
 from hpccoll.measure.stopping import StoppingRule
 from hpccoll.measure.workload import WorkloadSpec
@@ -39,7 +39,7 @@ class PruningBenchmark(InterleavedBenchmark):
 
     def decide_stop(self, contender: Contender) -> StopReason | None:
         """Return the reason to stop timing a contender, or None to go on; BUDGET if it is far slower than the best."""
-        best = min(each.median_us for each in self.contenders)
+        best = find_least_median_us(self.contenders)
         if len(contender.samples_us) >= GLANCE and contender.median_us > HOPELESS * best:
             return StopReason.BUDGET
         return super().decide_stop(contender)

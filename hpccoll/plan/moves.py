@@ -67,7 +67,7 @@ def _split_into_permutations(peers: IntArray, n: int) -> Iterator[tuple[IntArray
     named = peers[actors]
     order = np.argsort(named, kind="stable")
     nth = np.empty(len(named), np.int64)
-    nth[order] = np.arange(len(named)) - np.searchsorted(named[order], named[order])  # earlier actors with that peer
+    nth[order] = np.arange(len(named)) - np.searchsorted(named[order], named[order])  # lower ranks with the same peer
     for k in range(int(nth.max(initial=-1)) + 1):
         chosen = actors[nth == k]
         forward, inverse = np.full((2, n), NO_PEER, np.int64)

@@ -120,7 +120,7 @@ def fold_ranks(make: Callable[[IntArray, int], Rounds], rank: IntArray, n: int, 
 
 
 def reduce_into_core(rank: IntArray, n: int, core: int, whole: Region, chunks: int) -> Rounds:
-    """Return rounds where ranks r >= core, at most `core` per round, send `whole` to rank r mod core for reduction."""
+    """Return rounds in which rank r, for each r >= core, sends `whole` to rank r mod core, which reduces it."""
     layer, core_rank = rank // core, rank % core
 
     def at(t: int) -> list[Move]:

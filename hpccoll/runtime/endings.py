@@ -162,7 +162,7 @@ class JobEndings:
             MPI.COMM_SELF.Delete_attr(self._finalize_key)
 
     def _wait_for_departures(self, watches: list[DepartureWatch]) -> None:
-        """Advance operations and receive notices until all ranks have departed; report justified complaints."""
+        """Advance operations until all ranks have ended; end the job if a rank waits for this rank, which has ended."""
         began, progress, backoff = time.monotonic(), get_progress(), Backoff(spins=False)
         announced, complained = False, 0.0
         while not all(watch.have_all_departed and watch.has_sent for watch in watches):

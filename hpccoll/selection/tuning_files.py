@@ -41,7 +41,7 @@ def describe_site(mpi_library: str, ranks_per_node: Sequence[int], *, oversubscr
 
 @cache
 def describe_host() -> str:
-    """Return this host's processor, cores and NUMA nodes in words, equal on equal hosts, from /proc and /sys."""
+    """Return a description of the host's processor, cores and NUMA nodes, which is the same on hosts of one kind."""
     from pathlib import Path
 
     cores, numa = os.cpu_count() or 1, sum(1 for _ in Path(_NUMA_NODES).glob("node[0-9]*")) or 1

@@ -97,7 +97,7 @@ class TuningSeries:
         return self.operation, self.itemsize, self.buffer
 
     def find_nearest_point(self, nbytes: int) -> TuningPoint | None:
-        """Return the timings at the measured size nearest to `nbytes`; None beyond a ratio of `MAX_SIZE_RATIO`."""
+        """Return the timings at the size nearest to `nbytes`; None if their ratio exceeds `MAX_SIZE_RATIO`."""
         if not self.points:
             return None
         size = max(nbytes, MIN_BYTES)

@@ -52,7 +52,7 @@ def describe_fastest(cases: Sequence[MeasuredCase]) -> str:
 
 
 def format_size_range(first: int, last: int) -> str:
-    """Return text such as `at 8 B` or `from 8 B to 2 KiB`."""
+    """Return a string such as `at 8 B` or `from 8 B to 2 KiB`."""
     return f"at {format_size(first)}" if first == last else f"from {format_size(first)} to {format_size(last)}"
 
 
@@ -117,7 +117,7 @@ def _count_cases(total: int) -> str:
 
 
 def _describe_extremes(cases: Sequence[MeasuredCase]) -> str:
-    """Return text that names the fastest implementation of each operation for its smallest and largest message."""
+    """Return a string that names the fastest implementation of each operation for its smallest and largest message."""
     by_operation: dict[str, list[MeasuredCase]] = {}
     for case in cases:
         members = by_operation.setdefault(case.setting.op, [])

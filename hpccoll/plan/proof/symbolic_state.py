@@ -53,7 +53,7 @@ def _draw_numbers(bits: int) -> Weights:
 
 
 def one_hot_weights(n: int, chunks: int) -> Weights:
-    """Return weights of shape (n, C, n) whose sums count how often each rank contributed to a chunk."""
+    """Return unit vectors of shape (n, C, n): a sum of them counts the contributions of each rank to a chunk."""
     return np.broadcast_to(np.eye(n, dtype=np.uint64)[:, None, :], (n, chunks, n))
 
 

@@ -63,7 +63,7 @@ class _Ends:
 
 
 class TransferReader:
-    """Reads a plan as blocks of transfers, and checks each transfer alone; errors name the first round of a block."""
+    """Reads a plan as blocks of transfers, and checks transfers one by one; errors name the first round of a block."""
 
     def __init__(self, plan: Plan, counts: Sequence[Count]) -> None:
         self.plan, self.n, self.rounds, self.round = plan, plan.ranks, plan.rounds(), 0

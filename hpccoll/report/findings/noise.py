@@ -12,7 +12,7 @@ from hpccoll.report.number_format import format_bounds, format_seconds
 from hpccoll.units import format_count, format_size
 
 MACHINE_FRACTION = 0.25  # report noise of the machine only if at least this fraction of the rows is affected
-MAX_DISAGREEMENT = 1.10  # ratio of two medians of the same row, at the end of its interval that is closer to 1
+MAX_DISAGREEMENT = 1.10  # medians disagree if the whole interval of their ratio, larger / smaller, is above this
 _MIN_HALF = 12  # samples in each half of a row, to detect drift
 _MAX_LISTED = 3
 _REMEDY = (

@@ -118,7 +118,7 @@ class Program:
     landing: int
     plan: Plan
     slot: int = 0
-    accessed: frozenset[MemoryKind] = frozenset()  # the user's memories that other ranks of the node access
+    accessed: frozenset[MemoryKind] = frozenset()  # the user's buffers that other ranks of the node access
 
     @property
     def uses_slots(self) -> bool:

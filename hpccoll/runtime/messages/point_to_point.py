@@ -77,7 +77,7 @@ class PointToPoint:
                 self._progress.wait_until(transfer.advance)
 
     def _track(self, transfer: MpiTransfer, result: ArrayT, awaited: WaitReason) -> Work[ArrayT]:
-        """Return the handle of a transfer, which is kept alive and advances in all waits until it is done."""
+        """Return the handle of a transfer; until the transfer is done, each wait of this process advances it."""
         transfer.awaited = awaited
         if not transfer.advance():
             self._progress.add_transfer(transfer)

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from hpccoll.errors import UsageError
+from hpccoll.measure.interleaved import Contender, TimingOptions
 from hpccoll.measure.statistics import median_interval
 from hpccoll.measure.stopping import StoppingRule
+from hpccoll.measure.tuning import PruningBenchmark
 from hpccoll.records import StopReason
 
 RULE = StoppingRule(min_iterations=8, max_iterations=100, rel_halfwidth=0.05, budget_s=1.0)
@@ -92,3 +94,13 @@ def test_bounds_that_contradict_each_other_are_refused(given, option):
 def test_a_halfwidth_that_cannot_be_reached_is_refused():
     with pytest.raises(UsageError):
         StoppingRule(1, 5, float("nan"), 1.0)
+
+
+@pytest.mark.parametrize(("wrong", "stop"), [(0, StopReason.BUDGET), (3, None)])
+def test_a_fast_wrong_result_does_not_end_the_timing_of_others(wrong, stop):
+    fast, slow = (
+        Contender("hpccoll", "ring", int, lambda: None, samples_us=[us] * 6, wrong=count)
+        for us, count in ((1.0, wrong), (10.0, 0))
+    )
+    bench = PruningBenchmark(None, None, [fast, slow], TimingOptions(RULE, warmup=1, check=True, seed=0))
+    assert bench.decide_stop(slow) is stop
