@@ -57,12 +57,8 @@ class CurveGroup:
 
     def find_fastest(self, nbytes: int) -> tuple[Implementation, CollectiveRecord] | None:
         """Return the implementation of least median time at a size, and its record; None if all results are wrong."""
-        candidates = [
-            (curve.implementation, record)
-            for curve in self.curves
-            if (record := curve.get_record(nbytes)) and not record.wrong
-        ]
-        return min(candidates, key=lambda candidate: candidate[1].time_us.p50, default=None)
+        case = next(case for case in self.list_cases() if case.nbytes == nbytes)
+        return None if case.fastest is None else (case.fastest, case.records[case.fastest])
 
     def find_mpi_record(self, nbytes: int, library: str) -> CollectiveRecord | None:
         """Return the record of engine `mpi` with the MPI library `library` at a message size, or None."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from hpccoll.measure.contenders import AUTO, OWN
 from hpccoll.measure.results.comparison import REFERENCE, TableKey, compare_engines, compute_ratio, is_tie
 from hpccoll.measure.statistics import Interval
+from hpccoll.measure.verdict.measured_case import MeasuredCase, list_measured_cases
 from hpccoll.measure.verdict.size_ranges import group_sizes_by_fastest
 from hpccoll.records import CollectiveRecord
 
@@ -103,12 +104,7 @@ def get_choice(record: CollectiveRecord) -> str:
 
 def make_size_verdicts(records: Iterable[CollectiveRecord]) -> list[SizeVerdict]:
     """Return a verdict per setting, in place and out of place, and message size; sizes ascend within each setting."""
-    verdicts = []
-    for case in compare_engines(records):
-        for in_place in (True, False):
-            rows = [row for entry in case.entries if (row := entry.get_record(in_place)) is not None]
-            if rows:
-                verdicts.append(_make_verdict(case.setting, in_place, case.nbytes, rows))
+    verdicts = [_make_verdict(case) for case in list_measured_cases(compare_engines(records))]
     # The verdicts that differ in message size and kind of memory only follow each other, for a table of their own.
     tables, settings = (list(dict.fromkeys(map(key, verdicts))) for key in (get_table, lambda each: each.setting))
     return sorted(verdicts, key=lambda each: (tables.index(get_table(each)), settings.index(each.setting)))
@@ -119,15 +115,16 @@ def get_table(verdict: SizeVerdict) -> tuple[TableKey, bool]:
     return verdict.setting._replace(buffer=""), verdict.in_place
 
 
-def _make_verdict(setting: TableKey, in_place: bool, nbytes: int, rows: Sequence[CollectiveRecord]) -> SizeVerdict:
-    """Return the verdict on rows that differ in engine and algorithm only."""
+def _make_verdict(case: MeasuredCase) -> SizeVerdict:
+    """Return the verdict on the records of one message size."""
+    rows = tuple(case.records.values())
     right = sorted((row for row in rows if not row.wrong), key=lambda row: row.time_us.p50)
     auto = next((row for row in right if row.algorithm == AUTO), None)
     by_choice: dict[str, CollectiveRecord] = {}
     for row in right:
         by_choice.setdefault(get_choice(row), row)
     tied = tuple(choice for choice, row in list(by_choice.items())[1:] if is_tie(row, right[0]))
-    return SizeVerdict(setting, in_place, nbytes, by_choice, tied, auto, tuple(rows))
+    return SizeVerdict(case.setting, case.in_place, case.nbytes, by_choice, tied, auto, rows)
 
 
 def find_ranges(verdicts: Sequence[SizeVerdict]) -> list[VerdictRange]:

@@ -66,10 +66,10 @@ class FastestRange(NamedTuple):
 
 
 def list_measured_cases(comparisons: Iterable[EngineComparison]) -> list[MeasuredCase]:
-    """Return the out-of-place and the in-place records of each comparison as cases of their own."""
+    """Return the in-place and the out-of-place records of each comparison as cases of their own."""
     cases = []
     for comparison in comparisons:
-        for in_place in (False, True):
+        for in_place in (True, False):
             records = {
                 Implementation(entry.engine, entry.algorithm): record
                 for entry in comparison.entries

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -102,5 +104,6 @@ def test_a_fast_wrong_result_does_not_end_the_timing_of_others(wrong, stop):
         Contender("hpccoll", "ring", int, lambda: None, samples_us=[us] * 6, wrong=count)
         for us, count in ((1.0, wrong), (10.0, 0))
     )
-    bench = PruningBenchmark(None, None, [fast, slow], TimingOptions(RULE, warmup=1, check=True, seed=0))
+    nothing: Any = None
+    bench = PruningBenchmark(nothing, nothing, [fast, slow], TimingOptions(RULE, warmup=1, check=True, seed=0))
     assert bench.decide_stop(slow) is stop
