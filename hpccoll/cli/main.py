@@ -24,6 +24,7 @@ INTERRUPTED, CLOSED_PIPE = 130, 141  # 128 + SIGINT, 128 + SIGPIPE, as in shells
 # The command NAME is the function NAME in hpccoll/cli/NAME.py.
 COMMANDS = {
     "bench": "Time collectives over engines and algorithms, validated, side by side.",
+    "compare": "Decide which differences between two sets of results are real.",
     "demo": "Run the classic examples; print each rank's values before and after.",
     "doctor": "Check MPI, launcher, cores, memory, clocks and GPUs, and say how to fix them.",
     "draw": "Draw an algorithm as text, a picture, an animation or a trace.",

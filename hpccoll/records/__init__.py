@@ -14,6 +14,12 @@ from hpccoll.records.collective import (
     StopReason,
     TimeSummary,
 )
+from hpccoll.records.comparisons import (
+    ComparedOperationRecord,
+    ComparedRowRecord,
+    CompareSummaryRecord,
+    GuidelineRecord,
+)
 from hpccoll.records.crash import CallGroup, CrashRecord, FirstDisagreement, RankState, RecordedOperation
 from hpccoll.records.json_schema import make_json_schema
 from hpccoll.records.nodes import (
@@ -33,9 +39,10 @@ from hpccoll.records.training import TrainStepRecord, TrainSummaryRecord
 
 __all__ = [
     "FEWEST_FOR_P99", "SCHEMA", "SEND_RECV", "CallGroup", "CaseKey", "CollectiveCase", "CollectiveRecord",
-    "CrashRecord", "DemoRecord", "FaultEntry", "FindingRecord", "FirstDisagreement", "LabRecord",
-    "PreflightNodeRecord", "PreflightPairRecord", "PreflightSummaryRecord", "ProvenPlanRecord", "RankState", "Record",
-    "RecordedOperation", "RunRecord", "ScalingPoint", "ScalingRecord", "SimulatedPlanRecord", "SlurmJob", "Staging",
-    "StopReason", "TimeSummary", "TrainStepRecord", "TrainSummaryRecord", "Versions", "explain_validation_error",
+    "CompareSummaryRecord", "ComparedOperationRecord", "ComparedRowRecord", "CrashRecord", "DemoRecord",
+    "FaultEntry", "FindingRecord", "FirstDisagreement", "GuidelineRecord", "LabRecord", "PreflightNodeRecord",
+    "PreflightPairRecord", "PreflightSummaryRecord", "ProvenPlanRecord", "RankState", "Record", "RecordedOperation",
+    "RunRecord", "ScalingPoint", "ScalingRecord", "SimulatedPlanRecord", "SlurmJob", "Staging", "StopReason",
+    "TimeSummary", "TrainStepRecord", "TrainSummaryRecord", "Versions", "explain_validation_error",
     "make_json_schema",
 ]  # fmt: skip

@@ -13,6 +13,12 @@ import msgspec
 
 from hpccoll.records.collective import CollectiveRecord
 from hpccoll.records.common_fields import COMMON_FIELDS
+from hpccoll.records.comparisons import (
+    ComparedOperationRecord,
+    ComparedRowRecord,
+    CompareSummaryRecord,
+    GuidelineRecord,
+)
 from hpccoll.records.crash import CrashRecord
 from hpccoll.records.nodes import (
     FindingRecord,
@@ -32,6 +38,7 @@ _RECORDS: tuple[type[Record], ...] = (
     *(RunRecord, CollectiveRecord, DemoRecord, FindingRecord, PreflightPairRecord, PreflightNodeRecord),
     *(PreflightSummaryRecord, ScalingRecord, TrainStepRecord, TrainSummaryRecord, LabRecord),
     CrashRecord,
+    *(ComparedRowRecord, ComparedOperationRecord, GuidelineRecord, CompareSummaryRecord),
 )
 DEFINITIONS: dict[str, type[Record]] = {
     **{record.kind: record for record in _RECORDS},

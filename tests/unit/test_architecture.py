@@ -43,6 +43,7 @@ FLOORS = {
     "parallel": 6,
     "predict": 6,
     "preflight": 6,
+    "compare": 7,
     "report": 7,
     "train": 7,
     "cli": 8,

@@ -38,7 +38,9 @@ from hpccoll.selection.tuning_table import (
     TuningTable,
 )
 from hpccoll.text_table import find_output_width
+from tests.unit.compare.synthetic_runs import make_records, write_run
 
+LONG_NAMES = ("reduce_scatter", "all_gather", "all_to_all", "all_reduce")
 WIDTHS = (80, 100, 120, 200)
 CASE = CollectiveCase("all_reduce", "mpi", None, "host", True, 1024, 256, "float32", "sum", None, 4, 1)
 NUMBER = re.compile(r"(?<![\w.])[-+]?\d[\d.,]*(?:e[-+]?\d+)?(?:x| ?(?:[mun]?s|[KMG]iB|B|%|GB/s))?(?![\w])")
@@ -77,6 +79,23 @@ def print_scaling(path: Path) -> None:
     layouts = [(2**k, 4 * 2**k) for k in range(10)]
     files = [write_records(path / f"{nodes}.jsonl", measure(nodes, ranks)) for nodes, ranks in layouts]
     assert cli.main(["scaling", *files]) == 0
+
+
+def print_compared(path: Path) -> None:
+    slower = {("reduce_scatter", "hpccoll"): 1.5}
+    runs = [make_records(seed, slower if seed > 1 else None, operations=LONG_NAMES) for seed in range(4)]
+    files = [write_run(path / "ab"[seed > 1] / f"{seed}.jsonl", records) for seed, records in enumerate(runs)]
+    environment = {"hosts": ["cluster-node-0001", "cluster-node-0002"], "versions": {"mpi": "Open MPI 5.0.8"}}
+    write_run(path / "b" / "2.jsonl", make_records(2, operations=LONG_NAMES[:3]), **environment)
+    assert len(files) == 4
+    for more in ([], ["--paired", "--rows", "--tolerance", "2.5%"]):
+        cli.main(["compare", str(path / "a"), str(path / "b"), *more])
+
+
+def print_guidelines(path: Path) -> None:
+    operations = ("all_reduce", "reduce_scatter", "all_gather", "reduce", "broadcast")
+    slower = {("all_reduce", "mpi"): 4.0, ("reduce", "mpi"): 300.0}
+    assert cli.main(["compare", write_run(path / "rows.jsonl", make_records(1, slower, operations=operations))]) == 1
 
 
 def print_report(path: Path) -> None:
@@ -137,6 +156,8 @@ def call(*arguments: str) -> Callable[[Path], None]:
 
 COMMANDS = {
     "bench": print_bench,
+    "compare": print_compared,
+    "compare one": print_guidelines,
     "demo": call("demo"),
     "doctor": print_doctor,
     "preflight": print_preflight,

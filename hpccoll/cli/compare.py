@@ -1,0 +1,240 @@
+"""`hpccoll compare`: decides which differences between two sets of results are real, and checks guidelines in one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hpccoll.cli.output import STDOUT, is_printing_rank, json_option, open_json_lines
+from hpccoll.cli.progress import show_progress
+from hpccoll.cli.run_record import make_serial_run_record
+from hpccoll.errors import HpccollError, UsageError
+
+if TYPE_CHECKING:
+    from hpccoll.compare.drift import Control
+    from hpccoll.compare.measured_runs import ComparedSide
+    from hpccoll.compare.result_records import StopCause
+    from hpccoll.compare.rounds import RoundOptions
+
+INTERRUPTED = 130
+AUTO_CONTROL = "auto"
+CONTROLS = (AUTO_CONTROL, "mpi", "rows", "none")
+
+
+@dataclass(frozen=True, slots=True)
+class CompareOptions:
+    """The options of `hpccoll compare` as parsed by click."""
+
+    a: str | None
+    b: str | None
+    also_a: tuple[str, ...]
+    also_b: tuple[str, ...]
+    paired: bool
+    guidelines: bool
+    run: str | None
+    against: str | None
+    rounds: int
+    output: str | None
+    limit: float
+    seed: int
+    tolerance: str
+    control: str
+    rows: bool
+    json_file: str | None
+
+    @property
+    def allowed_slowdown(self) -> float:
+        """The fraction up to which a slowdown is no regression."""
+        return parse_tolerance(self.tolerance)
+
+    @property
+    def chosen_control(self) -> Control | None:
+        """The control by which drift is removed; None for a choice by the rows."""
+        from hpccoll.compare.drift import Control
+
+        return None if self.control == AUTO_CONTROL else Control(self.control)
+
+
+@click.command()
+@click.argument("a", metavar="[A]", required=False)
+@click.argument("b", metavar="[B]", required=False)
+@click.option("--also-a", metavar="FILE", multiple=True, help="Another run of A; may be repeated.")
+@click.option("--also-b", metavar="FILE", multiple=True, help="Another run of B; may be repeated.")
+@click.option("--paired", is_flag=True, help="The k-th runs of A and B were measured one after the other.")
+@click.option("--guidelines", is_flag=True, help="Check the guidelines in A, as without B.")
+@click.option("--run", metavar="COMMAND", help="Run this command, as B, in turns with that of --against.")
+@click.option("--against", metavar="COMMAND", help="The command of the baseline, A.")
+@click.option("--rounds", type=click.IntRange(2), default=8, show_default=True, help="Runs of each command.")
+@click.option("--output", metavar="DIRECTORY", help="Where the runs' files are kept; default: a new directory here.")
+@click.option(
+    "--limit", type=click.FloatRange(0, min_open=True), default=600.0, show_default=True, help="Most seconds per run."
+)
+@click.option("--seed", default=0, show_default=True, help="Seed of the order of the two runs of a round.")
+@click.option("--tolerance", default="0%", show_default=True, help="Slowdown that is no regression: 5% or 0.05.")
+@click.option(
+    "--control",
+    type=click.Choice(CONTROLS),
+    default=AUTO_CONTROL,
+    show_default=True,
+    help="Rows whose common change is removed as drift.",
+)
+@click.option("--rows", is_flag=True, help="Print all rows, also of long comparisons.")
+@json_option("Write JSON Lines; - for standard output.")
+def compare(**options: Any) -> int:
+    """Decide which differences between results of `hpccoll bench` are real, and which are noise.
+
+    A and B are result files, or directories with several runs each. A is the baseline; a ratio above 1 means that B is
+    slower. With A alone, guidelines are checked: for example, an all_reduce should take no longer than a reduce and a
+    broadcast. With --run and --against, both commands run in turns, each with --json FILE added, or with FILE in place
+    of {json}.
+
+    The exit status is 1 if B is slower than A by more than --tolerance, if a guideline is violated, or if a result is
+    wrong.
+
+    \b
+    Example:
+      hpccoll compare before.jsonl after.jsonl --tolerance 5%
+      hpccoll compare --against 'mpirun -n 2 hpccoll bench --algorithm ring' \\
+          --run 'env MPIR_CVAR_NOLOCAL=1 mpirun -n 2 hpccoll bench --algorithm ring'
+      hpccoll compare results.jsonl
+    """  # noqa: D301 - \b is click's, and keeps the lines apart
+    if not is_printing_rank():
+        return 0
+    return _run(CompareOptions(**options))
+
+
+def parse_tolerance(text: str) -> float:
+    """Return the fraction of a tolerance such as `5%` or `0.05`; raise UsageError for another string."""
+    number, is_percent = text.strip().removesuffix("%"), text.strip().endswith("%")
+    try:
+        value = float(number) / 100 if is_percent else float(number)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < (float("inf") if is_percent else 1):
+        raise UsageError(f"--tolerance {text}: write a percentage such as 5%, or a fraction below 1 such as 0.05")
+    return value
+
+
+def _run(options: CompareOptions) -> int:
+    """Check which of the three uses of the command is asked for, and run it; return the exit status."""
+    options.allowed_slowdown  # noqa: B018 - raises UsageError before anything runs
+    commands = options.run is not None or options.against is not None
+    if commands and (options.run is None or options.against is None):
+        raise UsageError("--run and --against belong together: --run COMMAND_OF_B --against COMMAND_OF_A")
+    if commands and (options.a or options.b or options.also_a or options.also_b or options.guidelines):
+        raise UsageError("--run and --against measure both sides; leave out files and --guidelines")
+    if commands:
+        return _compare_commands(options)
+    if options.a is None:
+        raise UsageError("name two result files to compare, one to check guidelines, or give --run and --against")
+    if options.b is not None and options.guidelines:
+        raise UsageError("--guidelines checks one set of results; leave out B")
+    if options.b is None and options.also_b:
+        raise UsageError("--also-b adds runs to B; name B, too: hpccoll compare A B --also-b FILE")
+    if options.b is None:
+        return _check_guidelines(options, options.a)
+    from hpccoll.compare.measured_runs import read_side
+
+    a = read_side("A", (options.a, *options.also_a))
+    b = read_side("B", (options.b, *options.also_b))
+    return _compare(options, a, b, paired=options.paired)
+
+
+def _compare(
+    options: CompareOptions, a: ComparedSide, b: ComparedSide, *, paired: bool, stop: StopCause = "complete"
+) -> int:
+    """Compare two sides, print the result and write the records; return the exit status."""
+    from hpccoll.cli.compare_tables import print_comparison
+    from hpccoll.compare.comparison import compare_sides
+    from hpccoll.compare.result_records import make_operation_record, make_row_record, make_summary_record
+
+    comparison = compare_sides(a, b, paired=paired, control=options.chosen_control)
+    tolerance = options.allowed_slowdown
+    names_a, names_b = ([run.name for run in side.runs] for side in (a, b))
+    if options.run and options.against:
+        names_a, names_b = [options.against], [options.run]
+    with open_json_lines(options.json_file) as lines:
+        if options.json_file is not None:
+            lines.write(make_serial_run_record())
+        for row in comparison.rows:
+            lines.write(make_row_record(row, tolerance).as_dict())
+        for operation in comparison.operations:
+            lines.write(make_operation_record(operation, tolerance).as_dict())
+        lines.write(make_summary_record(comparison, names_a, names_b, tolerance, stop).as_dict())
+    for torn in (*a.torn, *b.torn):
+        click.echo(f"# {torn}", err=True)
+    if options.json_file != STDOUT:
+        print_comparison(comparison, tolerance, all_rows=options.rows)
+    return 1 if comparison.list_regressions(tolerance) or comparison.wrong else 0
+
+
+def _check_guidelines(options: CompareOptions, path: str) -> int:
+    """Check the guidelines in one set of results, print them and write their records; return the exit status."""
+    from hpccoll.cli.compare_tables import print_guidelines
+    from hpccoll.compare.guidelines import GuidelineVerdict, check_guidelines
+    from hpccoll.compare.measured_runs import read_side
+    from hpccoll.compare.result_records import make_guideline_record
+
+    side = read_side("A", (path, *options.also_a))
+    checked = check_guidelines(side, options.allowed_slowdown)
+    if not checked:
+        raise UsageError(
+            f"A {path}: no guideline can be checked, because it has neither two sizes of an operation nor "
+            "operations that replace each other; measure some: `hpccoll bench all_reduce reduce broadcast --json FILE`"
+        )
+    with open_json_lines(options.json_file) as lines:
+        if options.json_file is not None:
+            lines.write(make_serial_run_record())
+        for each in checked:
+            lines.write(make_guideline_record(each).as_dict())
+    for torn in side.torn:
+        click.echo(f"# {torn}", err=True)
+    if options.json_file != STDOUT:
+        print_guidelines(checked, all_rows=options.rows)
+    return 1 if side.wrong or any(each.verdict is GuidelineVerdict.VIOLATED for each in checked) else 0
+
+
+def _compare_commands(options: CompareOptions) -> int:
+    """Run both commands in turns and compare their results; after an interrupt, compare the finished rounds."""
+    from hpccoll.compare.rounds import BenchmarkCommand, RoundOptions, run_rounds
+
+    directory = Path(options.output or f"hpccoll-compare-{datetime.now():%Y%m%d-%H%M%S}")  # noqa: DTZ005 - local time
+    commands = BenchmarkCommand(str(options.against), "--against"), BenchmarkCommand(str(options.run), "--run")
+    rounds = RoundOptions(commands, options.rounds, directory, options.limit, options.seed)
+    try:
+        with show_progress("runs", 2 * options.rounds) as advance:
+            for description in run_rounds(rounds):
+                advance(description)
+    except KeyboardInterrupt:
+        _compare_finished(options, rounds, "interrupted")
+        click.echo(f"interrupted; the files of finished runs are in {directory}", err=True)
+        return INTERRUPTED
+    except HpccollError:
+        _compare_finished(options, rounds, "failed")
+        raise
+    return _compare_finished(options, rounds, "complete")
+
+
+def _compare_finished(options: CompareOptions, rounds: RoundOptions, stop: StopCause) -> int:
+    """Compare the results of the rounds that both commands have finished; return the exit status.
+
+    If rounds were cut short before both commands have run once, print that there is nothing to compare.
+    """
+    from hpccoll.compare.measured_runs import read_side
+    from hpccoll.compare.rounds import list_finished_pairs
+
+    files: Sequence[Sequence[Path]] = list_finished_pairs(rounds.directory)
+    if stop != "complete":
+        click.echo(f"# {len(files[0])} of {rounds.rounds} rounds are finished", err=True)
+        if not files[0]:
+            return 0
+    a, b = (read_side(name, side) for name, side in zip("AB", files, strict=True))
+    status = _compare(options, a, b, paired=True, stop=stop)
+    if options.json_file != STDOUT:
+        click.echo(f"files: {rounds.directory}")
+    return status

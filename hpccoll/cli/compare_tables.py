@@ -1,0 +1,161 @@
+"""Prints the results of `hpccoll compare` for people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from hpccoll.cli.output import print_table, print_text
+from hpccoll.compare.drift import Control
+from hpccoll.compare.guidelines import GuidelineVerdict
+from hpccoll.compare.results import Verdict
+from hpccoll.units import format_count, format_size
+
+if TYPE_CHECKING:
+    from hpccoll.compare.guidelines import CheckedGuideline
+    from hpccoll.compare.measured_runs import RowKey
+    from hpccoll.compare.results import ComparedRow, ComparedTimes, Comparison
+
+MAX_ROWS = 40  # of a table, unless all rows are asked for
+MAX_NAMES = 6
+TIMES = ("B / A", "interval", "B slower in", "verdict")
+
+
+def print_comparison(comparison: Comparison, tolerance: float, *, all_rows: bool) -> None:
+    """Print the compared operations and rows, the circumstances, and the verdict; long tables only with `all_rows`."""
+    rounds = comparison.runs[0] if comparison.paired else None
+    headings = [each for each in TIMES if rounds is not None or each != "B slower in"]
+    if comparison.operations:
+        cells = [
+            [each.group.op, each.group.buffer, str(each.rows), *_format_times(each.times, rounds)]
+            for each in comparison.operations
+        ]
+        shown = ("operation", "buffer", "rows", *headings)
+        print_table("Operations: median over rows", shown, cells, ("rows", "B / A"))
+        print_text("\n")
+    rows = list(comparison.rows)
+    if len(rows) > MAX_ROWS and not all_rows:
+        rows = [row for row in rows if row.times.verdict is not Verdict.NO_EVIDENCE]
+    for op, members in groupby(rows, key=lambda row: row.key.case.op):
+        shown = ("size", "contender", "A us", "B us", "P(B slower)", *headings)
+        cells = [_format_row(row, rounds) for row in members]
+        numbers, drops = ("size", *shown[2:5], "B / A"), ("P(B slower)", "B slower in", "A us", "B us")
+        print_table(f"Rows of {op}", shown, cells, numbers, drops=drops)
+        print_text("\n")
+    if len(rows) < len(comparison.rows):
+        print_text(f"{len(comparison.rows) - len(rows)} rows without evidence of a difference: --rows shows all")
+    for line in (*_describe_circumstances(comparison), *_describe_verdict(comparison, tolerance)):
+        print_text(line, indent="         ")
+
+
+def print_guidelines(checked: Sequence[CheckedGuideline], *, all_rows: bool) -> None:
+    """Print the guidelines, those that hold only if there are few or with `all_rows`, and the number of violations."""
+    shown = list(checked)
+    if len(shown) > MAX_ROWS and not all_rows:
+        shown = [each for each in checked if each.verdict is not GuidelineVerdict.HOLDS]
+    for text, members in groupby(shown, key=lambda each: each.text):
+        headings = ("size", "contender", "left us", "right us", "left / right", "interval", "verdict")
+        numbers = ("size", "left us", "right us", "left / right")
+        print_table(text, headings, [_format_guideline(each) for each in members], numbers)
+        print_text("\n")
+    if len(shown) < len(checked):
+        print_text(f"{len(checked) - len(shown)} guidelines hold and are not shown: --rows shows all")
+    counts = {verdict: sum(each.verdict is verdict for each in checked) for verdict in GuidelineVerdict}
+    print_text(
+        f"{format_count(len(checked), 'guideline')}: {counts[GuidelineVerdict.VIOLATED]} violated, "
+        f"{counts[GuidelineVerdict.HOLDS]} hold, {counts[GuidelineVerdict.NO_EVIDENCE]} without evidence (the left "
+        "side is slower, but perhaps by chance or within the tolerance)"
+    )
+
+
+def _format_times(times: ComparedTimes, rounds: int | None) -> list[str]:
+    """Return the cells of ratio, interval, slower rounds (only if `rounds` is the number of pairs) and verdict."""
+    slower = [] if rounds is None else [f"{times.slower_rounds} of {rounds}"]
+    return [f"{times.ratio:.3f}x", f"[{times.low:.3f},{times.high:.3f}]", *slower, times.verdict.value]
+
+
+def _format_row(row: ComparedRow, rounds: int | None) -> list[str]:
+    """Return the cells of a row."""
+    return [
+        format_size(row.key.case.nbytes),
+        _format_contender(row.key),
+        f"{row.a_us:.4g}",
+        f"{row.b_us:.4g}",
+        f"{row.order.probability:.2f}",
+        *_format_times(row.times, rounds),
+    ]
+
+
+def _format_contender(key: RowKey) -> str:
+    """Return the engine and algorithm of a row, with its kind of memory and place where these are unusual."""
+    case = key.case
+    name = f"{case.engine}/{case.algorithm}" if case.algorithm else case.engine
+    return name + ("" if case.buffer == "host" else f" {case.buffer}") + ("" if case.in_place else " (out)")
+
+
+def _format_guideline(each: CheckedGuideline) -> list[str]:
+    """Return the cells of a checked guideline."""
+    return [
+        format_size(each.left.case.nbytes),
+        _format_contender(each.left),
+        f"{each.left_us:.4g}",
+        f"{each.right_us:.4g}",
+        f"{each.ratio:.2f}x",
+        f"[{each.low:.2f},{each.high:.2f}]",
+        each.verdict.value,
+    ]
+
+
+def _describe_circumstances(comparison: Comparison) -> list[str]:
+    """Return lines on runs, differences of machines, rows on one side only, drift and noise."""
+    runs = [format_count(count, "run") for count in comparison.runs]
+    counts = f"{format_count(len(comparison.rows), 'row')} compared"
+    lines = [f"runs:    A {runs[0]}, B {runs[1]}{' in turns' if comparison.paired else ''}; {counts}"]
+    lines += [f"differ:  {each}" for each in comparison.differences]
+    for side, keys in (("A", comparison.only_a), ("B", comparison.only_b)):
+        if keys:
+            lines.append(f"only {side}:  {format_count(len(keys), 'row')}: {_join_names([key.name for key in keys])}")
+    if comparison.wrong:
+        lines.append(f"wrong:   not compared: {_join_names([key.name for key in comparison.wrong])}")
+    drift = f"B / A {comparison.drift:.3f}x was removed from all ratios"
+    lines.append(
+        {
+            Control.MPI: f"drift:   {drift}: the change of engine mpi, which was measured in turns with each row",
+            Control.ROWS: f"drift:   {drift}: the median over all rows; a change of all rows alike does not show",
+            Control.NONE: "drift:   not removed; a change of the machine's speed may be taken for one of the software",
+        }[comparison.control]
+    )
+    lines.append(
+        f"noise:   the times of a row in two runs of the same software differ by about {100 * comparison.noise:.1f} % "
+        "(standard deviation)"
+    )
+    return lines
+
+
+def _describe_verdict(comparison: Comparison, tolerance: float) -> list[str]:
+    """Return lines with the names of all that became worse or better, and of regressions beyond the tolerance."""
+    worse, better = comparison.list_names(Verdict.WORSE), comparison.list_names(Verdict.BETTER)
+    if not worse and not better:
+        lines = ["verdict: no evidence of a difference"]
+        if not comparison.paired and min(comparison.runs) == 1:
+            lines.append(
+                "next:    name several runs per side (--also-a, --also-b), or measure in turns (--run, --against), to "
+                "find smaller differences"
+            )
+        return lines
+    lines = []
+    for label, names in (("worse", worse), ("better", better)):
+        if names:
+            lines.append(f"verdict: {label}: {_join_names(names)}")
+    regressions = comparison.list_regressions(tolerance)
+    if worse:
+        limit = f"slower by more than {100 * tolerance:.3g} %" if tolerance else "slower"
+        lines.append(f"regress: {limit}: {_join_names(regressions) if regressions else 'none'}")
+    return lines
+
+
+def _join_names(names: Sequence[str]) -> str:
+    """Return up to MAX_NAMES names, and the number of the others."""
+    more = len(names) - MAX_NAMES
+    return ", ".join(names[:MAX_NAMES]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,250 @@
+"""Compares the runs of two sides, A (the baseline) and B: which differences in time are not due to noise.
+
+Rows are matched by what they measure. A row's ratio is the median time of B over that of A, after common drift has been
+removed (drift.py). Its interval includes the noise between runs (noise.py). All rows of one operation are also tested
+together, by the median of their ratios, because a slower operation shows in many rows at once.
+
+A verdict other than `no evidence` needs a p-value, corrected for the number of tests, of at most `SIGNIFICANCE` for
+all tests of a comparison together. The p-value of a row is the larger one of two: that of a t test against the noise
+between runs, and that of Mann-Whitney U over the samples. The p-value of an operation is that of a t test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpccoll.compare import noise
+from hpccoll.compare.drift import Control, Drift, choose_control, get_workload, measure_drift
+from hpccoll.compare.environments import have_same_mpi, list_differences
+from hpccoll.compare.hypothesis_tests import (
+    SampleOrder,
+    compare_samples,
+    compute_interval,
+    compute_p_values,
+    correct_by_holm,
+)
+from hpccoll.compare.measured_runs import ComparedSide, MeasuredRun, RowKey
+from hpccoll.compare.results import (
+    ComparedOperation,
+    ComparedRow,
+    ComparedTimes,
+    Comparison,
+    OperationGroup,
+    Verdict,
+)
+from hpccoll.errors import UsageError
+
+Floats = NDArray[np.float64]
+SIGNIFICANCE = 0.01  # probability of any verdict other than `no evidence` where nothing differs
+OPERATION_SHARE = 0.8  # share of the significance for the tests of operations; the rest is for the tests of rows
+
+
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """Logarithms of medians without drift: lines are runs, columns are rows or operations, NaN is not measured.
+
+    `prior` and `prior_degrees` are the variance per run that the spread over rows implies, and its degrees of freedom.
+    """
+
+    a: Floats
+    b: Floats
+    prior: Floats
+    prior_degrees: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Measurements:
+    """The runs of both sides as tables of logarithms: lines are runs, first those of A, and columns are rows."""
+
+    keys: tuple[RowKey, ...]
+    runs: tuple[MeasuredRun, ...]
+    split: int  # the number of runs of A
+    within: Floats  # variance of each median within its run
+    drift: Drift
+    adjusted: Floats  # logarithms of medians without drift
+    paired: bool
+
+    def select(self, kept: NDArray[np.bool_]) -> tuple[Floats, Floats]:
+        """Return the tables of A and of B with the columns `kept`; pairs are complete or missing."""
+        a, b = np.split(self.adjusted[:, kept], [self.split])
+        if self.paired:
+            missing = np.isnan(a) | np.isnan(b)
+            return np.where(missing, np.nan, a), np.where(missing, np.nan, b)
+        return a, b
+
+    def collect_samples(self, column: int) -> tuple[Floats, Floats]:
+        """Return all samples of a row of A and of B in microseconds, without drift."""
+        sides: tuple[list[Floats], list[Floats]] = ([], [])
+        for at, run in enumerate(self.runs):
+            if self.keys[column] in run.rows:
+                samples = np.asarray(run.rows[self.keys[column]].samples_us, np.float64)
+                sides[at >= self.split].append(samples * np.exp(-self.drift.table[at, column]))
+        return np.concatenate(sides[0]), np.concatenate(sides[1])
+
+
+def compare_sides(
+    a: ComparedSide, b: ComparedSide, *, paired: bool = False, control: Control | None = None
+) -> Comparison:
+    """Return which rows and operations of B are faster or slower than those of A.
+
+    Args:
+        a: the baseline.
+        b: the runs that may be better or worse than the baseline.
+        paired: whether the k-th runs of A and B were measured one after the other; runs without a partner are ignored.
+        control: the control by which drift is removed; None selects it by `choose_control`.
+
+    Raises:
+        UsageError: the sides have no row in common, or `control` is `mpi` and only one kind of row is there.
+    """
+    wrong = dict.fromkeys([*a.wrong, *b.wrong])
+    keys_a, keys_b, differences = set(a.keys), set(b.keys), tuple(list_differences(a, b))
+    common = [key for key in a.keys if key in keys_b and key not in wrong]
+    if not common:
+        raise UsageError(_explain_nothing_common(differences, len(wrong)))
+    measured = _collect(a, b, common, paired, control or choose_control(common, have_same_mpi(a, b)))
+    rows, operations, spread = _test(measured)
+    table_a, table_b = np.split(measured.drift.table, [measured.split])
+    return Comparison(
+        rows=rows,
+        operations=operations,
+        controls=tuple(key for key, skip in zip(measured.keys, measured.drift.is_control, strict=True) if skip),
+        only_a=tuple(key for key in a.keys if key not in keys_b),
+        only_b=tuple(key for key in b.keys if key not in keys_a),
+        wrong=tuple(wrong),
+        runs=(len(table_a), len(table_b)),
+        paired=paired,
+        control=measured.drift.control,
+        drift=float(np.exp(np.median(table_b.mean(axis=0) - table_a.mean(axis=0)))),
+        noise=float(np.sqrt(2 * spread.variance)),
+        differences=differences,
+    )
+
+
+def _explain_nothing_common(differences: Sequence[str], wrong: int) -> str:
+    """Return the message of the error that no row can be compared."""
+    reason = f"; A and B differ in {'; '.join(differences)}" if differences else ""
+    if wrong:
+        reason += f"; rows with wrong results: {wrong}"
+    return (
+        f"A and B have no row in common{reason}; run `hpccoll bench` with the same operations, sizes, engines, "
+        "algorithms and number of ranks for both"
+    )
+
+
+def _collect(a: ComparedSide, b: ComparedSide, keys: Sequence[RowKey], paired: bool, control: Control) -> _Measurements:
+    """Return the logarithms of the medians of rows `keys` in all runs, with the drift that `control` shows."""
+    pairs = min(len(a.runs), len(b.runs)) if paired else max(len(a.runs), len(b.runs))
+    runs = (*a.runs[:pairs], *b.runs[:pairs])
+    medians, within = np.full((2, len(runs), len(keys)), np.nan)
+    for at, run in enumerate(runs):
+        for column, key in enumerate(keys):
+            if key in run.rows:
+                record = run.rows[key]
+                medians[at, column] = np.log(max(record.time_us.p50, 1e-3))
+                within[at, column] = noise.compute_batch_variance(record.samples_us)
+    split = min(len(a.runs), pairs)
+    kept = ~(np.isnan(medians[:split]).all(axis=0) | np.isnan(medians[split:]).all(axis=0))
+    if paired:
+        kept = (~np.isnan(medians[:split] + medians[split:])).any(axis=0)
+    if not kept.any():
+        raise UsageError("no pair of runs of A and B has a row in common; leave out --paired")
+    keys = [key for key, keep in zip(keys, kept, strict=True) if keep]
+    medians, within = medians[:, kept], within[:, kept]
+    drift = measure_drift(control, keys, medians)
+    return _Measurements(tuple(keys), runs, split, within, drift, medians - drift.table, paired)
+
+
+def _test(measured: _Measurements) -> tuple[tuple[ComparedRow, ...], tuple[ComparedOperation, ...], noise.Spread]:
+    """Test all rows that are not controls, and all operations with at least two such rows."""
+    kept = ~measured.drift.is_control
+    keys = [key for key, keep in zip(measured.keys, kept, strict=True) if keep]
+    groups = [OperationGroup(k.case.op, k.case.buffer, k.case.dtype, k.case.ranks, k.nodes) for k in keys]
+    numbers = np.array([list(dict.fromkeys(groups)).index(group) for group in groups])
+    a, b = measured.select(kept)
+    differences, per_run = _subtract(a, b)
+    spread = noise.estimate_spread(differences, per_run, numbers, measured.drift.control, measured.paired)
+    prior = spread.variance + noise.compute_excess(np.nanmean(measured.within[:, kept], axis=0))
+    tested = [group for group in dict.fromkeys(groups) if groups.count(group) > 1]
+    shares = (OPERATION_SHARE, 1 - OPERATION_SHARE) if tested else (0.0, 1.0)
+    orders = [compare_samples(*measured.collect_samples(int(column))) for column in np.flatnonzero(kept)]
+    times = _test_columns(_Columns(a, b, prior, noise.PRIOR_DEGREES), shares[1], orders, measured.paired)
+    rows = tuple(_make_row(measured, *each) for each in zip(np.flatnonzero(kept).tolist(), orders, times, strict=True))
+    if not tested:
+        return rows, (), spread
+    joined = _join_operations(a, b, prior, [(np.array([each == group for each in groups]), keys) for group in tested])
+    columns = _Columns(*joined, spread.degrees)
+    operation_times = _test_columns(columns, shares[0], None, measured.paired)
+    operations = tuple(
+        ComparedOperation(group, groups.count(group), each) for group, each in zip(tested, operation_times, strict=True)
+    )
+    return rows, operations, spread
+
+
+def _subtract(a: Floats, b: Floats) -> tuple[Floats, Floats]:
+    """Return the mean of B minus the mean of A per column, and 1/a + 1/b for a lines of A and b lines of B."""
+    counts = [(~np.isnan(side)).sum(axis=0) for side in (a, b)]
+    return np.nanmean(b, axis=0) - np.nanmean(a, axis=0), 1 / counts[0] + 1 / counts[1]
+
+
+def _join_operations(
+    a: Floats, b: Floats, prior: Floats, members: Sequence[tuple[NDArray[np.bool_], Sequence[RowKey]]]
+) -> tuple[Floats, Floats, Floats]:
+    """Return one column per operation for A and for B, the medians over its rows, and the variances per run.
+
+    Rows of one workload share their control, so the number of workloads is taken for the number of independent rows.
+    """
+    center = (np.nanmean(a, axis=0) + np.nanmean(b, axis=0)) / 2
+    columns = []
+    for rows, keys in members:
+        workloads = len({get_workload(key) for key, member in zip(keys, rows, strict=True) if member})
+        variance = float(np.median(prior[rows])) * noise.MEDIAN_VARIANCE / workloads
+        columns.append((_median_over(a - center, rows), _median_over(b - center, rows), variance))
+    joined_a, joined_b, variances = zip(*columns, strict=True)
+    return np.stack(joined_a, axis=1), np.stack(joined_b, axis=1), np.array(variances)
+
+
+def _median_over(table: Floats, rows: NDArray[np.bool_]) -> Floats:
+    """Return the median over `rows` of each line of `table`; NaN where a line has none of the rows."""
+    lines = table[:, rows]
+    return np.array([np.median(line[~np.isnan(line)]) if not np.isnan(line).all() else np.nan for line in lines])
+
+
+def _test_columns(
+    columns: _Columns, share: float, orders: Sequence[SampleOrder] | None, paired: bool
+) -> list[ComparedTimes]:
+    """Return the comparison of each column; all tests together have the significance `share` * SIGNIFICANCE."""
+    differences, per_run = _subtract(columns.a, columns.b)
+    own, degrees = noise.compute_own_variance(columns.a, columns.b, paired)
+    variance, degrees = noise.combine_variances(columns.prior, columns.prior_degrees, own, degrees)
+    errors = np.sqrt(variance * per_run)
+    p_values = compute_p_values(differences, errors, degrees)
+    if orders is not None:
+        p_values = np.maximum(p_values, [order.p_value for order in orders])
+    tests = correct_by_holm(p_values, share * SIGNIFICANCE)
+    slower = (columns.b - columns.a > 0).sum(axis=0).tolist() if paired else [None] * len(differences)
+    found = []
+    for at, difference in enumerate(differences.tolist()):
+        confidence = float(1 - tests.interval_significance[at])
+        low, high = compute_interval(difference, errors[at], degrees[at], confidence)
+        verdict = Verdict.NO_EVIDENCE
+        if tests.p_values[at] <= share * SIGNIFICANCE:
+            verdict = Verdict.WORSE if difference > 0 else Verdict.BETTER
+        corrected = min(1.0, float(tests.p_values[at]) / share)
+        ratio = float(np.exp(difference))
+        found.append(ComparedTimes(ratio, low, high, confidence, corrected, verdict, slower[at]))
+    return found
+
+
+def _make_row(measured: _Measurements, column: int, order: SampleOrder, times: ComparedTimes) -> ComparedRow:
+    """Return a compared row with the measured medians of both sides, which still contain drift."""
+    key = measured.keys[column]
+    sides = measured.runs[: measured.split], measured.runs[measured.split :]
+    records = [[run.rows[key] for run in side if key in run.rows] for side in sides]
+    a_us, b_us = (float(np.mean([record.time_us.p50 for record in side])) for side in records)
+    samples = tuple(sum(len(record.samples_us) for record in side) for side in records)
+    runs = len(records[0]), len(records[1])
+    return ComparedRow(key, a_us, b_us, runs, (samples[0], samples[1]), order, times)

@@ -1,0 +1,50 @@
+"""Finds differences between the machines, versions and layouts of ranks of the two sides of a comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from hpccoll.compare.measured_runs import ComparedSide
+
+UNKNOWN = "unknown"
+_FIELDS = ("hosts", "cores", "ranks", "nodes", "devices", "oversubscribed")
+
+
+def list_differences(a: ComparedSide, b: ComparedSide) -> list[str]:
+    """Return a string for each field in which the runs of A and B differ, such as `hosts: A node1, B node2`."""
+    versions = [run.environment.get("versions") or {} for side in (a, b) for run in side.runs]
+    packages = sorted({name for each in versions for name in each})
+    found_a, found_b = _describe_side(a, packages), _describe_side(b, packages)
+    return [f"{name}: A {found_a[name]}, B {found_b[name]}" for name in found_a if found_a[name] != found_b[name]]
+
+
+def have_same_mpi(*sides: ComparedSide) -> bool:
+    """Whether all runs of all sides used the same version of the same MPI library, as far as the files tell."""
+    versions = {_get_version(run.environment, "mpi") for side in sides for run in side.runs}
+    return len(versions) == 1
+
+
+def _describe_side(side: ComparedSide, packages: Sequence[str]) -> dict[str, str]:
+    """Return the values of the compared fields over all runs of a side; several different values are joined."""
+    environments = [run.environment for run in side.runs]
+    values = {name: _join(_format_value(each.get(name)) for each in environments) for name in _FIELDS}
+    return values | {name: _join(_get_version(each, name) for each in environments) for name in packages}
+
+
+def _get_version(environment: Mapping[str, Any], package: str) -> str:
+    """Return the version of a package in a record of kind `run`."""
+    versions = environment.get("versions")
+    return str((versions.get(package) if isinstance(versions, Mapping) else None) or UNKNOWN)
+
+
+def _format_value(value: Any) -> str:
+    """Return the value of a field in words; a list is shortened to its different values."""
+    if isinstance(value, list):
+        return ", ".join(dict.fromkeys(str(each) for each in value)) or "none"
+    return UNKNOWN if value is None else str(value)
+
+
+def _join(values: Iterable[str]) -> str:
+    """Return the different values, joined by `or`."""
+    return " or ".join(dict.fromkeys(values))

@@ -1,0 +1,179 @@
+"""Checks the self-consistency of one set of results: an operation should not be slower than others that can replace it.
+
+For example, an all_reduce can be replaced by a reduce_scatter and an all_gather, so it should not take longer than both
+together. All operations of a guideline have the same message size S (nccl-tests' S), engine and algorithm, dtype, kind
+of buffer and number of ranks. Monotony means that a message takes no longer than the next larger one that was
+measured. Algorithms have different names in different operations, so guidelines with several operations are checked for
+engines without algorithms and for hpccoll's `auto`, and monotony for all rows.
+
+A guideline is violated if the whole interval of the ratio left / right is above 1 plus the tolerance, and Mann-Whitney
+U agrees where the right side is one operation. The noise of a median in a run is at least `GUIDELINE_NOISE`.
+
+Sources: Traeff, Gropp and Thakur, IEEE TPDS 21 (2010), 698; Hunold and Carpen-Amarie, PGMPI (ACM TOPC 5, 2018).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpccoll.compare.hypothesis_tests import compare_samples, compute_interval, correct_by_holm
+from hpccoll.compare.measured_runs import ComparedSide, RowKey
+from hpccoll.compare.noise import PRIOR_DEGREES, compute_batch_variance
+from hpccoll.plan import Operation
+
+Floats = NDArray[np.float64]
+SIGNIFICANCE = 0.01  # probability of any violation where all guidelines hold
+GUIDELINE_NOISE = 0.03  # standard deviation of the median of a run in logarithms, at least
+RUN_DEGREES = 30  # degrees of freedom of the variance within a run
+AUTO = "auto"
+_ONLY_IN_PLACE = (Operation.BROADCAST.value, Operation.BARRIER.value)
+GUIDELINES: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("all_reduce", ("reduce_scatter", "all_gather")),
+    ("all_reduce", ("reduce", "broadcast")),
+    ("all_gather", ("gather", "broadcast")),
+    ("all_gather", ("all_reduce",)),
+    ("all_gather", ("all_to_all",)),
+    ("broadcast", ("scatter", "all_gather")),
+    ("gather", ("all_gather",)),
+    ("gather", ("reduce",)),
+    ("reduce", ("all_reduce",)),
+    ("reduce", ("reduce_scatter", "gather")),
+    ("reduce_scatter", ("reduce", "scatter")),
+    ("reduce_scatter", ("all_reduce",)),
+    ("scatter", ("broadcast",)),
+    ("exscan", ("scan",)),
+)
+
+
+class GuidelineVerdict(StrEnum):
+    """Whether the left side of a guideline is slower than the right side."""
+
+    HOLDS = "holds"
+    VIOLATED = "violated"
+    NO_EVIDENCE = "no evidence"  # slower, but perhaps by chance or within the tolerance
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedGuideline:
+    """A guideline, the rows of its left and right side, and the ratio left / right of their times."""
+
+    text: str
+    left: RowKey
+    right: tuple[RowKey, ...]
+    left_us: float
+    right_us: float
+    ratio: float
+    low: float
+    high: float
+    confidence: float
+    p_corrected: float
+    verdict: GuidelineVerdict
+
+
+@dataclass(frozen=True, slots=True)
+class _LogRatio:
+    """The logarithm of the ratio left / right, its standard error and degrees of freedom, and its p-value."""
+
+    value: float
+    error: float
+    degrees: float
+    p_value: float
+
+
+def check_guidelines(side: ComparedSide, tolerance: float = 0.0) -> list[CheckedGuideline]:
+    """Return all guidelines that the rows of `side` allow to check, with corrected p-values."""
+    pairs = list(_find_rows(side.keys))
+    if not pairs:
+        return []
+    ratios = [_measure_ratio(side, left, right) for _, left, right in pairs]
+    tests = correct_by_holm(np.array([each.p_value for each in ratios]), SIGNIFICANCE)
+    found = []
+    for at, ((text, left, right), ratio) in enumerate(zip(pairs, ratios, strict=True)):
+        confidence = float(1 - 2 * tests.interval_significance[at])  # two-sided, so that its lower end is one-sided
+        low, high = compute_interval(ratio.value, ratio.error, ratio.degrees, confidence)
+        verdict = GuidelineVerdict.HOLDS if ratio.value <= 0 else GuidelineVerdict.NO_EVIDENCE
+        if tests.p_values[at] <= SIGNIFICANCE and low > 1 + tolerance:
+            verdict = GuidelineVerdict.VIOLATED
+        times = _get_median_us(side, [left]), _get_median_us(side, right)
+        interval = float(np.exp(ratio.value)), low, high, confidence, float(tests.p_values[at])
+        found.append(CheckedGuideline(text, left, right, *times, *interval, verdict))
+    return found
+
+
+def _find_rows(keys: Sequence[RowKey]) -> Iterator[tuple[str, RowKey, tuple[RowKey, ...]]]:
+    """Yield the text, the left row and the right rows of each guideline whose rows are all among `keys`."""
+    known = {_simplify(key): key for key in keys}
+    for left, others in GUIDELINES:
+        for key in keys:
+            if key.case.op == left and key.case.algorithm in (None, AUTO):
+                right = [_find_row(known, key, op) for op in others]
+                if None not in right:
+                    rows = tuple(row for row in right if row is not None)
+                    yield f"{left} <= {' + '.join(others)}", key, rows
+    for key in keys:
+        above = [
+            each
+            for each in keys
+            if each.case.nbytes > key.case.nbytes
+            and each == RowKey(key.case._replace(nbytes=each.case.nbytes), key.nodes)
+        ]
+        if above:
+            following = min(above, key=lambda each: each.case.nbytes)
+            yield f"{key.case.op} <= {key.case.op} of the next larger size", key, (following,)
+
+
+def _simplify(key: RowKey, **changes: Any) -> tuple[object, ...]:
+    """Return the fields of a key by which the rows of a guideline are found."""
+    case = key.case._replace(**changes) if changes else key.case
+    place = case.op in _ONLY_IN_PLACE or case.in_place
+    return (case.op, case.engine, case.algorithm, case.buffer, place, case.nbytes, case.dtype, case.ranks, key.nodes)
+
+
+def _find_row(known: Mapping[tuple[object, ...], RowKey], key: RowKey, op: str) -> RowKey | None:
+    """Return the row of operation `op` with the engine, size and memory of `key`; None if it was not measured."""
+    places = (key.case.in_place,) if key.case.op not in _ONLY_IN_PLACE else (True, False)
+    for place in places:
+        row = known.get(_simplify(key, op=op, in_place=place))
+        if row is not None and (None in (row.case.redop, key.case.redop) or row.case.redop == key.case.redop):
+            return row
+    return None
+
+
+def _measure_ratio(side: ComparedSide, left: RowKey, right: Sequence[RowKey]) -> _LogRatio:
+    """Return the ratio of the left median to the sum of the right medians over all runs that have all rows."""
+    from scipy.stats import t
+
+    runs = [run.rows for run in side.runs if all(key in run.rows for key in (left, *right))]
+    if not runs:  # the rows are in different runs
+        runs = [{key: next(run.rows[key] for run in side.runs if key in run.rows) for key in (left, *right)}]
+    values, variances = [], []
+    for rows in runs:
+        medians = np.array([rows[key].time_us.p50 for key in right])
+        shares = medians / max(float(medians.sum()), 1e-3)
+        within = [compute_batch_variance(rows[key].samples_us) + GUIDELINE_NOISE**2 for key in (left, *right)]
+        values.append(float(np.log(max(rows[left].time_us.p50, 1e-3) / max(float(medians.sum()), 1e-3))))
+        variances.append(within[0] + float(np.sum(shares**2 * within[1:])))
+    value, prior = float(np.mean(values)), float(np.mean(variances))
+    degrees = float(RUN_DEGREES)
+    if len(runs) > 1:
+        own = len(runs) - 1
+        degrees = PRIOR_DEGREES + own
+        prior = (PRIOR_DEGREES * prior + own * float(np.var(values, ddof=1))) / degrees
+    error = float(np.sqrt(prior / len(runs)))
+    p_value = float(t.sf(value / error, degrees))
+    if len(right) == 1:
+        samples = [np.concatenate([rows[key].samples_us for rows in runs]) for key in (right[0], left)]
+        order = compare_samples(*samples)
+        p_value = max(p_value, order.p_value / 2 if order.probability > 1 / 2 else 1.0)
+    return _LogRatio(value, error, degrees, p_value)
+
+
+def _get_median_us(side: ComparedSide, keys: Sequence[RowKey]) -> float:
+    """Return the sum over rows of their medians in microseconds, each the mean over runs."""
+    return float(sum(np.mean([run.rows[key].time_us.p50 for run in side.runs if key in run.rows]) for key in keys))

@@ -1,0 +1,101 @@
+"""The results of a comparison: ratios of times with intervals, and verdicts on rows and operations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from hpccoll.compare.drift import Control
+from hpccoll.compare.hypothesis_tests import SampleOrder
+from hpccoll.compare.measured_runs import RowKey
+
+
+class Verdict(StrEnum):
+    """Whether B is faster than A (better), slower than A (worse), or neither has been shown."""
+
+    BETTER = "better"
+    WORSE = "worse"
+    NO_EVIDENCE = "no evidence"
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedTimes:
+    """The ratio of the times of B and A with its interval, and the verdict on one row or operation."""
+
+    ratio: float
+    low: float
+    high: float
+    confidence: float
+    p_corrected: float
+    verdict: Verdict
+    slower_rounds: int | None  # the number of pairs of runs in which B was slower; None unless paired
+
+    def is_regression(self, tolerance: float) -> bool:
+        """Whether B is slower than A by more than the fraction `tolerance`: the whole interval is above it."""
+        return self.verdict is Verdict.WORSE and self.low > 1 + tolerance
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedRow:
+    """A row that both sides have: medians in microseconds (means over runs), and the comparison without drift."""
+
+    key: RowKey
+    a_us: float
+    b_us: float
+    runs: tuple[int, int]
+    samples: tuple[int, int]
+    order: SampleOrder
+    times: ComparedTimes
+
+
+@dataclass(frozen=True, slots=True)
+class OperationGroup:
+    """The fields that all rows of a `ComparedOperation` share."""
+
+    op: str
+    buffer: str
+    dtype: str
+    ranks: int
+    nodes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedOperation:
+    """All compared rows of an operation together: the median of their ratios."""
+
+    group: OperationGroup
+    rows: int
+    times: ComparedTimes
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The result of a comparison of two sides, each with one or more runs.
+
+    `controls` are the rows that show the speed of the machine and are not compared, `wrong` those with a wrong result.
+    `drift` is the ratio B / A that was removed, as the median over rows. `noise` is the estimated standard deviation of
+    the ratio of two runs of the same software, for one row.
+    """
+
+    rows: tuple[ComparedRow, ...]
+    operations: tuple[ComparedOperation, ...]
+    controls: tuple[RowKey, ...]
+    only_a: tuple[RowKey, ...]
+    only_b: tuple[RowKey, ...]
+    wrong: tuple[RowKey, ...]
+    runs: tuple[int, int]
+    paired: bool
+    control: Control
+    drift: float
+    noise: float
+    differences: tuple[str, ...]
+
+    def list_names(self, verdict: Verdict) -> list[str]:
+        """Return the names of the operations and rows that have a verdict."""
+        operations = [each.group.op for each in self.operations if each.times.verdict is verdict]
+        return operations + [each.key.name for each in self.rows if each.times.verdict is verdict]
+
+    def list_regressions(self, tolerance: float) -> list[str]:
+        """Return the names of the operations and rows in which B is slower by more than the fraction `tolerance`."""
+        operations = [each.group.op for each in self.operations if each.times.is_regression(tolerance)]
+        return operations + [each.key.name for each in self.rows if each.times.is_regression(tolerance)]

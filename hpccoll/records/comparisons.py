@@ -1,0 +1,110 @@
+"""Records of `hpccoll compare`: kinds `compared_row`, `compared_operation`, `guideline` and `compare_summary`."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from hpccoll.records.record import Amount, Count, Positive, Record, about
+
+VerdictName = Literal["better", "worse", "no evidence"]
+
+
+class ComparedTimesRecord(Record, frozen=True):
+    """The fields that `compared_row` and `compared_operation` share; never written to a file alone."""
+
+    ratio: Annotated[Amount, about("Time of B over time of A, without common drift; above 1 means that B is slower.")]
+    ratio_low: Annotated[Amount, about("Lower end of the ratio's interval.")]
+    ratio_high: Annotated[Amount, about("Upper end of the ratio's interval.")]
+    confidence: Annotated[Amount, about("Confidence of the interval, corrected for the number of tests.")]
+    p_value: Annotated[Amount, about("p-value, corrected for the number of tests (Holm).")]
+    verdict: Annotated[VerdictName, about("Whether B is faster (better), slower (worse), or neither is shown.")]
+    regression: Annotated[bool, about("Whether the whole interval is above 1 plus the tolerance.")]
+    slower_rounds: Annotated[Count | None, about("Rounds in which B was slower; null unless runs are paired.")]
+
+
+class ComparedRowRecord(ComparedTimesRecord, frozen=True, kw_only=True):
+    """A row that both sides of a comparison have."""
+
+    kind: ClassVar[str] = "compared_row"
+
+    op: str
+    engine: str
+    algorithm: str | None
+    buffer: str
+    in_place: bool
+    nbytes: Annotated[Count, about("nccl-tests' S.")]
+    dtype: str
+    redop: Annotated[str | None, about("null if the operation does not reduce.")]
+    root: Annotated[Count | None, about("null if the operation has no root.")]
+    ranks: Positive
+    nodes: Positive
+    runs_a: Annotated[Positive, about("Runs of A with this row.")]
+    runs_b: Annotated[Positive, about("Runs of B with this row.")]
+    samples_a: Annotated[Positive, about("Timed iterations of A in all runs.")]
+    samples_b: Annotated[Positive, about("Timed iterations of B in all runs.")]
+    p50_a_us: Annotated[Amount, about("Median time of A as measured, mean over runs.")]
+    p50_b_us: Annotated[Amount, about("Median time of B as measured, mean over runs.")]
+    slower_probability: Annotated[Amount, about("Probability that a sample of B is above a sample of A (no drift).")]
+    cliffs_delta: Annotated[float, about("Effect size: 2 slower_probability - 1.")]
+
+
+class ComparedOperationRecord(ComparedTimesRecord, frozen=True, kw_only=True):
+    """All compared rows of an operation together: the median of their ratios."""
+
+    kind: ClassVar[str] = "compared_operation"
+
+    op: str
+    buffer: str
+    dtype: str
+    ranks: Positive
+    nodes: Positive
+    rows: Annotated[Positive, about("Number of rows.")]
+
+
+class GuidelineRecord(Record, frozen=True):
+    """A self-consistency guideline, such as all_reduce <= reduce + broadcast, checked on one engine and size."""
+
+    kind: ClassVar[str] = "guideline"
+
+    guideline: Annotated[str, about("The expected relation of times, such as all_reduce <= reduce + broadcast.")]
+    engine: str
+    algorithm: str | None
+    buffer: str
+    in_place: bool
+    nbytes: Annotated[Count, about("nccl-tests' S of the left side.")]
+    dtype: str
+    redop: Annotated[str | None, about("null if no operation reduces.")]
+    ranks: Positive
+    nodes: Positive
+    left_us: Annotated[Amount, about("Median time of the left side.")]
+    right_us: Annotated[Amount, about("Median time of the right side, the sum over its operations.")]
+    ratio: Annotated[Amount, about("Left over right; above 1 means that the guideline is violated.")]
+    ratio_low: Annotated[Amount, about("Lower end of the ratio's interval.")]
+    ratio_high: Annotated[Amount, about("Upper end of the ratio's interval.")]
+    confidence: Annotated[Amount, about("Confidence of the interval, corrected for the number of guidelines.")]
+    p_value: Annotated[Amount, about("One-sided p-value, corrected for the number of guidelines (Holm).")]
+    verdict: Annotated[Literal["holds", "violated", "no evidence"], about("No evidence: above 1, but by chance.")]
+
+
+class CompareSummaryRecord(Record, frozen=True):
+    """The result of `hpccoll compare A B`; the last record of its run."""
+
+    kind: ClassVar[str] = "compare_summary"
+
+    a: Annotated[tuple[str, ...], about("Files or the command of the baseline.")]
+    b: Annotated[tuple[str, ...], about("Files or the command that is compared with the baseline.")]
+    runs_a: Annotated[Positive, about("Runs of A.")]
+    runs_b: Annotated[Positive, about("Runs of B.")]
+    paired: Annotated[bool, about("Whether runs of A and B were measured in turns.")]
+    control: Annotated[Literal["mpi", "rows", "none"], about("Rows whose common change was removed.")]
+    drift: Annotated[Amount, about("Common change that was removed, B over A, median over rows.")]
+    noise: Annotated[Amount, about("Standard deviation of the ratio of two runs of the same software, for one row.")]
+    tolerance: Annotated[Amount, about("Slowdown that is no regression, as a fraction.")]
+    worse: Annotated[tuple[str, ...], about("Operations and rows in which B is slower.")]
+    better: Annotated[tuple[str, ...], about("Operations and rows in which B is faster.")]
+    regressions: Annotated[tuple[str, ...], about("Those in which B is slower beyond the tolerance.")]
+    only_a: Annotated[tuple[str, ...], about("Rows that only A has.")]
+    only_b: Annotated[tuple[str, ...], about("Rows that only B has.")]
+    wrong: Annotated[tuple[str, ...], about("Rows with wrong results, which are not compared.")]
+    differences: Annotated[tuple[str, ...], about("Fields of machine, versions and ranks in which A and B differ.")]
+    stop: Annotated[Literal["complete", "interrupted", "failed"], about("Whether all rounds were run.")]

@@ -1,0 +1,165 @@
+"""Comparisons find planted differences in noisy runs, and none in equal ones."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from hpccoll.compare.comparison import compare_sides
+from hpccoll.compare.drift import Control
+from hpccoll.compare.hypothesis_tests import compare_samples, correct_by_holm
+from hpccoll.compare.noise import compute_batch_variance
+from hpccoll.compare.results import Verdict
+from hpccoll.errors import UsageError
+from tests.unit.compare.synthetic_runs import CONTENDERS, make_records, make_side
+
+OWN = tuple(each for each in CONTENDERS if each[0] != "mpi")
+SLOWER = {("all_gather", "hpccoll"): 1.15}
+
+
+def list_differences(comparison) -> set[str]:
+    """Return the operations that have a verdict, or a row of which has one."""
+    return {name.split()[0] for verdict in ("worse", "better") for name in comparison.list_names(Verdict(verdict))}
+
+
+def test_equal_sides_show_no_difference_although_whole_runs_differ():
+    for seed in range(5):
+        comparison = compare_sides(make_side("A", make_records(seed)), make_side("B", make_records(100 + seed)))
+        assert not list_differences(comparison)
+        assert comparison.control is Control.MPI
+        assert len(comparison.rows) == 36
+        assert len(comparison.controls) == 12
+
+
+def test_a_slower_operation_is_found_from_one_run_per_side_and_a_faster_one_too():
+    slow, fast = make_records(7, SLOWER), make_records(8)
+    comparison = compare_sides(make_side("A", fast), make_side("B", slow))
+    assert comparison.list_names(Verdict.WORSE) == ["all_gather"]
+    assert comparison.list_regressions(0.0) == ["all_gather"]
+    assert comparison.list_regressions(0.2) == []
+    [found] = [each for each in comparison.operations if each.group.op == "all_gather"]
+    assert found.rows == 9
+    assert 1 < found.times.low < 1.15 < found.times.high
+    reverse = compare_sides(make_side("A", slow), make_side("B", fast))
+    assert reverse.list_names(Verdict.BETTER) == ["all_gather"]
+    assert reverse.list_regressions(0.0) == []
+
+
+def test_a_difference_of_a_single_row_is_found_in_turns_with_its_rounds():
+    runs = [[], []]
+    for seed in range(12):
+        for side in range(2):
+            records = make_records(seed + 100 * side)
+            at = next(at for at, each in enumerate(records) if each.engine == "hpccoll")
+            if side:
+                records[at] = make_records(seed + 100, {("all_reduce", "hpccoll"): 1.3})[at]
+            runs[side].append(records)
+    comparison = compare_sides(make_side("A", *runs[0]), make_side("B", *runs[1]), paired=True)
+    assert comparison.list_names(Verdict.WORSE) == ["all_reduce 1 KiB hpccoll/ring"]
+    row = comparison.rows[0]
+    assert row.times.slower_rounds == 12
+    assert row.order.cliffs_delta > 0.8
+    assert row.times.low > 1.15
+    assert row.runs == (12, 12)
+    assert row.samples == (1200, 1200)
+
+
+def test_several_runs_per_side_find_what_one_run_does_not():
+    runs = [
+        [make_records(seed) for seed in range(8)],
+        [make_records(50 + seed, {("scatter", "hpccoll"): 1.04}) for seed in range(8)],
+    ]
+    one = compare_sides(make_side("A", runs[0][0]), make_side("B", runs[1][0]))
+    assert not list_differences(one)
+    many = compare_sides(make_side("A", *runs[0]), make_side("B", *runs[1]))
+    assert many.list_names(Verdict.WORSE) == ["scatter"]
+
+
+def test_without_mpi_rows_the_drift_is_the_median_over_rows():
+    a, b = (
+        make_records(seed, slower, contenders=OWN) for seed, slower in ((1, None), (2, {("broadcast", "hpccoll"): 1.4}))
+    )
+    comparison = compare_sides(make_side("A", a), make_side("B", b))
+    assert comparison.control is Control.ROWS
+    assert comparison.list_names(Verdict.WORSE)[0] == "broadcast"
+    assert list_differences(comparison) == {"broadcast"}
+    assert comparison.drift == pytest.approx(np.exp(-0.02), abs=0.25)
+
+
+def test_another_mpi_library_is_no_control():
+    a, b = make_side("A", make_records(1)), make_side("B", make_records(2), versions={"mpi": "Open MPI 5.0.8"})
+    comparison = compare_sides(a, b)
+    assert comparison.control is Control.ROWS
+    assert comparison.differences == ("mpi: A MPICH 5.0.2, B Open MPI 5.0.8",)
+    assert compare_sides(a, b, control=Control.MPI).control is Control.MPI
+
+
+def test_few_rows_without_a_control_need_a_large_difference():
+    few = {"contenders": OWN[:1], "operations": ("scatter",), "sizes": (1024,)}
+    b = make_side("B", make_records(2, {("scatter", "hpccoll"): 1.5}, **few))
+    comparison = compare_sides(make_side("A", make_records(1, **few)), b)
+    assert comparison.control is Control.NONE
+    assert comparison.operations == ()
+    assert not list_differences(comparison)
+    assert comparison.rows[0].times.low < 1 < comparison.rows[0].times.high
+
+
+def test_rows_of_one_side_only_and_wrong_rows_are_listed_and_not_compared():
+    a, b = make_records(1), make_records(2)
+    b[1] = replace(b[1], wrong=3)
+    comparison = compare_sides(make_side("A", a[:-2]), make_side("B", b[1:]))
+    assert [key.name for key in comparison.wrong] == ["all_reduce 1 KiB hpccoll/ring"]
+    assert [key.name for key in comparison.only_a] == ["all_reduce 1 KiB mpi"]
+    assert len(comparison.only_b) == 2
+    assert len(comparison.rows) == 33
+
+
+def test_runs_with_different_rows_are_compared_row_by_row():
+    a, b = make_records(1), make_records(2)
+    comparison = compare_sides(make_side("A", a[:20], a[20:]), make_side("B", b))
+    assert len(comparison.rows) == 36
+    assert {row.runs for row in comparison.rows} == {(1, 1)}
+    pairs = compare_sides(make_side("A", a[:20], a[20:]), make_side("B", b), paired=True)
+    assert len(pairs.rows) == 15
+
+
+def test_sides_without_a_common_row_are_refused_with_what_differs():
+    b = make_side("B", make_records(2, ranks=4), ranks=4)
+    with pytest.raises(UsageError, match="no row in common; A and B differ in ranks: A 2, B 4"):
+        compare_sides(make_side("A", make_records(1)), b)
+
+
+def test_the_mpi_control_needs_other_rows():
+    mpi = CONTENDERS[:1]
+    sides = [make_side(name, make_records(seed, contenders=mpi)) for name, seed in (("A", 1), ("B", 2))]
+    assert compare_sides(*sides).control is Control.ROWS
+    with pytest.raises(UsageError, match="--control rows"):
+        compare_sides(*sides, control=Control.MPI)
+    own = [make_side(name, make_records(seed, contenders=OWN)) for name, seed in (("A", 1), ("B", 2))]
+    with pytest.raises(UsageError, match="no row of engine mpi"):
+        compare_sides(*own, control=Control.MPI)
+
+
+def test_holm_is_between_bonferroni_and_no_correction():
+    tests = correct_by_holm(np.array([0.03, 0.001, 0.04, 0.3]), 0.05)
+    assert tests.p_values == pytest.approx([0.09, 0.004, 0.09, 0.3])
+    assert tests.interval_significance == pytest.approx([0.05 / 3, 0.05 / 4, 0.05 / 3, 0.05 / 3])
+    every = correct_by_holm(np.array([0.02, 0.01]), 0.05)
+    assert every.p_values == pytest.approx([0.02, 0.02])
+    assert every.interval_significance == pytest.approx([0.05, 0.025])
+
+
+def test_the_order_of_samples_counts_ties_as_half():
+    order = compare_samples(np.array([1.0, 2.0]), np.array([2.0, 3.0]))
+    assert order.probability == 0.875
+    assert order.cliffs_delta == 0.75
+    assert compare_samples(np.arange(20.0), np.arange(20.0) + 100).p_value < 1e-6
+
+
+def test_batches_see_the_correlation_of_samples():
+    generator = np.random.default_rng(1)
+    independent = np.exp(generator.normal(0, 0.1, 1000))
+    correlated = np.exp(np.repeat(generator.normal(0, 0.1, 20), 50))
+    assert compute_batch_variance(correlated) > 10 * compute_batch_variance(independent)
+    assert compute_batch_variance([2.0]) == 0

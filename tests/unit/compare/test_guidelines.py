@@ -1,0 +1,70 @@
+"""Guidelines: replaceable operations, monotony, significance."""
+
+from __future__ import annotations
+
+import pytest
+
+from hpccoll.compare.guidelines import GUIDELINES, GuidelineVerdict, check_guidelines
+from hpccoll.plan import Operation
+from tests.unit.compare.synthetic_runs import make_records, make_side
+
+MPI = (("mpi", None),)
+ALL = ("all_reduce", "reduce_scatter", "all_gather", "reduce", "broadcast", "gather", "scatter")
+
+
+def check(slower=None, tolerance=0.0, **options):
+    records = make_records(3, {(op, "mpi"): factor for op, factor in (slower or {}).items()}, **options)
+    return check_guidelines(make_side("A", records), tolerance)
+
+
+def test_every_operation_of_a_guideline_exists():
+    names = {operation.value for operation in Operation}
+    assert all({left, *right} <= names and left not in right for left, right in GUIDELINES)
+
+
+def test_equal_operations_fulfil_all_guidelines():
+    checked = check(contenders=MPI, operations=ALL)
+    assert len(checked) == 3 * 12 + 2 * len(ALL)  # those with all_to_all and with scans are not measured
+    assert not [each for each in checked if each.verdict is GuidelineVerdict.VIOLATED]
+
+
+def test_an_operation_slower_than_its_replacement_violates_its_guidelines():
+    checked = check({"gather": 2.0, "all_reduce": 3.5}, contenders=MPI, operations=ALL)
+    violated = {each.text for each in checked if each.verdict is GuidelineVerdict.VIOLATED}
+    assert violated >= {"gather <= all_gather", "all_reduce <= reduce + broadcast"}
+    assert all(text.split()[0] in ("gather", "all_reduce") for text in violated)
+    [one] = [each for each in checked if each.text == "gather <= all_gather" and each.left.case.nbytes == 1024]
+    assert 1.4 < one.low < one.ratio < one.high
+    assert one.right_us == pytest.approx(one.left_us / one.ratio)
+    tolerant = check({"gather": 2.0, "all_reduce": 3.5}, 2.0, contenders=MPI, operations=ALL)
+    assert not [each for each in tolerant if each.verdict is GuidelineVerdict.VIOLATED]
+
+
+def test_a_small_message_that_takes_longer_than_a_larger_one_violates_monotony():
+    records = make_records(3, contenders=MPI, operations=("gather",))
+    slow = make_records(4, {("gather", "mpi"): 30.0}, contenders=MPI, operations=("gather",))
+    checked = check_guidelines(make_side("A", [slow[0], *records[1:]]))
+    assert [(each.text, each.verdict.value) for each in checked] == [
+        ("gather <= gather of the next larger size", "violated"),
+        ("gather <= gather of the next larger size", "holds"),
+    ]
+
+
+def test_only_auto_and_other_libraries_are_checked_across_operations():
+    checked = check(operations=("gather", "all_gather"))
+    replaced = {each.left.case.algorithm for each in checked if each.text == "gather <= all_gather"}
+    assert replaced == {None, "auto"}
+
+
+def test_an_operation_that_runs_only_in_place_stands_for_both_places():
+    out = make_records(3, contenders=MPI, operations=("scatter",), sizes=(1024,), in_place=False)
+    within = make_records(3, contenders=MPI, operations=("broadcast",), sizes=(1024,))
+    [found] = check_guidelines(make_side("A", [*out, *within]))
+    assert found.text == "scatter <= broadcast"
+
+
+def test_several_runs_narrow_the_interval():
+    options = {"contenders": MPI, "operations": ("gather", "all_gather"), "sizes": (1024,)}
+    runs = [make_records(seed, **options) for seed in range(16)]
+    [one], [many] = (check_guidelines(make_side("A", *some)) for some in (runs[:1], runs))
+    assert many.high / many.low < one.high / one.low
