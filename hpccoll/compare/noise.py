@@ -16,13 +16,13 @@ Hunold and Carpen-Amarie, IEEE TPDS 27 (2016), 3617 (medians of MPI benchmarks d
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hpccoll.compare.drift import Control
+from hpccoll.measure.statistics import Samples
 
 Floats = NDArray[np.float64]
 PRIOR_DEGREES = 4  # the spread over rows counts as much as this many further runs
@@ -112,7 +112,7 @@ def compute_excess(within: Floats) -> Floats:
     return np.maximum(within - np.median(within), 0.0)
 
 
-def compute_batch_variance(samples_us: Sequence[float]) -> float:
+def compute_batch_variance(samples_us: Samples) -> float:
     """Return the variance of the logarithm of the median of a run's samples, from batches of consecutive samples.
 
     With fewer than 4 samples, return the variance of the logarithms of the samples.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from msgspec.structs import replace
@@ -12,6 +14,7 @@ from hpccoll.compare.hypothesis_tests import compare_samples, correct_by_holm
 from hpccoll.compare.noise import compute_batch_variance
 from hpccoll.compare.results import Verdict
 from hpccoll.errors import UsageError
+from hpccoll.records import CollectiveRecord
 from tests.unit.compare.synthetic_runs import CONTENDERS, make_records, make_side
 
 OWN = tuple(each for each in CONTENDERS if each[0] != "mpi")
@@ -47,7 +50,7 @@ def test_a_slower_operation_is_found_from_one_run_per_side_and_a_faster_one_too(
 
 
 def test_a_difference_of_a_single_row_is_found_in_turns_with_its_rounds():
-    runs = [[], []]
+    runs: list[list[list[CollectiveRecord]]] = [[], []]
     for seed in range(12):
         for side in range(2):
             records = make_records(seed + 100 * side)
@@ -96,7 +99,7 @@ def test_another_mpi_library_is_no_control():
 
 
 def test_few_rows_without_a_control_need_a_large_difference():
-    few = {"contenders": OWN[:1], "operations": ("scatter",), "sizes": (1024,)}
+    few: dict[str, Any] = {"contenders": OWN[:1], "operations": ("scatter",), "sizes": (1024,)}
     b = make_side("B", make_records(2, {("scatter", "hpccoll"): 1.5}, **few))
     comparison = compare_sides(make_side("A", make_records(1, **few)), b)
     assert comparison.control is Control.NONE

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from hpccoll.compare.guidelines import GUIDELINES, GuidelineVerdict, check_guidelines
@@ -64,7 +66,7 @@ def test_an_operation_that_runs_only_in_place_stands_for_both_places():
 
 
 def test_several_runs_narrow_the_interval():
-    options = {"contenders": MPI, "operations": ("gather", "all_gather"), "sizes": (1024,)}
+    options: dict[str, Any] = {"contenders": MPI, "operations": ("gather", "all_gather"), "sizes": (1024,)}
     runs = [make_records(seed, **options) for seed in range(16)]
     [one], [many] = (check_guidelines(make_side("A", *some)) for some in (runs[:1], runs))
     assert many.high / many.low < one.high / one.low

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ from hpccoll.compare.measured_runs import read_side
 from hpccoll.errors import UsageError
 from tests.unit.compare.synthetic_runs import make_records, write_run
 
-SMALL = {"operations": ("scatter",), "sizes": (8, 16), "count": 5}
+SMALL: dict[str, Any] = {"operations": ("scatter",), "sizes": (8, 16), "count": 5}
 
 
 def test_a_directory_is_several_runs_and_a_resumed_file_is_one(tmp_path):

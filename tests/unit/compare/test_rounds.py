@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,7 +28,7 @@ with open(folder.parent / "order", "a") as order:
     order.write(folder.name)
 shutil.copy(folder / f"{count % 4}.jsonl", file)
 """
-ALLOWED = {"operations": ("all_gather", "scatter"), "count": 20}
+ALLOWED: dict[str, Any] = {"operations": ("all_gather", "scatter"), "count": 20}
 
 
 def make_command(folder: Path, slower: float = 1.0, seed: int = 0) -> str:
@@ -40,7 +41,8 @@ def make_command(folder: Path, slower: float = 1.0, seed: int = 0) -> str:
 
 def make_options(tmp_path: Path, run: str, against: str, **changes) -> RoundOptions:
     commands = BenchmarkCommand(against, "--against"), BenchmarkCommand(run, "--run")
-    return RoundOptions(commands, **{"rounds": 4, "directory": tmp_path / "out", "limit_s": 30, "seed": 0} | changes)
+    options: dict[str, Any] = {"rounds": 4, "directory": tmp_path / "out", "limit_s": 30, "seed": 0}
+    return RoundOptions(commands, **options | changes)
 
 
 def test_both_commands_run_in_every_round_in_an_order_that_is_drawn(tmp_path):
