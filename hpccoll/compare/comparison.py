@@ -44,7 +44,7 @@ OPERATION_SHARE = 0.8  # share of the significance for the tests of operations; 
 
 
 @dataclass(frozen=True, slots=True)
-class _Columns:
+class _TestedColumns:
     """Logarithms of medians without drift: lines are runs, columns are rows or operations, NaN is not measured.
 
     `prior` and `prior_degrees` are the variance per run that the spread over rows implies, and its degrees of freedom.
@@ -57,7 +57,7 @@ class _Columns:
 
 
 @dataclass(frozen=True, slots=True)
-class _Measurements:
+class _MeasuredRuns:
     """The runs of both sides as tables of logarithms: lines are runs, first those of A, and columns are rows."""
 
     keys: tuple[RowKey, ...]
@@ -135,7 +135,7 @@ def _explain_nothing_common(differences: Sequence[str], wrong: int) -> str:
     )
 
 
-def _collect(a: ComparedSide, b: ComparedSide, keys: Sequence[RowKey], paired: bool, control: Control) -> _Measurements:
+def _collect(a: ComparedSide, b: ComparedSide, keys: Sequence[RowKey], paired: bool, control: Control) -> _MeasuredRuns:
     """Return the logarithms of the medians of rows `keys` in all runs, with the drift that `control` shows."""
     pairs = min(len(a.runs), len(b.runs)) if paired else max(len(a.runs), len(b.runs))
     runs = (*a.runs[:pairs], *b.runs[:pairs])
@@ -155,10 +155,10 @@ def _collect(a: ComparedSide, b: ComparedSide, keys: Sequence[RowKey], paired: b
     keys = [key for key, keep in zip(keys, kept, strict=True) if keep]
     medians, within = medians[:, kept], within[:, kept]
     drift = measure_drift(control, keys, medians)
-    return _Measurements(tuple(keys), runs, split, within, drift, medians - drift.table, paired)
+    return _MeasuredRuns(tuple(keys), runs, split, within, drift, medians - drift.table, paired)
 
 
-def _test(measured: _Measurements) -> tuple[tuple[ComparedRow, ...], tuple[ComparedOperation, ...], noise.Spread]:
+def _test(measured: _MeasuredRuns) -> tuple[tuple[ComparedRow, ...], tuple[ComparedOperation, ...], noise.Spread]:
     """Test all rows that are not controls, and all operations with at least two such rows."""
     kept = ~measured.drift.is_control
     keys = [key for key, keep in zip(measured.keys, kept, strict=True) if keep]
@@ -171,12 +171,12 @@ def _test(measured: _Measurements) -> tuple[tuple[ComparedRow, ...], tuple[Compa
     tested = [group for group in dict.fromkeys(groups) if groups.count(group) > 1]
     shares = (OPERATION_SHARE, 1 - OPERATION_SHARE) if tested else (0.0, 1.0)
     orders = [compare_samples(*measured.collect_samples(int(column))) for column in np.flatnonzero(kept)]
-    times = _test_columns(_Columns(a, b, prior, noise.PRIOR_DEGREES), shares[1], orders, measured.paired)
+    times = _test_columns(_TestedColumns(a, b, prior, noise.PRIOR_DEGREES), shares[1], orders, measured.paired)
     rows = tuple(_make_row(measured, *each) for each in zip(np.flatnonzero(kept).tolist(), orders, times, strict=True))
     if not tested:
         return rows, (), spread
     joined = _join_operations(a, b, prior, [(np.array([each == group for each in groups]), keys) for group in tested])
-    columns = _Columns(*joined, spread.degrees)
+    columns = _TestedColumns(*joined, spread.degrees)
     operation_times = _test_columns(columns, shares[0], None, measured.paired)
     operations = tuple(
         ComparedOperation(group, groups.count(group), each) for group, each in zip(tested, operation_times, strict=True)
@@ -214,7 +214,7 @@ def _median_over(table: Floats, rows: NDArray[np.bool_]) -> Floats:
 
 
 def _test_columns(
-    columns: _Columns, share: float, orders: Sequence[SampleOrder] | None, paired: bool
+    columns: _TestedColumns, share: float, orders: Sequence[SampleOrder] | None, paired: bool
 ) -> list[ComparedTimes]:
     """Return the comparison of each column; all tests together have the significance `share` * SIGNIFICANCE."""
     differences, per_run = _subtract(columns.a, columns.b)
@@ -239,7 +239,7 @@ def _test_columns(
     return found
 
 
-def _make_row(measured: _Measurements, column: int, order: SampleOrder, times: ComparedTimes) -> ComparedRow:
+def _make_row(measured: _MeasuredRuns, column: int, order: SampleOrder, times: ComparedTimes) -> ComparedRow:
     """Return a compared row with the measured medians of both sides, which still contain drift."""
     key = measured.keys[column]
     sides = measured.runs[: measured.split], measured.runs[measured.split :]
