@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import click
 import numpy as np
 
-from hpccoll.cli.output import STDOUT, is_printing_rank, json_option, open_json_lines, print_text
+from hpccoll.cli.output import STDOUT, is_printing_rank, json_option, list_given_options, open_json_lines, print_text
 from hpccoll.cli.progress import show_progress
 from hpccoll.cli.run_record import make_serial_run_record
 from hpccoll.errors import HpccollError, UsageError
@@ -67,8 +67,13 @@ def report(
     """
     if not is_printing_rank():
         return 0
-    if crash_directory is not None or not files:
-        return _report_crash(files, crash_directory, json_file)
+    if crash_directory is not None:
+        unused = [*files, *list_given_options("output", "machine", "no_bound")]
+        if unused:
+            raise UsageError(f"--crash {crash_directory} writes no page; leave {' and '.join(unused)} out")
+        return _report_crash(crash_directory, json_file)
+    if not files:
+        raise click.UsageError("Missing argument FILE|DIRECTORY..., or --crash DIR", click.get_current_context())
     return _write_page(files, output, machine, no_bound, json_file)
 
 
@@ -101,10 +106,8 @@ def _write_page(files: tuple[str, ...], output: str, machine: str | None, no_bou
     return 1 if any(row.record.wrong for row in results.rows) else 0
 
 
-def _report_crash(files: tuple[str, ...], directory: str | None, json_file: str | None) -> int:
+def _report_crash(directory: str, json_file: str | None) -> int:
     """Print why the job hung or crashed whose recorder files are in a directory, or write a record to --json."""
-    if directory is None or files:
-        raise UsageError("give result files, or a directory of recorder files after --crash, but not both")
     from hpccoll.crash import analyze, format_analysis
     from hpccoll.report.crash_record import make_crash_record
     from hpccoll.runtime.job_evidence import make_evidence, observe_processes

@@ -72,6 +72,8 @@ ALONE: list[tuple[str, int, tuple[str, ...]]] = [
     ("doctor --require foo", 2, ("unknown requirement 'foo'", "cuda_aware")),
     ("doctor --limit 0", 2, ("0.0 is not in the range x>0", "See hpccoll doctor --help")),
     ("report", 2, ("Missing argument", "See hpccoll report --help")),
+    ("report --crash . -o x.html", 2, ("--crash . writes no page", "leave --output out")),
+    ("report --crash . missing.jsonl", 2, ("leave missing.jsonl out",)),
     ("report missing.jsonl", 2, ("missing.jsonl: cannot read it", "--json")),
     ("report garbage.jsonl -o garbage.jsonl", 2, ("is one of the result files", "name another file")),
     ("scaling garbage.jsonl", 2, ("not a record of schema", "--json")),

@@ -81,7 +81,7 @@ def test_missing_directory_and_contradicting_arguments_are_usage_errors(tmp_path
     assert report(capsys)[0] == 2
     status, _, err = report(capsys, "file.jsonl", "--crash", str(tmp_path))
     assert status == 2
-    assert "not both" in err
+    assert "leave file.jsonl out" in err
 
 
 def evidence(directory: Path):
