@@ -240,18 +240,18 @@ class CommunicatorBase:
 
     def _check_here(self, form: str, operation: Operation, x: Any, out: Any, op: Any, *others: Any) -> CollectiveCall:
         """Return the checked call, with adapted arguments if the runtime does not accept the user's arrays."""
-        root, algorithm, *counts = others
-        adapted = adapt_arguments(operation, x, out, self.rank, self.size, root)
+        root, algorithm, *rest = others
+        counts = rest[0] if rest else None
+        adapted = adapt_arguments(operation, x, out, self.rank, self.size, root, algorithm, counts)
         if adapted is None:
-            return check_call(operation, x, out, self.rank, self.size, root, op, algorithm, *counts)
+            return check_call(operation, x, out, self.rank, self.size, root, op, algorithm, counts)
         if form == "prepare":
             raise BufferError(
                 f"{operation.value}: prepared collectives are bound to their arrays; pass arrays of NumPy, CuPy or "
                 "torch, no lists"
             )
-        if counts and (isinstance(x, list | tuple) or isinstance(out, list | tuple)):
-            raise BufferError(f"{operation.value}: counts cut one array into blocks; pass arrays instead of lists")
-        call = check_call(operation, adapted.x, adapted.out, self.rank, self.size, root, op, algorithm, *counts)
+        arrays = adapted.x, adapted.out
+        call = check_call(operation, *arrays, self.rank, self.size, root, op, algorithm, adapted.counts)
         return replace(call, finish=adapted.finish)
 
     def _reduce_scalar(

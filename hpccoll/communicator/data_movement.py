@@ -56,11 +56,23 @@ class DataMovementMethods(CommunicatorBase):
 
     @overload
     def all_gather(
-        self, x: ArrayT, *, out: list[ArrayT], algorithm: AlgorithmLike = ..., async_op: Literal[False] = ...
+        self,
+        x: ArrayT,
+        *,
+        counts: BlockCounts | None = ...,
+        out: list[ArrayT],
+        algorithm: AlgorithmLike = ...,
+        async_op: Literal[False] = ...,
     ) -> list[ArrayT]: ...
     @overload
     def all_gather(
-        self, x: ArrayT, *, out: list[ArrayT], algorithm: AlgorithmLike = ..., async_op: Literal[True]
+        self,
+        x: ArrayT,
+        *,
+        counts: BlockCounts | None = ...,
+        out: list[ArrayT],
+        algorithm: AlgorithmLike = ...,
+        async_op: Literal[True],
     ) -> Work[list[ArrayT]]: ...
     @overload
     def all_gather(
@@ -104,10 +116,11 @@ class DataMovementMethods(CommunicatorBase):
         """Collect the `x` of all n ranks on all ranks, in rank order.
 
         Args:
-            x: array of any shape; shape and dtype must be the same on all ranks.
+            x: array of any shape. The dtype must be the same on all ranks, and so must the shape unless `counts` or a
+                list `out` gives the sizes of all ranks' arrays.
             counts: the length of the first dim of each rank's `x`, if these lengths differ; the same on all ranks.
-            out: array for the n arrays, or a list of n arrays like `x`; None makes a new array of shape (n, *x.shape),
-                or (sum(counts), *x.shape[1:]).
+            out: array for the n arrays, or a list of n arrays, of which array r has as many elements as rank r's `x`;
+                None makes a new array of shape (n, *x.shape), or (sum(counts), *x.shape[1:]).
             algorithm: see `broadcast`.
             async_op: whether to return a `Work` at once.
 
@@ -131,13 +144,21 @@ class DataMovementMethods(CommunicatorBase):
         x: ArrayT,
         root: Rank = ...,
         *,
+        counts: BlockCounts | None = ...,
         out: list[ArrayT],
         algorithm: AlgorithmLike = ...,
         async_op: Literal[False] = ...,
     ) -> list[ArrayT] | None: ...
     @overload
     def gather(
-        self, x: ArrayT, root: Rank = ..., *, out: list[ArrayT], algorithm: AlgorithmLike = ..., async_op: Literal[True]
+        self,
+        x: ArrayT,
+        root: Rank = ...,
+        *,
+        counts: BlockCounts | None = ...,
+        out: list[ArrayT],
+        algorithm: AlgorithmLike = ...,
+        async_op: Literal[True],
     ) -> Work[list[ArrayT] | None]: ...
     @overload
     def gather(
@@ -188,8 +209,8 @@ class DataMovementMethods(CommunicatorBase):
             x: array of any shape; shape and dtype must be the same on all ranks.
             root: the rank that gets the result.
             counts: the length of the first dim of each rank's `x`, if these lengths differ; the same on all ranks.
-            out: at the root, array for the n arrays, or a list of n arrays like `x`; None makes a new array of shape
-                (n, *x.shape), or (sum(counts), *x.shape[1:]).
+            out: at the root, array for the n arrays, or a list of n arrays, one per rank; None makes a new array of
+                shape (n, *x.shape), or (sum(counts), *x.shape[1:]).
             algorithm: see `broadcast`.
             async_op: whether to return a `Work` at once.
 
@@ -254,8 +275,8 @@ class DataMovementMethods(CommunicatorBase):
         """Send block r of the root's `x` to each rank r, and return the block of this rank.
 
         Args:
-            x: at the root, an array whose first dim is divided into n blocks of equal size, or a list of n arrays of
-                one shape; None on other ranks.
+            x: at the root, an array whose first dim is divided into n blocks of equal size, or by `counts`; or a list
+                of n arrays of one shape, or with `counts` rows; None on other ranks.
             root: the rank whose array is divided.
             counts: the number of rows (along the first dim) of each rank's block, if blocks differ in size; the same
                 on all ranks.
@@ -284,6 +305,8 @@ class DataMovementMethods(CommunicatorBase):
         self,
         x: Sequence[ArrayT],
         *,
+        counts: BlockCounts | None = ...,
+        out_counts: BlockCounts | None = ...,
         out: list[ArrayT] | None = ...,
         algorithm: AlgorithmLike = ...,
         async_op: Literal[False] = ...,
@@ -293,6 +316,8 @@ class DataMovementMethods(CommunicatorBase):
         self,
         x: Sequence[ArrayT],
         *,
+        counts: BlockCounts | None = ...,
+        out_counts: BlockCounts | None = ...,
         out: list[ArrayT] | None = ...,
         algorithm: AlgorithmLike = ...,
         async_op: Literal[True],
@@ -344,11 +369,11 @@ class DataMovementMethods(CommunicatorBase):
 
         Args:
             x: array whose first dim is divided into n blocks of equal size, one per rank, or by `counts`; or a list of
-                n arrays of one shape.
+                n arrays, which may differ in shape if `out` is a list on all ranks.
             counts: the number of rows (along the first dim) that this rank sends to each rank, if these differ.
             out_counts: the number of rows that this rank receives from each rank; required with `counts`.
-            out: array or list of n arrays for the result; None makes a new array like `x`, whose first dim is
-                sum(out_counts) with counts, or a list if `x` is a list.
+            out: array for the result, or a list of n arrays, of which array r gets the block from rank r; None makes a
+                new array like `x`, whose first dim is sum(out_counts) with counts, or a list if `x` is a list.
             algorithm: see `broadcast`.
             async_op: whether to return a `Work` at once.
 

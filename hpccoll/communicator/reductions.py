@@ -190,12 +190,12 @@ class ReductionMethods(CommunicatorBase):
 
         Args:
             x: array whose first dim is divided into n blocks of equal size, one per rank, or by `counts`; or a list of
-                n arrays of one shape.
+                n arrays, whose shapes may differ but must be the same on all ranks.
             op: see `all_reduce`.
             counts: the number of rows (along the first dim) of each rank's block, if blocks differ in size; the same
                 on all ranks.
             out: array for the block; None makes a new array whose first dim is x.shape[0] // n, or the rank's count; or
-                of the shape of one array if `x` is a list.
+                of the shape of this rank's array in the list `x`.
             algorithm: see `all_reduce`.
             async_op: whether to return a `Work` at once.
 

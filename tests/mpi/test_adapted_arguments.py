@@ -66,6 +66,91 @@ def test_lists_go_in_and_out(hpc, make, asynchronous):
             assert [each[1, 2] for each in outs] == [10 * source for source in range(n)]
 
 
+def shapes_from(source, n):
+    """Return the shapes of the arrays that a rank sends to each rank; some arrays are empty, and dims differ."""
+    return [((source + to) % 3, 2) if to % 2 else (source + 2 * to + 1,) for to in range(n)]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("make", MAKERS)
+def test_arrays_of_a_list_may_differ_in_shape(hpc, make, asynchronous):
+    n, rank = hpc.size, hpc.rank
+
+    def call(method, *arguments, **options):
+        result = method(*arguments, async_op=asynchronous, **options)
+        return result.wait() if asynchronous else result
+
+    def check(arrays, shapes, values):
+        assert [tuple(each.shape) for each in arrays] == shapes
+        assert [set(each.reshape(-1).tolist()) for each in arrays] == [
+            {value} if np.prod(shape) else set() for shape, value in zip(shapes, values, strict=True)
+        ]
+
+    for turn in range(3):
+        shapes = shapes_from(turn, n)
+        outs = [make(shape, -1.0) for shape in shapes]
+        assert call(hpc.all_gather, make(shapes[rank], 5.0 + rank), out=outs) is outs
+        check(outs, shapes, [5.0 + source for source in range(n)])
+        block = call(hpc.reduce_scatter, [make(shape, to + 1.0) for to, shape in enumerate(shapes)])
+        check([block], [shapes[rank]], [n * (rank + 1.0)])
+        sent = [make(shape, 10.0 * rank + to) for to, shape in enumerate(shapes_from(rank, n))]
+        received = [shapes_from(source, n)[rank] for source in range(n)]
+        outs = [make(shape, -1.0) for shape in received]
+        assert call(hpc.all_to_all, sent, out=outs) is outs
+        check(outs, received, [10.0 * source + rank for source in range(n)])
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_lists_with_counts(hpc, make):
+    n, rank = hpc.size, hpc.rank
+    root, counts = n - 1, [(each + 1) % 3 for each in range(n)]
+    shapes = [(count, 2) for count in counts]
+    for _ in range(3):
+        outs = [make(shape, -1.0) for shape in shapes]
+        x = make(shapes[rank], 7.0 + rank)
+        assert hpc.all_gather(x, counts=counts, out=outs) is outs
+        assert [each.tolist() for each in outs] == [[[7.0 + at] * 2] * count for at, count in enumerate(counts)]
+        outs = [make(shape, -1.0) for shape in shapes]
+        result = hpc.gather(x, root, counts=counts, out=outs if rank == root else None)
+        if rank == root:
+            assert result is outs
+            assert [each.tolist() for each in outs] == [[[7.0 + at] * 2] * count for at, count in enumerate(counts)]
+        else:
+            assert result is None
+        sent = [make(shape, 3.0 + at) for at, shape in enumerate(shapes)]
+        block = make(shapes[rank], 0.0)
+        assert hpc.scatter(sent if rank == root else None, root, counts=counts, out=block) is block
+        assert block.tolist() == [[3.0 + rank] * 2] * counts[rank]
+        block = hpc.reduce_scatter(sent, counts=counts)
+        assert block.tolist() == [[n * (3.0 + rank)] * 2] * counts[rank]
+        swapped = hpc.all_to_all(sent, counts=counts, out_counts=[counts[rank]] * n)
+        assert [each.tolist() for each in swapped] == [[[3.0 + rank] * 2] * counts[rank]] * n
+        assert type(swapped) is list
+
+
+def test_uneven_lists_that_other_ranks_cannot_know_are_refused(hpc):
+    n = hpc.size
+    if n == 1:
+        pytest.skip("one array has one shape")
+    uneven = [np.ones(2 + (at == 1)) for at in range(n)]
+    calls = [
+        (lambda: hpc.all_to_all(uneven), r"x\[1\] has shape \(3,\), which other ranks cannot know; pass out, a list"),
+        (lambda: hpc.all_to_all(uneven, out=uneven, algorithm="bruck"), "choose algorithm auto, mpi or pairwise"),
+        (lambda: hpc.reduce_scatter(uneven, counts=[2] * n), r"x\[1\] has shape \(3,\), but counts requires a first"),
+        (lambda: hpc.all_gather(np.ones(2), counts=[2] * n, out=uneven), r"out\[1\] has 3 elements"),
+        (lambda: hpc.all_gather(np.ones(7), out=uneven), rf"out\[{hpc.rank}\] has . elements .* an array of 7"),
+    ]
+    if hpc.rank == 0:
+        calls += [
+            (lambda: hpc.scatter(uneven, out=np.ones(2)), "cannot know; pass counts on all ranks"),
+            (lambda: hpc.gather(np.ones(2), out=uneven), r"out\[1\] has 3 .* or counts on all ranks"),
+        ]
+    for call, message in calls:
+        with pytest.raises(BufferError, match=message):
+            call()
+    assert hpc.all_reduce(np.ones(3)).tolist() == [n] * 3
+
+
 def test_the_root_of_a_scatter_gets_an_array_like_those_of_its_list(hpc):
     root = hpc.size - 1
     if hpc.rank == root:
