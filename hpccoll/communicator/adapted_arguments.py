@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -61,32 +61,40 @@ def adapt_arguments(
         x = None  # only the root's array is read
     elif operation is Operation.GATHER and rank != root:
         out = None
-    listed, listed_out = isinstance(x, list | tuple), isinstance(out, list | tuple)
-    if not (listed or listed_out or is_foreign(x)):
+    if not (isinstance(x, list | tuple) or isinstance(out, list | tuple) or is_foreign(x)):
         return None
-    _require_lists(operation, listed, listed_out)
     if counts is not None:
         received = parse_counts(operation, "out_counts", counts[1], size) if operation is Operation.ALL_TO_ALL else None
         counts = parse_counts(operation, "counts", counts[0], size), received
+    adapted = _join_and_split(operation, x, out, rank, size, algorithm, counts)
+    if operation is Operation.REDUCE and rank != root and out is None:
+        return replace(adapted, finish=lambda _: x)  # a rank without a result gets its own input
+    return adapted
+
+
+def _join_and_split(
+    operation: Operation, x: Any, out: Any, rank: int, size: int, algorithm: Any, counts: Counts | None
+) -> AdaptedArguments:
+    """Return `adapt_arguments`' result, with the result of a rank that has one."""
+    listed, listed_out = isinstance(x, list | tuple), isinstance(out, list | tuple)
+    _require_lists(operation, listed, listed_out)
     foreign = next((each for each in (x if listed else (x,)) if is_foreign(each)), None)
-    exchanges = operation is Operation.ALL_TO_ALL and listed and listed_out and _takes_counts(algorithm)
+    array, shapes = import_array(x, "x") if is_foreign(x) else x, None
     if listed:
+        exchanges = operation is Operation.ALL_TO_ALL and listed_out and _takes_counts(algorithm)
         blocks = JoinedBlocks.from_list(operation, x, size, counts, uneven=exchanges, out_listed=listed_out)
         array, shapes, counts = blocks.array, blocks.shapes, blocks.counts
-    else:
-        array, shapes = import_array(x, "x") if is_foreign(x) else x, None
     if foreign is not None and operation in IN_PLACE and out is None:
         array = array.copy()
     if listed_out:
         return split_into(operation, out, array, rank, size, counts)
     if out is not None:
         return AdaptedArguments(array, out, lambda result: result, counts)
-    unchanged = x if operation is Operation.REDUCE and rank != root else None
     if listed and operation is Operation.ALL_TO_ALL:
         ends = None if counts is None or counts[1] is None else np.cumsum(counts[1])[:-1]
         return AdaptedArguments(array, None, lambda result: _export_blocks(result, ends, foreign), counts)
     shape = None if shapes is None else shapes[rank]
-    return AdaptedArguments(array, None, lambda result: _finish_array(result, shape, foreign, unchanged), counts)
+    return AdaptedArguments(array, None, lambda result: _finish_array(result, shape, foreign), counts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,10 +246,10 @@ def _require_lists(operation: Operation, listed: bool, listed_out: bool) -> None
             raise BufferError(f"{operation.value}: {role} is a list; pass one array ({names} take lists as {role})")
 
 
-def _finish_array(result: Any, shape: tuple[int, ...] | None, foreign: Any, unchanged: Any) -> Any:
-    """Return a result in the given shape and library, or `unchanged` (the user's `x`) on a rank without a result."""
-    if unchanged is not None or result is None:
-        return unchanged
+def _finish_array(result: Any, shape: tuple[int, ...] | None, foreign: Any) -> Any:
+    """Return a result in the given shape and library; None on a rank without a result."""
+    if result is None:
+        return None
     return _export(result if shape is None else result.reshape(shape), foreign)
 
 
