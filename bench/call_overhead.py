@@ -30,10 +30,10 @@ from script import Result, main
 from hpccoll.communicator import Communicator
 from hpccoll.plan import Operation
 from hpccoll.runtime.arguments import check_call
-from hpccoll.runtime.call_state import CallState
 from hpccoll.runtime.messages.mpi_calls import METHODS
 from hpccoll.runtime.messages.mpi_collectives import MpiCollectives
 from hpccoll.runtime.progress import Progress
+from hpccoll.runtime.recorder.call_recorder import CallRecorder
 from hpccoll.units import KiB, MiB
 
 BATCH, FEWEST_CALLS, BATCH_BYTES = 100, 4, 4 * MiB  # calls per sample: fewer of long messages
@@ -85,7 +85,7 @@ def time_kinds_of_calls(bench: Bench, x: Floats) -> Iterator[Case]:
 def library_bound(comm: MPI.Intracomm, x: Floats) -> Any:
     """Return MPI's own all-reduce of `x` in place, as hpccoll binds it."""
     call = check_call(Operation.ALL_REDUCE, x, None, comm.rank, comm.size)
-    return MpiCollectives(comm, Progress(), CallState(), lambda: False).bind(call)
+    return MpiCollectives(comm, Progress(), CallRecorder(), lambda: False).bind(call)
 
 
 def waited(own: Communicator, x: Floats) -> Callable[[], object]:

@@ -25,7 +25,6 @@ from hpccoll.runtime.agreement import wait_for_ranks
 from hpccoll.runtime.argument_check import EXCHANGED, ArgumentCheck, is_enabled
 from hpccoll.runtime.arguments import SUM, check_call
 from hpccoll.runtime.arrays import normalize_reduction
-from hpccoll.runtime.call_state import WaitReason
 from hpccoll.runtime.collective_call import CollectiveCall
 from hpccoll.runtime.endings import get_endings
 from hpccoll.runtime.engine import Engine
@@ -226,7 +225,7 @@ class CommunicatorBase:
         self._require_open()
         if self._argument_check is None:
             return self._check_here(form, operation, *arguments)
-        reason = WaitReason(self._state, operation.value, self._state.count + 1)
+        reason = self._state.wait(operation.value, self._state.count + 1)
         with reason, self._argument_check.compare(operation.value) as compared:
             call = self._check_here(form, operation, *arguments)
             buffer = call.result or call.source

@@ -23,7 +23,6 @@ from hpccoll.communicator.scans import ScanMethods
 from hpccoll.communicator.symmetric_buffers import SymmetricBufferMethods
 from hpccoll.errors import UsageError
 from hpccoll.runtime.agreement import gather_or_raise, wait_for_members, wait_for_ranks
-from hpccoll.runtime.call_state import WaitReason
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -120,7 +119,7 @@ class Communicator(
         members = _as_ranks(ranks, self.size)
         if self.rank not in members:
             return None
-        with WaitReason(self._state, "new_group", peers=tuple(rank for rank in members if rank != self.rank)):
+        with self._state.wait("new_group", peers=tuple(rank for rank in members if rank != self.rank)):
             wait_for_members(self._comm, members, self._engine.progress)
         group = self._comm.group.Incl(members)
         comm = self._comm.Create_group(group)

@@ -10,6 +10,8 @@ from hpccoll.algorithms import Algorithm
 from hpccoll.errors import BufferError
 from hpccoll.plan import Count, Operation
 from hpccoll.runtime.arrays import NUMPY, ArrayModule, BoundCall, Buffer, DType, FlatArray, Reduction, get_dtype
+from hpccoll.runtime.recorder.call_recorder import CallRecorder
+from hpccoll.selection import MPI_LIBRARY
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,32 @@ def _scale_input(call: CollectiveCall, source: Buffer) -> tuple[CollectiveCall, 
 def _relocate(source: Buffer, memory: FlatArray) -> Buffer:
     """Return a buffer like `source` but with the memory `memory`; copy no elements."""
     return replace(source, flat=memory, address=source.module.get_address(memory))
+
+
+def describe_call(
+    state: CallRecorder, call: CollectiveCall, algorithm: Algorithm | None, *, asynchronous: bool = False
+) -> bytes:
+    """Return the bytes that the flight recorder's entries of a call share; `algorithm` None is the MPI library."""
+    operation = call.operation
+    return state.describe(
+        operation.value,
+        algorithm=algorithm.name if algorithm else MPI_LIBRARY,
+        count=count_elements(operation, call.count),
+        dtype=call.dtype.name if call.source or call.result else "",
+        reduction=call.reduction.name if operation.reduces else "",
+        root=call.root if operation.has_root else -1,
+        asynchronous=asynchronous,
+    )
+
+
+def count_elements(operation: Operation, count: Count) -> int:
+    """Return the number of elements that the flight recorder notes, which is the same on all ranks.
+
+    It is 0 for an all_to_all of blocks of different sizes, in which each rank knows only its own blocks.
+    """
+    if isinstance(count, int):
+        return count
+    return 0 if operation is Operation.ALL_TO_ALL else sum(count)
 
 
 def as_unowned(call: CollectiveCall) -> CollectiveCall:

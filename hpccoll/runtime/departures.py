@@ -1,9 +1,9 @@
 """Finds ranks that wait, on one communicator, for a rank whose program has ended.
 
 A rank departs when its program ends while the communicator is open. A collective call is impossible if a departed rank
-made fewer calls (see call_state.py). A message is impossible if the departed rank has no unfinished message for this
-rank. A rank that waits for something impossible complains to the departed rank, which ends the job (endings.py). A
-rank that waits for ranks that are only late never complains.
+made fewer calls (see recorder/call_recorder.py). A message is impossible if the departed rank has no unfinished message
+for this rank. A rank that waits for something impossible complains to the departed rank, which ends the job
+(endings.py). A rank that waits for ranks that are only late never complains.
 
 All ranks form a binary tree. Departed ranks tell their tree neighbours the least number of calls of a departed rank;
 a rank passes on only a smaller number, so n ranks that end after equally many calls send at most 3 n such notices. The
@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from mpi4py import MPI
 
-from hpccoll.runtime.call_state import CallState, WaitReason
+from hpccoll.runtime.recorder.call_recorder import CallRecorder, WaitReason
 
 NOTICE_TAG: Final = 8189  # below the tag of agreement.py, above those of asynchronous operations
 PATIENCE_S: Final = 1.0  # shorter waits are never examined
@@ -77,7 +77,7 @@ class DepartureWatch:
     """
 
     def __init__(
-        self, comm: MPI.Intracomm, state: CallState, has_messages_for: Callable[[int], bool], may_complain: bool
+        self, comm: MPI.Intracomm, state: CallRecorder, has_messages_for: Callable[[int], bool], may_complain: bool
     ) -> None:
         self.comm, self.state, self.may_complain = comm, state, may_complain
         rank, size = comm.rank, comm.size

@@ -7,7 +7,7 @@ waiting forever, because MPI_Finalize waits for them too. While a communicator i
 - A rank whose program ends stays until all ranks of its open communicators have ended their programs, and ends the job
   if another rank waits for it in vain (departures.py). While the rank stays, its operations in flight advance.
 - A thread checks twice per second whether this rank waits for a rank whose program has ended. Collective calls only
-  count themselves for this check (call_state.py).
+  count themselves for this check (recorder/call_recorder.py).
 
 A process that ends without Python's exit handlers (`os._exit`, a signal) is left to the launcher.
 """
@@ -29,9 +29,9 @@ from mpi4py import MPI
 
 from hpccoll.runtime import job
 from hpccoll.runtime.backoff import Backoff
-from hpccoll.runtime.call_state import CallState
 from hpccoll.runtime.departures import Complaint, DepartureWatch
 from hpccoll.runtime.progress import get_progress
+from hpccoll.runtime.recorder.call_recorder import CallRecorder
 
 COMMUNICATION_FAILED: Final = 4  # exit status; see errors.CommunicationError
 INTERRUPTED: Final = 130
@@ -62,7 +62,7 @@ class JobEndings:
             MPI.COMM_SELF.Set_attr(self._finalize_key, self)
             atexit.register(self._leave_at_exit)
 
-    def open(self, comm: MPI.Intracomm, state: CallState, *, abort_on_error: bool) -> Callable[[], None]:
+    def open(self, comm: MPI.Intracomm, state: CallRecorder, *, abort_on_error: bool) -> Callable[[], None]:
         """Watch a communicator of several ranks until the returned function is called.
 
         Args:
@@ -223,7 +223,7 @@ def _do_nothing() -> None:
     """Do nothing."""
 
 
-def _has_messages_for(state: CallState, rank: int) -> bool:
+def _has_messages_for(state: CallRecorder, rank: int) -> bool:
     """Whether this rank has an unfinished message to or from `rank` on the communicator of `state`."""
     awaited = [transfer.awaited for transfer in get_progress().transfers if not transfer.done]
     return any(wait is not None and wait.state is state and rank in wait.peers for wait in awaited)

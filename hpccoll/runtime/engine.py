@@ -32,14 +32,15 @@ from hpccoll.plan import Count, Operation
 from hpccoll.runtime.arguments import BlockCounts
 from hpccoll.runtime.arrays import ArrayModule, ScratchPool
 from hpccoll.runtime.call_cache import CallCache
-from hpccoll.runtime.call_state import CallState, WaitReason
-from hpccoll.runtime.collective_call import CollectiveCall, as_unowned
+from hpccoll.runtime.collective_call import CollectiveCall, as_unowned, describe_call
 from hpccoll.runtime.executable import Executable, UnboundProgram
-from hpccoll.runtime.job import detect_layout, get_mpi_library
+from hpccoll.runtime.job import detect_layout, get_mpi_library, list_world_ranks
 from hpccoll.runtime.messages.mpi_collectives import MpiCollectives
 from hpccoll.runtime.node_memory.node import NodeMemory
 from hpccoll.runtime.plan_executable import Context, PlanExecutable
 from hpccoll.runtime.progress import InFlight, get_progress
+from hpccoll.runtime.recorder.call_recorder import CallRecorder
+from hpccoll.runtime.recorder.flight_recorder import get_recorder
 from hpccoll.runtime.unbound import UnboundCollectives
 from hpccoll.runtime.work import explain_mpi_error
 from hpccoll.selection import BufferKind, Selection, Selector, choose_chunk_count
@@ -68,7 +69,7 @@ class Engine:
 
     def __init__(self, comm: MPI.Intracomm, takes_device_memory: Callable[[], bool]) -> None:
         self.comm, self.rank, self.size = comm, comm.rank, comm.size
-        self.cache, self.progress, self.state = CallCache(), get_progress(), CallState()
+        self.cache, self.progress, self.state = CallCache(), get_progress(), CallRecorder(get_recorder())
         # All collective set-up is in the constructor, because later set-up could block operations in flight.
         layout = detect_layout(comm)
         self.nodes = layout.members
@@ -79,19 +80,18 @@ class Engine:
             comm, self.node, self.progress, self.state, ScratchPool(), lower_cached, takes_device_memory
         )
         table: TuningTable | None = None
+        number = 0
         if self.rank == 0:  # all ranks must use the same table
+            number = self.state.recorder.make_communicator_id()
             site = describe_site(get_mpi_library(), layout.ranks_per_node, oversubscribed=layout.oversubscribed)
             table = load_tuning_table(site, whole_job=comm.size == MPI.COMM_WORLD.size)
-        self._selector = Selector(comm.size, layout.nodes, comm.bcast(table))
+        table, number = comm.bcast((table, number))
+        self.state.open(number, comm.rank, comm.size, list_world_ranks(comm))
+        self._selector = Selector(comm.size, layout.nodes, table)
         self._log = make_selection_log(comm.rank, comm.size)
+        kinds, make_program = self.cache.by_kind, self._make_unbound_program
         self.unbound = UnboundCollectives(
-            self.cache.by_kind,
-            self.library,
-            self.progress,
-            self.size,
-            self.rank,
-            self.select,
-            self._make_unbound_program,
+            kinds, self.library, self.progress, self.size, self.rank, self.select, make_program
         )
         # Operations in flight keep the communicator alive, because a collected communicator frees its engine.
         self.get_owner: Callable[[], object] = lambda: None
@@ -147,11 +147,15 @@ class Engine:
         if algorithm is not None and call.module.on_device and algorithm.uses_shared_memory:
             self._make_executable(call, selection, ScratchPool())()
             return None
-        self.state.count += 1
-        number = self.state.count
-        operation = self.library.start(call) if algorithm is None else self._start_plan(call, selection, tag)
-        operation.awaited = WaitReason(self.state, call.operation.value, number)
-        operation.owner = self.get_owner()
+        description = describe_call(self.state, call, algorithm, asynchronous=True)
+        record = self.state.start(call.operation.value, description)
+        try:
+            operation = self.library.start(call) if algorithm is None else self._start_plan(call, selection, tag)
+        except BaseException:
+            record.end(failed=True)
+            raise
+        operation.awaited, operation.owner = record, self.get_owner()
+        operation.mark_started()
         if algorithm is None:
             self.progress.add_transfer(operation)
         else:
@@ -311,6 +315,7 @@ class Engine:
         self.cache.clear()
         self.library.ops.free()
         self.node.free()
+        self.state.close()
 
     def _is_two_level(self, algorithm: Algorithm) -> bool:
         """Whether there are several nodes, and the algorithm uses messages between nodes and shared memory in them."""

@@ -176,6 +176,16 @@ def _find_version(names: tuple[str, ...]) -> str | None:
     return None
 
 
+def list_world_ranks(comm: MPI.Intracomm) -> tuple[int, ...] | None:
+    """Return the ranks in MPI.COMM_WORLD of a communicator's ranks; None if one of them is not in MPI.COMM_WORLD."""
+    module = load_mpi()
+    own, world = comm.Get_group(), module.COMM_WORLD.Get_group()
+    ranks = tuple(own.Translate_ranks(range(comm.size), world))
+    own.Free()
+    world.Free()
+    return None if module.UNDEFINED in ranks else ranks
+
+
 def detect_layout(comm: MPI.Intracomm) -> RankLayout:
     """Return the host, node and cores of each rank of `comm`. Collective, with the same result on every rank.
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from hpccoll.runtime.arrays import FlatArray, ScratchPool
-from hpccoll.runtime.call_state import CallState
-from hpccoll.runtime.collective_call import CollectiveCall, bind_epilogue, bind_prologue
+from hpccoll.runtime.collective_call import CollectiveCall, bind_epilogue, bind_prologue, describe_call
 from hpccoll.runtime.executable import UnboundProgram, raise_freed
 from hpccoll.runtime.node_memory.node import NodeMemory
 from hpccoll.runtime.progress import InFlight, Progress
+from hpccoll.runtime.recorder.call_recorder import CallRecorder
 from hpccoll.selection import Selection
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class Context:
     comm: MPI.Intracomm
     node: NodeMemory
     progress: Progress
-    state: CallState
+    state: CallRecorder
     scratch: ScratchPool
     lower: Callable[..., Program]
     takes_device_memory: Callable[[], bool]
@@ -44,7 +44,7 @@ class PlanExecutable:
     """The base class of executables that run plans; if `scratch` is None, scratch memory is the communicator's."""
 
     __slots__ = (
-        "__weakref__", "_after", "_algorithm", "_before", "_call", "_chunks", "_context", "_in_place", "_name",
+        "__weakref__", "_after", "_algorithm", "_before", "_begin", "_call", "_chunks", "_context", "_in_place",
         "_scratch", "_state", "live", "operation",
     )  # fmt: skip
 
@@ -55,7 +55,8 @@ class PlanExecutable:
         self._scratch = scratch or context.scratch
         self._call, self._before, self._in_place = bind_prologue(call, context.comm.rank)
         self._after = bind_epilogue(call, context.comm.size)
-        self.live, self._state, self._name = True, context.state, call.operation.value
+        self.live, self._state = True, context.state
+        self._begin = context.state.bind(call.operation.value, describe_call(context.state, call, selection.algorithm))
         self.operation: InFlight | None = None  # the latest asynchronous run
 
     @property

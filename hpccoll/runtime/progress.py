@@ -19,7 +19,7 @@ from mpi4py import MPI
 
 from hpccoll.errors import UsageError
 from hpccoll.runtime.backoff import Backoff
-from hpccoll.runtime.call_state import WaitReason
+from hpccoll.runtime.recorder.call_recorder import WaitReason
 
 Result = TypeVar("Result")
 
@@ -50,7 +50,14 @@ class InFlight(ABC):
                 self.error, self.done = error, True
             if self.done:
                 self.owner = None
+                if self.awaited is not None:
+                    self.awaited.end(failed=self.error is not None)
         return self.done
+
+    def mark_started(self) -> None:
+        """Record that the operation has begun to move data."""
+        if self.awaited is not None:
+            self.awaited.mark_started()
 
     @abstractmethod
     def _advance(self) -> bool:
@@ -133,7 +140,7 @@ class Progress:
                 "this operation began before a fork of this process, and MPI cannot be used after a fork; wait for "
                 "the operation in the parent process"
             )
-            operation.done, operation.owner = True, None
+            operation.done, operation.owner, operation.awaited = True, None, None
         self.operations.clear()
         self.transfers.clear()
 

@@ -28,13 +28,14 @@ from hpccoll.errors import UsageError
 from hpccoll.plan import Count, Operation
 from hpccoll.runtime.arguments import BlockCounts, empty_like, output_shape, parse_counts
 from hpccoll.runtime.arrays import NUMPY
-from hpccoll.runtime.collective_call import CollectiveCall
+from hpccoll.runtime.collective_call import CollectiveCall, count_elements, describe_call
 from hpccoll.runtime.executable import UnboundProgram
 from hpccoll.runtime.messages.mpi_calls import get_datatype, get_method, order_arguments, specify_counts
 from hpccoll.runtime.messages.mpi_collectives import MpiCollectives
 from hpccoll.runtime.node_memory.symmetric import buffer_registry
 from hpccoll.runtime.plain_arrays import as_mpi_buffer, flatten, get_address, is_plain, overlap
 from hpccoll.runtime.progress import Progress
+from hpccoll.runtime.recorder.layout import replace_count
 from hpccoll.runtime.work import explain_mpi_error
 from hpccoll.selection import Selection, round_message_size
 
@@ -134,6 +135,7 @@ class UnboundLibraryCollective(UnboundCollective):
         super().__init__(call, ranks)
         self._library, self._method, self._rank = library, get_method(call.operation, call.count), rank
         self._datatype = get_datatype(call.operation, call.dtype, call.reduction)
+        self._description = describe_call(library.state, call, None)
         self._op = library.ops.get(call.dtype, call.reduction) if call.operation.reduces else None
         self._root, self._has_source = call.root, call.source is not None
         self.set_count(call.count)
@@ -177,20 +179,22 @@ class UnboundLibraryCollective(UnboundCollective):
         if self._source_at < 0 or self._result_at < 0:
             return self._bind_direct_in_place(method)
         source_count, result_count, datatype = *self._counts, self._datatype
-        state, name, after = self._library.state, self._operation.value, self._arguments[2:]
-        ranks, shape = self._ranks, self.result_shape
+        begin, end, fail = self._begin, self._library.state.end, self._library.state.fail
+        ranks, shape, name, after = self._ranks, self.result_shape, self._operation.value, self._arguments[2:]
 
         def run(x: Any, out: Any) -> Any:
             if out is None:
                 out = np.empty(shape or (ranks, *x.shape), x.dtype)
-            state.count += 1
-            state.current = name
+            place = begin()
             try:
                 method((x, source_count, datatype), (out, result_count, datatype), *after)
             except MPI.Exception as error:
+                fail(place)
                 raise explain_mpi_error(error, name) from None
-            finally:
-                state.current = None
+            except BaseException:
+                fail(place)
+                raise
+            end(place)
             return out
 
         return run
@@ -200,17 +204,20 @@ class UnboundLibraryCollective(UnboundCollective):
         at = max(self._source_at, self._result_at)
         before, after = self._arguments[:at], self._arguments[at + 1 :]
         count, datatype, returns = self._counts[self._source_at < 0], self._datatype, not self._returns_none
-        state, name = self._library.state, self._operation.value
+        begin, end, fail = self._begin, self._library.state.end, self._library.state.fail
+        name = self._operation.value
 
         def run_in_place(x: Any, out: Any) -> Any:  # noqa: ARG001 - all direct calls get an output
-            state.count += 1
-            state.current = name
+            place = begin()
             try:
                 method(*before, (x, count, datatype), *after)
             except MPI.Exception as error:
+                fail(place)
                 raise explain_mpi_error(error, name) from None
-            finally:
-                state.current = None
+            except BaseException:
+                fail(place)
+                raise
+            end(place)
             return x if returns else None
 
         return run_in_place
@@ -224,6 +231,8 @@ class UnboundLibraryCollective(UnboundCollective):
         self._source_at, self._result_at = (
             self._arguments.index(each) if each in self._arguments else -1 for each in (_SOURCE, _RESULT)
         )
+        self._description = replace_count(self._description, count_elements(operation, count))
+        self._begin = self._library.state.bind(operation.value, self._description)
         self.direct = self.bind_direct()
 
     def _run(self, x: Any, result: Any) -> None:
@@ -232,7 +241,7 @@ class UnboundLibraryCollective(UnboundCollective):
             arguments[self._source_at] = as_mpi_buffer(x), self._counts[0], self._datatype
         if self._result_at >= 0:
             arguments[self._result_at] = as_mpi_buffer(result), self._counts[1], self._datatype
-        self._library.call(self._operation.value, self._method, arguments)
+        self._library.call(self._begin, self._method, arguments)
 
 
 class UnboundPlan(UnboundCollective):

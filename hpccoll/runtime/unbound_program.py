@@ -14,8 +14,8 @@ from mpi4py import MPI
 
 from hpccoll.runtime.address_space import AddressSpace
 from hpccoll.runtime.arrays import NUMPY, Combine, FlatArray
-from hpccoll.runtime.call_state import CallState
 from hpccoll.runtime.lowering import OWN, Copy, Instruction, MemoryRange, NodeFence, Receive, Reduce, Send, Wait
+from hpccoll.runtime.recorder.call_recorder import Begin, CallRecorder
 
 Memories: TypeAlias = Sequence[FlatArray]
 Step: TypeAlias = Callable[[Memories], object]
@@ -136,18 +136,19 @@ def _make_reduce(function: str | Combine, places: Sequence[tuple[int, slice]]) -
 
 
 class UnboundMessages:
-    """A program of messages; `scratch` is the memory for WORK and LANDING, and `name` names the operation."""
+    """A program of messages; `scratch` is the memory for WORK and LANDING, `begin` and `state` record the calls."""
 
-    def __init__(self, state: CallState, name: str, steps: Sequence[Step], scratch: Memories) -> None:
-        self._state, self._name, self._steps, self._scratch = state, name, steps, scratch
+    def __init__(self, state: CallRecorder, begin: Begin, steps: Sequence[Step], scratch: Memories) -> None:
+        self._begin, self._steps, self._scratch = begin, steps, scratch
+        self._end, self._fail = state.end, state.fail
 
     def __call__(self, source: FlatArray, result: FlatArray) -> None:
         memories: Any = (source, result, *self._scratch)
-        state = self._state
-        state.count += 1
-        state.current = self._name
+        place = self._begin()
         try:
             for step in self._steps:
                 step(memories)
-        finally:
-            state.current = None
+        except BaseException:
+            self._fail(place)
+            raise
+        self._end(place)

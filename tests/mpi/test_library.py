@@ -18,11 +18,11 @@ from hpccoll.errors import UsageError
 from hpccoll.plan import Operation
 from hpccoll.runtime.arguments import check_call
 from hpccoll.runtime.arrays import DTYPES, Reduction, get_dtype
-from hpccoll.runtime.call_state import CallState
 from hpccoll.runtime.collective_call import CollectiveCall
 from hpccoll.runtime.messages.mpi_calls import has_same_semantics
 from hpccoll.runtime.messages.mpi_collectives import PERSISTENT, MpiCollectives
 from hpccoll.runtime.progress import InFlight, Progress
+from hpccoll.runtime.recorder.call_recorder import CallRecorder
 from tests.mpi.calls import Call
 from tests.mpi.cases import NAMES, OPS, Case, bits, legal
 
@@ -44,7 +44,7 @@ def progress() -> Progress:
 @pytest.fixture
 def library(comm, progress) -> Iterator[MpiCollectives]:
     own = comm.Dup()
-    yield MpiCollectives(own, progress, CallState(), lambda: False)
+    yield MpiCollectives(own, progress, CallRecorder(), lambda: False)
     own.Free()
 
 

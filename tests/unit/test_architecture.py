@@ -61,7 +61,7 @@ INNER_FLOORS = {  # within a package; a module may import from its own entry and
         "__init__": (3, "__init__"),  # exports the vocabulary and the main functions to other packages
     },
     "runtime": {
-        **{name: (0, name) for name in ("launcher", "backoff", "recorder", "call_state", "joint_failure")},
+        **{name: (0, name) for name in ("launcher", "backoff", "recorder", "joint_failure")},
         **{name: (1, name) for name in ("job", "command", "progress", "arrays", "lowering")},
         **{name: (1, name) for name in ("departures", "job_evidence")},
         "endings": (2, "endings"),

@@ -59,7 +59,7 @@ class DeviceExecutable(PlanExecutable):
     def __call__(self) -> None:
         """Queue the collective once, on the current stream of the buffers' module."""
         self._require_live()
-        with self._state.call(self._name):
+        with self._state.record(self._begin):
             device = self._context.node.device
             if device is None or not self._in_place_everywhere:
                 self._raise_not_symmetric(self._context.node.barrier.enter(self._entry))

@@ -71,7 +71,7 @@ class PipelineExecutable(PlanExecutable):
 
     def __call__(self) -> None:
         self._require_live()
-        with self._state.call(self._name):
+        with self._state.record(self._begin):
             pipeline, backoff = self.start(), Backoff(spins=not self._context.node.oversubscribed)
             progress = self._context.progress
             try:
@@ -81,7 +81,7 @@ class PipelineExecutable(PlanExecutable):
                     else:
                         progress.idle(backoff)
             except MPI.Exception as error:
-                raise explain_mpi_error(error, self._name) from None
+                raise explain_mpi_error(error, self._call.operation.value) from None
             finally:
                 pipeline.end()
 
@@ -214,6 +214,7 @@ class Pipeline(InFlight):
         if not self._posted:
             self._executable.post_entry()
             self._posted = True
+            self.mark_started()
         self._entered = self._executable.try_to_enter()
         return self._entered
 
@@ -233,6 +234,11 @@ class Pipeline(InFlight):
             self._executable.finish()
             self.end()
         return moved
+
+    def mark_started(self) -> None:
+        """Record the start of the operation once this rank has entered the collective."""
+        if self._posted:
+            super().mark_started()
 
     def end(self) -> None:
         """Let the next pipeline use the slots (shared buffers); this pipeline completed, failed or was interrupted."""

@@ -147,14 +147,12 @@ class MessageExecutable(PlanExecutable):
         steps = StepMaker(self._space, comm=comm, tag=self._tag).make(program.instructions)
         scratch = self._take_scratch(program.work + program.landing)
         memories = scratch[: program.work], scratch[program.work :]
-        return UnboundMessages(self._state, self._name, steps, memories)
+        return UnboundMessages(self._state, self._begin, steps, memories)
 
     def __call__(self) -> None:
         if not self.live:
             raise_freed()
-        state = self._state
-        state.count += 1
-        state.current = self._name
+        place = self._begin()
         try:
             if self._calls is None:
                 self._run_unbound()
@@ -164,9 +162,12 @@ class MessageExecutable(PlanExecutable):
                 for call in self._calls:
                     call()
         except MPI.Exception as error:
-            raise explain_mpi_error(error, self._name) from None
-        finally:
-            state.current = None
+            self._state.fail(place)
+            raise explain_mpi_error(error, self._call.operation.value) from None
+        except BaseException:
+            self._state.fail(place)
+            raise
+        self._state.end(place)
 
     def start(self) -> MessageRun:
         """Do the local work before the plan, and return the run, which posts its messages as it advances."""

@@ -11,7 +11,7 @@ other communicators do not change the form, because only some ranks may have the
 blocking form runs in a thread (`Progress.call`), and the calling thread advances the plans. Collectives on device
 memory always use the blocking form.
 
-Cost: a bound call is one C call, on buffer specifications that are made once, in a function that counts the call.
+Cost: a bound call is one C call, on buffer specifications that are made once, in a function that records the call.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ from hpccoll.errors import UnavailableError
 from hpccoll.plan import Operation
 from hpccoll.runtime.agreement import gather_or_raise, wait_for_ranks
 from hpccoll.runtime.arrays import ArrayModule, BoundCall, FlatArray, run_all
-from hpccoll.runtime.call_state import CallState
-from hpccoll.runtime.collective_call import CollectiveCall, bind_epilogue, bind_prologue
+from hpccoll.runtime.collective_call import CollectiveCall, bind_epilogue, bind_prologue, describe_call
 from hpccoll.runtime.executable import raise_freed
 from hpccoll.runtime.messages.mpi_calls import (
     UserOps,
@@ -39,6 +38,7 @@ from hpccoll.runtime.messages.mpi_calls import (
     specify_buffers,
 )
 from hpccoll.runtime.progress import Progress
+from hpccoll.runtime.recorder.call_recorder import Begin, CallRecorder
 from hpccoll.runtime.work import MpiTransfer, explain_mpi_error
 
 # Operations whose persistent form was no slower than the blocking form, for 8 bytes and 64 KiB on two ranks of a host.
@@ -51,7 +51,7 @@ class MpiExecutable(partial[object]):
     """A collective of the MPI library, bound to buffers; to be freed before MPI is finalized.
 
     A class with `__call__` would add 0.1 us to each call. `MpiExecutable` is itself a `functools.partial` of the
-    function that counts the call and calls MPI's function; this function is replaced when the executable is freed or
+    function that records the call and calls MPI's function; this function is replaced when the executable is freed or
     the first asynchronous operation begins.
     """
 
@@ -109,12 +109,12 @@ class _MpiCall:
 class MpiCollectives:
     """The MPI library's collectives on `comm`, which is not duplicated; waits advance the operations in `progress`.
 
-    `state` counts the calls. `takes_device_memory` returns whether this MPI accepts device memory; it is called only
+    `state` records the calls. `takes_device_memory` returns whether this MPI accepts device memory; it is called only
     for device buffers.
     """
 
     def __init__(
-        self, comm: MPI.Intracomm, progress: Progress, state: CallState, takes_device_memory: Callable[[], bool]
+        self, comm: MPI.Intracomm, progress: Progress, state: CallRecorder, takes_device_memory: Callable[[], bool]
     ) -> None:
         self._comm, self._progress, self.state = comm, progress, state
         self._takes_device_memory = takes_device_memory
@@ -159,12 +159,12 @@ class MpiCollectives:
             wait_for_ranks(self._comm, self._progress)
             request = getattr(self._comm, f"{mpi.method}_init")(*mpi.arguments)
             start, blocking = partial(_start, request), _bind_start_and_wait(request)
-        count = partial(_count_calls, self.state, call.operation.value)
-        bound = MpiExecutable(count(mpi.surround(blocking)))
-        bound.blocking = count(mpi.surround(partial(self._progress.call, blocking)))
+        record = partial(_record_calls, self.state, self.bind_begin(call), call.operation.value)
+        bound = MpiExecutable(record(mpi.surround(blocking)))
+        bound.blocking = record(mpi.surround(partial(self._progress.call, blocking)))
         bound.non_blocking = bound.blocking
         if not mpi.module.on_device:
-            bound.non_blocking = count(mpi.surround(partial(self._complete, start)))
+            bound.non_blocking = record(mpi.surround(partial(self._complete, start)))
         bound.request, bound.memories = request, mpi.memories
         self._set_form(bound)
         self._bound.add(bound)
@@ -173,17 +173,22 @@ class MpiCollectives:
     def run(self, call: CollectiveCall) -> None:
         """Run a collective once and return when this rank's part is done; `can_run(call)` must be true."""
         mpi = self._translate(call)
-        with self.state.call(call.operation.value):
+        with self.state.record(self.bind_begin(call)):
             if self.uses_non_blocking and not mpi.module.on_device:
                 mpi.surround(partial(self._complete, self._bind_non_blocking(mpi)))()
             else:
                 mpi.surround(partial(self._progress.call, self._bind_blocking(mpi)))()
 
-    def call(self, name: str, method: str, arguments: Sequence[Any]) -> None:
-        """Call mpi4py's `method`, or its non-blocking form, for operation `name` on host memory; wait for its end."""
-        state = self.state
-        state.count += 1
-        state.current = name
+    def bind_begin(self, call: CollectiveCall) -> Begin:
+        """Return a function that records the beginning of a blocking call of the library."""
+        return self.state.bind(call.operation.value, describe_call(self.state, call, None))
+
+    def call(self, begin: Begin, method: str, arguments: Sequence[Any]) -> None:
+        """Call mpi4py's `method`, or its non-blocking form, on host memory; wait for its end.
+
+        `begin` records the beginning of the call.
+        """
+        place = begin()
         try:
             if self.uses_non_blocking:
                 self._complete(partial(getattr(self._comm, f"I{method.lower()}"), *arguments))
@@ -191,8 +196,10 @@ class MpiCollectives:
                 self._progress.call(partial(getattr(self._comm, method), *arguments))
             else:
                 getattr(self._comm, method)(*arguments)
-        finally:
-            state.current = None
+        except BaseException:
+            self.state.fail(place)
+            raise
+        self.state.end(place)
 
     def get_blocking_method(self, method: str) -> Callable[..., object] | None:
         """Return mpi4py's blocking `method`, or None if calls on this communicator use the non-blocking form."""
@@ -261,19 +268,22 @@ class MpiCollectives:
         return _MpiCall(get_method(call.operation, call.count), arguments, prologue, epilogue, memories, module)
 
 
-def _count_calls(state: CallState, name: str, function: BoundCall) -> BoundCall:
-    """Return a function that counts a blocking call of operation `name`, and runs `function`."""
+def _record_calls(state: CallRecorder, begin: Begin, name: str, function: BoundCall) -> BoundCall:
+    """Return a function that records a blocking call of operation `name`, and runs `function`."""
+    end, fail = state.end, state.fail
 
     def run() -> None:
-        """Count the call and run the function; raise CommunicationError for an error of MPI."""
-        state.count += 1
-        state.current = name
+        """Record the call and run the function; raise CommunicationError for an error of MPI."""
+        place = begin()
         try:
             function()
         except MPI.Exception as error:
+            fail(place)
             raise explain_mpi_error(error, name) from None
-        finally:
-            state.current = None
+        except BaseException:
+            fail(place)
+            raise
+        end(place)
 
     return run
 

@@ -8,8 +8,8 @@ from typing import Any, TypeAlias, TypeVar
 from mpi4py import MPI
 
 from hpccoll.errors import DEBUG_HINT, CommunicationError, UsageError
-from hpccoll.runtime.call_state import CallState
 from hpccoll.runtime.progress import Progress
+from hpccoll.runtime.recorder.call_recorder import CallRecorder
 from hpccoll.runtime.work import name_mpi_error
 
 ResultT = TypeVar("ResultT")
@@ -22,7 +22,7 @@ class ObjectCollectives:
     The methods raise UsageError on all ranks if an object cannot be pickled, and CommunicationError if MPI fails.
     """
 
-    def __init__(self, comm: MPI.Intracomm, progress: Progress, state: CallState) -> None:
+    def __init__(self, comm: MPI.Intracomm, progress: Progress, state: CallRecorder) -> None:
         self._comm, self._progress, self._state = comm, progress, state
 
     def broadcast(self, obj: Any, root: int) -> Any:

@@ -9,8 +9,9 @@ from mpi4py import MPI
 
 from hpccoll.errors import UsageError
 from hpccoll.runtime.arrays import ArrayModule, BoundCall, Buffer, as_buffer
-from hpccoll.runtime.call_state import CallState, WaitReason
 from hpccoll.runtime.progress import Progress
+from hpccoll.runtime.recorder.call_recorder import CallRecorder, WaitReason
+from hpccoll.runtime.recorder.layout import CallKind
 from hpccoll.runtime.work import MpiTransfer, Work
 
 ArrayT = TypeVar("ArrayT")
@@ -24,7 +25,7 @@ class PointToPoint:
         self,
         comm: MPI.Intracomm,
         progress: Progress,
-        state: CallState,
+        state: CallRecorder,
         uses_pinned_memory: Callable[[ArrayModule], bool],
     ) -> None:
         self._comm, self._progress, self._state = comm, progress, state
@@ -34,6 +35,7 @@ class PointToPoint:
         """Start sending `x` to rank `dest`; waits for the current stream if `x` is in device memory."""
         self._require_peer("dest", dest, tag)
         buffer = as_buffer(x, "x", writable=False)
+        record = self._record(CallKind.SEND, buffer, dest, tag)
         host = self._take_pinned(buffer)
         if host is not None:
             buffer.module.bind_copy_to_host(host, buffer.flat)()
@@ -42,7 +44,7 @@ class PointToPoint:
         requests = [self._comm.Isend([segment, MPI.BYTE], dest, tag) for segment in cut_payload(buffer, payload)]
         rank = self._comm.rank
         transfer = MpiTransfer(f"rank {rank}: sending to rank {dest}", requests, [], keep=(x, payload))
-        return self._track(transfer, None, WaitReason(self._state, "send", peers=(dest,)))
+        return self._track(transfer, None, record)
 
     def irecv(self, x: ArrayT, source: Any, tag: int) -> Work[ArrayT]:
         """Start receiving from rank `source` into `x`; waits for the current stream if `x` is in device memory.
@@ -56,6 +58,7 @@ class PointToPoint:
         buffer = as_buffer(x, "x", writable=True)
         if buffer.nbytes > LONGEST_SEGMENT and not named:
             raise UsageError(f"x has {buffer.nbytes} bytes; pass source for messages of more than {LONGEST_SEGMENT}")
+        record = self._record(CallKind.RECEIVE, buffer, source if named else None, tag)
         host = self._take_pinned(buffer)
         buffer.module.synchronize()  # a queued kernel may still read x
         payload = buffer.module.as_bytes(buffer.flat) if host is None else host
@@ -68,7 +71,7 @@ class PointToPoint:
         rank = self._comm.rank
         sender = f"rank {source}" if named else "any rank"
         transfer = MpiTransfer(f"rank {rank}: receiving from {sender}", requests, last, sizes, (x, payload))
-        return self._track(transfer, x, WaitReason(self._state, "recv", peers=(source,) if named else ()))
+        return self._track(transfer, x, record)
 
     def finish(self) -> None:
         """Block until this communicator's sends and receives in flight are done; other operations advance meanwhile."""
@@ -76,9 +79,19 @@ class PointToPoint:
             if transfer.awaited is not None and transfer.awaited.state is self._state:
                 self._progress.wait_until(transfer.advance)
 
+    def _record(self, kind: CallKind, buffer: Buffer, peer: int | None, tag: int) -> WaitReason:
+        """Record the beginning of a send to rank `peer`, or of a receive from it or from any rank."""
+        name, dtype = "send" if kind is CallKind.SEND else "recv", buffer.dtype
+        root = -1 if peer is None else peer
+        description = self._state.describe(
+            name, kind=kind, count=buffer.count, dtype=dtype.name, root=root, tag=tag, asynchronous=True
+        )
+        return self._state.start_message(name, description, () if peer is None else (peer,))
+
     def _track(self, transfer: MpiTransfer, result: ArrayT, awaited: WaitReason) -> Work[ArrayT]:
         """Return the handle of a transfer; until the transfer is done, each wait of this process advances it."""
         transfer.awaited = awaited
+        transfer.mark_started()
         if not transfer.advance():
             self._progress.add_transfer(transfer)
         return Work(self._comm.rank, self._progress, transfer, result)

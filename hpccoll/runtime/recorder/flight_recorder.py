@@ -8,12 +8,14 @@ allocate would kill the process.
 
 from __future__ import annotations
 
+import atexit
 import mmap
 import os
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from functools import cache
 from itertools import count
 from threading import Lock
 from typing import TYPE_CHECKING, Final
@@ -46,18 +48,18 @@ class FlightRecorder:
         nbytes = layout.HEADER_BYTES + 2 * layout.TABLE_BYTES + entries * layout.ENTRY_BYTES
         self.rank, self.entries, self._process = rank, entries, os.getpid()
         self.path: str | None = None
-        self._memory = mmap.mmap(-1, nbytes) if directory is None else self._create_file(directory, nbytes)
+        self.memory = mmap.mmap(-1, nbytes) if directory is None else self._create_file(directory, nbytes)
         sizes = layout.HEADER_BYTES, layout.TABLE_BYTES, layout.ENTRY_BYTES, entries
         clocks = time.monotonic_ns(), time.time_ns()
         host = os.uname().nodename.encode()[:64]
         # The magic number is written last, so that a reader never sees an incomplete header.
         header = layout.HEADER.pack(layout.MAGIC, layout.VERSION, *sizes, rank, size, self._process, *clocks, host)
-        self._memory[8 : len(header)] = header[8:]
-        self._memory[:8] = header[:8]
+        self.memory[8 : len(header)] = header[8:]
+        self.memory[:8] = header[:8]
         self.first_word = (layout.HEADER_BYTES + 2 * layout.TABLE_BYTES) // 8
-        self.words = memoryview(self._memory).cast("q")
+        self.words = memoryview(self.memory).cast("q")
         self.take_serial: Callable[[], int] = count(1).__next__  # atomic, as threads may begin calls
-        self.end = _bind_end(self.words)
+        self._ids = count(int.from_bytes(os.urandom(5)) << 24).__next__
         self._names, self._name_bytes = {"": 0}, 0
         self._open: dict[int, str] = {}  # lines of the tables
         self._closed: dict[int, str] = {}
@@ -110,38 +112,25 @@ class FlightRecorder:
         fixed = layout.DESCRIPTION.pack(communicator, *codes, count, root, tag, kind, asynchronous)
         return fixed + layout.NO_COURSE
 
-    def bind(self, description: bytes) -> Callable[[int], int]:
-        """Return a function that records the beginning of a call with a given number, and returns the entry's place.
+    def make_communicator_id(self) -> int:
+        """Return an id for a new communicator that differs from those of all other processes."""
+        return self._ids()
 
-        The place is the index of the entry's first word in `words`; `end` and others take it.
+    def add_communicator(self, communicator: int, rank: int, size: int, members: tuple[int, ...] | None) -> None:
+        """Add a communicator of `size` ranks to the tables; `rank` is this rank's in it.
+
+        `members` are the ranks in MPI.COMM_WORLD; None if there are ranks outside of it.
         """
-        take, mask, first_byte = self.take_serial, self.entries - 1, 8 * self.first_word
-        pack, memory, read_clock = layout.ENTRY.pack_into, self._memory, time.monotonic_ns
-
-        def begin(number: int) -> int:
-            """Record the beginning of call `number`."""
-            serial = take()
-            at = first_byte + (serial & mask) * 128
-            pack(memory, at, serial, read_clock(), number, description, serial)
-            return at >> 3
-
-        return begin
-
-    def fail(self, place: int) -> None:
-        """Record that a call ended by an exception."""
-        self.words[place + layout.FAILED_WORD] = 1
-        self.end(place)
-
-    def add_communicator(self, communicator: int, rank: int, members: tuple[int, ...]) -> None:
-        """Add a communicator to the tables; `members` are its ranks in MPI.COMM_WORLD, `rank` is this rank's in it."""
+        ranks = "" if members is None else format_ranks(members)
         with self._lock:
-            self._open[communicator] = f"{communicator}\t{rank}\t{len(members)}\t{format_ranks(members)}"
+            self._open[communicator] = f"{communicator}\t{rank}\t{size}\t{ranks}"
             self._write_tables()
 
     def close_communicator(self, communicator: int) -> None:
         """Mark a communicator as closed; the tables keep only the latest closed communicators."""
         with self._lock:
-            self._closed[communicator] = self._open.pop(communicator)
+            if communicator in self._open:
+                self._closed[communicator] = self._open.pop(communicator)
             if len(self._closed) > _MOST_CLOSED:
                 del self._closed[next(iter(self._closed))]
             self._write_tables()
@@ -150,22 +139,22 @@ class FlightRecorder:
         """Record how to compute the global time from this rank's clock."""
         packed = layout.CLOCK.pack(*model.fields)
         at, end = layout.CLOCK_AT, layout.CLOCK_AT + layout.CLOCK.size
-        layout.CLOCK_CHECK.pack_into(self._memory, end, 0)
-        self._memory[at:end] = packed
-        layout.CLOCK_CHECK.pack_into(self._memory, end, crc32(packed) or 1)
+        layout.CLOCK_CHECK.pack_into(self.memory, end, 0)
+        self.memory[at:end] = packed
+        layout.CLOCK_CHECK.pack_into(self.memory, end, crc32(packed) or 1)
 
     def write_ending(self, ending: str) -> None:
         """Record how the program of this rank ends, such as by an uncaught exception."""
         text = ending.encode()[: layout.ENDING_BYTES]
         begin = layout.ENDING_AT + layout.ENDING_LENGTH.size
-        self._memory[begin : begin + len(text)] = text
-        layout.ENDING_LENGTH.pack_into(self._memory, layout.ENDING_AT, len(text))
+        self.memory[begin : begin + len(text)] = text
+        layout.ENDING_LENGTH.pack_into(self.memory, layout.ENDING_AT, len(text))
 
     def read(self) -> Recording:
         """Return what has been recorded so far."""
         from hpccoll.runtime.recorder.recording import parse_recording
 
-        return parse_recording(bytes(self._memory), self.path or "memory")
+        return parse_recording(bytes(self.memory), self.path or "memory")
 
     def remove(self) -> None:
         """Remove the file, if there is one; later entries are kept in memory. Does nothing in a forked child."""
@@ -176,11 +165,13 @@ class FlightRecorder:
 
     def _encode(self, name: str) -> int:
         """Return the number of a string in the tables, after adding it if it is new and there is space."""
-        name = name.replace("\t", " ").replace("\n", " ")[:64]
         code = self._names.get(name)
         if code is not None:
             return code
+        name = name.replace("\t", " ").replace("\n", " ")[:64]
         with self._lock:
+            if name in self._names:
+                return self._names[name]
             self._name_bytes += len(f"name\t{len(self._names)}\t{name}\n".encode())
             if self._name_bytes > _NAMES_BYTES:
                 return len(self._names)  # a number without a string
@@ -197,20 +188,9 @@ class FlightRecorder:
         self._table_version += 1
         at = layout.HEADER_BYTES + self._table_version % 2 * layout.TABLE_BYTES
         begin = at + layout.TABLE.size
-        layout.TABLE.pack_into(self._memory, at, 0, 0, 0)  # invalid until it is complete
-        self._memory[begin : begin + len(text)] = text
-        layout.TABLE.pack_into(self._memory, at, self._table_version, len(text), crc32(text))
-
-
-def _bind_end(words: memoryview) -> Callable[[int], None]:
-    """Return a function that records the end of a blocking call, whose entry begins at a given word."""
-    read_clock, ended_word = time.monotonic_ns, layout.ENDED_WORD
-
-    def end(place: int) -> None:
-        """Record the end of a blocking call."""
-        words[place + ended_word] = read_clock()
-
-    return end
+        layout.TABLE.pack_into(self.memory, at, 0, 0, 0)  # invalid until it is complete
+        self.memory[begin : begin + len(text)] = text
+        layout.TABLE.pack_into(self.memory, at, self._table_version, len(text), crc32(text))
 
 
 def _fit_lines(state: str, communicators: Iterable[str], nbytes: int) -> list[str]:
@@ -223,6 +203,21 @@ def _fit_lines(state: str, communicators: Iterable[str], nbytes: int) -> list[st
             lines.append(f"{state}\t{fitting}")
             nbytes -= len(lines[-1]) + 1
     return lines
+
+
+@cache
+def get_recorder() -> FlightRecorder:
+    """Return the one recorder of this process, whose file is removed at exit unless HPCCOLL_RECORDER is set.
+
+    MPI must be initialized. The file stays if the process is killed or the job is aborted.
+    """
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    recorder = FlightRecorder(choose_directory(os.environ), world.rank, world.size)
+    if not os.environ.get(DIRECTORY):
+        atexit.register(recorder.remove)
+    return recorder
 
 
 def choose_directory(environ: Mapping[str, str]) -> str:

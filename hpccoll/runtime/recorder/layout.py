@@ -38,6 +38,7 @@ TABLE: Final = struct.Struct("<QII")  # version, bytes of the text, CRC-32 of th
 ENTRY_BYTES: Final = 128
 # Communicator; codes of operation, algorithm, dtype and reduction; count, root or peer, tag, kind, is it asynchronous.
 DESCRIPTION: Final = struct.Struct("<QHHHHqiiBB6x")
+_COUNT_AT: Final = 16
 # Times at which an asynchronous call started and was first waited for, time of the end; 0 if the event has not
 # happened. Rounds that were reached (-1: unknown), rounds in all, whether the call failed, unused bytes.
 COURSE: Final = struct.Struct("<qqqiiB23x")
@@ -45,6 +46,11 @@ COURSE: Final = struct.Struct("<qqqiiB23x")
 ENTRY: Final = struct.Struct(f"<QqQ{DESCRIPTION.size + COURSE.size}sQ")
 NO_COURSE: Final = COURSE.pack(0, 0, 0, -1, 0, 0)
 STARTED_WORD, WAITED_WORD, ENDED_WORD, ROUND_WORD, FAILED_WORD = 8, 9, 10, 11, 12  # 64-bit words of an entry
+
+
+def replace_count(description: bytes, count: int) -> bytes:
+    """Return the bytes of an entry's description with another number of elements."""
+    return description[:_COUNT_AT] + count.to_bytes(8, "little") + description[_COUNT_AT + 8 :]
 
 
 class CallKind(IntEnum):

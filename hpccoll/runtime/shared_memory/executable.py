@@ -66,9 +66,7 @@ class SharedMemoryExecutable(PlanExecutable):
     def __call__(self) -> None:
         if not self.live:
             self._require_live()
-        state = self._state
-        state.count += 1
-        state.current = self._name
+        place = self._begin()
         try:
             for step in self._before:
                 step()
@@ -76,8 +74,10 @@ class SharedMemoryExecutable(PlanExecutable):
                 _ = self._run_staged() or self._run_staged()
             for step in self._after:
                 step()
-        finally:
-            state.current = None
+        except BaseException:
+            self._state.fail(place)
+            raise
+        self._state.end(place)
 
     def free(self) -> None:
         """Free the executable and drop its bound calls; a later run raises UsageError."""
@@ -101,7 +101,7 @@ class SharedMemoryExecutable(PlanExecutable):
             slots = [memory[rank] for rank in (OWN, *node.others)]
             memories[number] = (scratch[: program.work], scratch[program.work :], *slots)
         steps = maker.make(before), maker.make(after)
-        return StagedProgram(self._state, self._name, node, self._entry, self._facts, *steps, memories)
+        return StagedProgram(self._state, self._begin, node, self._entry, self._facts, *steps, memories)
 
     def _run_direct(self) -> bool:
         """Run on all ranks' buffers in place; return False without running if some rank started a staged run."""

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hpccoll.runtime.arrays import FlatArray
-from hpccoll.runtime.call_state import CallState
 from hpccoll.runtime.node_memory.node import NodeMemory
+from hpccoll.runtime.recorder.call_recorder import Begin, CallRecorder
 from hpccoll.runtime.unbound_program import Memories, Step
 
 
@@ -15,12 +15,12 @@ from hpccoll.runtime.unbound_program import Memories, Step
 class StagedProgram:
     """A staged program for messages that fit into one slot; other ranks may run the same call by an executable.
 
-    `state` counts the calls, whose operation is `name`. `memories` has, by the number of the slot that a run uses, all
-    memories of the run except input and output.
+    `begin` records the beginning of a call, and `state` its end. `memories` has, by the number of the slot that a run
+    uses, all memories of the run except input and output.
     """
 
-    state: CallState
-    name: str
+    state: CallRecorder
+    begin: Begin
     node: NodeMemory
     entry: int
     facts: Sequence[object]
@@ -29,13 +29,13 @@ class StagedProgram:
     memories: Mapping[int, Memories]
 
     def __call__(self, source: FlatArray, result: FlatArray) -> None:
-        state = self.state
-        state.count += 1
-        state.current = self.name
+        place = self.begin()
         try:
             self._run(source, result)
-        finally:
-            state.current = None
+        except BaseException:
+            self.state.fail(place)
+            raise
+        self.state.end(place)
 
     def _run(self, source: FlatArray, result: FlatArray) -> None:
         """Run once on an input and an output."""

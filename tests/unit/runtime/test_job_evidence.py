@@ -14,6 +14,7 @@ from hpccoll.crash import ProcessState, Reason, analyze
 from hpccoll.records import CrashRecord
 from hpccoll.runtime.job_evidence import make_evidence, observe_process
 from hpccoll.runtime.recorder import FlightRecorder, read_recordings
+from hpccoll.runtime.recorder.call_recorder import CallRecorder
 from hpccoll.runtime.recorder.process_notes import OBSERVATIONS, NotesWriter, ObservedState
 
 COMM = 0xABC
@@ -22,17 +23,18 @@ COMM = 0xABC
 def record(directory: Path, rank: int, calls: list[str], ranks: int = 3) -> FlightRecorder:
     """Write the recording of a rank, whose last call has not ended."""
     recorder = FlightRecorder(str(directory), rank, ranks, entries=64)
-    recorder.add_communicator(COMM, rank, tuple(range(ranks)))
-    for number, operation in enumerate(calls, 1):
-        place = recorder.bind(recorder.describe(COMM, operation, algorithm="ring", count=8, dtype="float32"))(number)
-        if number < len(calls):
-            recorder.end(place)
+    made = CallRecorder(recorder)
+    made.open(COMM, rank, ranks, tuple(range(ranks)))
+    for operation in calls:
+        place = made.bind(operation, made.describe(operation, algorithm="ring", count=8, dtype="float32"))()
+        if made.count < len(calls):
+            made.end(place)
     return recorder
 
 
 def notes(recorder: FlightRecorder) -> NotesWriter:
     """Return the writer of a recorder's notes."""
-    return NotesWriter(recorder._memory)
+    return NotesWriter(recorder.memory)
 
 
 def report(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:

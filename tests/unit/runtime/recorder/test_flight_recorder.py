@@ -12,6 +12,7 @@ import pytest
 
 from hpccoll.errors import RecordingError
 from hpccoll.runtime.recorder import CallKind, ClockModel, FlightRecorder, layout, read_recording, read_recordings
+from hpccoll.runtime.recorder.call_recorder import CallRecorder
 from hpccoll.runtime.recorder.layout import format_ranks, parse_ranks
 
 FIRST_ENTRY = layout.HEADER_BYTES + 2 * layout.TABLE_BYTES
@@ -19,11 +20,12 @@ WORLD = 0xFFFF_0000_0000_0001  # needs all 64 bits
 KILLED = """
 import os, signal, sys
 from hpccoll.runtime.recorder import FlightRecorder
-recorder = FlightRecorder(sys.argv[1], rank=3, size=4)
-recorder.add_communicator(7, 3, (0, 1, 2, 3))
-begin = recorder.bind(recorder.describe(7, "all_reduce", algorithm="ring", count=5, dtype="float32", reduction="sum"))
-recorder.end(begin(1))
-begin(2)
+from hpccoll.runtime.recorder.call_recorder import CallRecorder
+calls = CallRecorder(FlightRecorder(sys.argv[1], rank=3, size=4))
+calls.open(7, 3, 4, (0, 1, 2, 3))
+begin = calls.bind("all_reduce", calls.describe("all_reduce", algorithm="ring", count=5, dtype="float32"))
+calls.end(begin())
+begin()
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -33,26 +35,31 @@ def recorder(tmp_path: Path) -> FlightRecorder:
     return FlightRecorder(str(tmp_path), rank=1, size=4, entries=8)
 
 
+@pytest.fixture
+def calls(recorder: FlightRecorder) -> CallRecorder:
+    return CallRecorder(recorder)
+
+
 def path_of(recorder: FlightRecorder) -> Path:
     assert recorder.path is not None
     return Path(recorder.path)
 
 
-def test_call_is_read_as_it_was_recorded(recorder):
-    recorder.add_communicator(WORLD, 1, (0, 1, 2, 3))
-    description = recorder.describe(
-        WORLD, "reduce", algorithm="tree", count=3, dtype="float32", reduction="sum", root=2
-    )
-    place = recorder.bind(description)(17)
+def test_call_is_read_as_it_was_recorded(calls, recorder):
+    calls.open(WORLD, 1, 4, (0, 1, 2, 3))
+    calls.count = 16
+    description = calls.describe("reduce", algorithm="tree", count=3, dtype="float32", reduction="sum", root=2)
+    place = calls.bind("reduce", description)()
     (begun,) = read_recording(path_of(recorder)).calls
     assert (begun.state, begun.ended_ns, begun.is_waited_for) == ("begun", None, True)
-    recorder.end(place)
+    assert (calls.count, calls.current) == (17, "reduce")
+    calls.end(place)
     recording = read_recording(path_of(recorder))
     (call,) = recording.calls
     assert (call.serial, call.communicator, call.number, call.kind) == (1, WORLD, 17, CallKind.COLLECTIVE)
     assert (call.operation, call.algorithm, call.count, call.dtype) == ("reduce", "tree", 3, "float32")
     assert (call.reduction, call.root, call.peer, call.tag) == ("sum", 2, None, None)
-    assert call.state == "ended"
+    assert (call.state, calls.current) == ("ended", None)
     assert recording.created_ns < call.begun_ns < (call.ended_ns or 0)
     assert (recording.rank, recording.size, recording.pid) == (1, 4, os.getpid())
     assert recording.host == os.uname().nodename
@@ -60,40 +67,79 @@ def test_call_is_read_as_it_was_recorded(recorder):
     assert (communicator.rank, communicator.size, communicator.members) == (1, 4, (0, 1, 2, 3))
 
 
-def test_message_has_a_peer_and_a_tag(recorder):
+def test_message_has_a_peer_and_a_tag(calls, recorder):
     for kind, peer in ((CallKind.SEND, 0), (CallKind.RECEIVE, -1)):
-        recorder.bind(recorder.describe(1, kind.name.lower(), kind=kind, root=peer, tag=5, asynchronous=True))(1)
+        description = calls.describe(kind.name.lower(), kind=kind, root=peer, tag=5, asynchronous=True)
+        calls.start_message(kind.name.lower(), description, ())
     send, receive = recorder.read().calls
-    assert (send.peer, send.root, send.tag, send.state) == (0, None, 5, "scheduled")
-    assert (receive.peer, receive.kind) == (None, CallKind.RECEIVE)
+    assert (send.peer, send.root, send.tag, send.state, send.number) == (0, None, 5, "scheduled", 1)
+    assert (receive.peer, receive.kind, receive.number) == (None, CallKind.RECEIVE, 2)
+    assert calls.count == 0
 
 
-def test_failure_is_recorded(recorder):
-    recorder.fail(recorder.bind(recorder.describe(1, "barrier"))(1))
-    assert recorder.read().calls[0].state == "failed"
+def test_asynchronous_call_is_scheduled_started_waited_for_and_ended(calls, recorder):
+    record = calls.start("all_reduce", calls.describe("all_reduce", asynchronous=True))
+    states = [recorder.read().calls[0]]
+    record.mark_started()
+    states.append(recorder.read().calls[0])
+    with record:
+        assert calls.current is record
+        states.append(recorder.read().calls[0])
+    record.end(failed=False)
+    states.append(recorder.read().calls[0])
+    assert [each.state for each in states] == ["scheduled", "started", "started", "ended"]
+    assert [each.is_waited_for for each in states] == [False, False, True, False]
+    assert calls.current is None
+    assert calls.count == record.number == 1
 
 
-def test_ring_keeps_the_latest_calls(recorder):
-    begin = recorder.bind(recorder.describe(1, "barrier"))
-    for number in range(1, 21):
-        recorder.end(begin(number))
+def test_wait_is_recorded_as_long_as_it_lasts(calls, recorder):
+    with calls.wait("new_group", peers=(2,)):
+        assert recorder.read().calls[0].kind is CallKind.WAIT
+        assert recorder.read().calls[0].is_waited_for
+    assert recorder.read().calls[0].state == "ended"
+
+
+def test_failures_are_recorded(calls, recorder):
+    for context in (calls.call("close"), calls.call("split"), calls.wait("new_group")):
+        with pytest.raises(ValueError, match="planted"), context:
+            raise ValueError("planted")
+    calls.start("all_reduce", calls.describe("all_reduce", asynchronous=True)).end(failed=True)
+    assert [call.state for call in recorder.read().calls] == ["failed"] * 4
+
+
+def test_ring_keeps_the_latest_calls(calls, recorder):
+    begin = calls.bind("barrier", calls.describe("barrier"))
+    for _ in range(20):
+        calls.end(begin())
     recording = read_recording(path_of(recorder))
     assert [call.number for call in recording.calls] == list(range(13, 21))
     assert recording.lost == 12
 
 
-def test_entry_that_overwrites_another_one_forgets_its_course(recorder):
-    begin = recorder.bind(recorder.describe(1, "barrier"))
-    recorder.fail(begin(1))
-    for number in range(2, 10):
-        begin(number)
+def test_entry_that_overwrites_another_one_forgets_its_course(calls, recorder):
+    begin = calls.bind("barrier", calls.describe("barrier"))
+    calls.fail(begin())
+    for _ in range(8):
+        begin()
     assert {call.state for call in recorder.read().calls} == {"begun"}
 
 
-def test_torn_entry_is_left_out(recorder):
-    begin = recorder.bind(recorder.describe(1, "barrier"))
-    for number in range(1, 12):
-        begin(number)
+def test_operation_whose_entry_was_overwritten_leaves_the_new_entry_alone(calls, recorder):
+    record = calls.start("all_reduce", calls.describe("all_reduce", asynchronous=True))
+    begin = calls.bind("barrier", calls.describe("barrier"))
+    for _ in range(8):
+        begin()
+    with record:
+        record.mark_started()
+    record.end(failed=True)
+    assert {call.state for call in recorder.read().calls} == {"begun"}
+
+
+def test_torn_entry_is_left_out(calls, recorder):
+    begin = calls.bind("barrier", calls.describe("barrier"))
+    for _ in range(11):
+        begin()
     contents = bytearray(path_of(recorder).read_bytes())
     at = FIRST_ENTRY + 3 * layout.ENTRY_BYTES  # of entry 11, as if the process had died after its first word
     contents[at : at + 8] = (19).to_bytes(8, "little")
@@ -145,7 +191,7 @@ def test_missing_file_and_directory_are_named(tmp_path):
 def test_latest_job_of_a_directory_is_read(tmp_path):
     for job in (1, 2):
         for rank in (0, 1):
-            FlightRecorder(str(tmp_path), rank, 2, entries=8).add_communicator(job, rank, (0, 1))
+            FlightRecorder(str(tmp_path), rank, 2, entries=8).add_communicator(job, rank, 2, (0, 1))
     found = read_recordings(tmp_path)
     assert [recording.rank for recording in found.recordings] == [0, 1]
     assert all(set(recording.communicators) == {2} for recording in found.recordings)
@@ -163,38 +209,46 @@ def test_clock_and_ending_are_kept(recorder):
     assert recording.to_global(12 * 10**9) == pytest.approx(15.0)
 
 
-def test_many_communicators_and_names_leave_the_latest_readable(recorder):
+def test_many_communicators_and_names_leave_the_latest_readable(calls, recorder):
     """The tables have a fixed size; what does not fit is left out, and the entries stay readable."""
-    recorder.add_communicator(10**6, 0, tuple(range(4)))
+    calls.open(10**6, 0, 4, (0, 1, 2, 3))
     for number in range(2000):
-        recorder.add_communicator(number, 0, (0, number + 9, 5, number + 11, 7))
+        recorder.add_communicator(number, 0, 5, (0, number + 9, 5, number + 11, 7))
         if number >= 1000:
             recorder.close_communicator(number)
-    recorder.bind(recorder.describe(10**6, "all_reduce", algorithm="ring"))(1)
+    calls.call("split").__enter__()
     for number in range(2000):
-        recorder.describe(1, f"operation {number}")
-    recorder.bind(recorder.describe(10**6, "operation 1999", algorithm="ring"))(2)
+        calls.describe(f"operation {number}")
+    calls.start("", calls.describe("operation 1999", algorithm="split"))
     recording = read_recording(path_of(recorder))
     assert recording.communicators[10**6].members == (0, 1, 2, 3)
     assert not recording.communicators[1999].is_open
-    assert [call.operation for call in recording.calls] == ["all_reduce", "?"]
-    assert [call.algorithm for call in recording.calls] == ["ring", "ring"]
+    assert [call.operation for call in recording.calls] == ["split", "?"]
+    assert recording.calls[1].algorithm == "split"
+
+
+def test_communicator_ids_differ_between_processes(recorder, tmp_path):
+    other = FlightRecorder(str(tmp_path), 1, 4, entries=8)
+    ids = [each.make_communicator_id() for each in (recorder, recorder, other, other)]
+    assert len(set(ids)) == 4
+    assert max(ids) < 2**64
 
 
 def test_directory_that_cannot_be_written_is_reported(tmp_path):
     (tmp_path / "file").touch()
     with pytest.warns(RuntimeWarning, match="rank 0 cannot keep its flight recorder"):
         recorder = FlightRecorder(str(tmp_path / "file"), 0, 1, entries=8)
-    recorder.bind(recorder.describe(1, "barrier"))(1)
+    CallRecorder(recorder).start("barrier", recorder.describe(0, "barrier"))
     assert recorder.path is None
     assert len(recorder.read().calls) == 1
 
 
-def test_remove_keeps_the_memory(recorder):
+def test_remove_keeps_the_memory(calls, recorder):
     path = path_of(recorder)
     recorder.remove()
-    recorder.bind(recorder.describe(1, "barrier"))(1)
+    calls.start("barrier", calls.describe("barrier"))
     assert not path.exists()
+    assert len(recorder.read().calls) == 1
 
 
 @pytest.mark.parametrize("ranks", [(0,), (3, 2, 1, 0), (0, 2, 4, 5, 1), (7, 0, 3), tuple(range(1000))])

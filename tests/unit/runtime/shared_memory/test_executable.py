@@ -23,11 +23,11 @@ from hpccoll.runtime.arrays import (
     ScratchPool,
     as_buffer,
 )
-from hpccoll.runtime.call_state import CallState
 from hpccoll.runtime.collective_call import CollectiveCall
 from hpccoll.runtime.lowering import Program, lower_plan
 from hpccoll.runtime.plan_executable import Context
 from hpccoll.runtime.progress import Progress
+from hpccoll.runtime.recorder.call_recorder import CallRecorder
 from hpccoll.runtime.shared_memory import tiling
 from hpccoll.runtime.shared_memory.executable import SharedMemoryExecutable
 from hpccoll.selection import Selection
@@ -83,7 +83,7 @@ def bound_rank(
         return lower_plan(plan, node.rank, count, ITEMSIZE, sharing, staged=staged, sizes=elements)
 
     ranks: Any = SimpleNamespace(rank=node.rank, size=plan.ranks)
-    context = Context(ranks, node, Progress(), CallState(), JunkScratch(), lowered, lambda: False)
+    context = Context(ranks, node, Progress(), CallRecorder(), JunkScratch(), lowered, lambda: False)
     executable, slot = SharedMemoryExecutable(context, call, Selection(None, 1, "")), 0
     for _ in range(calls):
         result[:] = JUNK

@@ -1,0 +1,192 @@
+"""The calls of a rank on one communicator: how many it has made, the call that it is in, and an entry for each.
+
+All ranks make the same collective calls in the same order, so they give a call the same number. A rank that has made
+fewer calls than the number of another rank's call will be waited for. Messages are numbered on each rank separately.
+
+A function that runs a collective often calls `begin`, which `CallRecorder.bind` has made for this collective, and then
+`CallRecorder.end` or, after an exception, `CallRecorder.fail`. Both together take 0.25 us.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from hpccoll.runtime.recorder import layout
+from hpccoll.runtime.recorder.flight_recorder import FlightRecorder
+from hpccoll.runtime.recorder.layout import CallKind
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+# Records the beginning of a blocking collective call, and returns the place of its entry for `end` and `fail`.
+Begin: TypeAlias = Callable[[], int]
+
+
+class CallRecorder:
+    """Counts and records the calls of this rank on a communicator.
+
+    `count` is the number of collective calls that this rank has begun. `current` is the name of blocking call number
+    `count`, or a `WaitReason`, or None outside of calls. `end` and `fail` record the end of a blocking call, `fail` by
+    an exception. `communicator` is the id of the communicator, the same on all of its ranks.
+
+    Args:
+        recorder: keeps the entries; None keeps them in private memory of this `CallRecorder`.
+    """
+
+    __slots__ = ("_begin_by_name", "_messages", "communicator", "count", "current", "end", "fail", "recorder")
+
+    def __init__(self, recorder: FlightRecorder | None = None) -> None:
+        self.count = self._messages = self.communicator = 0
+        self.current: str | WaitReason | None = None
+        self.recorder = recorder if recorder is not None else FlightRecorder(None, 0, 1)
+        self.end, self.fail = self._bind_end(), self._bind_fail()
+        self._begin_by_name: dict[str, Begin] = {}
+
+    def open(self, communicator: int, rank: int, size: int, members: tuple[int, ...] | None) -> None:
+        """Set the id of the communicator, and list the communicator in the recorder's tables."""
+        self.communicator = communicator
+        self.recorder.add_communicator(communicator, rank, size, members)
+
+    def close(self) -> None:
+        """List the communicator as closed."""
+        self.recorder.close_communicator(self.communicator)
+
+    def describe(self, operation: str, **fields: Any) -> bytes:
+        """Return the bytes that the entries of a call share; `FlightRecorder.describe` lists the fields."""
+        return self.recorder.describe(self.communicator, operation, **fields)
+
+    def bind(self, name: str, description: bytes) -> Begin:
+        """Return a function that counts a blocking collective call and records its beginning."""
+        recorder = self.recorder
+        take, mask, first_byte = recorder.take_serial, recorder.entries - 1, 8 * recorder.first_word
+        pack, memory, read_clock = layout.ENTRY.pack_into, recorder.memory, time.monotonic_ns
+
+        def begin() -> int:
+            """Count the call and record its beginning; `CallRecorder` describes the place that is returned."""
+            self.count = number = self.count + 1
+            self.current = name
+            serial = take()
+            at = first_byte + (serial & mask) * 128
+            pack(memory, at, serial, read_clock(), number, description, serial)
+            return at >> 3
+
+        return begin
+
+    @contextmanager
+    def record(self, begin: Begin) -> Iterator[None]:
+        """Record a blocking collective call, which lasts as long as the `with` block."""
+        place = begin()
+        try:
+            yield
+        except BaseException:
+            self.fail(place)
+            raise
+        self.end(place)
+
+    def call(self, name: str) -> Any:
+        """Return a context manager that records a blocking collective call without arguments, such as `close`."""
+        begin = self._begin_by_name.get(name)
+        if begin is None:
+            begin = self._begin_by_name[name] = self.bind(name, self.describe(name))
+        return self.record(begin)
+
+    def start(self, name: str, description: bytes) -> WaitReason:
+        """Count an asynchronous collective call and record its beginning."""
+        self.count += 1
+        return WaitReason(self, name, self._begin(self.count, description), self.count)
+
+    def start_message(self, name: str, description: bytes, peers: tuple[int, ...]) -> WaitReason:
+        """Record the beginning of a send or receive; `peers` is empty for a receive from any rank."""
+        self._messages += 1
+        return WaitReason(self, name, self._begin(self._messages, description), peers=peers)
+
+    def wait(self, name: str, number: int = 0, peers: tuple[int, ...] = ()) -> RecordedWait:
+        """Return a context manager that records a wait for other ranks, outside of calls."""
+        place = self._begin(number, self.describe(name, kind=CallKind.WAIT))
+        return RecordedWait(self, name, place, number, peers)
+
+    def _begin(self, number: int, description: bytes) -> int:
+        """Record the beginning of call `number`, and return the place of its entry."""
+        recorder, serial = self.recorder, self.recorder.take_serial()
+        place = recorder.first_word + (serial & recorder.entries - 1) * 16
+        layout.ENTRY.pack_into(recorder.memory, 8 * place, serial, time.monotonic_ns(), number, description, serial)
+        return place
+
+    def _bind_end(self) -> Callable[[int], None]:
+        """Return the function `end`."""
+        words, read_clock, ended = self.recorder.words, time.monotonic_ns, layout.ENDED_WORD
+
+        def end(place: int) -> None:
+            """Record that the blocking call has ended whose entry is at `place`."""
+            self.current = None
+            words[place + ended] = read_clock()
+
+        return end
+
+    def _bind_fail(self) -> Callable[[int], None]:
+        """Return the function `fail`."""
+        words, failed = self.recorder.words, layout.FAILED_WORD
+
+        def fail(place: int) -> None:
+            """Record that the blocking call was ended by an exception whose entry is at `place`."""
+            words[place + failed] = 1
+            self.end(place)
+
+        return fail
+
+
+class WaitReason:
+    """An asynchronous collective or message, for which a rank may wait; a context manager that lasts as long as a wait.
+
+    Waits are either for the collective with call number `number`, or for the ranks `peers`, whose messages this rank
+    sends or receives. The entry may be overwritten before the operation ends; it then stays as it is.
+    """
+
+    __slots__ = ("_place", "_serial", "name", "number", "peers", "state")
+
+    def __init__(
+        self, state: CallRecorder, name: str, place: int, number: int = 0, peers: tuple[int, ...] = ()
+    ) -> None:
+        self.state, self.name, self.number, self.peers = state, name, number, peers
+        self._place, self._serial = place, state.recorder.words[place]
+
+    def mark_started(self) -> None:
+        """Record that the operation has begun to move data."""
+        self._store_time(layout.STARTED_WORD)
+
+    def end(self, *, failed: bool) -> None:
+        """Record that the operation is done."""
+        words = self.state.recorder.words
+        if failed and words[self._place] == self._serial:
+            words[self._place + layout.FAILED_WORD] = 1
+        self._store_time(layout.ENDED_WORD)
+
+    def _store_time(self, word: int) -> None:
+        """Store the current time in a word of the entry."""
+        words = self.state.recorder.words
+        if words[self._place] == self._serial:
+            words[self._place + word] = time.monotonic_ns()
+
+    def __enter__(self) -> None:
+        self.state.current = self
+        self._store_time(layout.WAITED_WORD)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.state.current = None
+
+
+class RecordedWait(WaitReason):
+    """A wait for other ranks that belongs to no operation; its entry ends with the wait."""
+
+    __slots__ = ()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.state.current = None
+        self.end(failed=kind is not None)
