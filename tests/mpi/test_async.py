@@ -56,6 +56,16 @@ def test_what_is_given_is_not_read_again_before_wait_and_done_after_it(hpc):
     assert gathered.tolist() == [brought(r, 100, 0).tolist() for r in range(hpc.size)]
 
 
+@pytest.mark.parametrize("algorithm", ["mpi", "ring"])
+def test_the_copy_of_a_strided_input_lasts_until_the_operation_is_done(hpc, algorithm):
+    wide = np.full((2**17, 2), float(hpc.rank))
+    time.sleep(0.1 if hpc.rank == 0 else 0)
+    work = hpc.all_gather(wide[:, 0], algorithm=algorithm, async_op=True)
+    junk = [np.full(len(wide), -1.0) for _ in range(8)]  # would take the memory of a deleted copy
+    assert (work.wait() == np.arange(hpc.size)[:, None]).all()
+    assert len(junk) == 8
+
+
 def test_blocking_operations_barriers_and_messages_go_between(hpc):
     n, rank = hpc.size, hpc.rank
     for turn in range(5):

@@ -10,6 +10,8 @@ import pytest
 import hpccoll
 from hpccoll.errors import BufferError, ReductionError, UsageError
 from hpccoll.plan import Operation
+from hpccoll.runtime.unbound import UnboundCollectives
+from hpccoll.selection import round_message_size
 
 ONE_ARRAY = ("all_reduce", "reduce", "broadcast", "scan", "exscan")
 BLOCKS = ("all_gather", "gather", "reduce_scatter", "all_to_all")
@@ -229,3 +231,16 @@ def test_the_selection_log_sees_every_call(monkeypatch, capsys):
 def test_the_operations_have_the_arrays_that_kinds_assume(hpc):
     """All operations but barrier and scatter take an input on every rank."""
     assert {each.value for each in Operation} == {*ONE_ARRAY, *BLOCKS, "barrier", "scatter"}
+
+
+@pytest.mark.parametrize("operation", [Operation.ALL_REDUCE, Operation.ALL_GATHER])
+def test_sizes_of_one_kind_have_messages_with_the_same_leading_bits_on_three_ranks(operation):
+    """Otherwise ranks with other arrays, which make a selection for the exact size, could select a plan."""
+    three = UnboundCollectives({}, None, None, 3, None, None)
+    selections = {}
+    for nbytes in range(4, 4096, 4):
+        key = three._generalize((operation, np.dtype("f4"), nbytes, "sum", 0, "auto", True))
+        message = nbytes * 3 if operation is Operation.ALL_GATHER else nbytes
+        selections.setdefault(key, set()).add(round_message_size(message))
+    assert max(map(len, selections.values())) == 1
+    assert len(selections) < 100
