@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Hashable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -236,8 +238,9 @@ def test_the_operations_have_the_arrays_that_kinds_assume(hpc):
 @pytest.mark.parametrize("operation", [Operation.ALL_REDUCE, Operation.ALL_GATHER])
 def test_sizes_of_one_kind_have_messages_with_the_same_leading_bits_on_three_ranks(operation):
     """Otherwise ranks with other arrays, which make a selection for the exact size, could select a plan."""
-    three = UnboundCollectives({}, None, None, 3, None, None)
-    selections = {}
+    nothing: Any = None
+    three = UnboundCollectives({}, nothing, nothing, 3, 0, nothing, nothing)
+    selections: dict[Hashable, set[int]] = {}
     for nbytes in range(4, 4096, 4):
         key = three._generalize((operation, np.dtype("f4"), nbytes, "sum", 0, "auto", True))
         message = nbytes * 3 if operation is Operation.ALL_GATHER else nbytes
