@@ -23,9 +23,21 @@ OVERSUBSCRIBED = {  # for Open MPI, as in tests/run_mpi.sh
 )
 def test_every_algorithm_is_right_on_many_ranks(ranks, options):
     """A communicator and each of the four symmetric buffers are one mapping each, whatever the number of ranks."""
-    command = [str(MPIRUN), "-n", str(ranks), sys.executable, "-m", "tests.mpi.many_ranks", "--dump-after", "100"]
-    environment = os.environ | OVERSUBSCRIBED | {"HPCCOLL_TUNING": "off", "OMP_NUM_THREADS": "1"}
-    run = subprocess.run(
-        [*command, *options], env=environment, capture_output=True, text=True, timeout=300, check=False
-    )
+    run = run_ranks(ranks, "tests.mpi.many_ranks", *options)
     assert re.search(rf"operations on {ranks} ranks: none wrong; 5 mappings", run.stdout), run.stdout + run.stderr
+
+
+@pytest.mark.parametrize(
+    ("ranks", "turns"),
+    [(6, 2), (7, 2), (8, 2), *(pytest.param(ranks, 25, marks=pytest.mark.full) for ranks in (6, 7, 8))],
+)
+def test_drawn_counts_and_scans_are_right_on_more_ranks_than_the_other_tests_have(ranks, turns):
+    run = run_ranks(ranks, "tests.mpi.uneven_programs", "--turns", str(turns), "--seed", str(ranks + turns))
+    assert f"{7 * turns} drawn calls on {ranks} ranks: none wrong" in run.stdout, run.stdout + run.stderr
+
+
+def run_ranks(ranks: int, module: str, *options: str) -> subprocess.CompletedProcess[str]:
+    """Run a module as a program of that many ranks; every rank prints its stack after 100 s."""
+    command = [str(MPIRUN), "-n", str(ranks), sys.executable, "-m", module, "--dump-after", "100", *options]
+    environment = os.environ | OVERSUBSCRIBED | {"HPCCOLL_TUNING": "off", "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
