@@ -260,6 +260,37 @@ def test_arrays_of_different_lengths_raise_one_paragraph_instead_of_mpi_s_own_st
     assert "Traceback" not in done.stderr
 
 
+LENGTHS_FOR_MPI = """
+import sys
+import numpy as np
+import hpccoll
+comm = hpccoll.Communicator()
+call, x = getattr(comm, sys.argv[1]), np.ones(1000 if comm.rank else 10)
+try:
+    call(x, algorithm="mpi")
+except hpccoll.MismatchError as error:
+    print(f"{error}", flush=True)
+    sys.exit(error.exit_status)
+"""
+
+
+@pytest.mark.parametrize("operation", ["all_reduce", "all_gather", "scan"])
+def test_debugging_finds_different_lengths_before_mpi_ends_the_job(operation):
+    """MPICH ends the job itself when the lengths differ, as docs/troubleshooting.md says."""
+    command = [str(BIN / "mpirun"), "-n", "2", sys.executable, "-c", LENGTHS_FOR_MPI, operation]
+    done = run(command, HPCCOLL_DEBUG="1")
+    said = [line for line in done.stdout.splitlines() if line.strip()]
+    assert done.returncode == 4, done.stderr
+    assert len(said) == 2
+    assert all("shape (10,) on rank 0" in line and "(1000,) on rank 1" in line for line in said)
+    assert "Fatal error" not in done.stderr
+    if "Open MPI" not in run([str(BIN / "mpirun"), "--version"]).stdout:
+        done = run(command)
+        assert done.returncode != 0
+        assert "Fatal error in internal_" in done.stderr
+        assert "Message truncated" in done.stderr
+
+
 REPEATED_CALLS = """
 import numpy as np
 import hpccoll
