@@ -276,7 +276,7 @@ except hpccoll.MismatchError as error:
 
 @pytest.mark.parametrize("operation", ["all_reduce", "all_gather", "scan"])
 def test_debugging_finds_different_lengths_before_mpi_ends_the_job(operation):
-    """MPICH ends the job itself when the lengths differ, as docs/troubleshooting.md says."""
+    """Without HPCCOLL_DEBUG=1, MPICH ends the job itself and leaves files in /dev/shm (docs/troubleshooting.md)."""
     command = [str(BIN / "mpirun"), "-n", "2", sys.executable, "-c", LENGTHS_FOR_MPI, operation]
     done = run(command, HPCCOLL_DEBUG="1")
     said = [line for line in done.stdout.splitlines() if line.strip()]
@@ -284,11 +284,6 @@ def test_debugging_finds_different_lengths_before_mpi_ends_the_job(operation):
     assert len(said) == 2
     assert all("shape (10,) on rank 0" in line and "(1000,) on rank 1" in line for line in said)
     assert "Fatal error" not in done.stderr
-    if "Open MPI" not in run([str(BIN / "mpirun"), "--version"]).stdout:
-        done = run(command)
-        assert done.returncode != 0
-        assert "Fatal error in internal_" in done.stderr
-        assert "Message truncated" in done.stderr
 
 
 REPEATED_CALLS = """
