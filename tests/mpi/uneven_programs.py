@@ -32,15 +32,8 @@ def draw_case(rng: random.Random, algorithm: Algorithm, n: int, turn: int) -> Ca
     dtype = rng.choice([name for name in NAMES if legal(operation, name, op)])
     length = n * n if operation is Operation.ALL_TO_ALL else n
     counts = tuple(rng.choice(SIZES) for _ in range(length))
-    how = {"root": rng.randrange(n), "in_place": rng.random() < 0.5, "path": rng.choice(PATHS), "seed": turn}
-    return Case(
-        algorithm,
-        dtype,
-        op,
-        counts[0],
-        **how,
-        counts=counts if operation.has_blocks else None,  # type: ignore[arg-type]
-    )
+    place = rng.randrange(n), rng.random() < 0.5, rng.choice(PATHS)
+    return Case(algorithm, dtype, op, counts[0], *place, seed=turn, counts=counts if operation.has_blocks else None)
 
 
 def compare_with_mpi4py(own: hpccoll.Communicator, comm: MPI.Intracomm, case: Case) -> None:
@@ -67,7 +60,7 @@ def main() -> None:
     if options.dump_after:
         faulthandler.dump_traceback_later(options.dump_after)
     rng, comm = random.Random(options.seed), MPI.COMM_WORLD  # the same on every rank, not a secret
-    known = list((VARIANTS | SCANS).values())
+    known, turn = list((VARIANTS | SCANS).values()), 0
     try:
         with hpccoll.Communicator(comm) as own:
             for turn in range(options.turns):
