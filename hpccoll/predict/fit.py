@@ -104,6 +104,18 @@ def fit_machine(rows: Sequence[MeasuredRow], source: str) -> MachineFit:
     return MachineFit(machine, tuple(predictions))
 
 
+def fit_barriers(rows: Sequence[MeasuredRow], source: str) -> Machine:
+    """Fit a machine model to measurements of barriers, which have no bytes: costs of a call, a message and a fence.
+
+    Args:
+        rows: measurements of one job, with the same ranks on the same nodes; at least one.
+        source: the name of the measurements, for the model's name.
+    """
+    has_fences = any(row.algorithm.uses_shared_memory for row in rows)
+    parameters = _ParameterLayout(rows[0].plan.ranks, rows[0].nodes, 0, has_fences)
+    return parameters.make_machine(_fit_parameters(parameters, rows), f"fit:{source}")
+
+
 class _ParameterLayout:
     """The order of the K parameters to fit: cost of a call, gamma, cost of a fence, then alpha and betas of each link.
 

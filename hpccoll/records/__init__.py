@@ -4,6 +4,15 @@ A result file has one record per line. Start reading at `Record` in record.py, t
 collective.py. `as_dict` and `from_dict` convert to and from decoded JSON lines; `make_json_schema` describes all kinds.
 """
 
+from hpccoll.records.barriers import (
+    BarrierCost,
+    BarrierKey,
+    BarrierRecord,
+    BarrierSummaryRecord,
+    InjectedDelay,
+    NodeLateness,
+    RankLateness,
+)
 from hpccoll.records.collective import (
     FEWEST_FOR_P99,
     SEND_RECV,
@@ -38,10 +47,11 @@ from hpccoll.records.run import RunRecord, SlurmJob, Versions
 from hpccoll.records.training import TrainStepRecord, TrainSummaryRecord
 
 __all__ = [
-    "FEWEST_FOR_P99", "SCHEMA", "SEND_RECV", "CallGroup", "CaseKey", "CollectiveCase", "CollectiveRecord",
-    "CompareSummaryRecord", "ComparedOperationRecord", "ComparedRowRecord", "CrashRecord", "DemoRecord",
-    "FaultEntry", "FindingRecord", "FirstDisagreement", "GuidelineRecord", "LabRecord", "PreflightNodeRecord",
-    "PreflightPairRecord", "PreflightSummaryRecord", "ProvenPlanRecord", "RankState", "Record", "RecordedOperation",
+    "FEWEST_FOR_P99", "SCHEMA", "SEND_RECV", "BarrierCost", "BarrierKey", "BarrierRecord", "BarrierSummaryRecord",
+    "CallGroup", "CaseKey", "CollectiveCase", "CollectiveRecord", "CompareSummaryRecord", "ComparedOperationRecord",
+    "ComparedRowRecord", "CrashRecord", "DemoRecord", "FaultEntry", "FindingRecord", "FirstDisagreement",
+    "GuidelineRecord", "InjectedDelay", "LabRecord", "NodeLateness", "PreflightNodeRecord", "PreflightPairRecord",
+    "PreflightSummaryRecord", "ProvenPlanRecord", "RankLateness", "RankState", "Record", "RecordedOperation",
     "RunRecord", "ScalingPoint", "ScalingRecord", "SimulatedPlanRecord", "SlurmJob", "Staging", "StopReason",
     "TimeSummary", "TrainStepRecord", "TrainSummaryRecord", "Versions", "explain_validation_error",
     "make_json_schema",

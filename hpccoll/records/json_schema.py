@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from hpccoll.records.barriers import BarrierRecord, BarrierSummaryRecord
 from hpccoll.records.collective import CollectiveRecord
 from hpccoll.records.common_fields import COMMON_FIELDS
 from hpccoll.records.comparisons import (
@@ -39,6 +40,7 @@ _RECORDS: tuple[type[Record], ...] = (
     *(PreflightSummaryRecord, ScalingRecord, TrainStepRecord, TrainSummaryRecord, LabRecord),
     CrashRecord,
     *(ComparedRowRecord, ComparedOperationRecord, GuidelineRecord, CompareSummaryRecord),
+    *(BarrierRecord, BarrierSummaryRecord),
 )
 DEFINITIONS: dict[str, type[Record]] = {
     **{record.kind: record for record in _RECORDS},

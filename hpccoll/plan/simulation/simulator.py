@@ -65,7 +65,14 @@ class Simulation:
 
 
 def simulate(
-    plan: Plan, machine: Machine, count: int, itemsize: int = 4, *, full: bool = False, trace: bool = True
+    plan: Plan,
+    machine: Machine,
+    count: int,
+    itemsize: int = 4,
+    *,
+    full: bool = False,
+    trace: bool = True,
+    entered_s: Floats | None = None,
 ) -> Simulation:
     """Return the predicted execution of `plan` on the machine model `machine`.
 
@@ -75,6 +82,8 @@ def simulate(
         count: elements per vector, or per block where the operation has blocks, of `itemsize` bytes each.
         full: simulate every rank, even if fewer ranks could represent all.
         trace: find the critical path; most rounds are then simulated twice if ranks times rounds exceed 4 million.
+        entered_s: the time at which each rank enters the call, shape (n,), at least 0; None if all enter at time 0.
+            With these times, every rank is simulated.
 
     Raises:
         UsageError: the count is negative, the item size below 1, or ranks of different nodes share memory.
@@ -84,8 +93,8 @@ def simulate(
         raise UsageError(f"cannot simulate {count} elements of {itemsize} bytes: need a count >= 0 and whole bytes")
     rounds = plan.column(0)
     chunk_bytes = ChunkBytes(plan.operation.chunk_sizes(count, plan.ranks, rounds.chunks) * itemsize)
-    represented = plan.ranks if full else find_period(plan, machine, chunk_bytes)
-    run = _Run(plan, machine, chunk_bytes, represented, trace)
+    represented = plan.ranks if full or entered_s is not None else find_period(plan, machine, chunk_bytes)
+    run = _Run(plan, machine, chunk_bytes, represented, trace, entered_s)
     clocks = run.forward()
     path = run.path(clocks) if trace else None
     within, between = run.pricer.sent()
@@ -105,8 +114,17 @@ class ClockState:
 class _Run:
     """One simulation, whose rounds are divided into segments that can be traced one at a time."""
 
-    def __init__(self, plan: Plan, machine: Machine, chunk_bytes: ChunkBytes, represented: int, trace: bool) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        machine: Machine,
+        chunk_bytes: ChunkBytes,
+        represented: int,
+        trace: bool,
+        entered_s: Floats | None = None,
+    ) -> None:
         self.plan, self.trace = plan, trace
+        self.entered_s = np.zeros(represented) if entered_s is None else np.array(entered_s, np.float64)
         self.pricer = RoundPricer(plan, machine, chunk_bytes, represented)
         self.rounds: Rounds = plan.make(self.pricer.links.rank)
         self.segment = max(_TRACED // represented, 1)
@@ -116,7 +134,7 @@ class _Run:
 
     def forward(self) -> Floats:
         """Return the clocks after all rounds; keep the first state of each segment and the last segment's trace."""
-        state = ClockState(np.zeros(self.pricer.size), np.zeros(self.pricer.size))
+        state = ClockState(self.entered_s, np.zeros(self.pricer.size))
         for first in range(0, len(self.rounds), self.segment):
             self.segment_starts.append(state)
             stop = min(first + self.segment, len(self.rounds))

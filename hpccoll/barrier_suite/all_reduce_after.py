@@ -1,0 +1,53 @@
+"""Times an all-reduce after a barrier, as most benchmarks do, and after a common start, for comparison.
+
+A benchmark that starts its iterations by a barrier measures the exit skew of the barrier, too: the ranks that leave
+early wait in the all-reduce for the ranks that leave late. After a common start on a clock that all ranks share, all
+ranks enter at the same time, so the difference is the bias of the barrier.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hpccoll.barrier_suite.arrival_patterns import ArrivalPattern
+from hpccoll.barrier_suite.round_timer import CommonClock, RoundTimer, choose_window
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+
+def time_all_reduce_after(
+    comm: MPI.Intracomm, barrier: Callable[[], object], clock: CommonClock, rounds: int
+) -> list[float] | None:
+    """Return the seconds of an all-reduce of 8 B after the barrier, maximum over ranks; None on ranks above 0.
+
+    Collective; one value per round.
+    """
+    now, one, total = clock.now, np.zeros(1), np.zeros(1)
+    times = np.empty(rounds)
+    for i in range(rounds):
+        barrier()
+        begin = now()
+        comm.Allreduce(one, total)
+        times[i] = now() - begin
+    gathered = comm.gather(times)
+    return None if gathered is None else np.max(gathered, axis=0).tolist()
+
+
+def time_all_reduce_at_start(timer: RoundTimer, rounds: int) -> list[float] | None:
+    """Return the seconds of an all-reduce of 8 B after a common start, maximum over ranks; None on ranks above 0.
+
+    Collective; one value per round.
+    """
+    one, total = np.zeros(1), np.zeros(1)
+    delays = ArrivalPattern.NONE.make_delays(max(rounds // 10, 1), timer.comm.size, 0.0, 0)
+    found: list[float] = []
+    times = None
+    for _ in range(-(-rounds // len(delays))):
+        times = timer.time_batch(lambda: timer.comm.Allreduce(one, total), delays, choose_window(times, 0.0))
+        if times is not None:
+            found += times.wait.max(axis=1).tolist()
+    return found if timer.comm.rank == 0 else None

@@ -1,0 +1,44 @@
+"""Arrival patterns: the delays with which ranks are told to enter a barrier, the same on every rank for the same seed.
+
+A pattern is scaled by its spread, the largest delay of any rank. Sources of the patterns: Faraj, Patarasuk and Yuan, A
+Study of Process Arrival Patterns for MPI Collective Operations, IJPP 2008; Proficz, Improving All-reduce Collective
+Operations for Imbalanced Process Arrival Patterns, J. Supercomputing 2018.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import numpy as np
+
+from hpccoll.barrier_suite.round_times import Floats
+
+
+class ArrivalPattern(StrEnum):
+    """The order in which ranks enter a barrier."""
+
+    NONE = "none"  # all ranks at the same time
+    ONE_LATE = "one_late"  # one rank, which the seed chooses, after all others
+    ASCENDING = "ascending"  # one after the other, rank 0 first
+    DESCENDING = "descending"  # one after the other, rank 0 last
+    RANDOM = "random"  # at random times, which differ from round to round
+    BIMODAL = "bimodal"  # half of the ranks, which the seed chooses, after the other half
+
+    def make_delays(self, rounds: int, ranks: int, spread_s: float, seed: int) -> Floats:
+        """Return the delay of each rank in each round in seconds, shape (rounds, ranks), from 0 to `spread_s`.
+
+        In each round of two ranks or more, except with pattern `none`, the first rank has delay 0 and the last rank
+        has delay `spread_s`.
+        """
+        random = np.random.default_rng([seed, ranks, list(ArrivalPattern).index(self)])
+        if self is ArrivalPattern.NONE or ranks < 2:
+            return np.zeros((rounds, ranks))
+        steps = np.arange(ranks) / (ranks - 1)
+        if self is ArrivalPattern.RANDOM:
+            drawn = random.random((rounds, ranks))
+            return spread_s * (drawn - drawn.min(axis=1, keepdims=True)) / np.ptp(drawn, axis=1, keepdims=True)
+        late = random.permutation(ranks)[: 1 if self is ArrivalPattern.ONE_LATE else ranks // 2]
+        unit = {ArrivalPattern.ASCENDING: steps, ArrivalPattern.DESCENDING: steps[::-1]}.get(
+            self, np.isin(np.arange(ranks), late).astype(np.float64)
+        )
+        return np.tile(spread_s * unit, (rounds, 1))

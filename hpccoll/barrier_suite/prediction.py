@@ -1,0 +1,52 @@
+"""The simulator's prediction of a barrier, beside the measurement: with the measured entries, on a machine model.
+
+Without a machine model from the user, a model is fitted to the barriers that this run has measured without skew. Its
+predictions without skew therefore show how well one model explains all barriers; its predictions with skew are
+predictions of times that the fit has not used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hpccoll.algorithms import get_algorithm
+from hpccoll.barrier_suite.round_times import Floats
+from hpccoll.plan import Machine, Operation, Plan, simulate
+
+MIN_FITTED = 3  # barriers that a fit needs
+
+
+@dataclass(frozen=True, slots=True)
+class BarrierPrediction:
+    """The simulated completion (from the last entry to the last exit) and exit skew of a barrier, in seconds."""
+
+    completion_s: float
+    exit_skew_s: float
+
+
+def predict_barrier(plan: Plan, machine: Machine, entered_s: Floats) -> BarrierPrediction:
+    """Simulate a barrier whose ranks enter at the times `entered_s`, shape (n,), and return the prediction."""
+    entered = entered_s - entered_s.min()
+    left = machine.call_s + simulate(plan, machine, 0, trace=False, entered_s=entered).clocks_s
+    return BarrierPrediction(float(left.max() - entered.max()), float(np.ptp(left)))
+
+
+def fit_to_barriers(plans: Sequence[Plan], completions_s: Sequence[float], nodes: Sequence[int]) -> Machine | None:
+    """Return the machine model under which the plans come closest to the measured completions without skew.
+
+    `nodes` has the number of ranks of each node. Returns None with fewer than MIN_FITTED plans, for one rank, and where
+    nodes have different numbers of ranks, which a machine model cannot express.
+    """
+    from hpccoll.predict.fit import MeasuredRow, fit_barriers
+
+    if len(plans) < MIN_FITTED or plans[0].ranks < 2 or len(set(nodes)) > 1:
+        return None
+    rows = [
+        MeasuredRow(get_algorithm(Operation.BARRIER, plan.algorithm), plan, len(nodes), 0, 1, 0, seconds)
+        for plan, seconds in zip(plans, completions_s, strict=True)
+        if seconds > 0
+    ]
+    return fit_barriers(rows, "this run") if len(rows) >= MIN_FITTED else None

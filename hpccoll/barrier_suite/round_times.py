@@ -1,0 +1,104 @@
+"""The times at which ranks enter and leave a barrier, round by round, and what follows from them.
+
+In array shapes, R is the number of rounds and n the number of ranks. All times are seconds of one clock that the ranks
+share (see hpccoll.measure.clock), so times of different ranks can be compared within the error of that clock.
+
+A barrier is safe if no rank leaves it before the last rank has entered it. The wait of a rank is the time from its
+entry to its exit, so the last rank to enter waits least. The completion of a round is the time from the last entry to
+the last exit: the cost of the barrier without the time for which ranks wait for a late rank. The exit skew of a round
+is the time from the first exit to the last exit.
+
+Source of absorption: Hoefler, Mehlan, Mietke and Rehm, A Survey of Barrier Algorithms, 2004.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats: TypeAlias = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class RoundTimes:
+    """Planned entry, entry and exit of every rank in every round, in seconds of a common clock, shape (R, n) each."""
+
+    planned: Floats
+    entry: Floats
+    exit: Floats
+
+    @property
+    def rounds(self) -> int:
+        """The number of rounds R."""
+        return len(self.entry)
+
+    @property
+    def ranks(self) -> int:
+        """The number of ranks n."""
+        return int(self.entry.shape[1])
+
+    @property
+    def entry_spread(self) -> Floats:
+        """The time from the first to the last entry of each round, shape (R,)."""
+        return np.ptp(self.entry, axis=1)
+
+    @property
+    def exit_skew(self) -> Floats:
+        """The time from the first to the last exit of each round, shape (R,)."""
+        return np.ptp(self.exit, axis=1)
+
+    @property
+    def completion(self) -> Floats:
+        """The time from the last entry to the last exit of each round, shape (R,)."""
+        return np.asarray(self.exit.max(axis=1) - self.entry.max(axis=1))
+
+    @property
+    def wait(self) -> Floats:
+        """The time from entry to exit of each rank, shape (R, n)."""
+        return self.exit - self.entry
+
+    @property
+    def lateness(self) -> Floats:
+        """The time by which each rank entered after its planned entry, shape (R, n)."""
+        return self.entry - self.planned
+
+    def get_median_entries(self) -> Floats:
+        """Return each rank's median time of entry after the first entry of the round, shape (n,)."""
+        return np.asarray(np.median(self.entry - self.entry.min(axis=1, keepdims=True), axis=0))
+
+    def get_median_exits(self) -> Floats:
+        """Return each rank's median time of exit after the first entry of the round, shape (n,)."""
+        return np.asarray(np.median(self.exit - self.entry.min(axis=1, keepdims=True), axis=0))
+
+    def find_release_order(self) -> list[int]:
+        """Return the ranks in the order in which they leave: by median exit after the round's first exit, then rank."""
+        after_first = np.median(self.exit - self.exit.min(axis=1, keepdims=True), axis=0)
+        return [int(rank) for rank in np.argsort(after_first, kind="stable")]
+
+    def count_unsafe_rounds(self, clock_error_s: float) -> int:
+        """Return the number of rounds in which a rank left before the last entry, by more than the clock's error."""
+        return int(np.count_nonzero(self.entry.max(axis=1) - self.exit.min(axis=1) > clock_error_s))
+
+    def count_late_rounds(self, tolerance_s: float) -> int:
+        """Return the number of rounds in which a rank entered later than planned, by more than `tolerance_s`."""
+        return int(np.count_nonzero((self.lateness > tolerance_s).any(axis=1)))
+
+    def compute_absorbed(self, even_completion_s: float) -> float | None:
+        """Return the fraction of the entry spread that the barrier hides; None if ranks enter at the same time.
+
+        With a spread s, a barrier that hides nothing takes as long after the last entry as it takes without a spread,
+        `even_completion_s`. A barrier that finishes its other work while it waits for the last rank takes a shorter
+        time after the last entry; the time saved over s is the fraction absorbed. Skew that slows down the barrier
+        gives a negative fraction.
+        """
+        spread = float(np.median(self.entry_spread))
+        return (even_completion_s - float(np.median(self.completion))) / spread if spread > 0 else None
+
+
+def join_rounds(parts: Sequence[RoundTimes]) -> RoundTimes:
+    """Return the rounds of all parts, in order; the parts must have the same number of ranks."""
+    return RoundTimes(*(np.concatenate([getattr(part, name) for part in parts]) for name in ("planned", "entry", "exit")))

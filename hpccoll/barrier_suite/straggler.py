@@ -1,0 +1,182 @@
+"""Names the rank that is late to barriers, from the times of entries and exits of many rounds.
+
+The lateness of a rank in a round is its time of entry after the planned time, so a rank that a pattern makes late is
+not late in this sense. The excess of a rank is the median, over rounds, of its lateness beyond the median lateness of
+the other ranks. The noise of a run is the median, over rounds, of the spread of the ranks' lateness after each rank's
+own median is subtracted, or the error of the clock if that is larger. A constant delay of one rank therefore does not
+increase the noise. Where other programs disturb the ranks, the noise varies tenfold from second to second, so the
+threshold follows from the quieter rounds: it is NOISE_FACTOR times the lower quartile of the spread.
+
+A rank that waits a long time in a barrier is a victim: the late rank waits least. So the wait of a named rank must be
+shorter than the waits of the others, too. A rank is named in one of two cases:
+
+- always late: the excess is more than the threshold, in most parts of the run, and the rank has the greatest lateness
+  in more rounds than chance explains;
+- often late: in a share of the run's time, all other ranks have waited for this rank alone, in most parts of the run,
+  far longer than for any other rank. A rank that shares its core with another program is late in this way.
+
+A part is one of PARTS equal stretches of the run. Bursts of noise make a rank late in few parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpccoll.barrier_suite.round_times import Floats, RoundTimes
+
+Ints: TypeAlias = NDArray[np.int64]
+NOISE_FACTOR, NOISE_QUANTILE = 2.0, 0.25
+PARTS, PARTS_NEEDED = 8, 6
+MIN_ROUNDS = 24  # fewer rounds name nobody
+CHANCE = 1e-4  # probability with which a rank is last in so many rounds by chance, for all ranks together
+OFTEN_SHARE = 0.1  # share of the time for which the others waited for an often late rank
+OFTEN_RATIO = 5.0  # the others waited this many times longer for it than for any other rank
+
+
+@dataclass(frozen=True, slots=True)
+class RankEvidence:
+    """What is known about the lateness of one rank; times in seconds."""
+
+    rank: int
+    last_arrivals: int  # rounds in which the rank had the greatest lateness
+    excess_s: float  # median lateness beyond the median of the other ranks
+    wait_s: float  # median time in the barrier, after subtraction of the planned wait
+    wait_deficit_s: float  # median by which the rank waited less than the median of the other ranks
+    caused_s: float  # time for which all other ranks waited for this rank alone, summed over rounds
+
+
+@dataclass(frozen=True, slots=True)
+class StragglerReport:
+    """The rank that is late, or None, with the reason in words and the evidence for every rank."""
+
+    straggler: int | None
+    reason: str
+    noise_s: float
+    threshold_s: float
+    rounds: int
+    ranks: tuple[RankEvidence, ...]
+
+
+def find_straggler(times: RoundTimes, resolution_s: float) -> StragglerReport:
+    """Return the rank that is late in `times`, or None if the evidence does not suffice.
+
+    `resolution_s` is the error of the common clock; smaller differences are never evidence.
+    """
+    lateness = times.lateness
+    evidence = collect_evidence(times)
+    spread = compute_spread(lateness)
+    noise_s = max(float(np.median(spread)), resolution_s)
+    threshold_s = NOISE_FACTOR * max(float(np.quantile(spread, NOISE_QUANTILE)), resolution_s)
+    report = partial(StragglerReport, noise_s=noise_s, threshold_s=threshold_s, rounds=times.rounds, ranks=evidence)
+    if times.ranks < 2:
+        return report(None, "one rank waits for nobody")
+    if times.rounds < MIN_ROUNDS:
+        return report(None, f"{times.rounds} rounds are too few; at least {MIN_ROUNDS} are needed")
+    always = max(evidence, key=lambda each: each.excess_s)
+    if _is_always_late(times, always, threshold_s):
+        return report(always.rank, _explain_always(always, times.rounds, threshold_s))
+    often = max(evidence, key=lambda each: each.caused_s)
+    if _is_often_late(times, evidence, often, threshold_s):
+        return report(often.rank, _explain_often(often, times))
+    return report(None, _explain_nobody(always, threshold_s))
+
+
+def collect_evidence(times: RoundTimes) -> tuple[RankEvidence, ...]:
+    """Return the evidence for each rank."""
+    lateness = times.lateness
+    # With the planned delays added, the wait of a rank does not depend on the pattern.
+    waits = times.wait + (times.planned - times.planned.min(axis=1, keepdims=True))
+    excess, surplus = _subtract_others(lateness), _subtract_others(waits)
+    last, gaps = find_last(lateness)
+    return tuple(
+        RankEvidence(
+            rank,
+            int(np.count_nonzero(last == rank)),
+            float(np.median(excess[:, rank])),
+            float(np.median(waits[:, rank])),
+            -float(np.median(surplus[:, rank])),
+            float(gaps[last == rank].sum()),
+        )
+        for rank in range(times.ranks)
+    )
+
+
+def compute_spread(lateness: Floats) -> Floats:
+    """Return the spread of the ranks' lateness in each round, without each rank's own median, shape (rounds,)."""
+    return np.ptp(lateness - np.median(lateness, axis=0), axis=1)
+
+
+def find_last(lateness: Floats) -> tuple[Ints, Floats]:
+    """Return the rank with the greatest lateness in each round, and how far it was behind the second, shape (rounds,).
+
+    For one rank, the distance is zero.
+    """
+    last = np.asarray(lateness.argmax(axis=1), np.int64)
+    ordered = np.sort(lateness, axis=1)
+    gaps = ordered[:, -1] - ordered[:, -2] if lateness.shape[1] > 1 else np.zeros(len(lateness))
+    return last, np.asarray(gaps)
+
+
+def _subtract_others(values: Floats) -> Floats:
+    """Return each rank's value minus the median of the other ranks' values in the same round."""
+    ranks = values.shape[1]
+    if ranks < 2:
+        return np.zeros_like(values)
+    others = [np.median(np.delete(values, rank, axis=1), axis=1) for rank in range(ranks)]
+    return values - np.stack(others, axis=1)
+
+
+def _is_always_late(times: RoundTimes, suspect: RankEvidence, threshold_s: float) -> bool:
+    """Whether the rank is late by more than the threshold in most parts, waits less, and is last more than by chance."""
+    from scipy.stats import binom
+
+    excess = _subtract_others(times.lateness)[:, suspect.rank]
+    parts = sum(float(np.median(part)) > threshold_s for part in np.array_split(excess, PARTS))
+    by_chance = float(binom.sf(suspect.last_arrivals - 1, times.rounds, 1 / times.ranks)) * times.ranks
+    waits_less = suspect.wait_deficit_s > threshold_s / 2
+    return suspect.excess_s > threshold_s and parts >= PARTS_NEEDED and waits_less and by_chance < CHANCE
+
+
+def _is_often_late(
+    times: RoundTimes, evidence: Sequence[RankEvidence], suspect: RankEvidence, threshold_s: float
+) -> bool:
+    """Whether the others waited for the rank alone, long and in most parts, and little for any other rank."""
+    total_s = float(times.exit.max() - times.entry.min())
+    second_s = max(each.caused_s for each in evidence if each.rank != suspect.rank)
+    last, gaps = find_last(times.lateness)
+    hits = (last == suspect.rank) & (gaps > threshold_s)
+    parts = sum(bool(part.any()) for part in np.array_split(hits, PARTS))
+    long = suspect.caused_s > OFTEN_SHARE * total_s
+    return long and suspect.caused_s > OFTEN_RATIO * second_s and parts >= PARTS_NEEDED
+
+
+def _explain_always(suspect: RankEvidence, rounds: int, threshold_s: float) -> str:
+    """Return the reason why an always late rank is named."""
+    return (
+        f"rank {suspect.rank} entered last in {suspect.last_arrivals} of {rounds} rounds, in the median "
+        f"{suspect.excess_s * 1e6:.1f} us after the others (noise explains {threshold_s * 1e6:.1f} us), and waited "
+        f"{suspect.wait_deficit_s * 1e6:.1f} us less"
+    )
+
+
+def _explain_often(suspect: RankEvidence, times: RoundTimes) -> str:
+    """Return the reason why an often late rank is named."""
+    total_s = float(times.exit.max() - times.entry.min())
+    return (
+        f"the others waited for rank {suspect.rank} alone during {suspect.caused_s / total_s:.0%} of the time, in "
+        f"{suspect.last_arrivals} of {times.rounds} rounds"
+    )
+
+
+def _explain_nobody(suspect: RankEvidence, threshold_s: float) -> str:
+    """Return the reason why no rank is named; `suspect` is the rank with the greatest excess."""
+    return (
+        f"no rank is late beyond noise: the latest, rank {suspect.rank}, entered {suspect.excess_s * 1e6:.1f} us after "
+        f"the others in the median, and noise explains {threshold_s * 1e6:.1f} us"
+    )

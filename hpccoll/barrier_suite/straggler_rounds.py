@@ -1,0 +1,49 @@
+"""The rounds from which the straggler report is made: all ranks keep their cores busy, and enter a barrier on time.
+
+A round lasts at least ROUND_S. Until the round begins, a rank with a core of its own reads the clock all the time, so a
+rank that shares its core with another program often enters late, as it would after work of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from hpccoll.barrier_suite.arrival_patterns import ArrivalPattern
+from hpccoll.barrier_suite.round_timer import RoundTimer, choose_window
+from hpccoll.barrier_suite.round_times import RoundTimes, join_rounds
+
+ROUND_S = 4e-4
+BATCHES = 8  # batches per pattern
+
+
+def time_straggler_rounds(
+    timer: RoundTimer,
+    call: Callable[[], object],
+    patterns: Sequence[ArrivalPattern],
+    rounds: int,
+    spread_s: float,
+    seed: int,
+    extra_s: float = 0.0,
+) -> RoundTimes | None:
+    """Time rounds with each pattern in turns; return the times on rank 0, None on the other ranks. Collective.
+
+    Args:
+        timer: times the rounds.
+        call: the barrier.
+        patterns: the arrival patterns; each gets the same number of rounds.
+        rounds: the number of rounds of all patterns together, rounded up to whole batches.
+        spread_s: the spread of the patterns.
+        seed: the seed of the patterns.
+        extra_s: a delay of this rank that is not part of the patterns.
+    """
+    batch = max(1, -(-rounds // (BATCHES * len(patterns))))
+    parts: list[RoundTimes] = []
+    last = None
+    for turn in range(BATCHES):
+        for pattern in patterns:
+            delays = pattern.make_delays((turn + 1) * batch, timer.comm.size, spread_s, seed)[turn * batch :]
+            window = max(choose_window(last, spread_s), ROUND_S)
+            last = timer.time_batch(call, delays, window, extra_s=extra_s)
+            if last is not None:
+                parts.append(last)
+    return join_rounds(parts) if parts else None

@@ -1,0 +1,200 @@
+"""Runs the barrier suite: all barriers in turns for each arrival pattern, then rounds of work that show late ranks.
+
+The first pattern is always `none`. Its median completions scale the other patterns: unless the user states a spread,
+a pattern's spread for a barrier is the barrier's own median completion without skew. Within a pattern, the barriers
+take turns in a new random order, so that a disturbance affects all of them.
+
+Rank 0 computes the records. All ranks make the same collective calls, because rank 0 broadcasts its decisions.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from hpccoll.barrier_suite.all_reduce_after import time_all_reduce_after
+from hpccoll.barrier_suite.arrival_patterns import ArrivalPattern
+from hpccoll.barrier_suite.barrier_calls import BarrierCall
+from hpccoll.barrier_suite.barrier_row import make_barrier_record
+from hpccoll.barrier_suite.prediction import BarrierPrediction, fit_to_barriers, predict_barrier
+from hpccoll.barrier_suite.round_timer import RoundTimer, choose_window
+from hpccoll.barrier_suite.round_times import RoundTimes, join_rounds
+from hpccoll.plan import Machine
+from hpccoll.records import BarrierKey, BarrierRecord
+
+BATCH = 10  # rounds of a turn
+LEAST_SPREAD_S = 2e-6  # a smaller spread would vanish in the error of the entries
+ROW_BUDGET_S, FEWEST_ROUNDS = 3.0, 5  # a barrier that takes longer than the budget is timed for fewer rounds
+
+
+@dataclass(frozen=True, slots=True)
+class SuiteOptions:
+    """What the suite measures.
+
+    Args:
+        patterns: the arrival patterns, without `none`, which is always measured.
+        rounds: timed rounds per barrier and pattern.
+        scale: the spread of a pattern, as a multiple of the barrier's completion without skew.
+        spread_s: the spread of all patterns in seconds; None to use `scale`.
+        seed: seed of patterns and turns.
+        extra_s: a delay of this rank in every round, in addition to the pattern's; see --inject-delay.
+    """
+
+    patterns: tuple[ArrivalPattern, ...]
+    rounds: int
+    scale: float
+    spread_s: float | None
+    seed: int
+    extra_s: float = 0.0
+
+
+@dataclass(slots=True)
+class _TimedBarrier:
+    """A barrier with its rounds of one pattern so far; rounds exist on rank 0 only."""
+
+    barrier: BarrierCall
+    spread_s: float = 0.0
+    parts: list[RoundTimes] = field(default_factory=list)
+    done: int = 0
+    spent_s: float = 0.0
+
+    @property
+    def last_part(self) -> RoundTimes | None:
+        """The rounds of the last turn; None before the first turn."""
+        return self.parts[-1] if self.parts else None
+
+
+class BarrierSuite:
+    """Measures barriers; `run` is collective over the ranks of `timer`.
+
+    Args:
+        timer: times rounds.
+        barriers: the barriers to compare.
+        options: what to measure.
+        nodes: the number of ranks on each node.
+        machine: the machine model of predictions; None to fit one to the barriers without skew.
+        clock_error_s: the error of the common clock.
+    """
+
+    def __init__(
+        self,
+        timer: RoundTimer,
+        barriers: Sequence[BarrierCall],
+        options: SuiteOptions,
+        nodes: Sequence[int],
+        machine: Machine | None,
+        clock_error_s: float,
+    ) -> None:
+        self.timer, self.barriers, self.options, self.nodes = timer, tuple(barriers), options, tuple(nodes)
+        self.machine, self.clock_error_s = machine, clock_error_s
+        self.records: list[BarrierRecord] = []  # on rank 0: those of this run and of the resumed file
+        self._random = random.Random(options.seed)  # noqa: S311 - the same order on every rank, not a secret
+
+    @property
+    def row_count(self) -> int:
+        """The number of rows of a complete run."""
+        return len(self.barriers) * (1 + len(self.options.patterns))
+
+    def run(self, finished: Collection[BarrierRecord] = ()) -> Iterator[BarrierRecord | None]:
+        """Measure all rows that are not in `finished`; yield each row's record on rank 0, None on other ranks.
+
+        `finished` are the same records on all ranks. Collective: all ranks take the same number of rows.
+        """
+        self.records += finished
+        keys = {record.key for record in finished}
+        for pattern in (ArrivalPattern.NONE, *self.options.patterns):
+            missing = [each for each in self.barriers if self._make_key(each, pattern) not in keys]
+            for record in self._run_pattern(pattern, missing):
+                if record is not None:
+                    self.records.append(record)
+                yield record
+
+    def get_even_record(self, barrier: BarrierCall) -> BarrierRecord | None:
+        """Return the record of a barrier without skew, on rank 0."""
+        key = self._make_key(barrier, ArrivalPattern.NONE)
+        return next((record for record in self.records if record.key == key), None)
+
+    def _make_key(self, barrier: BarrierCall, pattern: ArrivalPattern) -> BarrierKey:
+        return BarrierKey(barrier.engine, barrier.algorithm, pattern.value, self.timer.comm.size)
+
+    def _run_pattern(self, pattern: ArrivalPattern, barriers: Sequence[BarrierCall]) -> Iterator[BarrierRecord | None]:
+        """Time the barriers with one pattern, in turns; yield their records at the end. Collective."""
+        rows = [_TimedBarrier(each, self._choose_spread(each, pattern)) for each in barriers]
+        running = list(rows)
+        while running:
+            for row in self._random.sample(running, len(running)):
+                self._take_turn(row, pattern)
+            running = [row for row in running if not self._is_done(row)]
+        after = [self._time_all_reduce(row.barrier) if pattern is ArrivalPattern.NONE else None for row in rows]
+        if self.timer.comm.rank == 0:
+            self._fit_machine(rows, pattern)
+        for row, times in zip(rows, after, strict=True):
+            yield self._make_record(row, pattern, times) if self.timer.comm.rank == 0 else None
+
+    def _choose_spread(self, barrier: BarrierCall, pattern: ArrivalPattern) -> float:
+        """Return the spread of a pattern for a barrier in seconds, the same on all ranks; collective."""
+        if pattern is ArrivalPattern.NONE or self.options.spread_s is not None:
+            return 0.0 if pattern is ArrivalPattern.NONE else self.options.spread_s or 0.0
+        even = self.get_even_record(barrier)
+        spread = None if even is None else max(self.options.scale * even.completion_us.p50 * 1e-6, LEAST_SPREAD_S)
+        return float(self.timer.comm.bcast(spread))
+
+    def _take_turn(self, row: _TimedBarrier, pattern: ArrivalPattern) -> None:
+        """Time a batch of rounds of one barrier, after a warm-up call at the first turn; collective."""
+        comm, begin = self.timer.comm, time.perf_counter()
+        if self.timer.limit is not None:
+            self.timer.limit.description = f"{row.barrier.name} with arrival pattern {pattern}"
+        if not row.done:
+            self.timer.time_batch(row.barrier.call, np.zeros((2, comm.size)), 0.0)
+        count = min(BATCH, self.options.rounds - row.done) if row.done else min(FEWEST_ROUNDS, self.options.rounds)
+        delays = pattern.make_delays(row.done + count, comm.size, row.spread_s, self.options.seed)[row.done :]
+        window = choose_window(row.last_part, row.spread_s)
+        times = self.timer.time_batch(row.barrier.call, delays, window, extra_s=self.options.extra_s)
+        row.done += count
+        row.spent_s += time.perf_counter() - begin
+        if times is not None:
+            row.parts.append(times)
+
+    def _is_done(self, row: _TimedBarrier) -> bool:
+        """Return whether a barrier has all its rounds, or has used its time; rank 0 decides; collective."""
+        return bool(self.timer.comm.bcast(row.done >= self.options.rounds or row.spent_s > ROW_BUDGET_S))
+
+    def _time_all_reduce(self, barrier: BarrierCall) -> list[float] | None:
+        """Return the times of an all-reduce after the barrier, on rank 0; collective."""
+        return time_all_reduce_after(self.timer.comm, barrier.call, self.timer.clock, self.options.rounds)
+
+    def _fit_machine(self, rows: Sequence[_TimedBarrier], pattern: ArrivalPattern) -> None:
+        """Fit the machine model of predictions to the barriers without skew, unless there is a model."""
+        if self.machine is not None or pattern is not ArrivalPattern.NONE:
+            return
+        fitted = [row for row in rows if row.barrier.plan is not None]
+        times = [float(np.median(join_rounds(row.parts).completion)) for row in fitted]
+        plans = [row.barrier.plan for row in fitted if row.barrier.plan is not None]
+        self.machine = fit_to_barriers(plans, times, self.nodes)
+
+    def _make_record(
+        self, row: _TimedBarrier, pattern: ArrivalPattern, all_reduce_s: list[float] | None
+    ) -> BarrierRecord:
+        """Return the record of a barrier's rounds; on rank 0."""
+        times, plan = join_rounds(row.parts), row.barrier.plan
+        prediction: BarrierPrediction | None = None
+        if plan is not None and self.machine is not None:
+            prediction = predict_barrier(plan, self.machine, times.get_median_entries())
+        even = self.get_even_record(row.barrier)
+        return make_barrier_record(
+            self._make_key(row.barrier, pattern),
+            times,
+            spread_s=row.spread_s,
+            nodes=len(self.nodes),
+            clock_error_s=self.clock_error_s,
+            machine=self.machine.name if self.machine is not None and prediction is not None else None,
+            prediction=prediction,
+            even_completion_s=None if even is None else even.completion_us.p50 * 1e-6,
+            all_reduce_s=all_reduce_s,
+        )
+
+

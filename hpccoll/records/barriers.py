@@ -1,0 +1,137 @@
+"""Records of `hpccoll barrier`: kind `barrier`, one per barrier and arrival pattern, and kind `barrier_summary`.
+
+All times are differences of times of a clock that the ranks share. A round is one call of a barrier by all ranks.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, NamedTuple
+
+from msgspec import Meta, Struct
+
+from hpccoll.records.collective import TimeSummary
+from hpccoll.records.record import Amount, Count, Positive, Record, about
+
+
+class BarrierKey(NamedTuple):
+    """The fields that identify a row of the barrier suite across runs, for instance to skip it when a run is resumed."""
+
+    engine: str
+    algorithm: str
+    pattern: str
+    ranks: int
+
+
+class BarrierRecord(Record, frozen=True, kw_only=True):
+    """The rounds of one barrier with one arrival pattern (`hpccoll barrier`)."""
+
+    kind: ClassVar[str] = "barrier"
+
+    engine: str
+    algorithm: Annotated[str, about("Plan of hpccoll, or name of a library's barrier.")]
+    pattern: Annotated[str, about("Arrival pattern, such as one_late.")]
+    spread_us: Annotated[Amount, about("The largest planned delay of a rank.")]
+    ranks: Positive
+    nodes: Positive
+    rounds: Annotated[Positive, about("Number of timed rounds.")]
+    late_rounds: Annotated[Count, about("Rounds in which a rank entered later than planned, beyond 10 us and 10 %.")]
+    planned_us: Annotated[tuple[Amount, ...], about("Median planned delay of each rank.")]
+    entry_us: Annotated[tuple[Amount, ...], about("Median entry of each rank, after the first entry of a round.")]
+    exit_us: Annotated[tuple[float, ...], about("Median exit of each rank, after the first entry of a round.")]
+    wait_us: Annotated[tuple[float, ...], about("Median time of each rank in the barrier.")]
+    release_order: Annotated[tuple[Count, ...], about("Ranks in the order in which they leave.")]
+    entry_spread_us: Annotated[TimeSummary, about("Time from the first to the last entry.")]
+    completion_us: Annotated[TimeSummary, about("Time from the last entry to the last exit.")]
+    exit_skew_us: Annotated[TimeSummary, about("Time from the first to the last exit.")]
+    absorbed: Annotated[
+        float | None, about("Fraction of the entry spread that the barrier hides; null for pattern none.")
+    ]
+    unsafe: Annotated[Count, about("Rounds in which a rank left before the last entry.")]
+    clock_error_us: Annotated[Amount, about("Error of the common clock that the count of unsafe rounds allows.")]
+    machine: Annotated[str | None, about("Machine model of the prediction; null without a prediction.")]
+    predicted_us: Annotated[Amount | None, about("Simulated completion_us; null for barriers that are no plans.")]
+    predicted_exit_skew_us: Annotated[Amount | None, about("Simulated exit skew; null like predicted_us.")]
+    all_reduce_us: Annotated[
+        TimeSummary | None, about("An all-reduce of 8 B after this barrier, maximum over ranks; only with pattern none.")
+    ] = None
+    completion_samples_us: Annotated[tuple[Amount, ...], Meta(min_length=1), about("Completion of each round.")]
+    exit_skew_samples_us: Annotated[tuple[Amount, ...], Meta(min_length=1), about("Exit skew of each round.")]
+
+    @property
+    def key(self) -> BarrierKey:
+        """The fields that identify this row across runs."""
+        return BarrierKey(self.engine, self.algorithm, self.pattern, self.ranks)
+
+    @property
+    def name(self) -> str:
+        """The engine and the algorithm, such as `hpccoll/tree`."""
+        return f"{self.engine}/{self.algorithm}"
+
+
+class RankLateness(Struct, frozen=True):
+    """The evidence whether one rank is late to barriers."""
+
+    rank: Count
+    node: Annotated[str, about("Host name of the rank's node.")]
+    last_arrivals: Annotated[Count, about("Rounds in which the rank entered last, compared with its plan.")]
+    excess_us: Annotated[float, about("Median lateness beyond that of the other ranks.")]
+    wait_us: Annotated[float, about("Median time in the barrier, without planned waits.")]
+    wait_deficit_us: Annotated[float, about("Median time by which the rank waited less than the others.")]
+    caused_us: Annotated[Amount, about("Time for which all others waited for this rank alone, per round.")]
+
+
+class NodeLateness(Struct, frozen=True):
+    """The evidence whether the ranks of one node are late to barriers."""
+
+    node: str
+    ranks: Positive
+    last_arrivals: Annotated[Count, about("Rounds in which a rank of the node entered last.")]
+    excess_us: Annotated[float, about("Median of the excess of its ranks.")]
+    wait_deficit_us: Annotated[float, about("Median of the wait deficits of its ranks.")]
+
+
+class BarrierCost(Struct, frozen=True):
+    """One barrier without skew: its cost and exit skew, and its effect on the time of an all-reduce after it."""
+
+    engine: str
+    algorithm: str
+    completion_us: Annotated[Amount, about("Median time from the last entry to the last exit.")]
+    exit_skew_us: Annotated[Amount, about("Median time from the first to the last exit.")]
+    absorbed: Annotated[float | None, about("With one late rank, fraction of its delay that the barrier hides.")]
+    unsafe: Annotated[Count, about("Rounds in which a rank left before the last entry, over all patterns.")]
+    all_reduce_us: Annotated[Amount | None, about("Median time of an all-reduce of 8 B after this barrier.")]
+    bias: Annotated[float | None, about("all_reduce_us over its time after a common start, minus 1.")]
+
+
+class InjectedDelay(Struct, frozen=True):
+    """The delay that --inject-delay adds."""
+
+    rank: Count
+    us: Amount
+
+
+class BarrierSummaryRecord(Record, frozen=True, kw_only=True):
+    """The last record of `hpccoll barrier`: the rank that is late, and what each barrier costs."""
+
+    kind: ClassVar[str] = "barrier_summary"
+
+    straggler: Annotated[Count | None, about("The rank that is late; null if the evidence does not suffice.")]
+    straggler_node: Annotated[str | None, about("Node of which all ranks are late; null if there is none.")]
+    reason: Annotated[str, about("Why this rank, or none, is named.")]
+    ranks: Positive
+    nodes: Positive
+    rounds: Annotated[Count, about("Rounds of work and barrier that the straggler report is based on.")]
+    noise_us: Annotated[Amount, about("Median spread of the ranks' lateness, without constant delays.")]
+    threshold_us: Annotated[Amount, about("Excess above which a rank is late.")]
+    lateness: Annotated[tuple[RankLateness, ...], about("Evidence per rank.")]
+    node_lateness: Annotated[tuple[NodeLateness, ...], about("Evidence per node.")]
+    fastest: Annotated[str | None, about("Barrier with the shortest median completion without skew.")]
+    most_even: Annotated[str | None, about("Barrier with the smallest median exit skew without skew.")]
+    barriers: Annotated[tuple[BarrierCost, ...], about("Cost and exit skew per barrier.")]
+    all_reduce_us: Annotated[Amount | None, about("Median time of an all-reduce of 8 B after a common start.")]
+    inject_delay: Annotated[InjectedDelay | None, about("The value of --inject-delay; null without it.")]
+    noise_rank: Annotated[Count | None, about("The value of --noise; null without it.")]
+    clock: Annotated[str, about("How the clocks were synchronised.")]
+    clock_residual_us: Annotated[Amount, about("Largest error of the common clock, measured again after the run.")]
+    clock_cost_s: Annotated[Amount, about("Seconds that synchronising the clocks took.")]
+    oversubscribed: bool
