@@ -36,7 +36,8 @@ class ArrivalPattern(StrEnum):
         steps = np.arange(ranks) / (ranks - 1)
         if self is ArrivalPattern.RANDOM:
             drawn = random.random((rounds, ranks))
-            return spread_s * (drawn - drawn.min(axis=1, keepdims=True)) / np.ptp(drawn, axis=1, keepdims=True)
+            scaled = (drawn - drawn.min(axis=1, keepdims=True)) / np.ptp(drawn, axis=1, keepdims=True)
+            return np.asarray(spread_s * scaled)
         late = random.permutation(ranks)[: 1 if self is ArrivalPattern.ONE_LATE else ranks // 2]
         unit = {ArrivalPattern.ASCENDING: steps, ArrivalPattern.DESCENDING: steps[::-1]}.get(
             self, np.isin(np.arange(ranks), late).astype(np.float64)

@@ -1,9 +1,9 @@
 """Times rounds of a barrier on a clock that the ranks share: each rank enters at a planned time and notes its times.
 
 Rank 0 plans the rounds of a batch, one window of time per round, and broadcasts the begin of the first window and the
-length of a window. In each round, a rank waits until its window begins, waits for its delay, enters the barrier, and notes
-the times of entry and exit. If a round takes longer than a window, the next rounds begin late, and
-ranks enter them as soon as they can.
+length of a window. In each round, a rank waits until its window begins, waits for its delay, enters the barrier, and
+notes the times of entry and exit. If a round takes longer than a window, the next rounds begin late, and ranks enter
+them as soon as they can.
 
 Ranks with a core of their own wait by reading the clock. Ranks that share cores sleep, because a rank that reads the
 clock keeps another rank from running.
@@ -49,7 +49,9 @@ class RoundTimer:
         limit: the time limit of each call; None for no limit.
     """
 
-    def __init__(self, comm: MPI.Intracomm, clock: CommonClock, shares_cores: bool, limit: TimeLimit | None = None):
+    def __init__(
+        self, comm: MPI.Intracomm, clock: CommonClock, shares_cores: bool, limit: TimeLimit | None = None
+    ) -> None:
         self.comm, self.clock, self.shares_cores, self.limit = comm, clock, shares_cores, limit
         self._sleep_above_s = SHARED_SLEEP_ABOVE_S if shares_cores else SLEEP_ABOVE_S
         doublings = 1 + (comm.size - 1).bit_length()

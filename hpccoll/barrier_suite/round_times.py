@@ -44,12 +44,12 @@ class RoundTimes:
     @property
     def entry_spread(self) -> Floats:
         """The time from the first to the last entry of each round, shape (R,)."""
-        return np.ptp(self.entry, axis=1)
+        return np.asarray(np.ptp(self.entry, axis=1))
 
     @property
     def exit_skew(self) -> Floats:
         """The time from the first to the last exit of each round, shape (R,)."""
-        return np.ptp(self.exit, axis=1)
+        return np.asarray(np.ptp(self.exit, axis=1))
 
     @property
     def completion(self) -> Floats:
@@ -101,4 +101,6 @@ class RoundTimes:
 
 def join_rounds(parts: Sequence[RoundTimes]) -> RoundTimes:
     """Return the rounds of all parts, in order; the parts must have the same number of ranks."""
-    return RoundTimes(*(np.concatenate([getattr(part, name) for part in parts]) for name in ("planned", "entry", "exit")))
+    return RoundTimes(
+        *(np.concatenate([getattr(part, name) for part in parts]) for name in ("planned", "entry", "exit"))
+    )

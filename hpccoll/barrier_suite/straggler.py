@@ -40,7 +40,7 @@ OFTEN_RATIO = 5.0  # the others waited this many times longer for it than for an
 
 
 @dataclass(frozen=True, slots=True)
-class RankEvidence:
+class ArrivalEvidence:
     """What is known about the lateness of one rank; times in seconds."""
 
     rank: int
@@ -60,7 +60,7 @@ class StragglerReport:
     noise_s: float
     threshold_s: float
     rounds: int
-    ranks: tuple[RankEvidence, ...]
+    ranks: tuple[ArrivalEvidence, ...]
 
 
 def find_straggler(times: RoundTimes, resolution_s: float) -> StragglerReport:
@@ -87,7 +87,7 @@ def find_straggler(times: RoundTimes, resolution_s: float) -> StragglerReport:
     return report(None, _explain_nobody(always, threshold_s))
 
 
-def collect_evidence(times: RoundTimes) -> tuple[RankEvidence, ...]:
+def collect_evidence(times: RoundTimes) -> tuple[ArrivalEvidence, ...]:
     """Return the evidence for each rank."""
     lateness = times.lateness
     # With the planned delays added, the wait of a rank does not depend on the pattern.
@@ -95,7 +95,7 @@ def collect_evidence(times: RoundTimes) -> tuple[RankEvidence, ...]:
     excess, surplus = _subtract_others(lateness), _subtract_others(waits)
     last, gaps = find_last(lateness)
     return tuple(
-        RankEvidence(
+        ArrivalEvidence(
             rank,
             int(np.count_nonzero(last == rank)),
             float(np.median(excess[:, rank])),
@@ -109,7 +109,7 @@ def collect_evidence(times: RoundTimes) -> tuple[RankEvidence, ...]:
 
 def compute_spread(lateness: Floats) -> Floats:
     """Return the spread of the ranks' lateness in each round, without each rank's own median, shape (rounds,)."""
-    return np.ptp(lateness - np.median(lateness, axis=0), axis=1)
+    return np.asarray(np.ptp(lateness - np.median(lateness, axis=0), axis=1))
 
 
 def find_last(lateness: Floats) -> tuple[Ints, Floats]:
@@ -132,8 +132,8 @@ def _subtract_others(values: Floats) -> Floats:
     return values - np.stack(others, axis=1)
 
 
-def _is_always_late(times: RoundTimes, suspect: RankEvidence, threshold_s: float) -> bool:
-    """Whether the rank is late by more than the threshold in most parts, waits less, and is last more than by chance."""
+def _is_always_late(times: RoundTimes, suspect: ArrivalEvidence, threshold_s: float) -> bool:
+    """Whether the rank is late beyond the threshold in most parts, waits less, and comes last more than by chance."""
     from scipy.stats import binom
 
     excess = _subtract_others(times.lateness)[:, suspect.rank]
@@ -144,7 +144,7 @@ def _is_always_late(times: RoundTimes, suspect: RankEvidence, threshold_s: float
 
 
 def _is_often_late(
-    times: RoundTimes, evidence: Sequence[RankEvidence], suspect: RankEvidence, threshold_s: float
+    times: RoundTimes, evidence: Sequence[ArrivalEvidence], suspect: ArrivalEvidence, threshold_s: float
 ) -> bool:
     """Whether the others waited for the rank alone, long and in most parts, and little for any other rank."""
     total_s = float(times.exit.max() - times.entry.min())
@@ -156,7 +156,7 @@ def _is_often_late(
     return long and suspect.caused_s > OFTEN_RATIO * second_s and parts >= PARTS_NEEDED
 
 
-def _explain_always(suspect: RankEvidence, rounds: int, threshold_s: float) -> str:
+def _explain_always(suspect: ArrivalEvidence, rounds: int, threshold_s: float) -> str:
     """Return the reason why an always late rank is named."""
     return (
         f"rank {suspect.rank} entered last in {suspect.last_arrivals} of {rounds} rounds, in the median "
@@ -165,7 +165,7 @@ def _explain_always(suspect: RankEvidence, rounds: int, threshold_s: float) -> s
     )
 
 
-def _explain_often(suspect: RankEvidence, times: RoundTimes) -> str:
+def _explain_often(suspect: ArrivalEvidence, times: RoundTimes) -> str:
     """Return the reason why an often late rank is named."""
     total_s = float(times.exit.max() - times.entry.min())
     return (
@@ -174,7 +174,7 @@ def _explain_often(suspect: RankEvidence, times: RoundTimes) -> str:
     )
 
 
-def _explain_nobody(suspect: RankEvidence, threshold_s: float) -> str:
+def _explain_nobody(suspect: ArrivalEvidence, threshold_s: float) -> str:
     """Return the reason why no rank is named; `suspect` is the rank with the greatest excess."""
     return (
         f"no rank is late beyond noise: the latest, rank {suspect.rank}, entered {suspect.excess_s * 1e6:.1f} us after "

@@ -9,9 +9,10 @@ Rank 0 computes the records. All ranks make the same collective calls, because r
 
 from __future__ import annotations
 
+import math
 import random
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,15 +20,17 @@ import numpy as np
 from hpccoll.barrier_suite.all_reduce_after import time_all_reduce_after
 from hpccoll.barrier_suite.arrival_patterns import ArrivalPattern
 from hpccoll.barrier_suite.barrier_calls import BarrierCall
-from hpccoll.barrier_suite.barrier_row import make_barrier_record
+from hpccoll.barrier_suite.barrier_row import RowContext, make_barrier_record
 from hpccoll.barrier_suite.prediction import BarrierPrediction, fit_to_barriers, predict_barrier
-from hpccoll.barrier_suite.round_timer import RoundTimer, choose_window
+from hpccoll.barrier_suite.round_timer import CommonClock, RoundTimer, choose_window
 from hpccoll.barrier_suite.round_times import RoundTimes, join_rounds
+from hpccoll.barrier_suite.straggler_rounds import time_straggler_rounds
 from hpccoll.plan import Machine
 from hpccoll.records import BarrierKey, BarrierRecord
 
 BATCH = 10  # rounds of a turn
 LEAST_SPREAD_S = 2e-6  # a smaller spread would vanish in the error of the entries
+STRAGGLER_ROUNDS = 240
 ROW_BUDGET_S, FEWEST_ROUNDS = 3.0, 5  # a barrier that takes longer than the budget is timed for fewer rounds
 
 
@@ -77,7 +80,8 @@ class BarrierSuite:
         options: what to measure.
         nodes: the number of ranks on each node.
         machine: the machine model of predictions; None to fit one to the barriers without skew.
-        clock_error_s: the error of the common clock.
+        clock_error_s: the error of the common clock, within which a round counts as safe.
+        refresh_clock: returns a newly synchronised clock; called before each pattern, collective.
     """
 
     def __init__(
@@ -88,9 +92,12 @@ class BarrierSuite:
         nodes: Sequence[int],
         machine: Machine | None,
         clock_error_s: float,
+        refresh_clock: Callable[[], CommonClock] | None = None,
     ) -> None:
+        self._refresh_clock = refresh_clock
         self.timer, self.barriers, self.options, self.nodes = timer, tuple(barriers), options, tuple(nodes)
         self.machine, self.clock_error_s = machine, clock_error_s
+        self.refused: list[str] = []  # why some barriers cannot run
         self.records: list[BarrierRecord] = []  # on rank 0: those of this run and of the resumed file
         self._random = random.Random(options.seed)  # noqa: S311 - the same order on every rank, not a secret
 
@@ -118,11 +125,33 @@ class BarrierSuite:
         key = self._make_key(barrier, ArrivalPattern.NONE)
         return next((record for record in self.records if record.key == key), None)
 
+    def time_straggler_rounds(self) -> RoundTimes | None:
+        """Time the rounds of the straggler report; return them on rank 0, None on the other ranks. Collective.
+
+        The barrier is the one with the shortest completion without skew, which also scales the patterns.
+        """
+        even = [self.get_even_record(each) for each in self.barriers]
+        times = [math.inf if row is None else row.completion_us.p50 for row in even]
+        best, time_us = self.timer.comm.bcast((times.index(min(times)), min(times)))
+        if self.timer.limit is not None:
+            self.timer.limit.description = f"{self.barriers[best].name} in the rounds of the straggler report"
+        return time_straggler_rounds(
+            self.timer,
+            self.barriers[best].call,
+            patterns=(ArrivalPattern.NONE, *self.options.patterns),
+            rounds=STRAGGLER_ROUNDS,
+            spread_s=max(self.options.scale * time_us * 1e-6, LEAST_SPREAD_S),
+            seed=self.options.seed,
+            extra_s=self.options.extra_s,
+        )
+
     def _make_key(self, barrier: BarrierCall, pattern: ArrivalPattern) -> BarrierKey:
         return BarrierKey(barrier.engine, barrier.algorithm, pattern.value, self.timer.comm.size)
 
     def _run_pattern(self, pattern: ArrivalPattern, barriers: Sequence[BarrierCall]) -> Iterator[BarrierRecord | None]:
         """Time the barriers with one pattern, in turns; yield their records at the end. Collective."""
+        if self._refresh_clock is not None:
+            self.timer.clock = self._refresh_clock()
         rows = [_TimedBarrier(each, self._choose_spread(each, pattern)) for each in barriers]
         running = list(rows)
         while running:
@@ -171,10 +200,10 @@ class BarrierSuite:
         """Fit the machine model of predictions to the barriers without skew, unless there is a model."""
         if self.machine is not None or pattern is not ArrivalPattern.NONE:
             return
-        fitted = [row for row in rows if row.barrier.plan is not None]
-        times = [float(np.median(join_rounds(row.parts).completion)) for row in fitted]
-        plans = [row.barrier.plan for row in fitted if row.barrier.plan is not None]
-        self.machine = fit_to_barriers(plans, times, self.nodes)
+        times = {row.barrier.name: float(np.median(join_rounds(row.parts).completion)) for row in rows}
+        times |= {row.name: row.completion_us.p50 * 1e-6 for row in self.records if row.pattern == pattern}
+        plans = {each.name: each.plan for each in self.barriers if each.plan is not None and each.name in times}
+        self.machine = fit_to_barriers(list(plans.values()), [times[name] for name in plans], self.nodes)
 
     def _make_record(
         self, row: _TimedBarrier, pattern: ArrivalPattern, all_reduce_s: list[float] | None
@@ -185,9 +214,7 @@ class BarrierSuite:
         if plan is not None and self.machine is not None:
             prediction = predict_barrier(plan, self.machine, times.get_median_entries())
         even = self.get_even_record(row.barrier)
-        return make_barrier_record(
-            self._make_key(row.barrier, pattern),
-            times,
+        context = RowContext(
             spread_s=row.spread_s,
             nodes=len(self.nodes),
             clock_error_s=self.clock_error_s,
@@ -196,5 +223,4 @@ class BarrierSuite:
             even_completion_s=None if even is None else even.completion_us.p50 * 1e-6,
             all_reduce_s=all_reduce_s,
         )
-
-
+        return make_barrier_record(self._make_key(row.barrier, pattern), times, context)

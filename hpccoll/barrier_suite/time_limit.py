@@ -26,7 +26,8 @@ CHECKS_PER_LIMIT, LONGEST_CHECK_S = 10, 0.5
 
 def _report_and_abort(message: str) -> None:
     """Print the message as an error on standard error and end all ranks with the status of failed communication."""
-    print(f"Error: {message}", file=sys.stderr, flush=True)
+    sys.stderr.write(f"Error: {message}\n")
+    sys.stderr.flush()
     job.abort(CommunicationError.exit_status)
 
 
@@ -39,9 +40,7 @@ class TimeLimit:
         fail: called with a message on the lowest rank whose call takes longer; ends the job.
     """
 
-    def __init__(
-        self, world: MPI.Intracomm, limit_s: float, fail: Callable[[str], None] = _report_and_abort
-    ) -> None:
+    def __init__(self, world: MPI.Intracomm, limit_s: float, fail: Callable[[str], None] = _report_and_abort) -> None:
         self.description = ""  # the barrier and the pattern of the calls
         self._comm, self._limit_s, self._fail = world.Dup(), limit_s, fail
         self._began_s: float | None = None

@@ -23,6 +23,7 @@ INTERRUPTED, CLOSED_PIPE = 130, 141  # 128 + SIGINT, 128 + SIGPIPE, as in shells
 
 # The command NAME is the function NAME in hpccoll/cli/NAME.py.
 COMMANDS = {
+    "barrier": "Time barriers on a common clock, and name the rank that is late.",
     "bench": "Time collectives over engines and algorithms, validated, side by side.",
     "compare": "Decide which differences between two sets of results are real.",
     "demo": "Run the classic examples; print each rank's values before and after.",

@@ -14,7 +14,7 @@ from hpccoll.records.record import Amount, Count, Positive, Record, about
 
 
 class BarrierKey(NamedTuple):
-    """The fields that identify a row of the barrier suite across runs, for instance to skip it when a run is resumed."""
+    """The fields that identify a row of the barrier suite across runs, as for resuming a run."""
 
     engine: str
     algorithm: str
@@ -52,7 +52,8 @@ class BarrierRecord(Record, frozen=True, kw_only=True):
     predicted_us: Annotated[Amount | None, about("Simulated completion_us; null for barriers that are no plans.")]
     predicted_exit_skew_us: Annotated[Amount | None, about("Simulated exit skew; null like predicted_us.")]
     all_reduce_us: Annotated[
-        TimeSummary | None, about("An all-reduce of 8 B after this barrier, maximum over ranks; only with pattern none.")
+        TimeSummary | None,
+        about("An all-reduce of 8 B after this barrier, maximum over ranks; only with pattern none."),
     ] = None
     completion_samples_us: Annotated[tuple[Amount, ...], Meta(min_length=1), about("Completion of each round.")]
     exit_skew_samples_us: Annotated[tuple[Amount, ...], Meta(min_length=1), about("Exit skew of each round.")]

@@ -44,6 +44,7 @@ FLOORS = {
     "predict": 6,
     "preflight": 6,
     "compare": 7,
+    "barrier_suite": 7,
     "report": 7,
     "train": 7,
     "cli": 8,

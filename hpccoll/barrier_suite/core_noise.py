@@ -1,0 +1,45 @@
+"""Real load for --noise: a process that keeps the core of this rank busy, so that the rank gets half of its time."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from contextlib import suppress
+from types import TracebackType
+from typing import Self
+
+import psutil
+
+# The process ends when its parent ends, also if the parent is killed.
+_BURN = "import os, sys\nparent = int(sys.argv[1])\nwhile os.getppid() == parent:\n    sum(range(100000))\n"
+_END_S = 5.0  # time in which the process ends after SIGTERM
+
+
+class CoreNoise:
+    """A context manager: pins this thread to its current core, with a busy process; undoes both at the end.
+
+    Without `active`, nothing is done.
+    """
+
+    def __init__(self, active: bool) -> None:
+        self._active = active
+        self._cores: set[int] = set()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        if self._active:
+            self._cores = os.sched_getaffinity(0)
+            os.sched_setaffinity(0, {psutil.Process().cpu_num()})
+            # The process inherits the core of this thread.
+            self._process = subprocess.Popen([sys.executable, "-c", _BURN, str(os.getpid())], stdin=subprocess.DEVNULL)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._process is not None:
+            self._process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(_END_S)
+            os.sched_setaffinity(0, self._cores)

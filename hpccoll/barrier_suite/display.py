@@ -1,0 +1,213 @@
+"""The output of `hpccoll barrier` for people: answers to four questions first, then tables with the details."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from hpccoll.barrier_suite.arrival_patterns import ArrivalPattern
+from hpccoll.records import BarrierRecord, BarrierSummaryRecord
+from hpccoll.units import format_count
+
+TIE = 0.05  # barriers within this fraction of the best are listed as equally good
+MAX_RANK_ROWS = 16  # with more ranks, the table of ranks shows those with the greatest excess
+_COST_COLUMNS = (
+    *("barrier", "time", "95 % interval", "predicted", "exit skew", "predicted skew", "absorbs"),
+    *("all_reduce after it", "bias", "unsafe"),
+)
+_SHARED = "ranks share cores, so times include waits for a core"
+
+
+@dataclass(frozen=True, slots=True)
+class SuiteTable:
+    """A table to print: a title, headings, rows, the headings of numbers, and the headings to leave out first."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    numbers: tuple[str, ...]
+    drops: tuple[str, ...] = ()
+
+
+def format_answers(summary: BarrierSummaryRecord, rows: Sequence[BarrierRecord]) -> list[str]:
+    """Return the answers: which rank is late, which barrier is best, whether barriers are safe, and what to trust."""
+    unsafe = [row for row in rows if row.unsafe]
+    timed = sum(row.rounds for row in rows)
+    safe = f"yes: no rank left a barrier before the last rank had entered it, in {format_count(timed, 'round')}"
+    if unsafe:
+        names = ", ".join(sorted({row.name for row in unsafe}))
+        safe = (
+            f"NO: ranks left before the last rank had entered, in {sum(row.unsafe for row in unsafe)} rounds: {names}"
+        )
+    return [
+        f"who is late?    {_describe_straggler(summary)}",
+        f"which barrier?  {_describe_best(summary)}",
+        f"is it safe?     {safe}",
+        f"trust:          {_describe_trust(summary, rows)}",
+    ]
+
+
+def _describe_straggler(summary: BarrierSummaryRecord) -> str:
+    """Return the name of the late rank and its node with the reason, or why no rank is named."""
+    if summary.straggler is None:
+        return f"nobody: {summary.reason}"
+    node = summary.lateness[summary.straggler].node
+    whole = f", like every rank of node {node}" if summary.straggler_node is not None else f" on {node}"
+    return f"rank {summary.straggler}{whole}: {summary.reason}"
+
+
+def _describe_best(summary: BarrierSummaryRecord) -> str:
+    """Return the fastest and the most even barriers, with those that tie with them."""
+    if not summary.barriers:
+        return "no barrier was measured without skew"
+    fastest = _list_best(summary, lambda each: each[1])
+    even = _list_best(summary, lambda each: each[2])
+    return f"fastest {fastest} after the last entry; most even {even} between the first exit and the last"
+
+
+def _list_best(summary: BarrierSummaryRecord, get_us: Callable[[tuple[str, float, float]], float]) -> str:
+    """Return the names of the barriers with the least value, and that value."""
+    found = [(f"{each.engine}/{each.algorithm}", each.completion_us, each.exit_skew_us) for each in summary.barriers]
+    least = min(map(get_us, found))
+    best = [each[0] for each in found if get_us(each) <= (1 + TIE) * least]
+    return f"{', '.join(best[:3])}{' and others' if len(best) > 3 else ''} ({format_us(least)} us)"
+
+
+def _describe_trust(summary: BarrierSummaryRecord, rows: Sequence[BarrierRecord]) -> str:
+    """Return the error of the clock, and the conditions that make the times doubtful."""
+    error = f"clocks ({summary.clock}) within {format_us(summary.clock_residual_us)} us after the run"
+    parts = [f"{error}, synchronised in {summary.clock_cost_s:.2g} s"]
+    if summary.oversubscribed:
+        parts.append(_SHARED)
+    late, timed = sum(row.late_rounds for row in rows), sum(row.rounds for row in rows)
+    if timed and late > 0.2 * timed:
+        parts.append(f"in {late / timed:.0%} of the rounds a rank entered late, so other programs use the cores")
+    return "; ".join(parts)
+
+
+def list_tables(
+    summary: BarrierSummaryRecord, rows: Sequence[BarrierRecord], *, has_straggler_rounds: bool = True
+) -> list[SuiteTable]:
+    """Return the tables of a run, the most important first."""
+    patterns = list(dict.fromkeys(row.pattern for row in rows))
+    tables = [_make_cost_table(summary, rows)]
+    if len(patterns) > 1:
+        tables.append(_make_pattern_table("Time from the last entry to the last exit", rows, patterns, _get_completion))
+        tables.append(_make_pattern_table("Exit skew", rows, patterns, _get_exit_skew))
+    if len({row.name for row in rows}) == 1 and summary.ranks <= MAX_RANK_ROWS:
+        tables += [_make_rank_table(row) for row in rows]
+    if has_straggler_rounds and summary.ranks > 1:
+        tables.append(_make_lateness_table(summary))
+        if summary.nodes > 1:
+            tables.append(_make_node_table(summary))
+    return tables
+
+
+def _make_cost_table(summary: BarrierSummaryRecord, rows: Sequence[BarrierRecord]) -> SuiteTable:
+    """Return the table of barriers without skew, the fastest first."""
+    even = {row.name: row for row in rows if row.pattern == ArrivalPattern.NONE}
+    lines = []
+    for cost in sorted(summary.barriers, key=lambda each: each.completion_us):
+        row = even[f"{cost.engine}/{cost.algorithm}"]
+        time = row.completion_us
+        lines.append(
+            (
+                row.name,
+                format_us(time.p50),
+                f"[{format_us(time.p50_low)}, {format_us(time.p50_high)}]",
+                format_us(row.predicted_us),
+                format_us(cost.exit_skew_us),
+                format_us(row.predicted_exit_skew_us),
+                format_percent(cost.absorbed),
+                format_us(cost.all_reduce_us),
+                format_percent(cost.bias, sign="+"),
+                str(cost.unsafe),
+            )
+        )
+    start = "" if summary.all_reduce_us is None else f"; after a common start {format_us(summary.all_reduce_us)} us"
+    machine = next((row.machine for row in rows if row.machine), None)
+    model = f"; predictions by {machine}" if machine else ""
+    shared = f"; {_SHARED}" if summary.oversubscribed else ""
+    title = (
+        f"Barriers without skew on {format_count(summary.ranks, 'rank')}, medians in us{shared}{model}; all_reduce of "
+    )
+    drops = ("predicted skew", "95 % interval", "unsafe")
+    return SuiteTable(f"{title}8 B{start}", _COST_COLUMNS, tuple(lines), _COST_COLUMNS[1:], drops)
+
+
+def _get_completion(row: BarrierRecord) -> float:
+    return row.completion_us.p50
+
+
+def _get_exit_skew(row: BarrierRecord) -> float:
+    return row.exit_skew_us.p50
+
+
+def _make_pattern_table(
+    title: str, rows: Sequence[BarrierRecord], patterns: Sequence[str], get_us: Callable[[BarrierRecord], float]
+) -> SuiteTable:
+    """Return a table with a row per barrier and a column per arrival pattern."""
+    found = {(row.name, row.pattern): format_us(get_us(row)) for row in rows}
+    names = list(dict.fromkeys(row.name for row in rows))
+    lines = tuple((name, *(found.get((name, pattern), "-") for pattern in patterns)) for name in names)
+    return SuiteTable(f"{title} by arrival pattern, medians in us", ("barrier", *patterns), lines, tuple(patterns))
+
+
+def _make_rank_table(row: BarrierRecord) -> SuiteTable:
+    """Return the table of one barrier's ranks: when each entered and left, and how long it waited."""
+    lines = tuple(
+        (str(rank), *map(format_us, (row.planned_us[rank], row.entry_us[rank], row.exit_us[rank], row.wait_us[rank])))
+        for rank in range(row.ranks)
+    )
+    columns = ("rank", "planned", "entered", "left", "waited")
+    return SuiteTable(f"{row.name}, arrival pattern {row.pattern}: medians in us", columns, lines, columns)
+
+
+def _make_lateness_table(summary: BarrierSummaryRecord) -> SuiteTable:
+    """Return the table of ranks with the evidence for lateness, the latest first."""
+    ordered = sorted(summary.lateness, key=lambda each: (-each.excess_us, each.rank))
+    lines = tuple(
+        (
+            str(each.rank),
+            each.node,
+            str(each.last_arrivals),
+            *map(format_us, (each.excess_us, each.wait_us, each.wait_deficit_us, each.caused_us)),
+        )
+        for each in ordered[:MAX_RANK_ROWS]
+    )
+    columns = ("rank", "node", "last in", "late by", "waits", "waits less by", "all waited for it")
+    more = f"; the latest {MAX_RANK_ROWS} of {summary.ranks} ranks" if summary.ranks > MAX_RANK_ROWS else ""
+    title = f"Lateness in {summary.rounds} rounds, medians in us; noise {format_us(summary.noise_us)} us{more}"
+    numbers = tuple(name for name in columns if name != "node")
+    return SuiteTable(title, columns, lines, numbers, ("waits", "all waited for it"))
+
+
+def _make_node_table(summary: BarrierSummaryRecord) -> SuiteTable:
+    """Return the table of nodes with the evidence for lateness, the latest first."""
+    ordered = sorted(summary.node_lateness, key=lambda each: -each.excess_us)
+    lines = tuple(
+        (
+            each.node,
+            str(each.ranks),
+            str(each.last_arrivals),
+            format_us(each.excess_us),
+            format_us(each.wait_deficit_us),
+        )
+        for each in ordered[:MAX_RANK_ROWS]
+    )
+    columns = ("node", "ranks", "last in", "late by", "waits less by")
+    return SuiteTable("Lateness by node, medians in us", columns, lines, columns[1:])
+
+
+def format_us(value: float | None) -> str:
+    """Return a time in microseconds with three significant digits, without exponent; - for None."""
+    if value is None:
+        return "-"
+    if abs(value) >= 100:
+        return f"{value:.0f}"
+    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
+
+
+def format_percent(value: float | None, sign: str = "-") -> str:
+    """Return a fraction in percent; - for None. With `sign` +, a positive value has a sign."""
+    return "-" if value is None else f"{value:{sign}.0%}"

@@ -1,0 +1,73 @@
+"""The common clock of a job: the clock of the host if all ranks are on one node, else a synchronised clock.
+
+All processes of a host read the same clock (CLOCK_MONOTONIC on Linux), so ranks of one node need no synchronisation.
+The error is measured by messages in either case.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from hpccoll.errors import UnknownNameError, UsageError
+from hpccoll.measure.clock import CLOCK_NAMES, GlobalClock, measure_residual, resynchronize, synchronize
+from hpccoll.measure.clock.linear_model import IDENTITY
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from hpccoll.runtime.job import RankLayout
+
+HOST, DEFAULT = "host", "hca3"
+MIN_RESOLUTION_S = 1e-7  # reading the clock takes about as long
+
+
+class JobClock:
+    """The common clock of the ranks of `comm`; the constructor, `refresh` and `measure_residual_us` are collective.
+
+    Args:
+        comm: the ranks.
+        layout: the nodes of the ranks.
+        scheme: how to synchronise: a name of `CLOCK_NAMES`, or `host`; None for host on one node, and hca3 on several.
+
+    Raises:
+        UnknownNameError: there is no such scheme.
+        UsageError: the scheme is `host`, and the ranks are on several nodes.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, layout: RankLayout, scheme: str | None) -> None:
+        self._comm = comm
+        self.name = scheme or (HOST if layout.nodes == 1 else DEFAULT)
+        if self.name not in (HOST, *CLOCK_NAMES):
+            raise UnknownNameError("clock", self.name, [HOST, *CLOCK_NAMES])
+        if self.name == HOST and len(set(layout.hosts)) > 1:
+            raise UsageError(f"--clock host: {layout.nodes} nodes do not share a clock; use --clock {DEFAULT}")
+        self.current = self._make_clock()
+        residual = measure_residual(comm, self.current)
+        self.error_s = residual.bound_us * 1e-6  # the largest possible error of a comparison of two ranks' times
+        self.resolution_s = max(residual.offset_us * 1e-6, MIN_RESOLUTION_S)  # its measured error
+
+    @property
+    def drifts(self) -> bool:
+        """Whether the clock needs to be synchronised again during a run."""
+        return self.name != HOST and self._comm.size > 1
+
+    @property
+    def cost_s(self) -> float:
+        """The seconds that synchronising has taken so far."""
+        return self.current.cost_s
+
+    def refresh(self) -> GlobalClock:
+        """Synchronise again and return the clock."""
+        self.current = resynchronize(self._comm, self.current)
+        return self.current
+
+    def measure_residual_us(self) -> float:
+        """Return the largest measured error of the clock of any rank now, in microseconds."""
+        return measure_residual(self._comm, self.current).offset_us
+
+    def _make_clock(self) -> GlobalClock:
+        """Return the synchronised clock, or the host's."""
+        if self.name == HOST:
+            return GlobalClock(HOST, time.perf_counter, IDENTITY, None, 0.0)
+        return synchronize(self._comm, self.name)

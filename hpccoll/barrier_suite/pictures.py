@@ -1,0 +1,111 @@
+"""Draws the picture of `--plot`: per arrival pattern, when each rank entered and left; then cost and skew per barrier.
+
+In the first part, each barrier and pattern has a panel of ranks over time: a bar from the entry to the exit of each
+rank, a line at the last entry, and a shaded range from the first exit to the last, the exit skew. In the second part,
+bars show the time from the last entry to the last exit, and the exit skew, without skew at the entry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpccoll.barrier_suite.arrival_patterns import ArrivalPattern
+from hpccoll.errors import UsageError
+from hpccoll.measure.results.output_file import explain_write_errors, require_writable
+from hpccoll.records import BarrierRecord
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+SUFFIXES = (".png", ".svg", ".pdf")
+MAX_BARRIERS = 4  # barriers with panels of ranks over time, the fastest ones
+_WAIT, _LATE, _SKEW, _INK, _GRID = "#7FA8D6", "#C8462B", "#F2C46D", "#333333", "#DDDDDD"
+_PANEL_WIDTH, _COST_HEIGHT = 2.7, 0.28
+
+
+def require_picture(path: str | Path) -> None:
+    """Raise UsageError unless `path` has a known suffix and can be written; leaves no file behind."""
+    if Path(path).suffix.lower() not in SUFFIXES:
+        raise UsageError(f"--plot {path}: the suffix gives the format; use one of {', '.join(SUFFIXES)}")
+    require_writable(path, "--plot")
+
+
+def write_picture(rows: Sequence[BarrierRecord], path: str | Path) -> None:
+    """Write (or overwrite) the picture of rows, in the format that the suffix of `path` names."""
+    require_picture(path)
+    figure = draw_figure(rows)
+    with explain_write_errors(path, "--plot"):
+        figure.savefig(str(path), format=Path(path).suffix[1:].lower(), dpi=110, bbox_inches="tight")
+
+
+def draw_figure(rows: Sequence[BarrierRecord]) -> Figure:
+    """Return a matplotlib figure with a panel per barrier and pattern, and a panel of costs."""
+    # Avoid matplotlib's pyplot, which would choose a backend and keep every figure until the process exits.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    patterns = list(dict.fromkeys(row.pattern for row in rows))
+    even = sorted((row for row in rows if row.pattern == ArrivalPattern.NONE), key=lambda row: row.completion_us.p50)
+    names = [row.name for row in even[:MAX_BARRIERS]]
+    panel_height = 0.9 + 0.16 * min(max(rows[0].ranks, 2), 16)
+    heights = [panel_height] * len(names) + [0.8 + _COST_HEIGHT * len(even)]
+    size = max(_PANEL_WIDTH * len(patterns), 6.0), sum(heights)
+    figure = Figure(figsize=size, layout="constrained", facecolor="white")
+    FigureCanvasAgg(figure)
+    grid = figure.add_gridspec(len(heights), len(patterns), height_ratios=heights)
+    for line, name in enumerate(names):
+        for column, pattern in enumerate(patterns):
+            row = next((row for row in rows if (row.name, row.pattern) == (name, pattern)), None)
+            if row is not None:
+                axes = figure.add_subplot(grid[line, column])
+                _draw_ranks(axes, row, is_first=column == 0)
+    _draw_costs(figure.add_subplot(grid[len(names), :]), even)
+    return figure
+
+
+def _draw_ranks(axes: Axes, row: BarrierRecord, *, is_first: bool) -> None:
+    """Draw the median entry and exit of each rank over time, the last entry and the exit skew."""
+    ranks = list(range(row.ranks))
+    last = max(row.entry_us)
+    axes.axvspan(min(row.exit_us), max(row.exit_us), color=_SKEW, alpha=0.6, linewidth=0, zorder=1)
+    waits = [leave - enter for enter, leave in zip(row.entry_us, row.exit_us, strict=True)]
+    axes.barh(ranks, waits, left=list(row.entry_us), height=0.7, color=_WAIT, zorder=2)
+    axes.axvline(last, color=_LATE, linewidth=1.2, zorder=3)
+    axes.invert_yaxis()
+    axes.set_title(f"{row.name}\n{row.pattern}" if is_first else f"\n{row.pattern}", loc="left", fontsize=8, color=_INK)
+    axes.set_xlabel("us after the first entry", fontsize=7, color=_INK)
+    if is_first:
+        axes.set_ylabel("rank", fontsize=8, color=_INK)
+    axes.set_yticks(ranks if row.ranks <= 8 else ranks[:: -(-row.ranks // 8)])
+    _format_axes(axes, "x")
+
+
+def _draw_costs(axes: Axes, even: Sequence[BarrierRecord]) -> None:
+    """Draw the completion and the exit skew of each barrier without skew, and the predicted completion as a mark."""
+    places = list(range(len(even)))
+    axes.barh(places, [row.completion_us.p50 for row in even], height=0.7, color=_WAIT, label="last entry to last exit")
+    axes.barh(places, [row.exit_skew_us.p50 for row in even], height=0.35, color=_SKEW, label="exit skew")
+    predicted = [(row.predicted_us, place) for place, row in enumerate(even) if row.predicted_us is not None]
+    if predicted:
+        axes.plot(*zip(*predicted, strict=True), "|", color=_LATE, markersize=9, markeredgewidth=2, label="predicted")
+    axes.set_yticks(places, [row.name for row in even], fontsize=8)
+    axes.invert_yaxis()
+    longest, shortest = (choose(row.completion_us.p50 for row in even) for choose in (max, min))
+    if shortest > 0 and longest > 20 * shortest:
+        axes.set_xscale("log")
+    ranks = even[0].ranks if even else 0
+    axes.set_title(f"all ranks enter together, {ranks} ranks, medians in us", loc="left", fontsize=9, color=_INK)
+    axes.legend(fontsize=7, frameon=False, loc="lower right")
+    _format_axes(axes, "x")
+
+
+def _format_axes(axes: Axes, direction: str) -> None:
+    """Set grid, ticks and frame of a panel."""
+    axes.tick_params(colors=_INK, labelsize=7)
+    axes.grid(visible=True, axis="x" if direction == "x" else "y", color=_GRID, linewidth=0.6)
+    axes.set_axisbelow(True)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)

@@ -1,0 +1,141 @@
+"""Makes the record of kind `barrier_summary` from the rows of the suite and the straggler report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hpccoll.barrier_suite.arrival_patterns import ArrivalPattern
+from hpccoll.barrier_suite.straggler import StragglerReport
+from hpccoll.records import BarrierCost, BarrierRecord, BarrierSummaryRecord, InjectedDelay, NodeLateness, RankLateness
+
+
+@dataclass(frozen=True, slots=True)
+class SuiteConditions:
+    """The circumstances of a run that its summary states.
+
+    Args:
+        node_of_rank: the name of each rank's node.
+        clock: how the clocks were synchronised.
+        clock_residual_us: the largest error of the common clock after the run.
+        clock_cost_s: the seconds that synchronising took.
+        oversubscribed: whether ranks share cores.
+        inject_delay: the value of --inject-delay.
+        noise_rank: the value of --noise.
+    """
+
+    node_of_rank: tuple[str, ...]
+    clock: str
+    clock_residual_us: float
+    clock_cost_s: float
+    oversubscribed: bool
+    inject_delay: InjectedDelay | None
+    noise_rank: int | None
+
+
+def name_nodes(hosts: Sequence[str], node: Sequence[int]) -> tuple[str, ...]:
+    """Return the name of each rank's node: its host, with a number where several nodes are emulated on one host."""
+    nodes_of: dict[str, set[int]] = {}
+    for host, number in zip(hosts, node, strict=True):
+        nodes_of.setdefault(host, set()).add(number)
+    return tuple(
+        host if len(nodes_of[host]) == 1 else f"{host}:{number}" for host, number in zip(hosts, node, strict=True)
+    )
+
+
+def make_summary(
+    rows: Sequence[BarrierRecord],
+    report: StragglerReport,
+    conditions: SuiteConditions,
+    common_start_us: float | None,
+) -> BarrierSummaryRecord:
+    """Return the last record of a run; `common_start_us` is the time of an all-reduce after a common start."""
+    nodes = conditions.node_of_rank
+    even = [row for row in rows if row.pattern == ArrivalPattern.NONE]
+    node_lateness = summarize_nodes(report, nodes)
+    return BarrierSummaryRecord(
+        straggler=report.straggler,
+        straggler_node=find_late_node(report, nodes),
+        reason=report.reason,
+        ranks=len(nodes),
+        nodes=len(set(nodes)),
+        rounds=report.rounds,
+        noise_us=_to_us(report.noise_s),
+        threshold_us=_to_us(report.threshold_s),
+        lateness=summarize_ranks(report, nodes),
+        node_lateness=node_lateness,
+        fastest=min(even, key=lambda row: row.completion_us.p50).name if even else None,
+        most_even=min(even, key=lambda row: row.exit_skew_us.p50).name if even else None,
+        barriers=tuple(make_cost(row, rows, common_start_us) for row in even),
+        all_reduce_us=common_start_us,
+        inject_delay=conditions.inject_delay,
+        noise_rank=conditions.noise_rank,
+        clock=conditions.clock,
+        clock_residual_us=round(conditions.clock_residual_us, 3),
+        clock_cost_s=round(conditions.clock_cost_s, 3),
+        oversubscribed=conditions.oversubscribed,
+    )
+
+
+def make_cost(even: BarrierRecord, rows: Sequence[BarrierRecord], common_start_us: float | None) -> BarrierCost:
+    """Return the cost of the barrier whose record without skew is `even`."""
+    own = [row for row in rows if row.name == even.name]
+    one_late = next((row for row in own if row.pattern == ArrivalPattern.ONE_LATE), None)
+    after_us = None if even.all_reduce_us is None else even.all_reduce_us.p50
+    bias = after_us / common_start_us - 1 if after_us is not None and common_start_us else None
+    return BarrierCost(
+        engine=even.engine,
+        algorithm=even.algorithm,
+        completion_us=even.completion_us.p50,
+        exit_skew_us=even.exit_skew_us.p50,
+        absorbed=None if one_late is None else one_late.absorbed,
+        unsafe=sum(row.unsafe for row in own),
+        all_reduce_us=after_us,
+        bias=None if bias is None else round(bias, 4),
+    )
+
+
+def summarize_ranks(report: StragglerReport, nodes: Sequence[str]) -> tuple[RankLateness, ...]:
+    """Return the evidence for each rank as entries of the record."""
+    return tuple(
+        RankLateness(
+            rank=each.rank,
+            node=nodes[each.rank],
+            last_arrivals=each.last_arrivals,
+            excess_us=_to_us(each.excess_s),
+            wait_us=_to_us(each.wait_s),
+            wait_deficit_us=_to_us(each.wait_deficit_s),
+            caused_us=_to_us(each.caused_s / max(report.rounds, 1)),
+        )
+        for each in report.ranks
+    )
+
+
+def summarize_nodes(report: StragglerReport, nodes: Sequence[str]) -> tuple[NodeLateness, ...]:
+    """Return the evidence for each node: the last arrivals of all its ranks, and the medians of its ranks."""
+    found = []
+    for node in dict.fromkeys(nodes):
+        own = [each for each in report.ranks if nodes[each.rank] == node]
+        if own:
+            excess = float(np.median([each.excess_s for each in own]))
+            deficit = float(np.median([each.wait_deficit_s for each in own]))
+            last = sum(each.last_arrivals for each in own)
+            found.append(NodeLateness(node, len(own), last, _to_us(excess), _to_us(deficit)))
+    return tuple(found)
+
+
+def find_late_node(report: StragglerReport, nodes: Sequence[str]) -> str | None:
+    """Return the node of the named rank if it has several ranks, and all of them, but no others, are late."""
+    if report.straggler is None:
+        return None
+    node = nodes[report.straggler]
+    late = {each.rank for each in report.ranks if each.excess_s > report.threshold_s}
+    members = {rank for rank, name in enumerate(nodes) if name == node}
+    return node if late == members and 1 < len(members) < len(nodes) else None
+
+
+def _to_us(seconds: float) -> float:
+    """Return a time in microseconds, rounded to nanoseconds."""
+    return round(seconds * 1e6, 3)

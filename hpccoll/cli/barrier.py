@@ -1,0 +1,362 @@
+"""`hpccoll barrier`: times barriers on a common clock, and names the rank that is late.
+
+The output has one record of kind `barrier` per barrier and arrival pattern, then one record of kind `barrier_summary`.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hpccoll.cli.machine_options import parse_seconds, resolve_machine
+from hpccoll.cli.output import STDOUT, json_option, print_table, print_text
+from hpccoll.cli.progress import show_progress
+from hpccoll.cli.run_record import make_run_record
+from hpccoll.errors import UnavailableError, UnknownNameError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hpccoll.barrier_suite.arrival_patterns import ArrivalPattern
+    from hpccoll.barrier_suite.job_clock import JobClock
+    from hpccoll.barrier_suite.straggler import StragglerReport
+    from hpccoll.barrier_suite.suite import BarrierSuite, SuiteOptions
+    from hpccoll.plan import Machine
+    from hpccoll.records import BarrierRecord, BarrierSummaryRecord, InjectedDelay
+    from hpccoll.runtime.job import RankLayout
+
+STOPPED = 130  # exit status of a run that --stop-file ended early, as after an interrupt
+ALL = "all"
+
+
+@dataclass(frozen=True, slots=True)
+class BarrierOptions:
+    """The options of `hpccoll barrier` as parsed by click."""
+
+    engine: str | None
+    algorithm: str | None
+    pattern: str
+    rounds: int
+    scale: float
+    spread: str | None
+    inject_delay: str | None
+    noise: int | None
+    timeout: float
+    clock: str | None
+    machine: str | None
+    seed: int
+    plot: str | None
+    json_file: str | None
+    resume: str | None
+    stop_file: str | None
+
+
+@click.command()
+@click.option("--engine", help="hpccoll, mpi, gloo, nccl, joined by commas; default: all that are available.")
+@click.option("--algorithm", help="Names of barriers, joined by commas; default: all.")
+@click.option("--pattern", default=ALL, show_default=True, help="Arrival patterns, joined by commas.")
+@click.option("-n", "--rounds", type=click.IntRange(1), default=100, show_default=True, help="Rounds per row.")
+@click.option(
+    "--scale",
+    type=click.FloatRange(0, min_open=True),
+    default=1.0,
+    show_default=True,
+    help="Spread of a pattern, as a multiple of the barrier's time without skew.",
+)
+@click.option("--spread", metavar="TIME", help="Spread of all patterns, such as 50us or 2s; replaces --scale.")
+@click.option("--inject-delay", metavar="RANK:US", help="Make a rank late by so many microseconds in every round.")
+@click.option(
+    "--noise", type=click.IntRange(0), metavar="RANK", help="Keep the core of a rank busy by another process."
+)
+@click.option(
+    "--timeout",
+    type=click.FloatRange(0, min_open=True),
+    default=60.0,
+    show_default=True,
+    help="Seconds after which a barrier counts as hung.",
+)
+@click.option("--clock", help="hca3, skampi, jones_koenig, or host; default: host on one node, else hca3.")
+@click.option("--machine", metavar="NAME|FILE.toml|fit:FILE", help="Machine model of predictions; default: fitted.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of patterns and turns.")
+@click.option("--plot", metavar="FILE", help="Draw waits and exit skew per pattern (.png .svg .pdf).")
+@json_option("Write JSON Lines as rows finish; - for standard output.", all_ranks=True, appends_with="resume")
+@click.option("--resume", metavar="FILE", help="Append to a result file; its rows are not measured again.")
+@click.option("--stop-file", metavar="FILE", help="Stop after the current pattern once this file exists (status 130).")
+def barrier(**options: Any) -> int:
+    """Time barriers on a common clock: cost, exit skew, waits; and name the rank that is late.
+
+    Prints answers first (which rank is late, which barrier is best), then tables. The exit status is 1 if a rank left a
+    barrier before the last rank had entered it, and 4 if a barrier hangs.
+
+    \b
+    Example:
+      mpirun -n 4 hpccoll barrier
+      mpirun -n 4 hpccoll barrier --inject-delay 2:200 --pattern random --json barrier.jsonl
+      mpirun -n 3 hpccoll barrier --engine mpi --algorithm barrier --pattern ascending --spread 2s -n 1
+    """  # noqa: D301 - \b is click's, and keeps the lines apart
+    return _run(BarrierOptions(**options))
+
+
+def _run(options: BarrierOptions) -> int:
+    """Run the suite on all ranks, with output by rank 0; return the exit status. Collective."""
+    from hpccoll.runtime import job, joint_failure
+
+    world = job.get_world()  # before options are checked, so that a job by the wrong launcher is reported as such
+    from hpccoll.barrier_suite.core_noise import CoreNoise
+
+    layout = job.detect_layout(world)
+    with _start_suite(options, world, layout) as (suite, clock), ExitStack() as stack:
+        run = make_run_record(world)
+        output = joint_failure.run_on_first_rank(world, lambda: _BarrierOutput(options, stack, suite, run))
+        with CoreNoise(options.noise == world.rank):
+            if not _measure_rows(options, world, suite, output):
+                return STOPPED
+            report = _find_straggler(suite, clock)
+            common_start_us = _time_common_start(suite)
+        summary = _summarize(options, suite, clock, layout, report, common_start_us)
+        if output is not None and summary is not None:
+            output.finish(summary)
+        unsafe = world.bcast(sum(record.unsafe for record in suite.records))
+    return 1 if unsafe else 0
+
+
+def _measure_rows(options: BarrierOptions, world: Any, suite: BarrierSuite, output: _BarrierOutput | None) -> bool:
+    """Measure all rows and pass their records to `output`; return false if --stop-file ended the run. Collective."""
+    finished = world.bcast(output.finished if output is not None else None)
+    for record in suite.run(finished):
+        if output is not None and record is not None:
+            output.add(record)
+        # Only rank 0 looks for the stop file, because network file systems show new files to some nodes later.
+        if options.stop_file is not None and world.bcast(output is not None and output.should_stop()):
+            return False
+    return True
+
+
+@contextmanager
+def _start_suite(options: BarrierOptions, world: Any, layout: RankLayout) -> Iterator[tuple[BarrierSuite, JobClock]]:
+    """Check the options, start the engines, synchronise the clocks; yield the suite and the clock. Collective."""
+    from hpccoll import peers
+    from hpccoll.barrier_suite.barrier_calls import LIBRARY, OWN, prepare_barriers
+    from hpccoll.barrier_suite.job_clock import JobClock
+    from hpccoll.barrier_suite.round_timer import RoundTimer
+    from hpccoll.barrier_suite.suite import BarrierSuite
+    from hpccoll.barrier_suite.time_limit import TimeLimit
+    from hpccoll.communicator import Communicator
+
+    requested = options.engine.split(",") if options.engine else [OWN, *peers.ENGINE_NAMES]
+    names = _check_names(options, requested)
+    suite_options, machine = _make_suite_options(options, world), _choose_machine(options, layout)
+    comm, own_world = Communicator(world), world.Dup()
+    clock = JobClock(own_world, layout, options.clock)
+    outcomes = peers.start_available_engines(own_world, [name for name in requested if name not in (OWN, LIBRARY)])
+    started: list[peers.LibraryEngine] = [peer for peer in outcomes.values() if not isinstance(peer, str)]
+    missing = [f"{name}: {reason}" for name, reason in outcomes.items() if isinstance(reason, str)]
+    if missing and options.engine:
+        raise UnavailableError(f"requested engines are not available: {'; '.join(missing)}")
+    barriers, refused = prepare_barriers(comm, own_world, requested, started, names)
+    if not barriers:
+        raise UnavailableError(f"no barrier can run here: {'; '.join(refused)}")
+    limit = TimeLimit(own_world, options.timeout)
+    timer = RoundTimer(own_world, clock.current, layout.oversubscribed, limit)
+    refresh = clock.refresh if clock.drifts else None
+    suite = BarrierSuite(timer, barriers, suite_options, layout.ranks_per_node, machine, clock.error_s, refresh)
+    suite.refused = [*refused, *(reason for reason in missing if not reason.startswith("nccl"))]
+    yield suite, clock
+    # After an error, nothing is closed, because closing is collective and an error on one rank aborts the job.
+    limit.close()
+    for each in barriers:
+        each.free()
+    for peer in started:
+        peer.close()
+    comm.close()
+
+
+def _check_names(options: BarrierOptions, engines: Sequence[str]) -> set[str]:
+    """Return the names in --algorithm; raise UnknownNameError for an unknown engine or barrier."""
+    from hpccoll import peers
+    from hpccoll.barrier_suite.barrier_calls import OWN, list_barrier_names
+
+    for engine in engines:
+        if engine not in (OWN, *peers.ENGINE_NAMES):
+            raise UnknownNameError("engine", engine, [OWN, *peers.ENGINE_NAMES])
+    valid = sorted({name for engine in engines for name in list_barrier_names(engine)})
+    names = set(options.algorithm.split(",")) - {ALL} if options.algorithm else set()
+    for name in sorted(names):
+        if name not in valid:
+            raise UnknownNameError("barrier", name, valid)
+    return names
+
+
+def _make_suite_options(options: BarrierOptions, world: Any) -> SuiteOptions:
+    """Return the options of the suite; raise UsageError if one is wrong."""
+    from hpccoll.barrier_suite.suite import SuiteOptions
+
+    injected = parse_inject_delay(options.inject_delay, world.size)
+    if options.noise is not None and options.noise >= world.size:
+        raise UsageError(f"--noise {options.noise} is not a rank of 0..{world.size - 1}")
+    spread_s = None if options.spread is None else parse_seconds(options.spread, "--spread")
+    return SuiteOptions(
+        patterns=parse_patterns(options.pattern),
+        rounds=options.rounds,
+        scale=options.scale,
+        spread_s=spread_s,
+        seed=options.seed,
+        extra_s=injected.us * 1e-6 if injected is not None and injected.rank == world.rank else 0.0,
+    )
+
+
+def parse_patterns(text: str) -> tuple[ArrivalPattern, ...]:
+    """Return the arrival patterns of --pattern, without `none`, which is always measured."""
+    from hpccoll.barrier_suite.arrival_patterns import ArrivalPattern
+
+    names = [each.value for each in ArrivalPattern] if text == ALL else text.split(",")
+    for name in names:
+        if name not in list(ArrivalPattern):
+            raise UnknownNameError("pattern", name, [ALL, *ArrivalPattern])
+    return tuple(ArrivalPattern(name) for name in dict.fromkeys(names) if name != ArrivalPattern.NONE)
+
+
+def parse_inject_delay(text: str | None, ranks: int) -> InjectedDelay | None:
+    """Return the rank and the delay of --inject-delay RANK:US; raise UsageError unless it is a rank of the job."""
+    from hpccoll.records import InjectedDelay
+
+    if text is None:
+        return None
+    match = re.fullmatch(r"(\d+):(\d+(?:\.\d*)?)(?:us)?", text)
+    if match is None:
+        raise UsageError(f"--inject-delay {text!r} is not RANK:US; write a rank and microseconds, such as 1:200")
+    rank, us = int(match[1]), float(match[2])
+    if rank >= ranks:
+        raise UsageError(f"--inject-delay {text}: {rank} is not a rank of 0..{ranks - 1}")
+    return InjectedDelay(rank, us)
+
+
+def _choose_machine(options: BarrierOptions, layout: RankLayout) -> Machine | None:
+    """Return the machine model of --machine for the nodes of this job; None to fit one to the run."""
+    if options.machine is None:
+        return None
+    no_costs = {"alpha": None, "beta": None, "gamma": None}
+    chosen = resolve_machine([layout.ranks], {"machine": options.machine, "nodes": layout.nodes, **no_costs}, [])
+    return chosen.for_ranks(layout.ranks)
+
+
+def _find_straggler(suite: BarrierSuite, clock: JobClock) -> StragglerReport | None:
+    """Time the rounds of the straggler report; return the report on rank 0. Collective."""
+    from hpccoll.barrier_suite.straggler import find_straggler
+
+    times = suite.time_straggler_rounds()
+    return None if times is None else find_straggler(times, clock.resolution_s)
+
+
+def _time_common_start(suite: BarrierSuite) -> float | None:
+    """Return the median microseconds of an all-reduce after a common start, on rank 0. Collective."""
+    from statistics import median
+
+    from hpccoll.barrier_suite.all_reduce_after import time_all_reduce_at_start
+
+    times = time_all_reduce_at_start(suite.timer, suite.options.rounds)
+    return None if times is None else round(median(times) * 1e6, 3)
+
+
+def _summarize(
+    options: BarrierOptions,
+    suite: BarrierSuite,
+    clock: JobClock,
+    layout: RankLayout,
+    report: StragglerReport | None,
+    common_start_us: float | None,
+) -> BarrierSummaryRecord | None:
+    """Measure the clock's error again; return the last record on rank 0, None on other ranks. Collective."""
+    from hpccoll.barrier_suite.summary import SuiteConditions, make_summary, name_nodes
+
+    residual_us = clock.measure_residual_us()
+    if report is None:
+        return None
+    conditions = SuiteConditions(
+        node_of_rank=name_nodes(layout.hosts, layout.node),
+        clock=clock.name,
+        clock_residual_us=residual_us,
+        clock_cost_s=clock.cost_s,
+        oversubscribed=layout.oversubscribed,
+        inject_delay=parse_inject_delay(options.inject_delay, layout.ranks),
+        noise_rank=options.noise,
+    )
+    return make_summary(suite.records, report, conditions, common_start_us)
+
+
+class _BarrierOutput:
+    """The output of a run on rank 0: writes each record as it is made, and prints answers and tables at the end."""
+
+    def __init__(self, options: BarrierOptions, stack: ExitStack, suite: BarrierSuite, run: dict[str, Any]) -> None:
+        from hpccoll.measure.results import result_file
+
+        self.options, self.suite = options, suite
+        self.finished: list[BarrierRecord] = []
+        path = options.resume or options.json_file
+        if options.plot:
+            from hpccoll.barrier_suite.pictures import require_picture
+
+            require_picture(options.plot)
+        if options.resume:
+            self.finished = _read_finished(options.resume, run["ranks"])
+        option = "--resume" if options.resume else "--json"
+        self.writer = stack.enter_context(result_file.RecordWriter(path, option, resume=bool(options.resume)))
+        self.writer.write(run)
+        self._advance = stack.enter_context(show_progress("rows", suite.row_count - len(self.finished)))
+        for reason in suite.refused:
+            click.echo(f"# not measured: {reason}", err=True)
+
+    def add(self, record: BarrierRecord) -> None:
+        """Write a row's record."""
+        self.writer.write(record.as_dict())
+        self._advance(f"{record.name} {record.pattern}")
+
+    def should_stop(self) -> bool:
+        """Whether the file of --stop-file exists."""
+        from pathlib import Path
+
+        return Path(self.options.stop_file or "").is_file()
+
+    def finish(self, summary: BarrierSummaryRecord) -> None:
+        """Write the summary, print answers and tables, and draw the picture."""
+        from hpccoll.barrier_suite.display import format_answers, list_tables
+
+        self.writer.write(summary.as_dict())
+        if self.options.plot:
+            from hpccoll.barrier_suite.pictures import write_picture
+
+            write_picture(self.suite.records, self.options.plot)
+        if self.options.json_file == STDOUT:
+            return
+        for line in format_answers(summary, self.suite.records):
+            print_text(line, " " * 16)
+        for table in list_tables(summary, self.suite.records):
+            print()
+            print_table(table.title, table.columns, table.rows, table.numbers, drops=table.drops)
+        sys.stdout.flush()
+
+
+def _read_finished(path: str, ranks: int) -> list[BarrierRecord]:
+    """Return the rows in the file of --resume that were measured on so many ranks, [] if it does not exist."""
+    from pathlib import Path
+
+    from hpccoll.measure.results.result_file import read_records
+    from hpccoll.records import BarrierRecord
+
+    if not Path(path).exists():  # a job that may be requeued always passes --resume
+        return []
+    contents = read_records(path)
+    if contents.torn:
+        click.echo(f"# {contents.torn}", err=True)
+    rows = (
+        BarrierRecord.from_dict(record, contents.locate(index))
+        for index, record in enumerate(contents.records)
+        if record["kind"] == BarrierRecord.kind
+    )
+    return list({row.key: row for row in rows if row.ranks == ranks}.values())
