@@ -12,8 +12,8 @@ shorter than the waits of the others, too. A rank is named in one of two cases:
 
 - always late: the excess is more than the threshold, in most parts of the run, and the rank has the greatest lateness
   in more rounds than chance explains;
-- often late: in a share of the run's time, all other ranks have waited for this rank alone, in most parts of the run,
-  far longer than for any other rank. A rank that shares its core with another program is late in this way.
+- often late: all other ranks have waited for this rank alone during a share of the run's time, in most parts of the
+  run, and far longer than for any other rank. A rank that shares its core with another program is late in this way.
 
 A part is one of PARTS equal stretches of the run. Bursts of noise make a rank late in few parts.
 """
@@ -31,12 +31,12 @@ from numpy.typing import NDArray
 from hpccoll.barrier_suite.round_times import Floats, RoundTimes
 
 Ints: TypeAlias = NDArray[np.int64]
-NOISE_FACTOR, NOISE_QUANTILE = 2.0, 0.25
+NOISE_FACTOR, NOISE_QUANTILE = 1.5, 0.25
 PARTS, PARTS_NEEDED = 8, 6
 MIN_ROUNDS = 24  # fewer rounds name nobody
 CHANCE = 1e-4  # probability with which a rank is last in so many rounds by chance, for all ranks together
-OFTEN_SHARE = 0.1  # share of the time for which the others waited for an often late rank
-OFTEN_RATIO = 5.0  # the others waited this many times longer for it than for any other rank
+OFTEN_SHARE = 0.15  # share of the time for which the others waited for an often late rank ...
+OFTEN_RATIO = 3.0  # ... after subtraction of this many times the time for which they waited for any other rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ def collect_evidence(times: RoundTimes) -> tuple[ArrivalEvidence, ...]:
     lateness = times.lateness
     # With the planned delays added, the wait of a rank does not depend on the pattern.
     waits = times.wait + (times.planned - times.planned.min(axis=1, keepdims=True))
-    excess, surplus = _subtract_others(lateness), _subtract_others(waits)
+    excess, surplus = subtract_others(lateness), subtract_others(waits)
     last, gaps = find_last(lateness)
     return tuple(
         ArrivalEvidence(
@@ -123,20 +123,25 @@ def find_last(lateness: Floats) -> tuple[Ints, Floats]:
     return last, np.asarray(gaps)
 
 
-def _subtract_others(values: Floats) -> Floats:
+def subtract_others(values: Floats) -> Floats:
     """Return each rank's value minus the median of the other ranks' values in the same round."""
     ranks = values.shape[1]
     if ranks < 2:
         return np.zeros_like(values)
-    others = [np.median(np.delete(values, rank, axis=1), axis=1) for rank in range(ranks)]
-    return values - np.stack(others, axis=1)
+    order = np.argsort(values, axis=1, kind="stable")
+    ordered = np.take_along_axis(values, order, axis=1)
+    position = np.argsort(order, axis=1, kind="stable")  # of each rank in its round, shape (rounds, ranks)
+    # Without a rank, the other ranks behind it move up by one position.
+    low, high = ((ranks - 2) // 2, (ranks - 1) // 2)
+    middles = [np.where(position > at, ordered[:, at, None], ordered[:, at + 1, None]) for at in (low, high)]
+    return np.asarray(values - (middles[0] + middles[1]) / 2)
 
 
 def _is_always_late(times: RoundTimes, suspect: ArrivalEvidence, threshold_s: float) -> bool:
     """Whether the rank is late beyond the threshold in most parts, waits less, and comes last more than by chance."""
     from scipy.stats import binom
 
-    excess = _subtract_others(times.lateness)[:, suspect.rank]
+    excess = subtract_others(times.lateness)[:, suspect.rank]
     parts = sum(float(np.median(part)) > threshold_s for part in np.array_split(excess, PARTS))
     by_chance = float(binom.sf(suspect.last_arrivals - 1, times.rounds, 1 / times.ranks)) * times.ranks
     waits_less = suspect.wait_deficit_s > threshold_s / 2
@@ -152,8 +157,7 @@ def _is_often_late(
     last, gaps = find_last(times.lateness)
     hits = (last == suspect.rank) & (gaps > threshold_s)
     parts = sum(bool(part.any()) for part in np.array_split(hits, PARTS))
-    long = suspect.caused_s > OFTEN_SHARE * total_s
-    return long and suspect.caused_s > OFTEN_RATIO * second_s and parts >= PARTS_NEEDED
+    return suspect.caused_s - OFTEN_RATIO * second_s > OFTEN_SHARE * total_s and parts >= PARTS_NEEDED
 
 
 def _explain_always(suspect: ArrivalEvidence, rounds: int, threshold_s: float) -> str:
@@ -169,8 +173,8 @@ def _explain_often(suspect: ArrivalEvidence, times: RoundTimes) -> str:
     """Return the reason why an often late rank is named."""
     total_s = float(times.exit.max() - times.entry.min())
     return (
-        f"the others waited for rank {suspect.rank} alone during {suspect.caused_s / total_s:.0%} of the time, in "
-        f"{suspect.last_arrivals} of {times.rounds} rounds"
+        f"rank {suspect.rank} is often late: the others waited for it alone during {suspect.caused_s / total_s:.0%} of "
+        "the time, as for a rank that shares its core with another program"
     )
 
 

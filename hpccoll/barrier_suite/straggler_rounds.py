@@ -1,7 +1,7 @@
 """The rounds from which the straggler report is made: all ranks keep their cores busy, and enter a barrier on time.
 
-A round lasts at least ROUND_S. Until the round begins, a rank with a core of its own reads the clock all the time, so a
-rank that shares its core with another program often enters late, as it would after work of its own.
+A round lasts at least ROUND_S seconds. Until the round begins, a rank with a core of its own reads the clock all the
+time, so a rank that shares its core with another program often enters late, as it would after work of its own.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from hpccoll.barrier_suite.arrival_patterns import ArrivalPattern
-from hpccoll.barrier_suite.round_timer import RoundTimer, choose_window
+from hpccoll.barrier_suite.round_timer import RoundTimer
 from hpccoll.barrier_suite.round_times import RoundTimes, join_rounds
 
 ROUND_S = 4e-4
@@ -21,6 +21,7 @@ def time_straggler_rounds(
     call: Callable[[], object],
     patterns: Sequence[ArrivalPattern],
     rounds: int,
+    barrier_s: float,
     spread_s: float,
     seed: int,
     extra_s: float = 0.0,
@@ -32,18 +33,19 @@ def time_straggler_rounds(
         call: the barrier.
         patterns: the arrival patterns; each gets the same number of rounds.
         rounds: the number of rounds of all patterns together, rounded up to whole batches.
+        barrier_s: the median completion of the barrier without skew.
         spread_s: the spread of the patterns.
         seed: the seed of the patterns.
         extra_s: a delay of this rank that is not part of the patterns.
     """
     batch = max(1, -(-rounds // (BATCHES * len(patterns))))
+    # A window that grew with the noise would let a disturbed rank sleep, and hide the disturbance.
+    window_s = ROUND_S + 2 * barrier_s + spread_s
     parts: list[RoundTimes] = []
-    last = None
     for turn in range(BATCHES):
         for pattern in patterns:
             delays = pattern.make_delays((turn + 1) * batch, timer.comm.size, spread_s, seed)[turn * batch :]
-            window = max(choose_window(last, spread_s), ROUND_S)
-            last = timer.time_batch(call, delays, window, extra_s=extra_s)
-            if last is not None:
-                parts.append(last)
+            times = timer.time_batch(call, delays, window_s, extra_s=extra_s)
+            if times is not None:
+                parts.append(times)
     return join_rounds(parts) if parts else None

@@ -31,6 +31,7 @@ from hpccoll.records import BarrierKey, BarrierRecord
 BATCH = 10  # rounds of a turn
 LEAST_SPREAD_S = 2e-6  # a smaller spread would vanish in the error of the entries
 STRAGGLER_ROUNDS = 240
+LONGEST_BARRIER_S = 2e-3  # for which the rounds of the straggler report leave time
 ROW_BUDGET_S, FEWEST_ROUNDS = 3.0, 5  # a barrier that takes longer than the budget is timed for fewer rounds
 
 
@@ -140,7 +141,8 @@ class BarrierSuite:
             self.barriers[best].call,
             patterns=(ArrivalPattern.NONE, *self.options.patterns),
             rounds=STRAGGLER_ROUNDS,
-            spread_s=max(self.options.scale * time_us * 1e-6, LEAST_SPREAD_S),
+            barrier_s=min(time_us * 1e-6, LONGEST_BARRIER_S),
+            spread_s=min(max(self.options.scale * time_us * 1e-6, LEAST_SPREAD_S), LONGEST_BARRIER_S),
             seed=self.options.seed,
             extra_s=self.options.extra_s,
         )
