@@ -108,7 +108,7 @@ class InjectedDelay(Struct, frozen=True):
     """The delay that --inject-delay adds."""
 
     rank: Count
-    us: Amount
+    us: Annotated[Amount, about("Microseconds by which the rank enters later in every round.")]
 
 
 class BarrierSummaryRecord(Record, frozen=True, kw_only=True):
