@@ -43,6 +43,7 @@ FLOORS = {
     "parallel": 6,
     "predict": 6,
     "preflight": 6,
+    "torch": 6,
     "compare": 7,
     "barrier_suite": 7,
     "report": 7,

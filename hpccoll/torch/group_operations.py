@@ -1,0 +1,244 @@
+"""The operations of torch.distributed on one group, over a communicator of hpccoll.
+
+Methods are named and called as torch.distributed names and calls those of a process group; `opts` are torch's own
+objects of opts (`root`, `reduceOp`, `timeout`, `asyncOp`). Every method returns a `TorchWork`.
+
+Legend: n ranks in the group; a list of lists has one inner list, because a process has one device.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from functools import cache
+from typing import Any, TypeAlias
+
+import torch
+import torch.distributed as dist
+
+from hpccoll.communicator import Communicator
+from hpccoll.errors import BufferError, HpccollError
+from hpccoll.runtime.work import Work
+from hpccoll.torch.tensors import CopiesBack, is_sent_as_bytes, overlaps_wrongly
+from hpccoll.torch.work import TorchWork
+
+Tensors: TypeAlias = Sequence[Any]
+Start: TypeAlias = Callable[[], Work[Any]]
+
+
+@cache
+def get_lock() -> threading.RLock:  # type: ignore[valid-type]  # RLock is a function in the type stubs
+    """Return the lock of this process that lets one thread at a time call hpccoll."""
+    return threading.RLock()
+
+
+class GroupOperations:
+    """The operations of a group; `comm` has the group's ranks, and `timeout` is the time allowed for an operation."""
+
+    comm: Communicator
+    timeout: timedelta
+
+    def broadcast(self, tensors: Tensors, opts: Any) -> TorchWork:
+        """Copy the root's tensors into the tensors of all ranks."""
+        copies = CopiesBack()
+        flat = [copies.prepare_output(each, as_bytes=True) for each in tensors]
+        return self._start(
+            "broadcast",
+            [lambda x=x: self.comm.broadcast(x, opts.rootRank, async_op=True) for x in flat],
+            tensors,
+            copies,
+            opts,
+        )
+
+    def allreduce(self, tensors: Tensors, opts: Any) -> TorchWork:
+        """Reduce tensors in place on all ranks."""
+        copies = CopiesBack()
+        flat = [copies.prepare_output(each) for each in tensors]
+        return self._start(
+            "all_reduce",
+            [lambda x=x: self.comm.all_reduce(x, opts.reduceOp, async_op=True) for x in flat],
+            tensors,
+            copies,
+            opts,
+        )
+
+    allreduce_coalesced = allreduce
+
+    def reduce(self, tensors: Tensors, opts: Any) -> TorchWork:
+        """Reduce tensors in place at the root; other ranks' tensors keep their values."""
+        copies, root = CopiesBack(), opts.rootRank
+        prepare = copies.prepare_output if self.comm.rank == root else copies.prepare_input
+        flat = [prepare(each) for each in tensors]
+        return self._start(
+            "reduce",
+            [lambda x=x: self.comm.reduce(x, root, opts.reduceOp, async_op=True) for x in flat],
+            tensors,
+            copies,
+            opts,
+        )
+
+    def all_gather_single(self, output: Any, tensor: Any, opts: Any = None) -> TorchWork:
+        """Gather the tensors of all ranks in one tensor: (n * rows, ...) or (n, rows, ...)."""
+        return self.all_gather_single_coalesced([output], [tensor], opts)
+
+    def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> TorchWork:
+        """Call `all_gather_single` for several pairs of tensors."""
+        copies, starts = CopiesBack(), []
+        for output, tensor in zip(outputs, inputs, strict=True):
+            x, out = copies.prepare_input(tensor, as_bytes=True), copies.prepare_output(output, as_bytes=True)
+            starts.append(self._bind_all_gather(_separate(x, out, self.comm.rank), out))
+        return self._start("all_gather_into_tensor", starts, outputs, copies, opts)
+
+    def allgather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> TorchWork:
+        """Gather the tensors of all ranks in a list of n tensors, which may differ in size."""
+        copies, starts = CopiesBack(), []
+        for listed, tensor in zip(outputs, inputs, strict=True):
+            x, out = copies.prepare_input(tensor, as_bytes=True).reshape(-1), copies.join_outputs(listed)
+            sizes = [_count(each) for each in listed]
+            if sizes[self.comm.rank] != x.numel():
+                raise BufferError(
+                    f"all_gather: the list has {sizes[self.comm.rank]} elements for rank {self.comm.rank}, whose tensor "
+                    f"has {x.numel()}; pass a list of n tensors like those of the ranks"
+                )
+            counts = None if len(set(sizes)) == 1 else sizes
+            at = self.comm.rank if counts is None else None
+            starts.append(self._bind_all_gather(_separate(x, out, at), out, counts))
+        return self._start("all_gather", starts, outputs, copies, opts)
+
+    def allgather_coalesced(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> TorchWork:
+        """Gather several tensors; `outputs[r][i]` is tensor i of rank r... as torch.distributed orders them."""
+        return self.allgather(list(zip(*outputs, strict=True)), inputs, opts)
+
+    def _bind_all_gather(self, x: Any, out: Any, counts: list[int] | None = None) -> Start:
+        return lambda: self.comm.all_gather(x, counts=counts, out=out, async_op=True)
+
+    def reduce_scatter_single(self, output: Any, tensor: Any, opts: Any) -> TorchWork:
+        """Reduce a tensor of n blocks and give block r to rank r."""
+        return self.reduce_scatter_single_coalesced([output], [tensor], opts)
+
+    def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any) -> TorchWork:
+        """Call `reduce_scatter_single` for several pairs of tensors."""
+        copies, starts = CopiesBack(), []
+        for output, tensor in zip(outputs, inputs, strict=True):
+            x, out = copies.prepare_input(tensor), copies.prepare_output(output)
+            starts.append(self._bind_reduce_scatter(_separate(x, out, self.comm.rank), out, opts.reduceOp))
+        return self._start("reduce_scatter_tensor", starts, outputs, copies, opts)
+
+    def reduce_scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> TorchWork:
+        """Reduce a list of n tensors, which may differ in size, and give tensor r to rank r."""
+        copies, starts = CopiesBack(), []
+        for output, listed in zip(outputs, inputs, strict=True):
+            x, out = copies.join_inputs(listed), copies.prepare_output(output).reshape(-1)
+            sizes = [_count(each) for each in listed]
+            counts = None if len(set(sizes)) == 1 else sizes
+            at = self.comm.rank if counts is None else None
+            starts.append(self._bind_reduce_scatter(_separate(x, out, at), out, opts.reduceOp, counts))
+        return self._start("reduce_scatter", starts, outputs, copies, opts)
+
+    def _bind_reduce_scatter(self, x: Any, out: Any, op: Any, counts: list[int] | None = None) -> Start:
+        flat = x.reshape(-1)
+        return lambda: self.comm.reduce_scatter(flat, op, counts=counts, out=out.reshape(-1), async_op=True)
+
+    def all_to_all_single(
+        self, output: Any, tensor: Any, output_sizes: Sequence[int], input_sizes: Sequence[int], opts: Any = None
+    ) -> TorchWork:
+        """Send blocks of the first dim of a tensor to the ranks; blocks are equal where no sizes are given."""
+        copies, n = CopiesBack(), self.comm.size
+        x, out = copies.prepare_input(tensor, as_bytes=True), copies.prepare_output(output, as_bytes=True)
+        x = _separate(x, out, -1)
+        sent = _scale(input_sizes, tensor, x, n, "input_split_sizes")
+        received = _scale(output_sizes, output, out, n, "output_split_sizes")
+        return self._start("all_to_all_single", [self._bind_exchange(x, out, sent, received)], [output], copies, opts)
+
+    def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> TorchWork:
+        """Send tensor r of a list to rank r, and receive tensor r of another list from rank r."""
+        copies = CopiesBack()
+        x, out = copies.join_inputs(inputs), copies.join_outputs(outputs)
+        sent, received = [_count(each) for each in inputs], [_count(each) for each in outputs]
+        start = self._bind_exchange(_separate(x, out, -1), out, sent, received)
+        return self._start("all_to_all", [start], outputs, copies, opts)
+
+    def _bind_exchange(self, x: Any, out: Any, sent: list[int], received: list[int]) -> Start:
+        return lambda: self.comm.all_to_all(
+            x.reshape(-1), counts=sent, out_counts=received, out=out.reshape(-1), async_op=True
+        )
+
+    def gather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any) -> TorchWork:
+        """Gather the tensors of all ranks in a list at the root."""
+        copies, root = CopiesBack(), opts.rootRank
+        x = copies.prepare_input(inputs[0], as_bytes=True).reshape(-1)
+        out = copies.join_outputs(outputs[0]) if self.comm.rank == root else None
+        if out is not None:
+            x = _separate(x, out, root)
+        return self._start(
+            "gather", [lambda: self.comm.gather(x, root, out=out, async_op=True)], outputs, copies, opts
+        )
+
+    def scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> TorchWork:
+        """Send tensor r of the root's list to rank r."""
+        copies, root = CopiesBack(), opts.rootRank
+        out = copies.prepare_output(outputs[0], as_bytes=True).reshape(-1)
+        x = _separate(copies.join_inputs(inputs[0]), out, root) if self.comm.rank == root else None
+        return self._start(
+            "scatter", [lambda: self.comm.scatter(x, root, out=out, async_op=True)], outputs, copies, opts
+        )
+
+    def barrier(self, opts: Any = None) -> TorchWork:
+        """Wait until every rank of the group has called `barrier`."""
+        return self._start("barrier", [lambda: self.comm.barrier(async_op=True)], [], CopiesBack(), opts)
+
+    def send(self, tensors: Tensors, dst: int, tag: int = 0) -> TorchWork:
+        """Send tensors to a rank of the group."""
+        copies = CopiesBack()
+        flat = [copies.prepare_input(each, as_bytes=True) for each in tensors]
+        return self._start("send", [lambda x=x: self.comm.isend(x, dst, tag) for x in flat], tensors, copies, None)
+
+    def recv(self, tensors: Tensors, src: int | None, tag: int = 0) -> TorchWork:
+        """Receive tensors from a rank of the group."""
+        copies = CopiesBack()
+        flat = [copies.prepare_output(each, as_bytes=True) for each in tensors]
+        return self._start("recv", [lambda x=x: self.comm.irecv(x, src, tag) for x in flat], tensors, copies, None)
+
+    def recv_anysource(self, tensors: Tensors, tag: int = 0) -> TorchWork:
+        """Receive tensors from any rank of the group."""
+        return self.recv(tensors, None, tag)
+
+    def _start(
+        self, name: str, starts: Sequence[Start], result: Any, copies: CopiesBack, opts: Any
+    ) -> TorchWork:
+        """Start the parts of an operation and return its handle; wait for it unless it is asynchronous."""
+        description = f"{name} on rank {self.comm.rank} of {self.comm.size}"
+        try:
+            with get_lock():
+                works = [start() for start in starts]
+        except HpccollError as error:
+            raise dist.DistBackendError(f"{description}: {error}") from error
+        timeout = getattr(opts, "timeout", None)
+        work = TorchWork(description, works, result, copies.steps, timeout if timeout and timeout > timedelta(0) else self.timeout)
+        if opts is not None and not getattr(opts, "asyncOp", True):
+            work.wait()
+        return work
+
+
+def _count(x: Any) -> int:
+    """Return the number of elements that hpccoll communicates for a tensor: bytes if it does not know the dtype."""
+    return int(x.numel() * x.element_size() if is_sent_as_bytes(x) else x.numel())
+
+
+def _separate(x: Any, out: Any, block: int | None) -> Any:
+    """Return `x`, or a copy of `x` if it overlaps `out` in another way than as its block number `block`."""
+    return x.clone() if overlaps_wrongly(x, out, block) else x
+
+
+def _scale(sizes: Sequence[int], tensor: Any, flat: Any, n: int, name: str) -> list[int]:
+    """Return the sizes of blocks along the first dim as numbers of elements of a flat tensor."""
+    rows = tensor.shape[0] if tensor.dim() else 1
+    if not sizes:
+        if rows % n:
+            raise BufferError(f"all_to_all_single: the first dim, {rows}, is not divisible by {n} ranks; pass {name}")
+        return [flat.numel() // n] * n
+    if len(sizes) != n or sum(sizes) != rows:
+        raise BufferError(f"all_to_all_single: {name} is {list(sizes)}; pass {n} sizes whose sum is {rows}")
+    width = flat.numel() // rows if rows else 0
+    return [size * width for size in sizes]

@@ -1,0 +1,73 @@
+"""The process group that torch.distributed up to 2.13 takes from a backend written in Python."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from hpccoll.communicator import Communicator
+from hpccoll.torch.group_operations import GroupOperations
+
+
+class HpccollProcessGroup(GroupOperations, dist.ProcessGroup):
+    """A process group over a communicator. Torch asks for operations by old and by new names, so it has both."""
+
+    def __init__(self, comm: Communicator, timeout: timedelta, store: Any) -> None:
+        dist.ProcessGroup.__init__(self, comm.rank, comm.size)
+        self.comm, self.timeout, self._store = comm, timeout, store
+        self._name, self._description = "", ""
+
+    _allgather_base = GroupOperations.all_gather_single
+    allgather_into_tensor_coalesced = GroupOperations.all_gather_single_coalesced
+    _reduce_scatter_base = GroupOperations.reduce_scatter_single
+    reduce_scatter_tensor_coalesced = GroupOperations.reduce_scatter_single_coalesced
+    alltoall_base = GroupOperations.all_to_all_single
+
+    def getBackendName(self) -> str:  # noqa: N802 - torch's name
+        """Return the name of the backend."""
+        return "hpccoll"
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        """The devices whose tensors this group communicates."""
+        return [torch.device("cpu")]
+
+    @property
+    def group_name(self) -> str:
+        """The name that torch gave the group."""
+        return self._name
+
+    def _set_group_name(self, name: str) -> None:
+        """Take the group's name from torch."""
+        self._name = name
+
+    getGroupName = lambda self: self._name  # noqa: E731, N815
+    setGroupName = _set_group_name  # noqa: N815
+
+    @property
+    def group_desc(self) -> str:
+        """The description that torch gave the group."""
+        return self._description
+
+    def _set_group_desc(self, description: str) -> None:
+        """Take the group's description from torch."""
+        self._description = description
+
+    def get_group_store(self) -> Any:
+        """Return the store of torch.distributed that the group was made with."""
+        return self._store
+
+    def size(self) -> int:
+        """Return the number of ranks of the group."""
+        return self.comm.size
+
+    def rank(self) -> int:
+        """Return this process's rank in the group."""
+        return self.comm.rank
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Set the time allowed for an operation."""
+        self.timeout = timeout

@@ -1,0 +1,31 @@
+"""Registers the backend "hpccoll" with torch.distributed, without importing mpi4py or initializing MPI."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch.distributed as dist
+
+from hpccoll.torch.rendezvous import extend_env_rendezvous, set_rank_variables
+
+BACKEND: Final = "hpccoll"
+
+
+def register() -> None:
+    """Make the backend "hpccoll" known to torch.distributed; repeated calls do nothing.
+
+    The environment variables RANK, WORLD_SIZE and LOCAL_RANK are set from those of the MPI launcher where they are not
+    set yet, so that scripts written for torchrun read the right values.
+    """
+    if not dist.is_available() or BACKEND in dist.Backend.backend_list:
+        return
+    set_rank_variables()
+    extend_env_rendezvous()
+    dist.Backend.register_backend(BACKEND, _create_group, extended_api=True, devices=["cpu", "cuda"])
+
+
+def _create_group(options: Any, backend_options: Any) -> Any:
+    """Return the process group (torch up to 2.13) or backend (torch from 2.14) of a new group; called by torch."""
+    from hpccoll.torch.creation import create_group
+
+    return create_group(options, backend_options)

@@ -1,0 +1,87 @@
+"""Lets the MPI job itself tell torch.distributed the rank, the number of ranks and the address of rank 0.
+
+torch.distributed reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT from the environment (its `env://` rendezvous).
+MPI launchers set the first two under other names. The last two are agreed upon through MPI when the rendezvous begins.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from functools import wraps
+from typing import Any, Final
+
+import torch.distributed.rendezvous as _loaded  # noqa: F401 - `torch.distributed.rendezvous` itself names a function
+
+_NAMES: Final = {  # torch's variable, and the launchers' (MPICH's mpirun and srun, Open MPI's mpirun, srun)
+    "RANK": ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID"),
+    "WORLD_SIZE": ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS"),
+    "LOCAL_RANK": ("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID"),
+    "LOCAL_WORLD_SIZE": ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+}
+_ADDRESS, _PORT = "MASTER_ADDR", "MASTER_PORT"
+
+
+def find_rank_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return torch's variables RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE, as far as a launcher's tell them.
+
+    A variable that is set already is not in the result. The result is empty unless a launcher tells rank and size.
+    """
+    found = {}
+    for name, launchers in _NAMES.items():
+        values = [environ[each] for each in launchers if environ.get(each, "").isdecimal()]
+        if values:
+            found[name] = values[0]
+    if "RANK" not in found or "WORLD_SIZE" not in found:
+        return {}
+    return {name: value for name, value in found.items() if name not in environ}
+
+
+def set_rank_variables() -> None:
+    """Set RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE from the launcher's variables, unless RANK is set."""
+    if "RANK" not in os.environ and "WORLD_SIZE" not in os.environ:
+        os.environ.update(find_rank_variables(os.environ))
+
+
+def extend_env_rendezvous() -> None:
+    """Let torch's `env://` rendezvous find MASTER_ADDR and MASTER_PORT through MPI where they are not set."""
+    handlers = sys.modules["torch.distributed.rendezvous"]._rendezvous_handlers  # noqa: SLF001 - torch has no other way
+    original: Callable[..., Any] = handlers["env"]
+
+    @wraps(original)
+    def rendezvous(url: str, **options: Any) -> Any:
+        """Set what is missing in the environment, then do what torch does."""
+        if _ADDRESS not in os.environ or _PORT not in os.environ:
+            set_address_variables()
+        return original(url, **options)
+
+    handlers["env"] = rendezvous
+
+
+def set_address_variables() -> None:
+    """Set MASTER_ADDR and MASTER_PORT to a free port of rank 0's host; collective over MPI.COMM_WORLD.
+
+    Without an MPI launcher, the process is a job of one rank, and RANK and WORLD_SIZE are set accordingly.
+
+    Raises:
+        UnavailableError: mpi4py or the MPI library is not installed.
+        LauncherError: the launcher belongs to another MPI library.
+    """
+    from hpccoll.runtime import job
+
+    world = job.get_world()
+    host = "127.0.0.1" if job.detect_layout(world).nodes == 1 else socket.gethostname()
+    address = world.bcast((host, _find_free_port()), root=0)
+    os.environ.setdefault("RANK", str(world.rank))
+    os.environ.setdefault("WORLD_SIZE", str(world.size))
+    os.environ[_ADDRESS], os.environ[_PORT] = address[0], str(address[1])
+
+
+def _find_free_port() -> int:
+    """Return a TCP port that no program of this host uses now."""
+    with closing(socket.socket(socket.AF_INET, socket.SOCK_STREAM)) as listener:
+        listener.bind(("", 0))
+        return int(listener.getsockname()[1])
