@@ -8,29 +8,18 @@ Legend: n ranks in the group; a list of lists has one inner list, because a proc
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
-from functools import cache
+from functools import partial
 from typing import Any, TypeAlias
 
-import torch
-import torch.distributed as dist
-
 from hpccoll.communicator import Communicator
-from hpccoll.errors import BufferError, HpccollError
-from hpccoll.runtime.work import Work
+from hpccoll.errors import BufferError
+from hpccoll.torch.reductions import parse_reduction
 from hpccoll.torch.tensors import CopiesBack, is_sent_as_bytes, overlaps_wrongly
-from hpccoll.torch.work import TorchWork
+from hpccoll.torch.work import Start, TorchWork, get_start_queue
 
 Tensors: TypeAlias = Sequence[Any]
-Start: TypeAlias = Callable[[], Work[Any]]
-
-
-@cache
-def get_lock() -> threading.RLock:  # type: ignore[valid-type]  # RLock is a function in the type stubs
-    """Return the lock of this process that lets one thread at a time call hpccoll."""
-    return threading.RLock()
 
 
 class GroupOperations:
@@ -45,7 +34,7 @@ class GroupOperations:
         flat = [copies.prepare_output(each, as_bytes=True) for each in tensors]
         return self._start(
             "broadcast",
-            [lambda x=x: self.comm.broadcast(x, opts.rootRank, async_op=True) for x in flat],
+            [partial(self.comm.broadcast, x, opts.rootRank) for x in flat],
             tensors,
             copies,
             opts,
@@ -53,11 +42,11 @@ class GroupOperations:
 
     def allreduce(self, tensors: Tensors, opts: Any) -> TorchWork:
         """Reduce tensors in place on all ranks."""
-        copies = CopiesBack()
+        copies, op = CopiesBack(), parse_reduction(opts.reduceOp)
         flat = [copies.prepare_output(each) for each in tensors]
         return self._start(
             "all_reduce",
-            [lambda x=x: self.comm.all_reduce(x, opts.reduceOp, async_op=True) for x in flat],
+            [partial(self.comm.all_reduce, x, op) for x in flat],
             tensors,
             copies,
             opts,
@@ -67,12 +56,12 @@ class GroupOperations:
 
     def reduce(self, tensors: Tensors, opts: Any) -> TorchWork:
         """Reduce tensors in place at the root; other ranks' tensors keep their values."""
-        copies, root = CopiesBack(), opts.rootRank
+        copies, root, op = CopiesBack(), opts.rootRank, parse_reduction(opts.reduceOp)
         prepare = copies.prepare_output if self.comm.rank == root else copies.prepare_input
         flat = [prepare(each) for each in tensors]
         return self._start(
             "reduce",
-            [lambda x=x: self.comm.reduce(x, root, opts.reduceOp, async_op=True) for x in flat],
+            [partial(self.comm.reduce, x, root, op) for x in flat],
             tensors,
             copies,
             opts,
@@ -98,8 +87,8 @@ class GroupOperations:
             sizes = [_count(each) for each in listed]
             if sizes[self.comm.rank] != x.numel():
                 raise BufferError(
-                    f"all_gather: the list has {sizes[self.comm.rank]} elements for rank {self.comm.rank}, whose tensor "
-                    f"has {x.numel()}; pass a list of n tensors like those of the ranks"
+                    f"all_gather: the list has {sizes[self.comm.rank]} elements for this rank, whose tensor has "
+                    f"{x.numel()}; pass a list of one tensor per rank, each like that rank's tensor"
                 )
             counts = None if len(set(sizes)) == 1 else sizes
             at = self.comm.rank if counts is None else None
@@ -107,11 +96,12 @@ class GroupOperations:
         return self._start("all_gather", starts, outputs, copies, opts)
 
     def allgather_coalesced(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> TorchWork:
-        """Gather several tensors; `outputs[r][i]` is tensor i of rank r... as torch.distributed orders them."""
+        """Gather several tensors; `outputs[r][i]` gets tensor i of rank r."""
         return self.allgather(list(zip(*outputs, strict=True)), inputs, opts)
 
     def _bind_all_gather(self, x: Any, out: Any, counts: list[int] | None = None) -> Start:
-        return lambda: self.comm.all_gather(x, counts=counts, out=out, async_op=True)
+        """Return the start of an all-gather; `counts` are the ranks' numbers of elements, if they differ."""
+        return partial(self.comm.all_gather, x, counts=counts, out=out)
 
     def reduce_scatter_single(self, output: Any, tensor: Any, opts: Any) -> TorchWork:
         """Reduce a tensor of n blocks and give block r to rank r."""
@@ -119,26 +109,26 @@ class GroupOperations:
 
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any) -> TorchWork:
         """Call `reduce_scatter_single` for several pairs of tensors."""
-        copies, starts = CopiesBack(), []
+        copies, starts, op = CopiesBack(), [], parse_reduction(opts.reduceOp)
         for output, tensor in zip(outputs, inputs, strict=True):
             x, out = copies.prepare_input(tensor), copies.prepare_output(output)
-            starts.append(self._bind_reduce_scatter(_separate(x, out, self.comm.rank), out, opts.reduceOp))
+            starts.append(self._bind_reduce_scatter(_separate(x, out, self.comm.rank), out, op))
         return self._start("reduce_scatter_tensor", starts, outputs, copies, opts)
 
     def reduce_scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> TorchWork:
         """Reduce a list of n tensors, which may differ in size, and give tensor r to rank r."""
-        copies, starts = CopiesBack(), []
+        copies, starts, op = CopiesBack(), [], parse_reduction(opts.reduceOp)
         for output, listed in zip(outputs, inputs, strict=True):
             x, out = copies.join_inputs(listed), copies.prepare_output(output).reshape(-1)
             sizes = [_count(each) for each in listed]
             counts = None if len(set(sizes)) == 1 else sizes
             at = self.comm.rank if counts is None else None
-            starts.append(self._bind_reduce_scatter(_separate(x, out, at), out, opts.reduceOp, counts))
+            starts.append(self._bind_reduce_scatter(_separate(x, out, at), out, op, counts))
         return self._start("reduce_scatter", starts, outputs, copies, opts)
 
     def _bind_reduce_scatter(self, x: Any, out: Any, op: Any, counts: list[int] | None = None) -> Start:
-        flat = x.reshape(-1)
-        return lambda: self.comm.reduce_scatter(flat, op, counts=counts, out=out.reshape(-1), async_op=True)
+        """Return the start of a reduce-scatter; `counts` are the blocks' numbers of elements, if they differ."""
+        return partial(self.comm.reduce_scatter, x.reshape(-1), op, counts=counts, out=out.reshape(-1))
 
     def all_to_all_single(
         self, output: Any, tensor: Any, output_sizes: Sequence[int], input_sizes: Sequence[int], opts: Any = None
@@ -147,8 +137,10 @@ class GroupOperations:
         copies, n = CopiesBack(), self.comm.size
         x, out = copies.prepare_input(tensor, as_bytes=True), copies.prepare_output(output, as_bytes=True)
         x = _separate(x, out, -1)
-        sent = _scale(input_sizes, tensor, x, n, "input_split_sizes")
-        received = _scale(output_sizes, output, out, n, "output_split_sizes")
+        sent, received = None, None
+        if input_sizes or output_sizes:
+            sent = _scale(input_sizes, tensor, x, n, "input_split_sizes")
+            received = _scale(output_sizes, output, out, n, "output_split_sizes")
         return self._start("all_to_all_single", [self._bind_exchange(x, out, sent, received)], [output], copies, opts)
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> TorchWork:
@@ -159,10 +151,9 @@ class GroupOperations:
         start = self._bind_exchange(_separate(x, out, -1), out, sent, received)
         return self._start("all_to_all", [start], outputs, copies, opts)
 
-    def _bind_exchange(self, x: Any, out: Any, sent: list[int], received: list[int]) -> Start:
-        return lambda: self.comm.all_to_all(
-            x.reshape(-1), counts=sent, out_counts=received, out=out.reshape(-1), async_op=True
-        )
+    def _bind_exchange(self, x: Any, out: Any, sent: list[int] | None, received: list[int] | None) -> Start:
+        """Return the start of an all-to-all; without numbers of elements, all blocks are of one size."""
+        return partial(self.comm.all_to_all, x.reshape(-1), counts=sent, out_counts=received, out=out.reshape(-1))
 
     def gather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any) -> TorchWork:
         """Gather the tensors of all ranks in a list at the root."""
@@ -171,51 +162,64 @@ class GroupOperations:
         out = copies.join_outputs(outputs[0]) if self.comm.rank == root else None
         if out is not None:
             x = _separate(x, out, root)
-        return self._start(
-            "gather", [lambda: self.comm.gather(x, root, out=out, async_op=True)], outputs, copies, opts
-        )
+        return self._start("gather", [partial(self.comm.gather, x, root, out=out)], outputs, copies, opts)
 
     def scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> TorchWork:
         """Send tensor r of the root's list to rank r."""
         copies, root = CopiesBack(), opts.rootRank
         out = copies.prepare_output(outputs[0], as_bytes=True).reshape(-1)
         x = _separate(copies.join_inputs(inputs[0]), out, root) if self.comm.rank == root else None
-        return self._start(
-            "scatter", [lambda: self.comm.scatter(x, root, out=out, async_op=True)], outputs, copies, opts
-        )
+        return self._start("scatter", [partial(self.comm.scatter, x, root, out=out)], outputs, copies, opts)
 
     def barrier(self, opts: Any = None) -> TorchWork:
         """Wait until every rank of the group has called `barrier`."""
-        return self._start("barrier", [lambda: self.comm.barrier(async_op=True)], [], CopiesBack(), opts)
+        return self._start("barrier", [self.comm.barrier], [], CopiesBack(), opts)
 
     def send(self, tensors: Tensors, dst: int, tag: int = 0) -> TorchWork:
         """Send tensors to a rank of the group."""
         copies = CopiesBack()
         flat = [copies.prepare_input(each, as_bytes=True) for each in tensors]
-        return self._start("send", [lambda x=x: self.comm.isend(x, dst, tag) for x in flat], tensors, copies, None)
+        return self._start(
+            "send", [partial(self.comm.isend, x, dst, tag) for x in flat], tensors, copies, None, is_message=True
+        )
 
     def recv(self, tensors: Tensors, src: int | None, tag: int = 0) -> TorchWork:
         """Receive tensors from a rank of the group."""
         copies = CopiesBack()
         flat = [copies.prepare_output(each, as_bytes=True) for each in tensors]
-        return self._start("recv", [lambda x=x: self.comm.irecv(x, src, tag) for x in flat], tensors, copies, None)
+        return self._start(
+            "recv", [partial(self.comm.irecv, x, src, tag) for x in flat], tensors, copies, None, is_message=True
+        )
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> TorchWork:
         """Receive tensors from any rank of the group."""
         return self.recv(tensors, None, tag)
 
     def _start(
-        self, name: str, starts: Sequence[Start], result: Any, copies: CopiesBack, opts: Any
+        self,
+        name: str,
+        starts: Sequence[Start],
+        result: Any,
+        copies: CopiesBack,
+        opts: Any,
+        *,
+        is_message: bool = False,
     ) -> TorchWork:
-        """Start the parts of an operation and return its handle; wait for it unless it is asynchronous."""
-        description = f"{name} on rank {self.comm.rank} of {self.comm.size}"
-        try:
-            with get_lock():
-                works = [start() for start in starts]
-        except HpccollError as error:
-            raise dist.DistBackendError(f"{description}: {error}") from error
+        """Return the handle of an operation; run the operation at once unless it is asynchronous.
+
+        Args:
+            starts: the parts of the operation, to be started in this order.
+            result: the tensors that the handle gives as its result.
+            opts: torch's options; an operation without options is asynchronous.
+            is_message: whether the parts are sends or receives, which are always asynchronous and start now.
+        """
         timeout = getattr(opts, "timeout", None)
-        work = TorchWork(description, works, result, copies.steps, timeout if timeout and timeout > timedelta(0) else self.timeout)
+        if not timeout or timeout <= timedelta(0):  # torch's value for "not given" is negative
+            timeout = self.timeout
+        work = TorchWork(
+            f"{name} on rank {self.comm.rank} of {self.comm.size}", starts, result, copies.steps, timeout, is_message
+        )
+        get_start_queue().add(work, at_once=is_message)
         if opts is not None and not getattr(opts, "asyncOp", True):
             work.wait()
         return work
@@ -234,11 +238,8 @@ def _separate(x: Any, out: Any, block: int | None) -> Any:
 def _scale(sizes: Sequence[int], tensor: Any, flat: Any, n: int, name: str) -> list[int]:
     """Return the sizes of blocks along the first dim as numbers of elements of a flat tensor."""
     rows = tensor.shape[0] if tensor.dim() else 1
-    if not sizes:
-        if rows % n:
-            raise BufferError(f"all_to_all_single: the first dim, {rows}, is not divisible by {n} ranks; pass {name}")
-        return [flat.numel() // n] * n
-    if len(sizes) != n or sum(sizes) != rows:
-        raise BufferError(f"all_to_all_single: {name} is {list(sizes)}; pass {n} sizes whose sum is {rows}")
+    given = list(sizes) or [rows // n] * n
+    if len(given) != n or sum(given) != rows:
+        raise BufferError(f"all_to_all_single: {name} is {given} for {rows} rows; pass {n} sizes whose sum is {rows}")
     width = flat.numel() // rows if rows else 0
-    return [size * width for size in sizes]
+    return [size * width for size in given]

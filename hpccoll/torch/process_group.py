@@ -12,7 +12,7 @@ from hpccoll.communicator import Communicator
 from hpccoll.torch.group_operations import GroupOperations
 
 
-class HpccollProcessGroup(GroupOperations, dist.ProcessGroup):
+class HpccollProcessGroup(GroupOperations, dist.ProcessGroup):  # type: ignore[misc]
     """A process group over a communicator. Torch asks for operations by old and by new names, so it has both."""
 
     def __init__(self, comm: Communicator, timeout: timedelta, store: Any) -> None:

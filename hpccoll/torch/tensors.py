@@ -29,7 +29,7 @@ class CopiesBack:
     steps: list[Callable[[], object]] = field(default_factory=list)
 
     def prepare_input(self, x: Any, *, as_bytes: bool = False) -> Any:
-        """Return a contiguous tensor with the values of `x`; its elements are bytes if `as_bytes` and hpccoll needs it."""
+        """Return a contiguous tensor with the values of `x`; `as_bytes` allows it to be a tensor of bytes."""
         plain = _as_plain(x).contiguous()
         return plain.reshape(-1).view(torch.uint8) if as_bytes and is_sent_as_bytes(plain) else plain
 
@@ -94,7 +94,7 @@ def overlaps_wrongly(x: Any, out: Any, block: int | None) -> bool:
     if begin >= out_begin + out_size or out_begin >= begin + size:
         return False
     small, large, length = (begin, out_begin, size) if size <= out_size else (out_begin, begin, out_size)
-    return small != large + (0 if block is None else block * length)
+    return bool(small != large + (0 if block is None else block * length))
 
 
 def _as_plain(x: Any) -> Any:

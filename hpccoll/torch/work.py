@@ -1,11 +1,19 @@
-"""The handle that torch.distributed gets for an operation: `torch.distributed.Work` over handles of hpccoll."""
+"""The handle that torch.distributed gets for an operation, and when an operation is started.
+
+hpccoll runs a blocking collective much faster than an asynchronous one, and torch.distributed's users often wait for an
+asynchronous operation at once (so does DDP). An asynchronous collective is therefore not started when it is called, but
+by the next call of this process: a wait for it runs it as a blocking collective, and any other call of the backend
+starts it as an asynchronous one. Operations are started in the order of their calls.
+"""
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, Final
+from functools import cache
+from typing import Any, Final, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -14,78 +22,110 @@ from hpccoll.errors import HpccollError
 from hpccoll.runtime.backoff import Backoff
 from hpccoll.runtime.work import Work
 
-FOREVER: Final = timedelta(0)  # torch's value for "no timeout given"
+Start: TypeAlias = Callable[..., Any]  # runs a part of an operation; given async_op=True, returns its `Work` at once
+NOT_GIVEN: Final = timedelta(0)  # torch passes this time if the user gives none
 
 
-class TorchWork(dist._Work):  # type: ignore[name-defined, misc]  # noqa: SLF001 - torch's only class of this kind
+class TorchWork(dist._Work):  # type: ignore[misc]  # noqa: SLF001 - torch has no public class
     """The handle of one operation of torch.distributed; it keeps all tensors of the operation alive.
 
-    An operation only advances inside of calls of hpccoll: `wait`, `is_completed`, and any other operation. `get_future`
-    therefore waits for the operation.
-
     Args:
-        name: the operation, for error messages.
-        works: the handles of hpccoll that make up the operation.
-        result: the tensors that `result` and the future of the operation give.
-        finish: called once when all handles are done, to move results to the user's tensors.
-        timeout: the time that the group allows for an operation.
+        name: the operation and the rank, for error messages.
+        starts: the parts of the operation, to be started in this order.
+        result: what `result` and the future give: the tensors of the operation.
+        finish: called once at the end, to move results to the user's tensors.
+        timeout: the time that a wait may take if the user gives none.
+        is_message: whether the parts are sends or receives, which always return a `Work`.
     """
 
     def __init__(
         self,
         name: str,
-        works: Sequence[Work[Any]],
+        starts: Sequence[Start],
         result: Any,
-        finish: Sequence[Callable[[], object]] = (),
-        timeout: timedelta = FOREVER,
+        finish: Sequence[Callable[[], object]],
+        timeout: timedelta,
+        is_message: bool,
     ) -> None:
         super().__init__()
-        self._name, self._works, self._result, self._finish, self._timeout = name, list(works), result, finish, timeout
+        self._name, self._starts, self._result, self._finish, self._timeout = name, starts, result, finish, timeout
+        self._works: list[Work[Any]] | None = None  # None until the operation is started
         self._error: Exception | None = None
         self._future: torch.futures.Future[Any] | None = None
         self._source: int | None = None
-        if not self._works:
-            self._complete()
+        self._done, self._is_message = False, is_message
 
-    def wait(self, timeout: timedelta = FOREVER) -> bool:
+    def start(self) -> None:
+        """Start the operation as an asynchronous one."""
+        try:
+            options = {} if self._is_message else {"async_op": True}
+            self._works = [start(**options) for start in self._starts]
+        except HpccollError as error:
+            self._fail(error)
+
+    def run(self) -> None:
+        """Run the operation and wait for its end."""
+        try:
+            for start in self._starts:
+                start()
+            self._complete()
+        except HpccollError as error:
+            self._fail(error)
+
+    def wait(self, timeout: timedelta = NOT_GIVEN) -> bool:
         """Block until the operation is complete.
 
         Raises:
-            DistBackendError: the operation failed, or the time is up; the time is the group's if `timeout` is zero.
+            DistBackendError: the operation failed, or the time is up.
         """
-        limit = timeout if timeout else self._timeout
-        deadline = time.monotonic() + limit.total_seconds() if limit else None
-        backoff = Backoff(spins=True, sleeps=False)
-        while not self._advance():
-            backoff.pause()
-            if deadline is not None and time.monotonic() > deadline:
-                raise dist.DistBackendError(
-                    f"{self._name} is not complete after {limit.total_seconds():g} s; did every rank of the group call "
-                    "the same operation?"
-                )
+        if not self._done:
+            queue = get_start_queue()
+            if not (timeout == NOT_GIVEN and queue.run_now(self)):
+                queue.start_all()
+                self._poll(timeout or self._timeout)
         if self._error is not None:
             raise dist.DistBackendError(f"{self._name}: {self._error}") from self._error
         return True
 
+    def _poll(self, timeout: timedelta) -> None:
+        """Advance all operations of the process until this one is complete or the time is up."""
+        deadline, backoff = time.monotonic() + timeout.total_seconds(), Backoff(spins=True, sleeps=False)
+        while not self._advance():
+            backoff.pause()
+            if time.monotonic() > deadline:
+                raise dist.DistBackendError(
+                    f"{self._name} is not complete after {timeout.total_seconds():g} s; did every rank of the group "
+                    "call the same operation?"
+                )
+
     def _advance(self) -> bool:
         """Advance without blocking; return whether the operation is complete or has failed."""
-        try:
-            while self._works:
-                if not self._works[0].test():
-                    return False
-                self._source = self._works[0].source
-                self._works.pop(0).wait()
-                if not self._works:
+        if self._done:
+            return True
+        queue = get_start_queue()
+        with queue.lock:
+            queue.start_all()
+            try:
+                while self._works:
+                    if not self._works[0].test():
+                        return False
+                    self._source = self._works[0].source
+                    self._works.pop(0).wait()
+                if not self._done:
                     self._complete()
-        except HpccollError as error:
-            self._error, self._works = error, []
+            except HpccollError as error:
+                self._fail(error)
         return True
 
     def _complete(self) -> None:
-        """Move results to the user's tensors."""
+        """Move results to the user's tensors, and drop everything that the operation needed."""
         for step in self._finish:
             step()
-        self._finish = ()
+        self._starts, self._finish, self._works, self._done = (), (), [], True
+
+    def _fail(self, error: Exception) -> None:
+        """Keep the error of the operation."""
+        self._error, self._starts, self._finish, self._works, self._done = error, (), (), [], True
 
     def is_completed(self) -> bool:
         """Whether the operation is complete or has failed; also advances it."""
@@ -100,7 +140,7 @@ class TorchWork(dist._Work):  # type: ignore[name-defined, misc]  # noqa: SLF001
         return self._error
 
     def result(self) -> Any:
-        """Return the tensors of the result."""
+        """Return the tensors of the operation."""
         return self._result
 
     def synchronize(self) -> None:
@@ -114,13 +154,56 @@ class TorchWork(dist._Work):  # type: ignore[name-defined, misc]  # noqa: SLF001
     _source_rank = source_rank
 
     def get_future(self) -> torch.futures.Future[Any]:
-        """Wait for the operation; return a completed future of its result, or a failed future."""
+        """Wait for the operation; return a completed future of its tensors, or a failed future."""
         if self._future is None:
-            future: torch.futures.Future[Any] = torch.futures.Future()
+            self._future = torch.futures.Future()
             try:
                 self.wait()
-                future.set_result(self._result)
+                self._future.set_result(self._result)
             except dist.DistBackendError as error:
-                future.set_exception(error)
-            self._future = future
+                self._future.set_exception(error)
         return self._future
+
+
+class StartQueue:
+    """The asynchronous operation of this process that was called last and is not started, and one lock for all threads.
+
+    Only the main thread runs blocking collectives, because the lock is held during the whole collective; two threads
+    that did so in different orders on two ranks would wait for each other forever.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self._pending: TorchWork | None = None
+
+    def add(self, work: TorchWork, *, at_once: bool) -> None:
+        """Start the operation called before; take a new one, and start it too if `at_once`."""
+        with self.lock:
+            self.start_all()
+            self._pending = work
+            if at_once:
+                self.start_all()
+
+    def start_all(self) -> None:
+        """Start the operation that is not started, as an asynchronous one."""
+        with self.lock:
+            work, self._pending = self._pending, None
+            if work is not None:
+                work.start()
+
+    def run_now(self, work: TorchWork) -> bool:
+        """Run an operation as a blocking one if it is not started; return whether it did."""
+        if threading.current_thread() is not threading.main_thread():
+            return False
+        with self.lock:
+            if self._pending is not work:
+                return False
+            self._pending = None
+            work.run()
+            return True
+
+
+@cache
+def get_start_queue() -> StartQueue:
+    """Return the one `StartQueue` of this process."""
+    return StartQueue()
