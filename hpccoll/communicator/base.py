@@ -52,14 +52,21 @@ class CommunicatorBase:
             if isfunction(method):
                 method.__qualname__ = f"Communicator.{name}"
 
-    def __init__(self, comm: MPI.Intracomm | None = None, *, adopt: bool = False, abort_on_error: bool = True) -> None:
+    def __init__(
+        self,
+        comm: MPI.Intracomm | None = None,
+        *,
+        adopt: bool = False,
+        abort_on_error: bool = True,
+        mixed_forms: bool = False,
+    ) -> None:
         base = job.get_world() if comm is None else comm
         wait_for_ranks(base, get_progress())
         comm = base if adopt else base.Dup()
         self._comm, self._message_comm = comm, comm.Dup()
         self._message_comm.Set_errhandler(job.load_mpi().ERRORS_RETURN)
         self.rank, self.size = comm.rank, comm.size
-        self._engine = Engine(comm, _takes_device_memory)
+        self._engine = Engine(comm, _takes_device_memory, mixed_forms=mixed_forms)
         self.local_rank = self._engine.node.ranks.index(comm.rank)
         self._argument_check = ArgumentCheck(comm, self._engine.progress) if is_enabled() else None
         self._messages = PointToPoint(

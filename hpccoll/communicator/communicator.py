@@ -41,6 +41,8 @@ class Communicator(
         adopt: whether to use `comm` itself instead of a duplicate; `close` then frees `comm`.
         abort_on_error: whether all ranks of the job end if, while the communicator is open, this rank has an uncaught
             exception, or ends its program although other ranks wait for it.
+        mixed_forms: whether some ranks may call a collective blocking while others call the same one with `async_op`;
+            plans of messages then cost a little more.
 
     Raises:
         UnavailableError: mpi4py or the MPI library is not installed.

@@ -1,15 +1,14 @@
 """Runs the collectives of one communicator: selects algorithms, lowers and binds plans, and caches executables.
 
 Blocking collectives that only send messages share one MPI tag, since each ends before the next begins. An asynchronous
-collective gets its tag from the number of asynchronous calls so far, modulo ASYNC_TAGS. All ranks make the same calls
-in the same order, so they count the same number. A tag is used again only after its last operation is complete on this
-rank.
+collective of messages gets its tag from the number of such collectives so far, modulo ASYNC_TAGS. All ranks make the
+same calls in the same order, so they count the same number.
 
 Binding a plan means to create, for given arrays, the functions that each run then only calls (such as the start of a
 persistent MPI request). A message plan is not bound at its first call on given arrays. A repeated call binds the plan
 and caches the executable, unless asynchronous operations are in flight. A shared-memory plan is bound and cached at its
 first call. First calls on plain arrays reach the engine only if no earlier call was of the same kind (unbound.py).
-Asynchronous calls and calls with a `premul_sum` factor are never cached.
+Calls with a `premul_sum` factor are never cached, nor are asynchronous calls but those of shared-memory plans.
 
 The modules that execute plans are imported when the first plan runs, because imports dominate the start of a job of
 many ranks.
@@ -18,10 +17,11 @@ many ranks.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
-from weakref import WeakValueDictionary
+from weakref import WeakSet, WeakValueDictionary
 
 import numpy as np
 from mpi4py import MPI
@@ -49,9 +49,8 @@ from hpccoll.selection.tuning_files import describe_site, load_tuning_table
 from hpccoll.selection.tuning_table import TuningTable
 
 if TYPE_CHECKING:
-    from hpccoll.runtime.hierarchical.executable import PipelineExecutable
     from hpccoll.runtime.lowering import Program
-    from hpccoll.runtime.messages.executable import MessageExecutable
+    from hpccoll.runtime.shared_memory.executable import SharedMemoryExecutable
 
 FIRST_ASYNC_TAG: Final = 2
 ASYNC_TAGS: Final = 4096
@@ -65,9 +64,16 @@ _UNEVEN_RESULT: Final = (*_RESULT_ON_SOME, Operation.REDUCE_SCATTER, Operation.S
 
 
 class Engine:
-    """The runtime of one communicator. `takes_device_memory` returns whether MPI accepts device memory. Collective."""
+    """The runtime of one communicator; creation is collective.
 
-    def __init__(self, comm: MPI.Intracomm, takes_device_memory: Callable[[], bool]) -> None:
+    Args:
+        takes_device_memory: returns whether MPI accepts device memory.
+        mixed_forms: whether some ranks may call a collective blocking while others call it asynchronously.
+    """
+
+    def __init__(
+        self, comm: MPI.Intracomm, takes_device_memory: Callable[[], bool], *, mixed_forms: bool = False
+    ) -> None:
         self.comm, self.rank, self.size = comm, comm.rank, comm.size
         self.cache, self.progress, self.state = CallCache(), get_progress(), CallRecorder(get_recorder())
         # All collective set-up is in the constructor, because later set-up could block operations in flight.
@@ -95,8 +101,12 @@ class Engine:
         )
         # Operations in flight keep the communicator alive, because a collected communicator frees its engine.
         self.get_owner: Callable[[], object] = lambda: None
-        self._asynchronous_calls = 0
-        self._started: WeakValueDictionary[int, InFlight] = WeakValueDictionary()  # the latest operation of each tag
+        self._mixed_forms = mixed_forms
+        if mixed_forms:
+            self.library.use_non_blocking()
+        self._message_plans = 0  # the number of asynchronous plans of messages so far
+        self._with_tag: WeakValueDictionary[int, InFlight] = WeakValueDictionary()  # the latest operation of each tag
+        self._started: WeakSet[InFlight] = WeakSet()
 
     def run(self, call: CollectiveCall, *, again: bool = False) -> Executable | None:
         """Run a collective and wait for its end; return its executable if it is in the call cache, else None.
@@ -117,6 +127,9 @@ class Engine:
             return executable
         selection = self.select(call)
         shared = selection.algorithm is not None and selection.algorithm.uses_shared_memory
+        if self._mixed_forms and selection.algorithm is not None and not shared:
+            self._wait_for(self.start(call))
+            return None
         again = (self.cache.was_seen(key) or again) and not self.progress
         if call.reduction.factor is None and (shared or again):
             executable = self.bind(as_unowned(call), selection)
@@ -129,6 +142,13 @@ class Engine:
             self._make_executable(call, selection)()
         return None
 
+    def _wait_for(self, operation: InFlight | None) -> None:
+        """Block until an operation in flight is done; raise its error, if any."""
+        if operation is not None:
+            with operation.awaited or nullcontext():
+                self.progress.wait_until(operation.advance)
+            operation.raise_error()
+
     def start(self, call: CollectiveCall) -> InFlight | None:
         """Begin a collective without waiting for other ranks, and return the operation in flight.
 
@@ -139,18 +159,13 @@ class Engine:
         if not self.library.uses_non_blocking:
             self.library.use_non_blocking()
             self.cache.by_kind.clear()  # its direct calls use MPI's blocking form
-        tag = FIRST_ASYNC_TAG + self._asynchronous_calls % ASYNC_TAGS
-        self._asynchronous_calls += 1
-        previous = self._started.get(tag)
-        if previous is not None:
-            self.progress.wait_until(lambda: previous.done)
         if algorithm is not None and call.module.on_device and algorithm.uses_shared_memory:
             self._make_executable(call, selection, ScratchPool())()
             return None
         description = describe_call(self.state, call, algorithm, asynchronous=True)
         record = self.state.start(call.operation.value, description)
         try:
-            operation = self.library.start(call) if algorithm is None else self._start_plan(call, selection, tag)
+            operation = self.library.start(call) if algorithm is None else self._start_plan(call, selection)
         except BaseException:
             record.end(failed=True)
             raise
@@ -161,27 +176,55 @@ class Engine:
         else:
             self.progress.add(operation)
             self.progress.advance()
-        self._started[tag] = operation
+        self._started.add(operation)
         return operation
 
-    def _start_plan(self, call: CollectiveCall, selection: Selection, tag: int) -> InFlight:
-        """Begin a plan of messages with MPI tag `tag`, or a shared-memory plan as a pipeline of segments."""
-        executable: MessageExecutable | PipelineExecutable
-        if selection.algorithm is None or not selection.algorithm.uses_shared_memory:
-            from hpccoll.runtime.messages.executable import MessageExecutable
-
-            executable = MessageExecutable(self._context, call, selection, ScratchPool(), tag)
-        else:
+    def _start_plan(self, call: CollectiveCall, selection: Selection) -> InFlight:
+        """Begin a plan: of messages, of loads and stores on one node, or a two-level plan as a pipeline of segments."""
+        algorithm = selection.algorithm
+        if algorithm is None or not algorithm.uses_shared_memory:
+            return self._start_messages(call, selection)
+        if self._is_two_level(algorithm):
             from hpccoll.runtime.hierarchical.executable import PipelineExecutable
 
-            self._require_shared_memory(selection.algorithm)
-            executable = PipelineExecutable(self._context, call, selection, ScratchPool())
+            pipeline = PipelineExecutable(self._context, call, selection, ScratchPool())
+            self.node.symmetric.free_with(pipeline, call.source, call.result)
+            return pipeline.start()
+        return self._bind_asynchronous(call, selection, algorithm).start(call)
+
+    def _start_messages(self, call: CollectiveCall, selection: Selection) -> InFlight:
+        """Begin a plan of messages; its tag is used again only after its last operation is complete on this rank."""
+        from hpccoll.runtime.messages.executable import MessageExecutable
+
+        tag = FIRST_ASYNC_TAG + self._message_plans % ASYNC_TAGS
+        self._message_plans += 1
+        previous = self._with_tag.get(tag)
+        if previous is not None:
+            self.progress.wait_until(lambda: previous.done)
+        executable = MessageExecutable(self._context, call, selection, ScratchPool(), tag)
         self.node.symmetric.free_with(executable, call.source, call.result)
-        return executable.start()
+        self._with_tag[tag] = operation = executable.start()
+        return operation
+
+    def _bind_asynchronous(
+        self, call: CollectiveCall, selection: Selection, algorithm: Algorithm
+    ) -> SharedMemoryExecutable:
+        """Return the executable of a plan of loads and stores for asynchronous runs, which has scratch of its own."""
+        from hpccoll.runtime.shared_memory.executable import SharedMemoryExecutable
+
+        self._require_shared_memory(algorithm)
+        key = "asynchronous", *_key(call, self.buffer_kind(call))
+        executable = self.cache.find_by_address(key)
+        if not isinstance(executable, SharedMemoryExecutable) or call.reduction.factor is not None:
+            executable = SharedMemoryExecutable(self._context, as_unowned(call), selection, ScratchPool())
+            self.node.symmetric.free_with(executable, call.source, call.result)
+            if call.reduction.factor is None:
+                self.cache.add_by_address(key, executable)
+        return executable
 
     def finish(self) -> None:
         """Block until all asynchronous collectives of this communicator are done."""
-        for operation in list(self._started.values()):
+        for operation in list(self._started):
             self.progress.wait_until(operation.advance)
         self.progress.advance()  # forgets the completed operations
 
@@ -221,6 +264,7 @@ class Engine:
                 or it does not take device memory.
         """
         operation, dtype, reduction = call.operation, call.dtype, call.reduction
+        asynchronous = asynchronous or self._mixed_forms
         if call.is_uneven_exchange:
             return self._select_uneven_exchange(call, asynchronous=asynchronous)
         if operation.reduces and not reduction.commutative and not call.library:
@@ -237,8 +281,8 @@ class Engine:
             selection = Selection(call.algorithm, choose_chunk_count(call.algorithm, self.size, nbytes), "asked for")
         else:
             shared = not self.node.problem and not call.module.on_device
-            if asynchronous and nbytes < LEAST_PIPELINED_BYTES:  # a pipeline would take longer to set up than to run
-                shared = False
+            if asynchronous and len(self.nodes) > 1 and nbytes < LEAST_PIPELINED_BYTES:
+                shared = False  # a pipeline would take longer to set up than to run
             offered = self.library.can_run(call, asynchronous=asynchronous)
             buffer = self.buffer_kind(call)
             selection = self._selector.select(operation, nbytes, dtype.itemsize, buffer, library=offered, shared=shared)
@@ -372,6 +416,8 @@ class Engine:
 
     def _make_unbound_program(self, call: CollectiveCall, selection: Selection) -> UnboundProgram | None:
         """Return a program of a selected plan that runs on any host arrays; None if a run needs an executable."""
+        if self._mixed_forms and selection.algorithm is not None and not selection.algorithm.uses_shared_memory:
+            return None
         executable = self._make_executable(call, selection)
         return executable.make_unbound() if isinstance(executable, PlanExecutable) else None
 
@@ -410,7 +456,7 @@ def _keeps_rank_order(algorithm: Algorithm, ranks: int, root: int, nodes: tuple[
     return keeps_rank_order(algorithm.plan(ranks, root, 1, nodes))
 
 
-def _key(call: CollectiveCall, kind: BufferKind) -> Hashable:
+def _key(call: CollectiveCall, kind: BufferKind) -> tuple[Hashable, ...]:
     """Return the cache key of a call: arguments, dtype, count, addresses. Calls with equal keys share an executable.
 
     The kind of memory is part of the key, because a new symmetric buffer may get the address of a freed array.

@@ -45,4 +45,4 @@ def _create_communicator(options: Any) -> Communicator:
     group = world.group.Incl(members)
     comm = world.Create_group(group, tag=zlib.crc32(str(options.group_id).encode()) % MOST_TAGS)
     group.Free()
-    return Communicator(comm, adopt=True)
+    return Communicator(comm, adopt=True, mixed_forms=True)

@@ -17,7 +17,7 @@ from hpccoll.communicator import Communicator
 from hpccoll.errors import BufferError
 from hpccoll.torch.reductions import parse_reduction
 from hpccoll.torch.tensors import CopiesBack, is_sent_as_bytes, overlaps_wrongly
-from hpccoll.torch.work import Start, TorchWork, get_start_queue
+from hpccoll.torch.work import Start, TorchWork
 
 Tensors: TypeAlias = Sequence[Any]
 
@@ -219,8 +219,9 @@ class GroupOperations:
         work = TorchWork(
             f"{name} on rank {self.comm.rank} of {self.comm.size}", starts, result, copies.steps, timeout, is_message
         )
-        get_start_queue().add(work, at_once=is_message)
-        if opts is not None and not getattr(opts, "asyncOp", True):
+        is_awaited = opts is not None and not getattr(opts, "asyncOp", True)
+        work.begin(wait=is_awaited)
+        if is_awaited:
             work.wait()
         return work
 

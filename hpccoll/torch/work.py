@@ -1,9 +1,7 @@
-"""The handle that torch.distributed gets for an operation, and when an operation is started.
+"""The handle that torch.distributed gets for an operation.
 
-hpccoll runs a blocking collective much faster than an asynchronous one, and torch.distributed's users often wait for an
-asynchronous operation at once (so does DDP). An asynchronous collective is therefore not started when it is called, but
-by the next call of this process: a wait for it runs it as a blocking collective, and any other call of the backend
-starts it as an asynchronous one. Operations are started in the order of their calls.
+One lock lets one thread at a time call hpccoll. Only the main thread blocks inside of a collective, because it holds
+the lock meanwhile: two threads that did so in different orders on two ranks would wait for each other forever.
 """
 
 from __future__ import annotations
@@ -49,28 +47,25 @@ class TorchWork(dist._Work):  # type: ignore[misc]  # noqa: SLF001 - torch has n
     ) -> None:
         super().__init__()
         self._name, self._starts, self._result, self._finish, self._timeout = name, starts, result, finish, timeout
-        self._works: list[Work[Any]] | None = None  # None until the operation is started
+        self._works: list[Work[Any]] = []
         self._error: Exception | None = None
         self._future: torch.futures.Future[Any] | None = None
         self._source: int | None = None
         self._done, self._is_message = False, is_message
 
-    def start(self) -> None:
-        """Start the operation as an asynchronous one."""
-        try:
-            options = {} if self._is_message else {"async_op": True}
-            self._works = [start(**options) for start in self._starts]
-        except HpccollError as error:
-            self._fail(error)
-
-    def run(self) -> None:
-        """Run the operation and wait for its end."""
-        try:
-            for start in self._starts:
-                start()
-            self._complete()
-        except HpccollError as error:
-            self._fail(error)
+    def begin(self, *, wait: bool) -> None:
+        """Start the operation; run it to its end if `wait` is true and this is the main thread."""
+        blocks = wait and not self._is_message and threading.current_thread() is threading.main_thread()
+        options = {} if self._is_message or blocks else {"async_op": True}
+        with get_lock():
+            try:
+                works = [start(**options) for start in self._starts]
+            except HpccollError as error:
+                self._fail(error)
+                return
+            self._works = [] if blocks else works
+            if blocks:
+                self._complete()
 
     def wait(self, timeout: timedelta = NOT_GIVEN) -> bool:
         """Block until the operation is complete.
@@ -79,10 +74,7 @@ class TorchWork(dist._Work):  # type: ignore[misc]  # noqa: SLF001 - torch has n
             DistBackendError: the operation failed, or the time is up.
         """
         if not self._done:
-            queue = get_start_queue()
-            if not (timeout == NOT_GIVEN and queue.run_now(self)):
-                queue.start_all()
-                self._poll(timeout or self._timeout)
+            self._poll(timeout or self._timeout)
         if self._error is not None:
             raise dist.DistBackendError(f"{self._name}: {self._error}") from self._error
         return True
@@ -102,9 +94,7 @@ class TorchWork(dist._Work):  # type: ignore[misc]  # noqa: SLF001 - torch has n
         """Advance without blocking; return whether the operation is complete or has failed."""
         if self._done:
             return True
-        queue = get_start_queue()
-        with queue.lock:
-            queue.start_all()
+        with get_lock():
             try:
                 while self._works:
                     if not self._works[0].test():
@@ -165,45 +155,7 @@ class TorchWork(dist._Work):  # type: ignore[misc]  # noqa: SLF001 - torch has n
         return self._future
 
 
-class StartQueue:
-    """The asynchronous operation of this process that was called last and is not started, and one lock for all threads.
-
-    Only the main thread runs blocking collectives, because the lock is held during the whole collective; two threads
-    that did so in different orders on two ranks would wait for each other forever.
-    """
-
-    def __init__(self) -> None:
-        self.lock = threading.RLock()
-        self._pending: TorchWork | None = None
-
-    def add(self, work: TorchWork, *, at_once: bool) -> None:
-        """Start the operation called before; take a new one, and start it too if `at_once`."""
-        with self.lock:
-            self.start_all()
-            self._pending = work
-            if at_once:
-                self.start_all()
-
-    def start_all(self) -> None:
-        """Start the operation that is not started, as an asynchronous one."""
-        with self.lock:
-            work, self._pending = self._pending, None
-            if work is not None:
-                work.start()
-
-    def run_now(self, work: TorchWork) -> bool:
-        """Run an operation as a blocking one if it is not started; return whether it did."""
-        if threading.current_thread() is not threading.main_thread():
-            return False
-        with self.lock:
-            if self._pending is not work:
-                return False
-            self._pending = None
-            work.run()
-            return True
-
-
 @cache
-def get_start_queue() -> StartQueue:
-    """Return the one `StartQueue` of this process."""
-    return StartQueue()
+def get_lock() -> Any:
+    """Return the lock of this process that lets one thread at a time call hpccoll."""
+    return threading.RLock()

@@ -20,7 +20,16 @@ import torch.distributed as dist
 
 COUNTS = (0, 1, 2, 3, 7, 61, 128, 1000, 4099)
 LARGE_COUNTS = (70_001, 300_000)
-DTYPES = (torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8, torch.int8, torch.float16, torch.bfloat16)
+DTYPES = (
+    torch.float32,
+    torch.float64,
+    torch.int64,
+    torch.int32,
+    torch.uint8,
+    torch.int8,
+    torch.float16,
+    torch.bfloat16,
+)
 REDUCTIONS = {
     "SUM": dist.ReduceOp.SUM, "MAX": dist.ReduceOp.MAX, "MIN": dist.ReduceOp.MIN, "PRODUCT": dist.ReduceOp.PRODUCT,
     "BAND": dist.ReduceOp.BAND, "BOR": dist.ReduceOp.BOR, "BXOR": dist.ReduceOp.BXOR,

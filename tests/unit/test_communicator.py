@@ -413,7 +413,7 @@ def test_closing_waits_for_operations_in_flight():
             advanced.append(True)
             return len(advanced) == 5
 
-    pending = own._engine._started[99] = Pending()
+    own._engine._started.add(pending := Pending())
     own._engine.progress.add(pending)
     own.close()
     assert len(advanced) == 5

@@ -1,4 +1,4 @@
-"""Plans run as pipelines of segments, which never block: two-level plans, and asynchronous shared-memory plans.
+"""Two-level plans, which run as pipelines of segments and never block.
 
 While messages of some segments travel between nodes, a rank reduces the next segment and stores the previous one, so
 the network stays busy until the last segment. The ranks of a node start a collective together and agree whether they

@@ -2,9 +2,8 @@
 
 The ranks of a node map one segment, whatever their number. The segment starts with the words that synchronise the
 barriers and the slots: a line of words per rank for each barrier and each slot. The buffers of the slots follow, those
-of a rank side by side. Blocking shared-memory plans on one node use two slots in turn, so that
-a rank can fill one while others still read the other. Pipelines (two-level plans, and asynchronous shared-memory plans)
-have a barrier and slots of their own, so that they run beside blocking plans.
+of a rank side by side. Plans on one node use two slots in turn, so that a rank can fill one while others still read the
+other. Pipelines (two-level plans) have a barrier and slots of their own.
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ from hpccoll.runtime.progress import InFlight, Progress
 
 STAGING_SLOTS: Final = 2
 SLOT_BYTES_ON_ONE_NODE: Final = 4 * 2**20  # of each rank
-PIPELINE_SLOTS_ON_ONE_NODE: Final = 2
 PIPELINE_SLOTS: Final = 6  # enough to keep a link busy while other segments synchronise, reduce and store
 SLOT_BYTES: Final = 2 * 2**20 + 64 * 2**10  # of each rank; segments of a chunk differ by at most one element
 MOST_SLOT_BYTES_OF_NODE: Final = 2**30  # of all ranks of a node: from 64 ranks on, slots become smaller
@@ -41,7 +39,8 @@ FACTS = ("operation", "algorithm", "chunks", "root", "count", "dtype", "reductio
 class NodeMemory:
     """The shared memory of this rank's node; `problem` says why memory cannot be shared, and is empty if it can be.
 
-    Creation is collective over `comm`. `pipelines` are the pipelines in flight; only the first one uses the slots.
+    Creation is collective over `comm`. `runs` are the asynchronous runs in flight of plans on one node, and `pipelines`
+    those of two-level plans; only the first one of each advances.
     """
 
     def __init__(self, comm: MPI.Intracomm, layout: RankLayout, progress: Progress) -> None:
@@ -53,9 +52,10 @@ class NodeMemory:
         self.device: Any = None  # the `cuda.device.SharedDeviceMemory` made with the first device buffer
         self.oversubscribed = layout.oversubscribed
         self.pipelines: deque[InFlight] = deque()
-        self.next_slot = 0  # the staging slot of the next blocking plan
+        self.runs: deque[InFlight] = deque()
+        self.next_slot = 0  # the slot of the next plan on one node
         one_node = layout.nodes == 1
-        staging, pipelines = (STAGING_SLOTS, PIPELINE_SLOTS_ON_ONE_NODE) if one_node else (0, PIPELINE_SLOTS)
+        staging, pipelines = (STAGING_SLOTS, 0) if one_node else (0, PIPELINE_SLOTS)
         most_bytes = SLOT_BYTES_ON_ONE_NODE if one_node else SLOT_BYTES
         self.slot_bytes = choose_slot_bytes(most_bytes, staging + pipelines, max(layout.ranks_per_node))
         self.problem = ""
@@ -136,6 +136,7 @@ class NodeMemory:
         self.pipeline_barrier.free()
         self.slots = self.pipeline_slots = ()
         self.pipelines.clear()
+        self.runs.clear()
 
 
 def choose_slot_bytes(most_bytes: int, slots: int, ranks_of_node: int) -> int:

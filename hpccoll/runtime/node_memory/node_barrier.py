@@ -116,12 +116,16 @@ class NodeBarrier:
         The caller calls `compare` once `all_arrived` returns true.
         """
         self._publish(entry, source, result)
+        self.arrive()
+
+    def arrive(self) -> None:
+        """Begin a fence without blocking; the fence ends once `all_arrived` returns true."""
         if self._synchronize is not None:
             self._synchronize()
         self._own[0] = self._count = self._count + 1
 
     def all_arrived(self) -> bool:
-        """Whether all ranks have passed `post` as often as this rank; if so, their earlier stores are visible."""
+        """Whether all ranks have called `post` or `arrive` as often as this rank; if so, their stores are visible."""
         if not self._have_reached(self._count):
             return False
         if self._synchronize is not None:

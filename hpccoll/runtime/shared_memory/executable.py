@@ -8,7 +8,7 @@ the buffers of only some ranks permit a direct run, all ranks detect the differe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import product, takewhile
 from typing import TypeAlias
@@ -22,6 +22,7 @@ from hpccoll.runtime.node_memory.node_barrier import DIRECT
 from hpccoll.runtime.node_memory.pipeline_slot import PipelineSlot
 from hpccoll.runtime.node_memory.symmetric import is_token
 from hpccoll.runtime.plan_executable import Context, PlanExecutable
+from hpccoll.runtime.shared_memory.queued_run import QueuedRun
 from hpccoll.runtime.shared_memory.staged_program import StagedProgram
 from hpccoll.runtime.shared_memory.tiling import LocalBinder, bounce_count
 from hpccoll.runtime.unbound_program import StepMaker
@@ -37,14 +38,14 @@ StagedCalls: TypeAlias = tuple[list[BoundCall], list[BoundCall], int]
 class SharedMemoryExecutable(PlanExecutable):
     """A collective of loads and stores on host buffers of one node; see `Executable` and `PlanExecutable`."""
 
-    __slots__ = ("_direct_calls", "_entry", "_facts", "_location", "_locations", "_staged", "direct")
+    __slots__ = ("_direct_calls", "_entry", "_facts", "_location", "_locations", "_runs", "_staged", "direct")
 
     def __init__(
         self, context: Context, call: CollectiveCall, selection: Selection, scratch: ScratchPool | None = None
     ) -> None:
         super().__init__(context, call, selection, scratch)
         symmetric, call = context.node.symmetric, self._call
-        self._facts = self._describe()
+        self._facts, self._runs = self._describe(), context.node.runs
         self._entry = fingerprint_of(self._facts)
         self.direct = can_access_in_place(context.node, self._lower(), call)
         self._location = symmetric.locate(call.source), symmetric.locate(call.result)
@@ -68,6 +69,8 @@ class SharedMemoryExecutable(PlanExecutable):
             self._require_live()
         place = self._begin()
         try:
+            if self._runs:  # earlier asynchronous runs, which use the same barrier and slots
+                self._context.progress.wait_for_memory(self._have_earlier_ended)
             for step in self._before:
                 step()
             if not (self.direct and self._run_direct()):
@@ -79,11 +82,54 @@ class SharedMemoryExecutable(PlanExecutable):
             raise
         self._state.end(place)
 
+    def _have_earlier_ended(self) -> bool:
+        """Whether all asynchronous runs that were called before have ended."""
+        return not self._runs
+
+    def start(self, keep: object) -> QueuedRun:
+        """Return a run in flight, which begins when earlier runs are done; `keep` is kept alive until its end."""
+        self._require_live()
+        self.operation = run = QueuedRun(self._run_in_steps, self._runs, keep)
+        return run
+
+    def _run_in_steps(self) -> Iterator[None]:
+        """Run once without blocking; yield whenever the run has to wait for the node's ranks."""
+        node = self._context.node
+        barrier, fence, next_slot = node.barrier, node.barrier.fence, node.next_slot
+        for step in self._before:
+            step()
+        calls: list[BoundCall] | None = None
+        if self.direct:
+            barrier.post(self._entry | DIRECT, *self._location)
+            while not barrier.all_arrived():
+                yield
+            calls = self._choose_direct_calls(barrier.compare())
+        while calls is None:
+            before_entry, after_entry, next_slot = self._get_staged()
+            for step in before_entry:
+                step()
+            barrier.post(self._entry)
+            while not barrier.all_arrived():
+                yield
+            calls = after_entry if self._is_alike(barrier.compare()) else None
+        for step in calls:
+            if step != fence:
+                step()
+                continue
+            barrier.arrive()
+            while not barrier.all_arrived():
+                yield
+        node.next_slot = next_slot
+        for step in self._after:
+            step()
+
     def free(self) -> None:
-        """Free the executable and drop its bound calls; a later run raises UsageError."""
+        """Free the executable and drop its bound calls; a later run raises UsageError. A run in flight goes on."""
+        if self.in_flight:
+            self.live = False
+            return
         super().free()
-        self._direct_calls.clear()
-        self._staged.clear()
+        self._direct_calls, self._staged = [], {}
 
     def make_unbound(self) -> StagedProgram | None:
         """Return the staged program for any host arrays; None for a direct run, or for one of several segments."""
@@ -105,33 +151,50 @@ class SharedMemoryExecutable(PlanExecutable):
 
     def _run_direct(self) -> bool:
         """Run on all ranks' buffers in place; return False without running if some rank started a staged run."""
-        barrier = self._context.node.barrier
-        alike = barrier.enter(self._entry | DIRECT, *self._location)
-        if not alike:
-            return False if alike is not None else self._context.node.raise_mismatch(self._facts)
-        locations = barrier.locations()
-        if locations != self._locations:
-            self._direct_calls, self._locations = self._bind_direct(locations), locations
-        for step in self._direct_calls:
+        calls = self._choose_direct_calls(self._context.node.barrier.enter(self._entry | DIRECT, *self._location))
+        if calls is None:
+            return False
+        for step in calls:
             step()
         return True
+
+    def _choose_direct_calls(self, alike: bool | None) -> list[BoundCall] | None:
+        """Return a direct run's calls after the entry; None if some rank started a staged run.
+
+        Args:
+            alike: what `NodeBarrier.compare` returned.
+        """
+        if not self._is_alike(alike):
+            return None
+        locations = self._context.node.barrier.locations()
+        if locations != self._locations:
+            self._direct_calls, self._locations = self._bind_direct(locations), locations
+        return self._direct_calls
+
+    def _is_alike(self, alike: bool | None) -> bool:
+        """Return whether all ranks start the same run; raise MismatchError if they call different collectives."""
+        return self._context.node.raise_mismatch(self._facts) if alike is None else alike
 
     def _run_staged(self) -> bool:
         """Run through the slots; return False without running if some rank started a direct run."""
         node = self._context.node
-        staged = self._staged.get(node.next_slot)
-        if staged is None:
-            staged = self._staged[node.next_slot] = self._bind_staged(node.next_slot)
-        before_entry, after_entry, next_slot = staged
+        before_entry, after_entry, next_slot = self._get_staged()
         for step in before_entry:
             step()
-        alike = node.barrier.enter(self._entry)
-        if not alike:
-            return False if alike is not None else node.raise_mismatch(self._facts)
+        if not self._is_alike(node.barrier.enter(self._entry)):
+            return False
         for step in after_entry:
             step()
         node.next_slot = next_slot
         return True
+
+    def _get_staged(self) -> StagedCalls:
+        """Return the calls of a staged run that begins with the next slot."""
+        slot = self._context.node.next_slot
+        staged = self._staged.get(slot)
+        if staged is None:
+            staged = self._staged[slot] = self._bind_staged(slot)
+        return staged
 
     def _bind_direct(self, locations: Sequence[int]) -> list[BoundCall]:
         """Return a direct run's calls after `NodeBarrier.enter`; the other ranks' buffers are at `locations`."""
