@@ -182,14 +182,14 @@ def test_nothing_is_bound_while_an_operation_is_in_flight(engine):
     assert engine.run(call) is not None
 
 
-def test_asynchronous_operations_take_tags_in_turn_and_wait_for_a_tag_in_use(engine, monkeypatch):
+def test_asynchronous_plans_of_messages_take_tags_in_turn_and_wait_for_a_tag_in_use(engine, monkeypatch):
     monkeypatch.setattr(module, "ASYNC_TAGS", 2)
     pending = [Pending() for _ in range(3)]
     started = iter(pending)
-    monkeypatch.setattr(engine.library, "start", lambda _: next(started))
+    monkeypatch.setattr(executable.MessageExecutable, "start", lambda _: next(started))
     for _ in range(2):
-        engine.start(request(np.ones(3), algorithm="mpi"))
-    assert dict(engine._started) == {FIRST_ASYNC_TAG: pending[0], FIRST_ASYNC_TAG + 1: pending[1]}
+        engine.start(request(np.ones(3), algorithm="ring"))
+    assert dict(engine._with_tag) == {FIRST_ASYNC_TAG: pending[0], FIRST_ASYNC_TAG + 1: pending[1]}
     waited = []
 
     def wait_until(_, done):
@@ -198,10 +198,10 @@ def test_asynchronous_operations_take_tags_in_turn_and_wait_for_a_tag_in_use(eng
         assert done()
 
     monkeypatch.setattr(Progress, "wait_until", wait_until)
-    engine.start(request(np.ones(3), algorithm="mpi"))
+    engine.start(request(np.ones(3), algorithm="ring"))
     assert waited == [False]
-    assert engine._started[FIRST_ASYNC_TAG] is pending[2]
-    engine.progress.transfers.clear()
+    assert engine._with_tag[FIRST_ASYNC_TAG] is pending[2]
+    engine.progress.operations.clear()
 
 
 def test_a_started_message_algorithm_is_in_flight_under_its_own_tag(engine, monkeypatch):
@@ -235,7 +235,7 @@ def test_pipelines_run_in_the_order_of_their_calls(engine):
 def test_freeing_a_buffer_waits_for_the_operations_on_it(engine):
     x = engine.node.symmetric.empty(3, "float32")
     x[:] = 1
-    operation = engine._start_plan(request(x), SHARED, 7)
+    operation = engine._start_plan(request(x), SHARED)
     engine.progress.add(operation)
     engine.node.symmetric.free(x)
     assert operation.done
@@ -384,7 +384,7 @@ def test_free_frees_executables_and_symmetric_buffers(engine):
     engine.free()
 
 
-def test_auto_runs_short_asynchronous_calls_without_shared_memory(engine, monkeypatch):
+def test_auto_runs_short_asynchronous_calls_on_several_nodes_without_shared_memory(engine, monkeypatch):
     asked = []
 
     def select(*arguments, **options):
@@ -392,6 +392,7 @@ def test_auto_runs_short_asynchronous_calls_without_shared_memory(engine, monkey
         return Selection(get_algorithm(ALL_REDUCE, "ring"), 1, "measured")
 
     monkeypatch.setattr(engine, "_selector", SimpleNamespace(select=select))
+    monkeypatch.setattr(engine, "nodes", ((0,), (1,)))
     for count in (8, 2**14):
         engine.select(request(np.ones(count)), asynchronous=True)
         engine.select(request(np.ones(count)))

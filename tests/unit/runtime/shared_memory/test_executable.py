@@ -65,6 +65,7 @@ def node_of(rank: int, ranks: int, slots: list[list[Array]]) -> Any:
         slots=[SimpleNamespace(memory=dict(enumerate(memory))) for memory in slots],
         slot_bytes=slots[0][0].nbytes,
         barrier=SimpleNamespace(fence=fence),
+        runs=(),
     )
 
 
