@@ -76,19 +76,20 @@ def test_premul_sum_and_avg(dist, torch):
     assert y.tolist() == [(n - 1) / 2] * 2
 
 
-def test_a_wait_that_takes_too_long_raises(dist, torch):
+def test_a_wait_that_takes_too_long_raises(dist, torch, comm):
     if dist.get_world_size() == 1:
         pytest.skip("one rank never waits")
+    x = torch.ones(3)
     if dist.get_rank() == 0:
-        work = dist.all_reduce(torch.ones(3), async_op=True)
+        work = dist.all_reduce(x, async_op=True)
         with pytest.raises(dist.DistBackendError, match="all_reduce on rank 0 of .* is not complete after 0.05 s"):
             work.wait(timedelta(seconds=0.05))
+        comm.Barrier()
         work.wait()
     else:
-        import time
-
-        time.sleep(0.3)
-        dist.all_reduce(torch.ones(3))
+        comm.Barrier()
+        dist.all_reduce(x)
+    assert x.tolist() == [dist.get_world_size()] * 3
 
 
 def test_sparse_tensors_are_refused_with_a_remedy(dist, torch):
