@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from contextlib import nullcontext
-from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakSet, WeakValueDictionary
@@ -26,12 +25,13 @@ from weakref import WeakSet, WeakValueDictionary
 import numpy as np
 from mpi4py import MPI
 
-from hpccoll.algorithms import Algorithm, get_algorithm, list_algorithm_names
+from hpccoll.algorithms import Algorithm
 from hpccoll.errors import ReductionError, UsageError
-from hpccoll.plan import Count, Operation
+from hpccoll.plan import Count
 from hpccoll.runtime.arguments import BlockCounts
 from hpccoll.runtime.arrays import ArrayModule, ScratchPool
 from hpccoll.runtime.call_cache import CallCache
+from hpccoll.runtime.call_selector import CallSelector
 from hpccoll.runtime.collective_call import CollectiveCall, as_unowned, describe_call
 from hpccoll.runtime.executable import Executable, UnboundProgram
 from hpccoll.runtime.job import detect_layout, get_mpi_library, list_world_ranks
@@ -43,7 +43,7 @@ from hpccoll.runtime.recorder.call_recorder import CallRecorder
 from hpccoll.runtime.recorder.flight_recorder import get_recorder
 from hpccoll.runtime.unbound import UnboundCollectives
 from hpccoll.runtime.work import explain_mpi_error
-from hpccoll.selection import BufferKind, Selection, Selector, choose_chunk_count
+from hpccoll.selection import BufferKind, Selection, Selector
 from hpccoll.selection.selector import make_selection_log
 from hpccoll.selection.tuning_files import describe_site, load_tuning_table
 from hpccoll.selection.tuning_table import TuningTable
@@ -54,13 +54,7 @@ if TYPE_CHECKING:
 
 FIRST_ASYNC_TAG: Final = 2
 ASYNC_TAGS: Final = 4096
-LEAST_PIPELINED_BYTES: Final = 64 * 2**10  # of asynchronous calls that `auto` runs in shared memory
 PROGRAMS: Final = 256
-# Operations in which some ranks may lack an input or output, or (UNEVEN: blocks of different sizes) have an empty one.
-_SOURCE_ON_SOME: Final = (Operation.BROADCAST, Operation.SCATTER)
-_RESULT_ON_SOME: Final = (Operation.REDUCE, Operation.GATHER, Operation.EXSCAN)
-_UNEVEN_SOURCE: Final = (*_SOURCE_ON_SOME, Operation.ALL_GATHER, Operation.GATHER, Operation.ALL_TO_ALL)
-_UNEVEN_RESULT: Final = (*_RESULT_ON_SOME, Operation.REDUCE_SCATTER, Operation.SCATTER, Operation.ALL_TO_ALL)
 
 
 class Engine:
@@ -93,8 +87,11 @@ class Engine:
             table = load_tuning_table(site, whole_job=comm.size == MPI.COMM_WORLD.size)
         table, number = comm.bcast((table, number))
         self.state.open(number, comm.rank, comm.size, list_world_ranks(comm))
-        self._selector = Selector(comm.size, layout.nodes, table)
-        self._log = make_selection_log(comm.rank, comm.size)
+        self.call_selector = CallSelector(
+            self.size, self.nodes, self.node, self.library, Selector(comm.size, layout.nodes, table), mixed_forms
+        )
+        self.call_selector.log = make_selection_log(comm.rank, comm.size)
+        self.select, self.buffer_kind = self.call_selector.select, self.call_selector.buffer_kind
         kinds, make_program = self.cache.by_kind, self._make_unbound_program
         self.unbound = UnboundCollectives(
             kinds, self.library, self.progress, self.size, self.rank, self.select, make_program
@@ -253,100 +250,6 @@ class Engine:
         self.node.symmetric.free_with(executable, call.source, call.result)
         return executable
 
-    def select(self, call: CollectiveCall, *, asynchronous: bool = False) -> Selection:
-        """Return the algorithm that `call` names or `auto` selects, and its chunk count; the same on every rank.
-
-        Writes the selection of `auto` to the selection log, if there is one. With device memory, the first call that is
-        not asynchronous and may use the MPI library starts probe processes, and waits for them and for all ranks.
-
-        Raises:
-            UsageError: the call asks for the MPI library's own collective, but its result would differ from hpccoll's,
-                or it does not take device memory.
-        """
-        operation, dtype, reduction = call.operation, call.dtype, call.reduction
-        asynchronous = asynchronous or self._mixed_forms
-        if call.is_uneven_exchange:
-            return self._select_uneven_exchange(call, asynchronous=asynchronous)
-        if operation.reduces and not reduction.commutative and not call.library:
-            call = self._keep_rank_order(call, asynchronous=asynchronous)
-        nbytes = operation.message_bytes(call.count, dtype.itemsize, self.size)
-        if call.library:
-            if not self.library.can_run(call, asynchronous=asynchronous):
-                raise UsageError(
-                    f"the MPI library's own {operation.value} gives another result for {dtype.name} and "
-                    f"{reduction.name} here, or does not take device memory; choose an algorithm by name, or auto"
-                )
-            return Selection(None, 1, "asked for")
-        if call.algorithm is not None:
-            selection = Selection(call.algorithm, choose_chunk_count(call.algorithm, self.size, nbytes), "asked for")
-        else:
-            shared = not self.node.problem and not call.module.on_device
-            if asynchronous and len(self.nodes) > 1 and nbytes < LEAST_PIPELINED_BYTES:
-                shared = False  # a pipeline would take longer to set up than to run
-            offered = self.library.can_run(call, asynchronous=asynchronous)
-            buffer = self.buffer_kind(call)
-            selection = self._selector.select(operation, nbytes, dtype.itemsize, buffer, library=offered, shared=shared)
-            if self._log is not None:
-                self._log(operation, nbytes, buffer, selection, dtype.name, reduction.name)
-        most_chunks = max(call.count if isinstance(call.count, int) else max(call.count), 1)
-        return selection if selection.chunks <= most_chunks else replace(selection, chunks=most_chunks)
-
-    def _keep_rank_order(self, call: CollectiveCall, *, asynchronous: bool) -> CollectiveCall:
-        """Return a call by an algorithm, or by the MPI library, that reduces the data in the order of the ranks.
-
-        Raises:
-            ReductionError: the algorithm that the call names reduces in another order.
-        """
-        if call.algorithm is None and self.library.can_run(call, asynchronous=asynchronous):
-            return replace(call, library=True)
-        names = list_algorithm_names(call.operation)
-        ordered = [name for name in names if self._is_in_rank_order(get_algorithm(call.operation, name), call.root)]
-        if call.algorithm is not None and not self._is_in_rank_order(call.algorithm, call.root):
-            raise ReductionError(
-                f"{call.algorithm.full_name} on {self.size} ranks with root {call.root} does not reduce in the order "
-                f"of the ranks, as {call.reduction.name!r} needs; choose {', '.join([*ordered, 'mpi', 'auto'])}"
-            )
-        messages = [name for name in ordered if not get_algorithm(call.operation, name).uses_shared_memory]
-        if call.algorithm is None and not messages:
-            raise ReductionError(f"no {call.operation.value} by messages reduces in rank order on {self.size} ranks")
-        return call if call.algorithm else replace(call, algorithm=get_algorithm(call.operation, messages[0]))
-
-    def _is_in_rank_order(self, algorithm: Algorithm, root: int) -> bool:
-        """Whether an algorithm reduces in the order of the ranks of this communicator."""
-        return _keeps_rank_order(algorithm, self.size, root, tuple(self.nodes))
-
-    def _select_uneven_exchange(self, call: CollectiveCall, *, asynchronous: bool) -> Selection:
-        """Return the selection for an all-to-all with blocks of different sizes, which does not depend on the sizes.
-
-        A rank knows only the blocks that it sends and receives, so plans must send each block straight to its receiver.
-        """
-        if call.algorithm is None:
-            if self.library.can_run(call, asynchronous=asynchronous):
-                return Selection(None, 1, "the ranks know only their own blocks")
-            if call.library:
-                raise UsageError("the MPI library's own all_to_all does not take device memory here; pass auto")
-        algorithm = call.algorithm or get_algorithm(call.operation, "pairwise")
-        if algorithm.uses_shared_memory or algorithm.plan(self.size).column(0).chunks != 2 * self.size:
-            raise UsageError(
-                f"{algorithm.full_name} needs blocks of equal size, because its ranks forward or load blocks of other "
-                "ranks; with counts choose pairwise, mpi or auto"
-            )
-        return Selection(algorithm, 1, "asked for" if call.algorithm else "the ranks know only their own blocks")
-
-    def buffer_kind(self, call: CollectiveCall) -> BufferKind:
-        """Return the kind of a call's memory (host, symmetric or CUDA), the same on every rank.
-
-        Buffers that may be missing or empty on some ranks are ignored.
-        """
-        if call.module.on_device:
-            return BufferKind.CUDA
-        uneven = not isinstance(call.count, int)
-        buffers = [call.result] if call.operation not in (_UNEVEN_RESULT if uneven else _RESULT_ON_SOME) else []
-        buffers += [call.source] if call.operation not in (_UNEVEN_SOURCE if uneven else _SOURCE_ON_SOME) else []
-        find = self.node.symmetric.find
-        symmetric = [find(buffer.address, buffer.nbytes) for buffer in buffers if buffer and buffer.nbytes]
-        return BufferKind.SYMMETRIC if symmetric and all(symmetric) else BufferKind.HOST
-
     def uses_pinned_memory(self, module: ArrayModule) -> bool:
         """Whether messages from an array module's memory pass through pinned host memory.
 
@@ -411,7 +314,7 @@ class Engine:
 
         With a selection log, which lists the size of every message, every call must go through `select` instead.
         """
-        if self._log is None:
+        if self.call_selector.log is None:
             self.unbound.add(call, x, out, op, algorithm, counts)
 
     def _make_unbound_program(self, call: CollectiveCall, selection: Selection) -> UnboundProgram | None:
@@ -446,14 +349,6 @@ class Engine:
             staged=staged,
             sizes=None if sizes is None else np.array(sizes, np.int64),
         )
-
-
-@lru_cache(maxsize=256)
-def _keeps_rank_order(algorithm: Algorithm, ranks: int, root: int, nodes: tuple[tuple[int, ...], ...]) -> bool:
-    """Whether an algorithm reduces in the order of the ranks."""
-    from hpccoll.plan import keeps_rank_order
-
-    return keeps_rank_order(algorithm.plan(ranks, root, 1, nodes))
 
 
 def _key(call: CollectiveCall, kind: BufferKind) -> tuple[Hashable, ...]:

@@ -75,6 +75,7 @@ INNER_FLOORS = {  # within a package; a module may import from its own entry and
         "hierarchical": (6, "hierarchical"),
         "cuda": (6, "cuda"),
         "unbound": (7, "unbound"),
+        "call_selector": (7, "call_selector"),
         "engine": (8, "engine"),
         "__init__": (9, "__init__"),
     },
@@ -84,7 +85,7 @@ PURE = {"plan", "algorithms"}
 PURE_MAY_TAKE = {"numpy"}
 OUTSIDE_WORLD = {"asyncio", "multiprocessing", "os", "pathlib", "socket", "subprocess", "tempfile", "threading", "time"}
 DEVICES = {"mpi4py", "cupy", "cupyx", "torch"}
-DRIVES_DEVICES = {"runtime", "peers"}
+DRIVES_DEVICES = {"runtime", "peers", "torch"}
 COMPUTES = {"parallel", "train"}  # rooms that compute with torch; what they send goes through the communicator
 NAMES_THAT_SAY_NOTHING = {"utils", "util", "helpers", "common", "misc"}
 NOT_FOR_A_COMMUNICATOR = {  # imported when a call needs them, because imports dominate the start of many ranks

@@ -72,7 +72,7 @@ def test_a_named_algorithm_is_selected(engine):
 
 
 def test_an_algorithm_gets_no_more_chunks_than_elements(engine, monkeypatch):
-    monkeypatch.setattr(module, "choose_chunk_count", lambda *_: 64)
+    monkeypatch.setattr("hpccoll.runtime.call_selector.choose_chunk_count", lambda *_: 64)
     assert engine.select(request(np.ones(100), algorithm="chain", operation=Operation.BROADCAST)).chunks == 64
     assert engine.select(request(np.ones(3), algorithm="chain", operation=Operation.BROADCAST)).chunks == 3
     assert engine.select(request(np.ones(0), algorithm="chain", operation=Operation.BROADCAST)).chunks == 1
@@ -104,7 +104,7 @@ def test_auto_asks_the_selector_with_what_all_ranks_know(engine):
         asked.append((arguments, options))
         return Selection(get_algorithm(arguments[0], "ring"), 1, "measured")
 
-    engine._selector = SimpleNamespace(select=select)
+    engine.call_selector.rules = SimpleNamespace(select=select)
     assert engine.select(request(np.ones(3, np.float32))).why == "measured"
     assert asked == [((ALL_REDUCE, 12, 4, BufferKind.HOST), {"library": True, "shared": True})]
     engine.node.problem = "no memory"
@@ -114,7 +114,7 @@ def test_auto_asks_the_selector_with_what_all_ranks_know(engine):
 
 def test_selections_of_auto_are_logged(engine):
     lines = []
-    engine._log = lambda *line: lines.append(line)
+    engine.call_selector.log = lambda *line: lines.append(line)
     selection = engine.select(request(np.ones(3)))
     engine.select(request(np.ones(3), algorithm="ring"))
     assert lines == [(ALL_REDUCE, 24, BufferKind.HOST, selection, "float64", "sum")]
@@ -391,8 +391,8 @@ def test_auto_runs_short_asynchronous_calls_on_several_nodes_without_shared_memo
         asked.append((arguments[1], options["shared"]))
         return Selection(get_algorithm(ALL_REDUCE, "ring"), 1, "measured")
 
-    monkeypatch.setattr(engine, "_selector", SimpleNamespace(select=select))
-    monkeypatch.setattr(engine, "nodes", ((0,), (1,)))
+    monkeypatch.setattr(engine.call_selector, "rules", SimpleNamespace(select=select))
+    monkeypatch.setattr(engine.call_selector, "_nodes", ((0,), (1,)))
     for count in (8, 2**14):
         engine.select(request(np.ones(count)), asynchronous=True)
         engine.select(request(np.ones(count)))

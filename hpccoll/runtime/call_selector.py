@@ -1,0 +1,151 @@
+"""Selects the algorithm of each call on a communicator: the one that the call names, or the one that `auto` takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any, Final
+
+from hpccoll.algorithms import Algorithm, get_algorithm, list_algorithm_names
+from hpccoll.errors import ReductionError, UsageError
+from hpccoll.plan import Operation
+from hpccoll.runtime.collective_call import CollectiveCall
+from hpccoll.runtime.messages.mpi_collectives import MpiCollectives
+from hpccoll.runtime.node_memory.node import NodeMemory
+from hpccoll.selection import BufferKind, Selection, Selector, choose_chunk_count
+
+LEAST_PIPELINED_BYTES: Final = 64 * 2**10  # of asynchronous calls that `auto` runs in shared memory on several nodes
+# Operations in which some ranks may lack an input or output, or (UNEVEN: blocks of different sizes) have an empty one.
+_SOURCE_ON_SOME: Final = (Operation.BROADCAST, Operation.SCATTER)
+_RESULT_ON_SOME: Final = (Operation.REDUCE, Operation.GATHER, Operation.EXSCAN)
+_UNEVEN_SOURCE: Final = (*_SOURCE_ON_SOME, Operation.ALL_GATHER, Operation.GATHER, Operation.ALL_TO_ALL)
+_UNEVEN_RESULT: Final = (*_RESULT_ON_SOME, Operation.REDUCE_SCATTER, Operation.SCATTER, Operation.ALL_TO_ALL)
+
+
+class CallSelector:
+    """Selects algorithms, the same on every rank; `log` writes down what `auto` selects, if it is not None.
+
+    Args:
+        ranks: number of ranks.
+        nodes: the ranks of each node.
+        node: the memory that the ranks of this node share.
+        library: the MPI library's own collectives.
+        rules: what `auto` selects for an operation and a message size.
+        mixed_forms: whether a blocking call must select what an asynchronous call selects.
+    """
+
+    def __init__(
+        self,
+        ranks: int,
+        nodes: tuple[tuple[int, ...], ...],
+        node: NodeMemory,
+        library: MpiCollectives,
+        rules: Selector,
+        mixed_forms: bool,
+    ) -> None:
+        self._size, self._nodes, self._node, self._library = ranks, nodes, node, library
+        self.rules, self._mixed_forms = rules, mixed_forms
+        self.log: Callable[..., Any] | None = None
+
+    def select(self, call: CollectiveCall, *, asynchronous: bool = False) -> Selection:
+        """Return the algorithm that `call` names or `auto` selects, and its chunk count; the same on every rank.
+
+        Writes the selection of `auto` to the selection log, if there is one. With device memory, the first call that is
+        not asynchronous and may use the MPI library starts probe processes, and waits for them and for all ranks.
+
+        Raises:
+            UsageError: the call asks for the MPI library's own collective, but its result would differ from hpccoll's,
+                or it does not take device memory.
+        """
+        operation, dtype, reduction = call.operation, call.dtype, call.reduction
+        asynchronous = asynchronous or self._mixed_forms
+        if call.is_uneven_exchange:
+            return self._select_uneven_exchange(call, asynchronous=asynchronous)
+        if operation.reduces and not reduction.commutative and not call.library:
+            call = self._keep_rank_order(call, asynchronous=asynchronous)
+        nbytes = operation.message_bytes(call.count, dtype.itemsize, self._size)
+        if call.library:
+            if not self._library.can_run(call, asynchronous=asynchronous):
+                raise UsageError(
+                    f"the MPI library's own {operation.value} gives another result for {dtype.name} and "
+                    f"{reduction.name} here, or does not take device memory; choose an algorithm by name, or auto"
+                )
+            return Selection(None, 1, "asked for")
+        if call.algorithm is not None:
+            selection = Selection(call.algorithm, choose_chunk_count(call.algorithm, self._size, nbytes), "asked for")
+        else:
+            shared = not self._node.problem and not call.module.on_device
+            if asynchronous and len(self._nodes) > 1 and nbytes < LEAST_PIPELINED_BYTES:
+                shared = False  # a pipeline would take longer to set up than to run
+            offered = self._library.can_run(call, asynchronous=asynchronous)
+            buffer = self.buffer_kind(call)
+            selection = self.rules.select(operation, nbytes, dtype.itemsize, buffer, library=offered, shared=shared)
+            if self.log is not None:
+                self.log(operation, nbytes, buffer, selection, dtype.name, reduction.name)
+        most_chunks = max(call.count if isinstance(call.count, int) else max(call.count), 1)
+        return selection if selection.chunks <= most_chunks else replace(selection, chunks=most_chunks)
+
+    def _keep_rank_order(self, call: CollectiveCall, *, asynchronous: bool) -> CollectiveCall:
+        """Return a call by an algorithm, or by the MPI library, that reduces the data in the order of the ranks.
+
+        Raises:
+            ReductionError: the algorithm that the call names reduces in another order.
+        """
+        if call.algorithm is None and self._library.can_run(call, asynchronous=asynchronous):
+            return replace(call, library=True)
+        names = list_algorithm_names(call.operation)
+        ordered = [name for name in names if self._is_in_rank_order(get_algorithm(call.operation, name), call.root)]
+        if call.algorithm is not None and not self._is_in_rank_order(call.algorithm, call.root):
+            raise ReductionError(
+                f"{call.algorithm.full_name} on {self._size} ranks with root {call.root} does not reduce in the order "
+                f"of the ranks, as {call.reduction.name!r} needs; choose {', '.join([*ordered, 'mpi', 'auto'])}"
+            )
+        messages = [name for name in ordered if not get_algorithm(call.operation, name).uses_shared_memory]
+        if call.algorithm is None and not messages:
+            raise ReductionError(f"no {call.operation.value} by messages reduces in rank order on {self._size} ranks")
+        return call if call.algorithm else replace(call, algorithm=get_algorithm(call.operation, messages[0]))
+
+    def _is_in_rank_order(self, algorithm: Algorithm, root: int) -> bool:
+        """Whether an algorithm reduces in the order of the ranks of this communicator."""
+        return _keeps_rank_order(algorithm, self._size, root, tuple(self._nodes))
+
+    def _select_uneven_exchange(self, call: CollectiveCall, *, asynchronous: bool) -> Selection:
+        """Return the selection for an all-to-all with blocks of different sizes, which does not depend on the sizes.
+
+        A rank knows only the blocks that it sends and receives, so plans must send each block straight to its receiver.
+        """
+        if call.algorithm is None:
+            if self._library.can_run(call, asynchronous=asynchronous):
+                return Selection(None, 1, "the ranks know only their own blocks")
+            if call.library:
+                raise UsageError("the MPI library's own all_to_all does not take device memory here; pass auto")
+        algorithm = call.algorithm or get_algorithm(call.operation, "pairwise")
+        if algorithm.uses_shared_memory or algorithm.plan(self._size).column(0).chunks != 2 * self._size:
+            raise UsageError(
+                f"{algorithm.full_name} needs blocks of equal size, because its ranks forward or load blocks of other "
+                "ranks; with counts choose pairwise, mpi or auto"
+            )
+        return Selection(algorithm, 1, "asked for" if call.algorithm else "the ranks know only their own blocks")
+
+    def buffer_kind(self, call: CollectiveCall) -> BufferKind:
+        """Return the kind of a call's memory (host, symmetric or CUDA), the same on every rank.
+
+        Buffers that may be missing or empty on some ranks are ignored.
+        """
+        if call.module.on_device:
+            return BufferKind.CUDA
+        uneven = not isinstance(call.count, int)
+        buffers = [call.result] if call.operation not in (_UNEVEN_RESULT if uneven else _RESULT_ON_SOME) else []
+        buffers += [call.source] if call.operation not in (_UNEVEN_SOURCE if uneven else _SOURCE_ON_SOME) else []
+        find = self._node.symmetric.find
+        symmetric = [find(buffer.address, buffer.nbytes) for buffer in buffers if buffer and buffer.nbytes]
+        return BufferKind.SYMMETRIC if symmetric and all(symmetric) else BufferKind.HOST
+
+
+@lru_cache(maxsize=256)
+def _keeps_rank_order(algorithm: Algorithm, ranks: int, root: int, nodes: tuple[tuple[int, ...], ...]) -> bool:
+    """Whether an algorithm reduces in the order of the ranks."""
+    from hpccoll.plan import keeps_rank_order
+
+    return keeps_rank_order(algorithm.plan(ranks, root, 1, nodes))
