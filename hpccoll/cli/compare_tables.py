@@ -118,6 +118,10 @@ def _describe_circumstances(comparison: Comparison) -> list[str]:
             lines.append(f"only {side}:  {format_count(len(keys), 'row')}: {_join_names([key.name for key in keys])}")
     if comparison.wrong:
         lines.append(f"wrong:   not compared: {_join_names([key.name for key in comparison.wrong])}")
+    if comparison.disturbed:
+        lines.append(
+            f"busy:    other programs interrupted {_join_names(comparison.disturbed)}; measure again on idle cores"
+        )
     drift = f"B / A {comparison.drift:.3f}x was removed from all ratios"
     lines.append(
         {

@@ -11,6 +11,7 @@ between runs, and that of Mann-Whitney U over the samples. The p-value of an ope
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -37,6 +38,7 @@ from hpccoll.compare.results import (
     Verdict,
 )
 from hpccoll.errors import UsageError
+from hpccoll.units import format_count
 
 Floats = NDArray[np.float64]
 SIGNIFICANCE = 0.01  # probability of any verdict other than `no evidence` where nothing differs
@@ -48,12 +50,15 @@ class _TestedColumns:
     """Logarithms of medians without drift: lines are runs, columns are rows or operations, NaN is not measured.
 
     `prior` and `prior_degrees` are the variance per run that the spread over rows implies, and its degrees of freedom.
+    `between` is the variance over operations of the difference of two runs, with its degrees of freedom.
     """
 
     a: Floats
     b: Floats
     prior: Floats
     prior_degrees: float
+    between: float = 0.0
+    between_degrees: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +70,11 @@ class _MeasuredRuns:
     split: int  # the number of runs of A
     within: Floats  # variance of each median within its run
     drift: Drift
-    adjusted: Floats  # logarithms of medians without drift
+    adjusted: (
+        Floats  # logarithms of medians without drift; NaN where a row is disturbed and other runs can stand for it
+    )
+    disturbed: Floats  # additional variance per run of rows that are disturbed in all runs of a side
+    disturbances: tuple[str, ...]
     paired: bool
 
     def select(self, kept: NDArray[np.bool_]) -> tuple[Floats, Floats]:
@@ -80,7 +89,7 @@ class _MeasuredRuns:
         """Return all samples of a row of A and of B in microseconds, without drift."""
         sides: tuple[list[Floats], list[Floats]] = ([], [])
         for at, run in enumerate(self.runs):
-            if self.keys[column] in run.rows:
+            if not np.isnan(self.adjusted[at, column]):
                 samples = np.asarray(run.rows[self.keys[column]].samples_us, np.float64)
                 sides[at >= self.split].append(samples * np.exp(-self.drift.table[at, column]))
         return np.concatenate(sides[0]), np.concatenate(sides[1])
@@ -120,6 +129,7 @@ def compare_sides(
         control=measured.drift.control,
         drift=float(np.exp(np.median(table_b.mean(axis=0) - table_a.mean(axis=0)))),
         noise=float(np.sqrt(2 * spread.variance)),
+        disturbed=measured.disturbances,
         differences=differences,
     )
 
@@ -155,7 +165,36 @@ def _collect(a: ComparedSide, b: ComparedSide, keys: Sequence[RowKey], paired: b
     keys = [key for key, keep in zip(keys, kept, strict=True) if keep]
     medians, within = medians[:, kept], within[:, kept]
     drift = measure_drift(control, keys, medians)
-    return _MeasuredRuns(tuple(keys), runs, split, within, drift, medians - drift.table, paired)
+    operations = [noise.find_disturbed_operations(run.rows.values()) for run in runs]
+    disturbed = np.array([[key.case.op in found for key in keys] for found in operations])
+    adjusted, variance = _leave_out_disturbed(medians - drift.table, disturbed, split, paired)
+    disturbances = _describe_disturbances(operations, split)
+    return _MeasuredRuns(tuple(keys), runs, split, within, drift, adjusted, variance, disturbances, paired)
+
+
+def _leave_out_disturbed(logs: Floats, disturbed: NDArray[np.bool_], split: int, paired: bool) -> tuple[Floats, Floats]:
+    """Return `logs` without disturbed rows where both sides have other runs, and an additional variance per column.
+
+    The additional variance is for rows that are disturbed in all runs of a side. Where each side has a single run, the
+    variance is for all rows if any operation is disturbed, because other programs may have slowed the whole run.
+    """
+    usable = ~np.isnan(logs) & ~disturbed
+    if paired:
+        usable = np.tile(usable[:split] & usable[split:], (2, 1))
+    replaceable = usable[:split].any(axis=0) & usable[split:].any(axis=0)
+    kept = np.where(replaceable & ~usable, np.nan, logs)
+    single = (usable[:split].sum(axis=0) == 1) & (usable[split:].sum(axis=0) == 1)
+    suspect = single & (usable & disturbed.any(axis=1, keepdims=True)).any(axis=0)
+    return kept, np.where(replaceable & ~suspect, 0.0, noise.DISTURBED_NOISE**2)
+
+
+def _describe_disturbances(operations: Sequence[set[str]], split: int) -> tuple[str, ...]:
+    """Return a string for each side and operation that is disturbed, such as `all_reduce in 1 of 8 runs of B`."""
+    found = []
+    for name, runs in (("A", operations[:split]), ("B", operations[split:])):
+        counts = Counter(op for disturbed in runs for op in sorted(disturbed))
+        found += [f"{op} in {count} of {format_count(len(runs), 'run')} of {name}" for op, count in counts.items()]
+    return tuple(found)
 
 
 def _test(measured: _MeasuredRuns) -> tuple[tuple[ComparedRow, ...], tuple[ComparedOperation, ...], noise.Spread]:
@@ -165,18 +204,25 @@ def _test(measured: _MeasuredRuns) -> tuple[tuple[ComparedRow, ...], tuple[Compa
     groups = [OperationGroup(k.case.op, k.case.buffer, k.case.dtype, k.case.ranks, k.nodes) for k in keys]
     numbers = np.array([list(dict.fromkeys(groups)).index(group) for group in groups])
     a, b = measured.select(kept)
-    differences, per_run = _subtract(a, b)
-    spread = noise.estimate_spread(differences, per_run, numbers, measured.drift.control, measured.paired)
+    found = _subtract(a, b, measured.paired)
+    spread = noise.estimate_spread(found.values, found.per_run, numbers, measured.drift.control, measured.paired)
     prior = spread.variance + noise.compute_excess(np.nanmean(measured.within[:, kept], axis=0))
+    disturbed = measured.disturbed[kept]
     tested = [group for group in dict.fromkeys(groups) if groups.count(group) > 1]
     shares = (OPERATION_SHARE, 1 - OPERATION_SHARE) if tested else (0.0, 1.0)
     orders = [compare_samples(*measured.collect_samples(int(column))) for column in np.flatnonzero(kept)]
-    times = _test_columns(_TestedColumns(a, b, prior, noise.PRIOR_DEGREES), shares[1], orders, measured.paired)
+    times = _test_columns(
+        _TestedColumns(a, b, prior + disturbed, noise.PRIOR_DEGREES), shares[1], orders, measured.paired
+    )
     rows = tuple(_make_row(measured, *each) for each in zip(np.flatnonzero(kept).tolist(), orders, times, strict=True))
     if not tested:
         return rows, (), spread
-    joined = _join_operations(a, b, prior, [(np.array([each == group for each in groups]), keys) for group in tested])
-    columns = _TestedColumns(*joined, spread.degrees)
+    members = [np.array([each == group for each in groups]) for group in tested]
+    joined_a, joined_b, variances = _join_operations(a, b, prior, [(rows, keys) for rows in members])
+    variances += [disturbed[rows].max() for rows in members]
+    found = _subtract(joined_a, joined_b, measured.paired)
+    between = noise.estimate_operation_variance(found.values, variances * found.per_run)
+    columns = _TestedColumns(joined_a, joined_b, variances, spread.degrees, between, max(len(tested) - 1, 1))
     operation_times = _test_columns(columns, shares[0], None, measured.paired)
     operations = tuple(
         ComparedOperation(group, groups.count(group), each) for group, each in zip(tested, operation_times, strict=True)
@@ -184,10 +230,27 @@ def _test(measured: _MeasuredRuns) -> tuple[tuple[ComparedRow, ...], tuple[Compa
     return rows, operations, spread
 
 
-def _subtract(a: Floats, b: Floats) -> tuple[Floats, Floats]:
-    """Return the mean of B minus the mean of A per column, and 1/a + 1/b for a lines of A and b lines of B."""
+@dataclass(frozen=True, slots=True)
+class _Differences:
+    """The average of B minus that of A per column, 1/a + 1/b for a runs of A and b of B, and the variance per run."""
+
+    values: Floats
+    per_run: Floats
+    variance: Floats
+    degrees: Floats
+
+
+def _subtract(a: Floats, b: Floats, paired: bool) -> _Differences:
+    """Return the differences of B and A; if `paired`, they are averages of the differences of lines (runs)."""
     counts = [(~np.isnan(side)).sum(axis=0) for side in (a, b)]
-    return np.nanmean(b, axis=0) - np.nanmean(a, axis=0), 1 / counts[0] + 1 / counts[1]
+    per_run = 1 / counts[0] + 1 / counts[1]
+    if paired:
+        values, variance, degrees = noise.average_runs(b - a)
+        return _Differences(values, per_run, variance / 2, degrees)
+    (of_a, variance_a, degrees_a), (of_b, variance_b, degrees_b) = noise.average_runs(a), noise.average_runs(b)
+    degrees = degrees_a + degrees_b
+    variance = (degrees_a * variance_a + degrees_b * variance_b) / np.maximum(degrees, 1)
+    return _Differences(of_b - of_a, per_run, variance, degrees)
 
 
 def _join_operations(
@@ -197,7 +260,7 @@ def _join_operations(
 
     Rows of one workload share their control, so the number of workloads is taken for the number of independent rows.
     """
-    center = (np.nanmean(a, axis=0) + np.nanmean(b, axis=0)) / 2
+    center = (np.nanmedian(a, axis=0) + np.nanmedian(b, axis=0)) / 2
     columns = []
     for rows, keys in members:
         workloads = len({get_workload(key) for key, member in zip(keys, rows, strict=True) if member})
@@ -217,17 +280,19 @@ def _test_columns(
     columns: _TestedColumns, share: float, orders: Sequence[SampleOrder] | None, paired: bool
 ) -> list[ComparedTimes]:
     """Return the comparison of each column; all tests together have the significance `share` * SIGNIFICANCE."""
-    differences, per_run = _subtract(columns.a, columns.b)
-    own, degrees = noise.compute_own_variance(columns.a, columns.b, paired)
-    variance, degrees = noise.combine_variances(columns.prior, columns.prior_degrees, own, degrees)
-    errors = np.sqrt(variance * per_run)
-    p_values = compute_p_values(differences, errors, degrees)
+    found = _subtract(columns.a, columns.b, paired)
+    single = found.degrees == 0
+    variance, degrees = noise.combine_variances(columns.prior, columns.prior_degrees, found.variance, found.degrees)
+    variance = variance * found.per_run
+    summed = noise.add_variances(variance, degrees, columns.between, columns.between_degrees)
+    errors, degrees = np.sqrt(np.where(single, summed[0], variance)), np.where(single, summed[1], degrees)
+    p_values = compute_p_values(found.values, errors, degrees)
     if orders is not None:
         p_values = np.maximum(p_values, [order.p_value for order in orders])
     tests = correct_by_holm(p_values, share * SIGNIFICANCE)
-    slower = (columns.b - columns.a > 0).sum(axis=0).tolist() if paired else [None] * len(differences)
-    found = []
-    for at, difference in enumerate(differences.tolist()):
+    slower = (columns.b - columns.a > 0).sum(axis=0).tolist() if paired else [None] * len(errors)
+    times = []
+    for at, difference in enumerate(found.values.tolist()):
         confidence = float(1 - tests.interval_significance[at])
         low, high = compute_interval(difference, errors[at], degrees[at], confidence)
         verdict = Verdict.NO_EVIDENCE
@@ -235,15 +300,19 @@ def _test_columns(
             verdict = Verdict.WORSE if difference > 0 else Verdict.BETTER
         corrected = min(1.0, float(tests.p_values[at]) / share)
         ratio = float(np.exp(difference))
-        found.append(ComparedTimes(ratio, low, high, confidence, corrected, verdict, slower[at]))
-    return found
+        times.append(ComparedTimes(ratio, low, high, confidence, corrected, verdict, slower[at]))
+    return times
 
 
 def _make_row(measured: _MeasuredRuns, column: int, order: SampleOrder, times: ComparedTimes) -> ComparedRow:
     """Return a compared row with the measured medians of both sides, which still contain drift."""
     key = measured.keys[column]
     sides = measured.runs[: measured.split], measured.runs[measured.split :]
-    records = [[run.rows[key] for run in side if key in run.rows] for side in sides]
+    used = np.split(~np.isnan(measured.adjusted[:, column]), [measured.split])
+    records = [
+        [run.rows[key] for run, use in zip(side, uses, strict=True) if use]
+        for side, uses in zip(sides, used, strict=True)
+    ]
     a_us, b_us = (float(np.mean([record.time_us.p50 for record in side])) for side in records)
     samples = tuple(sum(len(record.samples_us) for record in side) for side in records)
     runs = len(records[0]), len(records[1])

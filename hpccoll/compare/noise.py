@@ -8,14 +8,24 @@ of a median over runs is estimated from several sources, in logarithms of times,
 - the variance of a row over the runs of each side, or of paired differences, where there are several runs. Each row's
   own variance is combined with the spread over rows, which counts as much as `PRIOR_DEGREES` further runs.
 - the variance of the median within a run, from medians of batches of consecutive samples.
+- the spread of the differences of whole operations, where each side has one run: the rows of one operation are measured
+  at about the same time, and a burst of other programs' work affects all of them.
 - a lower limit, because a small spread over few rows may be chance.
 
-Sources: Smyth, Statistical Applications in Genetics and Molecular Biology 3 (2004), article 3 (combined variances);
-Hunold and Carpen-Amarie, IEEE TPDS 27 (2016), 3617 (medians of MPI benchmarks differ between runs).
+Other programs that take a core from a rank interrupt some of its samples, which then take many times the median. The
+rows of an operation are disturbed in a run if clearly more than DISTURBED_SHARE of their samples (by 3 standard
+deviations of a Poisson distribution) exceed FAR times the median.
+On idle cores about 0.2 % do. Where other programs took the cores, medians were off by a factor of up to 1.8.
+
+Sources: Yuen, Biometrika 61 (1974), 165 (trimmed means); Smyth, Statistical Applications in Genetics and Molecular
+Biology 3 (2004), article 3 (combined variances); Hunold and Carpen-Amarie, IEEE TPDS 27 (2016), 3617 (medians of MPI
+benchmarks differ between runs).
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,14 +33,20 @@ from numpy.typing import NDArray
 
 from hpccoll.compare.drift import Control
 from hpccoll.measure.statistics import Samples
+from hpccoll.records import CollectiveRecord
 
 Floats = NDArray[np.float64]
 PRIOR_DEGREES = 4  # the spread over rows counts as much as this many further runs
 MAX_SPREAD_DEGREES = 60  # degrees of freedom of the spread over rows, at most
 FEW_ROWS = 8
+MIN_OPERATIONS = 3  # for a spread over operations
+CHANCE = 4.0  # a spread over few operations may by chance be this many times the expected variance
 BATCHES = 10  # batches of consecutive samples of a run
 MAD_TO_SD = 1.4826  # standard deviation of a normal distribution over its median absolute deviation
 MEDIAN_VARIANCE = np.pi / 2  # variance of a median over that of a mean, for normal samples
+FAR, DISTURBED_SHARE = 5.0, 0.02
+TRIMMED = 0.25  # fraction of the runs of a side left out at each end
+DISTURBED_NOISE = 0.3  # standard deviation of a disturbed median in logarithms
 # Lower limits of the standard deviation of the difference of two runs, in logarithms.
 MIN_NOISE, MIN_NOISE_FEW_ROWS, MIN_NOISE_WITH_DRIFT = 0.02, 0.05, 0.15
 
@@ -86,25 +102,55 @@ def combine_variances(prior: Floats, prior_degrees: float, own: Floats, degrees:
     return np.where(repeated, combined, prior), np.where(repeated, PRIOR_DEGREES + degrees, prior_degrees)
 
 
-def compute_own_variance(a: Floats, b: Floats, paired: bool) -> tuple[Floats, Floats]:
-    """Return the variance per run of each column within the sides `a` and `b`, and its degrees of freedom.
+def average_runs(table: Floats) -> tuple[Floats, Floats, Floats]:
+    """Return the average of each column over its lines (runs), the variance per run, and its degrees of freedom.
 
-    Lines of `a` and `b` are runs. If `paired`, lines of the same index were measured one after the other.
+    The average leaves out the TRIMMED smallest and the TRIMMED largest values, so that a few runs that other programs
+    slowed do not count. The variance is that of Yuen, from the values that are left, and is n times that of the average
+    of n runs. NaN is no value. The degrees of freedom are 0 for one run.
     """
-    if paired:
-        differences = b - a
-        degrees = np.maximum((~np.isnan(differences)).sum(axis=0) - 1, 0)
-        squares = _sum_squares(differences) / 2
-    else:
-        degrees = np.maximum((~np.isnan(a)).sum(axis=0) - 1, 0) + np.maximum((~np.isnan(b)).sum(axis=0) - 1, 0)
-        squares = _sum_squares(a) + _sum_squares(b)
-    return squares / np.maximum(degrees, 1), degrees.astype(np.float64)
+    averages, variances, degrees = np.full(table.shape[1], np.nan), np.zeros(table.shape[1]), np.zeros(table.shape[1])
+    for column, values in enumerate(table.T):
+        ordered = np.sort(values[~np.isnan(values)])
+        count = len(ordered)
+        cut = int(TRIMMED * count)
+        left = count - 2 * cut
+        if count:
+            averages[column] = ordered[cut : count - cut].mean()
+        if left > 1:
+            winsorized = np.clip(ordered, ordered[cut], ordered[count - cut - 1])
+            squares = float(((winsorized - winsorized.mean()) ** 2).sum())
+            variances[column], degrees[column] = count * squares / (left * (left - 1)), left - 1
+    return averages, variances, degrees
 
 
-def _sum_squares(values: Floats) -> Floats:
-    """Return the sum of squared deviations from the mean of each column, without NaN."""
-    deviations = values - np.nanmean(values, axis=0)
-    return np.asarray(np.nansum(deviations**2, axis=0), np.float64)
+def find_disturbed_operations(records: Iterable[CollectiveRecord]) -> set[str]:
+    """Return the operations of a run that other programs interrupted often; first samples do not count."""
+    far: Counter[str] = Counter()
+    samples: Counter[str] = Counter()
+    for record in records:
+        later = np.asarray(record.samples_us[1:], np.float64)
+        far[record.op] += int(np.sum(later > FAR * record.time_us.p50))
+        samples[record.op] += len(later)
+    expected = {op: DISTURBED_SHARE * count for op, count in samples.items()}
+    return {op for op, count in far.items() if count > expected[op] + 3 * expected[op] ** 0.5}
+
+
+def estimate_operation_variance(differences: Floats, expected: Floats) -> float:
+    """Return by how much the variance of the differences of operations around their median exceeds that `expected`.
+
+    The estimate is robust, so that a single operation that has changed does not count. It is 0 below 3 operations.
+    """
+    if len(differences) < MIN_OPERATIONS:
+        return 0.0
+    deviation = MAD_TO_SD * float(np.median(np.abs(differences - np.median(differences))))
+    return max(0.0, deviation**2 - CHANCE * float(np.mean(expected)))
+
+
+def add_variances(first: Floats, degrees: Floats, second: float, second_degrees: float) -> tuple[Floats, Floats]:
+    """Return the sums of independent variances, and their degrees of freedom by Satterthwaite's approximation."""
+    total = first + second
+    return total, total**2 / (first**2 / degrees + second**2 / second_degrees)
 
 
 def compute_excess(within: Floats) -> Floats:

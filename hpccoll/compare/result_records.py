@@ -90,6 +90,7 @@ def make_summary_record(
         only_a=tuple(key.name for key in comparison.only_a),
         only_b=tuple(key.name for key in comparison.only_b),
         wrong=tuple(key.name for key in comparison.wrong),
+        disturbed=comparison.disturbed,
         differences=comparison.differences,
         stop=stop,
     )

@@ -74,7 +74,8 @@ class Comparison:
 
     `controls` are the rows that show the speed of the machine and are not compared, `wrong` those with a wrong result.
     `drift` is the ratio B / A that was removed, as the median over rows. `noise` is the estimated standard deviation of
-    the ratio of two runs of the same software, for one row.
+    the ratio of two runs of the same software, for one row. `disturbed` names the operations that other programs
+    interrupted, with the number of runs.
     """
 
     rows: tuple[ComparedRow, ...]
@@ -88,6 +89,7 @@ class Comparison:
     control: Control
     drift: float
     noise: float
+    disturbed: tuple[str, ...]
     differences: tuple[str, ...]
 
     def list_names(self, verdict: Verdict) -> list[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -41,7 +42,7 @@ def find_name(code: str) -> str | None:
 def run_command(line: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """Run a command line, which may begin with variables, and require the exit status in its comment."""
     command, _, comment = line.partition("#")
-    words = command.split()
+    words = shlex.split(command)
     variables = {}
     while re.fullmatch(r"[A-Z_]+=\S*", words[0]):
         name, _, value = words.pop(0).partition("=")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import shlex
 from pathlib import Path
 
 import click
@@ -148,7 +149,7 @@ def list_commands_of_pages() -> list[tuple[str, list[str]]]:
     for page in pages:
         for block in re.findall(r"```(?:sh|console)\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
             for line in block.splitlines():
-                words = line.removeprefix("$ ").partition(" #")[0].split()
+                words = shlex.split(line.removeprefix("$ ").partition(" #")[0])
                 if "hpccoll" in words:
                     found.append((page.name, words[words.index("hpccoll") + 1 :]))
     return found

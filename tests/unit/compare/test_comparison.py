@@ -11,11 +11,12 @@ from msgspec.structs import replace
 from hpccoll.compare.comparison import compare_sides
 from hpccoll.compare.drift import Control
 from hpccoll.compare.hypothesis_tests import compare_samples, correct_by_holm
-from hpccoll.compare.noise import compute_batch_variance
+from hpccoll.compare.noise import compute_batch_variance, find_disturbed_operations
 from hpccoll.compare.results import Verdict
 from hpccoll.errors import UsageError
-from hpccoll.records import CollectiveRecord
-from tests.unit.compare.synthetic_runs import CONTENDERS, make_records, make_side
+from hpccoll.measure.results.collective_record import make_collective_record
+from hpccoll.records import CollectiveRecord, StopReason
+from tests.unit.compare.synthetic_runs import CONTENDERS, OPERATIONS, make_records, make_side
 
 OWN = tuple(each for each in CONTENDERS if each[0] != "mpi")
 SLOWER = {("all_gather", "hpccoll"): 1.15}
@@ -36,7 +37,7 @@ def test_equal_sides_show_no_difference_although_whole_runs_differ():
 
 
 def test_a_slower_operation_is_found_from_one_run_per_side_and_a_faster_one_too():
-    slow, fast = make_records(7, SLOWER), make_records(8)
+    slow, fast = make_records(8, SLOWER), make_records(9)
     comparison = compare_sides(make_side("A", fast), make_side("B", slow))
     assert comparison.list_names(Verdict.WORSE) == ["all_gather"]
     assert comparison.list_regressions(0.0) == ["all_gather"]
@@ -166,3 +167,53 @@ def test_batches_see_the_correlation_of_samples():
     correlated = np.exp(np.repeat(generator.normal(0, 0.1, 20), 50))
     assert compute_batch_variance(correlated) > 10 * compute_batch_variance(independent)
     assert compute_batch_variance([2.0]) == 0
+
+
+def test_runs_that_other_programs_interrupt_are_left_out_or_have_wide_intervals():
+    quiet = [make_records(seed) for seed in range(4)]
+    busy = [
+        replace(each, samples_us=(each.samples_us[0], *(9e3,) * 4, *each.samples_us[5:])) for each in make_records(9)
+    ]
+    slow = [
+        make_collective_record(each, [1.4 * us for us in each.samples_us], StopReason.ITERATIONS, 0)
+        if each.op == "all_gather" and each.engine == "hpccoll"
+        else each
+        for each in busy
+    ]
+    single = compare_sides(make_side("A", quiet[0]), make_side("B", slow))
+    assert not list_differences(single)
+    assert "all_gather in 1 of 1 run of B" in single.disturbed
+    partly = [each if each.op == "scatter" else calm for each, calm in zip(busy, make_records(9, SLOWER), strict=True)]
+    assert not list_differences(compare_sides(make_side("A", quiet[0]), make_side("B", partly)))
+    several = compare_sides(make_side("A", *quiet[:2]), make_side("B", *quiet[2:], slow))
+    assert "all_gather in 1 of 3 runs of B" in several.disturbed
+    assert not list_differences(several)
+    assert {row.runs for row in several.rows} == {(2, 2)}
+    pairs = compare_sides(make_side("A", *quiet[:2]), make_side("B", quiet[2], slow), paired=True)
+    assert {row.runs for row in pairs.rows} == {(1, 1)}
+
+
+def test_a_few_long_samples_are_no_disturbance():
+    records = make_records(1)
+    assert find_disturbed_operations(records) == set()
+    first = [replace(each, samples_us=(1e4, *each.samples_us[1:])) for each in make_records(1, count=20)]
+    assert find_disturbed_operations(first) == set()
+    longer = [replace(each, samples_us=(*each.samples_us[:-5], *(1e4,) * 5)) for each in records[:12]]
+    assert find_disturbed_operations([*longer, *records[12:]]) == {"all_reduce"}
+
+
+def test_operations_that_all_change_differently_are_no_evidence():
+    factors = {(op, "hpccoll"): factor for op, factor in zip(OPERATIONS, (1.08, 1.16, 1.25, 1.45), strict=True)}
+    comparison = compare_sides(make_side("A", make_records(1)), make_side("B", make_records(2, factors)))
+    assert not list_differences(comparison)
+    alike = {(op, "hpccoll"): 1.25 for op in OPERATIONS}
+    comparison = compare_sides(make_side("A", make_records(1)), make_side("B", make_records(2, alike)))
+    assert set(comparison.list_names(Verdict.WORSE)) >= set(OPERATIONS)
+
+
+@pytest.mark.parametrize(("count", "found"), [(3, False), (20, True)])
+def test_three_samples_are_too_few_for_a_verdict_on_a_row(count, found):
+    a, b = make_records(1, count=count), make_records(2, count=count)
+    b[1] = make_collective_record(b[1], [10 * us for us in b[1].samples_us], StopReason.ITERATIONS, 0)
+    comparison = compare_sides(make_side("A", a), make_side("B", b))
+    assert ("all_reduce 1 KiB hpccoll/ring" in comparison.list_names(Verdict.WORSE)) == found

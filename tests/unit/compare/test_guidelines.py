@@ -70,3 +70,9 @@ def test_several_runs_narrow_the_interval():
     runs = [make_records(seed, **options) for seed in range(16)]
     [one], [many] = (check_guidelines(make_side("A", *some)) for some in (runs[:1], runs))
     assert many.high / many.low < one.high / one.low
+
+
+@pytest.mark.parametrize(("count", "verdict"), [(3, "no evidence"), (20, "violated")])
+def test_three_samples_are_too_few_for_a_violation(count, verdict):
+    checked = check({"gather": 10.0}, contenders=MPI, operations=("gather", "all_gather"), sizes=(1024,), count=count)
+    assert [each.verdict.value for each in checked] == [verdict]

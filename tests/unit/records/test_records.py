@@ -543,6 +543,7 @@ EXAMPLES = {
         "only_a": [],
         "only_b": ["x"],
         "wrong": [],
+        "disturbed": ["all_reduce in 1 of 1 run of A"],
         "differences": ["hosts: A x, B y"],
         "stop": "complete",
     },
