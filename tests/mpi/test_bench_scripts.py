@@ -21,6 +21,7 @@ SCRIPTS = {
     "executables": "8,1K,16K",
     "call_overhead": "8",
     "polling": "8",
+    "recorder": "8",
 }
 MOST_RANKS = 3
 NUMBER = {"type": "number"}
