@@ -45,6 +45,9 @@ _MAX_TEXT = 300
 @click.option(
     "--crash", "crash_directory", metavar="DIR", help="Explain a job that hung or crashed, from its recorder files."
 )
+@click.option(
+    "--torch-format", "traces", metavar="DIR", help="Also write the --crash recordings for PyTorch's `torchfrtrace`."
+)
 @click.option("--no-bound", is_flag=True, help="Do not compare times with a model's lower bound.")
 @json_option("Write findings as JSON Lines; - for standard output.")
 def report(
@@ -52,6 +55,7 @@ def report(
     output: str,
     machine: str | None,
     crash_directory: str | None,
+    traces: str | None,
     no_bound: bool,
     json_file: str | None,
 ) -> int:
@@ -71,7 +75,9 @@ def report(
         unused = [*files, *list_given_options("output", "machine", "no_bound")]
         if unused:
             raise UsageError(f"--crash {crash_directory} writes no page; leave {' and '.join(unused)} out")
-        return _report_crash(crash_directory, json_file)
+        return _report_crash(crash_directory, traces, json_file)
+    if traces is not None:
+        raise UsageError(f"--torch-format {traces} writes recordings; name their directory by --crash DIR")
     if not files:
         raise click.UsageError("Missing argument FILE|DIRECTORY..., or --crash DIR", click.get_current_context())
     return _write_page(files, output, machine, no_bound, json_file)
@@ -106,14 +112,24 @@ def _write_page(files: tuple[str, ...], output: str, machine: str | None, no_bou
     return 1 if any(row.record.wrong for row in results.rows) else 0
 
 
-def _report_crash(directory: str, json_file: str | None) -> int:
-    """Print why the job hung or crashed whose recorder files are in a directory, or write a record to --json."""
+def _report_crash(directory: str, traces: str | None, json_file: str | None) -> int:
+    """Print why the job hung or crashed whose recorder files are in a directory, or write a record to --json.
+
+    `traces` is a directory for the recordings in the format of PyTorch's analyser; None writes none.
+    """
     from hpccoll.crash import analyze, format_analysis
     from hpccoll.report.crash_record import make_crash_record
     from hpccoll.runtime.job_evidence import make_evidence, observe_processes
-    from hpccoll.runtime.recorder import read_recordings
+    from hpccoll.runtime.recorder import read_recordings, write_torch_traces
 
     found = read_recordings(directory)
+    if traces is not None:
+        try:
+            write_torch_traces(found.recordings, Path(traces))
+        except OSError as error:
+            raise UsageError(
+                f"--torch-format {traces}: {error.strerror}; name a directory that can be written"
+            ) from error
     evidence = make_evidence(found.recordings, observe_processes(found.recordings))
     analysis = analyze(evidence)
     with open_json_lines(json_file) as lines:

@@ -1,7 +1,7 @@
 """Check /dev/shm (size, free space, files that ended jobs left behind), System V segments and huge pages.
 
-MPICH leaves files in /dev/shm when a rank is killed or aborts. Open MPI also leaves such files if the job was started
-without mpirun. The checks remove nothing; `remove_stale_files` does.
+MPICH and hpccoll's flight recorder leave files in /dev/shm when a rank is killed or aborts. Open MPI also leaves files
+if the job was started without mpirun. The checks remove nothing; `remove_stale_files` does.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ _LIBRARY_BY_PATTERN = {
     "psm3_shm.*": "PSM3",
     "nccl-*": "NCCL",
     "torch_*": "torch",
+    "hpccoll-recorder-*": "hpccoll",
     "cuda.shm.*": "CUDA",
 }
 _MAX_NAMED = 1000  # files listed as evidence
@@ -105,7 +106,7 @@ def _read_choice(path: Path) -> str | None:
 
 
 def check_stale_files(directory: Path, root: Path = Path("/")) -> list[Finding]:
-    """Return findings on files of MPI, UCX, NCCL and torch in `directory` that no running process uses."""
+    """Return findings on files of MPI, UCX, NCCL, torch and hpccoll in `directory` that no running process uses."""
     files = list(list_library_files(directory, root))
     unused = [file for file in files if not file.in_use]
     stale = [file for file in unused if file.is_inspectable]

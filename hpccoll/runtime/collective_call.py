@@ -116,6 +116,7 @@ def describe_call(
         reduction=call.reduction.name if operation.reduces else "",
         root=call.root if operation.has_root else -1,
         asynchronous=asynchronous,
+        uneven=not isinstance(call.count, int),
     )
 
 

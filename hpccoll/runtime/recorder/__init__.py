@@ -21,12 +21,13 @@ if TYPE_CHECKING:
         Recording,
         read_recording,
     )
+    from hpccoll.runtime.recorder.torch_format import write_torch_traces
 
 __all__ = [
     "CallKind", "ClockModel", "FlightRecorder", "JobRecordings", "RecordedCall", "RecordedCommunicator", "Recording",
-    "choose_directory", "read_recording", "read_recordings",
+    "choose_directory", "read_recording", "read_recordings", "write_torch_traces",
 ]  # fmt: skip
-_MODULES = ("layout", "flight_recorder", "recording", "job_recordings")
+_MODULES = ("layout", "flight_recorder", "recording", "job_recordings", "torch_format")
 
 
 def __getattr__(name: str) -> Any:

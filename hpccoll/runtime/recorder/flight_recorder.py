@@ -103,13 +103,15 @@ class FlightRecorder:
         root: int = -1,
         tag: int = -1,
         asynchronous: bool = False,
+        uneven: bool = False,
     ) -> bytes:
         """Return the bytes of the entries of a call from its second line on; `RecordedCall` describes the arguments.
 
         `root` is the peer of a send or receive, and -1 where there is none.
         """
         codes = [self._encode(name) for name in (operation, algorithm, dtype, reduction)]
-        fixed = layout.DESCRIPTION.pack(communicator, *codes, count, root, tag, kind, asynchronous)
+        flags = layout.ASYNCHRONOUS * asynchronous + layout.UNEVEN * uneven
+        fixed = layout.DESCRIPTION.pack(communicator, *codes, count, root, tag, kind, flags)
         return fixed + layout.NO_COURSE
 
     def make_communicator_id(self) -> int:

@@ -36,9 +36,10 @@ TABLE_BYTES: Final = 32768
 TABLE: Final = struct.Struct("<QII")  # version, bytes of the text, CRC-32 of the text
 
 ENTRY_BYTES: Final = 128
-# Communicator; codes of operation, algorithm, dtype and reduction; count, root or peer, tag, kind, is it asynchronous.
+# Communicator; codes of operation, algorithm, dtype and reduction; count, root or peer, tag, kind, flags.
 DESCRIPTION: Final = struct.Struct("<QHHHHqiiBB6x")
 _COUNT_AT: Final = 16
+ASYNCHRONOUS, UNEVEN = 1, 2  # flags: an asynchronous call, blocks of different sizes
 # Times at which an asynchronous call started and was first waited for, time of the end; 0 if the event has not
 # happened. Rounds that were reached (-1: unknown), rounds in all, whether the call failed, unused bytes.
 COURSE: Final = struct.Struct("<qqqiiB23x")

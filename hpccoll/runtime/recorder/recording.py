@@ -66,7 +66,9 @@ class RecordedCall:
             of a message among the messages of this rank on the communicator.
         operation: such as `all_reduce`, `broadcast_object`, `send`, or the reason for a wait.
         algorithm: the name of the algorithm; `mpi` for the MPI library's own collective.
-        count: elements of the vector or of every block; of all blocks if blocks differ in size.
+        count: elements of the vector or of every block. If blocks differ in size, elements of all blocks together, or 0
+            for an all_to_all, in which each rank knows only its own blocks.
+        uneven: whether blocks differ in size.
         root: the root; None if the operation has no root.
         peer: the rank that a message is sent to or received from; None for a receive from any rank.
         begun_ns: time at which the program made the call.
@@ -90,6 +92,7 @@ class RecordedCall:
     peer: int | None
     tag: int | None
     asynchronous: bool
+    uneven: bool
     begun_ns: int
     started_ns: int | None
     waited_ns: int | None
@@ -239,14 +242,15 @@ def _parse_calls(contents: bytes, begin: int, entries: int, names: Mapping[int, 
 
 def _parse_call(serial: int, begun_ns: int, number: int, details: bytes, names: Mapping[int, str]) -> RecordedCall:
     """Return an entry as a `RecordedCall`; `details` is its part after the number."""
-    communicator, *codes, count, root, tag, kind, asynchronous = layout.DESCRIPTION.unpack_from(details)
+    communicator, *codes, count, root, tag, kind, flags = layout.DESCRIPTION.unpack_from(details)
     started, waited, ended, reached, rounds, failed = layout.COURSE.unpack_from(details, layout.DESCRIPTION.size)
     operation, algorithm, dtype, reduction = (names.get(code, "?") for code in codes)
     is_message = kind in (CallKind.SEND, CallKind.RECEIVE)
     rank = root if root >= 0 else None
     return RecordedCall(
         serial, communicator, number, CallKind(kind), operation, algorithm, count, dtype, reduction,
-        None if is_message else rank, rank if is_message else None, tag if tag >= 0 else None, bool(asynchronous),
+        None if is_message else rank, rank if is_message else None, tag if tag >= 0 else None,
+        bool(flags & layout.ASYNCHRONOUS), bool(flags & layout.UNEVEN),
         begun_ns, started or None, waited or None, ended or None, bool(failed),
         reached if reached >= 0 else None, rounds or None,
     )  # fmt: skip
