@@ -79,7 +79,7 @@ class CommunicatorBase:
         self._release = weakref.finalize(self, _release, self._engine, self._process)
         self._engine.get_owner = weakref.ref(self)
         self._state, self._abort_on_error = self._engine.state, abort_on_error
-        self._stop_watch = get_endings().open(comm, self._state, abort_on_error=abort_on_error)
+        self._stop_watch = get_endings().open(comm, self._state, self._engine.processes, abort_on_error=abort_on_error)
 
     def close(self) -> None:
         """Wait for operations in flight, then free requests, shared memory and the MPI communicators; collective.

@@ -5,7 +5,8 @@ The rules, in order:
 1. Ranks made different calls. Later symptoms may follow from the first different call, so it is the cause.
 2. A process ended before the others. Ranks that already waited for another rank for a second exclude this rule.
 3. A process is stopped, as by SIGSTOP or a debugger.
-4. Waiting ranks wait, directly or through others, for ranks that are in no call.
+4. Waiting ranks wait, directly or through others, for ranks that are in no call. After the end of the job, waits of
+   less than a second are no evidence, because every rank is late at times.
 5. Ranks wait for each other in a cycle: they made calls in different orders.
 6. All ranks have arrived in the same collective. A rank that has completed fewer rounds of the plan than all others is
    named; if there is no such rank, no rank is named.
@@ -70,8 +71,10 @@ def analyze(job: JobEvidence) -> CrashAnalysis:
         return CrashAnalysis(reason, guilty, suspects, disagreement)
     if call.is_message:
         return CrashAnalysis(reason, guilty, suspects, disagreement, call)
-    arrived, absent = sorted(list_arrived(job, call)), sorted(_list_absent(job, call))
-    return CrashAnalysis(reason, guilty, suspects, disagreement, call, tuple(arrived), tuple(absent))
+    members = job.list_members(call.communicator)
+    arrived = tuple(rank for rank in members if _has_arrived(job, rank, call))
+    absent = tuple(rank for rank in members if rank not in arrived)
+    return CrashAnalysis(reason, guilty, suspects, disagreement, call, arrived, absent)
 
 
 def _decide(
@@ -88,7 +91,8 @@ def _decide(
     if stopped:
         return Reason.STOPPED, stopped, ()
     if graph.outside:
-        return Reason.ABSENT, graph.outside, ()
+        is_short = job.has_ended and _find_longest_wait(job, graph, graph.outside, job.end) < LONG_WAIT_S
+        return (Reason.UNKNOWN, (), graph.outside) if is_short else (Reason.ABSENT, graph.outside, ())
     if graph.cycle:
         guilty = _find_other_order(job, graph.cycle)
         return Reason.CYCLE, guilty, () if guilty else graph.cycle
@@ -115,13 +119,18 @@ def _waits_for_others(job: JobEvidence, graph: WaitGraph, dead: Sequence[int]) -
     others = [rank for rank in graph.outside if rank not in dead]
     times = [each.seen_dead for rank in dead if (each := job.ranks.get(rank)) is not None]
     died = min((time for time in times if time is not None), default=job.end)
+    return _find_longest_wait(job, graph, others, died) > LONG_WAIT_S
+
+
+def _find_longest_wait(job: JobEvidence, graph: WaitGraph, awaited: Sequence[int], now: float) -> float:
+    """Return for how long, up to a time, the first rank had been waiting for one of some ranks."""
     began = [
         call.began
         for rank, peers in graph.waits.items()
         for call in job.ranks[rank].awaited_calls
-        if not peers.isdisjoint(others)
+        if not peers.isdisjoint(awaited)
     ]
-    return bool(began) and died - min(began) > LONG_WAIT_S
+    return now - min(began, default=now)
 
 
 def _find_other_order(job: JobEvidence, cycle: Sequence[int]) -> tuple[int, ...]:
@@ -152,6 +161,14 @@ def _choose_call(job: JobEvidence, guilty: Sequence[int]) -> CallRecord | None:
     ordered = sorted(calls, key=lambda call: (call.is_message, call.began))
     missed = [call for call in ordered if not call.is_message and not _list_absent(job, call).isdisjoint(guilty)]
     return next(iter(missed or ordered), None)
+
+
+def _has_arrived(job: JobEvidence, rank: int, call: CallRecord) -> bool:
+    """Whether a rank has begun a collective, and not another operation in its place."""
+    own = job.ranks.get(rank)
+    if own is None or own.progress.get(call.communicator, 0) < call.number:
+        return False
+    return own.collectives.get(call.key, call).operation == call.operation
 
 
 def _list_absent(job: JobEvidence, call: CallRecord) -> frozenset[int]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from hpccoll.crash.evidence import CallRecord, CommunicatorId, JobEvidence
 
 OPERATION = "operation"
+_NOT_COMPARED = ("form",)  # ranks of a communicator may mix blocking and asynchronous calls
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ def _compare(calls: Sequence[CallRecord]) -> tuple[str, ...]:
     for call in calls:
         for name, value in call.details:
             values.setdefault(name, set()).add(value)
-    return tuple(name for name, seen in values.items() if len(seen) > 1)
+    return tuple(name for name, seen in values.items() if len(seen) > 1 and name not in _NOT_COMPARED)
 
 
 def _describe(number: int, by_rank: Mapping[int, CallRecord], differing: tuple[str, ...]) -> Disagreement:

@@ -118,12 +118,14 @@ class JobEvidence:
         ranks: the ranks with a recording, by rank.
         members: the ranks of each communicator.
         now: when the evidence was collected, on the clock of the calls; None to take the latest time in it.
+        has_ended: whether the job had ended before the evidence was collected.
     """
 
     size: int
     ranks: Mapping[int, RankEvidence]
     members: Mapping[CommunicatorId, tuple[int, ...]] = field(default_factory=dict)
     now: float | None = None
+    has_ended: bool = False
 
     @property
     def missing(self) -> tuple[int, ...]:

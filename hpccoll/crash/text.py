@@ -81,6 +81,11 @@ def _format_guilty(job: JobEvidence, analysis: CrashAnalysis) -> str:
         )
     if analysis.reason is Reason.INSIDE:
         return "Guilty: unknown. All ranks have arrived in the same call, and no process is dead or stopped."
+    if analysis.suspects:
+        return (
+            f"Guilty: unknown. {format_ranks(analysis.suspects)} had not arrived when the job ended, but less than a "
+            "second after the first rank had."
+        )
     return "Guilty: unknown. No recorded call is unfinished, and no process is known to have failed."
 
 

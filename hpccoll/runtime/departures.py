@@ -74,12 +74,18 @@ class DepartureWatch:
         state: this rank's calls.
         has_messages_for: whether this rank has an unfinished message to or from a rank of `comm`.
         may_complain: whether this rank may complain; if not, it only counts departures.
+        receive_other: is called with each notice that is not about a departure (watchdog.py).
     """
 
     def __init__(
-        self, comm: MPI.Intracomm, state: CallRecorder, has_messages_for: Callable[[int], bool], may_complain: bool
+        self,
+        comm: MPI.Intracomm,
+        state: CallRecorder,
+        has_messages_for: Callable[[int], bool],
+        may_complain: bool,
+        receive_other: Callable[[object], None],
     ) -> None:
-        self.comm, self.state, self.may_complain = comm, state, may_complain
+        self.comm, self.state, self.may_complain, self._receive_other = comm, state, may_complain, receive_other
         rank, size = comm.rank, comm.size
         self._rank, self._has_messages_for = rank, has_messages_for
         self._parent = (rank - 1) // 2 if rank else None
@@ -108,17 +114,27 @@ class DepartureWatch:
         """Whether all notices of this rank have been sent."""
         return not self._requests
 
-    def examine(self, now: float) -> None:
-        """Complain if this rank has long been waiting for a departed rank; `now` is a time in seconds."""
-        seen, doing = self._observed, (self.state.count, self.state.current)
-        current = doing[1]
-        if current is None or doing != seen.doing:
+    def observe(self, now: float) -> float:
+        """Return for how long this rank has been in its current call or wait; `now` is a time in seconds.
+
+        To be called often: the returned time begins when `observe` first sees the call.
+        """
+        doing = self.state.count, self.state.current
+        if doing[1] is None or doing != self._observed.doing:
             self._observed = _Observed(doing, now)
-        elif self.may_complain and now - seen.since >= PATIENCE_S and now - seen.complained >= REPEAT_S:
+        return now - self._observed.since
+
+    def examine(self, now: float) -> None:
+        """Complain if this rank has long been waiting for a departed rank; to be called after `observe`."""
+        seen = self._observed
+        count, current = seen.doing
+        if current is None or not self.may_complain:
+            return
+        if now - seen.since >= PATIENCE_S and now - seen.complained >= REPEAT_S:
             if isinstance(current, WaitReason) and current.peers:
                 self._examine_peers(current, now)
             else:
-                number = current.number if isinstance(current, WaitReason) else doing[0]
+                number = current.number if isinstance(current, WaitReason) else count
                 if self._least is not None and self._least.calls < number:
                     name = current.name if isinstance(current, WaitReason) else current
                     self._complain(self._least.rank, Complaint(self._rank, number, name), now)
@@ -129,7 +145,7 @@ class DepartureWatch:
             if peer not in self._known:
                 if peer not in self._asked:
                     self._asked.add(peer)
-                    self._send(peer, DepartureQuery())
+                    self.send(peer, DepartureQuery())
             elif now - self._observed.departed.setdefault(peer, now) >= PATIENCE_S:
                 self._complain(peer, Complaint(self._rank, 0, wait.name), now)
                 return
@@ -137,7 +153,7 @@ class DepartureWatch:
     def _complain(self, departed: int, complaint: Complaint, now: float) -> None:
         """Complain to a departed rank."""
         self._observed.complained = now
-        self._send(departed, complaint)
+        self.send(departed, complaint)
 
     def depart(self) -> None:
         """Record that this rank's program has ended; send nothing but the count of departures."""
@@ -149,7 +165,7 @@ class DepartureWatch:
         if self._own is not None:
             self._spread(self._own, self._rank)
             for asker in self._askers:
-                self._send(asker, self._own)
+                self.send(asker, self._own)
             self._askers.clear()
 
     @property
@@ -171,7 +187,7 @@ class DepartureWatch:
             case Departure():
                 self._spread(notice, source)
             case DepartureQuery() if self._own is not None:
-                self._send(source, self._own)
+                self.send(source, self._own)
             case DepartureQuery():
                 self._askers.add(source)
             case Complaint(rank):
@@ -181,6 +197,8 @@ class DepartureWatch:
                 self._count_departures()
             case str() if notice == ALL_DEPARTED:
                 self._finish()
+            case _:
+                self._receive_other(notice)
 
     def _spread(self, departure: Departure, source: int) -> None:
         """Record a departure; if it has the fewest calls so far, pass it to the tree neighbours but `source`."""
@@ -190,7 +208,7 @@ class DepartureWatch:
             neighbours = self._children if self._parent is None else [self._parent, *self._children]
             for neighbour in neighbours:
                 if neighbour != source:
-                    self._send(neighbour, departure)
+                    self.send(neighbour, departure)
 
     def _count_departures(self) -> None:
         """Tell the parent once this rank and all ranks below it have departed; at the root, tell all ranks."""
@@ -199,14 +217,14 @@ class DepartureWatch:
         if self._parent is None:
             self._finish()
         else:
-            self._send(self._parent, SUBTREE_DEPARTED)
+            self.send(self._parent, SUBTREE_DEPARTED)
 
     def _finish(self) -> None:
         """Record, and tell the children, that all ranks have departed."""
         self.have_all_departed = True
         for child in self._children:
-            self._send(child, ALL_DEPARTED)
+            self.send(child, ALL_DEPARTED)
 
-    def _send(self, dest: int, notice: object) -> None:
+    def send(self, dest: int, notice: object) -> None:
         """Send a notice without blocking."""
         self._requests.append(self.comm.isend(notice, dest, NOTICE_TAG))

@@ -8,6 +8,8 @@ waiting forever, because MPI_Finalize waits for them too. While a communicator i
   if another rank waits for it in vain (departures.py). While the rank stays, its operations in flight advance.
 - A thread checks twice per second whether this rank waits for a rank whose program has ended. Collective calls only
   count themselves for this check (recorder/call_recorder.py).
+- With HPCCOLL_TIMEOUT, the thread ends the job if a call of this rank does not finish in time (watchdog.py).
+- The thread writes signs of life, and ends of other processes of this host, to the recorder file (process_notes.py).
 
 A process that ends without Python's exit handlers (`os._exit`, a signal) is left to the launcher.
 """
@@ -20,18 +22,23 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
-from functools import cache, wraps
+from collections.abc import Callable, Mapping
+from functools import cache, partial, wraps
+from traceback import format_exc
 from types import TracebackType
 from typing import Any, Final
 
 from mpi4py import MPI
 
+from hpccoll.errors import CommunicationError
 from hpccoll.runtime import job
 from hpccoll.runtime.backoff import Backoff
 from hpccoll.runtime.departures import Complaint, DepartureWatch
+from hpccoll.runtime.job import ProcessId
+from hpccoll.runtime.process_watch import ProcessWatch, find_location
 from hpccoll.runtime.progress import get_progress
 from hpccoll.runtime.recorder.call_recorder import CallRecorder
+from hpccoll.runtime.watchdog import Watchdog, read_timeout
 
 COMMUNICATION_FAILED: Final = 4  # exit status; see errors.CommunicationError
 INTERRUPTED: Final = 130
@@ -41,6 +48,7 @@ COLLECT_S: Final = 0.7  # after the first complaint, until the report, which lis
 POLITE_AFTER_S: Final = 1.0
 POLITE_PAUSE_S: Final = 0.005
 MOST_LISTED: Final = 8
+ABORT_S: Final = 3.0  # until a process ends itself if MPI_Abort does not
 
 
 class JobEndings:
@@ -48,8 +56,13 @@ class JobEndings:
 
     def __init__(self) -> None:
         self._watches: dict[int, DepartureWatch] = {}
+        self._main_thread = threading.main_thread().ident or 0
         self._process, self._has_left = os.getpid(), False
         self._lock, self._stop = threading.Lock(), threading.Event()
+        self._timeout_s = read_timeout()
+        self._watchdog: Watchdog | None = None
+        self._processes: ProcessWatch | None = None
+        self._sends_notices = MPI.Query_thread() >= MPI.THREAD_MULTIPLE
         self._thread: threading.Thread | None = None
         self._exit: tuple[str, int] | None = None  # the latest call of sys.exit, and the number of calls before it
         world = MPI.COMM_WORLD
@@ -62,22 +75,30 @@ class JobEndings:
             MPI.COMM_SELF.Set_attr(self._finalize_key, self)
             atexit.register(self._leave_at_exit)
 
-    def open(self, comm: MPI.Intracomm, state: CallRecorder, *, abort_on_error: bool) -> Callable[[], None]:
+    def open(
+        self, comm: MPI.Intracomm, state: CallRecorder, processes: Mapping[int, ProcessId], *, abort_on_error: bool
+    ) -> Callable[[], None]:
         """Watch a communicator of several ranks until the returned function is called.
 
         Args:
             comm: the MPI communicator of the collectives.
             state: this rank's calls on the communicator.
+            processes: the processes of the communicator's ranks, by rank in MPI.COMM_WORLD.
             abort_on_error: whether this rank may end the job.
         """
         if comm.size == 1:
             return _do_nothing
-        watch = DepartureWatch(comm, state, lambda rank: _has_messages_for(state, rank), abort_on_error)
+        if self._watchdog is None or self._processes is None:
+            self._watchdog = Watchdog(state.recorder, self._where)
+            self._processes = ProcessWatch(state.recorder, self._watchdog.note_death)
+            self._processes.hold()
+            self._thread = threading.Thread(target=self._check_periodically, name="hpccoll-watchdog", daemon=True)
+            self._thread.start()
+        self._processes.add(processes)
+        has_messages, receive = partial(_has_messages_for, state), partial(self._watchdog.receive, reply=self._notify)
+        watch = DepartureWatch(comm, state, has_messages, abort_on_error, receive)
         with self._lock:
             self._watches[id(watch)] = watch
-        if self._thread is None and MPI.Query_thread() >= MPI.THREAD_MULTIPLE:
-            self._thread = threading.Thread(target=self._check_periodically, name="hpccoll-departures", daemon=True)
-            self._thread.start()
 
         def close() -> None:
             """Stop watching; to be called before the communicator is freed."""
@@ -92,15 +113,61 @@ class JobEndings:
         return os.getpid() == self._process and bool(self._watches) and not MPI.Is_finalized()
 
     def _check_periodically(self) -> None:
-        """Receive notices, and complain to departed ranks for which this rank waits; runs in a thread until `leave`."""
+        """Write signs of life, and check the waits of this rank; runs in a thread until `leave`."""
         while not self._stop.wait(TICK_S):
             with self._lock:
-                if MPI.Is_finalized():
+                if MPI.Is_finalized() or self._watchdog is None:
                     return
-                now = time.monotonic()
-                for watch in self._watches.values():
-                    watch.poll()
-                    watch.examine(now)
+                self._watchdog.notes.write_sign_of_life(time.monotonic_ns(), find_location(self._main_thread))
+                self._check(time.monotonic())
+
+    def _check(self, now: float) -> None:
+        """Receive notices, complain to departed ranks, and report a call that does not finish."""
+        if self._sends_notices:
+            self._poll()
+        waits = [watch.observe(now) for watch in self._watches.values() if watch.may_complain]
+        if self._sends_notices:
+            for watch in self._watches.values():
+                watch.examine(now)
+        if self._watchdog is not None and self._timeout_s is not None and max(waits, default=0.0) > self._timeout_s:
+            try:
+                text = self._watchdog.report(self._get_notifier(), self._poll)
+            except Exception:  # noqa: BLE001 - the job must end, with or without a report
+                text = f"Error: {self._where}: a call has not finished in time; the report failed:\n{format_exc()}"
+            if text is not None:
+                sys.stderr.write(text)
+                self._abort(COMMUNICATION_FAILED)
+
+    def _poll(self) -> None:
+        """Receive the notices that have arrived, if the thread may call MPI."""
+        if self._sends_notices:
+            for watch in self._watches.values():
+                watch.poll()
+
+    def _get_notifier(self) -> Callable[[int, object], None] | None:
+        """Return the function that sends notices to ranks; None if the thread may not call MPI."""
+        return self._notify if self._sends_notices else None
+
+    def _notify(self, rank: int, notice: object) -> None:
+        """Send a notice to a rank of MPI.COMM_WORLD on the largest communicator that contains it."""
+        for watch in sorted(self._watches.values(), key=lambda each: each.comm.size, reverse=True):
+            (dest,) = MPI.COMM_WORLD.group.Translate_ranks([rank], watch.comm.group)
+            if dest != MPI.UNDEFINED:
+                watch.send(dest, notice)
+                return
+
+    def _abort(self, status: int) -> None:
+        """End the job with an exit status, without MPI if this thread may not call it or MPI does not return."""
+        if self._watchdog is not None:
+            self._watchdog.end_job()
+        if not self._sends_notices and threading.get_ident() != self._main_thread:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)
+        timer = threading.Timer(ABORT_S, os._exit, (status,))
+        timer.daemon = True
+        timer.start()
+        job.abort(status)
 
     def _chain_hooks(self) -> None:
         """Wrap `sys.excepthook` to end the job after an uncaught exception, and `sys.exit` to note its argument."""
@@ -126,9 +193,19 @@ class JobEndings:
         job.wait_for_lower_ranks(MPI.COMM_WORLD.rank)
         if isinstance(sys.stderr, io.StringIO) and sys.__stderr__ is not None:  # torch's hook prints such text later
             sys.stderr = sys.__stderr__
+        self._write_ending(f"by an uncaught {type(error[1]).__name__}")
         sys.stderr.write(f"{self._where} ends the job because of an uncaught exception:\n")
         show(*error)
-        job.abort(INTERRUPTED if isinstance(error[1], KeyboardInterrupt) else 1)
+        if isinstance(error[1], CommunicationError) and self._watchdog is not None:
+            with self._lock:
+                sys.stderr.write(self._watchdog.explain_mismatch(self._get_notifier(), self._poll))
+        failed = error[1].exit_status if isinstance(error[1], CommunicationError) else 1
+        self._abort(INTERRUPTED if isinstance(error[1], KeyboardInterrupt) else failed)
+
+    def _write_ending(self, how: str) -> None:
+        """Record how the program of this rank ended."""
+        if self._watchdog is not None:
+            self._watchdog.write_ending(how)
 
     def _count_calls(self) -> int:
         """Return the number of collective calls of this rank on all open communicators."""
@@ -143,17 +220,25 @@ class JobEndings:
             return
         self._has_left = True
         self._stop.set()
+        if self._processes is not None:
+            self._processes.release()
         if self._thread is not None:
             self._thread.join()
         if self._exit is not None and self._exit[0] not in _SUCCESS and "mpi4py.run" in sys.modules:
             sys.stderr.write(f"{self._where} ended its program by {self._exit[0]}; mpi4py.run ends the job\n")
             sys.stderr.flush()
             return
+        self._write_ending("by itself" if self._exit is None else f"by {self._exit[0]}")
         with self._lock:
             watches = list(self._watches.values())
         for watch in watches:
             watch.depart()
         self._wait_for_departures(watches)
+        if self._watchdog is not None and self._timeout_s is not None and any(each.may_complain for each in watches):
+            mismatch = self._watchdog.find_unnoticed_mismatch()
+            if mismatch:
+                sys.stderr.write(mismatch)
+                self._abort(COMMUNICATION_FAILED)
 
     def _leave_at_exit(self) -> None:
         """Call `leave`; then remove COMM_SELF's attribute, whose callback cannot run after the end of Python."""
@@ -202,7 +287,7 @@ class JobEndings:
             "hpccoll ends the job; make the same calls on every rank, or let ranks wait forever by "
             "Communicator(..., abort_on_error=False)\n"
         )
-        job.abort(COMMUNICATION_FAILED)
+        self._abort(COMMUNICATION_FAILED)
 
 
 @cache

@@ -72,7 +72,7 @@ class Engine:
         self.cache, self.progress, self.state = CallCache(), get_progress(), CallRecorder(get_recorder())
         # All collective set-up is in the constructor, because later set-up could block operations in flight.
         layout = detect_layout(comm)
-        self.nodes = layout.members
+        self.nodes, world_ranks = layout.members, list_world_ranks(comm)
         self.node = NodeMemory(comm, layout, self.progress)
         self.library = MpiCollectives(comm, self.progress, self.state, takes_device_memory)
         lower_cached = lru_cache(PROGRAMS)(self._lower)
@@ -80,13 +80,12 @@ class Engine:
             comm, self.node, self.progress, self.state, ScratchPool(), lower_cached, takes_device_memory
         )
         table: TuningTable | None = None
-        number = 0
         if self.rank == 0:  # all ranks must use the same table
-            number = self.state.recorder.make_communicator_id()
             site = describe_site(get_mpi_library(), layout.ranks_per_node, oversubscribed=layout.oversubscribed)
             table = load_tuning_table(site, whole_job=comm.size == MPI.COMM_WORLD.size)
-        table, number = comm.bcast((table, number))
-        self.state.open(number, comm.rank, comm.size, list_world_ranks(comm))
+        table, number = comm.bcast((table, self.state.recorder.make_communicator_id()))  # those of rank 0
+        self.state.open(number, comm.rank, comm.size, world_ranks)
+        self.processes = dict(zip(world_ranks or (), layout.processes, strict=False))  # by rank in MPI.COMM_WORLD
         self.call_selector = CallSelector(
             self.size, self.nodes, self.node, self.library, Selector(comm.size, layout.nodes, table), mixed_forms
         )

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from types import ModuleType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from hpccoll.errors import UnavailableError, UsageError
 from hpccoll.optional_packages import format_install_command
@@ -37,15 +37,19 @@ _PACKAGES = {
     "cupy": ("cupy-cuda13x", "cupy-cuda12x", "cupy"),
 }
 
+# A process id, the number of the namespace to which the id belongs, and a number that identifies the host.
+ProcessId: TypeAlias = tuple[int, int, int]
+
 
 @dataclass(frozen=True, slots=True)
 class RankLayout:
-    """The host, node and core count of each rank, indexed by rank. Nodes are in the order of their lowest ranks."""
+    """The host, node, cores and process of each rank, indexed by rank. Nodes are in the order of their lowest ranks."""
 
     hosts: tuple[str, ...]
     node: tuple[int, ...]
     cores: tuple[int, ...]  # number of cores that the rank may run on
     oversubscribed: bool  # whether a node has more ranks than cores that they may run on
+    processes: tuple[ProcessId, ...] = ()
 
     @property
     def ranks(self) -> int:
@@ -186,8 +190,16 @@ def list_world_ranks(comm: MPI.Intracomm) -> tuple[int, ...] | None:
     return None if module.UNDEFINED in ranks else ranks
 
 
+def _get_process_id(host: int) -> ProcessId:
+    """Return the id of this process on the host number `host`; namespace 0 where namespaces are unknown."""
+    namespace = 0
+    with suppress(OSError):
+        namespace = os.stat("/proc/self/ns/pid").st_ino  # noqa: PTH116 - `pathlib` takes 5 ms to import
+    return os.getpid(), namespace, host
+
+
 def detect_layout(comm: MPI.Intracomm) -> RankLayout:
-    """Return the host, node and cores of each rank of `comm`. Collective, with the same result on every rank.
+    """Return the host, node, cores and process of each rank of `comm`. Collective, with the same result on every rank.
 
     Cost: one communicator split, and an all-gather of a few dozen bytes per rank.
     """
@@ -197,18 +209,19 @@ def detect_layout(comm: MPI.Intracomm) -> RankLayout:
     host_comm.Free()
     cores = sum(1 << core for core in os.sched_getaffinity(0))  # as bits, because sets of 256 cores are long messages
     node = first_of_host, _find_emulated_node(module.COMM_WORLD.rank, os.environ)
-    rows = comm.allgather((module.Get_processor_name(), node, cores))
+    rows = comm.allgather((module.Get_processor_name(), node, cores, _get_process_id(first_of_host)))
     nodes = list(dict.fromkeys(row[1] for row in rows))
     host_cores: dict[int, int] = {}
-    for _, (host, _), own_cores in rows:
+    for _, (host, _), own_cores, _ in rows:
         # A pinned rank sees only its own cores, so a host's cores are those of all its ranks together.
         host_cores[host] = host_cores.get(host, 0) | own_cores
-    ranks = Counter(host for _, (host, _), _ in rows)
+    ranks = Counter(host for _, (host, _), _, _ in rows)
     return RankLayout(
         hosts=tuple(row[0] for row in rows),
         node=tuple(nodes.index(row[1]) for row in rows),
         cores=tuple(row[2].bit_count() for row in rows),
         oversubscribed=any(ranks[host] > host_cores[host].bit_count() for host in ranks),
+        processes=tuple(row[3] for row in rows),
     )
 
 

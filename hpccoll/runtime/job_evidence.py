@@ -51,7 +51,7 @@ def make_evidence(recordings: Iterable[Recording], states: Mapping[int, ProcessS
     size = max((recording.size for recording in by_rank.values()), default=0)
     latest = max((clocks[rank](_get_last_sign(each)) for rank, each in by_rank.items()), default=0.0)
     now = max((clocks[rank](time.monotonic_ns()) for rank in by_rank if states is not None), default=latest)
-    return JobEvidence(size, ranks, members, now)
+    return JobEvidence(size, ranks, members, now, states is None)
 
 
 def observe_process(recording: Recording) -> ProcessState:

@@ -10,6 +10,7 @@ import mmap
 import struct
 from dataclasses import dataclass
 from enum import IntEnum
+from threading import Lock
 from typing import Final
 
 NOTES_AT: Final = 2048  # in the header, behind the string that tells how the program ended
@@ -18,6 +19,9 @@ NOTES: Final = struct.Struct("<qq")
 LOCATION_AT: Final = NOTES_AT + 16
 LOCATION_LENGTH: Final = struct.Struct("<I")
 LOCATION_BYTES: Final = 500
+MUTEX_AT: Final = 2688  # of a robust mutex that this process holds (process_watch.py)
+MUTEX_BYTES: Final = 120  # at least the size of pthread_mutex_t
+HELD_AT: Final = MUTEX_AT + MUTEX_BYTES  # a byte that is 1 once the process holds the mutex
 OBSERVATIONS_AT: Final = 3072
 OBSERVATION: Final = struct.Struct("<qii")  # monotonic time (ns; 0: no observation), observed rank, state
 OBSERVATIONS: Final = 32
@@ -60,7 +64,7 @@ class NotesWriter:
     """Writes the notes of this process into the mapped memory of its recorder file."""
 
     def __init__(self, memory: mmap.mmap) -> None:
-        self._memory, self._observed = memory, 0
+        self._memory, self._observed, self._lock = memory, 0, Lock()
 
     def write_sign_of_life(self, now_ns: int, location: str) -> None:
         """Record that this process is alive, and the line of the program that it executes."""
@@ -77,10 +81,11 @@ class NotesWriter:
 
     def observe(self, now_ns: int, rank: int, state: ObservedState) -> None:
         """Record the state in which this rank sees another rank's process; only the first 32 observations are kept."""
-        if self._observed < OBSERVATIONS:
-            at = OBSERVATIONS_AT + self._observed * OBSERVATION.size
-            OBSERVATION.pack_into(self._memory, at, now_ns, rank, state)
-            self._observed += 1
+        with self._lock:  # several threads observe
+            if self._observed < OBSERVATIONS:
+                at = OBSERVATIONS_AT + self._observed * OBSERVATION.size
+                OBSERVATION.pack_into(self._memory, at, now_ns, rank, state)
+                self._observed += 1
 
 
 def parse_notes(contents: bytes) -> ProcessNotes:
@@ -95,3 +100,14 @@ def parse_notes(contents: bytes) -> ProcessNotes:
         if time_ns > 0 and state in tuple(ObservedState):
             observations.append(Observation(time_ns, rank, ObservedState(state)))
     return ProcessNotes(alive or None, ended_job or None, location, tuple(observations))
+
+
+def read_end_of_job(path: str) -> int:
+    """Return when the rank that writes a recorder file began to end the job, on its clock; 0 if it did not."""
+    try:
+        with open(path, "rb") as file:  # noqa: PTH123 - `pathlib` takes 5 ms to import
+            file.seek(NOTES_AT)
+            contents = file.read(NOTES.size)
+    except OSError:
+        return 0
+    return int(NOTES.unpack(contents)[1]) if len(contents) == NOTES.size else 0

@@ -1,0 +1,142 @@
+"""Notices the ends of other ranks' processes of this host, and finds the line that this process executes.
+
+The main thread of every rank holds a robust mutex (pthread_mutexattr_setrobust) in the header of its recorder file. Two
+other ranks wait for this mutex, each in a thread of its own. The kernel releases the robust mutexes of a killed process
+before it frees the memory of the process and closes its files, by which launchers notice the end. The survivors of a
+killed rank can therefore record which rank ended first before a launcher kills them, too. In 8 of 8 trials under MPICH
+they did; with pidfds, of which the kernel tells after closing the files, in none of 5.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import cache, partial
+from types import FrameType
+from typing import Any, Final
+
+from hpccoll.runtime.job import ProcessId
+from hpccoll.runtime.recorder.flight_recorder import FlightRecorder
+from hpccoll.runtime.recorder.layout import FILE_PREFIX, HEADER_BYTES
+from hpccoll.runtime.recorder.process_notes import HELD_AT, MUTEX_AT, MUTEX_BYTES
+
+WATCHED: Final = 2  # ranks that each rank watches
+_ROBUST, _SHARED = 1, 1  # PTHREAD_MUTEX_ROBUST, PTHREAD_PROCESS_SHARED
+_OWNER_DIED: Final = 130  # EOWNERDEAD
+_START_S: Final = 0.05  # between two looks whether a rank already holds its mutex
+_STACK_BYTES: Final = 2**18
+_SKIPPED: Final = (os.path.dirname(os.path.dirname(__file__)) + os.sep, "<frozen importlib")  # noqa: PTH120
+
+
+class ProcessWatch:
+    """Watches some of the other ranks' processes of this host. Without a recorder file or Linux it watches none.
+
+    Args:
+        recorder: the recorder of this process.
+        on_end: is called, in a thread, with the rank of each process that has ended without `release`.
+    """
+
+    def __init__(self, recorder: FlightRecorder, on_end: Callable[[int], None]) -> None:
+        self._recorder, self._on_end = recorder, on_end
+        self._watched: set[int] = set()
+        self._mutex: Any = None
+
+    def hold(self) -> None:
+        """Lock this rank's mutex in the calling thread; if it is killed, the kernel tells the ranks that watch it."""
+        library = _load_pthreads()
+        if library is not None and self._recorder.path is not None:
+            self._mutex = (ctypes.c_char * MUTEX_BYTES).from_buffer(self._recorder.memory, MUTEX_AT)
+            attributes = ctypes.create_string_buffer(MUTEX_BYTES)
+            library.pthread_mutexattr_init(attributes)
+            library.pthread_mutexattr_setrobust(attributes, _ROBUST)
+            library.pthread_mutexattr_setpshared(attributes, _SHARED)
+            library.pthread_mutex_init(self._mutex, attributes)
+            library.pthread_mutex_lock(self._mutex)
+            self._recorder.memory[HELD_AT] = 1
+
+    def release(self) -> None:
+        """Tell other ranks that the program of this rank ends by itself; to be called in the thread of `hold`."""
+        library = _load_pthreads()
+        if library is not None and self._mutex is not None:
+            library.pthread_mutex_unlock(self._mutex)
+
+    def add(self, processes: Mapping[int, ProcessId]) -> None:
+        """Watch the processes of the next ranks of this rank's host, in the order of the ranks, each in a thread.
+
+        Args:
+            processes: the processes of a communicator's ranks, by rank.
+        """
+        own = self._recorder.rank
+        if _load_pthreads() is None or self._recorder.path is None or own not in processes:
+            return
+        ranks = sorted(rank for rank, process in processes.items() if process[1:] == processes[own][1:])
+        at = ranks.index(own)
+        paths = _find_files(self._recorder.path)
+        files = [(rank, paths.get((rank, processes[rank][0]))) for rank in [*ranks[at + 1 :], *ranks[:at]]]
+        for rank, path in [(rank, path) for rank, path in files if path][:WATCHED]:
+            if rank not in self._watched:
+                self._watched.add(rank)
+                _start_thread(partial(self._await_end, rank, path))
+
+    def _await_end(self, rank: int, path: str) -> None:
+        """Wait for the end of a rank's process; call `on_end` unless it has released its mutex."""
+        library = _load_pthreads()
+        with suppress(OSError, ValueError), open(path, "r+b") as file:  # noqa: PTH123
+            memory = mmap.mmap(file.fileno(), HEADER_BYTES)
+            mutex = (ctypes.c_char * MUTEX_BYTES).from_buffer(memory, MUTEX_AT)
+            while not memory[HELD_AT]:
+                time.sleep(_START_S)
+            if library is not None:
+                ended = library.pthread_mutex_lock(mutex)
+                if ended == _OWNER_DIED:
+                    self._on_end(rank)
+                    library.pthread_mutex_consistent(mutex)
+                library.pthread_mutex_unlock(mutex)
+
+
+def find_location(thread: int) -> str:
+    """Return the line of the program that a thread executes, such as `train.py:12 in step`; empty if unknown.
+
+    Lines of hpccoll and of Python's import system are skipped: a rank in a collective is at the line that calls it.
+    """
+    frame: FrameType | None = sys._current_frames().get(thread)  # noqa: SLF001 - the only interface to other threads
+    while frame is not None and frame.f_back is not None and frame.f_code.co_filename.startswith(_SKIPPED):
+        frame = frame.f_back
+    if frame is None:
+        return ""
+    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno} in {frame.f_code.co_name}"  # noqa: PTH119
+
+
+@cache
+def _load_pthreads() -> ctypes.CDLL | None:
+    """Return the C library with robust mutexes; None on systems other than Linux."""
+    if sys.platform != "linux":
+        return None
+    library = ctypes.CDLL(None)
+    return library if hasattr(library, "pthread_mutexattr_setrobust") else None
+
+
+def _find_files(own_path: str) -> dict[tuple[int, int], str]:
+    """Return the recorder files in the directory of this rank's file, by rank and process id."""
+    found: dict[tuple[int, int], str] = {}
+    with suppress(OSError), os.scandir(os.path.dirname(own_path)) as entries:  # noqa: PTH120
+        for entry in entries:
+            match entry.name.removeprefix(f"{FILE_PREFIX}rank").split("-"):
+                case [rank, process, _] if rank.isdecimal() and process.isdecimal():
+                    found[int(rank), int(process)] = entry.path
+    return found
+
+
+def _start_thread(target: Callable[[], None]) -> None:
+    """Start a thread that does not keep the process alive, with a small stack."""
+    before = threading.stack_size(_STACK_BYTES)
+    try:
+        threading.Thread(target=target, name="hpccoll-process-watch", daemon=True).start()
+    finally:
+        threading.stack_size(before)

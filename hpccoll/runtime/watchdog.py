@@ -1,0 +1,294 @@
+"""Ends the job with one report if a call of a rank does not finish within HPCCOLL_TIMEOUT seconds.
+
+The report rests on the recordings of all ranks. A rank reads the recorder files of its node itself, so that stopped and
+dead ranks need not answer. It asks the ranks whose files it cannot read, such as those of other nodes, by notices; a
+rank that answers also reads the files of its node for ranks that do not answer. Every rank whose call has not finished
+may report. A rank first claims the report, in its recorder file and in its notices, and leaves it to a rank with a
+lower number that has claimed it, too.
+
+Without MPI_THREAD_MULTIPLE no notices are sent: the report then rests on the recorder files that the rank can read, and
+the process exits with status 4, upon which launchers end the job.
+
+Modules that analyze recordings are imported for a report only, because imports dominate the start of many ranks.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import zlib
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from hpccoll.errors import RecordingError, UsageError
+from hpccoll.runtime.recorder.flight_recorder import DIRECTORY, FlightRecorder
+from hpccoll.runtime.recorder.process_notes import NotesWriter, ObservedState, read_end_of_job
+
+if TYPE_CHECKING:
+    from hpccoll.crash import CrashAnalysis, JobEvidence, ProcessState
+    from hpccoll.runtime.recorder import Recording
+
+TIMEOUT: Final = "HPCCOLL_TIMEOUT"
+STAGGER_S: Final = 0.03  # per rank, before a rank claims the report, so that mostly the lowest rank does
+MOST_STAGGERED: Final = 20
+CROSSING_S: Final = 0.1  # until claims of other ranks, made at the same time, can be seen
+LATE_S: Final = 1.0  # of ranks that make their call after another rank has failed in it
+COLLECT_S: Final = 0.8  # for answers to a request, which a thread reads twice per second
+CLAIM_S: Final = 5.0  # a claim without report is ignored afterwards
+POLL_S: Final = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class RecordingRequest:
+    """The notice that rank `claimant` reports a call that does not finish, and needs the recordings of `ranks`."""
+
+    claimant: int
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RecordingAnswer:
+    """The answer to a `RecordingRequest`.
+
+    `contents` has compressed recorder files and `states` the states of the processes, by rank. `readable` lists the
+    ranks whose files the sender can read.
+    """
+
+    contents: Mapping[int, bytes]
+    states: Mapping[int, ProcessState]
+    readable: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class _Collection:
+    """The recordings and process states that a claimant has collected, and who can read which other recordings.
+
+    `elsewhere` has recordings of other hosts in a shared directory, which may be older than those of `recordings`.
+    """
+
+    recordings: dict[int, Recording]
+    elsewhere: dict[int, Recording]
+    states: dict[int, ProcessState]
+    readable: dict[int, tuple[int, ...]] = field(default_factory=dict)  # by the rank that answered
+
+
+def read_timeout(environ: Mapping[str, str] = os.environ) -> float | None:
+    """Return the seconds of HPCCOLL_TIMEOUT; None if it is not set.
+
+    Raises:
+        UsageError: the value is not a positive number.
+    """
+    setting = environ.get(TIMEOUT, "")
+    if not setting:
+        return None
+    with suppress(ValueError):
+        if 0 < (seconds := float(setting)) < float("inf"):
+            return seconds
+    raise UsageError(f"{TIMEOUT}={setting!r} is not a number of seconds above 0; set it to seconds, or unset it")
+
+
+class Watchdog:
+    """Collects recordings, and reports on them.
+
+    Args:
+        recorder: the recorder of this process.
+        where: the name of this rank for messages.
+    """
+
+    def __init__(self, recorder: FlightRecorder, where: str) -> None:
+        self._recorder, self._where = recorder, where
+        self.notes = NotesWriter(recorder.memory)
+        self._collection: _Collection | None = None
+        self._rival = (-1, 0.0)  # the rank that has last claimed the report, and when
+
+    def receive(self, notice: object, reply: Callable[[int, object], None]) -> None:
+        """Act on a notice of another rank's watchdog; `reply` sends a notice to a rank of MPI.COMM_WORLD."""
+        match notice:
+            case RecordingRequest(claimant, ranks):
+                self._rival = claimant, time.monotonic()
+                reply(claimant, self._make_answer(ranks))
+            case RecordingAnswer() if self._collection is not None:
+                from hpccoll.runtime.recorder.recording import parse_recording
+
+                for rank, contents in notice.contents.items():
+                    with suppress(RecordingError, zlib.error):
+                        recording = parse_recording(zlib.decompress(contents), "message")
+                        self._collection.recordings[rank] = recording
+                        self._collection.readable[rank] = notice.readable
+                self._collection.states.update(notice.states)
+
+    def report(self, ask: Callable[[int, object], None] | None, poll: Callable[[], None]) -> str | None:
+        """Claim the report on a call that does not finish, and return its text; None if another rank reports.
+
+        Args:
+            ask: sends a notice to a rank of MPI.COMM_WORLD; None if notices cannot be sent.
+            poll: receives notices, and passes them to `receive`.
+        """
+        rank = self._recorder.rank
+        time.sleep(min(rank, MOST_STAGGERED) * STAGGER_S)
+        poll()
+        collection = self._collection = self._read_node()
+        if self._is_claimed(collection):
+            return None
+        self.notes.write_end_of_job(time.monotonic_ns())
+        if ask is not None:
+            self._ask_others(ask, poll)
+        time.sleep(CROSSING_S)
+        poll()
+        if self._is_claimed(collection, below=rank):
+            self.notes.write_end_of_job(0)
+            return None
+        for other, state in collection.states.items():
+            if state.value == "stopped":
+                self.notes.observe(time.monotonic_ns(), other, ObservedState.STOPPED)
+        return self._explain(collection)
+
+    def _explain(self, collection: _Collection) -> str:
+        """Return the report on the collected recordings."""
+        from hpccoll.crash import format_analysis, format_call
+
+        evidence, analysis = _analyze(collection)
+        own = evidence.ranks[self._recorder.rank].last_call
+        waiting = f"its {'call' if own is None else format_call(own)} has not finished within {TIMEOUT}"
+        seconds = f"{read_timeout() or 0:g} s"
+        explained = format_analysis(evidence, analysis)
+        return f"Error: {self._where} ends the job: {waiting}={seconds}.\n{explained}\n{_advise()}"
+
+    def explain_mismatch(self, ask: Callable[[int, object], None] | None, poll: Callable[[], None]) -> str:
+        """Return which ranks made different calls; empty if the recordings show no difference.
+
+        Waits up to a second while there is no majority, because late ranks may not yet have made their calls. The
+        arguments are those of `report`.
+        """
+        from hpccoll.crash import format_analysis
+
+        end = time.monotonic() + LATE_S
+        while True:
+            collection = self._collection = self._read_node()
+            if ask is not None:
+                self._ask_others(ask, poll)
+            evidence, analysis = _analyze(collection)
+            if analysis.guilty or time.monotonic() > end:
+                return f"{format_analysis(evidence, analysis)}\n" if analysis.disagreement is not None else ""
+            time.sleep(POLL_S)
+
+    def find_unnoticed_mismatch(self) -> str:
+        """Return the report on different calls that have finished nevertheless; empty if there are none.
+
+        To be called when the programs of all ranks have ended. One rank per node compares, the lowest of the node.
+        """
+        from hpccoll.crash import format_analysis
+
+        found = self._read_node()
+        if min(found.recordings) < self._recorder.rank:
+            return ""
+        evidence, analysis = _analyze(found)
+        if analysis.disagreement is None:
+            return ""
+        begin = f"Error: {self._where} ends the job: ranks made different calls, which have finished nevertheless"
+        return f"{begin}, so their results may be wrong.\n{format_analysis(evidence, analysis)}\n{_advise()}"
+
+    def note_death(self, rank: int) -> None:
+        """Record that the process of a rank has ended without notice."""
+        self.notes.observe(time.monotonic_ns(), rank, ObservedState.DEAD)
+
+    def write_ending(self, how: str) -> None:
+        """Record how the program of this rank ended."""
+        self._recorder.write_ending(how)
+
+    def end_job(self) -> None:
+        """Record that this rank ends the job; remove the node's recorder files unless HPCCOLL_RECORDER keeps them."""
+        self.notes.write_end_of_job(time.monotonic_ns())
+        if not os.environ.get(DIRECTORY):
+            for recording in self._read_node().recordings.values():
+                with suppress(OSError):
+                    os.unlink(recording.path)  # noqa: PTH108 - `pathlib` takes 5 ms to import
+
+    def _is_claimed(self, collection: _Collection, below: int | None = None) -> bool:
+        """Whether another rank has recently claimed the report; with `below`, only lower ranks count."""
+        now = time.monotonic()
+        rival, since = self._rival
+        claims = {rank: read_end_of_job(each.path) for rank, each in collection.recordings.items()}
+        recent = {rank for rank, claimed_ns in claims.items() if claimed_ns and now - claimed_ns * 1e-9 < CLAIM_S}
+        if now - since < CLAIM_S:
+            recent.add(rival)
+        return any(rank != self._recorder.rank and (below is None or rank < below) for rank in recent)
+
+    def _read_node(self) -> _Collection:
+        """Return the recordings of this job in the directory of this rank's recorder file, with process states."""
+        from hpccoll.runtime.job_evidence import observe_processes
+        from hpccoll.runtime.recorder import read_recordings
+
+        recorder, own = self._recorder, self._recorder.read()
+        found: dict[int, Recording] = {recorder.rank: own}
+        elsewhere: dict[int, Recording] = {}
+        if recorder.path is not None:
+            with suppress(RecordingError):
+                directory = os.path.dirname(recorder.path)  # noqa: PTH120
+                for each in read_recordings(directory, next(iter(own.communicators), None)).recordings:
+                    (found if each.host == own.host else elsewhere)[each.rank] = each
+        return _Collection(found, elsewhere, observe_processes(found.values()) or {})
+
+    def _make_answer(self, ranks: tuple[int, ...]) -> RecordingAnswer:
+        """Return the recordings of some ranks of this node, compressed to a few kilobytes each."""
+        found = self._read_node()
+        contents = {
+            rank: zlib.compress(self._read_contents(found.recordings[rank]), 1)
+            for rank in ranks
+            if rank in found.recordings
+        }
+        states = {rank: state for rank, state in found.states.items() if rank in contents}
+        return RecordingAnswer(contents, states, tuple(found.recordings))
+
+    def _read_contents(self, recording: Recording) -> bytes:
+        """Return the contents of a recorder file."""
+        if recording.rank == self._recorder.rank:
+            return bytes(self._recorder.memory)
+        with open(recording.path, "rb") as file:  # noqa: PTH123
+            return file.read()
+
+    def _ask_others(self, ask: Callable[[int, object], None], poll: Callable[[], None]) -> None:
+        """Ask for the recordings of the ranks that are not on this node; then for those of ranks that do not answer."""
+        assert self._collection is not None  # noqa: S101 - `report` has set it
+        found, own = self._collection.recordings, self._recorder.rank
+        missing = [rank for rank in range(found[own].size) if rank not in found]
+        for rank in missing:
+            ask(rank, RecordingRequest(own, (rank,)))
+        _poll_until(lambda: all(rank in found for rank in missing), poll)
+        by_delegate: dict[int, list[int]] = {}
+        for rank in missing:
+            delegates = [each for each, readable in self._collection.readable.items() if rank in readable]
+            if rank not in found and delegates:
+                by_delegate.setdefault(delegates[0], []).append(rank)
+        for delegate, ranks in by_delegate.items():
+            ask(delegate, RecordingRequest(own, tuple(ranks)))
+        wanted = [rank for ranks in by_delegate.values() for rank in ranks]
+        _poll_until(lambda: all(rank in found for rank in wanted), poll)
+
+
+def _analyze(collection: _Collection) -> tuple[JobEvidence, CrashAnalysis]:
+    """Return the evidence in the collected recordings, and its analysis."""
+    from hpccoll.crash import analyze
+    from hpccoll.runtime.job_evidence import make_evidence
+
+    recordings = {**collection.elsewhere, **collection.recordings}
+    evidence = make_evidence(recordings.values(), collection.states)
+    return evidence, analyze(evidence)
+
+
+def _poll_until(done: Callable[[], bool], poll: Callable[[], None]) -> None:
+    """Call `poll` until `done` returns true, for COLLECT_S seconds at most."""
+    end = time.monotonic() + COLLECT_S
+    while not done() and time.monotonic() < end:
+        time.sleep(POLL_S)
+        poll()
+
+
+def _advise() -> str:
+    """Return where the recordings are kept, or how to keep them."""
+    directory = os.environ.get(DIRECTORY)
+    if directory:
+        return f"The recordings are in {directory}; `hpccoll report --crash {directory}` explains them again.\n"
+    return f"Set {DIRECTORY}=DIR to keep the recordings, which `hpccoll report --crash DIR` explains.\n"
