@@ -223,16 +223,16 @@ def _compare_commands(options: CompareOptions) -> int:
 def _compare_finished(options: CompareOptions, rounds: RoundOptions, stop: StopCause) -> int:
     """Compare the results of the rounds that both commands have finished; return the exit status.
 
-    If rounds were cut short before both commands have run once, print that there is nothing to compare.
+    If rounds were cut short before both commands have run once, compare nothing.
     """
     from hpccoll.compare.measured_runs import read_side
     from hpccoll.compare.rounds import list_finished_pairs
 
     files: Sequence[Sequence[Path]] = list_finished_pairs(rounds.directory)
-    if stop != "complete":
+    if stop == "interrupted" or (stop == "failed" and files[0]):
         click.echo(f"# {len(files[0])} of {rounds.rounds} rounds are finished", err=True)
-        if not files[0]:
-            return 0
+    if stop != "complete" and not files[0]:
+        return 0
     a, b = (read_side(name, side) for name, side in zip("AB", files, strict=True))
     status = _compare(options, a, b, paired=True, stop=stop)
     if options.json_file != STDOUT:

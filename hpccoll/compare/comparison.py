@@ -50,6 +50,7 @@ class _TestedColumns:
     """Logarithms of medians without drift: lines are runs, columns are rows or operations, NaN is not measured.
 
     `prior` and `prior_degrees` are the variance per run that the spread over rows implies, and its degrees of freedom.
+    `weight` is the number of runs that `prior` counts as where a side has several runs.
     `between` is the variance over operations of the difference of two runs, with its degrees of freedom.
     """
 
@@ -57,6 +58,7 @@ class _TestedColumns:
     b: Floats
     prior: Floats
     prior_degrees: float
+    weight: float
     between: float = 0.0
     between_degrees: float = 1.0
 
@@ -212,7 +214,10 @@ def _test(measured: _MeasuredRuns) -> tuple[tuple[ComparedRow, ...], tuple[Compa
     shares = (OPERATION_SHARE, 1 - OPERATION_SHARE) if tested else (0.0, 1.0)
     orders = [compare_samples(*measured.collect_samples(int(column))) for column in np.flatnonzero(kept)]
     times = _test_columns(
-        _TestedColumns(a, b, prior + disturbed, noise.PRIOR_DEGREES), shares[1], orders, measured.paired
+        _TestedColumns(a, b, prior + disturbed, noise.PRIOR_DEGREES, noise.PRIOR_DEGREES),
+        shares[1],
+        orders,
+        measured.paired,
     )
     rows = tuple(_make_row(measured, *each) for each in zip(np.flatnonzero(kept).tolist(), orders, times, strict=True))
     if not tested:
@@ -222,7 +227,8 @@ def _test(measured: _MeasuredRuns) -> tuple[tuple[ComparedRow, ...], tuple[Compa
     variances += [disturbed[rows].max() for rows in members]
     found = _subtract(joined_a, joined_b, measured.paired)
     between = noise.estimate_operation_variance(found.values, variances * found.per_run)
-    columns = _TestedColumns(joined_a, joined_b, variances, spread.degrees, between, max(len(tested) - 1, 1))
+    weights = spread.degrees, noise.OPERATION_DEGREES
+    columns = _TestedColumns(joined_a, joined_b, variances, *weights, between, max(len(tested) - 1, 1))
     operation_times = _test_columns(columns, shares[0], None, measured.paired)
     operations = tuple(
         ComparedOperation(group, groups.count(group), each) for group, each in zip(tested, operation_times, strict=True)
@@ -282,7 +288,8 @@ def _test_columns(
     """Return the comparison of each column; all tests together have the significance `share` * SIGNIFICANCE."""
     found = _subtract(columns.a, columns.b, paired)
     single = found.degrees == 0
-    variance, degrees = noise.combine_variances(columns.prior, columns.prior_degrees, found.variance, found.degrees)
+    prior = columns.prior, columns.prior_degrees
+    variance, degrees = noise.combine_variances(*prior, found.variance, found.degrees, columns.weight)
     variance = variance * found.per_run
     summed = noise.add_variances(variance, degrees, columns.between, columns.between_degrees)
     errors, degrees = np.sqrt(np.where(single, summed[0], variance)), np.where(single, summed[1], degrees)

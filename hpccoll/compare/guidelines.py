@@ -7,7 +7,8 @@ measured. Algorithms have different names in different operations, so guidelines
 engines without algorithms and for hpccoll's `auto`, and monotony for all rows.
 
 A guideline is violated if the whole interval of the ratio left / right is above 1 plus the tolerance, and Mann-Whitney
-U agrees where the right side is one operation. The noise of a median in a run is at least `GUIDELINE_NOISE`.
+U agrees where the right side is one operation. The noise of a median in a run is at least `GUIDELINE_NOISE`, and more
+in runs that other programs interrupted.
 
 Sources: Traeff, Gropp and Thakur, IEEE TPDS 21 (2010), 698; Hunold and Carpen-Amarie, PGMPI (ACM TOPC 5, 2018).
 """
@@ -24,7 +25,7 @@ from numpy.typing import NDArray
 
 from hpccoll.compare.hypothesis_tests import compare_samples, compute_interval, correct_by_holm
 from hpccoll.compare.measured_runs import ComparedSide, RowKey
-from hpccoll.compare.noise import PRIOR_DEGREES, compute_batch_variance
+from hpccoll.compare.noise import DISTURBED_NOISE, PRIOR_DEGREES, compute_batch_variance, find_disturbed_operations
 from hpccoll.plan import Operation
 
 Floats = NDArray[np.float64]
@@ -156,7 +157,8 @@ def _measure_ratio(side: ComparedSide, left: RowKey, right: Sequence[RowKey]) ->
     for rows in runs:
         medians = np.array([rows[key].time_us.p50 for key in right])
         shares = medians / max(float(medians.sum()), 1e-3)
-        within = [compute_batch_variance(rows[key].samples_us) + GUIDELINE_NOISE**2 for key in (left, *right)]
+        least = GUIDELINE_NOISE**2 + (DISTURBED_NOISE**2 if find_disturbed_operations(rows.values()) else 0.0)
+        within = [compute_batch_variance(rows[key].samples_us) + least for key in (left, *right)]
         values.append(float(np.log(max(rows[left].time_us.p50, 1e-3) / max(float(medians.sum()), 1e-3))))
         variances.append(within[0] + float(np.sum(shares**2 * within[1:])))
     value, prior = float(np.mean(values)), float(np.mean(variances))

@@ -36,7 +36,8 @@ from hpccoll.measure.statistics import Samples
 from hpccoll.records import CollectiveRecord
 
 Floats = NDArray[np.float64]
-PRIOR_DEGREES = 4  # the spread over rows counts as much as this many further runs
+PRIOR_DEGREES = 4  # the spread over rows counts as much as this many further runs of a row
+OPERATION_DEGREES = 10  # the same for operations, whose noise differs less from one to the other
 MAX_SPREAD_DEGREES = 60  # degrees of freedom of the spread over rows, at most
 FEW_ROWS = 8
 MIN_OPERATIONS = 3  # for a spread over operations
@@ -88,7 +89,9 @@ def estimate_spread(
     return Spread(measured + lowest**2 / 2, float(np.clip(degrees, PRIOR_DEGREES, MAX_SPREAD_DEGREES)))
 
 
-def combine_variances(prior: Floats, prior_degrees: float, own: Floats, degrees: Floats) -> tuple[Floats, Floats]:
+def combine_variances(
+    prior: Floats, prior_degrees: float, own: Floats, degrees: Floats, weight: float
+) -> tuple[Floats, Floats]:
     """Return variances per run and degrees of freedom, combined from the spread over rows and each row's own runs.
 
     Args:
@@ -96,10 +99,11 @@ def combine_variances(prior: Floats, prior_degrees: float, own: Floats, degrees:
         prior_degrees: degrees of freedom of `prior` for rows without several runs.
         own: variance per run from the row's own runs; ignored where `degrees` is 0.
         degrees: degrees of freedom of `own`.
+        weight: the number of runs that `prior` counts as, beside those of `own`.
     """
     repeated = degrees > 0
-    combined = (PRIOR_DEGREES * prior + degrees * np.where(repeated, own, 0.0)) / (PRIOR_DEGREES + degrees)
-    return np.where(repeated, combined, prior), np.where(repeated, PRIOR_DEGREES + degrees, prior_degrees)
+    combined = (weight * prior + degrees * np.where(repeated, own, 0.0)) / (weight + degrees)
+    return np.where(repeated, combined, prior), np.where(repeated, weight + degrees, prior_degrees)
 
 
 def average_runs(table: Floats) -> tuple[Floats, Floats, Floats]:

@@ -20,7 +20,7 @@ PROGRESS = ("prterun", "mpirun", "--------", "   Process name", "   Exit code", 
 
 # The words of a command line, the exit status, and words that the message must have.
 ALONE: list[tuple[str, int, tuple[str, ...]]] = [
-    ("bnech", 2, ("unknown command 'bnech'", "did you mean bench?", "choose one of: bench, compare")),
+    ("bnech", 2, ("unknown command 'bnech'", "did you mean bench?", "bench, compare, demo")),
     ("--bogus", 2, ("No such option", "See hpccoll --help")),
     ("schema x", 2, ("unexpected extra argument", "See hpccoll schema --help")),
     ("verify --ranks 0", 2, ("'0'", "need 1 <= FIRST <= LAST")),
@@ -80,7 +80,7 @@ ALONE: list[tuple[str, int, tuple[str, ...]]] = [
     ("compare", 2, ("name two result files to compare", "--run and --against")),
     ("compare missing.jsonl garbage.jsonl", 2, ("A missing.jsonl: cannot read it", "--json")),
     ("compare garbage.jsonl", 2, ("not a record of schema", "--json")),
-    ("compare --run 'no-such-program' --against 'no-such-program'", 3, ("was not found", "activate its")),
+    ("compare --run no-such-program --against no-such-program", 3, ("was not found", "activate its")),
     ("lab up --nodes 0", 2, ("--nodes 0", "1 to 250 nodes")),
     ("preflight --size 0", 2, ("--size 0 measures no link", "--size 4M")),
     ("preflight --reach", 3, ("SLURM_STEP_NODELIST is not set", "start it by srun")),
