@@ -72,7 +72,7 @@ def _run(options: argparse.Namespace, measure: Callable[[Bench], Iterator[Result
         stack.callback(comm.Free)
         name = Path(sys.argv[0]).stem
         bench = Bench(name, comm, own, sizes, options.seconds, options.patience, options.seed, options.link_mbit)
-        run = _run_record(comm, f"mpirun -n {comm.size} python bench/{name}.py {' '.join(sys.argv[1:])}".strip())
+        run = make_run_record(comm, f"mpirun -n {comm.size} python bench/{name}.py {' '.join(sys.argv[1:])}".strip())
         show: Callable[[str], object] = print if comm.rank == 0 and options.json != "-" else _silent
         journal = stack.enter_context(RecordWriter(options.json)) if comm.rank == 0 and options.json else None
         keep: Callable[[Mapping[str, Any]], object] = journal.write if journal else _silent
@@ -92,7 +92,7 @@ def _silent(_: object) -> None:
     """Do nothing; used on all ranks but 0, because only rank 0 prints and writes."""
 
 
-def _run_record(comm: Any, command: str) -> dict[str, Any]:
+def make_run_record(comm: Any, command: str) -> dict[str, Any]:
     """Return the run record of `hpccoll bench` with the processor and the load average; collective."""
     layout = job.detect_layout(comm)
     run = RunRecord.make(
