@@ -14,6 +14,7 @@ import click
 from hpccoll.cli.output import STDOUT, json_option
 from hpccoll.cli.progress import show_progress
 from hpccoll.cli.run_record import make_run_record
+from hpccoll.cli.start_options import StartOptions, make_starter, start_options, take_start_options
 from hpccoll.errors import UnavailableError, UnknownNameError, UsageError
 from hpccoll.plan import Operation
 from hpccoll.records import CaseKey, CollectiveRecord
@@ -64,6 +65,7 @@ class BenchOptions:
     resume: str | None
     report_hint: bool
     stop_file: str | None
+    starting: StartOptions
 
     @property
     def sizes(self) -> list[int]:
@@ -116,6 +118,7 @@ class BenchOptions:
 @click.option("--resume", metavar="FILE", help="Append to a result file; its rows are not measured again.")
 @click.option("--report-hint/--no-report-hint", default=True, help="Whether to name the command that makes a report.")
 @click.option("--stop-file", metavar="FILE", help="Stop after the current row once this file exists (exit status 130).")
+@start_options
 def bench(**options: Any) -> int:
     """Time collectives of other libraries, of auto and of hpccoll's algorithms side by side (default: all_reduce).
 
@@ -133,7 +136,7 @@ def bench(**options: Any) -> int:
         raise UsageError(
             f"--json {json_file} and --resume {resume} both name the file for the records; give one of them"
         )
-    return _run(BenchOptions(**options))
+    return _run(BenchOptions(starting=take_start_options(options), **options))
 
 
 def _run(options: BenchOptions) -> int:
@@ -142,29 +145,18 @@ def _run(options: BenchOptions) -> int:
 
     world = job.get_world()  # before options are checked, so that a job by the wrong launcher is reported as such
     from hpccoll.measure.other_process_load import OtherProcessLoad
-    from hpccoll.measure.session import run_workloads
 
+    options.starting.check()
     layout = job.detect_layout(world)
     with _start_sessions(options, world.Dup(), layout) as (sessions, missing), ExitStack() as stack:
         limit = _measure_limit(options, world, layout)
-        run = make_run_record(world, sizes=options.sizes, limit=limit)
+        starter = make_starter(options.starting, sessions[0].world, layout)
+        for session in sessions:
+            session.starter = starter
+        run = make_run_record(world, sizes=options.sizes, limit=limit, clock=starter.describe_clock())
         outputs = joint_failure.run_on_first_rank(world, lambda: _BenchOutput(options, stack, sessions, run))
-        wrong, stopped = 0, False
         other_load = OtherProcessLoad(world)
-        for records in run_workloads(sessions, world.bcast(outputs.finished if outputs else None)):
-            for record in records:
-                wrong += record.wrong or 0
-                if outputs is not None:
-                    outputs.add(record)
-                # Only rank 0 looks for the stop file, because network file systems show new files to some nodes later.
-                stopped = options.stop_file is not None and world.bcast(outputs.should_stop if outputs else None)
-                if stopped:
-                    records.close()
-                    break
-            if outputs is not None:
-                outputs.end_block()
-            if stopped:
-                break
+        wrong, stopped = _run_cases(options, world, sessions, outputs)
         busy_cores = other_load.measure_busy_cores() if layout.nodes == 1 else None
         if outputs is not None:
             known = _describe_conditions(options, layout)
@@ -172,6 +164,31 @@ def _run(options: BenchOptions) -> int:
                 known, busy_cores=busy_cores, unavailable=missing, stopped=stopped, limit=limit
             )
     return 1 if wrong else STOPPED if stopped else 0
+
+
+def _run_cases(
+    options: BenchOptions, world: Any, sessions: Sequence[BenchmarkSession], outputs: _BenchOutput | None
+) -> tuple[int, bool]:
+    """Measure all cases that are left; return the number of wrong elements, and whether --stop-file ended the run."""
+    from hpccoll.measure.session import run_workloads
+
+    wrong = 0
+    for records in run_workloads(sessions, world.bcast(outputs.finished if outputs else None)):
+        stopped = False
+        for record in records:
+            wrong += record.wrong or 0
+            if outputs is not None:
+                outputs.add(record)
+            # Only rank 0 looks for the stop file, because network file systems show new files to some nodes later.
+            stopped = options.stop_file is not None and world.bcast(outputs.should_stop if outputs else None)
+            if stopped:
+                records.close()
+                break
+        if outputs is not None:
+            outputs.end_block()
+        if stopped:
+            return wrong, True
+    return wrong, False
 
 
 def _measure_limit(options: BenchOptions, world: Any, layout: RankLayout) -> HardwareLimit | None:

@@ -1,8 +1,8 @@
 """Times contenders (engines and algorithms) on the same buffers, taking turns in a new random order every round.
 
-A sample is the maximum over ranks of one iteration's time. A barrier precedes each iteration, so every sample includes
-the skew with which ranks leave a barrier. Before an iteration of a library that communicates in threads of its own
-(Gloo), early ranks sleep until all ranks have come. A rank that waits in an MPI barrier never gives up its core, so
+A sample is the maximum over ranks of one iteration's time. All ranks start an iteration together, at a time of a global
+clock or after a barrier (see `iteration_start`). Before an iteration of a library that communicates in threads of its
+own (Gloo), early ranks sleep until all ranks have come. A rank that waits in an MPI barrier never gives up its core, so
 that Gloo's threads would wait for a core for milliseconds.
 
 Rank 0 decides how many iterations a turn has and when to stop, and broadcasts both, so that all ranks call the same
@@ -15,20 +15,22 @@ import random
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hpccoll.measure.data import Array
+from hpccoll.measure.iteration_start import BarrierStarter, IterationStarter, WindowStarter
 from hpccoll.measure.stopping import StoppingRule
 from hpccoll.measure.workload import IDENTICAL_RESULTS, Workload
-from hpccoll.records import Staging, StopReason
+from hpccoll.records import Staging, StartMethod, StopReason
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 TURN_S, MOST_A_TURN = 2e-3, 20
-POLL_S = 20e-6  # between two looks whether all ranks are ready
+MOST_DISCARDED, SHARE_DISCARDED = 50, 0.8  # if more rounds miss their start, start windows do not work
 FAR_BEHIND, SHARE_BEHIND = 2.0, 0.3  # a contender this many times slower than the best gets this share of the budget
 
 
@@ -49,6 +51,9 @@ class Contender:
     spent_s: float = 0.0
     wrong: int | None = None
     stop: StopReason | None = None
+    start: StartMethod = StartMethod.BARRIER
+    discarded: int = 0  # rounds in which a rank missed the start window
+    clock_residual_us: float | None = None
 
     @property
     def name(self) -> str:
@@ -59,6 +64,18 @@ class Contender:
     def median_us(self) -> float:
         """The median of the samples so far in microseconds; infinite if there are none."""
         return float(np.median(self.samples_us)) if self.samples_us else float("inf")
+
+
+class IterationTime(NamedTuple):
+    """One iteration on this rank: seconds by the host's clock and by CUDA events, and whether it started late.
+
+    `delay_s` is that of `iteration_start.Start`.
+    """
+
+    seconds: float
+    stream_s: float
+    late: bool
+    delay_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +92,19 @@ class InterleavedBenchmark:
     """Times engines and algorithms on one workload; only `count_iterations` and `decide_stop` are not collective."""
 
     def __init__(
-        self, comm: MPI.Intracomm, workload: Workload, contenders: list[Contender], method: TimingOptions
+        self,
+        comm: MPI.Intracomm,
+        workload: Workload,
+        contenders: list[Contender],
+        method: TimingOptions,
+        starter: IterationStarter | None = None,
     ) -> None:
         self.comm, self.workload, self.method = comm, workload, method
         self.contenders, self.running = contenders, list(contenders)
+        self.barrier = BarrierStarter(comm)
+        self.starter: IterationStarter = starter or self.barrier
+        for contender in contenders:
+            contender.start = self.starter.method
         self._random = random.Random(method.seed)  # noqa: S311 - the same order on every rank, not a secret
 
     def run(self) -> Iterator[Contender]:
@@ -89,9 +115,12 @@ class InterleavedBenchmark:
             for contender in self._random.sample(self.running, len(self.running)):
                 self.time_turn(contender)
             stops = self.comm.bcast([self.decide_stop(contender) for contender in self.running])
+            residual = self.starter.measure_residual() if any(stops) else None
             for contender, stop in zip(list(self.running), stops, strict=True):
                 if stop is not None:
                     contender.stop = stop
+                    if residual is not None and contender.start is self.starter.method:
+                        contender.clock_residual_us = residual.offset_us
                     self.running.remove(contender)
                     yield contender
 
@@ -103,7 +132,7 @@ class InterleavedBenchmark:
         wrong = 0
         for _ in range(max(self.method.warmup, 1 if self.method.check else 0)):
             self.workload.reset()
-            self.wait_for_all_ranks(contender)
+            self.barrier.wait(contender.works_in_threads)
             contender.call()
             self.workload.module.synchronize()
             if self.method.check:
@@ -115,17 +144,36 @@ class InterleavedBenchmark:
             contender.wrong = wrong + (differ and self.workload.task.operation in IDENTICAL_RESULTS)
 
     def time_turn(self, contender: Contender) -> None:
-        """Time several iterations; append the time of each on its slowest rank to the contender's samples."""
+        """Time several iterations; append the time of each on its slowest rank to the contender's samples.
+
+        Iterations that a rank started late are counted in `discarded`, and their times are dropped.
+        """
         begin = time.perf_counter()
+        self.starter.refresh()
         count = self.comm.bcast(self.count_iterations(contender))
-        local = np.empty((count, 2))  # seconds by the host's clock and by CUDA events
-        for i in range(count):
-            local[i] = self.time_iteration(contender)
-        slowest = np.max(self.comm.allgather(local), axis=0) * 1e6
-        contender.samples_us += slowest[:, 0].tolist()
+        local = np.array([self.time_iteration(contender) for _ in range(count)])
+        seconds, stream_s, late, delays_s = np.max(self.comm.allgather(local), axis=0).T
+        kept = late == 0
+        contender.samples_us += (seconds[kept] * 1e6).tolist()
         if self.workload.module.on_device:
-            contender.stream_us += slowest[:, 1].tolist()
+            contender.stream_us += (stream_s[kept] * 1e6).tolist()
+        contender.discarded += int(np.count_nonzero(late))
+        if contender.start is StartMethod.WINDOW:
+            self._adapt_window(contender, delays_s)
         contender.spent_s += time.perf_counter() - begin
+
+    def _adapt_window(self, contender: Contender, delays_s: NDArray[np.float64]) -> None:
+        """Adapt the start window; if ranks miss most windows, start this contender's iterations by a barrier instead.
+
+        Raises UsageError if the user fixed a window that is too short.
+        """
+        self.starter.adapt(delays_s)
+        rounds = contender.discarded + len(contender.samples_us)
+        if contender.discarded > max(MOST_DISCARDED, SHARE_DISCARDED * rounds):
+            if isinstance(self.starter, WindowStarter) and self.starter.fixed:
+                raise self.starter.explain_misses(contender.discarded, rounds, delays_s)
+            contender.start = StartMethod.BARRIER
+            contender.samples_us, contender.stream_us = [], []
 
     def count_iterations(self, contender: Contender) -> int:
         """Return how many iterations fit in TURN_S seconds: 1 to MOST_A_TURN, within the stopping rule's maximum."""
@@ -133,16 +181,17 @@ class InterleavedBenchmark:
         fitting = 1 if not contender.samples_us else max(1, min(MOST_A_TURN, int(TURN_S / median_s)))
         return min(fitting, max(self.method.rule.max_iterations - len(contender.samples_us), 1))
 
-    def time_iteration(self, contender: Contender) -> tuple[float, float]:
-        """Run a barrier and one iteration; if `check` is set, count the wrong elements of the result.
+    def time_iteration(self, contender: Contender) -> IterationTime:
+        """Run one iteration that all ranks start together; if `check` is set, count the wrong elements of the result.
 
-        Returns the iteration's seconds on this rank, by the host's clock and by CUDA events (0 for host memory).
+        Returns the times on this rank.
         """
         workload = self.workload
         timer = workload.module.make_stream_timer()
         if self.method.check:
             workload.reset()
-        self.wait_for_all_ranks(contender)
+        starter = self.starter if contender.start is self.starter.method else self.barrier
+        latest_s, delay_s = starter.wait(contender.works_in_threads)
         begin = time.perf_counter()
         if timer is not None:
             timer[0]()
@@ -153,15 +202,7 @@ class InterleavedBenchmark:
         seconds = time.perf_counter() - begin
         if self.method.check and contender.wrong is not None:
             contender.wrong += workload.count_wrong(contender.name)
-        return seconds, timer[2]() if timer is not None else 0.0
-
-    def wait_for_all_ranks(self, contender: Contender) -> None:
-        """Block until every rank is ready for an iteration of `contender`."""
-        if contender.works_in_threads:
-            arrival = self.comm.Ibarrier()
-            while not arrival.Test():
-                time.sleep(POLL_S)
-        self.comm.Barrier()
+        return IterationTime(seconds, timer[2]() if timer is not None else 0.0, begin > latest_s, delay_s)
 
     def decide_stop(self, contender: Contender) -> StopReason | None:
         """Return the reason to stop timing a contender, or None to go on; local; rank 0's answer is for all ranks."""

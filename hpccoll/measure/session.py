@@ -6,11 +6,14 @@ from collections.abc import Collection, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace as replace_fields
+
 from hpccoll.algorithms.registry import list_algorithm_names
 from hpccoll.measure.bandwidth import compute_count, compute_message_bytes
 from hpccoll.measure.buffers import PreallocatedModule
 from hpccoll.measure.contenders import AUTO, OWN, prepare_contenders
 from hpccoll.measure.interleaved import Contender, InterleavedBenchmark, TimingOptions
+from hpccoll.measure.iteration_start import IterationStarter
 from hpccoll.measure.results.collective_record import make_collective_record
 from hpccoll.measure.workload import Workload, WorkloadSpec, list_places
 from hpccoll.plan import Operation
@@ -89,8 +92,10 @@ class BenchmarkSession:
         peers: list[LibraryEngine],
         module: ArrayModule,
         own: bool,
+        starter: IterationStarter | None = None,
     ) -> None:
         self.config, self.world, self.comm, self.peers, self.module = config, world, comm, peers, module
+        self.starter = starter  # None: iterations start after a barrier
         self.own = own  # whether hpccoll itself is a contender
         self.tasks = config.list_workloads(world.rank, world.size)
         self.refused: list[str] = []
@@ -128,12 +133,16 @@ class BenchmarkSession:
             return
         workload, ready = self._prepare(task, peers, algorithms)
         try:
-            for contender in InterleavedBenchmark(self.world, workload, ready, self.config.method).run():
+            for contender in self._race(workload, ready).run():
                 yield self._make_record(task, contender)
         except GeneratorExit:  # all ranks stop early; after another error the job is aborted, so nothing is freed
             free_contenders(ready)
             raise
         free_contenders(ready)
+
+    def _race(self, workload: Workload, contenders: list[Contender]) -> InterleavedBenchmark:
+        """Return the benchmark of prepared contenders."""
+        return InterleavedBenchmark(self.world, workload, contenders, self.config.method, self.starter)
 
     def _prepare(
         self, task: WorkloadSpec, peers: Sequence[LibraryEngine], algorithms: Sequence[str]
@@ -177,7 +186,14 @@ class BenchmarkSession:
             raise RuntimeError(f"{contender.name} has no stop reason: it is still running")
         case = self._make_case(task, contender.engine, contender.algorithm)
         times = contender.samples_us, stop, wrong, contender.staging, contender.stream_us
-        return make_collective_record(case, *times, contender.selected)
+        made = make_collective_record(case, *times, contender.selected)
+        residual_us = contender.clock_residual_us
+        return replace_fields(
+            made,
+            start=contender.start,
+            discarded=contender.discarded,
+            clock_residual_us=None if residual_us is None else round(residual_us, 3),
+        )
 
 
 def share_budget(sessions: Sequence[BenchmarkSession], seconds: float) -> None:

@@ -20,6 +20,7 @@ from hpccoll.records.collective import (
     CollectiveCase,
     CollectiveRecord,
     Staging,
+    StartMethod,
     StopReason,
     TimeSummary,
 )
@@ -52,7 +53,7 @@ __all__ = [
     "ComparedRowRecord", "CrashRecord", "DemoRecord", "FaultEntry", "FindingRecord", "FirstDisagreement",
     "GuidelineRecord", "InjectedDelay", "LabRecord", "NodeLateness", "PreflightNodeRecord", "PreflightPairRecord",
     "PreflightSummaryRecord", "ProvenPlanRecord", "RankLateness", "RankState", "Record", "RecordedOperation",
-    "RunRecord", "ScalingPoint", "ScalingRecord", "SimulatedPlanRecord", "SlurmJob", "Staging", "StopReason",
-    "TimeSummary", "TrainStepRecord", "TrainSummaryRecord", "Versions", "explain_validation_error",
+    "RunRecord", "ScalingPoint", "ScalingRecord", "SimulatedPlanRecord", "SlurmJob", "Staging", "StartMethod",
+    "StopReason", "TimeSummary", "TrainStepRecord", "TrainSummaryRecord", "Versions", "explain_validation_error",
     "make_json_schema",
 ]  # fmt: skip

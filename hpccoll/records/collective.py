@@ -31,6 +31,13 @@ class StopReason(StrEnum):
     ITERATIONS = "iterations"  # the requested or maximum number of iterations was measured
 
 
+class StartMethod(StrEnum):
+    """How all ranks started an iteration together."""
+
+    WINDOW = "window"  # at a time of a global clock; rounds in which a rank was late are discarded
+    BARRIER = "barrier"  # after a barrier, whose skew the samples contain
+
+
 class TimeSummary(Struct, frozen=True):
     """Order statistics of the record's samples_us, in microseconds.
 
@@ -110,4 +117,11 @@ class CollectiveRecord(CollectiveCase, frozen=True):
     ] = ()
     selected: Annotated[
         str | None, about("What auto selected: an algorithm, or mpi for the MPI library's own collective; else null.")
+    ] = None
+    start: Annotated[
+        StartMethod | None, about("Whether iterations started at a time of a global clock or after a barrier.")
+    ] = None
+    discarded: Annotated[Count | None, about("Rounds that do not count, because a rank missed their start.")] = None
+    clock_residual_us: Annotated[
+        Amount | None, about("Largest measured error of any rank's clock after the iterations; null without a clock.")
     ] = None

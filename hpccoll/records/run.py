@@ -63,7 +63,15 @@ class RunRecord(Record, frozen=True, kw_only=True):
     nodes: Annotated[Positive, about("Number of nodes: sets of ranks that can share memory.")]
     devices: Annotated[tuple[str, ...], about("Names of the accelerators that the ranks can use.")]
     oversubscribed: bool
-    clock_residual_us: Annotated[Amount | None, about("null if clocks were not aligned.")]
+    clock_residual_us: Annotated[
+        Amount | None,
+        about("Largest measured error of any rank's clock after synchronizing; null if clocks were not aligned."),
+    ]
+    clock_bound_us: Annotated[
+        Amount | None, about("The most that any rank's clock can be wrong by, however unevenly messages travel.")
+    ] = None
+    clock: Annotated[str | None, about("Synchronization scheme of the clocks, as in `--clock`.")] = None
+    clock_sync_s: Annotated[Amount | None, about("Time that synchronizing the clocks took.")] = None
     slurm: Annotated[SlurmJob | None, about("null outside SLURM.")] = None  # optional: older files lack the field
     sizes: Annotated[tuple[Count, ...] | None, about("Message sizes asked for, in bytes; null without sizes.")] = None
     limit_us: Annotated[
@@ -81,6 +89,7 @@ class RunRecord(Record, frozen=True, kw_only=True):
         versions: Mapping[str, str | None],
         start_time: datetime,
         slurm: Mapping[str, str] | None = None,
+        clock_residual_us: float | None = None,
         **fields: Any,
     ) -> RunRecord:
         """Return the record of a run; `fields` are the fields with the types that this class declares.
@@ -91,7 +100,7 @@ class RunRecord(Record, frozen=True, kw_only=True):
             raise UsageError(f"start time {start_time.isoformat()} has no time zone; pass datetime.now(UTC)")
         return cls(
             versions=Versions.make(versions),
-            clock_residual_us=None,
+            clock_residual_us=clock_residual_us,
             slurm=SlurmJob(**slurm) if slurm else None,
             start_time=start_time.astimezone(UTC).isoformat(timespec="seconds"),
             **fields,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import signal
 import subprocess
 import time
@@ -49,6 +50,38 @@ def test_all_algorithms_are_measured_beside_every_engine_that_is_here(tmp_path: 
     assert "recursive_doubling" in done.stdout
     assert "# Avg bus bandwidth    : " in done.stdout
     assert "trust: " in done.stdout
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two ranks need two cores")
+def test_iterations_start_in_windows_of_a_clock_whose_error_is_recorded(tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    done = hpccoll(2, "bench", *QUICK, "--engine", "mpi", "--json", str(out), "--clock", "skampi", "--window", "900")
+    assert done.returncode == 0, done.stderr
+    run, *found = rows(out)
+    assert run["clock"] == "skampi"
+    assert 0 <= run["clock_residual_us"] <= run["clock_bound_us"]
+    assert run["clock_sync_s"] > 0
+    assert {row["start"] for row in found} == {"window"}
+    assert all(row["discarded"] >= 0 and row["clock_residual_us"] >= 0 for row in found)
+    assert "starts: in windows of a clock with errors up to " in done.stdout
+
+
+def test_a_window_that_is_too_short_is_an_error_with_a_remedy() -> None:
+    done = hpccoll(2, "bench", "-e", "8", "--engine", "mpi", "--window", "0.01")
+    if len(os.sched_getaffinity(0)) >= 2:
+        assert done.returncode == 2
+        assert "--window 0.01 is too short: a rank missed the start of " in done.stderr
+
+
+def test_more_ranks_than_cores_start_by_barriers(tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    ranks = len(os.sched_getaffinity(0)) + 1
+    done = hpccoll(ranks, "bench", "-n", "3", "-e", "8", "--engine", "mpi", "--start", "window", "--json", str(out))
+    assert done.returncode == 0, done.stderr
+    run, row = rows(out)
+    assert (run["clock"], run["clock_residual_us"]) == (None, None)
+    assert (row["start"], row["discarded"], row["clock_residual_us"]) == ("barrier", 0, None)
+    assert "starts: by barriers, as there are more ranks than cores" in done.stdout
 
 
 def test_by_default_few_are_compared_in_place_and_auto_is_among_them(tmp_path: Path) -> None:

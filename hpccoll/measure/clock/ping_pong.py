@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 TAG = 11
 Times = NDArray[np.float64]
-FAST, FAST_BATCHES, MOST_MORE = 1.5, 3, 4  # a fast exchange takes at most 1.5 times as long as the fastest
+FAST, FAST_BATCHES, MOST_MORE = 1.5, 3, 3  # a fast exchange takes at most 1.5 times as long as the fastest
 JITTER = 0.03  # standard deviation of the offset from the fastest exchange, as a share of its round trip
 DELAY_SHARE = 12**-0.5  # and of that from a slower exchange, whose delay may be in either direction, in delays
 _MORE, _ENOUGH = np.array([1], np.uint8), np.array([0], np.uint8)
@@ -85,7 +85,7 @@ class BatchPlan:
 
     If ranks lose their cores, all exchanges of a batch are slow. Therefore more batches follow, up to MOST_MORE times
     `batches` in all, until FAST_BATCHES batches have a fast exchange, and the drift is known so precisely that its
-    error over `horizon_s` seconds is a quarter of the fastest round trip.
+    error over `horizon_s` seconds is an eighth of the fastest round trip.
     """
 
     batches: int
@@ -102,7 +102,7 @@ class BatchPlan:
             return True
         weights = compute_deviations_s(np.array(best_s), fastest_s) ** -2
         around_s = np.array(begun_s) - np.average(begun_s, weights=weights)
-        return 4 * self.horizon_s * 2 * float(weights @ around_s**2) ** -0.5 > fastest_s if self.horizon_s else False
+        return 8 * self.horizon_s * 2 * float(weights @ around_s**2) ** -0.5 > fastest_s if self.horizon_s else False
 
 
 class PingPongPartner:

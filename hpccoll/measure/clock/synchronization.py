@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from mpi4py import MPI
 
-SPAN_S, HORIZON_S = 1.0, 10.0
+SPAN_S, HORIZON_S = 2.0, 10.0
 PAUSE_S = 4e-3  # between batches of ping-pongs
 FEWEST_BATCHES, REFINING_BATCHES, REFINING_PAUSE_S = 20, 5, 1e-3
 HISTORY_S = 60.0  # older measurements are forgotten, because the drift of a real clock changes with its temperature
@@ -46,8 +46,8 @@ def synchronize(
         scheme: `hca3` (drift and offset, log2 p rounds), `skampi` (offset only, p rounds) or `jones_koenig` (drift and
             offset, p rounds).
         local: the clock of this rank.
-        span_s: seconds over which the drift of a clock is measured; up to 4 times as many on busy cores.
-        horizon_s: seconds after which the drift may have made an error of a quarter of a round trip.
+        span_s: seconds over which the drift of a clock is measured; up to 3 times as many on busy cores.
+        horizon_s: seconds after which the drift may have made an error of an eighth of a round trip.
 
     Raises:
         UnknownNameError: there is no such scheme.

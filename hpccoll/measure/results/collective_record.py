@@ -62,7 +62,8 @@ def read_collective_record(line: Mapping[str, Any], location: str) -> Collective
     made = make_collective_record(
         record, record.samples_us, record.stop, record.wrong, record.staging, record.stream_us, record.selected
     )
-    return replace(made, bound_us=record.bound_us)
+    kept = {name: getattr(record, name) for name in ("bound_us", "start", "discarded", "clock_residual_us")}
+    return replace(made, **kept)
 
 
 def _round_samples(samples_us: Iterable[float]) -> tuple[float, ...]:

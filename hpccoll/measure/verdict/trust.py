@@ -9,7 +9,7 @@ from hpccoll.measure.hardware_limit import HardwareLimit
 from hpccoll.measure.other_process_load import BUSY
 from hpccoll.measure.statistics import MAX_UNCERTAINTY, is_interval_full
 from hpccoll.measure.verdict.fastest import SizeVerdict, get_choice
-from hpccoll.records import CollectiveRecord
+from hpccoll.records import CollectiveRecord, StartMethod
 from hpccoll.units import format_count
 
 MAX_UNCERTAIN = 0.5  # fraction of uncertain medians above which a benchmark says little
@@ -59,7 +59,7 @@ def describe_trust(verdicts: Sequence[SizeVerdict], conditions: RunConditions) -
     poor = sum(map(is_uncertain, rows)) > MAX_UNCERTAIN * len(rows)
     certain = f"reliable: no median is uncertain by more than {100 * MAX_UNCERTAINTY:.0f} %"
     findings = [f"results: {results}", _describe_clear_winners(verdicts)]
-    findings += [f"times: {'unreliable: ' * poor}{doubts or certain}"]
+    findings += [f"times: {'unreliable: ' * poor}{doubts or certain}", _describe_starts(rows, conditions)]
     return [each for each in [*findings, f"missing: {'; '.join(missing)}" * bool(missing)] if each]
 
 
@@ -73,6 +73,20 @@ def _describe_clear_winners(verdicts: Sequence[SizeVerdict]) -> str:
     if clear == len(compared):
         return f"fastest: clear at {f'all {sizes}' if clear > 1 else 'the only size'} (95 % intervals)"
     return f'fastest: clear at {clear} of {sizes} (95 % intervals); not clear where the table says "or"'
+
+
+def _describe_starts(rows: Sequence[CollectiveRecord], conditions: RunConditions) -> str:
+    """Return how iterations started, how wrong the clock was, and how many rounds were discarded; empty if unknown."""
+    windows = [row for row in rows if row.start is StartMethod.WINDOW]
+    barriers = [row for row in rows if row.start is StartMethod.BARRIER and row.ranks > 1]
+    if not windows:
+        reason = "as there are more ranks than cores" if conditions.oversubscribed else "whose skew is in each time"
+        return f"starts: by barriers, {reason}" if barriers else ""
+    residual = max(row.clock_residual_us or 0.0 for row in windows)
+    discarded = sum(row.discarded or 0 for row in windows)
+    share = discarded / (discarded + sum(row.iterations for row in windows))
+    some = f"; {format_count(len(barriers), 'row')} by barriers, as ranks missed most windows" if barriers else ""
+    return f"starts: in windows of a clock with errors up to {residual:.1f} us, {share:.0%} of rounds discarded{some}"
 
 
 def _list_doubts(rows: Sequence[CollectiveRecord], conditions: RunConditions) -> Iterator[str]:

@@ -67,7 +67,8 @@ def written(record):
 
 
 def test_a_collective_has_the_fields_of_the_contract_in_its_order():
-    assert list(RECORD.as_dict()) == [*CONTRACT, "staging", "stream_us", "selected"]
+    later = ["staging", "stream_us", "selected", "start", "discarded", "clock_residual_us"]
+    assert list(RECORD.as_dict()) == [*CONTRACT, *later]
     assert list(RECORD.as_dict()["time_us"]) == ["min", "p50", "p50_low", "p50_high", "p95", "p99", "max"]
 
 

@@ -15,7 +15,7 @@ from hpccoll.measure.verdict.fastest import find_ranges, get_choice, make_size_v
 from hpccoll.measure.verdict.text import format_footer, format_us, format_verdict
 from hpccoll.measure.verdict.trust import RunConditions
 from hpccoll.plan import Operation
-from hpccoll.records import CollectiveCase, StopReason
+from hpccoll.records import CollectiveCase, StartMethod, StopReason
 from hpccoll.units import KiB, MiB
 
 ROW = CollectiveCase("all_reduce", "mpi", None, "host", True, 1024, 256, "float32", "sum", None, 4, 1)
@@ -257,6 +257,35 @@ def test_quiet_right_results_are_trusted():
 )
 def test_doubtful_rows_are_counted(rows, told):
     assert told in paragraph(rows, "trust")[0]
+
+
+@pytest.mark.parametrize(
+    ("starts", "conditions", "told"),
+    [
+        ([None, None], {}, ""),
+        (["barrier", "barrier"], {}, "by barriers, whose skew is in each time"),
+        (["barrier", "barrier"], {"oversubscribed": True}, "by barriers, as there are more ranks than cores"),
+        (["window", "window"], {}, "in windows of a clock with errors up to 0.3 us, 20% of rounds discarded"),
+        (
+            ["window", "barrier"],
+            {},
+            "in windows of a clock with errors up to 0.3 us, 20% of rounds discarded; "
+            "1 row by barriers, as ranks missed most windows",
+        ),
+    ],
+)
+def test_the_start_of_iterations_is_told(starts, conditions, told):
+    rows = [
+        replace(
+            record(name, 9.0, iterations=20),
+            start=start and StartMethod(start),
+            discarded=5 if start == "window" else 0,
+            clock_residual_us=0.3 if start == "window" else None,
+        )
+        for name, start in zip(("mpi", "ring"), starts, strict=True)
+    ]
+    found = paragraph(rows, "trust", **conditions)[0]
+    assert f"starts: {told}" in found if told else "starts" not in found
 
 
 def test_mostly_uncertain_medians_are_hardly_trusted():

@@ -1,0 +1,168 @@
+"""Lets all ranks start a timed iteration together: by a barrier, or in a start window of a global clock.
+
+Ranks leave a barrier one after the other, so after a barrier each sample contains the skew of that barrier. With start
+windows, rank 0 announces the time of the next start, and every rank waits for this time on its global clock. A round
+in which a rank was not ready in time, or lost its core, is discarded (the Round-Time scheme of Hunold and
+Carpen-Amarie, CLUSTER'18). Windows need a core for every rank, because ranks wait by reading the clock.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpccoll.errors import UsageError
+from hpccoll.measure.clock import GlobalClock, Residual, measure_residual, resynchronize, synchronize
+from hpccoll.records import StartMethod
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+POLL_S = 20e-6  # between two looks whether all ranks are ready
+LATE_S = 2e-6  # a rank that starts later than this after the announced time is late
+FIRST_WINDOW_S, SHORTEST_WINDOW_S, LONGEST_WINDOW_S = 50e-6, 5e-6, 1e-3
+MARGIN, READY = 1.5, 0.6  # a window is this many times as long as 60 % of the rounds needed, because on busy cores the
+# other rounds need milliseconds, and a rank that waits so long for its start is likely to lose its core again
+SPAN_S, HORIZON_S = 0.1, 1.0  # of the first synchronization; later ones make the drift more precise
+REFRESH_S = 1.0  # the clock is synchronized again after this time
+
+
+class Start(NamedTuple):
+    """The start of an iteration on this rank: the latest time at which the rank is not late, and what it waited for.
+
+    `delay_s` is the time from the announcement of the start until the rank was ready for it.
+    """
+
+    latest_s: float
+    delay_s: float
+
+
+class IterationStarter(Protocol):
+    """Lets all ranks start an iteration together. All methods are collective."""
+
+    method: StartMethod
+
+    def wait(self, works_in_threads: bool) -> Start:
+        """Block until all ranks may start; `works_in_threads`: the call needs cores for threads of its own."""
+
+    def adapt(self, delays_s: NDArray[np.float64]) -> None:
+        """Learn from the largest delay over all ranks in each of the last rounds."""
+
+    def refresh(self) -> None:
+        """Keep the clock right; called between iterations."""
+
+    def measure_residual(self) -> Residual | None:
+        """Return the current errors of all clocks; None without clocks."""
+
+    def describe_clock(self) -> dict[str, str | float]:
+        """Return the fields of a run record on the clock: its scheme, its current error and the cost so far."""
+
+
+@dataclass(slots=True)
+class BarrierStarter:
+    """Starts iterations by a barrier of `comm`."""
+
+    comm: MPI.Intracomm
+    method = StartMethod.BARRIER
+
+    def wait(self, works_in_threads: bool) -> Start:
+        """Pass a barrier; if `works_in_threads`, sleep until all ranks are there, because MPI waits by polling."""
+        if works_in_threads:
+            wait_asleep(self.comm)
+        self.comm.Barrier()
+        return Start(float("inf"), 0.0)
+
+    def adapt(self, delays_s: NDArray[np.float64]) -> None:
+        """Do nothing."""
+
+    def refresh(self) -> None:
+        """Do nothing."""
+
+    def measure_residual(self) -> Residual | None:
+        """Return None: there is no clock."""
+        return None
+
+    def describe_clock(self) -> dict[str, str | float]:
+        """Return no field: there is no clock."""
+        return {}
+
+
+class WindowStarter:
+    """Starts iterations at times of a global clock, which the constructor synchronizes.
+
+    Args:
+        comm: the ranks, each with a core of its own.
+        clock: the name of the synchronization scheme.
+        window_s: time from the announcement of a start to the start; None to adapt it to the time that ranks need.
+    """
+
+    method = StartMethod.WINDOW
+
+    def __init__(self, comm: MPI.Intracomm, clock: str = "hca3", window_s: float | None = None) -> None:
+        self.comm, self.fixed = comm, window_s is not None
+        self.window_s = FIRST_WINDOW_S if window_s is None else window_s
+        self.clock: GlobalClock = synchronize(comm, clock, span_s=SPAN_S, horizon_s=HORIZON_S)
+        self._refreshed_s = time.perf_counter()
+        self._announced = np.empty(1)
+
+    def wait(self, works_in_threads: bool) -> Start:
+        """Let rank 0 announce a start, and wait for it on the global clock.
+
+        A barrier precedes the announcement, so that the window needs to be as long as a broadcast only.
+        """
+        if works_in_threads:
+            wait_asleep(self.comm)
+        read, clock, announced, window_s = time.perf_counter, self.clock, self._announced, self.window_s
+        self.comm.Barrier()
+        if self.comm.rank == 0:
+            announced[0] = clock.now() + window_s
+        self.comm.Bcast(announced)
+        start_s = clock.to_local(announced.item())
+        start = Start(start_s + LATE_S, read() - start_s + window_s)
+        while read() < start_s:
+            pass
+        return start
+
+    def adapt(self, delays_s: NDArray[np.float64]) -> None:
+        """Choose the length of the next windows, unless the caller fixed it."""
+        if not self.fixed and len(delays_s):
+            needed_s = MARGIN * float(np.quantile(delays_s, READY))
+            self.window_s = min(max(needed_s, 0.7 * self.window_s, SHORTEST_WINDOW_S), LONGEST_WINDOW_S)
+
+    def refresh(self) -> None:
+        """Synchronize again if rank 0 finds the last synchronization too old."""
+        if self.comm.bcast(time.perf_counter() - self._refreshed_s > REFRESH_S):
+            self.clock = resynchronize(self.comm, self.clock)
+            self._refreshed_s = time.perf_counter()
+
+    def measure_residual(self) -> Residual | None:
+        """Return the current errors of all clocks."""
+        return measure_residual(self.comm, self.clock)
+
+    def describe_clock(self) -> dict[str, str | float]:
+        """Return the scheme, the current error of any rank's clock and its bound, and the time of synchronizing."""
+        residual = measure_residual(self.comm, self.clock)
+        return {
+            "clock": self.clock.scheme,
+            "clock_residual_us": round(residual.offset_us, 3),
+            "clock_bound_us": round(residual.bound_us, 3),
+            "clock_sync_s": round(self.clock.cost_s, 6),
+        }
+
+    def explain_misses(self, discarded: int, rounds: int, delays_s: NDArray[np.float64]) -> UsageError:
+        """Return the error of a fixed window that is too short; `delays_s` are what ranks needed."""
+        enough_us = max(MARGIN * float(np.quantile(delays_s, READY)), SHORTEST_WINDOW_S) * 1e6
+        missed = f"a rank missed the start of {discarded} of {rounds} rounds"
+        remedy = f"use --window {enough_us:.0f} or leave the option out"
+        return UsageError(f"--window {self.window_s * 1e6:g} is too short: {missed}; {remedy}")
+
+
+def wait_asleep(comm: MPI.Intracomm) -> None:
+    """Block until all ranks have called this function, and sleep meanwhile. Collective."""
+    arrival = comm.Ibarrier()
+    while not arrival.Test():
+        time.sleep(POLL_S)

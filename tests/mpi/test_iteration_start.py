@@ -1,0 +1,135 @@
+"""Start windows on real ranks: all ranks start together, late rounds do not count, and windows can fail."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hpccoll.errors import UsageError
+from hpccoll.measure import iteration_start
+from hpccoll.measure.interleaved import Contender, InterleavedBenchmark, TimingOptions
+from hpccoll.measure.iteration_start import LATE_S, BarrierStarter, WindowStarter
+from hpccoll.measure.stopping import StoppingRule
+from hpccoll.records import StartMethod
+from hpccoll.runtime import job
+
+RULE = StoppingRule(10, 10, 1.0, 20.0)
+
+
+@pytest.fixture
+def needs_cores(comm):
+    """Skip where ranks share cores or there is only one rank."""
+    if comm.size == 1 or job.detect_layout(comm).oversubscribed:
+        pytest.skip("start windows need several ranks, and a core for each")
+
+
+class Host:
+    """A workload without data, in host memory."""
+
+    on_device = False
+
+    def make_stream_timer(self) -> None:
+        """Return None: there is no stream."""
+
+    def synchronize(self) -> None:
+        """Do nothing."""
+
+
+class NoData:
+    """A workload that has nothing to reset or check."""
+
+    module = Host()
+
+    def reset(self) -> None:
+        """Do nothing."""
+
+
+def race(comm, call, starter) -> tuple[InterleavedBenchmark, Contender]:
+    """Return a benchmark of one call."""
+    contender = Contender("mpi", None, call, lambda: None)
+    workload: Any = NoData()
+    options = TimingOptions(RULE, warmup=1, check=False, seed=0)
+    return InterleavedBenchmark(comm, workload, [contender], options, starter), contender
+
+
+def test_no_rank_starts_before_the_announced_time(comm, needs_cores):
+    starter = WindowStarter(comm, window_s=0.02)
+    for _ in range(5):
+        if comm.rank == comm.size - 1:
+            time.sleep(0.005)
+        latest_s, delay_s = starter.wait(works_in_threads=False)
+        assert time.perf_counter() >= latest_s - LATE_S
+        announced = set(comm.allgather(round(starter.clock.to_global(latest_s - LATE_S), 6)))
+        assert max(announced) - min(announced) < 1e-5
+        assert delay_s > -0.01
+
+
+def test_samples_are_those_of_rounds_that_all_ranks_started_in_time(comm, needs_cores, monkeypatch):
+    rounds = iter(range(1000))
+
+    def wait(self, works_in_threads):
+        found = original(self, works_in_threads)
+        if next(rounds) in (1, 3, 5) and comm.rank == 1:
+            time.sleep(0.001)
+        return found
+
+    original = WindowStarter.wait
+    starter = WindowStarter(comm)
+    monkeypatch.setattr(WindowStarter, "wait", wait)
+    benchmark, contender = race(comm, comm.Barrier, starter)
+    assert [each.name for each in benchmark.run()] == ["mpi/-"]
+    assert len(contender.samples_us) == RULE.max_iterations
+    assert contender.discarded >= 3
+    assert contender.start is StartMethod.WINDOW
+    assert contender.clock_residual_us is not None
+
+
+def test_a_fixed_window_that_every_rank_misses_is_a_usage_error(comm, needs_cores, monkeypatch):
+    monkeypatch.setattr(iteration_start, "LATE_S", -1.0)
+    benchmark, _ = race(comm, comm.Barrier, WindowStarter(comm, window_s=1e-9))
+    with pytest.raises(UsageError, match=r"--window 0.001 is too short: .* missed the start .* leave the option out"):
+        list(benchmark.run())
+
+
+def test_barriers_replace_windows_that_every_rank_misses(comm, needs_cores, monkeypatch):
+    monkeypatch.setattr(iteration_start, "LATE_S", -1.0)
+    benchmark, contender = race(comm, comm.Barrier, WindowStarter(comm))
+    list(benchmark.run())
+    assert contender.start is StartMethod.BARRIER
+    assert contender.discarded > RULE.max_iterations
+    assert len(contender.samples_us) == RULE.max_iterations
+    assert contender.clock_residual_us is None
+
+
+def test_windows_are_as_long_as_ranks_need(comm, needs_cores):
+    starter = WindowStarter(comm)
+    starter.adapt(np.full(10, 40e-6))
+    assert starter.window_s == pytest.approx(60e-6)
+    for _ in range(20):
+        starter.adapt(np.full(10, 1e-9))
+    assert starter.window_s == iteration_start.SHORTEST_WINDOW_S
+    starter.adapt(np.full(10, 1.0))
+    assert starter.window_s == iteration_start.LONGEST_WINDOW_S
+    fixed = WindowStarter(comm, window_s=0.5)
+    fixed.adapt(np.full(10, 1e-9))
+    assert fixed.window_s == 0.5
+
+
+def test_the_clock_is_synchronized_again_when_it_is_old(comm, needs_cores, monkeypatch):
+    starter = WindowStarter(comm)
+    first = starter.clock
+    starter.refresh()
+    assert starter.clock is first
+    monkeypatch.setattr(iteration_start, "REFRESH_S", 0.0)
+    starter.refresh()
+    assert starter.clock is not first
+
+
+def test_a_barrier_start_is_never_late(comm):
+    starter = BarrierStarter(comm)
+    assert starter.wait(works_in_threads=False).latest_s == float("inf")
+    assert starter.measure_residual() is None
+    assert starter.describe_clock() == {}
