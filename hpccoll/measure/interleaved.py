@@ -191,7 +191,7 @@ class InterleavedBenchmark:
         if self.method.check:
             workload.reset()
         starter = self.starter if contender.start is self.starter.method else self.barrier
-        latest_s, delay_s = starter.wait(contender.works_in_threads)
+        start = starter.wait(contender.works_in_threads)
         begin = time.perf_counter()
         if timer is not None:
             timer[0]()
@@ -202,7 +202,8 @@ class InterleavedBenchmark:
         seconds = time.perf_counter() - begin
         if self.method.check and contender.wrong is not None:
             contender.wrong += workload.count_wrong(contender.name)
-        return IterationTime(seconds, timer[2]() if timer is not None else 0.0, begin > latest_s, delay_s)
+        stream_s = timer[2]() if timer is not None else 0.0
+        return IterationTime(seconds, stream_s, start.is_late(begin, seconds), start.delay_s)
 
     def decide_stop(self, contender: Contender) -> StopReason | None:
         """Return the reason to stop timing a contender, or None to go on; local; rank 0's answer is for all ranks."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 POLL_S = 20e-6  # between two looks whether all ranks are ready
-LATE_S = 2e-6  # a rank that starts later than this after the announced time is late
+LATE_S, LATE_SHARE = 3e-6, 0.02  # a rank is late if it starts this long, and this share of its time, after the start
 FIRST_WINDOW_S, SHORTEST_WINDOW_S, LONGEST_WINDOW_S = 50e-6, 5e-6, 1e-3
 MARGIN, READY = 1.5, 0.6  # a window is this many times as long as 60 % of the rounds needed, because on busy cores the
 # other rounds need milliseconds, and a rank that waits so long for its start is likely to lose its core again
@@ -32,13 +32,17 @@ REFRESH_S = 1.0  # the clock is synchronized again after this time
 
 
 class Start(NamedTuple):
-    """The start of an iteration on this rank: the latest time at which the rank is not late, and what it waited for.
+    """The announced time of a start on this rank's clock, and the time from the announcement until it was ready.
 
-    `delay_s` is the time from the announcement of the start until the rank was ready for it.
+    After a barrier, `start_s` is infinite: no rank is late.
     """
 
-    latest_s: float
+    start_s: float
     delay_s: float
+
+    def is_late(self, begin_s: float, seconds: float) -> bool:
+        """Whether an iteration of `seconds` that began at `begin_s` began too late."""
+        return begin_s - self.start_s > max(LATE_S, LATE_SHARE * seconds)
 
 
 class IterationStarter(Protocol):
@@ -122,7 +126,7 @@ class WindowStarter:
             announced[0] = clock.now() + window_s
         self.comm.Bcast(announced)
         start_s = clock.to_local(announced.item())
-        start = Start(start_s + LATE_S, read() - start_s + window_s)
+        start = Start(start_s, read() - start_s + window_s)
         while read() < start_s:
             pass
         return start

@@ -11,7 +11,7 @@ import pytest
 from hpccoll.errors import UsageError
 from hpccoll.measure import iteration_start
 from hpccoll.measure.interleaved import Contender, InterleavedBenchmark, TimingOptions
-from hpccoll.measure.iteration_start import LATE_S, BarrierStarter, WindowStarter
+from hpccoll.measure.iteration_start import LATE_S, BarrierStarter, Start, WindowStarter
 from hpccoll.measure.stopping import StoppingRule
 from hpccoll.records import StartMethod
 from hpccoll.runtime import job
@@ -60,9 +60,9 @@ def test_no_rank_starts_before_the_announced_time(comm, needs_cores):
     for _ in range(5):
         if comm.rank == comm.size - 1:
             time.sleep(0.005)
-        latest_s, delay_s = starter.wait(works_in_threads=False)
-        assert time.perf_counter() >= latest_s - LATE_S
-        announced = set(comm.allgather(round(starter.clock.to_global(latest_s - LATE_S), 6)))
+        start_s, delay_s = starter.wait(works_in_threads=False)
+        assert time.perf_counter() >= start_s
+        announced = set(comm.allgather(starter.clock.to_global(start_s)))
         assert max(announced) - min(announced) < 1e-5
         assert delay_s > -0.01
 
@@ -88,14 +88,14 @@ def test_samples_are_those_of_rounds_that_all_ranks_started_in_time(comm, needs_
 
 
 def test_a_fixed_window_that_every_rank_misses_is_a_usage_error(comm, needs_cores, monkeypatch):
-    monkeypatch.setattr(iteration_start, "LATE_S", -1.0)
+    monkeypatch.setattr(Start, "is_late", lambda *_: True)
     benchmark, _ = race(comm, comm.Barrier, WindowStarter(comm, window_s=1e-9))
     with pytest.raises(UsageError, match=r"--window 0.001 is too short: .* missed the start .* leave the option out"):
         list(benchmark.run())
 
 
 def test_barriers_replace_windows_that_every_rank_misses(comm, needs_cores, monkeypatch):
-    monkeypatch.setattr(iteration_start, "LATE_S", -1.0)
+    monkeypatch.setattr(Start, "is_late", lambda *_: True)
     benchmark, contender = race(comm, comm.Barrier, WindowStarter(comm))
     list(benchmark.run())
     assert contender.start is StartMethod.BARRIER
@@ -130,6 +130,13 @@ def test_the_clock_is_synchronized_again_when_it_is_old(comm, needs_cores, monke
 
 def test_a_barrier_start_is_never_late(comm):
     starter = BarrierStarter(comm)
-    assert starter.wait(works_in_threads=False).latest_s == float("inf")
+    assert not starter.wait(works_in_threads=False).is_late(time.perf_counter(), 0.0)
     assert starter.measure_residual() is None
     assert starter.describe_clock() == {}
+
+
+def test_a_rank_may_start_a_long_iteration_later_than_a_short_one():
+    start = Start(100.0, 0.0)
+    assert not start.is_late(100.0 + LATE_S / 2, 1e-6)
+    assert start.is_late(100.0 + 2 * LATE_S, 1e-6)
+    assert not start.is_late(100.0 + 2 * LATE_S, 1e-3)
