@@ -34,15 +34,16 @@ REFRESH_S = 1.0  # the clock is synchronized again after this time
 class Start(NamedTuple):
     """The announced time of a start on this rank's clock, and the time from the announcement until it was ready.
 
-    After a barrier, `start_s` is infinite: no rank is late.
+    `missed` is whether the rank was ready only after the start. After a barrier, `start_s` is infinite: no rank is late.
     """
 
     start_s: float
     delay_s: float
+    missed: bool
 
     def is_late(self, begin_s: float, seconds: float) -> bool:
         """Whether an iteration of `seconds` that began at `begin_s` began too late."""
-        return begin_s - self.start_s > max(LATE_S, LATE_SHARE * seconds)
+        return self.missed or begin_s - self.start_s > max(LATE_S, LATE_SHARE * seconds)
 
 
 class IterationStarter(Protocol):
@@ -78,7 +79,7 @@ class BarrierStarter:
         if works_in_threads:
             wait_asleep(self.comm)
         self.comm.Barrier()
-        return Start(float("inf"), 0.0)
+        return Start(float("inf"), 0.0, missed=False)
 
     def adapt(self, delays_s: NDArray[np.float64]) -> None:
         """Do nothing."""
@@ -126,7 +127,8 @@ class WindowStarter:
             announced[0] = clock.now() + window_s
         self.comm.Bcast(announced)
         start_s = clock.to_local(announced.item())
-        start = Start(start_s, read() - start_s + window_s)
+        delay_s = read() - start_s + window_s
+        start = Start(start_s, delay_s, missed=delay_s > window_s)
         while read() < start_s:
             pass
         return start

@@ -60,7 +60,7 @@ def test_no_rank_starts_before_the_announced_time(comm, needs_cores):
     for _ in range(5):
         if comm.rank == comm.size - 1:
             time.sleep(0.005)
-        start_s, delay_s = starter.wait(works_in_threads=False)
+        start_s, delay_s, missed = starter.wait(works_in_threads=False)
         assert time.perf_counter() >= start_s
         announced = set(comm.allgather(starter.clock.to_global(start_s)))
         assert max(announced) - min(announced) < 1e-5
@@ -136,7 +136,8 @@ def test_a_barrier_start_is_never_late(comm):
 
 
 def test_a_rank_may_start_a_long_iteration_later_than_a_short_one():
-    start = Start(100.0, 0.0)
+    start = Start(100.0, 0.0, missed=False)
     assert not start.is_late(100.0 + LATE_S / 2, 1e-6)
     assert start.is_late(100.0 + 2 * LATE_S, 1e-6)
     assert not start.is_late(100.0 + 2 * LATE_S, 1e-3)
+    assert start._replace(missed=True).is_late(100.0, 1e-3)

@@ -81,6 +81,8 @@ def _describe_starts(rows: Sequence[CollectiveRecord], conditions: RunConditions
     barriers = [row for row in rows if row.start is StartMethod.BARRIER and row.ranks > 1]
     if not windows:
         reason = "as there are more ranks than cores" if conditions.oversubscribed else "whose skew is in each time"
+        if any(row.discarded for row in barriers):
+            reason = "as ranks missed most start windows; other programs may keep the cores busy"
         return f"starts: by barriers, {reason}" if barriers else ""
     residual = max(row.clock_residual_us or 0.0 for row in windows)
     discarded = sum(row.discarded or 0 for row in windows)

@@ -265,6 +265,7 @@ def test_doubtful_rows_are_counted(rows, told):
         ([None, None], {}, ""),
         (["barrier", "barrier"], {}, "by barriers, whose skew is in each time"),
         (["barrier", "barrier"], {"oversubscribed": True}, "by barriers, as there are more ranks than cores"),
+        (["missed", "missed"], {}, "by barriers, as ranks missed most start windows"),
         (["window", "window"], {}, "in windows of a clock with errors up to 0.3 us, 20% of rounds discarded"),
         (
             ["window", "barrier"],
@@ -278,8 +279,8 @@ def test_the_start_of_iterations_is_told(starts, conditions, told):
     rows = [
         replace(
             record(name, 9.0, iterations=20),
-            start=start and StartMethod(start),
-            discarded=5 if start == "window" else 0,
+            start=start and StartMethod("barrier" if start == "missed" else start),
+            discarded={"window": 5, "missed": 60}.get(start, 0),
             clock_residual_us=0.3 if start == "window" else None,
         )
         for name, start in zip(("mpi", "ring"), starts, strict=True)
