@@ -34,8 +34,8 @@ REFRESH_S = 1.0  # the clock is synchronized again after this time
 class Start(NamedTuple):
     """The announced time of a start on this rank's clock, and the time from the announcement until it was ready.
 
-    `missed` is whether the rank was ready only after the start. After a barrier `start_s` is infinite, so that no rank is
-    late.
+    `missed` is whether the rank was ready only after the start. After a barrier, no rank is late: `start_s` is
+    infinite.
     """
 
     start_s: float
