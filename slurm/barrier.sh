@@ -1,10 +1,10 @@
 #!/bin/bash
-# Benchmark the barrier: every algorithm and engine, compared in one run.
+# Time all barriers on a common clock: their cost, how evenly ranks leave, and which rank is late.
 #
 #   sbatch slurm/barrier.sh
-#   sbatch --nodes=64 --ntasks-per-node=16 slurm/barrier.sh --iterations 1000
+#   sbatch --nodes=64 --ntasks-per-node=16 slurm/barrier.sh --rounds 1000
 #
-# Results: results/barrier-JOBID/barrier.jsonl, and the table in barrier-JOBID.out.
+# Results: results/barrier-JOBID/barrier.jsonl and barrier.png, and the answers and tables in barrier-JOBID.out.
 
 #SBATCH --job-name=barrier
 ##SBATCH --partition=debug          # remove one # and name a partition; default: the site's
@@ -26,5 +26,5 @@ done
 source "$HPCCOLL_SLURM/job.sh" || { echo "Error: set HPCCOLL_SLURM to the folder slurm/ of hpccoll" >&2; exit 3; }
 
 begin
-step bench barrier --algorithm all --resume "$RESULTS/barrier.jsonl" --stop-file "$stop_file" "$@"
+step barrier --resume "$RESULTS/barrier.jsonl" --plot "$RESULTS/barrier.png" --stop-file "$stop_file" "$@"
 finish

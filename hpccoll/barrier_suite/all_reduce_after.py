@@ -8,31 +8,29 @@ ranks enter at the same time, so the difference is the bias of the barrier.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hpccoll.barrier_suite.arrival_patterns import ArrivalPattern
-from hpccoll.barrier_suite.round_timer import CommonClock, RoundTimer, choose_window
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
+from hpccoll.barrier_suite.round_timer import RoundTimer, choose_window
 
 
-def time_all_reduce_after(
-    comm: MPI.Intracomm, barrier: Callable[[], object], clock: CommonClock, rounds: int
-) -> list[float] | None:
+def time_all_reduce_after(timer: RoundTimer, barrier: Callable[[], object], rounds: int) -> list[float] | None:
     """Return the seconds of an all-reduce of 8 B after the barrier, maximum over ranks; None on ranks above 0.
 
     Collective; one value per round.
     """
-    now, one, total = clock.now, np.zeros(1), np.zeros(1)
+    comm, now, one, total = timer.comm, timer.clock.now, np.zeros(1), np.zeros(1)
     times = np.empty(rounds)
     for i in range(rounds):
+        if timer.limit is not None:
+            timer.limit.begin_call(i)
         barrier()
         begin = now()
         comm.Allreduce(one, total)
         times[i] = now() - begin
+    if timer.limit is not None:
+        timer.limit.end_call()
     gathered = comm.gather(times)
     return None if gathered is None else np.max(gathered, axis=0).tolist()
 

@@ -160,7 +160,7 @@ class BarrierSuite:
             for row in self._random.sample(running, len(running)):
                 self._take_turn(row, pattern)
             running = [row for row in running if not self._is_done(row)]
-        after = [self._time_all_reduce(row.barrier) if pattern is ArrivalPattern.NONE else None for row in rows]
+        after = [self._time_all_reduce(row) if pattern is ArrivalPattern.NONE else None for row in rows]
         if self.timer.comm.rank == 0:
             self._fit_machine(rows, pattern)
         for row, times in zip(rows, after, strict=True):
@@ -194,9 +194,9 @@ class BarrierSuite:
         """Return whether a barrier has all its rounds, or has used its time; rank 0 decides; collective."""
         return bool(self.timer.comm.bcast(row.done >= self.options.rounds or row.spent_s > ROW_BUDGET_S))
 
-    def _time_all_reduce(self, barrier: BarrierCall) -> list[float] | None:
-        """Return the times of an all-reduce after the barrier, on rank 0; collective."""
-        return time_all_reduce_after(self.timer.comm, barrier.call, self.timer.clock, self.options.rounds)
+    def _time_all_reduce(self, row: _TimedBarrier) -> list[float] | None:
+        """Return the times of an all-reduce after a barrier, as many as its rounds, on rank 0; collective."""
+        return time_all_reduce_after(self.timer, row.barrier.call, row.done)
 
     def _fit_machine(self, rows: Sequence[_TimedBarrier], pattern: ArrivalPattern) -> None:
         """Fit the machine model of predictions to the barriers without skew, unless there is a model."""

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 STOPPED = 130  # exit status of a run that --stop-file ended early, as after an interrupt
 ALL = "all"
+MOST_COMMON_STARTS = 200  # all-reduces that are timed after a common start
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +261,7 @@ def _time_common_start(suite: BarrierSuite) -> float | None:
 
     from hpccoll.barrier_suite.all_reduce_after import time_all_reduce_at_start
 
-    times = time_all_reduce_at_start(suite.timer, suite.options.rounds)
+    times = time_all_reduce_at_start(suite.timer, min(suite.options.rounds, MOST_COMMON_STARTS))
     return None if times is None else round(median(times) * 1e6, 3)
 
 
@@ -325,8 +326,6 @@ class _BarrierOutput:
 
     def finish(self, summary: BarrierSummaryRecord) -> None:
         """Write the summary, print answers and tables, and draw the picture."""
-        from hpccoll.barrier_suite.display import format_answers, list_tables
-
         self.writer.write(summary.as_dict())
         if self.options.plot:
             from hpccoll.barrier_suite.pictures import write_picture
@@ -334,12 +333,19 @@ class _BarrierOutput:
             write_picture(self.suite.records, self.options.plot)
         if self.options.json_file == STDOUT:
             return
-        for line in format_answers(summary, self.suite.records):
-            print_text(line, " " * 16)
-        for table in list_tables(summary, self.suite.records):
-            print()
-            print_table(table.title, table.columns, table.rows, table.numbers, drops=table.drops)
-        sys.stdout.flush()
+        print_results(summary, self.suite.records)
+
+
+def print_results(summary: BarrierSummaryRecord, rows: Sequence[BarrierRecord]) -> None:
+    """Print the answers, then the tables."""
+    from hpccoll.barrier_suite.display import format_answers, list_tables
+
+    for line in format_answers(summary, rows):
+        print_text(line, " " * 16)
+    for table in list_tables(summary, rows):
+        print()
+        print_table(table.title, table.columns, table.rows, table.numbers, drops=table.drops)
+    sys.stdout.flush()
 
 
 def _read_finished(path: str, ranks: int) -> list[BarrierRecord]:

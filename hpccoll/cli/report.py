@@ -59,12 +59,12 @@ def report(
     no_bound: bool,
     json_file: str | None,
 ) -> int:
-    """Write one HTML page from result files: findings, curves, scaling, links between nodes, environment.
+    """Write one HTML page from result files: findings, curves, scaling, barriers, links, environment.
 
-    FILE is an output of `hpccoll bench`, `hpccoll preflight` or `hpccoll doctor` with --json; DIRECTORY means all
-    *.jsonl below it, such as those of a sweep over node counts. The page needs no network and no other file. The
-    findings are also printed, or written to --json. Under mpirun one rank makes the page. The exit status is 1 if a
-    result in the files is wrong; the page is written all the same.
+    FILE is an output of `hpccoll bench`, `hpccoll barrier`, `hpccoll preflight` or `hpccoll doctor` with --json;
+    DIRECTORY means all *.jsonl below it, such as those of a sweep over node counts. The page needs no network and no
+    other file. The findings are also printed, or written to --json. Under mpirun one rank makes the page. The exit
+    status is 1 if a result in the files is wrong; the page is written all the same.
 
     With --crash, no page is written. The files of the flight recorder in DIR (HPCCOLL_RECORDER of the job, or
     /dev/shm) tell which rank made a job hang or crash, and what each rank did last. The job may still run.
@@ -86,6 +86,7 @@ def report(
 def _write_page(files: tuple[str, ...], output: str, machine: str | None, no_bound: bool, json_file: str | None) -> int:
     """Write the page and the findings; return the exit status."""
     from hpccoll.measure.results.output_file import explain_write_errors, require_writable
+    from hpccoll.report.barrier_sections import build_barrier_sections
     from hpccoll.report.curves import group_curves
     from hpccoll.report.findings import collect_findings
     from hpccoll.report.load import load_results
@@ -99,7 +100,8 @@ def _write_page(files: tuple[str, ...], output: str, machine: str | None, no_bou
     groups = group_curves(results.rows)
     models = _choose_models(results, groups, machine, no_bound)
     findings = collect_findings(results, groups, models, _read_bench_request)
-    page = render_page(results, groups, models, findings, build_node_pair_sections(results))
+    more = [*build_barrier_sections(results), *build_node_pair_sections(results)]
+    page = render_page(results, groups, models, findings, more)
     with explain_write_errors(output, "-o"):
         Path(output).write_text(page, encoding="utf-8")
     with open_json_lines(json_file) as lines:

@@ -1,4 +1,4 @@
-"""Reads the runs, measurements, preflight records and doctor's findings in result files, for a report.
+"""Reads the runs, measurements, barriers, preflight records and doctor's findings in result files, for a report.
 
 The file of a resumed run has several `run` records. A record of any other kind belongs to the last `run` record before
 it in the same file. If the user names a directory, all `*.jsonl` files below it are read. A file that hpccoll did not
@@ -16,7 +16,7 @@ from typing import Any
 from hpccoll.errors import UsageError
 from hpccoll.measure.results.collective_record import read_collective_record
 from hpccoll.measure.results.result_file import find_result_files, read_records
-from hpccoll.records import CollectiveRecord
+from hpccoll.records import BarrierRecord, BarrierSummaryRecord, CollectiveRecord
 
 OPTION = "FILE"
 PREFLIGHT = ("preflight_pair", "preflight_node", "preflight_summary")
@@ -81,6 +81,8 @@ class Results:
 
     Args:
         files: paths of the files that were read.
+        barriers: rows of `hpccoll barrier`, each with its run.
+        barrier_summaries: last records of `hpccoll barrier`, each with its run.
         preflight: records of `hpccoll preflight` as dictionaries, each with its run.
         doctor_findings: records of kind `finding` as dictionaries, each with its run.
         torn: paths of files whose last line is incomplete.
@@ -91,6 +93,8 @@ class Results:
     files: list[str] = field(default_factory=list)
     runs: list[RecordedRun] = field(default_factory=list)
     rows: list[RunMeasurement] = field(default_factory=list)
+    barriers: list[tuple[RecordedRun, BarrierRecord]] = field(default_factory=list)
+    barrier_summaries: list[tuple[RecordedRun, BarrierSummaryRecord]] = field(default_factory=list)
     preflight: list[tuple[RecordedRun, Mapping[str, Any]]] = field(default_factory=list)
     doctor_findings: list[tuple[RecordedRun, Mapping[str, Any]]] = field(default_factory=list)
     torn: list[str] = field(default_factory=list)
@@ -140,6 +144,10 @@ class Results:
         kind = record["kind"]
         if kind == "collective":
             self.rows.append(RunMeasurement(read_collective_record(record, location), run))
+        elif kind == BarrierRecord.kind:
+            self.barriers.append((run, BarrierRecord.from_dict(record, location)))
+        elif kind == BarrierSummaryRecord.kind:
+            self.barrier_summaries.append((run, BarrierSummaryRecord.from_dict(record, location)))
         elif kind in PREFLIGHT:
             self.preflight.append((run, record))
         elif kind == "finding":
@@ -157,10 +165,10 @@ def load_results(paths: Sequence[str | Path]) -> Results:
     for path in paths:
         for file in find_result_files(Path(path)):
             results.add_file(file, named=not Path(path).is_dir())
-    if not results.rows and not results.preflight and not results.doctor_findings:
+    if not (results.rows or results.barriers or results.preflight or results.doctor_findings):
         raise UsageError(_describe_nothing_to_show(results))
     shown = {run.number for run, _ in (*results.preflight, *results.doctor_findings)}
-    shown |= {row.run.number for row in results.rows}
+    shown |= {row.run.number for row in results.rows} | {run.number for run, _ in results.barriers}
     # Of the runs without records to show, those of bench and preflight stay, because they should have left some.
     results.runs = [run for run in results.runs if run.number in shown or run.is_measuring_command]
     return results
@@ -173,7 +181,8 @@ def _describe_nothing_to_show(results: Results) -> str:
     files = ", ".join(results.files) or "; ".join(results.foreign)
     return (
         f"{OPTION} {files}: nothing to show: {f'only records {contents}' if contents else 'no record'}; a report shows "
-        "the measurements of `hpccoll bench`, the pairs of `hpccoll preflight` and the findings of `hpccoll doctor`"
+        "the measurements of `hpccoll bench` and `hpccoll barrier`, the pairs of `hpccoll preflight` and the findings "
+        "of `hpccoll doctor`"
     )
 
 

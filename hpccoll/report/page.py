@@ -31,12 +31,12 @@ def render_page(
     groups: Sequence[CurveGroup],
     models: BoundModels,
     findings: Sequence[Finding],
-    node_pair_sections: Sequence[PageSection] = (),
+    more_sections: Sequence[PageSection] = (),
 ) -> str:
-    """Return the page as HTML text: findings, then sections on node pairs, scaling and operations; writes no file."""
+    """Return the page as HTML text: findings, then `more_sections`, scaling and operations; writes no file."""
     styles = choose_line_styles(case for group in groups for case in group.list_cases())
     sections = [
-        *node_pair_sections,
+        *more_sections,
         *build_scaling_sections(group_scaling_curves(groups), styles),
         *build_operation_sections(groups, styles, models),
     ]
@@ -69,12 +69,13 @@ def _read_template(name: str) -> str:
 
 
 def _summarize_results(results: Results) -> str:
-    """Return the line below the page's title: the numbers of measurements, node pairs, runs and files."""
+    """Return the line below the page's title: the numbers of measurements, barriers, node pairs, runs and files."""
     rows = len(results.rows)
     operations = sorted({row.record.op for row in results.rows})
-    pairs = results.pair_count
+    pairs, barriers = results.pair_count, len(results.barriers)
     parts = [
         f"{rows:,} measurement{'s' * (rows != 1)} of {', '.join(operations)}" if rows else "",
+        f"{barriers:,} row{'s' * (barriers != 1)} of barriers" if barriers else "",
         f"{pairs:,} pair{'s' * (pairs != 1)} of nodes" if pairs else "",
         f"{len(results.runs)} run{'s' * (len(results.runs) != 1)}",
         f"{len(results.files)} file{'s' * (len(results.files) != 1)}",

@@ -79,7 +79,14 @@ def test_every_operation(lab, tmp_path):
 def test_the_barrier(lab, tmp_path):
     job = submit(lab, tmp_path, "barrier.sh", "-n", "20")
     assert job.ended() == ("COMPLETED", "0:0"), job.output
-    assert {row["algorithm"] for row in job.records("barrier.jsonl")} >= {None, "dissemination", "tree"}
+    rows = job.records("barrier.jsonl", "barrier")
+    assert {row["algorithm"] for row in rows} >= {"barrier", "ibarrier", "dissemination", "tree", "hierarchical"}
+    assert all((row["ranks"], row["nodes"], row["unsafe"]) == (8, 4, 0) for row in rows)
+    (summary,) = job.records("barrier.jsonl", "barrier_summary")
+    assert summary["clock"] == "hca3"
+    assert {each["node"] for each in summary["node_lateness"]} == {f"node{number}" for number in range(1, 5)}
+    assert (job.results / "barrier.png").stat().st_size > 0
+    assert "who is late?" in job.output
 
 
 @pytest.mark.full

@@ -14,7 +14,7 @@ from hpccoll.report.findings.measurements import (
     find_wrong_results,
 )
 from hpccoll.report.findings.noise import find_noise
-from hpccoll.report.findings.relayed import relay_doctor_findings, relay_preflight_faults
+from hpccoll.report.findings.relayed import relay_doctor_findings, relay_preflight_faults, relay_stragglers
 from hpccoll.report.findings.runs import (
     BenchRequest,
     find_binding_problems,
@@ -37,6 +37,7 @@ def collect_findings(
     findings = [
         *find_wrong_results(results.rows),
         *relay_preflight_faults(results),
+        *relay_stragglers(results),
         *find_incomplete_runs(results, read_request),
         *find_binding_problems(results.runs),
         *find_device_memory_problems(results.rows),

@@ -1,4 +1,4 @@
-"""Findings that the preflight and the doctor recorded, repeated in the report."""
+"""Findings that the preflight, the barrier suite and the doctor recorded, repeated in the report."""
 
 from __future__ import annotations
 
@@ -47,6 +47,24 @@ def _relay_summary(run: RecordedRun, summary: Mapping[str, Any]) -> Iterator[Fin
         )
     if not faults:
         yield Finding("link", Severity.OK, "no link and no node is slow or broken", evidence)
+
+
+def relay_stragglers(results: Results) -> Iterator[Finding]:
+    """Yield a finding per run of `hpccoll barrier`: the late rank, if there is one, and barriers that are not safe."""
+    for run, summary in results.barrier_summaries:
+        evidence = f"{summary.reason} ({run.title})"
+        if summary.straggler is None:
+            yield Finding("barrier", Severity.OK, "no rank is late to barriers", evidence)
+        else:
+            node = summary.lateness[summary.straggler].node
+            found = f"rank {summary.straggler} on {node} is late to barriers"
+            remedy = f"look for other programs, throttling and interrupts on the core of this rank on {node}"
+            yield Finding("barrier", Severity.WARNING, found, evidence, remedy, hosts=(node,))
+    for run, row in results.barriers:
+        if row.unsafe:
+            found = f"{row.name} let a rank leave before the last rank had entered, in {row.unsafe} rounds"
+            evidence = f"arrival pattern {row.pattern}, clock within {row.clock_error_us:.2g} us ({run.title})"
+            yield Finding("barrier", Severity.PROBLEM, found, evidence, "do not use this barrier; report it")
 
 
 def relay_doctor_findings(results: Results) -> Iterator[Finding]:

@@ -11,11 +11,16 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+import hpccoll.cli.barrier
 import hpccoll.cli.doctor
 import hpccoll.cli.main as cli
 import hpccoll.cli.preflight
 import hpccoll.cli.train
 import hpccoll.cli.tune
+from hpccoll.barrier_suite.arrival_patterns import ArrivalPattern
+from hpccoll.barrier_suite.barrier_calls import list_barrier_names
+from hpccoll.barrier_suite.straggler import ArrivalEvidence, StragglerReport
+from hpccoll.barrier_suite.summary import SuiteConditions, make_summary
 from hpccoll.cli.output import print_table
 from hpccoll.doctor import Finding
 from hpccoll.doctor.finding import Severity
@@ -28,7 +33,7 @@ from hpccoll.plan import Operation
 from hpccoll.preflight.link_benchmark import LinkSample
 from hpccoll.preflight.node_benchmark import NodeSpeed
 from hpccoll.preflight.results import PreflightResults
-from hpccoll.records import CollectiveCase, CollectiveRecord, StopReason, TrainStepRecord
+from hpccoll.records import BarrierRecord, CollectiveCase, CollectiveRecord, StopReason, TimeSummary, TrainStepRecord
 from hpccoll.selection.tuning_table import (
     BufferKind,
     CandidateTiming,
@@ -154,7 +159,38 @@ def call(*arguments: str) -> Callable[[Path], None]:
     return run
 
 
+def print_barrier(_: Path) -> None:
+    time = TimeSummary(1234.567, 1234.567, 1200.123, 1300.456, 2345.678, None, 9876.543)
+    names = [(engine, name) for engine in ("hpccoll", "mpi") for name in list_barrier_names(engine)]
+    rows = [
+        make_barrier_row(engine, name, pattern.value, time)
+        for engine, name in (*names, ("gloo", "barrier"))
+        for pattern in ArrivalPattern
+    ]
+    report = StragglerReport(
+        17, "rank 17 entered last in 239 of 240 rounds, in the median 1234.5 us after the others", 1e-5, 2e-5, 240,
+        tuple(ArrivalEvidence(rank, rank, 1e-3 / (rank + 1), 1e-3, 1e-3, 1e-1) for rank in range(64)),
+    )  # fmt: skip
+    nodes = tuple(f"cluster-node-{rank // 4:04}" for rank in range(64))
+    conditions = SuiteConditions(nodes, "hca3", 1.234, 5.678, True, None, None)
+    summary = make_summary(rows, report, conditions, 1111.222)
+    hpccoll.cli.barrier.print_results(summary, rows)
+
+
+def make_barrier_row(engine: str, name: str, pattern: str, time: TimeSummary) -> BarrierRecord:
+    """Return a row of the barrier suite whose times are all long."""
+    each = (1234.567,) * 64
+    return BarrierRecord(
+        engine=engine, algorithm=name, pattern=pattern, spread_us=1234.567, ranks=64, nodes=16, rounds=100,
+        late_rounds=50, planned_us=each, entry_us=each, exit_us=each, wait_us=each, release_order=tuple(range(64)),
+        entry_spread_us=time, completion_us=time, exit_skew_us=time, absorbed=-1.2345, unsafe=100, clock_error_us=1.0,
+        machine="fit:this run", predicted_us=1111.222, predicted_exit_skew_us=222.333, all_reduce_us=time,
+        completion_samples_us=each, exit_skew_samples_us=each,
+    )  # fmt: skip
+
+
 COMMANDS = {
+    "barrier": print_barrier,
     "bench": print_bench,
     "compare": print_compared,
     "compare one": print_guidelines,

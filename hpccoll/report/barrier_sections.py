@@ -1,0 +1,156 @@
+"""Page sections on barriers: when ranks enter and leave, what each barrier costs, and which rank is late."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hpccoll.records import BarrierRecord, BarrierSummaryRecord
+from hpccoll.report.arrival_chart import render_arrival_chart
+from hpccoll.report.bound_models import format_job_size
+from hpccoll.report.line_chart import ChartLine, ChartPoint, LineChart
+from hpccoll.report.line_styles import MUTED_STYLE, LineStyle
+from hpccoll.report.load import RecordedRun, Results
+from hpccoll.report.number_format import format_seconds
+from hpccoll.report.page_section import FigurePanel, PageSection, PageTable, make_chart_panel
+
+NO_SKEW = "none"
+_MAX_RANK_ROWS = 16
+_SHAPE = "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0z"
+_CLASSES = ("c1", "c2", "c3", "c4", "c5", "c6", "c7")
+_INTRO = (
+    "A bar is the time of a rank in the barrier, from its entry to its exit, medians over rounds. The red line is the "
+    "last entry, and the shaded range is the exit skew, from the first exit to the last. The rank that enters last "
+    "waits least."
+)
+
+
+def build_barrier_sections(results: Results) -> list[PageSection]:
+    """Return a section per run of `hpccoll barrier`, and one on costs over ranks if the runs differ in ranks."""
+    rows = {run.number: (run, [row for other, row in results.barriers if other == run]) for run, _ in results.barriers}
+    summaries = {run.number: summary for run, summary in results.barrier_summaries}
+    sections = [_build_section(run, found, summaries.get(number)) for number, (run, found) in rows.items()]
+    counts = {row.ranks for _, row in results.barriers}
+    even = [row for _, row in results.barriers if row.pattern == NO_SKEW]
+    return [*sections, *([_build_scaling_section(even)] if len(counts) > 1 else [])]
+
+
+def _build_section(
+    run: RecordedRun, rows: Sequence[BarrierRecord], summary: BarrierSummaryRecord | None
+) -> PageSection:
+    """Return the section of one run; `summary` is None if the run was cut short."""
+    ident = f"ba{run.number}"
+    even = sorted((row for row in rows if row.pattern == NO_SKEW), key=lambda row: row.completion_us.p50)
+    first = even[0].name if even else rows[0].name
+    panels = [_make_panel(f"{ident}-{at}", row) for at, row in enumerate(rows) if row.name == first]
+    others = [_make_panel(f"{ident}-{at}", row) for at, row in enumerate(rows) if row.name != first]
+    job = format_job_size((rows[0].ranks, rows[0].nodes))
+    found = "The run was cut short before it looked for a late rank." if summary is None else f"{_describe(summary)}"
+    tables = [_make_cost_table(even, summary)] if even else []
+    if summary is not None and summary.ranks > 1:
+        tables.append(_make_lateness_table(summary))
+    return PageSection(
+        ident,
+        f"Barriers: {job} ({run.title})",
+        f"{found} {_INTRO}",
+        tuple(panels),
+        tables=tuple(tables),
+        folded_panels=tuple(others),
+        folded_title=f"Ranks over time of {len({row.name for row in rows}) - 1} more barriers",
+        notes=("Ranks share cores, so times include waits for a core.",) if summary and summary.oversubscribed else (),
+        short_title=f"Barriers, {job}",
+    )
+
+
+def _describe(summary: BarrierSummaryRecord) -> str:
+    """Return the sentence that names the late rank, or says that there is none."""
+    name = "No rank is late" if summary.straggler is None else f"Rank {summary.straggler} is late"
+    clock = f"clock {summary.clock}, within {summary.clock_residual_us:.2g} us"
+    return f"{name}: {summary.reason} ({clock})."
+
+
+def _make_panel(element_id: str, row: BarrierRecord) -> FigurePanel:
+    """Return the panel of one barrier and arrival pattern."""
+    return FigurePanel(
+        f"{row.name}, {row.pattern}", render_arrival_chart(row, element_id), element_id, has_scale_button=False
+    )
+
+
+def _make_cost_table(even: Sequence[BarrierRecord], summary: BarrierSummaryRecord | None) -> PageTable:
+    """Return the table of barriers without skew, the fastest first."""
+    costs = {} if summary is None else {f"{cost.engine}/{cost.algorithm}": cost for cost in summary.barriers}
+    columns = ("barrier", "time", "predicted", "exit skew", "absorbs", "all_reduce after it", "bias", "unsafe rounds")
+    lines = []
+    for row in even:
+        cost = costs.get(row.name)
+        after_us = None if row.all_reduce_us is None else row.all_reduce_us.p50
+        lines.append(
+            (
+                row.name,
+                *map(_format_us, (row.completion_us.p50, row.predicted_us, row.exit_skew_us.p50)),
+                _format_percent(cost.absorbed if cost else None),
+                _format_us(after_us),
+                _format_percent(cost.bias if cost else None),
+                str(cost.unsafe if cost else row.unsafe),
+            )
+        )
+    return PageTable("Without skew at the entry", columns, tuple(lines), frozenset(columns[1:]))
+
+
+def _make_lateness_table(summary: BarrierSummaryRecord) -> PageTable:
+    """Return the table of ranks with the evidence for lateness, the latest first."""
+    columns = ("rank", "node", "last in", "late by", "waits", "waits less by")
+    ordered = sorted(summary.lateness, key=lambda each: -each.excess_us)[:_MAX_RANK_ROWS]
+    lines = tuple(
+        (
+            str(each.rank),
+            each.node,
+            f"{each.last_arrivals} of {summary.rounds}",
+            *(_format_us(value) for value in (each.excess_us, each.wait_us, each.wait_deficit_us)),
+        )
+        for each in ordered
+    )
+    return PageTable("Which rank is late", columns, lines, frozenset(columns) - {"node"}, is_folded=len(lines) > 8)
+
+
+def _build_scaling_section(even: Sequence[BarrierRecord]) -> PageSection:
+    """Return the section with time and exit skew of each barrier over the number of ranks."""
+    names = list(dict.fromkeys(row.name for row in even))
+    styles = {
+        name: LineStyle(_CLASSES[at], _SHAPE) if at < len(_CLASSES) else MUTED_STYLE for at, name in enumerate(names)
+    }
+    panels = []
+    for part, title in (("t", "Time from the last entry to the last exit"), ("s", "Exit skew")):
+        lines = tuple(ChartLine(name, styles[name], _make_points(even, name, part)) for name in names)
+        panel = make_chart_panel(
+            LineChart(
+                f"bar-{part}",
+                title,
+                f"{title} of {len(names)} barriers over the number of ranks.",
+                "ranks",
+                lambda ranks: f"{ranks:.0f}",
+                lambda us: format_seconds(us * 1e-6),
+                lines,
+            )
+        )
+        panels += [panel] if panel is not None else []
+    legend = tuple((name, styles[name]) for name in names)
+    intro = "All ranks enter at the same time; medians over rounds, with their 95 % intervals."
+    return PageSection("bar", "Barriers over the number of ranks", intro, tuple(panels), legend)
+
+
+def _make_points(even: Sequence[BarrierRecord], name: str, part: str) -> tuple[ChartPoint, ...]:
+    """Return the points of one barrier: times (`t`) or exit skews (`s`) over ranks; of equal ranks, the last run's."""
+    found = {row.ranks: row.completion_us if part == "t" else row.exit_skew_us for row in even if row.name == name}
+    return tuple(ChartPoint(ranks, us.p50, us.p50_low, us.p50_high) for ranks, us in sorted(found.items()))
+
+
+def _format_us(value: float | None) -> str:
+    """Return a time in microseconds with its unit; - for None."""
+    if value is None:
+        return "-"
+    return format_seconds(value * 1e-6) if value > 0 else f"{value:.2f} us"
+
+
+def _format_percent(value: float | None) -> str:
+    """Return a fraction in percent; - for None."""
+    return "-" if value is None else f"{value:+.0%}"

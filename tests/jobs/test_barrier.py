@@ -1,0 +1,124 @@
+"""`mpirun -n N hpccoll barrier`, run for real: records, answers, resumption, and a barrier that hangs."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import psutil
+import pytest
+
+from hpccoll.records import make_json_schema
+from tests.jobs.launch import command, environment, hpccoll
+
+QUICK = ("-n", "2", "--engine", "hpccoll,mpi", "--algorithm", "dissemination,barrier")
+
+
+def rows(path: Path, kind: str | None = None) -> list[dict[str, Any]]:
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    return [record for record in records if kind in (None, record["kind"])]
+
+
+def test_records_answers_tables_and_picture(tmp_path: Path) -> None:
+    out, picture = tmp_path / "out.jsonl", tmp_path / "out.svg"
+    words = ("--pattern", "one_late,ascending", "--json", str(out), "--plot", str(picture))
+    done = hpccoll(2, "barrier", *QUICK, *words, COLUMNS="100")
+    assert done.returncode == 0, done.stderr
+    kinds = [record["kind"] for record in rows(out)]
+    assert kinds == ["run", *["barrier"] * 6, "barrier_summary"]
+    for record in rows(out):
+        jsonschema.validate(record, make_json_schema())
+    found = {(row["engine"], row["algorithm"], row["pattern"]) for row in rows(out, "barrier")}
+    names = [("hpccoll", "dissemination"), ("mpi", "barrier")]
+    assert found == {(*name, pattern) for name in names for pattern in ("none", "one_late", "ascending")}
+    (summary,) = rows(out, "barrier_summary")
+    assert summary["fastest"] in {"/".join(name) for name in names}
+    assert [(each["engine"], each["algorithm"]) for each in summary["barriers"]] == names
+    answers = [line for line in done.stdout.splitlines() if not line.startswith(" ")][:4]
+    assert [line.partition("  ")[0] for line in answers] == ["who is late?", "which barrier?", "is it safe?", "trust:"]
+    assert max(map(len, done.stdout.splitlines())) <= 100
+    assert picture.read_text().rstrip().endswith("</svg>")
+
+
+def test_an_injected_delay_is_found_in_the_pattern_that_the_user_names(tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    done = hpccoll(3, "barrier", *QUICK, "--pattern", "random", "--inject-delay", "1:10000", "--json", str(out))
+    assert done.returncode == 0, done.stderr
+    (summary,) = rows(out, "barrier_summary")
+    assert summary["straggler"] == 1, summary["reason"]
+    assert summary["inject_delay"] == {"rank": 1, "us": 10000}
+    assert "who is late?    rank 1 on " in done.stdout
+    waits = {each["rank"]: each["wait_us"] for each in summary["lateness"]}
+    assert min(waits, key=lambda rank: waits[rank]) == 1
+
+
+def test_a_rank_whose_core_is_kept_busy_and_the_process_ends_with_the_run(tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    done = hpccoll(2, "barrier", *QUICK, "--pattern", "none", "--noise", "1", "--json", str(out))
+    assert done.returncode == 0, done.stderr
+    assert rows(out, "barrier_summary")[0]["noise_rank"] == 1
+    busy = [each for each in psutil.process_iter(["cmdline"]) if "os.getppid() == parent" in str(each.info["cmdline"])]
+    assert [each for each in busy if each.create_time() > time.time() - 30 and each.ppid() == 1] == []
+
+
+def test_a_run_is_resumed_after_the_stop_file_ended_it(tmp_path: Path) -> None:
+    out, stop = tmp_path / "out.jsonl", tmp_path / "stop"
+    words = ("barrier", *QUICK, "--pattern", "random", "--resume", str(out))
+    stop.touch()
+    done = hpccoll(2, *words, "--stop-file", str(stop))
+    assert done.returncode == 130, done.stderr
+    first = rows(out, "barrier")
+    assert len(first) == 1
+    done = hpccoll(2, *words)
+    assert done.returncode == 0, done.stderr
+    again = rows(out, "barrier")
+    assert again[: len(first)] == first
+    assert len(again) == 4
+    assert len({(row["engine"], row["algorithm"], row["pattern"]) for row in again}) == 4
+    assert len(rows(out, "barrier_summary")) == 1
+
+
+def test_one_rank_and_standard_output() -> None:
+    done = hpccoll(1, "barrier", *QUICK, "--json", "-")
+    assert done.returncode == 0, done.stderr
+    *_, summary = [json.loads(line) for line in done.stdout.splitlines()]
+    assert summary["straggler"] is None
+    assert summary["reason"] == "one rank waits for nobody"
+
+
+@pytest.mark.parametrize("stopped", [0, 1])
+def test_a_rank_that_stands_still_is_named_and_the_job_ends(tmp_path: Path, stopped: int) -> None:
+    out, err = tmp_path / "out.jsonl", tmp_path / "err"
+    words = command(2, "barrier", *QUICK, "-n", "1000000", "--timeout", "2", "--json", str(out))
+    with err.open("w") as stream:
+        job = subprocess.Popen(words, env=environment(), stderr=stream, stdout=subprocess.DEVNULL)
+    try:
+        ranks: list[psutil.Process] = []
+        deadline = time.monotonic() + 60
+        while not (out.exists() and out.stat().st_size and len(ranks) == 2) and time.monotonic() < deadline:
+            time.sleep(0.2)
+            below = psutil.Process(job.pid).children(recursive=True)
+            ranks = sorted((each for each in below if each.name() in ("python", "hpccoll")), key=_rank_of)
+        time.sleep(1)
+        ranks[stopped].send_signal(signal.SIGSTOP)
+        status = job.wait(60)
+    finally:
+        for each in ranks:
+            if each.is_running():
+                each.kill()
+        job.kill()
+        job.wait()
+    told = err.read_text()
+    assert f"rank {stopped} has not entered it: stopped, slow or blocked elsewhere" in told
+    assert f"rank {1 - stopped} waited longer than 2 s" in told
+    assert status == 4, told
+
+
+def _rank_of(process: psutil.Process) -> int:
+    variables = process.environ()
+    return int(variables.get("PMI_RANK") or variables["OMPI_COMM_WORLD_RANK"])
