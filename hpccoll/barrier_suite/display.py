@@ -50,7 +50,7 @@ def format_answers(summary: BarrierSummaryRecord, rows: Sequence[BarrierRecord])
 def _describe_straggler(summary: BarrierSummaryRecord) -> str:
     """Return the name of the late rank and its node with the reason, or why no rank is named."""
     if summary.straggler is None:
-        return f"nobody: {summary.reason}"
+        return summary.reason
     node = summary.lateness[summary.straggler].node
     whole = f", like every rank of node {node}" if summary.straggler_node is not None else f" on {node}"
     return f"rank {summary.straggler}{whole}: {summary.reason}"

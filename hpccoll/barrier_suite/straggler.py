@@ -181,6 +181,6 @@ def _explain_often(suspect: ArrivalEvidence, times: RoundTimes) -> str:
 def _explain_nobody(suspect: ArrivalEvidence, threshold_s: float) -> str:
     """Return the reason why no rank is named; `suspect` is the rank with the greatest excess."""
     return (
-        f"no rank is late beyond noise: the latest, rank {suspect.rank}, entered {suspect.excess_s * 1e6:.1f} us after "
-        f"the others in the median, and noise explains {threshold_s * 1e6:.1f} us"
+        f"no rank is late beyond noise; rank {suspect.rank} entered {suspect.excess_s * 1e6:.1f} us after the others "
+        f"in the median, and noise explains {threshold_s * 1e6:.1f} us"
     )

@@ -63,9 +63,8 @@ def _build_section(
 
 def _describe(summary: BarrierSummaryRecord) -> str:
     """Return the sentence that names the late rank, or says that there is none."""
-    name = "No rank is late" if summary.straggler is None else f"Rank {summary.straggler} is late"
     clock = f"clock {summary.clock}, within {summary.clock_residual_us:.2g} us"
-    return f"{name}: {summary.reason} ({clock})."
+    return f"{summary.reason[:1].upper()}{summary.reason[1:]} ({clock})."
 
 
 def _make_panel(element_id: str, row: BarrierRecord) -> FigurePanel:
