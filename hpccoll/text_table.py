@@ -71,8 +71,11 @@ def _find_launcher_width() -> int | None:
         launcher = next((each for each in psutil.Process().parents() if each.name() in _LAUNCHERS), None)
         if launcher is None:
             return None
-        with open(f"/proc/{launcher.pid}/fd/1", "wb", buffering=0) as output:  # noqa: PTH123 - Path.open would buffer
-            return os.get_terminal_size(output.fileno()).columns or None
+        output = os.open(f"/proc/{launcher.pid}/fd/1", os.O_WRONLY | os.O_NOCTTY)  # `open` would truncate a file
+        try:
+            return os.get_terminal_size(output).columns or None
+        finally:
+            os.close(output)
     except (OSError, psutil.Error):
         return None
 

@@ -7,20 +7,19 @@ own median is subtracted, or the error of the clock if that is larger. A constan
 increase the noise. Where other programs disturb the ranks, the noise varies tenfold from second to second, so the
 threshold follows from the quieter rounds: it is NOISE_FACTOR times the lower quartile of the spread.
 
-A rank that waits a long time in a barrier is a victim: the late rank waits least. So the wait of a named rank must be
-shorter than the waits of the others, too. A rank is named in one of two cases:
+A rank that waits a long time in a barrier is a victim: the late rank waits least. Waits are evidence, but do not
+decide, because some barriers release some ranks later than others. A rank is named in one of two cases:
 
 - always late: the excess is more than the threshold, in most parts of the run, and the rank has the greatest lateness
   in more rounds than chance explains;
-- often late: all other ranks have waited for this rank alone during a share of the run's time, in most parts of the
-  run, and far longer than for any other rank. A rank that shares its core with another program is late in this way.
+- often late: in most parts of the run, all other ranks have waited for this rank alone during a share of the time, and
+  far longer than for any other rank. A rank that shares its core with another program is late in this way.
 
 A part is one of PARTS equal stretches of the run. Bursts of noise make a rank late in few parts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
@@ -82,7 +81,7 @@ def find_straggler(times: RoundTimes, resolution_s: float) -> StragglerReport:
     if _is_always_late(times, always, threshold_s):
         return report(always.rank, _explain_always(always, times.rounds, threshold_s))
     often = max(evidence, key=lambda each: each.caused_s)
-    if _is_often_late(times, evidence, often, threshold_s):
+    if _is_often_late(times, often.rank):
         return report(often.rank, _explain_often(often, times))
     return report(None, _explain_nobody(always, threshold_s))
 
@@ -138,34 +137,34 @@ def subtract_others(values: Floats) -> Floats:
 
 
 def _is_always_late(times: RoundTimes, suspect: ArrivalEvidence, threshold_s: float) -> bool:
-    """Whether the rank is late beyond the threshold in most parts, waits less, and comes last more than by chance."""
+    """Whether the rank is late beyond the threshold in most parts of the run, and last more often than by chance."""
     from scipy.stats import binom
 
     excess = subtract_others(times.lateness)[:, suspect.rank]
     parts = sum(float(np.median(part)) > threshold_s for part in np.array_split(excess, PARTS))
     by_chance = float(binom.sf(suspect.last_arrivals - 1, times.rounds, 1 / times.ranks)) * times.ranks
-    waits_less = suspect.wait_deficit_s > threshold_s / 2
-    return suspect.excess_s > threshold_s and parts >= PARTS_NEEDED and waits_less and by_chance < CHANCE
+    return suspect.excess_s > threshold_s and parts >= PARTS_NEEDED and by_chance < CHANCE
 
 
-def _is_often_late(
-    times: RoundTimes, evidence: Sequence[ArrivalEvidence], suspect: ArrivalEvidence, threshold_s: float
-) -> bool:
-    """Whether the others waited for the rank alone, long and in most parts, and little for any other rank."""
-    total_s = float(times.exit.max() - times.entry.min())
-    second_s = max(each.caused_s for each in evidence if each.rank != suspect.rank)
+def _is_often_late(times: RoundTimes, rank: int) -> bool:
+    """Whether, in most parts of the run, the others waited long for the rank alone, and little for any other rank."""
     last, gaps = find_last(times.lateness)
-    hits = (last == suspect.rank) & (gaps > threshold_s)
-    parts = sum(bool(part.any()) for part in np.array_split(hits, PARTS))
-    return suspect.caused_s - OFTEN_RATIO * second_s > OFTEN_SHARE * total_s and parts >= PARTS_NEEDED
+    parts = 0
+    for rounds in np.array_split(np.arange(times.rounds), PARTS):
+        caused_s = np.bincount(last[rounds], gaps[rounds], times.ranks)
+        others_s = float(np.delete(caused_s, rank).max())
+        part_s = float(times.exit[rounds].max() - times.entry[rounds].min())
+        parts += float(caused_s[rank]) - OFTEN_RATIO * others_s > OFTEN_SHARE * part_s
+    return parts >= PARTS_NEEDED
 
 
 def _explain_always(suspect: ArrivalEvidence, rounds: int, threshold_s: float) -> str:
     """Return the reason why an always late rank is named."""
+    deficit_us = suspect.wait_deficit_s * 1e6
+    less = f", and waited {deficit_us:.1f} us less" if deficit_us > 0 else ""
     return (
         f"rank {suspect.rank} entered last in {suspect.last_arrivals} of {rounds} rounds, in the median "
-        f"{suspect.excess_s * 1e6:.1f} us after the others (noise explains {threshold_s * 1e6:.1f} us), and waited "
-        f"{suspect.wait_deficit_s * 1e6:.1f} us less"
+        f"{suspect.excess_s * 1e6:.1f} us after the others (noise explains {threshold_s * 1e6:.1f} us){less}"
     )
 
 

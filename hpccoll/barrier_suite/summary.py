@@ -133,7 +133,7 @@ def find_late_node(report: StragglerReport, nodes: Sequence[str]) -> str | None:
     node = nodes[report.straggler]
     late = {each.rank for each in report.ranks if each.excess_s > report.threshold_s}
     members = {rank for rank, name in enumerate(nodes) if name == node}
-    return node if late == members and 1 < len(members) < len(nodes) else None
+    return node if late == members and len(members) > 1 else None
 
 
 def _to_us(seconds: float) -> float:

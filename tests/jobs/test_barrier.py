@@ -45,6 +45,20 @@ def test_records_answers_tables_and_picture(tmp_path: Path) -> None:
     assert picture.read_text().rstrip().endswith("</svg>")
 
 
+def test_output_to_a_file_is_whole(tmp_path: Path) -> None:
+    out = tmp_path / "out.txt"
+    variables = environment()
+    variables.pop("COLUMNS", None)
+    with out.open("w") as stream:
+        words = command(2, "barrier", *QUICK, "--pattern", "none")
+        status = subprocess.run(words, env=variables, stdout=stream, stderr=subprocess.PIPE, check=False).returncode
+    assert status == 0
+    text = out.read_text()
+    assert text.startswith("who is late?")
+    assert "Lateness in 240 rounds" in text
+    assert "\0" not in text
+
+
 def test_an_injected_delay_is_found_in_the_pattern_that_the_user_names(tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     done = hpccoll(3, "barrier", *QUICK, "--pattern", "random", "--inject-delay", "1:10000", "--json", str(out))

@@ -36,6 +36,13 @@ def test_medians_are_over_rounds_and_do_not_depend_on_when_a_round_began():
     assert shifted.completion.tolist() == [3.0, 3.0, 9.0]
 
 
+def test_the_release_order_compares_the_exits_within_each_round():
+    """Rank 1 leaves first in two of three rounds, though its median time of exit is the larger one."""
+    times = make_rounds(([0.0, 0.0], [10.0, 9.0]), ([0.0, 0.0], [8.0, 7.0]), ([0.0, 0.0], [7.0, 11.0]))
+    assert np.median(times.exit, axis=0).tolist() == [8.0, 9.0]
+    assert times.find_release_order() == [1, 0]
+
+
 @pytest.mark.parametrize(
     ("first_exit", "error", "unsafe"),
     [(5.0, 0.0, 0), (4.9, 0.0, 1), (4.9, 0.2, 0), (4.7, 0.2, 1), (1.5, 0.0, 1)],

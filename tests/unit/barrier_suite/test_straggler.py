@@ -92,6 +92,30 @@ def test_a_rank_that_is_late_in_one_stretch_of_the_run_is_not_named():
     assert find_straggler(make_times(np.random.default_rng(5), 4, late_s), RESOLUTION_S).straggler is None
 
 
+def test_a_rank_that_is_very_late_in_one_burst_is_not_named():
+    late_s = np.zeros((ROUNDS, 4))
+    late_s[ROUNDS // 2 : ROUNDS // 2 + 20, 1] = 20e-3
+    assert find_straggler(make_times(np.random.default_rng(9), 4, late_s), RESOLUTION_S).straggler is None
+
+
+def test_a_rank_that_chance_can_make_late_is_not_named():
+    """In 16 of 24 rounds of two ranks, rank 1 is late; one of two ranks is last that often in one of 13 runs."""
+    for rounds, named in ((24, None), (240, 1)):
+        late_s = np.where((np.arange(rounds) % 3 < 2)[:, None] & (np.arange(2) == 1), 50e-6, 0.0)
+        late_s[np.arange(rounds) % 3 == 2, 0] = 50e-6
+        times = make_times(np.random.default_rng(10), 2, late_s, rounds=rounds)
+        assert find_straggler(times, 30e-6).straggler == named
+
+
+def test_a_late_rank_that_the_barrier_releases_late_is_named():
+    times = make_times(np.random.default_rng(11), 4, delay(4, 1, 50e-6))
+    times.exit[:, 1] += 80e-6
+    report = find_straggler(times, RESOLUTION_S)
+    assert report.straggler == 1
+    assert report.ranks[1].wait_deficit_s < 0
+    assert report.reason.endswith(" us)")
+
+
 def test_a_rank_whose_core_is_often_taken_is_named_though_it_is_mostly_on_time():
     random = np.random.default_rng(6)
     late_s = np.zeros((ROUNDS, 4))

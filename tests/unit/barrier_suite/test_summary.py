@@ -55,8 +55,10 @@ def test_a_node_whose_ranks_are_all_late_is_named():
     assert "like every rank of node a" in format_answers(summary, [])[0]
 
 
-def test_one_node_alone_is_never_late():
+def test_a_node_is_named_only_if_it_has_several_ranks_and_all_of_them_are_late():
     assert summarize([50, 50, 0, 0], nodes=("a",) * 4).straggler_node is None
+    assert summarize([50, 0, 0, 0], nodes=("a", "b", "c", "d")).straggler_node is None
+    assert summarize([50, 50, 50, 0], nodes=("a", "a", "b", "b")).straggler_node is None
 
 
 def test_the_costs_name_the_fastest_and_the_most_even_barrier_and_the_bias():
@@ -87,6 +89,14 @@ def test_tables_of_ranks_are_shown_for_a_single_barrier():
     assert sum("mpi/barrier, arrival pattern" in title for title in titles) == 2
     more = [*rows, make_row("other")]
     assert not any("arrival pattern none:" in t.title for t in list_tables(summarize([0, 0, 0, 0], more), more))
+
+
+def test_a_completion_below_zero_by_the_error_of_the_clock_counts_as_zero():
+    times = make_times([0, 0, 0, 0])
+    early = RoundTimes(times.planned, times.entry, np.tile(times.entry.max(axis=1, keepdims=True), 4) - 1e-7)
+    record = make_barrier_record(BarrierKey("mpi", "a", "none", 4), early, RowContext(0.0, 1, 1e-6, *[None] * 4))
+    assert set(record.completion_samples_us) == {0.0}
+    assert record.unsafe == 0
 
 
 def test_nodes_that_share_a_host_have_numbers():
