@@ -39,8 +39,8 @@ class StragglerTrials:
         layout = job.detect_layout(world)
         self.world, self.clock = world, JobClock(world.Dup(), layout, scheme)
         self.timer = RoundTimer(world.Dup(), self.clock.current, layout.oversubscribed)
-        comm = Communicator(world)
-        self.call = comm.prepare(Operation.BARRIER, None, algorithm="dissemination")
+        self.comm = Communicator(world)
+        self.call = self.comm.prepare(Operation.BARRIER, None, algorithm="dissemination")
 
     def time_run(self, pattern: ArrivalPattern, seed: int, late: int, delay_s: float) -> StragglerReport:
         """Return the report on one run in which rank `late` is late by `delay_s`; the same on all ranks. Collective."""

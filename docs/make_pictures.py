@@ -49,6 +49,7 @@ RULE = ("ring", "tree", "double_tree")
 MACHINES = ("summit", "dgx-h100", "workstation")
 REPORT_FILES = ("bench/results/report/bench-2.jsonl", "tests/data/preflight-4.jsonl")
 REPORT_SIZE = 1100, 2280  # pixels
+BARRIERS_FILE = "tests/data/barrier-4.jsonl"
 
 
 def fingerprint_drawing(name: str) -> str:
@@ -103,6 +104,12 @@ def fingerprint_report() -> str:
     return make_hash([re.sub(r"created [-\d]+ [\d:]+ UTC", "", page).replace(str(ROOT), "")])
 
 
+def fingerprint_barriers() -> str:
+    """Return the hash of the results of a barrier suite and of the code that draws them."""
+    code = read_code(ROOT / "hpccoll" / "barrier_suite" / "pictures.py")
+    return make_hash([(ROOT / BARRIERS_FILE).read_text(encoding="utf-8"), code])
+
+
 def make_hash(texts: Iterable[str]) -> str:
     """Return a short hash of texts."""
     return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
@@ -134,6 +141,7 @@ def list_fingerprints() -> dict[str, Callable[[], str]]:
         **{f"winners-all-{machine}.png": partial(fingerprint_map, machine, every) for machine in MACHINES},
         "24576-ranks.png": fingerprint_scale,
         "report.png": fingerprint_report,
+        "barriers.png": fingerprint_barriers,
     }
 
 
@@ -153,6 +161,17 @@ def make_report() -> None:
         subprocess.run(["chromium", *options, target, page.as_uri()], check=True, capture_output=True)
 
 
+def make_barriers() -> None:
+    """Write the picture of the results of a barrier suite."""
+    from hpccoll.barrier_suite.pictures import write_picture
+    from hpccoll.measure.results.result_file import read_records
+    from hpccoll.records import BarrierRecord
+
+    records = read_records(ROOT / BARRIERS_FILE).records
+    rows = [BarrierRecord.from_dict(each, BARRIERS_FILE) for each in records if each["kind"] == BarrierRecord.kind]
+    write_picture(rows, PICTURES / "barriers.png")
+
+
 def make_drawing(name: str) -> None:
     """Write a drawing of DRAWINGS."""
     algorithm, ranks, chunks, nodes = DRAWINGS[name]
@@ -169,7 +188,9 @@ def make_pictures(names: Iterable[str]) -> list[str]:
             make_drawing(name)
     if "report.png" in made:
         make_report()
-    simulated = [name for name in list_fingerprints() if name not in {*DRAWINGS, "report.png"}]
+    if "barriers.png" in made:
+        make_barriers()
+    simulated = [name for name in list_fingerprints() if name not in {*DRAWINGS, "report.png", "barriers.png"}]
     if not set(simulated).isdisjoint(made):
         subprocess.run([sys.executable, ROOT / "bench" / "at_scale.py", "--write"], cwd=ROOT, check=True)
         made += [name for name in simulated if name not in made]

@@ -85,9 +85,7 @@ def _describe_trust(summary: BarrierSummaryRecord, rows: Sequence[BarrierRecord]
     return "; ".join(parts)
 
 
-def list_tables(
-    summary: BarrierSummaryRecord, rows: Sequence[BarrierRecord], *, has_straggler_rounds: bool = True
-) -> list[SuiteTable]:
+def list_tables(summary: BarrierSummaryRecord, rows: Sequence[BarrierRecord]) -> list[SuiteTable]:
     """Return the tables of a run, the most important first."""
     patterns = list(dict.fromkeys(row.pattern for row in rows))
     tables = [_make_cost_table(summary, rows)]
@@ -96,7 +94,7 @@ def list_tables(
         tables.append(_make_pattern_table("Exit skew", rows, patterns, _get_exit_skew))
     if len({row.name for row in rows}) == 1 and summary.ranks <= MAX_RANK_ROWS:
         tables += [_make_rank_table(row) for row in rows]
-    if has_straggler_rounds and summary.ranks > 1:
+    if summary.ranks > 1:
         tables.append(_make_lateness_table(summary))
         if summary.nodes > 1:
             tables.append(_make_node_table(summary))

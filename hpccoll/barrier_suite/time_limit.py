@@ -45,6 +45,7 @@ class TimeLimit:
         self._comm, self._limit_s, self._fail = world.Dup(), limit_s, fail
         self._began_s: float | None = None
         self._round = 0
+        self._requests: list[MPI.Request] = []
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="hpccoll-time-limit", daemon=True)
         self._thread.start()
@@ -75,7 +76,8 @@ class TimeLimit:
     def _report(self) -> None:
         """Exchange the calls of all waiting ranks; on the lowest of them, call `fail` with a message."""
         comm, rank = self._comm, self._comm.rank
-        requests = [comm.isend(self._round, dest) for dest in range(comm.size) if dest != rank]
+        # The requests are kept until the job ends, because MPI may still send the messages.
+        self._requests = [comm.isend(self._round, dest) for dest in range(comm.size) if dest != rank]
         waiting = {rank: self._round}
         deadline = time.monotonic() + GRACE_S
         while time.monotonic() < deadline and len(waiting) < comm.size:
@@ -84,12 +86,9 @@ class TimeLimit:
                 waiting[status.source] = comm.recv(source=status.source)
             else:
                 time.sleep(GRACE_S / 100)
-        if rank == min(waiting):
-            self._fail(self._describe(waiting))
-        else:
+        if rank != min(waiting):
             time.sleep(2 * GRACE_S)  # the lowest rank ends the job
-            self._fail(self._describe(waiting))
-        del requests
+        self._fail(self._describe(waiting))
 
     def _describe(self, waiting: dict[int, int]) -> str:
         """Return the error message for a call in which the ranks `waiting`, with their rounds, wait too long."""

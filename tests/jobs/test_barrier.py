@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import signal
 import subprocess
 import time
@@ -14,7 +16,7 @@ import psutil
 import pytest
 
 from hpccoll.records import make_json_schema
-from tests.jobs.launch import command, environment, hpccoll
+from tests.jobs.launch import BIN, LIMIT_S, command, environment, hpccoll
 
 QUICK = ("-n", "2", "--engine", "hpccoll,mpi", "--algorithm", "dissemination,barrier")
 
@@ -136,3 +138,37 @@ def test_a_rank_that_stands_still_is_named_and_the_job_ends(tmp_path: Path, stop
 def _rank_of(process: psutil.Process) -> int:
     variables = process.environ()
     return int(variables.get("PMI_RANK") or variables["OMPI_COMM_WORLD_RANK"])
+
+
+PAGE = (Path(__file__).parents[2] / "docs" / "barriers.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "words", [line for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()]
+)
+def test_each_command_of_the_page_runs(words: str, tmp_path: Path) -> None:
+    if " report " in words:
+        (tmp_path / "barrier.jsonl").write_bytes((Path(__file__).parents[1] / "data" / "barrier-4.jsonl").read_bytes())
+    variables = environment(PATH=f"{BIN}:{os.environ['PATH']}")
+    done = subprocess.run(
+        words.split(), capture_output=True, text=True, timeout=LIMIT_S, check=False, env=variables, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    if " report " not in words:
+        assert re.findall(r"^[a-z ]+[?:]", done.stdout, re.MULTILINE)[:4] == [
+            "who is late?",
+            "which barrier?",
+            "is it safe?",
+            "trust:",
+        ]
+
+
+def test_the_outputs_on_the_page_have_the_form_of_today() -> None:
+    done = hpccoll(
+        3, "barrier", "--engine", "mpi", "--algorithm", "barrier", "--pattern", "ascending", "-n", "2", COLUMNS="120"
+    )
+    assert done.returncode == 0, done.stderr
+    headings = [line.split() for line in done.stdout.splitlines() if line.startswith(("rank ", "barrier "))]
+    shown = [line.split() for line in PAGE.splitlines() if line.startswith("rank  planned")]
+    assert shown
+    assert all(line in headings for line in shown)
