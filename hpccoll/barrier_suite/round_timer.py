@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 FIRST_WINDOW_S = 1e-3  # before a barrier has been timed
 LEAD_S, SHARED_LEAD_S = 1e-4, 2e-3  # from a broadcast to the first window, per doubling of the number of ranks
 SLEEP_MARGIN_S = 3e-4  # a rank that sleeps wakes up this long before it has to enter
-SLEEP_ABOVE_S, SHARED_SLEEP_ABOVE_S = 5e-3, 4e-4  # longer waits sleep
+SLEEP_ABOVE_S, SHARED_SLEEP_ABOVE_S = 1e-2, 4e-4  # longer waits sleep
 WINDOW_QUANTILE, WINDOW_FACTOR, WINDOW_MARGIN_S = 0.9, 1.5, 1e-4
 
 

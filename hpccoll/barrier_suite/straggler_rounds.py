@@ -12,7 +12,7 @@ from hpccoll.barrier_suite.arrival_patterns import ArrivalPattern
 from hpccoll.barrier_suite.round_timer import RoundTimer
 from hpccoll.barrier_suite.round_times import RoundTimes, join_rounds
 
-ROUND_S = 4e-4
+ROUND_S = 2.5e-3
 BATCHES = 8  # batches per pattern
 
 
