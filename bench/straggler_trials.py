@@ -45,8 +45,16 @@ class StragglerTrials:
     def time_run(self, pattern: ArrivalPattern, seed: int, late: int, delay_s: float) -> StragglerReport:
         """Return the report on one run in which rank `late` is late by `delay_s`; the same on all ranks. Collective."""
         extra_s = delay_s if self.world.rank == late else 0.0
-        options = {"rounds": ROUNDS, "barrier_s": BARRIER_S, "spread_s": SPREAD_S, "seed": seed}
-        times = time_straggler_rounds(self.timer, self.call, (pattern,), **options, extra_s=extra_s)
+        times = time_straggler_rounds(
+            self.timer,
+            self.call,
+            (pattern,),
+            rounds=ROUNDS,
+            barrier_s=BARRIER_S,
+            spread_s=SPREAD_S,
+            seed=seed,
+            extra_s=extra_s,
+        )
         report = None if times is None else find_straggler(times, self.clock.resolution_s)
         found: StragglerReport = self.world.bcast(report)
         return found
@@ -57,12 +65,13 @@ class StragglerTrials:
         pattern, late = drawn.choice(list(ArrivalPattern)), drawn.randrange(self.world.size)
         quiet = self.time_run(pattern, drawn.randrange(2**31), late, 0.0)
         noise_s = quiet.noise_s
-        for _repeat in range(REPEATS):
-            delay_s = FACTOR * noise_s
-            report = self.time_run(pattern, drawn.randrange(2**31), late, delay_s)
+        report, delay_s = self.time_run(pattern, drawn.randrange(2**31), late, FACTOR * noise_s), FACTOR * noise_s
+        for _ in range(REPEATS):
             if report.noise_s <= noise_s:
                 break
             noise_s = report.noise_s
+            delay_s = FACTOR * noise_s
+            report = self.time_run(pattern, drawn.randrange(2**31), late, delay_s)
         return {
             "kind": "straggler_trial",
             "ranks": self.world.size,

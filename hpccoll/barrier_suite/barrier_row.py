@@ -12,6 +12,7 @@ from hpccoll.barrier_suite.round_times import Floats, RoundTimes
 from hpccoll.measure.statistics import summarize
 from hpccoll.records import BarrierKey, BarrierRecord
 
+MOST_LATE = 0.5  # with more late rounds, the entries were not those of the pattern
 TOLERANCE_S, TOLERANCE = 10e-6, 0.1  # a round is late if a rank enters later than this, or this share of the spread
 
 
@@ -48,7 +49,7 @@ def make_barrier_record(key: BarrierKey, times: RoundTimes, context: RowContext)
         spread_us=round(context.spread_s * 1e6, 3),
         nodes=context.nodes,
         rounds=times.rounds,
-        late_rounds=times.count_late_rounds(max(TOLERANCE_S, TOLERANCE * context.spread_s)),
+        late_rounds=_count_late_rounds(times, context.spread_s),
         planned_us=_to_us(np.median(planned, axis=0)),
         entry_us=_to_us(times.get_median_entries()),
         exit_us=_to_us(times.get_median_exits()),
@@ -70,11 +71,17 @@ def make_barrier_record(key: BarrierKey, times: RoundTimes, context: RowContext)
 
 
 def _compute_absorbed(times: RoundTimes, spread_s: float, even_completion_s: float | None) -> float | None:
-    """Return the absorbed fraction of a planned spread, rounded; None without a planned spread."""
-    if even_completion_s is None or not spread_s:
+    """Return the absorbed fraction of a planned spread, rounded; None without a spread, or if most rounds are late."""
+    disturbed = _count_late_rounds(times, spread_s) > MOST_LATE * times.rounds
+    if even_completion_s is None or not spread_s or disturbed:
         return None
     absorbed = times.compute_absorbed(even_completion_s)
     return None if absorbed is None else round(absorbed, 4)
+
+
+def _count_late_rounds(times: RoundTimes, spread_s: float) -> int:
+    """Return the number of rounds in which a rank entered later than planned, beyond the tolerance."""
+    return times.count_late_rounds(max(TOLERANCE_S, TOLERANCE * spread_s))
 
 
 def _to_us(seconds: Floats) -> tuple[float, ...]:

@@ -44,7 +44,8 @@ class BarrierRecord(Record, frozen=True, kw_only=True):
     completion_us: Annotated[TimeSummary, about("Time from the last entry to the last exit.")]
     exit_skew_us: Annotated[TimeSummary, about("Time from the first to the last exit.")]
     absorbed: Annotated[
-        float | None, about("Fraction of the entry spread that the barrier hides; null for pattern none.")
+        float | None,
+        about("Fraction of the entry spread that it hides; null without spread, and if most rounds are late."),
     ]
     unsafe: Annotated[Count, about("Rounds in which a rank left before the last entry.")]
     clock_error_us: Annotated[Amount, about("Error of the common clock that the count of unsafe rounds allows.")]
