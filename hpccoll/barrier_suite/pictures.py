@@ -75,6 +75,7 @@ def _draw_ranks(axes: Axes, row: BarrierRecord, *, is_first: bool) -> None:
     axes.barh(ranks, waits, left=list(row.entry_us), height=0.7, color=_WAIT, zorder=2)
     axes.axvline(last, color=_LATE, linewidth=1.2, zorder=3)
     axes.invert_yaxis()
+    axes.set_xlim(left=0)
     axes.set_title(f"{row.name}\n{row.pattern}" if is_first else f"\n{row.pattern}", loc="left", fontsize=8, color=_INK)
     axes.set_xlabel("us after the first entry", fontsize=7, color=_INK)
     if is_first:
@@ -98,7 +99,7 @@ def _draw_costs(axes: Axes, even: Sequence[BarrierRecord]) -> None:
         axes.set_xscale("log")
     ranks = even[0].ranks if even else 0
     axes.set_title(f"all ranks enter together, {ranks} ranks, medians in us", loc="left", fontsize=9, color=_INK)
-    axes.legend(fontsize=7, frameon=False, loc="lower right")
+    axes.legend(fontsize=7, frameon=False, loc="lower right", bbox_to_anchor=(1.0, 1.0), ncol=3, borderaxespad=0.0)
     _format_axes(axes, "x")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -24,11 +26,19 @@ def make_times(late_us: list[float], *, completion_us: float = 10.0, unsafe: boo
 
 
 def make_row(
-    name: str, pattern: str = "none", late_us: float = 0.0, even_us: float | None = None, **times
+    name: str,
+    pattern: str = "none",
+    late_us: float = 0.0,
+    even_us: float | None = None,
+    *,
+    unplanned: bool = False,
+    **times,
 ) -> BarrierRecord:
     even_s = None if even_us is None else even_us * 1e-6
     context = RowContext(late_us * 1e-6, 2, 1e-6, None, None, even_s, [2e-5] if pattern == "none" else None)
-    return make_barrier_record(BarrierKey("mpi", name, pattern, 4), make_times([0, 0, 0, late_us], **times), context)
+    found = make_times([0, 0, 0, late_us], **times)
+    planned = found.planned + 1e-6 * np.array([0, 0, 0, 0 if unplanned else late_us])
+    return make_barrier_record(BarrierKey("mpi", name, pattern, 4), replace(found, planned=planned), context)
 
 
 def summarize(late_us: list[float], rows: list[BarrierRecord] | None = None, nodes: tuple[str, ...] = NODES):
@@ -89,6 +99,13 @@ def test_tables_of_ranks_are_shown_for_a_single_barrier():
     assert sum("mpi/barrier, arrival pattern" in title for title in titles) == 2
     more = [*rows, make_row("other")]
     assert not any("arrival pattern none:" in t.title for t in list_tables(summarize([0, 0, 0, 0], more), more))
+
+
+def test_nothing_is_said_of_absorption_if_most_rounds_do_not_follow_the_pattern():
+    planned, unplanned = (make_row("a", "one_late", 50.0, 10.0, unplanned=each) for each in (False, True))
+    assert (planned.late_rounds, unplanned.late_rounds) == (0, 48)
+    assert planned.absorbed == pytest.approx(0, abs=0.05)
+    assert unplanned.absorbed is None
 
 
 def test_a_completion_below_zero_by_the_error_of_the_clock_counts_as_zero():
