@@ -34,7 +34,7 @@ NOISE_FACTOR, NOISE_QUANTILE = 1.5, 0.25
 PARTS, PARTS_NEEDED = 8, 6
 MIN_ROUNDS = 24  # fewer rounds name nobody
 CHANCE = 1e-4  # probability with which a rank is last in so many rounds by chance, for all ranks together
-OFTEN_SHARE = 0.15  # share of the time for which the others waited for an often late rank ...
+OFTEN_SHARE = 0.08  # share of the time for which the others waited for an often late rank ...
 OFTEN_RATIO = 3.0  # ... after subtraction of this many times the time for which they waited for any other rank
 
 
