@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -118,8 +119,7 @@ def test_a_rank_that_stands_still_is_named_and_the_job_ends(tmp_path: Path, stop
         deadline = time.monotonic() + 60
         while not (out.exists() and out.stat().st_size and len(ranks) == 2) and time.monotonic() < deadline:
             time.sleep(0.2)
-            below = psutil.Process(job.pid).children(recursive=True)
-            ranks = sorted((each for each in below if each.name() in ("python", "hpccoll")), key=_rank_of)
+            ranks = find_ranks(job.pid)
         time.sleep(1)
         ranks[stopped].send_signal(signal.SIGSTOP)
         status = job.wait(60)
@@ -135,9 +135,14 @@ def test_a_rank_that_stands_still_is_named_and_the_job_ends(tmp_path: Path, stop
     assert status == 4, told
 
 
-def _rank_of(process: psutil.Process) -> int:
-    variables = process.environ()
-    return int(variables.get("PMI_RANK") or variables["OMPI_COMM_WORLD_RANK"])
+def find_ranks(launcher: int) -> list[psutil.Process]:
+    """Return the processes of the ranks, in order; processes that a rank starts are younger than the rank."""
+    found: dict[int, psutil.Process] = {}
+    for process in sorted(psutil.Process(launcher).children(recursive=True), key=lambda each: each.pid):
+        with suppress(psutil.Error, KeyError):  # processes may end meanwhile; the launcher's own have no rank
+            variables = process.environ()
+            found.setdefault(int(variables.get("PMI_RANK") or variables["OMPI_COMM_WORLD_RANK"]), process)
+    return [found[rank] for rank in sorted(found)]
 
 
 PAGE = (Path(__file__).parents[2] / "docs" / "barriers.md").read_text(encoding="utf-8")
