@@ -79,8 +79,7 @@ def make_operations(nbytes: int, groups: dict[str, Any], n: int) -> dict[str, di
     if nbytes > 8:
         del operations["barrier"]
     return {
-        name: {backend: partial(run, group) for backend, group in groups.items()}
-        for name, run in operations.items()
+        name: {backend: partial(run, group) for backend, group in groups.items()} for name, run in operations.items()
     }
 
 
