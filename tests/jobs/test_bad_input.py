@@ -99,7 +99,7 @@ IN_JOBS: list[tuple[str, int, tuple[str, ...]]] = [
     ("barrier --noise 2", 2, ("--noise 2 is not a rank of 0..1",)),
     ("barrier --spread soon", 2, ("--spread 'soon' is not a time", "3.7us")),
     ("barrier --engine foo", 2, ("unknown engine 'foo'", "choose one of: gloo, hpccoll, mpi, nccl")),
-    ("barrier --algorithm disemination", 2, ("unknown barrier", "did you mean dissemination?")),
+    ("barrier --algorithm linaer", 2, ("unknown barrier 'linaer'", "did you mean linear?")),
     ("barrier --engine mpi --clock sundial", 2, ("unknown clock 'sundial'", "choose one of: hca3, host")),
     ("barrier --engine mpi --machine nosuch", 2, ("unknown machine 'nosuch'", "summit")),
     ("barrier --engine mpi --plot x.bmp", 2, ("--plot x.bmp", ".png, .svg, .pdf")),
