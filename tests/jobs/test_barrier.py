@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from hpccoll.records import make_json_schema
+from tests.depth import keep
 from tests.jobs.launch import BIN, LIMIT_S, command, environment, hpccoll
 
 QUICK = ("-n", "2", "--engine", "hpccoll,mpi", "--algorithm", "dissemination,barrier")
@@ -148,9 +149,15 @@ def find_ranks(launcher: int) -> list[psutil.Process]:
 PAGE = (Path(__file__).parents[2] / "docs" / "barriers.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize(
-    "words", [line for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()]
-)
+COMMANDS = [line for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()]
+
+
+def is_unlike_other_tests(words: str) -> bool:
+    """Whether no other test runs a command with the same options."""
+    return "--plot" in words or "--spread" in words or " report " in words
+
+
+@pytest.mark.parametrize("words", keep(COMMANDS, is_unlike_other_tests))
 def test_each_command_of_the_page_runs(words: str, tmp_path: Path) -> None:
     if " report " in words:
         (tmp_path / "barrier.jsonl").write_bytes((Path(__file__).parents[1] / "data" / "barrier-4.jsonl").read_bytes())
