@@ -196,10 +196,11 @@ class JobEndings:
         self._write_ending(f"by an uncaught {type(error[1]).__name__}")
         sys.stderr.write(f"{self._where} ends the job because of an uncaught exception:\n")
         show(*error)
-        if isinstance(error[1], CommunicationError) and self._watchdog is not None:
+        is_communication = isinstance(error[1], CommunicationError | MPI.Exception)
+        if is_communication and self._watchdog is not None:
             with self._lock:
                 sys.stderr.write(self._watchdog.explain_mismatch(self._get_notifier(), self._poll))
-        failed = error[1].exit_status if isinstance(error[1], CommunicationError) else 1
+        failed = COMMUNICATION_FAILED if is_communication else 1
         self._abort(INTERRUPTED if isinstance(error[1], KeyboardInterrupt) else failed)
 
     def _write_ending(self, how: str) -> None:

@@ -3,8 +3,8 @@
 The main thread of every rank holds a robust mutex (pthread_mutexattr_setrobust) in the header of its recorder file. Two
 other ranks wait for this mutex, each in a thread of its own. The kernel releases the robust mutexes of a killed process
 before it frees the memory of the process and closes its files, by which launchers notice the end. The survivors of a
-killed rank can therefore record which rank ended first before a launcher kills them, too. In 8 of 8 trials under MPICH
-they did; with pidfds, of which the kernel tells after closing the files, in none of 5.
+killed rank can therefore record which rank ended first before a launcher kills them, too. Under MPICH they did in 41 of
+45 trials with 14 ranks per core, and in 8 of 8 with 1.5; with pidfds, which become ready later, in none of 5.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from hpccoll.runtime.recorder.process_notes import HELD_AT, MUTEX_AT, MUTEX_BYTE
 WATCHED: Final = 2  # ranks that each rank watches
 _ROBUST, _SHARED = 1, 1  # PTHREAD_MUTEX_ROBUST, PTHREAD_PROCESS_SHARED
 _OWNER_DIED: Final = 130  # EOWNERDEAD
-_START_S: Final = 0.05  # between two looks whether a rank already holds its mutex
+_START_S: Final = 0.002  # between two looks whether a rank already holds its mutex
 _STACK_BYTES: Final = 2**18
 _SKIPPED: Final = (os.path.dirname(os.path.dirname(__file__)) + os.sep, "<frozen importlib")  # noqa: PTH120
 

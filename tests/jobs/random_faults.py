@@ -141,7 +141,9 @@ def _judge(
     named = (
         in_report if in_report is not None else (int(by_itself[1]),) if by_itself else tuple(found.get("guilty", ()))
     )
-    is_tie = case.ranks == 2 and case.fault in MISMATCHES and not named
+    # A node of two ranks that finds different calls at the end of the program sees a tie; all recordings tell more.
+    is_tie_of_node = case.separate and tuple(found.get("guilty", ())) == (case.guilty,)
+    is_tie = (case.ranks == 2 or is_tie_of_node) and case.fault in MISMATCHES and not named
     output = f"{err}\n--- afterwards: {afterwards.stdout}{afterwards.stderr}"
     problems = []
     if status == -1:
