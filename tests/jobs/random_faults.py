@@ -3,9 +3,9 @@
     python -m tests.jobs.random_faults --count 200 --seed 1 --jobs 6
 
 A fault run must end within the time limit + 5 s with an exit status other than 0, and the guilty rank must be named by
-the job itself, or afterwards by `hpccoll report --crash`. No other rank may be named; two ranks that disagree may be
-called a tie, and after a kill no rank may be named, which is counted. A clean run must end with status 0 and without report. Jobs have 2 to 4 ranks, and half of those with 4
-ranks emulate two nodes.
+the job itself, or afterwards by `hpccoll report --crash`. No other rank may be named. Two ranks that disagree may be
+called a tie, and after a kill no rank may be named, which is counted. A clean run must end with status 0 and without
+report. Jobs have 2 to 4 ranks, and half of those with 4 ranks emulate two nodes.
 """
 
 from __future__ import annotations
