@@ -147,6 +147,7 @@ def run(seed: int, calls: int, fault: str, guilty: int, at: int) -> None:
             if number == at and fault.endswith("inside") and comm.rank == (guilty + 1) % comm.size:
                 time.sleep(INSIDE_S)
             carry_out(comm, call)
+    comm.barrier()  # so that every fault keeps another rank waiting
     print("done", flush=True)
 
 
