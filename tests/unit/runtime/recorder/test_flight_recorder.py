@@ -10,8 +10,17 @@ from pathlib import Path
 
 import pytest
 
+from hpccoll.doctor.shared_memory import remove_stale_files
 from hpccoll.errors import RecordingError
-from hpccoll.runtime.recorder import CallKind, ClockModel, FlightRecorder, layout, read_recording, read_recordings
+from hpccoll.runtime.recorder import (
+    CallKind,
+    ClockModel,
+    FlightRecorder,
+    choose_directory,
+    layout,
+    read_recording,
+    read_recordings,
+)
 from hpccoll.runtime.recorder.call_recorder import CallRecorder
 from hpccoll.runtime.recorder.layout import format_ranks, parse_ranks
 
@@ -254,3 +263,16 @@ def test_remove_keeps_the_memory(calls, recorder):
 @pytest.mark.parametrize("ranks", [(0,), (3, 2, 1, 0), (0, 2, 4, 5, 1), (7, 0, 3), tuple(range(1000))])
 def test_ranks_are_read_as_they_were_written(ranks):
     assert tuple(parse_ranks(format_ranks(ranks))) == ranks
+
+
+def test_doctor_removes_the_file_of_an_ended_process_only(recorder, tmp_path):
+    subprocess.run([sys.executable, "-c", KILLED, tmp_path], timeout=60, check=False)
+    removed = remove_stale_files(tmp_path)
+    assert "removed 1 file" in removed.found
+    assert [path.name for path in tmp_path.iterdir()] == [path_of(recorder).name]
+
+
+def test_default_directory_is_that_of_shared_memory():
+    assert choose_directory({}) == "/dev/shm"
+    assert choose_directory({"HPCCOLL_SHARED_DIR": "/a"}) == "/a"
+    assert choose_directory({"HPCCOLL_SHARED_DIR": "/a", "HPCCOLL_RECORDER": "/b"}) == "/b"

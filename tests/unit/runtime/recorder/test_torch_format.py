@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from hpccoll.cli.main import main
 from hpccoll.runtime.recorder import CallKind, FlightRecorder, read_recordings, write_torch_traces
 from hpccoll.runtime.recorder.call_recorder import CallRecorder
 from tests.requirements import skip_or_fail
@@ -130,3 +131,18 @@ def test_overwritten_calls_are_left_out_on_all_ranks(ranks, analyse):
     found, _ = analyse()
     assert [each.collective_seq_id for each in found.collectives] == list(range(7, 21))
     assert all(each.pass_check for each in found.collectives)
+
+
+def test_report_writes_traces(ranks, tmp_path, capsys):
+    for rank in ranks:
+        rank.call()
+    assert main(["report", "--crash", str(tmp_path), "--torch-format", str(tmp_path / "traces")]) == 0
+    assert sorted(path.name for path in (tmp_path / "traces").iterdir()) == ["rank_0", "rank_1", "rank_2"]
+    (tmp_path / "file").touch()
+    capsys.readouterr()
+    for arguments, message in (
+        (["--crash", str(tmp_path), "--torch-format", str(tmp_path / "file")], "File exists"),
+        (["--torch-format", str(tmp_path / "traces")], "name their directory by --crash"),
+    ):
+        assert main(["report", *arguments]) == 2
+        assert message in capsys.readouterr().err
