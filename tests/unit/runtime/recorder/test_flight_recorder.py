@@ -137,12 +137,14 @@ def test_entry_that_overwrites_another_one_forgets_its_course(calls, recorder):
 def test_operation_whose_entry_was_overwritten_leaves_the_new_entry_alone(calls, recorder):
     record = calls.start("all_reduce", calls.describe("all_reduce", asynchronous=True))
     begin = calls.bind("barrier", calls.describe("barrier"))
-    for _ in range(8):
-        begin()
+    places = [begin() for _ in range(8)]
     with record:
         record.mark_started()
     record.end(failed=True)
     assert {call.state for call in recorder.read().calls} == {"begun"}
+    for place in places:
+        calls.end(place)
+    assert {call.state for call in recorder.read().calls} == {"ended"}
 
 
 def test_torn_entry_is_left_out(calls, recorder):
