@@ -7,6 +7,7 @@ import time
 import pytest
 
 from hpccoll.measure.clock import CLOCK_NAMES, SkewedClock, measure_residual, resynchronize, synchronize
+from hpccoll.runtime.recorder.flight_recorder import get_recorder
 
 SHORT_S = 0.05  # span of the ping-pongs
 MOST_US = 500.0  # ranks that share cores with other tests are slow; an unsynchronized clock is wrong by 10 ms per rank
@@ -57,3 +58,12 @@ def test_synchronizing_again_adds_measurements(comm):
         assert len(again.measured.sent) > len(clock.measured.sent)
         assert again.measured.sent[-1, 0] > clock.measured.sent[-1, 0] + 0.3
     assert true_error_us(comm, again) < MOST_US
+
+
+def test_flight_recorder_knows_the_global_clock(comm):
+    clock = synchronize(comm, "skampi")
+    now_ns = time.monotonic_ns()
+    assert get_recorder().read().to_global(now_ns) == pytest.approx(clock.to_global(now_ns * 1e-9), abs=1e-6)
+    before = get_recorder().read().clock
+    synchronize(comm, "skampi", local=skew_clock(comm))
+    assert get_recorder().read().clock == before

@@ -19,6 +19,8 @@ from hpccoll.measure.clock.local_clock import LocalClock
 from hpccoll.measure.clock.ping_pong import BatchPlan, PingPongPartner, PingPongs, wait_quietly
 from hpccoll.measure.clock.schemes import ClockScheme, Pair, get_clock_scheme
 from hpccoll.runtime import job
+from hpccoll.runtime.recorder import ClockModel
+from hpccoll.runtime.recorder.flight_recorder import get_recorder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -28,6 +30,10 @@ if TYPE_CHECKING:
 SPAN_S, HORIZON_S = 2.0, 10.0
 PAUSE_S = 4e-3  # between batches of ping-pongs
 FEWEST_BATCHES, REFINING_BATCHES, REFINING_PAUSE_S = 20, 5, 1e-3
+# Whether the default clock is also that of the flight recorder, as on Linux.
+_READS_MONOTONIC_CLOCK = (
+    time.get_clock_info("perf_counter").implementation == time.get_clock_info("monotonic").implementation
+)
 HISTORY_S = 60.0  # older measurements are forgotten, because the drift of a real clock changes with its temperature
 
 
@@ -82,7 +88,7 @@ class _Measurement:
 
     def __init__(self, comm: MPI.Intracomm, scheme: ClockScheme, local: LocalClock, earlier: PingPongs | None) -> None:
         self.comm, self.scheme, self.local, self.measured = comm.Dup(), scheme, local, earlier
-        self.model = IDENTITY
+        self.model, self.comm_size = IDENTITY, comm.size
         self.one_pair = job.detect_layout(comm).oversubscribed
 
     def run(self, batches: int, pause_s: float, horizon_s: float) -> None:
@@ -102,7 +108,10 @@ class _Measurement:
         self.comm.Free()
 
     def make_clock(self, cost_s: float) -> GlobalClock:
-        """Return the global clock of this rank."""
+        """Return the global clock of this rank, and tell its model to the flight recorder."""
+        recorder = get_recorder()
+        if self.local is time.perf_counter and self.comm_size == recorder.size and _READS_MONOTONIC_CLOCK:
+            recorder.set_clock(ClockModel(*self.model.as_array().tolist()))
         return GlobalClock(self.scheme.name, self.local, self.model, self.measured, cost_s)
 
     def _run_wave(self, wave: Iterable[Pair], plan: BatchPlan) -> None:

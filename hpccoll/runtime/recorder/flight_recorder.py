@@ -46,7 +46,7 @@ class FlightRecorder:
 
     def __init__(self, directory: str | None, rank: int, size: int, *, entries: int = layout.ENTRIES) -> None:
         nbytes = layout.HEADER_BYTES + 2 * layout.TABLE_BYTES + entries * layout.ENTRY_BYTES
-        self.rank, self.entries, self._process = rank, entries, os.getpid()
+        self.rank, self.size, self.entries, self._process = rank, size, entries, os.getpid()
         self.path: str | None = None
         self.memory = mmap.mmap(-1, nbytes) if directory is None else self._create_file(directory, nbytes)
         sizes = layout.HEADER_BYTES, layout.TABLE_BYTES, layout.ENTRY_BYTES, entries
