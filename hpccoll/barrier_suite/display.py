@@ -80,7 +80,8 @@ def _describe_trust(summary: BarrierSummaryRecord, rows: Sequence[BarrierRecord]
     if summary.oversubscribed:
         parts.append(_SHARED)
     late, timed = sum(row.late_rounds for row in rows), sum(row.rounds for row in rows)
-    if timed and late > 0.2 * timed:
+    is_disturbed_by_options = summary.inject_delay is not None or summary.noise_rank is not None
+    if timed and late > 0.2 * timed and not is_disturbed_by_options:
         parts.append(f"in {late / timed:.0%} of the rounds a rank entered late, so other programs use the cores")
     return "; ".join(parts)
 

@@ -6,13 +6,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from hpccoll.barrier_suite.barrier_row import RowContext, make_barrier_record
 from hpccoll.barrier_suite.display import format_answers, list_tables
 from hpccoll.barrier_suite.round_times import RoundTimes
 from hpccoll.barrier_suite.straggler import find_straggler
 from hpccoll.barrier_suite.summary import SuiteConditions, make_summary, name_nodes
-from hpccoll.records import BarrierKey, BarrierRecord
+from hpccoll.records import BarrierKey, BarrierRecord, InjectedDelay
 
 NODES = ("a", "a", "b", "b")
 
@@ -91,6 +92,14 @@ def test_a_barrier_that_is_not_safe_is_said_first():
     answer = next(line for line in format_answers(summary, rows) if line.startswith("is it safe?"))
     assert answer.endswith("NO: ranks left before the last rank had entered, in 48 rounds: mpi/bad")
     assert "is it safe?     yes" in format_answers(summary, rows[:1])[2]
+
+
+def test_late_rounds_are_said_unless_the_user_asked_for_a_late_rank():
+    rows = [make_row("a", "one_late", 50.0, 10.0, unplanned=True)]
+    summary = summarize([0, 0, 0, 0], rows)
+    assert "in 100% of the rounds a rank entered late" in format_answers(summary, rows)[3]
+    injected = structs.replace(summary, inject_delay=InjectedDelay(1, 50.0))
+    assert "entered late" not in format_answers(injected, rows)[3]
 
 
 def test_tables_of_ranks_are_shown_for_a_single_barrier():
