@@ -1,35 +1,58 @@
-"""Makes the communicator of a new group of torch.distributed, and the object that torch wants for it."""
+"""Makes the process group or the backend that torch.distributed wants for a new group."""
 
 from __future__ import annotations
 
-import zlib
 from datetime import timedelta
-from typing import Any, Final
+from functools import cache
+from typing import Any
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import Backend
 
-from hpccoll.communicator import Communicator
 from hpccoll.errors import UsageError
 from hpccoll.runtime import job
-from hpccoll.torch.process_group import HpccollProcessGroup
-
-MOST_TAGS: Final = 32768  # MPI guarantees tags up to 32767
+from hpccoll.torch.communicators import open_communicator
 
 
-def create_group(options: Any, _: Any) -> Any:
-    """Return a group of torch.distributed over the ranks that torch gives; collective over these ranks.
+def create_group(options: Any, backend_options: Any) -> Any:
+    """Return a backend, or a process group where torch takes no backend of Python; collective over the group's ranks.
+
+    Args:
+        options: torch's description of the group: its ranks, its name, its store and its timeout.
+        backend_options: the `pg_options` of the user, or None.
 
     Raises:
-        UsageError: torch's ranks are not those of the MPI job.
+        UsageError: torch's ranks are not those of the MPI job, or `backend_options` are those of another backend.
     """
-    comm = _create_communicator(options)
+    members = _find_members(options)
+    comm = open_communicator(members, str(options.group_id))
     timeout = options.timeout
-    seconds = timeout if isinstance(timeout, timedelta) else timedelta(seconds=float(timeout))
-    return HpccollProcessGroup(comm, seconds, options.store)
+    timeout = timeout if isinstance(timeout, timedelta) else timedelta(seconds=float(timeout))
+    if not takes_python_backends():
+        from hpccoll.torch.process_group import HpccollProcessGroup
+
+        return HpccollProcessGroup(comm, timeout, options.store)
+    from hpccoll.torch.backend import HpccollBackend, make_options
+
+    return HpccollBackend(comm, make_options(backend_options, timeout, members, options.group_id), options.store)
 
 
-def _create_communicator(options: Any) -> Communicator:
-    """Return the communicator of a new group; the first group has all ranks of the MPI job."""
+@cache
+def takes_python_backends() -> bool:
+    """Whether this torch lets Python derive from its class of backends; torch up to 2.13 does not."""
+
+    class Probe(Backend):  # type: ignore[misc]
+        """A backend without operations."""
+
+    try:
+        Probe(0, 1)
+    except TypeError:  # "No constructor defined!"
+        return False
+    return True
+
+
+def _find_members(options: Any) -> list[int]:
+    """Return the ranks of MPI.COMM_WORLD that the new group has; the first group has all ranks of the MPI job."""
     world = job.get_world()
     members = list(options.global_ranks_in_group) or list(range(world.size))
     if not dist.is_initialized() and options.group_size != world.size:
@@ -42,7 +65,4 @@ def _create_communicator(options: Any) -> Communicator:
             f"torch.distributed calls this process rank {members[options.group_rank]}, but it is rank {world.rank} of "
             "the MPI job; leave RANK and WORLD_SIZE unset, and pass no rank to init_process_group"
         )
-    group = world.group.Incl(members)
-    comm = world.Create_group(group, tag=zlib.crc32(str(options.group_id).encode()) % MOST_TAGS)
-    group.Free()
-    return Communicator(comm, adopt=True, mixed_forms=True)
+    return members

@@ -47,16 +47,33 @@ def set_rank_variables() -> None:
 
 
 def extend_env_rendezvous() -> None:
-    """Let torch's `env://` rendezvous find MASTER_ADDR and MASTER_PORT through MPI where they are not set."""
-    handlers = sys.modules["torch.distributed.rendezvous"]._rendezvous_handlers  # noqa: SLF001 - torch has no other way
-    original: Callable[..., Any] = handlers["env"]
+    """Let torch's `env://` rendezvous find MASTER_ADDR and MASTER_PORT through MPI where they are not set.
+
+    A torch without the table of rendezvous handlers is left as it is; its users set the two variables themselves.
+    """
+    handlers = getattr(sys.modules["torch.distributed.rendezvous"], "_rendezvous_handlers", {})
+    original: Callable[..., Any] | None = handlers.get("env")
+    if original is None:
+        return
 
     @wraps(original)
     def rendezvous(url: str, **options: Any) -> Any:
-        """Set what is missing in the environment, then do what torch does."""
-        if _ADDRESS not in os.environ or _PORT not in os.environ:
-            set_address_variables()
-        return original(url, **options)
+        """Yield what torch's handler does; MASTER_ADDR and MASTER_PORT are set meanwhile where they are missing.
+
+        They are unset again afterwards, because the next group of all ranks needs another free port.
+        """
+        if _ADDRESS in os.environ and _PORT in os.environ:
+            yield from original(url, **options)
+            return
+        before = {name: os.environ[name] for name in (_ADDRESS, _PORT) if name in os.environ}
+        set_address_variables()
+        try:
+            found = next(original(url, **options))
+        finally:
+            for name in (_ADDRESS, _PORT):
+                del os.environ[name]
+            os.environ.update(before)
+        yield found
 
     handlers["env"] = rendezvous
 

@@ -1,0 +1,134 @@
+"""The backend that torch.distributed from 2.14 takes: a Python subclass of torch's C++ class `c10d::Backend`.
+
+Torch keeps the process group itself. It composes backends ("cpu:hpccoll,cuda:nccl"), splits groups, and calls hooks,
+such as those of its flight recorder, around each operation of a backend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+from torch._C._distributed_c10d import Backend, ErrorType
+
+from hpccoll.communicator import Communicator
+from hpccoll.errors import UsageError
+from hpccoll.runtime.progress import get_progress
+from hpccoll.torch.communicators import close_communicator, open_communicator
+from hpccoll.torch.group_operations import GroupOperations
+from hpccoll.torch.monitored_barrier import MonitoredBarrier
+from hpccoll.torch.work import TorchWork, get_lock
+
+
+def make_options(given: Any, timeout: timedelta, ranks: Sequence[int], name: str) -> Any:
+    """Return torch's options of a backend; `given` are the user's `pg_options`, or None.
+
+    Raises:
+        UsageError: `given` are no options of a backend.
+    """
+    options = Backend.Options("hpccoll", timeout=timeout) if given is None else given
+    if not isinstance(options, Backend.Options):
+        raise UsageError(
+            f"pg_options is {type(given).__name__}; pass no pg_options, or torch.distributed.Backend.Options"
+        )
+    options._timeout, options.global_ranks_in_group = timeout, list(ranks)  # noqa: SLF001 - torch has no public name
+    options.group_name = name
+    return options
+
+
+class HpccollBackend(GroupOperations, Backend):  # type: ignore[misc]
+    """A backend over a communicator; see `_refuse_other_features` for what torch may ask of a backend and not get.
+
+    Args:
+        comm: has the group's ranks.
+        options: torch's options of a backend, with the timeout, the name and the global ranks of the group.
+        store: torch's key-value store of the group.
+    """
+
+    def __init__(self, comm: Communicator, options: Any, store: Any) -> None:
+        Backend.__init__(self, comm.rank, comm.size)
+        self.comm, self.timeout = comm, options._timeout  # noqa: SLF001 - torch has no public name
+        self._options, self._sequence = options, 0
+        self._monitored_barrier = MonitoredBarrier(store, comm.rank, comm.size, _advance_operations)
+
+    def getBackendName(self) -> str:  # noqa: N802 - torch's name
+        """Return the name of the backend."""
+        return "hpccoll"
+
+    @property
+    def options(self) -> Any:
+        """Torch's options of this backend."""
+        return self._options
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Set the time allowed for an operation."""
+        self.timeout = self._options._timeout = timeout  # noqa: SLF001 - torch has no public name
+
+    @property
+    def supports_splitting(self) -> bool:
+        """Whether torch may call `split`."""
+        return True
+
+    def split(self, store: Any, ranks: Sequence[int], options: Any) -> HpccollBackend | None:
+        """Return the backend of a new group of some ranks of this group; collective over `ranks`, None elsewhere."""
+        if self.comm.rank not in ranks:
+            return None
+        members = [self._options.global_ranks_in_group[rank] for rank in ranks]
+        comm = open_communicator(members, options.group_name)
+        own = make_options(None, options._timeout, members, options.group_name)  # noqa: SLF001 - as above
+        return HpccollBackend(comm, own, store)
+
+    def perform_nocolor_split(self, device: Any) -> None:
+        """Do nothing: a split needs no call on ranks that are not in the new group."""
+
+    def eager_connect_single_device(self, device: Any) -> None:
+        """Do nothing: the communicator is connected already."""
+
+    def monitored_barrier(self, opts: Any, wait_all_ranks: bool = False) -> None:
+        """Block until all ranks have called this; raise DistBackendError that names missing ranks after a timeout."""
+        timeout = opts.timeout if opts.timeout > timedelta(0) else self.timeout
+        self._monitored_barrier.run(timeout, names_all=wait_all_ranks)
+
+    def get_error(self) -> Any:
+        """Return that no error is known: errors are raised where an operation is waited for."""
+        return ErrorType.SUCCESS
+
+    def _start(self, *arguments: Any, is_message: bool = False, **options: Any) -> TorchWork:
+        """Start an operation and count it, unless it is a send or a receive."""
+        self._sequence += not is_message
+        return super()._start(*arguments, is_message=is_message, **options)
+
+    def _set_sequence_number_for_group(self) -> None:
+        """Count operations from zero."""
+        self._sequence = 0
+
+    def _get_sequence_number_for_group(self) -> int:
+        """Return the number of collective operations so far, by which torch finds ranks that are behind."""
+        return self._sequence
+
+    def shutdown(self) -> None:
+        """Free the communicator; collective."""
+        with get_lock():
+            close_communicator(self.comm)
+
+    def abort(self) -> None:
+        """Do nothing: operations in flight stay as they are, and the communicator stays open until the process ends."""
+
+
+def _refuse_other_features(features: Sequence[str]) -> None:
+    """Answer False where torch asks for a feature; torch 2.15 recurses without end if a backend gives no answer."""
+    for name in features:
+        if name not in vars(HpccollBackend):
+            setattr(HpccollBackend, name, property(lambda _: False))
+
+
+def _advance_operations() -> None:
+    """Advance the operations in flight of this process."""
+    with get_lock():
+        get_progress().advance()
+
+
+_refuse_other_features(
+    [name for name in dir(Backend) if "supports_" in name and isinstance(getattr(Backend, name), property)]
+)

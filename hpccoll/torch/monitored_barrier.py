@@ -1,0 +1,87 @@
+"""The barrier of torch.distributed that names the missing ranks; it goes through torch's key-value store, not MPI."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Final
+
+import torch.distributed as dist
+
+POLL_S: Final = 0.0005
+_COMPLETE: Final = "complete"
+
+
+@dataclass(slots=True)
+class MonitoredBarrier:
+    """The monitored barriers of one group.
+
+    Each rank sets a key of its own; rank 0 waits for all these keys and answers by a key that the other ranks wait for.
+
+    Args:
+        store: torch's key-value store of the group.
+        advance: a function that advances the operations in flight of this process, called while a rank waits.
+        calls: the number of barriers so far.
+    """
+
+    store: Any
+    rank: int
+    size: int
+    advance: Callable[[], object]
+    calls: int = 0
+
+    def run(self, timeout: timedelta, *, names_all: bool) -> None:
+        """Block until every rank of the group has called this.
+
+        Args:
+            timeout: the time that the ranks may take.
+            names_all: whether the error names all missing ranks; it names the lowest one otherwise.
+
+        Raises:
+            DistBackendError: on every rank that has called, if a rank did not call in time.
+        """
+        self.calls += 1
+        answer = _COMPLETE
+        if self.rank == 0:
+            missing = self._wait_for_keys([self._key(rank) for rank in range(1, self.size)], timeout)
+            ranks = [rank for rank in range(1, self.size) if self._key(rank) in missing]
+            if ranks:
+                listed = ", ".join(map(str, ranks if names_all else ranks[:1]))
+                answer = f"rank{'s' if names_all and len(ranks) > 1 else ''} {listed} did not call it"
+            self.store.set(self._key(0), answer)
+            self._forget()
+        else:
+            self.store.set(self._key(self.rank), "")
+            if self._wait_for_keys([self._key(0)], timeout * 1.2):  # rank 0 times out first and names the missing ranks
+                answer = "rank 0 did not call it"
+            else:
+                answer = self.store.get(self._key(0)).decode()
+        if answer != _COMPLETE:
+            raise dist.DistBackendError(
+                f"monitored_barrier on rank {self.rank} of {self.size}: {answer} within {timeout.total_seconds():g} s"
+            )
+
+    def _key(self, rank: int) -> str:
+        """Return the key that a rank sets in this barrier."""
+        return f"monitored_barrier/{self.calls}/{rank}"
+
+    def _wait_for_keys(self, keys: list[str], timeout: timedelta) -> set[str]:
+        """Wait until the keys are set; return the keys that are still missing at the end of the time."""
+        missing, deadline = set(keys), time.monotonic() + timeout.total_seconds()
+        while missing:
+            missing = {key for key in missing if not self.store.check([key])}
+            if not missing or time.monotonic() > deadline:
+                break
+            self.advance()
+            time.sleep(POLL_S)
+        return missing
+
+    def _forget(self) -> None:
+        """Delete the keys that no rank reads any more: other ranks' of this barrier, and rank 0's of the one before."""
+        with suppress(RuntimeError):  # some stores keep their keys
+            for rank in range(1, self.size):
+                self.store.delete_key(self._key(rank))
+            self.store.delete_key(f"monitored_barrier/{self.calls - 1}/0")

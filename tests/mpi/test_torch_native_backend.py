@@ -1,0 +1,92 @@
+"""What torch.distributed from 2.14 offers through the backend "hpccoll": composed backends, splits, torch's hooks."""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+
+pytestmark = [
+    pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed"),
+    pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning"),
+]
+
+
+@pytest.fixture(params=["hpccoll", "cpu:hpccoll,cuda:gloo"])
+def dist(comm, request) -> Any:
+    """torch.distributed with a group of all ranks by each name of backends; made and destroyed for each test."""
+    torch = pytest.importorskip("torch")
+    before = dict(os.environ)
+    import hpccoll.torch
+    from hpccoll.torch.creation import takes_python_backends
+
+    if not takes_python_backends():
+        pytest.skip("torch up to 2.13 takes no backend of Python")
+    torch.distributed.init_process_group(request.param)
+    yield torch.distributed
+    torch.distributed.destroy_process_group()
+    os.environ.clear()
+    os.environ.update(before)
+
+
+def get_backend(dist: Any) -> Any:
+    import torch
+
+    return dist.group.WORLD._get_backend(torch.device("cpu"))
+
+
+def test_torch_keeps_the_process_group(dist):
+    from hpccoll.torch.backend import HpccollBackend
+
+    assert type(dist.group.WORLD) is dist.ProcessGroup
+    assert isinstance(get_backend(dist), HpccollBackend)
+    assert get_backend(dist).name() == "hpccoll"
+
+
+def test_every_question_for_a_feature_has_an_answer(dist):
+    backend = get_backend(dist)
+    answers = {name: getattr(backend, name) for name in dir(backend) if "supports_" in name}
+    supported = {name for name, answer in answers.items() if answer is True}
+    assert supported == {"supports_splitting"}
+
+
+def test_a_split_has_its_members_only(dist):
+    import torch
+
+    first = [0] if dist.get_world_size() == 1 else [1, 0]
+    group = dist.split_group(None, [first])
+    if dist.get_rank() in first:
+        x = torch.tensor([dist.get_rank() + 1])
+        dist.all_reduce(x, group=group)
+        assert x.item() == sum(rank + 1 for rank in first)
+        assert dist.get_group_rank(group, dist.get_rank()) == first.index(dist.get_rank())
+
+
+def test_monitored_barrier(dist):
+    for _ in range(3):
+        dist.monitored_barrier()
+
+
+def test_collectives_are_counted(dist):
+    import torch
+
+    before = get_backend(dist)._get_sequence_number_for_group()
+    dist.all_reduce(torch.ones(2))
+    dist.barrier()
+    assert get_backend(dist)._get_sequence_number_for_group() == before + 2
+
+
+def test_the_flight_recorder_of_torch_names_the_operations(dist):
+    import pickle
+
+    import torch
+    from torch._C._distributed_c10d import _dump_fr_trace
+
+    if not getattr(dist.distributed_c10d._world, "pg_flight_recorder_hooks", None):
+        pytest.skip("this torch attaches no flight recorder to a backend of Python")
+    dist.all_reduce(torch.ones(2))
+    entries = pickle.loads(_dump_fr_trace(backend="hpccoll"))["entries"]
+    assert entries[-1]["profiling_name"] == "hpccoll:all_reduce"
+    assert entries[-1]["retired"]
