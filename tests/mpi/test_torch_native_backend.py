@@ -19,8 +19,7 @@ def dist(comm, request) -> Any:
     """torch.distributed with a group of all ranks by each name of backends; made and destroyed for each test."""
     torch = pytest.importorskip("torch")
     before = dict(os.environ)
-    import hpccoll.torch
-    from hpccoll.torch.creation import takes_python_backends
+    from hpccoll.torch.creation import takes_python_backends  # its package registers the backend
 
     if not takes_python_backends():
         pytest.skip("torch up to 2.13 takes no backend of Python")
