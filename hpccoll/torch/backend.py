@@ -37,7 +37,7 @@ def make_options(given: Any, timeout: timedelta, ranks: Sequence[int], name: str
     return options
 
 
-class HpccollBackend(GroupOperations, Backend):  # type: ignore[misc]
+class HpccollBackend(GroupOperations, Backend):
     """A backend over a communicator; see `_refuse_other_features` for what torch may ask of a backend and not get.
 
     Args:
@@ -70,10 +70,17 @@ class HpccollBackend(GroupOperations, Backend):  # type: ignore[misc]
         """Whether torch may call `split`."""
         return True
 
-    def split(self, store: Any, ranks: Sequence[int], options: Any) -> HpccollBackend | None:
-        """Return the backend of a new group of some ranks of this group; collective over `ranks`, None elsewhere."""
+    def split(self, store: Any, ranks: Sequence[int], options: Any) -> HpccollBackend:
+        """Return the backend of a new group of some ranks of this group; collective over `ranks`.
+
+        Raises:
+            UsageError: this rank is not in `ranks`; torch 2.15 would crash if this returned None.
+        """
         if self.comm.rank not in ranks:
-            return None
+            raise UsageError(
+                f"split_group: rank {self.comm.rank} of {self.comm.size} is in none of the new groups; put every rank "
+                "of the group into a new group, or call torch.distributed.new_group"
+            )
         members = [self._options.global_ranks_in_group[rank] for rank in ranks]
         comm = open_communicator(members, options.group_name)
         own = make_options(None, options._timeout, members, options.group_name)  # noqa: SLF001 - as above

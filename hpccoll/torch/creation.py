@@ -41,7 +41,7 @@ def create_group(options: Any, backend_options: Any) -> Any:
 def takes_python_backends() -> bool:
     """Whether this torch lets Python derive from its class of backends; torch up to 2.13 does not."""
 
-    class Probe(Backend):  # type: ignore[misc]
+    class Probe(Backend):
         """A backend without operations."""
 
     try:

@@ -51,16 +51,32 @@ def test_every_question_for_a_feature_has_an_answer(dist):
     assert supported == {"supports_splitting"}
 
 
-def test_a_split_has_its_members_only(dist):
+def split(dist: Any, ranks: list[list[int]]) -> Any:
+    try:
+        return dist.split_group(None, ranks)
+    except RuntimeError as error:
+        if "No device associated" in str(error):
+            pytest.skip("this torch splits groups of CUDA devices only")
+        raise
+
+
+def test_a_split_has_its_members_in_their_order(dist):
     import torch
 
-    first = [0] if dist.get_world_size() == 1 else [1, 0]
-    group = dist.split_group(None, [first])
-    if dist.get_rank() in first:
-        x = torch.tensor([dist.get_rank() + 1])
-        dist.all_reduce(x, group=group)
-        assert x.item() == sum(rank + 1 for rank in first)
-        assert dist.get_group_rank(group, dist.get_rank()) == first.index(dist.get_rank())
+    n = dist.get_world_size()
+    first, rest = list(range(n))[:2][::-1], list(range(n))[2:]
+    group = split(dist, [each for each in (first, rest) if each])
+    mine = first if dist.get_rank() in first else rest
+    x = torch.tensor([dist.get_rank() + 1])
+    dist.all_reduce(x, group=group)
+    assert x.item() == sum(rank + 1 for rank in mine)
+    assert dist.get_group_rank(group, dist.get_rank()) == mine.index(dist.get_rank())
+
+
+def test_a_rank_outside_of_a_split_is_told_the_remedy(dist):
+    if dist.get_world_size() > 1 and dist.get_rank() == dist.get_world_size() - 1:
+        with pytest.raises(Exception, match="new_group"):
+            split(dist, [[0]])
 
 
 def test_monitored_barrier(dist):
@@ -81,11 +97,10 @@ def test_the_flight_recorder_of_torch_names_the_operations(dist):
     import pickle
 
     import torch
-    from torch._C._distributed_c10d import _dump_fr_trace
 
     if not getattr(dist.distributed_c10d._world, "pg_flight_recorder_hooks", None):
         pytest.skip("this torch attaches no flight recorder to a backend of Python")
     dist.all_reduce(torch.ones(2))
-    entries = pickle.loads(_dump_fr_trace(backend="hpccoll"))["entries"]
+    entries = pickle.loads(torch._C._distributed_c10d._dump_fr_trace(backend="hpccoll"))["entries"]
     assert entries[-1]["profiling_name"] == "hpccoll:all_reduce"
     assert entries[-1]["retired"]
