@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 
 from hpccoll.communicator import Communicator
 from hpccoll.errors import BufferError
+from hpccoll.torch.compilation import exempt_from_compilation
 from hpccoll.torch.reductions import parse_reduction
 from hpccoll.torch.tensors import CopiesBack, is_sent_as_bytes, overlaps_wrongly
 from hpccoll.torch.work import Start, TorchWork
@@ -22,6 +23,7 @@ from hpccoll.torch.work import Start, TorchWork
 Tensors: TypeAlias = Sequence[Any]
 
 
+@exempt_from_compilation
 class GroupOperations:
     """The operations of a group; `comm` has the group's ranks, and `timeout` is the time allowed for an operation."""
 

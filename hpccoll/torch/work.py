@@ -19,11 +19,13 @@ import torch.distributed as dist
 from hpccoll.errors import HpccollError
 from hpccoll.runtime.backoff import Backoff
 from hpccoll.runtime.work import Work
+from hpccoll.torch.compilation import exempt_from_compilation
 
 Start: TypeAlias = Callable[..., Any]  # runs a part of an operation; given async_op=True, returns its `Work` at once
 NOT_GIVEN: Final = timedelta(0)  # torch passes this time if the user gives none
 
 
+@exempt_from_compilation
 class TorchWork(dist._Work):  # type: ignore[misc]  # noqa: SLF001 - torch has no public class
     """The handle of one operation of torch.distributed; it keeps all tensors of the operation alive.
 

@@ -1,0 +1,25 @@
+"""Keeps torch.compile out of the methods that torch.distributed calls."""
+
+from __future__ import annotations
+
+import inspect
+from importlib import import_module
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def exempt_from_compilation(cls: type[T]) -> type[T]:
+    """Mark the methods of a class, so that torch.compile neither compiles them nor what they call; return the class.
+
+    A compiled function may call a collective from C++, such as DDP does at the second step; torch.compile would then
+    trace the collective, and fail at objects that it does not know. The mark has no cost in a call.
+    """
+    frames = import_module(
+        "torch._C._dynamo.eval_frame"
+    )  # unlike torch.compiler.disable, without loading torch._dynamo
+    skip = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.SKIP)  # noqa: SLF001
+    for method in vars(cls).values():
+        if inspect.isfunction(method):
+            frames.set_code_exec_strategy(method.__code__, skip)
+    return cls
