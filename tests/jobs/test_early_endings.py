@@ -266,7 +266,8 @@ import hpccoll
 comm = hpccoll.Communicator()
 print(before == (sys.excepthook, sys.exit))
 """
-    assert run_script(script, 2).stdout.split() == ["True", "True"]
+    printed = run_script(script, 2).stdout
+    assert (printed.count("True"), printed.count("False")) == (2, 0)  # the lines of two ranks may run together
 
 
 def test_one_rank_keeps_the_hooks_of_python():
