@@ -12,6 +12,7 @@ from hpccoll.errors import (
     LauncherError,
     MismatchError,
     PlanError,
+    RecordingError,
     ReductionError,
     UnavailableError,
     UnknownNameError,
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "BufferError", "CommunicationError", "Communicator", "DeadlockError", "HpccollError", "LauncherError",
-    "MismatchError", "PlanError", "Reduction", "ReductionError", "UnavailableError", "UnknownNameError", "UsageError",
-    "WrongResultError", "premul_sum",
+    "MismatchError", "PlanError", "RecordingError", "Reduction", "ReductionError", "UnavailableError",
+    "UnknownNameError", "UsageError", "WrongResultError", "premul_sum",
 ]  # fmt: skip
 
 
