@@ -155,7 +155,7 @@ def nothing_left() -> Iterator[None]:
     left: list[str] = []
     for _ in range(20):  # files of jobs that other tests run beside this one are in use, or soon removed
         new = (each for each in list_library_files(SHM) if not each.in_use and each.age_s < time.time() - began)
-        left = [str(each.path) for each in new]
+        left = [str(each.path) for each in new if not each.path.name.startswith("hpccoll-recorder-")]  # kept on purpose
         if not left:
             break
         time.sleep(0.1)
@@ -302,10 +302,8 @@ def test_debugging_finds_different_lengths_before_mpi_ends_the_job(operation):
     """Without HPCCOLL_DEBUG=1, MPICH ends the job itself and leaves files in /dev/shm (docs/troubleshooting.md)."""
     command = [str(BIN / "mpirun"), "-n", "2", sys.executable, "-c", LENGTHS_FOR_MPI, operation]
     done = run(command, HPCCOLL_DEBUG="1")
-    said = [line for line in done.stdout.splitlines() if line.strip()]
     assert done.returncode == 4, done.stderr
-    assert len(said) == 2
-    assert all("shape (10,) on rank 0" in line and "(1000,) on rank 1" in line for line in said)
+    assert done.stdout.count("shape (10,) on rank 0, (1000,) on rank 1") == 2  # the lines of both ranks may run together
     assert "Fatal error" not in done.stderr
 
 

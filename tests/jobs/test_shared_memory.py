@@ -74,7 +74,7 @@ def swept() -> Iterator[set[Path]]:
         yield before
     finally:
         for path in set(MEMORY.iterdir()) - before:
-            ours = path.name.startswith(("mpich_shm_", "sm_segment.", "vader_segment."))
+            ours = path.name.startswith(("mpich_shm_", "sm_segment.", "vader_segment.", "hpccoll-recorder-"))
             if ours and not mapped_somewhere(path):
                 path.unlink(missing_ok=True)
 
@@ -89,6 +89,8 @@ def test_no_shared_memory_is_left_behind(ending, way, tmp_path):
     with swept() as before:
         done = job(BUSY.replace("ENDING", text), 2, "-m", "mpi4py", **more)
         left = [path.name for path in set(MEMORY.iterdir()) - before if path.name.startswith("hpccoll")]
+        if ending == "killed":  # the recorder files of a killed rank stay for `hpccoll report --crash`
+            left = [name for name in left if not name.startswith("hpccoll-recorder-")]
     assert "ready" in done.stdout, done.stderr
     assert done.returncode == status if status is not None else done.returncode, done.stderr
     assert not left
@@ -104,6 +106,7 @@ comm = hpccoll.Communicator()
 x = comm.empty(50_000)
 comm.barrier()  # each rank takes its own names away
 maps = [line for line in Path("/proc/self/maps").read_text().splitlines() if "hpccoll" in line and " rw-s " in line]
+maps = [line for line in maps if "hpccoll-recorder" not in line]
 print("\\n" + str("DIRECTORY" in "".join(maps) and all("deleted" in line for line in maps)), flush=True)
 """
     done = job(script.replace("DIRECTORY", str(tmp_path)), HPCCOLL_SHARED_DIR=str(tmp_path))
