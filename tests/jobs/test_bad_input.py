@@ -303,7 +303,8 @@ def test_debugging_finds_different_lengths_before_mpi_ends_the_job(operation):
     command = [str(BIN / "mpirun"), "-n", "2", sys.executable, "-c", LENGTHS_FOR_MPI, operation]
     done = run(command, HPCCOLL_DEBUG="1")
     assert done.returncode == 4, done.stderr
-    assert done.stdout.count("shape (10,) on rank 0, (1000,) on rank 1") == 2  # the lines of both ranks may run together
+    # The lines of both ranks may run together.
+    assert done.stdout.count("shape (10,) on rank 0, (1000,) on rank 1") == 2
     assert "Fatal error" not in done.stderr
 
 
