@@ -93,7 +93,7 @@ def test_a_wait_that_takes_too_long_raises(dist, torch, comm):
 
 
 def test_sparse_tensors_are_refused_with_a_remedy(dist, torch):
-    with pytest.raises(Exception, match="to_dense|SparseCPU"):
+    with pytest.raises(Exception, match=r"to_dense|SparseCPU"):
         dist.all_gather([torch.ones(2)] * dist.get_world_size(), torch.eye(2).to_sparse())
 
 
