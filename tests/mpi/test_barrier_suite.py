@@ -80,8 +80,8 @@ def test_every_barrier_is_measured_and_safe_and_its_records_fulfil_the_schema(co
         has_model = comm.size > 1 and record.engine == "hpccoll" and record.algorithm != "all_reduce_1"
         assert (record.predicted_us is not None) == (record.machine is not None) == has_model
         skewed = record.pattern != "none" and comm.size > 1
-        assert max(record.planned_us) == pytest.approx(record.spread_us if skewed else 0, abs=1e-2)
-        assert record.spread_us > 0 or not skewed
+        # Drawn patterns make another rank late in each round, so the median of a rank may be below the spread.
+        assert (0 < max(record.planned_us) <= record.spread_us + 1e-2) if skewed else not any(record.planned_us)
 
 
 def test_a_barrier_that_does_not_wait_is_unsafe(comm, timer, layout, clock):
