@@ -150,18 +150,20 @@ def train(
 
 
 def _require_compatible(strategies: Sequence[str]) -> None:
-    """Raise UsageError for options of the command that exclude or need each other."""
+    """Raise UsageError for options that exclude each other, or that lack an option they need."""
     given = set(list_given_options("checkpoint", "profile", "check", "compare", "account", "dry_run"))
     if "--checkpoint" not in given and (unused := list_given_options("checkpoint_every", "stop_file")):
         raise UsageError(f"{unused[0]} needs a directory for checkpoints; add --checkpoint DIR")
     if "--compare" in given and (unused := list_given_options("checkpoint", "profile", "check")):
-        raise UsageError(f"--compare does not keep what it trains, and takes no {unused[0]}; leave one of them out")
+        raise UsageError(f"--compare discards the trained parameters and takes no {unused[0]}; leave one of them out")
     if "--account" not in given and list_given_options("plot"):
         raise UsageError("--plot draws the account; add --account, or leave --plot out")
     if "--account" not in given and len(strategies) > 1:
         raise UsageError(f"one STRATEGY at a time, not {' '.join(strategies)}; join axes by commas, or add --account")
     if "--account" in given and (unused := list_given_options("checkpoint", "profile", "check", "compare", "dry_run")):
-        raise UsageError(f"--account trains on each STRATEGY a few steps, and takes no {unused[0]}; leave it out")
+        raise UsageError(
+            f"--account only trains a few steps per STRATEGY and takes no {unused[0]}; leave one of them out"
+        )
     if "--dry-run" not in given and list_given_options("machine"):
         raise UsageError("--machine is the machine that --dry-run estimates; add --dry-run, or leave --machine out")
 
@@ -183,7 +185,9 @@ def _split_zero(strategy: str, zero: int | None) -> tuple[str, int]:
         if zero not in (None, level):
             raise UsageError(f"zero{level} is dp with --zero {level}, not --zero {zero}; leave --zero out")
     if level and (unused := list_given_options("bucket_bytes", "compare")):
-        raise UsageError(f"{unused[0]} is for whole gradients, which --zero {level} shares; leave one of them out")
+        raise UsageError(
+            f"{unused[0]} is not available with --zero {level}, which splits gradients; leave one of them out"
+        )
     return strategy, level
 
 

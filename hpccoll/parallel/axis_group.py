@@ -1,7 +1,7 @@
 """A rank's groups of ranks along one or more axes of a mesh, and the time spent in communication, including waits.
 
-Communication is exposed while the rank computes nothing meanwhile: the rank is in a call of a group. An all_reduce that
-`start_all_reduce` has started also counts as communication while the rank computes.
+Communication is exposed while the rank does not compute, that is, while it is in a call of a group. A collective that
+was started without blocking also counts as communication while the rank computes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from hpccoll.communicator import Communicator
     from hpccoll.runtime.work import Work
 
-# A rank of n ranks sends (n-1)/n of a collective's whole message so many times, if it sends as little as possible.
+# A rank of n ranks sends at least this number times (n-1)/n of the whole message of a collective.
 SENT_TIMES: Final = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
 OPERATIONS: Final = (*SENT_TIMES, "all_to_all", "send")
 
@@ -50,7 +50,7 @@ class CommunicationTimer:
             self._operations += 1
 
     def end_operation(self) -> None:
-        """Count one operation in flight less."""
+        """Count one operation in flight fewer."""
         with self._counter_lock:
             self._operations -= 1
             if not self._operations:
@@ -63,10 +63,10 @@ class AxisGroup:
     The constructor is collective over `ranks`, the ranks of `comm` in the group, and creates their communicator.
     `axis` is the name of the axis, or of several axes, in a profile.
 
-    `sent_bytes` has the bytes that this rank has sent since the last reset, by the name of the operation, if each
-    collective over n ranks sends as little as possible: 2 (n-1)/n of the message of an all_reduce, and (n-1)/n of the
-    whole message of other collectives; an all_to_all sends its rows for other ranks. A collective within a node copies
-    these bytes instead.
+    `sent_bytes` counts bytes since the last reset, by the name of the operation. It is computed, not measured: for a
+    collective over n ranks, it is the least that a rank can send. This is 2 (n-1)/n of the message of an all_reduce,
+    the rows for other ranks of an all_to_all, and (n-1)/n of the whole message of other collectives. Collectives within
+    a node count the same, although they copy memory instead of sending.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class AxisGroup:
         )
 
     def _get_node_algorithm(self, x: Any) -> str:
-        """Return the algorithm for an `x` that the ranks of a node access in place, while `out` is private."""
+        """Return the algorithm: `shared` if the ranks are on one node and can read each other's `x` in place."""
         return "shared" if x.is_cpu and self._is_one_node else "auto"
 
     def _start(self, operation: str, nbytes: int, call: Callable[[Communicator], Work[Any]]) -> Work[Any]:
@@ -196,7 +196,7 @@ class AxisGroup:
             return self._group.reduce_scatter(x, counts=counts)
 
     def all_to_all(self, x: Any, counts: Sequence[int], out_counts: Sequence[int]) -> Any:
-        """Send `counts[rank]` rows of `x` to each rank; return the `out_counts[rank]` rows of each; blocking."""
+        """Send `counts[rank]` rows of `x` to each rank; return the `out_counts[rank]` rows from each; blocking."""
         if self._group is None:
             return x
         nbytes = (len(x) - counts[self.index]) * x[:1].nbytes
@@ -258,17 +258,17 @@ class AxisGroup:
         return self._count_sent(operation, SENT_TIMES[operation] * (self.size - 1) / self.size * nbytes)
 
     def _count_sent(self, operation: str, nbytes: float) -> str:
-        """Count a collective in which this rank sends `nbytes`, and return its name."""
+        """Count a collective in which this rank sends `nbytes`; return its name as in `_count_collective`."""
         self.sent_bytes[operation] += nbytes
         self._collectives += 1
         return f"{self._name} #{self._collectives}"
 
 
 def _needs_thread(nodes: int) -> bool:
-    """Whether operations of a group on so many nodes advance only in a thread while this process computes.
+    """Whether a group on `nodes` nodes needs a thread to advance operations while this process computes.
 
-    Messages between nodes advance only inside MPI calls. Within a node, collectives are work of the processor itself,
-    so that a thread gains nothing.
+    Messages between nodes advance only inside MPI calls. Within a node, the processor itself executes a collective, so
+    that a thread gains nothing. The thread also requires MPI_THREAD_MULTIPLE.
     """
     mpi = load_mpi()
     return nodes > 1 and mpi.Query_thread() >= mpi.THREAD_MULTIPLE
@@ -278,9 +278,9 @@ def _needs_thread(nodes: int) -> bool:
 class MeshGroups:
     """This rank's groups: one along each axis of the mesh, and those that hold the same parameters.
 
-    `replicas` are the ranks with the same parameters outside of experts, and `expert_replicas` those with the same
-    experts. `token_replicas` also have the same norms, and different tokens if sequence parallelism is used. Groups of
-    the same ranks share a communicator.
+    `replicas` are the ranks that hold the same shards of all parameters but experts, and `expert_replicas` those that
+    hold the same experts. `token_replicas` are the ranks of `replicas` and of tp, which all hold the same norms; with
+    sequence parallelism, they have different tokens. Groups of the same ranks share a communicator.
     """
 
     dp: AxisGroup
@@ -294,7 +294,7 @@ class MeshGroups:
 
     @classmethod
     def create(cls, comm: Communicator, mesh: Mesh) -> MeshGroups:
-        """Create this rank's groups, each with a communicator of its own; collective over `comm`."""
+        """Create this rank's groups, with one communicator per set of ranks; collective over `comm`."""
         timer, groups = CommunicationTimer(), dict[tuple[str, ...], AxisGroup]()
         of_fields: list[tuple[str, ...]] = [*((axis,) for axis in AXES), REPLICAS, EXPERT_REPLICAS, TOKEN_REPLICAS]
         for axes in of_fields:
@@ -331,5 +331,5 @@ class MeshGroups:
             group.close()
 
     def list_groups(self) -> list[AxisGroup]:
-        """Return all groups, those of the same ranks once."""
+        """Return all groups; a group that serves for several fields appears once."""
         return list(dict.fromkeys(getattr(self, field.name) for field in fields(self)))

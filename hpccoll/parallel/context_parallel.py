@@ -8,14 +8,16 @@ this block onward and receives the next one. The passes are
     backward   p = exp(q k^T / sqrt(a) - l);   dv += p^T do;   ds = p (do v^T - sum(do o)) / sqrt(a)
                dq += ds k;   dk += ds^T q
 
-The blocks take the messages of the plan all_gather/ring, but each block is used when it arrives and then forgotten.
-The gradients dk and dv of a block follow it around the ring, and each rank adds its own: the plan reduce_scatter/ring
-with ranks counted backwards, because it runs in the direction of all_gather/ring. `hpccoll verify` proves both plans.
-A rank sends 2 t/n h (n-1) elements in a forward and twice as many in a backward pass.
+The blocks are sent as in the plan all_gather/ring, but a rank uses each block when it arrives, and keeps none.
+The gradients dk and dv of a block follow it around the ring, and each rank adds its own. These messages are the plan
+reduce_scatter/ring with ranks counted backwards, because that plan runs against the direction of all_gather/ring.
+`hpccoll verify` proves both plans. A rank sends 2 b t/n h (n-1) elements in a forward and twice as many in a backward
+pass.
 
-Causal attention needs about half of the scores, in which early positions have few keys. For equal work, positions are
-cut into 2n parts, and rank r has the parts r and 2n-1-r (zigzag). With a block of a lower rank, all queries meet its
-first half; with a block of a higher rank, the second half of the queries meets all of it; no other scores are needed.
+Causal attention needs about half of the scores, and early positions attend to few keys. For equal work, positions are
+cut into 2n parts, and rank r has the parts r and 2n-1-r (zigzag). With the block of a lower rank, all queries attend to
+its first half. With the block of a higher rank, the second half of the queries attends to all of it. No other scores
+are needed.
 
 Shapes: b samples, t positions, n ranks of cp, m heads on this rank, a features of a head; h = m a.
 Sources: Liu, Zaharia and Abbeel, "Ring attention with blockwise transformers for near-infinite context", arXiv
@@ -49,7 +51,7 @@ def attend_around_ring(queries: Any, keys: Any, values: Any, cp: AxisGroup, *, i
     """Return the attention of this rank's positions to those of all ranks; both passes are collective over `cp`.
 
     Args:
-        queries: the queries of this rank's positions (b, m, t/n, a); so `keys` and `values`.
+        queries: the queries of this rank's positions (b, m, t/n, a); `keys` and `values` have the same shape.
         keys: see `queries`.
         values: see `queries`.
         cp: the group of ranks that share the positions.
@@ -60,7 +62,7 @@ def attend_around_ring(queries: Any, keys: Any, values: Any, cp: AxisGroup, *, i
 
 
 class _RingRound(NamedTuple):
-    """One round of a rank in the plan of a ring; ranks and blocks are indices along cp."""
+    """The messages of a rank in one round of a ring plan; ranks and blocks are indices along cp."""
 
     dest: int
     source: int
@@ -84,7 +86,7 @@ def _list_rounds(operation: Operation, index: int, size: int, *, counts_backward
 
 
 def _receive_blocks(own: Any, cp: AxisGroup) -> Iterator[tuple[int, Any]]:
-    """Yield the index and the block (2, b, m, t/n, a) of each rank, this rank's first; the next is on its way."""
+    """Yield the index and the block (2, b, m, t/n, a) of each rank, this rank's first; the next is in flight."""
     blocks = {cp.index: own}
     for each in _list_rounds(Operation.ALL_GATHER, cp.index, cp.size):
         block = blocks.pop(each.sent)
@@ -100,7 +102,7 @@ def _sum_block_gradients(addends: Iterable[tuple[int, Any]], cp: AxisGroup) -> A
 
     Args:
         addends: index and addend of the gradient of each rank's block, in the order of `_receive_blocks`. The next
-            addend is computed while the last one is on its way.
+            addend is computed while the last one is in flight.
         cp: the group of ranks.
     """
     rounds = _list_rounds(Operation.REDUCE_SCATTER, cp.index, cp.size, counts_backwards=True)
@@ -118,15 +120,15 @@ def _sum_block_gradients(addends: Iterable[tuple[int, Any]], cp: AxisGroup) -> A
 
 
 class _Pairs(NamedTuple):
-    """The queries of this rank and the keys of a block that meet, as slices of their positions."""
+    """Queries of this rank and the keys of a block to which they attend, as slices of their positions."""
 
     queries: slice
     keys: slice
-    is_diagonal: bool  # whether a query meets only keys up to its own position
+    is_diagonal: bool  # whether a query attends only to keys up to its own position
 
 
 def _select_pairs(mine: int, index: int, length: int, *, is_causal: bool) -> _Pairs:
-    """Return the pairs of the rank `mine` with the block of the rank `index`; both have `length` positions."""
+    """Return the scores that rank `mine` computes with the block of rank `index`; both have `length` positions."""
     every, half = slice(0, length), length // 2
     if not is_causal or index == mine:
         return _Pairs(every, every, is_causal)

@@ -167,7 +167,7 @@ class GradientBuckets:
 
 
 class ReplicatedParameters:
-    """Parameters that each rank of a group holds as a whole, with the interface of `ZeroShards` (zero.py).
+    """Parameters that each rank of a group holds whole (no ZeRO), with the interface of `ZeroShards` (zero.py).
 
     The constructor is collective over the groups.
 
@@ -190,7 +190,7 @@ class ReplicatedParameters:
 
     @property
     def buffers(self) -> list[Any]:
-        """No tensors, because gradients are reduced in place."""
+        """The empty list, because gradients are reduced in place."""
         return []
 
     def begin(self, passes: Mapping[Any, int]) -> None:
@@ -219,7 +219,7 @@ class ReplicatedParameters:
         return list(own)
 
     def cut_tensors(self, tensors: Sequence[Any]) -> list[Any]:
-        """Return the tensors, because a rank holds them as a whole."""
+        """Return the tensors uncut, because each rank holds whole parameters."""
         return list(tensors)
 
     def get_gradient(self, parameter: Any) -> Any:

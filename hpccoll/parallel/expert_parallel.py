@@ -1,15 +1,15 @@
 """Expert parallelism: a mixture of experts in place of an MLP; the ranks of the ep axis share the experts.
 
-A router computes a probability of each expert for each token. The token goes to its k most probable experts, and their
-outputs are summed with weights from these probabilities. Each rank of ep has tokens of its own and E/p of the experts.
+A router computes the probability of each expert for each token. The token goes to its k most probable experts, and
+their outputs are summed with weights from these probabilities. Each rank of ep has its own tokens and E/p experts.
 An all_to_all sends tokens to the ranks of their experts (dispatch), another one returns the outputs (combine), and the
 backward pass sends gradients the opposite ways. The router decides the sizes of the blocks of the all_to_alls.
 
-Tokens are routed in groups: a group is the tokens of one micro-batch on one rank. Each expert takes at most `capacity`
+Tokens are routed in groups: a group is all tokens of one micro-batch on one rank. Each expert takes at most `capacity`
 tokens of a group. First choices come before second choices, and earlier tokens before later ones; choices beyond the
-capacity are dropped. So the routing of a group does not depend on the ranks that share the experts.
+capacity are dropped. So the routing of a group does not depend on the number of ranks that share the experts.
 
-`route_tokens` is the algorithm, and only `apply_experts` communicates.
+`route_tokens` chooses the experts locally; only `apply_experts` communicates.
 
 Sources: Lepikhin et al., "GShard", ICLR 2021 (arXiv 2006.16668), for top-2 routing, capacity and the all_to_alls;
 Fedus, Zoph and Shazeer, "Switch Transformers", JMLR 2022 (arXiv 2101.03961), for top-1 routing and the load-balancing
@@ -37,15 +37,16 @@ class Routing:
     tokens: Any  # (m) the token of each choice
     weights: Any  # (m) the factor of the expert's output
     counts: Any  # (E) the number of kept choices of each expert
-    balance_loss: Any  # scalar: 1 if probabilities and choices are even, E/k at most
+    balance_loss: Any  # scalar: 1 if probabilities and choices are uniform, at most E/k
 
 
 def route_tokens(logits: Any, top_k: int, capacity: int) -> Routing:
     """Return the routing of a group's tokens by the router's logits (n, E); local.
 
     The weights of a token's choices are the probabilities of its experts, divided by their sum if `top_k` exceeds 1.
-    The load-balancing loss is E times the sum over experts of f_e P_e: f_e is the fraction of the choices, before
-    choices are dropped, and P_e the mean probability (Switch Transformers, equations 4 to 6, for any k).
+    The load-balancing loss is E times the sum over experts of f_e P_e: f_e is the expert's fraction of the
+    choices, before choices are dropped, and P_e its mean probability (Switch Transformers, equations 4 to 6, with any
+    k).
     """
     n, experts = logits.shape
     probabilities = logits.softmax(1)  # (n, E)
@@ -70,11 +71,11 @@ def apply_experts(x: Any, routing: Routing, experts: Sequence[Callable[[Any], An
     Args:
         x: the tokens of this rank.
         routing: the routing of these tokens over the experts of all ranks.
-        experts: this rank's experts, each a function (tokens, h) -> (tokens, h); ranks have consecutive experts.
+        experts: this rank's experts, each a function (tokens, h) -> (tokens, h); rank r has the r-th E/p experts.
         ep: the group of ranks that share the experts.
 
-    Cost: in each pass, two rows of h elements are sent per kept choice of an expert of another rank: to the expert and
-    back. The forward pass also sends the numbers of rows, E/p integers of 8 bytes, to each other rank.
+    Cost: in each pass, each kept choice of another rank's expert costs two rows of h elements: one to the expert and
+    one back. The forward pass also sends the numbers of rows, E/p integers of 8 bytes, to each other rank.
     """
     counts = routing.counts.view(ep.size, len(experts))  # (p, E/p): rows for each expert of each rank
     received = ep.all_to_all(counts, [1] * ep.size, [1] * ep.size)  # (p, E/p): rows of each rank for each own expert
@@ -89,9 +90,10 @@ def apply_experts(x: Any, routing: Routing, experts: Sequence[Callable[[Any], An
 
 
 def add_to_loss(x: Any, loss: Any) -> Any:
-    """Return `x` unchanged; its backward pass also computes the gradient of the scalar `loss`, as if part of the loss.
+    """Return `x` unchanged; its backward pass also computes the gradients of the scalar `loss`, as if it were added.
 
-    So the loss of a layer needs no path to the last pipeline stage (as `MoEAuxLossAutoScaler` of Megatron-LM).
+    The auxiliary loss of a layer then need not be sent to the last pipeline stage, which computes the loss of the
+    model. `MoEAuxLossAutoScaler` of Megatron-LM does the same.
     """
     return _AddToLoss.apply(x, loss)
 

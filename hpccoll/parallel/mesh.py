@@ -1,7 +1,7 @@
 """The ranks of a job as a mesh of axes: data (dp), tensor (tp), pipeline (pp), context (cp), expert (ep) parallelism.
 
 The batch is split over dp and ep, and the sequence of each sample over cp. Parameters are split over tp and pp, and
-those of experts also over ep. Parameters are replicated over the other axes.
+those of experts also over ep. Over the other axes, parameters are replicated.
 
 From the innermost axis, whose neighbours are consecutive ranks, to the outermost one, the axes are tp, ep, cp, dp and
 pp. The tp axis is innermost because every layer communicates along it: the ranks of a tp group share a node if
@@ -71,11 +71,11 @@ class Mesh:
 
     @property
     def samplers(self) -> int:
-        """Number of groups of ranks that each have samples of their own."""
+        """Number of parts of the batch; the ranks of a part differ along tp, pp and cp only."""
         return self.dp * self.ep
 
     def count(self, *axes: str) -> int:
-        """Return the product of the sizes of axes."""
+        """Return the number of ranks along all given axes together, the product of their sizes."""
         return prod(getattr(self, axis) for axis in axes)
 
     def stride(self, axis: str) -> int:
@@ -105,7 +105,7 @@ class Mesh:
         return {axis: rank // self.stride(axis) % getattr(self, axis) for axis in AXES}
 
     def get_sampler(self, rank: int) -> int:
-        """Return the index of a rank's part of the batch, less than `samplers`."""
+        """Return the index of a rank's part of the batch, in range(samplers)."""
         index = self.get_coordinates(rank)
         return index["dp"] * self.ep + index["ep"]
 

@@ -5,13 +5,13 @@ parallelism alone, all ranks of tp compute them for all tokens and keep all acti
 rank computes them for its own tokens. The reduce_scatter after a row-parallel layer and the all_gather before the next
 column-parallel layer together send as many bytes as the all_reduce that they replace.
 
-    x_r                       # (b, t/tp, h): own tokens, also of norms and sums
+    x_r                       # (b, t/tp, h): own tokens, before and after norms and sums
     y_r = act(all_gather(x) W_r^T + c_r)    # (b, t, hidden/tp): all tokens, own features
     z_r = reduce_scatter(y_r V_r^T) + d     # (b, t/tp, h)
 
 Column-parallel layers keep own tokens only, and gather the others again in the backward pass. The b t tokens are split
-in the order of the samples, so that the tokens of a rank are one range of memory. Each rank computes an addend of the
-gradients of norms, of the biases d, and of position embeddings, because these parameters see own tokens only.
+in the order of the samples, so that the tokens of a rank are contiguous in memory. Norms, the biases d and position
+embeddings are applied to own tokens only, so each rank computes an addend of their gradients, to be summed over tp.
 
 Shapes: b samples, t positions, h features; tp divides t.
 Source: Korthikanti et al., "Reducing activation recomputation in large transformer models", arXiv 2205.05198.
@@ -50,7 +50,7 @@ def apply_gathered_linears(
         x: this rank's tokens (b, t/tp, h).
         layers: weight (out/tp, h) and bias (out/tp) or None of each layer.
         tp: the group of ranks that share the tokens and the output features.
-        deferred: None, or the list to which the backward pass appends the products of the weights' gradients.
+        deferred: None, or the list to which the backward pass appends the computation of the weights' gradients.
     """
     weights, biases = zip(*layers, strict=True)
     differentiated = weights if deferred is None else [None] * len(weights)
@@ -81,12 +81,12 @@ class _SumToOwnTokens(torch.autograd.Function):  # type: ignore[misc] # torch ha
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> tuple[Any, None]:
-        """Return the gradient of all tokens, because each rank's `x` is an addend of all: (b, t/tp, h) -> (b, t, h)."""
+        """Return the gradient of this rank's `x`, which is the same on all ranks: (b, t/tp, h) -> (b, t, h)."""
         return _all_gather(grad, ctx.tp), None
 
 
 class _GatheredLinears(torch.autograd.Function):  # type: ignore[misc] # torch has no types here
-    """Linear layers of the same input, whose tokens each pass gathers and does not keep."""
+    """Linear layers with the same input; each pass gathers the tokens of all ranks, and frees them afterwards."""
 
     @staticmethod
     def forward(

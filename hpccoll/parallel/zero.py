@@ -1,18 +1,19 @@
-"""ZeRO: the ranks that hold the same parameters share the state of training instead of each keeping all of it.
+"""ZeRO: the replicas of a parameter split the training state among themselves instead of each keeping all of it.
 
 With n ranks, each keeps 1/n of the optimizer's state (ZeRO-1), of the gradients as well (ZeRO-2), and of the parameters
-as well (ZeRO-3). The parameters of a part of the model, such as a layer or a block, are one flat tensor (unit), padded
-to a multiple of n elements. The shard of rank r is the r-th part of the unit, whatever the bounds of the parameters, so
-that one collective moves a unit, and the optimizer updates one tensor per unit. It must update each element by itself.
+as well (ZeRO-3). The parameters of a part of the model, such as a layer or a block, are joined to one flat tensor (a
+unit), padded to a multiple of n elements. The shard of rank r is the r-th of n equal parts of the unit, and may begin
+and end inside a parameter. So one collective moves a unit, and the optimizer updates one tensor per unit. The optimizer
+must be elementwise, such as SGD or Adam.
 
 | | ZeRO-1 | ZeRO-2 | ZeRO-3 |
 |---|---|---|---|
-| forward pass | | | all_gather of a unit, while the part before it computes; freed after use |
+| forward pass | | | all_gather of each unit during the computation of the part before; freed after use |
 | backward pass | | | the same, in the opposite order |
 | gradients of a unit are complete | reduce_scatter after the last pass | reduce_scatter in each pass | like ZeRO-2 |
 | after the optimizer | all_gather of all units | all_gather of all units | |
 
-Shapes: p parameters of a unit with padding, n ranks.
+Shapes: p elements of a unit including padding, n ranks.
 
 Sources: Rajbhandari et al., ZeRO, SC 2020 (arXiv 1910.02054); Zhao et al., PyTorch FSDP, VLDB 2023 (arXiv 2304.11277),
 which flattens the parameters of a unit in the same way.
@@ -50,22 +51,22 @@ class ZeroUnit:
         self._shapes = [parameter.shape for parameter in parameters]
         self._sizes = [parameter.numel() for parameter in parameters]
         self.length = -(-sum(self._sizes) // group.size)  # elements of a shard
-        self.missing: dict[Any, int] = {}  # by parameter, the backward passes that have not added to its gradient yet
-        self.reductions = 0  # reduce_scatters since the begin of the step
-        self.work: Work[Any] | None = None  # the all_gather or, of ZeRO-1, the reduce_scatter in flight
+        self.missing: dict[Any, int] = {}  # by parameter, the number of backward passes still to add to its gradient
+        self.reductions = 0  # reduce_scatters since the start of the step
+        self.work: Work[Any] | None = None  # the all_gather or (ZeRO-1) the reduce_scatter in flight
         self.whole: Any = None
         values = [parameter.detach() for parameter in parameters]
         memory = self._make_memory(values)
         memory.copy_(self.cut(values))
         self.shard = memory.detach().requires_grad_()
-        # The gradients of the whole unit, of which ZeRO-1 reduces this rank's shard in place.
+        # ZeRO-1 keeps the gradients of the whole unit, and reduces this rank's shard of them in place.
         self.gradients = group.empty(self.count, memory).zero_() if level == 1 else None
         self.shard.grad = torch.zeros_like(memory) if level > 1 else self._take_own(self.gradients)
         views = self.split(self.gradients) if level == 1 else []
         self._gradient_views = dict(zip(parameters, views, strict=False))
 
     def _make_memory(self, values: Sequence[Any]) -> Any:
-        """Return the memory of the shard; of ZeRO-1 and 2, it is a part of `whole`."""
+        """Return the memory of the shard; with ZeRO-1 and 2, it is a part of `whole`."""
         if self.level == 3:
             return self.group.empty(self.length, values[0])
         whole = self.group.empty(self.count, values[0])
@@ -88,7 +89,7 @@ class ZeroUnit:
         return self._take_own(self._flatten(tensors)).clone()
 
     def list_pieces(self) -> Iterator[tuple[Any, slice]]:
-        """Yield the parameters of which this rank's shard has elements, and where they are in the shard."""
+        """Yield each parameter with elements in this rank's shard, and the slice of the shard that they fill."""
         first, begin = self.length * self.group.index, 0
         for parameter, size in zip(self.parameters, self._sizes, strict=True):
             low, high = max(begin - first, 0), min(begin + size - first, self.length)
@@ -103,7 +104,7 @@ class ZeroUnit:
             parameter.data = view
 
     def release(self) -> Any:
-        """Return the whole tensor, which the parameters do not use any more; they keep their shapes."""
+        """Detach the parameters from the whole tensor and return it; they keep their shapes, but no values."""
         whole, self.whole = self.whole, None
         for parameter, shape in zip(self.parameters, self._shapes, strict=True):
             parameter.data = parameter.data.new_empty(()).expand(shape)
@@ -112,7 +113,9 @@ class ZeroUnit:
     def note_gradient(self, parameter: Any) -> None:
         """Note that a backward pass has added to a parameter's gradient; ZeRO-1 moves it to `gradients`."""
         if parameter not in self.missing:
-            raise UsageError("a backward pass added to a gradient after the last pass that `begin` was told to expect")
+            raise UsageError(
+                "a gradient received more backward passes than `begin` was given; pass `begin` the number per parameter"
+            )
         view = self._gradient_views.get(parameter)
         if view is not None and parameter.grad is not view:
             parameter.grad = view.copy_(parameter.grad)
@@ -146,18 +149,20 @@ class ZeroUnit:
 
 
 class _ReductionSlot:
-    """The memory in which ZeRO-2 and 3 reduce the gradients of one unit at a time, of all units of a group of ranks."""
+    """The buffer through which ZeRO-2 and 3 reduce the gradients of a group's units, one unit at a time."""
 
     def __init__(self, units: Sequence[ZeroUnit]) -> None:
         self.group, like = units[0].group, units[0].shard
         self.buffer = self.group.empty(max(unit.count for unit in units), like)
-        self.addend = like.detach().new_empty(0)  # the sum of a later pass
+        self.addend = like.detach().new_empty(
+            0
+        )  # receives the sums of all passes but the first, to be added to `shard.grad`
         self._addend_length = max(unit.length for unit in units)
         self._unit: ZeroUnit | None = None
         self._work: Work[Any] | None = None
 
     def start(self, unit: ZeroUnit) -> None:
-        """Start adding the sum over the ranks of a unit's gradients to `shard.grad`, once the last sum is complete."""
+        """Block until the sum in flight is complete, then start adding a unit's summed gradients to `shard.grad`."""
         self.finish()
         whole = self.buffer[: unit.count]
         unit.move_gradients(whole)
@@ -178,7 +183,7 @@ class _ReductionSlot:
 
 
 class ZeroShards:
-    """The shards of a rank's parameters, their gathering and the reduction of their gradients in a training step.
+    """The ZeRO shards of a rank's parameters; gathers parameters and reduces gradients during a training step.
 
     A step calls `begin`, runs its passes by `run`, and calls `finish`. Then the `grad` of each tensor of `shards` is
     the sum over the ranks. After an optimizer has updated `shards`, `gather_parameters` completes the step.
@@ -214,7 +219,7 @@ class ZeroShards:
             by_group[unit.group].append(unit)
         self._groups = list(by_group)
         self._slots = {group: _ReductionSlot(units) for group, units in by_group.items()} if level > 1 else {}
-        self._free: dict[int, list[Any]] = defaultdict(list)  # tensors for gathered units, by their length
+        self._free: dict[int, list[Any]] = defaultdict(list)  # unused tensors for gathered units, by length
         self._by_memory: dict[int, ZeroUnit] = {}  # gathered units, by the address of their tensor
         self._keeps_whole = False
         if level == 3:
@@ -222,7 +227,7 @@ class ZeroShards:
                 unit.release()
 
     def _add_units(self, part: Sequence[Any], groups: Mapping[Any, AxisGroup], alone: AbstractSet[Any]) -> None:
-        """Make the units of a part's parameters that are in no unit yet, one per group of ranks."""
+        """Make one unit per group of ranks from those of a part's parameters that are in no unit yet."""
         members: dict[Any, list[Any]] = defaultdict(list)
         for parameter in part:
             if parameter not in self._unit_of:
@@ -267,15 +272,16 @@ class ZeroShards:
                 parameter.grad = None
 
     def run(self, stage: int, number: int, function: Callable[[Any], Any], x: Any) -> Any:
-        """Return function(x), a part of a stage, with its parameters gathered, also in the backward pass; collective.
+        """Return function(x) for part `number` of a stage; collective.
 
-        ZeRO-3 gathers the parameters of the next part meanwhile, and frees those that the stage does not use again.
+        ZeRO-3 gathers the part's parameters for the forward and the backward pass. While the part computes, it gathers
+        the parameters of the part that computes next. Afterwards it frees those that no later part of the stage uses.
         """
         if self.level < 3:
             return function(x)
         parts = self._parts[stage]
         self._gather(parts[number : number + 2])
-        # A saved view of a parameter would use memory that is given to other parameters after the pass.
+        # After the pass, other parameters reuse the memory that a saved view of a parameter would refer to.
         with saved_tensors_hooks(self._pack, self._unpack) if torch.is_grad_enabled() else nullcontext():
             y = function(x)
         used_again = {unit for part in parts[number + 1 :] for unit in part}
@@ -287,10 +293,11 @@ class ZeroShards:
         return y
 
     def finish(self) -> None:
-        """Reduce the gradients that no backward pass has completed, and block until all are reduced; collective.
+        """Reduce the gradients that no backward pass has begun to reduce, and block until all are; collective.
 
-        Cost: in a step of m micro-batches, a rank sends (n-1)/n of the bytes of the gradients, with ZeRO-2 and 3 m
-        times. ZeRO-1 and 2 send as much of the parameters in `gather_parameters`, ZeRO-3 2 m times as much in `run`.
+        Cost: let s be (n-1)/n of the bytes of the parameters. In a step of m micro-batches, a rank sends gradients of s
+        bytes with ZeRO-1, and of m s bytes with ZeRO-2 and 3. It sends parameters of s bytes in `gather_parameters`
+        with ZeRO-1 and 2, and of 2 m s bytes in `run` with ZeRO-3.
         """
         for unit in self.units:
             if not unit.reductions or any(x.grad is not None for x in unit.parameters if self.level > 1):
@@ -301,7 +308,7 @@ class ZeroShards:
             slot.finish()
 
     def gather_parameters(self) -> None:
-        """Let the other ranks have the updated parameters; collective."""
+        """Gather the updated parameters of all ranks, unless ZeRO-3 gathers them in `run`; collective."""
         if self.level < 3:
             for unit in self.units:
                 unit.work = unit.group.start_all_gather(unit.shard.detach(), unit.whole)
@@ -332,13 +339,13 @@ class ZeroShards:
         return [unit.cut([by_parameter[x] for x in unit.parameters]) for unit in self.units]
 
     def list_gradients(self) -> Iterator[tuple[Any, Any]]:
-        """Yield each parameter of which this rank has elements, and their gradient, a tensor of one dim."""
+        """Yield each parameter with elements in this rank's shards, and the gradient of these elements (1-D)."""
         for unit in self.units:
             for parameter, piece in unit.list_pieces():
                 yield parameter, unit.shard.grad[piece]
 
     def _note_gradient(self, unit: ZeroUnit, parameter: Any) -> None:
-        """Note that a backward pass has added to a gradient, and reduce the gradients of the unit if all have come."""
+        """Note that a backward pass has added to a gradient, and start reducing the unit once all have."""
         unit.note_gradient(parameter)
         for group in self._groups:
             group.advance_started()
@@ -376,14 +383,14 @@ class ZeroShards:
             self._free[unit.count].append(whole)
 
     def _pack(self, x: Any) -> Any:
-        """Return what autograd keeps of a tensor: a view of gathered parameters is described, not kept."""
+        """Return what autograd saves of a tensor: for a view of gathered parameters, its unit and place only."""
         unit = self._by_memory.get(x.untyped_storage().data_ptr())
         if unit is None:
             return x.detach() if x.requires_grad else x
         return unit, x.size(), x.stride(), x.storage_offset()
 
     def _unpack(self, packed: Any) -> Any:
-        """Return the tensor of `_pack`; the unit is gathered again."""
+        """Return the tensor that `_pack` was given; its unit must be gathered again by now."""
         if isinstance(packed, torch.Tensor):
             return packed
         unit, *place = packed

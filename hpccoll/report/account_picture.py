@@ -18,7 +18,7 @@ PANELS = ("sent MB", "communication share", "exposed share", "bubble", "peak MB"
 
 
 def write_account_picture(records: Sequence[TrainAccountRecord], path: str) -> None:
-    """Write the picture to a file, whose suffix chooses the format; equal records give equal files."""
+    """Write the picture to a file in the format of its suffix; equal records give identical SVG files."""
     import matplotlib as mpl
 
     with mpl.rc_context(STYLE):
@@ -37,7 +37,7 @@ def render_account_svg(records: Sequence[TrainAccountRecord]) -> str:
 
 
 def draw_account(records: Sequence[TrainAccountRecord]) -> Figure:
-    """Return the figure, with a panel per quantity."""
+    """Return the figure, with one panel per quantity and one group of three bars per strategy."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -57,7 +57,7 @@ def draw_account(records: Sequence[TrainAccountRecord]) -> Figure:
 
 
 def _get_value(record: TrainAccountRecord, panel: str, side: str) -> float:
-    """Return one bar: the sum of the bytes of all collectives, a share, or the peak memory."""
+    """Return the height of a bar: the sum of the bytes of all collectives, a share, or the peak memory."""
     values = {each.quantity: float(getattr(each, side)) for each in record.entries}
     peak = values.pop("peak bytes")
     if panel == "sent MB":

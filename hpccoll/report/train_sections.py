@@ -43,7 +43,7 @@ def build_train_sections(results: Results) -> list[PageSection]:
 
 
 def _build_step_section(run: RecordedRun, steps: Sequence[TrainStepRecord]) -> PageSection:
-    """Return the section with a chart per quantity, and a line per mesh; of a repeated step, the last record counts."""
+    """Return a section with a chart per quantity and a line per mesh; the last record of a repeated step counts."""
     by_mesh: dict[str, dict[int, TrainStepRecord]] = {}
     for step in steps:
         by_mesh.setdefault(step.strategy, {})[step.step] = step

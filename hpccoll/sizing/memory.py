@@ -1,6 +1,6 @@
 """Memory of a rank at its peak: weights, gradients, optimizer state, activations, buffers of layers, in bytes.
 
-The peak is at the first backward pass after the rank has kept most activations.
+The peak is in the first backward pass, when the rank holds the activations of most micro-batches.
 
 The memory of libraries, of the CUDA context and of fragmentation is not counted.
 """
@@ -149,7 +149,7 @@ def _compute_layer_gradients(setup: TrainingSetup) -> float:
     """Return the bytes of the gradients of activations that the backward pass of a layer needs at once.
 
     These are the gradients of the MLP's output, T h e, and of its hidden features, T f e (twice if it is gated). With
-    sequence parallelism, a rank has the former for its own tokens, and gathers it for all tokens.
+    sequence parallelism, a rank has the first for its own tokens, and gathers it for all tokens, T h e more.
     """
     model = setup.model
     features = model.width / setup.norm_split + model.mlp_width * (model.mlp_matrices - 1) / setup.mesh.tp
@@ -205,11 +205,11 @@ def compute_buffer_bytes(setup: TrainingSetup) -> float:
 
 
 def _compute_early_gradients(setup: TrainingSetup, rank: int, gradients: float, peak: PassBytes) -> float:
-    """Return the bytes of `gradients` that exist at the peak: all of them, unless each step begins without gradients.
+    """Return the bytes by which `gradients` raise the peak: all of them, unless each step begins without gradients.
 
-    If a step begins without, no backward pass has ended when the rank keeps the activations of all its live
-    micro-batches. When the first backward pass reaches its last layer, all gradients exist, but it has freed the
-    activations of the other layers: gradients count as far as this takes more memory.
+    If a step begins without gradients, none exist yet when activations are at their peak, before the first backward
+    pass ends. When that pass reaches its last layer, all gradients exist, but the activations of the other layers are
+    freed. The result is the excess of this second moment over `peak`, or zero.
     """
     live = setup.family.activations(setup.shape, rank)
     if not setup.program.frees_gradients or setup.replicas > 1 or setup.microbatches > live:

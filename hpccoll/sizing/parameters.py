@@ -79,7 +79,7 @@ def count_active(model: ModelShape) -> int:
 
 
 def count_token_parameters(setup: TrainingSetup) -> int:
-    """Return the parameters of a rank that sequence parallelism applies to its own tokens, counted by `count_rank`.
+    """Return how many parameters of a rank sequence parallelism applies to own tokens only; `count_rank` has them.
 
     These are norms, the biases of row-parallel matrices, and GPT-2's positions. The busiest rank of a pipeline is the
     first one with positions, and the last one without.

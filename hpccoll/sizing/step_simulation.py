@@ -1,4 +1,4 @@
-"""A training step simulated from plans: each collective by its ring, the passes by the pipeline schedule.
+"""A training step simulated from plans: the plan of each collective, and the pipeline schedule of the passes.
 
 The estimate in `estimate.py` uses closed formulas instead. Both take the same FLOPs per pass and the same machine.
 """
@@ -25,7 +25,7 @@ GRADIENTS = ("dp", "zero1", "zero2", "zero3")
 
 @dataclass(frozen=True, slots=True)
 class SimulatedTraffic:
-    """What the busiest rank sends in the calls of a strategy and collective, and the seconds of all calls."""
+    """Traffic of the busiest rank in a step for one strategy and one collective; `seconds` are those of all calls."""
 
     strategy: str
     collective: str
@@ -42,7 +42,7 @@ class SimulatedStep:
     step_s: float
     communication_s: float
     exposed_s: float
-    bubble: float  # idle part of the pipeline, the mean over its ranks
+    bubble: float  # idle share of the pipeline, mean over its ranks
     peak_bytes: float
 
 
@@ -52,7 +52,8 @@ def simulate_step(
     """Return the simulated step of a setup, whose ranks compute at the peak rate of `machine`.
 
     Gradients are summed in buckets of `bucket_bytes`; the sum of a bucket starts when the last backward pass has
-    computed its gradients, and buckets follow one another. Each pass has an equal part of the other collectives.
+    computed its gradients, and buckets are summed one after the other. The time of other collectives is divided equally
+    among the forward and backward passes.
     """
     found = [_simulate_traffic(each, setup, machine) for each in traffic]
     m, stages = setup.microbatches, setup.shape.stages_per_rank
@@ -105,7 +106,7 @@ def _compute_exposed(setup: TrainingSetup, seconds: float, backward_s: float, bu
 
 
 def _simulate_peak(setup: TrainingSetup) -> float:
-    """Return the bytes of the rank that needs most, with the live micro-batches of the proven schedule."""
+    """Return the peak bytes of the rank that needs most, with live micro-batches counted in the schedule."""
     _, live = setup.family.plan(setup.shape.stages, setup.microbatches).count_activations()
     peaks = []
     for rank in range(setup.mesh.pp):

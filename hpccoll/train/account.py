@@ -1,7 +1,7 @@
-"""The account of a mesh: what its training steps send, wait for and keep, measured, simulated and estimated.
+"""The account of a mesh: bytes sent, times and peak memory of its training steps, measured, simulated and estimated.
 
-Simulation and estimate take the rates of a machine that is measured first: the FLOP/s of a rank that trains the same
-model alone while all others do, and the costs of small and large all_reduces of all ranks.
+Simulation and estimate use a machine model that is measured first. Its FLOP/s are those of a rank that trains the same
+model alone, while every other rank does the same. Its cost of messages comes from small and large all_reduces.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ LARGE = 2**20  # elements of a large all_reduce
 def measure_machine(comm: Communicator, options: TrainOptions) -> Machine:
     """Return a model of the machine on which the ranks of `comm` run; collective.
 
-    The rate of computation is that of whole steps on one rank, with the optimizer; the slowest rank counts.
+    The FLOP/s are the slowest rank's, in whole training steps on one rank, including the optimizer.
     """
     alone = replace(options, batch=max(options.batch // comm.size, 1), steps=CALIBRATED_STEPS, microbatches=1)
     alone = replace(alone, sequence_parallel=False, schedule="1f1b")
@@ -63,7 +63,7 @@ def measure_machine(comm: Communicator, options: TrainOptions) -> Machine:
 
 
 def _time_all_reduce(comm: Communicator, elements: int) -> float:
-    """Return the median seconds of an all_reduce of float32 elements; the slowest rank of each call counts."""
+    """Return the median seconds of an all_reduce of float32 elements; each call counts with its slowest rank."""
     x, times = torch.ones(elements), []
     for _ in range(CALIBRATED_CALLS):
         comm.barrier()
@@ -126,7 +126,7 @@ def _list_bytes(step: TrainStepRecord, simulated: SimulatedStep, found: Estimate
 def _list_times(
     steps: Sequence[TrainStepRecord], simulated: SimulatedStep, found: Estimate, setup: TrainingSetup
 ) -> list[AccountEntry]:
-    """Return the time of a step and its shares; communication includes waits, as in the records of steps."""
+    """Return the time of a step, and its shares of communication, which includes waits as in `TrainStepRecord`."""
     estimated = found.time
     total = estimated.total_s
     waits = estimated.idle_s

@@ -1,8 +1,8 @@
 """The bytes of a rank's tensors in a training step on a CPU, by content.
 
-The tensors of the model's state are listed. All other tensors are observed: a dispatch mode of torch sees the storages
-that every operation of the forward and the backward pass allocates, and when they are freed. Memory inside an operation
-and the memory of libraries are not counted. A symmetric buffer counts on the rank to which it belongs.
+The caller lists the tensors of the training state. All other tensors are observed: a dispatch mode of torch sees which
+storages each operation of the forward and the backward pass allocates, and when they are freed. Memory inside an
+operation and the memory of libraries are not counted. A symmetric buffer counts on the rank to which it belongs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hpccoll.records import AllocatedBytes
 
 
 def list_storages(tensors: Iterable[Any]) -> dict[int, int]:
-    """Return the bytes of each storage that the tensors use, by its address."""
+    """Return the number of bytes of each storage that the tensors use, by the address of the storage."""
     return {storage.data_ptr(): storage.nbytes() for storage in (each.untyped_storage() for each in tensors)}
 
 
@@ -66,7 +66,7 @@ class AllocationLog(TorchDispatchMode):  # type: ignore[misc] # torch has no typ
         return self._numbers.get(address, -1) < 0
 
     def compute_peak(self, left_out: Iterable[int] = ()) -> int:
-        """Return the largest number of bytes allocated at a time, without the living storages at some addresses."""
+        """Return the peak of allocated bytes, without the living storages at the addresses `left_out`."""
         ignored = {self._numbers.get(address, -1) for address in left_out}
         changes = (nbytes for number, nbytes in self.events if number not in ignored)
         return max(itertools.accumulate(changes), default=0)
@@ -77,7 +77,7 @@ def measure_allocated_bytes(log: AllocationLog, state: Mapping[str, Iterable[Any
 
     Args:
         log: the log of the whole step.
-        state: the tensors that live on after the step, by the field of `AllocatedBytes`; a storage counts once.
+        state: the tensors that outlive the step, by field of `AllocatedBytes`; a storage counts in its first field.
     """
     found: dict[str, dict[int, int]] = {}
     for name, tensors in state.items():

@@ -1,4 +1,4 @@
-"""A run of `hpccoll train` as a training step that the formulas of hpccoll/sizing estimate."""
+"""Conversion of the options of `hpccoll train` to the `TrainingSetup` that the formulas of hpccoll/sizing take."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ def make_training_setup(options: TrainOptions, mesh: Mesh) -> TrainingSetup:
     """Return the training step of a run; raise UsageError unless the model is a GPT that the mesh divides evenly."""
     model = options.model
     if not isinstance(model, GptConfig):
-        raise UsageError(f"--model {model.name} has no estimate, whose formulas are of transformers; give --model gpt")
+        raise UsageError(
+            f"--model {model.name} has no estimate, because its formulas are for transformers; give --model gpt"
+        )
     setup = TrainingSetup(
         make_model_shape(model),
         mesh,

@@ -9,7 +9,7 @@ of cp has some positions of each sample.
 
 Shapes: b samples, t positions (with context parallelism those of the rank), h features, V tokens, a features of a head
 of attention; n = b t, E experts, k choices; sp is the number of ranks that share the tokens between attentions and
-MLPs: tp with sequence parallelism, else 1.
+MLPs: tp with sequence parallelism, otherwise 1.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def list_own_experts(model: GptConfig, mesh: Mesh, rank: int) -> range:
 
 
 def list_stage_names(model: GptConfig, mesh: Mesh, stage: int, experts: range) -> list[str]:
-    """Return the names of the parameters that a pipeline stage uses, in the order of their use; of `experts` only."""
+    """Return the names of a pipeline stage's parameters in the order of use; of all experts, only `experts`."""
     blocks = split_evenly(model.layers, mesh.stages)[stage]
     found = ["embedding.weight", "position.weight"] if stage == 0 else []
     for block in range(blocks.start, blocks.stop):
@@ -245,9 +245,9 @@ class GptLayers(RankLayers[GptConfig]):
 
 
 def run_gpt_in_one_process(model: GptConfig, full: Mapping[str, Any], tokens: Any) -> tuple[Any, Any]:
-    """Return the logits of the unsplit model, and the sum of its load-balancing losses, times their factor.
+    """Return the logits of the unsplit model, and the sum of its load-balancing losses times `aux_loss_coeff`; local.
 
-    This is the reference for the check: (b, t) -> (b, t, V) and a scalar; no communication. All samples are one group.
+    This is the reference for `--check`: (b, t) -> (b, t, V) and a scalar. All samples are routed as one group.
     """
 
     def apply(name: str, x: Any) -> Any:
@@ -284,7 +284,7 @@ def run_gpt_in_one_process(model: GptConfig, full: Mapping[str, Any], tokens: An
 def _weigh_experts(config: ExpertConfig, logits: Any) -> tuple[Any, Any]:
     """Return the factor of each token and expert, 0 for most of them, and the load-balancing loss: (n, E) -> (n, E).
 
-    The places of tokens are counted by a cumulative sum of masks, as in GShard, and not by sorting.
+    This counts the place of a token at its expert by a cumulative sum, as GShard does; `route_tokens` sorts instead.
     """
     probabilities = logits.softmax(1)  # (n, E)
     weights, chosen = probabilities.topk(config.top_k, 1)  # (n, k) each

@@ -34,7 +34,7 @@ def compute_reference_gradients(
 ) -> dict[str, Any]:
     """Return the gradient of the mean loss over a batch for each full parameter, computed in this process alone.
 
-    `groups` are the micro-batches of all ranks as slices of the batch, in which a mixture of experts routes its tokens.
+    `groups` are the micro-batches of all ranks, as slices of the batch; a mixture of experts routes each by itself.
     """
     leaves = {name: parameter.detach().clone().requires_grad_() for name, parameter in full.items()}
     for group in groups:

@@ -118,7 +118,7 @@ class MlpLayers(RankLayers[MlpConfig]):
         return list_shards(self.model, self.mesh, rank)
 
     def _list_parts(self, stage: int) -> list[StagePart]:
-        """Return one layer per part; with recomputation two, because a pair needs the least communication."""
+        """Return one layer per part, or two with recomputation, because recomputing a pair communicates least."""
         layers, count = list_stage_layers(self.model, self.mesh, stage), 2 if self.recompute else 1
         return [self._make_part(layers[first : first + count]) for first in range(0, len(layers), count)]
 

@@ -173,7 +173,7 @@ class TrainOptions:
     schedule: str = "1f1b"  # name of a pipeline schedule, or a CSV file
     recompute: bool = False  # compute activations again in the backward pass instead of keeping them
     sequence_parallel: bool = False  # split the tokens over tp between the tensor-parallel layers of a GPT
-    zero: int = 0  # level of ZeRO: which state of training the replicas of a parameter share
+    zero: int = 0  # level of ZeRO: 1 splits optimizer state over replicas, 2 also gradients, 3 also parameters
     check: bool = False  # compare the gradients of the first step with those of one process
 
     def count_microbatches(self, mesh: Mesh) -> int:
@@ -227,9 +227,7 @@ class TrainOptions:
         if mesh.cp > 1 or self.sequence_parallel:
             _require_sequences_fit(model, mesh, sequence_parallel=self.sequence_parallel)
         if self.zero and isinstance(model, GptConfig) and model.experts:
-            raise UsageError(
-                f"--zero {self.zero} is not available with --experts, whose gradients fewer ranks share; leave one out"
-            )
+            raise UsageError(f"--zero {self.zero} is not available with --experts; leave one of them out")
         if self.zero > 1:
             self._require_whole_backward_passes(mesh)
 
@@ -238,8 +236,8 @@ class TrainOptions:
         schedule = self.make_schedule(mesh)
         if schedule.stages > mesh.pp or (mesh.pp > 1 and ActionKind.BACKWARD_WEIGHT in schedule.kinds):
             raise UsageError(
-                f"--zero {self.zero} reduces all gradients of a rank in each backward pass, which --schedule "
-                f"{self.schedule} divides by stages or into inputs and weights; give --schedule 1f1b, or --zero 1"
+                f"--zero {self.zero} needs backward passes that compute all gradients of a rank, but --schedule "
+                f"{self.schedule} splits them; give --schedule 1f1b, or --zero 1"
             )
 
     def get_checkpoint_identity(self) -> dict[str, Any]:
@@ -275,7 +273,7 @@ def _require_sequences_fit(model: ModelConfig, mesh: Mesh, *, sequence_parallel:
     option = f"cp={mesh.cp}" if mesh.cp > 1 else "--sequence-parallel"
     if not isinstance(model, GptConfig):
         raise UsageError(
-            f"{option} splits sequences, which --model {model.name} has not; add --model gpt, or leave {option} out"
+            f"{option} splits sequences, but --model {model.name} has none; add --model gpt, or leave {option} out"
         )
     if model.experts is not None:
         raise UsageError(f"{option} is not available for --experts {model.experts.count}; leave one of them out")
@@ -291,13 +289,13 @@ def _require_sequences_fit(model: ModelConfig, mesh: Mesh, *, sequence_parallel:
         if model.context % count:
             contexts = format_nearest_multiples(model.context, math.lcm(*parts.values()))
             raise UsageError(
-                f"{mesh}: sequences are split into {count} parts ({name}), which --context {model.context} is no "
-                f"multiple of; give --context {contexts}"
+                f"{mesh}: sequences are split into {count} parts ({name}), which do not divide --context "
+                f"{model.context}; give --context {contexts}"
             )
 
 
 def _require_experts_fit(experts: ExpertConfig | None, ep: int) -> None:
-    """Raise UsageError unless ep divides the number of experts, and the experts of a token and the capacity exist."""
+    """Raise UsageError unless ep divides the experts, `top_k` is at most their number, and the capacity is positive."""
     if experts is None:
         if ep > 1:
             raise UsageError(f"ep={ep} ranks have no experts to share; add --model gpt --experts {ep}, or give dp={ep}")

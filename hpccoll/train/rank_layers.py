@@ -20,7 +20,7 @@ ConfigT = TypeVar("ConfigT", bound=ModelConfig)
 
 
 def run_part(_stage: int, _number: int, part: Callable[[Any], Any], x: Any) -> Any:
-    """Return part(x): a function that runs a part of a stage, given the numbers of both."""
+    """Return part(x); the signature is that of `ZeroShards.run`, which replaces this function with ZeRO."""
     return part(x)
 
 
@@ -42,7 +42,7 @@ class RankLayers(ABC, Generic[ConfigT]):
         batch: the number of samples of a step, over all ranks.
         deferred: the list to which backward passes append the weights' gradients, see `apply_linear`.
         recompute: whether backward passes compute activations again instead of keeping them.
-        sequence_parallel: whether ranks of tp split the tokens between tensor-parallel layers; only of a GPT.
+        sequence_parallel: whether ranks of tp split the tokens between tensor-parallel layers; GPT only.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class RankLayers(ABC, Generic[ConfigT]):
 
     @property
     def tied_weight(self) -> Any:
-        """The weight that layers of the first and of the last stage share, on their ranks; None in most models."""
+        """The weight that layers of the first and the last stage share; None if there is none."""
         return None
 
     @abstractmethod

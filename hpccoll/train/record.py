@@ -12,7 +12,7 @@ from hpccoll.parallel.axis_group import OPERATIONS, AxisGroup
 from hpccoll.parallel.mesh import AXES, Mesh
 from hpccoll.records import TrainStepRecord
 
-TIED = "tied"  # the axis, in records, of the ranks whose copies of a weight belong to different pipeline stages
+TIED = "tied"  # the name in records of the group of two pipeline stages that hold the same weight
 
 
 def describe_mesh(mesh: Mesh) -> dict[str, Any]:
@@ -56,7 +56,7 @@ def combine_rank_steps(
     Args:
         step: number of steps done, including the step of the record.
         tokens: number of tokens per step, over all ranks; a sample that is not text is one token.
-        axes: the axes of the bytes sent, which may be several axes joined by commas.
+        axes: the names of the groups of `list_sent_bytes`: an axis, or several axes joined by commas.
         rows: for each rank, the fields of its `RankStep`, and the elements of `list_sent_bytes`.
     """
     table = np.asarray(rows, np.float64)

@@ -104,7 +104,9 @@ class Trainer:
         self.coordinates, self.sampler = mesh.get_coordinates(comm.rank), mesh.get_sampler(comm.rank)
         self._copies = self._find_copies()
         self.stopped = False  # whether rank 0 saw the stop file
-        self.allocated_bytes: AllocatedBytes | None = None  # of the rank that needs most; set by the first step
+        self.allocated_bytes: AllocatedBytes | None = (
+            None  # of the rank with the largest total; set by the first step on a CPU
+        )
 
     def _make_replicas(self) -> ReplicatedParameters | ZeroShards:
         """Return the parameters of this rank as whole tensors, or as shards of ZeRO; collective."""
@@ -112,12 +114,12 @@ class Trainer:
         groups = {parameter: self._get_replicas(shard) for shard, parameter in pairs}
         if not self.options.zero or self.groups.replicas.size == 1:
             return ReplicatedParameters(groups, self.options.bucket_bytes)
-        # The shards of the tied weight must be the same on the ranks of both stages.
+        # A unit of its own gives the tied weight the same shards on the ranks of both stages.
         alone = {self.layers.tied_weight} if self.tied_group is not None else set()
         return ZeroShards(self.layers.list_parameters(), groups, self.options.zero, alone)
 
     def _make_optimizer(self, state: Mapping[str, Mapping[str, Any]]) -> ShardOptimizer:
-        """Return the optimizer of this rank's parameters, with the full tensors of its state by state and parameter."""
+        """Return the optimizer of this rank's parameters, resuming the full tensors `state[kind][parameter]`."""
         own = {
             name: self.replicas.cut_tensors(copy_shards(self.layers.shards, full, self.device))
             for name, full in state.items()
@@ -127,8 +129,8 @@ class Trainer:
     def _get_replicas(self, shard: ParameterShard) -> AxisGroup:
         """Return the group of ranks that have addends of the same gradient.
 
-        Fewer ranks have the same experts than the same other parameters. With sequence parallelism, the ranks of tp
-        have addends of the gradients of parameters that all of them hold.
+        Experts have fewer replicas than other parameters. With sequence parallelism, the ranks of tp also have addends
+        of the gradients of the parameters that tp does not split.
         """
         if find_expert(shard.name) is not None:
             return self.groups.expert_replicas
@@ -163,7 +165,7 @@ class Trainer:
         return loss
 
     def _measure_step(self) -> float:
-        """Run a step and set `allocated_bytes`; every operation of torch takes longer meanwhile."""
+        """Run a step and set `allocated_bytes`; logging slows down every operation of torch in this step."""
         with AllocationLog() as log:
             loss = self._run_step()
         state = {
@@ -256,7 +258,7 @@ class Trainer:
         own = split_evenly(len(self.held_out), self.mesh.samplers)[self.sampler]
         counts = self.coordinates["tp"] == 0
         totals = np.zeros(2)
-        # All ranks run the same number of passes, because their experts serve each other's samples.
+        # All ranks run the same number of passes, because the passes of a mixture of experts are collective over ep.
         passes = -(-len(self.held_out) // (self.mesh.samplers * EVALUATED_SAMPLES))
         for within in split_evenly(own.stop - own.start, passes):
             part = slice(own.start + within.start, own.start + within.stop)

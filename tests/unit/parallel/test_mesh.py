@@ -124,25 +124,25 @@ def test_every_sample_is_in_one_microbatch(batch):
         (
             Mesh(tp=2),
             TrainOptions(MlpConfig(), 1, sequence_parallel=True),
-            "--sequence-parallel splits sequences, which --model mlp has not; add --model gpt",
+            "--sequence-parallel splits sequences, but --model mlp has none; add --model gpt",
         ),
         (Mesh(dp=2), TrainOptions(GptConfig(), 1, sequence_parallel=True), "dp=2 has no ranks along tp"),
         (
             Mesh(tp=3),
             TrainOptions(GptConfig(width=12, heads=3, context=128), 1, sequence_parallel=True),
-            "tp=3: sequences are split into 3 parts (tp), which --context 128 is no multiple of; give --context 126 or",
+            "tp=3: sequences are split into 3 parts (tp), which do not divide --context 128; give --context 126 or",
         ),
-        (Mesh(cp=2), TrainOptions(MlpConfig(), 1), "cp=2 splits sequences, which --model mlp has not; add --model gpt"),
+        (Mesh(cp=2), TrainOptions(MlpConfig(), 1), "cp=2 splits sequences, but --model mlp has none; add --model gpt"),
         (
             Mesh(cp=3),
             TrainOptions(GptConfig(), 1),
-            "cp=3: sequences are split into 6 parts (twice cp), which --context 128 is no multiple of; "
+            "cp=3: sequences are split into 6 parts (twice cp), which do not divide --context 128; "
             "give --context 126 or 132",
         ),
         (
             Mesh(tp=4, cp=2),
             TrainOptions(GptConfig(context=12), 1, sequence_parallel=True),
-            "split into 8 parts (cp times tp), which --context 12 is no multiple of; give --context 8 or 16",
+            "split into 8 parts (cp times tp), which do not divide --context 12; give --context 8 or 16",
         ),
         (Mesh(pp=2), TrainOptions(MlpConfig(), 1, schedule="1f2b"), "unknown pipeline schedule '1f2b'"),
     ],
