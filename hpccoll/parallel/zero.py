@@ -154,9 +154,7 @@ class _ReductionSlot:
     def __init__(self, units: Sequence[ZeroUnit]) -> None:
         self.group, like = units[0].group, units[0].shard
         self.buffer = self.group.empty(max(unit.count for unit in units), like)
-        self.addend = like.detach().new_empty(
-            0
-        )  # receives the sums of all passes but the first, to be added to `shard.grad`
+        self.addend = like.detach().new_empty(0)  # the sum of a pass after the first one
         self._addend_length = max(unit.length for unit in units)
         self._unit: ZeroUnit | None = None
         self._work: Work[Any] | None = None

@@ -104,9 +104,7 @@ class Trainer:
         self.coordinates, self.sampler = mesh.get_coordinates(comm.rank), mesh.get_sampler(comm.rank)
         self._copies = self._find_copies()
         self.stopped = False  # whether rank 0 saw the stop file
-        self.allocated_bytes: AllocatedBytes | None = (
-            None  # of the rank with the largest total; set by the first step on a CPU
-        )
+        self.allocated_bytes: AllocatedBytes | None = None  # largest of all ranks; set by the first step on a CPU
 
     def _make_replicas(self) -> ReplicatedParameters | ZeroShards:
         """Return the parameters of this rank as whole tensors, or as shards of ZeRO; collective."""
