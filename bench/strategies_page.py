@@ -1,4 +1,4 @@
-"""Makes the tables and the picture of docs/strategies.md from the recorded accounts of `hpccoll train --account`."""
+"""Make the tables and the picture of docs/strategies.md from the recorded accounts of `hpccoll train --account`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def read_accounts(stem: str) -> list[TrainAccountRecord]:
 
 
 def format_accounts() -> Iterator[str]:
-    """Yield the Markdown lines of the account of single axes, whose times count, and where it was measured."""
+    """Yield the Markdown lines of the account of single axes, then a line on the machine of the measurement."""
     yield from _format_table(TIMED, "")
     run = read_records(FOLDER / f"{TIMED}.jsonl", "bench/strategies_page.py").records[0]
     day, commit = run["start_time"][:10], run["commit"] or "unknown"

@@ -204,12 +204,14 @@ def _describe_disturbances(operations: Sequence[set[str]], split: int) -> tuple[
 
 
 def _describe_uneven_speed(keys: Sequence[RowKey], logs: Floats, is_control: NDArray[np.bool_]) -> str:
-    """Return a string if the machine's speed changed between two runs by different factors for different rows.
+    """Return a description of a change of the machine's speed that differs between rows; empty if there is none.
+
+    Only two single runs are examined.
 
     Args:
         keys: all rows.
         logs: logarithms of medians without drift, one line per run.
-        is_control: which rows are of engine `mpi`.
+        is_control: for each row, whether it is of engine `mpi`.
     """
     if len(logs) != 2 or is_control.sum() < MIN_ROWS:
         return ""

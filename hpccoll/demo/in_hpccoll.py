@@ -167,7 +167,7 @@ def data_parallel(comm: Any, w: Any, x: Any, y: Any) -> Any:
 
 
 def tensor_parallel(comm: Any, x: Any, first: Any, second: Any) -> Any:
-    """Apply two linear layers, of whose hidden features this rank has a part, to all samples x (b, in)."""
+    """Apply two linear layers to all samples x (b, in); this rank has a part of the hidden features."""
     hidden = np.maximum(x @ first, 0)  # (b, hidden / ranks)
     y = hidden @ second  # (b, out), an addend
     comm.all_reduce(y, op="sum")
@@ -175,7 +175,7 @@ def tensor_parallel(comm: Any, x: Any, first: Any, second: Any) -> Any:
 
 
 def sequence_parallel(comm: Any, x: Any, first: Any, second: Any) -> Any:
-    """Apply the layers of `tensor_parallel` to all tokens, of which this rank has a part x (1, in)."""
+    """Apply the layers of `tensor_parallel` to the tokens of all ranks; x (1, in) is this rank's token."""
     tokens = comm.all_gather(x).reshape(-1, x.shape[1])
     y = np.maximum(tokens @ first, 0) @ second  # (tokens, out), an addend
     own = comm.reduce_scatter(y, op="sum")
@@ -208,7 +208,7 @@ def expert_parallel(comm: Any, x: Any, w: Any) -> Any:
 
 
 def zero(comm: Any, w: Any, x: Any, y: Any) -> Any:
-    """Take the step of `data_parallel`, where rank r updates and sends part r of the weights w only."""
+    """Take the step of `data_parallel`, where rank r updates and sends only part r of the weights w."""
     gradient = (x @ w - y) @ x / (len(x) * comm.size)
     own = comm.reduce_scatter(gradient.reshape(comm.size, -1), op="sum").reshape(-1)
     part = w.reshape(comm.size, -1)[comm.rank] - own / 2

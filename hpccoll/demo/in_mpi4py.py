@@ -171,7 +171,7 @@ def data_parallel(MPI: Any, comm: Any, w: Any, x: Any, y: Any) -> Any:
 
 
 def tensor_parallel(MPI: Any, comm: Any, x: Any, first: Any, second: Any) -> Any:
-    """Apply two linear layers, of whose hidden features this rank has a part, to all samples x (b, in)."""
+    """Apply two linear layers to all samples x (b, in); this rank has a part of the hidden features."""
     hidden = np.maximum(x @ first, 0)  # (b, hidden / ranks)
     y = hidden @ second  # (b, out), an addend
     comm.Allreduce(MPI.IN_PLACE, y, op=MPI.SUM)
@@ -179,7 +179,7 @@ def tensor_parallel(MPI: Any, comm: Any, x: Any, first: Any, second: Any) -> Any
 
 
 def sequence_parallel(MPI: Any, comm: Any, x: Any, first: Any, second: Any) -> Any:
-    """Apply the layers of `tensor_parallel` to all tokens, of which this rank has a part x (1, in)."""
+    """Apply the layers of `tensor_parallel` to the tokens of all ranks; x (1, in) is this rank's token."""
     tokens, own = np.empty((comm.size, x.shape[1]), np.float32), np.empty_like(x)
     comm.Allgather(x, tokens)
     y = np.maximum(tokens @ first, 0) @ second  # (tokens, out), an addend
@@ -215,7 +215,7 @@ def expert_parallel(MPI: Any, comm: Any, x: Any, w: Any) -> Any:  # noqa: ARG001
 
 
 def zero(MPI: Any, comm: Any, w: Any, x: Any, y: Any) -> Any:
-    """Take the step of `data_parallel`, where rank r updates and sends part r of the weights w only."""
+    """Take the step of `data_parallel`, where rank r updates and sends only part r of the weights w."""
     gradient = (x @ w - y) @ x / (len(x) * comm.size)
     own = np.empty(len(w) // comm.size, np.float32)
     comm.Reduce_scatter_block(gradient, own, op=MPI.SUM)

@@ -169,7 +169,7 @@ def data_parallel(torch: Any, dist: Any, w: Any, x: Any, y: Any) -> Any:  # noqa
 
 
 def tensor_parallel(torch: Any, dist: Any, x: Any, first: Any, second: Any) -> Any:
-    """Apply two linear layers, of whose hidden features this rank has a part, to all samples x (b, in)."""
+    """Apply two linear layers to all samples x (b, in); this rank has a part of the hidden features."""
     hidden = torch.relu(x @ first)  # (b, hidden / ranks)
     y = hidden @ second  # (b, out), an addend
     dist.all_reduce(y, op=dist.ReduceOp.SUM)
@@ -177,7 +177,7 @@ def tensor_parallel(torch: Any, dist: Any, x: Any, first: Any, second: Any) -> A
 
 
 def sequence_parallel(torch: Any, dist: Any, x: Any, first: Any, second: Any) -> Any:
-    """Apply the layers of `tensor_parallel` to all tokens, of which this rank has a part x (1, in)."""
+    """Apply the layers of `tensor_parallel` to the tokens of all ranks; x (1, in) is this rank's token."""
     tokens, own = torch.empty(dist.get_world_size(), x.shape[1]), torch.empty_like(x)
     dist.all_gather_into_tensor(tokens, x)
     y = torch.relu(tokens @ first) @ second  # (tokens, out), an addend
@@ -213,7 +213,7 @@ def expert_parallel(torch: Any, dist: Any, x: Any, w: Any) -> Any:
 
 
 def zero(torch: Any, dist: Any, w: Any, x: Any, y: Any) -> Any:
-    """Take the step of `data_parallel`, where rank r updates and sends part r of the weights w only."""
+    """Take the step of `data_parallel`, where rank r updates and sends only part r of the weights w."""
     size = dist.get_world_size()
     gradient = (x @ w - y) @ x / (len(x) * size)
     own = torch.empty(len(w) // size)

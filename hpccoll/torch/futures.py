@@ -19,8 +19,8 @@ from typing import Any, Final, Protocol
 from hpccoll.runtime import job
 from hpccoll.runtime.backoff import Backoff
 
-# Between two polls of operations within a node, and of operations across nodes, whose messages take longer. Every poll
-# takes time from the thread that computes.
+# Pauses between two polls. Messages across nodes take longer, so they are polled less often: every poll takes time from
+# the thread that computes.
 PAUSE_S: Final = 1e-4
 PAUSE_ACROSS_NODES_S: Final = 1e-3
 
