@@ -120,9 +120,8 @@ def _list_tensor_traffic(setup: TrainingSetup, machine: Machine) -> Iterator[Tra
     strategy = "sp" if setup.sequence_parallel else "tp"
     loss_bytes = 3 * setup.precision.full_bytes * setup.tokens * m
     if setup.sequence_parallel:
-        gathers = (
-            pairs + 2 * layers + 1 + layers * (recomputed == 1)
-        )  # recomputation that omits the last reduction still gathers
+        # Recomputation that omits the second all_reduce of a layer still gathers.
+        gathers = pairs + 2 * layers + 1 + layers * (recomputed == 1)
         yield _make_ring_traffic(strategy, "all_gather", m * gathers, m * gathers * nbytes, links)
         yield _make_ring_traffic(strategy, "reduce_scatter", m * pairs, m * pairs * nbytes, links)
         yield _make_ring_traffic(strategy, "all_reduce", 3 * m, loss_bytes, links)
