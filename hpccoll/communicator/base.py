@@ -79,7 +79,9 @@ class CommunicatorBase:
         self._messages = PointToPoint(
             self._message_comm, self._engine.progress, self._engine.state, self._engine.uses_pinned_memory
         )
-        self._objects = ObjectCollectives(self._message_comm, self._engine.progress, self._engine.state)
+        self._objects = ObjectCollectives(
+            self._message_comm, self._engine.progress, self._engine.state, oversubscribed=node.oversubscribed
+        )
         self._cache, self._process = self._engine.cache, os.getpid()
         self._cached_calls, self._by_kind = self._cache.by_array, self._cache.by_kind
         self._unbound, self._in_flight = self._engine.unbound, self._engine.progress.operations

@@ -201,12 +201,11 @@ def _gather(
     wrapped: WrappedRun, names: list[str], get: Callable[[str], FoundShard | None]
 ) -> dict[str, list[FoundShard]]:
     """Return the shards that `get` returns on all ranks, by name; empty except on rank 0; collective."""
-    found = {}
-    for name in names:
-        gathered = wrapped.mesh.comm.gather_object(get(name))
-        if gathered is not None:
-            found[name] = [each for each in gathered if each is not None]
-    return found
+    gathered = wrapped.mesh.comm.gather_object([get(name) for name in names])
+    if gathered is None:
+        return {}
+    by_name = zip(*gathered, strict=True)
+    return {name: [each for each in found if each is not None] for name, found in zip(names, by_name, strict=True)}
 
 
 def _average_loss(reference: ReferenceRun, losses: list[RankLoss]) -> float:

@@ -165,8 +165,11 @@ class Progress:
             if time.monotonic() > self.deadline:
                 raise WaitTimeoutError(TIME_IS_UP)
 
-    def wait_for_memory(self, done: Callable[[], object]) -> None:
-        """Block until `done`, which reads shared memory, returns true; advance operations in flight meanwhile."""
+    def sleep_until(self, done: Callable[[], object]) -> None:
+        """Block until `done` returns true, and sleep between its polls unless operations in flight advance meanwhile.
+
+        `done` reads shared memory, or lets MPI advance as a test of a request does.
+        """
         backoff = Backoff(spins=False)
         while not done():
             self.idle(backoff)

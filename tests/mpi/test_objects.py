@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,9 @@ import pytest
 
 import hpccoll
 from hpccoll.errors import BufferError, CommunicationError, MismatchError, UsageError
+from hpccoll.runtime.messages.objects import ObjectCollectives
+from hpccoll.runtime.progress import get_progress
+from hpccoll.runtime.recorder.call_recorder import CallRecorder
 
 
 @pytest.fixture
@@ -34,6 +38,16 @@ def test_objects_come_to_every_rank_that_should_have_them(hpc):
     assert [each["array"].tolist() for each in hpc.all_gather_object(describe(rank))] == [
         list(range(each)) for each in range(n)
     ]
+
+
+def test_ranks_that_share_cores_sleep_until_the_last_rank_calls(hpc):
+    objects = ObjectCollectives(hpc.mpi, get_progress(), CallRecorder(), oversubscribed=True)
+    hpc.barrier()
+    if hpc.rank == 0:
+        time.sleep(0.5)
+    before = time.process_time()
+    assert objects.all_gather(hpc.rank) == list(range(hpc.size))
+    assert time.process_time() - before < 0.2, "a rank kept its core busy"
 
 
 def test_objects_pass_while_asynchronous_operations_are_in_flight(hpc):

@@ -20,10 +20,13 @@ class ObjectCollectives:
     """Collectives of Python objects on `comm`; operations in flight advance while a collective blocks.
 
     The methods raise UsageError on all ranks if an object cannot be pickled, and CommunicationError if MPI fails.
+    With `oversubscribed`, where ranks share cores, a rank sleeps until all ranks have called.
     """
 
-    def __init__(self, comm: MPI.Intracomm, progress: Progress, state: CallRecorder) -> None:
-        self._comm, self._progress, self._state = comm, progress, state
+    def __init__(
+        self, comm: MPI.Intracomm, progress: Progress, state: CallRecorder, *, oversubscribed: bool
+    ) -> None:
+        self._comm, self._progress, self._state, self._oversubscribed = comm, progress, state, oversubscribed
 
     def broadcast(self, obj: Any, root: int) -> Any:
         """Return the root's object; the objects of other ranks are ignored."""
@@ -63,9 +66,11 @@ class ObjectCollectives:
         return unpickle_object(payload)
 
     def _call(self, name: str, function: Callable[[], ResultT]) -> ResultT:
-        """Return the result of a blocking collective of MPI."""
+        """Return the result of a blocking collective of MPI, whose own waits keep a core busy."""
         try:
             with self._state.call(name):
+                if self._oversubscribed:
+                    self._progress.sleep_until(self._comm.Ibarrier().Test)
                 return self._progress.call(function)
         except MPI.Exception as error:
             raise CommunicationError(

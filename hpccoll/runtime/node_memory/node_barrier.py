@@ -173,7 +173,7 @@ class NodeBarrier(ArrivalCounter):
         for _ in range(self._spins):
             if other[0] >= count:
                 return
-        self._progress.wait_for_memory(lambda: other[0] >= count)
+        self._progress.sleep_until(lambda: other[0] >= count)
 
     def _wait_for_all(self) -> None:
         """Poll the counts of all ranks at once until they reach this rank's; operations in flight advance meanwhile."""
@@ -182,7 +182,7 @@ class NodeBarrier(ArrivalCounter):
             if self._have_reached(count):
                 break
         else:
-            self._progress.wait_for_memory(lambda: self._have_reached(count))
+            self._progress.sleep_until(lambda: self._have_reached(count))
         if self._synchronize is not None:
             self._synchronize()
 

@@ -71,7 +71,7 @@ class SharedMemoryExecutable(PlanExecutable):
         place = self._begin()
         try:
             if self._runs:  # earlier asynchronous runs, which use the same barrier and slots
-                self._context.progress.wait_for_memory(self._have_earlier_ended)
+                self._context.progress.sleep_until(self._have_earlier_ended)
             for step in self._before:
                 step()
             if not (self.direct and self._run_direct()):

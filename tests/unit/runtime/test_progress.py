@@ -119,16 +119,16 @@ def test_wait_until_returns_at_once_where_the_condition_holds():
 
 
 @pytest.mark.parametrize("kind", ["plan", "transfer"])
-def test_a_wait_for_memory_advances_what_is_in_flight_and_does_not_sleep(clock, kind):
+def test_sleep_until_advances_what_is_in_flight_and_does_not_sleep(clock, kind):
     polls = []
     progress, operation = Progress(lambda: polls.append("polled")), Countdown(300)
     (progress.add if kind == "plan" else progress.add_transfer)(operation)
-    progress.wait_for_memory(lambda: operation.done)
+    progress.sleep_until(lambda: operation.done)
     assert set(clock.did) == {"yield"}
     assert not polls
 
 
-def test_a_wait_for_memory_polls_mpi_only_after_it_has_slept(clock):
+def test_sleep_until_polls_mpi_only_after_it_has_slept(clock):
     did = clock.did
     progress = Progress(lambda: did.append("polled"))
     turns = itertools.count()
@@ -137,7 +137,7 @@ def test_a_wait_for_memory_polls_mpi_only_after_it_has_slept(clock):
         clock.now += YIELD_S / 3
         return next(turns) == 8
 
-    progress.wait_for_memory(is_done)
+    progress.sleep_until(is_done)
     assert did[0] == "yield"
     first = did.index("polled")
     assert set(did[: first - 1]) == {"yield"}
