@@ -23,9 +23,7 @@ class ObjectCollectives:
     With `oversubscribed`, where ranks share cores, a rank sleeps until all ranks have called.
     """
 
-    def __init__(
-        self, comm: MPI.Intracomm, progress: Progress, state: CallRecorder, *, oversubscribed: bool
-    ) -> None:
+    def __init__(self, comm: MPI.Intracomm, progress: Progress, state: CallRecorder, *, oversubscribed: bool) -> None:
         self._comm, self._progress, self._state, self._oversubscribed = comm, progress, state, oversubscribed
 
     def broadcast(self, obj: Any, root: int) -> Any:
