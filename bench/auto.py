@@ -39,11 +39,7 @@ MORE = 8192  # extra bytes, so that each of two buffers can begin at a page boun
 
 def measure(bench: Bench) -> Iterator[Result]:
     """Yield the case of each kind of buffer and size, followed by a record that judges auto."""
-    engines = [
-        each
-        for each in peers.start_available_engines(bench.comm, ("mpi", "gloo")).values()
-        if not isinstance(each, str)
-    ]
+    engines, _ = peers.start_engines(bench.comm, ("mpi", "gloo"))
     for buffer in BUFFERS:
         module = make_buffer_module(buffer, bench.own, 2 * max(bench.sizes) + MORE)
         for nbytes in bench.sizes:

@@ -30,14 +30,15 @@ from hpccoll.plan.drawing.scene import (
 )
 
 SMOOTH = 2  # drawn pixels per pixel of the result in each direction; 1 for large pictures
+PNG_SCALE = 2.0
 MOST_PIXELS = 80_000_000  # most pixels drawn at once (240 MB)
 SHADES = SMOOTH**2  # shades of a smoothed edge, from a colour to its background
 FRAME_MS, LAST_MS = 1100, 3000
 _ANCHORS = {"start": "ls", "middle": "ms", "end": "rs"}
 
 
-def render_png(scene: Scene, scale: float = 2.0) -> bytes:
-    """Return a PNG of `scene` with `scale` pixels per unit of length, or fewer to stay within MOST_PIXELS.
+def render_png(scene: Scene) -> bytes:
+    """Return a PNG of `scene` with PNG_SCALE pixels per unit of length, or fewer to stay within MOST_PIXELS.
 
     Raises UsageError if the picture is too large even at one pixel per unit of length.
     """
@@ -48,16 +49,16 @@ def render_png(scene: Scene, scale: float = 2.0) -> bytes:
             "write .svg, .gif (a round at a time) or .txt, or take fewer --ranks or --chunks"
         )
     stream = io.BytesIO()
-    render_image(scene, min(scale, max(fits / SMOOTH, 1.0))).save(stream, "PNG", optimize=True)
+    render_image(scene, min(PNG_SCALE, max(fits / SMOOTH, 1.0))).save(stream, "PNG", optimize=True)
     return stream.getvalue()
 
 
-def render_gif(scenes: Sequence[Scene], scale: float = 1.0) -> bytes:
+def render_gif(scenes: Sequence[Scene]) -> bytes:
     """Return an animated GIF of `scenes`, which all have one size; raise UsageError if a frame is too large."""
     first = scenes[0]
-    if first.width * first.height * (scale * SMOOTH) ** 2 > MOST_PIXELS:
+    if first.width * first.height * SMOOTH**2 > MOST_PIXELS:
         raise UsageError(f"{first.title}: its rounds are too large for .gif; take fewer --ranks or --chunks")
-    images = [render_image(scene, scale) for scene in scenes]
+    images = [render_image(scene, 1.0) for scene in scenes]
     colours = _make_palette()
     frames = [frame.quantize(palette=colours, dither=Image.Dither.NONE) for frame in images]
     times = [FRAME_MS] * (len(frames) - 1) + [LAST_MS]

@@ -151,8 +151,6 @@ def make_block(
     rows: Iterable[Sequence[str]],
     widths: Mapping[int, int],
     indices: Sequence[int],
-    styles: Mapping[int, str],
-    sections: frozenset[int],
     *,
     styled: bool,
 ) -> Table:
@@ -170,10 +168,8 @@ def make_block(
         heading = Text("\n".join([""] * (height - len(lines)) + lines))  # aligned at the bottom
         justify: Literal["left", "right"] = "right" if columns[i].is_number else "left"
         table.add_column(heading, justify=justify, width=widths[i], overflow="fold")
-    for number, row in enumerate(rows):
-        table.add_row(*(Text(row[i]) for i in indices), style=styles.get(number) if styled else None)
-        if number in sections:
-            table.add_row()
+    for row in rows:
+        table.add_row(*(Text(row[i]) for i in indices))
     return table
 
 
@@ -182,8 +178,6 @@ def format_table(
     rows: Sequence[Sequence[str]],
     width: int | None = None,
     *,
-    styles: Mapping[int, str] | None = None,
-    sections: Iterable[int] = (),
     styled: bool = False,
 ) -> str:
     """Return a table as text, at most `width` characters wide if that is possible without cutting a number.
@@ -192,8 +186,6 @@ def format_table(
         columns: headings and properties of the columns; the first one is repeated where a table is split into blocks.
         rows: the cells, one per column.
         width: characters per line; None prints the table as wide as its cells.
-        styles: maps indices of rows to styles of the library rich, such as `bold green`.
-        sections: indices of rows that are followed by an empty line.
         styled: whether to use colours and a line below the headings, for a terminal.
     """
     from rich.console import Console
@@ -201,7 +193,7 @@ def format_table(
     layout = lay_out_table(columns, rows, width)
     texts = []
     for indices in layout.blocks:
-        table = make_block(columns, rows, layout.widths, indices, styles or {}, frozenset(sections), styled=styled)
+        table = make_block(columns, rows, layout.widths, indices, styled=styled)
         console = Console(width=_add_widths(indices, layout.widths), force_terminal=styled, highlight=False)
         with console.capture() as captured:
             console.print(table)

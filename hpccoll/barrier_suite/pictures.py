@@ -12,33 +12,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpccoll.barrier_suite.arrival_patterns import ArrivalPattern
-from hpccoll.errors import UsageError
-from hpccoll.measure.results.output_file import explain_write_errors, require_writable
+from hpccoll.measure.results.output_file import save_picture
 from hpccoll.records import BarrierRecord
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-SUFFIXES = (".png", ".svg", ".pdf")
 MAX_BARRIERS = 4  # barriers with panels of ranks over time, the fastest ones
 _WAIT, _LATE, _SKEW, _INK, _GRID = "#7FA8D6", "#C8462B", "#F2C46D", "#333333", "#DDDDDD"
 _PANEL_WIDTH, _COST_HEIGHT = 2.7, 0.28
 
 
-def require_picture(path: str | Path) -> None:
-    """Raise UsageError unless `path` has a known suffix and can be written; leaves no file behind."""
-    if Path(path).suffix.lower() not in SUFFIXES:
-        raise UsageError(f"--plot {path}: the suffix gives the format; use one of {', '.join(SUFFIXES)}")
-    require_writable(path, "--plot")
-
-
 def write_picture(rows: Sequence[BarrierRecord], path: str | Path) -> None:
     """Write (or overwrite) the picture of rows, in the format that the suffix of `path` names."""
-    require_picture(path)
-    figure = draw_figure(rows)
-    with explain_write_errors(path, "--plot"):
-        figure.savefig(str(path), format=Path(path).suffix[1:].lower(), dpi=110, bbox_inches="tight")
+    save_picture(draw_figure(rows), path, "--plot", dpi=110, bbox_inches="tight")
 
 
 def draw_figure(rows: Sequence[BarrierRecord]) -> Figure:

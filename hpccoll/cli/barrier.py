@@ -156,18 +156,15 @@ def _start_suite(options: BarrierOptions, world: Any, layout: RankLayout) -> Ite
     comm, own_world = Communicator(world), world.Dup()
     limit = TimeLimit(own_world, options.timeout)
     clock = JobClock(own_world, layout, options.clock)
-    outcomes = peers.start_available_engines(own_world, [name for name in requested if name not in (OWN, LIBRARY)])
-    started: list[peers.LibraryEngine] = [peer for peer in outcomes.values() if not isinstance(peer, str)]
-    missing = [f"{name}: {reason}" for name, reason in outcomes.items() if isinstance(reason, str)]
-    if missing and options.engine:
-        raise UnavailableError(f"requested engines are not available: {'; '.join(missing)}")
+    others = [name for name in requested if name not in (OWN, LIBRARY)]
+    started, missing = peers.start_engines(own_world, others, requires_all=bool(options.engine))
     barriers, refused = prepare_barriers(comm, own_world, requested, started, names)
     if not barriers:
         raise UnavailableError(f"no barrier can run here: {'; '.join(refused)}")
     timer = RoundTimer(own_world, clock.current, layout.oversubscribed, limit)
     refresh = clock.refresh if clock.drifts else None
     suite = BarrierSuite(timer, barriers, suite_options, layout.ranks_per_node, machine, clock.error_s, refresh)
-    suite.refused = [*refused, *(reason for reason in missing if not reason.startswith("nccl"))]
+    suite.refused = [*refused, *missing]
     yield suite, clock
     # After an error, nothing is closed, because closing is collective and an error on one rank aborts the job.
     limit.close()
@@ -295,15 +292,13 @@ class _BarrierOutput:
     """The output of a run on rank 0: writes each record as it is made, and prints answers and tables at the end."""
 
     def __init__(self, options: BarrierOptions, stack: ExitStack, suite: BarrierSuite, run: dict[str, Any]) -> None:
-        from hpccoll.measure.results import result_file
+        from hpccoll.measure.results import output_file, result_file
 
         self.options, self.suite = options, suite
         self.finished: list[BarrierRecord] = []
         path = options.resume or options.json_file
         if options.plot:
-            from hpccoll.barrier_suite.pictures import require_picture
-
-            require_picture(options.plot)
+            output_file.require_picture(options.plot, "--plot")
         if options.resume:
             self.finished = _read_finished(options.resume, run["ranks"])
         option = "--resume" if options.resume else "--json"

@@ -15,7 +15,7 @@ from hpccoll.cli.output import STDOUT, json_option
 from hpccoll.cli.progress import show_progress
 from hpccoll.cli.run_record import make_run_record
 from hpccoll.cli.start_options import StartOptions, make_starter, start_options, take_start_options
-from hpccoll.errors import UnavailableError, UnknownNameError, UsageError
+from hpccoll.errors import UnknownNameError, UsageError
 from hpccoll.plan import Operation
 from hpccoll.records import CaseKey, CollectiveRecord
 from hpccoll.text_table import find_output_width
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from hpccoll.measure.hardware_limit import HardwareLimit
     from hpccoll.measure.session import BenchmarkConfig, BenchmarkSession
     from hpccoll.measure.verdict.trust import RunConditions
-    from hpccoll.peers import LibraryEngine
     from hpccoll.runtime.job import RankLayout
 
 STOPPED = 130  # exit status of a run that --stop-file ended early, as after an interrupt
@@ -270,18 +269,15 @@ def _start_sessions(
             raise UnknownNameError("engine", name, [OWN, *peers.ENGINE_NAMES])
     comm = Communicator(world)
     modules = [make_buffer_module(each.buffer, comm, each.max_buffer_bytes(world.size)) for each in configs]
-    outcomes = peers.start_available_engines(world, [name for name in requested if name != OWN])
-    started: list[LibraryEngine] = [peer for peer in outcomes.values() if not isinstance(peer, str)]
-    missing = [f"{name}: {reason}" for name, reason in outcomes.items() if isinstance(reason, str)]
-    if missing and options.engine:
-        raise UnavailableError(f"requested engines are not available: {'; '.join(missing)}")
+    names = [name for name in requested if name != OWN]
+    started, missing = peers.start_engines(world, names, requires_all=bool(options.engine))
     sessions = [
         BenchmarkSession(config, world, comm, started, module, OWN in requested)
         for config, module in zip(configs, modules, strict=True)
     ]
     if options.budget is None:
         share_budget(sessions, WHOLE_BUDGET_S)
-    yield sessions, tuple(reason for reason in missing if not reason.startswith("nccl"))  # few machines have NCCL
+    yield sessions, tuple(missing)
     # After an error, engines are not closed, because closing is collective and an error on one rank aborts the job.
     for peer in started:
         peer.close()
@@ -298,7 +294,6 @@ class _BenchOutput:
     def __init__(
         self, options: BenchOptions, stack: ExitStack, sessions: Sequence[BenchmarkSession], run: dict[str, Any]
     ) -> None:
-        from hpccoll.measure.display import plot
         from hpccoll.measure.results import output_file, result_file
         from hpccoll.measure.verdict.trust import RunConditions
 
@@ -308,7 +303,7 @@ class _BenchOutput:
         self._block: list[CollectiveRecord] = []
         path = options.resume or options.json_file
         if options.plot:
-            plot.require_plot(options.plot)
+            output_file.require_picture(options.plot, "--plot")
         if options.csv:
             output_file.require_writable(options.csv, "--csv")
         if options.resume and Path(options.resume).exists():  # a job that may be requeued always passes --resume

@@ -92,13 +92,13 @@ def list_given_options(*names: str) -> list[str]:
     return [options[name] for name in names if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
 
 
-def open_json_lines(json_file: str | None, option: str = "--json") -> RecordWriter:
+def open_json_lines(json_file: str | None) -> RecordWriter:
     """Open a file for a command's records on the printing rank, and return the writer, a context manager.
 
     `json_file` is a path, `-` for standard output, or None to write nothing. On ranks that do not print, the writer
-    writes nothing. Raises a UsageError that names `option` if the file cannot be written.
+    writes nothing. Raises UsageError if the file cannot be written.
     """
-    return RecordWriter(json_file if is_printing_rank() else None, option, separators=SPACED)
+    return RecordWriter(json_file if is_printing_rank() else None, separators=SPACED)
 
 
 def require_outputs_writable(files: Mapping[str, str | None]) -> None:

@@ -280,18 +280,15 @@ def _format_path(simulation: Simulation, path: CriticalPath) -> str:
 
 def _write_map(algorithms: Sequence[Algorithm], chosen: ChosenMachine, max_ranks: int, map_file: str) -> None:
     """Draw the algorithm that is fastest in simulation, for rank counts to `max_ranks` and message sizes MAP_SIZES."""
-    from hpccoll.measure.results.output_file import explain_write_errors, require_writable
+    from hpccoll.measure.results.output_file import require_picture, save_picture
     from hpccoll.predict.forecast_grid import forecast_grid, list_rank_counts
-    from hpccoll.predict.winner_map import SUFFIXES, draw_winner_map
+    from hpccoll.predict.winner_map import draw_winner_map
 
-    if not map_file.lower().endswith(SUFFIXES):
-        raise UsageError(f"--map {map_file}: the suffix is the format; use one of {', '.join(SUFFIXES)}")
-    require_writable(map_file, "--map")
+    require_picture(map_file, "--map")
     machine = chosen.for_ranks(max_ranks)
     counts = list_rank_counts(max_ranks, machine)
     if len(counts) < 2 or len({each.operation for each in algorithms}) > 1:
         raise UsageError("--map compares algorithms of one OP over rank counts: name one OP, and --ranks 4 or more")
     with show_progress("simulated", len(algorithms) * len(counts)) as advance:
         grid = forecast_grid(algorithms, machine, counts, MAP_SIZES, advance)
-    with explain_write_errors(map_file, "--map"):
-        draw_winner_map(grid).savefig(map_file, dpi=160)
+    save_picture(draw_winner_map(grid), map_file, "--map", dpi=160)

@@ -6,7 +6,6 @@ import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 
 from hpccoll.doctor import slurm
 from hpccoll.doctor.clock import check_clock
@@ -38,21 +37,21 @@ class HostReport:
     library: str  # the MPI library's name and version; empty if MPI does not start
 
 
-def check_host(ranks: Sequence[RankInfo], limit_s: float, root: Path = Path("/")) -> HostReport:
+def check_host(ranks: Sequence[RankInfo], limit_s: float) -> HostReport:
     """Run all checks of this host, on which `ranks` run (this rank first); each new process has `limit_s` seconds."""
     threads = len(ranks[0].cores) if is_torch_installed() else 1
     cores = len({core for rank in ranks for core in rank.cores})
     in_processes: list[tuple[str, Check]] = [
         ("gpu", lambda: check_gpus(limit_s)),
         ("torch", lambda: check_torch(run_torch_probe(limit_s))),
-        ("limits", lambda: check_limits(limit_s, root)),
+        ("limits", lambda: check_limits(limit_s)),
     ]
     in_this_process: list[tuple[str, Check]] = [
-        ("clock", lambda: check_clock(root)),
-        ("cores", lambda: check_cores(root)),
-        ("shared memory", lambda: check_shared_memory(root)),
-        ("topology", lambda: check_topology(root)),
-        ("network", lambda: [*check_network(root), report_network_variables(os.environ)]),
+        ("clock", check_clock),
+        ("cores", check_cores),
+        ("shared memory", check_shared_memory),
+        ("topology", check_topology),
+        ("network", lambda: [*check_network(), report_network_variables(os.environ)]),
         ("environment", lambda: check_environment(os.environ, len(ranks), cores, threads)),
     ]
     # Measure the clock before other processes run, because they would disturb the measurement.
@@ -69,7 +68,7 @@ def check_host(ranks: Sequence[RankInfo], limit_s: float, root: Path = Path("/")
         if any("cuda" in finding.provides for finding in findings):
             findings += run_check("cuda-aware mpi", lambda: check_cuda_aware_mpi(mpirun, limit_s))
     name = library["library"] if library else ""
-    return HostReport(os.uname().nodename, tuple(findings), read_cpu_quota(root)[0], name)
+    return HostReport(os.uname().nodename, tuple(findings), read_cpu_quota()[0], name)
 
 
 def _report_versions(versions: Mapping[str, str | None]) -> Finding:

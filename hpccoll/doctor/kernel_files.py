@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+MOST_LISTED = 8
+
 
 def read_text(path: Path) -> str | None:
     """Return the text of a file without surrounding whitespace; None if the file is missing or unreadable."""
@@ -22,7 +24,7 @@ def read_int(path: Path) -> int | None:
         return None
 
 
-def format_list(items: Sequence[object], limit: int = 8) -> str:
-    """Return the first `limit` items joined by commas, followed by `and N more` if there are more items."""
-    shown = ", ".join(str(item) for item in items[:limit])
-    return shown if len(items) <= limit else f"{shown} and {len(items) - limit} more"
+def format_list(items: Sequence[object]) -> str:
+    """Return the first MOST_LISTED items joined by commas, followed by `and N more` if there are more items."""
+    shown = ", ".join(str(item) for item in items[:MOST_LISTED])
+    return shown if len(items) <= MOST_LISTED else f"{shown} and {len(items) - MOST_LISTED} more"

@@ -142,10 +142,10 @@ def _report_stale(stale: Sequence[SharedMemoryFile], directory: Path) -> Finding
     return Finding(AREA, Severity.WARNING, found, _format_files(stale), remedy)
 
 
-def remove_stale_files(directory: Path, root: Path = Path("/")) -> Finding:
+def remove_stale_files(directory: Path) -> Finding:
     """Remove the files in `directory` that `check_stale_files` would report as left behind; return what was removed."""
     removed = []
-    for file in list_library_files(directory, root):
+    for file in list_library_files(directory):
         if file.is_inspectable and not file.in_use:
             with suppress(OSError):  # removed by another process, or not this user's
                 file.path.unlink()

@@ -104,8 +104,8 @@ def parse_latency(text: str) -> float:
     return float(match[1]) * _SECONDS[match[2].lower()]
 
 
-def find_paths_below_tmp(paths: Sequence[str], tmp: str = "/tmp") -> list[str]:  # noqa: S108 - the /tmp that nodes hide
-    """Resolve `paths`; return the sorted paths that are below `tmp` and not inside another returned path."""
+def find_paths_below_tmp(paths: Sequence[str]) -> list[str]:
+    """Resolve `paths`; return the sorted paths that are below /tmp and not inside another returned path."""
     resolved = sorted({str(Path(path).resolve()) for path in paths})
-    inside = [path for path in resolved if path.startswith(f"{tmp}/")]
+    inside = [path for path in resolved if path.startswith("/tmp/")]  # noqa: S108 - the /tmp that nodes hide
     return [path for path in inside if not any(path.startswith(f"{other}/") for other in inside)]

@@ -92,10 +92,9 @@ class BenchmarkSession:
         peers: list[LibraryEngine],
         module: ArrayModule,
         own: bool,
-        starter: IterationStarter | None = None,
     ) -> None:
         self.config, self.world, self.comm, self.peers, self.module = config, world, comm, peers, module
-        self.starter = starter  # None: iterations start after a barrier
+        self.starter: IterationStarter | None = None  # None: iterations start after a barrier
         self.own = own  # whether hpccoll itself is a contender
         self.tasks = config.list_workloads(world.rank, world.size)
         self.refused: list[str] = []

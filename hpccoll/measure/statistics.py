@@ -67,15 +67,15 @@ def median_interval(samples: Samples, confidence: float = CONFIDENCE) -> Interva
     return _find_median(_sort_samples(samples), confidence)
 
 
-def ratio_of_medians(numerator: Samples, denominator: Samples, confidence: float = CONFIDENCE) -> Interval:
+def ratio_of_medians(numerator: Samples, denominator: Samples) -> Interval:
     """Return median(numerator) / median(denominator) and an interval that contains the true ratio.
 
-    Each median gets an interval of confidence 1 - (1 - confidence) / 2, and the bounds of the ratio are the quotients
+    Each median gets an interval of confidence 1 - (1 - CONFIDENCE) / 2, and the bounds of the ratio are the quotients
     of opposite ends of these intervals. The ratio's interval is wider than a bootstrap interval. The method is valid
     for any distribution, for few samples, and for sets of samples that depend on each other, as in interleaved runs.
     Raises UsageError if there are no samples, a sample is invalid, or the denominator's interval reaches zero.
     """
-    single = 1 - (1 - confidence) / 2
+    single = 1 - (1 - CONFIDENCE) / 2
     above, below = median_interval(numerator, single), median_interval(denominator, single)
     if below.low <= 0:
         raise UsageError(f"a ratio to a median of {below.value:.3g} us in [{below.low:.3g}, ..] has no bounds")

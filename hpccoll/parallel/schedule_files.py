@@ -14,11 +14,6 @@ def is_schedule_file(name: str) -> bool:
     return name.lower().endswith(".csv")
 
 
-def load_schedule(path: str, csv_format: CsvFormat | None = None) -> Schedule:
-    """Return the proven schedule of a CSV file; see `prove_schedule_file`."""
-    return prove_schedule_file(path, csv_format)[0]
-
-
 def prove_schedule_file(path: str, csv_format: CsvFormat | None = None) -> tuple[Schedule, ScheduleProof]:
     """Return the schedule of a CSV file and its proof; a file without messages gets messages and sums of gradients.
 

@@ -21,8 +21,7 @@ OTHER_LIBRARIES = ("mpi", "gloo", "nccl")
 ENGINE_NAMES = (*OTHER_LIBRARIES, TORCH_OWN)
 
 __all__ = [
-    "ENGINE_NAMES", "OTHER_LIBRARIES", "LibraryEngine", "MpiEngine", "TorchEngine", "start_available_engines",
-    "start_engine",
+    "ENGINE_NAMES", "OTHER_LIBRARIES", "LibraryEngine", "MpiEngine", "TorchEngine", "start_engine", "start_engines",
 ]  # fmt: skip
 
 
@@ -39,19 +38,22 @@ def start_engine(name: str, comm: MPI.Intracomm) -> LibraryEngine:
     return MpiEngine(comm) if name == "mpi" else TorchEngine(comm, name)
 
 
-def start_available_engines(
-    comm: MPI.Intracomm, names: Iterable[str] = OTHER_LIBRARIES
-) -> dict[str, LibraryEngine | str]:
-    """Start each named engine that can run; by default, the engines of other libraries. Collective over `comm`.
+def start_engines(
+    comm: MPI.Intracomm, names: Iterable[str], *, requires_all: bool = False
+) -> tuple[list[LibraryEngine], list[str]]:
+    """Start the named engines that can run; return them, and `NAME: REASON` for the others. Collective over `comm`.
 
-    Without a GPU, engine `nccl` is unavailable, and torch is not imported for it.
+    The reason is left out for `nccl`, because few machines have NCCL. Without a GPU, torch is not imported for `nccl`.
 
-    Returns: per engine name, the started engine, or the reason why it is not available.
+    Raises:
+        UnavailableError: `requires_all` is set, and some engine cannot run; the message has all reasons.
     """
-    found: dict[str, LibraryEngine | str] = {}
+    started, missing = [], []
     for name in names:
         try:
-            found[name] = start_engine(name, comm)
+            started.append(start_engine(name, comm))
         except (UnavailableError, CommunicationError) as reason:
-            found[name] = str(reason)
-    return found
+            missing.append(f"{name}: {reason}")
+    if missing and requires_all:
+        raise UnavailableError(f"requested engines are not available: {'; '.join(missing)}")
+    return started, [each for each in missing if not each.startswith("nccl")]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -21,16 +20,16 @@ if TYPE_CHECKING:
 class MpiEngine:
     """Engine `mpi`: MPI_Allreduce and the other collectives of the MPI library on `comm`, which is not duplicated.
 
-    `takes_device_memory` returns whether MPI accepts this rank's device memory; the first call of `prepare` with device
-    buffers calls it on every rank. Device buffers are refused unless `takes_device_memory` returned true on every rank.
+    The first call of `prepare` with device buffers probes on every rank whether MPI accepts device memory. If MPI does
+    not on some rank, device buffers are refused.
     Cost: a prepared call is a `functools.partial` of an mpi4py method; its buffer arguments are built only once.
     """
 
     name = "mpi"
     works_in_threads = False
 
-    def __init__(self, comm: MPI.Intracomm, takes_device_memory: Callable[[], bool] = is_mpi_cuda_aware) -> None:
-        self.comm, self._takes_device_memory = comm, takes_device_memory
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        self.comm = comm
         self._device_works: bool | None = None  # None until the ranks have agreed
         self._mpi = job.load_mpi()
 
@@ -43,7 +42,7 @@ class MpiEngine:
         buffers = check_buffers(operation, source, result, root, self.comm.rank, self.comm.size)
         module = buffers.module
         if module.on_device and self._device_works is None:
-            self._device_works = all(gather_or_raise(self.comm, self._takes_device_memory, UnavailableError))
+            self._device_works = all(gather_or_raise(self.comm, is_mpi_cuda_aware, UnavailableError))
         if module.on_device and not self._device_works:
             raise unsupported_error(self.name, f"{module.name} device buffers here", "use --buffer host")
         sent, received = self._specify(operation, buffers)

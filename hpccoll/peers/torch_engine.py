@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 TORCH_OWN = "torch-hpccoll"  # the engine of hpccoll as a backend of torch.distributed
+TIMEOUT = timedelta(seconds=60)
 _LOOPBACK = "127.0.0.1"
 _SHARE_GPUS = "NCCL_MULTI_RANK_GPU_ENABLE"
 _OPS = {"sum": "SUM", "prod": "PRODUCT", "min": "MIN", "max": "MAX", "avg": "AVG"}
@@ -53,7 +54,7 @@ class TorchEngine:
     """Engine `gloo` or `torch-hpccoll`, mainly for host buffers, or `nccl`, for CUDA buffers with one GPU per rank.
 
     The constructor starts a process group and is collective over `comm`. The start and each operation time out after
-    `limit_s` seconds.
+    TIMEOUT.
 
     Raises:
         UnavailableError: torch, the backend, or a GPU for each rank is missing; the message names the rank.
@@ -62,8 +63,8 @@ class TorchEngine:
 
     works_in_threads = True  # the constructor sets False for the backend hpccoll
 
-    def __init__(self, comm: MPI.Intracomm, backend: str, limit_s: float = 60.0) -> None:
-        self.name, self.comm, self._limit = backend, comm, timedelta(seconds=limit_s)
+    def __init__(self, comm: MPI.Intracomm, backend: str) -> None:
+        self.name, self.comm = backend, comm
         self.works_in_threads = backend != TORCH_OWN
         layout = job.detect_layout(comm)
         local_rank = layout.node[: comm.rank].count(layout.node[comm.rank])
@@ -90,7 +91,7 @@ class TorchEngine:
     def _open_store(self, host: str) -> Any:
         """Open a torch TCPStore on rank 0 at a free port, and connect the other ranks to the store; collective."""
         address = self.comm.bcast(host)
-        store = partial(self._dist.TCPStore, address, timeout=self._limit, wait_for_workers=False)
+        store = partial(self._dist.TCPStore, address, timeout=TIMEOUT, wait_for_workers=False)
         served: Any = None
 
         def serve() -> int:
@@ -112,16 +113,16 @@ class TorchEngine:
             from hpccoll.torch.creation import make_group
 
             comm = Communicator(self.comm, mixed_forms=True)
-            return make_group(comm, list(range(size)), TORCH_OWN, self._limit, self._store)
+            return make_group(comm, list(range(size)), TORCH_OWN, TIMEOUT, self._store)
         if self.name == "nccl":
             options = self._dist.ProcessGroupNCCL.Options()
-            options._timeout = self._limit  # noqa: SLF001
+            options._timeout = TIMEOUT  # noqa: SLF001
             return self._dist.ProcessGroupNCCL(self._store, rank, size, options)
         if not self._one_node or "GLOO_SOCKET_IFNAME" in os.environ:
-            return self._dist.ProcessGroupGloo(self._store, rank, size, self._limit)
+            return self._dist.ProcessGroupGloo(self._store, rank, size, TIMEOUT)
         # On one node use the loopback address, because the host name may resolve to an external address or not at all.
         options = self._dist.ProcessGroupGloo._Options()  # noqa: SLF001
-        options._timeout = self._limit  # noqa: SLF001
+        options._timeout = TIMEOUT  # noqa: SLF001
         options._devices = [self._dist.ProcessGroupGloo.create_device(hostname=_LOOPBACK)]  # noqa: SLF001
         return self._dist.ProcessGroupGloo(self._store, rank, size, options)
 

@@ -36,7 +36,6 @@ _COLOURS = {
 }
 _OTHER_COLOURS = ("#D7E8B0", "#EFC7B5", "#A9D6D9", "#D8D8D8", "#C7B39B", "#E3A9A9", "#9FC49F")
 _INK = "#222222"
-SUFFIXES = (".png", ".svg", ".pdf")
 _RESOLUTION = 360  # interpolated points along each axis
 _CANNOT_RUN = 1e3  # added to the largest logarithm of a time where an algorithm cannot run
 _THINNEST = 4  # points; an algorithm whose regions are all thinner is left out, and the next fastest takes its place

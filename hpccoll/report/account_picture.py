@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from io import StringIO
 from typing import TYPE_CHECKING, Any
 
+from hpccoll.measure.results.output_file import save_picture
 from hpccoll.records import TrainAccountRecord
 from hpccoll.units import MB
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
 COLOURS = {"measured": "#0072B2", "simulated": "#D55E00", "estimated": "#009E73"}  # Okabe and Ito
 STYLE: Any = {"svg.fonttype": "none", "svg.hashsalt": "hpccoll", "font.size": 9, "font.family": "sans-serif"}
+SVG_METADATA = {"Date": None, "Creator": None}  # without them, equal records give identical files
 PANELS = ("sent MB", "communication share", "exposed share", "bubble", "peak MB")
 
 
@@ -22,8 +24,8 @@ def write_account_picture(records: Sequence[TrainAccountRecord], path: str) -> N
     import matplotlib as mpl
 
     with mpl.rc_context(STYLE):
-        metadata = {"Date": None, "Creator": None} if path.endswith(".svg") else None
-        draw_account(records).savefig(path, metadata=metadata)
+        metadata = SVG_METADATA if path.lower().endswith(".svg") else None
+        save_picture(draw_account(records), path, "--plot", metadata=metadata)
 
 
 def render_account_svg(records: Sequence[TrainAccountRecord]) -> str:
@@ -32,7 +34,7 @@ def render_account_svg(records: Sequence[TrainAccountRecord]) -> str:
 
     text = StringIO()
     with mpl.rc_context(STYLE):
-        draw_account(records).savefig(text, format="svg", metadata={"Date": None, "Creator": None})
+        draw_account(records).savefig(text, format="svg", metadata=SVG_METADATA)
     return text.getvalue().partition("<svg")[1] + text.getvalue().partition("<svg")[2]
 
 

@@ -82,13 +82,13 @@ class _Collection:
         return tuple(sorted(rank for rank, state in self.states.items() if state is ProcessState.STOPPED))
 
 
-def read_timeout(environ: Mapping[str, str] = os.environ) -> float | None:
+def read_timeout() -> float | None:
     """Return the seconds of HPCCOLL_TIMEOUT; None if it is not set.
 
     Raises:
         UsageError: the value is not a positive number.
     """
-    setting = environ.get(TIMEOUT, "")
+    setting = os.environ.get(TIMEOUT, "")
     if not setting:
         return None
     with suppress(ValueError):

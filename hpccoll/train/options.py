@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from hpccoll.errors import UnavailableError, UsageError
 from hpccoll.optional_packages import format_install_command
 from hpccoll.parallel.mesh import Mesh
-from hpccoll.parallel.schedule_files import is_schedule_file, load_schedule
+from hpccoll.parallel.schedule_files import is_schedule_file, prove_schedule_file
 from hpccoll.plan import ActionKind, Schedule
 from hpccoll.schedules import get_schedule
 from hpccoll.units import format_count, format_nearest_divisors, format_nearest_multiples
@@ -191,7 +191,7 @@ class TrainOptions:
         if not is_schedule_file(self.schedule):
             family = get_schedule(self.schedule)
             return family.plan(mesh.pp * family.default_stages_per_rank, microbatches)
-        schedule = load_schedule(self.schedule)
+        schedule, _ = prove_schedule_file(self.schedule)
         if (schedule.ranks, schedule.microbatches) != (mesh.pp, microbatches):
             raise UsageError(
                 f"--schedule {self.schedule} is for {format_count(schedule.ranks, 'rank')} and {schedule.microbatches} "

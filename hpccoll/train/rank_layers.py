@@ -52,12 +52,12 @@ class RankLayers(ABC, Generic[ConfigT]):
         rank: int,
         groups: MeshGroups,
         full: Mapping[str, Any],
-        device: Any = "cpu",
+        device: Any,
         *,
         batch: int,
-        deferred: list[WeightProduct] | None = None,
-        recompute: bool = False,
-        sequence_parallel: bool = False,
+        deferred: list[WeightProduct] | None,
+        recompute: bool,
+        sequence_parallel: bool,
     ) -> None:
         self.model, self.mesh, self.rank, self.groups, self.tp = model, mesh, rank, groups, groups.tp
         self.batch, self.deferred, self.recompute = batch, deferred, recompute

@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 
 from hpccoll.errors import BufferError, CommunicationError, UnavailableError, UnknownNameError, UsageError
-from hpccoll.peers import LibraryEngine, MpiEngine, TorchEngine, start_available_engines, start_engine
+from hpccoll.peers import LibraryEngine, MpiEngine, TorchEngine, start_engine, start_engines
 from hpccoll.plan import Operation
 from hpccoll.runtime import launcher
-from hpccoll.runtime.cuda import probe as cuda_probe
 from tests.requirements import without_gpu
 
 needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
@@ -93,16 +92,15 @@ def test_read_only_sources_are_read_and_read_only_results_refused(peer, comm):
 
 
 def test_what_is_not_here_is_given_as_a_reason(comm):
-    found = start_available_engines(comm)
-    assert isinstance(found["mpi"], MpiEngine)
-    if not cuda_probe.list_device_names():
-        assert "no CUDA device" in str(found["nccl"]) or "torch is not installed" in str(found["nccl"])
+    started, missing = start_engines(comm, ("mpi", "nccl", "gloo"))
+    assert isinstance(started[0], MpiEngine)
     if find_spec("torch") is None:
-        assert 'pip install "torch' in str(found["gloo"])
+        assert 'pip install "torch' in missing[0]
         assert "torch" not in sys.modules
     else:
-        assert isinstance(found["gloo"], TorchEngine)
-        found["gloo"].close()
+        assert isinstance(started[-1], TorchEngine)
+        assert not missing
+        started[-1].close()
 
 
 @needs_torch

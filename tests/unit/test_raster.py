@@ -26,7 +26,7 @@ def history_of(name: str, ranks: int) -> PlanHistory:
 
 def test_a_png_shows_each_piece_in_its_colour_where_the_scene_has_it():
     scene = lay_out_pages(history_of("all_reduce/ring", 5))[0]
-    picture = Image.open(io.BytesIO(render_png(scene, scale=2)))
+    picture = Image.open(io.BytesIO(render_png(scene)))
     assert picture.size == (round(scene.width * 2), round(scene.height * 2))
     pieces = [(s.fill, box) for s in scene.shapes if isinstance(s, FilledBoxes) and s.fill != EMPTY for box in s.boxes]
     assert len(pieces) > 100

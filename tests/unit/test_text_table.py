@@ -106,12 +106,11 @@ def test_no_cell_is_cut_at_any_width(table, width):
 
 
 def test_styles_and_lines_are_for_terminals():
-    styled = format_table(SHAPE, ROWS, 120, styles={0: "bold green"}, sections=[0], styled=True)
-    assert "\x1b[1;32mall_reduce/rabenseifner" in styled
+    styled = format_table(SHAPE, ROWS, 120, styled=True)
+    assert "\x1b[1m" in styled
     assert "────" in styled
     plain = re.sub(r"\x1b\[[0-9;]*m", "", styled)
     assert widest(plain) <= 120
-    assert [line for line in plain.splitlines() if not line.strip()] == [""]
 
 
 ASK = "from hpccoll.text_table import find_output_width; import sys; print(find_output_width(), file=sys.stderr)"

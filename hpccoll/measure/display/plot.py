@@ -18,7 +18,7 @@ from hpccoll.measure.bandwidth import compute_busbw, find_timed_operation
 from hpccoll.measure.display.series_styles import COLOURS, SeriesStyle, choose_series_styles
 from hpccoll.measure.display.table import PLACES, format_title
 from hpccoll.measure.results.comparison import EngineComparison, TableKey, compare_engines
-from hpccoll.measure.results.output_file import explain_write_errors, require_writable
+from hpccoll.measure.results.output_file import save_picture
 from hpccoll.measure.verdict.measured_case import Implementation, list_measured_cases
 from hpccoll.records import CollectiveRecord
 from hpccoll.units import format_size
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-SUFFIXES = (".png", ".svg", ".pdf")
 _MARKERS = {
     "circle": "o",
     "square": "s",
@@ -52,24 +51,15 @@ Value: TypeAlias = Callable[[CollectiveRecord], tuple[float, float, float]]
 Styles: TypeAlias = Mapping[Implementation, SeriesStyle]
 
 
-def require_plot(path: str | Path) -> None:
-    """Raise UsageError unless `path` has a known suffix and can be written; leaves no file behind."""
-    _require_suffix(path)
-    require_writable(path, "--plot")
-
-
 def write_plot(records: Iterable[CollectiveRecord], path: str | Path) -> None:
     """Write (or overwrite) a plot of all records, in the format that the suffix of `path` names.
 
     Raises UsageError if the suffix is unknown, the file cannot be written, or no record has more than 0 bytes.
     """
-    _require_suffix(path)
     cases = [case for case in compare_engines(records) if case.nbytes > 0]
     if not cases:
         raise UsageError(f"--plot {path}: nothing to draw: no row has more than 0 bytes; give a --max-bytes above 0")
-    figure = draw_figure(cases)
-    with explain_write_errors(path, "--plot"):
-        figure.savefig(str(path), format=Path(path).suffix[1:].lower(), dpi=160, bbox_inches="tight")
+    save_picture(draw_figure(cases), path, "--plot", dpi=160, bbox_inches="tight")
 
 
 def draw_figure(cases: Sequence[EngineComparison]) -> Figure:
@@ -86,11 +76,6 @@ def draw_figure(cases: Sequence[EngineComparison]) -> Figure:
     for row, setting in zip(rows, settings, strict=True):
         _draw_row(row, setting, [case for case in cases if case.setting == setting], styles[setting.op])
     return figure
-
-
-def _require_suffix(path: str | Path) -> None:
-    if Path(path).suffix.lower() not in SUFFIXES:
-        raise UsageError(f"--plot {path}: the suffix gives the format; use one of {', '.join(SUFFIXES)}")
 
 
 def _draw_row(row: Any, setting: TableKey, cases: Sequence[EngineComparison], styles: Styles) -> None:

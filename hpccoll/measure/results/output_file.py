@@ -1,12 +1,18 @@
-"""Checks that output files can be written, so that a command fails before it measures for hours."""
+"""Checks that output files can be written, so that a command fails before it measures for hours; writes pictures."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from hpccoll.errors import UsageError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+PICTURE_SUFFIXES = (".png", ".svg", ".pdf")
 
 
 @contextmanager
@@ -30,3 +36,20 @@ def require_writable(path: str | Path, option: str) -> None:
         file.open("ab").close()
         if new:
             file.unlink()
+
+
+def require_picture(path: str | Path, option: str) -> None:
+    """Raise UsageError unless `path` has a suffix of PICTURE_SUFFIXES and can be written; leaves no file behind."""
+    if Path(path).suffix.lower() not in PICTURE_SUFFIXES:
+        raise UsageError(f"{option} {path}: the suffix gives the format; use one of {', '.join(PICTURE_SUFFIXES)}")
+    require_writable(path, option)
+
+
+def save_picture(figure: Figure, path: str | Path, option: str, **arguments: Any) -> None:
+    """Write (or overwrite) a figure in the format that the suffix of `path` names; `arguments` are for `savefig`.
+
+    Raises UsageError if the suffix is unknown or the file cannot be written.
+    """
+    require_picture(path, option)
+    with explain_write_errors(path, option):
+        figure.savefig(str(path), format=Path(path).suffix[1:].lower(), **arguments)

@@ -58,13 +58,13 @@ class Timeline:
         return max((each.start_us + each.duration_us for each in self.slices), default=0.0)
 
 
-def build_round_timeline(plan: Plan, round_us: float = 1.0) -> Timeline:
-    """Return a timeline of `plan` in which every round takes `round_us` microseconds."""
+def build_round_timeline(plan: Plan) -> Timeline:
+    """Return a timeline of `plan` in which every round takes a microsecond."""
     builder = _TimelineBuilder(plan)
     for t in range(builder.rounds.count):
-        clock = np.full(plan.ranks, t * round_us)
-        builder.add(t, clock, clock + round_us)
-    return builder.timeline(f"rounds of {round_us:g} us each")
+        clock = np.full(plan.ranks, float(t))
+        builder.add(t, clock, clock + 1.0)
+    return builder.timeline("rounds of 1 us each")
 
 
 def build_simulated_timeline(plan: Plan, machine: Machine, count: int, itemsize: int = 4) -> Timeline:

@@ -152,7 +152,7 @@ def test_a_map_is_drawn(tmp_path):
         (["--beta", "0GB/s"], "--beta '0GB/s' is not a bandwidth above 0"),
         (["broadcast/tree", "--root", "16"], "root=16"),
         (["--chunks", "0"], "Invalid value for '--chunks'"),
-        (["--map", "map.jpg"], "--map map.jpg: the suffix is the format; use one of .png"),
+        (["--map", "map.jpg"], "--map map.jpg: the suffix gives the format; use one of .png"),
         (["--map", "/nowhere/map.png"], "--map /nowhere/map.png: cannot write this file"),
         (["all_reduce/ring", "broadcast", "--map", "map.png"], "--map compares algorithms of one OP"),
         (["--machine", "fit:/nowhere"], "--machine fit: /nowhere: cannot read it"),

@@ -10,10 +10,11 @@ import pytest
 from msgspec.structs import replace
 
 from hpccoll.errors import UsageError
-from hpccoll.measure.display.plot import draw_figure, require_plot, write_plot
+from hpccoll.measure.display.plot import draw_figure, write_plot
 from hpccoll.measure.display.series_styles import COLOURS, MAX_COLOURED
 from hpccoll.measure.results.collective_record import make_collective_record
 from hpccoll.measure.results.comparison import compare_engines
+from hpccoll.measure.results.output_file import require_picture
 from hpccoll.records import CollectiveCase, StopReason
 
 ROW = CollectiveCase("all_reduce", "mpi", None, "host", True, 8, 2, "float32", "sum", None, 4, 1)
@@ -197,7 +198,7 @@ def test_rows_without_bytes_are_left_out(tmp_path):
 
 @pytest.mark.parametrize("name", ["plot.gif", "plot", "plot.jpeg"])
 def test_another_suffix_is_refused_before_and_after(tmp_path, name):
-    for attempt in (lambda: require_plot(tmp_path / name), lambda: write_plot(race(), tmp_path / name)):
+    for attempt in (lambda: require_picture(tmp_path / name, "--plot"), lambda: write_plot(race(), tmp_path / name)):
         with pytest.raises(UsageError, match=r"--plot .*\.png, \.svg, \.pdf"):
             attempt()
     assert not list(tmp_path.iterdir())
@@ -205,13 +206,13 @@ def test_another_suffix_is_refused_before_and_after(tmp_path, name):
 
 def test_a_place_that_cannot_be_written_is_refused_before_and_after(tmp_path):
     path = tmp_path / "missing" / "plot.png"
-    for attempt in (lambda: require_plot(path), lambda: write_plot(race(), path)):
+    for attempt in (lambda: require_picture(path, "--plot"), lambda: write_plot(race(), path)):
         with pytest.raises(UsageError, match=r"--plot .*missing"):
             attempt()
 
 
 def test_a_place_that_can_be_written_is_left_as_it_is(tmp_path):
-    require_plot(tmp_path / "plot.svg")
+    require_picture(tmp_path / "plot.svg", "--plot")
     assert not list(tmp_path.iterdir())
 
 
