@@ -40,6 +40,7 @@ from hpccoll.train.options import (
     ModelConfig,
     TrainOptions,
     require_torch,
+    split_strategy,
 )
 from hpccoll.units import format_count, parse_size
 
@@ -92,7 +93,10 @@ HEADINGS = ("step", "loss", "grad norm", "step ms", "comm ms", "bubble", "peak M
 @click.option("--recompute", is_flag=True, help="Compute activations again in the backward pass to save memory.")
 @click.option("--sequence-parallel", is_flag=True, help="Split tokens of a gpt over tp between attentions and MLPs.")
 @click.option(
-    "--zero", type=click.IntRange(0, 3), help="Level of ZeRO: replicas share optimizer (1), gradients (2), weights (3)."
+    "--zero",
+    type=click.IntRange(0, 3),
+    default=0,
+    help="Level of ZeRO: replicas share optimizer (1), gradients (2), weights (3).",
 )
 @click.option("-d", "--dtype", type=click.Choice(DTYPES), default="float32", show_default=True)
 @click.option(
@@ -126,11 +130,10 @@ def train(
 ) -> int:
     """Train a model over a mesh of MPI ranks: mlp on handwritten digits, course on random vectors, gpt on text.
 
-    STRATEGY is dp (data), tp (tensor), pp (pipeline), cp (context) or ep (expert parallelism) over all ranks; zero1,
-    zero2 or zero3 for dp with --zero; or a mesh such as dp=2,tp=2,pp=2.
+    STRATEGY is dp (data), tp (tensor), pp (pipeline), cp (context) or ep (expert parallelism) over all ranks, or a mesh
+    such as dp=2,tp=2,pp=2. The words zero1, zero2 and zero3 in it are --zero, and sp is --sequence-parallel.
     """
     _require_compatible(strategies)
-    strategy, options["zero"] = ("", options["zero"] or 0) if account else _split_zero(strategies[0], options["zero"])
     checkpoints = CheckpointOptions(checkpoint, checkpoint_every, stop_file)
     shape, experts, rate = (
         {name: value for name in names if (value := options.pop(name)) is not None}
@@ -144,6 +147,12 @@ def train(
         if not list_given_options("steps"):
             run_options = replace(run_options, steps=ACCOUNT_STEPS)
         return account_training(strategies, run_options, json_file, plot)
+    strategy, run_options = split_strategy(strategies[0], run_options)
+    if run_options.zero and (unused := list_given_options("bucket_bytes", "compare")):
+        raise UsageError(
+            f"{unused[0]} is not available with --zero {run_options.zero}, which splits gradients; "
+            "leave one of them out"
+        )
     if dry_run:
         return estimate_training(strategy, run_options, machine, json_file)
     return _run_train(_TrainArguments(strategy, run_options, checkpoints, json_file, profile, compare))
@@ -175,20 +184,6 @@ def _make_experts(experts: int | None = None, **options: Any) -> ExpertConfig:
         given = f"--{option.replace('_', '-')}"
         raise UsageError(f"{given} {value} needs a mixture of experts; add --experts 8, or leave {given} out")
     return ExpertConfig(experts, **options)
-
-
-def _split_zero(strategy: str, zero: int | None) -> tuple[str, int]:
-    """Return the mesh of STRATEGY and the level of ZeRO; zero2, for example, is dp with --zero 2."""
-    level = zero or 0
-    if strategy in ("zero1", "zero2", "zero3"):
-        strategy, level = "dp", int(strategy[-1])
-        if zero not in (None, level):
-            raise UsageError(f"zero{level} is dp with --zero {level}, not --zero {zero}; leave --zero out")
-    if level and (unused := list_given_options("bucket_bytes", "compare")):
-        raise UsageError(
-            f"{unused[0]} is not available with --zero {level}, which splits gradients; leave one of them out"
-        )
-    return strategy, level
 
 
 def _make_model(name: str, shape: dict[str, Any]) -> ModelConfig:

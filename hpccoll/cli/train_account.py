@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hpccoll.cli.output import STDOUT, is_printing_rank, open_json_lines, print_table, print_text
 from hpccoll.cli.run_record import make_run_record
+from hpccoll.errors import UsageError
+from hpccoll.measure.results.output_file import require_picture
 from hpccoll.parallel.mesh import Mesh
 from hpccoll.train.estimated_setup import make_training_setup
-from hpccoll.train.options import TrainOptions, require_torch
+from hpccoll.train.options import TrainOptions, require_torch, split_strategy
 from hpccoll.units import MB
 
 if TYPE_CHECKING:
@@ -20,8 +21,7 @@ if TYPE_CHECKING:
 ACCOUNT_STEPS = 10
 COLUMNS = ("strategy", "quantity", "measured", "simulated", "estimated")
 MEMORY_TOLERANCE = 0.05
-SEQUENCE_PARALLEL, ZERO_LEVELS = "sp", {"zero1": 1, "zero2": 2, "zero3": 3}
-EXPLANATIONS = {
+EXPLANATIONS = {  # by the end of the names of quantities
     "bytes": "Bytes sent do not depend on the machine: the size of each message follows from model, batch and mesh.",
     "step s": "Measured steps include waits for late ranks, and ranks that share memory bandwidth; simulation and "
     "estimate take the rate of ranks that do not communicate.",
@@ -37,13 +37,19 @@ EXPLANATIONS = {
 
 def account_training(strategies: Sequence[str], options: TrainOptions, json_file: str | None, plot: str | None) -> int:
     """Run, print, record and draw the account; return 1 if bytes or memory are not as estimated; collective."""
-    from hpccoll.runtime import job
+    from hpccoll.runtime import job, joint_failure
 
+    if options.device != "cpu":
+        raise UsageError(f"--account measures the memory of a CPU; leave --device {options.device} out")
+    options.require_timed_steps("--account")
+    split = [split_strategy(strategy, options) for strategy in strategies]
     world = job.get_world()
-    runs = [parse_strategy(strategy, options, world.size) for strategy in strategies]
+    runs = [(Mesh.parse(axes, world.size), own) for axes, own in split]
     for mesh, own in runs:
         own.require_mesh_fits(mesh)
         make_training_setup(own, mesh)
+    if plot is not None:
+        joint_failure.run_on_first_rank(world, lambda: require_picture(plot, "--plot"))
     require_torch()
     from hpccoll.communicator import Communicator
     from hpccoll.train.account import measure_machine, run_account
@@ -67,17 +73,6 @@ def account_training(strategies: Sequence[str], options: TrainOptions, json_file
     return int(any(map(find_wrong, records)))
 
 
-def parse_strategy(strategy: str, options: TrainOptions, ranks: int) -> tuple[Mesh, TrainOptions]:
-    """Return mesh and options of a strategy: `tp,sp` is tp with --sequence-parallel, and `zero2` dp with --zero 2."""
-    words = [word.strip() for word in strategy.split(",")]
-    axes = [word for word in words if word != SEQUENCE_PARALLEL and word not in ZERO_LEVELS]
-    if SEQUENCE_PARALLEL in words:
-        options = replace(options, sequence_parallel=True)
-    for word in set(words) & set(ZERO_LEVELS):
-        options = replace(options, zero=ZERO_LEVELS[word])
-    return Mesh.parse(",".join(axes) or "dp", ranks), options
-
-
 def find_wrong(record: TrainAccountRecord) -> list[str]:
     """Return the quantities that are not as estimated: bytes must be equal, and memory within 5 %."""
     return [
@@ -93,7 +88,9 @@ def print_account(records: Sequence[TrainAccountRecord]) -> None:
     first, rows = records[0], list(format_rows(records))
     title = f"{first.model}, {first.ranks} ranks, batch {first.batch}: a training step"
     print_table(title, COLUMNS, rows, numbers=COLUMNS[2:])
-    print_text("\n" + "\n".join(EXPLANATIONS.values()))
+    shown = {each.quantity for record in records for each in record.entries}
+    texts = [text for ending, text in EXPLANATIONS.items() if any(quantity.endswith(ending) for quantity in shown)]
+    print_text("\n" + "\n".join(texts))
     for record in records:
         if wrong := find_wrong(record):
             print_text(f"{record.label}: {', '.join(wrong)} not as estimated")

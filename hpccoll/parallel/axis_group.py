@@ -165,8 +165,8 @@ class AxisGroup:
 
     def finish(self, work: Work[Any]) -> None:
         """Block until a started collective is complete; raise its error if it failed."""
-        operation = self._started[id(work)][1] if id(work) in self._started else "collective"
-        with self._timed(f"wait for {operation}", kind=ActivityKind.WAIT):
+        started = self._started.get(id(work))  # another thread may complete and remove it
+        with self._timed(f"wait for {started[1] if started else 'collective'}", kind=ActivityKind.WAIT):
             was_done = work.done
             work.wait()
             if not was_done:

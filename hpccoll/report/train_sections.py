@@ -8,14 +8,13 @@ from hpccoll.records import TrainAccountRecord, TrainStepRecord
 from hpccoll.report.account_picture import render_account_svg
 from hpccoll.report.axis_scale import thin_values
 from hpccoll.report.line_chart import ChartLine, ChartPoint, LineChart
-from hpccoll.report.line_styles import MUTED_STYLE, LineStyle
+from hpccoll.report.line_styles import LineStyle
 from hpccoll.report.load import RecordedRun, Results
 from hpccoll.report.number_format import format_seconds
 from hpccoll.report.page_section import FigurePanel, PageSection, PageTable, make_chart_panel
 
 _MAX_POINTS = 200
-_SHAPE = "M-2 0a2 2 0 1 0 4 0a2 2 0 1 0-4 0z"
-_STYLES = tuple(LineStyle(f"c{number}", _SHAPE) for number in range(1, 8))
+_STYLE = LineStyle("c1", "M-2 0a2 2 0 1 0 4 0a2 2 0 1 0-4 0z")
 _CHARTS: tuple[tuple[str, Callable[[TrainStepRecord], float], Callable[[float], str]], ...] = (
     ("Loss", lambda step: step.loss, lambda value: f"{value:.3g}"),
     ("Time of a step", lambda step: step.step_s, format_seconds),
@@ -37,29 +36,22 @@ def build_train_sections(results: Results) -> list[PageSection]:
     for run, account in results.accounts:
         accounts.setdefault(run.number, (run, []))[1].append(account)
     return [
-        *(_build_step_section(run, found) for run, found in steps.values()),
+        # An account trains on meshes that differ in options, which the records of steps do not have.
+        *(_build_step_section(run, found) for run, found in steps.values() if run.number not in accounts),
         *(_build_account_section(run, found) for run, found in accounts.values()),
     ]
 
 
 def _build_step_section(run: RecordedRun, steps: Sequence[TrainStepRecord]) -> PageSection:
-    """Return a section with a chart per quantity and a line per mesh; the last record of a repeated step counts."""
-    by_mesh: dict[str, dict[int, TrainStepRecord]] = {}
-    for step in steps:
-        by_mesh.setdefault(step.strategy, {})[step.step] = step
-    styles = {mesh: _STYLES[at] if at < len(_STYLES) else MUTED_STYLE for at, mesh in enumerate(by_mesh)}
-    ident, panels = f"tr{run.number}", []
+    """Return a section with a chart per quantity over the steps of a run, which all have the same mesh."""
+    ident, mesh, shown, panels = f"tr{run.number}", steps[0].strategy, thin_values(steps, _MAX_POINTS), []
     for at, (title, get_value, format_value) in enumerate(_CHARTS):
-        lines = []
-        for mesh, found in by_mesh.items():
-            shown = thin_values([found[number] for number in sorted(found)], _MAX_POINTS)
-            points = tuple(ChartPoint(step.step, value, value, value) for step in shown for value in [get_value(step)])
-            lines.append(ChartLine(mesh, styles[mesh], points))
-        description = f"{title} over the steps of training."
-        chart = LineChart(f"{ident}-{at}", title, description, "step", "{:.0f}".format, format_value, tuple(lines))
+        points = tuple(ChartPoint(step.step, value, value, value) for step in shown for value in [get_value(step)])
+        description, line = f"{title} over the steps of training.", ChartLine(mesh, _STYLE, points)
+        chart = LineChart(f"{ident}-{at}", title, description, "step", "{:.0f}".format, format_value, (line,))
         panel = make_chart_panel(chart)
         panels += [panel] if panel is not None else []
-    legend = tuple(styles.items())
+    legend = ((mesh, _STYLE),)
     return PageSection(ident, f"Training ({run.title})", _INTRO, tuple(panels), legend, short_title="Training")
 
 

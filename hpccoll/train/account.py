@@ -27,6 +27,7 @@ from hpccoll.sizing import make_estimate
 from hpccoll.sizing.flops import count_step_flops
 from hpccoll.sizing.step_simulation import simulate_step
 from hpccoll.train.estimated_setup import make_training_setup
+from hpccoll.train.options import UNTIMED_STEPS
 from hpccoll.train.record import describe_mesh
 from hpccoll.train.trainer import Trainer
 
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from hpccoll.sizing.step_simulation import SimulatedStep
     from hpccoll.train.options import TrainOptions
 
-UNTIMED_STEPS = 2  # the first step logs allocations
 CALIBRATED_STEPS, CALIBRATED_CALLS = 4, 9
 LARGE = 2**20  # elements of a large all_reduce
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar
 
 from hpccoll.errors import UnavailableError, UsageError
@@ -22,6 +22,9 @@ SPLITS = ("pairs", "all_gather")
 DTYPES = ("float32", "float64")
 DECAYS = ("none", "cosine")
 DEFAULT_PIPELINE_MICROBATCHES = 4
+UNTIMED_STEPS = 2  # the first steps of --compare and --account: they bind calls, and the first logs allocations
+ZERO_LEVELS = {"zero1": 1, "zero2": 2, "zero3": 3}
+SEQUENCE_PARALLEL = "sp"
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +234,13 @@ class TrainOptions:
         if self.zero > 1:
             self._require_whole_backward_passes(mesh)
 
+    def require_timed_steps(self, option: str) -> None:
+        """Raise UsageError unless steps remain after UNTIMED_STEPS; `option` times steps, such as --compare."""
+        if self.steps <= UNTIMED_STEPS:
+            raise UsageError(
+                f"{option} does not time the first {UNTIMED_STEPS} steps and needs --steps {UNTIMED_STEPS + 1} or more"
+            )
+
     def _require_whole_backward_passes(self, mesh: Mesh) -> None:
         """Raise UsageError unless each backward pass of a rank completes the gradients of all its parameters."""
         schedule = self.make_schedule(mesh)
@@ -253,6 +263,25 @@ class TrainOptions:
             "dtype": self.dtype,
             "seed": self.seed,
         }
+
+
+def split_strategy(strategy: str, options: TrainOptions) -> tuple[str, TrainOptions]:
+    """Return the axes of a strategy, `dp` if it names none, and the options with those that its other words stand for.
+
+    `tp=2,sp` is tp=2 with --sequence-parallel, and `zero2` is dp with --zero 2. Raises UsageError for two levels.
+    """
+    axes = []
+    for word in map(str.strip, strategy.split(",")):
+        level = ZERO_LEVELS.get(word, 0)
+        if level and options.zero not in (0, level):
+            raise UsageError(f"{word} is dp with --zero {level}, not --zero {options.zero}; leave one of them out")
+        if level:
+            options = replace(options, zero=level)
+        elif word == SEQUENCE_PARALLEL:
+            options = replace(options, sequence_parallel=True)
+        else:
+            axes.append(word)
+    return ",".join(axes) if axes else "dp", options
 
 
 def _require_gpt_fits(model: GptConfig, mesh: Mesh) -> None:

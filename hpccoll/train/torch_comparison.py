@@ -23,13 +23,11 @@ from hpccoll.records import TrainCompareRecord, TrainStepRecord
 from hpccoll.train.model import COLUMN, ROW, choose_split, get_activation, init_parameters, list_stage_layers, sum_loss
 from hpccoll.train.model import run_single_process as run_whole_model
 from hpccoll.train.optimizer import ShardOptimizer
-from hpccoll.train.options import GptConfig, MlpConfig, ModelConfig, TrainOptions
+from hpccoll.train.options import UNTIMED_STEPS, GptConfig, MlpConfig, ModelConfig, TrainOptions
 from hpccoll.train.record import describe_mesh
 
 if TYPE_CHECKING:
     from hpccoll.train.trainer import Trainer
-
-WARMUP = 2  # steps of both sides that are not timed
 
 
 def require_comparable(mesh: Mesh, options: TrainOptions) -> None:
@@ -37,8 +35,7 @@ def require_comparable(mesh: Mesh, options: TrainOptions) -> None:
     used = [axis for axis in AXES if getattr(mesh, axis) > 1]
     if len(used) != 1:
         raise UsageError(f"--compare needs a mesh of one axis with two ranks or more, not {mesh}; give dp, tp or pp")
-    if options.steps <= WARMUP:
-        raise UsageError(f"--compare does not time the first {WARMUP} steps and needs --steps {WARMUP + 1} or more")
+    options.require_timed_steps("--compare")
     microbatches = options.count_microbatches(mesh)
     if isinstance(options.model, GptConfig) and options.model.experts is not None:
         raise UsageError(
@@ -163,7 +160,7 @@ def run_comparison(trainer: Trainer, backend: str, on_step: Callable[[TrainStepR
             seconds, loss = side.run_step()
         on_step(record)
         differences.append(abs(record.loss - loss) / abs(loss))
-        if number >= WARMUP:
+        if number >= UNTIMED_STEPS:
             own_s.append(record.step_s)
             torch_s.append(seconds)
     own, other, ratio = median_interval(own_s), median_interval(torch_s), ratio_of_medians(own_s, torch_s)

@@ -125,6 +125,7 @@ IN_JOBS: list[tuple[str, int, tuple[str, ...]]] = [
     ("bench --engine mpi --resume garbage.jsonl", 2, ("not a record of schema", "--json")),
     ("bench -d bool", 2, ("'sum' is not defined for dtype bool", "use bor")),
     ("train dp=7", 2, ("a mesh of 7 ranks, but this job has 2 ranks", "mpirun -n 7")),
+    ("train dp --account --model gpt --plot x.bmp", 2, ("--plot x.bmp", ".png, .svg, .pdf")),
     ("train dp --json nowhere/x", 2, ("--json nowhere/x", "name a file in a writable directory")),
     ("tune nosuch", 2, ("unknown operation 'nosuch'", "choose one of: all_gather")),
     ("tune --buffer foo", 2, ("unknown buffer 'foo'", "choose one of: cuda, host, symmetric")),

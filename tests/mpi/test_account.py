@@ -7,9 +7,10 @@ import json
 import pytest
 
 import hpccoll
-from hpccoll.cli.train_account import find_wrong, parse_strategy
+from hpccoll.cli.train_account import find_wrong
+from hpccoll.parallel.mesh import Mesh
 from hpccoll.plan import Link, Machine
-from hpccoll.train.options import OPTIMIZERS, GptConfig, TrainOptions
+from hpccoll.train.options import OPTIMIZERS, GptConfig, TrainOptions, split_strategy
 from tests.record_schema import require_valid
 
 pytest.importorskip("torch")
@@ -34,7 +35,7 @@ def make_options(**changes):
 def test_bytes_and_memory_are_as_estimated(comm, changes):
     with hpccoll.Communicator(comm) as hpc:
         for strategy in STRATEGIES[hpc.size]:
-            mesh, options = parse_strategy(strategy, make_options(**changes), hpc.size)
-            record = run_account(hpc, strategy, mesh, options, MACHINE, lambda _: None)
+            axes, options = split_strategy(strategy, make_options(**changes))
+            record = run_account(hpc, strategy, Mesh.parse(axes, hpc.size), options, MACHINE, lambda _: None)
             require_valid(json.loads(json.dumps(record.as_dict())))
             assert find_wrong(record) == [], (strategy, record.entries)

@@ -10,16 +10,16 @@ import hpccoll
 from hpccoll.errors import UsageError
 from hpccoll.parallel.mesh import Mesh
 from hpccoll.records import TrainStepRecord
-from hpccoll.train.options import CourseConfig, GptConfig, MlpConfig, TrainOptions
+from hpccoll.train.options import UNTIMED_STEPS, CourseConfig, GptConfig, MlpConfig, TrainOptions
 from tests.record_schema import require_valid
 
 torch = pytest.importorskip("torch")
 
 from hpccoll.peers.process_group import open_process_group  # noqa: E402 - torch may not be here
-from hpccoll.train.torch_comparison import WARMUP, require_comparable, run_comparison  # noqa: E402
+from hpccoll.train.torch_comparison import require_comparable, run_comparison  # noqa: E402
 from hpccoll.train.trainer import Trainer  # noqa: E402
 
-COURSE = TrainOptions(CourseConfig(width=12, layers=5), WARMUP + 3, batch=48, microbatches=4, dtype="float64")
+COURSE = TrainOptions(CourseConfig(width=12, layers=5), UNTIMED_STEPS + 3, batch=48, microbatches=4, dtype="float64")
 DIGITS = replace(COURSE, model=MlpConfig(width=12, layers=4), schedule="gpipe")
 GPT = replace(COURSE, model=GptConfig(width=16, layers=1, heads=4, context=6))
 
@@ -50,7 +50,7 @@ def test_both_sides_have_the_same_losses(comm):
         (Mesh(pp=2), replace(COURSE, schedule="zb_h1"), "choose 1f1b or gpipe"),
         (Mesh(pp=5), COURSE, "not 4; give --microbatches 5"),
         (Mesh(tp=5), COURSE, "needs a multiple of it as --width, not 12"),
-        (Mesh(dp=2), replace(COURSE, steps=WARMUP), f"needs --steps {WARMUP + 1} or more"),
+        (Mesh(dp=2), replace(COURSE, steps=UNTIMED_STEPS), "needs --steps 3 or more"),
     ],
 )
 @pytest.mark.needs_ranks(1, 1)

@@ -11,13 +11,19 @@ from hpccoll.report.train_sections import build_train_sections
 ACCOUNT = Path(__file__).parents[3] / "bench" / "results" / "strategies" / "account-2.jsonl"
 
 
-def test_a_training_run_has_a_line_per_mesh_and_an_account_its_picture():
-    results = load_results([ACCOUNT])
-    steps, account = build_train_sections(results)
-    meshes = [name for name, _ in steps.legend]
-    assert meshes == list(dict.fromkeys(step.strategy for _, step in results.train_steps))
+def test_a_training_run_has_charts_over_steps(tmp_path):
+    file = tmp_path / "train.jsonl"
+    lines = ACCOUNT.read_text().splitlines(keepends=True)
+    file.write_text("".join(lines[: next(at for at, line in enumerate(lines) if "train_account" in line)]))
+    (steps,) = build_train_sections(load_results([file]))
     assert [panel.title for panel in steps.panels][:2] == ["Loss", "Time of a step"]
-    assert all(mesh in steps.panels[0].svg for mesh in meshes)
+    assert [name for name, _ in steps.legend] == ["dp=2"]
+    assert "dp=2" in steps.panels[0].svg
+
+
+def test_an_account_has_its_picture_and_no_charts_of_steps_which_mix_its_strategies():
+    results = load_results([ACCOUNT])
+    (account,) = build_train_sections(results)
     assert account.panels[0].svg.startswith("<svg")
     assert len(account.tables[0].rows) == sum(len(each.entries) for _, each in results.accounts)
 
