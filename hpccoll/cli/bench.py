@@ -33,7 +33,6 @@ FEWEST, MOST = 7, 2000  # iterations per case; the 95 % interval of a ratio need
 WHOLE_BUDGET_S = 45.0  # for all cases; large messages may take longer, because every case has a minimum of iterations
 PLACES = {"in": (True,), "out": (False,), "both": (False, True)}
 DEFAULT_PLACE = "in"
-BUFFERS = ("host", "symmetric", "cuda")
 WIDTH = 120  # of rows and verdict where the terminal's width is unknown
 
 
@@ -223,7 +222,7 @@ def _make_configs(options: BenchOptions, nodes: int) -> list[BenchmarkConfig]:
     from hpccoll.measure.stopping import StoppingRule
     from hpccoll.runtime import job
     from hpccoll.runtime.arrays import Reduction, get_dtype
-    from hpccoll.selection import MPI_LIBRARY
+    from hpccoll.selection import MPI_LIBRARY, BufferKind
 
     operations = tuple(Operation.from_name(name) for name in options.operations or ("all_reduce",))
     algorithms = load_and_prove(options.algorithms, operations, job.get_world().size, options.root)
@@ -233,8 +232,8 @@ def _make_configs(options: BenchOptions, nodes: int) -> list[BenchmarkConfig]:
             raise UnknownNameError("algorithm", name, sorted(known))
     buffers = tuple(dict.fromkeys(options.buffer.split(",")))
     for name in buffers:
-        if name not in BUFFERS:
-            raise UnknownNameError("buffer", name, list(BUFFERS))
+        if name not in [*BufferKind]:
+            raise UnknownNameError("buffer", name, [*BufferKind])
     few, many = (options.iterations, options.iterations) if options.iterations else (FEWEST, MOST)
     rule = StoppingRule(few, many, TIGHT, options.budget or WHOLE_BUDGET_S)
     timing = TimingOptions(rule, options.warmup, bool(options.check), options.seed)

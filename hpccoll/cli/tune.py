@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from hpccoll.selection.tuning_table import TuningSeries, TuningSite, TuningTable
 
 TOTAL_BUDGET_S = 60.0  # shared by all rows; large messages may take longer for their minimum of iterations
-BUFFERS = ("host", "symmetric", "cuda")
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +121,8 @@ def _make_sweep(options: TuneOptions, nodes: int) -> TuningSweep:
     default_buffers = ["host", "symmetric"] if nodes == 1 else ["host"]
     buffers = options.buffer.split(",") if options.buffer else default_buffers
     for name in buffers:
-        if name not in BUFFERS:
-            raise UnknownNameError("buffer", name, list(BUFFERS))
+        if name not in [*BufferKind]:
+            raise UnknownNameError("buffer", name, [*BufferKind])
     dtypes: dict[int, DType] = {}
     for dtype in map(get_dtype, options.dtype.split(",")):
         other = dtypes.setdefault(dtype.itemsize, dtype)
