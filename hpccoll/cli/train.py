@@ -148,8 +148,7 @@ def train(
             run_options = replace(run_options, steps=ACCOUNT_STEPS)
         return account_training(strategies, run_options, json_file, plot)
     strategy, run_options = split_strategy(strategies[0], run_options)
-    if run_options.zero:
-        _require_whole_gradients(run_options.zero)
+    _require_compatible_with_zero(run_options.zero)
     if dry_run:
         return estimate_training(strategy, run_options, machine, json_file)
     return _run_train(_TrainArguments(strategy, run_options, checkpoints, json_file, profile, compare))
@@ -174,9 +173,9 @@ def _require_compatible(strategies: Sequence[str]) -> None:
         raise UsageError("--machine is the machine that --dry-run estimates; add --dry-run, or leave --machine out")
 
 
-def _require_whole_gradients(zero: int) -> None:
-    """Raise UsageError for options that ZeRO excludes."""
-    if unused := list_given_options("bucket_bytes", "compare"):
+def _require_compatible_with_zero(zero: int) -> None:
+    """Raise UsageError for options that ZeRO excludes; `zero` is its level."""
+    if zero and (unused := list_given_options("bucket_bytes", "compare")):
         raise UsageError(
             f"{unused[0]} is not available with --zero {zero}, which splits gradients; leave one of them out"
         )

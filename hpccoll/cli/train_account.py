@@ -13,7 +13,7 @@ from hpccoll.measure.results.output_file import require_picture
 from hpccoll.parallel.mesh import Mesh
 from hpccoll.train.estimated_setup import make_training_setup
 from hpccoll.train.options import TrainOptions, require_torch, split_strategy
-from hpccoll.units import MB
+from hpccoll.units import MB, format_count
 
 if TYPE_CHECKING:
     from hpccoll.records import TrainAccountRecord
@@ -86,7 +86,7 @@ def find_wrong(record: TrainAccountRecord) -> list[str]:
 def print_account(records: Sequence[TrainAccountRecord]) -> None:
     """Print the table of all accounts, an explanation of the differences, and quantities that are not as estimated."""
     first, rows = records[0], list(format_rows(records))
-    title = f"{first.model}, {first.ranks} ranks, batch {first.batch}: a training step"
+    title = f"{first.model}, {format_count(first.ranks, 'rank')}, batch {first.batch}: a training step"
     print_table(title, COLUMNS, rows, numbers=COLUMNS[2:])
     shown = {each.quantity for record in records for each in record.entries}
     texts = [text for ending, text in EXPLANATIONS.items() if any(quantity.endswith(ending) for quantity in shown)]

@@ -70,7 +70,8 @@ def _list_gradient_traffic(setup: TrainingSetup, machine: Machine) -> Iterator[T
     arXiv 1910.02054, section 7). A call is made per layer. Experts have fewer replicas. With sequence parallelism, the
     gradients of parameters that are applied to own tokens only are also summed over tp.
     """
-    counted, m, zero = _count_rank_parameters(setup), setup.microbatches, setup.zero
+    counted, m = _count_rank_parameters(setup), setup.microbatches
+    zero = setup.zero if setup.replicas > 1 else 0  # without replicas, there is nothing to share
     layers = setup.layers_per_stage * setup.shape.stages_per_rank
     own = count_token_parameters(setup) if setup.sequence_parallel else 0
     groups = (

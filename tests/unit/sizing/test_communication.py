@@ -58,6 +58,12 @@ def test_sequence_parallelism_sends_as_much_in_the_forward_pass_and_gathers_inpu
     assert sent["sp", "all_gather"].sent_bytes == pytest.approx(3 / 4 * 2 * (4 * 4 + 2 + 2 * 4 + 1) * N)
 
 
+def test_zero_shares_nothing_on_a_mesh_without_replicas():
+    assert list_sent(mesh=Mesh(tp=4), batch=2, sequence_parallel=True, zero=1) == list_sent(
+        mesh=Mesh(tp=4), batch=2, sequence_parallel=True
+    )
+
+
 @pytest.mark.parametrize(
     ("pp", "schedule", "sends"), [(2, "1f1b", 1), (4, "1f1b", 2), (2, "interleaved_1f1b", 3), (2, "zbv", 2)]
 )
