@@ -11,7 +11,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from hpccoll.barrier_suite.round_times import Floats
+from hpccoll.plan import Floats
 
 
 class ArrivalPattern(StrEnum):

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from hpccoll.barrier_suite.prediction import BarrierPrediction
-from hpccoll.barrier_suite.round_times import Floats, RoundTimes
+from hpccoll.barrier_suite.round_times import RoundTimes
 from hpccoll.measure.statistics import summarize
+from hpccoll.plan import Floats
 from hpccoll.records import BarrierKey, BarrierRecord
 
 MOST_LATE = 0.5  # with more late rounds, the entries were not those of the pattern

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hpccoll.algorithms import get_algorithm
-from hpccoll.barrier_suite.round_times import Floats
-from hpccoll.plan import Machine, Operation, Plan, simulate
+from hpccoll.plan import Floats, Machine, Operation, Plan, simulate
 
 MIN_FITTED = 3  # barriers that a fit needs
 

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from hpccoll.barrier_suite.round_times import Floats, RoundTimes
+from hpccoll.barrier_suite.round_times import RoundTimes
+from hpccoll.plan import Floats
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -22,14 +22,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hpccoll.barrier_suite.round_times import Floats, RoundTimes
+from hpccoll.barrier_suite.round_times import RoundTimes
+from hpccoll.plan import Floats, IntArray
 
-Ints: TypeAlias = NDArray[np.int64]
 NOISE_FACTOR, NOISE_QUANTILE = 1.5, 0.25
 PARTS, PARTS_NEEDED = 8, 6
 MIN_ROUNDS = 24  # fewer rounds name nobody
@@ -111,7 +109,7 @@ def compute_spread(lateness: Floats) -> Floats:
     return np.asarray(np.ptp(lateness - np.median(lateness, axis=0), axis=1))
 
 
-def find_last(lateness: Floats) -> tuple[Ints, Floats]:
+def find_last(lateness: Floats) -> tuple[IntArray, Floats]:
     """Return the rank with the greatest lateness in each round, and how far it was behind the second, shape (rounds,).
 
     For one rank, the distance is zero.

@@ -33,6 +33,7 @@ from typing import Any, NamedTuple
 import torch
 
 from hpccoll.algorithms import get_algorithm
+from hpccoll.errors import UsageError
 from hpccoll.parallel.axis_group import AxisGroup
 from hpccoll.plan import Move, Operation
 
@@ -43,6 +44,8 @@ def take_own_positions(x: Any, dim: int, cp: AxisGroup) -> Any:
     """Return the two parts of this rank among 2 n equal parts of the positions, along `dim` of `x`; local."""
     if cp.size == 1:
         return x
+    if x.shape[dim] % (2 * cp.size):
+        raise UsageError(f"cp={cp.size}: {x.shape[dim]} positions cannot be split into {2 * cp.size} equal parts")
     parts = x.chunk(2 * cp.size, dim)
     return torch.cat([parts[cp.index], parts[-1 - cp.index]], dim)
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hpccoll.plan.groups import Groups, Nodes, run_across_groups, run_in_groups
-    from hpccoll.plan.moves import TransferKind, to_moves, transfer_kind
+    from hpccoll.plan.moves import to_moves
     from hpccoll.plan.operation import Count, Operation
     from hpccoll.plan.plan import Cost, Plan
     from hpccoll.plan.proof import Proof, ScheduleProof, check, check_schedule, keeps_rank_order
@@ -28,13 +28,12 @@ if TYPE_CHECKING:
         reduce_into_core,
         relabel_ranks,
     )
-    from hpccoll.plan.schedule import ActionKind, PipelineAction, PipelineProgram, PipelineStep, Schedule
+    from hpccoll.plan.schedule import ActionKind, PipelineAction, PipelineStep, Schedule
     from hpccoll.plan.serial_replay import replay
     from hpccoll.plan.simulation import (
         Link,
         Machine,
         PassTimes,
-        ScheduleSimulation,
         Simulation,
         simulate,
         simulate_schedule,
@@ -44,6 +43,7 @@ if TYPE_CHECKING:
         NO_PEER,
         SIGNAL,
         Fence,
+        Floats,
         IntArray,
         Ints,
         Load,
@@ -57,12 +57,12 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
-    "NO_CHUNK", "NO_PEER", "SIGNAL", "ActionKind", "Cost", "Count", "Fence", "Groups", "IntArray", "Ints", "Link",
-    "Load", "Machine", "Move", "Nodes", "Op", "Operation", "PassTimes", "Picks", "PipelineAction", "PipelineProgram",
-    "PipelineStep", "Plan", "Proof", "Region", "Rounds", "Schedule", "ScheduleProof", "ScheduleSimulation",
-    "Simulation", "Span", "Step", "Store", "TransferKind", "check", "check_schedule", "empty_rounds", "fold_ranks",
-    "keep_ranks", "keeps_rank_order", "overlay", "reduce_into_core", "relabel_ranks", "replay", "run_across_groups",
-    "run_in_groups", "simulate", "simulate_schedule", "to_moves", "transfer_kind",
+    "NO_CHUNK", "NO_PEER", "SIGNAL", "ActionKind", "Cost", "Count", "Fence", "Floats", "Groups", "IntArray", "Ints",
+    "Link", "Load", "Machine", "Move", "Nodes", "Op", "Operation", "PassTimes", "Picks", "PipelineAction",
+    "PipelineStep", "Plan", "Proof", "Region", "Rounds", "Schedule", "ScheduleProof", "Simulation", "Span", "Step",
+    "Store", "check", "check_schedule", "empty_rounds", "fold_ranks", "keep_ranks", "keeps_rank_order", "overlay",
+    "reduce_into_core", "relabel_ranks", "replay", "run_across_groups", "run_in_groups", "simulate",
+    "simulate_schedule", "to_moves",
 ]  # fmt: skip
 _MODULES = (
     "operation",

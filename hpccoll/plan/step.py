@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from hpccoll.errors import PlanError
 
 IntArray: TypeAlias = NDArray[np.int64]
+Floats: TypeAlias = NDArray[np.float64]
 Ints: TypeAlias = int | IntArray  # one value for all ranks, or one per rank
 NO_PEER = NO_CHUNK = -1
 

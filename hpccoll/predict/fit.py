@@ -19,19 +19,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
 from hpccoll.algorithms.registry import Algorithm
 from hpccoll.errors import UsageError
-from hpccoll.plan import Link, Machine, Plan, simulate
+from hpccoll.plan import Floats, Link, Machine, Plan, simulate
 from hpccoll.predict.forecast import simulate_pipelined
 from hpccoll.units import KiB, MiB, format_count
 
-Floats: TypeAlias = NDArray[np.float64]
 BAND_BORDERS = (16 * KiB, 256 * KiB, 4 * MiB)  # message sizes that separate the bands
 _MIN_SIZES = 4
 _MAX_ITERATIONS, _RELATIVE_STEP, _SMOOTHING = 4, 1e-3, 0.1

@@ -7,17 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hpccoll.algorithms.registry import Algorithm
-from hpccoll.plan import Machine
+from hpccoll.plan import Floats, Machine
 from hpccoll.predict.forecast import can_run_on, forecast
 from hpccoll.units import format_count
 
-Floats: TypeAlias = NDArray[np.float64]
 TIE = 1e-9  # relative difference up to which times are equal; the first such algorithm wins
 
 

@@ -9,11 +9,12 @@ all other regions. The colours are lightened from Okabe and Ito, Color Universal
 from __future__ import annotations
 
 from itertools import cycle
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hpccoll.plan import Floats
 from hpccoll.predict.forecast_grid import TIE, ForecastGrid
 from hpccoll.units import format_size
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Floats: TypeAlias = NDArray[np.float64]
 _COLOURS = {
     "ring": "#8FC1E3",
     "double_tree": "#F5B48A",

@@ -19,11 +19,6 @@ from hpccoll.train.shards import ParameterShard, copy_shards
 ConfigT = TypeVar("ConfigT", bound=ModelConfig)
 
 
-def run_part(_stage: int, _number: int, part: Callable[[Any], Any], x: Any) -> Any:
-    """Return part(x); the signature is that of `ZeroShards.run`, which replaces this function with ZeRO."""
-    return part(x)
-
-
 @dataclass(frozen=True, slots=True)
 class StagePart:
     """Consecutive layers of a stage, whose parameters ZeRO-3 gathers together."""
@@ -65,7 +60,8 @@ class RankLayers(ABC, Generic[ConfigT]):
         self.shards = self._list_shards(rank)
         self.parameters = [x.requires_grad_() for x in copy_shards(self.shards, full, device)]
         self._by_name = {shard.name: x for shard, x in zip(self.shards, self.parameters, strict=True)}
-        self.run_part: Callable[[int, int, Callable[[Any], Any], Any], Any] = run_part
+        # Runs a part of a stage, given the numbers of both, the part and its input; set before the first pass.
+        self.run_part: Callable[[int, int, Callable[[Any], Any], Any], Any]
         self.parts = {stage: self._list_parts(stage) for stage in mesh.list_stages(rank)}
         self.stages = {stage: self._make_stage(stage) for stage in self.parts}
 

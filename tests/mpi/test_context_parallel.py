@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 
 import hpccoll
+from hpccoll.errors import UsageError
 from hpccoll.plan import Operation
 
 torch = pytest.importorskip("torch")
@@ -51,6 +54,11 @@ def compute_errors(cp, positions, dtype, *, is_causal):
     expected.backward(grad)
     pairs = [(output.detach(), expected.detach()), *((a.grad, b.grad) for a, b in zip(own, leaves, strict=True))]
     return [float((found - cut(right)).abs().max()) / (float(right.abs().max()) or 1.0) for found, right in pairs]
+
+
+def test_positions_that_ranks_cannot_share_equally_are_refused(cp):
+    with pytest.raises(UsageError, match="equal parts") if cp.size > 1 else nullcontext():
+        take_own_positions(torch.zeros(2, 2 * cp.size + 2), 1, cp)
 
 
 # A causal rank has two parts of its positions; the other lengths are odd.

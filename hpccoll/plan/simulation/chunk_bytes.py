@@ -9,11 +9,9 @@ from __future__ import annotations
 from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hpccoll.plan.step import IntArray, Region, Span
+from hpccoll.plan.step import Floats, IntArray, Region, Span
 
-Floats: TypeAlias = NDArray[np.float64]
 Bytes: TypeAlias = int | Floats  # whole numbers as floats, which are exact and multiply faster
 
 _TABLES = 64  # number of cached tables, each with one entry per chunk

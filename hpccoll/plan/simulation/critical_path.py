@@ -12,9 +12,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from hpccoll.plan.simulation.chunk_bytes import Floats
 from hpccoll.plan.simulation.machine import Machine
-from hpccoll.plan.step import IntArray
+from hpccoll.plan.step import Floats, IntArray
 
 MoveNumbers: TypeAlias = NDArray[np.int32]
 

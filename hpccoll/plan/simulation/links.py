@@ -11,9 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from hpccoll.plan.operation import Mask
-from hpccoll.plan.simulation.chunk_bytes import Floats
 from hpccoll.plan.simulation.machine import Machine
-from hpccoll.plan.step import NO_PEER, IntArray, Move
+from hpccoll.plan.step import NO_PEER, Floats, IntArray, Move
 
 NEVER = -np.inf
 _MOST_CACHED = 32  # cached pairs of peer arrays

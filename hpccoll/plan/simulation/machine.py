@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hpccoll.plan.simulation.chunk_bytes import Floats
+from hpccoll.plan.step import Floats
 
 
 @dataclass(frozen=True, slots=True)

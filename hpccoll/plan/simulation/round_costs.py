@@ -20,10 +20,10 @@ import numpy as np
 from hpccoll.errors import UsageError
 from hpccoll.plan.operation import Mask, Operation
 from hpccoll.plan.plan import Plan
-from hpccoll.plan.simulation.chunk_bytes import Bytes, ChunkBytes, Floats
+from hpccoll.plan.simulation.chunk_bytes import Bytes, ChunkBytes
 from hpccoll.plan.simulation.links import NEVER, LinkTable, PeerLinks
 from hpccoll.plan.simulation.machine import Machine
-from hpccoll.plan.step import NO_PEER, Fence, IntArray, Load, Move, Op, Step, Store
+from hpccoll.plan.step import NO_PEER, Fence, Floats, IntArray, Load, Move, Op, Step, Store
 from hpccoll.units import format_count
 
 _MOST_COMPARED = 512  # most ranks for which comparing bytes is cheaper

@@ -23,11 +23,12 @@ import numpy as np
 from hpccoll.errors import UsageError
 from hpccoll.plan.plan import Plan
 from hpccoll.plan.rounds import Rounds
-from hpccoll.plan.simulation.chunk_bytes import ChunkBytes, Floats
+from hpccoll.plan.simulation.chunk_bytes import ChunkBytes
 from hpccoll.plan.simulation.critical_path import CriticalPath, MoveNumbers, TracedRound, find_critical_path
 from hpccoll.plan.simulation.machine import Machine
 from hpccoll.plan.simulation.round_costs import RoundCosts, RoundPricer
 from hpccoll.plan.simulation.symmetry import find_period
+from hpccoll.plan.step import Floats
 
 _TRACED = 2**22  # most clocks kept at once (32 MiB), and most move numbers
 

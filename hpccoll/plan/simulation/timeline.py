@@ -13,11 +13,11 @@ import numpy as np
 from hpccoll.plan.messages import PlanMessage, list_step_messages
 from hpccoll.plan.moves import TransferKind
 from hpccoll.plan.plan import Plan
-from hpccoll.plan.simulation.chunk_bytes import ChunkBytes, Floats
+from hpccoll.plan.simulation.chunk_bytes import ChunkBytes
 from hpccoll.plan.simulation.machine import Machine
 from hpccoll.plan.simulation.round_costs import RoundPricer
 from hpccoll.plan.simulation.simulator import ClockState, advance_clocks
-from hpccoll.plan.step import NO_PEER, Fence
+from hpccoll.plan.step import NO_PEER, Fence, Floats
 from hpccoll.units import format_count
 
 
