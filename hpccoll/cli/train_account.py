@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from math import isclose
 from typing import TYPE_CHECKING
 
 from hpccoll.cli.output import STDOUT, is_printing_rank, open_json_lines, print_table, print_text
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
 
 ACCOUNT_STEPS = 10
 COLUMNS = ("strategy", "quantity", "measured", "simulated", "estimated")
-MEMORY_TOLERANCE = 0.05
+TOLERANCES = {"peak bytes": 0.05}  # of measured bytes, relative
+ROUNDING = 1e-12  # of (n-1)/n of a message
 EXPLANATIONS = {  # by the end of the names of quantities
     "bytes": "Bytes sent do not depend on the machine: the size of each message follows from model, batch and mesh.",
     "step s": "Measured steps include waits for late ranks, and ranks that share memory bandwidth; simulation and "
@@ -33,6 +35,10 @@ EXPLANATIONS = {  # by the end of the names of quantities
     "simulated and estimated passes of all stages take the same time.",
     "peak bytes": "The formulas leave out small tensors, such as statistics of norms and masks.",
 }
+ROUTING = (
+    "Bytes and memory of experts depend on the tokens: simulation and estimate take the rows that the router chose in "
+    "the first step. `even` is the estimate if tokens choose experts evenly and no choice is dropped."
+)
 
 
 def account_training(strategies: Sequence[str], options: TrainOptions, json_file: str | None, plot: str | None) -> int:
@@ -78,8 +84,8 @@ def find_wrong(record: TrainAccountRecord) -> list[str]:
     return [
         each.quantity
         for each in record.entries
-        if (each.quantity.endswith(" bytes") and each.quantity != "peak bytes" and each.measured != each.estimated)
-        or (each.quantity == "peak bytes" and abs(each.measured / each.estimated - 1) > MEMORY_TOLERANCE)
+        if each.quantity.endswith(" bytes")
+        and not isclose(each.measured, each.estimated, rel_tol=TOLERANCES.get(each.quantity, ROUNDING))
     ]
 
 
@@ -90,6 +96,8 @@ def print_account(records: Sequence[TrainAccountRecord]) -> None:
     print_table(title, COLUMNS, rows, numbers=COLUMNS[2:])
     shown = {each.quantity for record in records for each in record.entries}
     texts = [text for ending, text in EXPLANATIONS.items() if any(quantity.endswith(ending) for quantity in shown)]
+    if any(entry.even is not None for record in records for entry in record.entries):
+        texts.append(ROUTING)
     print_text("\n" + "\n".join(texts))
     for record in records:
         if wrong := find_wrong(record):
@@ -100,8 +108,10 @@ def format_rows(records: Sequence[TrainAccountRecord]) -> Iterator[tuple[str, ..
     """Yield the cells of each quantity of each account, in the order of COLUMNS."""
     for record in records:
         for each in record.entries:
-            values = map(_make_format(each.quantity), (each.measured, each.simulated, each.estimated))
-            yield record.label, each.quantity.replace("bytes", "MB"), *values
+            write = _make_format(each.quantity)
+            measured, simulated, estimated = map(write, (each.measured, each.simulated, each.estimated))
+            even = "" if each.even is None else f" (even {write(each.even)})"
+            yield record.label, each.quantity.replace("bytes", "MB"), measured, simulated, estimated + even
 
 
 def _make_format(quantity: str) -> Callable[[float], str]:

@@ -80,13 +80,16 @@ def apply_experts(x: Any, routing: Routing, experts: Sequence[Callable[[Any], An
     counts = routing.counts.view(ep.size, len(experts))  # (p, E/p): rows for each expert of each rank
     received = ep.all_to_all(counts, [1] * ep.size, [1] * ep.size)  # (p, E/p): rows of each rank for each own expert
     row_counts = counts.sum(1).tolist(), received.sum(1).tolist()  # (p) each: rows for each rank, and from each rank
-    rows = _AllToAll.apply(x.index_select(0, routing.tokens), ep, *row_counts)  # (r, h): by rank, then by expert
     expert_of_row = torch.arange(len(experts), device=x.device).repeat(ep.size).repeat_interleave(received.flatten())
     order = expert_of_row.argsort(stable=True)  # (r): by expert, then by rank
-    inputs = rows.index_select(0, order).split(received.sum(0).tolist())  # E/p tensors
-    outputs = torch.cat([expert(own) for expert, own in zip(experts, inputs, strict=True)])  # (r, h)
-    returned = _AllToAll.apply(outputs.index_select(0, order.argsort()), ep, *reversed(row_counts))  # (m, h)
-    return torch.zeros_like(x).index_add(0, routing.tokens, returned * routing.weights[:, None])  # (n, h)
+    # Intermediate results have no names, so that their memory is free once they are used.
+    inputs = _AllToAll.apply(x.index_select(0, routing.tokens), ep, *row_counts).index_select(0, order)  # (r, h)
+    own = zip(experts, inputs.split(received.sum(0).tolist()), strict=True)
+    outputs = torch.cat([expert(each) for expert, each in own]).index_select(0, order.argsort())  # (r, h): by rank
+    returned = _AllToAll.apply(outputs, ep, *reversed(row_counts))  # (m, h)
+    # The sum is by scatter_add, because the backward pass of index_add keeps the addends.
+    places = routing.tokens[:, None].expand_as(returned)  # (m, h)
+    return torch.zeros_like(x).scatter_add(0, places, returned * routing.weights[:, None])  # (n, h)
 
 
 def add_to_loss(x: Any, loss: Any) -> Any:

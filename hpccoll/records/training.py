@@ -110,6 +110,9 @@ class AccountEntry(Struct, frozen=True):
     measured: Annotated[Amount, about("Measured in the run.")]
     simulated: Annotated[Amount, about("Simulated from hpccoll's plans.")]
     estimated: Annotated[Amount, about("By the formulas of `hpccoll estimate`.")]
+    even: Annotated[Amount | None, about("The estimate if tokens choose experts evenly; null if it is the same.")] = (
+        None
+    )
 
 
 class TrainAccountRecord(MeshRecord, frozen=True, kw_only=True):

@@ -107,7 +107,7 @@ def _list_tensor_traffic(setup: TrainingSetup, machine: Machine) -> Iterator[Tra
     pass, and two more if the forward pass is recomputed (Shoeybi et al., Megatron-LM, arXiv 1909.08053, section 3), or
     one more if recomputation omits the second all_reduce, whose result the backward pass does not need. The embedding
     adds one in the forward and the output layer one in the backward pass; the loss adds three of one float32 per token.
-    A mixture of experts adds one in the backward pass, for the gradients of the routing weights.
+    A mixture of experts adds one in the backward pass, for the gradients of the routing weights, one per kept choice.
     Sequence parallelism replaces each all_reduce by an all_gather and a reduce_scatter, and gathers the inputs of
     attention and MLP once more in the backward pass (Korthikanti et al., arXiv 2205.05198, section 4.2.2).
     """
@@ -127,9 +127,14 @@ def _list_tensor_traffic(setup: TrainingSetup, machine: Machine) -> Iterator[Tra
         yield _make_ring_traffic(strategy, "reduce_scatter", m * pairs, m * pairs * nbytes, links)
         yield _make_ring_traffic(strategy, "all_reduce", 3 * m, loss_bytes, links)
     else:
-        mixtures = layers if setup.model.experts > 1 else 0
-        weight_bytes = mixtures * setup.tokens * setup.model.active_experts * setup.precision.element_bytes
-        calls, sent = m * (pairs + mixtures + 3), m * (pairs * nbytes + weight_bytes) + loss_bytes
+        mixtures = m * layers if setup.model.experts > 1 else 0
+        choices = mixtures * setup.tokens * setup.model.active_experts
+        if setup.routing is not None:
+            choices = mixtures * setup.routing.kept / setup.routing.passes
+        calls, sent = (
+            m * (pairs + 3) + mixtures,
+            m * pairs * nbytes + choices * setup.precision.element_bytes + loss_bytes,
+        )
         yield _make_ring_traffic(strategy, "all_reduce", calls, sent, links)
 
 
@@ -187,8 +192,9 @@ def _list_expert_traffic(setup: TrainingSetup, machine: Machine) -> Iterator[Tra
 
     Each of the 4 all_to_all calls per layer (6 if the forward pass is recomputed) moves T h e bytes for each active
     expert, of which (n-1)/n go to other ranks if tokens choose experts evenly (Lepikhin et al., GShard, arXiv
-    2006.16668). Each rank of tp sends whole tokens, unless sequence parallelism splits them. Before the tokens, another
-    all_to_all of each forward pass sends the number of tokens for each expert, 8 bytes each.
+    2006.16668). Counted rows replace even ones: half of the calls send rows to experts, half send them back.
+    Each rank of tp sends whole tokens, unless sequence parallelism splits them. Before the tokens, another all_to_all
+    of each forward pass sends the number of tokens for each expert, 8 bytes each.
     """
     n = setup.mesh.ep
     if n == 1:
@@ -197,8 +203,11 @@ def _list_expert_traffic(setup: TrainingSetup, machine: Machine) -> Iterator[Tra
     layers = setup.layers_per_stage * setup.shape.stages_per_rank
     exchanges = setup.microbatches * layers * (6 if setup.recompute == "full" else 4)
     counted = setup.microbatches * layers * (2 if setup.recompute == "full" else 1)
-    nbytes = setup.tokens * setup.model.width * setup.precision.element_bytes * setup.model.active_experts
-    sent = (n - 1) / n * (exchanges * nbytes / setup.norm_split + counted * 8 * setup.model.experts)
+    rows = (n - 1) * exchanges * setup.tokens * setup.model.active_experts / n
+    if setup.routing is not None:
+        rows = exchanges * setup.routing.exchanged / (2 * setup.routing.passes)
+    row_bytes = setup.model.width * setup.precision.element_bytes / setup.norm_split
+    sent = rows * row_bytes + (n - 1) * counted * 8 * setup.model.experts / n
     calls = exchanges + counted
     seconds = links.compute_seconds(sent, calls, n - 1)
     yield Traffic("ep", "all_to_all", calls, sent, links.between_share, seconds, n)

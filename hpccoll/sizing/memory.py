@@ -83,15 +83,12 @@ def compute_layer_activations(setup: TrainingSetup) -> LayerActivations:
 
     For GPT (k = h, f = 4h, e = 2): T h (10 + 24/tp + 5 a s/(h tp)), and T h (34/tp + ...) with sequence parallelism.
     Selective recomputation drops the core, as FlashAttention does; full recomputation keeps only the input, 2 T h.
-    A mixture of experts keeps the MLP's activations of each active expert, balanced over ranks, and the inputs and
-    outputs that it exchanges. Source: Korthikanti et al., arXiv 2205.05198, section 4 and table 2.
+    Source: Korthikanti et al., arXiv 2205.05198, section 4 and table 2.
     """
     model, e, tokens, tp = setup.model, setup.precision.element_bytes, setup.tokens, setup.mesh.tp
     h, has_dropout = model.width, model.has_dropout
-    active = model.active_experts if model.experts > 1 else 1
-    exchanged = 2 * active * h * e if model.experts > 1 else 0
-    outside = (4 * h * e + has_dropout * 2 * h * MASK_BYTES + exchanged) / setup.norm_split
-    inside = e * (2 * h + 2 * model.kv_width + (model.mlp_matrices + model.gated) * model.mlp_width * active) / tp
+    outside = (4 * h * e + has_dropout * 2 * h * MASK_BYTES) / setup.norm_split
+    inside = e * (2 * h + 2 * model.kv_width) / tp + _compute_mlp_activations(setup) / tokens
     scores = model.heads * setup.sequence / tp
     core = 0.0 if model.tiled_attention else scores * (e + has_dropout * (e + MASK_BYTES))
     if setup.recompute == "full":
@@ -100,6 +97,20 @@ def compute_layer_activations(setup: TrainingSetup) -> LayerActivations:
     if setup.recompute == "selective":
         return LayerActivations(tokens * (outside + inside), tokens * core)
     return LayerActivations(tokens * (outside + inside + core), 0.0)
+
+
+def _compute_mlp_activations(setup: TrainingSetup) -> float:
+    """Return the bytes inside the MLP of a layer for a micro-batch of T tokens: per matrix T f e, split over tp.
+
+    A mixture of experts keeps the features of each row that its experts receive, the row itself, and the outputs that
+    return for the rank's tokens, h e per row.
+    """
+    model, e = setup.model, setup.precision.element_bytes
+    features = (model.mlp_matrices + model.gated) * model.mlp_width * e / setup.mesh.tp
+    if model.experts == 1:
+        return setup.tokens * features
+    sent, received = setup.count_expert_rows()
+    return received * features + (sent + received) * model.width * e / setup.norm_split
 
 
 def compute_activation_bytes(setup: TrainingSetup, rank: int) -> float:
@@ -150,8 +161,17 @@ def _compute_layer_gradients(setup: TrainingSetup) -> float:
 
     These are the gradients of the MLP's output, T h e, and of its hidden features, T f e (twice if it is gated). With
     sequence parallelism, a rank has the first for its own tokens, and gathers it for all tokens, T h e more.
+
+    A mixture of experts first has three gradients of h e bytes per row of its tokens: of the weighted output, of the
+    output, and of the weight before its sum over features. Later, it has the gradients of the rows that it received and
+    of the hidden features of one expert, while the returned outputs have been freed.
     """
     model = setup.model
+    if model.experts > 1:
+        sent, received = setup.count_expert_rows()
+        of_expert = received * model.mlp_width * (model.mlp_matrices - 1) * setup.mesh.ep / model.experts
+        rows = max(3 * sent * model.width, (received - sent) * model.width + of_expert / setup.mesh.tp)
+        return (setup.tokens * model.width + rows) * setup.precision.element_bytes / setup.norm_split
     features = model.width / setup.norm_split + model.mlp_width * (model.mlp_matrices - 1) / setup.mesh.tp
     features += model.width * setup.sequence_parallel
     return setup.tokens * features * setup.precision.element_bytes

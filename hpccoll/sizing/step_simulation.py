@@ -13,6 +13,7 @@ import numpy as np
 from hpccoll.algorithms import get_algorithm
 from hpccoll.plan import Machine, Operation, PassTimes, simulate, simulate_schedule
 from hpccoll.sizing.communication import Traffic
+from hpccoll.sizing.expert_routing import ExpertRouting
 from hpccoll.sizing.flops import count_pass_flops
 from hpccoll.sizing.memory import compute_activation_bytes, compute_rank_memory
 from hpccoll.sizing.overlap import require_rate
@@ -82,6 +83,8 @@ def simulate_step(
 def _simulate_traffic(each: Traffic, setup: TrainingSetup, machine: Machine) -> SimulatedTraffic:
     """Return the bytes that the plan of a collective sends, and the time that it takes."""
     n, names = each.group, (each.strategy, each.collective)
+    if each.collective == "all_to_all" and setup.routing is not None:
+        return _simulate_experts(each, setup.routing, setup, machine)
     if each.collective == "send":
         nbytes = each.sent_bytes / each.calls
         seconds = machine.within.alpha_s + float(machine.within.transfer_s(np.array(nbytes)))
@@ -93,6 +96,30 @@ def _simulate_traffic(each: Traffic, setup: TrainingSetup, machine: Machine) -> 
     result = simulate(plan, machine, operation.count_elements(round(message), e, n), e, trace=False)
     sent_bytes = each.calls * float((result.within + result.between).max())
     return SimulatedTraffic(*names, each.calls, sent_bytes, each.calls * result.seconds)
+
+
+def _simulate_experts(
+    each: Traffic, routing: ExpertRouting, setup: TrainingSetup, machine: Machine
+) -> SimulatedTraffic:
+    """Return the bytes that the plans of the all_to_alls of counted rows send, and the time that they take.
+
+    In each forward pass, numbers of rows go to the experts, then the rows, which come back. In each backward pass, the
+    rows' gradients go the same ways.
+    """
+    n = each.group
+    plan = get_algorithm(Operation.ALL_TO_ALL, ALGORITHMS[each.collective]).plan(n)
+    row_bytes = setup.model.width * setup.precision.element_bytes // setup.norm_split
+    numbers = simulate(plan, machine, setup.model.experts // n, 8, trace=False)
+    repeats = (each.calls - routing.passes) / (2 * routing.passes)  # of the rows' ways to the experts and back
+    sent_bytes = seconds = 0.0
+    for passes in routing.rows:
+        found = [simulate(plan, machine, tuple(rows.flat), row_bytes, trace=False) for rows in (*passes, *passes.mT)]
+        by_rank = repeats * sum(way.within + way.between for way in found)
+        sent_bytes = max(sent_bytes, float(by_rank.max()))
+        seconds = max(seconds, repeats * sum(way.seconds for way in found))
+    sent_bytes += routing.passes * float((numbers.within + numbers.between).max())
+    seconds += routing.passes * numbers.seconds
+    return SimulatedTraffic(each.strategy, each.collective, each.calls, sent_bytes, seconds)
 
 
 def _compute_exposed(setup: TrainingSetup, seconds: float, backward_s: float, bucket_bytes: int) -> float:

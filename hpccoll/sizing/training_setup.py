@@ -8,6 +8,7 @@ from typing import Literal, get_args
 from hpccoll.errors import UsageError
 from hpccoll.parallel.mesh import EXPERT_REPLICAS, REPLICAS, Mesh
 from hpccoll.schedules import PipelineShape, ScheduleFamily, get_schedule
+from hpccoll.sizing.expert_routing import ExpertRouting
 from hpccoll.sizing.model_shape import ModelShape
 
 Recompute = Literal["none", "selective", "full"]
@@ -68,6 +69,7 @@ class TrainingSetup:
     schedule: str = "1f1b"
     precision: Precision = Precision()
     program: TrainingProgram = TrainingProgram()
+    routing: ExpertRouting | None = None  # None: tokens choose experts evenly, and no choice is dropped
 
     @property
     def tokens(self) -> int:
@@ -103,6 +105,16 @@ class TrainingSetup:
     def expert_replicas(self) -> int:
         """Number of ranks with the same experts."""
         return self.mesh.count(*EXPERT_REPLICAS)
+
+    def count_expert_rows(self) -> tuple[float, float]:
+        """Return the rows per micro-batch that a rank sends to the experts of a layer, and that its experts receive.
+
+        Without a counted routing, these are T k each, for k active experts. With one, they are those of the busiest
+        rank: in the busiest layer if a layer is recomputed at a time, else the mean over the layers.
+        """
+        if self.routing is None:
+            return (self.tokens * self.model.active_experts,) * 2
+        return self.routing.find_busiest(in_one_pass=self.recompute == "full")
 
     def require_fits(self) -> None:
         """Raise UsageError unless the mesh divides the model, the batch and the sequence."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import ceil, log2
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import psutil
@@ -24,6 +24,7 @@ from hpccoll.plan import Link, Machine
 from hpccoll.records import AccountEntry, TrainAccountRecord, TrainStepRecord
 from hpccoll.runtime.job import load_mpi
 from hpccoll.sizing import make_estimate
+from hpccoll.sizing.expert_routing import ExpertRouting
 from hpccoll.sizing.flops import count_step_flops
 from hpccoll.sizing.step_simulation import simulate_step
 from hpccoll.train.estimated_setup import make_training_setup
@@ -82,17 +83,18 @@ def run_account(
     on_step: Callable[[TrainStepRecord], None],
 ) -> TrainAccountRecord:
     """Train on a mesh and return its account; collective. `label` is the strategy as the user named it."""
-    setup = make_training_setup(options, mesh)
+    even, routing = make_training_setup(options, mesh), None
     trainer = Trainer(comm, mesh, options)
     steps = []
     for step in trainer.run_steps():
         on_step(step)
         steps.append(step)
+        routing = routing or gather_routing(comm, mesh, trainer.layers.routed)
     trainer.close()
     assert trainer.allocated_bytes is not None  # noqa: S101 - the first step on a CPU measures them
-    found = make_estimate(setup, machine, efficiency=1)
+    setup = replace(even, routing=routing)
+    found, assumed = (make_estimate(each, machine, efficiency=1) for each in (setup, even))
     simulated = simulate_step(setup, machine, found.traffic, options.bucket_bytes)
-    timed = steps[UNTIMED_STEPS:]
     return TrainAccountRecord(
         **describe_mesh(mesh),
         label=label,
@@ -103,24 +105,48 @@ def run_account(
         alpha_s=machine.within.alpha_s,
         beta_s_per_byte=machine.within.beta_s_per_byte,
         entries=(
-            *_list_bytes(timed[-1], simulated, found),
-            *_list_times(timed, simulated, found, setup),
-            AccountEntry("peak bytes", trainer.allocated_bytes.total, simulated.peak_bytes, found.memory.total),
+            *_list_bytes(steps[0], simulated, found, assumed),
+            *_list_times(steps[UNTIMED_STEPS:], simulated, found, setup),
+            _make_bytes_entry(
+                "peak bytes",
+                *(trainer.allocated_bytes.total, simulated.peak_bytes, found.memory.total, assumed.memory.total),
+            ),
         ),
     )
 
 
-def _list_bytes(step: TrainStepRecord, simulated: SimulatedStep, found: Estimate) -> list[AccountEntry]:
+def gather_routing(comm: Communicator, mesh: Mesh, routed: Sequence[Any]) -> ExpertRouting | None:
+    """Return the routing of a step, None without experts; collective.
+
+    `routed` has this rank's kept choices of each expert, shape (experts), for each forward pass of a mixture.
+    """
+    if not routed:
+        return None
+    own = torch.stack(list(routed)).unflatten(1, (mesh.ep, -1)).sum(2)  # (q, p): rows for each rank of ep
+    by_rank = comm.all_gather(own.numpy())  # (ranks, q, p)
+    groups = sorted({tuple(mesh.get_group_ranks(rank, "ep")) for rank in range(mesh.ranks)})
+    return ExpertRouting(by_rank[np.array(groups)].swapaxes(1, 2))
+
+
+def _make_bytes_entry(quantity: str, measured: float, simulated: float, estimated: float, even: float) -> AccountEntry:
+    """Return the entry of a quantity, whose estimate is `even` if tokens choose experts evenly."""
+    return AccountEntry(quantity, measured, simulated, estimated, None if even == estimated else even)
+
+
+def _list_bytes(
+    step: TrainStepRecord, simulated: SimulatedStep, found: Estimate, assumed: Estimate
+) -> list[AccountEntry]:
     """Return the bytes that a rank sends in a step, by collective, over all axes."""
-    totals: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
+    totals: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0, 0.0])
     for operations in (step.sent_bytes or {}).values():
         for collective, nbytes in operations.items():
             totals[collective][0] += nbytes
     for plan in simulated.traffic:
         totals[plan.collective][1] += plan.sent_bytes
-    for formula in found.traffic:
-        totals[formula.collective][2] += formula.sent_bytes
-    return [AccountEntry(f"{collective} bytes", *values) for collective, values in sorted(totals.items())]
+    for column, estimate in ((2, found), (3, assumed)):
+        for formula in estimate.traffic:
+            totals[formula.collective][column] += formula.sent_bytes
+    return [_make_bytes_entry(f"{collective} bytes", *values) for collective, values in sorted(totals.items())]
 
 
 def _list_times(

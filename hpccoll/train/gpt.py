@@ -200,6 +200,7 @@ class GptLayers(RankLayers[GptConfig]):
         logits = apply(f"{block}.router", tokens)  # (n, E)
         capacity = config.compute_capacity(len(tokens)) if torch.is_grad_enabled() else len(tokens)
         routing = route_tokens(logits, config.top_k, capacity)
+        self.routed.append(routing.counts)
         weights = copy_to_tensor_parallel(routing.weights, self.tp)  # (m)
         experts = [partial(apply_expert, expert) for expert in self._experts]
         h = copy_to_tensor_parallel(tokens, self.tp)  # (n, h)

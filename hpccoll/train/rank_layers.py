@@ -57,6 +57,7 @@ class RankLayers(ABC, Generic[ConfigT]):
         self.model, self.mesh, self.rank, self.groups, self.tp = model, mesh, rank, groups, groups.tp
         self.batch, self.deferred, self.recompute = batch, deferred, recompute
         self.sequence_parallel = sequence_parallel
+        self.routed: list[Any] = []  # kept choices of each expert, by forward pass of a mixture of experts
         self.shards = self._list_shards(rank)
         self.parameters = [x.requires_grad_() for x in copy_shards(self.shards, full, device)]
         self._by_name = {shard.name: x for shard, x in zip(self.shards, self.parameters, strict=True)}

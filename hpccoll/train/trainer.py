@@ -142,6 +142,7 @@ class Trainer:
         """
         while self.step < self.options.steps:
             self.groups.reset_counts()
+            self.layers.routed.clear()
             if self.tied_group is not None:
                 self.tied_group.reset_counts()
             begin = time.perf_counter()

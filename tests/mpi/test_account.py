@@ -10,7 +10,7 @@ import hpccoll
 from hpccoll.cli.train_account import find_wrong
 from hpccoll.parallel.mesh import Mesh
 from hpccoll.plan import Link, Machine
-from hpccoll.train.options import OPTIMIZERS, GptConfig, TrainOptions, split_strategy
+from hpccoll.train.options import OPTIMIZERS, ExpertConfig, GptConfig, TrainOptions, split_strategy
 from tests.record_schema import require_valid
 
 pytest.importorskip("torch")
@@ -25,10 +25,12 @@ STRATEGIES = {
     3: ["dp"],
     4: ["dp=2,tp=2", "dp=2,tp=2,sp", "dp=2,pp=2", "tp=2,pp=2"],
 }
+WITH_EXPERTS = {1: ["dp"], 2: ["dp", "tp", "ep"], 3: ["dp"], 4: ["ep", "dp=2,ep=2", "tp=2,ep=2", "pp=2,ep=2"]}
 
 
-def make_options(**changes):
-    return TrainOptions(GptConfig(64, 2, heads=4, context=64), 3, batch=24, optimizer=OPTIMIZERS["adamw"], **changes)
+def make_options(experts=None, **changes):
+    model = GptConfig(64, 2, heads=4, context=64, experts=experts)
+    return TrainOptions(model, 3, batch=24, optimizer=OPTIMIZERS["adamw"], **changes)
 
 
 @pytest.mark.parametrize("changes", [{}, {"recompute": True}], ids=["plain", "recompute"])
@@ -39,3 +41,20 @@ def test_bytes_and_memory_are_as_estimated(comm, changes):
             record = run_account(hpc, strategy, Mesh.parse(axes, hpc.size), options, MACHINE, lambda _: None)
             require_valid(json.loads(json.dumps(record.as_dict())))
             assert find_wrong(record) == [], (strategy, record.entries)
+
+
+@pytest.mark.parametrize(("recompute", "factor"), [(False, None), (True, 0.7)])
+def test_bytes_and_memory_of_experts_are_those_of_the_routing(comm, recompute, factor):
+    experts = ExpertConfig(4, capacity_factor=factor)
+    with hpccoll.Communicator(comm) as hpc:
+        for strategy in WITH_EXPERTS[hpc.size]:
+            axes, options = split_strategy(strategy, make_options(experts, recompute=recompute))
+            mesh = Mesh.parse(axes, hpc.size)
+            record = run_account(hpc, strategy, mesh, options, MACHINE, lambda _: None)
+            assert find_wrong(record) == [], (strategy, record.entries)
+            found = {each.quantity: each for each in record.entries}
+            if mesh.ep > 1:
+                entry = found["all_to_all bytes"]
+                assert entry.measured == entry.simulated == entry.estimated != entry.even
+                # Without dropped choices, the busiest rank sends more than the mean; a capacity below 1 drops many.
+                assert (found["peak bytes"].even < found["peak bytes"].estimated) == (factor is None)

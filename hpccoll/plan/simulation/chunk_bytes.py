@@ -1,7 +1,8 @@
 """Computes the sizes in bytes of regions (sets of chunks per rank), whose chunks may differ in size.
 
 If all chunks have the same size, the bytes of a region follow from its number of chunks; otherwise, they follow from
-prefix sums over the chunk sizes, without a list of the region's chunks.
+prefix sums over the chunk sizes, without a list of the region's chunks. If the sizes of a chunk differ by rank, the
+chunks are listed.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from hpccoll.plan.step import Floats, IntArray, Region, Span
+from hpccoll.plan.step import NO_CHUNK, Floats, IntArray, Region, Span
 
 Bytes: TypeAlias = int | Floats  # whole numbers as floats, which are exact and multiply faster
 
@@ -18,11 +19,14 @@ _TABLES = 64  # number of cached tables, each with one entry per chunk
 
 
 class ChunkBytes:
-    """The bytes of chunks and of regions of chunks; `common_size` is None if chunks differ in size."""
+    """The bytes of chunks and of regions of chunks; `common_size` is None if chunks differ in size.
+
+    `sizes` has the bytes of each chunk, shape (C,), or of each chunk of each rank, shape (n, C).
+    """
 
     def __init__(self, sizes: IntArray) -> None:
         self.sizes = sizes
-        self.common_size: int | None = int(sizes[0]) if len(sizes) else 0
+        self.common_size: int | None = int(sizes.flat[0]) if sizes.size else 0
         if (sizes != self.common_size).any():
             self.common_size = None
         self._before = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
@@ -42,6 +46,9 @@ class ChunkBytes:
         if self.common_size is not None:
             size = region.size
             return size * self.common_size if isinstance(size, int) else np.asarray(size * self.common_size, np.float64)
+        if self.sizes.ndim == 2:
+            ids = region.ids(len(self.sizes))
+            return np.where(ids == NO_CHUNK, 0.0, np.take_along_axis(self.sizes, ids, 1)).sum(1)
         if not isinstance(region, Span):
             return np.asarray(self.sizes[region.table()].sum(axis=-1), np.float64)
         if isinstance(region.base, int) and isinstance(region.count, int):

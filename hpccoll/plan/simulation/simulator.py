@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hpccoll.errors import UsageError
+from hpccoll.plan.operation import Count, Operation
 from hpccoll.plan.plan import Plan
 from hpccoll.plan.rounds import Rounds
 from hpccoll.plan.simulation.chunk_bytes import ChunkBytes
@@ -28,7 +29,7 @@ from hpccoll.plan.simulation.critical_path import CriticalPath, MoveNumbers, Tra
 from hpccoll.plan.simulation.machine import Machine
 from hpccoll.plan.simulation.round_costs import RoundCosts, RoundPricer
 from hpccoll.plan.simulation.symmetry import find_period
-from hpccoll.plan.step import Floats
+from hpccoll.plan.step import Floats, IntArray
 
 _TRACED = 2**22  # most clocks kept at once (32 MiB), and most move numbers
 
@@ -68,7 +69,7 @@ class Simulation:
 def simulate(
     plan: Plan,
     machine: Machine,
-    count: int,
+    count: Count,
     itemsize: int = 4,
     *,
     full: bool = False,
@@ -80,7 +81,7 @@ def simulate(
     Args:
         plan: the plan to simulate, which this function does not prove.
         machine: the machine model, with the nodes and the costs of their links.
-        count: elements per vector, or per block where the operation has blocks, of `itemsize` bytes each.
+        count: elements of `itemsize` bytes each, as in `Operation.sizes_by_rank`.
         full: simulate every rank, even if fewer ranks could represent all.
         trace: find the critical path; most rounds are then simulated twice if ranks times rounds exceed 4 million.
         entered_s: the time at which each rank enters the call, shape (n,), at least 0; None if all enter at time 0.
@@ -90,10 +91,10 @@ def simulate(
         UsageError: the count is negative, the item size below 1, or ranks of different nodes share memory.
         PlanError: the algorithm states a period (rank r + period acts like rank r) that its plan does not have.
     """
-    if count < 0 or itemsize < 1:
+    if min(count if isinstance(count, tuple) else (count,)) < 0 or itemsize < 1:
         raise UsageError(f"cannot simulate {count} elements of {itemsize} bytes: need a count >= 0 and whole bytes")
     rounds = plan.column(0)
-    chunk_bytes = ChunkBytes(plan.operation.chunk_sizes(count, plan.ranks, rounds.chunks) * itemsize)
+    chunk_bytes = ChunkBytes(_list_sizes(plan, count, rounds.chunks) * itemsize)
     represented = plan.ranks if full or entered_s is not None else find_period(plan, machine, chunk_bytes)
     run = _Run(plan, machine, chunk_bytes, represented, trace, entered_s)
     clocks = run.forward()
@@ -102,6 +103,12 @@ def simulate(
     nbytes = plan.operation.message_bytes(count, itemsize, plan.ranks)
     messages = run.pricer.messages * (plan.ranks // represented)
     return Simulation(plan, machine, nbytes, len(rounds), run.steps, messages, clocks, within, between, path)
+
+
+def _list_sizes(plan: Plan, count: Count, chunks: int) -> IntArray:
+    """Return the elements of each chunk, shape (C,), or of each chunk of each rank, shape (n, C), if they differ."""
+    differ = plan.operation is Operation.ALL_TO_ALL and isinstance(count, tuple)
+    return (plan.operation.sizes_by_rank if differ else plan.operation.chunk_sizes)(count, plan.ranks, chunks)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ _ROUNDS, _RANKS, _BLOCKS = 48, 32, 5  # of a sample
 def find_period(plan: Plan, machine: Machine, chunk_bytes: ChunkBytes) -> int:
     """Return the number of ranks that represent all n, a period or n; raise PlanError for a falsely stated period."""
     n = plan.ranks
-    if plan.period is None:
+    if plan.period is None or chunk_bytes.sizes.ndim == 2:
         return n
     if chunk_bytes.common_size is None and len(chunk_bytes.sizes) != n:
         return n  # chunks are not numbered by rank, so rotating ranks does not rotate chunks

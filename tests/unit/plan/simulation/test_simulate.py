@@ -108,6 +108,14 @@ def test_a_call_and_bands_of_message_sizes_cost_what_they_say():
     assert found.seconds == pytest.approx(5e-6 + ALPHA + 100 * BETA + 200 * 3e-9 + 100 * 1e-9, rel=1e-12)
 
 
+def test_an_exchange_of_blocks_of_different_sizes_by_hand():
+    rows = np.array([[9, 2, 0], [0, 9, 7], [1, 3, 9]])
+    found = simulate(get_algorithm(Operation.ALL_TO_ALL, "pairwise").plan(3), FLAT, tuple(rows.flat), 4)
+    assert found.between.tolist() == [8, 28, 16]
+    # Each rank copies 36 bytes. Rank 2 receives 28 bytes from rank 1, and then sends 12 bytes to rank 1.
+    assert found.seconds == pytest.approx(36 * GAMMA + 2 * ALPHA + (28 + 12) * BETA, rel=1e-12)
+
+
 def test_the_critical_path_names_who_waited_for_whom():
     found = simulate(TREE.plan(4), replace(FLAT, gamma_s_per_byte=0.0), 100)
     path = found.path
