@@ -128,7 +128,7 @@ def _list_tensor_traffic(setup: TrainingSetup, machine: Machine) -> Iterator[Tra
         yield _make_ring_traffic(strategy, "all_reduce", 3 * m, loss_bytes, links)
     else:
         mixtures = m * layers if setup.model.experts > 1 else 0
-        choices = mixtures * setup.tokens * setup.model.active_experts
+        choices = float(mixtures * setup.tokens * setup.model.active_experts)
         if setup.routing is not None:
             choices = mixtures * setup.routing.kept / setup.routing.passes
         calls, sent = (

@@ -114,8 +114,8 @@ def _simulate_experts(
     sent_bytes = seconds = 0.0
     for passes in routing.rows:
         found = [simulate(plan, machine, tuple(rows.flat), row_bytes, trace=False) for rows in (*passes, *passes.mT)]
-        by_rank = repeats * sum(way.within + way.between for way in found)
-        sent_bytes = max(sent_bytes, float(by_rank.max()))
+        by_rank = np.sum([way.within + way.between for way in found], 0)
+        sent_bytes = max(sent_bytes, repeats * float(by_rank.max()))
         seconds = max(seconds, repeats * sum(way.seconds for way in found))
     sent_bytes += routing.passes * float((numbers.within + numbers.between).max())
     seconds += routing.passes * numbers.seconds

@@ -48,7 +48,8 @@ class ChunkBytes:
             return size * self.common_size if isinstance(size, int) else np.asarray(size * self.common_size, np.float64)
         if self.sizes.ndim == 2:
             ids = region.ids(len(self.sizes))
-            return np.where(ids == NO_CHUNK, 0.0, np.take_along_axis(self.sizes, ids, 1)).sum(1)
+            sizes = np.where(ids == NO_CHUNK, 0, np.take_along_axis(self.sizes, ids, 1))
+            return np.asarray(sizes.sum(1), np.float64)
         if not isinstance(region, Span):
             return np.asarray(self.sizes[region.table()].sum(axis=-1), np.float64)
         if isinstance(region.base, int) and isinstance(region.count, int):
