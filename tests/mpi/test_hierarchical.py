@@ -88,7 +88,7 @@ def test_buffers_that_neighbours_reach_are_bit_equal_to_replay(nodes, name, data
         patch.setattr(two_level, "MESSAGE_BYTES", 1024)
         check(hpc, comm, list(drawn(hpc, name, data, slice(3, None, 12))), pool)
         if hpc._engine.node.remote is not None:
-            patch.setattr(executable, "LEAST_REMOTE_BYTES", 1)
+            patch.setattr(executable, "find_least_remote_bytes", lambda *_: 1)
             check(hpc, comm, list(drawn(hpc, name, data, slice(5, None, 12))))
 
 

@@ -68,13 +68,15 @@ def test_blocks_of_new_arrays(hpc, monkeypatch, algorithm):
             assert set(hpc.broadcast(y, root=n - 1, algorithm=algorithm).tolist()) == {n - 1}
 
 
+@pytest.mark.parametrize("count", [5000, 40_001])
 @pytest.mark.parametrize("operation", [Operation.ALL_REDUCE, Operation.BROADCAST, Operation.ALL_GATHER])
-def test_bound_and_unbound_ranks_meet_in_every_algorithm(hpc, operation):
+def test_bound_and_unbound_ranks_meet_in_every_algorithm(hpc, monkeypatch, operation, count):
     """In every turn one rank brings a new array, and the others an array that they have used before."""
+    monkeypatch.setattr(hpc._engine.node, "slot_bytes", 2**16)
     for algorithm in list_algorithm_names(operation):
-        mine = np.zeros(5000, np.int64)
+        mine = np.zeros(count, np.int64)
         for turn in range(2 * hpc.size + 2):
-            x = np.zeros(5000, np.int64) if hpc.rank == turn % hpc.size else mine
+            x = np.zeros(count, np.int64) if hpc.rank == turn % hpc.size else mine
             x[:] = hpc.rank + 1
             result = getattr(hpc, operation.value)(x, algorithm=algorithm)
             expected = {
@@ -83,6 +85,16 @@ def test_bound_and_unbound_ranks_meet_in_every_algorithm(hpc, operation):
                 Operation.ALL_GATHER: set(range(1, hpc.size + 1)),
             }[operation]
             assert set(result.reshape(-1).tolist()) == expected
+
+
+def test_large_new_arrays_are_staged_in_segments(hpc, monkeypatch):
+    monkeypatch.setattr(hpc._engine.node, "slot_bytes", 2**16)
+    for turn in range(5):
+        if turn == 1:
+            assert_unbound(hpc, monkeypatch)
+        x = np.arange(40_001.0) + turn
+        hpc.all_reduce(x, algorithm="shared_two_shot")
+        assert np.array_equal(x, hpc.size * (np.arange(40_001.0) + turn))
 
 
 @pytest.mark.needs_ranks(2)

@@ -28,10 +28,10 @@ from hpccoll.runtime.node_memory.symmetric import SymmetricBuffers
 from hpccoll.runtime.progress import InFlight, Progress
 
 STAGING_SLOTS: Final = 2
-SLOT_BYTES_ON_ONE_NODE: Final = 4 * 2**20  # of each rank
+SLOT_BYTES_ON_ONE_NODE: Final = 2**20 + 64 * 2**10  # of each rank; both slots of a rank fit into its cache
 PIPELINE_SLOTS: Final = 6  # enough to keep a link busy while other segments synchronise, reduce and store
 SLOT_BYTES: Final = 2 * 2**20 + 64 * 2**10  # of each rank; segments of a chunk differ by at most one element
-MOST_SLOT_BYTES_OF_NODE: Final = 2**30  # of all ranks of a node: from 64 ranks on, slots become smaller
+MOST_SLOT_BYTES_OF_NODE: Final = 2**30  # of all ranks of a node; slots of many ranks are smaller
 _LINE_BYTES: Final = 128  # two cache lines, which processors may fetch together
 _MISMATCH_TAG: Final = 8191
 FACTS = ("operation", "algorithm", "chunks", "root", "count", "dtype", "reduction", "memory")

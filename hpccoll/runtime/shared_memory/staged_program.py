@@ -13,10 +13,11 @@ from hpccoll.runtime.unbound_program import Memories, Step
 
 @dataclass(frozen=True, slots=True)
 class StagedProgram:
-    """A staged program for messages that fit into one slot; other ranks may run the same call by an executable.
+    """A staged program; other ranks may run the same call by an executable.
 
-    `begin` records the beginning of a call, and `state` its end. `memories` has, by the number of the slot that a run
-    uses, all memories of the run except input and output.
+    `begin` records the beginning of a call, and `state` its end. `segments` are the steps of each segment, those of the
+    first segment after `NodeBarrier.enter`. Segments use the slots in turn. `memories` has, by the number of a slot,
+    all memories of a segment except input and output.
     """
 
     state: CallRecorder
@@ -25,7 +26,7 @@ class StagedProgram:
     entry: int
     facts: Sequence[object]
     before_entry: Sequence[Step]
-    after_entry: Sequence[Step]
+    segments: Sequence[Sequence[Step]]
     memories: Mapping[int, Memories]
 
     def __call__(self, source: FlatArray, result: FlatArray) -> None:
@@ -48,6 +49,9 @@ class StagedProgram:
             alike = node.barrier.enter(self.entry)
             if alike is None:
                 node.raise_mismatch(self.facts)
-        for step in self.after_entry:
-            step(memories)
-        node.next_slot = (slot + 1) % len(node.slots)
+        for steps in self.segments:
+            memories = (source, result, *self.memories[slot])
+            for step in steps:
+                step(memories)
+            slot = (slot + 1) % len(node.slots)
+        node.next_slot = slot
