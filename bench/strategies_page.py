@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from claims import RESULTS
@@ -14,7 +13,7 @@ from hpccoll.records import TrainAccountRecord
 from hpccoll.report.account_picture import write_account_picture
 
 FOLDER: Final = RESULTS / "strategies"
-TIMED, MIXED = "account-2", "account-4"
+TIMED, EXPERTS, MIXED = "account-2", "experts-2", ("account-4", "experts-4")
 
 
 def read_accounts(stem: str) -> list[TrainAccountRecord]:
@@ -23,10 +22,10 @@ def read_accounts(stem: str) -> list[TrainAccountRecord]:
     return [TrainAccountRecord.from_dict(each, stem) for each in records if each["kind"] == TrainAccountRecord.kind]
 
 
-def format_accounts() -> Iterator[str]:
-    """Yield the Markdown lines of the account of single axes, then a line on the machine of the measurement."""
-    yield from _format_table(TIMED, "")
-    run = read_records(FOLDER / f"{TIMED}.jsonl", "bench/strategies_page.py").records[0]
+def format_accounts(stem: str) -> Iterator[str]:
+    """Yield the Markdown lines of an account of single axes, then a line on the machine of the measurement."""
+    yield from _format_table([stem], "")
+    run = read_records(FOLDER / f"{stem}.jsonl", "bench/strategies_page.py").records[0]
     day, commit = run["start_time"][:10], run["commit"] or "unknown"
     yield f"\n{run['ranks']} ranks on {max(run['cores'])} cores, {run['versions']['mpi']}, on {day} at commit {commit}."
 
@@ -36,14 +35,15 @@ def format_mixed() -> Iterator[str]:
     yield from _format_table(MIXED, "MB")
 
 
-def _format_table(stem: str, ending: str) -> Iterator[str]:
+def _format_table(stems: Sequence[str], ending: str) -> Iterator[str]:
     """Yield a table of the quantities whose name ends with `ending`."""
     yield f"| {' | '.join(COLUMNS)} |\n|---|---|---|---|---|"
-    for row in format_rows(read_accounts(stem)):
+    for row in format_rows([account for stem in stems for account in read_accounts(stem)]):
         if row[1].endswith(ending):
             yield f"| {' | '.join(row)} |"
 
 
-def write_picture(path: Path) -> None:
-    """Draw the account of single axes."""
-    write_account_picture(read_accounts(TIMED), str(path))
+def write_pictures() -> None:
+    """Draw the accounts of single axes."""
+    for stem, name in ((TIMED, "account.svg"), (EXPERTS, "experts.svg")):
+        write_account_picture(read_accounts(stem), str(FOLDER / name))

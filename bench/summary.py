@@ -15,7 +15,7 @@ from typing import Any
 from claim_charts import write_charts
 from claims import CLAIMS, format_claim, format_headline, format_prediction
 from marked_blocks import replace_block
-from strategies_page import format_accounts, format_mixed, write_picture
+from strategies_page import EXPERTS, TIMED, format_accounts, format_mixed, write_pictures
 from torch_page import format_clusters, format_speed
 from training_page import format_training_steps
 
@@ -42,7 +42,7 @@ def main() -> int:
         path.parent.mkdir(exist_ok=True)
         path.write_text(text, encoding="utf-8")
     write_charts(HERE / "charts")
-    write_picture(HERE / "results" / "strategies" / "account.svg")
+    write_pictures()
     return 0
 
 
@@ -65,12 +65,13 @@ def make_pages() -> dict[Path, str]:
         (HERE.parent / "README.md", "claims", "\n".join(format_headline())),
         (TORCH_PAGE, "speed", "\n".join(format_speed())),
         (TRAINING_PAGE, "steps", "\n".join(format_training_steps())),
-        (STRATEGIES_PAGE, "account", "\n".join(format_accounts())),
+        (STRATEGIES_PAGE, "account", "\n".join(format_accounts(TIMED))),
     )
     for path, name, text in blocks:
         pages[path] = replace_block(path.read_text(encoding="utf-8"), name, text)
     pages[TORCH_PAGE] = replace_block(pages[TORCH_PAGE], "clusters", "\n".join(format_clusters()))
-    pages[STRATEGIES_PAGE] = replace_block(pages[STRATEGIES_PAGE], "mixed", "\n".join(format_mixed()))
+    for name, lines in (("experts", format_accounts(EXPERTS)), ("mixed", format_mixed())):
+        pages[STRATEGIES_PAGE] = replace_block(pages[STRATEGIES_PAGE], name, "\n".join(lines))
     return pages
 
 
