@@ -17,7 +17,7 @@ class Backoff:
 
     Args:
         spins: whether to poll without a pause at first; true only if every rank has a core of its own.
-        sleeps: whether to sleep in a long wait; false if each poll moves data, as for long MPI messages.
+        sleeps: whether to sleep in a long wait; false if polls move data and no other rank needs the core.
     """
 
     __slots__ = ("_since", "_sleep_s", "_sleeps", "_spin_s")

@@ -75,6 +75,7 @@ class Engine:
         # All collective set-up is in the constructor, because later set-up could block operations in flight.
         layout = detect_layout(comm)
         self.nodes, world_ranks = layout.members, list_world_ranks(comm)
+        self.progress.oversubscribed |= layout.oversubscribed
         self.node = NodeMemory(comm, layout, self.progress)
         self.library = MpiCollectives(comm, self.progress, self.state, takes_device_memory)
         lower_cached = lru_cache(PROGRAMS)(self._lower)

@@ -79,18 +79,19 @@ class Progress:
     `operations` are plans, in the order of their start. `transfers` are requests that MPI advances in any MPI call:
     sends, receives and the MPI library's own collectives. An operation is kept alive here until it is done.
     `deadline` is the time on the monotonic clock after which blocking waits raise WaitTimeoutError; infinite if there
-    is none.
+    is none. `oversubscribed` states whether ranks share cores; long waits then sleep between polls.
 
     Args:
         poll_mpi: a function that lets MPI advance without blocking.
     """
 
-    __slots__ = ("_advancing", "_listeners", "deadline", "operations", "poll_mpi", "transfers")
+    __slots__ = ("_advancing", "_listeners", "deadline", "operations", "oversubscribed", "poll_mpi", "transfers")
 
     def __init__(self, poll_mpi: Callable[[], object] = bool) -> None:
         self.operations: dict[InFlight, None] = {}
         self.transfers: deque[InFlight] = deque()
         self.poll_mpi, self._advancing, self.deadline = poll_mpi, False, NEVER
+        self.oversubscribed = False
         self._listeners: WeakSet[Any] | None = WeakSet()
 
     def __bool__(self) -> bool:
@@ -150,12 +151,16 @@ class Progress:
         self.operations.clear()
         self.transfers.clear()
 
+    def make_backoff(self) -> Backoff:
+        """Return the pauses of a wait whose polls may move data of a long message."""
+        return Backoff(spins=not self.oversubscribed, sleeps=self.oversubscribed)
+
     def wait_until(self, done: Callable[[], object]) -> None:
         """Block until `done` returns true: poll it, and advance the in-flight operations after every `POLLS` polls.
 
         `done` must let MPI advance, as a test of a request does, unless it depends on in-flight operations alone.
         """
-        backoff = Backoff(spins=True, sleeps=False)
+        backoff = self.make_backoff()
         while True:
             for _ in range(POLLS):
                 if done():

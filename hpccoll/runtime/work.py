@@ -11,7 +11,6 @@ from mpi4py import MPI
 
 from hpccoll.errors import DEBUG_HINT, CommunicationError, WaitTimeoutError
 from hpccoll.runtime.arrays import BoundCall
-from hpccoll.runtime.backoff import Backoff
 from hpccoll.runtime.progress import InFlight, Progress
 from hpccoll.runtime.recorder.call_recorder import WaitReason
 
@@ -76,7 +75,7 @@ class Work(Generic[ResultT]):
             WaitTimeoutError: the time is up; the operation is still in flight, and may be waited for again.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        backoff = Backoff(spins=True, sleeps=False)
+        backoff = self._progress.make_backoff()
         with self.awaited or nullcontext():
             while not self.test():
                 backoff.pause()

@@ -20,7 +20,6 @@ import torch.distributed as dist
 
 from hpccoll.communicator import Communicator
 from hpccoll.errors import HpccollError, WaitTimeoutError
-from hpccoll.runtime.backoff import Backoff
 from hpccoll.runtime.progress import NEVER, get_progress
 from hpccoll.runtime.work import Work
 from hpccoll.torch.communicators import list_kept
@@ -102,7 +101,7 @@ class TorchWork(dist._Work):  # type: ignore[misc]  # noqa: SLF001 - torch has n
 
     def _poll(self, timeout: timedelta) -> None:
         """Advance all operations of the process until this one is complete or the time is up."""
-        deadline, backoff = time.monotonic() + timeout.total_seconds(), Backoff(spins=True, sleeps=False)
+        deadline, backoff = time.monotonic() + timeout.total_seconds(), get_progress().make_backoff()
         pending = self._works[0] if self._works else None
         with (pending and pending.awaited) or nullcontext():
             while not self._advance():
@@ -184,7 +183,7 @@ class TorchWork(dist._Work):  # type: ignore[misc]  # noqa: SLF001 - torch has n
         """
         if self._future is None:
             self._future = torch.futures.Future()
-            began, completer, backoff = time.monotonic(), get_completer(), Backoff(spins=True, sleeps=False)
+            began, completer, backoff = time.monotonic(), get_completer(), get_progress().make_backoff()
             self._deadline = began + self._timeout.total_seconds()
             brief_s = 0.0 if self.is_message else BRIEF_S
             while not self.complete_future():

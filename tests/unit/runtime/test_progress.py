@@ -240,6 +240,21 @@ def test_a_backoff_without_sleeping_yields_for_ever(clock):
     assert clock.did == ["yield", "yield"]
 
 
+@pytest.mark.parametrize("oversubscribed", [False, True])
+def test_waits_for_messages_sleep_only_where_ranks_share_cores(clock, oversubscribed):
+    progress = Progress()
+    progress.oversubscribed = oversubscribed
+    polls = iter(range(10_000))
+
+    def is_done():
+        clock.now += YIELD_S / 10
+        return next(polls) > 1000
+
+    progress.wait_until(is_done)
+    assert any(isinstance(pause, float) for pause in clock.did) == oversubscribed
+    assert "yield" in clock.did
+
+
 def test_reset_begins_again_with_the_shortest_pause(clock):
     wait = Backoff(spins=True)
     wait.pause()
