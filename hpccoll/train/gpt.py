@@ -57,8 +57,9 @@ def list_stage_names(model: GptConfig, mesh: Mesh, stage: int, experts: range) -
     """Return the names of a pipeline stage's parameters in the order of use; of all experts, only `experts`."""
     blocks = split_evenly(model.layers, mesh.stages)[stage]
     found = ["embedding.weight", "position.weight"] if stage == 0 else []
+    every = list(model.list_shapes())
     for block in range(blocks.start, blocks.stop):
-        names = [name for name in model.list_shapes() if name.startswith(f"blocks.{block}.")]
+        names = [name for name in every if name.startswith(f"blocks.{block}.")]
         found += [name for name in names if find_expert(name) in (None, *experts)]
     return [*found, "norm.weight", "norm.bias", "embedding.weight"] if stage == mesh.stages - 1 else found
 

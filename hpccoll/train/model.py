@@ -68,11 +68,6 @@ def list_shards(model: ModelConfig, mesh: Mesh, rank: int) -> list[ParameterShar
     return shards
 
 
-def is_copy(model: ModelConfig, mesh: Mesh, rank: int, name: str) -> bool:
-    """Whether a rank's shard of a parameter is a copy of another rank's shard; see `ParameterShard.is_copy`."""
-    return any(shard.is_copy for shard in list_shards(model, mesh, rank) if shard.name == name)
-
-
 def list_full_parameters(model: ModelConfig) -> list[ParameterShard]:
     """Return all parameters unsplit, that is, as the shards of a mesh of one rank."""
     return list_shards(model, Mesh(), 0)

@@ -20,7 +20,7 @@ from hpccoll.peers.torch_training import (
     TorchTraining,
 )
 from hpccoll.records import TrainCompareRecord, TrainStepRecord
-from hpccoll.train.model import COLUMN, ROW, choose_split, get_activation, init_parameters, list_stage_layers, sum_loss
+from hpccoll.train.model import COLUMN, ROW, choose_split, init_parameters, list_stage_layers, sum_loss
 from hpccoll.train.model import run_single_process as run_whole_model
 from hpccoll.train.optimizer import ShardOptimizer
 from hpccoll.train.options import UNTIMED_STEPS, GptConfig, MlpConfig, ModelConfig, TrainOptions
@@ -28,6 +28,8 @@ from hpccoll.train.record import describe_mesh
 
 if TYPE_CHECKING:
     from hpccoll.train.trainer import Trainer
+
+ACTIVATION_MODULES = {"tanh": torch.nn.Tanh, "gelu": torch.nn.GELU}
 
 
 def require_comparable(mesh: Mesh, options: TrainOptions) -> None:
@@ -74,14 +76,6 @@ class WholeModel(torch.nn.Module):  # type: ignore[misc] # torch has no types he
         return run_whole_model(self.model, dict(zip(self.names, self.values, strict=True)), x)
 
 
-class Activation(torch.nn.Module):  # type: ignore[misc] # torch has no types here
-    """The activation between two layers as a module."""
-
-    def __init__(self, model: MlpConfig) -> None:
-        super().__init__()
-        self.forward = get_activation(model)
-
-
 def make_perceptron(model: MlpConfig, layers: Iterable[int], full: dict[str, Any]) -> Any:
     """Return consecutive layers of a perceptron as modules of torch; layer n is named `n`, its activation `actn`."""
     module = torch.nn.Sequential()
@@ -90,7 +84,7 @@ def make_perceptron(model: MlpConfig, layers: Iterable[int], full: dict[str, Any
         linear.load_state_dict({name: full[f"layers.{layer}.{name}"] for name in ("weight", "bias")})
         module.add_module(str(layer), linear)
         if layer < model.layers - 1:
-            module.add_module(f"act{layer}", Activation(model))
+            module.add_module(f"act{layer}", ACTIVATION_MODULES[model.activation]())
     return module
 
 

@@ -31,7 +31,7 @@ from hpccoll.train.checkpoint import Checkpoint, CheckpointDirectory
 from hpccoll.train.datasets import load_samples
 from hpccoll.train.gradient_check import TOLERANCE, GradientCheck, compare_gradients, count_replica_differences
 from hpccoll.train.gradient_check import compute_reference_gradients as compute_reference
-from hpccoll.train.model import init_parameters, is_copy, list_tied_ranks, make_layers
+from hpccoll.train.model import init_parameters, list_shards, list_tied_ranks, make_layers
 from hpccoll.train.optimizer import ShardOptimizer
 from hpccoll.train.options import TrainOptions
 from hpccoll.train.record import TIED, RankStep, combine_rank_steps, explain_non_finite, list_sent_bytes
@@ -350,9 +350,13 @@ class Trainer:
 
     def _find_copies(self) -> set[Any]:
         """Return the parameters whose shards are copies on the first rank of their group; local."""
+        first_ranks = {shard.name: self._get_replicas(shard).ranks[0] for shard in self.layers.shards}
+        copies = {
+            rank: {shard.name for shard in list_shards(self.options.model, self.mesh, rank) if shard.is_copy}
+            for rank in set(first_ranks.values())
+        }
         pairs = zip(self.layers.shards, self.layers.parameters, strict=True)
-        model, mesh = self.options.model, self.mesh
-        return {x for shard, x in pairs if is_copy(model, mesh, self._get_replicas(shard).ranks[0], shard.name)}
+        return {x for shard, x in pairs if shard.name in copies[first_ranks[shard.name]]}
 
 
 def load_start(
