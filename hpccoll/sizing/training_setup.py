@@ -131,7 +131,7 @@ class TrainingSetup:
             (mesh.tp, "--kv-heads", model.kv_head_count, "tp"),
             (mesh.tp, "--feed-forward", model.mlp_width, "tp"),
             (mesh.ep, "--experts", model.experts, "ep"),
-            (stages, "--layers", model.layers, f"the {stages} stages of pp"),
+            (stages, "--layers", model.layers, "the number of pipeline stages"),
             (2 * mesh.cp if mesh.cp > 1 else 1, "--sequence", self.sequence, "2 cp"),
             (self.norm_split, "--sequence over cp", self.sequence // mesh.cp, "tp with --sequence-parallel"),
             (per_sampler, "--batch", self.batch, "dp times ep times --microbatches"),

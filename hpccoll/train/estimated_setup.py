@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hpccoll.errors import UsageError
 from hpccoll.parallel.mesh import Mesh
+from hpccoll.parallel.schedule_files import is_schedule_file
 from hpccoll.sizing import ModelShape, Precision, TrainingSetup
 from hpccoll.sizing.training_setup import TrainingProgram
 from hpccoll.train.options import BYTES, GptConfig, TrainOptions
@@ -18,6 +19,10 @@ def make_training_setup(options: TrainOptions, mesh: Mesh) -> TrainingSetup:
     if not isinstance(model, GptConfig):
         raise UsageError(
             f"--model {model.name} has no estimate, because its formulas are for transformers; give --model gpt"
+        )
+    if is_schedule_file(options.schedule):
+        raise UsageError(
+            f"--schedule {options.schedule} has no estimate, whose formulas are of built-in schedules; give 1f1b"
         )
     setup = TrainingSetup(
         make_model_shape(model),

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from hpccoll.cli import main as cli
+from hpccoll.errors import UsageError
 from hpccoll.parallel.mesh import Mesh
 from hpccoll.sizing.parameters import count_model, count_rank
 from hpccoll.train.estimated_setup import make_model_shape, make_training_setup
@@ -58,6 +59,11 @@ def test_a_run_that_needs_too_much_memory_ends_with_status_3(capsys):
 def test_bad_input_is_refused(words, message, capsys):
     assert cli.main(["train", *words]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_schedule_file_has_no_estimate():
+    with pytest.raises(UsageError, match=r"--schedule mine\.csv has no estimate"):
+        make_training_setup(TrainOptions(GptConfig(layers=4), 1, schedule="mine.csv"), Mesh(pp=2))
 
 
 @pytest.mark.parametrize("config", [GptConfig(), GptConfig(activation="swiglu", width=96, layers=2, context=32)])

@@ -63,7 +63,7 @@ MISFITS = [
     ({"mesh": Mesh(tp=3)}, "tp = 3 does not divide --heads 8"),
     ({"model": load_preset("llama-2-70b"), "mesh": Mesh(tp=16)}, "tp = 16 does not divide --kv-heads 8"),
     ({"mesh": Mesh(ep=2)}, "ep = 2 does not divide --experts 1"),
-    ({"mesh": Mesh(pp=3)}, "the 3 stages of pp = 3 does not divide --layers 8"),
+    ({"mesh": Mesh(pp=3)}, "the number of pipeline stages = 3 does not divide --layers 8"),
     ({"mesh": Mesh(cp=3)}, "2 cp = 6 does not divide --sequence 1024"),
     ({"mesh": Mesh(dp=3)}, "dp times ep times --microbatches = 48 does not divide --batch 16"),
     (
