@@ -27,6 +27,23 @@ if TYPE_CHECKING:
 PAUSE_S: Final = 3e-3  # between two polls of the thread that advances all_reduces across nodes
 
 
+def note_backward_pass(parameter: Any, missing: dict[Any, int], view: Any | None) -> None:
+    """Note that a backward pass has added to a parameter's gradient, and move the gradient to `view` unless it is None.
+
+    `missing` has the backward passes that have not added to a gradient yet, by parameter. Raises UsageError if no pass
+    is missing.
+    """
+    if parameter not in missing:
+        raise UsageError(
+            "a gradient received more backward passes than `begin` was given; pass `begin` the number per parameter"
+        )
+    if view is not None and parameter.grad is not view:
+        parameter.grad = view.copy_(parameter.grad)
+    missing[parameter] -= 1
+    if not missing[parameter]:
+        del missing[parameter]
+
+
 class _Bucket:
     """The gradients of some parameters, as views of one buffer, and the progress of their sum in a training step."""
 
@@ -37,16 +54,6 @@ class _Bucket:
         self.views = {parameter: part.view_as(parameter) for parameter, part in parts}
         self.missing: dict[Any, int] = {}  # by parameter, the backward passes that have not added to its gradient yet
         self.work: Work[Any] | None = None
-
-    def note_gradient(self, parameter: Any) -> None:
-        """Move a parameter's gradient to the buffer after a backward pass has added to the gradient."""
-        if parameter not in self.missing:
-            raise UsageError("a backward pass added to a gradient after the last pass that `begin` was told to expect")
-        if parameter.grad is not self.views[parameter]:
-            parameter.grad = self.views[parameter].copy_(parameter.grad)
-        self.missing[parameter] -= 1
-        if not self.missing[parameter]:
-            del self.missing[parameter]
 
     def zero_unused(self) -> None:
         """Set the gradients of parameters to zero that no backward pass of the step has used."""
@@ -93,7 +100,7 @@ class GradientBuckets:
         self._buckets.append(bucket)
 
         def note_gradient(parameter: Any) -> None:
-            bucket.note_gradient(parameter)
+            note_backward_pass(parameter, bucket.missing, bucket.views[parameter])
             self._start_complete_buckets()
 
         for parameter in parameters:

@@ -31,8 +31,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-from hpccoll.errors import UsageError
 from hpccoll.parallel.axis_group import AxisGroup
+from hpccoll.parallel.data_parallel import note_backward_pass
 
 if TYPE_CHECKING:
     from hpccoll.runtime.work import Work
@@ -63,7 +63,7 @@ class ZeroUnit:
         self.gradients = group.empty(self.count, memory).zero_() if level == 1 else None
         self.shard.grad = torch.zeros_like(memory) if level > 1 else self._take_own(self.gradients)
         views = self.split(self.gradients) if level == 1 else []
-        self._gradient_views = dict(zip(parameters, views, strict=False))
+        self.gradient_views = dict(zip(parameters, views, strict=False))
 
     def _make_memory(self, values: Sequence[Any]) -> Any:
         """Return the memory of the shard; with ZeRO-1 and 2, it is a part of `whole`."""
@@ -109,19 +109,6 @@ class ZeroUnit:
         for parameter, shape in zip(self.parameters, self._shapes, strict=True):
             parameter.data = parameter.data.new_empty(()).expand(shape)
         return whole
-
-    def note_gradient(self, parameter: Any) -> None:
-        """Note that a backward pass has added to a parameter's gradient; ZeRO-1 moves it to `gradients`."""
-        if parameter not in self.missing:
-            raise UsageError(
-                "a gradient received more backward passes than `begin` was given; pass `begin` the number per parameter"
-            )
-        view = self._gradient_views.get(parameter)
-        if view is not None and parameter.grad is not view:
-            parameter.grad = view.copy_(parameter.grad)
-        self.missing[parameter] -= 1
-        if not self.missing[parameter]:
-            del self.missing[parameter]
 
     def move_gradients(self, flat: Any) -> None:
         """Move the gradients of the parameters to a tensor (p), with zeros for those that no pass has used."""
@@ -344,7 +331,7 @@ class ZeroShards:
 
     def _note_gradient(self, unit: ZeroUnit, parameter: Any) -> None:
         """Note that a backward pass has added to a gradient, and start reducing the unit once all have."""
-        unit.note_gradient(parameter)
+        note_backward_pass(parameter, unit.missing, unit.gradient_views.get(parameter))
         for group in self._groups:
             group.advance_started()
         if not unit.missing:
