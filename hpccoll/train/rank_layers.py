@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
 
+from torch.utils.checkpoint import checkpoint
+
 from hpccoll.parallel.axis_group import MeshGroups
 from hpccoll.parallel.mesh import Mesh
 from hpccoll.parallel.pipeline_parallel import PipelineStage
-from hpccoll.parallel.recomputation import run_recomputed
 from hpccoll.parallel.weight_gradients import WeightProduct
 from hpccoll.train.options import ModelConfig
 from hpccoll.train.shards import ParameterShard, copy_shards
@@ -103,9 +104,12 @@ class RankLayers(ABC, Generic[ConfigT]):
     def _run_stage(self, stage: int, x: Any) -> Any:
         """Return the output of a stage on this rank; collective over tp.
 
-        With the option `recompute`, the backward pass computes the activations of each part again.
+        With the option `recompute`, the backward pass runs each part again, with its collectives, for the activations.
+        Parts draw no random numbers, so the state of the generator is not restored.
         """
         for number, part in enumerate(self.parts[stage]):
-            run = partial(run_recomputed, part.run) if self.recompute and part.can_recompute else part.run
+            run = part.run
+            if self.recompute and part.can_recompute:
+                run = partial(checkpoint, run, use_reentrant=False, preserve_rng_state=False)
             x = self.run_part(stage, number, run, x)
         return x
