@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 # A rank of n ranks sends at least this number times (n-1)/n of the whole message of a collective.
 SENT_TIMES: Final = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
+TIED: Final = "tied"  # the name in records of the group `MeshGroups.tied`
 OPERATIONS: Final = (*SENT_TIMES, "all_to_all", "send")
 
 
@@ -280,7 +281,8 @@ class MeshGroups:
 
     `replicas` are the ranks that hold the same shards of all parameters but experts, and `expert_replicas` those that
     hold the same experts. `token_replicas` are the ranks of `replicas` and of tp, which all hold the same norms; with
-    sequence parallelism, they have different tokens. Groups of the same ranks share a communicator.
+    sequence parallelism, they have different tokens. `tied` are the ranks of two pipeline stages that hold the same weight,
+    if this rank is one of them. Other groups of the same ranks share a communicator.
     """
 
     dp: AxisGroup
@@ -291,10 +293,14 @@ class MeshGroups:
     replicas: AxisGroup
     expert_replicas: AxisGroup
     token_replicas: AxisGroup
+    tied: AxisGroup | None
 
     @classmethod
-    def create(cls, comm: Communicator, mesh: Mesh) -> MeshGroups:
-        """Create this rank's groups, with one communicator per set of ranks; collective over `comm`."""
+    def create(cls, comm: Communicator, mesh: Mesh, tied: Sequence[int] = ()) -> MeshGroups:
+        """Create this rank's groups, with one communicator per set of ranks; collective over `comm`.
+
+        `tied` are the ranks of the group `tied`; empty if this rank has none.
+        """
         timer, groups = CommunicationTimer(), dict[tuple[str, ...], AxisGroup]()
         of_fields: list[tuple[str, ...]] = [*((axis,) for axis in AXES), REPLICAS, EXPERT_REPLICAS, TOKEN_REPLICAS]
         for axes in of_fields:
@@ -302,7 +308,9 @@ class MeshGroups:
             if used not in groups:
                 groups[used] = AxisGroup(comm, mesh.get_group_ranks(comm.rank, *used), timer, ",".join(used))
             groups[axes] = groups[used]
-        return cls(*[groups[axes] for axes in of_fields])
+        return cls(
+            *[groups[axes] for axes in of_fields], tied=AxisGroup(comm, list(tied), timer, TIED) if tied else None
+        )
 
     @property
     def log(self) -> ActivityLog:
@@ -332,4 +340,5 @@ class MeshGroups:
 
     def list_groups(self) -> list[AxisGroup]:
         """Return all groups; a group that serves for several fields appears once."""
-        return list(dict.fromkeys(getattr(self, field.name) for field in fields(self)))
+        found = (getattr(self, field.name) for field in fields(self))
+        return list(dict.fromkeys(group for group in found if group is not None))

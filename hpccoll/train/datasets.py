@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import gzip
+from importlib import resources
+
 import numpy as np
 
-from hpccoll.train.digits import load_digits
 from hpccoll.train.options import CourseConfig, GptConfig, ModelConfig
 from hpccoll.train.samples import Samples
-from hpccoll.train.text import load_text
+from hpccoll.train.text import HELD_OUT_STRIDE, load_text
 
 COURSE_SAMPLES, COURSE_HELD_OUT = 1024, 128
+MAX_BRIGHTNESS = 16  # of a pixel of a digit
 
 
 def load_samples(model: ModelConfig) -> tuple[Samples, Samples]:
@@ -27,3 +30,12 @@ def make_course_samples(width: int) -> tuple[Samples, Samples]:
     targets = np.tanh(inputs @ weight)
     train, held_out = slice(0, COURSE_SAMPLES), slice(COURSE_SAMPLES, None)
     return Samples(inputs[train], targets[train]), Samples(inputs[held_out], targets[held_out])
+
+
+def load_digits() -> tuple[Samples, Samples]:
+    """Return 1,797 handwritten digits (source: digits.md): images (n, 64) in 0..1, and labels (n) in 0..9."""
+    packed = resources.files("hpccoll.train").joinpath("digits.csv.gz").read_bytes()
+    table = np.loadtxt(gzip.decompress(packed).decode("ascii").splitlines(), delimiter=",", dtype=np.int64)
+    held_out = np.arange(len(table)) % HELD_OUT_STRIDE == HELD_OUT_STRIDE - 1
+    images, labels = table[:, :-1] / MAX_BRIGHTNESS, table[:, -1]
+    return Samples(images[~held_out], labels[~held_out]), Samples(images[held_out], labels[held_out])

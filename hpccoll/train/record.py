@@ -12,8 +12,6 @@ from hpccoll.parallel.axis_group import OPERATIONS, AxisGroup
 from hpccoll.parallel.mesh import AXES, Mesh
 from hpccoll.records import TrainStepRecord
 
-TIED = "tied"  # the name in records of the group of two pipeline stages that hold the same weight
-
 
 def describe_mesh(mesh: Mesh) -> dict[str, Any]:
     """Return the fields of a record that describe a mesh."""

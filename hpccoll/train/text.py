@@ -14,7 +14,7 @@ import numpy as np
 from hpccoll.errors import UnavailableError, UsageError
 from hpccoll.train.samples import Array, Samples
 
-HELD_OUT_STRIDE = 10  # every tenth file
+HELD_OUT_STRIDE = 10  # every tenth file or image
 # Files that Python 3.11 and later versions have.
 STANDARD_LIBRARY_FILES = (
     "_pydecimal", "argparse", "ast", "base64", "bdb", "calendar", "cmd", "codecs", "configparser", "contextlib",

@@ -17,7 +17,7 @@ from msgspec.structs import astuple
 
 from hpccoll.errors import UnavailableError, WrongResultError
 from hpccoll.parallel.activity_log import ActivityKind
-from hpccoll.parallel.axis_group import AxisGroup, MeshGroups
+from hpccoll.parallel.axis_group import TIED, AxisGroup, MeshGroups
 from hpccoll.parallel.data_parallel import ReplicatedParameters
 from hpccoll.parallel.mesh import Mesh, slice_microbatches, split_evenly
 from hpccoll.parallel.pipeline_parallel import PipelineRank
@@ -34,7 +34,7 @@ from hpccoll.train.gradient_check import compute_reference_gradients as compute_
 from hpccoll.train.model import init_parameters, list_shards, list_tied_ranks, make_layers
 from hpccoll.train.optimizer import ShardOptimizer
 from hpccoll.train.options import TrainOptions
-from hpccoll.train.record import TIED, RankStep, combine_rank_steps, explain_non_finite, list_sent_bytes
+from hpccoll.train.record import RankStep, combine_rank_steps, explain_non_finite, list_sent_bytes
 from hpccoll.train.shards import ParameterShard, copy_shards, find_expert
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class Trainer:
         self.dtype = getattr(torch, options.dtype)
         start = start or TrainingStart(0, 0, init_parameters(options.model, options.seed, self.dtype), resumed=False)
         self.step, self.samples = start.step, start.samples
-        self.groups = MeshGroups.create(comm, mesh)
+        self.groups = MeshGroups.create(comm, mesh, list_tied_ranks(options.model, mesh, comm.rank))
         has_weight_passes = mesh.pp > 1 and ActionKind.BACKWARD_WEIGHT in self.schedule.kinds
         self.layers = make_layers(
             options.model,
@@ -95,8 +95,6 @@ class Trainer:
             recompute=options.recompute,
             sequence_parallel=options.sequence_parallel,
         )
-        tied = list_tied_ranks(options.model, mesh, comm.rank)
-        self.tied_group = AxisGroup(comm, tied, self.groups.dp.timer, TIED) if tied else None
         self.replicas = self._make_replicas()
         self.layers.run_part = self.replicas.run
         self.optimizer = self._make_optimizer(start.optimizer_state)
@@ -113,7 +111,7 @@ class Trainer:
         if not self.options.zero or self.groups.replicas.size == 1:
             return ReplicatedParameters(groups, self.options.bucket_bytes)
         # A unit of its own gives the tied weight the same shards on the ranks of both stages.
-        alone = {self.layers.tied_weight} if self.tied_group is not None else set()
+        alone = {self.layers.tied_weight} if self.groups.tied is not None else set()
         return ZeroShards(self.layers.list_parameters(), groups, self.options.zero, alone)
 
     def _make_optimizer(self, state: Mapping[str, Mapping[str, Any]]) -> ShardOptimizer:
@@ -143,8 +141,6 @@ class Trainer:
         while self.step < self.options.steps:
             self.groups.reset_counts()
             self.layers.routed.clear()
-            if self.tied_group is not None:
-                self.tied_group.reset_counts()
             begin = time.perf_counter()
             step = f"step {self.step + 1}"
             with torch.profiler.record_function(step), self.groups.log.measure(ActivityKind.STEP, step):
@@ -196,10 +192,10 @@ class Trainer:
         pipeline = self._make_pipeline([part_targets for _, part_targets in microbatches])
         loss = pipeline.run_step([part_inputs for part_inputs, _ in microbatches])
         self.replicas.finish()
-        if self.tied_group is not None:
+        if self.groups.tied is not None:
             gradient = self.replicas.get_gradient(self.layers.tied_weight)
             # A copy, because the gradient may be in a symmetric buffer of the group `replicas`.
-            gradient.copy_(self.tied_group.all_reduce(gradient.clone()))
+            gradient.copy_(self.groups.tied.all_reduce(gradient.clone()))
         return loss
 
     def get_next_batch(self) -> tuple[Any, Any]:
@@ -287,16 +283,9 @@ class Trainer:
         checkpoint = Checkpoint(self.step, self.samples, self.options.get_checkpoint_identity(), arrays)
         return run_on_first_rank(self.comm.mpi, lambda: directory.save(checkpoint) if directory is not None else None)
 
-    def _list_groups(self) -> list[AxisGroup]:
-        """Return all groups of this rank."""
-        groups = self.groups.list_groups()
-        return [*groups, self.tied_group] if self.tied_group else groups
-
     def close(self) -> None:
         """Free the communicators of the mesh; collective."""
         self.groups.close()
-        if self.tied_group is not None:
-            self.tied_group.close()
 
     def _make_pipeline(self, targets: list[Any]) -> PipelineRank:
         """Return this rank's part of the pipeline, whose loss uses `targets`, one tensor per micro-batch; local."""
@@ -332,8 +321,9 @@ class Trainer:
             peak_bytes,
             stop,
         )
-        axes = [*(group.axis for group in self.groups.list_groups()), TIED]
-        row = [*mine, *list_sent_bytes(self._list_groups(), axes)]
+        groups = self.groups.list_groups()
+        axes = list(dict.fromkeys([*(group.axis for group in groups), TIED]))  # the same on all ranks
+        row = [*mine, *list_sent_bytes(groups, axes)]
         rows = self.comm.all_gather(np.array(row, np.float64)).tolist()
         record, self.stopped = combine_rank_steps(
             self.step, self.mesh, self.options.batch * self.options.model.tokens, axes, rows
