@@ -281,7 +281,7 @@ class MeshGroups:
 
     `replicas` are the ranks that hold the same shards of all parameters but experts, and `expert_replicas` those that
     hold the same experts. `token_replicas` are the ranks of `replicas` and of tp, which all hold the same norms; with
-    sequence parallelism, they have different tokens. `tied` are the ranks of two pipeline stages that hold the same weight,
+    sequence parallelism, they have different tokens. `tied` are the ranks of two pipeline stages with the same weight,
     if this rank is one of them. Other groups of the same ranks share a communicator.
     """
 

@@ -16,7 +16,7 @@ from hpccoll.errors import UsageError
 from hpccoll.parallel.axis_group import OPERATIONS
 from hpccoll.parallel.mesh import AXES, Mesh
 from hpccoll.records import TrainSummaryRecord, make_json_schema
-from hpccoll.train import digits
+from hpccoll.train.datasets import load_digits
 from hpccoll.train.options import MlpConfig, TrainOptions
 from hpccoll.train.record import (
     RankStep,
@@ -28,7 +28,7 @@ from hpccoll.train.samples import Samples
 
 
 def test_the_digits_are_complete_and_a_tenth_is_held_out():
-    train, held_out = digits.load_digits()
+    train, held_out = load_digits()
     assert (len(train), len(held_out)) == (1618, 179)
     assert train.inputs.shape == (1618, 64)
     assert (train.inputs.min(), train.inputs.max()) == (0, 1)
@@ -39,7 +39,7 @@ def test_the_digits_are_complete_and_a_tenth_is_held_out():
 
 
 def test_each_epoch_has_every_sample_once_in_a_different_order():
-    train = digits.load_digits()[0]
+    train = load_digits()[0]
     rows = np.arange(len(train))
     numbered = Samples(rows, rows)
     passes = [numbered.get_batch(3, first, len(train))[1] for first in (0, len(train))]
