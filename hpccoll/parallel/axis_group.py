@@ -308,9 +308,8 @@ class MeshGroups:
             if used not in groups:
                 groups[used] = AxisGroup(comm, mesh.get_group_ranks(comm.rank, *used), timer, ",".join(used))
             groups[axes] = groups[used]
-        return cls(
-            *[groups[axes] for axes in of_fields], tied=AxisGroup(comm, list(tied), timer, TIED) if tied else None
-        )
+        tied_group = AxisGroup(comm, list(tied), timer, TIED) if tied else None
+        return cls(*[groups[axes] for axes in of_fields], tied_group)
 
     @property
     def log(self) -> ActivityLog:
