@@ -308,8 +308,9 @@ class MeshGroups:
             if used not in groups:
                 groups[used] = AxisGroup(comm, mesh.get_group_ranks(comm.rank, *used), timer, ",".join(used))
             groups[axes] = groups[used]
-        tied_group = AxisGroup(comm, list(tied), timer, TIED) if tied else None
-        return cls(*[groups[axes] for axes in of_fields], tied_group)
+        values: list[Any] = [groups[axes] for axes in of_fields]
+        values.append(AxisGroup(comm, list(tied), timer, TIED) if tied else None)
+        return cls(*values)
 
     @property
     def log(self) -> ActivityLog:
