@@ -59,7 +59,7 @@ class _TestedColumns:
     prior: Floats
     prior_degrees: float
     weight: float
-    between: float = 0.0
+    between: Floats | float = 0.0
     between_degrees: float = 1.0
 
 
@@ -169,11 +169,11 @@ def _collect(a: ComparedSide, b: ComparedSide, keys: Sequence[RowKey], paired: b
     drift = measure_drift(control, keys, medians)
     operations = [noise.find_disturbed_operations(run.rows.values()) for run in runs]
     disturbed = np.array([[key.case.op in found for key in keys] for found in operations])
-    adjusted, variance = _leave_out_disturbed(medians - drift.table, disturbed, split, paired)
     disturbances = _describe_disturbances(operations, split)
-    if uneven := _describe_uneven_speed(keys, medians - drift.table, drift.is_control):
-        variance[:] = noise.DISTURBED_NOISE**2
-        disturbances += (uneven,)
+    adjusted = medians - drift.table
+    if paired or len(runs) == 2:
+        disturbances += _mark_uneven_speed(disturbed, keys, adjusted[split:] - adjusted[:split], drift.is_control)
+    adjusted, variance = _leave_out_disturbed(adjusted, disturbed, split, paired)
     return _MeasuredRuns(tuple(keys), runs, split, within, drift, adjusted, variance, disturbances, paired)
 
 
@@ -203,29 +203,61 @@ def _describe_disturbances(operations: Sequence[set[str]], split: int) -> tuple[
     return tuple(found)
 
 
-def _describe_uneven_speed(keys: Sequence[RowKey], logs: Floats, is_control: NDArray[np.bool_]) -> str:
-    """Return a description of a change of the machine's speed that differs between rows; empty if there is none.
+def _mark_uneven_speed(
+    disturbed: NDArray[np.bool_], keys: Sequence[RowKey], ratios: Floats, is_control: NDArray[np.bool_]
+) -> tuple[str, ...]:
+    """Mark rows of pairs of runs as disturbed if the machine's speed changed by different factors for different rows.
 
-    Only two single runs are examined.
+    Args:
+        disturbed: the table to mark, one line per run: those of A, then those of B.
+        keys: all rows.
+        ratios: differences of the logarithms of medians without drift, one line per pair of runs.
+        is_control: for each row, whether it is of engine `mpi`.
+
+    Returns:
+        The disturbance for messages, if there is one.
+    """
+    found = [_find_uneven_speed(keys, each, is_control, len(ratios) > 1) for each in ratios]
+    disturbed |= np.tile([rows for rows, _ in found], (2, 1))
+    uneven = [signs for _, signs in found if signs]
+    if not uneven:
+        return ()
+    if len(ratios) > 1:
+        return (f"the speed of the machine in {len(uneven)} of {len(ratios)} rounds",)
+    return (f"the speed of the machine (the ratios of engine mpi differ {', '.join(uneven[0])})",)
+
+
+def _find_uneven_speed(
+    keys: Sequence[RowKey], ratios: Floats, is_control: NDArray[np.bool_], replaceable: bool
+) -> tuple[NDArray[np.bool_], list[str]]:
+    """Return the rows to mark because of a change of the machine's speed between two runs, and how it shows.
 
     Args:
         keys: all rows.
-        logs: logarithms of medians without drift, one line per run.
+        ratios: differences of the logarithms of medians without drift; NaN where a run lacks the row.
         is_control: for each row, whether it is of engine `mpi`.
+        replaceable: whether other pairs of runs can replace this pair. An operation is then marked by its rows of
+            engine `mpi` alone. Otherwise, all rows are marked, if the other rows of the operation changed likewise.
     """
-    if len(logs) != 2 or is_control.sum() < MIN_ROWS:
-        return ""
-    ratios = logs[1] - logs[0]
-    spread = noise.compute_robust_deviation(ratios[is_control])
-    signs = [f"from row to row by {spread:.0%}"] if spread > noise.MAX_CONTROL_SPREAD else []
+    known = ~np.isnan(ratios)
+    uneven = np.zeros(len(keys), np.bool_)
+    signs: list[str] = []
+    if (is_control & known).sum() < MIN_ROWS:
+        return uneven, signs
+    spread = noise.compute_robust_deviation(ratios[is_control & known])
+    if spread > noise.MAX_CONTROL_SPREAD:
+        uneven[:] = True
+        signs = [f"from row to row by {spread:.0%}"]
     for op in dict.fromkeys(key.case.op for key in keys):
-        rows = np.array([key.case.op == op for key in keys])
+        rows = known & np.array([key.case.op == op for key in keys])
         of_mpi, own = ratios[rows & is_control], ratios[rows & ~is_control]
         if len(of_mpi) >= noise.MIN_CONTROLS and len(own):
             change = float(np.median(of_mpi))
-            if min(change * np.sign(np.median(own)), abs(np.median(own))) > noise.MAX_CONTROL_CHANGE:
+            common = min(change * np.sign(np.median(own)), abs(np.median(own)))
+            if (abs(change) if replaceable else common) > noise.MAX_CONTROL_CHANGE:
+                uneven |= rows if replaceable else True
                 signs.append(f"in {op} by {change:+.0%}")
-    return f"the speed of the machine (the ratios of engine mpi differ {', '.join(signs)})" if signs else ""
+    return uneven, signs
 
 
 def _test(measured: _MeasuredRuns) -> tuple[tuple[ComparedRow, ...], tuple[ComparedOperation, ...], noise.Spread]:
@@ -256,9 +288,9 @@ def _test(measured: _MeasuredRuns) -> tuple[tuple[ComparedRow, ...], tuple[Compa
     joined_a, joined_b, variances = _join_operations(a, b, prior, [(rows, keys) for rows in members])
     variances += [disturbed[rows].max() for rows in members]
     found = _subtract(joined_a, joined_b, measured.paired)
-    between = noise.estimate_operation_variance(found.values, variances * found.per_run)
+    between = noise.estimate_operation_variances(found.values, variances * found.per_run)
     weights = spread.degrees, noise.OPERATION_DEGREES
-    columns = _TestedColumns(joined_a, joined_b, variances, *weights, between, max(len(tested) - 1, 1))
+    columns = _TestedColumns(joined_a, joined_b, variances, *weights, between, max(len(tested) - 2, 1))
     operation_times = _test_columns(columns, shares[0], None, measured.paired)
     operations = tuple(
         ComparedOperation(group, groups.count(group), each) for group, each in zip(tested, operation_times, strict=True)

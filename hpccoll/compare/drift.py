@@ -1,7 +1,7 @@
 """Removes common drift from the times of two sides: differences in speed that are not due to the compared software.
 
 On a shared machine, a whole run can be 10 to 30 % slower than the next. The drift of a run is the median deviation of
-the control's rows from their mean over all runs. The control is one of:
+the control's rows from their median over all runs. The control is one of:
 
 - `mpi`: the rows of engine `mpi`, which `hpccoll bench` times in turns with hpccoll's algorithms. A change of the speed
   of the MPI library appears as the opposite change of all other rows.
@@ -69,7 +69,7 @@ def measure_drift(control: Control, keys: Sequence[RowKey], logs: Table) -> Drif
             f"--control mpi: {which} of engine mpi; use --control rows, or measure with --engine mpi,hpccoll"
         )
     rows = logs[:, is_control if control is Control.MPI else ~is_control]
-    drift = np.nanmedian(rows - np.nanmean(rows, axis=0), axis=1, keepdims=True)
+    drift = np.nanmedian(rows - np.nanmedian(rows, axis=0), axis=1, keepdims=True)
     return Drift(control, np.nan_to_num(np.broadcast_to(drift, logs.shape)), is_control)
 
 

@@ -8,8 +8,8 @@ of a median over runs is estimated from several sources, in logarithms of times,
 - the variance of a row over the runs of each side, or of paired differences, where there are several runs. Each row's
   own variance is combined with the spread over rows, which counts as much as `PRIOR_DEGREES` further runs.
 - the variance of the median within a run, from medians of batches of consecutive samples.
-- the spread of the differences of whole operations, where each side has one run: the rows of one operation are measured
-  at about the same time, and a burst of other programs' work affects all of them.
+- the spread of the differences of all other operations, where each side has one run: the rows of one operation are
+  measured at about the same time, and a burst of other programs' work affects all of them.
 - a lower limit, because a small spread over few rows may be chance.
 - for rows of a single run, a constant: a row of shared memory took 1.9 times as long in a few of 100 processes, because
   its buffers lay elsewhere in memory.
@@ -23,7 +23,7 @@ Where other programs took the cores, medians were off by a factor of up to 1.8.
 On a virtual machine, the speed of the cores changed by up to 1.5 times for minutes, and by a different factor for each
 row. The ratios of engine `mpi` between two runs then differ from row to row, beyond MAX_CONTROL_SPREAD. If the speed
 changed while a run measured one operation, the rows of engine `mpi` of this operation changed with the others, beyond
-MAX_CONTROL_CHANGE.
+MAX_CONTROL_CHANGE. In turns, such a round or operation is left out of the comparison if others remain.
 
 Sources: Yuen, Biometrika 61 (1974), 165 (trimmed means); Smyth, Statistical Applications in Genetics and Molecular
 Biology 3 (2004), article 3 (combined variances); Hunold and Carpen-Amarie, IEEE TPDS 27 (2016), 3617 (medians of MPI
@@ -157,17 +157,21 @@ def compute_robust_deviation(values: Floats) -> float:
     return MAD_TO_SD * float(np.median(np.abs(values - np.median(values))))
 
 
-def estimate_operation_variance(differences: Floats, expected: Floats) -> float:
-    """Return by how much the variance of the differences of operations around their median exceeds that `expected`.
+def estimate_operation_variances(differences: Floats, expected: Floats) -> Floats:
+    """Return, per operation, by how much the variance of the differences of all others exceeds that `expected`.
 
-    The estimate is robust, so that a single operation that has changed does not count. It is 0 below 3 operations.
+    The operation itself does not count, so that its own change does not hide itself. The estimate is robust, so that a
+    single other operation that has changed does not count. It is 0 below MIN_OPERATIONS operations.
     """
     if len(differences) < MIN_OPERATIONS:
-        return 0.0
-    return max(0.0, compute_robust_deviation(differences) ** 2 - CHANCE * float(np.mean(expected)))
+        return np.zeros(len(differences))
+    spreads = [compute_robust_deviation(np.delete(differences, at)) for at in range(len(differences))]
+    return np.maximum(0.0, np.square(spreads) - CHANCE * float(np.mean(expected)))
 
 
-def add_variances(first: Floats, degrees: Floats, second: float, second_degrees: float) -> tuple[Floats, Floats]:
+def add_variances(
+    first: Floats, degrees: Floats, second: Floats | float, second_degrees: float
+) -> tuple[Floats, Floats]:
     """Return the sums of independent variances, and their degrees of freedom by Satterthwaite's approximation."""
     total = first + second
     return total, total**2 / (first**2 / degrees + second**2 / second_degrees)
