@@ -203,12 +203,12 @@ class ZeroShards:
         for unit in self.units:
             by_group[unit.group].append(unit)
         self._groups = list(by_group)
-        self._slots = {group: _ReductionSlot(units) for group, units in by_group.items()} if level > 1 else {}
+        self._slots = {group: _ReductionSlot(own) for group, own in by_group.items() if own[0].level > 1}
         self._free: dict[int, list[Any]] = defaultdict(list)  # unused tensors for gathered units, by length
         self._by_memory: dict[int, ZeroUnit] = {}  # gathered units, by the address of their tensor
         self._keeps_whole = False
-        if level == 3:
-            for unit in self.units:
+        for unit in self.units:
+            if unit.level == 3:
                 unit.release()
 
     def _add_units(self, part: Sequence[Any], groups: Mapping[Any, AxisGroup], alone: AbstractSet[Any]) -> None:
@@ -218,7 +218,9 @@ class ZeroShards:
             if parameter not in self._unit_of:
                 members[parameter if parameter in alone else groups[parameter]].append(parameter)
         for parameters in members.values():
-            unit = ZeroUnit(parameters, groups[parameters[0]], self.level)
+            group = groups[parameters[0]]
+            # A rank that holds parameters alone, such as those of its experts, keeps them whole.
+            unit = ZeroUnit(parameters, group, self.level if group.size > 1 else 1)
             self.units.append(unit)
             for parameter in parameters:
                 self._unit_of[parameter] = unit
@@ -232,7 +234,7 @@ class ZeroShards:
     @property
     def weights(self) -> list[Any]:
         """The memory of the parameters between steps."""
-        return [unit.shard if self.level == 3 else unit.whole for unit in self.units]
+        return [unit.shard if unit.level == 3 else unit.whole for unit in self.units]
 
     @property
     def buffers(self) -> list[Any]:
@@ -252,7 +254,7 @@ class ZeroShards:
         """
         for unit in self.units:
             unit.reductions = 0
-            unit.missing = {x: passes[x] if self.level == 1 else 1 for x in unit.parameters}
+            unit.missing = {x: passes[x] if unit.level == 1 else 1 for x in unit.parameters}
             for parameter in unit.parameters:
                 parameter.grad = None
 
@@ -285,7 +287,7 @@ class ZeroShards:
         with ZeRO-1 and 2, and of 2 m s bytes in `run` with ZeRO-3.
         """
         for unit in self.units:
-            if not unit.reductions or any(x.grad is not None for x in unit.parameters if self.level > 1):
+            if not unit.reductions or any(x.grad is not None for x in unit.parameters if unit.level > 1):
                 self._start_reduction(unit)
         for unit in self.units:
             unit.finish()
@@ -294,11 +296,11 @@ class ZeroShards:
 
     def gather_parameters(self) -> None:
         """Gather the updated parameters of all ranks, unless ZeRO-3 gathers them in `run`; collective."""
-        if self.level < 3:
-            for unit in self.units:
+        for unit in self.units:
+            if unit.level < 3 and unit.group.size > 1:
                 unit.work = unit.group.start_all_gather(unit.shard.detach(), unit.whole)
-            for unit in self.units:
-                unit.finish()
+        for unit in self.units:
+            unit.finish()
 
     @contextmanager
     def gathered(self) -> Iterator[None]:
@@ -339,10 +341,11 @@ class ZeroShards:
 
     def _start_reduction(self, unit: ZeroUnit) -> None:
         """Start the reduce_scatter of a unit's gradients; ZeRO-3 frees the unit's parameters."""
-        if self.level == 1:
+        if unit.level == 1:
             unit.reductions += 1
             unit.move_gradients(unit.gradients)
-            unit.work = unit.group.start_reduce_scatter(unit.gradients, unit.shard.grad)
+            if unit.group.size > 1:
+                unit.work = unit.group.start_reduce_scatter(unit.gradients, unit.shard.grad)
             return
         self._slots[unit.group].start(unit)
         unit.missing = dict.fromkeys(unit.parameters, 1)
@@ -361,7 +364,7 @@ class ZeroShards:
 
     def _release(self, unit: ZeroUnit) -> None:
         """Free the gathered parameters of a unit of ZeRO-3."""
-        if self.level == 3 and unit.whole is not None and not self._keeps_whole:
+        if unit.level == 3 and unit.whole is not None and not self._keeps_whole:
             unit.finish()
             whole = unit.release()
             del self._by_memory[whole.data_ptr()]

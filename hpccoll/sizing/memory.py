@@ -213,14 +213,16 @@ def compute_buffer_bytes(setup: TrainingSetup) -> float:
     """Return the bytes of layers in flight under ZeRO, and of the block that ring attention sends, 2 T k e.
 
     With ZeRO-3, the weights of two layers are gathered: of the one in use and of the next one. With ZeRO-2 and 3, the
-    gradients of one layer are whole until they are reduced. The embedding counts as a layer if it is larger.
+    gradients of one layer are whole until they are reduced. The embedding counts as a layer if it is larger than a
+    layer without experts. ZeRO does not shard the experts that a rank holds alone.
     """
     e, tp = setup.precision.element_bytes, setup.mesh.tp
     sent = 2 * setup.tokens * setup.model.kv_width * e / tp if setup.mesh.cp > 1 else 0.0
     if setup.zero < 2 or setup.replicas == 1:
         return sent
-    layer = count_layer(setup.model, setup.mesh.tp, setup.mesh.ep).total
-    largest = max(layer, count_embedding(setup.model, setup.mesh.tp))
+    layer = count_layer(setup.model, setup.mesh.tp, setup.mesh.ep)
+    experts = layer.expert if setup.expert_replicas > 1 else 0
+    largest = max(layer.dense, count_embedding(setup.model, setup.mesh.tp)) + experts
     return sent + (largest + (2 * largest if setup.zero == 3 else 0)) * setup.precision.element_bytes
 
 

@@ -229,8 +229,6 @@ class TrainOptions:
         _require_experts_fit(model.experts if isinstance(model, GptConfig) else None, mesh.ep)
         if mesh.cp > 1 or self.sequence_parallel:
             _require_sequences_fit(model, mesh, sequence_parallel=self.sequence_parallel)
-        if self.zero and isinstance(model, GptConfig) and model.experts:
-            raise UsageError(f"--zero {self.zero} is not available with --experts; leave one of them out")
         if self.zero > 1:
             self._require_whole_backward_passes(mesh)
 

@@ -25,7 +25,12 @@ STRATEGIES = {
     3: ["dp"],
     4: ["dp=2,tp=2", "dp=2,tp=2,sp", "dp=2,pp=2", "tp=2,pp=2"],
 }
-WITH_EXPERTS = {1: ["dp"], 2: ["dp", "tp", "ep"], 3: ["dp"], 4: ["ep", "dp=2,ep=2", "tp=2,ep=2", "pp=2,ep=2"]}
+WITH_EXPERTS = {
+    1: ["dp"],
+    2: ["dp", "tp", "ep", "ep,zero1", "ep,zero3"],
+    3: ["dp"],
+    4: ["ep", "dp=2,ep=2", "tp=2,ep=2", "pp=2,ep=2", "dp=2,ep=2,zero2", "dp=2,ep=2,zero3"],
+}
 
 
 def make_options(experts=None, **changes):

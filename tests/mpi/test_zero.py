@@ -22,6 +22,7 @@ from hpccoll.train.estimated_setup import make_training_setup  # noqa: E402
 from hpccoll.train.options import (  # noqa: E402
     OPTIMIZERS,
     CourseConfig,
+    ExpertConfig,
     GptConfig,
     MlpConfig,
     TrainOptions,
@@ -33,7 +34,9 @@ STEPS = 3
 UNEVEN = TrainOptions(MlpConfig(width=11), STEPS, batch=19, microbatches=2, dtype="float64")
 GPT = replace(UNEVEN, model=GptConfig(context=5, width=8, heads=2), optimizer=replace(OPTIMIZERS["adamw"], warmup=1))
 EVEN = TrainOptions(CourseConfig(width=64, layers=4), STEPS, batch=16, microbatches=2, dtype="float32")
-MESHES = {2: ["dp", "dp"], 3: ["dp", "dp"], 4: ["dp=2,tp=2", "dp=2,pp=2"]}  # for sgd and for adamw
+EXPERTS = replace(GPT, model=replace(GPT.model, experts=ExpertConfig(4, capacity_factor=0.7)))
+# For sgd, for adamw, and for experts, which ranks hold alone if dp is 1.
+MESHES = {2: ["dp", "dp", "ep"], 3: ["dp", "dp", "dp"], 4: ["dp=2,tp=2", "dp=2,pp=2", "dp=2,ep=2"]}
 
 
 @pytest.fixture
@@ -62,10 +65,12 @@ def copy_parameters(trainer):
         return torch.cat([x.detach().reshape(-1) for x in trainer.layers.parameters])
 
 
-@pytest.mark.parametrize("options", [UNEVEN, GPT], ids=["sgd", "adamw"])
-def test_every_level_trains_as_replicas_do_and_resumes_from_each_others_checkpoints(hpc, trainer, tmp_path, options):
+@pytest.mark.parametrize(("at", "options"), enumerate([UNEVEN, GPT, EXPERTS]), ids=["sgd", "adamw", "experts"])
+def test_every_level_trains_as_replicas_do_and_resumes_from_each_others_checkpoints(
+    hpc, trainer, tmp_path, at, options
+):
     directory = CheckpointDirectory(tmp_path) if hpc.rank == 0 else None
-    for strategy in MESHES.get(hpc.size, [])[options is GPT :][:1]:
+    for strategy in MESHES.get(hpc.size, [])[at : at + 1]:
         mesh = Mesh.parse(strategy, hpc.size)
         replicas = trainer(mesh, options)
         expected = list(replicas.run_steps())
