@@ -65,7 +65,7 @@ def copy_parameters(trainer):
         return torch.cat([x.detach().reshape(-1) for x in trainer.layers.parameters])
 
 
-@pytest.mark.parametrize(("at", "options"), enumerate([UNEVEN, GPT, EXPERTS]), ids=["sgd", "adamw", "experts"])
+@pytest.mark.parametrize(("at", "options"), [*enumerate([UNEVEN, GPT, EXPERTS])], ids=["sgd", "adamw", "experts"])
 def test_every_level_trains_as_replicas_do_and_resumes_from_each_others_checkpoints(
     hpc, trainer, tmp_path, at, options
 ):
