@@ -69,7 +69,10 @@ def copy_parameters(trainer):
 def test_every_level_trains_as_replicas_do_and_resumes_from_each_others_checkpoints(
     hpc, trainer, tmp_path, at, options
 ):
-    directory = CheckpointDirectory(tmp_path) if hpc.rank == 0 else None
+    directory = CheckpointDirectory(tmp_path / "state") if hpc.rank == 0 else None
+    if isinstance(options.model, GptConfig):  # a text of few samples to evaluate
+        (tmp_path / "text").write_bytes(bytes(range(250)) * 4)
+        options = replace(options, model=replace(options.model, data=str(tmp_path / "text")))
     for strategy in MESHES.get(hpc.size, [])[at : at + 1]:
         mesh = Mesh.parse(strategy, hpc.size)
         replicas = trainer(mesh, options)
