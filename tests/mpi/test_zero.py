@@ -32,9 +32,10 @@ from hpccoll.train.trainer import Trainer, load_start  # noqa: E402
 STEPS = 3
 # Neither the ranks nor the shards divide the parameters.
 UNEVEN = TrainOptions(MlpConfig(width=11), STEPS, batch=19, microbatches=2, dtype="float64")
-GPT = replace(UNEVEN, model=GptConfig(context=5, width=8, heads=2), optimizer=replace(OPTIMIZERS["adamw"], warmup=1))
+SMALL = GptConfig(context=5, width=8, heads=2)
+GPT = replace(UNEVEN, model=SMALL, optimizer=replace(OPTIMIZERS["adamw"], warmup=1))
 EVEN = TrainOptions(CourseConfig(width=64, layers=4), STEPS, batch=16, microbatches=2, dtype="float32")
-EXPERTS = replace(GPT, model=replace(GPT.model, experts=ExpertConfig(4, capacity_factor=0.7)))
+EXPERTS = replace(GPT, model=replace(SMALL, experts=ExpertConfig(4, capacity_factor=0.7)))
 # For sgd, for adamw, and for experts, which ranks hold alone if dp is 1.
 MESHES = {2: ["dp", "dp", "ep"], 3: ["dp", "dp", "dp"], 4: ["dp=2,tp=2", "dp=2,pp=2", "dp=2,ep=2"]}
 
