@@ -60,7 +60,8 @@ class TorchWork(dist._Work):  # type: ignore[misc]  # noqa: SLF001 - torch has n
         self._timeout, self.was_interrupted, self.is_message = timeout, False, is_message
         self._works: list[Work[Any]] = []
         self._error: Exception | None = None
-        self._future: torch.futures.Future[Any] | None = None
+        self._completion: torch.futures.Future[None]  # complete when the operation is complete or has failed
+        self._future: Any = None  # the continuation of `_completion`
         self._recorded_wait = ExitStack()  # open while the thread of futures waits for the operation
         self._source: int | None = None
         self._deadline, self._done = 0.0, False
@@ -175,14 +176,16 @@ class TorchWork(dist._Work):  # type: ignore[misc]  # noqa: SLF001 - torch has n
 
     _source_rank = source_rank
 
-    def get_future(self) -> torch.futures.Future[Any]:
+    def get_future(self) -> Any:
         """Return a future of the operation's tensors.
 
         If a collective is not complete within `BRIEF_S` seconds, a thread completes the future later. The future gets
-        the error of a failed operation, and a DistBackendError if the operation exceeds its timeout.
+        the error of a failed operation, also if the operation exceeds its timeout.
         """
         if self._future is None:
-            self._future = torch.futures.Future()
+            # An exception in a continuation fails a future for C++ code, too; `Future.set_exception` does not.
+            self._completion = torch.futures.Future()
+            self._future = self._completion.then(self._get_outcome)
             began, completer, backoff = time.monotonic(), get_completer(), get_progress().make_backoff()
             self._deadline = began + self._timeout.total_seconds()
             brief_s = 0.0 if self.is_message else BRIEF_S
@@ -197,20 +200,18 @@ class TorchWork(dist._Work):  # type: ignore[misc]  # noqa: SLF001 - torch has n
 
     def complete_future(self) -> bool:
         """Advance without blocking; complete the future if the operation is done or late; return whether it did."""
-        future: Any = self._future
-        try:
-            if not self._advance():
-                if time.monotonic() < self._deadline:
-                    return False
-                self._raise_late(self._timeout, self._works[0] if self._works else None)
-            self.wait()
-        except Exception as error:  # noqa: BLE001 - the future raises it where it is waited for
-            self._recorded_wait.close()
-            future.set_exception(error)
-        else:
-            self._recorded_wait.close()
-            future.set_result(self._result)
+        if not self._advance() and time.monotonic() < self._deadline:
+            return False
+        self._recorded_wait.close()
+        self._completion.set_result(None)
         return True
+
+    def _get_outcome(self, _: object) -> Any:
+        """Return the tensors of the operation; raise DistBackendError if it failed or is late."""
+        if not self._done:
+            self._raise_late(self._timeout, self._works[0] if self._works else None)
+        self.wait()
+        return self._result
 
 
 @cache

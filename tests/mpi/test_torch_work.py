@@ -91,14 +91,17 @@ def test_continuations_start_collectives_in_the_same_order_on_all_ranks(dist, to
 
 
 def test_a_failed_operation_fails_its_future(dist, torch, neighbours):
+    from hpccoll.torch.creation import takes_python_backends
+
     out = torch.zeros(3)
     received, sent = dist.irecv(out, neighbours[0]), dist.isend(torch.ones(2), neighbours[1])
     with pytest.raises(Exception, match="as large as the one that is sent"):
         received.get_future().wait()
     sent.wait()
-    assert received.is_completed()
-    assert not received.is_success()
-    assert "as large as" in str(received.exception())
+    if not takes_python_backends():  # otherwise, torch's own handle answers, without asking the backend's
+        assert received.is_completed()
+        assert not received.is_success()
+        assert "as large as" in str(received.exception())
     with pytest.raises(dist.DistBackendError, match="recv on rank"):
         received.wait()
 
