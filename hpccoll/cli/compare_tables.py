@@ -119,9 +119,9 @@ def _describe_circumstances(comparison: Comparison) -> list[str]:
     if comparison.wrong:
         lines.append(f"wrong:   not compared: {_join_names([key.name for key in comparison.wrong])}")
     if comparison.disturbed:
-        lines.append(
-            f"busy:    other programs disturbed {_join_names(comparison.disturbed)}; measure again on idle cores"
-        )
+        several = max(comparison.runs) > 1
+        remedy = "disturbed runs are left out where others remain" if several else "measure again on idle cores"
+        lines.append(f"busy:    other programs disturbed {_join_names(comparison.disturbed)}; {remedy}")
     drift = f"B / A {comparison.drift:.3f}x was removed from all ratios"
     lines.append(
         {

@@ -7,6 +7,7 @@ import shlex
 import sys
 
 import pytest
+from msgspec.structs import replace
 
 import hpccoll.cli.main as cli
 from hpccoll.cli.compare import parse_tolerance
@@ -74,6 +75,17 @@ def test_several_runs_per_side_are_joined(files, tmp_path, capsys):
     assert "A 2 runs, B 2 runs; 36 rows" in capsys.readouterr().out
     assert cli.main(["compare", files["before"], str(tmp_path), "--paired"]) == 0
     assert "A 1 run, B 1 run in turns" in capsys.readouterr().out
+
+
+def test_a_disturbed_run_is_measured_again_or_left_out(files, tmp_path, capsys):
+    busy = [
+        replace(each, samples_us=(each.samples_us[0], *(9e3,) * 10, *each.samples_us[11:])) for each in make_records(9)
+    ]
+    words = ["compare", files["before"], write_run(tmp_path / "busy.jsonl", busy)]
+    assert cli.main(words) == 0
+    assert "scatter in 1 of 1 run of B; measure again on idle cores" in capsys.readouterr().out
+    assert cli.main([*words, "--also-b", files["same"]]) == 0
+    assert "scatter in 1 of 2 runs of B; disturbed runs are left out where others remain" in capsys.readouterr().out
 
 
 def test_wrong_results_are_status_1(files, tmp_path, capsys):
