@@ -150,19 +150,13 @@ class AxisGroup:
                 self._end(work)
             return work
 
-    def advance(self, work: Work[Any]) -> bool:
-        """Advance a started collective without blocking, in any thread; return whether it is complete."""
-        with self.timer.lock:
-            if not work.done and work.test():
-                self._end(work)
-            return work.done
-
     def advance_started(self) -> None:
         """Advance all started collectives of this group without blocking, in any thread."""
         with self.timer.lock:
             for work in [work for work, *_ in self._started.values()]:
-                if work.test():
-                    self._end(work)
+                if not work.test():  # advances the later ones, too
+                    return
+                self._end(work)
 
     def finish(self, work: Work[Any]) -> None:
         """Block until a started collective is complete; raise its error if it failed."""

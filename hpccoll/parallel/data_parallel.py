@@ -10,21 +10,19 @@ Distributed", VLDB 2020).
 
 from __future__ import annotations
 
-import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
-from typing import TYPE_CHECKING, Any, Final
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hpccoll.errors import HpccollError, UsageError
+from hpccoll.errors import UsageError
 from hpccoll.parallel.axis_group import AxisGroup
+from hpccoll.parallel.progress_thread import ProgressThread
 
 if TYPE_CHECKING:
     from hpccoll.runtime.work import Work
-
-PAUSE_S: Final = 3e-3  # between two polls of the thread that advances all_reduces across nodes
 
 
 def note_backward_pass(parameter: Any, missing: dict[Any, int], view: Any | None) -> None:
@@ -82,8 +80,7 @@ class GradientBuckets:
         self.parameters, self.dp = parameters, dp
         self._buckets: list[_Bucket] = []
         self._started = 0  # buckets whose all_reduce has been started in this step
-        self._is_finishing = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._progress = ProgressThread([dp])
         if dp.size == 1:
             return
         bucket: list[Any] = []
@@ -136,17 +133,14 @@ class GradientBuckets:
         for bucket in self._buckets[self._started :]:
             bucket.zero_unused()
             self._start_all_reduce(bucket)
-        self._is_finishing.set()
+        self._progress.stop()
         for bucket in self._buckets:
             assert bucket.work is not None  # noqa: S101 - all buckets are started
             self.dp.finish(bucket.work)
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
 
     def _start_complete_buckets(self) -> None:
         """Start the all_reduces of buckets whose gradients are complete, in order, and advance those in flight."""
-        self._advance()
+        self.dp.advance_started()
         while self._started < len(self._buckets) and not self._buckets[self._started].missing:
             self._start_all_reduce(self._buckets[self._started])
 
@@ -154,23 +148,7 @@ class GradientBuckets:
         """Start the all_reduce of a bucket, and a thread that advances it if `dp` needs one."""
         bucket.work = self.dp.start_all_reduce(bucket.buffer)
         self._started += 1
-        if self.dp.needs_thread and self._thread is None:
-            self._is_finishing.clear()
-            self._thread = threading.Thread(target=self._advance_in_thread, name="hpccoll-buckets", daemon=True)
-            self._thread.start()
-
-    def _advance_in_thread(self) -> None:
-        """Advance the all_reduces in flight until `finish` waits for them; body of the thread."""
-        while not self._is_finishing.wait(PAUSE_S):
-            with suppress(HpccollError):  # `finish` raises the error of a failed all_reduce
-                self._advance()
-
-    def _advance(self) -> None:
-        """Advance the all_reduces in flight without blocking; a test of the first of them advances all."""
-        for bucket in self._buckets[: self._started]:
-            assert bucket.work is not None  # noqa: S101 - the bucket is started
-            if not self.dp.advance(bucket.work):
-                return
+        self._progress.start()
 
 
 class ReplicatedParameters:

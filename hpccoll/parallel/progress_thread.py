@@ -1,0 +1,43 @@
+"""A thread that advances collectives between nodes while a rank computes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Final
+
+from hpccoll.errors import HpccollError
+from hpccoll.parallel.axis_group import AxisGroup
+
+PAUSE_S: Final = 3e-3  # between two polls
+
+
+class ProgressThread:
+    """Advances the started collectives of groups that need a thread for it; for other groups, calls do nothing."""
+
+    def __init__(self, groups: Iterable[AxisGroup]) -> None:
+        self._groups = [group for group in groups if group.needs_thread]
+        self._thread: threading.Thread | None = None
+        self._is_stopping = threading.Event()
+
+    def start(self) -> None:
+        """Start the thread unless it runs."""
+        if self._groups and self._thread is None:
+            self._is_stopping.clear()
+            self._thread = threading.Thread(target=self._run, name="hpccoll-progress", daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread if it runs."""
+        if self._thread is not None:
+            self._is_stopping.set()
+            self._thread.join()
+            self._thread = None
+
+    def _run(self) -> None:
+        """Advance the collectives until `stop`; body of the thread."""
+        while not self._is_stopping.wait(PAUSE_S):
+            for group in self._groups:
+                with suppress(HpccollError):  # the main thread raises the error of a failed collective
+                    group.advance_started()
