@@ -96,7 +96,7 @@ HEADINGS = ("step", "loss", "grad norm", "step ms", "comm ms", "bubble", "peak M
     "--zero",
     type=click.IntRange(0, 3),
     default=0,
-    help="Level of ZeRO: replicas share optimizer (1), gradients (2), weights (3).",
+    help="ZeRO: split over replicas optimizer state (1), also gradients (2), also weights (3).",
 )
 @click.option("-d", "--dtype", type=click.Choice(DTYPES), default="float32", show_default=True)
 @click.option(
@@ -131,7 +131,8 @@ def train(
     """Train a model over a mesh of MPI ranks: mlp on handwritten digits, course on random vectors, gpt on text.
 
     STRATEGY is dp (data), tp (tensor), pp (pipeline), cp (context) or ep (expert parallelism) over all ranks, or a mesh
-    such as dp=2,tp=2,pp=2. The words zero1, zero2 and zero3 in it are --zero, and sp is --sequence-parallel.
+    such as dp=2,tp=2,pp=2. The words zero1, zero2 and zero3 set --zero, and sp sets --sequence-parallel, as in
+    dp=2,tp=2,zero2,sp.
     """
     _require_compatible(strategies)
     checkpoints = CheckpointOptions(checkpoint, checkpoint_every, stop_file)
@@ -176,9 +177,7 @@ def _require_compatible(strategies: Sequence[str]) -> None:
 def _require_compatible_with_zero(zero: int) -> None:
     """Raise UsageError for options that ZeRO excludes; `zero` is its level."""
     if zero and (unused := list_given_options("bucket_bytes", "compare")):
-        raise UsageError(
-            f"{unused[0]} is not available with --zero {zero}, which splits gradients; leave one of them out"
-        )
+        raise UsageError(f"{unused[0]} is not available with --zero {zero}; leave one of them out")
 
 
 def _make_experts(experts: int | None = None, **options: Any) -> ExpertConfig:

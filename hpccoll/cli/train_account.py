@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 ACCOUNT_STEPS = 10
 COLUMNS = ("strategy", "quantity", "measured", "simulated", "estimated")
-TOLERANCES = {"peak bytes": 0.05}  # of measured bytes, relative
-ROUNDING = 1e-12  # of (n-1)/n of a message
+TOLERANCES = {"peak bytes": 0.05}  # relative differences; ROUNDING for others
+ROUNDING = 1e-12  # relative; (n-1)/n of a message is not always a whole number
 EXPLANATIONS = {  # by the end of the names of quantities
     "bytes": "Bytes sent do not depend on the machine: the size of each message follows from model, batch and mesh.",
-    "step s": "Measured steps include waits for late ranks, and ranks that share memory bandwidth; simulation and "
-    "estimate take the rate of ranks that do not communicate.",
+    "step s": "Measured steps include waits for late ranks; simulation and estimate use the speed of ranks that train "
+    "without communication.",
     "communication share": "Measured communication includes the time in which a rank waits for late ranks; a simulated "
     "collective begins on all ranks at once.",
     "exposed share": "Measured and simulated gradients are summed in buckets, of which the last one is exposed; "
@@ -36,8 +36,8 @@ EXPLANATIONS = {  # by the end of the names of quantities
     "peak bytes": "The formulas leave out small tensors, such as statistics of norms and masks.",
 }
 ROUTING = (
-    "Bytes and memory of experts depend on the tokens: simulation and estimate take the rows that the router chose in "
-    "the first step. `even` is the estimate if tokens choose experts evenly and no choice is dropped."
+    "Bytes and memory of experts depend on the tokens: simulation and estimate use the numbers of rows sent to "
+    "experts in the first step. `even` is the estimate if tokens choose experts evenly and no choice is dropped."
 )
 
 
@@ -80,7 +80,7 @@ def account_training(strategies: Sequence[str], options: TrainOptions, json_file
 
 
 def find_wrong(record: TrainAccountRecord) -> list[str]:
-    """Return the quantities that are not as estimated: bytes must be equal, and memory within 5 %."""
+    """Return the quantities that are not as estimated: bytes must be equal up to rounding, and memory within 5 %."""
     return [
         each.quantity
         for each in record.entries

@@ -215,7 +215,7 @@ def _mark_uneven_speed(
         is_control: for each row, whether it is of engine `mpi`.
 
     Returns:
-        The disturbance for messages, if there is one.
+        Descriptions for messages: one if any row was marked, otherwise none.
     """
     found = [_find_uneven_speed(keys, each, is_control, len(ratios) > 1) for each in ratios]
     disturbed |= np.tile([rows for rows, _ in found], (2, 1))
@@ -230,14 +230,14 @@ def _mark_uneven_speed(
 def _find_uneven_speed(
     keys: Sequence[RowKey], ratios: Floats, is_control: NDArray[np.bool_], replaceable: bool
 ) -> tuple[NDArray[np.bool_], list[str]]:
-    """Return the rows to mark because of a change of the machine's speed between two runs, and how it shows.
+    """Return the rows that a change of the machine's speed between two runs disturbed, and descriptions of the change.
 
     Args:
         keys: all rows.
         ratios: differences of the logarithms of medians without drift; NaN where a run lacks the row.
         is_control: for each row, whether it is of engine `mpi`.
-        replaceable: whether other pairs of runs can replace this pair. An operation is then marked by its rows of
-            engine `mpi` alone. Otherwise, all rows are marked, if the other rows of the operation changed likewise.
+        replaceable: whether other pairs of runs remain. If so, a change of an operation's rows of engine `mpi` marks
+            the operation. Otherwise it marks all rows, and only if the operation's other rows changed likewise.
     """
     known = ~np.isnan(ratios)
     uneven = np.zeros(len(keys), np.bool_)

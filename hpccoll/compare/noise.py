@@ -23,7 +23,7 @@ Where other programs took the cores, medians were off by a factor of up to 1.8.
 On a virtual machine, the speed of the cores changed by up to 1.5 times for minutes, and by a different factor for each
 row. The ratios of engine `mpi` between two runs then differ from row to row, beyond MAX_CONTROL_SPREAD. If the speed
 changed while a run measured one operation, the rows of engine `mpi` of this operation changed with the others, beyond
-MAX_CONTROL_CHANGE. In turns, such a round or operation is left out of the comparison if others remain.
+MAX_CONTROL_CHANGE. In comparisons in turns, such rounds or operations are left out if others remain.
 
 Sources: Yuen, Biometrika 61 (1974), 165 (trimmed means); Smyth, Statistical Applications in Genetics and Molecular
 Biology 3 (2004), article 3 (combined variances); Hunold and Carpen-Amarie, IEEE TPDS 27 (2016), 3617 (medians of MPI
@@ -158,10 +158,10 @@ def compute_robust_deviation(values: Floats) -> float:
 
 
 def estimate_operation_variances(differences: Floats, expected: Floats) -> Floats:
-    """Return, per operation, by how much the variance of the differences of all others exceeds that `expected`.
+    """Return, per operation, by how much the variance of the differences of all others exceeds the `expected` one.
 
-    The operation itself does not count, so that its own change does not hide itself. The estimate is robust, so that a
-    single other operation that has changed does not count. It is 0 below MIN_OPERATIONS operations.
+    An operation's own difference is left out, so that its change does not hide itself. The estimate is robust: a change
+    of a single other operation has little effect. It is 0 below MIN_OPERATIONS operations.
     """
     if len(differences) < MIN_OPERATIONS:
         return np.zeros(len(differences))

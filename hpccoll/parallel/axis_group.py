@@ -31,8 +31,8 @@ OPERATIONS: Final = (*SENT_TIMES, "all_to_all", "send")
 class CommunicationTimer:
     """The seconds since the last reset during which at least one operation of a rank was in flight, along any axis.
 
-    `lock` lets one thread at a time call hpccoll: the main thread, or the thread that advances gradient buckets. `log`
-    records the operations while a profile is made.
+    `lock` lets one thread at a time call hpccoll: the main thread, or a `ProgressThread`. `log` records the
+    operations while a profile is made.
     """
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class CommunicationTimer:
             self._operations += 1
 
     def end_operation(self) -> None:
-        """Count one operation in flight fewer."""
+        """Count one operation in flight less."""
         with self._counter_lock:
             self._operations -= 1
             if not self._operations:
@@ -154,7 +154,7 @@ class AxisGroup:
         """Advance all started collectives of this group without blocking, in any thread."""
         with self.timer.lock:
             for work in [work for work, *_ in self._started.values()]:
-                if not work.test():  # advances the later ones, too
+                if not work.test():  # `test` advances all operations of the process
                     return
                 self._end(work)
 
@@ -262,8 +262,8 @@ class AxisGroup:
 def _needs_thread(nodes: int) -> bool:
     """Whether a group on `nodes` nodes needs a thread to advance operations while this process computes.
 
-    Messages between nodes advance only inside MPI calls. Within a node, the processor itself executes a collective, so
-    that a thread gains nothing. The thread also requires MPI_THREAD_MULTIPLE.
+    Messages between nodes advance only inside MPI calls. Within a node, the cores of the ranks copy the data, so a
+    thread gains nothing. The thread also requires MPI_THREAD_MULTIPLE.
     """
     mpi = load_mpi()
     return nodes > 1 and mpi.Query_thread() >= mpi.THREAD_MULTIPLE

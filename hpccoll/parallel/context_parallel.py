@@ -16,8 +16,8 @@ pass.
 
 Causal attention needs about half of the scores, and early positions attend to few keys. For equal work, positions are
 cut into 2n parts, and rank r has the parts r and 2n-1-r (zigzag). With the block of a lower rank, all queries attend to
-its first half. With the block of a higher rank, the second half of the queries attends to all of it. No other scores
-are needed.
+its first half. With the block of a higher rank, the second half of the queries attends to all of it. With its own
+block, a rank computes all scores and masks half of them.
 
 Shapes: b samples, t positions, n ranks of cp, m heads on this rank, a features of a head; h = m a.
 Sources: Liu, Zaharia and Abbeel, "Ring attention with blockwise transformers for near-infinite context", arXiv

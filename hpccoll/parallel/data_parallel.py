@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 def note_backward_pass(parameter: Any, missing: dict[Any, int], view: Any | None) -> None:
     """Note that a backward pass has added to a parameter's gradient, and move the gradient to `view` unless it is None.
 
-    `missing` has the backward passes that have not added to a gradient yet, by parameter. Raises UsageError if no pass
-    is missing.
+    `missing` has, by parameter, the number of backward passes that have not added to its gradient yet. Raises
+    UsageError if none is missing.
     """
     if parameter not in missing:
         raise UsageError(

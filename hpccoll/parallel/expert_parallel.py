@@ -71,7 +71,8 @@ def apply_experts(x: Any, routing: Routing, experts: Sequence[Callable[[Any], An
     Args:
         x: the tokens of this rank.
         routing: the routing of these tokens over the experts of all ranks.
-        experts: this rank's experts, each a function (tokens, h) -> (tokens, h); rank r has the r-th E/p experts.
+        experts: this rank's experts, each a function (tokens, h) -> (tokens, h); rank r has the
+            experts r E/p to (r+1) E/p - 1.
         ep: the group of ranks that share the experts.
 
     Cost: in each pass, each kept choice of another rank's expert costs two rows of h elements: one to the expert and
@@ -93,10 +94,10 @@ def apply_experts(x: Any, routing: Routing, experts: Sequence[Callable[[Any], An
 
 
 def add_to_loss(x: Any, loss: Any) -> Any:
-    """Return `x` unchanged; its backward pass also computes the gradients of the scalar `loss`, as if it were added.
+    """Return `x` unchanged; its backward pass also computes the gradients of the scalar `loss`.
 
-    The auxiliary loss of a layer then need not be sent to the last pipeline stage, which computes the loss of the
-    model. `MoEAuxLossAutoScaler` of Megatron-LM does the same.
+    The gradients are those of the model's loss plus `loss`. The auxiliary loss of a layer need not be sent to the
+    last pipeline stage, which computes the model's loss. `MoEAuxLossAutoScaler` of Megatron-LM does the same.
     """
     return _AddToLoss.apply(x, loss)
 

@@ -14,7 +14,7 @@ PAUSE_S: Final = 3e-3  # between two polls
 
 
 class ProgressThread:
-    """Advances the started collectives of groups that need a thread for it; for other groups, calls do nothing."""
+    """Advances the started collectives of groups with `needs_thread`; without such groups, no thread is started."""
 
     def __init__(self, groups: Iterable[AxisGroup]) -> None:
         self._groups = [group for group in groups if group.needs_thread]

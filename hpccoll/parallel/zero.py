@@ -222,7 +222,7 @@ class ZeroShards:
                 members[parameter if parameter in alone else groups[parameter]].append(parameter)
         for parameters in members.values():
             group = groups[parameters[0]]
-            # A rank that holds parameters alone, such as those of its experts, keeps them whole.
+            # Parameters without replicas, such as experts that one rank holds, are kept whole.
             unit = ZeroUnit(parameters, group, self.level if group.size > 1 else 1)
             self.units.append(unit)
             for parameter in parameters:
@@ -284,7 +284,7 @@ class ZeroShards:
         return y
 
     def finish(self) -> None:
-        """Reduce the gradients that no backward pass has begun to reduce, and block until all are; collective.
+        """Reduce the gradients that no backward pass has begun to reduce, and block until all are reduced; collective.
 
         Cost: let s be (n-1)/n of the bytes of the parameters. In a step of m micro-batches, a rank sends gradients of s
         bytes with ZeRO-1, and of m s bytes with ZeRO-2 and 3. It sends parameters of s bytes in `gather_parameters`
@@ -337,7 +337,7 @@ class ZeroShards:
                 yield parameter, unit.shard.grad[piece]
 
     def _note_gradient(self, unit: ZeroUnit, parameter: Any) -> None:
-        """Note that a backward pass has added to a gradient, and start reducing the unit once all have."""
+        """Note that a backward pass has added to a gradient, and start reducing a unit whose gradients are complete."""
         note_backward_pass(parameter, unit.missing, unit.gradient_views.get(parameter))
         for group in self._groups:
             group.advance_started()

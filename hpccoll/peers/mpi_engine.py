@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 class MpiEngine:
     """Engine `mpi`: MPI_Allreduce and the other collectives of the MPI library on `comm`, which is not duplicated.
 
-    The first call of `prepare` with device buffers probes on every rank whether MPI accepts device memory. If MPI does
-    not on some rank, device buffers are refused.
+    The first call of `prepare` with device buffers probes on every rank whether MPI accepts device memory. If MPI
+    rejects it on any rank, `prepare` refuses device buffers.
     Cost: a prepared call is a `functools.partial` of an mpi4py method; its buffer arguments are built only once.
     """
 

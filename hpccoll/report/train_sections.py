@@ -36,7 +36,7 @@ def build_train_sections(results: Results) -> list[PageSection]:
     for run, account in results.accounts:
         accounts.setdefault(run.number, (run, []))[1].append(account)
     return [
-        # An account trains on meshes that differ in options, which the records of steps do not have.
+        # Steps of an account are not drawn, because their records do not tell its strategies apart (`tp` and `tp,sp`).
         *(_build_step_section(run, found) for run, found in steps.values() if run.number not in accounts),
         *(_build_account_section(run, found) for run, found in accounts.values()),
     ]

@@ -1,7 +1,7 @@
 """The in-flight operations of this process, and the waits in which they advance.
 
-There is no progress thread. Every wait, test and blocking call of every communicator advances all in-flight operations
-of the process, so ranks may wait for operations, on any communicators, in different orders.
+No thread advances them in the background. Every wait, test and blocking call of every communicator advances all
+in-flight operations of the process, so ranks may wait for operations, on any communicators, in different orders.
 """
 
 from __future__ import annotations
@@ -171,9 +171,10 @@ class Progress:
                 raise WaitTimeoutError(TIME_IS_UP)
 
     def sleep_until(self, done: Callable[[], object]) -> None:
-        """Block until `done` returns true, and sleep between its polls unless operations in flight advance meanwhile.
+        """Block until `done` returns true, and sleep between its polls unless operations are in flight.
 
-        `done` reads shared memory, or lets MPI advance as a test of a request does.
+        Each pause advances the operations in flight. `done` reads shared memory, or lets MPI advance as a test of a
+        request does.
         """
         backoff = Backoff(spins=False)
         while not done():

@@ -67,8 +67,8 @@ def _list_gradient_traffic(setup: TrainingSetup, machine: Machine) -> Iterator[T
     G, and gathers the updated weights, W bytes. ZeRO-2 keeps no whole gradients, so it reduces them in each of m
     micro-batches. ZeRO-3 also gathers the weights of each layer in each forward and each backward pass: 2 m W. For
     m = 1 and G = W, ZeRO-3 sends 3/2 of the bytes of dp, and the others as many as dp (Rajbhandari et al., ZeRO,
-    arXiv 1910.02054, section 7). A call is made per layer. Experts have fewer replicas. With sequence parallelism, the
-    gradients of parameters that are applied to own tokens only are also summed over tp.
+    arXiv 1910.02054, section 7). There is one call per layer. Experts have fewer replicas. With sequence parallelism,
+    the gradients of parameters that are applied to own tokens only are also summed over tp.
     """
     counted, m = _count_rank_parameters(setup), setup.microbatches
     zero = setup.zero if setup.replicas > 1 else 0  # without replicas, there is nothing to share
@@ -107,7 +107,7 @@ def _list_tensor_traffic(setup: TrainingSetup, machine: Machine) -> Iterator[Tra
     pass, and two more if the forward pass is recomputed (Shoeybi et al., Megatron-LM, arXiv 1909.08053, section 3), or
     one more if recomputation omits the second all_reduce, whose result the backward pass does not need. The embedding
     adds one in the forward and the output layer one in the backward pass; the loss adds three of one float32 per token.
-    A mixture of experts adds one in the backward pass, for the gradients of the routing weights, one per kept choice.
+    A mixture of experts adds one in the backward pass, of a gradient per kept choice (that of its routing weight).
     Sequence parallelism replaces each all_reduce by an all_gather and a reduce_scatter, and gathers the inputs of
     attention and MLP once more in the backward pass (Korthikanti et al., arXiv 2205.05198, section 4.2.2).
     """
@@ -174,8 +174,8 @@ def _list_context_traffic(setup: TrainingSetup, machine: Machine) -> Iterator[Tr
     """Yield the traffic of ring attention, with messages of 2 T k e bytes: the keys and values of a rank.
 
     They go around the ring of n ranks in n - 1 sends per layer in the forward pass, again in the backward pass, and
-    again if the forward pass is recomputed. Their gradients follow them in the backward pass: n - 1 sends, the first
-    one by the next rank of the ring. Source: Liu, Zaharia and Abbeel, Ring attention, arXiv 2310.01889.
+    again if the forward pass is recomputed. Their gradients follow them in the backward pass: n - 1 sends. Source: Liu,
+    Zaharia and Abbeel, Ring attention, arXiv 2310.01889.
     """
     n = setup.mesh.cp
     if n == 1:
@@ -192,7 +192,7 @@ def _list_expert_traffic(setup: TrainingSetup, machine: Machine) -> Iterator[Tra
 
     Each of the 4 all_to_all calls per layer (6 if the forward pass is recomputed) moves T h e bytes for each active
     expert, of which (n-1)/n go to other ranks if tokens choose experts evenly (Lepikhin et al., GShard, arXiv
-    2006.16668). Counted rows replace even ones: half of the calls send rows to experts, half send them back.
+    2006.16668). A counted routing replaces this by its rows: half of the calls send rows to experts, half back.
     Each rank of tp sends whole tokens, unless sequence parallelism splits them. Before the tokens, another all_to_all
     of each forward pass sends the number of tokens for each expert, 8 bytes each.
     """

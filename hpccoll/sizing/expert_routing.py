@@ -1,7 +1,7 @@
 """The rows that mixtures of experts exchange in a training step, counted in a run.
 
-The router chooses the experts of each token, so the rows between two ranks depend on the data. An estimate without
-counted rows assumes that tokens choose experts evenly.
+A row is the features of a token, sent to one of its experts. A router chooses the experts of each token, so the rows
+between two ranks depend on the data. An estimate without counted rows assumes that tokens choose experts evenly.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ class ExpertRouting:
 
     @property
     def kept(self) -> int:
-        """The rows of the tokens of the rank that has most, in all passes."""
+        """The most rows that a rank sends to experts in all passes, including its own experts."""
         return int(self.rows.sum(axis=(1, 3)).max())
 
     @property
     def exchanged(self) -> int:
-        """The rows that the busiest rank sends in all passes, to experts of other ranks and back from its own."""
+        """The most rows that a rank sends to other ranks in all passes: to their experts, and back from its own."""
         sent, received = self.rows.sum(3), self.rows.sum(2)  # (groups, q, p) each
         own = self.rows.diagonal(axis1=2, axis2=3)
         return int((sent + received - 2 * own).sum(1).max())
 
     def find_busiest(self, *, in_one_pass: bool) -> tuple[float, float]:
-        """Return the rows of the tokens of the rank whose experts receive most, and the rows that they receive.
+        """Return the rows that the busiest rank sends to experts, and the rows that its own experts receive.
 
-        The numbers are means over the passes, or those of the pass with most.
+        The busiest rank is the one whose experts receive most, in the mean over the passes or in a single pass.
         """
         sent, received = (self.rows.sum(axis) if in_one_pass else self.rows.sum(axis).mean(1) for axis in (3, 2))
         busiest = received.argmax()

@@ -1,6 +1,6 @@
 """Memory of a rank at its peak: weights, gradients, optimizer state, activations, buffers of layers, in bytes.
 
-The peak is in the first backward pass, when the rank holds the activations of most micro-batches.
+The peak is in the first backward pass, when the rank holds activations of the most micro-batches.
 
 The memory of libraries, of the CUDA context and of fragmentation is not counted.
 """
@@ -164,7 +164,7 @@ def _compute_layer_gradients(setup: TrainingSetup) -> float:
 
     A mixture of experts first has three gradients of h e bytes per row of its tokens: of the weighted output, of the
     output, and of the weight before its sum over features. Later, it has the gradients of the rows that it received and
-    of the hidden features of one expert, while the returned outputs have been freed.
+    of the hidden features of one expert, when the returned outputs have been freed.
     """
     model = setup.model
     if model.experts > 1:

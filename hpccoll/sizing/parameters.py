@@ -79,10 +79,10 @@ def count_active(model: ModelShape) -> int:
 
 
 def count_token_parameters(setup: TrainingSetup) -> int:
-    """Return how many parameters of a rank sequence parallelism applies to own tokens only; `count_rank` has them.
+    """Return the number of a rank's parameters that sequence parallelism applies to the rank's own tokens only.
 
-    These are norms, the biases of row-parallel matrices, and GPT-2's positions. The busiest rank of a pipeline is the
-    first one with positions, and the last one without.
+    `count_rank` includes them. They are norms, the biases of row-parallel matrices, and GPT-2's positions. The busiest
+    rank of a pipeline is the first one with positions, and the last one without.
     """
     model, pp = setup.model, setup.mesh.pp
     layers = setup.layers_per_stage * setup.shape.stages_per_rank

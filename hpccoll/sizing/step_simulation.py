@@ -103,14 +103,15 @@ def _simulate_experts(
 ) -> SimulatedTraffic:
     """Return the bytes that the plans of the all_to_alls of counted rows send, and the time that they take.
 
-    In each forward pass, numbers of rows go to the experts, then the rows, which come back. In each backward pass, the
-    rows' gradients go the same ways.
+    In each forward pass, ranks exchange the numbers of rows, send rows to experts and receive the outputs. In each
+    backward pass, the gradients of rows and outputs are sent likewise.
     """
     n = each.group
     plan = get_algorithm(Operation.ALL_TO_ALL, ALGORITHMS[each.collective]).plan(n)
     row_bytes = setup.model.width * setup.precision.element_bytes // setup.norm_split
     numbers = simulate(plan, machine, setup.model.experts // n, 8, trace=False)
-    repeats = (each.calls - routing.passes) / (2 * routing.passes)  # of the rows' ways to the experts and back
+    # Round trips of the rows, to the experts and back, per forward pass.
+    repeats = (each.calls - routing.passes) / (2 * routing.passes)
     sent_bytes = seconds = 0.0
     for passes in routing.rows:
         found = [simulate(plan, machine, tuple(rows.flat), row_bytes, trace=False) for rows in (*passes, *passes.mT)]

@@ -110,7 +110,7 @@ class TrainingSetup:
         """Return the rows per micro-batch that a rank sends to the experts of a layer, and that its experts receive.
 
         Without a counted routing, these are T k each, for k active experts. With one, they are those of the busiest
-        rank: in the busiest layer if a layer is recomputed at a time, else the mean over the layers.
+        rank: in the busiest pass with full recomputation, otherwise the mean over passes.
         """
         if self.routing is None:
             return (self.tokens * self.model.active_experts,) * 2

@@ -183,7 +183,7 @@ class TorchWork(dist._Work):  # type: ignore[misc]  # noqa: SLF001 - torch has n
         the error of a failed operation, also if the operation exceeds its timeout.
         """
         if self._future is None:
-            # An exception in a continuation fails a future for C++ code, too; `Future.set_exception` does not.
+            # C++ code sees the exception of a continuation, but not that of `Future.set_exception`.
             self._completion = torch.futures.Future()
             self._future = self._completion.then(self._get_outcome)
             began, completer, backoff = time.monotonic(), get_completer(), get_progress().make_backoff()

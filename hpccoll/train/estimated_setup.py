@@ -17,12 +17,11 @@ def make_training_setup(options: TrainOptions, mesh: Mesh) -> TrainingSetup:
     """Return the training step of a run; raise UsageError unless the model is a GPT that the mesh divides evenly."""
     model = options.model
     if not isinstance(model, GptConfig):
-        raise UsageError(
-            f"--model {model.name} has no estimate, because its formulas are for transformers; give --model gpt"
-        )
+        raise UsageError(f"--model {model.name} has no estimate: the formulas are for transformers; give --model gpt")
     if is_schedule_file(options.schedule):
         raise UsageError(
-            f"--schedule {options.schedule} has no estimate, whose formulas are of built-in schedules; give 1f1b"
+            f"--schedule {options.schedule} has no estimate: the formulas are for built-in schedules; "
+            "give --schedule 1f1b"
         )
     setup = TrainingSetup(
         make_model_shape(model),

@@ -22,7 +22,7 @@ SPLITS = ("pairs", "all_gather")
 DTYPES = ("float32", "float64")
 DECAYS = ("none", "cosine")
 DEFAULT_PIPELINE_MICROBATCHES = 4
-UNTIMED_STEPS = 2  # the first steps of --compare and --account: they bind calls, and the first logs allocations
+UNTIMED_STEPS = 2  # the first steps of --compare and --account, slower because they bind calls and log allocations
 ZERO_LEVELS = {"zero1": 1, "zero2": 2, "zero3": 3}
 SEQUENCE_PARALLEL = "sp"
 
@@ -264,15 +264,16 @@ class TrainOptions:
 
 
 def split_strategy(strategy: str, options: TrainOptions) -> tuple[str, TrainOptions]:
-    """Return the axes of a strategy, `dp` if it names none, and the options with those that its other words stand for.
+    """Return the axes of a strategy (`dp` if it names none), and the options with those that its other words set.
 
-    `tp=2,sp` is tp=2 with --sequence-parallel, and `zero2` is dp with --zero 2. Raises UsageError for two levels.
+    `tp=2,sp` is tp=2 with --sequence-parallel, and `zero2` is dp with --zero 2. Raises UsageError for two levels of
+    ZeRO.
     """
     axes = []
     for word in map(str.strip, strategy.split(",")):
         level = ZERO_LEVELS.get(word, 0)
         if level and options.zero not in (0, level):
-            raise UsageError(f"{word} is dp with --zero {level}, not --zero {options.zero}; leave one of them out")
+            raise UsageError(f"{word} sets --zero {level}, not --zero {options.zero}; leave one of them out")
         if level:
             options = replace(options, zero=level)
         elif word == SEQUENCE_PARALLEL:
@@ -316,8 +317,8 @@ def _require_sequences_fit(model: ModelConfig, mesh: Mesh, *, sequence_parallel:
         if model.context % count:
             contexts = format_nearest_multiples(model.context, math.lcm(*parts.values()))
             raise UsageError(
-                f"{mesh}: sequences are split into {count} parts ({name}), which do not divide --context "
-                f"{model.context}; give --context {contexts}"
+                f"{mesh}: --context {model.context} cannot be split into {count} equal parts ({name}); "
+                f"give --context {contexts}"
             )
 
 

@@ -62,7 +62,7 @@ class RankLayers(ABC, Generic[ConfigT]):
         self.shards = self._list_shards(rank)
         self.parameters = [x.requires_grad_() for x in copy_shards(self.shards, full, device)]
         self._by_name = {shard.name: x for shard, x in zip(self.shards, self.parameters, strict=True)}
-        # Runs a part of a stage, given the numbers of both, the part and its input; set before the first pass.
+        # Called with the number of a stage, the number of a part, the part and its input; set before the first pass.
         self.run_part: Callable[[int, int, Callable[[Any], Any], Any], Any]
         self.parts = {stage: self._list_parts(stage) for stage in mesh.list_stages(rank)}
         self.stages = {stage: self._make_stage(stage) for stage in self.parts}

@@ -1,8 +1,8 @@
 """Computes the sizes in bytes of regions (sets of chunks per rank), whose chunks may differ in size.
 
 If all chunks have the same size, the bytes of a region follow from its number of chunks; otherwise, they follow from
-prefix sums over the chunk sizes, without a list of the region's chunks. If the sizes of a chunk differ by rank, the
-chunks are listed.
+prefix sums over the chunk sizes, without a list of the region's chunks. If ranks have different
+chunk sizes, the chunks of each region are listed.
 """
 
 from __future__ import annotations

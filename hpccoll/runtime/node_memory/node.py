@@ -28,7 +28,7 @@ from hpccoll.runtime.node_memory.symmetric import SymmetricBuffers
 from hpccoll.runtime.progress import InFlight, Progress
 
 STAGING_SLOTS: Final = 2
-SLOT_BYTES_ON_ONE_NODE: Final = 2**20 + 64 * 2**10  # of each rank; both slots of a rank fit into its cache
+SLOT_BYTES_ON_ONE_NODE: Final = 2**20 + 64 * 2**10  # of each rank; so small that slots stay in the processor's cache
 PIPELINE_SLOTS: Final = 6  # enough to keep a link busy while other segments synchronise, reduce and store
 SLOT_BYTES: Final = 2 * 2**20 + 64 * 2**10  # of each rank; segments of a chunk differ by at most one element
 MOST_SLOT_BYTES_OF_NODE: Final = 2**30  # of all ranks of a node; slots of many ranks are smaller

@@ -13,11 +13,11 @@ from hpccoll.runtime.unbound_program import Memories, Step
 
 @dataclass(frozen=True, slots=True)
 class StagedProgram:
-    """A staged program; other ranks may run the same call by an executable.
+    """A staged program for any arrays; other ranks may run the same call by an executable of their own.
 
-    `begin` records the beginning of a call, and `state` its end. `segments` are the steps of each segment, those of the
-    first segment after `NodeBarrier.enter`. Segments use the slots in turn. `memories` has, by the number of a slot,
-    all memories of a segment except input and output.
+    `begin` records the beginning of a call, and `state` its end. `before_entry` are the steps of the first segment
+    before `NodeBarrier.enter`. `segments` are all other steps, by segment. Segments use the slots in turn. `memories`
+    has, by the number of a slot, all memories of a segment except input and output.
     """
 
     state: CallRecorder

@@ -48,7 +48,7 @@ def test_a_run_that_needs_too_much_memory_ends_with_status_3(capsys):
         (["dp=2", "--model", "gpt", "--account", "--compare"], "takes no --compare"),
         (["dp=2", "--model", "gpt", "--account", "--steps", "2"], "needs --steps 3 or more"),
         (["dp=2", "--model", "gpt", "--account", "--device", "cuda"], "leave --device cuda out"),
-        (["zero1,zero2", "--model", "gpt", "--account"], "zero2 is dp with --zero 2, not --zero 1"),
+        (["zero1,zero2", "--model", "gpt", "--account"], "zero2 sets --zero 2, not --zero 1"),
         (["dp=2", "--model", "gpt", "--dry-run", "--machine", "laptop"], "no peak_TFLOPS and no memory_GB"),
         (["dp=3", "--model", "gpt", "--dry-run"], "does not divide --batch 64"),
         (["tp=3", "--model", "gpt", "--dry-run"], "cannot share --heads 4 equally"),

@@ -130,19 +130,18 @@ def test_every_sample_is_in_one_microbatch(batch):
         (
             Mesh(tp=3),
             TrainOptions(GptConfig(width=12, heads=3, context=128), 1, sequence_parallel=True),
-            "tp=3: sequences are split into 3 parts (tp), which do not divide --context 128; give --context 126 or",
+            "tp=3: --context 128 cannot be split into 3 equal parts (tp); give --context 126 or",
         ),
         (Mesh(cp=2), TrainOptions(MlpConfig(), 1), "cp=2 splits sequences, but --model mlp has none; add --model gpt"),
         (
             Mesh(cp=3),
             TrainOptions(GptConfig(), 1),
-            "cp=3: sequences are split into 6 parts (twice cp), which do not divide --context 128; "
-            "give --context 126 or 132",
+            "cp=3: --context 128 cannot be split into 6 equal parts (twice cp); give --context 126 or 132",
         ),
         (
             Mesh(tp=4, cp=2),
             TrainOptions(GptConfig(context=12), 1, sequence_parallel=True),
-            "split into 8 parts (cp times tp), which do not divide --context 12; give --context 8 or 16",
+            "--context 12 cannot be split into 8 equal parts (cp times tp); give --context 8 or 16",
         ),
         (Mesh(pp=2), TrainOptions(MlpConfig(), 1, schedule="1f2b"), "unknown pipeline schedule '1f2b'"),
     ],

@@ -171,7 +171,7 @@ def test_schedules_that_divide_backward_passes_are_refused_with_zero_2_and_3():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["zero1", "--zero", "2"], "zero1 is dp with --zero 1, not --zero 2"),
+        (["zero1", "--zero", "2"], "zero1 sets --zero 1, not --zero 2"),
         (["dp", "--zero", "2", "--bucket-bytes", "1M"], "--bucket-bytes is not available with --zero 2"),
     ],
 )
