@@ -131,8 +131,7 @@ def train(
     """Train a model over a mesh of MPI ranks: mlp on handwritten digits, course on random vectors, gpt on text.
 
     STRATEGY is dp (data), tp (tensor), pp (pipeline), cp (context) or ep (expert parallelism) over all ranks, or a mesh
-    such as dp=2,tp=2,pp=2. The words zero1, zero2 and zero3 set --zero, and sp sets --sequence-parallel, as in
-    dp=2,tp=2,zero2,sp.
+    such as dp=2,tp=2,pp=2. Its words zero1, zero2 and zero3 set --zero, and sp sets --sequence-parallel.
     """
     _require_compatible(strategies)
     checkpoints = CheckpointOptions(checkpoint, checkpoint_every, stop_file)
