@@ -224,7 +224,7 @@ def _mark_uneven_speed(
         return ()
     if len(ratios) > 1:
         return (f"the speed of the machine in {len(uneven)} of {len(ratios)} rounds",)
-    return (f"the speed of the machine (the ratios of engine mpi differ {', '.join(uneven[0])})",)
+    return (f"the speed of the machine (times of engine mpi changed {', '.join(uneven[0])})",)
 
 
 def _find_uneven_speed(
@@ -247,7 +247,7 @@ def _find_uneven_speed(
     spread = noise.compute_robust_deviation(ratios[is_control & known])
     if spread > noise.MAX_CONTROL_SPREAD:
         uneven[:] = True
-        signs = [f"from row to row by {spread:.0%}"]
+        signs = [f"differently from row to row by {spread:.0%}"]
     for op in dict.fromkeys(key.case.op for key in keys):
         rows = known & np.array([key.case.op == op for key in keys])
         of_mpi, own = ratios[rows & is_control], ratios[rows & ~is_control]

@@ -65,8 +65,8 @@ class AxisGroup:
     `axis` is the name of the axis, or of several axes, in a profile.
 
     `sent_bytes` counts bytes since the last reset, by the name of the operation. It is computed, not measured: for a
-    collective over n ranks, it is the least that a rank can send. This is 2 (n-1)/n of the message of an all_reduce,
-    the rows for other ranks of an all_to_all, and (n-1)/n of the whole message of other collectives. Collectives within
+    collective over n ranks, it is the least that a rank can send. In an all_reduce, this is 2 (n-1)/n of the message,
+    in an all_to_all the rows for other ranks, and in other collectives (n-1)/n of the whole message. Collectives within
     a node count the same, although they copy memory instead of sending.
     """
 
@@ -293,7 +293,7 @@ class MeshGroups:
     def create(cls, comm: Communicator, mesh: Mesh, tied: Sequence[int] = ()) -> MeshGroups:
         """Create this rank's groups, with one communicator per set of ranks; collective over `comm`.
 
-        `tied` are the ranks of the group `tied`; empty if this rank has none.
+        `tied` are the ranks that share a tied weight with this rank, itself included; empty if there are none.
         """
         timer, groups = CommunicationTimer(), dict[tuple[str, ...], AxisGroup]()
         of_fields: list[tuple[str, ...]] = [*((axis,) for axis in AXES), REPLICAS, EXPERT_REPLICAS, TOKEN_REPLICAS]

@@ -33,7 +33,7 @@ def note_backward_pass(parameter: Any, missing: dict[Any, int], view: Any | None
     """
     if parameter not in missing:
         raise UsageError(
-            "a gradient received more backward passes than `begin` was given; pass `begin` the number per parameter"
+            "more backward passes added to a gradient than `passes` states; give `begin` the number for each parameter"
         )
     if view is not None and parameter.grad is not view:
         parameter.grad = view.copy_(parameter.grad)

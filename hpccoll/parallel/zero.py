@@ -236,7 +236,7 @@ class ZeroShards:
 
     @property
     def weights(self) -> list[Any]:
-        """The memory of the parameters between steps."""
+        """The tensors that hold the parameters between steps, one per unit."""
         return [unit.shard if unit.level == 3 else unit.whole for unit in self.units]
 
     @property

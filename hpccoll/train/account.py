@@ -152,7 +152,7 @@ def _list_bytes(
 def _list_times(
     steps: Sequence[TrainStepRecord], simulated: SimulatedStep, found: Estimate, setup: TrainingSetup
 ) -> list[AccountEntry]:
-    """Return the time of a step, and its shares of communication, which includes waits as in `TrainStepRecord`."""
+    """Return the time of a step and its communication shares, which include waits as in `TrainStepRecord`."""
     estimated = found.time
     total = estimated.total_s
     waits = estimated.idle_s
