@@ -80,7 +80,7 @@ class GradientBuckets:
         self.parameters, self.dp = parameters, dp
         self._buckets: list[_Bucket] = []
         self._started = 0  # buckets whose all_reduce has been started in this step
-        self._progress = ProgressThread([dp])
+        self._progress = ProgressThread(dp)
         if dp.size == 1:
             return
         bucket: list[Any] = []

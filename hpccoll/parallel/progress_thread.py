@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
 from contextlib import suppress
 from typing import Final
 
@@ -14,16 +13,16 @@ PAUSE_S: Final = 3e-3  # between two polls
 
 
 class ProgressThread:
-    """Advances the started collectives of groups with `needs_thread`; without such groups, no thread is started."""
+    """Advances the started collectives of a group with `needs_thread`; for other groups, no thread is started."""
 
-    def __init__(self, groups: Iterable[AxisGroup]) -> None:
-        self._groups = [group for group in groups if group.needs_thread]
+    def __init__(self, group: AxisGroup) -> None:
+        self._group = group
         self._thread: threading.Thread | None = None
         self._is_stopping = threading.Event()
 
     def start(self) -> None:
         """Start the thread unless it runs."""
-        if self._groups and self._thread is None:
+        if self._group.needs_thread and self._thread is None:
             self._is_stopping.clear()
             self._thread = threading.Thread(target=self._run, name="hpccoll-progress", daemon=True)
             self._thread.start()
@@ -38,6 +37,5 @@ class ProgressThread:
     def _run(self) -> None:
         """Advance the collectives until `stop`; body of the thread."""
         while not self._is_stopping.wait(PAUSE_S):
-            for group in self._groups:
-                with suppress(HpccollError):  # the main thread raises the error of a failed collective
-                    group.advance_started()
+            with suppress(HpccollError):  # the main thread raises the error of a failed collective
+                self._group.advance_started()

@@ -33,7 +33,6 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from hpccoll.parallel.axis_group import AxisGroup
 from hpccoll.parallel.data_parallel import note_backward_pass
-from hpccoll.parallel.progress_thread import ProgressThread
 
 if TYPE_CHECKING:
     from hpccoll.runtime.work import Work
@@ -175,8 +174,7 @@ class ZeroShards:
     the sum over the ranks. After an optimizer has updated `shards`, `gather_parameters` completes the step.
 
     The constructor is collective over the groups. On CPUs, shards and unreduced gradients are symmetric buffers, which
-    the ranks of a node read in place. All ranks of a group must run the same passes. Between nodes, a thread advances
-    the collectives from `begin` to `finish`.
+    the ranks of a node read in place. All ranks of a group must run the same passes.
 
     Args:
         stages: by pipeline stage of this rank, the parameters of each part, in the order of the forward pass.
@@ -209,7 +207,6 @@ class ZeroShards:
         self._free: dict[int, list[Any]] = defaultdict(list)  # unused tensors for gathered units, by length
         self._by_memory: dict[int, ZeroUnit] = {}  # gathered units, by the address of their tensor
         self._keeps_whole = False
-        self._progress = ProgressThread(self._groups)
         for unit in self.units:
             if unit.level == 3:
                 unit.release()
@@ -255,7 +252,6 @@ class ZeroShards:
         Args:
             passes: for each parameter, the number of backward passes of this step that add to its gradient.
         """
-        self._progress.start()
         for unit in self.units:
             unit.reductions = 0
             unit.missing = {x: passes[x] if unit.level == 1 else 1 for x in unit.parameters}
@@ -290,7 +286,6 @@ class ZeroShards:
         bytes with ZeRO-1, and of m s bytes with ZeRO-2 and 3. It sends parameters of s bytes in `gather_parameters`
         with ZeRO-1 and 2, and of 2 m s bytes in `run` with ZeRO-3.
         """
-        self._progress.stop()
         for unit in self.units:
             if not unit.reductions or any(x.grad is not None for x in unit.parameters if unit.level > 1):
                 self._start_reduction(unit)
