@@ -121,7 +121,7 @@ def _list_tensor_traffic(setup: TrainingSetup, machine: Machine) -> Iterator[Tra
     strategy = "sp" if setup.sequence_parallel else "tp"
     loss_bytes = 3 * setup.precision.full_bytes * setup.tokens * m
     if setup.sequence_parallel:
-        # Recomputation that omits the second all_reduce of a layer still gathers.
+        # Recomputation that omits the last reduce_scatter of a layer keeps both all_gathers.
         gathers = pairs + 2 * layers + 1 + layers * (recomputed == 1)
         yield _make_ring_traffic(strategy, "all_gather", m * gathers, m * gathers * nbytes, links)
         yield _make_ring_traffic(strategy, "reduce_scatter", m * pairs, m * pairs * nbytes, links)

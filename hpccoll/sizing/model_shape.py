@@ -23,9 +23,9 @@ class ModelShape(Struct, frozen=True, forbid_unknown_fields=True):
     trained positions, no dropout, and an output layer of its own. With several `experts`, each layer has as many MLPs,
     of which a router selects `active_experts` per token.
 
-    Without `like_llama`, the model is a GPT-2, with these variants: `qkv_biases` false and `dropout` false omit both,
-    and `gated` gives the MLP three matrices. With `tiled_attention`, attention does not keep scores, but recomputes
-    them (FlashAttention).
+    `like_llama` selects Llama. Variants of GPT-2 have no biases of queries, keys and values (`qkv_biases` false), no
+    dropout (`dropout` false), or an MLP of three matrices (`gated`). With `tiled_attention`, attention does not keep
+    scores, but recomputes them (FlashAttention).
 
     `kv_heads` 0 stands for as many as `heads`, and `feed_forward` 0 for 4 `width`. `published` is the stated number of
     parameters, in 1e9, or 0.
