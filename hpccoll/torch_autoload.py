@@ -30,12 +30,20 @@ def _import_first(
     @wraps(original)
     def rendezvous(url: str, **options: Any) -> Any:
         """Yield what the handler of torch or of hpccoll.torch yields."""
-        caller = sys._getframe(1)  # noqa: SLF001 - only init_process_group, which calls the handler, has the backend
         handler = original
-        if "hpccoll" in str(caller.f_locals.get("backend")):
+        if _is_backend_of_caller():
             import hpccoll.torch  # noqa: F401 - may replace the handler
 
             handler = handlers[scheme]
         yield from handler(url, **options)
 
     return rendezvous
+
+
+def _is_backend_of_caller() -> bool:
+    """Whether the local variable `backend` of init_process_group, which calls the rendezvous, names hpccoll.
+
+    The caller of this function must not keep the frame of init_process_group: the frame refers to the rendezvous, and
+    such a cycle keeps the process group alive until Python ends, when Gloo's threads would abort the process.
+    """
+    return "hpccoll" in str(sys._getframe(2).f_locals.get("backend"))  # noqa: SLF001 - no argument has the backend

@@ -98,10 +98,15 @@ def test_an_installed_hpccoll_needs_no_import(tmp_path: Path) -> None:
 def test_importing_torch_loads_nothing_of_hpccoll_and_leaves_other_backends_alone(tmp_path: Path) -> None:
     install_entry_points(tmp_path)
     script = (
-        "import os, sys, torch, torch.distributed as dist\n"
+        "import gc, os, sys, torch, torch.distributed as dist\n"
         "try: dist.init_process_group('gloo')\n"
         "except ValueError as error: print('RANK expected' in str(error))\n"
         "print(sorted(name for name in sys.modules if name.startswith('hpccoll')), 'RANK' in os.environ)\n"
+        "gc.disable()\n"
+        f"dist.init_process_group('gloo', init_method='file://{tmp_path}/store', rank=0, world_size=1)\n"
+        "dist.destroy_process_group()\n"
+        "codes = [x.gi_code for x in gc.get_objects() if type(x).__name__ == 'generator']\n"
+        "print([code.co_filename for code in codes if 'hpccoll' in code.co_filename])\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", script],
@@ -111,7 +116,7 @@ def test_importing_torch_loads_nothing_of_hpccoll_and_leaves_other_backends_alon
         check=True,
         env=environment(PYTHONPATH=f"{tmp_path}:{ROOT}", PMI_RANK="0", PMI_SIZE="1"),
     )
-    assert done.stdout == "True\n['hpccoll', 'hpccoll.errors', 'hpccoll.torch_autoload'] False\n", done.stderr
+    assert done.stdout == "True\n['hpccoll', 'hpccoll.errors', 'hpccoll.torch_autoload'] False\n[]\n", done.stderr
 
 
 @pytest.mark.full
