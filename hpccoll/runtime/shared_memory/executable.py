@@ -30,9 +30,10 @@ from hpccoll.runtime.shared_memory.tiling import LocalBinder, bounce_count
 from hpccoll.runtime.unbound_program import Step, StepMaker
 from hpccoll.selection import Selection
 
-# Times on 2 ranks of an AMD EPYC, staged and by cross-memory attach: all_reduce of 1 MiB 72 us and 129 us, of 64 MiB
-# 4.9 ms and 7.9 ms; all_gather of 4 MiB 304 us and 316 us, of 16 MiB 1.5 ms and 1.0 ms. 4 ranks on 2 cores, all_reduce
-# of 16 MiB: 14 ms and 8.5 ms, because a staged run has more fences, at each of which ranks wait for a core.
+# Times on 2 ranks of an AMD EPYC, staged and by cross-memory attach: all_reduce of 1 MiB 45 us and 95 us, of 16 MiB
+# 1.0 ms and 1.4 ms, of 64 MiB 5.5 ms both; all_gather of 4 MiB 304 us and 316 us, of 16 MiB 1.5 ms and 1.0 ms. 4 ranks
+# on 2 cores, all_reduce of 16 MiB: 14 ms and 8.5 ms, because a staged run has more fences, at each of which ranks wait
+# for a core.
 LEAST_REMOTE_BYTES = 256 * 2**10  # of cross-memory attach, where ranks outnumber cores and in two-level plans
 LEAST_REMOTE_COPY_BYTES = 8 * 2**20  # elsewhere, in plans that reduce nothing; plans that reduce are staged
 
