@@ -26,7 +26,7 @@ from hpccoll.units import format_count, format_ranges
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-GRACE_S = 1.0  # time in which the messages of all waiting ranks arrive
+GRACE_S = 3.0  # time in which a rank answers, and in which the messages of all waiting ranks arrive
 CHECKS_PER_LIMIT, LONGEST_CHECK_S = 10, 0.25
 BETWEEN_BARRIERS = -1  # sent instead of the number of a round: the rank waits between two barriers
 ANSWER = -2  # sent instead of the number of a round: the rank does not wait
@@ -116,7 +116,8 @@ class TimeLimit:
             self._send(number, dest)
         missing = others
         while missing and time.monotonic() < self._asked_s + GRACE_S:
-            time.sleep(GRACE_S / 100)
+            if self._closed.wait(GRACE_S / 100):
+                return False  # another rank may have closed before it read the message
             self._receive()
             missing = others - set(self._find_waiting()) - (self._answered if number == BETWEEN_BARRIERS else set())
         return number != BETWEEN_BARRIERS or bool(missing)

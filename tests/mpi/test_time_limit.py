@@ -45,7 +45,7 @@ def test_a_rank_that_stops_between_two_barriers_is_named(comm):
     limit.description = "mpi/barrier"
     last = comm.size - 1
     if comm.rank == last:
-        stop_for(4)
+        stop_for(8)
     elif comm.rank == 0:
         assert failed.wait(20)
     comm.Barrier()
@@ -54,3 +54,16 @@ def test_a_rank_that_stops_between_two_barriers_is_named(comm):
         (message,) = messages
         assert f"mpi/barrier: rank{'s' if last > 1 else ''} 0" in message
         assert f"between two barriers; rank {last} does not respond: stopped or unreachable" in message
+
+
+def test_a_rank_that_closes_before_it_reads_a_message_is_not_reported(comm):
+    messages: list[str] = []
+    for number in range(20):
+        limit = TimeLimit(comm, 0.05, messages.append)
+        end = time.monotonic() + 0.15 + 0.005 * number  # close at different times after the message of a waiting rank
+        while comm.rank == 0 and time.monotonic() < end:
+            limit.end_call()
+            time.sleep(0.01)
+        comm.Barrier()
+        limit.close()
+    assert messages == []
