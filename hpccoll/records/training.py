@@ -23,7 +23,7 @@ class AllocatedBytes(Struct, frozen=True):
 
 
 class MeshRecord(Record, frozen=True, kw_only=True):
-    """The fields that all records of `hpccoll train` share: the mesh of ranks that train together."""
+    """The fields that all records of `hpccoll train` share: the mesh of ranks, and what the ranks also share."""
 
     strategy: Annotated[str, about("Axes of the mesh with more than one rank, such as dp=2,tp=2.")]
     ranks: Positive
@@ -32,6 +32,8 @@ class MeshRecord(Record, frozen=True, kw_only=True):
     pp: Annotated[Positive, about("Pipeline stages.")]
     cp: Annotated[Positive, about("Ranks along the axis that splits sequences.")] = 1
     ep: Annotated[Positive, about("Ranks along the axis that splits experts.")] = 1
+    zero: Annotated[Count, about("Level of ZeRO; 0 without ZeRO.")] = 0
+    sequence_parallel: Annotated[bool, about("Whether ranks of tp split tokens between tensor-parallel layers.")] = False
 
 
 class TrainStepRecord(MeshRecord, frozen=True, kw_only=True):
@@ -95,7 +97,6 @@ class TrainSummaryRecord(MeshRecord, frozen=True, kw_only=True):
     context: Annotated[Positive | None, about("Bytes of a sample; null unless the model is a GPT.")]
     optimizer: Annotated[str, about("sgd or adamw.")]
     held_out_loss: Annotated[float | None, about("Mean over held-out samples; null if the run was stopped.")]
-    zero: Annotated[Count, about("Level of ZeRO; 0 without ZeRO.")] = 0
     sent_bytes: Annotated[SentBytes | None, about("That of the last step; null if there was no step.")] = None
     allocated_bytes: Annotated[
         AllocatedBytes | None,

@@ -96,7 +96,7 @@ def run_account(
     found, assumed = (make_estimate(each, machine, efficiency=1) for each in (setup, even))
     simulated = simulate_step(setup, machine, found.traffic, options.bucket_bytes)
     return TrainAccountRecord(
-        **describe_mesh(mesh),
+        **describe_mesh(mesh, options),
         label=label,
         model=options.model.name,
         batch=options.batch,

@@ -11,11 +11,14 @@ import numpy as np
 from hpccoll.parallel.axis_group import OPERATIONS, AxisGroup
 from hpccoll.parallel.mesh import AXES, Mesh
 from hpccoll.records import TrainStepRecord
+from hpccoll.train.options import TrainOptions
 
 
-def describe_mesh(mesh: Mesh) -> dict[str, Any]:
-    """Return the fields of a record that describe a mesh."""
-    return {"strategy": str(mesh), "ranks": mesh.ranks, **{axis: getattr(mesh, axis) for axis in AXES}}
+def describe_mesh(mesh: Mesh, options: TrainOptions) -> dict[str, Any]:
+    """Return the fields of `MeshRecord`."""
+    sizes = {axis: getattr(mesh, axis) for axis in AXES}
+    shared = {"zero": options.zero, "sequence_parallel": options.sequence_parallel}
+    return {"strategy": str(mesh), "ranks": mesh.ranks, **sizes, **shared}
 
 
 class RankStep(NamedTuple):
@@ -47,13 +50,12 @@ def _combine_sent_bytes(axes: Sequence[str], rows: Any) -> dict[str, dict[str, f
 
 
 def combine_rank_steps(
-    step: int, mesh: Mesh, tokens: int, axes: Sequence[str], rows: Sequence[Sequence[float]]
+    step: int, mesh: Mesh, options: TrainOptions, axes: Sequence[str], rows: Sequence[Sequence[float]]
 ) -> tuple[TrainStepRecord, bool]:
     """Return the record of a step, and whether to stop after it.
 
     Args:
         step: number of steps done, including the step of the record.
-        tokens: number of tokens per step, over all ranks; a sample that is not text is one token.
         axes: the names of the groups of `list_sent_bytes`: an axis, or several axes joined by commas.
         rows: for each rank, the fields of its `RankStep`, and the elements of `list_sent_bytes`.
     """
@@ -61,11 +63,11 @@ def combine_rank_steps(
     measured, sent = np.split(table, [len(RankStep._fields)], axis=1)
     loss, square_norm, step_s, comm_s, exposed_s, pipeline_s, peak_bytes, stop = measured.T
     record = TrainStepRecord(
-        **describe_mesh(mesh),
+        **describe_mesh(mesh, options),
         step=step,
         loss=float(loss.sum()),
         step_s=float(step_s.max()),
-        tokens_per_s=tokens / float(step_s.max()),
+        tokens_per_s=options.batch * options.model.tokens / float(step_s.max()),
         comm_s=float(comm_s.max()),
         exposed_comm_s=float(exposed_s.max()),
         bubble=float((pipeline_s / step_s).mean()) if mesh.pp > 1 else None,

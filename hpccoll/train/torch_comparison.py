@@ -159,7 +159,7 @@ def run_comparison(trainer: Trainer, backend: str, on_step: Callable[[TrainStepR
             torch_s.append(seconds)
     own, other, ratio = median_interval(own_s), median_interval(torch_s), ratio_of_medians(own_s, torch_s)
     return TrainCompareRecord(
-        **describe_mesh(trainer.mesh),
+        **describe_mesh(trainer.mesh, trainer.options),
         model=options.model.name,
         torch=f"{side.training.name} over {backend}",
         steps=len(own_s),

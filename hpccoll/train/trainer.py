@@ -325,9 +325,7 @@ class Trainer:
         axes = list(dict.fromkeys([*(group.axis for group in groups), TIED]))  # the same on all ranks
         row = [*mine, *list_sent_bytes(groups, axes)]
         rows = self.comm.all_gather(np.array(row, np.float64)).tolist()
-        record, self.stopped = combine_rank_steps(
-            self.step, self.mesh, self.options.batch * self.options.model.tokens, axes, rows
-        )
+        record, self.stopped = combine_rank_steps(self.step, self.mesh, self.options, axes, rows)
         problem = explain_non_finite(record, rows, self.options.optimizer.lr)
         if problem is not None:
             raise WrongResultError(problem)

@@ -63,11 +63,11 @@ def _make_summary(
     stopped = trainer.step < options.steps
     held_out = None if stopped else trainer.evaluate()
     return TrainSummaryRecord(
-        **describe_mesh(trainer.mesh),
+        **describe_mesh(trainer.mesh, options),
         **{name: getattr(options.model, name) for name in ("width", "layers", "activation")},
         heads=getattr(options.model, "heads", None),
         context=getattr(options.model, "context", None),
-        **{name: getattr(options, name) for name in ("dtype", "device", "seed", "batch", "schedule", "zero")},
+        **{name: getattr(options, name) for name in ("dtype", "device", "seed", "batch", "schedule")},
         model=options.model.name,
         optimizer=options.optimizer.name,
         lr=options.optimizer.lr,

@@ -8,6 +8,7 @@ from hpccoll.cli.progress import LINE_INTERVAL_S, ProgressLines
 from hpccoll.cli.train import format_progress
 from hpccoll.parallel import Mesh
 from hpccoll.records import TrainStepRecord
+from hpccoll.train.options import MlpConfig, TrainOptions
 from hpccoll.train.record import describe_mesh
 
 
@@ -31,7 +32,7 @@ def test_a_short_command_prints_nothing():
 
 def test_training_shows_the_measurements_of_the_step():
     step = TrainStepRecord(
-        **describe_mesh(Mesh(pp=2)),
+        **describe_mesh(Mesh(pp=2), TrainOptions(MlpConfig(), 7)),
         step=7,
         loss=0.51234,
         step_s=0.025,

@@ -44,6 +44,7 @@ from hpccoll.selection.tuning_table import (
     TuningTable,
 )
 from hpccoll.text_table import find_output_width
+from hpccoll.train.options import MlpConfig, TrainOptions
 from hpccoll.train.record import describe_mesh
 from tests.unit.compare.synthetic_runs import make_records, write_run
 
@@ -127,7 +128,7 @@ def print_tuned(path: Path) -> None:
 
 def print_trained(_: Path) -> None:
     first = TrainStepRecord(
-        **describe_mesh(Mesh(dp=2, tp=2)),
+        **describe_mesh(Mesh(dp=2, tp=2), TrainOptions(MlpConfig(), 3)),
         step=1,
         loss=123456.78901,
         step_s=0.012345,

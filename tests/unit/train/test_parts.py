@@ -17,7 +17,7 @@ from hpccoll.parallel.axis_group import OPERATIONS
 from hpccoll.parallel.mesh import AXES, Mesh
 from hpccoll.records import TrainSummaryRecord, make_json_schema
 from hpccoll.train.datasets import load_digits
-from hpccoll.train.options import MlpConfig, TrainOptions
+from hpccoll.train.options import GptConfig, MlpConfig, TrainOptions
 from hpccoll.train.record import (
     RankStep,
     combine_rank_steps,
@@ -55,6 +55,7 @@ def validator():
     return jsonschema.Draft202012Validator(make_json_schema())
 
 
+OPTIONS = TrainOptions(GptConfig(context=4), 30, batch=16, zero=2, sequence_parallel=True)
 STEPS = [
     RankStep(1.0, 9.0, 0.5, 0.1, 0.06, 0.05, 100, stop=False),
     RankStep(0.5, 16.0, 0.4, 0.3, 0.2, 0.1, 200, stop=True),
@@ -65,7 +66,7 @@ ROWS = [
     for step, sent in zip(STEPS, SENT, strict=True)
 ]
 SUMMARY = TrainSummaryRecord(
-    **describe_mesh(Mesh(dp=2)),
+    **describe_mesh(Mesh(dp=2), OPTIONS),
     model="mlp",
     width=64,
     layers=4,
@@ -95,11 +96,12 @@ SUMMARY = TrainSummaryRecord(
 
 
 def test_a_step_record_combines_all_ranks(validator):
-    record, stop = combine_rank_steps(7, Mesh(pp=2), 64, AXES, ROWS)
+    record, stop = combine_rank_steps(7, Mesh(pp=2), OPTIONS, AXES, ROWS)
     found = record.as_dict()
     validator.validate(found)
     assert set(found) - {"schema", "kind"} == set(make_json_schema()["$defs"]["train"]["properties"])
     assert (found["strategy"], found["ranks"], found["pp"], found["step"]) == ("pp=2", 2, 2, 7)
+    assert (found["zero"], found["sequence_parallel"]) == (2, True)
     assert (found["loss"], found["grad_norm"]) == (1.5, 5.0)
     assert (found["step_s"], found["comm_s"], found["exposed_comm_s"]) == (0.5, 0.3, 0.2)  # the most of any rank
     assert found["tokens_per_s"] == 128
@@ -115,14 +117,14 @@ def test_a_step_record_combines_all_ranks(validator):
      (0, "square_norm", "the gradient of rank 0 is not finite (loss 1.5, norm of the gradient nan); give")],
 )  # fmt: skip
 def test_a_number_that_is_not_finite_is_reported_with_its_rank(rank, field, told):
-    assert explain_non_finite(combine_rank_steps(7, Mesh(pp=2), 64, AXES, ROWS)[0], ROWS, 0.5) is None
+    assert explain_non_finite(combine_rank_steps(7, Mesh(pp=2), OPTIONS, AXES, ROWS)[0], ROWS, 0.5) is None
     rows = [list(row) for row in ROWS]
     rows[rank][RankStep._fields.index(field)] = float("nan")
-    assert told in str(explain_non_finite(combine_rank_steps(7, Mesh(pp=2), 64, AXES, rows)[0], rows, 0.5))
+    assert told in str(explain_non_finite(combine_rank_steps(7, Mesh(pp=2), OPTIONS, AXES, rows)[0], rows, 0.5))
 
 
 def test_there_is_no_bubble_without_a_pipeline(validator):
-    found = combine_rank_steps(1, Mesh(dp=2), 64, AXES, ROWS)[0].as_dict()
+    found = combine_rank_steps(1, Mesh(dp=2), OPTIONS, AXES, ROWS)[0].as_dict()
     validator.validate(found)
     assert found["bubble"] is None
 
@@ -138,8 +140,8 @@ def test_a_summary_is_valid(validator):
 
 @pytest.mark.parametrize("kind", ["train", "train_summary"])
 def test_the_schema_requires_every_field(kind, validator):
-    found = combine_rank_steps(7, Mesh(pp=2), 64, AXES, ROWS)[0].as_dict() if kind == "train" else SUMMARY.as_dict()
-    later = {"cp", "ep", "sent_bytes", "allocated_bytes", "zero"}  # which records of earlier versions lack
+    found = combine_rank_steps(7, Mesh(pp=2), OPTIONS, AXES, ROWS)[0].as_dict() if kind == "train" else SUMMARY.as_dict()
+    later = {"cp", "ep", "sent_bytes", "allocated_bytes", "zero", "sequence_parallel"}  # which records of earlier versions lack
     for key in set(found) - {"schema", "kind", *later}:
         assert not validator.is_valid({name: value for name, value in found.items() if name != key}), key
 
