@@ -33,7 +33,7 @@ class MeshRecord(Record, frozen=True, kw_only=True):
     cp: Annotated[Positive, about("Ranks along the axis that splits sequences.")] = 1
     ep: Annotated[Positive, about("Ranks along the axis that splits experts.")] = 1
     zero: Annotated[Count, about("Level of ZeRO; 0 without ZeRO.")] = 0
-    sequence_parallel: Annotated[bool, about("Whether ranks of tp split tokens between tensor-parallel layers.")] = False
+    sequence_parallel: Annotated[bool, about("Whether tp also splits tokens outside tensor-parallel layers.")] = False
 
 
 class TrainStepRecord(MeshRecord, frozen=True, kw_only=True):
