@@ -42,12 +42,17 @@ BLOCK_TAG, GRADIENT_TAG = 1, 2
 
 def take_own_positions(x: Any, dim: int, cp: AxisGroup) -> Any:
     """Return the two parts of this rank among 2 n equal parts of the positions, along `dim` of `x`; local."""
-    if cp.size == 1:
+    return take_positions(x, dim, cp.size, cp.index)
+
+
+def take_positions(x: Any, dim: int, size: int, index: int) -> Any:
+    """Return the positions of the rank at `index` among `size` ranks of cp, along `dim` of `x`; local."""
+    if size == 1:
         return x
-    if x.shape[dim] % (2 * cp.size):
-        raise UsageError(f"cp={cp.size}: {x.shape[dim]} positions cannot be split into {2 * cp.size} equal parts")
-    parts = x.chunk(2 * cp.size, dim)
-    return torch.cat([parts[cp.index], parts[-1 - cp.index]], dim)
+    if x.shape[dim] % (2 * size):
+        raise UsageError(f"cp={size}: {x.shape[dim]} positions cannot be split into {2 * size} equal parts")
+    parts = x.chunk(2 * size, dim)
+    return torch.cat([parts[index], parts[-1 - index]], dim)
 
 
 def attend_around_ring(queries: Any, keys: Any, values: Any, cp: AxisGroup, *, is_causal: bool = True) -> Any:

@@ -39,6 +39,18 @@ def sum_to_own_tokens(x: Any, tp: AxisGroup) -> Any:
     return _SumToOwnTokens.apply(x, tp)
 
 
+def gather_tokens(x: Any, tp: AxisGroup, *, has_addends: bool) -> Any:
+    """Return the tokens of all ranks: (b, t/tp, h) -> (b, t, h); collective over `tp`.
+
+    Args:
+        x: this rank's tokens (b, t/tp, h).
+        tp: the group of ranks that share the tokens.
+        has_addends: whether each rank computes an addend of the result's gradient, which the backward pass sums by a
+            reduce_scatter. Otherwise, all ranks must compute the same gradient, and the backward pass is local.
+    """
+    return _GatherTokens.apply(x, tp, has_addends)
+
+
 def apply_gathered_linears(
     x: Any, layers: Sequence[tuple[Any, Any]], tp: AxisGroup, deferred: list[WeightProduct] | None
 ) -> tuple[Any, ...]:
@@ -83,6 +95,22 @@ class _SumToOwnTokens(torch.autograd.Function):  # type: ignore[misc] # torch ha
     def backward(ctx: Any, grad: Any) -> tuple[Any, None]:
         """Return the gradient of this rank's `x`, which is the same on all ranks: (b, t/tp, h) -> (b, t, h)."""
         return _all_gather(grad, ctx.tp), None
+
+
+class _GatherTokens(torch.autograd.Function):  # type: ignore[misc] # torch has no types here
+    """A function whose forward pass is an all_gather; its backward pass sums gradients, or takes those of own tokens."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, tp: AxisGroup, has_addends: bool) -> Any:  # noqa: FBT001 - apply takes no keywords
+        """Return the tokens of all ranks: (b, t/tp, h) -> (b, t, h)."""
+        ctx.take = _reduce_scatter if has_addends else take_own_tokens
+        ctx.tp = tp
+        return _all_gather(x, tp)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> tuple[Any, None, None]:
+        """Return the gradient of this rank's tokens: (b, t, h) -> (b, t/tp, h)."""
+        return ctx.take(grad, ctx.tp), None, None
 
 
 class _GatheredLinears(torch.autograd.Function):  # type: ignore[misc] # torch has no types here

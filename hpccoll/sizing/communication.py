@@ -109,7 +109,8 @@ def _list_tensor_traffic(setup: TrainingSetup, machine: Machine) -> Iterator[Tra
     adds one in the forward and the output layer one in the backward pass; the loss adds three of one float32 per token.
     A mixture of experts adds one in the backward pass, of a gradient per kept choice (that of its routing weight).
     Sequence parallelism replaces each all_reduce by an all_gather and a reduce_scatter, and gathers the inputs of
-    attention and MLP once more in the backward pass (Korthikanti et al., arXiv 2205.05198, section 4.2.2).
+    attention and MLP once more in the backward pass (Korthikanti et al., arXiv 2205.05198, section 4.2.2). A mixture of
+    experts also gathers the router's outputs, T E e, but nothing more in the backward pass.
     """
     if setup.mesh.tp == 1:
         return
@@ -119,23 +120,24 @@ def _list_tensor_traffic(setup: TrainingSetup, machine: Machine) -> Iterator[Tra
     recomputed = 1 + setup.program.repeats_last_reduction if setup.recompute == "full" else 0
     pairs = layers * (4 + recomputed) + (2 if setup.mesh.pp == 1 else 1)
     strategy = "sp" if setup.sequence_parallel else "tp"
-    loss_bytes = 3 * setup.precision.full_bytes * setup.tokens * m
+    mixtures = m * layers if setup.model.experts > 1 else 0
+    choices = float(mixtures * setup.tokens * setup.model.active_experts)
+    if setup.routing is not None:
+        choices = mixtures * setup.routing.kept / setup.routing.passes
+    calls = 3 * m + mixtures
+    sent = 3 * setup.precision.full_bytes * setup.tokens * m + choices * setup.precision.element_bytes
     if setup.sequence_parallel:
         # Recomputation that omits the last reduce_scatter of a layer keeps both all_gathers.
-        gathers = pairs + 2 * layers + 1 + layers * (recomputed == 1)
-        yield _make_ring_traffic(strategy, "all_gather", m * gathers, m * gathers * nbytes, links)
+        gathers = m * (pairs + 2 * layers + 1 + layers * (recomputed == 1)) - mixtures
+        routed = mixtures * (2 if recomputed else 1)
+        routed_bytes = routed * setup.tokens * setup.model.experts * setup.precision.element_bytes
+        yield _make_ring_traffic(strategy, "all_gather", gathers, gathers * nbytes, links)
+        if routed:
+            yield _make_ring_traffic(strategy, "all_gather", routed, routed_bytes, links)
         yield _make_ring_traffic(strategy, "reduce_scatter", m * pairs, m * pairs * nbytes, links)
-        yield _make_ring_traffic(strategy, "all_reduce", 3 * m, loss_bytes, links)
-    else:
-        mixtures = m * layers if setup.model.experts > 1 else 0
-        choices = float(mixtures * setup.tokens * setup.model.active_experts)
-        if setup.routing is not None:
-            choices = mixtures * setup.routing.kept / setup.routing.passes
-        calls, sent = (
-            m * (pairs + 3) + mixtures,
-            m * pairs * nbytes + choices * setup.precision.element_bytes + loss_bytes,
-        )
         yield _make_ring_traffic(strategy, "all_reduce", calls, sent, links)
+    else:
+        yield _make_ring_traffic(strategy, "all_reduce", m * pairs + calls, m * pairs * nbytes + sent, links)
 
 
 def count_pipeline_sends(setup: TrainingSetup) -> int:
@@ -193,8 +195,8 @@ def _list_expert_traffic(setup: TrainingSetup, machine: Machine) -> Iterator[Tra
     Each of the 4 all_to_all calls per layer (6 if the forward pass is recomputed) moves T h e bytes for each active
     expert, of which (n-1)/n go to other ranks if tokens choose experts evenly (Lepikhin et al., GShard, arXiv
     2006.16668). A counted routing replaces this by its rows: half of the calls send rows to experts, half back.
-    Each rank of tp sends whole tokens, unless sequence parallelism splits them. Before the tokens, another all_to_all
-    of each forward pass sends the number of tokens for each expert, 8 bytes each.
+    Each rank of tp sends whole tokens. Before the tokens, another all_to_all of each forward pass sends the number of
+    tokens for each expert, 8 bytes each.
     """
     n = setup.mesh.ep
     if n == 1:
@@ -206,7 +208,7 @@ def _list_expert_traffic(setup: TrainingSetup, machine: Machine) -> Iterator[Tra
     rows = (n - 1) * exchanges * setup.tokens * setup.model.active_experts / n
     if setup.routing is not None:
         rows = exchanges * setup.routing.exchanged / (2 * setup.routing.passes)
-    row_bytes = setup.model.width * setup.precision.element_bytes / setup.norm_split
+    row_bytes = setup.model.width * setup.precision.element_bytes
     sent = rows * row_bytes + (n - 1) * counted * 8 * setup.model.experts / n
     calls = exchanges + counted
     seconds = links.compute_seconds(sent, calls, n - 1)

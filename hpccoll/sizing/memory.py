@@ -110,7 +110,7 @@ def _compute_mlp_activations(setup: TrainingSetup) -> float:
     if model.experts == 1:
         return setup.tokens * features
     sent, received = setup.count_expert_rows()
-    return received * features + (sent + received) * model.width * e / setup.norm_split
+    return received * features + (sent + received) * model.width * e
 
 
 def compute_activation_bytes(setup: TrainingSetup, rank: int) -> float:
@@ -171,7 +171,7 @@ def _compute_layer_gradients(setup: TrainingSetup) -> float:
         sent, received = setup.count_expert_rows()
         of_expert = received * model.mlp_width * (model.mlp_matrices - 1) * setup.mesh.ep / model.experts
         rows = max(3 * sent * model.width, (received - sent) * model.width + of_expert / setup.mesh.tp)
-        return (setup.tokens * model.width + rows) * setup.precision.element_bytes / setup.norm_split
+        return (setup.tokens * model.width + rows) * setup.precision.element_bytes
     features = model.width / setup.norm_split + model.mlp_width * (model.mlp_matrices - 1) / setup.mesh.tp
     features += model.width * setup.sequence_parallel
     return setup.tokens * features * setup.precision.element_bytes

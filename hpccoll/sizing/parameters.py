@@ -81,12 +81,14 @@ def count_active(model: ModelShape) -> int:
 def count_token_parameters(setup: TrainingSetup) -> int:
     """Return the number of a rank's parameters that sequence parallelism applies to the rank's own tokens only.
 
-    `count_rank` includes them. They are norms, the biases of row-parallel matrices, and GPT-2's positions. The busiest
-    rank of a pipeline is the first one with positions, and the last one without.
+    `count_rank` includes them. They are norms, the biases of row-parallel matrices, routers, and GPT-2's positions. The
+    busiest rank of a pipeline is the first one with positions, and the last one without.
     """
     model, pp = setup.model, setup.mesh.pp
     layers = setup.layers_per_stage * setup.shape.stages_per_rank
-    per_layer = 2 * count_norm(model) + (0 if model.like_llama else 2 * model.width)
+    has_experts = model.experts > 1
+    biases = 0 if model.like_llama else (1 if has_experts else 2) * model.width
+    per_layer = 2 * count_norm(model) + biases + has_experts * model.experts * model.width
     positions = 0 if model.like_llama else model.context * model.width
     ends = positions + count_norm(model) if pp == 1 else max(positions, count_norm(model))
     return layers * per_layer + ends

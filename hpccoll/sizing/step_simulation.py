@@ -108,7 +108,7 @@ def _simulate_experts(
     """
     n = each.group
     plan = get_algorithm(Operation.ALL_TO_ALL, ALGORITHMS[each.collective]).plan(n)
-    row_bytes = setup.model.width * setup.precision.element_bytes // setup.norm_split
+    row_bytes = setup.model.width * setup.precision.element_bytes
     numbers = simulate(plan, machine, setup.model.experts // n, 8, trace=False)
     # Round trips of the rows, to the experts and back, per forward pass.
     repeats = (each.calls - routing.passes) / (2 * routing.passes)

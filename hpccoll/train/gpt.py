@@ -22,10 +22,15 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from hpccoll.parallel.context_parallel import attend_around_ring, take_own_positions
+from hpccoll.parallel.context_parallel import attend_around_ring, take_own_positions, take_positions
 from hpccoll.parallel.expert_parallel import add_to_loss, apply_experts, route_tokens
 from hpccoll.parallel.mesh import Mesh, split_evenly
-from hpccoll.parallel.sequence_parallel import apply_gathered_linears, sum_to_own_tokens, take_own_tokens
+from hpccoll.parallel.sequence_parallel import (
+    apply_gathered_linears,
+    gather_tokens,
+    sum_to_own_tokens,
+    take_own_tokens,
+)
 from hpccoll.parallel.tensor_parallel import copy_to_tensor_parallel, reduce_from_tensor_parallel
 from hpccoll.parallel.vocabulary_parallel import embed_own_vocabulary, sum_cross_entropy
 from hpccoll.parallel.weight_gradients import apply_linear
@@ -185,7 +190,7 @@ class GptLayers(RankLayers[GptConfig]):
         return functional.silu(gate[0]) * up if gate else functional.gelu(up)
 
     def _mix_experts(self, block: str, config: ExpertConfig, x: Any) -> Any:
-        """Return the weighted sums of the experts' outputs: (b, t, h) -> (b, t, h); collective over ep and tp.
+        """Return the weighted sums of the experts' outputs: (b, t/sp, h) -> (b, t/sp, h); collective over ep and tp.
 
         All ranks of tp route the same tokens. Without gradients, no token is dropped.
         """
@@ -197,17 +202,22 @@ class GptLayers(RankLayers[GptConfig]):
             mlp = f"{block}.experts.{expert}"
             return apply(f"{mlp}.down", self._activate([apply(name, own) for name in self._list_first_layers(mlp)]))
 
-        tokens = x.flatten(0, 1)  # (n, h)
-        logits = apply(f"{block}.router", tokens)  # (n, E)
+        logits = apply(f"{block}.router", x)  # (b, t/sp, E)
+        if self.sequence_parallel:
+            logits = gather_tokens(logits, self.tp, has_addends=False)  # (b, t, E)
+            tokens = gather_tokens(x, self.tp, has_addends=True)  # (b, t, h)
+        else:
+            tokens = copy_to_tensor_parallel(x, self.tp)  # (b, t, h)
+        tokens, logits = tokens.flatten(0, 1), logits.flatten(0, 1)  # (n, h), (n, E)
         capacity = config.compute_capacity(len(tokens)) if torch.is_grad_enabled() else len(tokens)
         routing = route_tokens(logits, config.top_k, capacity)
         self.routed.append(routing.counts)
         weights = copy_to_tensor_parallel(routing.weights, self.tp)  # (m)
         experts = [partial(apply_expert, expert) for expert in self._experts]
-        h = copy_to_tensor_parallel(tokens, self.tp)  # (n, h)
-        mixed = apply_experts(h, replace(routing, weights=weights), experts, self.groups.ep)  # (n, h)
-        y = self._reduce(mixed.view_as(x))  # (b, t, h)
-        return add_to_loss(y, routing.balance_loss * config.aux_loss_coeff * len(x) / self.batch)
+        mixed = apply_experts(tokens, replace(routing, weights=weights), experts, self.groups.ep)  # (n, h)
+        y = self._reduce(mixed.view(len(x), -1, mixed.shape[1]))  # (b, t/sp, h)
+        share = len(x) / (self.batch * self.mesh.cp)  # of the tokens of a step
+        return add_to_loss(y, routing.balance_loss * config.aux_loss_coeff * share)
 
     def _attend(self, block: str, x: Any) -> Any:
         """Return the causal attention of this rank's heads: (b, t/sp, h) -> (b, t, h/tp)."""
@@ -246,10 +256,11 @@ class GptLayers(RankLayers[GptConfig]):
         return functional.layer_norm(x, x.shape[-1:], self._by_name[f"{name}.weight"], self._by_name[f"{name}.bias"])
 
 
-def run_gpt_in_one_process(model: GptConfig, full: Mapping[str, Any], tokens: Any) -> tuple[Any, Any]:
+def run_gpt_in_one_process(model: GptConfig, full: Mapping[str, Any], tokens: Any, cp: int = 1) -> tuple[Any, Any]:
     """Return the logits of the unsplit model, and the sum of its load-balancing losses times `aux_loss_coeff`; local.
 
-    This is the reference for `--check`: (b, t) -> (b, t, V) and a scalar. All samples are routed as one group.
+    This is the reference for `--check`: (b, t) -> (b, t, V) and a scalar. The positions that a rank of `cp` ranks has
+    in all samples are routed as one group; the loss is the mean over groups.
     """
 
     def apply(name: str, x: Any) -> Any:
@@ -262,6 +273,7 @@ def run_gpt_in_one_process(model: GptConfig, full: Mapping[str, Any], tokens: An
         hidden = functional.silu(apply(f"{name}.gate", x)) * up if model.is_gated else functional.gelu(up)
         return apply(f"{name}.down", hidden)
 
+    own_positions = [take_positions(torch.arange(tokens.shape[1]), 0, cp, index) for index in range(cp)]
     balance_loss = torch.zeros(())
     x = full["embedding.weight"][tokens] + full["position.weight"][: tokens.shape[1]]
     for block in range(model.layers):
@@ -276,10 +288,14 @@ def run_gpt_in_one_process(model: GptConfig, full: Mapping[str, Any], tokens: An
         if model.experts is None:
             x = x + apply_mlp(at, h)
             continue
-        factors, block_loss = _weigh_experts(model.experts, apply(f"{at}.router", h.flatten(0, 1)))  # (n, E), scalar
-        for expert, factor in enumerate(factors.unflatten(0, h.shape[:2]).unbind(2)):  # (b, t)
+        logits = apply(f"{at}.router", h)  # (b, t, E)
+        factors = torch.zeros_like(logits)
+        for own in own_positions:
+            weighed, block_loss = _weigh_experts(model.experts, logits[:, own].flatten(0, 1))  # (n, E), scalar
+            factors[:, own] = weighed.unflatten(0, (len(h), -1))
+            balance_loss = balance_loss + model.experts.aux_loss_coeff * block_loss / cp
+        for expert, factor in enumerate(factors.unbind(2)):  # (b, t)
             x = x + factor[..., None] * apply_mlp(f"{at}.experts.{expert}", h)
-        balance_loss = balance_loss + model.experts.aux_loss_coeff * block_loss
     return apply("norm", x) @ full["embedding.weight"].T, balance_loss
 
 

@@ -30,15 +30,16 @@ class GradientCheck:
 
 
 def compute_reference_gradients(
-    model: ModelConfig, full: Mapping[str, Any], inputs: Any, targets: Any, groups: Sequence[slice]
+    model: ModelConfig, full: Mapping[str, Any], inputs: Any, targets: Any, groups: Sequence[slice], cp: int
 ) -> dict[str, Any]:
     """Return the gradient of the mean loss over a batch for each full parameter, computed in this process alone.
 
-    `groups` are the micro-batches of all ranks, as slices of the batch; a mixture of experts routes each by itself.
+    `groups` are the micro-batches of all ranks, as slices of the batch; a mixture of experts routes each by itself, and
+    in each of them the positions of each rank of `cp` ranks.
     """
     leaves = {name: parameter.detach().clone().requires_grad_() for name, parameter in full.items()}
     for group in groups:
-        (sum_single_process_loss(model, leaves, inputs[group], targets[group]) / len(targets)).backward()
+        (sum_single_process_loss(model, leaves, inputs[group], targets[group], cp) / len(targets)).backward()
     return {name: leaf.grad for name, leaf in leaves.items()}
 
 

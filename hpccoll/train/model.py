@@ -165,13 +165,14 @@ def sum_loss(model: ModelConfig, y: Any, targets: Any) -> Any:
     return torch.nn.functional.cross_entropy(y, targets, reduction="sum")
 
 
-def sum_single_process_loss(model: ModelConfig, full: Mapping[str, Any], x: Any, targets: Any) -> Any:
+def sum_single_process_loss(model: ModelConfig, full: Mapping[str, Any], x: Any, targets: Any, cp: int) -> Any:
     """Return the sum over samples of the loss of the unsplit model, the reference for the check; no communication.
 
-    The loss of a mixture of experts includes its load-balancing losses. All samples are one group of its router.
+    The loss of a mixture of experts includes its load-balancing losses. The positions that a rank of `cp` ranks has in
+    all samples are one group of its router.
     """
     if isinstance(model, GptConfig):
-        logits, balance_loss = run_gpt_in_one_process(model, full, x)
+        logits, balance_loss = run_gpt_in_one_process(model, full, x, cp)
         return sum_loss(model, logits, targets) + balance_loss * len(x)
     return sum_loss(model, run_single_process(model, full, x), targets)
 

@@ -303,8 +303,6 @@ def _require_sequences_fit(model: ModelConfig, mesh: Mesh, *, sequence_parallel:
         raise UsageError(
             f"{option} splits sequences, but --model {model.name} has none; add --model gpt, or leave {option} out"
         )
-    if model.experts is not None:
-        raise UsageError(f"{option} is not available for --experts {model.experts.count}; leave one of them out")
     if sequence_parallel and mesh.tp == 1:
         raise UsageError(
             f"--sequence-parallel splits sequences over tp, but {mesh} has no ranks along tp; "

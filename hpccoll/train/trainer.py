@@ -239,7 +239,7 @@ class Trainer:
             for sampler in range(self.mesh.samplers)
             for part in slice_microbatches(options.batch, self.mesh, sampler, microbatches)
         ]
-        reference = compute_reference(model, full, inputs, targets, groups)
+        reference = compute_reference(model, full, inputs, targets, groups, self.mesh.cp)
         check = compare_gradients(model, self.mesh, gradients, reference, TOLERANCE[self.options.dtype])
         differing = count_replica_differences(model, self.mesh, parameters, full)
         first = check.first or ("parameters that ranks share" if differing else None)

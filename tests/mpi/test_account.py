@@ -27,9 +27,9 @@ STRATEGIES = {
 }
 WITH_EXPERTS = {
     1: ["dp"],
-    2: ["dp", "tp", "ep", "ep,zero1", "ep,zero3"],
+    2: ["dp", "tp", "tp,sp", "cp", "ep", "ep,zero1", "ep,zero3"],
     3: ["dp"],
-    4: ["ep", "dp=2,ep=2", "tp=2,ep=2", "pp=2,ep=2", "dp=2,ep=2,zero2", "dp=2,ep=2,zero3"],
+    4: ["ep", "dp=2,ep=2", "tp=2,ep=2", "tp=2,ep=2,sp", "cp=2,ep=2", "pp=2,ep=2", "dp=2,ep=2,zero2", "dp=2,ep=2,zero3"],
 }
 
 

@@ -86,7 +86,7 @@ def list_cases(ranks: int) -> list[TrainCase]:
         ):
             if sequence_parallel and mesh.tp == 1:
                 continue
-            if (sequence_parallel or mesh.cp > 1) and not (isinstance(model, GptConfig) and model.experts is None):
+            if (sequence_parallel or mesh.cp > 1) and not isinstance(model, GptConfig):
                 continue
             if zero and mesh.samplers == 1:
                 continue
@@ -150,10 +150,11 @@ class DensePerceptron(nn.Module):  # type: ignore[misc]
 
 
 class DenseGpt(nn.Module):  # type: ignore[misc]
-    """The GPT in layers of torch.nn; a block is a ModuleDict."""
+    """The GPT in layers of torch.nn; a block is a ModuleDict. Experts route the positions of each of `cp` ranks."""
 
-    def __init__(self, config: GptConfig) -> None:
+    def __init__(self, config: GptConfig, cp: int) -> None:
         super().__init__()
+        self.position_groups = list_position_groups(config.context, cp)
         width, self.heads, self.experts = config.width, config.heads, config.experts
         self.embedding, self.position = nn.Embedding(BYTES, width), nn.Embedding(config.context, width)
         self.blocks = nn.ModuleList(make_layers(config, f"blocks.{block}.") for block in range(config.layers))
@@ -178,8 +179,10 @@ class DenseGpt(nn.Module):  # type: ignore[misc]
             if self.experts is None:
                 x = x + run_mlp(block, h)
             else:
-                y, loss = self.mix(block, h.flatten(0, 1))
-                x, balance_loss = x + y.view_as(x), balance_loss + self.experts.aux_loss_coeff * loss
+                parts = [self.mix(block, h[:, positions].flatten(0, 1)) for positions in self.position_groups]
+                rows = torch.cat([y.unflatten(0, (len(h), -1)) for y, _ in parts], 1)
+                x = x + rows[:, torch.cat(self.position_groups).argsort()]
+                balance_loss = balance_loss + self.experts.aux_loss_coeff * sum(loss for _, loss in parts) / len(parts)
         return self.norm(x) @ self.embedding.weight.T, balance_loss
 
     def mix(self, block: Any, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -201,6 +204,14 @@ class DenseGpt(nn.Module):  # type: ignore[misc]
             outputs = run_mlp(block["experts"][expert], tokens[served])
             y = y.index_add(0, served, weights[served, expert, None] * outputs)
         return y, loss
+
+
+def list_position_groups(context: int, cp: int) -> list[torch.Tensor]:
+    """Return the positions of each rank of cp: two parts of 2 cp, the ones at the same distance from both ends."""
+    part = context // (2 * cp)
+    starts = [(rank * part, context - (rank + 1) * part) for rank in range(cp)]
+    pairs = [(torch.arange(first, first + part), torch.arange(second, second + part)) for first, second in starts]
+    return [torch.cat(each) for each in pairs] if cp > 1 else [torch.arange(context)]
 
 
 def make_layers(config: GptConfig, prefix: str) -> nn.ModuleDict:
@@ -303,7 +314,7 @@ def build(case: TrainCase, modules: list[TrainerModule]) -> ParityCase:
     """Return the parity case; its `wrap` adds the wrapped module to `modules`."""
     options, config = case.options, case.options.model
     dtype, count = getattr(torch, options.dtype), options.batch
-    model = DenseGpt(config) if isinstance(config, GptConfig) else DensePerceptron(config)
+    model = DenseGpt(config, case.mesh.cp) if isinstance(config, GptConfig) else DensePerceptron(config)
     full = init_parameters(config, seed=3, dtype=dtype)
     # Larger weights than the initial ones make the attention depend on its input.
     scale = 8 if isinstance(config, GptConfig) else 1
