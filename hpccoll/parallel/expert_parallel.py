@@ -6,9 +6,10 @@ An all_to_all sends tokens to the ranks of their experts (dispatch), another one
 backward pass sends gradients the opposite ways. The router decides the sizes of the blocks of the all_to_alls.
 
 Tokens are routed in groups: a group is all tokens of one micro-batch on one rank; with context parallelism, these are
-the rank's own positions, and with sequence parallelism, the tokens of all ranks of tp. Each expert takes at most `capacity`
-tokens of a group. First choices come before second choices, and earlier tokens before later ones; choices beyond the
-capacity are dropped. So the routing of a group does not depend on the number of ranks that share the experts.
+the rank's own positions, and with sequence parallelism, the tokens of all ranks of tp. Each expert takes at most
+`capacity` tokens of a group. First choices come before second choices, and earlier tokens before later ones; choices
+beyond the capacity are dropped. So the routing of a group does not depend on the number of ranks that share the
+experts.
 
 `route_tokens` chooses the experts locally; only `apply_experts` communicates.
 

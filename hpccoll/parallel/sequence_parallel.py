@@ -98,10 +98,10 @@ class _SumToOwnTokens(torch.autograd.Function):  # type: ignore[misc] # torch ha
 
 
 class _GatherTokens(torch.autograd.Function):  # type: ignore[misc] # torch has no types here
-    """A function whose forward pass is an all_gather; its backward pass sums gradients, or takes those of own tokens."""
+    """An all_gather, whose backward pass sums the gradients of all ranks, or takes the gradients of own tokens."""
 
     @staticmethod
-    def forward(ctx: Any, x: Any, tp: AxisGroup, has_addends: bool) -> Any:  # noqa: FBT001 - apply takes no keywords
+    def forward(ctx: Any, x: Any, tp: AxisGroup, has_addends: bool) -> Any:
         """Return the tokens of all ranks: (b, t/tp, h) -> (b, t, h)."""
         ctx.take = _reduce_scatter if has_addends else take_own_tokens
         ctx.tp = tp
