@@ -273,7 +273,6 @@ def run_gpt_in_one_process(model: GptConfig, full: Mapping[str, Any], tokens: An
         hidden = functional.silu(apply(f"{name}.gate", x)) * up if model.is_gated else functional.gelu(up)
         return apply(f"{name}.down", hidden)
 
-    own_positions = [take_positions(torch.arange(tokens.shape[1]), 0, cp, index) for index in range(cp)]
     balance_loss = torch.zeros(())
     x = full["embedding.weight"][tokens] + full["position.weight"][: tokens.shape[1]]
     for block in range(model.layers):
@@ -288,18 +287,28 @@ def run_gpt_in_one_process(model: GptConfig, full: Mapping[str, Any], tokens: An
         if model.experts is None:
             x = x + apply_mlp(at, h)
             continue
-        logits = apply(f"{at}.router", h)  # (b, t, E)
-        factors = torch.zeros_like(logits)
-        for own in own_positions:
-            weighed, block_loss = _weigh_experts(model.experts, logits[:, own].flatten(0, 1))  # (n, E), scalar
-            factors[:, own] = weighed.unflatten(0, (len(h), -1))
-            balance_loss = balance_loss + model.experts.aux_loss_coeff * block_loss / cp
+        factors, block_loss = _weigh_experts(model.experts, apply(f"{at}.router", h), cp)  # (b, t, E), scalar
+        balance_loss = balance_loss + model.experts.aux_loss_coeff * block_loss
         for expert, factor in enumerate(factors.unbind(2)):  # (b, t)
             x = x + factor[..., None] * apply_mlp(f"{at}.experts.{expert}", h)
     return apply("norm", x) @ full["embedding.weight"].T, balance_loss
 
 
-def _weigh_experts(config: ExpertConfig, logits: Any) -> tuple[Any, Any]:
+def _weigh_experts(config: ExpertConfig, logits: Any, cp: int) -> tuple[Any, Any]:
+    """Return the factor of each token and expert, and the load-balancing loss: (b, t, E) -> (b, t, E), scalar.
+
+    The positions of each of `cp` ranks are routed by themselves; the loss is the mean over these groups.
+    """
+    factors, losses = torch.zeros_like(logits), []
+    for index in range(cp):
+        own = take_positions(torch.arange(logits.shape[1]), 0, cp, index)
+        of_group, loss = _weigh_experts_of_group(config, logits[:, own].flatten(0, 1))
+        factors[:, own] = of_group.unflatten(0, (len(logits), -1))
+        losses.append(loss)
+    return factors, torch.stack(losses).mean()
+
+
+def _weigh_experts_of_group(config: ExpertConfig, logits: Any) -> tuple[Any, Any]:
     """Return the factor of each token and expert, 0 for most of them, and the load-balancing loss: (n, E) -> (n, E).
 
     This counts the place of a token at its expert by a cumulative sum, as GShard does; `route_tokens` sorts instead.

@@ -25,8 +25,8 @@ from hpccoll.train import gpt  # noqa: E402
 from hpccoll.train.trainer import Trainer  # noqa: E402
 from tests.mpi import train_parity  # noqa: E402
 
-CONFIG = GptConfig(width=16, layers=2, heads=4, context=6)
-EXPERT_MESHES = {2: ["ep"], 4: ["ep", "ep=2,tp=2"]}
+CONFIG = GptConfig(width=16, layers=2, heads=4, context=8)
+EXPERT_MESHES = {2: ["ep", "cp"], 4: ["ep=2,tp=2", "cp=2,ep=2"]}
 MESHES = {1: ["dp"], 2: ["tp", "dp", "pp"], 3: ["dp"], 4: ["tp", "dp=2,tp=2", "tp=2,pp=2"]}
 
 
@@ -114,7 +114,19 @@ def return_outputs_to_other_tokens(patch):
     patch.setattr(torch.Tensor, "argsort", lambda self, stable=None: argsort(self, stable=True) if stable else self)
 
 
+def sum_equal_gradients(patch):
+    """The gradients of the router's outputs are summed over tp, although they are the same on all ranks."""
+    gather = gpt.gather_tokens
+    patch.setattr(gpt, "gather_tokens", lambda x, tp, has_addends: gather(x, tp, has_addends=True))
+
+
+def route_all_positions(patch):
+    """The reference routes all positions of the samples as one group."""
+    patch.setattr(train_parity, "list_position_groups", lambda context, cp: [torch.arange(context)])
+
+
 MIXTURE = make_case(Mesh(ep=2), replace(CONFIG, experts=ExpertConfig(4, capacity_factor=0.7)))
+SEQUENCE_PARALLEL_MIXTURE = make_case(Mesh(tp=2), MIXTURE.options.model, sequence_parallel=True)
 
 
 @pytest.mark.parametrize(
@@ -122,6 +134,8 @@ MIXTURE = make_case(Mesh(ep=2), replace(CONFIG, experts=ExpertConfig(4, capacity
     [
         (sum_norms_over_dp_only, SEQUENCE_PARALLEL, "weight"),
         (gather_no_gradients, SEQUENCE_PARALLEL, "weight"),
+        (sum_equal_gradients, SEQUENCE_PARALLEL_MIXTURE, ""),
+        (route_all_positions, make_case(Mesh(cp=2), MIXTURE.options.model), ""),
         (keep_all_tokens, MIXTURE, ""),
         (forget_the_balance_loss, MIXTURE, ""),
         (sum_different_experts, MIXTURE, "experts"),
