@@ -116,7 +116,7 @@ def return_outputs_to_other_tokens(patch):
 
 def sum_equal_gradients(patch):
     """The gradients of the router's outputs are summed over tp, although they are the same on all ranks."""
-    gather = gpt.gather_tokens
+    gather = sequence_parallel.gather_tokens
     patch.setattr(gpt, "gather_tokens", lambda x, tp, has_addends: gather(x, tp, has_addends=True))
 
 

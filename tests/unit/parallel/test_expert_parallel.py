@@ -65,7 +65,7 @@ def test_the_balance_loss_counts_choices_before_they_are_dropped():
 def test_routing_by_sorting_agrees_with_routing_by_masks(top_k, factor):
     config = ExpertConfig(4, top_k, factor)
     logits = torch.randn(33, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(top_k))
-    factors, loss = gpt._weigh_experts(config, logits)
+    factors, loss = gpt._weigh_experts_of_group(config, logits)
     routing = route_tokens(logits, top_k, config.compute_capacity(33))
     experts = torch.arange(4).repeat_interleave(routing.counts)
     found = torch.zeros(33, 4, dtype=torch.float64).index_put((routing.tokens, experts), routing.weights)
