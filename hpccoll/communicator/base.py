@@ -39,8 +39,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 
-_ALL_REDUCE: Final = Operation.ALL_REDUCE  # a look-up in an Enum takes 50 ns longer than a global name
-_SCATTER: Final = Operation.SCATTER
+_SCATTER: Final = Operation.SCATTER  # a look-up in an Enum takes 50 ns longer than a global name
 _GATHER: Final = Operation.GATHER
 
 
@@ -135,32 +134,67 @@ class CommunicatorBase:
         return get_endings().explain_wait(self._state, awaited)
 
     def _collective(
-        self, operation: Operation, x: Any, out: Any, op: Any, root: Any, algorithm: AlgorithmLike, async_op: bool
+        self,
+        operation: Operation,
+        x: Any,
+        out: Any,
+        op: Any,
+        root: Any,
+        algorithm: AlgorithmLike,
+        async_op: bool,
+        counts: Any = None,
+        out_counts: Any = None,
     ) -> Any:
-        """Run a collective by its cached executable, if any, or else by the engine; return the result or a Work."""
-        if type(op) is not str:
+        """Run a collective by its cached executable, if any, or else by the engine; return the result or a Work.
+
+        `counts` and `out_counts` are the sizes of blocks, as in `all_to_all`; both are None for equal blocks.
+        """
+        if op is not SUM and type(op) is not str:
             op = normalize_reduction(op)
-        default_sum = operation is _ALL_REDUCE and op is SUM and algorithm == "auto" and out is None
-        key = id(x) if default_sum else (operation, id(x), id(out), op, root, algorithm)
+        sent, received = counts, out_counts
+        try:
+            sent = None if counts is None else tuple(counts)
+            received = None if out_counts is None else tuple(out_counts)
+            key: Any = operation, id(x), id(out), op, root, algorithm, sent, received
+            cached = None if async_op else self._cached_calls.get(key)
+        except TypeError:
+            if counts is None and out_counts is None:
+                raise
+            key = cached = None  # `_check` raises an error that explains the wrong counts
+        if cached is not None:
+            executable, dtype, out_dtype, storage, _ = cached
+            is_same = (dtype is None or x.dtype is dtype) and (out_dtype is None or out.dtype is out_dtype)
+            if (is_same and storage is None and executable.live) or self._cache.find_by_array(key, x, out) is not None:
+                executable.run()
+                return out if out_dtype is not None else None if operation is _GATHER else x
+        request = operation, x, out, op, root, algorithm
+        if counts is None and out_counts is None:
+            return self._run_even(request, async_op, key)
+        return self._run_uneven((*request, (sent, received)), async_op, key)
+
+    def _run_even(self, request: Any, async_op: bool, key: Any) -> Any:
+        """Run a collective without counts that has no cached executable; bind it if its arrays were used before.
+
+        Args:
+            request: the arguments of `UnboundCollectives.find`.
+            key: the key of the executable in the call cache.
+        """
+        operation, x, out, op, root, algorithm = request
         unbound = None
         if not async_op:
-            executable = self._cache.find_by_array(key, x, out) if key in self._cached_calls else None
-            if executable is not None:
-                executable()
-                return x if out is None else out
             if type(x) is ndarray and not self._in_flight:
                 found = self._by_kind.get((operation, x.dtype, x.nbytes, op, root, algorithm, out is None))
                 if found is not None and found.is_direct(x, out):
                     return found.direct(x, out)
-            unbound = self._unbound.find(operation, x, out, op, root, algorithm)
+            unbound = self._unbound.find(*request)
             if unbound is not None and not (unbound.output_given and self._cache.is_due(key) and not self._in_flight):
                 return unbound(x, out)
         if operation.reduces and isinstance(x, SCALARS):
             return self._reduce_scalar(operation, x, out, op, root, algorithm, async_op)
         if async_op:
-            call = self._check("async", operation, x, out, op, root, algorithm)
+            call = self._check("async", *request)
             return Work(self.rank, self._engine.progress, self._engine.start(call), call.value, call.finish)
-        call = self._check("blocking", operation, x, out, op, root, algorithm)
+        call = self._check("blocking", *request)
         executable = self._engine.run(call, again=unbound is not None)
         if call.finish is not None:
             return call.finish(call.value)
@@ -172,52 +206,24 @@ class CommunicatorBase:
                 self._cache.is_due(key)
         return call.value
 
-    def _uneven(
-        self,
-        operation: Operation,
-        x: Any,
-        out: Any,
-        op: Any,
-        root: Any,
-        algorithm: AlgorithmLike,
-        async_op: bool,
-        counts: Any,
-        out_counts: Any = None,
-    ) -> Any:
-        """Run a collective on blocks of different sizes; `counts` and `out_counts` are those of `all_to_all`."""
-        if type(op) is not str:
-            op = normalize_reduction(op)
-        # `first` is the input, or the output of a rank without input; `second` is None there and without an output.
-        first, second, has_result = x, out, True
-        if operation is _SCATTER and self.rank != root:
-            first, second = out, None
-        elif operation is _GATHER and self.rank != root:
-            second, has_result = None, False
-        sent, received = counts, out_counts
-        try:
-            sent, received = tuple(counts), None if out_counts is None else tuple(out_counts)
-            key: Any = (operation, id(first), id(second), op, root, algorithm, sent, received)
-            executable = None if async_op else self._cache.find_by_array(key, first, second)
-        except TypeError:  # `_check` raises an error that explains the wrong counts
-            key = executable = None
-        if executable is not None:
-            executable()
-            return (first if second is None else second) if has_result else None
-        request = operation, first, second, op, root, algorithm, (sent, received)
-        return self._bind_uneven(request, x, out, key, async_op, out is not None or not has_result)
-
-    def _bind_uneven(self, request: Any, x: Any, out: Any, key: Any, async_op: bool, is_fixed: bool) -> Any:
+    def _run_uneven(self, request: Any, async_op: bool, key: Any) -> Any:
         """Run a collective with counts that has no cached executable; bind it if its arrays were used before.
 
         Args:
-            request: the arguments of `UnboundCollectives.find_uneven`.
+            request: operation, `x`, `out`, reduction, root, algorithm, and the pair of `counts` and `out_counts`.
             key: the key of the executable in the call cache; None if the counts are wrong.
-            is_fixed: whether the user passes the output, or there is none.
         """
-        operation, first, second, op, root, algorithm, rows = request
+        operation, x, out, op, root, algorithm, rows = request
         if async_op:
-            call = self._check("async", operation, x, out, op, root, algorithm, rows)
+            call = self._check("async", *request)
             return Work(self.rank, self._engine.progress, self._engine.start(call), call.value, call.finish)
+        has_input = operation is not _SCATTER or self.rank == root
+        has_result = operation is not _GATHER or self.rank == root
+        source, result = x if has_input else None, out if has_result else None
+        # `first` is the input, or the output of a rank without input; `second` is None there and without an output.
+        first, second = (source, result) if has_input else (result, None)
+        is_fixed = out is not None or not has_result
+        request = operation, first, second, op, root, algorithm, rows
         unbound = None if key is None else self._unbound.find_uneven(*request)
         if unbound is not None and not (is_fixed and self._cache.is_due(key) and not self._in_flight):
             return unbound(first, second)
@@ -227,7 +233,7 @@ class CommunicatorBase:
             return call.finish(call.value)
         if self._argument_check is None and key is not None:
             if executable is not None and is_fixed and is_plain(first):
-                self._cache.add_by_array(key, executable, first, second)
+                self._cache.add_by_array(key, executable, source, result)
             if unbound is None:
                 self._engine.remember(call, first, second, op, algorithm, rows)
                 self._cache.is_due(key)

@@ -134,9 +134,7 @@ class DataMovementMethods(CommunicatorBase):
             >>> comm.all_gather(np.ones(2)).shape == (comm.size, 2)
             True
         """
-        if counts is not None:
-            return self._uneven(_ALL_GATHER, x, out, SUM, 0, algorithm, async_op, counts)
-        return self._collective(Operation.ALL_GATHER, x, out, SUM, 0, algorithm, async_op)
+        return self._collective(_ALL_GATHER, x, out, SUM, 0, algorithm, async_op, counts)
 
     @overload
     def gather(
@@ -225,9 +223,7 @@ class DataMovementMethods(CommunicatorBase):
             >>> comm.rank != 0 or rows[-1].tolist() == [7]
             True
         """
-        if counts is not None:
-            return self._uneven(_GATHER, x, out, SUM, root, algorithm, async_op, counts)
-        return self._collective(Operation.GATHER, x, out, SUM, root, algorithm, async_op)
+        return self._collective(_GATHER, x, out, SUM, root, algorithm, async_op, counts)
 
     @overload
     def scatter(
@@ -296,9 +292,7 @@ class DataMovementMethods(CommunicatorBase):
             >>> block.tolist() == [comm.rank]
             True
         """
-        if counts is not None:
-            return self._uneven(_SCATTER, x, out, SUM, root, algorithm, async_op, counts)
-        return self._collective(Operation.SCATTER, x, out, SUM, root, algorithm, async_op)
+        return self._collective(_SCATTER, x, out, SUM, root, algorithm, async_op, counts)
 
     @overload
     def all_to_all(
@@ -388,10 +382,7 @@ class DataMovementMethods(CommunicatorBase):
             >>> received[:, 0].tolist() == list(range(comm.size))
             True
         """
-        if counts is not None or out_counts is not None:
-            both: Any = counts, out_counts
-            return self._uneven(_ALL_TO_ALL, x, out, SUM, 0, algorithm, async_op, *both)
-        return self._collective(Operation.ALL_TO_ALL, x, out, SUM, 0, algorithm, async_op)
+        return self._collective(_ALL_TO_ALL, x, out, SUM, 0, algorithm, async_op, counts, out_counts)
 
     @overload
     def barrier(self, *, algorithm: AlgorithmLike = ..., async_op: Literal[False] = ...) -> None: ...

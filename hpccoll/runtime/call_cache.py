@@ -22,11 +22,11 @@ ARRAY_CAPACITY = 512  # calls found by array
 SEEN_CAPACITY = 1024
 MOST_PATIENCE = 128  # most unbound calls that precede a binding, which costs about as much as 30 unbound calls
 
-# A bound array's dtype, its address, bytes and contiguity (None except for torch), and a weak reference to it.
-# The weak reference's callback removes the cache entry before another array can get the same id.
-# Plain tuples are used because a named tuple takes 0.1 us longer to unpack in every call.
-KnownArray: TypeAlias = tuple[Any, tuple[int, int, bool] | None, weakref.ref[Any]]
-CachedCall: TypeAlias = tuple[Executable, KnownArray, KnownArray | None]
+# An executable, the dtypes of the one or two arrays that it is bound to, the arrays' addresses, bytes and contiguity
+# (None except for torch), and weak references to the arrays.
+# The callbacks of the weak references remove the cache entry before another array can get the same id.
+# A plain tuple is used because a named tuple takes 0.1 us longer to unpack in every call.
+CachedCall: TypeAlias = tuple[Executable, Any, Any, tuple[object, ...] | None, tuple[weakref.ref[Any], ...]]
 
 
 class CallCache:
@@ -56,17 +56,13 @@ class CallCache:
         cached = self.by_array.get(key)
         if cached is None:
             return None
-        executable, (dtype, storage, _), known_out = cached
+        executable, dtype, out_dtype, storage, _ = cached
         if not executable.live:
             self._lose(key)
             return None
-        if x.dtype is not dtype or (storage is not None and storage != _locate(x)):
+        if (dtype is not None and x.dtype is not dtype) or (out_dtype is not None and out.dtype is not out_dtype):
             return None
-        if known_out is not None:
-            dtype, storage, _ = known_out
-            if out.dtype is not dtype or (storage is not None and storage != _locate(out)):
-                return None
-        return executable
+        return executable if storage is None or storage == _locate(x, out) else None
 
     def add_by_array(self, key: Hashable, executable: Executable, x: Any, out: Any) -> None:
         """Cache the executable of a call with these arrays until one of them is deleted or the cache is full."""
@@ -76,7 +72,9 @@ class CallCache:
         if len(self.by_array) >= ARRAY_CAPACITY:
             self.by_array.clear()
         forget = partial(self._forget, key)
-        self.by_array[key] = executable, _describe(x, forget), None if out is None else _describe(out, forget)
+        references = tuple(weakref.ref(array, forget) for array in (x, out) if array is not None)
+        storage = _locate(x, out) if is_torch_tensor(x if out is None else out) else None
+        self.by_array[key] = executable, getattr(x, "dtype", None), getattr(out, "dtype", None), storage, references
 
     def find_by_address(self, key: Hashable) -> Executable | None:
         """Return the executable for a key and mark it as recently used; None if it is missing or freed."""
@@ -150,15 +148,11 @@ class CallCache:
             self._prepared.pop().free()
 
 
-def _describe(array: Any, forget: Any) -> KnownArray:
-    """Return the dtype, storage and weak reference of an array; deleting the array calls `forget`."""
-    storage = _locate(array) if is_torch_tensor(array) else None
-    return array.dtype, storage, weakref.ref(array, forget)
-
-
-def _locate(tensor: Any) -> tuple[int, int, bool]:
-    """Return address, size in bytes and contiguity of a torch tensor; all three can change while the tensor lives."""
-    return tensor.data_ptr(), tensor.nbytes, tensor.is_contiguous()
+def _locate(x: Any, out: Any) -> tuple[object, ...]:
+    """Return address, size in bytes and contiguity of one or two torch tensors, all of which can change."""
+    first, second = (out, None) if x is None else (x, out)
+    located = first.data_ptr(), first.nbytes, first.is_contiguous()
+    return located if second is None else (*located, second.data_ptr(), second.nbytes, second.is_contiguous())
 
 
 @cache

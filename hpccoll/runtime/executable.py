@@ -41,6 +41,10 @@ class Executable(Protocol):
         """Run the collective once; block until this rank's part of it is complete."""
 
     @property
+    def run(self) -> Callable[[], object]:
+        """The function that a call of the executable calls now; calling the function takes 0.05 us less."""
+
+    @property
     def calls(self) -> tuple[BoundCall, ...]:
         """A tuple of the functions that a run calls, for timing one by one; empty before the first binding.
 
@@ -62,6 +66,7 @@ class ReplaceablePartial(partial[object]):
     """
 
     __slots__ = ()
+    run = partial.func  # of this object
 
     def __new__(cls, *_: object, **__: object) -> Self:
         return super().__new__(cls, raise_freed)

@@ -313,7 +313,7 @@ class UnboundCollectives:
             return None
         kind = operation, x.dtype, x.shape, op, root, algorithm, out is None, counts
         collective = self._found.get(kind) or self._find_other_counts(kind)
-        if collective is None or not all(rows is None or hasattr(sum(rows), "__index__") for rows in counts):
+        if collective is None or not (_are_integers(counts[0]) and _are_integers(counts[1])):
             return None  # 4.0 is no number of rows, although it equals 4
         if type(x) is np.ndarray and not self._progress.operations and collective.is_direct(x, out):
             return collective.direct
@@ -389,6 +389,11 @@ class UnboundCollectives:
             return operation, dtype, shape[1:], *others, ""
         nbytes = int(sum(rows)) * math.prod(shape[1:]) * dtype.itemsize
         return operation, dtype, shape[1:], *others, round_message_size(nbytes), ""
+
+
+def _are_integers(rows: Any) -> bool:
+    """Whether numbers of rows are integers, also of NumPy; true for None."""
+    return rows is None or hasattr(sum(rows), "__index__")
 
 
 def _keeps_apart(x: Any, out: Any) -> bool:

@@ -56,7 +56,7 @@ class DeviceExecutable(PlanExecutable):
         """The calls that can be timed one by one: only the whole executable, because its kernels run asynchronously."""
         return (self,)
 
-    def __call__(self) -> None:
+    def run(self) -> None:
         """Queue the collective once, on the current stream of the buffers' module."""
         self._require_live()
         with self._state.record(self._begin):
@@ -68,6 +68,8 @@ class DeviceExecutable(PlanExecutable):
                 self._queue(device)
             finally:
                 device.cuda.restore_current(before)
+
+    __call__ = run
 
     def free(self) -> None:
         """Free the executable and drop its prepared launches; a later run raises UsageError."""

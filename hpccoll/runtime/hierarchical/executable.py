@@ -69,7 +69,7 @@ class PipelineExecutable(PlanExecutable):
         """The calls to time one by one: only this executable, because its segments overlap in time."""
         return (self,)
 
-    def __call__(self) -> None:
+    def run(self) -> None:
         self._require_live()
         with self._state.record(self._begin):
             pipeline, backoff = self.start(), Backoff(spins=not self._context.node.oversubscribed)
@@ -84,6 +84,8 @@ class PipelineExecutable(PlanExecutable):
                 raise explain_mpi_error(error, self._call.operation.value) from None
             finally:
                 pipeline.end()
+
+    __call__ = run
 
     def start(self) -> Pipeline:
         """Return a run in flight, which begins after earlier runs are done and the node's ranks have entered."""

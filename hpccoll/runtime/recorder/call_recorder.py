@@ -105,8 +105,9 @@ class CallRecorder:
             pack(memory, at, serial, read_clock(), number, description, serial)
             try:
                 first()
-                for function in others:
-                    function()
+                if others:  # a loop over nothing takes 0.02 us
+                    for function in others:
+                        function()
             except BaseException as error:
                 fail(place)
                 explain(error)

@@ -70,7 +70,7 @@ class SharedMemoryExecutable(PlanExecutable):
         before_entry, after_entry, _ = self._staged[slot]
         return (*before_entry, partial(barrier.enter, self._entry), *after_entry)
 
-    def __call__(self) -> None:
+    def run(self) -> None:
         if not self.live:
             self._require_live()
         place = self._begin()
@@ -87,6 +87,8 @@ class SharedMemoryExecutable(PlanExecutable):
             self._state.fail(place)
             raise
         self._state.end(place)
+
+    __call__ = run
 
     def _have_earlier_ended(self) -> bool:
         """Whether all asynchronous runs that were called before have ended."""

@@ -42,6 +42,15 @@ def test_a_call_with_the_same_arrays_finds_its_executable(cache):
     assert cache.find_by_array("in place", x, None) is executable
 
 
+def test_a_call_without_input_is_found_by_its_output(cache):
+    out, executable = np.ones(3), FakeExecutable()
+    cache.add_by_array("key", executable, None, out)
+    assert cache.find_by_array("key", "ignored", out) is executable
+    assert cache.find_by_array("key", None, np.ones(3, np.float32)) is None
+    del out
+    assert not cache.by_array
+
+
 @pytest.mark.parametrize("dropped", ["x", "out"])
 def test_an_entry_ends_with_either_of_its_arrays(cache, dropped):
     arrays = {"x": np.ones(3), "out": np.ones(3)}
