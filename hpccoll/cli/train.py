@@ -370,7 +370,10 @@ def print_comparison(found: TrainCompareRecord) -> None:
     ]
     title = f"{found.strategy}, {found.model}: {format_count(found.steps, 'step')} of each side in turns"
     print_table(title, headings, rows, numbers=headings[1:])
-    print_text(f"largest difference of the losses: {found.loss_difference:.1g} of torch's loss")
+    print_text(
+        f"largest difference of the losses: {found.loss_difference:.1g} of torch's loss; of the first gradients: "
+        f"{found.gradient_difference:.1g} of the parameter's largest"
+    )
 
 
 def format_progress(step: TrainStepRecord, unit: str) -> str:

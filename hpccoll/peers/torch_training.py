@@ -1,91 +1,137 @@
-"""One training step by torch's own parallelism, beside hpccoll's: DDP, DTensor and torch.distributed.pipelining.
-
-All classes need an initialised process group of the ranks of the mesh. `run_backward` sets the gradients of the mean
-loss of the whole batch, and returns this rank's addend of this loss, so that the sum over the ranks is the loss.
-"""
+"""Training steps by torch's own parallelism, beside hpccoll's: DDP, DTensor and torch.distributed.pipelining."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    PrepareModuleOutput,
+    RowwiseParallel,
+    loss_parallel,
+    parallelize_module,
+)
 from torch.nn.parallel import DistributedDataParallel
 
-MeanLoss = Callable[[Any, Any], Any]  # (outputs, targets) -> mean loss over the samples
+Loss = Callable[[Any, Any], Any]  # (outputs, targets) -> a scalar
 TORCH_SCHEDULES = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}
+LIBRARIES = {"tp": "DTensor", "dp": "DistributedDataParallel", "pp": "torch.distributed.pipelining"}
+STYLES: dict[str, ParallelStyle] = {
+    "column": ColwiseParallel(),
+    "row": RowwiseParallel(),
+    "gathered column": ColwiseParallel(output_layouts=Replicate()),
+    "vocabulary": RowwiseParallel(input_layouts=Replicate()),  # of an embedding
+    # The output becomes a DTensor, so that its gradient is summed over tp once, however many layers use the output.
+    "shared output": PrepareModuleOutput(
+        output_layouts=Replicate(), desired_output_layouts=Replicate(), use_local_output=False
+    ),
+}
 
 
-class TorchDataParallel:
-    """DistributedDataParallel with its default buckets; each rank has an equal part of the batch."""
+class TorchTraining:
+    """One rank's part of a training by torch: DTensor along tp, DistributedDataParallel along dp, pipelining along pp.
 
-    name = "DistributedDataParallel"
+    The constructor and `run_backward` are collective over an initialised process group of the ranks of the mesh.
+    `parameters` has this rank's parameters by name.
 
-    def __init__(self, module: Any, loss: MeanLoss, microbatches: int) -> None:
-        self.module, self.loss, self.microbatches = DistributedDataParallel(module), loss, microbatches
-
-    def run_backward(self, inputs: Any, targets: Any) -> float:
-        """Run the batch forward and backward, and average the gradients over the ranks; collective."""
-        rank, ranks = dist.get_rank(), dist.get_world_size()
-        own_inputs, own_targets = (x.tensor_split(ranks)[rank] for x in (inputs, targets))
-        parts = zip(
-            own_inputs.tensor_split(self.microbatches), own_targets.tensor_split(self.microbatches), strict=True
-        )
-        total = 0.0
-        for number, (x, y) in enumerate(parts, 1):
-            with nullcontext() if number == self.microbatches else self.module.no_sync():
-                loss = self.loss(self.module(x), y) * (len(y) / len(own_targets))
-                loss.backward()
-            total += float(loss.detach()) / ranks
-        return total
-
-
-class TorchTensorParallel:
-    """DTensor with linear layers split by output (`columns`) and by input (`rows`), given by their names."""
-
-    name = "DTensor"
+    Args:
+        module: this rank's pipeline stage, with whole layers.
+        loss: returns a micro-batch's addend of the mean loss over the samples of this rank's index along dp.
+        microbatches: the number of micro-batches of this rank and step.
+        schedule: a name in TORCH_SCHEDULES.
+        sizes: the numbers of ranks along pp, dp and tp, from the outermost to the innermost axis.
+        styles: how DTensor splits layers: names in STYLES by the names of the layers in `module`.
+        tied: for each parameter that two stages share, the pairs of ranks that sum its gradient.
+    """
 
     def __init__(
-        self, module: Any, loss: MeanLoss, microbatches: int, columns: Sequence[str], rows: Sequence[str], device: str
+        self,
+        module: Any,
+        loss: Loss,
+        microbatches: int,
+        schedule: str,
+        sizes: Mapping[str, int],
+        styles: Mapping[str, str],
+        tied: Mapping[str, Sequence[Sequence[int]]],
     ) -> None:
-        mesh = dist.init_device_mesh(device.partition(":")[0], (dist.get_world_size(),))
-        styles = dict.fromkeys(columns, ColwiseParallel()) | dict.fromkeys(rows, RowwiseParallel())
-        self.module, self.loss, self.microbatches = parallelize_module(module, mesh, styles), loss, microbatches
+        self.loss, self.microbatches = loss, microbatches
+        device = next(module.parameters()).device
+        mesh = init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+        self.dp, self.tp, self.pp = (mesh[axis] for axis in ("dp", "tp", "pp"))
+        self.name = ", ".join(name for axis, name in LIBRARIES.items() if sizes[axis] > 1)
+        if self.tp.size() > 1:
+            parallelize_module(module, self.tp, {name: STYLES[style] for name, style in styles.items()})
+        self._run = self._wrap(module)
+        # Keep the parameters, because the first forward pass of DistributedDataParallel removes DTensors from `module`.
+        self.parameters = dict(module.named_parameters())
+        groups = {name: dist.new_subgroups_by_enumeration(pairs)[0] for name, pairs in tied.items()}
+        self._tied = [(self.parameters[name], group) for name, group in groups.items() if group is not None]
+        self._schedule: Any = None
+        if self.pp.size() > 1:
+            at, stages, group = self.pp.get_local_rank(), self.pp.size(), self.pp.get_group()
+            stage = PipelineStage(self._run, at, stages, device, group=group)
+            self._schedule = TORCH_SCHEDULES[schedule](stage, microbatches, loss_fn=loss, scale_grads=False)
+
+    def _wrap(self, module: Any) -> Any:
+        """Return the module wrapped by DistributedDataParallel if the mesh has dp; collective."""
+        if self.dp.size() == 1:
+            return module
+        if self.tp.size() == 1:
+            return DistributedDataParallel(module, process_group=self.dp.get_group())
+        # Given a device mesh, DistributedDataParallel takes DTensors.
+        return DistributedDataParallel(module, device_mesh=self.dp)
 
     def run_backward(self, inputs: Any, targets: Any) -> float:
-        """Run the batch forward and backward; collective."""
+        """Set the gradients of the mean loss of the whole batch, and return this rank's addend of this loss."""
+        x, y = (each.tensor_split(self.dp.size())[self.dp.get_local_rank()] for each in (inputs, targets))
+        with loss_parallel() if self.tp.size() > 1 else nullcontext():
+            loss = self._run_microbatches(x, y) if self._schedule is None else self._run_pipeline(x, y)
+        for parameter, group in self._tied:
+            dist.all_reduce(get_own_gradient(parameter), group=group)
+        return loss / self.dp.size() if self.tp.get_local_rank() == 0 else 0.0
+
+    def _run_microbatches(self, inputs: Any, targets: Any) -> float:
+        """Run the micro-batches one after the other; return the sum of their losses."""
         total = 0.0
-        parts = zip(inputs.tensor_split(self.microbatches), targets.tensor_split(self.microbatches), strict=True)
-        for x, y in parts:
-            loss = self.loss(self.module(x), y) * (len(y) / len(targets))
-            loss.backward()
-            total += float(loss.detach())
-        return total if dist.get_rank() == 0 else 0.0
+        parts = zip(*(each.tensor_split(self.microbatches) for each in (inputs, targets)), strict=True)
+        for number, (x, y) in enumerate(parts, 1):
+            sums_later = self.dp.size() > 1 and number < self.microbatches
+            with self._run.no_sync() if sums_later else nullcontext():
+                loss = self.loss(self._run(x), y)
+                loss.backward()
+            total += get_number(loss)
+        return total
 
-
-class TorchPipeline:
-    """torch.distributed.pipelining with one stage per rank; `module` is this rank's stage."""
-
-    name = "torch.distributed.pipelining"
-
-    def __init__(self, module: Any, loss: MeanLoss, microbatches: int, schedule: str, device: Any) -> None:
-        self.module = module
-        stage = PipelineStage(module, dist.get_rank(), dist.get_world_size(), device)
-        self._schedule = TORCH_SCHEDULES[schedule](stage, microbatches, loss_fn=loss)
-
-    def run_backward(self, inputs: Any, targets: Any) -> float:
-        """Run the batch forward and backward through the stages; collective."""
+    def _run_pipeline(self, inputs: Any, targets: Any) -> float:
+        """Run the micro-batches through the pipeline; return the sum of their losses, or 0 before the last stage."""
         losses: list[Any] = []
-        if dist.get_rank() == 0:
-            self._schedule.step(inputs)
-        elif dist.get_rank() == dist.get_world_size() - 1:
-            self._schedule.step(target=targets, losses=losses)
-        else:
-            self._schedule.step()
-        return sum(float(each.detach()) for each in losses) / max(len(losses), 1)
+        arguments, options = (inputs,) if self.pp.get_local_rank() == 0 else (), {}
+        if self.pp.get_local_rank() == self.pp.size() - 1:
+            options = {"target": targets, "losses": losses}
+        # The stage sums gradients over dp in the last backward pass, whatever `no_sync` says. Without `no_sync`, the
+        # forward pass by which the stage learns shapes would make the first backward pass sum gradients as well.
+        with self._run.no_sync() if self.dp.size() > 1 else nullcontext():
+            self._schedule.step(*arguments, **options)
+        return sum(map(get_number, losses))
 
 
-TorchTraining = TorchDataParallel | TorchTensorParallel | TorchPipeline
+def get_own_gradient(parameter: Any) -> Any:
+    """Return this rank's shard of a gradient, as a view of `parameter.grad`."""
+    if not isinstance(parameter, DTensor):
+        return parameter.grad
+    # DTensor leaves the gradient of an embedding that is split over tp as a whole on each rank.
+    parameter.grad = parameter.grad.redistribute(placements=parameter.placements)
+    return parameter.grad.to_local()
+
+
+def get_number(loss: Any) -> float:
+    """Return a scalar, which is the same on all ranks of tp if it is a DTensor."""
+    loss = loss.detach()
+    return float(loss.to_local() if isinstance(loss, DTensor) else loss)

@@ -149,3 +149,7 @@ class TrainCompareRecord(MeshRecord, frozen=True, kw_only=True):
     ratio_low: Annotated[Amount, about("Lower end of the 95 % interval.")]
     ratio_high: Annotated[Amount, about("Upper end of the 95 % interval.")]
     loss_difference: Annotated[Amount, about("Largest difference of the losses in a step, relative to torch's loss.")]
+    gradient_difference: Annotated[
+        Amount | None,
+        about("Largest difference in the first step, relative to the parameter's largest gradient; null if unchecked."),
+    ] = None

@@ -3,53 +3,45 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from hpccoll.errors import UsageError
+from hpccoll.errors import UsageError, WrongResultError
 from hpccoll.measure.statistics import median_interval, ratio_of_medians
-from hpccoll.parallel.mesh import AXES, Mesh
-from hpccoll.peers.torch_training import (
-    TORCH_SCHEDULES,
-    TorchDataParallel,
-    TorchPipeline,
-    TorchTensorParallel,
-    TorchTraining,
-)
+from hpccoll.parallel.mesh import Mesh
+from hpccoll.peers.torch_training import TORCH_SCHEDULES, TorchTraining, get_own_gradient
 from hpccoll.records import TrainCompareRecord, TrainStepRecord
-from hpccoll.train.model import COLUMN, ROW, choose_split, init_parameters, list_stage_layers, sum_loss
-from hpccoll.train.model import run_single_process as run_whole_model
+from hpccoll.train.full_parameters import assemble_parameters, gather_shards
+from hpccoll.train.gradient_check import TOLERANCE, GradientCheck, compare_gradients
+from hpccoll.train.model import init_parameters, list_shards, list_tied_ranks, sum_loss
 from hpccoll.train.optimizer import ShardOptimizer
-from hpccoll.train.options import UNTIMED_STEPS, GptConfig, MlpConfig, ModelConfig, TrainOptions
+from hpccoll.train.options import UNTIMED_STEPS, GptConfig, TrainOptions
 from hpccoll.train.record import describe_mesh
+from hpccoll.train.torch_models import list_tensor_parallel_styles, make_torch_stage
+from hpccoll.units import format_nearest_divisors
 
 if TYPE_CHECKING:
     from hpccoll.train.trainer import Trainer
 
-ACTIVATION_MODULES = {"tanh": torch.nn.Tanh, "gelu": torch.nn.GELU}
+COMPARED_AXES = ("pp", "dp", "tp")  # from the outermost to the innermost one, as in Mesh
 
 
 def require_comparable(mesh: Mesh, options: TrainOptions) -> None:
-    """Raise UsageError unless torch has the same parallelism: one axis, and equal parts of the batch."""
-    used = [axis for axis in AXES if getattr(mesh, axis) > 1]
-    if len(used) != 1:
-        raise UsageError(f"--compare needs a mesh of one axis with two ranks or more, not {mesh}; give dp, tp or pp")
+    """Raise UsageError unless torch has the same parallelism, with equal parts of the batch and of each layer."""
+    model, microbatches = options.model, options.count_microbatches(mesh)
+    if mesh.ranks == 1 or mesh.count(*COMPARED_AXES) < mesh.ranks:
+        raise UsageError(
+            f"--compare needs a mesh of dp, tp and pp with two ranks or more, not {mesh}; give one such as dp=2,tp=2"
+        )
     options.require_timed_steps("--compare")
-    microbatches = options.count_microbatches(mesh)
-    if isinstance(options.model, GptConfig) and options.model.experts is not None:
-        raise UsageError(
-            f"--compare is not available for --experts {options.model.experts.count}; leave one of them out"
-        )
-    if isinstance(options.model, GptConfig) and used != ["dp"]:
-        raise UsageError(f"--compare of --model gpt is available for dp only, not for {mesh}; choose --model course")
-    if options.batch % (mesh.dp * microbatches):
-        raise UsageError(
-            f"--compare needs parts of equal size: --batch {options.batch} is no multiple of {mesh.dp * microbatches}; "
-            f"give --batch {max(round(options.batch / mesh.dp / microbatches), 1) * mesh.dp * microbatches}"
-        )
+    if isinstance(model, GptConfig) and model.experts is not None:
+        raise UsageError(f"--compare is not available for --experts {model.experts.count}; leave one of them out")
+    for name in ("sequence_parallel", "recompute"):
+        if getattr(options, name):
+            raise UsageError(f"--compare is not available with --{name.replace('_', '-')}; leave one of them out")
     if mesh.pp > 1 and options.schedule not in TORCH_SCHEDULES:
         raise UsageError(
             f"--compare has no --schedule {options.schedule} of torch; choose {' or '.join(TORCH_SCHEDULES)}"
@@ -59,54 +51,45 @@ def require_comparable(mesh: Mesh, options: TrainOptions) -> None:
             f"--compare with pp={mesh.pp} needs at least as many micro-batches, not {microbatches}; "
             f"give --microbatches {mesh.pp}"
         )
-    if mesh.tp > 1 and options.model.width % mesh.tp:
-        raise UsageError(f"--compare with tp={mesh.tp} needs a multiple of it as --width, not {options.model.width}")
+    _require_equal_parts(mesh, options)
 
 
-class WholeModel(torch.nn.Module):  # type: ignore[misc] # torch has no types here
-    """The unsplit model as a module of torch, with the given full parameters."""
-
-    def __init__(self, model: ModelConfig, full: dict[str, Any]) -> None:
-        super().__init__()
-        self.model, self.names = model, list(full)
-        self.values = torch.nn.ParameterList(full.values())
-
-    def forward(self, x: Any) -> Any:
-        """Return the output of the model."""
-        return run_whole_model(self.model, dict(zip(self.names, self.values, strict=True)), x)
-
-
-def make_perceptron(model: MlpConfig, layers: Iterable[int], full: dict[str, Any]) -> Any:
-    """Return consecutive layers of a perceptron as modules of torch; layer n is named `n`, its activation `actn`."""
-    module = torch.nn.Sequential()
-    for layer in layers:
-        linear = torch.nn.Linear(*reversed(model.weight_shape(layer)), dtype=next(iter(full.values())).dtype)
-        linear.load_state_dict({name: full[f"layers.{layer}.{name}"] for name in ("weight", "bias")})
-        module.add_module(str(layer), linear)
-        if layer < model.layers - 1:
-            module.add_module(f"act{layer}", ACTIVATION_MODULES[model.activation]())
-    return module
+def _require_equal_parts(mesh: Mesh, options: TrainOptions) -> None:
+    """Raise UsageError unless the batch and the layers that tp splits have parts of equal size."""
+    parts = mesh.dp * options.count_microbatches(mesh)
+    if options.batch % parts:
+        raise UsageError(
+            f"--compare needs parts of equal size: --batch {options.batch} is no multiple of {parts}; "
+            f"give --batch {max(round(options.batch / parts), 1) * parts}"
+        )
+    for shard in list_shards(options.model, Mesh(tp=mesh.tp), 0):
+        for full, own in zip(shard.full_shape, shard.shape, strict=True):
+            if own * mesh.tp != full and own != full:
+                raise UsageError(
+                    f"--compare with tp={mesh.tp} needs equal parts of each layer, but {full} features of "
+                    f"{shard.name} cannot be split equally; give tp={format_nearest_divisors(mesh.tp, full)}"
+                )
 
 
 def make_torch_training(mesh: Mesh, options: TrainOptions, rank: int, device: str) -> TorchTraining:
     """Return torch's training of the model of `options` with its initial parameters; collective."""
-    model, microbatches = options.model, options.count_microbatches(mesh)
+    model = options.model
     full = init_parameters(model, options.seed, getattr(torch, options.dtype))
+    stage = make_torch_stage(model, mesh, rank, full, device)
+    pairs = {tuple(list_tied_ranks(model, mesh, each)) for each in range(mesh.ranks)} - {()}
 
     def loss(y: Any, targets: Any) -> Any:
-        return sum_loss(model, y, targets) / len(targets)
+        return sum_loss(model, y, targets) * mesh.dp / options.batch
 
-    if isinstance(model, GptConfig) or mesh.dp > 1:
-        return TorchDataParallel(WholeModel(model, full).to(device), loss, microbatches)
-    if mesh.tp > 1:
-        module = make_perceptron(model, range(model.layers), full).to(device)
-        columns, rows = (
-            [str(layer) for layer in range(model.layers) if choose_split(model, layer) == split]
-            for split in (COLUMN, ROW)
-        )
-        return TorchTensorParallel(module, loss, microbatches, columns, rows, device)
-    stage = make_perceptron(model, list_stage_layers(model, mesh, rank), full).to(device)
-    return TorchPipeline(stage, loss, microbatches, options.schedule, torch.device(device))
+    return TorchTraining(
+        stage,
+        loss,
+        options.count_microbatches(mesh),
+        options.schedule,
+        {axis: getattr(mesh, axis) for axis in COMPARED_AXES},
+        list_tensor_parallel_styles(model, stage),
+        {"embedding.weight": sorted(pairs)} if pairs else {},
+    )
 
 
 class TorchSide:
@@ -115,8 +98,11 @@ class TorchSide:
     def __init__(self, trainer: Trainer) -> None:
         self.trainer, options = trainer, trainer.options
         self.training = make_torch_training(trainer.mesh, options, trainer.comm.rank, trainer.device)
-        self.parameters = list(self.training.module.parameters())
-        self.optimizer = ShardOptimizer(options.optimizer, self.parameters, options.steps)
+        self.parameters = self.training.parameters
+        self.optimizers = [  # one per type, because torch updates DTensors and other tensors in separate calls
+            ShardOptimizer(options.optimizer, [x for x in self.parameters.values() if type(x) is kind], options.steps)
+            for kind in {type(x) for x in self.parameters.values()}
+        ]
         self.samples = 0
 
     def run_step(self) -> tuple[float, float]:
@@ -125,25 +111,56 @@ class TorchSide:
         begin = time.perf_counter()
         batch = trainer.train.get_batch(options.seed, self.samples, options.batch)
         inputs, targets = map(trainer.to_device, batch)
-        for parameter in self.parameters:
+        for parameter in self.parameters.values():
             parameter.grad = None
         loss = self.training.run_backward(inputs, targets)
-        self.optimizer.apply()
+        for optimizer in self.optimizers:
+            optimizer.apply()
         if trainer.device != "cpu":
             torch.cuda.synchronize()
         self.samples += options.batch
         rows = trainer.comm.all_gather(np.array([time.perf_counter() - begin, loss])).reshape(-1, 2)
         return float(rows[:, 0].max()), float(rows[:, 1].sum())
 
+    def check_gradients(self) -> float:
+        """Return the largest difference of both sides' last gradients, relative to the parameter's largest gradient.
+
+        Raises WrongResultError on all ranks if the difference is larger than rounding explains. Collective.
+        """
+        trainer, model, mesh = self.trainer, self.trainer.options.model, self.trainer.mesh
+        shards = trainer.layers.shards
+        own, torchs = (
+            gather_shards(trainer.comm, mesh, model, gradients)
+            for gradients in (
+                [shard.grad for shard in trainer.replicas.shards],
+                [get_own_gradient(self.parameters[shard.name]) for shard in shards],
+            )
+        )
+        check = GradientCheck(0, 0.0, None)
+        if own is not None and torchs is not None:
+            tolerance = TOLERANCE[trainer.options.dtype]
+            check = compare_gradients(model, mesh, torchs, assemble_parameters(mesh, model, own), tolerance)
+        wrong, error = trainer.comm.broadcast(np.array([float(check.wrong), check.error]))
+        if wrong:
+            parameter = f" of {check.first}" if check.first else ""
+            raise WrongResultError(
+                f"torch's gradient{parameter} differs from hpccoll's by up to {error:.1g} of its largest element, more "
+                "than rounding explains, so the steps cannot be compared; run the command with --check instead of "
+                "--compare to compare hpccoll's gradients with those of one process"
+            )
+        return float(error)
+
 
 def run_comparison(trainer: Trainer, backend: str, on_step: Callable[[TrainStepRecord], None]) -> TrainCompareRecord:
     """Run all steps by hpccoll and by torch in turns, and return the comparison; collective.
 
-    Both sides train from the same parameters on the same batches. The side that runs first alternates.
+    Both sides train from the same parameters on the same batches, and must have the same gradients in the first step.
+    The side that runs first alternates.
     """
     options = trainer.options
     side = TorchSide(trainer)
     own_s, torch_s, differences = [], [], []
+    gradient_difference = 0.0
     steps = trainer.run_steps()
     for number in range(options.steps):
         if number % 2:
@@ -153,24 +170,34 @@ def run_comparison(trainer: Trainer, backend: str, on_step: Callable[[TrainStepR
             record = next(steps)
             seconds, loss = side.run_step()
         on_step(record)
+        if number == 0:
+            gradient_difference = side.check_gradients()
         differences.append(abs(record.loss - loss) / abs(loss))
         if number >= UNTIMED_STEPS:
             own_s.append(record.step_s)
             torch_s.append(seconds)
-    own, other, ratio = median_interval(own_s), median_interval(torch_s), ratio_of_medians(own_s, torch_s)
     return TrainCompareRecord(
         **describe_mesh(trainer.mesh, trainer.options),
+        **_describe_times(own_s, torch_s),
         model=options.model.name,
         torch=f"{side.training.name} over {backend}",
         steps=len(own_s),
-        step_s=own.value,
-        step_low_s=own.low,
-        step_high_s=own.high,
-        torch_step_s=other.value,
-        torch_step_low_s=other.low,
-        torch_step_high_s=other.high,
-        ratio=ratio.value,
-        ratio_low=ratio.low,
-        ratio_high=ratio.high,
         loss_difference=max(differences),
+        gradient_difference=gradient_difference,
     )
+
+
+def _describe_times(own_s: Sequence[float], torch_s: Sequence[float]) -> dict[str, Any]:
+    """Return the fields of a TrainCompareRecord for the times of steps of both sides."""
+    own, other, ratio = median_interval(own_s), median_interval(torch_s), ratio_of_medians(own_s, torch_s)
+    return {
+        "step_s": own.value,
+        "step_low_s": own.low,
+        "step_high_s": own.high,
+        "torch_step_s": other.value,
+        "torch_step_low_s": other.low,
+        "torch_step_high_s": other.high,
+        "ratio": ratio.value,
+        "ratio_low": ratio.low,
+        "ratio_high": ratio.high,
+    }

@@ -538,6 +538,7 @@ EXAMPLES = {
         "ratio_low": 0.25,
         "ratio_high": 0.75,
         "loss_difference": 1e-9,
+        "gradient_difference": 1e-7,
     },
     "compared_row": {
         "op": "all_reduce",

@@ -1,0 +1,123 @@
+"""The trained models as modules of torch, for the comparison with torch's own parallelism.
+
+The parameters have the names of hpccoll's parameters. The first and the last stage of a GPT both have the weight that
+the embedding and the head share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from hpccoll.parallel.mesh import Mesh, split_evenly
+from hpccoll.train.gpt import SPLIT_BY_INPUT
+from hpccoll.train.model import COLUMN, ROW, choose_split, get_activation, list_stage_layers
+from hpccoll.train.options import BYTES, GptConfig, MlpConfig, ModelConfig
+
+GPT_STYLES = {  # of `hpccoll.peers.torch_training`, by the last word of a layer's name
+    **dict.fromkeys(("query", "key", "value", "up", "gate"), "column"),
+    **dict.fromkeys(SPLIT_BY_INPUT, "row"),
+    **dict.fromkeys(("norm1", "norm2", "norm"), "shared output"),
+    "embedding": "vocabulary",
+}
+
+
+class TorchBlock(nn.Module):  # type: ignore[misc] # torch has no types here
+    """A block of a GPT: causal attention and an MLP, each after a layer norm; shapes as in gpt.py."""
+
+    def __init__(self, model: GptConfig) -> None:
+        super().__init__()
+        width, hidden = model.width, model.mlp_width
+        self.head_width = width // model.heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.query, self.key, self.value = (nn.Linear(width, width, bias=False) for _ in range(3))
+        self.out, self.up, self.down = nn.Linear(width, width), nn.Linear(width, hidden), nn.Linear(hidden, width)
+        self.gate = nn.Linear(width, hidden) if model.is_gated else None
+
+    def forward(self, x: Any) -> Any:
+        """Return the output of the block: (b, t, h) -> (b, t, h)."""
+        h = self.norm1(x)
+        heads = (
+            layer(h).unflatten(2, (-1, self.head_width)).transpose(1, 2)  # (b, heads/tp, t, a)
+            for layer in (self.query, self.key, self.value)
+        )
+        attended = nn.functional.scaled_dot_product_attention(*heads, is_causal=True)
+        x = x + self.out(attended.transpose(1, 2).flatten(2))
+        h = self.norm2(x)
+        up = self.up(h)
+        hidden = nn.functional.gelu(up) if self.gate is None else nn.functional.silu(self.gate(h)) * up
+        return x + self.down(hidden)
+
+
+class TorchGptStage(nn.Module):  # type: ignore[misc]
+    """A pipeline stage of a GPT; the only stage, if the mesh has no pp."""
+
+    def __init__(self, model: GptConfig, mesh: Mesh, stage: int) -> None:
+        super().__init__()
+        blocks = split_evenly(model.layers, mesh.stages)[stage]
+        self.is_first, self.is_last = stage == 0, stage == mesh.stages - 1
+        if self.is_first or self.is_last:
+            self.embedding = nn.Embedding(BYTES, model.width)
+        if self.is_first:
+            self.position = nn.Embedding(model.context, model.width)
+        self.blocks = nn.ModuleDict({str(block): TorchBlock(model) for block in range(blocks.start, blocks.stop)})
+        if self.is_last:
+            self.norm = nn.LayerNorm(model.width)
+
+    def forward(self, x: Any) -> Any:
+        """Return the output of the stage: x (b, t) or (b, t, h) -> (b, t, h), or (b, t, V) from the last stage.
+
+        With tp, the logits are a DTensor split by V, as torch's `loss_parallel` needs them.
+        """
+        if self.is_first:
+            x = self.embedding(x) + self.position(torch.arange(x.shape[1], device=x.device))
+        for block in self.blocks.values():
+            x = block(x)
+        return nn.functional.linear(self.norm(x), self.embedding.weight) if self.is_last else x
+
+
+class TorchPerceptronStage(nn.Module):  # type: ignore[misc]
+    """A pipeline stage of a perceptron; the only stage, if the mesh has no pp."""
+
+    def __init__(self, model: MlpConfig, mesh: Mesh, stage: int) -> None:
+        super().__init__()
+        layers = list_stage_layers(model, mesh, stage)
+        self.last, self.activate = model.layers - 1, get_activation(model)
+        self.layers = nn.ModuleDict({str(layer): nn.Linear(*reversed(model.weight_shape(layer))) for layer in layers})
+
+    def forward(self, x: Any) -> Any:
+        """Return the output of the stage: (b, in) -> (b, out)."""
+        for layer, linear in self.layers.items():
+            x = linear(x) if int(layer) == self.last else self.activate(linear(x))
+        return x
+
+
+def make_torch_stage(model: ModelConfig, mesh: Mesh, rank: int, full: Mapping[str, Any], device: str) -> Any:
+    """Return the pipeline stage of a rank, not split over tp, with the given full parameters; local."""
+    (stage,) = mesh.list_stages(rank)
+    with torch.device("meta"):
+        if isinstance(model, GptConfig):
+            module: Any = TorchGptStage(model, mesh, stage)
+        else:
+            module = TorchPerceptronStage(model, mesh, stage)
+    module.load_state_dict({name: full[name] for name in module.state_dict()}, assign=True)
+    return module.to(device)
+
+
+def list_tensor_parallel_styles(model: ModelConfig, module: Any) -> dict[str, str]:
+    """Return how DTensor splits the layers of a stage, by the names of the layers; hpccoll splits them alike."""
+    return {name: style for name, _ in module.named_modules() if (style := _choose_style(model, name)) is not None}
+
+
+def _choose_style(model: ModelConfig, name: str) -> str | None:
+    """Return how DTensor splits a layer, or None for modules that every rank of tp has as a whole."""
+    *_, layer = name.split(".")
+    if isinstance(model, GptConfig):
+        return GPT_STYLES.get(layer)
+    if not layer.isdecimal():
+        return None
+    column = "gathered column" if model.split == "all_gather" else "column"
+    return {COLUMN: column, ROW: "row"}.get(choose_split(model, int(layer)))
