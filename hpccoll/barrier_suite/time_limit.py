@@ -8,7 +8,7 @@ rank does not wait answers the message.
 - If ranks wait between two barriers only, another rank may be busy with long work, such as a prediction. The ranks
   whose threads do not answer are guilty, because their processes are stopped or unreachable.
 
-After a grace period, the lowest rank that waits prints the waiting ranks and the guilty ranks, and ends the job.
+After a grace period, the lowest rank that still waits prints the waiting ranks and the guilty ranks, and ends the job.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from hpccoll.units import format_count, format_ranges
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-GRACE_S = 3.0  # time in which a rank answers, and in which the messages of all waiting ranks arrive
+GRACE_S = 3.0  # time in which the messages of all waiting ranks arrive; the least time in which a rank answers
 CHECKS_PER_LIMIT, LONGEST_CHECK_S = 10, 0.25
+PAUSE_S = 0.03  # between two looks for answers
 BETWEEN_BARRIERS = -1  # sent instead of the number of a round: the rank waits between two barriers
 ANSWER = -2  # sent instead of the number of a round: the rank does not wait
 
@@ -53,6 +54,7 @@ class TimeLimit:
         self._comm, self._limit_s, self._fail = world.Dup(), limit_s, fail
         self._state = BETWEEN_BARRIERS, time.monotonic()  # the round, and the time at which it began
         self._asked_s = 0.0  # the time of the last messages to the other ranks
+        self._grace_s = GRACE_S  # the time in which the other ranks may react to these messages
         self._answered: set[int] = set()  # the ranks that have answered these messages
         self._waiting: dict[int, tuple[int, float]] = {}  # by waiting rank: its round, and the time of its message
         self._requests: list[MPI.Request] = []
@@ -81,9 +83,9 @@ class TimeLimit:
         while not self._closed.wait(pause):
             for source in self._receive():
                 self._send(ANSWER, source)
-            number, began = self._state
-            if time.monotonic() - max(began, self._asked_s) > self._limit_s and self._is_hung(number):
-                self._report(number)
+            state = self._state
+            if time.monotonic() - max(state[1], self._asked_s) > self._limit_s and self._is_hung(state):
+                self._report(state[0])
                 return
 
     def _send(self, number: int, dest: int) -> None:
@@ -104,27 +106,30 @@ class TimeLimit:
                 asking.append(source)
         return asking
 
-    def _is_hung(self, number: int) -> bool:
+    def _is_hung(self, state: tuple[int, float]) -> bool:
         """Ask the other ranks whether they wait; return whether this rank is in a barrier, or a rank does not answer.
 
-        `number` is the round of this rank, or BETWEEN_BARRIERS.
+        The result is False if this rank leaves `state`, its barrier or its work between two barriers, meanwhile.
         """
-        others = set(range(self._comm.size)) - {self._comm.rank}
+        number, others = state[0], set(range(self._comm.size)) - {self._comm.rank}
         self._asked_s = time.monotonic()
+        self._grace_s = max(GRACE_S, self._limit_s) if number == BETWEEN_BARRIERS else GRACE_S
         self._answered.clear()
         for dest in others:
             self._send(number, dest)
         missing = others
-        while missing and time.monotonic() < self._asked_s + GRACE_S:
-            if self._closed.wait(GRACE_S / 100):
+        for _ in range(round(self._grace_s / PAUSE_S)):  # a count, because this process may be stopped meanwhile
+            if self._closed.wait(PAUSE_S) or self._state is not state:
                 return False  # another rank may have closed before it read the message
             self._receive()
             missing = others - set(self._find_waiting()) - (self._answered if number == BETWEEN_BARRIERS else set())
+            if not missing:
+                break
         return number != BETWEEN_BARRIERS or bool(missing)
 
     def _find_waiting(self) -> dict[int, int]:
         """Return the rounds of the ranks whose message of waiting is recent, by rank."""
-        since = self._asked_s - GRACE_S
+        since = self._asked_s - self._grace_s
         return {rank: number for rank, (number, heard) in self._waiting.items() if heard > since}
 
     def _report(self, number: int) -> None:

@@ -16,6 +16,7 @@ from hpccoll.cli.output import get_launched_rank, is_printing_rank
 from hpccoll.errors import CommunicationError, HpccollError, LauncherError
 
 GRACE_S = 0.5  # time in which rank 0 prints an error that all ranks have
+PRINTING_S = 10.0  # longest wait for the process of rank 0 to print such an error and to end
 AGREEMENT_S = 2.0  # time that ranks take to find out whether all of them failed
 # Environment variable with the name of a file for the exit status; srun's own status is 137 after it killed ranks.
 STATUS_FILE = "HPCCOLL_STATUS_FILE"
@@ -38,13 +39,24 @@ def is_in_job() -> bool:
 def fail_alike(status: int, message: str) -> int:
     """Print `message` on the printing rank, for an error that every rank has; return `status`; makes no MPI call.
 
-    The other ranks sleep before they exit, because some launchers end a job, and drop its output, at the first exit.
+    The other ranks wait before they exit, because some launchers end a job, and drop its output, at the first exit.
     """
     if is_printing_rank():
         print(message, file=sys.stderr, flush=True)
     else:
         time.sleep(GRACE_S)
+        _wait_for_local_rank_0()
     return record_status(status)
+
+
+def _wait_for_local_rank_0() -> None:
+    """Wait until rank 0 has ended, if the launcher of this process has started rank 0 on this host, too."""
+    import psutil
+
+    for each in psutil.Process(os.getppid()).children():
+        with suppress(psutil.Error):  # processes may end meanwhile, and those of other users show no environment
+            if get_launched_rank(each.environ()) == 0:
+                each.wait(PRINTING_S)
 
 
 def fail(status: int, message: str, error: BaseException) -> int:

@@ -190,8 +190,10 @@ class DepartureWatch:
                 self.send(source, self._own)
             case DepartureQuery():
                 self._askers.add(source)
-            case Complaint(rank):
+            case Complaint(rank, number) if number or not self._has_messages_for(rank):
                 self._complaints[rank] = notice
+            case Complaint():  # the message is in flight, and may arrive before the ranks have ended
+                pass
             case str() if notice == SUBTREE_DEPARTED:
                 self._missing.discard(source)
                 self._count_departures()

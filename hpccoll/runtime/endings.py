@@ -43,6 +43,7 @@ from hpccoll.runtime.watchdog import Watchdog, read_timeout
 COMMUNICATION_FAILED: Final = 4  # exit status; see errors.CommunicationError
 INTERRUPTED: Final = 130
 TICK_S: Final = 0.5  # between two checks by the thread
+MOST_TICK_S: Final = 0.75  # that a check adds to the time of a wait; less than departures.PATIENCE_S
 ANNOUNCE_AFTER_S: Final = 0.3  # ranks that end within this time of each other send no notices
 COLLECT_S: Final = 0.7  # after the first complaint, until the report, which lists all complaints of this time
 POLITE_AFTER_S: Final = 1.0
@@ -50,6 +51,22 @@ POLITE_PAUSE_S: Final = 0.005
 MOST_LISTED: Final = 8
 REPORTED_S: Final = 2.0  # wait of a failed rank for the rank that prints the report to end the job
 ABORT_S: Final = 3.0  # until a process ends itself if MPI_Abort does not
+
+
+class RunningClock:
+    """A clock of seconds that stands still while this process does not run, such as between Ctrl-Z and `fg`.
+
+    To be read every TICK_S seconds: from one reading to the next, the clock advances by at most MOST_TICK_S.
+    """
+
+    def __init__(self, now_s: float) -> None:
+        self._shown_s = self._last_s = now_s
+
+    def read(self, now_s: float) -> float:
+        """Return the time of this clock at the time `now_s` of the monotonic clock."""
+        self._shown_s += min(now_s - self._last_s, MOST_TICK_S)
+        self._last_s = now_s
+        return self._shown_s
 
 
 class JobEndings:
@@ -65,8 +82,8 @@ class JobEndings:
         self._processes: ProcessWatch | None = None
         self._sends_notices = MPI.Query_thread() >= MPI.THREAD_MULTIPLE
         self._thread: threading.Thread | None = None
-        # In `_report_stopped`: the time of the next check, and of the last check that found no stopped process.
-        self._next_look = self._last_look_without_stopped = 0.0
+        # In `_report_stopped`: the time of the next check; the number of checks in a row that found stopped ranks.
+        self._next_look, self._looks_with_stopped = 0.0, 0
         self._exit: tuple[str, int] | None = None  # the latest call of sys.exit, and the number of calls before it
         world = MPI.COMM_WORLD
         self._where = f"rank {world.rank} of {world.size} on {MPI.Get_processor_name()}"
@@ -117,12 +134,14 @@ class JobEndings:
 
     def _check_periodically(self) -> None:
         """Write signs of life, and check the waits of this rank; runs in a thread until `leave`."""
+        clock = RunningClock(time.monotonic())
         while not self._stop.wait(TICK_S):
+            now = clock.read(time.monotonic())
             with self._lock:
                 if MPI.Is_finalized() or self._watchdog is None:
                     return
                 self._watchdog.notes.write_sign_of_life(time.monotonic_ns(), find_location(self._main_thread))
-                self._check(time.monotonic())
+                self._check(now)
 
     def _check(self, now: float) -> None:
         """Receive notices, complain to departed ranks, and report a call that does not finish."""
@@ -266,7 +285,6 @@ class JobEndings:
 
     def _wait_for_departures(self, watches: list[DepartureWatch]) -> None:
         """Advance operations until all ranks have ended; end the job if a rank waits for this rank, which has ended."""
-        self._next_look = self._last_look_without_stopped = time.monotonic()
         began, progress, backoff = time.monotonic(), get_progress(), Backoff(spins=False)
         announced, complained = False, 0.0
         while not all(watch.have_all_departed and watch.has_sent for watch in watches):
@@ -297,9 +315,8 @@ class JobEndings:
         if self._watchdog is None or self._timeout_s is None or now < self._next_look:
             return
         self._next_look = now + TICK_S
-        if not self._watchdog.find_stopped():
-            self._last_look_without_stopped = now
-        elif now - self._last_look_without_stopped > self._timeout_s:
+        self._looks_with_stopped = self._looks_with_stopped + 1 if self._watchdog.find_stopped() else 0
+        if self._looks_with_stopped * TICK_S > self._timeout_s:
             self._report_hang(
                 self._watchdog, "its program has ended, but that of another rank, which is stopped, has not"
             )

@@ -82,6 +82,27 @@ def test_a_rank_that_is_stopped_after_its_last_call_ends_the_job():
     assert done.stderr.count("ends the job: its program has ended, but that of another rank") == 1
 
 
+STOPPED_TOGETHER = """
+import os, subprocess
+import numpy as np
+from mpi4py import MPI
+import hpccoll
+
+comm = hpccoll.Communicator()
+first, second = MPI.COMM_WORLD.allgather(os.getpid())
+if comm.rank == 1:
+    stop = f"sleep 1; kill -STOP {first} {second}; sleep 11; kill -CONT {first}; sleep 0.3; kill -CONT {second}"
+    subprocess.run(["/bin/sh", "-c", stop])
+comm.all_reduce(np.ones(3))
+"""
+
+
+@pytest.mark.full
+def test_time_in_which_the_job_is_stopped_does_not_count():
+    done = run_script(STOPPED_TOGETHER, 2, HPCCOLL_TIMEOUT="10")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 WITHOUT_THREADS = """
 import mpi4py
 mpi4py.rc.thread_level = "funneled"

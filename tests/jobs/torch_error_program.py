@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 import hpccoll.torch  # noqa: F401 - registers the backend
 from hpccoll.torch.creation import takes_python_backends
+from tests.torch_groups import make_hasty_group
 
 SHORT = timedelta(seconds=0.3)
 BLOCKING: dict[str, Callable[[Any, int], object]] = {
@@ -53,7 +54,7 @@ def blocking_calls_time_out(nodes: str = "") -> None:
     if nodes:
         os.environ["HPCCOLL_RANKS_PER_NODE"] = nodes
     for name, call in BLOCKING.items():
-        group = dist.new_group(timeout=SHORT)
+        group = make_hasty_group(SHORT)
         if rank == 0:
             dist.barrier()
             late = "rank 1 has not called it" if n == 2 else f"ranks 1-{n - 1} have not called it"
@@ -74,7 +75,7 @@ def blocking_calls_time_out(nodes: str = "") -> None:
 
 def waits_time_out_and_may_be_repeated() -> None:
     """A wait for an asynchronous operation has the timeout of the group, or its own; the operation goes on."""
-    group, x = dist.new_group(timeout=SHORT), torch.ones(3)
+    group, x = make_hasty_group(SHORT), torch.ones(3)
     if dist.get_rank() == 0:
         work = dist.all_reduce(x, group=group, async_op=True)
         with expect("all_reduce", "not complete after 0.3 s", "1", "not called it"):
@@ -82,10 +83,10 @@ def waits_time_out_and_may_be_repeated() -> None:
         with expect("not complete after 0.1 s"):
             work.wait(timedelta(seconds=0.1))
         dist.barrier()
-        work.wait()
     else:
         dist.barrier()
-        dist.all_reduce(x, group=group)
+        work = dist.all_reduce(x, group=group, async_op=True)
+    work.wait(timedelta(seconds=60))
     assert x.tolist() == [dist.get_world_size()] * 3
     dist.destroy_process_group(group)
 

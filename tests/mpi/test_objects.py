@@ -45,9 +45,11 @@ def test_ranks_that_share_cores_sleep_until_the_last_rank_calls(hpc):
     hpc.barrier()
     if hpc.rank == 0:
         time.sleep(0.5)
-    before = time.process_time()
+    began, before = time.monotonic(), time.process_time()
     assert objects.all_gather(hpc.rank) == list(range(hpc.size))
-    assert time.process_time() - before < 0.2, "a rank kept its core busy"
+    spent, waited = time.process_time() - before, time.monotonic() - began
+    if hpc.rank:  # rank 0 may come later than after half a second
+        assert spent < waited / 2, "a rank kept its core busy"
 
 
 def test_objects_pass_while_asynchronous_operations_are_in_flight(hpc):

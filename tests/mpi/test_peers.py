@@ -292,11 +292,11 @@ def test_ranks_that_wait_for_an_iteration_leave_their_core_to_the_threads_of_a_l
     comm.Barrier()
     if comm.rank == 0:
         time.sleep(0.3)
-    begin = time.process_time()
+    began, begin = time.monotonic(), time.process_time()
     benchmark.barrier.wait(contender.works_in_threads)
-    spent = time.process_time() - begin
-    if comm.rank:
-        assert spent < 0.1, "the rank was busy while it waited for rank 0"
+    spent, waited = time.process_time() - begin, time.monotonic() - began
+    if comm.rank:  # rank 0 may come later than after 0.3 s
+        assert spent < waited / 2, "the rank was busy while it waited for rank 0"
 
 
 def test_the_barrier_of_a_library_with_threads_wakes_them_before_a_timed_call(peer, comm):

@@ -142,6 +142,16 @@ def test_under_the_other_mpi_s_mpirun_the_job_is_refused_with_status_4():
         assert told == 1 if command[0] == HPCCOLL else 1 <= told <= 3  # mpirun may end ranks before they have told
 
 
+@pytest.mark.skipif(
+    "HPCCOLL_OTHER_MPIRUN" not in os.environ, reason="HPCCOLL_OTHER_MPIRUN names no second MPI's mpirun"
+)
+def test_the_error_is_printed_although_rank_0_is_late():
+    """The mpirun of Open MPI ends all ranks when the first one exits with a status other than 0."""
+    late = '[ "${OMPI_COMM_WORLD_RANK:-$PMI_RANK}" != 0 ] || sleep 2; exec "$0" "$@"'
+    done = run([os.environ["HPCCOLL_OTHER_MPIRUN"], "-n", "2", "bash", "-c", late, HPCCOLL, "bench", "--bogus"])
+    assert done.stderr.count("Error: No such option") == 1, done.stderr
+
+
 @pytest.mark.skipif(not TORCHRUN.exists(), reason="torch is not installed in this environment")
 def test_under_torchrun_the_job_is_refused_with_status_4():
     done = run([str(TORCHRUN), "--nproc-per-node", "2", "--no-python", HPCCOLL, "bench"])

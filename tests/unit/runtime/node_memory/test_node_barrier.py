@@ -168,17 +168,17 @@ def test_operations_in_flight_advance_while_a_rank_waits():
 
 @pytest.mark.parametrize("oversubscribed", [False, True])
 def test_who_waits_long_leaves_its_core_to_others(oversubscribed):
-    """Half a second of waiting costs far less than half a second of a core: counted in CPU time, not by the clock."""
+    """A wait of at least half a second costs far less CPU time than it lasts."""
     ranks = barriers(2, oversubscribed=oversubscribed)
 
     def work(rank: int) -> float:
         if rank:
             time.sleep(0.5)
-        began = time.thread_time()
+        began, before = time.monotonic(), time.thread_time()
         ranks[rank].fence()
-        return time.thread_time() - began
+        return (time.thread_time() - before) / (time.monotonic() - began)
 
-    assert together(work, 2)[0] < 0.35
+    assert together(work, 2)[0] < 0.7
 
 
 @pytest.mark.parametrize("n", [1, 3, MANY_RANKS])
