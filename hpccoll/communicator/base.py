@@ -184,7 +184,11 @@ class CommunicatorBase:
         if not async_op:
             if type(x) is ndarray and not self._in_flight:
                 found = self._by_kind.get((operation, x.dtype, x.nbytes, op, root, algorithm, out is None))
-                if found is not None and found.is_direct(x, out):
+                if (
+                    found is not None
+                    and found.is_direct(x, out)
+                    and not (found.output_given and found.is_repeated(x) and self._cache.is_due(key))
+                ):
                     return found.direct(x, out)
             unbound = self._unbound.find(*request)
             if unbound is not None and not (unbound.output_given and self._cache.is_due(key) and not self._in_flight):

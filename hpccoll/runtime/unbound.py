@@ -16,6 +16,7 @@ sum of all counts affects the selection, and nothing does in an all_to_all.
 from __future__ import annotations
 
 import math
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable
 from copy import copy
@@ -59,6 +60,8 @@ class UnboundCollective(ABC):
     """
 
     direct: Callable[[Any, Any], Any] | None = None  # carries out calls for which `is_direct` is true
+    _latest_id = 0  # the id of the array of the latest call of `is_repeated`
+    _latest: Callable[[], Any] = type(None)  # returns the latest array that came twice in a row; None if it was deleted
 
     def __init__(self, call: CollectiveCall, ranks: int) -> None:
         self.output_given, self._operation, self._dtype = call.output_given, call.operation, call.dtype.numpy
@@ -83,6 +86,16 @@ class UnboundCollective(ABC):
             return False
         flags = out.flags
         return flags.owndata and flags.carray and out.nbytes == self.result_nbytes
+
+    def is_repeated(self, x: np.ndarray[Any, Any]) -> bool:
+        """Whether the latest two calls of this method had the array `x`, too; False if a deleted array had its id."""
+        if self._latest_id != id(x):
+            self._latest_id = id(x)
+            return False
+        if self._latest() is x:
+            return True
+        self._latest = weakref.ref(x)
+        return False
 
     @abstractmethod
     def accepts(self, x: Any, out: Any) -> bool:

@@ -189,6 +189,27 @@ def test_the_second_call_on_an_array_is_bound(hpc):
     assert weakref.getweakrefcount(x) == 1
 
 
+def test_a_direct_call_is_bound_when_one_array_comes_again_and_again(hpc):
+    first, x = make(), make()
+    hpc.all_reduce(first, algorithm="mpi")
+    for _ in range(4):
+        assert not hpc._cache.by_array
+        hpc.all_reduce(x, algorithm="mpi")
+    assert len(hpc._cache.by_array) == 1
+    assert hpc.all_reduce(x, algorithm="mpi").tolist() == make().tolist()
+
+
+def test_a_direct_call_is_not_bound_to_new_arrays_with_the_id_of_a_deleted_one(hpc):
+    ids = set()
+    for _ in range(20):
+        x = make()
+        ids.add(id(x))
+        hpc.all_reduce(x, algorithm="mpi")
+        del x
+    assert len(ids) < 20
+    assert not len(hpc._cache)  # no executable was made
+
+
 def test_the_second_call_on_an_array_is_bound_on_a_rank_without_result(hpc):
     x = make()
     for _ in range(2):
