@@ -15,7 +15,7 @@ import pytest
 from tests.depth import keep, keep_every, mark_full
 from tests.jobs.fault_program import FAULTS
 from tests.jobs.launch import BIN, LIMIT_S, run_script
-from tests.jobs.random_faults import ROOT, FaultCase, run_campaign, run_case
+from tests.jobs.random_faults import HANGS_S, ROOT, FaultCase, run_campaign, run_case
 from tests.requirements import skip_or_fail
 
 SEED = 4  # its call number 4 is an all_reduce
@@ -26,7 +26,7 @@ def require(case: FaultCase) -> str:
     """Run a case, require that the guilty rank is named, and return the output of the job and of the analysis."""
     output = ""
     for _ in range(4):  # on a loaded machine, the launcher may kill the ranks before they record who was first
-        outcome = run_case(case, 2.0)
+        outcome = run_case(case, 2.0, HANGS_S)
         assert not outcome.problem, f"{outcome.problem}\n{outcome.output}"
         output = outcome.output
         if not outcome.is_unnamed:
@@ -151,7 +151,7 @@ sys.exit(main(["bench", "-b", "8", "-e", "64M", "--engine", "mpi,hpccoll", "--js
 
 def test_random_faults():
     """`python -m tests.jobs.random_faults --count 200` runs more."""
-    outcomes = run_campaign(8, 1, 4)
+    outcomes = run_campaign(8, 1, 4, allowed_s=HANGS_S)
     assert not [f"{each.problem}: {each.case}\n{each.output}" for each in outcomes if each.problem]
 
 
@@ -160,6 +160,7 @@ def test_random_faults_with_the_other_mpi():
     if not mpirun:
         skip_or_fail("HPCCOLL_OTHER_MPIRUN does not name the mpirun of a second MPI library")
     command = [str(Path(mpirun).parent / "python"), "-m", "tests.jobs.random_faults", "--count", "2", "--seed", "3"]
+    command += ["--allowed", "60"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False, cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -180,5 +181,5 @@ def test_the_report_in_the_documentation_is_today_s():
 def test_clean_programs_with_a_limit_are_not_reported():
     for seed in range(3):
         case = FaultCase(seed, 4, "none", 0, 0, calls=60)
-        assert not run_case(case).problem
-        assert not run_case(replace(case, ranks_per_node="2")).problem
+        assert not run_case(case, HANGS_S).problem
+        assert not run_case(replace(case, ranks_per_node="2"), HANGS_S).problem
