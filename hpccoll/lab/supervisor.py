@@ -24,7 +24,7 @@ from hpccoll.lab.isolation import Isolation
 from hpccoll.lab.lab_processes import LabProcesses
 from hpccoll.lab.state_dir import LabPaths, clear_state_dir
 
-IDLE_LIMIT_S = 30.0
+IDLE_LIMIT_S = 90.0  # daemons that end are noticed at once; a busy machine may start them slowly
 POLL_S = 0.03
 
 

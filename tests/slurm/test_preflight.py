@@ -55,9 +55,9 @@ def test_a_broken_link_is_named_before_mpi_hangs(lab, tmp_path):
     lost = ["ip", "neigh", "replace", "10.77.0.4", "lladdr", "02:00:00:00:00:99", "nud", "permanent", "dev", "eth0"]
     try:
         assert lab.run(["srun", "--nodelist=node2", *lost]).returncode == 0
-        job, ended, named = preflight(lab, tmp_path, "--limit", "2")
+        job, ended, named = preflight(lab, tmp_path, "--limit", "5")
     finally:
         lab.run(["srun", "--nodelist=node2", "ip", "neigh", "del", "10.77.0.4", "dev", "eth0"])
     assert (ended, named) == (("FAILED", "4:0"), [("broken_link", ["node2", "node4"])]), job.output
-    assert "the link between node2 and node4 is broken: no answer by TCP within 2 s" in job.output
+    assert "the link between node2 and node4 is broken: no answer by TCP within 5 s" in job.output
     assert (job.results / "exclude.txt").read_text() == "--exclude=node4\n"
