@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from tests.depth import keep_every
 from tests.jobs.launch import run_script
 
 SCRIPT = """
-import atexit, json, sys, time
+import atexit, json, os, sys, time
 import numpy as np
 import hpccoll
 from hpccoll import Communicator
@@ -23,11 +22,13 @@ SETUP
 comm = Communicator()
 rank = comm.rank
 x = np.ones(1000)
+sys.stdout.write(json.dumps({"process": os.getpid()}) + "\\n")
+sys.stdout.flush()
 
 def begin_fault():
     mapped = {line.split()[-1] for line in open("/proc/self/maps") if "/dev/shm/" in line}
     named = sorted(path for path in mapped if path.startswith("/dev/shm/"))
-    sys.stdout.write(json.dumps({"began": time.time(), "mapped": named}) + "\\n")
+    sys.stdout.write(json.dumps({"mapped": named}) + "\\n")
     sys.stdout.flush()
 
 def main():
@@ -89,19 +90,13 @@ def run_with_fault(fault: str, call: str, ranks: int, guilty: int, prepare: str 
     for word, code in words.items():
         script = script.replace(word, code)
     done = run_script(script, ranks, **more)
-    fault_line = next(json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"began"'))
-    left = [path for path in fault_line["mapped"] if Path(path).exists()]
+    printed = [json.loads(line) for line in done.stdout.splitlines() if line.startswith(('{"process"', '{"mapped"'))]
+    processes = {str(each["process"]) for each in printed if "process" in each}
+    assert len(processes) == ranks
+    left = [path for each in printed for path in each.get("mapped", ()) if Path(path).exists()]
+    left += [path.name for path in Path("/dev/shm").glob("hpccoll-*") if processes & set(path.name.split("-"))]
     assert not left, left
-    assert not [path for path in Path("/dev/shm").glob("hpccoll-*") if is_left(path, fault_line["began"])]
     return Ended(done.returncode, done.stderr)
-
-
-def is_left(path: Path, since: float) -> bool:
-    """Whether a file is newer than a time and belongs to no running process, as files of other jobs may."""
-    process = path.name.removeprefix("hpccoll-recorder-").split("-")[1]
-    with suppress(FileNotFoundError):
-        return path.stat().st_ctime > since - 5 and not Path(f"/proc/{process}").exists()
-    return False
 
 
 def require_report(ended: Ended, guilty: int, ranks: int, fault: str) -> None:
