@@ -10,6 +10,7 @@ from hpccoll.plan import Machine, PassTimes, simulate_schedule
 from hpccoll.sizing.communication import Traffic, list_traffic
 from hpccoll.sizing.flops import PassFlops, StepFlops, count_causal_core_flops, count_pass_flops, count_step_flops
 from hpccoll.sizing.memory import MemoryBytes, compute_memory
+from hpccoll.sizing.model_shape import ModelShape
 from hpccoll.sizing.overlap import Overlap, list_overlaps, require_rate
 from hpccoll.sizing.training_setup import TrainingSetup
 
@@ -117,8 +118,9 @@ def compute_step_time(
         "zero2": forward + m * backward,
         "zero3": compute,
         "pp": compute,
-        "cp": 3 * m * count_causal_core_flops(setup) / rate,
     }
+    if isinstance(setup.model, ModelShape):
+        hiding["cp"] = 3 * m * count_causal_core_flops(setup.model, setup) / rate
     exposed = {name: max(each - hiding.get(name, 0.0), 0.0) for name, each in seconds.items()}
     return StepTime(compute, idle, exposed)
 

@@ -12,7 +12,7 @@ from hpccoll.sizing.estimate import USABLE_MEMORY, Estimate, make_estimate
 from hpccoll.sizing.memory import compute_memory
 from hpccoll.sizing.model_shape import ModelShape
 from hpccoll.sizing.overlap import require_rate
-from hpccoll.sizing.training_setup import RECOMPUTE, ZERO_STAGES, Recompute, TrainingSetup
+from hpccoll.sizing.training_setup import RECOMPUTE, ZERO_STAGES, Model, Recompute, TrainingSetup
 
 
 @dataclass(slots=True)
@@ -24,9 +24,9 @@ class MeshSearch:
     misfits: dict[Mesh, str] = field(default_factory=dict)
 
 
-def list_meshes(ranks: int, model: ModelShape, machine: Machine) -> Iterator[Mesh]:
+def list_meshes(ranks: int, model: Model, machine: Machine) -> Iterator[Mesh]:
     """Yield the meshes of `ranks` ranks whose tp stays in a node, and whose ep has no more ranks than experts."""
-    limits = {"tp": machine.ranks_per_node, "ep": model.experts}
+    limits = {"tp": machine.ranks_per_node, "ep": model.experts if isinstance(model, ModelShape) else 1}
 
     def extend(sizes: tuple[int, ...], rest: int) -> Iterator[Mesh]:
         if len(sizes) == len(INNERMOST_FIRST) - 1:

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from hpccoll.errors import UnknownNameError, UsageError
+from hpccoll.parallel.mesh import Mesh
 
 _FILE = "presets.toml"
 Positive = Annotated[int, Meta(ge=1, le=2**31)]
@@ -72,6 +73,23 @@ class ModelShape(Struct, frozen=True, forbid_unknown_fields=True):
     def has_dropout(self) -> bool:
         """Whether a layer keeps dropout masks."""
         return self.dropout and not self.like_llama
+
+    @property
+    def used_weights(self) -> int:
+        """The number of weights of a layer's matrices that a token uses."""
+        mlp = self.mlp_matrices * self.width * self.mlp_width * self.active_experts
+        router = self.width * self.experts if self.experts > 1 else 0
+        return self.width * (2 * self.width + 2 * self.kv_width) + mlp + router
+
+    def list_splits(self, mesh: Mesh, stages: int) -> list[tuple[int, str, int, str]]:
+        """Return what a mesh splits: the number of parts, the option and its value, and what the parts are."""
+        return [
+            (mesh.tp, "--heads", self.heads, "tp"),
+            (mesh.tp, "--kv-heads", self.kv_head_count, "tp"),
+            (mesh.tp, "--feed-forward", self.mlp_width, "tp"),
+            (mesh.ep, "--experts", self.experts, "ep"),
+            (stages, "--layers", self.layers, "the number of pipeline stages"),
+        ]
 
     def require_consistent(self) -> None:
         """Raise UsageError if heads do not divide the features, or more experts are active than there are."""

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 from hpccoll.errors import UsageError
 from hpccoll.plan import Machine
-from hpccoll.sizing.flops import count_used_weights
 from hpccoll.sizing.group_links import find_group_links
-from hpccoll.sizing.parameters import count_layer
+from hpccoll.sizing.model_shape import ModelShape
 from hpccoll.sizing.training_setup import TrainingSetup
+from hpccoll.sizing.transformer import count_layer
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,25 +77,24 @@ def list_overlaps(setup: TrainingSetup, machine: Machine) -> list[Overlap]:
     """
     mesh, model, b = setup.mesh, setup.model, setup.precision.element_bytes
     peak, tokens = require_rate(machine, "peak_flop_per_s"), setup.tokens
-    used = count_used_weights(model)
-    found = []
+    used, found = model.used_weights, []
 
     def get_bandwidth(size: int, first: str) -> float:
         return 1 / find_group_links(mesh.ranks, size, mesh.stride(first), machine).seconds_per_byte
 
     if (n := setup.replicas) > 1:
-        stored = count_layer(model, 1, mesh.ep).total / used
-        ratio = compute_dp_ratio(b, n, peak, tokens, get_bandwidth(n, "ep")) * stored
+        stored = count_layer(model, 1, mesh.ep).total if isinstance(model, ModelShape) else used
+        ratio = compute_dp_ratio(b, n, peak, tokens, get_bandwidth(n, "ep")) * stored / used
         compared = "all_gather of a layer: its forward pass" if setup.zero == 3 else "gradients: backward pass"
         found.append(Overlap("zero3" if setup.zero == 3 else "dp", ratio, compared))
     if (n := mesh.tp) > 1:
         ratio = compute_tp_ratio(b, n, peak, model.width, get_bandwidth(n, "tp"))
         found.append(Overlap("tp", ratio, "all_gather of activations: a linear layer h x h"))
     if (n := mesh.pp) > 1:
-        weights = used * setup.layers_per_stage / mesh.tp * setup.norm_split
+        weights = used * model.layers / setup.shape.stages / mesh.tp * setup.norm_split
         ratio = compute_pp_ratio(b, model.width, peak, weights, get_bandwidth(n, "pp"))
         found.append(Overlap("pp", ratio, "activations: forward pass of the next stage"))
-    if (n := mesh.cp) > 1:
+    if isinstance(model, ModelShape) and (n := mesh.cp) > 1:
         ratio = compute_cp_ratio(b, model.kv_width, model.width, peak, setup.sequence // n, get_bandwidth(n, "cp"))
         found.append(Overlap("cp", ratio, "keys and values: a block of causal attention"))
     return found

@@ -15,7 +15,8 @@ from hpccoll.plan import Machine, Operation, PassTimes, simulate, simulate_sched
 from hpccoll.sizing.communication import Traffic
 from hpccoll.sizing.expert_routing import ExpertRouting
 from hpccoll.sizing.flops import count_pass_flops
-from hpccoll.sizing.memory import compute_activation_bytes, compute_rank_memory
+from hpccoll.sizing.memory import compute_memory
+from hpccoll.sizing.model_shape import ModelShape
 from hpccoll.sizing.overlap import require_rate
 from hpccoll.sizing.parameters import count_rank
 from hpccoll.sizing.training_setup import TrainingSetup
@@ -76,15 +77,15 @@ def simulate_step(
         gradients + others,
         exposed_gradients + others,
         idle / passes.time,
-        _simulate_peak(setup),
+        compute_memory(setup).total,
     )
 
 
 def _simulate_traffic(each: Traffic, setup: TrainingSetup, machine: Machine) -> SimulatedTraffic:
     """Return the bytes that the plan of a collective sends, and the time that it takes."""
     n, names = each.group, (each.strategy, each.collective)
-    if each.collective == "all_to_all" and setup.routing is not None:
-        return _simulate_experts(each, setup.routing, setup, machine)
+    if isinstance(setup.model, ModelShape) and setup.routing is not None and each.collective == "all_to_all":
+        return _simulate_experts(each, setup.model, setup.routing, setup, machine)
     if each.collective == "send":
         nbytes = each.sent_bytes / each.calls
         seconds = machine.within.alpha_s + float(machine.within.transfer_s(np.array(nbytes)))
@@ -99,7 +100,7 @@ def _simulate_traffic(each: Traffic, setup: TrainingSetup, machine: Machine) -> 
 
 
 def _simulate_experts(
-    each: Traffic, routing: ExpertRouting, setup: TrainingSetup, machine: Machine
+    each: Traffic, model: ModelShape, routing: ExpertRouting, setup: TrainingSetup, machine: Machine
 ) -> SimulatedTraffic:
     """Return the bytes that the plans of the all_to_alls of counted rows send, and the time that they take.
 
@@ -108,8 +109,8 @@ def _simulate_experts(
     """
     n = each.group
     plan = get_algorithm(Operation.ALL_TO_ALL, ALGORITHMS[each.collective]).plan(n)
-    row_bytes = setup.model.width * setup.precision.element_bytes
-    numbers = simulate(plan, machine, setup.model.experts // n, 8, trace=False)
+    row_bytes = model.width * setup.precision.element_bytes
+    numbers = simulate(plan, machine, model.experts // n, 8, trace=False)
     # Round trips of the rows, to the experts and back, per forward pass.
     repeats = (each.calls - routing.passes) / (2 * routing.passes)
     sent_bytes = seconds = 0.0
@@ -131,15 +132,3 @@ def _compute_exposed(setup: TrainingSetup, seconds: float, backward_s: float, bu
     for bucket in range(1, buckets + 1):
         end = max(end, backward_s * bucket / buckets) + seconds / buckets
     return max(end - backward_s, 0.0)
-
-
-def _simulate_peak(setup: TrainingSetup) -> float:
-    """Return the peak bytes of the rank that needs most, with live micro-batches counted in the schedule."""
-    _, live = setup.family.plan(setup.shape.stages, setup.microbatches).count_activations()
-    peaks = []
-    for rank in range(setup.mesh.pp):
-        stated = setup.family.activations(setup.shape, rank)
-        activations = compute_activation_bytes(setup, rank)
-        change = activations * (live[rank] / stated - 1) if setup.shape.stages_per_rank == 1 else 0.0
-        peaks.append(compute_rank_memory(setup, rank).total + change)
-    return max(peaks)

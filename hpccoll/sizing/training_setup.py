@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, TypeAlias, get_args
 
 from hpccoll.errors import UsageError
-from hpccoll.parallel.mesh import EXPERT_REPLICAS, REPLICAS, Mesh
+from hpccoll.parallel.mesh import EXPERT_REPLICAS, REPLICAS, TOKEN_REPLICAS, Mesh
 from hpccoll.schedules import PipelineShape, ScheduleFamily, get_schedule
 from hpccoll.sizing.expert_routing import ExpertRouting
+from hpccoll.sizing.model_part import ReplicaKind
 from hpccoll.sizing.model_shape import ModelShape
+from hpccoll.sizing.perceptron import PerceptronShape
 
 Recompute = Literal["none", "selective", "full"]
 RECOMPUTE: tuple[Recompute, ...] = get_args(Recompute)
+Model: TypeAlias = ModelShape | PerceptronShape
+REPLICA_AXES: dict[ReplicaKind, tuple[str, ...]] = {
+    "dense": REPLICAS,
+    "token": TOKEN_REPLICAS,
+    "expert": EXPERT_REPLICAS,
+}
 ZERO_STAGES = (0, 1, 2, 3)
 DTYPES = {"bfloat16": 2, "float32": 4, "float64": 8}  # bytes per element
 OPTIMIZERS = {"adam": 2, "sgd": 0}  # values of state per parameter
@@ -51,6 +59,7 @@ class TrainingProgram:
 
     frees_gradients: bool = False  # each step begins without gradients, unless they are kept in buckets for all_reduces
     keeps_outputs: bool = False  # the output of a pipeline stage is kept until its backward pass
+    pools_weights: bool = False  # memory for gathered weights is kept for other weights of the same size
     repeats_last_reduction: bool = True  # recomputation repeats the all_reduce at the end of a layer
 
 
@@ -58,7 +67,7 @@ class TrainingProgram:
 class TrainingSetup:
     """A training step: `batch` samples of `sequence` tokens over all ranks, in `microbatches` per pipeline."""
 
-    model: ModelShape
+    model: Model
     mesh: Mesh
     batch: int
     sequence: int
@@ -98,23 +107,30 @@ class TrainingSetup:
 
     @property
     def replicas(self) -> int:
-        """Number of ranks with the same parameters of attention, over which ZeRO shards."""
+        """Number of ranks with the same parameters, except those of experts."""
         return self.mesh.count(*REPLICAS)
 
     @property
-    def expert_replicas(self) -> int:
-        """Number of ranks with the same experts."""
-        return self.mesh.count(*EXPERT_REPLICAS)
+    def shard_level(self) -> int:
+        """The level of ZeRO, 0 on a mesh without replicas, which have nothing to share."""
+        return self.zero if self.replicas > 1 else 0
 
-    def count_expert_rows(self) -> tuple[float, float]:
-        """Return the rows per micro-batch that a rank sends to the experts of a layer, and that its experts receive.
+    def count_replicas(self, kind: ReplicaKind) -> int:
+        """Return the number of ranks with the same parameters of a kind."""
+        return self.mesh.count(*REPLICA_AXES[kind])
 
-        Without a counted routing, these are T k each, for k active experts. With one, they are those of the busiest
-        rank: in the busiest pass with full recomputation, otherwise the mean over passes.
+    @property
+    def lacks_gradients(self) -> bool:
+        """Whether each step begins without gradients."""
+        return self.program.frees_gradients and self.replicas == 1
+
+    @property
+    def compared_ranks(self) -> set[int]:
+        """The indices along pp of which one needs most memory and sends most: the first, the second and the last one.
+
+        The second one has the largest stages without embedding and output layer.
         """
-        if self.routing is None:
-            return (self.tokens * self.model.active_experts,) * 2
-        return self.routing.find_busiest(in_one_pass=self.recompute == "full")
+        return {0, min(1, self.mesh.pp - 1), self.mesh.pp - 1}
 
     def require_fits(self) -> None:
         """Raise UsageError unless the mesh divides the model, the batch and the sequence."""
@@ -123,15 +139,9 @@ class TrainingSetup:
 
     def find_misfit(self) -> str | None:
         """Return which axis of the mesh does not divide what it splits, with a remedy; None if all axes do."""
-        model, mesh = self.model, self.mesh
-        stages = self.shape.stages
-        per_sampler = mesh.samplers * self.microbatches
+        mesh, per_sampler = self.mesh, self.mesh.samplers * self.microbatches
         divided = (
-            (mesh.tp, "--heads", model.heads, "tp"),
-            (mesh.tp, "--kv-heads", model.kv_head_count, "tp"),
-            (mesh.tp, "--feed-forward", model.mlp_width, "tp"),
-            (mesh.ep, "--experts", model.experts, "ep"),
-            (stages, "--layers", model.layers, "the number of pipeline stages"),
+            *self.model.list_splits(mesh, self.shape.stages),
             (2 * mesh.cp if mesh.cp > 1 else 1, "--sequence", self.sequence, "2 cp"),
             (self.norm_split, "--sequence over cp", self.sequence // mesh.cp, "tp with --sequence-parallel"),
             (per_sampler, "--batch", self.batch, "dp times ep times --microbatches"),

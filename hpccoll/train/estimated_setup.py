@@ -6,18 +6,17 @@ from hpccoll.errors import UsageError
 from hpccoll.parallel.mesh import Mesh
 from hpccoll.parallel.schedule_files import is_schedule_file
 from hpccoll.sizing import ModelShape, Precision, TrainingSetup
-from hpccoll.sizing.training_setup import TrainingProgram
-from hpccoll.train.options import BYTES, GptConfig, TrainOptions
+from hpccoll.sizing.perceptron import LinearShape, PerceptronShape
+from hpccoll.sizing.training_setup import Model, TrainingProgram
+from hpccoll.train.options import BYTES, CourseConfig, GptConfig, ModelConfig, TrainOptions
 
-PROGRAM = TrainingProgram(frees_gradients=True, keeps_outputs=True, repeats_last_reduction=False)
+PROGRAM = TrainingProgram(frees_gradients=True, keeps_outputs=True, pools_weights=True, repeats_last_reduction=False)
 OPTIMIZER_NAMES = {"adamw": "adam", "sgd": "sgd"}
 
 
 def make_training_setup(options: TrainOptions, mesh: Mesh) -> TrainingSetup:
-    """Return the training step of a run; raise UsageError unless the model is a GPT that the mesh divides evenly."""
+    """Return the training step of a run; raise UsageError unless the mesh divides the batch and a GPT evenly."""
     model = options.model
-    if not isinstance(model, GptConfig):
-        raise UsageError(f"--model {model.name} has no estimate: the formulas are for transformers; give --model gpt")
     if is_schedule_file(options.schedule):
         raise UsageError(
             f"--schedule {options.schedule} has no estimate: the formulas are for built-in schedules; "
@@ -27,7 +26,7 @@ def make_training_setup(options: TrainOptions, mesh: Mesh) -> TrainingSetup:
         make_model_shape(model),
         mesh,
         options.batch,
-        model.context,
+        model.tokens,
         options.count_microbatches(mesh),
         zero=options.zero,
         recompute="full" if options.recompute else "none",
@@ -40,8 +39,12 @@ def make_training_setup(options: TrainOptions, mesh: Mesh) -> TrainingSetup:
     return setup
 
 
-def make_model_shape(model: GptConfig) -> ModelShape:
-    """Return the shape of a GPT of `hpccoll train`."""
+def make_model_shape(model: ModelConfig) -> Model:
+    """Return the shape of a model of `hpccoll train`."""
+    if not isinstance(model, GptConfig):
+        shapes = [(*model.weight_shape(layer), model.choose_split(layer)) for layer in range(model.layers)]
+        linears = tuple(LinearShape(inputs, outputs, split) for outputs, inputs, split in shapes)
+        return PerceptronShape(linears, model.activation == "tanh", has_classes=not isinstance(model, CourseConfig))
     return ModelShape(
         layers=model.layers,
         width=model.width,

@@ -28,17 +28,6 @@ from hpccoll.train.options import CourseConfig, GptConfig, MlpConfig, ModelConfi
 from hpccoll.train.rank_layers import RankLayers, StagePart
 from hpccoll.train.shards import ParameterShard
 
-COLUMN, ROW, REPLICATED = "column", "row", "replicated"
-
-
-def choose_split(model: MlpConfig, layer: int) -> str:
-    """Return how a layer is split over the tensor-parallel ranks: COLUMN (by output), ROW (by input) or REPLICATED."""
-    if model.split == "all_gather":
-        return COLUMN
-    if layer % 2:
-        return ROW
-    return COLUMN if layer + 1 < model.layers else REPLICATED
-
 
 def list_stage_layers(model: MlpConfig, mesh: Mesh, stage: int) -> range:
     """Return the indices of the layers in a pipeline stage."""
@@ -58,11 +47,12 @@ def list_shards(model: ModelConfig, mesh: Mesh, rank: int) -> list[ParameterShar
     shards = []
     for layer in list_rank_layers(model, mesh, rank):
         out_features, in_features = model.weight_shape(layer)
-        split, tp = choose_split(model, layer), mesh.get_coordinates(rank)["tp"]
-        rows = split_evenly(out_features, mesh.tp)[tp] if split == COLUMN else slice(0, out_features)
-        columns = split_evenly(in_features, mesh.tp)[tp] if split == ROW else slice(0, in_features)
+        split, tp = model.choose_split(layer), mesh.get_coordinates(rank)["tp"]
+        by_output = split in ("column", "gathered")
+        rows = split_evenly(out_features, mesh.tp)[tp] if by_output else slice(0, out_features)
+        columns = split_evenly(in_features, mesh.tp)[tp] if split == "row" else slice(0, in_features)
         weight_shape = (out_features, in_features)
-        is_copy = tp > 0 and split == REPLICATED, tp > 0 and split != COLUMN
+        is_copy = tp > 0 and split == "replicated", tp > 0 and not by_output
         shards.append(ParameterShard(f"layers.{layer}.weight", weight_shape, (rows, columns), is_copy[0]))
         shards.append(ParameterShard(f"layers.{layer}.bias", (out_features,), (rows,), is_copy[1]))
     return shards
@@ -130,15 +120,15 @@ class MlpLayers(RankLayers[MlpConfig]):
     def _make_layer(self, index: int) -> Callable[[Any], Any]:
         """Return layer number `index`, split over the tensor-parallel ranks by output, by input or not at all."""
         weight, bias = (self._by_name[f"layers.{index}.{kind}"] for kind in ("weight", "bias"))
-        split = choose_split(self.model, index)
-        if split == REPLICATED:
+        split = self.model.choose_split(index)
+        if split == "replicated":
             return partial(apply_linear, weight=weight, bias=bias, deferred=self.deferred)
-        if self.model.split == "all_gather":
+        if split == "gathered":
             parts = split_evenly(self.model.weight_shape(index)[0], self.tp.size)
             features = tuple(part.stop - part.start for part in parts)
             is_last = index == self.model.layers - 1
             return GatheredColumnLinear(weight, bias, self.tp, features, is_last, self.deferred)
-        layer = ColumnParallelLinear if split == COLUMN else RowParallelLinear
+        layer = ColumnParallelLinear if split == "column" else RowParallelLinear
         return layer(weight, bias, self.tp, self.deferred)
 
     def _run_layers(self, layers: range, x: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, TypeAlias
 
 from hpccoll.errors import UnavailableError, UsageError
 from hpccoll.optional_packages import format_install_command
@@ -19,6 +19,8 @@ BYTES = 256  # vocabulary of a language model over bytes
 MODELS = ("mlp", "course", "gpt")
 ACTIVATIONS = ("tanh", "gelu", "swiglu")
 SPLITS = ("pairs", "all_gather")
+# Split by output; by input; by output, with gathered outputs; not split.
+LinearSplit: TypeAlias = Literal["column", "row", "gathered", "replicated"]
 DTYPES = ("float32", "float64")
 DECAYS = ("none", "cosine")
 DEFAULT_PIPELINE_MICROBATCHES = 4
@@ -42,6 +44,14 @@ class MlpConfig:
     def weight_shape(self, layer: int) -> tuple[int, int]:
         """Return the shape (out, in) of a layer's weight."""
         return (CLASSES if layer == self.layers - 1 else self.width, self.width if layer else INPUTS)
+
+    def choose_split(self, layer: int) -> LinearSplit:
+        """Return how a layer is split over the tensor-parallel ranks."""
+        if self.split == "all_gather":
+            return "gathered"
+        if layer % 2:
+            return "row"
+        return "column" if layer + 1 < self.layers else "replicated"
 
     @property
     def parameter_count(self) -> int:

@@ -14,7 +14,7 @@ from torch import nn
 
 from hpccoll.parallel.mesh import Mesh, split_evenly
 from hpccoll.train.gpt import SPLIT_BY_INPUT
-from hpccoll.train.model import COLUMN, ROW, choose_split, get_activation, list_stage_layers
+from hpccoll.train.model import get_activation, list_stage_layers
 from hpccoll.train.options import BYTES, GptConfig, MlpConfig, ModelConfig
 
 GPT_STYLES = {  # of `hpccoll.peers.torch_training`, by the last word of a layer's name
@@ -119,5 +119,5 @@ def _choose_style(model: ModelConfig, name: str) -> str | None:
         return GPT_STYLES.get(layer)
     if not layer.isdecimal():
         return None
-    column = "gathered column" if model.split == "all_gather" else "column"
-    return {COLUMN: column, ROW: "row"}.get(choose_split(model, int(layer)))
+    styles = {"column": "column", "gathered": "gathered column", "row": "row"}
+    return styles.get(model.choose_split(int(layer)))

@@ -10,7 +10,15 @@ import hpccoll
 from hpccoll.cli.train_account import find_wrong
 from hpccoll.parallel.mesh import Mesh
 from hpccoll.plan import Link, Machine
-from hpccoll.train.options import OPTIMIZERS, ExpertConfig, GptConfig, TrainOptions, split_strategy
+from hpccoll.train.options import (
+    OPTIMIZERS,
+    CourseConfig,
+    ExpertConfig,
+    GptConfig,
+    MlpConfig,
+    TrainOptions,
+    split_strategy,
+)
 from tests.record_schema import require_valid
 
 pytest.importorskip("torch")
@@ -22,8 +30,19 @@ MACHINE = Machine("test", 8, LINK, LINK, 1, 0.0, peak_flop_per_s=1e11, memory_by
 STRATEGIES = {
     1: ["dp=1"],
     2: ["dp", "tp", "tp,sp", "pp", "cp", "zero1", "zero2", "zero3"],
-    3: ["dp"],
+    3: ["dp", "zero1", "zero3"],  # 3 ranks do not divide the parameters of a part
     4: ["dp=2,tp=2", "dp=2,tp=2,sp", "dp=2,pp=2", "tp=2,pp=2"],
+}
+PERCEPTRONS = [
+    MlpConfig(width=31),  # 2 ranks do not divide the parameters of a layer, which ZeRO pads
+    CourseConfig(width=96),
+    MlpConfig(activation="gelu", split="all_gather"),
+]
+OF_PERCEPTRONS = {
+    1: ["dp=1"],
+    2: ["dp", "tp", "pp", "zero1", "zero2", "zero3"],
+    3: ["tp", "pp", "zero1", "zero3"],
+    4: ["dp=2,tp=2", "dp=2,pp=2,zero1", "tp=2,pp=2", "tp=2,zero3"],
 }
 WITH_EXPERTS = {
     1: ["dp"],
@@ -46,6 +65,27 @@ def test_bytes_and_memory_are_as_estimated(comm, changes):
             record = run_account(hpc, strategy, Mesh.parse(axes, hpc.size), options, MACHINE, lambda _: None)
             require_valid(json.loads(json.dumps(record.as_dict())))
             assert find_wrong(record) == [], (strategy, record.entries)
+
+
+@pytest.mark.parametrize("recompute", [False, True], ids=["plain", "recompute"])
+@pytest.mark.parametrize("model", PERCEPTRONS, ids=["mlp", "course", "all_gather"])
+def test_bytes_and_memory_of_perceptrons_are_as_estimated(comm, model, recompute):
+    with hpccoll.Communicator(comm) as hpc:
+        for strategy in OF_PERCEPTRONS[hpc.size]:
+            microbatches = 2 if "zero" in strategy else None
+            base = TrainOptions(model, 3, batch=96, microbatches=microbatches, recompute=recompute)
+            axes, options = split_strategy(strategy, base)
+            record = run_account(hpc, strategy, Mesh.parse(axes, hpc.size), options, MACHINE, lambda _: None)
+            assert find_wrong(record) == [], (strategy, record.entries)
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "zb_h1", "zbv", "interleaved_1f1b"])
+def test_bytes_and_memory_of_pipeline_schedules_are_as_estimated(comm, schedule):
+    with hpccoll.Communicator(comm) as hpc:
+        for model in (GptConfig(64, 4, heads=4, context=64), CourseConfig()) if hpc.size == 2 else ():
+            options = TrainOptions(model, 3, batch=24, schedule=schedule)
+            record = run_account(hpc, "pp", Mesh(pp=2), options, MACHINE, lambda _: None)
+            assert find_wrong(record) == [], (model, record.entries)
 
 
 @pytest.mark.parametrize(("recompute", "factor"), [(False, None), (True, 0.7)])

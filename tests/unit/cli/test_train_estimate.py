@@ -11,7 +11,7 @@ from hpccoll.errors import UsageError
 from hpccoll.parallel.mesh import Mesh
 from hpccoll.sizing.parameters import count_model, count_rank
 from hpccoll.train.estimated_setup import make_model_shape, make_training_setup
-from hpccoll.train.options import GptConfig, TrainOptions
+from hpccoll.train.options import CourseConfig, GptConfig, MlpConfig, TrainOptions
 from tests.record_schema import require_valid
 
 TOO_LARGE = ["--layers", "400", "--width", "4096", "--heads", "32", "--context", "2048"]
@@ -41,7 +41,7 @@ def test_a_run_that_needs_too_much_memory_ends_with_status_3(capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["dp=2", "--dry-run"], "--model mlp has no estimate"),
+        (["dp=2", "--dry-run", "--batch", "63"], "does not divide --batch 63"),
         (["dp=2", "--model", "gpt", "--machine", "h200"], "add --dry-run"),
         (["dp=2", "--model", "gpt", "--plot", "a.svg"], "add --account"),
         (["dp=2", "tp=2", "--model", "gpt"], "one STRATEGY at a time, not dp=2 tp=2"),
@@ -66,8 +66,11 @@ def test_a_schedule_file_has_no_estimate():
         make_training_setup(TrainOptions(GptConfig(layers=4), 1, schedule="mine.csv"), Mesh(pp=2))
 
 
-@pytest.mark.parametrize("config", [GptConfig(), GptConfig(activation="swiglu", width=96, layers=2, context=32)])
-def test_the_shape_of_a_gpt_has_its_parameters(config):
+SWIGLU = GptConfig(activation="swiglu", width=96, layers=2, context=32)
+
+
+@pytest.mark.parametrize("config", [GptConfig(), SWIGLU, MlpConfig(width=30, layers=5), CourseConfig(layers=3)])
+def test_the_shape_of_a_model_has_its_parameters(config):
     assert count_model(make_model_shape(config)).total == config.parameter_count
     setup = make_training_setup(TrainOptions(config, 1), Mesh())
     assert count_rank(setup, 0).total == config.parameter_count

@@ -15,6 +15,7 @@ from hpccoll.sizing import ModelShape, TrainingSetup
 from hpccoll.sizing.communication import Traffic, list_traffic
 from hpccoll.sizing.group_links import find_group_links
 from hpccoll.sizing.parameters import count_model
+from hpccoll.sizing.perceptron import LinearShape, PerceptronShape
 
 DGX, SUMMIT = load_machine("dgx-h100"), load_machine("summit")
 MODEL = ModelShape(layers=4, width=64, heads=8, vocabulary=128, like_llama=True, context=32)
@@ -34,6 +35,14 @@ def test_zero_1_and_2_send_as_much_as_dp_and_zero_3_half_as_much_again():
     for zero, times in expected.items():
         sent = sum(each.sent_bytes for each in list_sent(mesh=mesh, zero=zero, microbatches=1).values())
         assert sent == pytest.approx(times * 7 / 8 * weights), zero
+
+
+def test_zero_pads_the_parameters_of_each_part_to_a_multiple_of_the_ranks():
+    """By hand: two layers of 7 x 7 + 7 and 7 x 3 + 3 parameters become 57 and 24 on 3 ranks."""
+    linears = LinearShape(7, 7, "column"), LinearShape(7, 3, "row")
+    model = PerceptronShape(linears, keeps_outputs=True, has_classes=True)
+    sent = list_sent(model=model, mesh=Mesh(dp=3), batch=3, microbatches=1, sequence=1, zero=1)
+    assert sent["zero1", "all_gather"].sent_bytes == pytest.approx(2 / 3 * 2 * (57 + 24))
 
 
 def test_zero_2_reduces_and_zero_3_gathers_in_every_micro_batch():

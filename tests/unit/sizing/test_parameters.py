@@ -8,7 +8,8 @@ import pytest
 from hpccoll.errors import UnknownNameError, UsageError
 from hpccoll.parallel import Mesh
 from hpccoll.sizing import ModelShape, TrainingSetup, list_presets, load_preset
-from hpccoll.sizing.parameters import count_active, count_layer, count_model, count_rank
+from hpccoll.sizing.parameters import count_active, count_model, count_rank
+from hpccoll.sizing.transformer import count_layer
 
 # Numbers of values in the published weights: github.com/openai/gpt-2 and the files of the models' repositories; for
 # GPT-3 there are no weights, but 175B in arXiv 2005.14165, table 2.1.

@@ -1,0 +1,146 @@
+"""The bytes of activations and gradients of a rank at the moments of its backward passes, of which one is the peak."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import chain
+from typing import NamedTuple
+
+from hpccoll.plan import ActionKind, PipelineAction
+from hpccoll.plan.schedule import PASSES
+from hpccoll.sizing.parts import list_stage_parts
+from hpccoll.sizing.training_setup import TrainingSetup
+
+COUNTED = PASSES | {ActionKind.RECV_F, ActionKind.RECV_B}  # actions that change the memory
+
+
+@dataclass(frozen=True, slots=True)
+class PassBytes:
+    """Bytes at a moment of a backward pass: activations, kept and recomputed, and gradients.
+
+    `in_flight` are gradients that exist at the moment only. `gradients` are those of parameters, if a step begins
+    without them.
+    """
+
+    activations: float
+    recomputed: float
+    in_flight: float
+    gradients: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """All bytes."""
+        return self.activations + self.recomputed + self.in_flight + self.gradients
+
+
+class _PassMoment(NamedTuple):
+    """Bytes at a moment of a backward pass of a stage for a micro-batch, by their lives."""
+
+    kept: float
+    recomputed: float
+    in_flight: float
+    gradient: float  # gradients of parameters that are not added to their sums yet
+    finished: float  # gradients of parameters that are complete
+    deferred: float  # inputs and gradients that wait for a separate backward pass of weights
+
+
+class _StageBytes:
+    """The bytes of a pipeline stage for a micro-batch."""
+
+    def __init__(self, setup: TrainingSetup, stage: int) -> None:
+        parts, lacks_gradients = list_stage_parts(setup, stage), setup.lacks_gradients
+        e = setup.precision.element_bytes if lacks_gradients else 0
+        self.kept = sum(part.kept * part.count for part in parts)
+        self.moments: list[_PassMoment] = []
+        self.gradients = self.deferred = self.at_once = 0.0  # at once: gradients that are never computed later
+        self.input, self.output = list_stage_parts(setup, stage - 1)[-1].output if stage else 0.0, parts[-1].output
+        before, held = self.kept, 0.0
+        for part in reversed(parts):
+            before -= part.kept * part.count
+            # Of equal parts, memory is at its peak in the last or in the first one.
+            for number in sorted({0, part.count - 1}, reverse=True):
+                passed = part.count - 1 - number
+                for step in part.steps:
+                    kept = before + number * part.kept + min(step.alive, part.kept)
+                    recomputed = max(step.alive - part.kept, 0.0)
+                    finished = self.gradients + passed * part.elements * e + step.finished * lacks_gradients
+                    deferred = self.deferred + passed * part.deferred + step.deferred
+                    deferred += 0.0 if part.deferred else step.gradient
+                    # ZeRO-2 and 3 add the gradients of a part to their sums when all of them are complete.
+                    gradient = step.gradient + step.finished * (setup.shard_level >= 2)
+                    moment = _PassMoment(kept + held, recomputed, step.in_flight, gradient, finished, deferred)
+                    self.moments.append(moment)
+            held += part.held
+            self.gradients += part.elements * part.count * e
+            self.at_once += 0.0 if part.deferred else part.elements * part.count * e
+            self.deferred += part.deferred * part.count
+
+
+def list_moments(setup: TrainingSetup, rank: int) -> Iterator[PassBytes]:
+    """Yield the moments of a rank's backward passes that may be its peak.
+
+    With 1F1B, stage 0 of p keeps p micro-batches of L/p layers, as many as a rank without a pipeline keeps for one
+    micro-batch (Korthikanti et al., arXiv 2205.05198, section 4.3 and equation 5).
+    """
+    family, shape = setup.family, setup.shape
+    stages = {at: _StageBytes(setup, at) for at, own in enumerate(family.place_stages(shape)) if own == rank}
+    if setup.program.frees_gradients:  # small enough to follow all messages
+        steps = iter(family.plan(shape.stages, shape.microbatches).programs[rank])
+    elif len(stages) > 1:
+        steps = family.steps(shape, rank)
+    else:
+        ((stage, own),) = stages.items()
+        others = (family.activations(shape, stage) - 1) * own.kept
+        yield from (PassBytes(others + each.kept, each.recomputed, each.in_flight) for each in own.moments)
+        return
+    actions = [action for action in chain.from_iterable(steps) if action.kind in COUNTED]
+    walk = _StepWalk(stages, splits=any(action.kind == ActionKind.BACKWARD_WEIGHT for action in actions))
+    for action in actions:
+        yield from walk.run(action)
+
+
+class _StepWalk:
+    """Follows the bytes of a rank through the actions of a step; `splits`: gradients of weights are computed apart."""
+
+    def __init__(self, stages: Mapping[int, _StageBytes], *, splits: bool) -> None:
+        self.stages, self.splits = stages, splits
+        self.now = 0.0  # activations of all micro-batches
+        self.gradients = dict.fromkeys(stages, 0.0)  # of parameters, by stage
+        self.received: dict[tuple[ActionKind, int, int], float] = {}  # messages that wait for their pass
+
+    def run(self, action: PipelineAction) -> Iterator[PassBytes]:
+        """Run an action, and yield the moments that may be the peak."""
+        kind, stage, microbatch = action
+        own = self.stages[stage]
+        if kind in (ActionKind.RECV_F, ActionKind.RECV_B):
+            nbytes = own.input if kind == ActionKind.RECV_F else own.output
+            self.received[kind, stage, microbatch] = nbytes
+            self.now += nbytes
+        elif kind == ActionKind.FORWARD:
+            self.now += own.kept - self.received.pop((ActionKind.RECV_F, stage, microbatch), 0.0)
+        elif kind != ActionKind.BACKWARD_WEIGHT:
+            self.now -= own.kept + self.received.pop((ActionKind.RECV_B, stage, microbatch), 0.0)
+            yield from self._run_backward(stage, own)
+        if kind == ActionKind.BACKWARD_WEIGHT or (kind == ActionKind.BACKWARD and self.splits):
+            yield self._compute_weight_gradients(stage, own)
+
+    def _run_backward(self, stage: int, own: _StageBytes) -> Iterator[PassBytes]:
+        """Yield the moments of a backward pass, and count what it leaves."""
+        before, is_first = sum(self.gradients.values()), not self.gradients[stage]
+        for each in own.moments:
+            if self.splits:
+                yield PassBytes(self.now + each.kept + each.deferred, each.recomputed, each.in_flight, before)
+            else:
+                gradients = before + each.finished * is_first
+                yield PassBytes(self.now + each.kept, each.recomputed, each.in_flight + each.gradient, gradients)
+        if self.splits:
+            self.now += own.deferred
+        self.gradients[stage] = max(self.gradients[stage], own.at_once if self.splits else own.gradients)
+
+    def _compute_weight_gradients(self, stage: int, own: _StageBytes) -> PassBytes:
+        """Count the gradients of a stage's weights, and return the moment before their factors are freed."""
+        self.gradients[stage] = own.gradients
+        moment = PassBytes(self.now, 0.0, max(each.gradient for each in own.moments), sum(self.gradients.values()))
+        self.now -= own.deferred
+        return moment

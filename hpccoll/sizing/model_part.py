@@ -1,0 +1,86 @@
+"""A part of a model on a rank, such as a layer: its parameters, activations, messages and FLOPs for a micro-batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+ReplicaKind = Literal["dense", "token", "expert"]
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterUnit:
+    """Parameters of a part with the same replicas, which ZeRO shards together.
+
+    The replicas of `dense` parameters are the ranks of dp, cp and ep, and those of `expert` parameters the ranks of dp
+    and cp. With sequence parallelism, the replicas of the parameters that tp does not split (`token`) include those of
+    tp, because these ranks have different tokens.
+    """
+
+    elements: int
+    kind: ReplicaKind = "dense"
+    is_tied: bool = False  # whether the first and the last pipeline stage, on different ranks, share the parameters
+
+    def pad(self, ranks: int) -> int:
+        """Return the number of elements, rounded up to a multiple of `ranks`, as ZeRO pads a unit."""
+        return -(-self.elements // ranks) * ranks
+
+
+class Message(NamedTuple):
+    """The calls of a collective for a micro-batch: the bytes of the whole messages, or of sent ones if not a ring."""
+
+    strategy: str
+    collective: str
+    calls: int
+    nbytes: float
+
+
+class BackwardStep(NamedTuple):
+    """A moment of a part's backward pass at which its memory may be at its peak, in bytes.
+
+    `alive` are the activations of the part, kept or recomputed, that exist at the moment. `in_flight` are gradients of
+    activations, and `gradient` are gradients of parameters that are not added to their sums yet. `finished` are the
+    gradients of the part's other parameters, if they are complete. `deferred` bytes of the part exist as well if the
+    gradients of weights are computed later.
+    """
+
+    alive: float
+    in_flight: float
+    gradient: float = 0.0
+    finished: float = 0.0
+    deferred: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPart:
+    """Consecutive parts of a model that are all equal, on one rank. Bytes and FLOPs are those of one part.
+
+    A pipeline schedule may compute the gradients of weights later than those of inputs. Until then, `deferred` bytes
+    are kept: the inputs of linear layers and the gradients of their outputs.
+    """
+
+    units: tuple[ParameterUnit, ...]
+    kept: float  # bytes of activations from the forward to the backward pass
+    steps: Sequence[BackwardStep]  # in the order of the backward pass
+    forward_flops: float
+    output: float  # bytes that a pipeline stage that ends with the part sends to the next stage
+    recomputed_flops: float = 0.0
+    messages: Sequence[Message] = ()
+    deferred: float = 0.0
+    held: float = 0.0  # bytes during the backward passes of all parts before this one in the stage
+    count: int = 1  # number of equal parts
+
+    @property
+    def elements(self) -> int:
+        """The number of parameters of one part."""
+        return sum(unit.elements for unit in self.units)
+
+
+def make_stage_end(output: float, *, kept: float) -> ModelPart:
+    """Return the end of a pipeline stage that keeps its output until its backward pass has ended.
+
+    The gradient of the output, which the next stage sends, exists as long. `output` are the bytes of the output, and
+    `kept` those that no layer of the stage keeps.
+    """
+    return ModelPart((), kept, [BackwardStep(kept, 0.0)], 0.0, output, held=2 * output)

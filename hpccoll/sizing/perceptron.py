@@ -1,0 +1,213 @@
+"""The shape of a perceptron, and its parts on a rank: linear layers, activation functions between them, and a loss.
+
+Shapes: T samples of a micro-batch on a rank, e bytes of an element.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from hpccoll.parallel.mesh import Mesh, split_evenly
+from hpccoll.sizing.model_part import BackwardStep, Message, ModelPart, ParameterUnit, make_stage_end
+
+if TYPE_CHECKING:
+    from hpccoll.sizing.training_setup import TrainingSetup
+
+
+@dataclass(frozen=True, slots=True)
+class LinearShape:
+    """A linear layer with biases, and how tp splits it.
+
+    `column` splits by output, and sums the gradients of inputs in the backward pass. `row` splits by input, and sums
+    the outputs. `gathered` splits by output, and gathers the outputs. `replicated` does not split.
+    """
+
+    inputs: int
+    outputs: int
+    split: Literal["column", "row", "gathered", "replicated"]
+
+    def count_features(self, tp: int) -> tuple[int, int, int]:
+        """Return the features of input, matrix product and output, on the rank with most of them."""
+        inputs = -(-self.inputs // tp) if self.split == "row" else self.inputs
+        product = -(-self.outputs // tp) if self.split in ("column", "gathered") else self.outputs
+        return inputs, product, self.outputs if self.split == "gathered" else product
+
+    def count_weights(self, tp: int) -> int:
+        """Return a rank's weights, without biases."""
+        inputs, product, _ = self.count_features(tp)
+        return inputs * product
+
+    def count_parameters(self, tp: int) -> int:
+        """Return a rank's weights and biases."""
+        return self.count_weights(tp) + self.count_features(tp)[1]
+
+    def list_messages(self, nbytes: int, is_recomputed: bool, is_first: bool, is_last: bool) -> Iterator[Message]:
+        """Yield the messages along tp for a micro-batch, whose features have `nbytes` bytes each.
+
+        Recomputation omits the communication at the end of the last layer, and the first layer's input needs no
+        gradient. The last layer's gradients of gathered outputs are the same on all ranks.
+        """
+        forward = 1 + (is_recomputed and not is_last)
+        if self.split == "column" and not is_first:
+            yield Message("tp", "all_reduce", 1, nbytes * self.inputs)
+        elif self.split == "row":
+            yield Message("tp", "all_reduce", forward, forward * nbytes * self.outputs)
+        elif self.split == "gathered":
+            yield Message("tp", "all_gather", forward, forward * nbytes * self.outputs)
+            if not is_last:
+                yield Message("tp", "reduce_scatter", 1, nbytes * self.outputs)
+
+
+@dataclass(frozen=True, slots=True)
+class PerceptronShape:
+    """Linear layers with an activation function after each but the last, as `hpccoll train` builds them.
+
+    The backward pass of the activation function needs its output (tanh), or its input (GELU). The loss is the cross
+    entropy of classes, or the mean square error.
+    """
+
+    linears: tuple[LinearShape, ...]
+    keeps_outputs: bool  # whether the backward pass of the activation function needs its output
+    has_classes: bool
+
+    @property
+    def layers(self) -> int:
+        """The number of linear layers."""
+        return len(self.linears)
+
+    @property
+    def width(self) -> int:
+        """The number of features between two layers."""
+        return self.linears[-1].inputs
+
+    @property
+    def used_weights(self) -> float:
+        """The mean number of weights of a layer."""
+        return sum(each.inputs * each.outputs for each in self.linears) / self.layers
+
+    def list_splits(self, _mesh: Mesh, _stages: int) -> list[tuple[int, str, int, str]]:
+        """Return the empty list, because ranks and stages may have different numbers of features and layers."""
+        return []
+
+    def count_sample_bytes(self, dtype: str, nbytes: int) -> int:
+        """Return the bytes of a sample: inputs, and targets without classes. Samples in float64 need no copy."""
+        copied = self.linears[0].inputs + (0 if self.has_classes else self.linears[-1].outputs)
+        return 0 if dtype == "float64" else copied * nbytes
+
+
+def list_perceptron_parts(model: PerceptronShape, setup: TrainingSetup, stage: int) -> list[ModelPart]:
+    """Return the parts of a pipeline stage: layers, or pairs of layers with recomputation, and the loss."""
+    own = split_evenly(model.layers, setup.shape.stages)[stage]
+    indices, size = range(own.start, own.stop), 2 if setup.recompute == "full" else 1
+    parts = [_make_part(model, setup, indices[at : at + size], indices) for at in range(0, len(indices), size)]
+    features, shares_output = setup.tokens * setup.precision.element_bytes, model.keeps_outputs and size == 1
+    if stage == setup.shape.stages - 1:
+        parts.append(_make_loss(model, features * model.linears[-1].outputs))
+    else:
+        parts.append(make_stage_end(parts[-1].output, kept=0.0 if shares_output else parts[-1].output))
+    return parts
+
+
+def _make_loss(model: PerceptronShape, nbytes: int) -> ModelPart:
+    """Return the loss of an output of `nbytes` bytes.
+
+    The cross entropy keeps the logarithms of the softmax; its backward pass has their gradient and that of the output.
+    The square error keeps the difference; its backward pass has four tensors of the same size.
+    """
+    return ModelPart((), nbytes, [BackwardStep(nbytes, nbytes * (2 if model.has_classes else 4))], 0.0, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class _LayerBytes:
+    """Bytes of a layer's tensors on a rank for a micro-batch; the first layer's input needs no gradient: 0 `inputs`."""
+
+    split: str
+    inputs: float
+    outputs: float  # of the matrix product
+    results: float  # of the layer
+    parameters: float
+    is_last: bool  # of the model
+    ends_stage: bool
+
+    def list_steps(self, alive: float, freed: float) -> Iterator[BackwardStep]:
+        """Yield the moments of the linear layer's backward pass that may be its peak.
+
+        They are in the backward passes of an all_gather, of the matrix product, and of the copy whose gradient a split
+        by output sums over tp. `alive` are the activations up to the input of the layer, of which the matrix product
+        frees `freed`.
+        """
+        if self.split == "gathered":
+            yield BackwardStep(alive, self.outputs + (1 if self.is_last else 2) * self.results)
+        yield BackwardStep(alive, self.outputs + self.inputs, self.parameters)
+        if self.split == "column":
+            waiting = freed + self.outputs if freed else 0.0
+            yield BackwardStep(alive - freed, 2 * self.inputs, finished=self.parameters, deferred=waiting)
+
+    def make_recomputation(self, alive: float, gradient: float) -> BackwardStep:
+        """Return the moment when the layer's output is recomputed; `gradient` is that of the part's output.
+
+        A sum over tp has three tensors: the addend, the sum, and the sum with biases.
+        """
+        summed = {"row": 3 * self.outputs, "gathered": self.outputs + 2 * self.results}
+        return BackwardStep(alive, gradient + summed.get(self.split, 0.0))
+
+
+def _measure_layer(model: PerceptronShape, setup: TrainingSetup, index: int, stage: Sequence[int]) -> _LayerBytes:
+    """Return the bytes of a layer."""
+    layer, e = model.linears[index], setup.precision.element_bytes
+    inputs, outputs, results = (setup.tokens * e * each for each in layer.count_features(setup.mesh.tp))
+    is_last = index == model.layers - 1
+    parameters = float(layer.count_parameters(setup.mesh.tp) * e)
+    ends_stage = index == stage[-1] and not is_last
+    return _LayerBytes(layer.split, inputs * bool(index), outputs, results, parameters, is_last, ends_stage)
+
+
+def _trace_backward(
+    model: PerceptronShape, layers: Sequence[_LayerBytes], alive: float, *, is_recomputed: bool, begins_stage: bool
+) -> tuple[list[BackwardStep], float]:
+    """Return the moments of a part's backward pass, and the bytes of its activations, of which the input has `alive`.
+
+    The output of tanh counts once, although it is also the input of the next layer. The output of a stage and its
+    gradient are counted elsewhere.
+    """
+    steps: list[BackwardStep] = []
+    finished, shares = sum(each.parameters for each in layers), model.keeps_outputs and not is_recomputed
+    for number, layer in enumerate(layers):
+        alive += 0 if model.keeps_outputs or number == 0 else layer.inputs
+        finished -= layer.parameters
+        is_held = model.keeps_outputs or (begins_stage and number == 0)
+        found = list(layer.list_steps(alive, 0.0 if is_held else layer.inputs))
+        if is_recomputed and not layer.is_last:
+            found.append(layer.make_recomputation(alive, 0 if layers[-1].ends_stage else layers[-1].results))
+        if not layer.is_last:
+            kept = 0 if layer.ends_stage and shares else layer.results
+            found.append(BackwardStep(alive + kept, layer.results * (1 if layer.ends_stage else 2)))
+            alive += layer.results
+        steps += [step._replace(finished=step.finished + finished) for step in found]
+    return steps, alive
+
+
+def _make_part(model: PerceptronShape, setup: TrainingSetup, indices: Sequence[int], stage: Sequence[int]) -> ModelPart:
+    """Return consecutive layers of a pipeline stage, whose activations are recomputed if the setup says so."""
+    own = [model.linears[index] for index in indices]
+    tp, is_recomputed, begins_stage = setup.mesh.tp, setup.recompute == "full", indices[0] == stage[0]
+    layers = [_measure_layer(model, setup, index, stage) for index in indices]
+    # Samples, and inputs that the layer before keeps as its output, are counted elsewhere.
+    kept = 0.0 if model.keeps_outputs and not is_recomputed and not begins_stage else layers[0].inputs
+    steps, alive = _trace_backward(model, layers, kept, is_recomputed=is_recomputed, begins_stage=begins_stage)
+    flops = 2.0 * setup.tokens * sum(each.count_weights(tp) for each in own)
+    features, messages = setup.tokens * setup.precision.element_bytes, list[Message]()
+    for index, layer in zip(indices, own, strict=True):
+        messages += layer.list_messages(features, is_recomputed, index == 0, index == model.layers - 1)
+    return ModelPart(
+        (ParameterUnit(sum(each.count_parameters(tp) for each in own)),),
+        kept if is_recomputed else alive,
+        steps,
+        forward_flops=flops,
+        output=layers[-1].results,
+        recomputed_flops=flops * is_recomputed,
+        messages=messages if tp > 1 else (),
+        deferred=sum(each.inputs + each.outputs for each in layers if each.inputs),
+    )

@@ -1,0 +1,341 @@
+"""The parts of a transformer on a rank: the embedding, the layers and the output layer.
+
+Parameters. A layer of width h, with keys and values of width k, has h (2h + 2k) weights in attention (queries and
+output h h each, keys and values h k each). Its MLP of feed-forward width f has 2 h f weights, or 3 h f if it is gated.
+A router to E experts has h E. For GPT-2, k = h and f = 4 h give 12 h^2, of which Kaplan et al., arXiv 2001.08361,
+table 1, count h (3 + 1) h in attention and 8 h^2 in the MLP. Biases and norms add 13 h to a layer of GPT-2, and norms
+2 h to one of Llama. The embedding has V h weights, GPT-2's positions have c h (c tokens of context), and Llama's output
+layer V h.
+
+FLOPs. Per token, a layer takes 2 FLOPs for each weight that the token uses, and attention 4 s h for scores and weighted
+values (2 s h each, for s keys of h features). The output layer takes 2 h V; looking up an embedding takes none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from hpccoll.sizing.model_part import BackwardStep, Message, ModelPart, ParameterUnit, make_stage_end
+from hpccoll.sizing.model_shape import ModelShape
+from hpccoll.sizing.training_setup import TrainingSetup
+
+MASK_BYTES = 1  # an element of a dropout mask
+
+
+def list_transformer_parts(model: ModelShape, setup: TrainingSetup, stage: int) -> list[ModelPart]:
+    """Return the parts of a pipeline stage."""
+    is_last = stage == setup.shape.stages - 1
+    parts = [_make_embedding(model, setup)] if stage == 0 else []
+    parts.append(_make_layers(model, setup))
+    if is_last:
+        parts.append(_make_head(model, setup))
+    elif setup.program.keeps_outputs:
+        parts.append(make_stage_end(parts[-1].output, kept=parts[-1].output))
+    return parts
+
+
+def count_norm(model: ModelShape) -> int:
+    """Return the parameters of a norm: h scales, and h biases as well in LayerNorm."""
+    return model.width * (1 if model.like_llama else 2)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerParameters:
+    """Numbers of parameters of a layer on a rank: `expert` ones belong to experts, `dense` ones do not."""
+
+    dense: int
+    expert: int = 0
+
+    @property
+    def total(self) -> int:
+        """All parameters."""
+        return self.dense + self.expert
+
+
+def count_layer(model: ModelShape, tp: int = 1, ep: int = 1) -> LayerParameters:
+    """Return a rank's parameters of a layer.
+
+    tp splits all matrices, and the biases of those that are split by output; norms, router and the biases of the
+    matrices that are split by input are on every rank of tp. ep splits the experts, which have no biases (Fedus et al.,
+    Switch Transformers, arXiv 2101.03961).
+    """
+    h, k, f, has_biases = model.width, model.kv_width, model.mlp_width, not model.like_llama
+    attention = h * (2 * h + 2 * k) // tp + has_biases * (model.qkv_biases * (h + 2 * k) // tp + h)
+    mlp, mlp_biases = model.mlp_matrices * h * f // tp, has_biases * ((model.mlp_matrices - 1) * f // tp + h)
+    around = 2 * count_norm(model)
+    if model.experts == 1:
+        return LayerParameters(attention + mlp + mlp_biases + around)
+    return LayerParameters(attention + around + h * model.experts, mlp * (model.experts // ep))
+
+
+def _count_vocabulary(model: ModelShape, tp: int) -> int:
+    """Return a rank's weights of the embedding or of the output layer: V h, split by rows (rounded up)."""
+    return -(-model.vocabulary // tp) * model.width
+
+
+def count_layer_flops(model: ModelShape, sequence: int) -> int:
+    """Return the forward FLOPs of a layer per token."""
+    return 2 * model.used_weights + count_attention_core_flops(model, sequence)
+
+
+def count_attention_core_flops(model: ModelShape, sequence: int) -> int:
+    """Return 4 s h, the forward FLOPs per token of a layer's scores and weighted values."""
+    return 4 * sequence * model.width
+
+
+def _list_units(setup: TrainingSetup, dense: int, token: int, expert: int = 0) -> tuple[ParameterUnit, ...]:
+    """Return the units of a part, of which `token` parameters are applied to a rank's own tokens only."""
+    if not setup.sequence_parallel:
+        dense, token = dense + token, 0
+    kinds: tuple[ParameterUnit, ...] = (
+        ParameterUnit(dense), ParameterUnit(token, "token"), ParameterUnit(expert, "expert"),
+    )  # fmt: skip
+    return tuple(unit for unit in kinds if unit.elements)
+
+
+def _make_embedding(model: ModelShape, setup: TrainingSetup) -> ModelPart:
+    """Return the embedding, which keeps a dropout mask of T h bytes.
+
+    Tensor parallelism sums the embeddings. A weight that is tied to an output layer on another rank is a unit by
+    itself.
+    """
+    tp, width = setup.mesh.tp, model.width
+    weight, positions = _count_vocabulary(model, tp), 0 if model.like_llama else model.context * width
+    if _has_remote_tie(model, setup):
+        units = ParameterUnit(weight, is_tied=True), *_list_units(setup, 0, positions)
+    else:
+        units = _list_units(setup, weight, positions)
+    kept = setup.tokens * width * MASK_BYTES / setup.norm_split if model.has_dropout else 0.0
+    output = _compute_output(model, setup)
+    return ModelPart(
+        units,
+        kept,
+        [BackwardStep(kept, output, (weight + positions) * setup.precision.element_bytes)],
+        forward_flops=0.0,
+        output=output,
+        messages=_list_reductions(model, setup, pairs=1, extra_gathers=0),
+    )
+
+
+def _make_head(model: ModelShape, setup: TrainingSetup) -> ModelPart:
+    """Return the last norm, the output layer and the loss.
+
+    They keep the inputs of the last norm and of the output layer, T h e each, and the logits in float32, 4 T V. The
+    backward pass has the gradients of the logits; with sequence parallelism, it also needs its input and the gradient
+    of its input for all tokens, T h e each. The loss sums one float32 per token over tp three times. Source:
+    Korthikanti et al., arXiv 2205.05198, section 4.3.
+
+    An output layer that shares the weight of the embedding needs a copy of the weight if its rank has no embedding.
+    """
+    tp, full, has_remote_tie = setup.mesh.tp, setup.precision.full_bytes, _has_remote_tie(model, setup)
+    weight = _count_vocabulary(model, tp)
+    units = _list_units(setup, weight if model.like_llama else 0, count_norm(model))
+    logits = setup.tokens * -(-model.vocabulary // tp) * full
+    both = 2 * setup.tokens * model.width * setup.precision.element_bytes
+    kept = both / setup.norm_split + logits
+    messages = _list_reductions(model, setup, pairs=1, extra_gathers=1)
+    if messages:
+        strategy = messages[0].strategy
+        messages.append(Message(strategy, "all_reduce", 3, 3 * full * setup.tokens))
+    return ModelPart(
+        (ParameterUnit(weight, is_tied=True), *units) if has_remote_tie else units,
+        kept,
+        [BackwardStep(kept, max(logits, both * setup.sequence_parallel))],
+        forward_flops=2.0 * model.width * model.vocabulary * setup.tokens / tp,
+        output=0.0,
+        messages=messages,
+        deferred=_compute_output(model, setup) + logits,
+    )
+
+
+def _has_remote_tie(model: ModelShape, setup: TrainingSetup) -> bool:
+    """Whether embedding and output layer share a weight, but are on different ranks."""
+    placed = setup.family.place_stages(setup.shape)
+    return not model.like_llama and placed[0] != placed[-1]
+
+
+def _make_layers(model: ModelShape, setup: TrainingSetup) -> ModelPart:
+    """Return the layers of a pipeline stage.
+
+    If the gradients of weights are computed later, inputs and gradients of outputs wait for that: 4 T h e, split over
+    tp 2 T (h + k) e, and T f e per matrix of the MLP, of which the input of the last matrix waits first.
+    """
+    found, tp = compute_layer_activations(model, setup), setup.mesh.tp
+    counted = count_layer(model, tp, setup.mesh.ep)
+    # Tokens use norms, biases of matrices that are split by input, and routers before they are gathered.
+    has_experts = model.experts > 1
+    biases = 0 if model.like_llama else (1 if has_experts else 2) * model.width
+    token = 2 * count_norm(model) + biases + has_experts * model.experts * model.width
+    recomputed_flops = 0
+    if setup.recompute != "none":
+        count = count_attention_core_flops if setup.recompute == "selective" else count_layer_flops
+        recomputed_flops = count(model, setup.sequence)
+    output, features = _compute_output(model, setup), setup.tokens * setup.precision.element_bytes / tp
+    split, hidden = 2 * features * (model.width + model.kv_width), features * model.mlp_width
+    return ModelPart(
+        _list_units(setup, counted.dense - token, token, counted.expert),
+        found.kept,
+        [BackwardStep(found.kept + found.recomputed, _compute_layer_gradients(model, setup), deferred=hidden)],
+        forward_flops=count_layer_flops(model, setup.sequence) * setup.tokens / tp,
+        output=output,
+        recomputed_flops=recomputed_flops * setup.tokens / tp,
+        messages=list(_list_layer_messages(model, setup)),
+        deferred=found.kept if model.experts > 1 else 4 * output + split + hidden * model.mlp_matrices,
+        count=setup.layers_per_stage,
+    )
+
+
+def _compute_output(model: ModelShape, setup: TrainingSetup) -> float:
+    """Return the bytes of the output of the embedding or of a layer: T h e, split over tp with sequence parallelism."""
+    return setup.tokens * model.width * setup.precision.element_bytes / setup.norm_split
+
+
+@dataclass(frozen=True, slots=True)
+class LayerActivations:
+    """Bytes of a layer's activations for one micro-batch: kept, and recomputed in the layer's backward pass."""
+
+    kept: float
+    recomputed: float
+
+
+def compute_layer_activations(model: ModelShape, setup: TrainingSetup) -> LayerActivations:
+    """Return a rank's activations of a layer for a micro-batch of T tokens, in elements of e bytes.
+
+    Outside the tensor-parallel layers, a layer keeps 4 T h e bytes (the inputs of two norms, of attention and of the
+    MLP) and with dropout two masks of T h bytes; sequence parallelism splits these over tp. Inside, tp splits T h e for
+    queries, T k e each for keys and values, T h e for the input of the output matrix, and per MLP matrix T f e. The
+    core of attention keeps a T s e for a heads of softmax outputs over s keys, and with dropout a T s (1 + e) for masks
+    and their outputs. A gated MLP of Llama keeps gate, up and their product, and its activation is computed again from
+    the gate; other gated MLPs keep the activation, too.
+
+    For GPT (k = h, f = 4h, e = 2): T h (10 + 24/tp + 5 a s/(h tp)), and T h (34/tp + ...) with sequence parallelism.
+    Selective recomputation drops the core, as FlashAttention does; full recomputation keeps only the input, 2 T h.
+    Source: Korthikanti et al., arXiv 2205.05198, section 4 and table 2.
+    """
+    e, tokens, tp = setup.precision.element_bytes, setup.tokens, setup.mesh.tp
+    h, has_dropout = model.width, model.has_dropout
+    outside = (4 * h * e + has_dropout * 2 * h * MASK_BYTES) / setup.norm_split
+    inside = e * (2 * h + 2 * model.kv_width) / tp + _compute_mlp_activations(model, setup) / tokens
+    scores = model.heads * setup.sequence / tp
+    core = 0.0 if model.tiled_attention else scores * (e + has_dropout * (e + MASK_BYTES))
+    if setup.recompute == "full":
+        kept = h * e / setup.norm_split
+        return LayerActivations(tokens * kept, tokens * (outside + inside + core - kept))
+    if setup.recompute == "selective":
+        return LayerActivations(tokens * (outside + inside), tokens * core)
+    return LayerActivations(tokens * (outside + inside + core), 0.0)
+
+
+def _compute_mlp_activations(model: ModelShape, setup: TrainingSetup) -> float:
+    """Return the bytes inside the MLP of a layer for a micro-batch of T tokens: per matrix T f e, split over tp.
+
+    A mixture of experts keeps the features of each row that its experts receive, the row itself, and the outputs that
+    return for the rank's tokens, h e per row.
+    """
+    e = setup.precision.element_bytes
+    features = (model.mlp_matrices + model.gated) * model.mlp_width * e / setup.mesh.tp
+    if model.experts == 1:
+        return setup.tokens * features
+    sent, received = _count_expert_rows(model, setup)
+    return received * features + (sent + received) * model.width * e
+
+
+def _count_expert_rows(model: ModelShape, setup: TrainingSetup) -> tuple[float, float]:
+    """Return the rows per micro-batch that a rank sends to the experts of a layer, and that its experts receive.
+
+    Without a counted routing, these are T k each, for k active experts. With one, they are those of the busiest rank:
+    in the busiest pass with full recomputation, otherwise the mean over passes.
+    """
+    if setup.routing is None:
+        return (setup.tokens * model.active_experts,) * 2
+    return setup.routing.find_busiest(in_one_pass=setup.recompute == "full")
+
+
+def _compute_layer_gradients(model: ModelShape, setup: TrainingSetup) -> float:
+    """Return the bytes of the gradients of activations that the backward pass of a layer needs at once.
+
+    These are the gradients of the MLP's output, T h e, and of its hidden features, T f e (twice if it is gated). With
+    sequence parallelism, a rank has the first for its own tokens, and gathers it for all tokens, T h e more.
+
+    A mixture of experts first has three gradients of h e bytes per row of its tokens: of the weighted output, of the
+    output, and of the weight before its sum over features. Later, it has the gradients of the rows that it received and
+    of the hidden features of one expert, when the returned outputs have been freed.
+    """
+    if model.experts > 1:
+        sent, received = _count_expert_rows(model, setup)
+        of_expert = received * model.mlp_width * (model.mlp_matrices - 1) * setup.mesh.ep / model.experts
+        rows = max(3 * sent * model.width, (received - sent) * model.width + of_expert / setup.mesh.tp)
+        return (setup.tokens * model.width + rows) * setup.precision.element_bytes
+    features = model.width / setup.norm_split + model.mlp_width * (model.mlp_matrices - 1) / setup.mesh.tp
+    features += model.width * setup.sequence_parallel
+    return setup.tokens * features * setup.precision.element_bytes
+
+
+def _list_reductions(model: ModelShape, setup: TrainingSetup, pairs: int, extra_gathers: int) -> list[Message]:
+    """Return the messages of `pairs` all_reduces of activations over tp, of N = T h e bytes each.
+
+    Sequence parallelism replaces each all_reduce by an all_gather and a reduce_scatter, and gathers the inputs of some
+    matrices once more in the backward pass (Korthikanti et al., arXiv 2205.05198, section 4.2.2).
+    """
+    nbytes = setup.tokens * model.width * setup.precision.element_bytes
+    if setup.mesh.tp == 1:
+        return []
+    if not setup.sequence_parallel:
+        return [Message("tp", "all_reduce", pairs, pairs * nbytes)]
+    gathers = pairs + extra_gathers
+    return [
+        Message("sp", "all_gather", gathers, gathers * nbytes),
+        Message("sp", "reduce_scatter", pairs, pairs * nbytes),
+    ]
+
+
+def _list_layer_messages(model: ModelShape, setup: TrainingSetup) -> Iterator[Message]:
+    """Yield the messages of a layer.
+
+    Tensor parallelism makes two all_reduce calls in the forward pass (after attention and after the MLP), two in the
+    backward pass, and two more if the forward pass is recomputed (Shoeybi et al., Megatron-LM, arXiv 1909.08053,
+    section 3), or one more if recomputation omits the second all_reduce, whose result the backward pass does not need.
+    A mixture of experts adds one in the backward pass, of a gradient per kept choice (that of its routing weight). With
+    sequence parallelism, it gathers the router's outputs, T E e, as well, but no inputs in the backward pass.
+
+    Ring attention sends 2 T k e bytes, the keys and values of a rank, around the ring of n ranks in n - 1 sends in the
+    forward pass, again in the backward pass, and again if the forward pass is recomputed. Their gradients follow them
+    in the backward pass: n - 1 sends. Source: Liu, Zaharia and Abbeel, Ring attention, arXiv 2310.01889.
+    """
+    mesh, e, is_full = setup.mesh, setup.precision.element_bytes, setup.recompute == "full"
+    recomputed = is_full * (1 + setup.program.repeats_last_reduction)
+    # Recomputation that omits the last reduce_scatter of a layer keeps both all_gathers.
+    has_experts = model.experts > 1
+    yield from _list_reductions(model, setup, 4 + recomputed, 2 + (recomputed == 1) - has_experts)
+    if mesh.tp > 1 and has_experts:
+        choices = float(setup.tokens * model.active_experts)
+        if setup.routing is not None:
+            choices = setup.routing.kept / setup.routing.passes
+        yield Message("sp" if setup.sequence_parallel else "tp", "all_reduce", 1, choices * e)
+        if setup.sequence_parallel:
+            yield Message("sp", "all_gather", 1 + is_full, (1 + is_full) * setup.tokens * model.experts * e)
+    if mesh.cp > 1:
+        sends = (3 + is_full) * (mesh.cp - 1)
+        yield Message("cp", "send", sends, sends * 2 * setup.tokens * model.kv_width * e / mesh.tp)
+    if mesh.ep > 1:
+        yield _make_exchange(model, setup)
+
+
+def _make_exchange(model: ModelShape, setup: TrainingSetup) -> Message:
+    """Return the messages of experts: tokens go to the ranks of their experts and back, and so do their gradients.
+
+    Each of the 4 all_to_all calls per layer (6 if the forward pass is recomputed) moves T h e bytes for each active
+    expert, of which (n-1)/n go to other ranks if tokens choose experts evenly (Lepikhin et al., GShard, arXiv
+    2006.16668). A counted routing replaces this by its rows: half of the calls send rows to experts, half back.
+    Each rank of tp sends whole tokens. Before the tokens, another all_to_all of each forward pass sends the number of
+    tokens for each expert, 8 bytes each.
+    """
+    n, passes = setup.mesh.ep, 2 if setup.recompute == "full" else 1
+    exchanges = 2 * (1 + passes)
+    rows = (n - 1) * exchanges * setup.tokens * model.active_experts / n
+    if setup.routing is not None:
+        rows = exchanges * setup.routing.exchanged / (2 * setup.routing.passes)
+    row_bytes = model.width * setup.precision.element_bytes
+    sent = rows * row_bytes + (n - 1) * passes * 8 * model.experts / n
+    return Message("ep", "all_to_all", exchanges + passes, sent)
