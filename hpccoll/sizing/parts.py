@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from itertools import chain
 
 from hpccoll.sizing.model_part import ModelPart
@@ -10,12 +11,13 @@ from hpccoll.sizing.training_setup import TrainingSetup
 from hpccoll.sizing.transformer import list_transformer_parts
 
 
-def list_stage_parts(setup: TrainingSetup, stage: int) -> list[ModelPart]:
+@lru_cache(maxsize=256)
+def list_stage_parts(setup: TrainingSetup, stage: int) -> tuple[ModelPart, ...]:
     """Return the parts of a pipeline stage, in the order of the forward pass."""
     model = setup.model
     if isinstance(model, PerceptronShape):
-        return list_perceptron_parts(model, setup, stage)
-    return list_transformer_parts(model, setup, stage)
+        return tuple(list_perceptron_parts(model, setup, stage))
+    return tuple(list_transformer_parts(model, setup, stage))
 
 
 def list_rank_parts(setup: TrainingSetup, rank: int) -> list[ModelPart]:
