@@ -74,7 +74,7 @@ class ReductionMethods(CommunicatorBase):
             if (
                 x.dtype is dtype
                 and executable.live
-                and (storage is None or storage == (x.data_ptr(), x.nbytes, x.is_contiguous()))
+                and (storage is None or storage == ((x.data_ptr(), x.nbytes, x.is_contiguous()), None))
             ):
                 executable.run()
                 return x

@@ -22,8 +22,8 @@ ARRAY_CAPACITY = 512  # calls found by array
 SEEN_CAPACITY = 1024
 MOST_PATIENCE = 128  # most unbound calls that precede a binding, which costs about as much as 30 unbound calls
 
-# An executable, the dtypes of the one or two arrays that it is bound to, the arrays' addresses, bytes and contiguity
-# (None except for torch), and weak references to the arrays.
+# An executable, the dtypes of input and output (None without such an array), the addresses, bytes and contiguity of
+# both if there is a torch tensor, and weak references to the arrays.
 # The callbacks of the weak references remove the cache entry before another array can get the same id.
 # A plain tuple is used because a named tuple takes 0.1 us longer to unpack in every call.
 CachedCall: TypeAlias = tuple[Executable, Any, Any, tuple[object, ...] | None, tuple[weakref.ref[Any], ...]]
@@ -62,7 +62,7 @@ class CallCache:
             return None
         if (dtype is not None and x.dtype is not dtype) or (out_dtype is not None and out.dtype is not out_dtype):
             return None
-        return executable if storage is None or storage == _locate(x, out) else None
+        return executable if storage is None or storage == (_locate(x), _locate(out)) else None
 
     def add_by_array(self, key: Hashable, executable: Executable, x: Any, out: Any) -> None:
         """Cache the executable of a call with these arrays until one of them is deleted or the cache is full."""
@@ -73,8 +73,8 @@ class CallCache:
             self.by_array.clear()
         forget = partial(self._forget, key)
         references = tuple(weakref.ref(array, forget) for array in (x, out) if array is not None)
-        storage = _locate(x, out) if is_torch_tensor(x if out is None else out) else None
-        self.by_array[key] = executable, getattr(x, "dtype", None), getattr(out, "dtype", None), storage, references
+        dtypes, storage = (getattr(x, "dtype", None), getattr(out, "dtype", None)), (_locate(x), _locate(out))
+        self.by_array[key] = executable, *dtypes, None if storage == (None, None) else storage, references
 
     def find_by_address(self, key: Hashable) -> Executable | None:
         """Return the executable for a key and mark it as recently used; None if it is missing or freed."""
@@ -148,11 +148,9 @@ class CallCache:
             self._prepared.pop().free()
 
 
-def _locate(x: Any, out: Any) -> tuple[object, ...]:
-    """Return address, size in bytes and contiguity of one or two torch tensors, all of which can change."""
-    first, second = (out, None) if x is None else (x, out)
-    located = first.data_ptr(), first.nbytes, first.is_contiguous()
-    return located if second is None else (*located, second.data_ptr(), second.nbytes, second.is_contiguous())
+def _locate(array: Any) -> tuple[int, int, bool] | None:
+    """Return address, size in bytes and contiguity of a torch tensor, all of which can change; else None."""
+    return (array.data_ptr(), array.nbytes, array.is_contiguous()) if is_torch_tensor(array) else None
 
 
 @cache

@@ -42,6 +42,17 @@ def test_a_call_with_the_same_arrays_finds_its_executable(cache):
     assert cache.find_by_array("in place", x, None) is executable
 
 
+def test_a_call_on_arrays_of_numpy_and_torch_is_found_until_the_tensor_moves(cache):
+    torch = pytest.importorskip("torch")
+    x, out, executable = np.ones(3), torch.ones(3), FakeExecutable()
+    for name, arrays in (("out", (x, out)), ("x", (out, x))):
+        cache.add_by_array(name, executable, *arrays)
+        assert cache.find_by_array(name, *arrays) is executable
+    out.set_(torch.ones(3))
+    assert cache.find_by_array("out", x, out) is None
+    assert cache.find_by_array("x", out, x) is None
+
+
 def test_a_call_without_input_is_found_by_its_output(cache):
     out, executable = np.ones(3), FakeExecutable()
     cache.add_by_array("key", executable, None, out)
