@@ -8,6 +8,7 @@ Legend: n ranks in the group; a list of lists has one inner list, because a proc
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
@@ -23,9 +24,10 @@ from hpccoll.torch.compilation import exempt_from_compilation
 from hpccoll.torch.futures import get_completer
 from hpccoll.torch.reductions import parse_reduction
 from hpccoll.torch.tensors import CopiesBack, is_sent_as_bytes, overlaps_wrongly
-from hpccoll.torch.work import Start, TorchWork, get_lock
+from hpccoll.torch.work import NOT_GIVEN, Start, TorchWork, get_lock
 
 Tensors: TypeAlias = Sequence[Any]
+MAIN_THREAD: Final = threading.main_thread().ident
 NEW_GROUP: Final = "make a new group by torch.distributed.new_group, or init_process_group after destroy_process_group"
 
 
@@ -56,7 +58,7 @@ class GroupOperations:
     def allreduce(self, tensors: Tensors, opts: Any) -> TorchWork:
         """Reduce tensors in place on all ranks."""
         copies, op = CopiesBack(), parse_reduction(opts.reduceOp)
-        if self.comm.maps_memory_of_peers and is_called_by_backward():
+        if opts.asyncOp and self.comm.maps_memory_of_peers and is_called_by_backward():
             for each in tensors:
                 get_bucket_memory().note(each)
         flat = [copies.prepare_output(each) for each in tensors]
@@ -237,15 +239,20 @@ class GroupOperations:
         if self.unusable:
             raise dist.DistBackendError(f"{name} on rank {self.comm.rank} of {self.comm.size}: {self.unusable}")
         timeout = getattr(opts, "timeout", None)
-        if not timeout or timeout <= timedelta(0):  # torch's value for "not given" is negative
+        if timeout is None or timeout <= NOT_GIVEN:  # torch's value for "not given" is negative
             timeout = self.timeout
-        work = TorchWork(name, self.comm, starts, result, copies.steps, timeout, is_message)
+        work = TorchWork(result)
         if not is_message:
             get_completer().wait_for_collectives(self.comm)
         is_awaited = opts is not None and not getattr(opts, "asyncOp", True)
-        work.begin(wait=is_awaited)
-        if work.was_interrupted:
-            self.unusable = f"a timeout interrupted {name}, and ranks no longer agree on their calls; {NEW_GROUP}"
+        try:
+            if is_awaited and not is_message and threading.get_ident() == MAIN_THREAD:
+                work.run(name, self.comm, starts, copies.steps, timeout)
+                return work
+            work.begin(name, self.comm, starts, copies.steps, timeout, is_message=is_message)
+        finally:
+            if work.was_interrupted:
+                self.unusable = f"a timeout interrupted {name}, and ranks no longer agree on their calls; {NEW_GROUP}"
         if is_awaited:
             work.wait()
         return work

@@ -9,14 +9,14 @@ import torch.distributed as dist
 from hpccoll.errors import ReductionError
 from hpccoll.runtime.arrays import Reduction
 
+# The keys are hashes: a `ReduceOp`, and a constant such as `dist.ReduceOp.SUM`, have the number of their kind as hash.
 _NAMES: Final = {
-    getattr(dist.ReduceOp, name): own
+    hash(getattr(dist.ReduceOp, name)): own
     for name, own in {
         "SUM": "sum", "AVG": "avg", "PRODUCT": "prod", "MIN": "min", "MAX": "max", "BAND": "band", "BOR": "bor",
         "BXOR": "bxor",
     }.items()
 }  # fmt: skip
-_BY_KIND: Final = {kind.name: own for kind, own in _NAMES.items()}
 
 
 def parse_reduction(given: Any) -> str | Reduction:
@@ -25,10 +25,11 @@ def parse_reduction(given: Any) -> str | Reduction:
     Raises:
         ReductionError: torch has the reduction, but hpccoll does not.
     """
+    name = _NAMES.get(hash(given))
+    if name is not None:
+        return name
     kind, factor = given.__getstate__() if isinstance(given, dist.ReduceOp) else (given, None)
-    name = kind.name if hasattr(kind, "name") else dist.ReduceOp.RedOpType(kind).name
-    if name == "PREMUL_SUM":
+    kind = dist.ReduceOp.RedOpType(kind)  # some versions of torch give an integer
+    if kind == dist.ReduceOp.PREMUL_SUM:
         return Reduction("premul_sum", factor)
-    if name not in _BY_KIND:
-        raise ReductionError(f"hpccoll has no reduction {name}; it has {', '.join(_BY_KIND)} and PREMUL_SUM")
-    return _BY_KIND[name]
+    raise ReductionError(f"hpccoll has no reduction {kind.name}; it has {', '.join(_NAMES.values())} and PREMUL_SUM")

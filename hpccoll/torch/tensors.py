@@ -36,7 +36,7 @@ class CopiesBack:
     def prepare_output(self, x: Any, *, as_bytes: bool = False) -> Any:
         """Return `x`, or a contiguous copy of `x` that is copied back at the end."""
         plain = _as_plain(x)
-        if not plain.is_contiguous() or x.is_conj() or x.is_neg():
+        if not plain.is_contiguous() or (plain is not x and (x.is_conj() or x.is_neg())):
             plain = plain.contiguous()
             self.steps.append(lambda: x.detach().copy_(plain.view(x.shape)))
         return plain.reshape(-1).view(torch.uint8) if as_bytes and is_sent_as_bytes(plain) else plain

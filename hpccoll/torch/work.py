@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from datetime import timedelta
 from functools import cache
@@ -33,58 +33,87 @@ BRIEF_S: Final = 0.002  # `get_future` waits so long before it leaves a collecti
 
 @exempt_from_compilation
 class TorchWork(dist._Work):  # type: ignore[misc]  # noqa: SLF001 - torch has no public class
-    """The handle of one operation of torch.distributed; it keeps all tensors of the operation alive.
+    """The handle of one operation of torch.distributed; it keeps the tensors of the operation alive.
 
     Args:
-        name: the operation, for error messages.
-        comm: the communicator of the group.
-        starts: the parts of the operation, to be started in this order.
         result: the tensors of the operation, which `result` and the future return.
-        finish: called once at the end, to move results to the user's tensors.
-        timeout: the time that a wait may take if the user gives none.
-        is_message: whether the parts are sends or receives, which always return a `Work`.
     """
 
-    def __init__(
+    # A blocking operation leaves most attributes as they are. Attributes of the class cost it no time.
+    is_message = was_interrupted = _done = False
+    _works: Sequence[Work[Any]] = ()
+    _error: Exception | None = None
+    _source: int | None = None
+    _timeout, _deadline = NOT_GIVEN, 0.0
+    _completion: torch.futures.Future[None]  # complete when the operation is complete or has failed
+    _future: Any = None  # the continuation of `_completion`
+    _recorded_wait: ExitStack  # open while the thread of futures waits for the operation
+
+    def __init__(self, result: Any) -> None:
+        super().__init__()
+        self._result = result
+
+    def run(
         self,
         name: str,
         comm: Communicator,
         starts: Sequence[Start],
-        result: Any,
         finish: Sequence[Callable[[], object]],
         timeout: timedelta,
+    ) -> None:
+        """Run the operation to its end; only the main thread may call this. The arguments are those of `begin`.
+
+        Raises:
+            DistBackendError: the operation failed, or the time is up.
+        """
+        try:
+            self._call(comm, starts, timeout, {})
+            for step in finish:
+                step()
+        except HpccollError as error:
+            raise dist.DistBackendError(f"{_describe(name, comm)}: {error}") from error
+        self._done = True
+
+    def begin(
+        self,
+        name: str,
+        comm: Communicator,
+        starts: Sequence[Start],
+        finish: Sequence[Callable[[], object]],
+        timeout: timedelta,
+        *,
         is_message: bool,
     ) -> None:
-        super().__init__()
-        self._name, self.comm, self._starts, self._result, self._finish = name, comm, starts, result, finish
-        self._timeout, self.was_interrupted, self.is_message = timeout, False, is_message
-        self._works: list[Work[Any]] = []
-        self._error: Exception | None = None
-        self._completion: torch.futures.Future[None]  # complete when the operation is complete or has failed
-        self._future: Any = None  # the continuation of `_completion`
-        self._recorded_wait = ExitStack()  # open while the thread of futures waits for the operation
-        self._source: int | None = None
-        self._deadline, self._done = 0.0, False
+        """Start the operation.
 
-    def begin(self, *, wait: bool) -> None:
-        """Start the operation; run it to its end if `wait` is true and this is the main thread."""
-        blocks = wait and not self.is_message and threading.current_thread() is threading.main_thread()
-        options = {} if self.is_message or blocks else {"async_op": True}
+        Args:
+            name: the operation, for error messages.
+            comm: the communicator of the group.
+            starts: the parts of the operation, to be started in this order.
+            finish: called once at the end, to move results to the user's tensors.
+            timeout: the time that the start may take, and a wait if the user gives no time.
+            is_message: whether the parts are sends or receives, which always return a `Work`.
+        """
+        self._name, self.comm, self._starts, self._finish = name, comm, starts, finish
+        self._timeout, self.is_message = timeout, is_message
+        try:
+            self._works = self._call(comm, starts, timeout, {} if is_message else {"async_op": True})
+        except HpccollError as error:
+            self._fail(error)
+
+    def _call(
+        self, comm: Communicator, starts: Sequence[Start], timeout: timedelta, options: Mapping[str, Any]
+    ) -> list[Any]:
+        """Call the parts of the operation in order, within a time; return their results."""
         progress = get_progress()
         with get_lock():
-            progress.deadline = time.monotonic() + self._timeout.total_seconds()
+            progress.deadline = time.monotonic() + timeout.total_seconds()
             try:
-                works = [start(**options) for start in self._starts]
+                return [start(**options) for start in starts]
             except WaitTimeoutError:
                 self.was_interrupted = True
-                list_kept().append(self._starts)  # MPI may use the tensors until the process ends
-                self._fail(WaitTimeoutError(self._explain_wait(self._timeout)))
-            except HpccollError as error:
-                self._fail(error)
-            else:
-                self._works = [] if blocks else works
-                if blocks:
-                    self._complete()
+                list_kept().append(starts)  # MPI may use the tensors until the process ends
+                raise WaitTimeoutError(_explain_wait(comm, timeout)) from None
             finally:
                 progress.deadline = NEVER
 
@@ -97,7 +126,7 @@ class TorchWork(dist._Work):  # type: ignore[misc]  # noqa: SLF001 - torch has n
         if not self._done:
             self._poll(timeout or self._timeout)
         if self._error is not None:
-            raise dist.DistBackendError(f"{self._describe()}: {self._error}") from self._error
+            raise dist.DistBackendError(f"{_describe(self._name, self.comm)}: {self._error}") from self._error
         return True
 
     def _poll(self, timeout: timedelta) -> None:
@@ -112,16 +141,8 @@ class TorchWork(dist._Work):  # type: ignore[misc]  # noqa: SLF001 - torch has n
 
     def _raise_late(self, timeout: timedelta, pending: Work[Any] | None) -> NoReturn:
         """Raise DistBackendError: `pending` was not complete when the time was up."""
-        raise dist.DistBackendError(f"{self._describe()}: {self._explain_wait(timeout, pending)}")
-
-    def _describe(self) -> str:
-        """Return the operation and this rank, for error messages."""
-        return f"{self._name} on rank {self.comm.rank} of {self.comm.size}"
-
-    def _explain_wait(self, timeout: timedelta, pending: Work[Any] | None = None) -> str:
-        """Return a message that the time is up and which ranks are missing."""
-        with get_lock():
-            return f"not complete after {timeout.total_seconds():g} s; {self.comm.explain_wait(pending)}"
+        reason = _explain_wait(self.comm, timeout, pending)
+        raise dist.DistBackendError(f"{_describe(self._name, self.comm)}: {reason}")
 
     def _advance(self) -> bool:
         """Advance without blocking; return whether the operation is complete or has failed."""
@@ -130,10 +151,12 @@ class TorchWork(dist._Work):  # type: ignore[misc]  # noqa: SLF001 - torch has n
         with get_lock():
             try:
                 while self._works:
-                    if not self._works[0].test():
+                    first, *others = self._works
+                    if not first.test():
                         return False
-                    self._source = self._works[0].source
-                    self._works.pop(0).wait()
+                    self._source = first.source
+                    self._works = others
+                    first.wait()
                 if not self._done:
                     self._complete()
             except HpccollError as error:
@@ -144,11 +167,11 @@ class TorchWork(dist._Work):  # type: ignore[misc]  # noqa: SLF001 - torch has n
         """Move results to the user's tensors, and drop everything that the operation needed."""
         for step in self._finish:
             step()
-        self._starts, self._finish, self._works, self._done = (), (), [], True
+        self._starts, self._finish, self._works, self._done = (), (), (), True
 
     def _fail(self, error: Exception) -> None:
         """Keep the error of the operation."""
-        self._error, self._starts, self._finish, self._works, self._done = error, (), (), [], True
+        self._error, self._starts, self._finish, self._works, self._done = error, (), (), (), True
 
     def is_completed(self) -> bool:
         """Whether the operation is complete or has failed; also advances it."""
@@ -184,7 +207,7 @@ class TorchWork(dist._Work):  # type: ignore[misc]  # noqa: SLF001 - torch has n
         """
         if self._future is None:
             # C++ code sees the exception of a continuation, but not that of `Future.set_exception`.
-            self._completion = torch.futures.Future()
+            self._completion, self._recorded_wait = torch.futures.Future(), ExitStack()
             self._future = self._completion.then(self._get_outcome)
             began, completer, backoff = time.monotonic(), get_completer(), get_progress().make_backoff()
             self._deadline = began + self._timeout.total_seconds()
@@ -212,6 +235,17 @@ class TorchWork(dist._Work):  # type: ignore[misc]  # noqa: SLF001 - torch has n
             self._raise_late(self._timeout, self._works[0] if self._works else None)
         self.wait()
         return self._result
+
+
+def _describe(name: str, comm: Communicator) -> str:
+    """Return the operation and this rank, for error messages."""
+    return f"{name} on rank {comm.rank} of {comm.size}"
+
+
+def _explain_wait(comm: Communicator, timeout: timedelta, pending: Work[Any] | None = None) -> str:
+    """Return a message that the time is up and which ranks are missing."""
+    with get_lock():
+        return f"not complete after {timeout.total_seconds():g} s; {comm.explain_wait(pending)}"
 
 
 @cache
