@@ -216,7 +216,7 @@ class GroupOperations:
         return self.recv(tensors, None, tag)
 
     def _start(
-        self, name: str, starts: Sequence[Start], result: Any, copies: CopiesBack, opts: Any, *, is_message: bool = False
+        self, name: str, starts: list[Start], result: Any, copies: CopiesBack, opts: Any, *, is_message: bool = False
     ) -> TorchWork:
         """Return the handle of an operation; run the operation at once unless it is asynchronous.
 
