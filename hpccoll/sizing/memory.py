@@ -8,7 +8,7 @@ The memory of libraries, of the CUDA context and of fragmentation is not counted
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
 
 from hpccoll.sizing.backward_moments import list_moments
@@ -46,7 +46,7 @@ class MemoryBytes:
     @property
     def total(self) -> float:
         """All bytes."""
-        return float(sum(astuple(self)))
+        return float(sum(getattr(self, name) for name in self.__slots__))
 
 
 def compute_state_bytes(parameters: float, zero: int, replicas: int, precision: Precision) -> StateBytes:

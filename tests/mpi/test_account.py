@@ -41,8 +41,8 @@ PERCEPTRONS = [
 OF_PERCEPTRONS = {
     1: ["dp=1"],
     2: ["dp", "tp", "pp", "zero1", "zero2", "zero3"],
-    3: ["tp", "pp", "zero1", "zero3"],
-    4: ["dp=2,tp=2", "dp=2,pp=2,zero1", "tp=2,pp=2", "dp=2,tp=2,zero3"],
+    3: ["tp", "zero3"],
+    4: ["dp=2,pp=2,zero1", "dp=2,tp=2,zero3"],
 }
 WITH_EXPERTS = {
     1: ["dp"],
