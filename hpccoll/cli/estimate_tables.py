@@ -100,7 +100,9 @@ def format_gb(nbytes: float) -> str:
 
 
 def _format_count(count: int) -> str:
-    """Return a number of parameters, such as `8.03 G` or `124 M`."""
+    """Return a number of parameters, such as `8.03 G`, `124 M` or `13,130`."""
+    if count < 1e6:
+        return f"{count:,}"
     return f"{count / 1e9:.2f} G" if count >= 1e9 else f"{count / 1e6:.0f} M"
 
 

@@ -31,6 +31,15 @@ def test_a_dry_run_prints_the_ranks_of_each_stage_and_their_memory(tmp_path, cap
     assert float(rows[0][5]) + float(rows[0][6]) == pytest.approx(record["step_s"], rel=0.01)
 
 
+def test_a_dry_run_of_a_perceptron_prints_its_parameters_and_bytes(tmp_path, capsys):
+    file = tmp_path / "dry.jsonl"
+    assert cli.main(["train", "dp=2", "--dry-run", "--json", str(file)]) == 0
+    assert "mlp (13,130 parameters) on 2 ranks" in capsys.readouterr().out
+    _, record = [json.loads(line) for line in file.read_text().splitlines()]
+    require_valid(record)
+    assert record["communication_bytes"] == {"all_reduce": 4 * 13130}
+
+
 def test_a_run_that_needs_too_much_memory_ends_with_status_3(capsys):
     assert cli.main(["train", "dp=2,tp=2", "--model", "gpt", "--dry-run", *TOO_LARGE]) == 3
     captured = capsys.readouterr()
