@@ -167,19 +167,17 @@ class CommunicatorBase:
             if (is_same and storage is None and executable.live) or self._cache.find_by_array(key, x, out) is not None:
                 executable.run()
                 return out if out_dtype is not None else None if operation is _GATHER else x
-        request = operation, x, out, op, root, algorithm
         if counts is None and out_counts is None:
-            return self._run_even(request, async_op, key)
-        return self._run_uneven((*request, (sent, received)), async_op, key)
+            return self._run_even(operation, x, out, op, root, algorithm, async_op, key)
+        return self._run_uneven((operation, x, out, op, root, algorithm, (sent, received)), async_op, key)
 
-    def _run_even(self, request: Any, async_op: bool, key: Any) -> Any:
+    def _run_even(
+        self, operation: Operation, x: Any, out: Any, op: Any, root: Any, algorithm: Any, async_op: bool, key: Any
+    ) -> Any:
         """Run a collective without counts that has no cached executable; bind it if its arrays were used before.
 
-        Args:
-            request: the arguments of `UnboundCollectives.find`.
-            key: the key of the executable in the call cache.
+        `key` is the key of the executable in the call cache.
         """
-        operation, x, out, op, root, algorithm = request
         unbound = None
         if not async_op:
             if type(x) is ndarray and not self._in_flight:
@@ -190,15 +188,15 @@ class CommunicatorBase:
                     and not (found.output_given and found.is_repeated(x) and self._cache.is_due(key))
                 ):
                     return found.direct(x, out)
-            unbound = self._unbound.find(*request)
+            unbound = self._unbound.find(operation, x, out, op, root, algorithm)
             if unbound is not None and not (unbound.output_given and self._cache.is_due(key) and not self._in_flight):
                 return unbound(x, out)
         if operation.reduces and isinstance(x, SCALARS):
             return self._reduce_scalar(operation, x, out, op, root, algorithm, async_op)
         if async_op:
-            call = self._check("async", *request)
+            call = self._check("async", operation, x, out, op, root, algorithm)
             return Work(self.rank, self._engine.progress, self._engine.start(call), call.value, call.finish)
-        call = self._check("blocking", *request)
+        call = self._check("blocking", operation, x, out, op, root, algorithm)
         executable = self._engine.run(call, again=unbound is not None)
         if call.finish is not None:
             return call.finish(call.value)

@@ -79,7 +79,7 @@ class ReductionMethods(CommunicatorBase):
                 executable.run()
                 return x
             self._cache.find_by_array(id(x), x, None)  # forgets a freed executable
-        return self._run_even((_ALL_REDUCE, x, None, SUM, 0, "auto"), False, id(x))
+        return self._run_even(_ALL_REDUCE, x, None, SUM, 0, "auto", False, id(x))
 
     @overload
     def reduce(
