@@ -9,6 +9,7 @@ n ranks along the axis.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
 from hpccoll.errors import UsageError
 from hpccoll.plan import Machine
@@ -80,7 +81,8 @@ def list_overlaps(setup: TrainingSetup, machine: Machine) -> list[Overlap]:
     used, found = model.used_weights, []
 
     def get_bandwidth(size: int, first: str) -> float:
-        return 1 / find_group_links(mesh.ranks, size, mesh.stride(first), machine).seconds_per_byte
+        seconds_per_byte = find_group_links(mesh.ranks, size, mesh.stride(first), machine).seconds_per_byte
+        return 1 / seconds_per_byte if seconds_per_byte else inf  # bytes may cost less than a measurement resolves
 
     if (n := setup.replicas) > 1:
         stored = count_layer(model, 1, mesh.ep).total if isinstance(model, ModelShape) else used

@@ -90,6 +90,12 @@ def test_zero_3_pipeline_and_context_have_their_own_ratios():
     assert found["cp"] == pytest.approx(2 * 989.4e12 / (2048 * 450e9))
 
 
+def test_communication_whose_bytes_cost_nothing_is_hidden():
+    setup = TrainingSetup(load_preset("gpt2"), Mesh(dp=2), 2, 1024, 1)
+    free = replace(Machine.flat(1e-6, 0.0, 0.0), peak_flop_per_s=F)
+    assert [each.ratio for each in list_overlaps(setup, free)] == [0]
+
+
 def test_gradients_of_all_experts_are_reduced_but_few_are_used():
     moe, dense = (replace_experts(count) for count in (8, 1))
     assert moe / dense == pytest.approx((4 + 8 * 12) / (4 + 12), rel=1e-2)
