@@ -85,7 +85,7 @@ def list_moments(setup: TrainingSetup, rank: int) -> Iterator[PassBytes]:
     """
     family, shape = setup.family, setup.shape
     stages = {at: _StageBytes(setup, at) for at, own in enumerate(family.place_stages(shape)) if own == rank}
-    if setup.program.frees_gradients:  # small enough to follow all messages
+    if setup.program.frees_gradients:  # `hpccoll train`, whose pipelines are small enough to follow each message
         steps = iter(family.plan(shape.stages, shape.microbatches).programs[rank])
     elif len(stages) > 1:
         steps = family.steps(shape, rank)
