@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 GRACE_S = 3.0  # time in which the messages of all waiting ranks arrive; the least time in which a rank answers
 CHECKS_PER_LIMIT, LONGEST_CHECK_S = 10, 0.25
-PAUSE_S = 0.03  # between two looks for answers
+PAUSE_S = 0.1  # between two looks for answers
 BETWEEN_BARRIERS = -1  # sent instead of the number of a round: the rank waits between two barriers
 ANSWER = -2  # sent instead of the number of a round: the rank does not wait
 

@@ -56,6 +56,7 @@ def run_script(script: str | Sequence[str], ranks: int, **more: str) -> subproce
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
         out.seek(0)
         err.seek(0)
         return subprocess.CompletedProcess(words, status, out.read(), err.read())

@@ -116,13 +116,13 @@ def test_a_rank_that_stands_still_is_named_and_the_job_ends(tmp_path: Path, stop
         job = subprocess.Popen(words, env=environment(), stderr=stream, stdout=subprocess.DEVNULL)
     try:
         ranks: list[psutil.Process] = []
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + LIMIT_S
         while not (out.exists() and out.stat().st_size and len(ranks) == 2) and time.monotonic() < deadline:
             time.sleep(0.2)
             ranks = find_ranks(job.pid)
         time.sleep(1)
         ranks[stopped].send_signal(signal.SIGSTOP)
-        status = job.wait(60)
+        status = job.wait(LIMIT_S)
     finally:
         for each in ranks:
             if each.is_running():

@@ -15,9 +15,10 @@ import pytest
 from tests.depth import keep, keep_every, mark_full
 from tests.jobs.fault_program import FAULTS
 from tests.jobs.launch import BIN, LIMIT_S, run_script
-from tests.jobs.random_faults import HANGS_S, ROOT, FaultCase, run_campaign, run_case
+from tests.jobs.random_faults import ROOT, FaultCase, run_campaign, run_case
 from tests.requirements import skip_or_fail
 
+ALLOWED_S = 60.0  # more than any job takes on a busy machine
 SEED = 4  # its call number 4 is an all_reduce
 REPRESENTATIVES = ("kill inside", "stop")
 
@@ -26,7 +27,7 @@ def require(case: FaultCase) -> str:
     """Run a case, require that the guilty rank is named, and return the output of the job and of the analysis."""
     output = ""
     for _ in range(4):  # on a loaded machine, the launcher may kill the ranks before they record who was first
-        outcome = run_case(case, 2.0, HANGS_S)
+        outcome = run_case(case, 2.0, ALLOWED_S)
         assert not outcome.problem, f"{outcome.problem}\n{outcome.output}"
         output = outcome.output
         if not outcome.is_unnamed:
@@ -151,7 +152,7 @@ sys.exit(main(["bench", "-b", "8", "-e", "64M", "--engine", "mpi,hpccoll", "--js
 
 def test_random_faults():
     """`python -m tests.jobs.random_faults --count 200` runs more."""
-    outcomes = run_campaign(8, 1, 4, allowed_s=HANGS_S)
+    outcomes = run_campaign(8, 1, 4, allowed_s=ALLOWED_S)
     assert not [f"{each.problem}: {each.case}\n{each.output}" for each in outcomes if each.problem]
 
 
@@ -181,5 +182,5 @@ def test_the_report_in_the_documentation_is_today_s():
 def test_clean_programs_with_a_limit_are_not_reported():
     for seed in range(3):
         case = FaultCase(seed, 4, "none", 0, 0, calls=60)
-        assert not run_case(case, HANGS_S).problem
-        assert not run_case(replace(case, ranks_per_node="2"), HANGS_S).problem
+        assert not run_case(case, ALLOWED_S).problem
+        assert not run_case(replace(case, ranks_per_node="2"), ALLOWED_S).problem
