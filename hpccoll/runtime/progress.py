@@ -119,14 +119,14 @@ class Progress:
         else:
             self._listeners.add(listener)
 
-    def advance(self) -> None:
+    def advance(self) -> bool:
         """Advance every in-flight plan as far as possible without blocking, and let MPI move its messages.
 
         Completed operations are removed. One transfer per call is tested, in turn, because one test lets MPI advance
-        all of them.
+        all of them. Returns False without an effect if an advancing operation calls this.
         """
         if self._advancing:
-            return
+            return False
         self._advancing = True
         try:
             for operation in list(self.operations):
@@ -139,6 +139,7 @@ class Progress:
                     self.transfers.rotate(-1)
         finally:
             self._advancing = False
+        return True
 
     def abandon(self) -> None:
         """Let all operations in flight fail; for a forked child process, in which MPI cannot be used."""

@@ -59,8 +59,8 @@ class Work(Generic[ResultT]):
             MismatchError: ranks of a node called different collectives.
         """
         if not self.done and self._operation is not None:
-            self._progress.advance()
-            self.done = self._operation.advance()
+            advanced = self._progress.advance() and self._operation in self._progress.operations
+            self.done = not advanced and self._operation.advance()
         if self._operation is not None:
             self._operation.raise_error()
         return self.done

@@ -12,6 +12,7 @@ order, and the next collective of the group starts after the continuations of th
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 from functools import cache
 from typing import Any, Final, Protocol
@@ -73,8 +74,11 @@ class FutureCompleter:
         backoff = Backoff(spins=True)
         for operation in list(self._pending):
             while operation.comm is comm and not operation.is_message and operation in self._pending:
-                operation.is_completed()
-                backoff.pause()
+                if comm.node_count > 1:
+                    time.sleep(PAUSE_ACROSS_NODES_S)  # the thread polls as often, and the core is left to other ranks
+                else:
+                    operation.is_completed()
+                    backoff.pause()
 
     def _run(self) -> None:
         """Complete futures, for as long as the process lives."""

@@ -28,7 +28,7 @@ from hpccoll.torch.futures import get_completer
 
 Start: TypeAlias = Callable[..., Any]  # runs a part of an operation; given async_op=True, returns its `Work` at once
 NOT_GIVEN: Final = timedelta(0)  # torch passes this time if the user gives none
-BRIEF_S: Final = 0.002  # `get_future` waits so long before it leaves a collective to the thread of futures
+BRIEF_S: Final = 0.002  # within a node, `get_future` waits so long before it leaves a collective to the thread
 
 
 @exempt_from_compilation
@@ -202,8 +202,8 @@ class TorchWork(dist._Work):  # type: ignore[misc]  # noqa: SLF001 - torch has n
     def get_future(self) -> Any:
         """Return a future of the operation's tensors.
 
-        If a collective is not complete within `BRIEF_S` seconds, a thread completes the future later. The future gets
-        the error of a failed operation, also if the operation exceeds its timeout.
+        If a collective is across nodes, or is not complete within `BRIEF_S` seconds, a thread completes the future
+        later. The future gets the error of a failed operation, also if the operation exceeds its timeout.
         """
         if self._future is None:
             # C++ code sees the exception of a continuation, but not that of `Future.set_exception`.
@@ -211,7 +211,8 @@ class TorchWork(dist._Work):  # type: ignore[misc]  # noqa: SLF001 - torch has n
             self._future = self._completion.then(self._get_outcome)
             began, completer, backoff = time.monotonic(), get_completer(), get_progress().make_backoff()
             self._deadline = began + self._timeout.total_seconds()
-            brief_s = 0.0 if self.is_message else BRIEF_S
+            waits = self._works and not self.is_message and self.comm.node_count == 1
+            brief_s = BRIEF_S if waits else 0.0
             while not self.complete_future():
                 if completer.takes_over() and time.monotonic() > began + brief_s:
                     awaited = self._works[0].awaited if self._works else None

@@ -47,6 +47,13 @@ def test_test_advances_until_the_operation_is_complete():
     assert operation.left == 0, "advanced after it was complete"
 
 
+def test_test_advances_a_plan_in_flight_once():
+    progress, operation = Progress(), Countdown(3)
+    progress.add(operation)
+    work = Work(0, progress, operation, None)
+    assert [work.test(), work.test(), work.test()] == [False, False, True]
+
+
 def test_wait_advances_the_other_operations():
     progress, other = Progress(), Countdown(2)
     progress.add(other)
