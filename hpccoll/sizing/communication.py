@@ -61,12 +61,18 @@ class _Calls(NamedTuple):
 
 
 def list_traffic(setup: TrainingSetup, machine: Machine) -> list[Traffic]:
-    """Return the traffic of all strategies of a training step, of the busiest rank for each collective."""
+    """Return the traffic of all strategies of a training step, of the busiest rank for each collective and group."""
     by_rank = [_sum_calls(setup, rank) for rank in setup.compared_ranks]
-    return [
-        _make_traffic(setup, machine, channel, max(each[channel] for each in by_rank if channel in each))
-        for channel in dict.fromkeys(chain.from_iterable(by_rank))
-    ]
+    by_group: dict[tuple[object, ...], list[_Channel]] = {}
+    for channel in dict.fromkeys(chain.from_iterable(by_rank)):
+        axes = tuple(axis for axis in channel.axes if getattr(setup.mesh, axis) > 1)
+        by_group.setdefault((axes, channel.is_tied, channel.collective), []).append(channel)
+    found = []
+    for channels in by_group.values():
+        totals = [sum(each[channel].nbytes for channel in channels if channel in each) for each in by_rank]
+        busiest = by_rank[totals.index(max(totals))]
+        found += [_make_traffic(setup, machine, each, busiest[each]) for each in channels if each in busiest]
+    return found
 
 
 def _sum_calls(setup: TrainingSetup, rank: int) -> dict[_Channel, _Calls]:

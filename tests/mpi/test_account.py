@@ -31,7 +31,7 @@ STRATEGIES = {
     1: ["dp=1"],
     2: ["dp", "tp", "tp,sp", "pp", "cp", "zero1", "zero2", "zero3"],
     3: ["dp", "zero1", "zero3"],  # 3 ranks do not divide the parameters of a part
-    4: ["dp=2,tp=2", "dp=2,tp=2,sp", "dp=2,pp=2", "tp=2,pp=2"],
+    4: ["dp=2,tp=2", "dp=2,tp=2,sp", "dp=2,pp=2", "tp=2,pp=2", "tp=2,pp=2,sp"],
 }
 PERCEPTRONS = [
     MlpConfig(width=31),  # 2 ranks do not divide the parameters of a layer, which ZeRO pads
