@@ -55,7 +55,8 @@ def simulate_step(
 
     Gradients are summed in buckets of `bucket_bytes`; the sum of a bucket starts when the last backward pass has
     computed its gradients, and buckets are summed one after the other. The time of other collectives is divided equally
-    among the forward and backward passes.
+    among the forward and backward passes. The peak of memory is that of the estimate, which follows the plan of the
+    schedule itself.
     """
     found = [_simulate_traffic(each, setup, machine) for each in traffic]
     m, stages = setup.microbatches, setup.shape.stages_per_rank
