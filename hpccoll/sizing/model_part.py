@@ -27,6 +27,19 @@ class ParameterUnit:
         return -(-self.elements // ranks) * ranks
 
 
+@dataclass(frozen=True, slots=True)
+class ParameterCount:
+    """Numbers of parameters: `expert` ones belong to experts, `dense` ones are the same on all ranks of ep."""
+
+    dense: int
+    expert: int = 0
+
+    @property
+    def total(self) -> int:
+        """All parameters."""
+        return self.dense + self.expert
+
+
 class Message(NamedTuple):
     """The calls of a collective for a micro-batch: the bytes of the whole messages, or of sent ones if not a ring."""
 

@@ -2,25 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from hpccoll.parallel.mesh import Mesh
+from hpccoll.sizing.model_part import ParameterCount
 from hpccoll.sizing.model_shape import ModelShape
 from hpccoll.sizing.parts import list_rank_parts
 from hpccoll.sizing.training_setup import Model, TrainingSetup
-
-
-@dataclass(frozen=True, slots=True)
-class ParameterCount:
-    """Numbers of parameters: `expert` ones belong to experts, `dense` ones are the same on all ranks of ep."""
-
-    dense: int
-    expert: int
-
-    @property
-    def total(self) -> int:
-        """All parameters."""
-        return self.dense + self.expert
 
 
 def count_model(model: Model) -> ParameterCount:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from hpccoll.sizing.model_part import BackwardStep, Message, ModelPart, ParameterUnit, make_stage_end
+from hpccoll.sizing.model_part import BackwardStep, Message, ModelPart, ParameterCount, ParameterUnit, make_stage_end
 from hpccoll.sizing.model_shape import ModelShape
 from hpccoll.sizing.training_setup import TrainingSetup
 
@@ -40,20 +40,7 @@ def count_norm(model: ModelShape) -> int:
     return model.width * (1 if model.like_llama else 2)
 
 
-@dataclass(frozen=True, slots=True)
-class LayerParameters:
-    """Numbers of parameters of a layer on a rank: `expert` ones belong to experts, `dense` ones do not."""
-
-    dense: int
-    expert: int = 0
-
-    @property
-    def total(self) -> int:
-        """All parameters."""
-        return self.dense + self.expert
-
-
-def count_layer(model: ModelShape, tp: int = 1, ep: int = 1) -> LayerParameters:
+def count_layer(model: ModelShape, tp: int = 1, ep: int = 1) -> ParameterCount:
     """Return a rank's parameters of a layer.
 
     tp splits all matrices, and the biases of those that are split by output; norms, router and the biases of the
@@ -65,8 +52,8 @@ def count_layer(model: ModelShape, tp: int = 1, ep: int = 1) -> LayerParameters:
     mlp, mlp_biases = model.mlp_matrices * h * f // tp, has_biases * ((model.mlp_matrices - 1) * f // tp + h)
     around = 2 * count_norm(model)
     if model.experts == 1:
-        return LayerParameters(attention + mlp + mlp_biases + around)
-    return LayerParameters(attention + around + h * model.experts, mlp * (model.experts // ep))
+        return ParameterCount(attention + mlp + mlp_biases + around)
+    return ParameterCount(attention + around + h * model.experts, mlp * (model.experts // ep))
 
 
 def _count_vocabulary(model: ModelShape, tp: int) -> int:
