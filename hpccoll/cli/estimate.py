@@ -27,9 +27,9 @@ from hpccoll.schedules import get_schedule
 from hpccoll.sizing import (
     Estimate,
     MeshSearch,
-    ModelShape,
     Precision,
     TrainingSetup,
+    TransformerShape,
     list_presets,
     load_preset,
     make_estimate,
@@ -42,7 +42,7 @@ from hpccoll.sizing.training_setup import DTYPES, OPTIMIZERS, RECOMPUTE, ZERO_ST
 Command = TypeVar("Command", bound=Callable[..., Any])
 MAX_RANKS = 2**20
 MACHINE_COSTS = ("nodes", "alpha", "beta", "gamma")  # options of `hpccoll simulate` that this command lacks
-# Options of the model's shape: fields of `ModelShape` with their help.
+# Options of the model's shape: fields of `TransformerShape` with their help.
 SHAPE_OPTIONS = {
     "layers": "Layers. This and the next options describe a model, or replace values of PRESET.",
     "width": "Features of a token.",
@@ -157,7 +157,7 @@ def _run_search(
         print_search(name, setup, machine, found, top)
 
 
-def _make_model(preset: str | None, shape: dict[str, int], like_llama: bool) -> ModelShape:
+def _make_model(preset: str | None, shape: dict[str, int], like_llama: bool) -> TransformerShape:
     """Return the preset with the given fields replaced, or a model of the given shape alone; raise UsageError."""
     if preset is not None:
         model = msgspec.structs.replace(load_preset(preset), **shape)
@@ -169,12 +169,12 @@ def _make_model(preset: str | None, shape: dict[str, int], like_llama: bool) -> 
                 f"no model: name a preset ({', '.join(list_presets())}), or describe a model; "
                 f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing"
             )
-        model = msgspec.convert({**shape, "like_llama": like_llama}, ModelShape)
+        model = msgspec.convert({**shape, "like_llama": like_llama}, TransformerShape)
     model.require_consistent()
     return model
 
 
-def _make_setup(model: ModelShape, mesh: Mesh, options: dict[str, Any]) -> TrainingSetup:
+def _make_setup(model: TransformerShape, mesh: Mesh, options: dict[str, Any]) -> TrainingSetup:
     """Return the training step that the options describe; raise UsageError if the model has too few positions."""
     batch, sequence = options["batch"] or mesh.ranks, options["sequence"] or model.context
     if sequence > model.context and not model.like_llama:

@@ -8,10 +8,10 @@ model, and `mesh_search.py` ranks meshes.
 
 from hpccoll.sizing.estimate import Estimate, make_estimate
 from hpccoll.sizing.mesh_search import MeshSearch, search_meshes
-from hpccoll.sizing.model_shape import ModelShape, list_presets, load_preset
 from hpccoll.sizing.training_setup import Precision, TrainingSetup
+from hpccoll.sizing.transformer_shape import TransformerShape, list_presets, load_preset
 
 __all__ = [
-    "Estimate", "MeshSearch", "ModelShape", "Precision", "TrainingSetup", "list_presets", "load_preset",
+    "Estimate", "MeshSearch", "Precision", "TrainingSetup", "TransformerShape", "list_presets", "load_preset",
     "make_estimate", "search_meshes",
 ]  # fmt: skip

@@ -16,10 +16,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from hpccoll.parallel.mesh import Mesh
-from hpccoll.sizing.model_shape import ModelShape
 from hpccoll.sizing.parts import list_rank_parts
 from hpccoll.sizing.training_setup import TrainingSetup
 from hpccoll.sizing.transformer import count_attention_core_flops
+from hpccoll.sizing.transformer_shape import TransformerShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ def count_pass_flops(setup: TrainingSetup, rank: int | None = None) -> Flops:
     )
 
 
-def count_causal_core_flops(model: ModelShape, setup: TrainingSetup) -> float:
+def count_causal_core_flops(model: TransformerShape, setup: TrainingSetup) -> float:
     """Return a rank's forward FLOPs for one micro-batch in the core of attention, without the masked half of scores."""
     layers = setup.layers_per_stage * setup.shape.stages_per_rank
     return layers * count_attention_core_flops(model, setup.sequence) / 2 * setup.tokens / setup.mesh.tp

@@ -14,9 +14,9 @@ from itertools import pairwise
 from operator import or_
 
 from hpccoll.sizing.backward_moments import list_moments
-from hpccoll.sizing.model_shape import ModelShape
 from hpccoll.sizing.parts import list_rank_parts
 from hpccoll.sizing.training_setup import Precision, TrainingSetup
+from hpccoll.sizing.transformer_shape import TransformerShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ def compute_rank_memory(setup: TrainingSetup, rank: int) -> MemoryBytes:
 def _compute_batch_bytes(setup: TrainingSetup) -> float:
     """Return the bytes of the samples of a rank in a step; those of text, which are integers, are not counted."""
     model, precision = setup.model, setup.precision
-    if isinstance(model, ModelShape):
+    if isinstance(model, TransformerShape):
         return 0.0
     return setup.tokens * setup.microbatches * model.count_sample_bytes(precision.dtype, precision.element_bytes)
 

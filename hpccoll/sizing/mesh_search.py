@@ -12,9 +12,9 @@ from hpccoll.plan import Machine
 from hpccoll.sizing.communication import GRADIENTS, list_traffic
 from hpccoll.sizing.estimate import USABLE_MEMORY, Estimate, compute_step_time, make_estimate
 from hpccoll.sizing.memory import compute_memory, compute_rank_memory
-from hpccoll.sizing.model_shape import ModelShape
 from hpccoll.sizing.overlap import require_rate
-from hpccoll.sizing.training_setup import RECOMPUTE, ZERO_STAGES, Model, Recompute, TrainingSetup
+from hpccoll.sizing.training_setup import RECOMPUTE, ZERO_STAGES, ModelShape, Recompute, TrainingSetup
+from hpccoll.sizing.transformer_shape import TransformerShape
 
 
 @dataclass(slots=True)
@@ -26,9 +26,9 @@ class MeshSearch:
     misfits: dict[Mesh, str] = field(default_factory=dict)
 
 
-def list_meshes(ranks: int, model: Model, machine: Machine) -> Iterator[Mesh]:
+def list_meshes(ranks: int, model: ModelShape, machine: Machine) -> Iterator[Mesh]:
     """Yield the meshes of `ranks` ranks whose tp stays in a node, and whose ep has no more ranks than experts."""
-    limits = {"tp": machine.ranks_per_node, "ep": model.experts if isinstance(model, ModelShape) else 1}
+    limits = {"tp": machine.ranks_per_node, "ep": model.experts if isinstance(model, TransformerShape) else 1}
 
     def extend(sizes: tuple[int, ...], rest: int) -> Iterator[Mesh]:
         if len(sizes) == len(INNERMOST_FIRST) - 1:

@@ -14,9 +14,9 @@ from math import inf
 from hpccoll.errors import UsageError
 from hpccoll.plan import Machine
 from hpccoll.sizing.group_links import find_group_links
-from hpccoll.sizing.model_shape import ModelShape
 from hpccoll.sizing.training_setup import TrainingSetup
 from hpccoll.sizing.transformer import count_layer
+from hpccoll.sizing.transformer_shape import TransformerShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ def list_overlaps(setup: TrainingSetup, machine: Machine) -> list[Overlap]:
         return 1 / seconds_per_byte if seconds_per_byte else inf  # bytes may cost less than a measurement resolves
 
     if (n := setup.replicas) > 1:
-        stored = count_layer(model, 1, mesh.ep).total if isinstance(model, ModelShape) else used
+        stored = count_layer(model, 1, mesh.ep).total if isinstance(model, TransformerShape) else used
         ratio = compute_dp_ratio(b, n, peak, tokens, get_bandwidth(n, "ep")) * stored / used
         compared = "all_gather of a layer: its forward pass" if setup.zero == 3 else "gradients: backward pass"
         found.append(Overlap("zero3" if setup.zero == 3 else "dp", ratio, compared))
@@ -96,7 +96,7 @@ def list_overlaps(setup: TrainingSetup, machine: Machine) -> list[Overlap]:
         weights = used * model.layers / setup.shape.stages / mesh.tp * setup.norm_split
         ratio = compute_pp_ratio(b, model.width, peak, weights, get_bandwidth(n, "pp"))
         found.append(Overlap("pp", ratio, "activations: forward pass of the next stage"))
-    if isinstance(model, ModelShape) and (n := mesh.cp) > 1:
+    if isinstance(model, TransformerShape) and (n := mesh.cp) > 1:
         ratio = compute_cp_ratio(b, model.kv_width, model.width, peak, setup.sequence // n, get_bandwidth(n, "cp"))
         found.append(Overlap("cp", ratio, "keys and values: a block of causal attention"))
     return found

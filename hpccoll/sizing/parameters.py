@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from hpccoll.parallel.mesh import Mesh
 from hpccoll.sizing.model_part import ParameterCount
-from hpccoll.sizing.model_shape import ModelShape
 from hpccoll.sizing.parts import list_rank_parts
-from hpccoll.sizing.training_setup import Model, TrainingSetup
+from hpccoll.sizing.training_setup import ModelShape, TrainingSetup
+from hpccoll.sizing.transformer_shape import TransformerShape
 
 
-def count_parameters(model: Model) -> ParameterCount:
+def count_parameters(model: ModelShape) -> ParameterCount:
     """Return all parameters of the model."""
     return count_rank_parameters(TrainingSetup(model, Mesh(), 1, 1, 1), 0)
 
 
-def count_active_parameters(model: Model) -> int:
+def count_active_parameters(model: ModelShape) -> int:
     """Return the parameters that a token uses: of the experts, `active_experts` per layer."""
     counted = count_parameters(model)
-    if not isinstance(model, ModelShape):
+    if not isinstance(model, TransformerShape):
         return counted.total
     return counted.dense + counted.expert * model.active_experts // model.experts
 

@@ -16,10 +16,10 @@ from hpccoll.sizing.communication import GRADIENTS, Traffic
 from hpccoll.sizing.expert_routing import ExpertRouting
 from hpccoll.sizing.flops import count_pass_flops
 from hpccoll.sizing.memory import compute_memory
-from hpccoll.sizing.model_shape import ModelShape
 from hpccoll.sizing.overlap import require_rate
 from hpccoll.sizing.parameters import count_rank_parameters
 from hpccoll.sizing.training_setup import TrainingSetup
+from hpccoll.sizing.transformer_shape import TransformerShape
 
 ALGORITHMS = {"all_to_all": "pairwise"}  # other collectives: ring
 
@@ -73,7 +73,7 @@ def simulate_step(
 def _simulate_traffic(each: Traffic, setup: TrainingSetup, machine: Machine) -> Traffic:
     """Return estimated traffic with the bytes that the plan of the collective sends, and its simulated time."""
     n = each.group
-    if isinstance(setup.model, ModelShape) and setup.routing is not None and each.collective == "all_to_all":
+    if isinstance(setup.model, TransformerShape) and setup.routing is not None and each.collective == "all_to_all":
         return _simulate_experts(each, setup.model, setup.routing, setup, machine)
     if each.collective == "send":
         nbytes = each.sent_bytes / each.calls
@@ -89,7 +89,7 @@ def _simulate_traffic(each: Traffic, setup: TrainingSetup, machine: Machine) -> 
 
 
 def _simulate_experts(
-    each: Traffic, model: ModelShape, routing: ExpertRouting, setup: TrainingSetup, machine: Machine
+    each: Traffic, model: TransformerShape, routing: ExpertRouting, setup: TrainingSetup, machine: Machine
 ) -> Traffic:
     """Return estimated traffic with the bytes that all_to_alls of counted rows send, and their simulated time.
 

@@ -11,12 +11,12 @@ from hpccoll.parallel.mesh import EXPERT_REPLICAS, REPLICAS, TOKEN_REPLICAS, Mes
 from hpccoll.schedules import PipelineShape, ScheduleFamily, get_schedule
 from hpccoll.sizing.expert_routing import ExpertRouting
 from hpccoll.sizing.model_part import ReplicaKind
-from hpccoll.sizing.model_shape import ModelShape
 from hpccoll.sizing.perceptron import PerceptronShape
+from hpccoll.sizing.transformer_shape import TransformerShape
 
 Recompute = Literal["none", "selective", "full"]
 RECOMPUTE: tuple[Recompute, ...] = get_args(Recompute)
-Model: TypeAlias = ModelShape | PerceptronShape
+ModelShape: TypeAlias = TransformerShape | PerceptronShape
 REPLICA_AXES: dict[ReplicaKind, tuple[str, ...]] = {
     "dense": REPLICAS,
     "token": TOKEN_REPLICAS,
@@ -70,7 +70,7 @@ class TrainingProgram:
 class TrainingSetup:
     """A training step: `batch` samples of `sequence` tokens over all ranks, in `microbatches` per pipeline."""
 
-    model: Model
+    model: ModelShape
     mesh: Mesh
     batch: int
     sequence: int

@@ -17,13 +17,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from hpccoll.sizing.model_part import BackwardStep, Message, ModelPart, ParameterCount, ParameterUnit, make_stage_end
-from hpccoll.sizing.model_shape import ModelShape
 from hpccoll.sizing.training_setup import TrainingSetup
+from hpccoll.sizing.transformer_shape import TransformerShape
 
 MASK_BYTES = 1  # an element of a dropout mask
 
 
-def list_transformer_parts(model: ModelShape, setup: TrainingSetup, stage: int) -> list[ModelPart]:
+def list_transformer_parts(model: TransformerShape, setup: TrainingSetup, stage: int) -> list[ModelPart]:
     """Return the parts of a pipeline stage."""
     if setup.routing is not None:
         setup = replace(setup, routing=setup.routing.find_part(setup.stage_ranks[stage]))
@@ -37,12 +37,12 @@ def list_transformer_parts(model: ModelShape, setup: TrainingSetup, stage: int) 
     return parts
 
 
-def count_norm(model: ModelShape) -> int:
+def count_norm(model: TransformerShape) -> int:
     """Return the parameters of a norm: h scales, and h biases as well in LayerNorm."""
     return model.width * (1 if model.like_llama else 2)
 
 
-def count_layer(model: ModelShape, tp: int = 1, ep: int = 1) -> ParameterCount:
+def count_layer(model: TransformerShape, tp: int = 1, ep: int = 1) -> ParameterCount:
     """Return a rank's parameters of a layer.
 
     tp splits all matrices, and the biases of those that are split by output; norms, router and the biases of the
@@ -58,17 +58,17 @@ def count_layer(model: ModelShape, tp: int = 1, ep: int = 1) -> ParameterCount:
     return ParameterCount(attention + around + h * model.experts, mlp * (model.experts // ep))
 
 
-def _count_vocabulary(model: ModelShape, tp: int) -> int:
+def _count_vocabulary(model: TransformerShape, tp: int) -> int:
     """Return a rank's weights of the embedding or of the output layer: V h, split by rows (rounded up)."""
     return -(-model.vocabulary // tp) * model.width
 
 
-def count_layer_flops(model: ModelShape, sequence: int) -> int:
+def count_layer_flops(model: TransformerShape, sequence: int) -> int:
     """Return the forward FLOPs of a layer per token."""
     return 2 * model.used_weights + count_attention_core_flops(model, sequence)
 
 
-def count_attention_core_flops(model: ModelShape, sequence: int) -> int:
+def count_attention_core_flops(model: TransformerShape, sequence: int) -> int:
     """Return 4 s h, the forward FLOPs per token of a layer's scores and weighted values."""
     return 4 * sequence * model.width
 
@@ -83,7 +83,7 @@ def _list_units(setup: TrainingSetup, dense: int, token: int, expert: int = 0) -
     return tuple(unit for unit in kinds if unit.elements)
 
 
-def _make_embedding(model: ModelShape, setup: TrainingSetup) -> ModelPart:
+def _make_embedding(model: TransformerShape, setup: TrainingSetup) -> ModelPart:
     """Return the embedding, which keeps a dropout mask of T h bytes.
 
     Tensor parallelism sums the embeddings. A weight that is tied to an output layer on another rank is a unit by
@@ -107,7 +107,7 @@ def _make_embedding(model: ModelShape, setup: TrainingSetup) -> ModelPart:
     )
 
 
-def _make_head(model: ModelShape, setup: TrainingSetup) -> ModelPart:
+def _make_head(model: TransformerShape, setup: TrainingSetup) -> ModelPart:
     """Return the last norm, the output layer and the loss.
 
     They keep the inputs of the last norm and of the output layer, T h e each, and the logits in float32, 4 T V. The
@@ -141,12 +141,12 @@ def _make_head(model: ModelShape, setup: TrainingSetup) -> ModelPart:
     )
 
 
-def _has_remote_tie(model: ModelShape, setup: TrainingSetup) -> bool:
+def _has_remote_tie(model: TransformerShape, setup: TrainingSetup) -> bool:
     """Whether embedding and output layer share a weight, but are on different ranks."""
     return not model.like_llama and setup.stage_ranks[0] != setup.stage_ranks[-1]
 
 
-def _make_layers(model: ModelShape, setup: TrainingSetup) -> ModelPart:
+def _make_layers(model: TransformerShape, setup: TrainingSetup) -> ModelPart:
     """Return the layers of a pipeline stage.
 
     If the gradients of weights are computed later, inputs and gradients of outputs wait for that: 4 T h e, split over
@@ -178,7 +178,7 @@ def _make_layers(model: ModelShape, setup: TrainingSetup) -> ModelPart:
     )
 
 
-def _list_layer_steps(model: ModelShape, setup: TrainingSetup, alive: float) -> list[BackwardStep]:
+def _list_layer_steps(model: TransformerShape, setup: TrainingSetup, alive: float) -> list[BackwardStep]:
     """Return the moments of a layer's backward pass that may be its peak: in its MLP and in attention.
 
     In the MLP, all activations are alive, and the gradient of a matrix is in flight. In attention, the inputs of the
@@ -207,12 +207,12 @@ def _list_layer_steps(model: ModelShape, setup: TrainingSetup, alive: float) -> 
     ]
 
 
-def _compute_output(model: ModelShape, setup: TrainingSetup) -> float:
+def _compute_output(model: TransformerShape, setup: TrainingSetup) -> float:
     """Return the bytes of the output of the embedding or of a layer: T h e, split over tp with sequence parallelism."""
     return setup.tokens * model.width * setup.precision.element_bytes / setup.norm_split
 
 
-def _compute_waiting(model: ModelShape, setup: TrainingSetup) -> float:
+def _compute_waiting(model: TransformerShape, setup: TrainingSetup) -> float:
     """Return the bytes of an input that waits until the gradients of weights are computed: T h e."""
     gathered = setup.norm_split if setup.program.defers_gathered else 1
     return gathered * _compute_output(model, setup)
@@ -226,7 +226,7 @@ class LayerActivations:
     recomputed: float
 
 
-def compute_layer_activations(model: ModelShape, setup: TrainingSetup) -> LayerActivations:
+def compute_layer_activations(model: TransformerShape, setup: TrainingSetup) -> LayerActivations:
     """Return a rank's activations of a layer for a micro-batch of T tokens, in elements of e bytes.
 
     Outside the tensor-parallel layers, a layer keeps 4 T h e bytes (the inputs of two norms, of attention and of the
@@ -254,7 +254,7 @@ def compute_layer_activations(model: ModelShape, setup: TrainingSetup) -> LayerA
     return LayerActivations(tokens * (outside + inside + core), 0.0)
 
 
-def _compute_mlp_activations(model: ModelShape, setup: TrainingSetup) -> float:
+def _compute_mlp_activations(model: TransformerShape, setup: TrainingSetup) -> float:
     """Return the bytes inside the MLP of a layer for a micro-batch of T tokens: per matrix T f e, split over tp.
 
     A mixture of experts keeps the features of each row that its experts receive, the row itself, and the outputs that
@@ -268,7 +268,7 @@ def _compute_mlp_activations(model: ModelShape, setup: TrainingSetup) -> float:
     return received * features + (sent + received) * model.width * e
 
 
-def _count_expert_rows(model: ModelShape, setup: TrainingSetup) -> tuple[float, float]:
+def _count_expert_rows(model: TransformerShape, setup: TrainingSetup) -> tuple[float, float]:
     """Return the rows per micro-batch that a rank sends to the experts of a layer, and that its experts receive.
 
     Without a counted routing, these are T k each, for k active experts. With one, they are those of the busiest rank:
@@ -279,7 +279,7 @@ def _count_expert_rows(model: ModelShape, setup: TrainingSetup) -> tuple[float, 
     return setup.routing.find_busiest(in_one_pass=setup.recompute == "full")
 
 
-def _compute_layer_gradients(model: ModelShape, setup: TrainingSetup) -> float:
+def _compute_layer_gradients(model: TransformerShape, setup: TrainingSetup) -> float:
     """Return the bytes of the gradients of activations that the backward pass of a layer needs at once.
 
     These are the gradients of the MLP's output, T h e, and of its hidden features, T f e (twice if it is gated). With
@@ -299,7 +299,7 @@ def _compute_layer_gradients(model: ModelShape, setup: TrainingSetup) -> float:
     return setup.tokens * features * setup.precision.element_bytes
 
 
-def _list_reductions(model: ModelShape, setup: TrainingSetup, pairs: int, extra_gathers: int) -> list[Message]:
+def _list_reductions(model: TransformerShape, setup: TrainingSetup, pairs: int, extra_gathers: int) -> list[Message]:
     """Return the messages of `pairs` all_reduces of activations over tp, of N = T h e bytes each.
 
     Sequence parallelism replaces each all_reduce by an all_gather and a reduce_scatter, and gathers the inputs of some
@@ -317,7 +317,7 @@ def _list_reductions(model: ModelShape, setup: TrainingSetup, pairs: int, extra_
     ]
 
 
-def _list_layer_messages(model: ModelShape, setup: TrainingSetup) -> Iterator[Message]:
+def _list_layer_messages(model: TransformerShape, setup: TrainingSetup) -> Iterator[Message]:
     """Yield the messages of a layer.
 
     Tensor parallelism makes two all_reduce calls in the forward pass (after attention and after the MLP), two in the
@@ -349,7 +349,7 @@ def _list_layer_messages(model: ModelShape, setup: TrainingSetup) -> Iterator[Me
         yield _make_exchange(model, setup)
 
 
-def _make_exchange(model: ModelShape, setup: TrainingSetup) -> Message:
+def _make_exchange(model: TransformerShape, setup: TrainingSetup) -> Message:
     """Return the messages of experts: tokens go to the ranks of their experts and back, and so do their gradients.
 
     Each of the 4 all_to_all calls per layer (6 if the forward pass is recomputed) moves T h e bytes for each active

@@ -5,9 +5,9 @@ from __future__ import annotations
 from hpccoll.errors import UsageError
 from hpccoll.parallel.mesh import Mesh
 from hpccoll.parallel.schedule_files import is_schedule_file
-from hpccoll.sizing import ModelShape, Precision, TrainingSetup
+from hpccoll.sizing import Precision, TrainingSetup, TransformerShape
 from hpccoll.sizing.perceptron import LinearShape, PerceptronShape
-from hpccoll.sizing.training_setup import Model, TrainingProgram
+from hpccoll.sizing.training_setup import ModelShape, TrainingProgram
 from hpccoll.train.options import BYTES, CourseConfig, GptConfig, ModelConfig, TrainOptions
 
 PROGRAM = TrainingProgram(
@@ -46,13 +46,13 @@ def make_training_setup(options: TrainOptions, mesh: Mesh) -> TrainingSetup:
     return setup
 
 
-def make_model_shape(model: ModelConfig) -> Model:
+def make_model_shape(model: ModelConfig) -> ModelShape:
     """Return the shape of a model of `hpccoll train`."""
     if not isinstance(model, GptConfig):
         shapes = [(*model.weight_shape(layer), model.choose_split(layer)) for layer in range(model.layers)]
         linears = tuple(LinearShape(inputs, outputs, split) for outputs, inputs, split in shapes)
         return PerceptronShape(linears, model.activation == "tanh", has_classes=not isinstance(model, CourseConfig))
-    return ModelShape(
+    return TransformerShape(
         layers=model.layers,
         width=model.width,
         heads=model.heads,

@@ -11,14 +11,14 @@ from hpccoll.algorithms import ring
 from hpccoll.parallel import Mesh
 from hpccoll.plan import Groups, Operation, Plan, run_in_groups, simulate
 from hpccoll.predict.machine_catalogue import load_machine
-from hpccoll.sizing import ModelShape, TrainingSetup
+from hpccoll.sizing import TrainingSetup, TransformerShape
 from hpccoll.sizing.communication import Traffic, list_traffic
 from hpccoll.sizing.group_links import find_group_links
 from hpccoll.sizing.parameters import count_parameters
 from hpccoll.sizing.perceptron import LinearShape, PerceptronShape
 
 DGX, SUMMIT = load_machine("dgx-h100"), load_machine("summit")
-MODEL = ModelShape(layers=4, width=64, heads=8, vocabulary=128, like_llama=True, context=32)
+MODEL = TransformerShape(layers=4, width=64, heads=8, vocabulary=128, like_llama=True, context=32)
 TOKENS = 32
 N = TOKENS * 64 * 2  # bytes of the activations of a sample in bfloat16
 
@@ -89,14 +89,14 @@ def test_ring_attention_sends_keys_and_values_twice_and_their_gradients_once():
 
 
 def test_experts_exchange_the_tokens_of_each_active_expert_four_times():
-    model = ModelShape(layers=4, width=64, heads=8, vocabulary=128, like_llama=True, experts=4, active_experts=2)
+    model = TransformerShape(layers=4, width=64, heads=8, vocabulary=128, like_llama=True, experts=4, active_experts=2)
     sent = list_sent(model=model, mesh=Mesh(ep=4), batch=8)["ep", "all_to_all"]
     assert sent.calls == 2 * 4 * (4 + 1)
     assert sent.sent_bytes == 2 * 4 * 3 / 4 * (4 * 2 * N + 4 * 8)  # and the number of tokens for each of 4 experts
 
 
 def test_a_tied_output_layer_sums_its_gradient_with_the_embedding():
-    model = ModelShape(layers=4, width=64, heads=8, vocabulary=128, context=32)
+    model = TransformerShape(layers=4, width=64, heads=8, vocabulary=128, context=32)
     assert list_sent(model=model, mesh=Mesh(pp=2))["pp", "all_reduce"].sent_bytes == 128 * 64 * 2
 
 

@@ -13,11 +13,11 @@ from hpccoll.parallel import Mesh
 from hpccoll.plan import PassTimes, simulate_schedule
 from hpccoll.predict.machine_catalogue import load_machine
 from hpccoll.schedules import make_schedule
-from hpccoll.sizing import ModelShape, TrainingSetup, load_preset, make_estimate, search_meshes
+from hpccoll.sizing import TrainingSetup, TransformerShape, load_preset, make_estimate, search_meshes
 from hpccoll.sizing.training_setup import RECOMPUTE
 
 DGX = load_machine("dgx-h100")
-MODEL = ModelShape(layers=8, width=1024, heads=8, vocabulary=1024, like_llama=True, context=1024)
+MODEL = TransformerShape(layers=8, width=1024, heads=8, vocabulary=1024, like_llama=True, context=1024)
 
 
 def make_setup(**changed: Any) -> TrainingSetup:
@@ -35,7 +35,7 @@ def test_one_rank_computes_all_flops_at_the_given_efficiency():
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb_h1", "interleaved_1f1b", "zbv", "dualpipev"])
 def test_the_bubble_agrees_with_the_simulated_schedule(schedule):
     """Without an output layer to speak of, and without transfers, all stages take the same time."""
-    model = ModelShape(layers=8, width=1024, heads=8, vocabulary=8, like_llama=True, context=1024)
+    model = TransformerShape(layers=8, width=1024, heads=8, vocabulary=8, like_llama=True, context=1024)
     links = {name: replace(getattr(DGX, name), alpha_s=0.0, beta_s_per_byte=1e-20) for name in ("within", "between")}
     found = make_estimate(make_setup(model=model, mesh=Mesh(pp=4), schedule=schedule), replace(DGX, **links))
     stages = found.setup.shape.stages

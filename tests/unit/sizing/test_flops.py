@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from hpccoll.parallel import Mesh
-from hpccoll.sizing import ModelShape, TrainingSetup, load_preset
+from hpccoll.sizing import TrainingSetup, TransformerShape, load_preset
 from hpccoll.sizing.flops import count_pass_flops, count_step_flops
 from hpccoll.sizing.transformer import count_layer_flops
 
@@ -40,7 +40,7 @@ def test_selective_recomputation_repeats_the_two_products_of_the_core_of_attenti
 )
 def test_the_flops_of_a_step_give_the_published_utilisation(layers, width, heads, batch, ranks, seconds, mfu):
     """Korthikanti et al., arXiv 2205.05198, tables 3 and 5, and section 6.3: seconds per step on A100, 312 TFLOP/s."""
-    model = ModelShape(layers=layers, width=width, heads=heads, vocabulary=51200, context=2048)
+    model = TransformerShape(layers=layers, width=width, heads=heads, vocabulary=51200, context=2048)
     flops = count_step_flops(TrainingSetup(model, Mesh(), batch, 2048, 1))
     assert flops.model / (seconds * ranks * 312e12) == pytest.approx(mfu, rel=0.01)
 

@@ -9,7 +9,7 @@ import pytest
 
 from hpccoll.parallel import Mesh
 from hpccoll.schedules import make_schedule
-from hpccoll.sizing import ModelShape, Precision, TrainingSetup, load_preset
+from hpccoll.sizing import Precision, TrainingSetup, TransformerShape, load_preset
 from hpccoll.sizing.backward_moments import list_moments
 from hpccoll.sizing.memory import (
     compute_buffer_bytes,
@@ -45,9 +45,9 @@ ZERO_TABLE = {
 }
 # Models with these numbers of parameters, within 1 %; the paper does not state their shapes.
 ZERO_MODELS = {
-    7.5e9: ModelShape(layers=36, width=4096, heads=32),
-    128e9: ModelShape(layers=70, width=12288, heads=96),
-    1e12: ModelShape(layers=128, width=25600, heads=160),
+    7.5e9: TransformerShape(layers=36, width=4096, heads=32),
+    128e9: TransformerShape(layers=70, width=12288, heads=96),
+    1e12: TransformerShape(layers=128, width=25600, heads=160),
 }
 
 
@@ -96,7 +96,7 @@ def test_precision_and_optimizer_decide_the_bytes_per_parameter():
 
 
 def keep_layer(setup: TrainingSetup) -> LayerActivations:
-    assert isinstance(setup.model, ModelShape)
+    assert isinstance(setup.model, TransformerShape)
     return compute_layer_activations(setup.model, setup)
 
 
@@ -108,10 +108,10 @@ def compute_kept(setup: TrainingSetup, rank: int) -> float:
 # Korthikanti et al., arXiv 2205.05198, table 3, by the stated number of parameters: model, ranks along pp, samples
 # per step, micro-batches. All models have 8 ranks for tp, 2048 tokens per sample and a vocabulary of 51200.
 MEGATRON = {
-    22e9: (ModelShape(layers=48, width=6144, heads=64, vocabulary=51200, context=2048), 1, 4, 1),
-    175e9: (ModelShape(layers=96, width=12288, heads=96, vocabulary=51200, context=2048), 8, 64, 64),
-    530e9: (ModelShape(layers=105, width=20480, heads=128, vocabulary=51200, context=2048), 35, 280, 280),
-    1e12: (ModelShape(layers=128, width=25600, heads=160, vocabulary=51200, context=2048), 64, 512, 512),
+    22e9: (TransformerShape(layers=48, width=6144, heads=64, vocabulary=51200, context=2048), 1, 4, 1),
+    175e9: (TransformerShape(layers=96, width=12288, heads=96, vocabulary=51200, context=2048), 8, 64, 64),
+    530e9: (TransformerShape(layers=105, width=20480, heads=128, vocabulary=51200, context=2048), 35, 280, 280),
+    1e12: (TransformerShape(layers=128, width=25600, heads=160, vocabulary=51200, context=2048), 64, 512, 512),
 }
 
 
@@ -171,7 +171,7 @@ def test_freeing_the_outputs_of_stages_saves_2_73_gib():
 
 def test_selective_recomputation_saves_70_percent_of_gpt3s_and_65_percent_of_mt_nlgs_activations():
     """Korthikanti et al., section 5: 5 a s / h is 80 for GPT-3 and 64 for MT-NLG, saving 70 % and 65 %."""
-    mt_nlg = TrainingSetup(ModelShape(layers=105, width=20480, heads=128), Mesh(), 1, 2048, 1)
+    mt_nlg = TrainingSetup(TransformerShape(layers=105, width=20480, heads=128), Mesh(), 1, 2048, 1)
     for setup, saved in ((make_gpt3(mesh=Mesh()), 0.70), (mt_nlg, 0.65)):
         kept, recomputed = (keep_layer(replace(setup, recompute=r)) for r in ("none", "selective"))
         assert 1 - recomputed.kept / kept.kept == pytest.approx(saved, abs=0.01)
@@ -195,7 +195,7 @@ def test_interleaved_stages_keep_the_published_multiple_of_activations():
 
 @pytest.mark.parametrize("name", ["interleaved_1f1b", "looped_bfs", "zbv", "dualpipev"])
 def test_a_rank_of_two_stages_keeps_as_many_micro_batches_as_the_proven_schedule(name):
-    model = ModelShape(layers=32, width=1024, heads=8, vocabulary=8, like_llama=True)
+    model = TransformerShape(layers=32, width=1024, heads=8, vocabulary=8, like_llama=True)
     setup = TrainingSetup(model, Mesh(pp=4), 8, 1024, 8, schedule=name)
     _, live = make_schedule(name, 8, 8).count_activations()
     stage = setup.layers_per_stage * keep_layer(setup).kept

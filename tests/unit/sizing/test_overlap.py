@@ -11,7 +11,7 @@ from hpccoll.errors import UsageError
 from hpccoll.parallel import Mesh
 from hpccoll.plan import Machine, Operation, simulate
 from hpccoll.predict.machine_catalogue import load_machine
-from hpccoll.sizing import ModelShape, TrainingSetup, load_preset
+from hpccoll.sizing import TrainingSetup, TransformerShape, load_preset
 from hpccoll.sizing.overlap import (
     compute_cp_ratio,
     compute_dp_ratio,
@@ -82,7 +82,7 @@ def test_the_ratios_of_a_mesh_use_the_links_of_each_axis():
 
 
 def test_zero_3_pipeline_and_context_have_their_own_ratios():
-    model = ModelShape(layers=8, width=1024, heads=8, like_llama=True, context=4096)
+    model = TransformerShape(layers=8, width=1024, heads=8, like_llama=True, context=4096)
     setup = TrainingSetup(model, Mesh(dp=2, pp=2, cp=2), 8, 4096, 4, zero=3)
     found = {each.strategy: each.ratio for each in list_overlaps(setup, load_machine("dgx-h100"))}
     assert list(found) == ["zero3", "pp", "cp"]
@@ -102,7 +102,7 @@ def test_gradients_of_all_experts_are_reduced_but_few_are_used():
 
 
 def replace_experts(experts: int) -> float:
-    model = ModelShape(layers=1, width=4096, heads=8, like_llama=True, context=4096, experts=experts)
+    model = TransformerShape(layers=1, width=4096, heads=8, like_llama=True, context=4096, experts=experts)
     setup = TrainingSetup(model, Mesh(dp=8), 8, 4096, 1)
     return list_overlaps(setup, load_machine("dgx-h100"))[0].ratio
 

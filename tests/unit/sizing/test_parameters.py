@@ -7,7 +7,7 @@ import pytest
 
 from hpccoll.errors import UnknownNameError, UsageError
 from hpccoll.parallel import Mesh
-from hpccoll.sizing import ModelShape, TrainingSetup, list_presets, load_preset
+from hpccoll.sizing import TrainingSetup, TransformerShape, list_presets, load_preset
 from hpccoll.sizing.parameters import count_active_parameters, count_parameters, count_rank_parameters
 from hpccoll.sizing.transformer import count_layer
 
@@ -51,7 +51,7 @@ def test_mixtral_uses_12_9_billion_parameters_per_token():
 
 
 def test_a_layer_of_gpt_has_12_h_h_plus_13_h_parameters():
-    assert count_layer(ModelShape(layers=1, width=1024, heads=16)).total == 12 * 1024**2 + 13 * 1024
+    assert count_layer(TransformerShape(layers=1, width=1024, heads=16)).total == 12 * 1024**2 + 13 * 1024
 
 
 @pytest.mark.parametrize("name", ["gpt3-175b", "llama-2-70b", "mixtral-8x7b"])

@@ -16,7 +16,7 @@ _FILE = "presets.toml"
 Positive = Annotated[int, Meta(ge=1, le=2**31)]
 
 
-class ModelShape(Struct, frozen=True, forbid_unknown_fields=True):
+class TransformerShape(Struct, frozen=True, forbid_unknown_fields=True):
     """A decoder-only transformer; without `like_llama`, it is built as GPT-2 is.
 
     GPT-2: LayerNorm and linear layers with biases, an MLP of two matrices, trained positions, dropout, and an output
@@ -109,7 +109,7 @@ def list_presets() -> list[str]:
     return list(_read_presets())
 
 
-def load_preset(name: str) -> ModelShape:
+def load_preset(name: str) -> TransformerShape:
     """Return a published model; for an unknown name raise UnknownNameError, which lists the valid names."""
     presets = _read_presets()
     if name not in presets:
@@ -117,7 +117,7 @@ def load_preset(name: str) -> ModelShape:
     return presets[name]
 
 
-def _read_presets() -> dict[str, ModelShape]:
+def _read_presets() -> dict[str, TransformerShape]:
     """Return the models of presets.toml by name."""
     text = (files(__package__) / _FILE).read_text(encoding="utf-8")
-    return msgspec.convert(tomllib.loads(text), dict[str, ModelShape])
+    return msgspec.convert(tomllib.loads(text), dict[str, TransformerShape])
