@@ -55,7 +55,7 @@ class _StageBytes:
         self.moments: list[_PassMoment] = []
         self.gradients = self.deferred = self.at_once = 0.0  # at once: gradients that are never computed later
         self.input, self.output = list_stage_parts(setup, stage - 1)[-1].output if stage else 0.0, parts[-1].output
-        placed = setup.family.place_stages(setup.shape)
+        placed = setup.family.place_stages(setup.pipeline)
         if stage and setup.program.keeps_outputs and placed[stage - 1] == placed[stage]:
             self.kept -= self.input  # the stage before keeps it as its output
         before, held = self.kept, 0.0
@@ -89,7 +89,7 @@ def list_moments(setup: TrainingSetup, rank: int) -> Iterator[PassBytes]:
     With 1F1B, stage 0 of p keeps p micro-batches of L/p layers, as many as a rank without a pipeline keeps for one
     micro-batch (Korthikanti et al., arXiv 2205.05198, section 4.3 and equation 5).
     """
-    family, shape = setup.family, setup.shape
+    family, shape = setup.family, setup.pipeline
     stages = {at: _StageBytes(setup, at) for at, own in enumerate(setup.stage_ranks) if own == rank}
     if setup.program.frees_gradients:  # `hpccoll train`, whose pipelines are small enough to follow each message
         steps = iter(family.plan(shape.stages, shape.microbatches).programs[rank])

@@ -93,7 +93,7 @@ def _make_traffic(setup: TrainingSetup, machine: Machine, channel: _Channel, fou
     """Return the traffic of calls; a ring sends (n-1)/n of its messages, or twice that to reduce to all ranks."""
     collective, (sent, calls) = channel.collective, found
     sends = collective == "send"
-    wraps = not sends or channel.strategy != "pp" or setup.shape.stages_per_rank > 1
+    wraps = not sends or channel.strategy != "pp" or setup.pipeline.stages_per_rank > 1
     links = _find_links(setup.mesh, channel.axes, machine, collective == "all_to_all", wraps)
     if channel.is_tied:
         links = replace(links, size=2)  # the ring's last hop joins the ends of the pipeline
@@ -125,7 +125,7 @@ def _list_gradient_calls(setup: TrainingSetup, rank: int) -> Iterator[tuple[_Cha
     """
     m, level, e = setup.microbatches, setup.shard_level, setup.precision.element_bytes
     strategy = f"zero{level}" if level else "dp"
-    for unit, count in _list_units(setup, rank):
+    for unit, count in _list_rank_units(setup, rank):
         axes, n = REPLICA_AXES[unit.kind], setup.count_replicas(unit.kind)
         if n == 1:
             continue
@@ -138,7 +138,7 @@ def _list_gradient_calls(setup: TrainingSetup, rank: int) -> Iterator[tuple[_Cha
         yield _Channel(strategy, "all_gather", axes), _Calls(gathers * nbytes, gathers)
 
 
-def _list_units(setup: TrainingSetup, rank: int) -> Iterator[tuple[ParameterUnit, int]]:
+def _list_rank_units(setup: TrainingSetup, rank: int) -> Iterator[tuple[ParameterUnit, int]]:
     """Yield the units of a rank's parameters, and how many equal ones there are."""
     return ((unit, part.count) for part in list_rank_parts(setup, rank) for unit in part.units)
 
@@ -162,7 +162,7 @@ def _list_pipeline_calls(setup: TrainingSetup, rank: int) -> Iterator[tuple[_Cha
     for stage, ends in enumerate(pairwise(setup.stage_ranks)):
         if rank in ends and ends[0] != ends[1]:
             yield sends, _Calls(m * list_stage_parts(setup, stage)[-1].output, m)
-    for unit, _ in _list_units(setup, rank):
+    for unit, _ in _list_rank_units(setup, rank):
         if unit.is_tied:
             n = setup.replicas if setup.shard_level else 1
             nbytes = float(unit.pad(n) // n * setup.precision.element_bytes)

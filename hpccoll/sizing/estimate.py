@@ -136,11 +136,11 @@ def compute_idle_time(setup: TrainingSetup, flops: Flops, rate: float) -> float:
     """Return the idle seconds of a rank: those that the schedule's publication states, else those of a simulation."""
     if setup.mesh.pp == 1:
         return 0.0
-    stages = setup.shape.stages_per_rank
+    stages = setup.pipeline.stages_per_rank
     passes = (flops.forward, flops.forward + flops.recomputed, flops.forward)
     times = PassTimes(*(each / rate / stages for each in passes))
-    stated = setup.family.idle_time(setup.shape, times)
+    stated = setup.family.idle_time(setup.pipeline, times)
     if stated is not None:
         return stated
-    schedule = setup.family.plan(setup.shape.stages, setup.microbatches)
+    schedule = setup.family.plan(setup.pipeline.stages, setup.microbatches)
     return max(simulate_schedule(schedule, times).get_idle_times())

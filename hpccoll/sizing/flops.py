@@ -63,5 +63,5 @@ def count_pass_flops(setup: TrainingSetup, rank: int | None = None) -> Flops:
 
 def count_causal_core_flops(model: TransformerShape, setup: TrainingSetup) -> float:
     """Return a rank's forward FLOPs for one micro-batch in the core of attention, without the masked half of scores."""
-    layers = setup.layers_per_stage * setup.shape.stages_per_rank
+    layers = setup.layers_per_stage * setup.pipeline.stages_per_rank
     return layers * count_attention_core_flops(model, setup.sequence) / 2 * setup.tokens / setup.mesh.tp

@@ -93,7 +93,7 @@ def list_overlaps(setup: TrainingSetup, machine: Machine) -> list[Overlap]:
         ratio = compute_tp_ratio(b, n, peak, model.width, get_bandwidth(n, "tp"))
         found.append(Overlap("tp", ratio, "all_gather of activations: a linear layer h x h"))
     if (n := mesh.pp) > 1:
-        weights = used * model.layers / setup.shape.stages / mesh.tp * setup.norm_split
+        weights = used * model.layers / setup.pipeline.stages / mesh.tp * setup.sequence_parallel_size
         ratio = compute_pp_ratio(b, model.width, peak, weights, get_bandwidth(n, "pp"))
         found.append(Overlap("pp", ratio, "activations: forward pass of the next stage"))
     if isinstance(model, TransformerShape) and (n := mesh.cp) > 1:

@@ -99,11 +99,11 @@ class PerceptronShape:
 
 def list_perceptron_parts(model: PerceptronShape, setup: TrainingSetup, stage: int) -> list[ModelPart]:
     """Return the parts of a pipeline stage: layers, or pairs of layers with recomputation, and the loss."""
-    own = split_evenly(model.layers, setup.shape.stages)[stage]
+    own = split_evenly(model.layers, setup.pipeline.stages)[stage]
     indices, size = range(own.start, own.stop), 2 if setup.recompute == "full" else 1
     parts = [_make_part(model, setup, indices[at : at + size], indices) for at in range(0, len(indices), size)]
     features, shares_output = setup.tokens * setup.precision.element_bytes, model.keeps_outputs and size == 1
-    if stage == setup.shape.stages - 1:
+    if stage == setup.pipeline.stages - 1:
         parts.append(_make_loss(model, features * model.linears[-1].outputs))
     else:
         parts.append(make_stage_end(parts[-1].output, kept=0.0 if shares_output else parts[-1].output))

@@ -47,13 +47,13 @@ def simulate_step(
     schedule itself.
     """
     found = [_simulate_traffic(each, setup, machine) for each in traffic]
-    m, stages = setup.microbatches, setup.shape.stages_per_rank
+    m, stages = setup.microbatches, setup.pipeline.stages_per_rank
     blocking = sum(each.seconds for each in found if each.strategy not in (*GRADIENTS, "pp")) / (2 * m * stages)
     flops, rate = count_pass_flops(setup), require_rate(machine, "peak_flop_per_s")
     forward, backward = (each / rate / stages for each in (flops.forward, flops.backward + flops.recomputed))
     transfer = sum(each.seconds / each.calls for each in found if (each.strategy, each.collective) == ("pp", "send"))
     times = PassTimes(forward + blocking, backward / 2 + blocking, backward / 2, transfer)
-    schedule = setup.family.plan(setup.shape.stages, m)
+    schedule = setup.family.plan(setup.pipeline.stages, m)
     passes = simulate_schedule(schedule, times)
     idle = float(np.mean(passes.get_idle_times())) if setup.mesh.pp > 1 else 0.0
     gradients = sum(each.seconds for each in found if each.strategy in GRADIENTS)

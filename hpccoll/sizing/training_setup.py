@@ -102,8 +102,8 @@ class TrainingSetup:
         return self.batch // (self.mesh.samplers * self.microbatches) * (self.sequence // self.mesh.cp)
 
     @property
-    def norm_split(self) -> int:
-        """Number of ranks that share the activations outside the tensor-parallel layers: tp, or 1 without sp."""
+    def sequence_parallel_size(self) -> int:
+        """The number of ranks that split the activations outside of tensor-parallel layers: tp, or 1 without sp."""
         return self.mesh.tp if self.sequence_parallel else 1
 
     @cached_property
@@ -112,19 +112,19 @@ class TrainingSetup:
         return get_schedule(self.schedule)
 
     @cached_property
-    def shape(self) -> PipelineShape:
-        """The pipeline's counts."""
+    def pipeline(self) -> PipelineShape:
+        """The numbers of ranks, stages and micro-batches of the pipeline."""
         return PipelineShape(self.mesh.pp, self.family.default_stages_per_rank, self.microbatches)
 
     @cached_property
     def stage_ranks(self) -> tuple[int, ...]:
         """The index along pp of the rank of each pipeline stage."""
-        return self.family.place_stages(self.shape)
+        return self.family.place_stages(self.pipeline)
 
     @property
     def layers_per_stage(self) -> int:
         """The number of layers of a pipeline stage."""
-        return self.model.layers // self.shape.stages
+        return self.model.layers // self.pipeline.stages
 
     @property
     def replicas(self) -> int:
@@ -170,15 +170,15 @@ class TrainingSetup:
 
     def find_misfit(self) -> str | None:
         """Return which axis of the mesh does not divide what it splits, with a remedy; None if all axes do."""
-        mesh, per_sampler = self.mesh, self.mesh.samplers * self.microbatches
+        mesh, sp, per_sampler = self.mesh, self.sequence_parallel_size, self.mesh.samplers * self.microbatches
         divided = (
-            *self.model.list_splits(mesh, self.shape.stages),
+            *self.model.list_splits(mesh, self.pipeline.stages),
             (2 * mesh.cp if mesh.cp > 1 else 1, "--sequence", self.sequence, "2 cp"),
-            (self.norm_split, "--sequence over cp", self.sequence // mesh.cp, "tp with --sequence-parallel"),
+            (sp, "--sequence over cp", self.sequence // mesh.cp, "tp with --sequence-parallel"),
             (per_sampler, "--batch", self.batch, "dp times ep times --microbatches"),
         )
         for parts, option, total, axis in divided:
             if total % parts:
                 return f"{axis} = {parts} does not divide {option} {total}; choose a divisor of {total}"
-        needed = self.family.find_misfit(self.shape)
+        needed = self.family.find_misfit(self.pipeline)
         return f"--schedule {self.schedule} needs {needed}, not {self.microbatches}" if needed else None

@@ -27,7 +27,7 @@ def list_transformer_parts(model: TransformerShape, setup: TrainingSetup, stage:
     """Return the parts of a pipeline stage."""
     if setup.routing is not None:
         setup = replace(setup, routing=setup.routing.find_part(setup.stage_ranks[stage]))
-    is_last = stage == setup.shape.stages - 1
+    is_last = stage == setup.pipeline.stages - 1
     parts = [_make_embedding(model, setup)] if stage == 0 else []
     parts.append(_make_layers(model, setup))
     if is_last:
@@ -73,7 +73,7 @@ def count_attention_core_flops(model: TransformerShape, sequence: int) -> int:
     return 4 * sequence * model.width
 
 
-def _list_units(setup: TrainingSetup, dense: int, token: int, expert: int = 0) -> tuple[ParameterUnit, ...]:
+def _make_units(setup: TrainingSetup, dense: int, token: int, expert: int = 0) -> tuple[ParameterUnit, ...]:
     """Return the units of a part, of which `token` parameters are applied to a rank's own tokens only."""
     if not setup.sequence_parallel:
         dense, token = dense + token, 0
@@ -92,10 +92,10 @@ def _make_embedding(model: TransformerShape, setup: TrainingSetup) -> ModelPart:
     tp, width = setup.mesh.tp, model.width
     weight, positions = _count_vocabulary(model, tp), 0 if model.like_llama else model.context * width
     if _has_remote_tie(model, setup):
-        units = ParameterUnit(weight, is_tied=True), *_list_units(setup, 0, positions)
+        units = ParameterUnit(weight, is_tied=True), *_make_units(setup, 0, positions)
     else:
-        units = _list_units(setup, weight, positions)
-    kept = setup.tokens * width * MASK_BYTES / setup.norm_split if model.has_dropout else 0.0
+        units = _make_units(setup, weight, positions)
+    kept = setup.tokens * width * MASK_BYTES / setup.sequence_parallel_size if model.has_dropout else 0.0
     output, summed = _compute_output(model, setup), setup.tokens * width * setup.precision.element_bytes
     return ModelPart(
         units,
@@ -120,11 +120,11 @@ def _make_head(model: TransformerShape, setup: TrainingSetup) -> ModelPart:
     """
     tp, full, has_remote_tie = setup.mesh.tp, setup.precision.full_bytes, _has_remote_tie(model, setup)
     weight = _count_vocabulary(model, tp)
-    units = _list_units(setup, weight if model.like_llama else 0, count_norm(model))
+    units = _make_units(setup, weight if model.like_llama else 0, count_norm(model))
     is_summed = not (model.like_llama or has_remote_tie) and setup.program.frees_gradients
     logits = setup.tokens * -(-model.vocabulary // tp) * full
     both = 2 * setup.tokens * model.width * setup.precision.element_bytes
-    kept = both / setup.norm_split + logits
+    kept = both / setup.sequence_parallel_size + logits
     messages = _list_reductions(model, setup, pairs=1, extra_gathers=1)
     if messages:
         strategy = messages[0].strategy
@@ -166,7 +166,7 @@ def _make_layers(model: TransformerShape, setup: TrainingSetup) -> ModelPart:
     deferred = 4 * _compute_waiting(model, setup) + features * (2 * model.width + 2 * model.kv_width)
     deferred = alive if has_experts else deferred + features * model.mlp_width * model.mlp_matrices
     return ModelPart(
-        _list_units(setup, counted.dense - token, token, counted.expert),
+        _make_units(setup, counted.dense - token, token, counted.expert),
         found.kept,
         _list_layer_steps(model, setup, alive),
         forward_flops=count_layer_flops(model, setup.sequence) * setup.tokens / tp,
@@ -209,12 +209,12 @@ def _list_layer_steps(model: TransformerShape, setup: TrainingSetup, alive: floa
 
 def _compute_output(model: TransformerShape, setup: TrainingSetup) -> float:
     """Return the bytes of the output of the embedding or of a layer: T h e, split over tp with sequence parallelism."""
-    return setup.tokens * model.width * setup.precision.element_bytes / setup.norm_split
+    return setup.tokens * model.width * setup.precision.element_bytes / setup.sequence_parallel_size
 
 
 def _compute_waiting(model: TransformerShape, setup: TrainingSetup) -> float:
     """Return the bytes of an input that waits until the gradients of weights are computed: T h e."""
-    gathered = setup.norm_split if setup.program.defers_gathered else 1
+    gathered = setup.sequence_parallel_size if setup.program.defers_gathered else 1
     return gathered * _compute_output(model, setup)
 
 
@@ -242,12 +242,12 @@ def compute_layer_activations(model: TransformerShape, setup: TrainingSetup) -> 
     """
     e, tokens, tp = setup.precision.element_bytes, setup.tokens, setup.mesh.tp
     h, has_dropout = model.width, model.has_dropout
-    outside = (4 * h * e + has_dropout * 2 * h * MASK_BYTES) / setup.norm_split
+    outside = (4 * h * e + has_dropout * 2 * h * MASK_BYTES) / setup.sequence_parallel_size
     inside = e * (2 * h + 2 * model.kv_width) / tp + _compute_mlp_activations(model, setup) / tokens
     scores = model.heads * setup.sequence / tp
     core = 0.0 if model.tiled_attention else scores * (e + has_dropout * (e + MASK_BYTES))
     if setup.recompute == "full":
-        kept = h * e / setup.norm_split
+        kept = h * e / setup.sequence_parallel_size
         return LayerActivations(tokens * kept, tokens * (outside + inside + core - kept))
     if setup.recompute == "selective":
         return LayerActivations(tokens * (outside + inside), tokens * core)
@@ -294,7 +294,7 @@ def _compute_layer_gradients(model: TransformerShape, setup: TrainingSetup) -> f
         of_expert = received * model.mlp_width * (model.mlp_matrices - 1) * setup.mesh.ep / model.experts
         rows = max(3 * sent * model.width, (received - sent) * model.width + of_expert / setup.mesh.tp)
         return (setup.tokens * model.width + rows) * setup.precision.element_bytes
-    features = model.width / setup.norm_split + model.mlp_width * (model.mlp_matrices - 1) / setup.mesh.tp
+    features = model.width / setup.sequence_parallel_size + model.mlp_width * (model.mlp_matrices - 1) / setup.mesh.tp
     features += model.width * setup.sequence_parallel
     return setup.tokens * features * setup.precision.element_bytes
 

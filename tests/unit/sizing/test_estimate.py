@@ -38,7 +38,7 @@ def test_the_bubble_agrees_with_the_simulated_schedule(schedule):
     model = TransformerShape(layers=8, width=1024, heads=8, vocabulary=8, like_llama=True, context=1024)
     links = {name: replace(getattr(DGX, name), alpha_s=0.0, beta_s_per_byte=1e-20) for name in ("within", "between")}
     found = make_estimate(make_setup(model=model, mesh=Mesh(pp=4), schedule=schedule), replace(DGX, **links))
-    stages = found.setup.shape.stages
+    stages = found.setup.pipeline.stages
     simulated = simulate_schedule(make_schedule(schedule, stages, 16), PassTimes())
     longest = max(simulated.get_idle_times())
     assert found.time.bubble == pytest.approx(longest / simulated.time, rel=0.01)
