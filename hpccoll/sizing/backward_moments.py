@@ -16,7 +16,7 @@ COUNTED = PASSES | {ActionKind.RECV_F, ActionKind.RECV_B}  # actions that change
 
 
 @dataclass(frozen=True, slots=True)
-class PassBytes:
+class RankMoment:
     """Bytes at a moment of a backward pass: activations, kept and recomputed, and gradients.
 
     `in_flight` are gradients that exist at the moment only. `gradients` are those of parameters, if a step begins
@@ -34,7 +34,7 @@ class PassBytes:
         return self.activations + self.recomputed + self.in_flight + self.gradients
 
 
-class _PassMoment(NamedTuple):
+class _StageMoment(NamedTuple):
     """Bytes at a moment of a backward pass of a stage for a micro-batch, by their lives."""
 
     kept: float
@@ -52,7 +52,7 @@ class _StageBytes:
         parts, shards = list_stage_parts(setup, stage), setup.shard_level > 0
         e = setup.precision.element_bytes if setup.program.frees_gradients else 0
         self.kept = sum(part.kept * part.count for part in parts)
-        self.moments: list[_PassMoment] = []
+        self.moments: list[_StageMoment] = []
         self.gradients = self.deferred = self.at_once = 0.0  # at once: gradients that are never computed later
         self.input, self.output = list_stage_parts(setup, stage - 1)[-1].output if stage else 0.0, parts[-1].output
         placed = setup.family.place_stages(setup.pipeline)
@@ -65,17 +65,17 @@ class _StageBytes:
             # Of equal parts, memory is at its peak in the last or in the first one.
             for number in sorted({0, part.count - 1}, reverse=True):
                 passed = part.count - 1 - number
-                for step in part.steps:
-                    kept = before + number * part.kept + min(step.alive, part.kept)
-                    recomputed = max(step.alive - part.kept, 0.0)
-                    gradient = step.gradient * e
-                    complete = e * sum(unit.elements for unit in step.finished if setup.holds_gradients(unit.kind))
+                for each in part.moments:
+                    kept = before + number * part.kept + min(each.alive, part.kept)
+                    recomputed = max(each.alive - part.kept, 0.0)
+                    gradient = each.gradient * e
+                    complete = e * sum(unit.elements for unit in each.finished if setup.holds_gradients(unit.kind))
                     finished = self.gradients + passed * lacking + complete * (not shards)
-                    deferred = self.deferred + passed * part.deferred + step.deferred
+                    deferred = self.deferred + passed * part.deferred + each.deferred
                     deferred += 0.0 if part.deferred else gradient
                     # ZeRO-2 and 3 add the gradients of a part to their sums when all of them are complete.
                     gradient += complete * shards
-                    moment = _PassMoment(kept + held, recomputed, step.in_flight, gradient, finished, deferred)
+                    moment = _StageMoment(kept + held, recomputed, each.in_flight, gradient, finished, deferred)
                     self.moments.append(moment)
             held += part.held
             self.gradients += lacking * part.count
@@ -83,7 +83,7 @@ class _StageBytes:
             self.deferred += part.deferred * part.count
 
 
-def list_moments(setup: TrainingSetup, rank: int) -> Iterator[PassBytes]:
+def list_moments(setup: TrainingSetup, rank: int) -> Iterator[RankMoment]:
     """Yield the moments of a rank's backward passes that may be its peak.
 
     With 1F1B, stage 0 of p keeps p micro-batches of L/p layers, as many as a rank without a pipeline keeps for one
@@ -98,15 +98,15 @@ def list_moments(setup: TrainingSetup, rank: int) -> Iterator[PassBytes]:
     else:
         ((stage, own),) = stages.items()
         others = (family.activations(shape, stage) - 1) * own.kept
-        yield from (PassBytes(others + each.kept, each.recomputed, each.in_flight) for each in own.moments)
+        yield from (RankMoment(others + each.kept, each.recomputed, each.in_flight) for each in own.moments)
         return
     actions = [action for action in chain.from_iterable(steps) if action.kind in COUNTED]
-    walk = _StepWalk(stages, splits=any(action.kind == ActionKind.BACKWARD_WEIGHT for action in actions))
+    memory = _StepMemory(stages, splits=any(action.kind == ActionKind.BACKWARD_WEIGHT for action in actions))
     for action in actions:
-        yield from walk.run(action)
+        yield from memory.run(action)
 
 
-class _StepWalk:
+class _StepMemory:
     """Follows the bytes of a rank through the actions of a step; `splits`: gradients of weights are computed apart."""
 
     def __init__(self, stages: Mapping[int, _StageBytes], *, splits: bool) -> None:
@@ -115,7 +115,7 @@ class _StepWalk:
         self.gradients = dict.fromkeys(stages, 0.0)  # of parameters, by stage
         self.received: dict[tuple[ActionKind, int, int], float] = {}  # messages that wait for their pass
 
-    def run(self, action: PipelineAction) -> Iterator[PassBytes]:
+    def run(self, action: PipelineAction) -> Iterator[RankMoment]:
         """Run an action, and yield the moments that may be the peak."""
         kind, stage, microbatch = action
         own = self.stages[stage]
@@ -131,22 +131,22 @@ class _StepWalk:
         if kind == ActionKind.BACKWARD_WEIGHT or (kind == ActionKind.BACKWARD and self.splits):
             yield self._compute_weight_gradients(stage, own)
 
-    def _run_backward(self, stage: int, own: _StageBytes) -> Iterator[PassBytes]:
+    def _run_backward(self, stage: int, own: _StageBytes) -> Iterator[RankMoment]:
         """Yield the moments of a backward pass, and count what it leaves."""
         before, is_first = sum(self.gradients.values()), not self.gradients[stage]
         for each in own.moments:
             if self.splits:
-                yield PassBytes(self.now + each.kept + each.deferred, each.recomputed, each.in_flight, before)
+                yield RankMoment(self.now + each.kept + each.deferred, each.recomputed, each.in_flight, before)
             else:
                 gradients = before + each.finished * is_first
-                yield PassBytes(self.now + each.kept, each.recomputed, each.in_flight + each.gradient, gradients)
+                yield RankMoment(self.now + each.kept, each.recomputed, each.in_flight + each.gradient, gradients)
         if self.splits:
             self.now += own.deferred
         self.gradients[stage] = max(self.gradients[stage], own.at_once if self.splits else own.gradients)
 
-    def _compute_weight_gradients(self, stage: int, own: _StageBytes) -> PassBytes:
+    def _compute_weight_gradients(self, stage: int, own: _StageBytes) -> RankMoment:
         """Count the gradients of a stage's weights, and return the moment before their factors are freed."""
         self.gradients[stage] = own.gradients
-        moment = PassBytes(self.now, 0.0, max(each.gradient for each in own.moments), sum(self.gradients.values()))
+        moment = RankMoment(self.now, 0.0, max(each.gradient for each in own.moments), sum(self.gradients.values()))
         self.now -= own.deferred
         return moment

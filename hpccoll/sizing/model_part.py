@@ -49,7 +49,7 @@ class Message(NamedTuple):
     nbytes: float
 
 
-class BackwardStep(NamedTuple):
+class PartMoment(NamedTuple):
     """A moment of a part's backward pass at which its memory may be at its peak, in bytes.
 
     `alive` are the activations of the part, kept or recomputed, that exist at the moment, and `in_flight` are gradients
@@ -75,7 +75,7 @@ class ModelPart:
 
     units: tuple[ParameterUnit, ...]
     kept: float  # bytes of activations from the forward to the backward pass
-    steps: Sequence[BackwardStep]  # in the order of the backward pass
+    moments: Sequence[PartMoment]  # in the order of the backward pass
     forward_flops: float
     output: float  # bytes that a pipeline stage that ends with the part sends to the next stage
     recomputed_flops: float = 0.0
@@ -96,4 +96,4 @@ def make_stage_end(output: float, *, kept: float) -> ModelPart:
     The gradient of the output, which the next stage sends, exists as long. `output` are the bytes of the output, and
     `kept` those that no layer of the stage keeps.
     """
-    return ModelPart((), kept, [BackwardStep(kept, 0.0)], 0.0, output, held=2 * output)
+    return ModelPart((), kept, [PartMoment(kept, 0.0)], 0.0, output, held=2 * output)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from hpccoll.parallel.mesh import Mesh, split_evenly
-from hpccoll.sizing.model_part import BackwardStep, Message, ModelPart, ParameterUnit, make_stage_end
+from hpccoll.sizing.model_part import Message, ModelPart, ParameterUnit, PartMoment, make_stage_end
 
 if TYPE_CHECKING:
     from hpccoll.sizing.training_setup import TrainingSetup
@@ -116,7 +116,7 @@ def _make_loss(model: PerceptronShape, nbytes: int) -> ModelPart:
     The cross entropy keeps the logarithms of the softmax; its backward pass has their gradient and that of the output.
     The square error keeps the difference; its backward pass has four tensors of the same size.
     """
-    return ModelPart((), nbytes, [BackwardStep(nbytes, nbytes * (2 if model.has_classes else 4))], 0.0, 0.0)
+    return ModelPart((), nbytes, [PartMoment(nbytes, nbytes * (2 if model.has_classes else 4))], 0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ class _LayerBytes:
         """The bytes that wait for a separate backward pass of the weights, which the first layer does not leave."""
         return self.inputs + self.outputs if self.inputs else 0.0
 
-    def list_steps(self, alive: float, freed: float) -> Iterator[BackwardStep]:
+    def list_moments(self, alive: float, freed: float) -> Iterator[PartMoment]:
         """Yield the moments of the linear layer's backward pass that may be its peak.
 
         They are in the backward passes of an all_gather, of the matrix product, and of the copy whose gradient a split
@@ -144,21 +144,21 @@ class _LayerBytes:
         frees `freed`.
         """
         if self.split == "gathered":
-            yield BackwardStep(alive, self.outputs + (1 if self.is_last else 2) * self.results)
-        yield BackwardStep(alive, self.outputs + self.inputs, self.parameters)
+            yield PartMoment(alive, self.outputs + (1 if self.is_last else 2) * self.results)
+        yield PartMoment(alive, self.outputs + self.inputs, self.parameters)
         if self.split == "column":
             waiting = freed + self.outputs if freed else 0.0
-            yield BackwardStep(
+            yield PartMoment(
                 alive - freed, 2 * self.inputs, finished=(ParameterUnit(self.parameters),), deferred=waiting
             )
 
-    def make_recomputation(self, alive: float, gradient: float) -> BackwardStep:
+    def make_recomputation(self, alive: float, gradient: float) -> PartMoment:
         """Return the moment when the layer's output is recomputed; `gradient` is that of the part's output.
 
         A sum over tp has three tensors: the addend, the sum, and the sum with biases.
         """
         summed = {"row": 3 * self.outputs, "gathered": self.outputs + 2 * self.results}
-        return BackwardStep(alive, gradient + summed.get(self.split, 0.0))
+        return PartMoment(alive, gradient + summed.get(self.split, 0.0))
 
 
 def _measure_layer(model: PerceptronShape, setup: TrainingSetup, index: int, stage: Sequence[int]) -> _LayerBytes:
@@ -173,30 +173,30 @@ def _measure_layer(model: PerceptronShape, setup: TrainingSetup, index: int, sta
 
 def _trace_backward(
     model: PerceptronShape, layers: Sequence[_LayerBytes], alive: float, *, is_recomputed: bool, begins_stage: bool
-) -> tuple[list[BackwardStep], float]:
+) -> tuple[list[PartMoment], float]:
     """Return the moments of a part's backward pass, and the bytes of its activations, of which the input has `alive`.
 
     The output of tanh counts once, although it is also the input of the next layer. The output of a stage and its
     gradient are counted elsewhere.
     """
-    steps: list[BackwardStep] = []
+    moments: list[PartMoment] = []
     shares = model.keeps_outputs and not is_recomputed
     for number, layer in enumerate(layers):
         alive += 0 if model.keeps_outputs or number == 0 else layer.inputs
         finished = ParameterUnit(sum(each.parameters for each in layers[number + 1 :]))
         waiting = sum(each.deferred for each in layers[number + 1 :])
         is_held = model.keeps_outputs or (begins_stage and number == 0)
-        found = list(layer.list_steps(alive, 0.0 if is_held else layer.inputs))
+        found = list(layer.list_moments(alive, 0.0 if is_held else layer.inputs))
         if is_recomputed and not layer.is_last:
             found.append(layer.make_recomputation(alive, 0 if layers[-1].ends_stage else layers[-1].results))
         if not layer.is_last:
             kept = 0 if layer.ends_stage and shares else layer.results
-            found.append(BackwardStep(alive + kept, layer.results * (1 if layer.ends_stage else 2)))
+            found.append(PartMoment(alive + kept, layer.results * (1 if layer.ends_stage else 2)))
             alive += layer.results
-        steps += [
-            step._replace(finished=(*step.finished, finished), deferred=step.deferred + waiting) for step in found
+        moments += [
+            each._replace(finished=(*each.finished, finished), deferred=each.deferred + waiting) for each in found
         ]
-    return steps, alive
+    return moments, alive
 
 
 def _make_part(model: PerceptronShape, setup: TrainingSetup, indices: Sequence[int], stage: Sequence[int]) -> ModelPart:
@@ -206,7 +206,7 @@ def _make_part(model: PerceptronShape, setup: TrainingSetup, indices: Sequence[i
     layers = [_measure_layer(model, setup, index, stage) for index in indices]
     # Samples, and inputs that the layer before keeps as its output, are counted elsewhere.
     kept = 0.0 if model.keeps_outputs and not is_recomputed and not begins_stage else layers[0].inputs
-    steps, alive = _trace_backward(model, layers, kept, is_recomputed=is_recomputed, begins_stage=begins_stage)
+    moments, alive = _trace_backward(model, layers, kept, is_recomputed=is_recomputed, begins_stage=begins_stage)
     flops = 2.0 * setup.tokens * sum(each.count_weights(tp) for each in own)
     features, messages = setup.tokens * setup.precision.element_bytes, list[Message]()
     for index, layer in zip(indices, own, strict=True):
@@ -214,7 +214,7 @@ def _make_part(model: PerceptronShape, setup: TrainingSetup, indices: Sequence[i
     return ModelPart(
         (ParameterUnit(sum(each.count_parameters(tp) for each in own)),),
         kept if is_recomputed else alive,
-        steps,
+        moments,
         forward_flops=flops,
         output=layers[-1].results,
         recomputed_flops=flops * is_recomputed,

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from hpccoll.sizing.model_part import BackwardStep, Message, ModelPart, ParameterCount, ParameterUnit, make_stage_end
+from hpccoll.sizing.model_part import Message, ModelPart, ParameterCount, ParameterUnit, PartMoment, make_stage_end
 from hpccoll.sizing.training_setup import TrainingSetup
 from hpccoll.sizing.transformer_shape import TransformerShape
 
@@ -100,7 +100,7 @@ def _make_embedding(model: TransformerShape, setup: TrainingSetup) -> ModelPart:
     return ModelPart(
         units,
         kept,
-        [BackwardStep(kept, summed, weight + positions)],
+        [PartMoment(kept, summed, weight + positions)],
         forward_flops=0.0,
         output=output,
         messages=_list_reductions(model, setup, pairs=1, extra_gathers=0),
@@ -132,7 +132,7 @@ def _make_head(model: TransformerShape, setup: TrainingSetup) -> ModelPart:
     return ModelPart(
         (ParameterUnit(weight, is_tied=True), *units) if has_remote_tie else units,
         kept,
-        [BackwardStep(kept, max(logits, both * setup.sequence_parallel))],
+        [PartMoment(kept, max(logits, both * setup.sequence_parallel))],
         forward_flops=2.0 * model.width * model.vocabulary * setup.tokens / tp,
         output=0.0,
         messages=messages,
@@ -168,7 +168,7 @@ def _make_layers(model: TransformerShape, setup: TrainingSetup) -> ModelPart:
     return ModelPart(
         _make_units(setup, counted.dense - token, token, counted.expert),
         found.kept,
-        _list_layer_steps(model, setup, alive),
+        _list_layer_moments(model, setup, alive),
         forward_flops=count_layer_flops(model, setup.sequence) * setup.tokens / tp,
         output=_compute_output(model, setup),
         recomputed_flops=recomputed_flops * setup.tokens / tp,
@@ -178,7 +178,7 @@ def _make_layers(model: TransformerShape, setup: TrainingSetup) -> ModelPart:
     )
 
 
-def _list_layer_steps(model: TransformerShape, setup: TrainingSetup, alive: float) -> list[BackwardStep]:
+def _list_layer_moments(model: TransformerShape, setup: TrainingSetup, alive: float) -> list[PartMoment]:
     """Return the moments of a layer's backward pass that may be its peak: in its MLP and in attention.
 
     In the MLP, all activations are alive, and the gradient of a matrix is in flight. In attention, the inputs of the
@@ -202,8 +202,8 @@ def _list_layer_steps(model: TransformerShape, setup: TrainingSetup, alive: floa
     hidden = features * model.mlp_width
     waiting = hidden * model.mlp_matrices + 2 * _compute_waiting(model, setup)
     return [
-        BackwardStep(alive, _compute_layer_gradients(model, setup), h * model.mlp_width // mesh.tp, deferred=hidden),
-        BackwardStep(2 * own + split, own + split + ring, finished=before, deferred=waiting),
+        PartMoment(alive, _compute_layer_gradients(model, setup), h * model.mlp_width // mesh.tp, deferred=hidden),
+        PartMoment(2 * own + split, own + split + ring, finished=before, deferred=waiting),
     ]
 
 
