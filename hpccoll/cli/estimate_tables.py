@@ -9,9 +9,8 @@ from dataclasses import asdict
 from hpccoll.cli.output import print_table, print_text
 from hpccoll.plan import Machine
 from hpccoll.sizing import Estimate, MeshSearch, TrainingSetup
-from hpccoll.sizing.estimate import USABLE_MEMORY, compute_rank_seconds
+from hpccoll.sizing.estimate import USABLE_MEMORY, compute_rank_seconds, compute_usable_bytes
 from hpccoll.sizing.memory import compute_rank_memory
-from hpccoll.sizing.overlap import require_rate
 from hpccoll.sizing.parameters import count_active_parameters, count_parameters
 from hpccoll.units import GB, MB, format_count, format_ranges
 
@@ -132,7 +131,7 @@ def _describe_limit(found: Estimate) -> str:
 def print_search(name: str, setup: TrainingSetup, machine: Machine, found: MeshSearch, top: int) -> None:
     """Print the fastest mesh, a table of the `top` fastest, and why other meshes do not fit."""
     print_text(f"{_describe_job(name, setup, machine)}, batch {setup.batch}, sequence {setup.sequence}")
-    usable = USABLE_MEMORY * require_rate(machine, "memory_bytes") / GB
+    usable = compute_usable_bytes(machine) / GB
     if found.fitting:
         best = found.fitting[0]
         print_text(f"fits    yes: {len(found.fitting)} meshes within {usable:.1f} GB per rank", indent=" " * 8)

@@ -24,6 +24,7 @@ Name: TypeAlias = Annotated[str, Meta(pattern=r"\S")]
 Microseconds: TypeAlias = Annotated[float, Meta(ge=0, le=1e12)]
 Bandwidth: TypeAlias = Annotated[float, Meta(gt=1e-15, le=1e15)]  # GB/s
 Capacity: TypeAlias = Annotated[float, Meta(gt=0, le=1e9)]
+CAPACITY_KEYS = {"peak_flop_per_s": "peak_TFLOPS", "memory_bytes": "memory_GB"}  # fields of a machine, keys of its file
 
 
 class MachineError(UsageError):
@@ -132,3 +133,15 @@ def build_machine(found: Mapping[str, Any], where: str) -> Machine:
     memory = None if file.memory_GB is None else file.memory_GB * GB
     machine = Machine(file.name, ranks, within, between, nics, gamma, file.sources, file.call_us * 1e-6)
     return replace(machine, peak_flop_per_s=peak, memory_bytes=memory)
+
+
+def require_capacity(machine: Machine, field: str) -> float:
+    """Return `peak_flop_per_s` or `memory_bytes`; if it is None, raise UsageError, which names all missing keys."""
+    capacity: float | None = getattr(machine, field)
+    if capacity is None:
+        missing = " and no ".join(key for name, key in CAPACITY_KEYS.items() if getattr(machine, name) is None)
+        raise UsageError(
+            f"machine {machine.name} has no {missing}, which estimates need; add them to a copy of its file and give "
+            "--machine FILE.toml, or choose a machine that has them, such as dgx-h100"
+        )
+    return capacity

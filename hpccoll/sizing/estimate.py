@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hpccoll.plan import Machine, PassTimes, simulate_schedule
+from hpccoll.predict.machine_catalogue import require_capacity
 from hpccoll.sizing.communication import Traffic, list_traffic
 from hpccoll.sizing.flops import Flops, count_causal_core_flops, count_pass_flops, count_step_flops
 from hpccoll.sizing.memory import MemoryBytes, compute_memory
-from hpccoll.sizing.overlap import Overlap, list_overlaps, require_rate
+from hpccoll.sizing.overlap import Overlap, list_overlaps
 from hpccoll.sizing.training_setup import TrainingSetup
 from hpccoll.sizing.transformer_shape import TransformerShape
 
@@ -59,8 +60,8 @@ class Estimate:
 
     @property
     def usable_bytes(self) -> float:
-        """The memory of a rank that the estimate may use."""
-        return USABLE_MEMORY * require_rate(self.machine, "memory_bytes")
+        """The bytes of a rank's memory that training may use."""
+        return compute_usable_bytes(self.machine)
 
     @property
     def fits(self) -> bool:
@@ -70,13 +71,18 @@ class Estimate:
     @property
     def utilisation(self) -> float:
         """The model's FLOPs over those that all ranks compute in the time of the step at their peak (MFU)."""
-        peak = require_rate(self.machine, "peak_flop_per_s")
+        peak = require_capacity(self.machine, "peak_flop_per_s")
         return self.flops.model / (self.time.total_s * peak * self.setup.mesh.ranks)
 
     @property
     def tokens_per_s(self) -> float:
         """The tokens of all ranks per second."""
         return self.setup.batch * self.setup.sequence / self.time.total_s
+
+
+def compute_usable_bytes(machine: Machine) -> float:
+    """Return the bytes of a rank's memory that training may use; raise UsageError if the machine has no memory."""
+    return USABLE_MEMORY * require_capacity(machine, "memory_bytes")
 
 
 def make_estimate(setup: TrainingSetup, machine: Machine, efficiency: float = DEFAULT_EFFICIENCY) -> Estimate:
@@ -86,7 +92,7 @@ def make_estimate(setup: TrainingSetup, machine: Machine, efficiency: float = DE
     rate or no memory.
     """
     setup.require_fits()
-    require_rate(machine, "memory_bytes")
+    require_capacity(machine, "memory_bytes")
     traffic, overlaps = list_traffic(setup, machine), list_overlaps(setup, machine)
     time = compute_step_time(setup, machine, efficiency, traffic)
     return Estimate(setup, machine, efficiency, compute_memory(setup), count_step_flops(setup), traffic, overlaps, time)
@@ -103,7 +109,7 @@ def compute_step_time(
     ZeRO-1 and 2 gather behind a forward pass; ZeRO-3 and the pipeline's messages behind all passes; ring attention
     behind the core of attention. Tensor, sequence and expert parallelism are on the critical path, and do not hide.
     """
-    rate, m = efficiency * require_rate(machine, "peak_flop_per_s"), setup.microbatches
+    rate, m = efficiency * require_capacity(machine, "peak_flop_per_s"), setup.microbatches
     flops = count_pass_flops(setup)
     forward, backward = flops.forward / rate, (flops.backward + flops.recomputed) / rate
     compute = m * (forward + backward)
@@ -128,7 +134,7 @@ def compute_step_time(
 def compute_rank_seconds(found: Estimate, rank: int) -> float:
     """Return the seconds that the rank with index `rank` along pp computes in a step."""
     flops = count_pass_flops(found.setup, rank)
-    rate = found.efficiency * require_rate(found.machine, "peak_flop_per_s")
+    rate = found.efficiency * require_capacity(found.machine, "peak_flop_per_s")
     return found.setup.microbatches * (flops.forward + flops.backward + flops.recomputed) / rate
 
 

@@ -10,9 +10,8 @@ from math import inf
 from hpccoll.parallel.mesh import INNERMOST_FIRST, Mesh
 from hpccoll.plan import Machine
 from hpccoll.sizing.communication import GRADIENTS, list_traffic
-from hpccoll.sizing.estimate import USABLE_MEMORY, Estimate, compute_step_time, make_estimate
+from hpccoll.sizing.estimate import Estimate, compute_step_time, compute_usable_bytes, make_estimate
 from hpccoll.sizing.memory import compute_memory, compute_rank_memory
-from hpccoll.sizing.overlap import require_rate
 from hpccoll.sizing.training_setup import RECOMPUTE, ZERO_STAGES, ModelShape, Recompute, TrainingSetup
 from hpccoll.sizing.transformer_shape import TransformerShape
 
@@ -96,7 +95,7 @@ def _find_fastest(
     Each size of micro-batches and ZeRO stage uses the least recomputation that suffices. Settings whose time has a
     lower bound of at least the least time so far are skipped.
     """
-    usable = USABLE_MEMORY * require_rate(machine, "memory_bytes")
+    usable = compute_usable_bytes(machine)
     fastest, least_s = None, inf
     for setup in possible:
         bounds: dict[Recompute, float] = {}

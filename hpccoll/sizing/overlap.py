@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf
 
-from hpccoll.errors import UsageError
 from hpccoll.plan import Machine
+from hpccoll.predict.machine_catalogue import require_capacity
 from hpccoll.sizing.group_links import find_group_links
 from hpccoll.sizing.training_setup import TrainingSetup
 from hpccoll.sizing.transformer import count_layer
@@ -77,7 +77,7 @@ def list_overlaps(setup: TrainingSetup, machine: Machine) -> list[Overlap]:
     token uses few of them, so the ratio is multiplied by stored over used weights.
     """
     mesh, model, b = setup.mesh, setup.model, setup.precision.element_bytes
-    peak, tokens = require_rate(machine, "peak_flop_per_s"), setup.tokens
+    peak, tokens = require_capacity(machine, "peak_flop_per_s"), setup.tokens
     used, found = model.used_weights, []
 
     def get_bandwidth(size: int, first: str) -> float:
@@ -100,18 +100,3 @@ def list_overlaps(setup: TrainingSetup, machine: Machine) -> list[Overlap]:
         ratio = compute_cp_ratio(b, model.kv_width, model.width, peak, setup.sequence // n, get_bandwidth(n, "cp"))
         found.append(Overlap("cp", ratio, "keys and values: a block of causal attention"))
     return found
-
-
-RATE_KEYS = {"peak_flop_per_s": "peak_TFLOPS", "memory_bytes": "memory_GB"}  # fields of a machine, keys of its file
-
-
-def require_rate(machine: Machine, field: str) -> float:
-    """Return a field of the machine; if it is None, raise UsageError, which names all missing keys."""
-    rate: float | None = getattr(machine, field)
-    if rate is None:
-        missing = " and no ".join(key for name, key in RATE_KEYS.items() if getattr(machine, name) is None)
-        raise UsageError(
-            f"machine {machine.name} has no {missing}, which estimates need; add them to a copy of its file and give "
-            "--machine FILE.toml, or choose a machine that has them, such as dgx-h100"
-        )
-    return rate

@@ -12,11 +12,11 @@ import numpy as np
 
 from hpccoll.algorithms import get_algorithm
 from hpccoll.plan import Machine, Operation, PassTimes, simulate, simulate_schedule
+from hpccoll.predict.machine_catalogue import require_capacity
 from hpccoll.sizing.communication import GRADIENTS, Traffic
 from hpccoll.sizing.expert_routing import ExpertRouting
 from hpccoll.sizing.flops import count_pass_flops
 from hpccoll.sizing.memory import compute_memory
-from hpccoll.sizing.overlap import require_rate
 from hpccoll.sizing.parameters import count_rank_parameters
 from hpccoll.sizing.training_setup import TrainingSetup
 from hpccoll.sizing.transformer_shape import TransformerShape
@@ -49,7 +49,7 @@ def simulate_step(
     found = [_simulate_traffic(each, setup, machine) for each in traffic]
     m, stages = setup.microbatches, setup.pipeline.stages_per_rank
     blocking = sum(each.seconds for each in found if each.strategy not in (*GRADIENTS, "pp")) / (2 * m * stages)
-    flops, rate = count_pass_flops(setup), require_rate(machine, "peak_flop_per_s")
+    flops, rate = count_pass_flops(setup), require_capacity(machine, "peak_flop_per_s")
     forward, backward = (each / rate / stages for each in (flops.forward, flops.backward + flops.recomputed))
     transfer = sum(each.seconds / each.calls for each in found if (each.strategy, each.collective) == ("pp", "send"))
     times = PassTimes(forward + blocking, backward / 2 + blocking, backward / 2, transfer)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import tomllib
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -18,6 +19,7 @@ from hpccoll.predict.machine_catalogue import (
     list_machines,
     load_machine,
     parse_machine,
+    require_capacity,
 )
 
 GOOD = """
@@ -164,3 +166,11 @@ def test_any_mapping_is_a_machine_or_an_error_of_ours(found, mended):
 def test_texts_that_are_out_of_all_proportion(text):
     with pytest.raises(MachineError, match=r"my\.toml"):
         parse_machine(text, "my.toml")
+
+
+def test_the_missing_keys_of_a_machine_are_named():
+    laptop = load_machine("laptop")
+    with pytest.raises(UsageError, match="machine laptop has no peak_TFLOPS and no memory_GB"):
+        require_capacity(laptop, "memory_bytes")
+    with pytest.raises(UsageError, match="has no peak_TFLOPS, which"):
+        require_capacity(replace(laptop, memory_bytes=1e9), "peak_flop_per_s")

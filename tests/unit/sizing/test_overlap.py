@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from hpccoll.algorithms import get_algorithm
-from hpccoll.errors import UsageError
 from hpccoll.parallel import Mesh
 from hpccoll.plan import Machine, Operation, simulate
 from hpccoll.predict.machine_catalogue import load_machine
@@ -18,7 +17,6 @@ from hpccoll.sizing.overlap import (
     compute_pp_ratio,
     compute_tp_ratio,
     list_overlaps,
-    require_rate,
 )
 
 F, BW, B = 989.4e12, 450e9, 2
@@ -105,11 +103,3 @@ def replace_experts(experts: int) -> float:
     model = TransformerShape(layers=1, width=4096, heads=8, like_llama=True, context=4096, experts=experts)
     setup = TrainingSetup(model, Mesh(dp=8), 8, 4096, 1)
     return list_overlaps(setup, load_machine("dgx-h100"))[0].ratio
-
-
-def test_a_machine_without_rates_is_refused_and_the_rates_are_named():
-    laptop = load_machine("laptop")
-    with pytest.raises(UsageError, match="machine laptop has no peak_TFLOPS and no memory_GB"):
-        require_rate(laptop, "memory_bytes")
-    with pytest.raises(UsageError, match="has no peak_TFLOPS, which"):
-        require_rate(replace(laptop, memory_bytes=1e9), "peak_flop_per_s")
