@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from hpccoll.plan import ActionKind, PipelineAction
 from hpccoll.plan.schedule import PASSES
-from hpccoll.sizing.parts import list_stage_parts
+from hpccoll.sizing.rank_parts import list_stage_parts
 from hpccoll.sizing.training_setup import TrainingSetup
 
 COUNTED = PASSES | {ActionKind.RECV_F, ActionKind.RECV_B}  # actions that change the memory

@@ -17,7 +17,7 @@ from hpccoll.parallel.mesh import Mesh
 from hpccoll.plan import Machine
 from hpccoll.sizing.group_links import GroupLinks, find_group_links
 from hpccoll.sizing.model_part import ParameterUnit
-from hpccoll.sizing.parts import list_rank_parts, list_stage_parts
+from hpccoll.sizing.rank_parts import list_rank_parts, list_stage_parts
 from hpccoll.sizing.training_setup import REPLICA_AXES, TrainingSetup
 
 GRADIENTS = ("dp", "zero1", "zero2", "zero3")  # strategies that send gradients and weights

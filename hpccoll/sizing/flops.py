@@ -2,7 +2,7 @@
 
 A product of (m, k) and (k, n) matrices takes m k n multiplications and as many additions: 2 FLOPs per weight and token.
 The backward pass computes two products for each one of the forward pass (the gradients of input and weight), so it
-takes twice the FLOPs. `transformer` has the FLOPs of a layer.
+takes twice the FLOPs. `transformer_parts` has the FLOPs of a layer.
 
 Causal masks are ignored, as in the published formula: attention counts all s keys, although half of the scores are
 masked on average. For GPT, a step of B samples takes 72 B L s h^2 (1 + s/(6h) + V/(12hL)) FLOPs: Narayanan et al.,
@@ -16,9 +16,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from hpccoll.parallel.mesh import Mesh
-from hpccoll.sizing.parts import list_rank_parts
+from hpccoll.sizing.rank_parts import list_rank_parts
 from hpccoll.sizing.training_setup import TrainingSetup
-from hpccoll.sizing.transformer import count_attention_core_flops
+from hpccoll.sizing.transformer_parts import count_attention_core_flops
 from hpccoll.sizing.transformer_shape import TransformerShape
 
 

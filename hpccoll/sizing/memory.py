@@ -14,7 +14,7 @@ from itertools import pairwise
 from operator import or_
 
 from hpccoll.sizing.backward_moments import list_moments
-from hpccoll.sizing.parts import list_rank_parts
+from hpccoll.sizing.rank_parts import list_rank_parts
 from hpccoll.sizing.training_setup import Precision, TrainingSetup
 from hpccoll.sizing.transformer_shape import TransformerShape
 

@@ -15,7 +15,7 @@ from hpccoll.plan import Machine
 from hpccoll.predict.machine_catalogue import require_capacity
 from hpccoll.sizing.group_links import find_group_links
 from hpccoll.sizing.training_setup import TrainingSetup
-from hpccoll.sizing.transformer import count_layer
+from hpccoll.sizing.transformer_parts import count_layer
 from hpccoll.sizing.transformer_shape import TransformerShape
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hpccoll.parallel.mesh import Mesh
 from hpccoll.sizing.model_part import ParameterCount
-from hpccoll.sizing.parts import list_rank_parts
+from hpccoll.sizing.rank_parts import list_rank_parts
 from hpccoll.sizing.training_setup import ModelShape, TrainingSetup
 from hpccoll.sizing.transformer_shape import TransformerShape
 

@@ -9,7 +9,7 @@ import pytest
 from hpccoll.parallel import Mesh
 from hpccoll.sizing import TrainingSetup, TransformerShape, load_preset
 from hpccoll.sizing.flops import count_pass_flops, count_step_flops
-from hpccoll.sizing.transformer import count_layer_flops
+from hpccoll.sizing.transformer_parts import count_layer_flops
 
 GPT3 = TrainingSetup(load_preset("gpt3-175b"), Mesh(), 1536, 2048, 1536)
 

@@ -19,7 +19,7 @@ from hpccoll.sizing.memory import (
 )
 from hpccoll.sizing.parameters import count_parameters
 from hpccoll.sizing.training_setup import TrainingProgram
-from hpccoll.sizing.transformer import LayerActivations, compute_layer_activations
+from hpccoll.sizing.transformer_parts import LayerActivations, compute_layer_activations
 
 # Rajbhandari et al., ZeRO, arXiv 1910.02054 (version 3), table 1, all rows: GB per device, by parameters and degree of
 # data parallelism, for the stages 1, 2 and 3.

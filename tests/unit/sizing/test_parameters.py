@@ -9,7 +9,7 @@ from hpccoll.errors import UnknownNameError, UsageError
 from hpccoll.parallel import Mesh
 from hpccoll.sizing import TrainingSetup, TransformerShape, list_presets, load_preset
 from hpccoll.sizing.parameters import count_active_parameters, count_parameters, count_rank_parameters
-from hpccoll.sizing.transformer import count_layer
+from hpccoll.sizing.transformer_parts import count_layer
 
 # Numbers of parameters in the published weights. GPT-2, Llama 2 7B, Llama 3 8B and Mixtral: the presets of
 # github.com/keras-team/keras-hub. Llama 3 8B, 405B and Mixtral: `safetensors.total` of huggingface.co/api/models/ with

@@ -8,9 +8,9 @@ from itertools import chain
 from typing import TypeAlias
 
 from hpccoll.sizing.model_part import ModelPart
-from hpccoll.sizing.perceptron import PerceptronShape, list_perceptron_parts
+from hpccoll.sizing.perceptron_parts import PerceptronShape, list_perceptron_parts
 from hpccoll.sizing.training_setup import TrainingSetup
-from hpccoll.sizing.transformer import list_transformer_parts
+from hpccoll.sizing.transformer_parts import list_transformer_parts
 
 ListParts: TypeAlias = Callable[[TrainingSetup, int], tuple[ModelPart, ...]]
 
