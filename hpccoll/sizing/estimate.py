@@ -13,7 +13,6 @@ from hpccoll.sizing.flops import Flops, count_causal_core_flops, count_pass_flop
 from hpccoll.sizing.memory import MemoryBytes, compute_memory
 from hpccoll.sizing.overlap import Overlap, list_overlaps
 from hpccoll.sizing.training_setup import TrainingSetup
-from hpccoll.sizing.transformer_shape import TransformerShape
 
 DEFAULT_EFFICIENCY = 0.5  # Megatron-LM reaches 0.42 to 0.56 (Korthikanti et al., arXiv 2205.05198, table 5)
 USABLE_MEMORY = 0.9  # the remainder is left for CUDA contexts, the buffers of libraries, and fragmentation
@@ -124,9 +123,8 @@ def compute_step_time(
         "zero2": forward + m * backward,
         "zero3": compute,
         "pp": compute,
+        "cp": 3 * m * count_causal_core_flops(setup) / rate,
     }
-    if isinstance(setup.model, TransformerShape):
-        hiding["cp"] = 3 * m * count_causal_core_flops(setup.model, setup) / rate
     exposed = {name: max(each - hiding.get(name, 0.0), 0.0) for name, each in seconds.items()}
     return StepTime(compute, idle, exposed)
 

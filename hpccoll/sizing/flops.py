@@ -2,7 +2,7 @@
 
 A product of (m, k) and (k, n) matrices takes m k n multiplications and as many additions: 2 FLOPs per weight and token.
 The backward pass computes two products for each one of the forward pass (the gradients of input and weight), so it
-takes twice the FLOPs. `transformer_parts` has the FLOPs of a layer.
+takes twice the FLOPs. `transformer_shape` has the FLOPs of a layer.
 
 Causal masks are ignored, as in the published formula: attention counts all s keys, although half of the scores are
 masked on average. For GPT, a step of B samples takes 72 B L s h^2 (1 + s/(6h) + V/(12hL)) FLOPs: Narayanan et al.,
@@ -18,8 +18,6 @@ from dataclasses import dataclass, replace
 from hpccoll.parallel.mesh import Mesh
 from hpccoll.sizing.rank_parts import list_rank_parts
 from hpccoll.sizing.training_setup import TrainingSetup
-from hpccoll.sizing.transformer_parts import count_attention_core_flops
-from hpccoll.sizing.transformer_shape import TransformerShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +59,7 @@ def count_pass_flops(setup: TrainingSetup, rank: int | None = None) -> Flops:
     )
 
 
-def count_causal_core_flops(model: TransformerShape, setup: TrainingSetup) -> float:
+def count_causal_core_flops(setup: TrainingSetup) -> float:
     """Return a rank's forward FLOPs for one micro-batch in the core of attention, without the masked half of scores."""
     layers = setup.layers_per_stage * setup.pipeline.stages_per_rank
-    return layers * count_attention_core_flops(model, setup.sequence) / 2 * setup.tokens / setup.mesh.tp
+    return layers * setup.model.count_attention_core_flops(setup.sequence) / 2 * setup.tokens / setup.mesh.tp

@@ -16,7 +16,6 @@ from operator import or_
 from hpccoll.sizing.backward_moments import list_moments
 from hpccoll.sizing.rank_parts import list_rank_parts
 from hpccoll.sizing.training_setup import Precision, TrainingSetup
-from hpccoll.sizing.transformer_shape import TransformerShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +114,9 @@ def compute_rank_memory(setup: TrainingSetup, rank: int) -> MemoryBytes:
 
 
 def _compute_batch_bytes(setup: TrainingSetup) -> float:
-    """Return the bytes of the samples of a rank in a step; those of text, which are integers, are not counted."""
-    model, precision = setup.model, setup.precision
-    if isinstance(model, TransformerShape):
-        return 0.0
-    return setup.tokens * setup.microbatches * model.count_sample_bytes(precision.dtype, precision.element_bytes)
+    """Return the bytes of the samples of a rank in a step."""
+    sample = setup.model.count_sample_bytes(setup.precision.dtype, setup.precision.element_bytes)
+    return setup.tokens * setup.microbatches * sample
 
 
 def compute_memory(setup: TrainingSetup) -> MemoryBytes:

@@ -13,7 +13,6 @@ from hpccoll.sizing.communication import GRADIENTS, list_traffic
 from hpccoll.sizing.estimate import Estimate, compute_step_time, compute_usable_bytes, make_estimate
 from hpccoll.sizing.memory import compute_memory, compute_rank_memory
 from hpccoll.sizing.training_setup import RECOMPUTE, ZERO_STAGES, ModelShape, Recompute, TrainingSetup
-from hpccoll.sizing.transformer_shape import TransformerShape
 
 
 @dataclass(slots=True)
@@ -27,7 +26,7 @@ class MeshSearch:
 
 def list_meshes(ranks: int, model: ModelShape, machine: Machine) -> Iterator[Mesh]:
     """Yield the meshes of `ranks` ranks whose tp stays in a node, and whose ep has no more ranks than experts."""
-    limits = {"tp": machine.ranks_per_node, "ep": model.experts if isinstance(model, TransformerShape) else 1}
+    limits = {"tp": machine.ranks_per_node, "ep": model.experts}
 
     def extend(sizes: tuple[int, ...], rest: int) -> Iterator[Mesh]:
         if len(sizes) == len(INNERMOST_FIRST) - 1:

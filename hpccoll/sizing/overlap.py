@@ -15,7 +15,6 @@ from hpccoll.plan import Machine
 from hpccoll.predict.machine_catalogue import require_capacity
 from hpccoll.sizing.group_links import find_group_links
 from hpccoll.sizing.training_setup import TrainingSetup
-from hpccoll.sizing.transformer_parts import count_layer
 from hpccoll.sizing.transformer_shape import TransformerShape
 
 
@@ -85,7 +84,7 @@ def list_overlaps(setup: TrainingSetup, machine: Machine) -> list[Overlap]:
         return 1 / seconds_per_byte if seconds_per_byte else inf  # bytes may cost less than a measurement resolves
 
     if (n := setup.replicas) > 1:
-        stored = count_layer(model, 1, mesh.ep).total if isinstance(model, TransformerShape) else used
+        stored = model.count_layer_parameters(1, mesh.ep).total if isinstance(model, TransformerShape) else used
         ratio = compute_dp_ratio(b, n, peak, tokens, get_bandwidth(n, "ep")) * stored / used
         compared = "all_gather of a layer: its forward pass" if setup.zero == 3 else "gradients: backward pass"
         found.append(Overlap("zero3" if setup.zero == 3 else "dp", ratio, compared))

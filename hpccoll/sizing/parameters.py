@@ -6,7 +6,6 @@ from hpccoll.parallel.mesh import Mesh
 from hpccoll.sizing.model_part import ParameterCount
 from hpccoll.sizing.rank_parts import list_rank_parts
 from hpccoll.sizing.training_setup import ModelShape, TrainingSetup
-from hpccoll.sizing.transformer_shape import TransformerShape
 
 
 def count_parameters(model: ModelShape) -> ParameterCount:
@@ -17,8 +16,6 @@ def count_parameters(model: ModelShape) -> ParameterCount:
 def count_active_parameters(model: ModelShape) -> int:
     """Return the parameters that a token uses: of the experts, `active_experts` per layer."""
     counted = count_parameters(model)
-    if not isinstance(model, TransformerShape):
-        return counted.total
     return counted.dense + counted.expert * model.active_experts // model.experts
 
 

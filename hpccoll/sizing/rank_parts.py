@@ -8,7 +8,8 @@ from itertools import chain
 from typing import TypeAlias
 
 from hpccoll.sizing.model_part import ModelPart
-from hpccoll.sizing.perceptron_parts import PerceptronShape, list_perceptron_parts
+from hpccoll.sizing.perceptron_parts import list_perceptron_parts
+from hpccoll.sizing.perceptron_shape import PerceptronShape
 from hpccoll.sizing.training_setup import TrainingSetup
 from hpccoll.sizing.transformer_parts import list_transformer_parts
 

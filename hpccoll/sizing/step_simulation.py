@@ -19,7 +19,6 @@ from hpccoll.sizing.flops import count_pass_flops
 from hpccoll.sizing.memory import compute_memory
 from hpccoll.sizing.parameters import count_rank_parameters
 from hpccoll.sizing.training_setup import TrainingSetup
-from hpccoll.sizing.transformer_shape import TransformerShape
 
 ALGORITHMS = {"all_to_all": "pairwise"}  # other collectives: ring
 
@@ -73,8 +72,8 @@ def simulate_step(
 def _simulate_traffic(each: Traffic, setup: TrainingSetup, machine: Machine) -> Traffic:
     """Return estimated traffic with the bytes that the plan of the collective sends, and its simulated time."""
     n = each.group
-    if isinstance(setup.model, TransformerShape) and setup.routing is not None and each.collective == "all_to_all":
-        return _simulate_experts(each, setup.model, setup.routing, setup, machine)
+    if setup.routing is not None and each.collective == "all_to_all":
+        return _simulate_experts(each, setup.routing, setup, machine)
     if each.collective == "send":
         nbytes = each.sent_bytes / each.calls
         seconds = machine.within.alpha_s + float(machine.within.transfer_s(np.array(nbytes)))
@@ -88,9 +87,7 @@ def _simulate_traffic(each: Traffic, setup: TrainingSetup, machine: Machine) -> 
     return replace(each, sent_bytes=sent_bytes, seconds=each.calls * result.seconds)
 
 
-def _simulate_experts(
-    each: Traffic, model: TransformerShape, routing: ExpertRouting, setup: TrainingSetup, machine: Machine
-) -> Traffic:
+def _simulate_experts(each: Traffic, routing: ExpertRouting, setup: TrainingSetup, machine: Machine) -> Traffic:
     """Return estimated traffic with the bytes that all_to_alls of counted rows send, and their simulated time.
 
     In each forward pass, ranks exchange the numbers of rows, send rows to experts and receive the outputs. In each
@@ -98,8 +95,8 @@ def _simulate_experts(
     """
     n = each.group
     plan = get_algorithm(Operation.ALL_TO_ALL, ALGORITHMS[each.collective]).plan(n)
-    row_bytes = model.width * setup.precision.element_bytes
-    numbers = simulate(plan, machine, model.experts // n, 8, trace=False)
+    row_bytes = setup.model.width * setup.precision.element_bytes
+    numbers = simulate(plan, machine, setup.model.experts // n, 8, trace=False)
     # Round trips of the rows, to the experts and back, per forward pass.
     repeats = (each.calls - routing.passes) / (2 * routing.passes)
     sent_bytes = seconds = 0.0

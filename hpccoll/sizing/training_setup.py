@@ -11,7 +11,7 @@ from hpccoll.parallel.mesh import EXPERT_REPLICAS, REPLICAS, TOKEN_REPLICAS, Mes
 from hpccoll.schedules import PipelineShape, ScheduleFamily, get_schedule
 from hpccoll.sizing.expert_routing import ExpertRouting
 from hpccoll.sizing.model_part import ReplicaKind
-from hpccoll.sizing.perceptron_parts import PerceptronShape
+from hpccoll.sizing.perceptron_shape import PerceptronShape
 from hpccoll.sizing.transformer_shape import TransformerShape
 
 Recompute = Literal["none", "selective", "full"]

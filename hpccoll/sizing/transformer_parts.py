@@ -1,22 +1,11 @@
-"""The parts of a transformer on a rank: the embedding, the layers and the output layer.
-
-Parameters. A layer of width h, with keys and values of width k, has h (2h + 2k) weights in attention (queries and
-output h h each, keys and values h k each). Its MLP of feed-forward width f has 2 h f weights, or 3 h f if it is gated.
-A router to E experts has h E. For GPT-2, k = h and f = 4 h give 12 h^2, of which Kaplan et al., arXiv 2001.08361,
-table 1, count h (3 + 1) h in attention and 8 h^2 in the MLP. Biases and norms add 13 h to a layer of GPT-2, and norms
-2 h to one of Llama. The embedding has V h weights, GPT-2's positions have c h (c tokens of context), and Llama's output
-layer V h.
-
-FLOPs. Per token, a layer takes 2 FLOPs for each weight that the token uses, and attention 4 s h for scores and weighted
-values (2 s h each, for s keys of h features). The output layer takes 2 h V; looking up an embedding takes none.
-"""
+"""The parts of a transformer on a rank: the embedding, the layers and the output layer."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from hpccoll.sizing.model_part import Message, ModelPart, ParameterCount, ParameterUnit, PartMoment, make_stage_end
+from hpccoll.sizing.model_part import Message, ModelPart, ParameterUnit, PartMoment, make_stage_end
 from hpccoll.sizing.training_setup import TrainingSetup
 from hpccoll.sizing.transformer_shape import TransformerShape
 
@@ -37,42 +26,6 @@ def list_transformer_parts(model: TransformerShape, setup: TrainingSetup, stage:
     return parts
 
 
-def count_norm(model: TransformerShape) -> int:
-    """Return the parameters of a norm: h scales, and h biases as well in LayerNorm."""
-    return model.width * (1 if model.like_llama else 2)
-
-
-def count_layer(model: TransformerShape, tp: int = 1, ep: int = 1) -> ParameterCount:
-    """Return a rank's parameters of a layer.
-
-    tp splits all matrices, and the biases of those that are split by output; norms, router and the biases of the
-    matrices that are split by input are on every rank of tp. ep splits the experts, which have no biases (Fedus et al.,
-    Switch Transformers, arXiv 2101.03961).
-    """
-    h, k, f, has_biases = model.width, model.kv_width, model.mlp_width, not model.like_llama
-    attention = h * (2 * h + 2 * k) // tp + has_biases * (model.qkv_biases * (h + 2 * k) // tp + h)
-    mlp, mlp_biases = model.mlp_matrices * h * f // tp, has_biases * ((model.mlp_matrices - 1) * f // tp + h)
-    around = 2 * count_norm(model)
-    if model.experts == 1:
-        return ParameterCount(attention + mlp + mlp_biases + around)
-    return ParameterCount(attention + around + h * model.experts, mlp * (model.experts // ep))
-
-
-def _count_vocabulary(model: TransformerShape, tp: int) -> int:
-    """Return a rank's weights of the embedding or of the output layer: V h, split by rows (rounded up)."""
-    return -(-model.vocabulary // tp) * model.width
-
-
-def count_layer_flops(model: TransformerShape, sequence: int) -> int:
-    """Return the forward FLOPs of a layer per token."""
-    return 2 * model.used_weights + count_attention_core_flops(model, sequence)
-
-
-def count_attention_core_flops(model: TransformerShape, sequence: int) -> int:
-    """Return 4 s h, the forward FLOPs per token of a layer's scores and weighted values."""
-    return 4 * sequence * model.width
-
-
 def _make_units(setup: TrainingSetup, dense: int, token: int, expert: int = 0) -> tuple[ParameterUnit, ...]:
     """Return the units of a part, of which `token` parameters are applied to a rank's own tokens only."""
     if not setup.sequence_parallel:
@@ -90,7 +43,7 @@ def _make_embedding(model: TransformerShape, setup: TrainingSetup) -> ModelPart:
     itself.
     """
     tp, width = setup.mesh.tp, model.width
-    weight, positions = _count_vocabulary(model, tp), 0 if model.like_llama else model.context * width
+    weight, positions = model.count_vocabulary_weights(tp), 0 if model.like_llama else model.context * width
     if _has_remote_tie(model, setup):
         units = ParameterUnit(weight, is_tied=True), *_make_units(setup, 0, positions)
     else:
@@ -119,8 +72,8 @@ def _make_head(model: TransformerShape, setup: TrainingSetup) -> ModelPart:
     Otherwise, its gradient of the weight waits for that of the embedding.
     """
     tp, full, has_remote_tie = setup.mesh.tp, setup.precision.full_bytes, _has_remote_tie(model, setup)
-    weight = _count_vocabulary(model, tp)
-    units = _make_units(setup, weight if model.like_llama else 0, count_norm(model))
+    weight = model.count_vocabulary_weights(tp)
+    units = _make_units(setup, weight if model.like_llama else 0, model.norm_parameters)
     is_summed = not (model.like_llama or has_remote_tie) and setup.program.frees_gradients
     logits = setup.tokens * -(-model.vocabulary // tp) * full
     both = 2 * setup.tokens * model.width * setup.precision.element_bytes
@@ -153,15 +106,15 @@ def _make_layers(model: TransformerShape, setup: TrainingSetup) -> ModelPart:
     tp 2 T (h + k) e, and T f e per matrix of the MLP, of which the input of the last matrix waits first.
     """
     found, tp = compute_layer_activations(model, setup), setup.mesh.tp
-    counted = count_layer(model, tp, setup.mesh.ep)
+    counted = model.count_layer_parameters(tp, setup.mesh.ep)
     # Tokens use norms, biases of matrices that are split by input, and routers before they are gathered.
     has_experts = model.experts > 1
     biases = 0 if model.like_llama else (1 if has_experts else 2) * model.width
-    token = 2 * count_norm(model) + biases + has_experts * model.experts * model.width
+    token = 2 * model.norm_parameters + biases + has_experts * model.experts * model.width
     recomputed_flops = 0
     if setup.recompute != "none":
-        count = count_attention_core_flops if setup.recompute == "selective" else count_layer_flops
-        recomputed_flops = count(model, setup.sequence)
+        count = model.count_attention_core_flops if setup.recompute == "selective" else model.count_layer_flops
+        recomputed_flops = count(setup.sequence)
     alive, features = found.kept + found.recomputed, setup.tokens * setup.precision.element_bytes / tp
     deferred = 4 * _compute_waiting(model, setup) + features * (2 * model.width + 2 * model.kv_width)
     deferred = alive if has_experts else deferred + features * model.mlp_width * model.mlp_matrices
@@ -169,7 +122,7 @@ def _make_layers(model: TransformerShape, setup: TrainingSetup) -> ModelPart:
         _make_units(setup, counted.dense - token, token, counted.expert),
         found.kept,
         _list_layer_moments(model, setup, alive),
-        forward_flops=count_layer_flops(model, setup.sequence) * setup.tokens / tp,
+        forward_flops=model.count_layer_flops(setup.sequence) * setup.tokens / tp,
         output=_compute_output(model, setup),
         recomputed_flops=recomputed_flops * setup.tokens / tp,
         messages=list(_list_layer_messages(model, setup)),
@@ -197,7 +150,7 @@ def _list_layer_moments(model: TransformerShape, setup: TrainingSetup, alive: fl
         scores = model.heads * setup.sequence / mesh.cp * setup.program.has_whole_scores
         first, later = 2 * 2 * k + 3 * h + 2 * scores, (min(2 * mesh.cp, 7) - 1) * 2 * k + 2 * h + scores
         ring = features * max(first, later)
-    counted, weights = count_layer(model, mesh.tp, mesh.ep), h * (h + 2 * k) // mesh.tp
+    counted, weights = model.count_layer_parameters(mesh.tp, mesh.ep), h * (h + 2 * k) // mesh.tp
     before = (ParameterUnit(counted.dense - weights), ParameterUnit(counted.expert, "expert"))
     hidden = features * model.mlp_width
     waiting = hidden * model.mlp_matrices + 2 * _compute_waiting(model, setup)

@@ -1,4 +1,15 @@
-"""The shape of a transformer whose training is estimated, and the presets of published models (presets.toml)."""
+"""The shape of a transformer whose training is estimated, and the presets of published models (presets.toml).
+
+Parameters. A layer of width h, with keys and values of width k, has h (2h + 2k) weights in attention (queries and
+output h h each, keys and values h k each). Its MLP of feed-forward width f has 2 h f weights, or 3 h f if it is gated.
+A router to E experts has h E. For GPT-2, k = h and f = 4 h give 12 h^2, of which Kaplan et al., arXiv 2001.08361,
+table 1, count h (3 + 1) h in attention and 8 h^2 in the MLP. Biases and norms add 13 h to a layer of GPT-2, and norms
+2 h to one of Llama. The embedding has V h weights, GPT-2's positions have c h (c tokens of context), and Llama's output
+layer V h.
+
+FLOPs. Per token, a layer takes 2 FLOPs for each weight that the token uses, and attention 4 s h for scores and weighted
+values (2 s h each, for s keys of h features). The output layer takes 2 h V; looking up an embedding takes none.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +22,7 @@ from msgspec import Meta, Struct
 
 from hpccoll.errors import UnknownNameError, UsageError
 from hpccoll.parallel.mesh import Mesh
+from hpccoll.sizing.model_part import ParameterCount
 
 _FILE = "presets.toml"
 Positive = Annotated[int, Meta(ge=1, le=2**31)]
@@ -75,11 +87,47 @@ class TransformerShape(Struct, frozen=True, forbid_unknown_fields=True):
         return self.dropout and not self.like_llama
 
     @property
+    def norm_parameters(self) -> int:
+        """The number of parameters of a norm: h scales, and h biases as well in LayerNorm."""
+        return self.width * (1 if self.like_llama else 2)
+
+    @property
     def used_weights(self) -> int:
         """The number of weights of a layer's matrices that a token uses."""
         mlp = self.mlp_matrices * self.width * self.mlp_width * self.active_experts
         router = self.width * self.experts if self.experts > 1 else 0
         return self.width * (2 * self.width + 2 * self.kv_width) + mlp + router
+
+    def count_layer_parameters(self, tp: int = 1, ep: int = 1) -> ParameterCount:
+        """Return a rank's parameters of a layer.
+
+        tp splits all matrices, and the biases of those that are split by output; norms, router and the biases of the
+        matrices that are split by input are on every rank of tp. ep splits the experts, which have no biases (Fedus et
+        al., Switch Transformers, arXiv 2101.03961).
+        """
+        h, k, f, has_biases = self.width, self.kv_width, self.mlp_width, not self.like_llama
+        attention = h * (2 * h + 2 * k) // tp + has_biases * (self.qkv_biases * (h + 2 * k) // tp + h)
+        mlp, mlp_biases = self.mlp_matrices * h * f // tp, has_biases * ((self.mlp_matrices - 1) * f // tp + h)
+        around = 2 * self.norm_parameters
+        if self.experts == 1:
+            return ParameterCount(attention + mlp + mlp_biases + around)
+        return ParameterCount(attention + around + h * self.experts, mlp * (self.experts // ep))
+
+    def count_vocabulary_weights(self, tp: int) -> int:
+        """Return a rank's weights of the embedding or of the output layer: V h, split by rows (rounded up)."""
+        return -(-self.vocabulary // tp) * self.width
+
+    def count_layer_flops(self, sequence: int) -> int:
+        """Return the forward FLOPs of a layer per token."""
+        return 2 * self.used_weights + self.count_attention_core_flops(sequence)
+
+    def count_attention_core_flops(self, sequence: int) -> int:
+        """Return 4 s h, the forward FLOPs per token of a layer's scores and weighted values."""
+        return 4 * sequence * self.width
+
+    def count_sample_bytes(self, _dtype: str, _nbytes: int) -> int:
+        """Return 0, because samples of text, which are integers, are not counted."""
+        return 0
 
     def list_splits(self, mesh: Mesh, stages: int) -> list[tuple[int, str, int, str]]:
         """Return what a mesh splits: the number of parts, the option and its value, and what the parts are."""

@@ -6,7 +6,7 @@ from hpccoll.errors import UsageError
 from hpccoll.parallel.mesh import Mesh
 from hpccoll.parallel.schedule_files import is_schedule_file
 from hpccoll.sizing import Precision, TrainingSetup, TransformerShape
-from hpccoll.sizing.perceptron_parts import LinearShape, PerceptronShape
+from hpccoll.sizing.perceptron_shape import LinearShape, PerceptronShape
 from hpccoll.sizing.training_setup import ModelShape, TrainingProgram
 from hpccoll.train.options import BYTES, CourseConfig, GptConfig, ModelConfig, TrainOptions
 

@@ -15,7 +15,7 @@ from hpccoll.sizing import TrainingSetup, TransformerShape
 from hpccoll.sizing.communication import Traffic, list_traffic
 from hpccoll.sizing.group_links import find_group_links
 from hpccoll.sizing.parameters import count_parameters
-from hpccoll.sizing.perceptron_parts import LinearShape, PerceptronShape
+from hpccoll.sizing.perceptron_shape import LinearShape, PerceptronShape
 
 DGX, SUMMIT = load_machine("dgx-h100"), load_machine("summit")
 MODEL = TransformerShape(layers=4, width=64, heads=8, vocabulary=128, like_llama=True, context=32)

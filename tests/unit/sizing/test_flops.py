@@ -9,7 +9,6 @@ import pytest
 from hpccoll.parallel import Mesh
 from hpccoll.sizing import TrainingSetup, TransformerShape, load_preset
 from hpccoll.sizing.flops import count_pass_flops, count_step_flops
-from hpccoll.sizing.transformer_parts import count_layer_flops
 
 GPT3 = TrainingSetup(load_preset("gpt3-175b"), Mesh(), 1536, 2048, 1536)
 
@@ -66,4 +65,4 @@ def test_the_ranks_of_a_mesh_share_a_step():
     assert own.forward * 8 * setup.mesh.ranks == pytest.approx(flops.forward)
     assert own.recomputed * 8 * setup.mesh.ranks == pytest.approx(flops.recomputed)
     pipelined = replace(setup, mesh=Mesh(tp=8, pp=4, cp=2), microbatches=64)
-    assert count_pass_flops(pipelined).recomputed == 20 * count_layer_flops(load_preset("llama-2-70b"), 4096) * 2048 / 8
+    assert count_pass_flops(pipelined).recomputed == 20 * load_preset("llama-2-70b").count_layer_flops(4096) * 2048 / 8

@@ -9,7 +9,6 @@ from hpccoll.errors import UnknownNameError, UsageError
 from hpccoll.parallel import Mesh
 from hpccoll.sizing import TrainingSetup, TransformerShape, list_presets, load_preset
 from hpccoll.sizing.parameters import count_active_parameters, count_parameters, count_rank_parameters
-from hpccoll.sizing.transformer_parts import count_layer
 
 # Numbers of parameters in the published weights. GPT-2, Llama 2 7B, Llama 3 8B and Mixtral: the presets of
 # github.com/keras-team/keras-hub. Llama 3 8B, 405B and Mixtral: `safetensors.total` of huggingface.co/api/models/ with
@@ -51,7 +50,7 @@ def test_mixtral_uses_12_9_billion_parameters_per_token():
 
 
 def test_a_layer_of_gpt_has_12_h_h_plus_13_h_parameters():
-    assert count_layer(TransformerShape(layers=1, width=1024, heads=16)).total == 12 * 1024**2 + 13 * 1024
+    assert TransformerShape(layers=1, width=1024, heads=16).count_layer_parameters().total == 12 * 1024**2 + 13 * 1024
 
 
 @pytest.mark.parametrize("name", ["gpt3-175b", "llama-2-70b", "mixtral-8x7b"])
