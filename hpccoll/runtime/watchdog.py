@@ -3,8 +3,9 @@
 The report rests on the recordings of all ranks. A rank reads the recorder files of its node itself, so that stopped and
 dead ranks need not answer. It asks the ranks whose files it cannot read, such as those of other nodes, by notices; a
 rank that answers also reads the files of its node for ranks that do not answer. Every rank whose call has not finished
-may report. A rank first claims the report, in its recorder file and in its notices, and leaves it to a rank with a
-lower number that has claimed it, too.
+may report. A rank first claims the report, by a lock that one rank per node can hold (report_claim.py) and by its
+notices. Of the claimants of several nodes the lowest reports: a claimant that receives the notice of a lower one before
+it reports withdraws, and a claimant waits for the answers of the higher ones, which answer unless they report.
 
 Without MPI_THREAD_MULTIPLE no notices are sent: the report then rests on the recorder files that the rank can read, and
 the process exits with status 4, upon which launchers end the job.
@@ -26,6 +27,7 @@ from hpccoll.errors import RecordingError, UsageError
 from hpccoll.runtime.recorder.call_recorder import CallRecorder
 from hpccoll.runtime.recorder.flight_recorder import DIRECTORY, FlightRecorder
 from hpccoll.runtime.recorder.process_notes import NotesWriter, ObservedState, read_end_of_job
+from hpccoll.runtime.report_claim import CLAIM_S, ReportClaim
 
 if TYPE_CHECKING:
     from hpccoll.crash import CrashAnalysis, JobEvidence, ProcessState
@@ -34,10 +36,8 @@ if TYPE_CHECKING:
 TIMEOUT: Final = "HPCCOLL_TIMEOUT"
 STAGGER_S: Final = 0.03  # per rank, before a rank claims the report, so that mostly the lowest rank does
 MOST_STAGGERED: Final = 20
-CROSSING_S: Final = 0.1  # until claims of other ranks, made at the same time, can be seen
 LATE_S: Final = 1.0  # of ranks that make their call after another rank has failed in it
 COLLECT_S: Final = 1.2  # for answers to a request, which a thread reads twice per second
-CLAIM_S: Final = 5.0  # a claim without report is ignored afterwards
 POLL_S: Final = 0.02
 
 
@@ -51,12 +51,13 @@ class RecordingRequest:
 
 @dataclass(frozen=True, slots=True)
 class RecordingAnswer:
-    """The answer to a `RecordingRequest`.
+    """The answer of rank `sender` to a `RecordingRequest`.
 
     `contents` has compressed recorder files and `states` the states of the processes, by rank. `readable` lists the
     ranks whose files the sender can read.
     """
 
+    sender: int
     contents: Mapping[int, bytes]
     states: Mapping[int, ProcessState]
     readable: tuple[int, ...]
@@ -67,12 +68,14 @@ class _Collection:
     """The recordings and process states that a claimant has collected, and who can read which other recordings.
 
     `elsewhere` has recordings of other hosts in a shared directory, which may be older than those of `recordings`.
+    `answered` has the ranks that have answered themselves.
     """
 
     recordings: dict[int, Recording]
     elsewhere: dict[int, Recording]
     states: dict[int, ProcessState]
     readable: dict[int, tuple[int, ...]] = field(default_factory=dict)  # by the rank that answered
+    answered: set[int] = field(default_factory=set)
 
     @property
     def stopped(self) -> tuple[int, ...]:
@@ -109,17 +112,19 @@ class Watchdog:
         self._recorder, self._where = recorder, where
         self.notes = NotesWriter(recorder.memory)
         self._collection: _Collection | None = None
-        self._rival = (-1, 0.0)  # the rank that has last claimed the report, and when
+        self._claim = ReportClaim()
+        self._rivals: dict[int, float] = {}  # ranks of other nodes that have claimed the report, and when
 
     def receive(self, notice: object, reply: Callable[[int, object], None]) -> None:
         """Act on a notice of another rank's watchdog; `reply` sends a notice to a rank of MPI.COMM_WORLD."""
         match notice:
             case RecordingRequest(claimant, ranks):
-                self._rival = claimant, time.monotonic()
+                self._rivals[claimant] = time.monotonic()
                 reply(claimant, self._make_answer(ranks))
             case RecordingAnswer() if self._collection is not None:
                 from hpccoll.runtime.recorder.recording import parse_recording
 
+                self._collection.answered.add(notice.sender)
                 for rank, contents in notice.contents.items():
                     with suppress(RecordingError, zlib.error):
                         recording = parse_recording(zlib.decompress(contents), "message")
@@ -145,15 +150,14 @@ class Watchdog:
         time.sleep(min(rank, MOST_STAGGERED) * STAGGER_S)
         poll()
         collection = self._collection = self._read_node()
-        if self._is_claimed(collection):
+        if not self._take_claim(collection):
             return None
-        self.notes.write_end_of_job(time.monotonic_ns())
         if ask is not None:
             self._ask_others(ask, poll)
-        time.sleep(CROSSING_S)
-        poll()
-        if self._is_claimed(collection, below=rank):
+            _poll_until(lambda: collection.answered.issuperset(self._list_rivals(above=rank)), poll, CLAIM_S)
+        if self._list_rivals(below=rank):
             self.notes.write_end_of_job(0)
+            self._claim.release()
             return None
         for other in collection.stopped:
             self.notes.observe(time.monotonic_ns(), other, ObservedState.STOPPED)
@@ -177,9 +181,8 @@ class Watchdog:
         """
         from hpccoll.crash import format_analysis
 
-        if self._is_claimed(self._read_node()):
+        if not self._take_claim(self._read_node()):
             return None
-        self.notes.write_end_of_job(time.monotonic_ns())
         end = time.monotonic() + LATE_S
         while True:
             evidence, analysis = _analyze(self._collect(ask, poll))
@@ -250,15 +253,23 @@ class Watchdog:
                 with suppress(OSError):
                     os.unlink(recording.path)  # noqa: PTH108 - `pathlib` takes 5 ms to import
 
-    def _is_claimed(self, collection: _Collection, below: int | None = None) -> bool:
-        """Whether another rank has recently claimed the report; with `below`, only lower ranks count."""
+    def _take_claim(self, collection: _Collection) -> bool:
+        """Claim the report on the recordings of this node; return False if another rank has claimed it recently."""
+        own, now = self._recorder.rank, time.monotonic()
+        claims = [read_end_of_job(each.path) for rank, each in collection.recordings.items() if rank != own]
+        if self._list_rivals() or any(claimed_ns and now - claimed_ns * 1e-9 < CLAIM_S for claimed_ns in claims):
+            return False
+        path = collection.recordings[min(collection.recordings)].path
+        if self._recorder.path is not None and not self._claim.take(path):
+            return False
+        self.notes.write_end_of_job(time.monotonic_ns())
+        return True
+
+    def _list_rivals(self, above: int = -1, below: int | None = None) -> list[int]:
+        """Return the ranks of other nodes that have recently claimed the report, above and below given ranks."""
         now = time.monotonic()
-        rival, since = self._rival
-        claims = {rank: read_end_of_job(each.path) for rank, each in collection.recordings.items()}
-        recent = {rank for rank, claimed_ns in claims.items() if claimed_ns and now - claimed_ns * 1e-9 < CLAIM_S}
-        if now - since < CLAIM_S:
-            recent.add(rival)
-        return any(rank != self._recorder.rank and (below is None or rank < below) for rank in recent)
+        recent = [rank for rank, since in self._rivals.items() if now - since < CLAIM_S]
+        return [rank for rank in recent if rank > above and (below is None or rank < below)]
 
     def _read_node(self) -> _Collection:
         """Return the recordings of this job in the directory of this rank's recorder file, with process states."""
@@ -291,7 +302,7 @@ class Watchdog:
             if rank in found.recordings
         }
         states = {rank: state for rank, state in found.states.items() if rank in contents}
-        return RecordingAnswer(contents, states, tuple(found.recordings))
+        return RecordingAnswer(self._recorder.rank, contents, states, tuple(found.recordings))
 
     def _read_contents(self, recording: Recording) -> bytes:
         """Return the contents of a recorder file."""
@@ -329,9 +340,9 @@ def _analyze(collection: _Collection) -> tuple[JobEvidence, CrashAnalysis]:
     return evidence, analyze(evidence)
 
 
-def _poll_until(done: Callable[[], bool], poll: Callable[[], None]) -> None:
-    """Call `poll` until `done` returns true, for COLLECT_S seconds at most."""
-    end = time.monotonic() + COLLECT_S
+def _poll_until(done: Callable[[], bool], poll: Callable[[], None], limit_s: float = COLLECT_S) -> None:
+    """Call `poll` until `done` returns true, for `limit_s` seconds at most."""
+    end = time.monotonic() + limit_s
     while not done() and time.monotonic() < end:
         time.sleep(POLL_S)
         poll()

@@ -70,7 +70,7 @@ INNER_FLOORS = {  # within a package; a module may import from its own entry and
     "runtime": {
         **{name: (0, name) for name in ("launcher", "backoff", "recorder", "joint_failure")},
         **{name: (1, name) for name in ("job", "command", "progress", "arrays", "lowering")},
-        **{name: (1, name) for name in ("departures", "job_evidence")},
+        **{name: (1, name) for name in ("departures", "job_evidence", "report_claim")},
         **{name: (2, name) for name in ("process_watch", "watchdog")},
         "endings": (3, "endings"),
         **{name: (2, name) for name in ("agreement", "argument_check", "collective_call", "executable", "work")},
