@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 from hpccoll.doctor.shared_memory import list_library_files
 from tests.depth import mark_full
 from tests.jobs.launch import BIN, LIMIT_S, command, environment, hpccoll
+from tests.leftovers import keep_unused_files
 from tests.record_schema import require_valid
 from tests.requirements import skip_or_fail, without_gpu
 
@@ -121,6 +123,13 @@ def test_launcher_of_another_mpi_is_a_finding() -> None:
     assert (second.returncode, second.stdout) == (0, "")
 
 
+@pytest.fixture
+def unused_files_stay() -> Iterator[None]:
+    with keep_unused_files():
+        yield
+
+
+@pytest.mark.usefixtures("unused_files_stay")
 def test_shared_memory_of_a_killed_rank_is_reported() -> None:
     """MPICH leaves its segment when a rank is killed; the doctor reports the file and does not remove it."""
     script = """
