@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from hpccoll.measure.clock.linear_model import LinearModel
 from hpccoll.measure.clock.local_clock import LocalClock
 from hpccoll.measure.clock.ping_pong import PingPongs, Times
+from hpccoll.runtime.recorder import ClockModel
 
 Seconds = TypeVar("Seconds", float, Times)
 
@@ -21,7 +21,7 @@ class GlobalClock:
     __slots__ = ("_scale", "_shift_s", "cost_s", "local", "measured", "model", "scheme")
 
     def __init__(
-        self, scheme: str, local: LocalClock, model: LinearModel, measured: PingPongs | None, cost_s: float
+        self, scheme: str, local: LocalClock, model: ClockModel, measured: PingPongs | None, cost_s: float
     ) -> None:
         self.scheme, self.local, self.model, self.measured, self.cost_s = scheme, local, model, measured, cost_s
         self._scale = 1 + model.drift

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from hpccoll.errors import UnknownNameError, UsageError
 from hpccoll.measure.clock.global_clock import GlobalClock
-from hpccoll.measure.clock.linear_model import IDENTITY
 from hpccoll.measure.clock.residual import measure_residual
 from hpccoll.measure.clock.schemes import CLOCK_NAMES
 from hpccoll.measure.clock.synchronization import resynchronize, synchronize
+from hpccoll.runtime.recorder import ClockModel
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -72,5 +72,5 @@ class JobClock:
     def _make_clock(self) -> GlobalClock:
         """Return the synchronised clock, or the host's."""
         if self.name == HOST:
-            return GlobalClock(HOST, time.perf_counter, IDENTITY, None, 0.0)
+            return GlobalClock(HOST, time.perf_counter, ClockModel(), None, 0.0)
         return synchronize(self._comm, self.name)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hpccoll.measure.clock.linear_model import fit_offset_bounds, summarize_batches
+from hpccoll.measure.clock.clock_fit import fit_offset_bounds, summarize_batches
 from hpccoll.measure.clock.ping_pong import BatchPlan, PingPongPartner, wait_quietly
 
 if TYPE_CHECKING:

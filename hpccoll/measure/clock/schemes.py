@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from hpccoll.errors import UnknownNameError
-from hpccoll.measure.clock.linear_model import (
-    LinearModel,
+from hpccoll.measure.clock.clock_fit import (
     fit_offset_bounds,
     fit_usual_round_trip,
     fit_weighted_exchanges,
 )
 from hpccoll.measure.clock.ping_pong import PingPongs
+from hpccoll.runtime.recorder import ClockModel
 
 Pair = tuple[int, int]  # the reference rank, which has a global clock already, and its client
 EXCHANGES = 10  # per batch
@@ -32,7 +32,7 @@ class ClockScheme:
 
     name: str
     list_rounds: Callable[[int], list[list[Pair]]]
-    fit: Callable[[PingPongs], LinearModel]
+    fit: Callable[[PingPongs], ClockModel]
     exchanges: int = EXCHANGES
     has_drift: bool = True
     sweeps: int | None = None

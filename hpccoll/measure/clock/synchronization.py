@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hpccoll.measure.clock.clock_fit import drop_doubtful_drift
 from hpccoll.measure.clock.global_clock import GlobalClock
-from hpccoll.measure.clock.linear_model import IDENTITY, LinearModel, drop_doubtful_drift
 from hpccoll.measure.clock.local_clock import LocalClock
 from hpccoll.measure.clock.ping_pong import BatchPlan, PingPongPartner, PingPongs, wait_quietly
 from hpccoll.measure.clock.schemes import ClockScheme, Pair, get_clock_scheme
@@ -89,7 +89,7 @@ class _Measurement:
 
     def __init__(self, comm: MPI.Intracomm, scheme: ClockScheme, local: LocalClock, earlier: PingPongs | None) -> None:
         self.comm, self.scheme, self.local, self.measured = comm.Dup(), scheme, local, earlier
-        self.model, self.comm_size = IDENTITY, comm.size
+        self.model, self.comm_size = ClockModel(), comm.size
         layout = job.detect_layout(comm)
         self.one_pair, self._nodes = layout.oversubscribed, layout.node
 
@@ -113,7 +113,7 @@ class _Measurement:
         """Return the global clock of this rank, and tell its model to the flight recorder."""
         recorder = get_recorder()
         if self.local is time.perf_counter and self.comm_size == recorder.size and _READS_MONOTONIC_CLOCK:
-            recorder.set_clock(ClockModel(*self.model.as_array().tolist()))
+            recorder.set_clock(self.model)
         return GlobalClock(self.scheme.name, self.local, self.model, self.measured, cost_s)
 
     def _run_wave(self, wave: Iterable[Pair], plan: BatchPlan) -> None:
@@ -122,13 +122,13 @@ class _Measurement:
             if self.comm.rank == reference:
                 with PingPongPartner(self.comm, client, self.local) as partner:
                     partner.measure_as_reference(plan)
-                self.comm.Send(self.model.as_array(), client)
+                self.comm.Send(np.array(self.model), client)
             elif self.comm.rank == client:
                 with PingPongPartner(self.comm, reference, self.local) as partner:
                     self._add(partner.measure_as_client(plan, self.measured))
-                received = np.empty_like(IDENTITY.as_array())
+                received = np.empty(len(ClockModel._fields))
                 self.comm.Recv(received, reference)
-                self._fit(reference, LinearModel(*received.tolist()))
+                self._fit(reference, ClockModel(*received.tolist()))
 
     def _add(self, new: PingPongs) -> None:
         """Keep new measurements, and old ones that are not too old."""
@@ -136,7 +136,7 @@ class _Measurement:
             new = self.measured.forget_before(float(new.sent[0, 0]) - HISTORY_S).extend(new)
         self.measured = new
 
-    def _fit(self, reference: int, clock: LinearModel) -> None:
+    def _fit(self, reference: int, clock: ClockModel) -> None:
         """Fit this rank's model; `clock` maps the clock of rank `reference` to the global clock."""
         measured = self.measured
         if measured is None:

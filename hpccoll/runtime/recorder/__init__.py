@@ -11,23 +11,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hpccoll.runtime.recorder.clock_model import ClockModel
     from hpccoll.runtime.recorder.flight_recorder import FlightRecorder, choose_directory
     from hpccoll.runtime.recorder.job_recordings import read_recordings
     from hpccoll.runtime.recorder.layout import CallKind
-    from hpccoll.runtime.recorder.recording import (
-        ClockModel,
-        RecordedCall,
-        RecordedCommunicator,
-        Recording,
-        read_recording,
-    )
+    from hpccoll.runtime.recorder.recording import RecordedCall, RecordedCommunicator, Recording, read_recording
     from hpccoll.runtime.recorder.torch_format import write_torch_traces
 
 __all__ = [
     "CallKind", "ClockModel", "FlightRecorder", "RecordedCall", "RecordedCommunicator", "Recording", "choose_directory",
     "read_recording", "read_recordings", "write_torch_traces",
 ]  # fmt: skip
-_MODULES = ("layout", "flight_recorder", "recording", "job_recordings", "torch_format")
+_MODULES = ("layout", "clock_model", "flight_recorder", "recording", "job_recordings", "torch_format")
 
 
 def __getattr__(name: str) -> Any:

@@ -26,7 +26,8 @@ from hpccoll.runtime.recorder import layout
 from hpccoll.runtime.recorder.layout import CallKind, format_ranks
 
 if TYPE_CHECKING:
-    from hpccoll.runtime.recorder.recording import ClockModel, Recording
+    from hpccoll.runtime.recorder.clock_model import ClockModel
+    from hpccoll.runtime.recorder.recording import Recording
 
 DIRECTORY: Final = "HPCCOLL_RECORDER"  # if it is set, recorder files are kept in this directory
 _MOST_CLOSED: Final = 64  # closed communicators that stay in the tables
@@ -148,7 +149,7 @@ class FlightRecorder:
 
     def set_clock(self, model: ClockModel) -> None:
         """Record how to compute the global time from this rank's clock."""
-        packed = layout.CLOCK.pack(*model.fields)
+        packed = layout.CLOCK.pack(*model)
         at, end = layout.CLOCK_AT, layout.CLOCK_AT + layout.CLOCK.size
         layout.CLOCK_CHECK.pack_into(self.memory, end, 0)
         self.memory[at:end] = packed

@@ -13,32 +13,9 @@ from zlib import crc32
 
 from hpccoll.errors import RecordingError
 from hpccoll.runtime.recorder import layout
+from hpccoll.runtime.recorder.clock_model import ClockModel
 from hpccoll.runtime.recorder.layout import CallKind, parse_ranks
 from hpccoll.runtime.recorder.process_notes import ProcessNotes, parse_notes
-
-
-@dataclass(frozen=True, slots=True)
-class ClockModel:
-    """Maps a rank's clock to the global clock: global = clock + offset_s + drift * (clock - reference_s), in seconds.
-
-    The error of the global time is at most error_s + drift_error * |clock - reference_s|.
-    """
-
-    reference_s: float
-    offset_s: float
-    drift: float
-    error_s: float
-    drift_error: float
-
-    @property
-    def fields(self) -> tuple[float, float, float, float, float]:
-        """The numbers of the model, in the order of the recorder file."""
-        return (self.reference_s, self.offset_s, self.drift, self.error_s, self.drift_error)
-
-    def to_global(self, clock_ns: int) -> float:
-        """Return the global time in seconds when the rank's monotonic clock shows `clock_ns`."""
-        clock_s = clock_ns * 1e-9
-        return clock_s + self.offset_s + self.drift * (clock_s - self.reference_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +128,7 @@ class Recording:
     def to_global(self, clock_ns: int) -> float:
         """Return a time of the rank's monotonic clock as a global time in seconds; as time of day if none is known."""
         if self.clock is not None:
-            return self.clock.to_global(clock_ns)
+            return self.clock.apply(clock_ns * 1e-9)
         return self.created_at + (clock_ns - self.created_ns) * 1e-9
 
 

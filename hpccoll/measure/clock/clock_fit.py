@@ -1,55 +1,16 @@
-"""Linear models of a clock relative to another, and their estimation from the timestamps of ping-pongs."""
+"""Fits the linear model of a clock relative to another one to the timestamps of ping-pongs."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass, replace
 
 import numpy as np
 
 from hpccoll.measure.clock.ping_pong import JITTER, PingPongs, Times, compute_deviations_s
+from hpccoll.runtime.recorder import ClockModel
 
 FREE_DRIFT = 1e-4  # the drift that a clock without drift correction may have: 100 ppm, a poor quartz
 
 
-@dataclass(frozen=True, slots=True)
-class LinearModel:
-    """Maps a clock to another one: other = clock + offset_s + drift * (clock - reference_s).
-
-    The error of the mapped time is at most error_s + drift_error * |clock - reference_s|, unless messages in one
-    direction were always delayed more than those in the other direction.
-    """
-
-    reference_s: float
-    offset_s: float
-    drift: float
-    error_s: float
-    drift_error: float
-
-    def apply(self, clock_s: Times) -> Times:
-        """Return the times of the other clock at the times `clock_s`."""
-        return clock_s + self.offset_s + self.drift * (clock_s - self.reference_s)
-
-    def compute_error_s(self, clock_s: float) -> float:
-        """Return the bound of the error of the mapped time at the time `clock_s`."""
-        return self.error_s + self.drift_error * abs(clock_s - self.reference_s)
-
-    def then(self, other: LinearModel) -> LinearModel:
-        """Return the model that applies this model and then `other`; its errors are the sums of both models' errors."""
-        shown_s = self.reference_s + self.offset_s
-        error_s = self.error_s + other.compute_error_s(shown_s)
-        offset_s = float(other.apply(np.array(shown_s))) - self.reference_s
-        drift = self.drift + other.drift + self.drift * other.drift
-        return LinearModel(self.reference_s, offset_s, drift, error_s, self.drift_error + other.drift_error)
-
-    def as_array(self) -> Times:
-        """Return the fields as an array, in the order of the constructor's arguments."""
-        return np.array((self.reference_s, self.offset_s, self.drift, self.error_s, self.drift_error))
-
-
-IDENTITY = LinearModel(0.0, 0.0, 0.0, 0.0, 0.0)
-
-
-def fit_weighted_exchanges(measured: PingPongs) -> LinearModel:
+def fit_weighted_exchanges(measured: PingPongs) -> ClockModel:
     """Return the line through the offsets of all exchanges, weighted by how fast they were.
 
     A delayed message makes a round trip longer, and the offset wrong by at most half the delay. Each batch gives one
@@ -58,10 +19,10 @@ def fit_weighted_exchanges(measured: PingPongs) -> LinearModel:
     times_s, offsets_s, deviations_s = summarize_batches(measured)
     line = _fit_line(times_s, offsets_s, deviations_s)
     half_s = float(measured.round_trips_s.min()) / 2
-    return LinearModel(line.reference_s, line.offset_s, line.drift, half_s + line.error_s, line.drift_error)
+    return line._replace(error_s=half_s + line.error_s)
 
 
-def drop_doubtful_drift(fitted: LinearModel, measured: PingPongs) -> LinearModel:
+def drop_doubtful_drift(fitted: ClockModel, measured: PingPongs) -> ClockModel:
     """Return `fitted` without drift, if messages that become slower in one direction could have caused this drift.
 
     During the measurement, such messages can shift the offset by up to the fastest round trip. This function is for two
@@ -70,7 +31,7 @@ def drop_doubtful_drift(fitted: LinearModel, measured: PingPongs) -> LinearModel
     span_s = float(np.ptp(measured.middles_s))
     if abs(fitted.drift) * span_s > float(measured.round_trips_s.min()):
         return fitted
-    return replace(fitted, drift=0.0, drift_error=fitted.drift_error + abs(fitted.drift))
+    return fitted._replace(drift=0.0, drift_error=fitted.drift_error + abs(fitted.drift))
 
 
 def summarize_batches(measured: PingPongs) -> tuple[Times, Times, Times]:
@@ -83,7 +44,7 @@ def summarize_batches(measured: PingPongs) -> tuple[Times, Times, Times]:
     return times_s, offsets_s, deviations_s.min(axis=1)
 
 
-def fit_usual_round_trip(measured: PingPongs) -> LinearModel:
+def fit_usual_round_trip(measured: PingPongs) -> ClockModel:
     """Return the line through offsets, if every answer takes half the median round trip (Jones and Koenig, 2012).
 
     Each batch gives one point, the median of its offsets. All exchanges count alike.
@@ -91,10 +52,10 @@ def fit_usual_round_trip(measured: PingPongs) -> LinearModel:
     half_s = float(np.median(measured.round_trips_s)) / 2
     offsets_s = np.median(measured.answered + half_s - measured.received, axis=1)
     line = _fit_line(np.median(measured.received, axis=1), offsets_s, np.full(len(offsets_s), JITTER * half_s))
-    return LinearModel(line.reference_s, line.offset_s, line.drift, half_s + line.error_s, line.drift_error)
+    return line._replace(error_s=half_s + line.error_s)
 
 
-def fit_offset_bounds(measured: PingPongs) -> LinearModel:
+def fit_offset_bounds(measured: PingPongs) -> ClockModel:
     """Return the middle of the offsets that all exchanges allow, without drift (SKaMPI).
 
     The client sends before the reference answers, and receives after it, so each exchange bounds the offset from both
@@ -103,10 +64,10 @@ def fit_offset_bounds(measured: PingPongs) -> LinearModel:
     highest = float((measured.answered - measured.sent).min())
     lowest = float((measured.answered - measured.received).max())
     time_s = float(measured.received.max())
-    return LinearModel(time_s, (highest + lowest) / 2, 0.0, abs(highest - lowest) / 2, FREE_DRIFT)
+    return ClockModel(time_s, (highest + lowest) / 2, 0.0, abs(highest - lowest) / 2, FREE_DRIFT)
 
 
-def _fit_line(times_s: Times, offsets_s: Times, deviations_s: Times) -> LinearModel:
+def _fit_line(times_s: Times, offsets_s: Times, deviations_s: Times) -> ClockModel:
     """Return the line of weighted least squares; its errors are two standard errors of the fit.
 
     The standard errors come from `deviations_s` or from the scatter around the line, whichever is larger.
@@ -117,8 +78,8 @@ def _fit_line(times_s: Times, offsets_s: Times, deviations_s: Times) -> LinearMo
     around_s = times_s - reference_s
     spread = float(weights @ around_s**2)
     if len(times_s) < 2:
-        return LinearModel(reference_s, offset_s, 0.0, 2 * total**-0.5, FREE_DRIFT)
+        return ClockModel(reference_s, offset_s, 0.0, 2 * total**-0.5, FREE_DRIFT)
     drift = float((weights * around_s) @ offsets_s) / spread
     rest = offsets_s - offset_s - drift * around_s
     excess = max(1.0, float(weights @ rest**2) / max(len(times_s) - 2, 1)) ** 0.5
-    return LinearModel(reference_s, offset_s, drift, 2 * excess * total**-0.5, 2 * excess * spread**-0.5)
+    return ClockModel(reference_s, offset_s, drift, 2 * excess * total**-0.5, 2 * excess * spread**-0.5)
