@@ -8,14 +8,13 @@ ratio above 1 means that the second choice is faster.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from hpccoll.measure.contenders import AUTO, OWN
 from hpccoll.measure.results.comparison import REFERENCE, TableKey, compare_engines, compute_ratio, is_tie
 from hpccoll.measure.statistics import Interval
 from hpccoll.measure.verdict.measured_case import MeasuredCase, list_measured_cases
-from hpccoll.measure.verdict.size_ranges import group_sizes_by_fastest
 from hpccoll.records import CollectiveRecord
 
 
@@ -87,14 +86,6 @@ class SizeVerdict:
         return not is_tie(self.by_choice[get_choice(self.auto)], selectable)
 
 
-@dataclass(frozen=True, slots=True)
-class VerdictRange:
-    """A range of message sizes in which each of `choices` is the fastest or ties with the fastest."""
-
-    choices: tuple[str, ...]  # the one that is the fastest at most sizes comes first
-    sizes: tuple[SizeVerdict, ...]
-
-
 def get_choice(record: CollectiveRecord) -> str:
     """Return the choice that a record measured, such as `ring`, `mpi` or `gloo`."""
     if record.engine != OWN:
@@ -125,12 +116,3 @@ def _make_verdict(case: MeasuredCase) -> SizeVerdict:
         by_choice.setdefault(get_choice(row), row)
     tied = tuple(choice for choice, row in list(by_choice.items())[1:] if is_tie(row, right[0]))
     return SizeVerdict(case.setting, case.in_place, case.nbytes, by_choice, tied, auto, rows)
-
-
-def find_ranges(verdicts: Sequence[SizeVerdict]) -> list[VerdictRange]:
-    """Return ranges of message sizes with the same fastest choice; a tie does not end a range.
-
-    `verdicts` differ in message size only, which ascends. Sizes whose results are all wrong are in no range.
-    """
-    groups = group_sizes_by_fastest([each.best_choices for each in verdicts])
-    return [VerdictRange(names, tuple(verdicts[at] for at in positions)) for names, positions in groups]

@@ -6,12 +6,8 @@ from collections.abc import Iterable, Sequence
 
 from hpccoll.measure.results.comparison import REFERENCE, compute_ratio, is_tie
 from hpccoll.measure.statistics import Interval
-from hpccoll.measure.verdict.measured_case import (
-    FastestRange,
-    Implementation,
-    MeasuredCase,
-    find_fastest_ranges,
-)
+from hpccoll.measure.verdict.measured_case import Implementation, MeasuredCase
+from hpccoll.measure.verdict.size_ranges import FastestRange, find_fastest_ranges
 from hpccoll.selection.tuning_table import TIE_RATIO
 from hpccoll.units import format_size
 
@@ -42,21 +38,22 @@ def describe_fastest(cases: Sequence[MeasuredCase]) -> str:
 
     `cases` differ only in message size, which ascends.
     """
-    ranges = find_fastest_ranges(cases)
+    ranges = find_fastest_ranges(cases, MeasuredCase.list_tied)
     if not ranges:
         return "All results were wrong."
     if all(case.nbytes == 0 for case in cases):
         return f"Fastest: {_format_names(ranges[0])}."
-    parts = (f"{_format_names(each)} {format_size_range(each.first_nbytes, each.last_nbytes)}" for each in ranges)
+    parts = (f"{_format_names(each)} {_format_sizes(each)}" for each in ranges)
     return f"Fastest: {'; '.join(parts)}. Tied: not shown to be more than {TIE_RATIO - 1:.0%} slower."
 
 
-def format_size_range(first: int, last: int) -> str:
-    """Return a string such as `at 8 B` or `from 8 B to 2 KiB`."""
+def _format_sizes(fastest: FastestRange[MeasuredCase, Implementation]) -> str:
+    """Return the message sizes of a range, such as `at 8 B` or `from 8 B to 2 KiB`."""
+    first, last = fastest.cases[0].nbytes, fastest.cases[-1].nbytes
     return f"at {format_size(first)}" if first == last else f"from {format_size(first)} to {format_size(last)}"
 
 
-def _format_names(fastest: FastestRange) -> str:
+def _format_names(fastest: FastestRange[MeasuredCase, Implementation]) -> str:
     """Return the fastest implementation's label, and the labels or the number of those that tie with it."""
     first, *tied = fastest.names
     if not tied:
@@ -66,7 +63,7 @@ def _format_names(fastest: FastestRange) -> str:
     return f"{first.label} (tied: {', '.join(listed)}{f' and {more} more' if more else ''})"
 
 
-def _shorten_names(fastest: FastestRange) -> str:
+def _shorten_names(fastest: FastestRange[MeasuredCase, Implementation]) -> str:
     """Return the fastest implementation's label, and the number of those that tie with it."""
     first, *tied = fastest.names
     return f"{first.label} (tied with {len(tied)})" if tied else first.label
@@ -125,9 +122,9 @@ def _describe_extremes(cases: Sequence[MeasuredCase]) -> str:
             members.append(case)
     parts = []
     for op, members in list(by_operation.items())[:_MAX_OPERATIONS]:
-        ranges = find_fastest_ranges(members)
+        ranges = find_fastest_ranges(members, MeasuredCase.list_tied)
         ends = [ranges[0], *ranges[1:][-1:]]
-        named = (f"{_shorten_names(each)} {format_size_range(each.first_nbytes, each.last_nbytes)}" for each in ends)
+        named = (f"{_shorten_names(each)} {_format_sizes(each)}" for each in ends)
         parts.append(f"{op}: fastest is {' and '.join(named) if members[-1].nbytes else _shorten_names(ends[0])}")
     hidden = len(by_operation) - len(parts)
     return "; ".join(parts) + (f"; and {hidden} more operation{'s' * (hidden > 1)}" if hidden else "")

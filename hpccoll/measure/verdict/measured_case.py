@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from hpccoll.measure.results.comparison import EngineComparison, TableKey, get_engine_sort_key, is_tie
-from hpccoll.measure.verdict.size_ranges import group_sizes_by_fastest
 from hpccoll.records import CollectiveRecord
 
 
@@ -57,14 +56,6 @@ class MeasuredCase:
         return (fastest, *(n for n in ordered if n != fastest and is_tie(self.records[n], best)))
 
 
-class FastestRange(NamedTuple):
-    """A range of message sizes in which each of `names` is the fastest or ties with the fastest."""
-
-    first_nbytes: int
-    last_nbytes: int
-    names: tuple[Implementation, ...]  # the one that is the fastest at most sizes comes first
-
-
 def list_measured_cases(comparisons: Iterable[EngineComparison]) -> list[MeasuredCase]:
     """Return the in-place and the out-of-place records of each comparison as cases of their own."""
     cases = []
@@ -78,12 +69,3 @@ def list_measured_cases(comparisons: Iterable[EngineComparison]) -> list[Measure
             if records:
                 cases.append(MeasuredCase(comparison.setting, in_place, comparison.nbytes, records))
     return cases
-
-
-def find_fastest_ranges(cases: Sequence[MeasuredCase]) -> list[FastestRange]:
-    """Return the ranges of message sizes in which one implementation is the fastest or ties with the fastest.
-
-    `cases` differ only in message size, which ascends. Each range is as long as possible, from the smallest size on.
-    """
-    groups = group_sizes_by_fastest([case.list_tied() for case in cases])
-    return [FastestRange(cases[at[0]].nbytes, cases[at[-1]].nbytes, names) for names, at in groups]

@@ -1,24 +1,33 @@
-"""Groups successive message sizes at which the same implementations are the fastest or tie with the fastest."""
+"""Ranges of message sizes in which the same implementations are the fastest or tie with the fastest."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Hashable, Sequence
+from typing import Generic, NamedTuple, TypeVar
 
 Name = TypeVar("Name", bound=Hashable)
+Case = TypeVar("Case")
 
 
-def group_sizes_by_fastest(fastest: Sequence[Sequence[Name]]) -> list[tuple[tuple[Name, ...], list[int]]]:
-    """Group successive message sizes, so that in each group one name is always the fastest or tied with it.
+class FastestRange(NamedTuple, Generic[Case, Name]):
+    """Cases of successive message sizes, in all of which each of `names` is the fastest or ties with the fastest."""
+
+    names: tuple[Name, ...]  # the one that is the fastest at most sizes comes first
+    cases: tuple[Case, ...]
+
+
+def find_fastest_ranges(
+    cases: Sequence[Case], list_fastest: Callable[[Case], Sequence[Name]]
+) -> list[FastestRange[Case, Name]]:
+    """Return the ranges in which one name is always the fastest or tied with it, each as long as possible.
 
     Args:
-        fastest: per message size, the name of the fastest and then the names that tie with it; empty where all results
-            were wrong, which puts the size into no group.
-
-    Returns:
-        Per group, the names that all its sizes share, the most frequent winner first, and the indices of the sizes.
+        cases: differ in message size only, which ascends.
+        list_fastest: returns the name of the fastest in a case, and then the names that tie with it; none if all
+            results are wrong, and then the case is in no range.
     """
+    fastest = [list_fastest(case) for case in cases]
     groups: list[tuple[list[Name], list[int]]] = []
     for position, names in enumerate(fastest):
         kept = [name for name in groups[-1][0] if name in names] if groups else []
@@ -29,5 +38,6 @@ def group_sizes_by_fastest(fastest: Sequence[Sequence[Name]]) -> list[tuple[tupl
     found = []
     for names, positions in groups:
         wins = Counter(fastest[position][0] for position in positions)
-        found.append((tuple(sorted(names, key=wins.__getitem__, reverse=True)), positions))
+        ordered = tuple(sorted(names, key=wins.__getitem__, reverse=True))
+        found.append(FastestRange(ordered, tuple(cases[position] for position in positions)))
     return found

@@ -13,7 +13,8 @@ from hpccoll.measure.display.table import PLACES, format_ratio, format_title
 from hpccoll.measure.hardware_limit import HardwareLimit
 from hpccoll.measure.results.comparison import REFERENCE
 from hpccoll.measure.statistics import MAX_UNCERTAINTY
-from hpccoll.measure.verdict.fastest import SizeVerdict, VerdictRange, find_ranges, get_choice, get_table
+from hpccoll.measure.verdict.fastest import SizeVerdict, get_choice, get_table
+from hpccoll.measure.verdict.size_ranges import FastestRange, find_fastest_ranges
 from hpccoll.measure.verdict.trust import RunConditions, describe_trust, is_uncertain
 from hpccoll.plan import Operation
 from hpccoll.selection import BufferKind
@@ -208,7 +209,7 @@ def _format_ranges(verdicts: Sequence[SizeVerdict], width: int) -> Iterator[str]
         members = list(group)
         engines = [REFERENCE, *_list_other_engines(members)]
         parts: list[str] = []
-        for each in find_ranges(members):
+        for each in find_fastest_ranges(members, lambda each: each.best_choices):
             parts.append(_describe_range(each, engines, is_first=not any(AS_FAST in part for part in parts)))
         memory = f"{members[0].setting.buffer} memory: " if several else ""
         has_ties = any(size.tied for size in members)
@@ -221,19 +222,19 @@ def _list_other_engines(verdicts: Sequence[SizeVerdict]) -> list[str]:
     return [engine for engine in engines if engine not in (OWN, REFERENCE)]
 
 
-def _describe_range(found: VerdictRange, engines: Sequence[str], is_first: bool) -> str:
+def _describe_range(found: FastestRange[SizeVerdict, str], engines: Sequence[str], is_first: bool) -> str:
     """Return what is the fastest in a range of sizes and by how much: `8 B to 2 KiB mpi (85.0 to 120x gloo)`.
 
     The first factor of the first range is written in full: `85.0 to 120 times as fast as gloo`.
     """
-    first, last = (format_size(each.nbytes) for each in (found.sizes[0], found.sizes[-1]))
+    first, last = (format_size(each.nbytes) for each in (found.cases[0], found.cases[-1]))
     where = first if first == last else f"{first} to {last}"
-    names = _join_choices(found.choices)
+    names = _join_choices(found.names)
     factors = [
         (_format_spread(ratios), engine)
         for engine in engines
-        if engine not in found.choices
-        and (ratios := [x for each in found.sizes if (x := each.divide_times(engine, found.choices[0])) is not None])
+        if engine not in found.names
+        and (ratios := [x for each in found.cases if (x := each.divide_times(engine, found.names[0])) is not None])
     ]
     spelled = [
         f"{spread} {AS_FAST} {engine}" if is_first and at == 0 else f"{spread}x {engine}"

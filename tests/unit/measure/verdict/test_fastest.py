@@ -11,7 +11,8 @@ from msgspec.structs import replace
 from hpccoll.measure.hardware_limit import HardwareLimit, _compute_duration
 from hpccoll.measure.results.collective_record import make_collective_record
 from hpccoll.measure.results.comparison import is_tie
-from hpccoll.measure.verdict.fastest import find_ranges, get_choice, make_size_verdicts
+from hpccoll.measure.verdict.fastest import get_choice, make_size_verdicts
+from hpccoll.measure.verdict.size_ranges import find_fastest_ranges
 from hpccoll.measure.verdict.text import format_footer, format_us, format_verdict
 from hpccoll.measure.verdict.trust import RunConditions
 from hpccoll.plan import Operation
@@ -202,8 +203,9 @@ def test_one_size_and_a_barrier_have_a_verdict():
 
 
 def test_ranges_of_sizes_end_where_another_is_faster_but_not_at_a_tie():
-    found = find_ranges(make_size_verdicts([*THREE, *rows_of(8 * MiB, mpi=10.1)]))
-    assert [(each.choices, [size.nbytes for size in each.sizes]) for each in found] == [
+    verdicts = make_size_verdicts([*THREE, *rows_of(8 * MiB, mpi=10.1)])
+    found = find_fastest_ranges(verdicts, lambda each: each.best_choices)
+    assert [(each.names, [size.nbytes for size in each.cases]) for each in found] == [
         (("mpi",), [8]),
         (("ring",), [64 * KiB, 8 * MiB, 64 * MiB]),
     ]

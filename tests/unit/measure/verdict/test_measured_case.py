@@ -11,7 +11,8 @@ from hpccoll.measure.display.series_styles import MAX_COLOURED, choose_series_st
 from hpccoll.measure.results.collective_record import make_collective_record
 from hpccoll.measure.results.comparison import compare_engines
 from hpccoll.measure.verdict.main_finding import describe_fastest, describe_main_finding
-from hpccoll.measure.verdict.measured_case import Implementation, find_fastest_ranges, list_measured_cases
+from hpccoll.measure.verdict.measured_case import Implementation, MeasuredCase, list_measured_cases
+from hpccoll.measure.verdict.size_ranges import find_fastest_ranges
 from hpccoll.records import CollectiveCase, StopReason
 
 CASE = CollectiveCase("all_reduce", "mpi", None, "host", True, 8, 2, "float32", "sum", None, 4, 1)
@@ -42,8 +43,9 @@ def test_times_within_five_percent_tie():
 
 
 def test_a_tie_does_not_end_a_range():
-    ranges = find_fastest_ranges(cases({RING: [10, 20.4, 40, 99], TREE: [15, 20, 60, 50]}))
-    assert [(each.first_nbytes, each.last_nbytes, each.names[0].label) for each in ranges] == [
+    measured = cases({RING: [10, 20.4, 40, 99], TREE: [15, 20, 60, 50]})
+    ranges = find_fastest_ranges(measured, MeasuredCase.list_tied)
+    assert [(each.cases[0].nbytes, each.cases[-1].nbytes, each.names[0].label) for each in ranges] == [
         (8, 512, "ring"),
         (4096, 4096, "tree"),
     ]
