@@ -82,9 +82,6 @@ class _MeasuredRuns:
     def select(self, kept: NDArray[np.bool_]) -> tuple[Floats, Floats]:
         """Return the tables of A and of B with the columns `kept`; pairs are complete or missing."""
         a, b = np.split(self.adjusted[:, kept], [self.split])
-        if self.paired:
-            missing = np.isnan(a) | np.isnan(b)
-            return np.where(missing, np.nan, a), np.where(missing, np.nan, b)
         return a, b
 
     def collect_samples(self, column: int) -> tuple[Floats, Floats]:
@@ -159,9 +156,10 @@ def _collect(a: ComparedSide, b: ComparedSide, keys: Sequence[RowKey], paired: b
                 medians[at, column] = np.log(max(record.time_us.p50, 1e-3))
                 within[at, column] = noise.compute_batch_variance(record.samples_us)
     split = min(len(a.runs), pairs)
-    kept = ~(np.isnan(medians[:split]).all(axis=0) | np.isnan(medians[split:]).all(axis=0))
     if paired:
-        kept = (~np.isnan(medians[:split] + medians[split:])).any(axis=0)
+        is_missing = np.tile(np.isnan(medians[:split] + medians[split:]), (2, 1))
+        medians[is_missing], within[is_missing] = np.nan, np.nan
+    kept = ~(np.isnan(medians[:split]).all(axis=0) | np.isnan(medians[split:]).all(axis=0))
     if not kept.any():
         raise UsageError("no pair of runs of A and B has a row in common; leave out --paired")
     keys = [key for key, keep in zip(keys, kept, strict=True) if keep]

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from hpccoll.compare.comparison import compare_sides
 from hpccoll.compare.drift import Control
 from hpccoll.compare.hypothesis_tests import compare_samples, correct_by_holm
+from hpccoll.compare.measured_runs import make_row_key
 from hpccoll.compare.noise import compute_batch_variance, estimate_operation_variances, find_disturbed_operations
 from hpccoll.compare.results import Verdict
 from hpccoll.errors import UsageError
@@ -205,6 +206,41 @@ def test_runs_with_different_rows_are_compared_row_by_row():
     assert len(pairs.rows) == 15
 
 
+def interrupt(records: list[CollectiveRecord]) -> list[CollectiveRecord]:
+    """Return records of a run that other programs interrupted for a tenth of the samples."""
+    return [replace(each, samples_us=(each.samples_us[0], *(9e3,) * 10, *each.samples_us[11:])) for each in records]
+
+
+@pytest.mark.parametrize("lacking", ["A", "B"])
+def test_a_row_that_one_run_of_a_pair_lacks_is_left_out_of_this_pair(lacking):
+    a, b = ([make_records(seed) for seed in range(3)] for _ in range(2))
+    key = make_row_key(a[0][1])
+    del (a if lacking == "A" else b)[1][1]
+    comparison = compare_sides(make_side("A", *a), make_side("B", *b), paired=True)
+    (row,) = [each for each in comparison.rows if each.key == key]
+    assert (row.runs, row.samples) == ((2, 2), (200, 200))
+    assert row.a_us == pytest.approx((a[0][1].time_us.p50 + a[2][1].time_us.p50) / 2)
+    assert {each.runs for each in comparison.rows if each != row} == {(3, 3)}
+
+
+def test_a_row_that_no_pair_of_runs_has_is_not_compared():
+    a, b = ([make_records(seed) for seed in range(2)] for _ in range(2))
+    key = make_row_key(a[0][1])
+    del a[0][1], b[1][1]
+    comparison = compare_sides(make_side("A", *a), make_side("B", *b), paired=True)
+    assert key not in [each.key for each in comparison.rows]
+    assert len(comparison.rows) == 35
+
+
+def test_a_row_whose_only_pair_was_interrupted_is_compared_without_runs_that_have_no_partner():
+    a, b = [make_records(seed) for seed in range(2)], [interrupt(make_records(0)), make_records(1)]
+    key = make_row_key(a[0][1])
+    del b[1][1]
+    comparison = compare_sides(make_side("A", *a), make_side("B", *b), paired=True)
+    (row,) = [each for each in comparison.rows if each.key == key]
+    assert (row.runs, row.samples) == ((1, 1), (100, 100))
+
+
 def test_sides_without_a_common_row_are_refused_with_what_differs():
     b = make_side("B", make_records(2, ranks=4), ranks=4)
     with pytest.raises(UsageError, match="no row in common; A and B differ in ranks: A 2, B 4"):
@@ -248,9 +284,7 @@ def test_batches_see_the_correlation_of_samples():
 
 def test_runs_that_other_programs_interrupt_are_left_out_or_have_wide_intervals():
     quiet = [make_records(seed) for seed in range(4)]
-    busy = [
-        replace(each, samples_us=(each.samples_us[0], *(9e3,) * 10, *each.samples_us[11:])) for each in make_records(9)
-    ]
+    busy = interrupt(make_records(9))
     slow = [
         make_collective_record(each, [1.4 * us for us in each.samples_us], StopReason.ITERATIONS, 0)
         if each.op == "all_gather" and each.engine == "hpccoll"
