@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from math import exp
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
+from scipy.stats import t
 
-from hpccoll.compare.guidelines import GUIDELINES, GuidelineVerdict, check_guidelines
+from hpccoll.compare.guidelines import (
+    GUIDELINE_NOISE,
+    GUIDELINES,
+    RUN_DEGREES,
+    CheckedGuideline,
+    GuidelineVerdict,
+    check_guidelines,
+)
+from hpccoll.measure.results.collective_record import make_collective_record
 from hpccoll.plan import Operation
-from tests.unit.compare.synthetic_runs import make_records, make_side
+from hpccoll.records import StopReason
+from tests.unit.compare.synthetic_runs import CASE, make_records, make_side
 
 MPI = (("mpi", None),)
 ALL = ("all_reduce", "reduce_scatter", "all_gather", "reduce", "broadcast", "gather", "scatter")
@@ -82,3 +94,33 @@ def test_several_runs_narrow_the_interval():
 def test_three_samples_are_too_few_for_a_violation(count, verdict):
     checked = check({"gather": 10.0}, contenders=MPI, operations=("gather", "all_gather"), sizes=(1024,), count=count)
     assert [each.verdict.value for each in checked] == [verdict]
+
+
+def check_samples(**samples_us: list[float]) -> list[CheckedGuideline]:
+    """Return the guidelines of operations of one size with the given samples."""
+    rows = [(replace(CASE, op=op, redop="sum" if op == "all_reduce" else None), us) for op, us in samples_us.items()]
+    records = [make_collective_record(row, us, StopReason.ITERATIONS, 0) for row, us in rows]
+    return check_guidelines(make_side("A", records))
+
+
+@pytest.mark.parametrize(("p_value", "verdict"), [(0.009, "violated"), (0.011, "no evidence")])
+def test_the_test_of_medians_asks_only_whether_the_left_side_is_slower(p_value, verdict):
+    """Without spread within the run, the error follows from the noise of a run alone."""
+    error = GUIDELINE_NOISE * (1 + 2 * 0.5**2) ** 0.5  # of the left median, and of the sum of two equal ones
+    slower_us = 20e3 * exp(error * t.isf(p_value / 3, RUN_DEGREES))
+    found, *others = check_samples(all_reduce=[slower_us] * 20, reduce_scatter=[10e3] * 20, all_gather=[10e3] * 20)
+    assert [each.p_corrected for each in others] == [1, 1]  # so Holm multiplies the p-value of the first by 3
+    assert found.p_corrected == pytest.approx(p_value, rel=1e-4)
+    assert found.verdict.value == verdict
+    assert (found.low > 1) == (verdict == "violated")
+
+
+def test_the_test_of_samples_asks_only_whether_the_left_side_is_slower():
+    [found] = check_samples(gather=[95.0, 96.0, 97.0, 98.0], all_gather=[5.0, 6.0, 7.0, 8.0])
+    assert found.p_corrected == pytest.approx(1 / 70)  # of the 70 orders of 4 and 4 samples, one is so extreme
+
+
+def test_a_slower_median_violates_nothing_if_most_samples_are_faster():
+    [found] = check_samples(gather=[1.0, 1.1, 50.0, 51.0, 52.0], all_gather=[4.0, 4.1, 4.2, 90.0, 91.0])
+    assert found.ratio > 10
+    assert found.p_corrected == 1
