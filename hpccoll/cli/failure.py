@@ -17,7 +17,9 @@ from hpccoll.errors import CommunicationError, HpccollError, LauncherError
 
 GRACE_S = 0.5  # time in which rank 0 prints an error that all ranks have
 PRINTING_S = 10.0  # longest wait for the process of rank 0 to print such an error and to end
-AGREEMENT_S = 2.0  # time that ranks take to find out whether all of them failed
+# Time that ranks take to find out whether all of them failed. Ranks that wait for a core get no longer, because those
+# that poll in a collective wait for cores, too, and the end of their job would be delayed.
+AGREEMENT_S = 2.0
 # Environment variable with the name of a file for the exit status; srun's own status is 137 after it killed ranks.
 STATUS_FILE = "HPCCOLL_STATUS_FILE"
 

@@ -138,9 +138,10 @@ class JobEndings:
         while not self._stop.wait(TICK_S):
             now = clock.read(time.monotonic())
             with self._lock:
-                if MPI.Is_finalized() or self._watchdog is None:
+                if MPI.Is_finalized() or self._watchdog is None or self._processes is None:
                     return
                 self._watchdog.notes.write_sign_of_life(time.monotonic_ns(), find_location(self._main_thread))
+                self._processes.observe_quiet_ranks(self._watchdog.notes)
                 self._check(now)
 
     def _check(self, now: float) -> None:

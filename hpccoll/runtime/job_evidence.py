@@ -14,11 +14,9 @@ from typing import Final, TypeAlias
 
 from hpccoll.crash import CallRecord, JobEvidence, ProcessState, RankEvidence
 from hpccoll.runtime.recorder import CallKind, RecordedCall, RecordedCommunicator, Recording
-from hpccoll.runtime.recorder.process_notes import ObservedState
+from hpccoll.runtime.recorder.process_notes import DEAD_LETTERS, STOPPED_LETTERS, ObservedState, read_process_state
 
 SILENT_S: Final = 2.5  # without a sign of life, which ranks write twice per second
-_STOPPED: Final = "Tt"  # states in /proc/PID/stat: stopped by a signal, by a debugger
-_DEAD: Final = "ZXx"
 Clock: TypeAlias = Callable[[int], float]
 
 
@@ -58,13 +56,12 @@ def observe_process(recording: Recording) -> ProcessState:
     try:
         with open(f"/proc/{recording.pid}/maps", encoding="utf-8", errors="replace") as maps:  # noqa: PTH123 - fast
             is_same = recording.path in maps.read()
-        with open(f"/proc/{recording.pid}/stat", encoding="utf-8", errors="replace") as status:  # noqa: PTH123
-            state = status.read().rpartition(") ")[2][:1]
+        state = read_process_state(recording.pid)
     except OSError:
         return ProcessState.UNKNOWN if os.path.exists(f"/proc/{recording.pid}") else ProcessState.DEAD  # noqa: PTH110
-    if state in _DEAD or not is_same:
+    if state in DEAD_LETTERS or not is_same:
         return ProcessState.DEAD
-    return ProcessState.STOPPED if state in _STOPPED else ProcessState.ALIVE
+    return ProcessState.STOPPED if state in STOPPED_LETTERS else ProcessState.ALIVE
 
 
 def observe_processes(recordings: Iterable[Recording]) -> dict[int, ProcessState] | None:
@@ -112,16 +109,23 @@ def _infer_states(by_rank: Mapping[int, Recording], clocks: Mapping[int, Clock])
     """Return the state STOPPED for the ranks that were stopped when the job ended, by rank.
 
     A rank counts as stopped if another rank observed that its process was stopped, or if its signs of life (times that
-    its recording gets twice per second) ended `SILENT_S` before those of the other ranks. A rank that ends the job
-    writes no signs of life while it collects the report, so the time at which it ended the job counts, too.
+    its recording gets twice per second) ended `SILENT_S` before those of the other ranks, unless another rank observed
+    afterwards that its process ran. A rank that ends the job writes no signs of life while it collects the report, so
+    the time at which it ended the job counts, too.
     """
     lives = {rank: (each.notes.alive_ns or 0, each.notes.ended_job_ns or 0) for rank, each in by_rank.items()}
     signs = {rank: clocks[rank](max(times)) for rank, times in lives.items() if times[0]}
     latest = max(signs.values(), default=0.0)
+    observed: dict[int, tuple[float, ObservedState]] = {}  # the last observation of each rank after its signs of life
+    for observer, recording in by_rank.items():
+        for seen in recording.notes.observations:
+            at = clocks[observer](seen.time_ns)
+            last = observed.get(seen.rank, (signs.get(seen.rank, at), seen.state))[0]
+            if seen.state is not ObservedState.DEAD and at >= last:
+                observed[seen.rank] = at, seen.state
     silent = {rank for rank, sign in signs.items() if latest - sign > SILENT_S and not by_rank[rank].ending}
-    seen = [each for recording in by_rank.values() for each in recording.notes.observations]
-    silent |= {each.rank for each in seen if each.state is ObservedState.STOPPED}
-    return dict.fromkeys(silent, ProcessState.STOPPED)
+    running = {rank for rank, (_, state) in observed.items() if state is ObservedState.RUNNING}
+    return dict.fromkeys((silent | observed.keys()) - running, ProcessState.STOPPED)
 
 
 def _get_last_sign(recording: Recording) -> int:

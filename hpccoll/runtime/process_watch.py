@@ -1,4 +1,4 @@
-"""Notices the ends of other ranks' processes of this host, and finds the line that this process executes.
+"""Notices the ends of other ranks' processes of this host, whether they are stopped, and which line this one executes.
 
 The main thread of every rank holds a robust mutex (pthread_mutexattr_setrobust) in the header of its recorder file. Two
 other ranks wait for this mutex, each in a thread of its own. The kernel releases the robust mutexes of a killed process
@@ -25,11 +25,22 @@ from typing import Any, Final
 from hpccoll.runtime.job import ProcessId
 from hpccoll.runtime.recorder.flight_recorder import FlightRecorder
 from hpccoll.runtime.recorder.layout import FILE_PREFIX, HEADER_BYTES
-from hpccoll.runtime.recorder.process_notes import HELD_AT, MUTEX_AT, MUTEX_BYTES
+from hpccoll.runtime.recorder.process_notes import (
+    DEAD_LETTERS,
+    HELD_AT,
+    MUTEX_AT,
+    MUTEX_BYTES,
+    STOPPED_LETTERS,
+    NotesWriter,
+    ObservedState,
+    read_process_state,
+    read_sign_of_life,
+)
 
 WATCHED: Final = 2  # ranks that each rank watches
 _ROBUST, _SHARED = 1, 1  # PTHREAD_MUTEX_ROBUST, PTHREAD_PROCESS_SHARED
 _OWNER_DIED: Final = 130  # EOWNERDEAD
+QUIET_S: Final = 1.2  # without a sign of life, which ranks write twice per second, until a rank is looked at
 _START_S: Final = 0.002  # between two looks whether a rank already holds its mutex
 _STACK_BYTES: Final = 2**18
 _SKIPPED: Final = (os.path.dirname(os.path.dirname(__file__)) + os.sep, "<frozen importlib")  # noqa: PTH120
@@ -47,6 +58,7 @@ class ProcessWatch:
     def __init__(self, recorder: FlightRecorder, on_end: Callable[[int], None]) -> None:
         self._recorder, self._on_end = recorder, on_end
         self._watched: set[int] = set()
+        self._headers: dict[int, tuple[int, mmap.mmap]] = {}  # process ids and recorder files of watched ranks
         self._mutex: Any = None
 
     def hold(self) -> None:
@@ -84,9 +96,21 @@ class ProcessWatch:
         for rank, path in [(rank, path) for rank, path in files if path][:WATCHED]:
             if rank not in self._watched:
                 self._watched.add(rank)
-                _start_thread(partial(self._await_end, rank, path))
+                _start_thread(partial(self._await_end, rank, processes[rank][0], path))
 
-    def _await_end(self, rank: int, path: str) -> None:
+    def observe_quiet_ranks(self, notes: NotesWriter) -> None:
+        """Record in `notes` whether the watched ranks that write no signs of life are stopped."""
+        now_ns = time.monotonic_ns()
+        for rank, (process, memory) in list(self._headers.items()):
+            sign_ns = read_sign_of_life(memory)
+            if sign_ns and now_ns - sign_ns > QUIET_S * 1e9:
+                with suppress(OSError):  # the process has ended
+                    letter = read_process_state(process)
+                    if letter not in DEAD_LETTERS:
+                        state = ObservedState.STOPPED if letter in STOPPED_LETTERS else ObservedState.RUNNING
+                        notes.observe(now_ns, rank, state)
+
+    def _await_end(self, rank: int, process: int, path: str) -> None:
         """Wait for the end of a rank's process; call `on_end` unless it has released its mutex."""
         library = _load_pthreads()
         with suppress(OSError, ValueError), open(path, "r+b") as file:  # noqa: PTH123
@@ -94,8 +118,10 @@ class ProcessWatch:
             mutex = (ctypes.c_char * MUTEX_BYTES).from_buffer(memory, MUTEX_AT)
             while not memory[HELD_AT]:
                 time.sleep(_START_S)
+            self._headers[rank] = process, memory
             if library is not None:
                 ended = library.pthread_mutex_lock(mutex)
+                del self._headers[rank]
                 if ended == _OWNER_DIED:
                     self._on_end(rank)
                     library.pthread_mutex_consistent(mutex)

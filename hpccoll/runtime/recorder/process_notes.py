@@ -25,6 +25,8 @@ HELD_AT: Final = MUTEX_AT + MUTEX_BYTES  # a byte that is 1 once the process hol
 OBSERVATIONS_AT: Final = 3072
 OBSERVATION: Final = struct.Struct("<qii")  # monotonic time (ns; 0: no observation), observed rank, state
 OBSERVATIONS: Final = 32
+STOPPED_LETTERS: Final = "Tt"  # of `read_process_state`: stopped by a signal, by a debugger
+DEAD_LETTERS: Final = "ZXx"
 
 
 class ObservedState(IntEnum):
@@ -32,6 +34,7 @@ class ObservedState(IntEnum):
 
     DEAD = 1
     STOPPED = 2
+    RUNNING = 3  # neither, although it writes no signs of life; it may wait for a core
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +67,8 @@ class NotesWriter:
     """Writes the notes of this process into the mapped memory of its recorder file."""
 
     def __init__(self, memory: mmap.mmap) -> None:
-        self._memory, self._observed, self._lock = memory, 0, Lock()
+        self._memory, self._lock = memory, Lock()
+        self._places: dict[tuple[int, bool], int] = {}  # of observations, by the rank and whether it was dead
 
     def write_sign_of_life(self, now_ns: int, location: str) -> None:
         """Record that this process is alive, and the line of the program that it executes."""
@@ -80,12 +84,14 @@ class NotesWriter:
         struct.pack_into("<q", self._memory, NOTES_AT + 8, now_ns)
 
     def observe(self, now_ns: int, rank: int, state: ObservedState) -> None:
-        """Record the state in which this rank sees another rank's process; only the first 32 observations are kept."""
+        """Record the state in which this rank sees another rank's process; a process that is not dead may change it.
+
+        Only the first 32 observations are kept.
+        """
         with self._lock:  # several threads observe
-            if self._observed < OBSERVATIONS:
-                at = OBSERVATIONS_AT + self._observed * OBSERVATION.size
-                OBSERVATION.pack_into(self._memory, at, now_ns, rank, state)
-                self._observed += 1
+            place = self._places.setdefault((rank, state is ObservedState.DEAD), len(self._places))
+            if place < OBSERVATIONS:
+                OBSERVATION.pack_into(self._memory, OBSERVATIONS_AT + place * OBSERVATION.size, now_ns, rank, state)
 
 
 def parse_notes(contents: bytes) -> ProcessNotes:
@@ -100,6 +106,17 @@ def parse_notes(contents: bytes) -> ProcessNotes:
         if time_ns > 0 and state in tuple(ObservedState):
             observations.append(Observation(time_ns, rank, ObservedState(state)))
     return ProcessNotes(alive or None, ended_job or None, location, tuple(observations))
+
+
+def read_sign_of_life(memory: mmap.mmap) -> int:
+    """Return the time of the last sign of life in the mapped memory of a recorder file; 0 if there is none."""
+    return int(NOTES.unpack_from(memory, NOTES_AT)[0])
+
+
+def read_process_state(process: int) -> str:
+    """Return the letter for a process's state in /proc/PID/stat, such as R if it runs or waits for a core."""
+    with open(f"/proc/{process}/stat", encoding="utf-8", errors="replace") as status:  # noqa: PTH123 - fast
+        return status.read().rpartition(") ")[2][:1]
 
 
 def read_end_of_job(path: str) -> int:

@@ -133,6 +133,34 @@ def test_rank_that_ended_the_job_was_not_stopped(tmp_path):
     assert analyze(evidence(tmp_path)).reason is Reason.INSIDE
 
 
+@pytest.mark.parametrize(
+    ("seen", "reason"),
+    [
+        ([(1.0, ObservedState.RUNNING)], Reason.INSIDE),  # it waits for a core
+        ([(2.0, ObservedState.STOPPED), (1.0, ObservedState.RUNNING)], Reason.INSIDE),
+        ([(2.0, ObservedState.RUNNING), (1.0, ObservedState.STOPPED)], Reason.STOPPED),
+        ([(4.0, ObservedState.RUNNING)], Reason.STOPPED),  # it has written a sign of life since
+    ],
+)
+def test_silent_rank_that_another_rank_sees_run_was_not_stopped(tmp_path, seen, reason):
+    recorders = [record(tmp_path, rank, ["all_reduce"]) for rank in range(3)]
+    now = time.monotonic_ns()
+    for rank, recorder in enumerate(recorders):
+        notes(recorder).write_sign_of_life(now - (3_000_000_000 if rank == 1 else 0), "")
+    for observer, (ago_s, state) in enumerate(seen):
+        notes(recorders[2 * observer]).observe(now - int(ago_s * 1e9), 1, state)
+    assert analyze(evidence(tmp_path)).reason is reason
+
+
+def test_rank_that_goes_on_after_a_stop_was_not_stopped(tmp_path):
+    recorders = [record(tmp_path, rank, ["all_reduce"]) for rank in range(3)]
+    now = time.monotonic_ns()
+    notes(recorders[0]).observe(now - 1_000_000_000, 1, ObservedState.STOPPED)
+    for recorder in recorders:
+        notes(recorder).write_sign_of_life(now, "")
+    assert analyze(evidence(tmp_path)).reason is Reason.INSIDE
+
+
 def test_one_rank_explains_different_calls(tmp_path):
     watchdogs = [Watchdog(record(tmp_path, rank, ["barrier" if rank == 1 else "scan"]), "") for rank in range(3)]
     texts = [watchdog.explain_mismatch(None, lambda: None) for watchdog in watchdogs]
@@ -156,9 +184,11 @@ def test_state_of_a_process(tmp_path):
 def test_notes_keep_the_first_observations_only(tmp_path):
     writer = notes(record(tmp_path, 0, []))
     for rank in range(OBSERVATIONS + 5):
-        writer.observe(1 + rank, rank, ObservedState.STOPPED)
+        writer.observe(1 + rank, rank, ObservedState.RUNNING)
+        writer.observe(2 + rank, rank, ObservedState.STOPPED)
     writer.write_sign_of_life(5, "x" * 1000)
     (own,) = read_recordings(tmp_path).recordings
     assert [each.rank for each in own.notes.observations] == list(range(OBSERVATIONS))
+    assert {each.state for each in own.notes.observations} == {ObservedState.STOPPED}
     assert (own.notes.alive_ns, len(own.notes.location), own.notes.ended_job_ns) == (5, 500, None)
     assert own.pid == os.getpid()

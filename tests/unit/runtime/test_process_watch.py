@@ -1,0 +1,67 @@
+"""A rank sees whether the process of another rank is stopped, or runs without signs of life."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import pytest
+
+from hpccoll.runtime import process_watch
+from hpccoll.runtime.process_watch import ProcessWatch
+from hpccoll.runtime.recorder import FlightRecorder
+from hpccoll.runtime.recorder.process_notes import NotesWriter, ObservedState, parse_notes, read_process_state
+
+LIMIT_S = 60.0
+RANK_1 = """
+import sys, time
+from hpccoll.runtime.process_watch import ProcessWatch
+from hpccoll.runtime.recorder import FlightRecorder
+from hpccoll.runtime.recorder.process_notes import NotesWriter
+recorder = FlightRecorder(sys.argv[1], 1, 2, entries=64)
+ProcessWatch(recorder, print).hold()
+NotesWriter(recorder.memory).write_sign_of_life(time.monotonic_ns(), "")
+print(flush=True)
+time.sleep(1000)
+"""
+
+
+def wait_until(done: Callable[[], object]) -> None:
+    end = time.monotonic() + LIMIT_S
+    while not done():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_silent_process_that_is_stopped_differs_from_one_that_runs(tmp_path, monkeypatch):
+    monkeypatch.setattr(process_watch, "QUIET_S", 0.0)
+    recorder = FlightRecorder(str(tmp_path), 0, 2, entries=64)
+    notes = NotesWriter(recorder.memory)
+    deaths: list[int] = []
+
+    def observe() -> list[tuple[int, ObservedState]]:
+        watch.observe_quiet_ranks(notes)
+        return [(each.rank, each.state) for each in parse_notes(bytes(recorder.memory)).observations]
+
+    with subprocess.Popen([sys.executable, "-c", RANK_1, str(tmp_path)], stdout=subprocess.PIPE) as other:
+        try:
+            assert other.stdout is not None
+            other.stdout.readline()
+            watch = ProcessWatch(recorder, deaths.append)
+            watch.add({0: (os.getpid(), 0, 0), 1: (other.pid, 0, 0)})
+            wait_until(lambda: observe() == [(1, ObservedState.RUNNING)])
+            other.send_signal(signal.SIGSTOP)
+            wait_until(lambda: read_process_state(other.pid) == "T")
+            assert observe() == [(1, ObservedState.STOPPED)]
+            other.send_signal(signal.SIGCONT)
+            wait_until(lambda: read_process_state(other.pid) != "T")
+            assert observe() == [(1, ObservedState.RUNNING)]
+        finally:
+            other.kill()
+        wait_until(lambda: deaths == [1])
+    assert observe() == [(1, ObservedState.RUNNING)]
