@@ -47,7 +47,7 @@ def format_nearest_divisors(number: int, total: int) -> str:
     return " or ".join(map(str, nearest))
 
 
-def parse_ranks(text: str) -> list[int]:
+def parse_rank_counts(text: str) -> list[int]:
     """Return the rank counts in a string such as `8`, `1:128` (last included) or `1,2,4:6`, ascending, each once.
 
     Raises UsageError for another string.

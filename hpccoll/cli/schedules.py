@@ -21,7 +21,7 @@ from hpccoll.plan import PassTimes, Schedule, ScheduleProof, check_schedule, sim
 from hpccoll.plan.interchange.torch_schedules import CSV_FORMATS, CsvFormat
 from hpccoll.records import ScheduleRecord
 from hpccoll.schedules import ScheduleFamily, get_schedule, list_schedule_names
-from hpccoll.units import format_count, parse_ranks
+from hpccoll.units import format_count, parse_rank_counts
 
 ALL = "schedules"  # the name that stands for all built-in schedules
 MOST_FAILURES = 5  # printed in one message
@@ -97,7 +97,7 @@ def add_schedule_options(stages: str, microbatches: str) -> Callable[[Callable[.
             **options: Any,
         ) -> Any:
             times = _parse_pass_times(pass_times, transfer)
-            counts = parse_ranks(stages), parse_ranks(microbatches)
+            counts = parse_rank_counts(stages), parse_rank_counts(microbatches)
             chosen = ScheduleOptions(*counts, stages_per_rank, csv_format, times)
             return function(*arguments, schedule_options=chosen, **options)
 

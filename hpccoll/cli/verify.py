@@ -27,7 +27,7 @@ from hpccoll.cli.schedules import ScheduleOptions, add_schedule_options, are_sch
 from hpccoll.errors import HpccollError, PlanError
 from hpccoll.plan import Count, Groups, Nodes, Operation, Proof
 from hpccoll.records import ProvenPlanRecord
-from hpccoll.units import format_count, parse_ranks
+from hpccoll.units import format_count, parse_rank_counts
 
 CHUNK_COUNTS = (1, 2, 3, 8)
 FEW_CHUNK_COUNTS = (1, 3)  # for algorithms that are proven on several node layouts as well
@@ -236,7 +236,7 @@ def verify(names: tuple[str, ...], ranks: str, json_file: str | None, schedule_o
     if are_schedules(names, "ranks"):
         run_cases("verify", names, schedule_options, json_file)
         return
-    algorithms, counts = resolve_algorithms(names), parse_ranks(ranks)
+    algorithms, counts = resolve_algorithms(names), parse_rank_counts(ranks)
     if not is_printing_rank():
         return
     results: list[ProvenPlanRecord] = []

@@ -12,11 +12,10 @@ import numpy as np
 
 from hpccoll.errors import BufferError
 from hpccoll.plan import Operation
-from hpccoll.runtime.arguments import parse_counts
+from hpccoll.runtime.arguments import BlockCounts, parse_counts
 from hpccoll.runtime.arrays import DType, as_buffer, export_array, import_array, is_foreign, is_torch_tensor
 
 Finish: TypeAlias = Callable[[Any], Any]  # makes the user's result from the runtime's
-Counts: TypeAlias = tuple[Any, Any]  # the rows of each block; and those received from each rank in an all_to_all
 IN_PLACE: Final = (Operation.ALL_REDUCE, Operation.REDUCE, Operation.BROADCAST, Operation.SCAN, Operation.EXSCAN)
 INPUT_LISTS: Final = (Operation.SCATTER, Operation.REDUCE_SCATTER, Operation.ALL_TO_ALL)
 OUTPUT_LISTS: Final = (Operation.ALL_GATHER, Operation.GATHER, Operation.ALL_TO_ALL)
@@ -33,7 +32,7 @@ class AdaptedArguments:
     x: Any
     out: Any
     finish: Finish
-    counts: Counts | None = None
+    counts: BlockCounts | None = None
 
 
 def adapt_arguments(
@@ -44,7 +43,7 @@ def adapt_arguments(
     size: int,
     root: int,
     algorithm: Any = "auto",
-    counts: Counts | None = None,
+    counts: BlockCounts | None = None,
 ) -> AdaptedArguments | None:
     """Return arrays that the runtime accepts instead of `x` and `out`; None if it accepts `x` and `out` themselves.
 
@@ -73,7 +72,7 @@ def adapt_arguments(
 
 
 def _join_and_split(
-    operation: Operation, x: Any, out: Any, rank: int, size: int, algorithm: Any, counts: Counts | None
+    operation: Operation, x: Any, out: Any, rank: int, size: int, algorithm: Any, counts: BlockCounts | None
 ) -> AdaptedArguments:
     """Return `adapt_arguments`' result, with the result of a rank that has one."""
     listed, listed_out = isinstance(x, list | tuple), isinstance(out, list | tuple)
@@ -103,11 +102,11 @@ class JoinedBlocks:
 
     array: Any
     shapes: list[tuple[int, ...]]
-    counts: Counts | None
+    counts: BlockCounts | None
 
     @classmethod
     def from_list(
-        cls, operation: Operation, arrays: Any, size: int, counts: Counts | None, *, uneven: bool, out_listed: bool
+        cls, operation: Operation, arrays: Any, size: int, counts: BlockCounts | None, *, uneven: bool, out_listed: bool
     ) -> JoinedBlocks:
         """Join the arrays of a list.
 
@@ -136,7 +135,9 @@ class JoinedBlocks:
         return cls(_concatenate(native, flat=True), shapes, (sizes, None))
 
 
-def split_into(operation: Operation, out: Any, x: Any, rank: int, size: int, counts: Counts | None) -> AdaptedArguments:
+def split_into(
+    operation: Operation, out: Any, x: Any, rank: int, size: int, counts: BlockCounts | None
+) -> AdaptedArguments:
     """Return the arguments of a collective whose result is copied into the arrays of the list `out`.
 
     Raises:

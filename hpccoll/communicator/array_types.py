@@ -58,4 +58,4 @@ AlgorithmLike: TypeAlias = str | Algorithm
 DtypeLike: TypeAlias = str | type[Any] | np.dtype[Any] | TorchDtype
 Rank: TypeAlias = SupportsIndex  # integers of Python and NumPy
 Shape: TypeAlias = SupportsIndex | Sequence[SupportsIndex]
-BlockCounts: TypeAlias = Iterable[SupportsIndex]  # the number of rows in the block of each rank
+RowCounts: TypeAlias = Iterable[SupportsIndex]  # the number of rows in the block of each rank

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hpccoll.communicator.array_types import AlgorithmLike, Array, BlockCounts, Rank, ReduceOp
+from hpccoll.communicator.array_types import AlgorithmLike, Array, Rank, ReduceOp, RowCounts
 from hpccoll.communicator.base import CommunicatorBase
 from hpccoll.errors import BufferError
 from hpccoll.plan import Operation
@@ -37,8 +37,8 @@ class PreparedMethods(CommunicatorBase):
         op: ReduceOp = SUM,
         root: Rank = 0,
         algorithm: AlgorithmLike = "auto",
-        counts: BlockCounts | None = None,
-        out_counts: BlockCounts | None = None,
+        counts: RowCounts | None = None,
+        out_counts: RowCounts | None = None,
     ) -> Executable:
         """Prepare a collective on `x` and `out` without running it; return an executable that can run many times.
 

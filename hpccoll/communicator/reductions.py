@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final, Literal, overload
 
-from hpccoll.communicator.array_types import AlgorithmLike, Array, ArrayT, BlockCounts, Rank, ReduceOp, ValueT
+from hpccoll.communicator.array_types import AlgorithmLike, Array, ArrayT, Rank, ReduceOp, RowCounts, ValueT
 from hpccoll.communicator.base import CommunicatorBase
 from hpccoll.plan import Operation
 from hpccoll.runtime.arguments import SUM
@@ -153,7 +153,7 @@ class ReductionMethods(CommunicatorBase):
         x: ArrayT | Sequence[ArrayT],
         op: ReduceOp = ...,
         *,
-        counts: BlockCounts | None = ...,
+        counts: RowCounts | None = ...,
         out: ArrayT | None = ...,
         algorithm: AlgorithmLike = ...,
         async_op: Literal[False] = ...,
@@ -164,7 +164,7 @@ class ReductionMethods(CommunicatorBase):
         x: ArrayT | Sequence[ArrayT],
         op: ReduceOp = ...,
         *,
-        counts: BlockCounts | None = ...,
+        counts: RowCounts | None = ...,
         out: ArrayT | None = ...,
         algorithm: AlgorithmLike = ...,
         async_op: Literal[True],
@@ -175,7 +175,7 @@ class ReductionMethods(CommunicatorBase):
         x: ArrayT | Sequence[ArrayT],
         op: ReduceOp = ...,
         *,
-        counts: BlockCounts | None = ...,
+        counts: RowCounts | None = ...,
         out: ArrayT | None = ...,
         algorithm: AlgorithmLike = ...,
         async_op: bool,
@@ -185,7 +185,7 @@ class ReductionMethods(CommunicatorBase):
         x: Any,
         op: ReduceOp = SUM,
         *,
-        counts: BlockCounts | None = None,
+        counts: RowCounts | None = None,
         out: Any = None,
         algorithm: AlgorithmLike = "auto",
         async_op: bool = False,

@@ -40,7 +40,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpccoll.compare.drift import Control
-from hpccoll.measure.statistics import Samples
+from hpccoll.measure.statistics import SampleValues
 from hpccoll.records import CollectiveRecord
 
 Floats = NDArray[np.float64]
@@ -182,7 +182,7 @@ def compute_excess(within: Floats) -> Floats:
     return np.maximum(within - np.median(within), 0.0)
 
 
-def compute_batch_variance(samples_us: Samples) -> float:
+def compute_batch_variance(samples_us: SampleValues) -> float:
     """Return the variance of the logarithm of the median of a run's samples, from batches of consecutive samples.
 
     With fewer than 4 samples, return the variance of the logarithms of the samples.

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from hpccoll.errors import UsageError
 from hpccoll.records import FEWEST_FOR_P99, TimeSummary
 
-Samples: TypeAlias = Sequence[float] | NDArray[np.floating[Any]]
+SampleValues: TypeAlias = Sequence[float] | NDArray[np.floating[Any]]
 CONFIDENCE = 0.95
 MAX_UNCERTAINTY = 0.10  # half the width of a median's interval, divided by the median; larger ones are doubtful
 
@@ -39,7 +39,7 @@ class Interval:
     coverage: float
 
 
-def summarize(samples_us: Samples) -> TimeSummary:
+def summarize(samples_us: SampleValues) -> TimeSummary:
     """Return minimum, median with 95 % interval, percentiles and maximum of timings in microseconds.
 
     Raises UsageError if there are no samples, or one is negative, infinite or not a number.
@@ -58,7 +58,7 @@ def summarize(samples_us: Samples) -> TimeSummary:
     )
 
 
-def median_interval(samples: Samples, confidence: float = CONFIDENCE) -> Interval:
+def median_interval(samples: SampleValues, confidence: float = CONFIDENCE) -> Interval:
     """Return the median and an interval that contains the true median with a probability of at least `confidence`.
 
     With too few samples, the interval is the range of the samples, and its coverage is below `confidence`.
@@ -67,7 +67,7 @@ def median_interval(samples: Samples, confidence: float = CONFIDENCE) -> Interva
     return _find_median(_sort_samples(samples), confidence)
 
 
-def ratio_of_medians(numerator: Samples, denominator: Samples) -> Interval:
+def ratio_of_medians(numerator: SampleValues, denominator: SampleValues) -> Interval:
     """Return median(numerator) / median(denominator) and an interval that contains the true ratio.
 
     Each median gets an interval of confidence 1 - (1 - CONFIDENCE) / 2, and the bounds of the ratio are the quotients
@@ -95,7 +95,7 @@ def median_ranks(n: int, confidence: float = CONFIDENCE) -> tuple[int, float]:
     return rank, max(0.0, float(1 - 2 * binom.cdf(rank - 1, n, 0.5)))
 
 
-def is_interval_full(samples: Samples) -> bool:
+def is_interval_full(samples: SampleValues) -> bool:
     """Whether there are enough samples for a 95 % interval of their median."""
     return median_ranks(len(samples))[1] >= CONFIDENCE
 
@@ -106,7 +106,7 @@ def _find_median(ordered: NDArray[np.float64], confidence: float) -> Interval:
     return Interval(float(np.median(ordered)), float(ordered[rank - 1]), float(ordered[-rank]), coverage)
 
 
-def _sort_samples(samples: Samples) -> NDArray[np.float64]:
+def _sort_samples(samples: SampleValues) -> NDArray[np.float64]:
     """Return a sorted copy of the samples; raise UsageError if there is no sample, or one is not a valid time."""
     array = np.sort(np.asarray(samples, np.float64), axis=None)
     if not len(array):

@@ -28,7 +28,7 @@ from hpccoll.units import format_count
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-TimedStep = tuple[str, float, float]  # name, start and end in seconds
+StepTimes = tuple[str, float, float]  # name, start and end in seconds
 WARMUP = 3  # untimed calls before the timed one
 _NAMES = {"Start": "start", "Wait": "wait"}
 
@@ -61,7 +61,7 @@ def measure_steps(world: MPI.Intracomm, algorithm: Algorithm, count: int, root: 
     return _make_timeline(name, gathered, shape.nodes)
 
 
-def _run_timed(steps: Sequence[Callable[[], Any]]) -> list[TimedStep]:
+def _run_timed(steps: Sequence[Callable[[], Any]]) -> list[StepTimes]:
     """Call the steps in order; return the name, start and end of each."""
     ends = np.empty(len(steps) + 1)
     ends[0] = perf_counter()
@@ -78,7 +78,7 @@ def _classify_step(step: Callable[[], Any]) -> str:
     return _NAMES.get(getattr(step, "__name__", ""), "reduce")
 
 
-def _make_timeline(name: str, gathered: Sequence[tuple[float, list[TimedStep]]], nodes: int) -> Timeline:
+def _make_timeline(name: str, gathered: Sequence[tuple[float, list[StepTimes]]], nodes: int) -> Timeline:
     """Return the timeline of all ranks, from the time at which each rank left the barrier and from its timed steps."""
     first = min(left for left, _ in gathered)
     slices = []

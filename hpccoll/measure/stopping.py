@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hpccoll.errors import UsageError
-from hpccoll.measure.statistics import CONFIDENCE, Samples, median_interval
+from hpccoll.measure.statistics import CONFIDENCE, SampleValues, median_interval
 from hpccoll.records import StopReason
 
 
@@ -37,7 +37,7 @@ class StoppingRule:
                 "--budget takes seconds above 0"
             )
 
-    def decide(self, samples_us: Samples, elapsed_s: float) -> StopReason | None:
+    def decide(self, samples_us: SampleValues, elapsed_s: float) -> StopReason | None:
         """Return the reason to stop, from a case's samples and the seconds spent on the case; None to go on."""
         made = len(samples_us)
         if made < self.min_iterations:

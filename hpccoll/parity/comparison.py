@@ -11,7 +11,7 @@ import torch
 
 from hpccoll.parallel.mesh import Mesh, split_evenly
 from hpccoll.parity.diagnosis import choose_fault, diagnose
-from hpccoll.parity.fault import UNKNOWN, ComparedTensor, Fault, FoundShard, format_ranks
+from hpccoll.parity.fault import UNKNOWN, ComparedTensor, Fault, FoundShard, format_shard_ranks
 from hpccoll.parity.reference import ReferenceRun
 from hpccoll.parity.shard_location import ShardIndex
 from hpccoll.parity.wrapped import GRADIENT, VALUE, WrappedRun
@@ -75,13 +75,15 @@ class MeshComparison:
         for name, shards in parameters.items():
             expected = self.reference.parameters[name].detach().cpu().double()
             tensor = ComparedTensor(name, expected, shards, 0.0)
-            fault = Fault("initial_parameters", f"the initial values on {format_ranks(tensor.differing)} are {INITIAL}")
+            fault = Fault(
+                "initial_parameters", f"the initial values on {format_shard_ranks(tensor.differing)} are {INITIAL}"
+            )
             self._add_tensor("initial parameter", tensor, fault if tensor.is_complete else MISSING)
         for name, shards in buffers.items():
             tensor = ComparedTensor(name, own[name].cpu().double(), shards, 0.0)
             if shards:
                 fault = Fault(
-                    "unsynchronized_buffers", f"the buffers on {format_ranks(tensor.differing)} are {BUFFERS}"
+                    "unsynchronized_buffers", f"the buffers on {format_shard_ranks(tensor.differing)} are {BUFFERS}"
                 )
                 self._add_tensor("buffer", tensor, fault)
 

@@ -115,7 +115,7 @@ def fit_factor(pairs: Iterable[tuple[Any, Any]]) -> float:
     return numerator / denominator if denominator else 0.0
 
 
-def format_ranks(shards: Iterable[FoundShard]) -> str:
+def format_shard_ranks(shards: Iterable[FoundShard]) -> str:
     """Return the ranks of shards as words: `rank 1`, `ranks 0, 2`."""
     ranks = [each.rank for each in shards]
     return f"rank{'s' * (len(ranks) != 1)} {', '.join(map(str, ranks))}"

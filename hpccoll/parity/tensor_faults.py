@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from hpccoll.parallel.mesh import AXES, REPLICAS, Mesh
-from hpccoll.parity.fault import ComparedTensor, Fault, FoundShard, exceeds, fit_factor, format_ranks
+from hpccoll.parity.fault import ComparedTensor, Fault, FoundShard, exceeds, fit_factor, format_shard_ranks
 
 MAX_CANDIDATES = 1000  # most positions in the bucket that `find_shift` compares
 LOSS_FACTORS = (*REPLICAS, "microbatches")  # ends of the kinds of faults in the scale of the loss
@@ -19,14 +19,14 @@ SMALL_PART = 0.5  # largest fraction of elements that differ if an end of a buck
 def find_not_finite(wrong: ComparedTensor) -> Fault | None:
     """Return a fault if a rank holds NaN or infinity."""
     ranks = [each for each in wrong.shards if not bool(each.values.isfinite().all())]
-    return Fault("not_finite", f"NaN or infinity on {format_ranks(ranks)}") if ranks else None
+    return Fault("not_finite", f"NaN or infinity on {format_shard_ranks(ranks)}") if ranks else None
 
 
 def find_zero(wrong: ComparedTensor) -> Fault | None:
     """Return a fault if the gradient is zero on all ranks where it is wrong."""
     if not wrong.matches(lambda _: torch.zeros_like(wrong.expected)):
         return None
-    ranks = format_ranks(wrong.differing)
+    ranks = format_shard_ranks(wrong.differing)
     return Fault("no_gradient", f"no gradient reaches it on {ranks}: a detached branch or a missing backward pass")
 
 

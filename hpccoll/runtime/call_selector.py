@@ -31,7 +31,7 @@ class CallSelector:
         nodes: the ranks of each node.
         node: the memory that the ranks of this node share.
         library: the MPI library's own collectives.
-        rules: what `auto` selects for an operation and a message size.
+        selector: what `auto` selects for an operation and a message size.
         mixed_forms: whether a blocking call must select what an asynchronous call selects.
     """
 
@@ -41,11 +41,11 @@ class CallSelector:
         nodes: tuple[tuple[int, ...], ...],
         node: NodeMemory,
         library: MpiCollectives,
-        rules: Selector,
+        selector: Selector,
         mixed_forms: bool,
     ) -> None:
         self._size, self._nodes, self._node, self._library = ranks, nodes, node, library
-        self.rules, self._mixed_forms = rules, mixed_forms
+        self.selector, self._mixed_forms = selector, mixed_forms
         self.log: Callable[..., Any] | None = None
 
     def select(self, call: CollectiveCall, *, asynchronous: bool = False, prepared: bool = False) -> Selection:
@@ -82,7 +82,7 @@ class CallSelector:
             offered = self._library.can_run(call, asynchronous=asynchronous)
             buffer, size = self.buffer_kind(call), round_message_size(nbytes)
             key = SelectionKey(operation, size, dtype.itemsize, buffer, offered, shared, prepared)
-            selection = self.rules.select(key)
+            selection = self.selector.select(key)
             if self.log is not None:
                 self.log(operation, nbytes, buffer, selection, dtype.name, reduction.name)
         most_chunks = max(call.count if isinstance(call.count, int) else max(call.count), 1)

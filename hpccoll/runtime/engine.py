@@ -90,8 +90,8 @@ class Engine:
         table, number = comm.bcast((table, self.state.recorder.make_communicator_id()))  # those of rank 0
         self.state.open(number, comm.rank, comm.size, world_ranks, name)
         self.processes = dict(zip(world_ranks or (), layout.processes, strict=False))  # by rank in MPI.COMM_WORLD
-        rules = Selector(comm.size, layout.nodes, table, mixed_forms=mixed_forms)
-        self.call_selector = CallSelector(self.size, self.nodes, self.node, self.library, rules, mixed_forms)
+        selector = Selector(comm.size, layout.nodes, table, mixed_forms=mixed_forms)
+        self.call_selector = CallSelector(self.size, self.nodes, self.node, self.library, selector, mixed_forms)
         self.call_selector.log = make_selection_log(comm.rank, comm.size)
         self.select, self.buffer_kind = self.call_selector.select, self.call_selector.buffer_kind
         kinds, make_program = self.cache.by_kind, self._make_unbound_program

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final
 from zlib import crc32
 
 from hpccoll.runtime.recorder import layout
-from hpccoll.runtime.recorder.layout import CallKind, format_ranks
+from hpccoll.runtime.recorder.layout import CallKind, encode_ranks
 
 if TYPE_CHECKING:
     from hpccoll.runtime.recorder.clock_model import ClockModel
@@ -133,7 +133,7 @@ class FlightRecorder:
 
         `members` are the ranks in MPI.COMM_WORLD; None if there are ranks outside of it.
         """
-        ranks = "" if members is None else format_ranks(members)
+        ranks = "" if members is None else encode_ranks(members)
         with self._lock:
             self._open[communicator] = f"{communicator}\t{rank}\t{size}\t{_clean(name)}\t{ranks}"
             self._write_tables()

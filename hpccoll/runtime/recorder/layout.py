@@ -64,7 +64,7 @@ class CallKind(IntEnum):
     WAIT = 3
 
 
-def format_ranks(ranks: tuple[int, ...]) -> str:
+def encode_ranks(ranks: tuple[int, ...]) -> str:
     """Return ranks as runs with a constant stride, in order: `0-5:1,9-3:-2`."""
     runs: list[str] = []
     at = 0
@@ -78,8 +78,8 @@ def format_ranks(ranks: tuple[int, ...]) -> str:
     return ",".join(runs)
 
 
-def parse_ranks(text: str) -> Iterator[int]:
-    """Yield the ranks that `format_ranks` turned into a string."""
+def decode_ranks(text: str) -> Iterator[int]:
+    """Yield the ranks that `encode_ranks` turned into a string."""
     for run in text.split(","):
         bounds, stride = run.split(":")
         first, last = bounds.split("-")

@@ -14,7 +14,7 @@ from zlib import crc32
 from hpccoll.errors import RecordingError
 from hpccoll.runtime.recorder import layout
 from hpccoll.runtime.recorder.clock_model import ClockModel
-from hpccoll.runtime.recorder.layout import CallKind, parse_ranks
+from hpccoll.runtime.recorder.layout import CallKind, decode_ranks
 from hpccoll.runtime.recorder.process_notes import ProcessNotes, parse_notes
 
 
@@ -205,7 +205,7 @@ def _parse_tables(contents: bytes) -> tuple[dict[int, str], dict[int, RecordedCo
             case ["name", code, name]:
                 names[int(code)] = name
             case ["open" | "closed" as state, number, rank, size, name, members]:
-                ranks = tuple(parse_ranks(members)) if members else None
+                ranks = tuple(decode_ranks(members)) if members else None
                 communicators[int(number)] = RecordedCommunicator(
                     int(number), int(rank), int(size), name, ranks, state == "open"
                 )

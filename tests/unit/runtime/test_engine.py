@@ -104,7 +104,7 @@ def test_auto_asks_the_selector_with_what_all_ranks_know(engine):
         asked.append(key)
         return Selection(get_algorithm(key.operation, "ring"), 1, "measured")
 
-    engine.call_selector.rules = SimpleNamespace(select=select)
+    engine.call_selector.selector = SimpleNamespace(select=select)
     assert engine.select(request(np.ones(3, np.float32))).why == "measured"
     assert asked == [SelectionKey(ALL_REDUCE, 12, 4, BufferKind.HOST, library=True, shared=True, prepared=False)]
     engine.node.problem = "no memory"
@@ -412,7 +412,7 @@ def test_auto_runs_short_asynchronous_calls_on_several_nodes_without_shared_memo
         asked.append((key.nbytes, key.shared))
         return Selection(get_algorithm(ALL_REDUCE, "ring"), 1, "measured")
 
-    monkeypatch.setattr(engine.call_selector, "rules", SimpleNamespace(select=select))
+    monkeypatch.setattr(engine.call_selector, "selector", SimpleNamespace(select=select))
     monkeypatch.setattr(engine.call_selector, "_nodes", ((0,), (1,)))
     for count in (8, 2**14):
         engine.select(request(np.ones(count)), asynchronous=True)

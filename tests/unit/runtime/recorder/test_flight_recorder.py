@@ -24,7 +24,7 @@ from hpccoll.runtime.recorder import (
 )
 from hpccoll.runtime.recorder.call_recorder import CallRecorder
 from hpccoll.runtime.recorder.flight_recorder import remove_old_files
-from hpccoll.runtime.recorder.layout import format_ranks, parse_ranks
+from hpccoll.runtime.recorder.layout import decode_ranks, encode_ranks
 
 FIRST_ENTRY = layout.HEADER_BYTES + 2 * layout.TABLE_BYTES
 WORLD = 0xFFFF_0000_0000_0001  # needs all 64 bits
@@ -292,7 +292,7 @@ def test_remove_keeps_the_memory(calls, recorder):
 
 @pytest.mark.parametrize("ranks", [(0,), (3, 2, 1, 0), (0, 2, 4, 5, 1), (7, 0, 3), tuple(range(1000))])
 def test_ranks_are_read_as_they_were_written(ranks):
-    assert tuple(parse_ranks(format_ranks(ranks))) == ranks
+    assert tuple(decode_ranks(encode_ranks(ranks))) == ranks
 
 
 def test_doctor_removes_the_file_of_an_ended_process_only(recorder, tmp_path):
