@@ -10,7 +10,6 @@ import os
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Callable
 from functools import cache, partial
 from typing import Any, Final, TypeVar
@@ -89,7 +88,7 @@ class Progress:
 
     def __init__(self, poll_mpi: Callable[[], object] = bool) -> None:
         self.operations: dict[InFlight, None] = {}
-        self.transfers: deque[InFlight] = deque()
+        self.transfers: dict[InFlight, None] = {}
         self.poll_mpi, self._advancing, self.deadline = poll_mpi, False, NEVER
         self.oversubscribed = False
         self._listeners: WeakSet[Any] | None = WeakSet()
@@ -107,7 +106,7 @@ class Progress:
 
     def add_transfer(self, transfer: InFlight) -> None:
         """Add requests in flight that MPI advances by itself."""
-        self.transfers.append(transfer)
+        self.transfers[transfer] = None
 
     def notify(self, listener: Any) -> None:
         """Call `listener.expect_plans_in_flight()` when the process adds its first plan, or now if it has added one.
@@ -133,10 +132,10 @@ class Progress:
                 if operation.advance():
                     self.operations.pop(operation, None)
             if self.transfers:
-                if self.transfers[0].advance():
-                    self.transfers.popleft()
-                else:
-                    self.transfers.rotate(-1)
+                first = next(iter(self.transfers))
+                del self.transfers[first]
+                if not first.advance():
+                    self.transfers[first] = None
         finally:
             self._advancing = False
         return True

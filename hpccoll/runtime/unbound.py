@@ -31,7 +31,7 @@ from hpccoll.runtime.arguments import BlockCounts, empty_like, output_shape, par
 from hpccoll.runtime.arrays import NUMPY
 from hpccoll.runtime.collective_call import CollectiveCall, count_elements, describe_call
 from hpccoll.runtime.executable import UnboundProgram
-from hpccoll.runtime.messages.mpi_calls import get_datatype, get_method, order_arguments, specify_counts
+from hpccoll.runtime.messages.mpi_calls import find_own_block, get_datatype, get_method, order_arguments, specify_counts
 from hpccoll.runtime.messages.mpi_collectives import MpiCollectives
 from hpccoll.runtime.node_memory.symmetric import buffer_registry
 from hpccoll.runtime.plain_arrays import as_mpi_buffer, flatten, get_address, is_plain, overlap
@@ -151,6 +151,7 @@ class UnboundLibraryCollective(UnboundCollective):
         self._description = describe_call(library.state, call, None)
         self._op = library.ops.get(call.dtype, call.reduction) if call.operation.reduces else None
         self._root, self._has_source = call.root, call.source is not None
+        self._copies_own_block = call.is_uneven_exchange and not call.library
         self.set_count(call.count)
 
     accepts = UnboundCollective.fits
@@ -188,6 +189,8 @@ class UnboundLibraryCollective(UnboundCollective):
         """Return `direct`, if a call of this kind needs nothing but MPI's blocking function."""
         method = self._library.get_blocking_method(self._method)
         if method is None or self._divides or self._splits or not (self._has_result or self.is_uneven):
+            return None
+        if self._own_block is not None:
             return None
         if self._source_at < 0 or self._result_at < 0:
             return self._bind_direct_in_place(method)
@@ -239,7 +242,10 @@ class UnboundLibraryCollective(UnboundCollective):
         """Set the number of elements (of the vector, of every block, or of each block) and what follows from it."""
         operation, in_place = self._operation, self._in_place and self._has_source
         source, result = _SOURCE if self._has_source else None, _RESULT if self._has_result else None
-        self._counts = specify_counts(operation, count, self._rank)
+        self._own_block = None  # the slices of input and output that hpccoll copies instead of MPI
+        if self._copies_own_block and isinstance(count, tuple):
+            self._own_block = find_own_block(count, self._dtype.itemsize, self._rank)
+        self._counts = specify_counts(operation, count, self._rank, skips_own=self._own_block is not None)
         self._arguments = order_arguments(operation, source, result, self._op, self._root, in_place, count)
         self._source_at, self._result_at = (
             self._arguments.index(each) if each in self._arguments else -1 for each in (_SOURCE, _RESULT)
@@ -249,6 +255,9 @@ class UnboundLibraryCollective(UnboundCollective):
         self.direct = self.bind_direct()
 
     def _run(self, x: Any, result: Any) -> None:
+        if self._own_block is not None:
+            sent, received = self._own_block
+            flatten(result, self._dtype)[received] = flatten(x, self._dtype)[sent]
         arguments = list(self._arguments)
         if self._source_at >= 0:
             arguments[self._source_at] = as_mpi_buffer(x), self._counts[0], self._datatype

@@ -58,11 +58,17 @@ class Work(Generic[ResultT]):
             CommunicationError: MPI reported an error, or a received message has another size than the array.
             MismatchError: ranks of a node called different collectives.
         """
-        if not self.done and self._operation is not None:
-            advanced = self._progress.advance() and self._operation in self._progress.operations
-            self.done = not advanced and self._operation.advance()
-        if self._operation is not None:
-            self._operation.raise_error()
+        operation, progress = self._operation, self._progress
+        if operation is None:
+            return True
+        if not self.done:
+            has_others = progress.operations or len(progress.transfers) > 1
+            advanced = has_others and progress.advance() and operation in progress.operations
+            self.done = not advanced and operation.advance()
+            if self.done:
+                progress.transfers.pop(operation, None)
+        if operation.error is not None:
+            raise operation.error
         return self.done
 
     def wait(self, timeout: float | None = None) -> ResultT:
@@ -117,7 +123,7 @@ class MpiTransfer(InFlight):
     ) -> None:
         super().__init__()
         self._description, self._requests, self._last, self._sizes = description, requests, last, list(sizes)
-        self._keep, self._status = keep, MPI.Status()
+        self._keep, self._status = keep, MPI.Status() if sizes else None
         self._failure: CommunicationError | None = None  # the first error of a receive
         self.source: int | None = None  # the sender of a received message
 
@@ -127,17 +133,16 @@ class MpiTransfer(InFlight):
         After an error in one segment of a receive, the error is raised when the other segments have been cancelled,
         because MPI may write to their memory until then.
         """
-        while self._requests:
+        requests = self._requests
+        while requests:
             try:
-                if not self._test_first():
+                if not requests[0].Test(self._status):
                     return False
-            except CommunicationError as error:
-                if not self._sizes:
-                    raise
-                self._failure = self._failure or error
-                for request in self._requests[1:]:
-                    request.Cancel()
-            self._requests.pop(0)
+                if self._status is not None and self._failure is None:
+                    self._check_received(self._status)
+            except (MPI.Exception, CommunicationError) as error:
+                self._keep_failure(error)
+            requests.pop(0)
             self._sizes = self._sizes[1:]
         if self._failure is not None:
             raise self._failure
@@ -146,29 +151,30 @@ class MpiTransfer(InFlight):
         self._keep = ()
         return True
 
-    def _test_first(self) -> bool:
-        """Return whether the first request is complete; raise CommunicationError if it failed or has another size."""
-        try:
-            if not self._requests[0].Test(self._status):
-                return False
-        except MPI.Exception as error:
-            remedy = f"do the sizes agree on all ranks? {DEBUG_HINT}"
-            if self._sizes:
-                remedy = "pass an array as large as the one that is sent"
-            raise CommunicationError(f"{self._description} failed: {name_mpi_error(error)}; {remedy}") from error
-        if self._sizes and self._failure is None:
-            self.source = self._status.source
-            self._require_size(self._sizes[0])
-        return True
-
-    def _require_size(self, expected: int) -> None:
-        """Raise CommunicationError unless the received segment has the expected size."""
-        received = self._status.Get_count(MPI.BYTE)
-        if received != expected:
+    def _check_received(self, status: MPI.Status) -> None:
+        """Take the sender of a received segment; raise CommunicationError unless the segment has the expected size."""
+        self.source, received = status.source, status.Get_count(MPI.BYTE)
+        if received != self._sizes[0]:
             raise CommunicationError(
-                f"{self._description}: received a message of {received} bytes into an array of {expected}; "
+                f"{self._description}: received a message of {received} bytes into an array of {self._sizes[0]}; "
                 "pass an array as large as the one that is sent"
             )
+
+    def _keep_failure(self, error: MPI.Exception | CommunicationError) -> None:
+        """Cancel the other segments of a receive, and keep the first error; raise the error of another operation."""
+        receives = self._status is not None
+        if isinstance(error, MPI.Exception):
+            remedy = f"do the sizes agree on all ranks? {DEBUG_HINT}"
+            if receives:
+                remedy = "pass an array as large as the one that is sent"
+            reason = CommunicationError(f"{self._description} failed: {name_mpi_error(error)}; {remedy}")
+            reason.__cause__ = error
+            error = reason
+        if not receives:
+            raise error
+        self._failure = self._failure or error
+        for request in self._requests[1:]:
+            request.Cancel()
 
 
 def explain_mpi_error(error: MPI.Exception, description: str) -> CommunicationError:

@@ -29,7 +29,7 @@ class CopiesBack:
     def prepare_input(self, x: Any, *, as_bytes: bool = False) -> Any:
         """Return a contiguous tensor with the values of `x`; `as_bytes` allows it to be a tensor of bytes."""
         plain = _as_plain(x).contiguous()
-        return plain.reshape(-1).view(torch.uint8) if as_bytes and is_sent_as_bytes(plain) else plain
+        return plain if not as_bytes or plain.dtype in _DTYPES else plain.reshape(-1).view(torch.uint8)
 
     def prepare_output(self, x: Any, *, as_bytes: bool = False) -> Any:
         """Return `x`, or a contiguous copy of `x` that is copied back at the end."""
@@ -37,7 +37,7 @@ class CopiesBack:
         if not plain.is_contiguous() or (plain is not x and (x.is_conj() or x.is_neg())):
             plain = plain.contiguous()
             self.steps = *self.steps, lambda: x.detach().copy_(plain.view(x.shape))
-        return plain.reshape(-1).view(torch.uint8) if as_bytes and is_sent_as_bytes(plain) else plain
+        return plain if not as_bytes or plain.dtype in _DTYPES else plain.reshape(-1).view(torch.uint8)
 
     def join_inputs(self, tensors: Sequence[Any]) -> Any:
         """Return a flat tensor with the values of a list of tensors; without a copy if they are adjacent in memory."""

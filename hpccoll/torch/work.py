@@ -91,14 +91,16 @@ class TorchWork(dist._Work):  # type: ignore[misc]  # noqa: SLF001 - torch has n
             comm: the communicator of the group.
             starts: the parts of the operation, to be started in this order.
             finish: called once at the end, to move results to the user's tensors.
-            timeout: the time that the start may take, and a wait if the user gives no time.
-            is_message: whether the parts are sends or receives, which always return a `Work`.
+            timeout: the time that the start of a collective may take, and a wait if the user gives no time.
+            is_message: whether the parts are sends or receives, which start without waiting and return a `Work`.
         """
-        self._name, self.comm, self._starts, self._finish = name, comm, starts, finish
-        self._timeout, self.is_message = timeout, is_message
+        self._name, self.comm, self._finish, self._timeout, self.is_message = name, comm, finish, timeout, is_message
         try:
-            options = {} if is_message else {"async_op": True}
-            self._works = self._call(comm, starts, timeout, **options)
+            if is_message:
+                with get_lock():
+                    self._works = [start() for start in starts]
+            else:
+                self._works = self._call(comm, starts, timeout, async_op=True)
         except HpccollError as error:
             self._fail(error)
 
@@ -153,9 +155,7 @@ class TorchWork(dist._Work):  # type: ignore[misc]  # noqa: SLF001 - torch has n
                     first, *others = self._works
                     if not first.test():
                         return False
-                    self._source = first.source
-                    self._works = others
-                    first.wait()
+                    self._source, self._works = first.source, others
                 if not self._done:
                     self._complete()
             except HpccollError as error:
@@ -166,11 +166,11 @@ class TorchWork(dist._Work):  # type: ignore[misc]  # noqa: SLF001 - torch has n
         """Move results to the user's tensors, and drop everything that the operation needed."""
         for step in self._finish:
             step()
-        self._starts, self._finish, self._works, self._done = (), (), (), True
+        self._finish, self._done = (), True
 
     def _fail(self, error: Exception) -> None:
         """Keep the error of the operation."""
-        self._error, self._starts, self._finish, self._works, self._done = error, (), (), (), True
+        self._error, self._finish, self._works, self._done = error, (), (), True
 
     def is_completed(self) -> bool:
         """Whether the operation is complete or has failed; also advances it."""

@@ -112,3 +112,31 @@ def test_drawn_counts_are_bit_equal_to_mpi4py(hpc, comm, operation, data):
             for found in call.results():
                 assert (found is None) == (wanted is None)
                 assert found is None or wanted is None or bits(found) == bits(wanted), (case, algorithm)
+
+
+@pytest.mark.parametrize("form", ["blocking", "repeated", "again", "async", "mixed"])
+def test_a_long_block_for_the_own_rank_arrives_in_its_place(comm, form):
+    """hpccoll copies such a block itself where the MPI library exchanges the others."""
+    n, rank, rows, own = comm.size, comm.rank, 3, 40_000
+    sent = [own if to == rank else rows + rank + to for to in range(n)]
+    blocks = {
+        (a, b): np.full(sent[b] if a == rank else rows + a + b, 100 * a + b + 1.0) for a in range(n) for b in range(n)
+    }
+    x = np.concatenate([blocks[rank, to] for to in range(n)])
+    expected = np.concatenate([blocks[rank, rank] if at == rank else blocks[at, rank] for at in range(n)])
+    received = [own if at == rank else rows + at + rank for at in range(n)]
+    with hpccoll.Communicator(comm, mixed_forms=form == "mixed") as own_comm:
+        call = {"counts": sent, "out_counts": received}
+        out = np.zeros(sum(received))
+        if form == "async":
+            own_comm.all_to_all(x, **call, out=out, async_op=True).wait()
+        elif form == "repeated":
+            for _ in range(3):
+                out[:] = 0
+                own_comm.all_to_all(x, **call, out=out)
+        elif form == "again":
+            for _ in range(3):  # new arrays in every call
+                out = own_comm.all_to_all(x.copy(), **call)
+        else:
+            own_comm.all_to_all(x, **call, out=out)
+    assert bits(out) == bits(expected)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from itertools import accumulate
+from typing import Any, Final
 
 import numpy as np
 from mpi4py import MPI
@@ -42,6 +44,7 @@ METHODS = {
     Operation.EXSCAN: "Exscan",
     Operation.BARRIER: "Barrier",
 }
+LEAST_OWN_BYTES: Final = 32 * 2**10  # see `find_own_block`
 # Methods of mpi4py for blocks of different sizes.
 UNEVEN_METHODS = {
     Operation.ALL_GATHER: "Allgatherv",
@@ -162,13 +165,17 @@ def get_method(operation: Operation, count: Count) -> str:
     return METHODS[operation] if isinstance(count, int) else UNEVEN_METHODS[operation]
 
 
-def specify_counts(operation: Operation, count: Count, rank: int) -> tuple[Any, Any]:
+def specify_counts(operation: Operation, count: Count, rank: int, *, skips_own: bool = False) -> tuple[Any, Any]:
     """Return the numbers of elements of input and output for mpi4py: one number, or a list with one per block.
 
     mpi4py reads the items of a list faster than those of an array, and takes a tuple for counts and displacements.
+    Of an exchange, `skips_own` leaves out the block that this rank would send to itself.
     """
     if isinstance(count, int):
         return count, count
+    if skips_own:
+        sent, received = (_skip(each, rank) for each in (count[: len(count) // 2], count[len(count) // 2 :]))
+        return sent, received
     blocks = list(count)
     match operation:
         case Operation.ALL_TO_ALL:
@@ -181,12 +188,29 @@ def specify_counts(operation: Operation, count: Count, rank: int) -> tuple[Any, 
             return count[rank], blocks
 
 
+def find_own_block(count: Sequence[int], itemsize: int, rank: int) -> tuple[slice, slice] | None:
+    """Return this rank's block for itself in the input and output of an uneven exchange, if hpccoll should copy it.
+
+    MPICH moves such a block through shared memory, which takes several times as long as a copy. No other rank depends
+    on who copies the block, so each rank decides by itself. Return None for blocks of less than `LEAST_OWN_BYTES`.
+    """
+    ranks = len(count) // 2
+    own, at, out_at = count[rank], sum(count[:rank]), sum(count[ranks : ranks + rank])
+    if own * itemsize < LEAST_OWN_BYTES or count[ranks + rank] != own:
+        return None
+    return slice(at, at + own), slice(out_at, out_at + own)
+
+
+def _skip(blocks: Sequence[int], rank: int) -> tuple[list[int], list[int]]:
+    """Return the counts of adjacent blocks without that of `rank`, and the displacements of all blocks."""
+    return [*blocks[:rank], 0, *blocks[rank + 1 :]], list(accumulate(blocks[:-1], initial=0))
+
+
 def specify_buffers(
-    call: CollectiveCall, source: Buffer | None, result: Buffer | None, rank: int
+    call: CollectiveCall, source: Buffer | None, result: Buffer | None, counts: tuple[Any, Any]
 ) -> tuple[tuple[Any, ...] | None, tuple[Any, ...] | None]:
-    """Return mpi4py's specifications of input and output: memory, one count or a count per block, and datatype."""
+    """Return mpi4py's specifications of input and output: memory, counts of `specify_counts`, and datatype."""
     datatype = get_datatype(call.operation, call.dtype, call.reduction)
-    counts = specify_counts(call.operation, call.count, rank)
     # MPICH refuses equal addresses of input and output, also of an empty block in place.
     is_alone = source is None or source.nbytes or not (result and result.nbytes)
     sent = received = None

@@ -33,10 +33,12 @@ from hpccoll.runtime.executable import ReplaceablePartial, raise_freed
 from hpccoll.runtime.job import has_persistent_collectives
 from hpccoll.runtime.messages.mpi_calls import (
     UserOps,
+    find_own_block,
     get_method,
     has_same_semantics,
     order_arguments,
     specify_buffers,
+    specify_counts,
 )
 from hpccoll.runtime.progress import NEVER, Progress
 from hpccoll.runtime.recorder.call_recorder import Begin, CallRecorder
@@ -250,13 +252,19 @@ class MpiCollectives:
         epilogue = bind_epilogue(call, self._comm.size)
         module, source, result = call.module, call.source, call.result
         if call.operation is Operation.REDUCE_SCATTER and in_place and source and result:
-            # `own` receives the block, because MPI's reduce_scatter in place would write it to the front of the input.
-            own = module.empty(result.count, call.dtype)
-            epilogue = (module.bind_copy(result.flat, own), *epilogue)
-            result, in_place = replace(result, flat=own, address=module.get_address(own)), False
+            # `block` receives it, because MPI's reduce_scatter in place would write it to the front of the input.
+            block = module.empty(result.count, call.dtype)
+            epilogue = (module.bind_copy(result.flat, block), *epilogue)
+            result, in_place = replace(result, flat=block, address=module.get_address(block)), False
+        own = None
+        if isinstance(call.count, tuple) and call.is_uneven_exchange and not call.library and source and result:
+            own = find_own_block(call.count, call.dtype.itemsize, self._comm.rank)
+        if own is not None and source and result:
+            prologue = (*prologue, module.bind_copy(result.flat[own[1]], source.flat[own[0]]))
         if module.on_device:
             prologue = (*prologue, module.synchronize)
-        specified = specify_buffers(call, source, result, self._comm.rank)
+        counts = specify_counts(call.operation, call.count, self._comm.rank, skips_own=own is not None)
+        specified = specify_buffers(call, source, result, counts)
         op = self.ops.get(call.dtype, call.reduction) if call.operation.reduces else None
         arguments = order_arguments(call.operation, *specified, op, call.root, in_place, call.count)
         memories = tuple(buffer.flat for buffer in (source, result) if buffer)

@@ -155,7 +155,7 @@ class CallRecorder:
     def start_message(self, name: str, description: bytes, peers: tuple[int, ...]) -> WaitReason:
         """Record the beginning of a send or receive; `peers` is empty for a receive from any rank."""
         self._messages += 1
-        return WaitReason(self, name, self._begin(self._messages, description), peers=peers)
+        return WaitReason(self, name, self._begin(self._messages, description), 0, peers)
 
     def wait(self, name: str, number: int = 0, peers: tuple[int, ...] = ()) -> RecordedWait:
         """Return a context manager that records a wait for other ranks, outside of calls."""

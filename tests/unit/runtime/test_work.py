@@ -165,3 +165,18 @@ def test_after_an_error_no_other_segment_is_received(own, nbytes):
     sent.Wait()
     assert set(later) == {7}
     assert not received[1].any()
+
+
+def test_a_completed_wait_forgets_its_own_transfer_and_completes_dropped_ones(own):
+    progress, arrays = Progress(), [np.zeros(3, np.uint8) for _ in range(3)]
+    messages = [transfer(own, [np.ones(3, np.uint8)], [x]) for x in arrays]
+    for message in messages:
+        progress.add_transfer(message)
+    kept = Work(0, progress, messages[2], arrays[2])
+    kept.wait()
+    assert messages[2] not in progress.transfers
+    for _ in range(10_000):
+        if not progress.transfers:
+            break
+        progress.advance()
+    assert all(message.done for message in messages)
