@@ -50,6 +50,7 @@ from hpccoll.selection.tuning_files import describe_site, load_tuning_table
 from hpccoll.selection.tuning_table import TuningTable
 
 if TYPE_CHECKING:
+    from hpccoll.runtime.hierarchical.executable import PipelineExecutable
     from hpccoll.runtime.lowering import Program
     from hpccoll.runtime.shared_memory.executable import SharedMemoryExecutable
 
@@ -183,12 +184,6 @@ class Engine:
         algorithm = selection.algorithm
         if algorithm is None or not algorithm.uses_shared_memory:
             return self._start_messages(call, selection)
-        if self._is_two_level(algorithm):
-            from hpccoll.runtime.hierarchical.executable import PipelineExecutable
-
-            pipeline = PipelineExecutable(self._context, call, selection, ScratchPool())
-            self.node.symmetric.free_with(pipeline, call.source, call.result)
-            return pipeline.start()
         return self._bind_asynchronous(call, selection, algorithm).start(call)
 
     def _start_messages(self, call: CollectiveCall, selection: Selection) -> InFlight:
@@ -207,15 +202,12 @@ class Engine:
 
     def _bind_asynchronous(
         self, call: CollectiveCall, selection: Selection, algorithm: Algorithm
-    ) -> SharedMemoryExecutable:
-        """Return the executable of a plan of loads and stores for asynchronous runs, which has scratch of its own."""
-        from hpccoll.runtime.shared_memory.executable import SharedMemoryExecutable
-
-        self._require_shared_memory(algorithm)
+    ) -> SharedMemoryExecutable | PipelineExecutable:
+        """Return the executable of a plan that uses shared memory for asynchronous runs; it has scratch of its own."""
         key = "asynchronous", *_key(call, self.buffer_kind(call))
-        executable = self.cache.find_by_address(key)
-        if not isinstance(executable, SharedMemoryExecutable) or call.reduction.factor is not None:
-            executable = SharedMemoryExecutable(self._context, as_unowned(call), selection, ScratchPool())
+        executable: Any = self.cache.find_by_address(key)
+        if executable is None or call.reduction.factor is not None:
+            executable = self._make_executable(as_unowned(call), selection, ScratchPool())
             self.node.symmetric.free_with(executable, call.source, call.result)
             if call.reduction.factor is None:
                 self.cache.add_by_address(key, executable)

@@ -126,7 +126,7 @@ def test_a_long_block_for_the_own_rank_arrives_in_its_place(comm, form):
     expected = np.concatenate([blocks[rank, rank] if at == rank else blocks[at, rank] for at in range(n)])
     received = [own if at == rank else rows + at + rank for at in range(n)]
     with hpccoll.Communicator(comm, mixed_forms=form == "mixed") as own_comm:
-        call = {"counts": sent, "out_counts": received}
+        call: dict[str, Any] = {"counts": sent, "out_counts": received}
         out = np.zeros(sum(received))
         if form == "async":
             own_comm.all_to_all(x, **call, out=out, async_op=True).wait()

@@ -72,7 +72,7 @@ class PipelineExecutable(PlanExecutable):
     def run(self) -> None:
         self._require_live()
         with self._state.record(self._begin):
-            pipeline, backoff = self.start(), Backoff(spins=not self._context.node.oversubscribed)
+            pipeline, backoff = self.start(None), Backoff(spins=not self._context.node.oversubscribed)
             progress = self._context.progress
             try:
                 while not pipeline.done:
@@ -87,13 +87,14 @@ class PipelineExecutable(PlanExecutable):
 
     __call__ = run
 
-    def start(self) -> Pipeline:
-        """Return a run in flight, which begins after earlier runs are done and the node's ranks have entered."""
+    def start(self, keep: object) -> Pipeline:
+        """Return a run in flight, which begins after earlier runs are done and the node's ranks have entered.
+
+        `keep` is kept alive until the end of the run.
+        """
         self._require_live()
-        for step in self._before:
-            step()
         node = self._context.node
-        self.operation = pipeline = Pipeline(self, node.pipelines, node.pipeline_slots)
+        self.operation = pipeline = Pipeline(self, node.pipelines, node.pipeline_slots, keep)
         return pipeline
 
     def free(self) -> None:
@@ -129,7 +130,9 @@ class PipelineExecutable(PlanExecutable):
         )
 
     def post_entry(self) -> None:
-        """Tell the other ranks of the node, without blocking, that this rank enters the collective."""
+        """Run the local work before the plan, and tell the node's ranks that this rank enters; never blocks."""
+        for step in self._before:
+            step()
         self._context.node.pipeline_barrier.post(self._entry | (DIRECT if self.direct else 0), *self._location)
 
     def try_to_enter(self) -> bool:
@@ -187,10 +190,13 @@ class Pipeline(InFlight):
     The pipelines in `queue` run one after the other, in call order.
     """
 
-    __slots__ = ("_entered", "_executable", "_number", "_posted", "_queue", "_slots", "_tasks")
+    __slots__ = ("_entered", "_executable", "_keep", "_number", "_posted", "_queue", "_slots", "_tasks")
 
-    def __init__(self, executable: PipelineExecutable, queue: deque[InFlight], slots: tuple[PipelineSlot, ...]) -> None:
+    def __init__(
+        self, executable: PipelineExecutable, queue: deque[InFlight], slots: tuple[PipelineSlot, ...], keep: object
+    ) -> None:
         super().__init__()
+        self._keep = keep
         self._executable, self._queue, self._slots = executable, queue, slots
         self._posted = self._entered = False
         self._number, self._tasks = 0, dict[PipelineSlot, PipelineTask]()  # number of the next segment
@@ -244,6 +250,6 @@ class Pipeline(InFlight):
 
     def end(self) -> None:
         """Let the next pipeline use the slots (shared buffers); this pipeline completed, failed or was interrupted."""
-        self.done = True
+        self.done, self._keep = True, None
         with suppress(ValueError):
             self._queue.remove(self)

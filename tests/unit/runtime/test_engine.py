@@ -244,8 +244,8 @@ def test_a_started_shared_memory_algorithm_is_in_flight_until_it_is_waited_for(e
 
 def test_pipelines_run_in_the_order_of_their_calls(engine):
     queue = engine.node.pipelines
-    first = PipelineExecutable(engine._context, request(np.ones(3)), SHARED, ScratchPool()).start()
-    second = PipelineExecutable(engine._context, request(np.ones(3)), SHARED, ScratchPool()).start()
+    first = PipelineExecutable(engine._context, request(np.ones(3)), SHARED, ScratchPool()).start(None)
+    second = PipelineExecutable(engine._context, request(np.ones(3)), SHARED, ScratchPool()).start(None)
     assert list(queue) == [first, second]
     assert not second.advance()
     assert first.advance()
