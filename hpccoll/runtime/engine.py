@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from contextlib import nullcontext
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 from weakref import WeakSet, WeakValueDictionary
 
 import numpy as np
@@ -101,7 +101,7 @@ class Engine:
         )
         # Operations in flight keep the communicator alive, because a collected communicator frees its engine.
         self.get_owner: Callable[[], object] = lambda: None
-        self._mixed_forms = mixed_forms
+        self._mixed_forms, self._asynchronous_scratch = mixed_forms, ScratchPool()
         if mixed_forms:
             self.library.use_non_blocking()
         self._message_plans = 0  # the number of asynchronous plans of messages so far
@@ -184,7 +184,7 @@ class Engine:
         algorithm = selection.algorithm
         if algorithm is None or not algorithm.uses_shared_memory:
             return self._start_messages(call, selection)
-        return self._bind_asynchronous(call, selection, algorithm).start(call)
+        return self._bind_asynchronous(call, selection).start(call)
 
     def _start_messages(self, call: CollectiveCall, selection: Selection) -> InFlight:
         """Begin a plan of messages; its tag is used again only after its last operation is complete on this rank."""
@@ -201,17 +201,17 @@ class Engine:
         return operation
 
     def _bind_asynchronous(
-        self, call: CollectiveCall, selection: Selection, algorithm: Algorithm
+        self, call: CollectiveCall, selection: Selection
     ) -> SharedMemoryExecutable | PipelineExecutable:
-        """Return the executable of a plan that uses shared memory for asynchronous runs; it has scratch of its own."""
+        """Return the executable of a plan that uses shared memory for asynchronous runs, which are one at a time."""
         key = "asynchronous", *_key(call, self.buffer_kind(call))
-        executable: Any = self.cache.find_by_address(key)
+        executable = self.cache.find_by_address(key)
         if executable is None or call.reduction.factor is not None:
-            executable = self._make_executable(as_unowned(call), selection, ScratchPool())
+            executable = self._make_executable(as_unowned(call), selection, self._asynchronous_scratch)
             self.node.symmetric.free_with(executable, call.source, call.result)
             if call.reduction.factor is None:
                 self.cache.add_by_address(key, executable)
-        return executable
+        return cast("SharedMemoryExecutable | PipelineExecutable", executable)
 
     def finish(self) -> None:
         """Block until all asynchronous collectives of this communicator are done."""

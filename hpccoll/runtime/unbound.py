@@ -187,10 +187,8 @@ class UnboundLibraryCollective(UnboundCollective):
 
     def bind_direct(self) -> Callable[[Any, Any], Any] | None:
         """Return `direct`, if a call of this kind needs nothing but MPI's blocking function."""
-        method = self._library.get_blocking_method(self._method)
+        method = None if self._own_block else self._library.get_blocking_method(self._method)
         if method is None or self._divides or self._splits or not (self._has_result or self.is_uneven):
-            return None
-        if self._own_block is not None:
             return None
         if self._source_at < 0 or self._result_at < 0:
             return self._bind_direct_in_place(method)
@@ -242,9 +240,7 @@ class UnboundLibraryCollective(UnboundCollective):
         """Set the number of elements (of the vector, of every block, or of each block) and what follows from it."""
         operation, in_place = self._operation, self._in_place and self._has_source
         source, result = _SOURCE if self._has_source else None, _RESULT if self._has_result else None
-        self._own_block = None  # the slices of input and output that hpccoll copies instead of MPI
-        if self._copies_own_block and isinstance(count, tuple):
-            self._own_block = find_own_block(count, self._dtype.itemsize, self._rank)
+        self._own_block = find_own_block(count, self._dtype.itemsize, self._rank) if self._copies_own_block else None
         self._counts = specify_counts(operation, count, self._rank, skips_own=self._own_block is not None)
         self._arguments = order_arguments(operation, source, result, self._op, self._root, in_place, count)
         self._source_at, self._result_at = (

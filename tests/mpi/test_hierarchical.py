@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 import signal
 import time
+import weakref
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -136,6 +138,35 @@ def test_they_are_under_way_themselves_and_follow_each_other(nodes):
         work.wait()
     assert (small == n * (n - 1) // 2).all()
     assert all((x == n * (n - 1) / 2 + n * each).all() for each, x in enumerate(arrays))
+
+
+def test_repeated_asynchronous_calls_run_one_executable(nodes, monkeypatch):
+    hpc, comm = nodes
+    make = Mock(wraps=hpc._engine._make_executable)
+    monkeypatch.setattr(hpc._engine, "_make_executable", make)
+    x, n = np.zeros(150_001), comm.size
+    for turn in range(3):
+        x[:] = comm.rank + turn
+        hpc.all_reduce(x, algorithm="hierarchical_ring", async_op=True).wait()
+        assert (x == n * (n - 1) / 2 + n * turn).all()
+    x[:] = 1
+    works = [hpc.all_reduce(x, algorithm="hierarchical_ring", async_op=True) for _ in range(2)]  # the sum of sums
+    for work in works[::-1]:
+        work.wait()
+    assert (x == n * n).all()
+    assert make.call_count == 1
+
+
+def test_an_array_lives_until_its_collective_ends(nodes):
+    hpc, comm = nodes
+    x = np.full(100_000, comm.rank + 1.0)
+    kept = weakref.ref(x)
+    hpc.all_reduce(x, algorithm="hierarchical_ring", async_op=True)
+    comm.Barrier()  # which advances nothing
+    del x
+    assert kept() is not None
+    hpc.all_reduce(np.ones(100), algorithm="hierarchical_ring")  # which begins after the first
+    assert kept() is None
 
 
 def test_neighbours_that_disagree_are_told(nodes):

@@ -188,12 +188,14 @@ def specify_counts(operation: Operation, count: Count, rank: int, *, skips_own: 
             return count[rank], blocks
 
 
-def find_own_block(count: Sequence[int], itemsize: int, rank: int) -> tuple[slice, slice] | None:
+def find_own_block(count: Count, itemsize: int, rank: int) -> tuple[slice, slice] | None:
     """Return this rank's block for itself in the input and output of an uneven exchange, if hpccoll should copy it.
 
     MPICH moves such a block through shared memory, which takes several times as long as a copy. No other rank depends
     on who copies the block, so each rank decides by itself. Return None for blocks of less than `LEAST_OWN_BYTES`.
     """
+    if isinstance(count, int):
+        return None
     ranks = len(count) // 2
     own, at, out_at = count[rank], sum(count[:rank]), sum(count[ranks : ranks + rank])
     if own * itemsize < LEAST_OWN_BYTES or count[ranks + rank] != own:

@@ -256,9 +256,8 @@ class MpiCollectives:
             block = module.empty(result.count, call.dtype)
             epilogue = (module.bind_copy(result.flat, block), *epilogue)
             result, in_place = replace(result, flat=block, address=module.get_address(block)), False
-        own = None
-        if isinstance(call.count, tuple) and call.is_uneven_exchange and not call.library and source and result:
-            own = find_own_block(call.count, call.dtype.itemsize, self._comm.rank)
+        is_apart = call.is_uneven_exchange and not call.library  # the library copies the block if it is asked for
+        own = find_own_block(call.count, call.dtype.itemsize, self._comm.rank) if is_apart else None
         if own is not None and source and result:
             prologue = (*prologue, module.bind_copy(result.flat[own[1]], source.flat[own[0]]))
         if module.on_device:
