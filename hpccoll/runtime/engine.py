@@ -8,8 +8,8 @@ Binding a plan means to create, for given arrays, the functions that each run th
 persistent MPI request). A plan of messages is not bound at its first call on given arrays. A repeated call binds the
 plan and caches the executable, unless asynchronous operations are in flight. A shared-memory plan is bound and cached
 at its first call. First calls on plain arrays reach the engine only if no earlier call was of the same kind
-(unbound.py). Calls with a `premul_sum` factor are never cached. Of asynchronous calls, only those of shared-memory
-plans are cached.
+(unbound.py). Calls with a `premul_sum` factor are never cached. Of asynchronous calls, only those of plans that
+use shared memory are cached.
 
 The modules that execute plans are imported when the first plan runs, because imports dominate the start of a job of
 many ranks.

@@ -1,12 +1,10 @@
-"""Carries out blocking collectives on plain arrays without binding them, as first calls on new arrays need.
+"""Finds the `UnboundCollective` of a blocking call on plain arrays, so that first calls on new arrays take less time.
 
 Calls on plain arrays are of one kind if they agree in operation, dtype, size, reduction, root, algorithm, and in
 whether the user passes the output. The first call of a kind checks all its arguments, and adds an `UnboundCollective`.
 Later calls of this kind find the `UnboundCollective` by one look-up. An `UnboundCollective` accepts any plain arrays
 that are in no symmetric buffer. If `auto` selects the MPI library's own collective, calls of other sizes with the same
-leading bits, for which the selection is the same, find an `UnboundCollective` too. On NumPy arrays that own their
-memory, such a call is one Python function around MPI's own function (`UnboundCollective.direct`), because such arrays
-are in no symmetric buffer, and two of them never overlap.
+leading bits, for which the selection is the same, find an `UnboundCollective` too.
 
 Calls on blocks of different sizes are of one kind if they also agree in the shape of the input and in all counts. If
 the MPI library's own collective is selected, calls with other counts find an `UnboundCollective` too, because only the
@@ -16,272 +14,27 @@ sum of all counts affects the selection, and nothing does in an all_to_all.
 from __future__ import annotations
 
 import math
-import weakref
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable
-from copy import copy
 from typing import Any, Final, TypeAlias
 
 import numpy as np
-from mpi4py import MPI
 
-from hpccoll.errors import UsageError
-from hpccoll.plan import Count, Operation
-from hpccoll.runtime.arguments import BlockCounts, empty_like, output_shape, parse_counts
-from hpccoll.runtime.arrays import NUMPY
-from hpccoll.runtime.collective_call import CollectiveCall, count_elements, describe_call
+from hpccoll.plan import Operation
+from hpccoll.runtime.arguments import BlockCounts
+from hpccoll.runtime.collective_call import CollectiveCall
 from hpccoll.runtime.executable import UnboundProgram
-from hpccoll.runtime.messages.mpi_calls import find_own_block, get_datatype, get_method, order_arguments, specify_counts
 from hpccoll.runtime.messages.mpi_collectives import MpiCollectives
-from hpccoll.runtime.node_memory.symmetric import buffer_registry
-from hpccoll.runtime.plain_arrays import as_mpi_buffer, flatten, get_address, is_plain, overlap
+from hpccoll.runtime.plain_arrays import is_plain
 from hpccoll.runtime.progress import Progress
-from hpccoll.runtime.recorder.layout import replace_count
-from hpccoll.runtime.work import explain_mpi_error
+from hpccoll.runtime.unbound_collective import GATHERS, UnboundCollective, UnboundLibraryCollective, UnboundPlan
 from hpccoll.selection import Selection, round_message_size
 
 KINDS: Final = 512  # most kinds of calls that are kept
-GATHERS: Final = (Operation.ALL_GATHER, Operation.GATHER)
-SPLITS: Final = (Operation.REDUCE_SCATTER, Operation.ALL_TO_ALL)
 _WITHOUT_INPUT: Final = (Operation.BARRIER, Operation.SCATTER)  # some ranks pass no array
 # Operation, dtype, bytes of the input, reduction, root, algorithm, and whether the user passes no output.
 Kind: TypeAlias = tuple[Operation, Any, int, Any, int, Any, bool]
 # Operation, dtype, shape, reduction, root, algorithm, whether the user passes no output, and the rows of each block.
 UnevenKind: TypeAlias = tuple[Operation, Any, tuple[int, ...], Any, int, Any, bool, BlockCounts]
-_SOURCE, _RESULT = object(), object()  # stand for mpi4py's specifications of input and output
-
-
-class UnboundCollective(ABC):
-    """Carries out calls of one kind, which agree in operation, dtype and most other arguments.
-
-    Args:
-        call: the first call of this kind.
-        ranks: number of ranks.
-    """
-
-    direct: Callable[[Any, Any], Any] | None = None  # carries out calls for which `is_direct` is true
-    _latest_id = 0  # the id of the array of the latest call of `is_repeated`
-    _latest: Callable[[], Any] = type(None)  # returns the last array that came twice in a row; None once it is deleted
-
-    def __init__(self, call: CollectiveCall, ranks: int) -> None:
-        self.output_given, self._operation, self._dtype = call.output_given, call.operation, call.dtype.numpy
-        self._ranks, self._symmetric = ranks, buffer_registry()
-        self._in_place = call.source is None or call.source is call.result
-        self._has_result, self._divides = call.result is not None, call.reduction.divides
-        self._returns_none = call.operation is Operation.GATHER and not self._has_result
-        self.is_uneven = not isinstance(call.count, int)
-        self._splits = call.operation in SPLITS and not self.is_uneven
-        buffer = call.source or call.result
-        self.nbytes, self.result_nbytes = buffer.nbytes if buffer else 0, call.result.nbytes if call.result else 0
-        self.result_shape = call.result.shape if self.is_uneven and call.result else None
-
-    def is_direct(self, x: np.ndarray[Any, Any], out: Any) -> bool:
-        """Whether `direct` can carry out a call of this kind, given that no plan is in flight."""
-        flags = x.flags
-        if self.direct is None or not flags.owndata or not flags.carray:
-            return False
-        if out is None:
-            return True
-        if type(out) is not np.ndarray or out.dtype is not x.dtype or out is x:
-            return False
-        flags = out.flags
-        return flags.owndata and flags.carray and out.nbytes == self.result_nbytes
-
-    def is_repeated(self, x: np.ndarray[Any, Any]) -> bool:
-        """Whether the two calls of this method before this one got the same array; an equal id is not enough."""
-        if self._latest_id != id(x):
-            self._latest_id = id(x)
-            return False
-        if self._latest() is x:
-            return True
-        self._latest = weakref.ref(x)
-        return False
-
-    @abstractmethod
-    def accepts(self, x: Any, out: Any) -> bool:
-        """Whether this can carry out a call of its kind on `x`, a plain array, and `out`."""
-
-    def fits(self, x: Any, out: Any) -> bool:
-        """Whether `x`, a plain array, and `out` are valid, do not overlap and are in no symmetric buffer."""
-        if self._splits and (not x.shape or x.shape[0] % self._ranks):
-            return False
-        if self._symmetric.starts and self._symmetric.find(get_address(x)):
-            return False
-        if out is None or not self._has_result:
-            return True
-        if type(out) is not type(x) or out.dtype != x.dtype or not is_plain(out) or overlap(x, out):
-            return False
-        if self._symmetric.starts and self._symmetric.find(get_address(out)):
-            return False
-        return bool(out.nbytes == self.result_nbytes)
-
-    def __call__(self, x: Any, out: Any) -> Any:
-        """Carry out a call for which `accepts` is true, and return the call's result for the user."""
-        if self._in_place:
-            result = x
-        elif out is None and self._has_result:
-            shape = self.result_shape or output_shape(self._operation, tuple(x.shape), self._ranks)
-            result = out = empty_like(x, shape)
-        else:
-            result = out if self._has_result else None
-        try:
-            self._run(x, result)
-        except MPI.Exception as error:
-            raise explain_mpi_error(error, self._operation.value) from None  # without MPI's own stack of calls
-        if self._divides and self._has_result:
-            NUMPY.bind_divide(flatten(result, self._dtype), self._ranks)()
-        return None if self._returns_none else x if out is None else out
-
-    @abstractmethod
-    def _run(self, x: Any, result: Any) -> None:
-        """Run the collective on a plain input and, if this rank has one, a plain output."""
-
-
-class UnboundLibraryCollective(UnboundCollective):
-    """Carries out calls of one kind by the MPI library's own collective.
-
-    Args:
-        rank: this rank, whose block is the input or output where each rank has one block.
-    """
-
-    def __init__(self, call: CollectiveCall, ranks: int, rank: int, library: MpiCollectives) -> None:
-        super().__init__(call, ranks)
-        self._library, self._method, self._rank = library, get_method(call.operation, call.count), rank
-        self._datatype = get_datatype(call.operation, call.dtype, call.reduction)
-        self._description = describe_call(library.state, call, None)
-        self._op = library.ops.get(call.dtype, call.reduction) if call.operation.reduces else None
-        self._root, self._has_source = call.root, call.source is not None
-        self._copies_own_block = call.is_uneven_exchange and not call.library
-        self.set_count(call.count)
-
-    accepts = UnboundCollective.fits
-
-    def resize(self, nbytes: int) -> UnboundLibraryCollective:
-        """Return the same for inputs of `nbytes` bytes."""
-        other = copy(self)
-        other.nbytes, other.result_nbytes = nbytes, self.result_nbytes * nbytes // self.nbytes
-        other.set_count(nbytes // (self._dtype.itemsize * (self._ranks if self._splits else 1)))
-        return other
-
-    def resize_blocks(self, shape: tuple[int, ...], counts: BlockCounts) -> UnboundLibraryCollective | None:
-        """Return the same for an input (or output, if there is no input) of this shape, and other numbers of rows.
-
-        Return None if the numbers of rows are wrong.
-        """
-        try:
-            rows = parse_counts(self._operation, "counts", counts[0], self._ranks)
-            exchanges = self._operation is Operation.ALL_TO_ALL
-            taken = parse_counts(self._operation, "out_counts", counts[1], self._ranks) if exchanges else rows
-        except UsageError:
-            return None
-        total, own = sum(rows), rows[self._rank]
-        gathers, scatters = self._operation in GATHERS, self._operation is Operation.SCATTER
-        if shape[0] != (own if gathers or (scatters and not self._has_source) else total):
-            return None
-        row, other = math.prod(shape[1:]), copy(self)
-        result_rows = sum(taken) if exchanges or gathers else own
-        other.result_shape = (result_rows, *shape[1:])
-        other.result_nbytes = result_rows * row * self._dtype.itemsize
-        other.set_count(tuple(count * row for count in ((*rows, *taken) if exchanges else rows)))
-        return other
-
-    def bind_direct(self) -> Callable[[Any, Any], Any] | None:
-        """Return `direct`, if a call of this kind needs nothing but MPI's blocking function."""
-        method = None if self._own_block else self._library.get_blocking_method(self._method)
-        if method is None or self._divides or self._splits or not (self._has_result or self.is_uneven):
-            return None
-        if self._source_at < 0 or self._result_at < 0:
-            return self._bind_direct_in_place(method)
-        source_count, result_count, datatype = *self._counts, self._datatype
-        begin, end, fail = self._begin, self._library.state.end, self._library.state.fail
-        ranks, shape, name, after = self._ranks, self.result_shape, self._operation.value, self._arguments[2:]
-
-        def run(x: Any, out: Any) -> Any:
-            if out is None:
-                out = np.empty(shape or (ranks, *x.shape), x.dtype)
-            place = begin()
-            try:
-                method((x, source_count, datatype), (out, result_count, datatype), *after)
-            except MPI.Exception as error:
-                fail(place)
-                raise explain_mpi_error(error, name) from None
-            except BaseException:
-                fail(place)
-                raise
-            end(place)
-            return out
-
-        return run
-
-    def _bind_direct_in_place(self, method: Callable[..., object]) -> Callable[[Any, Any], Any]:
-        """Return `direct` for a call with one array, which is the input, the output, or both."""
-        at = max(self._source_at, self._result_at)
-        before, after = self._arguments[:at], self._arguments[at + 1 :]
-        count, datatype, returns = self._counts[self._source_at < 0], self._datatype, not self._returns_none
-        begin, end, fail = self._begin, self._library.state.end, self._library.state.fail
-        name = self._operation.value
-
-        def run_in_place(x: Any, out: Any) -> Any:  # noqa: ARG001 - all direct calls get an output
-            place = begin()
-            try:
-                method(*before, (x, count, datatype), *after)
-            except MPI.Exception as error:
-                fail(place)
-                raise explain_mpi_error(error, name) from None
-            except BaseException:
-                fail(place)
-                raise
-            end(place)
-            return x if returns else None
-
-        return run_in_place
-
-    def set_count(self, count: Count) -> None:
-        """Set the number of elements (of the vector, of every block, or of each block) and what follows from it."""
-        operation, in_place = self._operation, self._in_place and self._has_source
-        source, result = _SOURCE if self._has_source else None, _RESULT if self._has_result else None
-        self._own_block = find_own_block(count, self._dtype.itemsize, self._rank) if self._copies_own_block else None
-        self._counts = specify_counts(operation, count, self._rank, skips_own=self._own_block is not None)
-        self._arguments = order_arguments(operation, source, result, self._op, self._root, in_place, count)
-        self._source_at, self._result_at = (
-            self._arguments.index(each) if each in self._arguments else -1 for each in (_SOURCE, _RESULT)
-        )
-        self._description = replace_count(self._description, count_elements(operation, count))
-        self._begin = self._library.state.bind(operation.value, self._description)
-        self.direct = self.bind_direct()
-
-    def _run(self, x: Any, result: Any) -> None:
-        if self._own_block is not None:
-            sent, received = self._own_block
-            flatten(result, self._dtype)[received] = flatten(x, self._dtype)[sent]
-        arguments = list(self._arguments)
-        if self._source_at >= 0:
-            arguments[self._source_at] = as_mpi_buffer(x), self._counts[0], self._datatype
-        if self._result_at >= 0:
-            arguments[self._result_at] = as_mpi_buffer(result), self._counts[1], self._datatype
-        self._library.call(self._begin, self._method, arguments)
-
-
-class UnboundPlan(UnboundCollective):
-    """Carries out calls of one kind by a program (a rank's instructions), without an executable.
-
-    `program` is None if the calls need an executable.
-    """
-
-    def __init__(self, call: CollectiveCall, ranks: int, progress: Progress) -> None:
-        super().__init__(call, ranks)
-        self._in_flight = progress.operations
-        self.program: UnboundProgram | None = None
-
-    def accepts(self, x: Any, out: Any) -> bool:
-        """Whether `fits` is true, there is a program, and no plan is in flight (a program advances no other plan)."""
-        return self.program is not None and not self._in_flight and self.fits(x, out)
-
-    def _run(self, x: Any, result: Any) -> None:
-        source = flatten(x, self._dtype)
-        output = source if result is x or result is None else flatten(result, self._dtype)
-        assert self.program is not None  # noqa: S101 - `accepts` was true
-        self.program(source, output)
 
 
 class UnboundCollectives:

@@ -12,7 +12,7 @@ from hpccoll.algorithms import get_algorithm, list_algorithm_names
 from hpccoll.errors import BufferError, UsageError
 from hpccoll.plan import Operation
 from hpccoll.runtime.shared_memory import executable
-from hpccoll.runtime.unbound import UnboundPlan
+from hpccoll.runtime.unbound_collective import UnboundPlan
 
 COUNTS = (6, 7, 1000, 1001, 9000, 40_000)
 

@@ -80,6 +80,7 @@ INNER_FLOORS = {  # within a package; a module may import from its own entry and
         "shared_memory": (5, "shared_memory"),
         "hierarchical": (6, "hierarchical"),
         "cuda": (6, "cuda"),
+        "unbound_collective": (6, "unbound_collective"),
         "unbound": (7, "unbound"),
         "call_selector": (7, "call_selector"),
         "engine": (8, "engine"),
