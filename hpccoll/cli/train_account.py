@@ -32,7 +32,7 @@ EXPLANATIONS = {  # by the end of the names of quantities
     "exposed share": "Measured and simulated gradients are summed in buckets, of which the last one is exposed; "
     "the estimate hides sums of gradients behind the last backward pass.",
     "bubble": "The measured bubble is the mean over stages, and includes the time to send. The last stage has the "
-    "output layer and waits less than the others; simulated and estimated passes of all stages take the same time.",
+    "output layer, and the others wait for it; simulated and estimated passes of all stages take the same time.",
     "peak bytes": "The formulas leave out small tensors, such as statistics of norms and masks.",
 }
 ROUTING = (

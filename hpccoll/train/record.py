@@ -29,7 +29,7 @@ class RankStep(NamedTuple):
     step_s: float  # seconds of the whole step
     comm_s: float  # seconds during which communication along any axis was in flight
     exposed_s: float  # the part of comm_s during which the rank computed nothing
-    pipeline_s: float  # seconds inside communicator calls on the pipeline's axis
+    pipeline_s: float  # seconds inside communicator calls between stages
     peak_bytes: int  # peak memory since the start
     stop: bool  # whether the stop file exists; always false except on rank 0
 
@@ -62,6 +62,7 @@ def combine_rank_steps(
     table = np.asarray(rows, np.float64)
     measured, sent = np.split(table, [len(RankStep._fields)], axis=1)
     loss, square_norm, step_s, comm_s, exposed_s, pipeline_s, peak_bytes, stop = measured.T
+    idle_s = pipeline_s + step_s.max() - step_s  # a stage also waits for the others at the end of the step
     record = TrainStepRecord(
         **describe_mesh(mesh, options),
         step=step,
@@ -70,7 +71,7 @@ def combine_rank_steps(
         tokens_per_s=options.batch * options.model.tokens / float(step_s.max()),
         comm_s=float(comm_s.max()),
         exposed_comm_s=float(exposed_s.max()),
-        bubble=float((pipeline_s / step_s).mean()) if mesh.pp > 1 else None,
+        bubble=float(idle_s.mean() / step_s.max()) if mesh.pp > 1 else None,
         peak_bytes=int(peak_bytes.max()),
         grad_norm=float(square_norm.sum()) ** 0.5,
         sent_bytes=_combine_sent_bytes(axes, sent),

@@ -311,13 +311,14 @@ class Trainer:
         peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         if self.device != "cpu":
             peak_bytes = torch.cuda.max_memory_allocated(self.device)
+        between_stages = [self.groups.pp] if self.groups.tied is None else [self.groups.pp, self.groups.tied]
         mine = RankStep(
             loss if self.coordinates["tp"] == 0 else 0.0,
             self._compute_square_norm(),
             step_s,
             self.groups.comm_seconds,
             self.groups.exposed_seconds,
-            self.groups.pp.exposed_seconds,
+            sum(group.exposed_seconds for group in between_stages),
             peak_bytes,
             stop,
         )

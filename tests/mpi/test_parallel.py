@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import shutil
+import time
 from dataclasses import replace
 from itertools import islice
 
@@ -205,6 +206,23 @@ def test_step_records_have_loss_norm_and_times_of_all_ranks(hpc, trainer):
         assert ours.step == STEPS
         held, y = ours.held_out, one.model(torch.from_numpy(ours.held_out.inputs))
         assert ours.evaluate()[1] == (y.argmax(1).numpy() == held.targets).mean()
+
+
+@pytest.mark.needs_ranks(2, 4)
+@pytest.mark.parametrize(
+    "model", [MlpConfig(layers=4), GptConfig(16, 4, heads=2, context=8)], ids=["independent", "tied"]
+)
+def test_waiting_for_another_stage_at_the_end_of_a_step_belongs_to_the_bubble(hpc, trainer, monkeypatch, model):
+    ours, late_s = trainer(Mesh(pp=hpc.size), replace(EVEN, model=model, steps=2, microbatches=4)), 0.3
+    finish = ours.replicas.finish
+
+    def finish_late():
+        time.sleep(late_s if hpc.rank == 0 else 0.0)
+        finish()
+
+    monkeypatch.setattr(ours.replicas, "finish", finish_late)
+    _, record = ours.run_steps()  # all ranks meet at the end of the first step, to compare memory
+    assert record.bubble * record.step_s * hpc.size > 0.9 * late_s * (hpc.size - 1)
 
 
 @pytest.mark.parametrize("case", ["even", "uneven", "float32"])

@@ -105,7 +105,7 @@ def test_a_step_record_combines_all_ranks(validator):
     assert (found["loss"], found["grad_norm"]) == (1.5, 5.0)
     assert (found["step_s"], found["comm_s"], found["exposed_comm_s"]) == (0.5, 0.3, 0.2)  # the most of any rank
     assert found["tokens_per_s"] == 128
-    assert found["bubble"] == pytest.approx((0.05 / 0.5 + 0.1 / 0.4) / 2)
+    assert found["bubble"] == pytest.approx((0.05 + 0.1 + (0.5 - 0.4)) / 2 / 0.5)
     assert found["peak_bytes"] == 200
     assert found["sent_bytes"] == {"tp": {"all_reduce": 2.0, "all_gather": 3.0}, "pp": {"send": 8.0}}
     assert stop
