@@ -122,7 +122,7 @@ def _report_crash(directory: str, traces: str | None, json_file: str | None) -> 
     """
     from hpccoll.crash import analyze, format_analysis
     from hpccoll.report.crash_record import make_crash_record
-    from hpccoll.runtime.job_evidence import make_evidence, observe_processes
+    from hpccoll.runtime.failure_detection.job_evidence import make_evidence, observe_processes
     from hpccoll.runtime.recorder import read_recordings, write_torch_traces
 
     found = read_recordings(directory)

@@ -26,8 +26,8 @@ from hpccoll.runtime.argument_check import EXCHANGED, ArgumentCheck, is_enabled
 from hpccoll.runtime.arguments import SUM, check_call
 from hpccoll.runtime.arrays import normalize_reduction
 from hpccoll.runtime.collective_call import CollectiveCall
-from hpccoll.runtime.endings import get_endings
 from hpccoll.runtime.engine import Engine
+from hpccoll.runtime.failure_detection.endings import get_endings
 from hpccoll.runtime.messages.objects import ObjectCollectives
 from hpccoll.runtime.messages.point_to_point import PointToPoint
 from hpccoll.runtime.plain_arrays import is_plain

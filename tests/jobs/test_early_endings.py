@@ -143,7 +143,7 @@ def test_compared_arguments_name_the_rank_too():
 
 # A rank that ended early reports only when three ranks have complained, however late their complaints come.
 REPORT_THREE = """
-from hpccoll.runtime.endings import JobEndings
+from hpccoll.runtime.failure_detection.endings import JobEndings
 report = JobEndings._report
 JobEndings._report = lambda self, complaints: len(complaints) == 3 and report(self, complaints)
 """

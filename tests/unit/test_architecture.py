@@ -70,9 +70,7 @@ INNER_FLOORS = {  # within a package; a module may import from its own entry and
     "runtime": {
         **{name: (0, name) for name in ("launcher", "backoff", "recorder", "joint_failure")},
         **{name: (1, name) for name in ("job", "command", "progress", "arrays", "lowering")},
-        **{name: (1, name) for name in ("departures", "job_evidence", "report_claim")},
-        **{name: (2, name) for name in ("process_watch", "watchdog")},
-        "endings": (3, "endings"),
+        "failure_detection": (2, "failure_detection"),
         **{name: (2, name) for name in ("agreement", "argument_check", "collective_call", "executable", "work")},
         **{name: (3, name) for name in ("arguments", "call_cache", "address_space", "node_memory")},
         **{name: (4, name) for name in ("plan_executable", "plain_arrays", "unbound_program")},
@@ -103,7 +101,7 @@ NOT_FOR_A_COMMUNICATOR = {  # imported when a call needs them, because imports d
         "hpccoll.algorithms.ring",
         "hpccoll.crash",
         "hpccoll.records",
-        "hpccoll.runtime.job_evidence",
+        "hpccoll.runtime.failure_detection.job_evidence",
         "hpccoll.runtime.messages.executable",
     ),
 }

@@ -6,20 +6,24 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from hpccoll.runtime import process_watch
-from hpccoll.runtime.process_watch import ProcessWatch
+import hpccoll
+from hpccoll.runtime.failure_detection import process_watch
+from hpccoll.runtime.failure_detection.process_watch import ProcessWatch
 from hpccoll.runtime.recorder import FlightRecorder
 from hpccoll.runtime.recorder.process_notes import NotesWriter, ObservedState, parse_notes, read_process_state
 
 LIMIT_S = 60.0
 RANK_1 = """
 import sys, time
-from hpccoll.runtime.process_watch import ProcessWatch
+from hpccoll.runtime.failure_detection.process_watch import ProcessWatch
 from hpccoll.runtime.recorder import FlightRecorder
 from hpccoll.runtime.recorder.process_notes import NotesWriter
 recorder = FlightRecorder(sys.argv[1], 1, 2, entries=64)
@@ -65,3 +69,10 @@ def test_a_silent_process_that_is_stopped_differs_from_one_that_runs(tmp_path, m
             other.kill()
         wait_until(lambda: deaths == [1])
     assert observe() == [(1, ObservedState.RUNNING)]
+
+
+def test_the_location_of_a_call_is_the_line_that_calls_hpccoll():
+    file = Path(hpccoll.__file__).with_name("communicator") / "base.py"
+    found: dict[str, Any] = {"locate": process_watch.find_location, "thread": threading.get_ident()}
+    exec(compile("location = locate(thread)", file, "exec"), found)
+    assert found["location"].startswith("test_process_watch.py:")

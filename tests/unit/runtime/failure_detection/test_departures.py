@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from mpi4py import MPI
 
-from hpccoll.runtime.departures import PATIENCE_S, Complaint, Departure, DepartureWatch
-from hpccoll.runtime.endings import MOST_TICK_S, TICK_S, RunningClock
+from hpccoll.runtime.failure_detection.departures import PATIENCE_S, Complaint, Departure, DepartureWatch
+from hpccoll.runtime.failure_detection.endings import MOST_TICK_S, TICK_S, RunningClock
 from hpccoll.runtime.recorder.call_recorder import CallRecorder
 
 

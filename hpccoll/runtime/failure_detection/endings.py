@@ -33,12 +33,12 @@ from mpi4py import MPI
 from hpccoll.errors import CommunicationError
 from hpccoll.runtime import job
 from hpccoll.runtime.backoff import Backoff
-from hpccoll.runtime.departures import Complaint, DepartureWatch
+from hpccoll.runtime.failure_detection.departures import Complaint, DepartureWatch
+from hpccoll.runtime.failure_detection.process_watch import ProcessWatch, find_location
+from hpccoll.runtime.failure_detection.watchdog import Watchdog, read_timeout
 from hpccoll.runtime.job import ProcessId
-from hpccoll.runtime.process_watch import ProcessWatch, find_location
 from hpccoll.runtime.progress import get_progress
 from hpccoll.runtime.recorder.call_recorder import CallRecorder
-from hpccoll.runtime.watchdog import Watchdog, read_timeout
 
 COMMUNICATION_FAILED: Final = 4  # exit status; see errors.CommunicationError
 INTERRUPTED: Final = 130

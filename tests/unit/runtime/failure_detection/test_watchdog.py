@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from hpccoll.runtime import report_claim, watchdog
+from hpccoll.runtime.failure_detection import report_claim, watchdog
+from hpccoll.runtime.failure_detection.report_claim import ReportClaim
+from hpccoll.runtime.failure_detection.watchdog import Watchdog
 from hpccoll.runtime.recorder import FlightRecorder
 from hpccoll.runtime.recorder.call_recorder import CallRecorder
-from hpccoll.runtime.report_claim import ReportClaim
-from hpccoll.runtime.watchdog import Watchdog
 
 COMM = 0xABC
 

@@ -24,10 +24,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from hpccoll.errors import RecordingError, UsageError
+from hpccoll.runtime.failure_detection.report_claim import CLAIM_S, ReportClaim
 from hpccoll.runtime.recorder.call_recorder import CallRecorder
 from hpccoll.runtime.recorder.flight_recorder import DIRECTORY, FlightRecorder
 from hpccoll.runtime.recorder.process_notes import NotesWriter, ObservedState, read_end_of_job
-from hpccoll.runtime.report_claim import CLAIM_S, ReportClaim
 
 if TYPE_CHECKING:
     from hpccoll.crash import CrashAnalysis, JobEvidence, ProcessState
@@ -204,7 +204,7 @@ class Watchdog:
             awaited: the number of a collective call, or 0; and the peers of the awaited messages, if it is 0.
         """
         from hpccoll.crash import format_disagreement, format_last_operations, format_ranks
-        from hpccoll.runtime.job_evidence import name_communicator
+        from hpccoll.runtime.failure_detection.job_evidence import name_communicator
 
         evidence, analysis = _analyze(self._collect(ask, poll))
         (number, peers), communicator = awaited, name_communicator(state.communicator)
@@ -273,7 +273,7 @@ class Watchdog:
 
     def _read_node(self) -> _Collection:
         """Return the recordings of this job in the directory of this rank's recorder file, with process states."""
-        from hpccoll.runtime.job_evidence import observe_processes
+        from hpccoll.runtime.failure_detection.job_evidence import observe_processes
         from hpccoll.runtime.recorder import read_recordings
 
         recorder, own = self._recorder, self._recorder.read()
@@ -333,7 +333,7 @@ class Watchdog:
 def _analyze(collection: _Collection) -> tuple[JobEvidence, CrashAnalysis]:
     """Return the evidence in the collected recordings, and its analysis."""
     from hpccoll.crash import analyze
-    from hpccoll.runtime.job_evidence import make_evidence
+    from hpccoll.runtime.failure_detection.job_evidence import make_evidence
 
     recordings = {**collection.elsewhere, **collection.recordings}
     evidence = make_evidence(recordings.values(), collection.states)

@@ -43,7 +43,8 @@ _OWNER_DIED: Final = 130  # EOWNERDEAD
 QUIET_S: Final = 1.2  # without a sign of life, which ranks write twice per second, until a rank is looked at
 _START_S: Final = 0.002  # between two looks whether a rank already holds its mutex
 _STACK_BYTES: Final = 2**18
-_SKIPPED: Final = (os.path.dirname(os.path.dirname(__file__)) + os.sep, "<frozen importlib")  # noqa: PTH120
+_HPCCOLL: Final = __file__.removesuffix(os.path.join(*__name__.split(".")[1:]) + ".py")  # noqa: PTH118
+_SKIPPED: Final = (_HPCCOLL, "<frozen importlib")
 _TORCH: Final = f"{os.sep}torch{os.sep}distributed{os.sep}"
 
 

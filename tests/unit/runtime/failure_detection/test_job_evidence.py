@@ -12,11 +12,11 @@ import pytest
 from hpccoll.cli.main import main
 from hpccoll.crash import ProcessState, Reason, analyze
 from hpccoll.records import CrashRecord
-from hpccoll.runtime.job_evidence import make_evidence, observe_process
+from hpccoll.runtime.failure_detection.job_evidence import make_evidence, observe_process
+from hpccoll.runtime.failure_detection.watchdog import Watchdog
 from hpccoll.runtime.recorder import FlightRecorder, read_recordings
 from hpccoll.runtime.recorder.call_recorder import CallRecorder
 from hpccoll.runtime.recorder.process_notes import OBSERVATIONS, NotesWriter, ObservedState
-from hpccoll.runtime.watchdog import Watchdog
 
 COMM = 0xABC
 
