@@ -134,7 +134,7 @@ class AddressSpace:
         rank, chunks = np.array([self._rank if owner == OWN else owner]), len(segment.low)
         mask = plan.operation.input_mask if kind is MemoryKind.SOURCE else plan.operation.output_mask
         present = mask(rank, plan.ranks, chunks, plan.root)[0]
-        sizes = np.where(present, chunk_sizes(plan, self._count), 0)
+        sizes = np.where(present, plan.operation.chunk_sizes(self._count, plan.ranks, chunks), 0)
         counts = np.where(present, segment.high - segment.low, 0)
         used = np.nonzero(counts)[0]
         packed, whole = np.cumsum(counts) - counts, np.cumsum(sizes) - sizes + segment.low
