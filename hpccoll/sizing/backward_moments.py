@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple
 
@@ -15,45 +14,35 @@ from hpccoll.sizing.training_setup import TrainingSetup
 COUNTED = PASSES | {ActionKind.RECV_F, ActionKind.RECV_B}  # actions that change the memory
 
 
-@dataclass(frozen=True, slots=True)
-class RankMoment:
+class MomentBytes(NamedTuple):
     """Bytes at a moment of a backward pass: activations, kept and recomputed, and gradients.
 
-    `in_flight` are gradients that exist at the moment only. `gradients` are those of parameters, if a step begins
-    without them.
+    `activations` include the inputs and gradients that wait for a separate backward pass of weights. `in_flight` are
+    gradients that exist at the moment only, also those of parameters that are not added to their sums yet. `gradients`
+    are complete ones of parameters, if a step begins without them.
     """
 
     activations: float
     recomputed: float
     in_flight: float
-    gradients: float = 0.0
+    gradients: float
 
     @property
     def total(self) -> float:
         """All bytes."""
-        return self.activations + self.recomputed + self.in_flight + self.gradients
-
-
-class _StageMoment(NamedTuple):
-    """Bytes at a moment of a backward pass of a stage for a micro-batch, by their lives."""
-
-    kept: float
-    recomputed: float
-    in_flight: float
-    gradient: float  # gradients of parameters that are not added to their sums yet
-    finished: float  # gradients of parameters that are complete
-    deferred: float  # inputs and gradients that wait for a separate backward pass of weights
+        return sum(self)
 
 
 class _StageBytes:
-    """The bytes of a pipeline stage for a micro-batch."""
+    """The bytes of a pipeline stage for a micro-batch; `splits`: gradients of weights are computed apart."""
 
-    def __init__(self, setup: TrainingSetup, stage: int) -> None:
+    def __init__(self, setup: TrainingSetup, stage: int, *, splits: bool) -> None:
         parts, shards = list_stage_parts(setup, stage), setup.shard_level > 0
         e = setup.precision.element_bytes if setup.program.frees_gradients else 0
         self.kept = sum(part.kept * part.count for part in parts)
-        self.moments: list[_StageMoment] = []
-        self.gradients = self.deferred = self.at_once = 0.0  # at once: gradients that are never computed later
+        self.moments: list[MomentBytes] = []
+        self.gradients = self.deferred = self.largest_gradient = 0.0
+        self.at_once = 0.0  # gradients that are never computed later
         self.input, self.output = list_stage_parts(setup, stage - 1)[-1].output if stage else 0.0, parts[-1].output
         placed = setup.family.place_stages(setup.pipeline)
         if stage and setup.program.keeps_outputs and placed[stage - 1] == placed[stage]:
@@ -66,42 +55,46 @@ class _StageBytes:
             for number in sorted({0, part.count - 1}, reverse=True):
                 passed = part.count - 1 - number
                 for each in part.moments:
-                    kept = before + number * part.kept + min(each.alive, part.kept)
+                    kept = before + number * part.kept + min(each.alive, part.kept) + held
                     recomputed = max(each.alive - part.kept, 0.0)
                     gradient = each.gradient * e
                     complete = e * sum(unit.elements for unit in each.finished if setup.holds_gradients(unit.kind))
-                    finished = self.gradients + passed * lacking + complete * (not shards)
-                    deferred = self.deferred + passed * part.deferred + each.deferred
-                    deferred += 0.0 if part.deferred else gradient
                     # ZeRO-2 and 3 add the gradients of a part to their sums when all of them are complete.
-                    gradient += complete * shards
-                    moment = _StageMoment(kept + held, recomputed, each.in_flight, gradient, finished, deferred)
-                    self.moments.append(moment)
+                    unsummed = gradient + complete * shards
+                    self.largest_gradient = max(self.largest_gradient, unsummed)
+                    if splits:
+                        kept += self.deferred + passed * part.deferred + each.deferred
+                        kept += 0.0 if part.deferred else gradient
+                        self.moments.append(MomentBytes(kept, recomputed, each.in_flight, 0.0))
+                    else:
+                        finished = self.gradients + passed * lacking + complete * (not shards)
+                        self.moments.append(MomentBytes(kept, recomputed, each.in_flight + unsummed, finished))
             held += part.held
             self.gradients += lacking * part.count
             self.at_once += 0.0 if part.deferred else lacking * part.count
             self.deferred += part.deferred * part.count
 
 
-def list_moments(setup: TrainingSetup, rank: int) -> Iterator[RankMoment]:
+def list_moments(setup: TrainingSetup, rank: int) -> Iterator[MomentBytes]:
     """Yield the moments of a rank's backward passes that may be its peak.
 
     With 1F1B, stage 0 of p keeps p micro-batches of L/p layers, as many as a rank without a pipeline keeps for one
     micro-batch (Korthikanti et al., arXiv 2205.05198, section 4.3 and equation 5).
     """
     family, shape = setup.family, setup.pipeline
-    stages = {at: _StageBytes(setup, at) for at, own in enumerate(setup.stage_ranks) if own == rank}
+    stages = [stage for stage, at in enumerate(setup.stage_ranks) if at == rank]
     if setup.program.frees_gradients:  # `hpccoll train`, whose pipelines are small enough to follow each message
         steps = iter(family.plan(shape.stages, shape.microbatches).programs[rank])
     elif len(stages) > 1:
         steps = family.steps(shape, rank)
     else:
-        ((stage, own),) = stages.items()
-        others = (family.activations(shape, stage) - 1) * own.kept
-        yield from (RankMoment(others + each.kept, each.recomputed, each.in_flight) for each in own.moments)
+        own = _StageBytes(setup, stages[0], splits=False)
+        others = (family.activations(shape, stages[0]) - 1) * own.kept
+        yield from (each._replace(activations=others + each.activations) for each in own.moments)
         return
     actions = [action for action in chain.from_iterable(steps) if action.kind in COUNTED]
-    memory = _StepMemory(stages, splits=any(action.kind == ActionKind.BACKWARD_WEIGHT for action in actions))
+    splits = any(action.kind == ActionKind.BACKWARD_WEIGHT for action in actions)
+    memory = _StepMemory({stage: _StageBytes(setup, stage, splits=splits) for stage in stages}, splits=splits)
     for action in actions:
         yield from memory.run(action)
 
@@ -115,7 +108,7 @@ class _StepMemory:
         self.gradients = dict.fromkeys(stages, 0.0)  # of parameters, by stage
         self.received: dict[tuple[ActionKind, int, int], float] = {}  # messages that wait for their pass
 
-    def run(self, action: PipelineAction) -> Iterator[RankMoment]:
+    def run(self, action: PipelineAction) -> Iterator[MomentBytes]:
         """Run an action, and yield the moments that may be the peak."""
         kind, stage, microbatch = action
         own = self.stages[stage]
@@ -131,22 +124,18 @@ class _StepMemory:
         if kind == ActionKind.BACKWARD_WEIGHT or (kind == ActionKind.BACKWARD and self.splits):
             yield self._compute_weight_gradients(stage, own)
 
-    def _run_backward(self, stage: int, own: _StageBytes) -> Iterator[RankMoment]:
+    def _run_backward(self, stage: int, own: _StageBytes) -> Iterator[MomentBytes]:
         """Yield the moments of a backward pass, and count what it leaves."""
         before, is_first = sum(self.gradients.values()), not self.gradients[stage]
         for each in own.moments:
-            if self.splits:
-                yield RankMoment(self.now + each.kept + each.deferred, each.recomputed, each.in_flight, before)
-            else:
-                gradients = before + each.finished * is_first
-                yield RankMoment(self.now + each.kept, each.recomputed, each.in_flight + each.gradient, gradients)
+            yield each._replace(activations=self.now + each.activations, gradients=before + each.gradients * is_first)
         if self.splits:
             self.now += own.deferred
         self.gradients[stage] = max(self.gradients[stage], own.at_once if self.splits else own.gradients)
 
-    def _compute_weight_gradients(self, stage: int, own: _StageBytes) -> RankMoment:
+    def _compute_weight_gradients(self, stage: int, own: _StageBytes) -> MomentBytes:
         """Count the gradients of a stage's weights, and return the moment before their factors are freed."""
         self.gradients[stage] = own.gradients
-        moment = RankMoment(self.now, 0.0, max(each.gradient for each in own.moments), sum(self.gradients.values()))
+        moment = MomentBytes(self.now, 0.0, own.largest_gradient, sum(self.gradients.values()))
         self.now -= own.deferred
         return moment
