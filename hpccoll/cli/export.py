@@ -16,7 +16,6 @@ from hpccoll.plan import Operation, Plan, check
 from hpccoll.units import format_count, parse_size
 
 SUFFIXES = {".json": "a plan, round by round", ".goal": "LogGOPSim's GOAL", ".xml": "MSCCL's algorithm file"}
-ITEMSIZE = 4
 
 
 @click.command(epilog="Example: hpccoll export all_reduce/ring -o ring.xml --ranks 8")
@@ -129,5 +128,6 @@ def _format_plan(plan: Plan, suffix: str, nbytes: int) -> str:
 
         return to_msccl(plan)
     from hpccoll.plan.interchange.goal import to_goal
+    from hpccoll.predict.forecast import ITEMSIZE
 
     return to_goal(plan, plan.operation.count_elements(nbytes, ITEMSIZE, plan.ranks), ITEMSIZE)

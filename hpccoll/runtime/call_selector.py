@@ -96,9 +96,9 @@ class CallSelector:
         """
         if call.algorithm is None and self._library.can_run(call, asynchronous=asynchronous):
             return replace(call, library=True)
-        names = list_algorithm_names(call.operation)
-        ordered = [name for name in names if self._is_in_rank_order(get_algorithm(call.operation, name), call.root)]
-        if call.algorithm is not None and not self._is_in_rank_order(call.algorithm, call.root):
+        names, layout = list_algorithm_names(call.operation), (self._size, call.root, self._nodes)
+        ordered = [name for name in names if _keeps_rank_order(get_algorithm(call.operation, name), *layout)]
+        if call.algorithm is not None and not _keeps_rank_order(call.algorithm, *layout):
             raise ReductionError(
                 f"{call.algorithm.full_name} on {self._size} ranks with root {call.root} does not reduce in the order "
                 f"of the ranks, as {call.reduction.name!r} needs; choose {', '.join([*ordered, 'mpi', 'auto'])}"
@@ -107,10 +107,6 @@ class CallSelector:
         if call.algorithm is None and not messages:
             raise ReductionError(f"no {call.operation.value} by messages reduces in rank order on {self._size} ranks")
         return call if call.algorithm else replace(call, algorithm=get_algorithm(call.operation, messages[0]))
-
-    def _is_in_rank_order(self, algorithm: Algorithm, root: int) -> bool:
-        """Whether an algorithm reduces in the order of the ranks of this communicator."""
-        return _keeps_rank_order(algorithm, self._size, root, tuple(self._nodes))
 
     def _select_uneven_exchange(self, call: CollectiveCall, *, asynchronous: bool) -> Selection:
         """Return the selection for an all-to-all with blocks of different sizes, which does not depend on the sizes.
