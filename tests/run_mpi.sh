@@ -4,7 +4,7 @@
 #   tests/run_mpi.sh ENVIRONMENT RANKS [PYTEST ARGUMENT]...
 #
 # Rank 0 prints the report; the output of the other ranks is shown only if the run fails. A run is killed after
-# HPCCOLL_TEST_LIMIT seconds (default 1200).
+# HPCCOLL_TEST_LIMIT seconds (default 3600).
 set -euo pipefail
 
 if [ "$1" = --rank ]; then # one rank of the run, started by mpirun
@@ -38,7 +38,7 @@ logs=$(mktemp -d)
 trap '[ -n "${HPCCOLL_TEST_BESIDE-}" ] || "$bin/python" "$here/leftovers.py" "$SECONDS" || true; rm -rf "$logs"' EXIT
 echo "== $(basename "$environment"): $ranks ranks"
 status=0
-timeout --foreground --kill-after=10 "${HPCCOLL_TEST_LIMIT:-1200}" "$bin/mpirun" -n "$ranks" "$0" --rank "$logs" \
+timeout --foreground --kill-after=10 "${HPCCOLL_TEST_LIMIT:-3600}" "$bin/mpirun" -n "$ranks" "$0" --rank "$logs" \
     "$bin/python" -m pytest --with-mpi --color=$color --tb=short \
     -p no:cacheprovider "$@" "$here/mpi" || status=$?
 [ "$status" = 0 ] && exit

@@ -41,21 +41,31 @@ def test_make_targets_exist() -> None:
     assert set(asked) <= set(targets)
 
 
+def print_recipe(target: str, folder: Path) -> str:
+    """Return what `make -n TARGET` prints in a folder where nothing may run."""
+    shutil.copy(ROOT / "Makefile", folder)
+    for name in ("tests/run_mpi.sh", ".venv/bin/python"):
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"#!/bin/sh\ntouch {folder}/ran\n")
+        path.chmod(0o755)
+    (folder / "pyproject.toml").touch()
+    words, variables = ["make", "-n", target], {"PATH": os.environ["PATH"]}
+    done = subprocess.run(words, cwd=folder, env=variables, capture_output=True, text=True, timeout=LIMIT_S, check=True)
+    assert not (folder / "ran").exists()
+    return done.stdout
+
+
 @pytest.mark.parametrize("target", ["test", "check", "bench"])
 def test_make_with_option_n_runs_nothing(tmp_path: Path, target: str) -> None:
-    shutil.copy(ROOT / "Makefile", tmp_path)
-    for name in ("tests/run_mpi.sh", ".venv/bin/python"):
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
-        path.chmod(0o755)
-    (tmp_path / "pyproject.toml").touch()
-    words, variables = ["make", "-n", target], {"PATH": os.environ["PATH"]}
-    done = subprocess.run(
-        words, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=LIMIT_S, check=True
-    )
-    assert "run_mpi.sh" in done.stdout or target == "bench"
-    assert not (tmp_path / "ran").exists()
+    assert "run_mpi.sh" in print_recipe(target, tmp_path) or target == "bench"
+
+
+def test_every_part_of_the_full_tests_has_their_marks(tmp_path: Path) -> None:
+    recipe = print_recipe("test-full", tmp_path)
+    for part in ("slurm", "docs unit", "jobs"):
+        assert f"MARKED='full or not full' {part}" in recipe
+    assert recipe.count("-m 'full or not full'") == 2  # on MPICH and on Open MPI
 
 
 def test_table_of_algorithms_is_the_registry() -> None:
