@@ -111,7 +111,7 @@ def test_by_default_few_are_compared_in_place_and_auto_is_among_them(tmp_path: P
 
 def test_rows_appear_as_they_finish() -> None:
     """The first row of a run of several minutes can be read; the test then ends the run."""
-    words = command(2, "bench", "-b", "8", "-e", "16M", "--engine", "mpi,hpccoll", "--algorithm", "ring", "-n", "20000")
+    words = command(2, "bench", "-b", "8", "-e", "16M", "--engine", "mpi,hpccoll", "--algorithm", "ring", "-n", "2000")
     with subprocess.Popen(words, env=environment(), stdout=subprocess.PIPE, text=True) as job:
         assert job.stdout is not None
         first = next((line for line in job.stdout if line.split()[:2] == ["8", "B"]), None)

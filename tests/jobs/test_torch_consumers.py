@@ -13,8 +13,7 @@ pytest.importorskip("torch")
 
 
 CASES = [
-    (2, "FSDP", 4),
-    (2, "pipeline", 7),
+    (2, "FSDP pipeline", 11),
     pytest.param(2, "", 31, marks=pytest.mark.full),
     pytest.param(4, "", 33, marks=pytest.mark.full),
 ]

@@ -156,8 +156,11 @@ def test_faults_in_its_gradients_are_found(hpc, monkeypatch, plant, case, named)
 
 
 @pytest.mark.parametrize("model", [CONFIG, CourseConfig(width=9, layers=5), MIXTURE.options.model])
-def test_the_trainer_finds_no_wrong_gradient_and_learns(hpc, model):
+def test_the_trainer_finds_no_wrong_gradient_and_learns(hpc, tmp_path, model):
     has_experts = isinstance(model, GptConfig) and model.experts
+    if isinstance(model, GptConfig):  # a text of few samples to evaluate
+        (tmp_path / "text").write_bytes(b"Ranks train. " * 80)
+        model = replace(model, data=str(tmp_path / "text"))
     for strategy in EXPERT_MESHES.get(hpc.size, ["tp"]) if has_experts else MESHES.get(hpc.size, ["dp"]):
         mesh = Mesh.parse(strategy, hpc.size)
         trainer = Trainer(hpc, mesh, TrainOptions(model, steps=6, batch=12, dtype="float64"))

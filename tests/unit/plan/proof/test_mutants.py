@@ -131,7 +131,8 @@ def mutants() -> tuple[Mutant, ...]:
                     continue
                 mutant = acted(script, plan)
                 wrong, caught = fault_of(script, plan), complaint(replace(mutant, cost=None))
-                found.append(Mutant(kind, mutant, plan, wrong, caught, complaint(mutant)))
+                dear = caught or complaint(mutant)  # a plan that is wrong is so at any cost
+                found.append(Mutant(kind, mutant, plan, wrong, caught, dear))
     return tuple(found)
 
 
