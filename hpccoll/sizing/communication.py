@@ -57,7 +57,7 @@ class _Channel(NamedTuple):
 
 
 class _Calls(NamedTuple):
-    """Calls of a collective, and their bytes: of the whole messages, or of sent ones if not a ring."""
+    """Calls of a collective; `nbytes` are sent, or if it is a ring, whole messages."""
 
     nbytes: float
     calls: int
@@ -146,7 +146,7 @@ def _list_rank_units(setup: TrainingSetup, rank: int) -> Iterator[tuple[Paramete
 def _list_layer_calls(setup: TrainingSetup, rank: int) -> Iterator[tuple[_Channel, _Calls]]:
     """Yield the calls of the layers of a rank."""
     for part in list_rank_parts(setup, rank):
-        for strategy, collective, calls, nbytes in part.messages:
+        for strategy, collective, calls, nbytes in part.traffic:
             times = part.count * setup.microbatches
             axes = MESSAGE_AXES.get(strategy, (strategy,))
             yield _Channel(strategy, collective, axes), _Calls(times * nbytes, times * calls)

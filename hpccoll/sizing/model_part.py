@@ -1,4 +1,4 @@
-"""A part of a model on a rank, such as a layer: its parameters, activations, messages and FLOPs for a micro-batch."""
+"""A part of a model on a rank, such as a layer: its parameters, activations, traffic and FLOPs for a micro-batch."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class ParameterCount:
         return self.dense + self.expert
 
 
-class Message(NamedTuple):
-    """The calls of a collective for a micro-batch: the bytes of the whole messages, or of sent ones if not a ring."""
+class PartTraffic(NamedTuple):
+    """The calls of a collective by a part for a micro-batch; `nbytes` are sent, or if it is a ring, whole messages."""
 
     strategy: str
     collective: str
@@ -79,7 +79,7 @@ class ModelPart:
     forward_flops: float
     output: float  # bytes that a pipeline stage that ends with the part sends to the next stage
     recomputed_flops: float = 0.0
-    messages: Sequence[Message] = ()
+    traffic: Sequence[PartTraffic] = ()
     deferred: float = 0.0
     held: float = 0.0  # bytes during the backward passes of all parts before this one in the stage
     count: int = 1  # number of equal parts

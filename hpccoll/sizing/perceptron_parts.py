@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from hpccoll.parallel.mesh import split_evenly
-from hpccoll.sizing.model_part import Message, ModelPart, ParameterUnit, PartMoment, make_stage_end
+from hpccoll.sizing.model_part import ModelPart, ParameterUnit, PartMoment, PartTraffic, make_stage_end
 from hpccoll.sizing.perceptron_shape import PerceptronShape
 from hpccoll.sizing.training_setup import TrainingSetup
 
@@ -125,9 +125,9 @@ def _make_part(model: PerceptronShape, setup: TrainingSetup, indices: Sequence[i
     kept = 0.0 if model.keeps_outputs and not is_recomputed and not begins_stage else layers[0].inputs
     moments, alive = _trace_backward(model, layers, kept, is_recomputed=is_recomputed, begins_stage=begins_stage)
     flops = 2.0 * setup.tokens * sum(each.count_weights(tp) for each in own)
-    features, messages = setup.tokens * setup.precision.element_bytes, list[Message]()
+    features, traffic = setup.tokens * setup.precision.element_bytes, list[PartTraffic]()
     for index, layer in zip(indices, own, strict=True):
-        messages += layer.list_messages(features, is_recomputed, index == 0, index == model.layers - 1)
+        traffic += layer.list_traffic(features, is_recomputed, index == 0, index == model.layers - 1)
     return ModelPart(
         (ParameterUnit(sum(each.count_parameters(tp) for each in own)),),
         kept if is_recomputed else alive,
@@ -135,6 +135,6 @@ def _make_part(model: PerceptronShape, setup: TrainingSetup, indices: Sequence[i
         forward_flops=flops,
         output=layers[-1].results,
         recomputed_flops=flops * is_recomputed,
-        messages=messages if tp > 1 else (),
+        traffic=traffic if tp > 1 else (),
         deferred=sum(each.deferred for each in layers),
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from hpccoll.parallel.mesh import Mesh
-from hpccoll.sizing.model_part import Message
+from hpccoll.sizing.model_part import PartTraffic
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,21 +37,21 @@ class LinearShape:
         """Return a rank's weights and biases."""
         return self.count_weights(tp) + self.count_features(tp)[1]
 
-    def list_messages(self, nbytes: int, is_recomputed: bool, is_first: bool, is_last: bool) -> Iterator[Message]:
-        """Yield the messages along tp for a micro-batch, whose features have `nbytes` bytes each.
+    def list_traffic(self, nbytes: int, is_recomputed: bool, is_first: bool, is_last: bool) -> Iterator[PartTraffic]:
+        """Yield the traffic along tp for a micro-batch, whose features have `nbytes` bytes each.
 
         Recomputation omits the communication at the end of the last layer, and the first layer's input needs no
         gradient. The last layer's gradients of gathered outputs are the same on all ranks.
         """
         forward = 1 + (is_recomputed and not is_last)
         if self.split == "column" and not is_first:
-            yield Message("tp", "all_reduce", 1, nbytes * self.inputs)
+            yield PartTraffic("tp", "all_reduce", 1, nbytes * self.inputs)
         elif self.split == "row":
-            yield Message("tp", "all_reduce", forward, forward * nbytes * self.outputs)
+            yield PartTraffic("tp", "all_reduce", forward, forward * nbytes * self.outputs)
         elif self.split == "gathered":
-            yield Message("tp", "all_gather", forward, forward * nbytes * self.outputs)
+            yield PartTraffic("tp", "all_gather", forward, forward * nbytes * self.outputs)
             if not is_last:
-                yield Message("tp", "reduce_scatter", 1, nbytes * self.outputs)
+                yield PartTraffic("tp", "reduce_scatter", 1, nbytes * self.outputs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from hpccoll.sizing.model_part import Message, ModelPart, ParameterUnit, PartMoment, make_stage_end
+from hpccoll.sizing.model_part import ModelPart, ParameterUnit, PartMoment, PartTraffic, make_stage_end
 from hpccoll.sizing.training_setup import TrainingSetup
 from hpccoll.sizing.transformer_shape import TransformerShape
 
@@ -56,7 +56,7 @@ def _make_embedding(model: TransformerShape, setup: TrainingSetup) -> ModelPart:
         [PartMoment(kept, summed, weight + positions)],
         forward_flops=0.0,
         output=output,
-        messages=_list_reductions(model, setup, pairs=1, extra_gathers=0),
+        traffic=_list_reductions(model, setup, pairs=1, extra_gathers=0),
     )
 
 
@@ -78,17 +78,17 @@ def _make_head(model: TransformerShape, setup: TrainingSetup) -> ModelPart:
     logits = setup.tokens * -(-model.vocabulary // tp) * full
     both = 2 * setup.tokens * model.width * setup.precision.element_bytes
     kept = both / setup.sequence_parallel_size + logits
-    messages = _list_reductions(model, setup, pairs=1, extra_gathers=1)
-    if messages:
-        strategy = messages[0].strategy
-        messages.append(Message(strategy, "all_reduce", 3, 3 * full * setup.tokens))
+    traffic = _list_reductions(model, setup, pairs=1, extra_gathers=1)
+    if traffic:
+        strategy = traffic[0].strategy
+        traffic.append(PartTraffic(strategy, "all_reduce", 3, 3 * full * setup.tokens))
     return ModelPart(
         (ParameterUnit(weight, is_tied=True), *units) if has_remote_tie else units,
         kept,
         [PartMoment(kept, max(logits, both * setup.sequence_parallel))],
         forward_flops=2.0 * model.width * model.vocabulary * setup.tokens / tp,
         output=0.0,
-        messages=messages,
+        traffic=traffic,
         deferred=_compute_waiting(model, setup) + logits,
         held=weight * setup.precision.element_bytes * is_summed,
     )
@@ -125,7 +125,7 @@ def _make_layers(model: TransformerShape, setup: TrainingSetup) -> ModelPart:
         forward_flops=model.count_layer_flops(setup.sequence) * setup.tokens / tp,
         output=_compute_output(model, setup),
         recomputed_flops=recomputed_flops * setup.tokens / tp,
-        messages=list(_list_layer_messages(model, setup)),
+        traffic=list(_list_layer_traffic(model, setup)),
         deferred=deferred,
         count=setup.layers_per_stage,
     )
@@ -252,8 +252,10 @@ def _compute_layer_gradients(model: TransformerShape, setup: TrainingSetup) -> f
     return setup.tokens * features * setup.precision.element_bytes
 
 
-def _list_reductions(model: TransformerShape, setup: TrainingSetup, pairs: int, extra_gathers: int) -> list[Message]:
-    """Return the messages of `pairs` all_reduces of activations over tp, of N = T h e bytes each.
+def _list_reductions(
+    model: TransformerShape, setup: TrainingSetup, pairs: int, extra_gathers: int
+) -> list[PartTraffic]:
+    """Return the traffic of `pairs` all_reduces of activations over tp, of N = T h e bytes each.
 
     Sequence parallelism replaces each all_reduce by an all_gather and a reduce_scatter, and gathers the inputs of some
     matrices once more in the backward pass (Korthikanti et al., arXiv 2205.05198, section 4.2.2).
@@ -262,16 +264,16 @@ def _list_reductions(model: TransformerShape, setup: TrainingSetup, pairs: int, 
     if setup.mesh.tp == 1:
         return []
     if not setup.sequence_parallel:
-        return [Message("tp", "all_reduce", pairs, pairs * nbytes)]
+        return [PartTraffic("tp", "all_reduce", pairs, pairs * nbytes)]
     gathers = pairs + extra_gathers
     return [
-        Message("sp", "all_gather", gathers, gathers * nbytes),
-        Message("sp", "reduce_scatter", pairs, pairs * nbytes),
+        PartTraffic("sp", "all_gather", gathers, gathers * nbytes),
+        PartTraffic("sp", "reduce_scatter", pairs, pairs * nbytes),
     ]
 
 
-def _list_layer_messages(model: TransformerShape, setup: TrainingSetup) -> Iterator[Message]:
-    """Yield the messages of a layer.
+def _list_layer_traffic(model: TransformerShape, setup: TrainingSetup) -> Iterator[PartTraffic]:
+    """Yield the traffic of a layer.
 
     Tensor parallelism makes two all_reduce calls in the forward pass (after attention and after the MLP), two in the
     backward pass, and two more if the forward pass is recomputed (Shoeybi et al., Megatron-LM, arXiv 1909.08053,
@@ -292,18 +294,18 @@ def _list_layer_messages(model: TransformerShape, setup: TrainingSetup) -> Itera
         choices = float(setup.tokens * model.active_experts)
         if setup.routing is not None:
             choices = setup.routing.kept / setup.routing.passes
-        yield Message("sp" if setup.sequence_parallel else "tp", "all_reduce", 1, choices * e)
+        yield PartTraffic("sp" if setup.sequence_parallel else "tp", "all_reduce", 1, choices * e)
         if setup.sequence_parallel:
-            yield Message("sp", "all_gather", 1 + is_full, (1 + is_full) * setup.tokens * model.experts * e)
+            yield PartTraffic("sp", "all_gather", 1 + is_full, (1 + is_full) * setup.tokens * model.experts * e)
     if mesh.cp > 1:
         sends = (3 + is_full) * (mesh.cp - 1)
-        yield Message("cp", "send", sends, sends * 2 * setup.tokens * model.kv_width * e / mesh.tp)
+        yield PartTraffic("cp", "send", sends, sends * 2 * setup.tokens * model.kv_width * e / mesh.tp)
     if mesh.ep > 1:
         yield _make_exchange(model, setup)
 
 
-def _make_exchange(model: TransformerShape, setup: TrainingSetup) -> Message:
-    """Return the messages of experts: tokens go to the ranks of their experts and back, and so do their gradients.
+def _make_exchange(model: TransformerShape, setup: TrainingSetup) -> PartTraffic:
+    """Return the traffic of experts: tokens go to the ranks of their experts and back, and so do their gradients.
 
     Each of the 4 all_to_all calls per layer (6 if the forward pass is recomputed) moves T h e bytes for each active
     expert, of which (n-1)/n go to other ranks if tokens choose experts evenly (Lepikhin et al., GShard, arXiv
@@ -318,4 +320,4 @@ def _make_exchange(model: TransformerShape, setup: TrainingSetup) -> Message:
         rows = exchanges * setup.routing.exchanged / (2 * setup.routing.passes)
     row_bytes = model.width * setup.precision.element_bytes
     sent = rows * row_bytes + (n - 1) * passes * 8 * model.experts / n
-    return Message("ep", "all_to_all", exchanges + passes, sent)
+    return PartTraffic("ep", "all_to_all", exchanges + passes, sent)
