@@ -13,10 +13,10 @@ from hpccoll.errors import BufferError, UnavailableError
 from hpccoll.optional_packages import format_install_command
 from hpccoll.runtime.arrays.cuda_arrays import CupyModule, TorchCudaModule
 from hpccoll.runtime.arrays.dlpack import import_array, is_foreign
-from hpccoll.runtime.arrays.dtypes import dtype_from_numpy, get_dtype
+from hpccoll.runtime.arrays.dtypes import dtype_from_numpy
 from hpccoll.runtime.arrays.interface import ArrayModule, Buffer, require_contiguous
 from hpccoll.runtime.arrays.numpy_arrays import NUMPY
-from hpccoll.runtime.arrays.torch_tensors import flatten_tensor, is_torch_tensor, view_as_numpy
+from hpccoll.runtime.arrays.torch_tensors import flatten_tensor, get_tensor_dtype, is_torch_tensor, view_as_numpy
 
 
 def as_buffer(array: Any, role: str, writable: bool) -> Buffer:
@@ -55,9 +55,9 @@ def _from_numpy(array: Any, role: str, writable: bool) -> Buffer:
 def _from_torch(tensor: Any, role: str, writable: bool) -> Buffer:
     """Return the buffer of a tensor; a CPU tensor becomes a buffer of the NumPy module."""
     flat, shape = flatten_tensor(tensor, role, writable), tuple(tensor.shape)
-    dtype, address = get_dtype(str(flat.dtype).removeprefix("torch.")), int(flat.data_ptr())
+    dtype, address = get_tensor_dtype(flat.dtype), int(flat.data_ptr())
     copied = address != tensor.data_ptr()
-    if flat.device.type == "cuda":
+    if flat.is_cuda:
         return Buffer(flat, TorchCudaModule(sys.modules["torch"], flat.device), dtype, address, shape, copied)
     return Buffer(view_as_numpy(flat), NUMPY, dtype, address, shape, copied)
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
+from functools import cache
 from typing import Any
 
 from hpccoll.errors import BufferError
-from hpccoll.runtime.arrays.dtypes import get_dtype
+from hpccoll.runtime.arrays.dtypes import DType, get_dtype
 from hpccoll.runtime.arrays.interface import FlatArray, require_contiguous, view_host_memory
 
 
@@ -26,8 +27,8 @@ def flatten_tensor(tensor: Any, role: str, writable: bool) -> Any:
             lazily conjugated or negated view.
     """
     torch = sys.modules["torch"]
-    tensor = tensor.detach()
-    if tensor.layout is not torch.strided or tensor.device.type not in ("cpu", "cuda"):
+    tensor = tensor.detach() if tensor.requires_grad else tensor
+    if tensor.layout is not torch.strided or not (tensor.is_cpu or tensor.is_cuda):
         raise BufferError(f"{role} is a {tensor.layout} tensor on {tensor.device}; pass a dense one on cpu or cuda")
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()
@@ -36,7 +37,13 @@ def flatten_tensor(tensor: Any, role: str, writable: bool) -> Any:
             raise BufferError(f"{role} is a lazily conjugated or negated view; {remedy}")
     if writable:
         require_contiguous(tensor.is_contiguous(), role, tuple(tensor.shape), "tensor.contiguous()")
-    return tensor.contiguous().reshape(-1)
+    return tensor.contiguous().view(-1)
+
+
+@cache
+def get_tensor_dtype(dtype: Any) -> DType:
+    """Return the element type of a `torch.dtype`; raise UnknownNameError if it is not supported."""
+    return get_dtype(str(dtype).removeprefix("torch."))
 
 
 def view_as_numpy(flat: Any) -> FlatArray:
@@ -44,5 +51,4 @@ def view_as_numpy(flat: Any) -> FlatArray:
 
     FSDP needs to resize the tensor's storage later, which a call of `Tensor.numpy()` would prevent.
     """
-    dtype = get_dtype(str(flat.dtype).removeprefix("torch."))
-    return view_host_memory(int(flat.data_ptr()), flat.numel() * dtype.itemsize, owner=flat).view(dtype.numpy)
+    return view_host_memory(int(flat.data_ptr()), flat.nbytes, owner=flat).view(get_tensor_dtype(flat.dtype).numpy)
