@@ -32,6 +32,7 @@ from hpccoll.runtime.messages.objects import ObjectCollectives
 from hpccoll.runtime.messages.point_to_point import PointToPoint
 from hpccoll.runtime.plain_arrays import is_plain
 from hpccoll.runtime.progress import get_progress
+from hpccoll.runtime.unbound import ASYNCHRONOUS
 from hpccoll.runtime.work import Work
 from hpccoll.selection import MPI_LIBRARY
 
@@ -194,8 +195,7 @@ class CommunicatorBase:
         if operation.reduces and isinstance(x, SCALARS):
             return self._reduce_scalar(operation, x, out, op, root, algorithm, async_op)
         if async_op:
-            call = self._check("async", operation, x, out, op, root, algorithm)
-            return Work(self.rank, self._engine.progress, self._engine.start(call), call.value, call.finish)
+            return self._start((operation, x, out, op, root, algorithm), (x, out))
         call = self._check("blocking", operation, x, out, op, root, algorithm)
         executable = self._engine.run(call, again=unbound is not None)
         if call.finish is not None:
@@ -216,14 +216,13 @@ class CommunicatorBase:
             key: the key of the executable in the call cache; None if the counts are wrong.
         """
         operation, x, out, op, root, algorithm, rows = request
-        if async_op:
-            call = self._check("async", *request)
-            return Work(self.rank, self._engine.progress, self._engine.start(call), call.value, call.finish)
         has_input = operation is not _SCATTER or self.rank == root
         has_result = operation is not _GATHER or self.rank == root
         source, result = x if has_input else None, out if has_result else None
         # `first` is the input, or the output of a rank without input; `second` is None there and without an output.
         first, second = (source, result) if has_input else (result, None)
+        if async_op:
+            return self._start(request, (first, second), is_known=key is not None)
         is_fixed = out is not None or not has_result
         request = operation, first, second, op, root, algorithm, rows
         unbound = None if key is None else self._unbound.find_uneven(*request)
@@ -240,6 +239,27 @@ class CommunicatorBase:
                 self._engine.remember(call, first, second, op, algorithm, rows)
                 self._cache.is_due(key)
         return call.value
+
+    def _start(self, request: Any, arrays: tuple[Any, Any], *, is_known: bool = True) -> Work[Any]:
+        """Start an asynchronous collective, without most checks if a call of its kind has started before.
+
+        Args:
+            request: the arguments of `_check`.
+            arrays: the input and output for `UnboundCollectives.find`, or `find_uneven` if the call has counts.
+            is_known: false if the counts are wrong.
+        """
+        operation, _, _, op, root, algorithm, *counts = request
+        kind = op, root, (ASYNCHRONOUS, algorithm), *counts
+        find = self._unbound.find_uneven if counts else self._unbound.find
+        unbound: Any = find(operation, *arrays, *kind) if is_known else None
+        engine = self._engine
+        if unbound is not None:
+            return Work(self.rank, engine.progress, *engine.start_unbound(unbound, *arrays))
+        call = self._check("async", *request)
+        work = Work(self.rank, engine.progress, engine.start(call), call.value, call.finish)
+        if is_known and call.finish is None and self._argument_check is None:
+            engine.remember(call, *arrays, op, kind[2], *counts)
+        return work
 
     def _require_open(self) -> None:
         """Raise UsageError if the communicator is closed or this process is a fork of the communicator's process."""

@@ -40,9 +40,10 @@ from hpccoll.runtime.messages.mpi_collectives import MpiCollectives
 from hpccoll.runtime.node_memory.node import NodeMemory
 from hpccoll.runtime.plan_executable import Context, PlanExecutable
 from hpccoll.runtime.progress import InFlight, get_progress
-from hpccoll.runtime.recorder.call_recorder import CallRecorder
+from hpccoll.runtime.recorder.call_recorder import CallRecorder, WaitReason
 from hpccoll.runtime.recorder.flight_recorder import get_recorder
 from hpccoll.runtime.unbound import UnboundCollectives
+from hpccoll.runtime.unbound_collective import UnboundLibraryCollective
 from hpccoll.runtime.work import explain_mpi_error
 from hpccoll.selection import BufferKind, Selection, Selector
 from hpccoll.selection.selector import make_selection_log
@@ -169,15 +170,34 @@ class Engine:
         except BaseException:
             record.end(failed=True)
             raise
-        operation.awaited, operation.owner = record, self.get_owner()
-        operation.mark_started()
         if algorithm is None:
             self.progress.add_transfer(operation)
-        else:
+        self._track(operation, record)
+        if algorithm is not None:
             self.progress.add(operation)
             self.progress.advance()
-        self._started.add(operation)
         return operation
+
+    def start_unbound(self, collective: UnboundLibraryCollective, x: Any, out: Any) -> tuple[InFlight, Any]:
+        """Begin a call of the MPI library's own collective that `collective` accepts.
+
+        Return the operation in flight, and the array to return to the user.
+        """
+        record = self.state.start(collective.name, collective.description)
+        try:
+            operation, value = collective.start(x, out)
+        except BaseException:
+            record.end(failed=True)
+            raise
+        self.progress.add_transfer(operation)
+        self._track(operation, record)
+        return operation, value
+
+    def _track(self, operation: InFlight, record: WaitReason) -> None:
+        """Record the start of an operation, which keeps the communicator alive until its end."""
+        operation.awaited, operation.owner = record, self.get_owner()
+        operation.mark_started()
+        self._started.add(operation)
 
     def _start_plan(self, call: CollectiveCall, selection: Selection) -> InFlight:
         """Begin a plan: of messages, of loads and stores on one node, or a two-level plan as a pipeline of segments."""

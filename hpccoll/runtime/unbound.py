@@ -1,4 +1,4 @@
-"""Finds the `UnboundCollective` of a blocking call on plain arrays, so that first calls on new arrays take less time.
+"""Finds the `UnboundCollective` of a call on plain arrays, so that first calls on new arrays take less time.
 
 Calls on plain arrays are of one kind if they agree in operation, dtype, size, reduction, root, algorithm, and in
 whether the user passes the output. The first call of a kind checks all its arguments, and adds an `UnboundCollective`.
@@ -29,6 +29,7 @@ from hpccoll.runtime.progress import Progress
 from hpccoll.runtime.unbound_collective import GATHERS, UnboundCollective, UnboundLibraryCollective, UnboundPlan
 from hpccoll.selection import Selection, round_message_size
 
+ASYNCHRONOUS: Final = "asynchronous"
 KINDS: Final = 512  # most kinds of calls that are kept
 _WITHOUT_INPUT: Final = (Operation.BARRIER, Operation.SCATTER)  # some ranks pass no array
 # Operation, dtype, bytes of the input, reduction, root, algorithm, and whether the user passes no output.
@@ -53,7 +54,7 @@ class UnboundCollectives:
         progress: Progress,
         ranks: int,
         rank: int,
-        select: Callable[[CollectiveCall], Selection],
+        select: Callable[..., Selection],
         make_program: Callable[[CollectiveCall, Selection], UnboundProgram | None],
     ) -> None:
         self._found, self._library, self._progress = found, library, progress
@@ -63,7 +64,11 @@ class UnboundCollectives:
     def find(
         self, operation: Operation, x: Any, out: Any, op: Any, root: int, algorithm: Any
     ) -> UnboundCollective | None:
-        """Return the `UnboundCollective` that can carry out a blocking call; None if there is none."""
+        """Return the `UnboundCollective` that can carry out a call; None if there is none.
+
+        Args:
+            algorithm: that of the user; for an asynchronous call, the pair of `ASYNCHRONOUS` and the user's.
+        """
         if not (x.flags.carray if type(x) is np.ndarray else is_plain(x)):
             return None
         kind = operation, x.dtype, x.nbytes, op, root, algorithm, out is None
@@ -73,9 +78,10 @@ class UnboundCollectives:
     def find_uneven(
         self, operation: Operation, x: Any, out: Any, op: Any, root: int, algorithm: Any, counts: BlockCounts
     ) -> Callable[[Any, Any], Any] | None:
-        """Return a function of `x` and `out` that can carry out a blocking call with counts; None if there is none.
+        """Return a function of `x` and `out` that can carry out a call with counts; None if there is none.
 
         Args:
+            algorithm: see `find`; of an asynchronous call, the function is an `UnboundLibraryCollective`.
             x: the input, or the output of a rank without input.
             out: the output; None if the rank has no input, or no output.
             counts: the rows of each block; in an all_to_all the rows sent to and received from each rank.
@@ -95,8 +101,11 @@ class UnboundCollectives:
     ) -> None:
         """Keep an `UnboundCollective` for later calls of the same kind as `call`.
 
+        Asynchronous calls need one only if they are the MPI library's own, because plans bind them to their arrays.
+
         Args:
             x: the user's input, or with counts the output of a rank without input.
+            algorithm: see `find`.
         """
         if counts is None and (call.operation in _WITHOUT_INPUT or not call.count):
             return
@@ -108,15 +117,16 @@ class UnboundCollectives:
             kind = call.operation, x.dtype, x.shape, *same, counts
         if kind in self._found or (counts is not None and not _keeps_apart(x, out)):
             return
-        selection = self._select(call)
+        asynchronous = isinstance(algorithm, tuple)
+        selection = self._select(call, asynchronous=asynchronous)
         if selection.algorithm is None:
-            library = UnboundLibraryCollective(call, self._ranks, self._rank, self._library)
+            library = UnboundLibraryCollective(call, self._ranks, self._rank, self._library, asynchronous=asynchronous)
             if library.fits(x, out):
                 self._keep(kind, library)
                 self._keep(self._generalize(kind) if counts is None else self._generalize_counts(kind), library)
             return
         plan = UnboundPlan(call, self._ranks, self._progress)
-        if plan.fits(x, out):
+        if plan.fits(x, out) and not asynchronous:
             plan.program = self._make_program(call, selection)
             self._keep(kind, plan)
 

@@ -28,7 +28,7 @@ from hpccoll.runtime.node_memory.symmetric import buffer_registry
 from hpccoll.runtime.plain_arrays import as_mpi_buffer, flatten, get_address, is_plain, overlap
 from hpccoll.runtime.progress import Progress
 from hpccoll.runtime.recorder.layout import replace_count
-from hpccoll.runtime.work import explain_mpi_error
+from hpccoll.runtime.work import MpiTransfer, explain_mpi_error
 
 GATHERS: Final = (Operation.ALL_GATHER, Operation.GATHER)
 SPLITS: Final = (Operation.REDUCE_SCATTER, Operation.ALL_TO_ALL)
@@ -49,6 +49,7 @@ class UnboundCollective(ABC):
 
     def __init__(self, call: CollectiveCall, ranks: int) -> None:
         self.output_given, self._operation, self._dtype = call.output_given, call.operation, call.dtype.numpy
+        self.name = call.operation.value
         self._ranks, self._symmetric = ranks, buffer_registry()
         self._in_place = call.source is None or call.source is call.result
         self._has_result, self._divides = call.result is not None, call.reduction.divides
@@ -101,6 +102,17 @@ class UnboundCollective(ABC):
 
     def __call__(self, x: Any, out: Any) -> Any:
         """Carry out a call for which `accepts` is true, and return the call's result for the user."""
+        result, value = self._find_result(x, out)
+        try:
+            self._run(x, result)
+        except MPI.Exception as error:
+            raise explain_mpi_error(error, self._operation.value) from None  # without MPI's own stack of calls
+        if self._divides and self._has_result:
+            NUMPY.bind_divide(flatten(result, self._dtype), self._ranks)()
+        return value
+
+    def _find_result(self, x: Any, out: Any) -> tuple[Any, Any]:
+        """Return the array for the result, new if the user passed none, and the call's result for the user."""
         if self._in_place:
             result = x
         elif out is None and self._has_result:
@@ -108,13 +120,7 @@ class UnboundCollective(ABC):
             result = out = empty_like(x, shape)
         else:
             result = out if self._has_result else None
-        try:
-            self._run(x, result)
-        except MPI.Exception as error:
-            raise explain_mpi_error(error, self._operation.value) from None  # without MPI's own stack of calls
-        if self._divides and self._has_result:
-            NUMPY.bind_divide(flatten(result, self._dtype), self._ranks)()
-        return None if self._returns_none else x if out is None else out
+        return result, None if self._returns_none else x if out is None else out
 
     @abstractmethod
     def _run(self, x: Any, result: Any) -> None:
@@ -126,13 +132,16 @@ class UnboundLibraryCollective(UnboundCollective):
 
     Args:
         rank: this rank, whose block is the input or output where each rank has one block.
+        asynchronous: whether the calls are asynchronous; `start` then carries them out.
     """
 
-    def __init__(self, call: CollectiveCall, ranks: int, rank: int, library: MpiCollectives) -> None:
+    def __init__(
+        self, call: CollectiveCall, ranks: int, rank: int, library: MpiCollectives, *, asynchronous: bool = False
+    ) -> None:
         super().__init__(call, ranks)
         self._library, self._method, self._rank = library, get_method(call.operation, call.count), rank
         self._datatype = get_datatype(call.operation, call.dtype, call.reduction)
-        self._description = describe_call(library.state, call, None)
+        self.description = describe_call(library.state, call, None, asynchronous=asynchronous)
         self._op = library.ops.get(call.dtype, call.reduction) if call.operation.reduces else None
         self._root, self._has_source = call.root, call.source is not None
         self._copies_own_block = call.is_uneven_exchange and not call.library
@@ -230,11 +239,24 @@ class UnboundLibraryCollective(UnboundCollective):
         self._source_at, self._result_at = (
             self._arguments.index(each) if each in self._arguments else -1 for each in (_SOURCE, _RESULT)
         )
-        self._description = replace_count(self._description, count_elements(operation, count))
-        self._begin = self._library.state.bind(operation.value, self._description)
+        self.description = replace_count(self.description, count_elements(operation, count))
+        self._begin = self._library.state.bind(operation.value, self.description)
         self.direct = self.bind_direct()
 
+    def start(self, x: Any, out: Any) -> tuple[MpiTransfer, Any]:
+        """Start an asynchronous call for which `accepts` is true; return it in flight, and its result for the user."""
+        result, value = self._find_result(x, out)
+        last = (
+            [NUMPY.bind_divide(flatten(result, self._dtype), self._ranks)] if self._divides and self._has_result else []
+        )
+        request = self._library.start_request(self._method, self._specify(x, result))
+        return MpiTransfer(f"rank {self._rank}: MPI's {self.name}", [request], last, (), (x, result)), value
+
     def _run(self, x: Any, result: Any) -> None:
+        self._library.call(self._begin, self._method, self._specify(x, result))
+
+    def _specify(self, x: Any, result: Any) -> list[Any]:
+        """Copy the block of `find_own_block`, if any, and return the arguments of mpi4py's method."""
         if self._own_block is not None:
             sent, received = self._own_block
             flatten(result, self._dtype)[received] = flatten(x, self._dtype)[sent]
@@ -243,7 +265,7 @@ class UnboundLibraryCollective(UnboundCollective):
             arguments[self._source_at] = as_mpi_buffer(x), self._counts[0], self._datatype
         if self._result_at >= 0:
             arguments[self._result_at] = as_mpi_buffer(result), self._counts[1], self._datatype
-        self._library.call(self._begin, self._method, arguments)
+        return arguments
 
 
 class UnboundPlan(UnboundCollective):

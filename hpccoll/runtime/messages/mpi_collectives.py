@@ -188,7 +188,7 @@ class MpiCollectives:
         place = begin()
         try:
             if self.uses_non_blocking:
-                self._complete(partial(getattr(self._comm, f"I{method.lower()}"), *arguments))
+                self._complete(partial(self.start_request, method, arguments))
             elif self._progress.operations:
                 self._progress.call(partial(getattr(self._comm, method), *arguments))
             else:
@@ -209,6 +209,11 @@ class MpiCollectives:
         run_all(mpi.prologue)
         description = f"rank {self._comm.rank}: MPI's {call.operation.value}"
         return MpiTransfer(description, [self._bind_non_blocking(mpi)()], list(mpi.epilogue), keep=mpi.memories)
+
+    def start_request(self, method: str, arguments: Sequence[Any]) -> MPI.Request:
+        """Start the non-blocking form of mpi4py's `method` on host memory, and return its request."""
+        request: MPI.Request = getattr(self._comm, f"I{method.lower()}")(*arguments)
+        return request
 
     def use_non_blocking(self) -> None:
         """Use the non-blocking form from now on, also in bound calls, as asynchronous operations may be in flight."""
