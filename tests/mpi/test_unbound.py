@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import numpy as np
@@ -67,6 +68,51 @@ def test_blocks_of_new_arrays(hpc, monkeypatch, algorithm):
             assert (gathered is None) == (hpc.rank != n - 1)
             y = np.full(count, hpc.rank)
             assert set(hpc.broadcast(y, root=n - 1, algorithm=algorithm).tolist()) == {n - 1}
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+def test_asynchronous_calls_of_new_arrays(hpc, monkeypatch, kind):
+    n, rank = hpc.size, hpc.rank
+    make = pytest.importorskip("torch").from_numpy if kind == "torch" else np.asarray
+    asynchronous = {"algorithm": "mpi", "async_op": True}
+    for turn in range(3):
+        if turn == 1:
+            assert_unbound(hpc, monkeypatch)
+        for count in COUNTS:
+            x, many = make(np.full(count, rank + 1.0)), make(np.repeat(np.arange(n), count) + 10 * rank)
+            rows = [count + other for other in range(n)]
+            uneven = make(np.repeat(np.arange(n), [count + rank] * n) + 10 * rank)
+            expected: dict[str, tuple[Any, Any]] = {
+                "sum": (hpc.all_reduce(x, out=make(np.zeros(count)), **asynchronous), n * (n + 1) / 2),
+                "mean": (hpc.all_reduce(make(np.full(count, rank + 1.0)), "avg", **asynchronous), (n + 1) / 2),
+                "scan": (hpc.scan(x, out=make(np.zeros(count)), **asynchronous), (rank + 1) * (rank + 2) / 2),
+                "copy": (hpc.broadcast(make(np.full(count, rank)), n - 1, **asynchronous), n - 1),
+                "parts": (hpc.reduce_scatter(make(np.ones(n * count)), **asynchronous), n),
+                "rows": (hpc.all_gather(x, **asynchronous), np.arange(1.0, n + 1)[:, None]),
+                "blocks": (hpc.all_to_all(many, **asynchronous), np.repeat(10 * np.arange(n) + rank, count)),
+                "uneven": (
+                    hpc.all_to_all(uneven, counts=[count + rank] * n, out_counts=rows, **asynchronous),
+                    np.repeat(10 * np.arange(n) + rank, rows),
+                ),
+            }
+            gathered = hpc.gather(x, root=n - 1, **asynchronous)
+            for name, (work, values) in reversed(expected.items()):
+                assert (np.asarray(work.wait()) == values).all(), (name, turn, count)
+            assert (gathered.wait() is None) == (rank != n - 1)
+
+
+def test_an_asynchronous_call_keeps_its_new_array(hpc, comm):
+    for _ in range(3):
+        x = np.ones(1000)
+        kept = weakref.ref(x)
+        work = hpc.all_reduce(x, algorithm="mpi", async_op=True)
+        del x, work
+        if hpc.size > 1 and hpc.rank == 0:
+            assert kept() is not None  # rank 1 has not called yet
+        comm.Barrier()
+        hpc.all_reduce(np.ones(1000), algorithm="mpi")
+        hpc._engine.finish()
+        assert kept() is None
 
 
 @pytest.mark.parametrize("count", [5000, 40_001])
