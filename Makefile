@@ -44,17 +44,18 @@ bench: $(MPICH)/.ready
 	        echo "hpccoll and mpirun need: source $(MPICH)/bin/activate"; \
 	    fi; exit $$status
 
-# All parts run beside each other, so that no core is idle while one of them waits. The SLURM tests and the jobs have
-# limits in seconds, so the other parts have a lower priority.
+# Three parts run beside each other, so that no core is idle while one of them waits. The SLURM tests and the jobs have
+# limits in seconds, so the third part has a lower priority: documentation, unit tests, then the MPI tests, whose ranks
+# would use most of the cores for polling beside all other tests.
 test: environments
 	export HPCCOLL_TEST_BESIDE=1; failed=0; \
 	    $(SUBMAKE) slurm & slurm=$$!; \
-	    nice -n 10 $(SUBMAKE) docs unit & units=$$!; \
-	    { for ranks in $(RANKS); do nice -n 10 tests/run_mpi.sh $(MPICH) $$ranks -q -m '$(MARKED)' || exit 1; done; \
+	    { nice -n 10 $(SUBMAKE) docs unit || exit 1; \
+	      for ranks in $(RANKS); do nice -n 10 tests/run_mpi.sh $(MPICH) $$ranks -q -m '$(MARKED)' || exit 1; done; \
 	      for ranks in $(OTHER_RANKS); do nice -n 10 tests/run_mpi.sh $(OPENMPI) $$ranks -q -m '$(MARKED)' || exit 1; done; \
-	    } & mpi=$$!; \
+	    } & others=$$!; \
 	    $(SUBMAKE) jobs || failed=1; \
-	    for part in $$slurm $$units $$mpi; do wait $$part || failed=1; done; \
+	    for part in $$slurm $$others; do wait $$part || failed=1; done; \
 	    $(MPICH)/bin/python tests/leftovers.py $$SECONDS; exit $$failed
 
 test-full: MARKED := full or not full

@@ -55,9 +55,10 @@ def test_report_names_the_rank_with_another_call(tmp_path, capsys):
 
 
 def test_json_is_one_record_of_kind_crash(tmp_path, capsys):
-    for rank in (0, 2):
-        later = time.monotonic_ns() + 2_000_000_000
-        notes(record(tmp_path, rank, ["all_reduce"])).write_sign_of_life(later, "")
+    recorders = [record(tmp_path, rank, ["all_reduce"]) for rank in (0, 2)]
+    now = time.monotonic_ns()
+    for recorder in recorders:
+        notes(recorder).write_sign_of_life(now, "")
     (tmp_path / "hpccoll-recorder-foreign").write_bytes(b"x" * 5000)
     status, out, err = report(capsys, "--crash", str(tmp_path), "--json", "-")
     run, line = map(json.loads, out.splitlines())
