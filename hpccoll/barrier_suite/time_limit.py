@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 GRACE_S = 3.0  # time in which the messages of all waiting ranks arrive; the least time in which a rank answers
 CHECKS_PER_LIMIT, LONGEST_CHECK_S = 10, 0.25
 PAUSE_S = 0.1  # between two looks for answers
+POLL_S = 1e-3  # between two tests whether all ranks have closed
 BETWEEN_BARRIERS = -1  # sent instead of the number of a round: the rank waits between two barriers
 ANSWER = -2  # sent instead of the number of a round: the rank does not wait
 
@@ -71,8 +72,13 @@ class TimeLimit:
         self._state = BETWEEN_BARRIERS, time.monotonic()
 
     def close(self) -> None:
-        """Stop watching."""
-        self._comm.Barrier()  # a rank that waits here needs the answers of the others
+        """Stop watching.
+
+        This polls, because a blocking barrier of Open MPI has hung on one rank beside the calls of the other thread.
+        """
+        barrier = self._comm.Ibarrier()  # a rank that waits here needs the answers of the others
+        while not barrier.Test():
+            time.sleep(POLL_S)
         self._closed.set()
         self._thread.join()
         self._comm.Free()
