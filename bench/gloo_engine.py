@@ -73,7 +73,8 @@ def start_engine(ranks: int, sizes: list[int], iterations: int, folder: str) -> 
         what = ["-b", str(nbytes), "-e", str(nbytes), "-n", str(iterations), "-w", str(WARMUP), "--engine", "gloo"]
         words = [str(BIN / "mpirun"), "-n", str(ranks), str(BIN / "hpccoll"), "bench", *what]
         subprocess.run([*words, "--json", str(out), "--overwrite"], check=True, capture_output=True, timeout=300)
-        samples[nbytes] = json.loads(out.read_text(encoding="utf-8").splitlines()[-1])["samples_us"]
+        records = map(json.loads, out.read_text(encoding="utf-8").splitlines())
+        samples[nbytes] = next(record["samples_us"] for record in records if record["kind"] == "collective")
     return samples
 
 

@@ -71,12 +71,11 @@ def contest(
     must = (Must(f"{TIMES}x the library", LIBRARY, times=TIMES),) if large and operation is Operation.ALL_REDUCE else ()
     sides = [Side(LIBRARY, library.call), Side(AGAIN, library.call)]
     sides += [Side(name, each.call, must if name == RACED[operation][0] else ()) for name, each in ready.items()]
-    judge = iter(range(len(sides)))
 
     def check(call: Callable[[], object]) -> int:
         workload.reset()
         call()
-        return workload.count_wrong(str(next(judge)))
+        return workload.count_wrong()
 
     case = Case(operation.value, count * blocks * 4, 1, sides, before=workload.reset, check=check)
     return case, [library.free, *(each.free for each in ready.values())]

@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 from compare import Bench, Case, Must, Side
 from mpi4py import MPI
 from script import Result, main
@@ -75,7 +74,7 @@ def engine_case(bench: Bench, count: int, in_place: bool) -> Case:
     def check(call: Callable[[], object]) -> int:
         workload.reset()
         call()
-        return workload.count_wrong("loop")
+        return workload.count_wrong()
 
     name = "in place" if in_place else "out of place"
     return Case(name, count * 4, 1, sides, check=check, late=lambda: (ENGINE, contender.wrong or 0))
@@ -97,7 +96,7 @@ def by_hand(
     """Return an all-reduce in plain mpi4py, and functions that time one call and CALLS calls, in seconds per call."""
     x: Any = workload.source
     out: Any = workload.result
-    data = np.array(workload.inputs[comm.rank])
+    data = workload.make_inputs()[comm.rank]
 
     def call() -> None:
         if in_place:

@@ -23,7 +23,7 @@ def parse_size(text: str) -> int:
 
 def format_size(nbytes: int) -> str:
     """Return `nbytes` as a string in the largest fitting binary unit, such as `8 B`, `64 KiB` or `1.5 MiB`."""
-    for unit, name in ((GiB, "GiB"), (MiB, "MiB"), (KiB, "KiB")):
+    for unit, name in ((1024 * GiB, "TiB"), (GiB, "GiB"), (MiB, "MiB"), (KiB, "KiB")):
         if nbytes >= unit:
             return f"{nbytes / unit:.4g} {name}"
     return f"{nbytes} B"

@@ -1,5 +1,6 @@
 #!/bin/bash
-# Benchmark all-reduce over message sizes: hpccoll, the MPI library, and Gloo or NCCL, compared in one run.
+# Benchmark all-reduce over message sizes: the algorithms of hpccoll that may be the fastest, the MPI library, and Gloo
+# or NCCL, compared in one run.
 #
 #   sbatch slurm/allreduce.sh                                                  # 4 nodes x 2 ranks
 #   sbatch --nodes=16 --ntasks-per-node=64 slurm/allreduce.sh                  # sbatch's options come before
@@ -28,5 +29,5 @@ done
 source "$HPCCOLL_SLURM/job.sh" || { echo "Error: set HPCCOLL_SLURM to the folder slurm/ of hpccoll" >&2; exit 3; }
 
 begin
-step bench all_reduce --algorithm all --in-place --resume "$RESULTS/allreduce.jsonl" --stop-file "$stop_file" "$@"
+step bench all_reduce --resume "$RESULTS/allreduce.jsonl" --stop-file "$stop_file" "$@"
 finish

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Benchmark every operation over message sizes: all algorithms and engines, compared in one run.
+# Benchmark every operation over message sizes: the algorithms that may be the fastest, and all engines.
 #
 #   sbatch slurm/collectives.sh
 #   sbatch --gpus-per-node=4 --ntasks-per-node=4 slurm/collectives.sh --buffer cuda
@@ -27,6 +27,6 @@ source "$HPCCOLL_SLURM/job.sh" || { echo "Error: set HPCCOLL_SLURM to the folder
 
 begin
 for operation in all_reduce reduce_scatter all_gather all_to_all broadcast reduce gather scatter barrier; do
-    step bench "$operation" --algorithm all -e 16M --out-of-place --resume "$RESULTS/$operation.jsonl" --stop-file "$stop_file" "$@"
+    step bench "$operation" -e 16M --out-of-place --resume "$RESULTS/$operation.jsonl" --stop-file "$stop_file" "$@"
 done
 finish

@@ -1,12 +1,16 @@
 # shellcheck shell=bash
-# Functions for all job scripts: results directory, environment, choice of a launcher, signals and exit status.
-# The scripts source this file and call `begin`, `step` and `finish`; do not submit it. Optional settings:
+# Functions for all job scripts: results directory, environment, steps, signals and exit status; launch.sh has those that
+# start ranks. The scripts source this file and call `begin`, `step` and `finish`; do not submit it. Optional settings:
 #
 #   HPCCOLL_LAUNCHER  srun, mpirun, or auto (default): the first that starts all ranks as one job
 #   HPCCOLL_SRUN_MPI  the --mpi= option of srun; the default depends on the MPI library
+#   HPCCOLL_START_TIMEOUT  seconds in which a launcher must start all ranks; default: 45, plus 1 per 100 ranks
 #   HPCCOLL_RESULTS   parent of the results directories; default: results/ in the directory of submission
 #   HPCCOLL_RESUME    results directory of an earlier job to resume; default: a new directory
 #   HPCCOLL_SLURM     this directory; needed by a script that was copied elsewhere
+
+# shellcheck source=slurm/launch.sh
+source "$HPCCOLL_SLURM/launch.sh"
 
 say() { printf 'hpccoll: %s\n' "$*"; }
 
@@ -36,7 +40,7 @@ begin() {
     source "$HPCCOLL_SLURM/env.sh"
     stop_file=$RESULTS/stop # the scripts pass it as --stop-file to hpccoll bench and hpccoll train
     rm -f "$stop_file"
-    step_pid='' warned='' STATUS=0
+    launch_pid='' warned='' STATUS=0
     trap on_warning USR1
     trap on_terminate TERM
     log_event "began on $SLURM_JOB_NODELIST"
@@ -48,9 +52,10 @@ begin() {
             log_event "unusable nodes at this restart: $down"
         fi
     fi
+    set_ranks_and_binding
+    set_start_limit
     check_hpccoll_on_all_nodes
     if declare -F before_mpi >/dev/null; then before_mpi; fi # preflight.sh defines it
-    set_ranks_and_binding
     choose_launcher
     say "$SLURM_JOB_NAME: $RANKS ranks on $NODES nodes ($HOSTS), by $LAUNCHER; results in $RESULTS"
 }
@@ -85,15 +90,15 @@ make_results_dir() {
 
 # Exit with the names of the nodes that lack hpccoll, if any: MPI would report only that a process died.
 check_hpccoll_on_all_nodes() {
-    local problems
+    local problems limit=$((3 * start_limit)) # a cold import from a shared file system is slow
     # shellcheck disable=SC2016 # the nodes expand it
-    problems=$(srun --mpi=none --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 \
-        --overcommit --quiet bash -c '
+    problems=$(timeout --kill-after=5 "$limit" srun --mpi=none --nodes="$SLURM_JOB_NUM_NODES" \
+        --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --overcommit --quiet bash -c '
             python=$(command -v python || command -v python3) || { echo "$(uname -n): no python in PATH"; exit; }
             why=$("$python" -c "import hpccoll.cli.main, mpi4py, numpy" 2>&1) || echo "$(uname -n): $python: ${why##*$'"'\n'"'}"
             command -v hpccoll >/dev/null || echo "$(uname -n): no command hpccoll in PATH"' 2>&1) ||
         problems="$problems
-srun could not start on all nodes"
+srun did not start on all nodes, or did not end within $limit s"
     if [ -z "$problems" ]; then return; fi
     fail 3 "hpccoll is not on all nodes:
 $problems
@@ -123,111 +128,46 @@ set_ranks_and_binding() {
     fi
 }
 
-# set_launch_command NAME: set LAUNCH to the srun or mpirun command that this MPI library needs.
-set_launch_command() {
-    local per_node=$(((RANKS + NODES - 1) / NODES)) type=${HPCCOLL_SRUN_MPI:-} is_subset=''
-    if [ "$NODES" -lt "$SLURM_JOB_NUM_NODES" ]; then is_subset=yes; fi
-    case "$1" in
-    srun)
-        if [ -z "$type" ]; then
-            case "$LIBRARY" in
-            'Open MPI'*) type=pmix ;;
-            MPICH*) type=pmi2 ;; # also for Intel MPI and MVAPICH; Cray's plugin is the site's default
-            esac
-        fi
-        LAUNCH=(srun ${type:+--mpi="$type"} --nodes="$NODES" --ntasks="$RANKS" --kill-on-bad-exit=1)
-        if [ -n "$is_subset" ]; then LAUNCH+=(--nodelist="$HOSTS"); fi
-        # Without GPUs keep the site's binding: a missing affinity plugin would print a warning at each start.
-        if [ ${#WRAP[@]} -gt 0 ]; then LAUNCH+=(--cpu-bind=none); fi
-        ;;
-    mpirun)
-        # Both mpiruns start one daemon per node by srun. With GPUs, bind.sh does the binding instead.
-        case "$LIBRARY" in
-        'Open MPI'*)
-            LAUNCH=(mpirun -n "$RANKS" --map-by "ppr:$per_node:node")
-            if [ -n "$is_subset" ]; then LAUNCH+=(--host "${HOSTS//,/:$per_node,}:$per_node"); fi
-            ;;
-        *)
-            LAUNCH=(mpirun -n "$RANKS" -ppn "$per_node")
-            if [ -n "$is_subset" ]; then LAUNCH+=(-hosts "$HOSTS"); fi
-            ;;
-        esac
-        if [ ${#WRAP[@]} -gt 0 ]; then LAUNCH+=(--bind-to none); fi
-        # SLURM_NTASKS_PER_NODE would make srun start more than one daemon per node.
-        LAUNCH=(env -u SLURM_NTASKS_PER_NODE "${LAUNCH[@]}")
-        ;;
-    *) fail 2 "unknown launcher HPCCOLL_LAUNCHER=$1; choose one of: auto, mpirun, srun" ;;
-    esac
-}
-
-# Set LAUNCH, LAUNCHER and LIBRARY by the first launcher that starts all ranks as one job. Each is tested, because a
-# launcher that does not match the MPI library starts N jobs of one rank, and all of them succeed.
-choose_launcher() {
-    local wanted=${HPCCOLL_LAUNCHER:-auto} name failures='' output
-    LIBRARY=$(python -c 'from hpccoll.runtime import job; print(job.get_mpi_library())') ||
-        fail 3 "MPI cannot be loaded on $(uname -n); see the message above"
-    if [ "$wanted" = auto ]; then wanted='srun mpirun'; fi
-    for name in $wanted; do
-        set_launch_command "$name"
-        if [ "$name" = srun ] && ! has_srun_plugin; then
-            failures+="
-${LAUNCH[*]}: SLURM lacks this plugin; see srun --mpi=list"
-            continue
-        fi
-        if output=$(timeout --kill-after=5 "${HPCCOLL_TRY_S:-120}" "${LAUNCH[@]}" python -c "
-from hpccoll.runtime import job
-from hpccoll.cli import main
-import sys
-try:
-    size = job.get_world().size
-except main.HpccollError as error:
-    sys.exit(f'Error: {error}')
-if size != $RANKS:
-    sys.exit(f'Error: {size} ranks instead of $RANKS')
-" 2>&1); then
-            LAUNCHER="$name of $LIBRARY"
-            return
-        fi
-        output=$(grep -m 1 Error: <<<"$output" || grep -m 1 . <<<"$output" ||
-            echo "no answer within ${HPCCOLL_TRY_S:-120} s")
-        failures+="
-${LAUNCH[*]}: ${output#*Error: }"
-    done
-    fail 4 "no launcher starts $RANKS ranks as one job of $LIBRARY:$failures
-Unset HPCCOLL_LAUNCHER, set HPCCOLL_SRUN_MPI to a name from 'srun --mpi=list', or load the MPI that hpccoll was built for"
-}
-
-# Return 0 if SLURM has the plugin that the --mpi= option in LAUNCH names, or LAUNCH has no such option.
-has_srun_plugin() {
-    local word
-    for word in "${LAUNCH[@]}"; do
-        case "$word" in --mpi=*) srun --mpi=list 2>&1 | grep -qw "${word#--mpi=}" || return 1 ;; esac
-    done
-}
-
 # step ARGUMENTS...: run `hpccoll ARGUMENTS` on all ranks and wait, unless a warning signal has come; STATUS becomes the
-# highest exit status so far. The command runs in the background, because bash handles signals only between foreground
-# commands.
+# highest exit status so far. If the ranks do not start, name the launcher, and try the next. The command runs in the
+# background, because bash handles signals only between foreground commands.
 step() {
-    local status=130 found
-    if [ -z "$warned" ]; then
-        export HPCCOLL_STATUS_FILE=$RESULTS/.status
-        rm -f "$HPCCOLL_STATUS_FILE"
-        "${LAUNCH[@]}" ${WRAP[@]+"${WRAP[@]}"} hpccoll "$@" &
-        step_pid=$!
-        signaled=yes
-        while [ -n "$signaled" ]; do # a trapped signal ends `wait` but not the command
-            signaled=''
-            wait "$step_pid"
-            found=$?
-            if [ "$found" != 127 ]; then status=$found; fi
-        done
-        step_pid=''
+    launch_status=130 failures=''
+    if [ -z "$LAUNCHERS" ]; then launch_status=4; fi # all failed in an earlier step
+    until [ -n "$warned" ] || [ -z "$LAUNCHERS" ]; do
+        if run_step "$@"; then break; fi
+        launch_status=4
+        failures+="
+${LAUNCH[*]}: $start_failure$(name_lost_message "$RESULTS/output.txt")"
+        drop_launcher
+        log_event "$LAUNCHER failed: $start_failure"
+        if [ -z "$LAUNCHERS" ]; then
+            printf 'Error: %s\n' "$(describe_failures)" >&2
+        else
+            launch_status=130 # if a warning signal ends the loop, the requeued job runs the step
+            if [ -z "$warned" ]; then say "warning: $LAUNCHER failed: $start_failure; ${LAUNCHERS%% *} is tried next"; fi
+            set_launch_command "${LAUNCHERS%% *}"
+        fi
+    done
+    if [ "$launch_status" -gt "$STATUS" ]; then STATUS=$launch_status; fi
+}
+
+# run_step ARGUMENTS...: run `hpccoll ARGUMENTS` by the command LAUNCH, wait, and set `launch_status`. Returns 1, with the
+# reason in `start_failure`, if the ranks did not start.
+run_step() {
+    export HPCCOLL_STATUS_FILE=$RESULTS/.status
+    rm -f "$HPCCOLL_STATUS_FILE"
+    launch "$RESULTS/.started" ${WRAP[@]+"${WRAP[@]}"} hpccoll "$@" || return 1
+    wait_for_launch
+    if [ -s "$HPCCOLL_STATUS_FILE" ]; then
         # srun returns the highest status of all ranks: 137 if it killed ranks that waited for a failed one.
-        if [ -s "$HPCCOLL_STATUS_FILE" ]; then status=$(cat "$HPCCOLL_STATUS_FILE"); fi
+        launch_status=$(cat "$HPCCOLL_STATUS_FILE")
         rm -f "$HPCCOLL_STATUS_FILE"
+    elif [ "$launch_status" != 0 ] && [ ! -e "$RESULTS/.started" ]; then
+        start_failure="it ended with status $launch_status before all $RANKS ranks had started; see the messages above"
+        return 1
     fi
-    if [ "$status" -gt "$STATUS" ]; then STATUS=$status; fi
+    rm -f "$RESULTS/.started"
 }
 
 # Handle SIGUSR1, which SLURM sends before the time limit (--signal=B:USR1@seconds) and an administrator may send.
@@ -264,7 +204,7 @@ on_terminate() {
     why+="; results so far are in $RESULTS"
     printf 'Error: %s\n' "$why" >&2
     log_event "$why"
-    if [ -n "$step_pid" ]; then kill -TERM "$step_pid" 2>/dev/null; fi
+    if [ -n "$launch_pid" ]; then kill -TERM "$launch_pid" 2>/dev/null; fi
     exit 143
 }
 

@@ -26,6 +26,8 @@ source "$HPCCOLL_SLURM/job.sh" || { echo "Error: set HPCCOLL_SLURM to the folder
 # MPI would hang at startup over a broken link without naming it, so test the links without MPI first.
 ARGUMENTS=("$@")
 before_mpi() {
+    # Reports of nodes count only with this secret, because anybody who reaches a node can connect to its port.
+    HPCCOLL_PREFLIGHT_SECRET=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n') && export HPCCOLL_PREFLIGHT_SECRET
     srun --mpi=none --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --quiet \
         hpccoll preflight --reach --overwrite --json "$RESULTS/preflight.jsonl" --exclude-file "$RESULTS/exclude.txt" \
         ${ARGUMENTS[@]+"${ARGUMENTS[@]}"} || { STATUS=$? && finish; }

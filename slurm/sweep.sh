@@ -33,5 +33,5 @@ source "$HPCCOLL_SLURM/job.sh" || { echo "Error: set HPCCOLL_SLURM to the folder
 
 begin "${SLURM_ARRAY_TASK_ID:-}"
 submit_report_job
-step bench --algorithm all "$@" --in-place --resume "$RESULTS/sweep.jsonl" --stop-file "$stop_file"
+step bench "$@" --resume "$RESULTS/sweep.jsonl" --stop-file "$stop_file"
 finish

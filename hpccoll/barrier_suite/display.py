@@ -29,8 +29,13 @@ class SuiteTable:
     drops: tuple[str, ...] = ()
 
 
+def format_first_answer(summary: BarrierSummaryRecord) -> str:
+    """Return the answer that is known before the barriers are compared: which rank is late."""
+    return f"who is late?    {_describe_straggler(summary)}"
+
+
 def format_answers(summary: BarrierSummaryRecord, rows: Sequence[BarrierRecord]) -> list[str]:
-    """Return the answers: which rank is late, which barrier is best, whether barriers are safe, and what to trust."""
+    """Return the other answers: which barrier is best, whether barriers are safe, and what to trust."""
     unsafe = [row for row in rows if row.unsafe]
     timed = sum(row.rounds for row in rows)
     safe = f"yes: no rank left a barrier before the last rank had entered it, in {format_count(timed, 'round')}"
@@ -40,7 +45,6 @@ def format_answers(summary: BarrierSummaryRecord, rows: Sequence[BarrierRecord])
             f"NO: ranks left before the last rank had entered, in {sum(row.unsafe for row in unsafe)} rounds: {names}"
         )
     return [
-        f"who is late?    {_describe_straggler(summary)}",
         f"which barrier?  {_describe_best(summary)}",
         f"is it safe?     {safe}",
         f"trust:          {_describe_trust(summary, rows)}",

@@ -1,6 +1,7 @@
-"""Runs the barrier suite: all barriers in turns for each arrival pattern, then rounds of work that show late ranks.
+"""Runs the barrier suite: rounds of work that show late ranks, then all barriers in turns for each arrival pattern.
 
-The first pattern is always `none`. Its median completions scale the other patterns: unless the user states a spread,
+A first turn of every barrier finds the one for the rounds that show late ranks, because users ask for those first. The
+first pattern is always `none`. Its median completions scale the other patterns: unless the user states a spread,
 a pattern's spread for a barrier is the barrier's own median completion without skew. Within a pattern, the barriers
 take turns in a new random order, so that a disturbance affects all of them.
 
@@ -14,6 +15,7 @@ import random
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
@@ -72,8 +74,18 @@ class _TimedBarrier:
         return self.parts[-1] if self.parts else None
 
 
+class SuiteProgress(Protocol):
+    """Receives the progress of a run of the suite, on rank 0."""
+
+    def show_share(self, share: float) -> None:
+        """Receive the share of the current pattern's rounds that has run, from 0 to 1."""
+
+    def end_pattern(self) -> None:
+        """Receive the end of a pattern."""
+
+
 class BarrierSuite:
-    """Measures barriers; `run` is collective over the ranks of `timer`.
+    """Measures barriers, by `begin` and `run`, which are collective over the ranks of `timer`.
 
     Args:
         timer: times rounds.
@@ -83,6 +95,7 @@ class BarrierSuite:
         machine: the machine model of predictions; None to fit one to the barriers without skew.
         clock_error_s: the error of the common clock, within which a round counts as safe.
         refresh_clock: returns a newly synchronised clock; called before each pattern, collective.
+        measure_clock_error_s: returns the error of the clock now; called after each pattern, collective.
     """
 
     def __init__(
@@ -94,12 +107,16 @@ class BarrierSuite:
         machine: Machine | None,
         clock_error_s: float,
         refresh_clock: Callable[[], CommonClock] | None = None,
+        measure_clock_error_s: Callable[[], float] | None = None,
     ) -> None:
-        self._refresh_clock = refresh_clock
+        self._refresh_clock, self._measure_clock_error_s = refresh_clock, measure_clock_error_s
         self.timer, self.barriers, self.options, self.nodes = timer, tuple(barriers), options, tuple(nodes)
         self.machine, self.clock_error_s = machine, clock_error_s
         self.refused: list[str] = []  # why some barriers cannot run
         self.records: list[BarrierRecord] = []  # on rank 0: those of this run and of the resumed file
+        self.progress: SuiteProgress | None = None
+        self._finished: tuple[BarrierRecord, ...] = ()
+        self._begun: list[_TimedBarrier] = []  # the barriers without skew, after their first turn
         self._random = random.Random(options.seed)  # noqa: S311 - the same order on every rank, not a secret
 
     @property
@@ -107,19 +124,48 @@ class BarrierSuite:
         """The number of rows of a complete run."""
         return len(self.barriers) * (1 + len(self.options.patterns))
 
-    def run(self, finished: Collection[BarrierRecord] = ()) -> Iterator[BarrierRecord | None]:
-        """Measure all rows that are not in `finished`; yield each row's record on rank 0, None on other ranks.
+    def begin(self, finished: Collection[BarrierRecord] = ()) -> None:
+        """Take a first turn of every barrier without skew that is not in `finished`; collective.
 
-        `finished` are the same records on all ranks. Collective: all ranks take the same number of rows.
+        `finished` are the same records on all ranks; `run` does not measure them again.
         """
+        self._finished = tuple(finished)
         self.records += finished
-        keys = {record.key for record in finished}
+        self._begun = [_TimedBarrier(each) for each in self._list_missing(ArrivalPattern.NONE)]
+        self._refresh()
+        for row in self._random.sample(self._begun, len(self._begun)):
+            self._take_turn(row, ArrivalPattern.NONE)
+
+    def run(self) -> Iterator[BarrierRecord | None]:
+        """Measure the rows that `begin` left; yield each row's record on rank 0, None on other ranks.
+
+        Collective: all ranks take the same number of rows.
+        """
         for pattern in (ArrivalPattern.NONE, *self.options.patterns):
-            missing = [each for each in self.barriers if self._make_key(each, pattern) not in keys]
-            for record in self._run_pattern(pattern, missing):
+            rows = self._begun
+            if pattern is not ArrivalPattern.NONE:
+                rows = [_TimedBarrier(each, self._choose_spread(each, pattern)) for each in self._list_missing(pattern)]
+                self._refresh()
+            for record in self._run_pattern(pattern, rows):
                 if record is not None:
                     self.records.append(record)
                 yield record
+            if self.progress is not None:
+                self.progress.end_pattern()
+
+    def count_missing(self) -> list[int]:
+        """Return how many rows of each pattern are still to be measured. Not collective."""
+        return [len(self._list_missing(pattern)) for pattern in (ArrivalPattern.NONE, *self.options.patterns)]
+
+    def _list_missing(self, pattern: ArrivalPattern) -> list[BarrierCall]:
+        """Return the barriers without a record for a pattern."""
+        keys = {record.key for record in self._finished}
+        return [each for each in self.barriers if self._make_key(each, pattern) not in keys]
+
+    def _refresh(self) -> None:
+        """Synchronise the clock again if it drifts; collective."""
+        if self._refresh_clock is not None:
+            self.timer.clock = self._refresh_clock()
 
     def get_even_record(self, barrier: BarrierCall) -> BarrierRecord | None:
         """Return the record of a barrier without skew, on rank 0."""
@@ -131,8 +177,7 @@ class BarrierSuite:
 
         The barrier is the one with the shortest completion without skew, which also scales the patterns.
         """
-        even = [self.get_even_record(each) for each in self.barriers]
-        times = [math.inf if row is None else row.completion_us.p50 for row in even]
+        times = [self._get_even_us(each) for each in self.barriers]
         best, time_us = self.timer.comm.bcast((times.index(min(times)), min(times)))
         if self.timer.limit is not None:
             self.timer.limit.description = f"{self.barriers[best].name} in the rounds of the straggler report"
@@ -147,19 +192,29 @@ class BarrierSuite:
             extra_s=self.options.extra_s,
         )
 
+    def _get_even_us(self, barrier: BarrierCall) -> float:
+        """Return the median completion of a barrier without skew so far, in us; infinity without its times."""
+        record = self.get_even_record(barrier)
+        if record is not None:
+            return record.completion_us.p50
+        parts = [part for row in self._begun if row.barrier is barrier for part in row.parts]
+        return float(np.median(join_rounds(parts).completion)) * 1e6 if parts else math.inf
+
     def _make_key(self, barrier: BarrierCall, pattern: ArrivalPattern) -> BarrierKey:
         return BarrierKey(barrier.engine, barrier.algorithm, pattern.value, self.timer.comm.size)
 
-    def _run_pattern(self, pattern: ArrivalPattern, barriers: Sequence[BarrierCall]) -> Iterator[BarrierRecord | None]:
+    def _run_pattern(self, pattern: ArrivalPattern, rows: Sequence[_TimedBarrier]) -> Iterator[BarrierRecord | None]:
         """Time the barriers with one pattern, in turns; yield their records at the end. Collective."""
-        if self._refresh_clock is not None:
-            self.timer.clock = self._refresh_clock()
-        rows = [_TimedBarrier(each, self._choose_spread(each, pattern)) for each in barriers]
-        running = list(rows)
+        running = [row for row in rows if not self._is_done(row)]
         while running:
             for row in self._random.sample(running, len(running)):
                 self._take_turn(row, pattern)
             running = [row for row in running if not self._is_done(row)]
+            if self.progress is not None:
+                left = sum(self.options.rounds - row.done for row in running)
+                self.progress.show_share(1 - left / (self.options.rounds * len(rows)))
+        if self._measure_clock_error_s is not None:  # a clock that drifted away would make safe rounds look unsafe
+            self.clock_error_s = max(self.clock_error_s, self._measure_clock_error_s())
         after = [self._time_all_reduce(row) if pattern is ArrivalPattern.NONE else None for row in rows]
         if self.timer.comm.rank == 0:
             self._fit_machine(rows, pattern)

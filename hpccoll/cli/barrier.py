@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -21,18 +21,20 @@ from hpccoll.cli.run_record import make_run_record
 from hpccoll.errors import UnavailableError, UnknownNameError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from hpccoll.barrier_suite.arrival_patterns import ArrivalPattern
     from hpccoll.barrier_suite.straggler import StragglerReport
     from hpccoll.barrier_suite.suite import BarrierSuite, SuiteOptions
     from hpccoll.measure.clock import JobClock
+    from hpccoll.measure.time_left import TimeLeft
     from hpccoll.plan import Machine
     from hpccoll.records import BarrierRecord, BarrierSummaryRecord, InjectedDelay
     from hpccoll.runtime.job import RankLayout
 
 STOPPED = 130  # exit status of a run that --stop-file ended early, as after an interrupt
 ALL = "all"
+ROUND_S = 5e-3  # a first guess of the time of a round, in seconds
 MOST_COMMON_STARTS = 200  # all-reduces that are timed after a common start
 
 
@@ -110,15 +112,22 @@ def _run(options: BarrierOptions) -> int:
 
     world = job.get_world()  # before options are checked, so that a job by the wrong launcher is reported as such
     from hpccoll.barrier_suite.core_noise import CoreNoise
+    from hpccoll.measure.core_share import find_core_share, is_shared
 
     layout = job.detect_layout(world)
+    core_share = find_core_share(world, layout)
+    layout = replace(layout, oversubscribed=layout.oversubscribed or is_shared(core_share))
     with _start_suite(options, world, layout) as (suite, clock), ExitStack() as stack:
-        run = make_run_record(world)
+        run = make_run_record(world, facts={"core_share": core_share})
         output = joint_failure.run_on_first_rank(world, lambda: _BarrierOutput(options, stack, suite, run))
         with CoreNoise(options.noise == world.rank):
+            suite.begin(world.bcast(output.finished if output is not None else None))
+            report = _find_straggler(suite, clock)
+            early = _summarize(options, suite, clock, layout, report, None)
+            if output is not None and early is not None:
+                output.show_first_answer(early)
             if not _measure_rows(options, world, suite, output):
                 return STOPPED
-            report = _find_straggler(suite, clock)
             common_start_us = _time_common_start(suite)
         summary = _summarize(options, suite, clock, layout, report, common_start_us)
         if output is not None and summary is not None:
@@ -129,8 +138,8 @@ def _run(options: BarrierOptions) -> int:
 
 def _measure_rows(options: BarrierOptions, world: Any, suite: BarrierSuite, output: _BarrierOutput | None) -> bool:
     """Measure all rows and pass their records to `output`; return false if --stop-file ended the run. Collective."""
-    finished = world.bcast(output.finished if output is not None else None)
-    for record in suite.run(finished):
+    suite.progress = output
+    for record in suite.run():
         if output is not None and record is not None:
             output.add(record)
         # Only rank 0 looks for the stop file, because network file systems show new files to some nodes later.
@@ -162,8 +171,9 @@ def _start_suite(options: BarrierOptions, world: Any, layout: RankLayout) -> Ite
     if not barriers:
         raise UnavailableError(f"no barrier can run here: {'; '.join(refused)}")
     timer = RoundTimer(own_world, clock.current, layout.oversubscribed, limit)
-    refresh = clock.refresh if clock.drifts else None
-    suite = BarrierSuite(timer, barriers, suite_options, layout.ranks_per_node, machine, clock.error_s, refresh)
+    clock_calls = (clock.refresh, clock.measure_error_s) if clock.drifts else (None, None)
+    nodes = layout.ranks_per_node
+    suite = BarrierSuite(timer, barriers, suite_options, nodes, machine, clock.error_s, *clock_calls)
     suite.refused = [*refused, *missing]
     yield suite, clock
     # After an error, nothing is closed, because closing is collective and an error on one rank aborts the job.
@@ -296,22 +306,51 @@ class _BarrierOutput:
 
         self.options, self.suite = options, suite
         self.finished: list[BarrierRecord] = []
+        self._running = "barriers without skew"
         path = options.resume or options.json_file
         if options.plot:
             output_file.require_picture(options.plot, "--plot")
         if options.resume:
-            self.finished = _read_finished(options.resume, run["ranks"])
+            self.finished = _read_finished(options.resume, run)
         option = "--resume" if options.resume else "--json"
         self.writer = stack.enter_context(result_file.RecordWriter(path, option, resume=bool(options.resume)))
         self.writer.write(run)
-        self._advance = stack.enter_context(show_progress("rows", suite.row_count - len(self.finished)))
+        self._bar = stack.enter_context(ExitStack())  # closed before results are printed to the same terminal
+        self._advance: Callable[..., None] | None = None
+        self._time_left: TimeLeft | None = None
         for reason in suite.refused:
             click.echo(f"# not measured: {reason}", err=True)
 
     def add(self, record: BarrierRecord) -> None:
         """Write a row's record."""
         self.writer.write(record.as_dict())
-        self._advance(f"{record.name} {record.pattern}")
+        self._running = f"{record.name} {record.pattern}"
+        if self._advance is not None:
+            self._advance(self._running)
+
+    def show_first_answer(self, summary: BarrierSummaryRecord) -> None:
+        """Print which rank is late, then show the progress of the rows to come."""
+        from hpccoll.barrier_suite.display import format_first_answer
+        from hpccoll.measure.time_left import Block, TimeLeft
+
+        if self.options.json_file != STDOUT:
+            print_text(format_first_answer(summary), " " * 16)
+            sys.stdout.flush()
+        missing = self.suite.count_missing()
+        time_left = TimeLeft([Block(0, rows) for rows in missing], ROUND_S * self.options.rounds, 0.0)
+        progress = show_progress("rows", sum(missing), lambda: time_left.seconds)
+        self._advance, self._time_left = self._bar.enter_context(progress), time_left
+
+    def show_share(self, share: float) -> None:
+        """Note which share of a pattern's rounds has run, and show the time left."""
+        if self._advance is not None and self._time_left is not None:
+            self._time_left.update(share)
+            self._advance(self._running, 0)
+
+    def end_pattern(self) -> None:
+        """Note that all rows of a pattern are measured."""
+        if self._time_left is not None:
+            self._time_left.end_block()
 
     def should_stop(self) -> bool:
         """Whether the file of --stop-file exists."""
@@ -321,6 +360,7 @@ class _BarrierOutput:
 
     def finish(self, summary: BarrierSummaryRecord) -> None:
         """Write the summary, print answers and tables, and draw the picture."""
+        self._bar.close()
         self.writer.write(summary.as_dict())
         if self.options.plot:
             from hpccoll.barrier_suite.pictures import write_picture
@@ -332,7 +372,7 @@ class _BarrierOutput:
 
 
 def print_results(summary: BarrierSummaryRecord, rows: Sequence[BarrierRecord]) -> None:
-    """Print the answers, then the tables."""
+    """Print all answers except "who is late?", then the tables."""
     from hpccoll.barrier_suite.display import format_answers, list_tables
 
     for line in format_answers(summary, rows):
@@ -343,8 +383,8 @@ def print_results(summary: BarrierSummaryRecord, rows: Sequence[BarrierRecord]) 
     sys.stdout.flush()
 
 
-def _read_finished(path: str, ranks: int) -> list[BarrierRecord]:
-    """Return the rows in the file of --resume that were measured on so many ranks, [] if it does not exist."""
+def _read_finished(path: str, run: Mapping[str, Any]) -> list[BarrierRecord]:
+    """Return the rows in the file of --resume that the run of a record may continue, [] if it does not exist."""
     from pathlib import Path
 
     from hpccoll.measure.results.result_file import read_records
@@ -352,7 +392,7 @@ def _read_finished(path: str, ranks: int) -> list[BarrierRecord]:
 
     if not Path(path).exists():  # a job that may be requeued always passes --resume
         return []
-    contents = read_records(path)
+    contents = read_records(path).keep_comparable(run)
     if contents.torn:
         click.echo(f"# {contents.torn}", err=True)
     rows = (
@@ -360,4 +400,4 @@ def _read_finished(path: str, ranks: int) -> list[BarrierRecord]:
         for index, record in enumerate(contents.records)
         if record["kind"] == BarrierRecord.kind
     )
-    return list({row.key: row for row in rows if row.ranks == ranks}.values())
+    return list({row.key: row for row in rows if row.ranks == run["ranks"]}.values())

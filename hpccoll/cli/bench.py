@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import sys
+import resource
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from hpccoll.cli.bench_output import BenchOutput
 from hpccoll.cli.output import STDOUT, json_option
-from hpccoll.cli.progress import show_progress
 from hpccoll.cli.run_record import make_run_record
 from hpccoll.cli.start_options import StartOptions, make_starter, start_options, take_start_options
 from hpccoll.errors import UnknownNameError, UsageError
 from hpccoll.plan import Operation
-from hpccoll.records import CaseKey, CollectiveRecord
-from hpccoll.text_table import find_output_width
-from hpccoll.units import format_size, list_message_sizes
+from hpccoll.units import list_message_sizes
 
 if TYPE_CHECKING:
     from hpccoll.measure.hardware_limit import HardwareLimit
+    from hpccoll.measure.memory_need import MemoryNeed
     from hpccoll.measure.session import BenchmarkConfig, BenchmarkSession
     from hpccoll.measure.verdict.trust import RunConditions
     from hpccoll.runtime.job import RankLayout
@@ -33,7 +31,6 @@ FEWEST, MOST = 7, 2000  # iterations per case; the 95 % interval of a ratio need
 WHOLE_BUDGET_S = 45.0  # for all cases; large messages may take longer, because every case has a minimum of iterations
 PLACES = {"in": (True,), "out": (False,), "both": (False, True)}
 DEFAULT_PLACE = "in"
-WIDTH = 120  # of rows and verdict where the terminal's width is unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,35 +139,51 @@ def _run(options: BenchOptions) -> int:
     from hpccoll.runtime import job, joint_failure
 
     world = job.get_world()  # before options are checked, so that a job by the wrong launcher is reported as such
+    from hpccoll.measure.core_share import find_core_share
+    from hpccoll.measure.memory_need import require_memory
     from hpccoll.measure.other_process_load import OtherProcessLoad
 
     options.starting.check()
     layout = job.detect_layout(world)
-    with _start_sessions(options, world.Dup(), layout) as (sessions, missing), ExitStack() as stack:
-        limit = _measure_limit(options, world, layout)
-        starter = make_starter(options.starting, sessions[0].world, layout)
+    need = require_memory(world, layout, options.sizes, set(options.buffer.split(",")))
+    with _start_sessions(options, need, world.Dup(), layout) as (sessions, missing), ExitStack() as stack:
+        limit = _measure_limit(options, need, world, layout)
+        core_share = find_core_share(world, layout)
+        starter = make_starter(options.starting, sessions[0].world, layout, core_share)
         for session in sessions:
             session.starter = starter
-        run = make_run_record(world, sizes=options.sizes, limit=limit, clock=starter.describe_clock())
-        outputs = joint_failure.run_on_first_rank(world, lambda: _BenchOutput(options, stack, sessions, run))
+        facts = {**starter.describe_clock(), "core_share": core_share}
+        run = make_run_record(world, sizes=options.sizes, limit=limit, facts=facts)
+        outputs = joint_failure.run_on_first_rank(
+            world, lambda: BenchOutput(options, stack, sessions, run, need, limit)
+        )
         other_load = OtherProcessLoad(world)
         wrong, stopped = _run_cases(options, world, sessions, outputs)
         busy_cores = other_load.measure_busy_cores() if layout.nodes == 1 else None
+        peak_bytes = max(world.allgather(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)) * 1024
         if outputs is not None:
-            known = _describe_conditions(options, layout)
             outputs.conditions = replace(
-                known, busy_cores=busy_cores, unavailable=missing, stopped=stopped, limit=limit
+                _describe_conditions(options, layout),
+                busy_cores=busy_cores,
+                core_share=core_share,
+                barrier_reason=starter.barrier_reason,
+                unavailable=missing,
+                stopped=stopped,
+                limit=limit,
             )
+            outputs.write_summary(peak_bytes, starter.sync_s, stopped=stopped)
     return 1 if wrong else STOPPED if stopped else 0
 
 
 def _run_cases(
-    options: BenchOptions, world: Any, sessions: Sequence[BenchmarkSession], outputs: _BenchOutput | None
+    options: BenchOptions, world: Any, sessions: Sequence[BenchmarkSession], outputs: BenchOutput | None
 ) -> tuple[int, bool]:
     """Measure all cases that are left; return the number of wrong elements, and whether --stop-file ended the run."""
     from hpccoll.measure.session import run_workloads
 
     wrong = 0
+    for session in sessions:
+        session.on_round = outputs.show_share if outputs is not None else None
     for records in run_workloads(sessions, world.bcast(outputs.finished if outputs else None)):
         stopped = False
         for record in records:
@@ -189,13 +202,13 @@ def _run_cases(
     return wrong, False
 
 
-def _measure_limit(options: BenchOptions, world: Any, layout: RankLayout) -> HardwareLimit | None:
+def _measure_limit(options: BenchOptions, need: MemoryNeed, world: Any, layout: RankLayout) -> HardwareLimit | None:
     """Return the measured speed of host memory or of links, None for one rank or GPUs; collective, takes 0.1 s."""
     from hpccoll.measure.hardware_limit import measure_hardware_limit
 
-    if world.size < 2 or options.sizes[-1] == 0 or "cuda" in options.buffer:
+    if world.size < 2 or need.sizes[-1] == 0 or "cuda" in options.buffer:
         return None
-    return measure_hardware_limit(world, layout, options.sizes[-1])
+    return measure_hardware_limit(world, layout, need.sizes[-1])
 
 
 def _describe_conditions(options: BenchOptions, layout: RankLayout) -> RunConditions:
@@ -212,8 +225,8 @@ def _describe_conditions(options: BenchOptions, layout: RankLayout) -> RunCondit
     )
 
 
-def _make_configs(options: BenchOptions, nodes: int) -> list[BenchmarkConfig]:
-    """Check the options and return the cases to measure; load FILE.py:FUNCTION and prove the algorithm correct."""
+def _make_configs(options: BenchOptions, sizes: tuple[int, ...], nodes: int) -> list[BenchmarkConfig]:
+    """Check the options and return the cases of `sizes` to measure; load FILE.py:FUNCTION and prove it correct."""
     from hpccoll.algorithms import list_algorithm_names
     from hpccoll.algorithms.loader import load_and_prove
     from hpccoll.measure.contenders import AUTO
@@ -238,7 +251,7 @@ def _make_configs(options: BenchOptions, nodes: int) -> list[BenchmarkConfig]:
     rule = StoppingRule(few, many, TIGHT, options.budget or WHOLE_BUDGET_S)
     timing = TimingOptions(rule, options.warmup, bool(options.check), options.seed)
     redop = Reduction.parse(options.redop).name
-    what = tuple(options.sizes), get_dtype(options.dtype), redop, options.root, options.places, algorithms
+    what = sizes, get_dtype(options.dtype), redop, options.root, options.places, algorithms
     first = BenchmarkConfig(operations, *what, buffers[0], nodes, timing)
     with_data = tuple(each for each in operations if each is not Operation.BARRIER)
     return [first, *(replace(first, operations=with_data, buffer=name) for name in buffers[1:] if with_data)]
@@ -246,7 +259,7 @@ def _make_configs(options: BenchOptions, nodes: int) -> list[BenchmarkConfig]:
 
 @contextmanager
 def _start_sessions(
-    options: BenchOptions, world: Any, layout: RankLayout
+    options: BenchOptions, need: MemoryNeed, world: Any, layout: RankLayout
 ) -> Iterator[tuple[list[BenchmarkSession], tuple[str, ...]]]:
     """Start the requested (or all available) engines; yield a session per kind of memory, and the missing engines.
 
@@ -259,7 +272,7 @@ def _start_sessions(
     from hpccoll.measure.contenders import OWN
     from hpccoll.measure.session import BenchmarkSession, share_budget
 
-    configs = _make_configs(options, layout.nodes)
+    configs = _make_configs(options, need.sizes, layout.nodes)
     if not 0 <= options.root < world.size:
         raise UsageError(f"--root {options.root} is not a rank of 0..{world.size - 1}")
     requested = options.engine.split(",") if options.engine else [OWN, *peers.OTHER_LIBRARIES]
@@ -281,109 +294,3 @@ def _start_sessions(
     for peer in started:
         peer.close()
     comm.close()
-
-
-class _BenchOutput:
-    """The output of a run on rank 0: writes each record to a file, prints rows as they finish, and ends with a verdict.
-
-    The constructor tests that all output files can be written, reads the file of --resume and writes the run record.
-    When the caller closes the ExitStack `stack`, `finish` is called. With `--json -`, rows and verdict go to stderr.
-    """
-
-    def __init__(
-        self, options: BenchOptions, stack: ExitStack, sessions: Sequence[BenchmarkSession], run: dict[str, Any]
-    ) -> None:
-        from hpccoll.measure.results import output_file, result_file
-        from hpccoll.measure.verdict.trust import RunConditions
-
-        self.options, self.sessions = options, sessions
-        self.conditions = RunConditions()
-        self.records: list[CollectiveRecord] = []
-        self._block: list[CollectiveRecord] = []
-        path = options.resume or options.json_file
-        if options.plot:
-            output_file.require_picture(options.plot, "--plot")
-        if options.csv:
-            output_file.require_writable(options.csv, "--csv")
-        if options.resume and Path(options.resume).exists():  # a job that may be requeued always passes --resume
-            contents = result_file.read_records(options.resume)
-            self.records += contents.collectives()
-            if contents.torn:
-                click.echo(f"# {contents.torn}", err=True)
-        option = "--resume" if options.resume else "--json"
-        self.writer = stack.enter_context(result_file.RecordWriter(path, option, resume=bool(options.resume)))
-        self.writer.write(run)
-        stack.callback(self.finish)  # so that an exception does not prevent it
-        self._open_text(stack)
-
-    def _open_text(self, stack: ExitStack) -> None:
-        """Choose between rows that are printed as they finish and the full table at the end, with a progress bar."""
-        from hpccoll.measure.display.result_rows import ResultRows
-        from hpccoll.measure.display.table import FULL_WIDTH
-        from hpccoll.measure.session import ALL
-
-        aside = self.options.json_file == STDOUT
-        self._stream = sys.stderr if aside else sys.stdout
-        width = find_output_width(self._stream)
-        self._full = (self.options.full or ALL in self.options.algorithms) and (width is None or width >= FULL_WIDTH)
-        names = {name for session in self.sessions for task in session.tasks for name in session.list_algorithms(task)}
-        places = {task.in_place for session in self.sessions for task in session.tasks}
-        self._rows = ResultRows(
-            *(self._stream, width or WIDTH, sorted(names)), memory=len(self.sessions) > 1, place=len(places) > 1
-        )
-        hidden = self._full or (width is None and not aside)  # no terminal shows the rows as they finish
-        self._advance = stack.enter_context(show_progress("rows", self._count_left())) if hidden else None
-        self._width = width
-
-    @property
-    def finished(self) -> set[CaseKey]:
-        """The benchmark cases whose records are already in the file of --resume."""
-        return {record.key for record in self.records}
-
-    @property
-    def should_stop(self) -> bool:
-        """Whether the file of --stop-file exists and there are cases left to measure; local."""
-        file = self.options.stop_file
-        return file is not None and Path(file).exists() and self._count_left() > 0
-
-    def _count_left(self) -> int:
-        """Return the number of cases that are left to measure, with those that may turn out to be unable to run."""
-        refused = sum(session.refused_count for session in self.sessions)
-        return len({key for session in self.sessions for key in session.list_cases()} - self.finished) - refused
-
-    def add(self, record: CollectiveRecord) -> None:
-        """Write a record to the result file, keep the record for the verdict, and advance the progress bar."""
-        self.writer.write(record.as_dict())
-        self.records.append(record)
-        self._block.append(record)
-        if self._advance is not None:
-            self._advance(f"{record.op} {format_size(record.nbytes)}")
-
-    def end_block(self) -> None:
-        """Print the rows of a message size, unless the full table is printed at the end."""
-        if not self._full:
-            self._rows.print_block(self._block)
-        self._block = []
-
-    def finish(self) -> None:
-        """Print the verdict, and the engines and algorithms that could not run; write the CSV file and the plot."""
-        from hpccoll.measure.display import plot
-        from hpccoll.measure.display.table import format_plain_table
-        from hpccoll.measure.results import csv_file
-        from hpccoll.measure.verdict.fastest import make_size_verdicts
-        from hpccoll.measure.verdict.text import format_footer, format_verdict
-
-        self.end_block()
-        if self._full:
-            print(format_plain_table(self.records), file=self._stream)
-        else:
-            self._rows.print_legend(self.records)
-        verdicts = make_size_verdicts(self.records)
-        print(format_footer(verdicts), file=self._stream)
-        for reason in dict.fromkeys(reason for session in self.sessions for reason in session.refused):
-            click.echo(f"# left out: {reason}", err=True)
-        if self.options.csv:
-            csv_file.write_csv(self.records, self.options.csv)
-        if self.options.plot and self.records:
-            plot.write_plot(self.records, self.options.plot)
-        print(f"\n{format_verdict(verdicts, self.conditions, self._width)}", file=self._stream, flush=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from hpccoll.algorithms import get_algorithm, list_algorithm_names, loader
+from hpccoll.atomic_files import write_atomically
 from hpccoll.cli.output import is_printing_rank
 from hpccoll.cli.schedules import ScheduleOptions, add_schedule_options, are_schedules, get_single_schedule
 from hpccoll.errors import UnknownNameError, UsageError
@@ -63,7 +64,7 @@ def export(
     proof = check(plan)
     text = _format_plan(plan, suffix, nbytes)
     with explain_write_errors(output, "-o"):
-        Path(output).write_text(text, encoding="utf-8")
+        write_atomically(output, text)
     counts = f"{proof.cost.steps} steps, {proof.messages} messages"
     click.echo(f"{output}: {plan.name} on {format_count(plan.ranks, 'rank')}, proven ({counts}), as {SUFFIXES[suffix]}")
 
@@ -79,7 +80,7 @@ def _export_schedule(name: str, output: str, options: ScheduleOptions) -> None:
     if not is_printing_rank():
         return
     with explain_write_errors(output, "-o"):
-        Path(output).write_text(format_schedule_csv(schedule, csv_format), encoding="utf-8")
+        write_atomically(output, format_schedule_csv(schedule, csv_format))
     click.echo(f"{output}: {schedule.name} on {format_count(schedule.ranks, 'rank')}, proven, as {csv_format}")
 
 

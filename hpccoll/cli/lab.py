@@ -8,14 +8,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from hpccoll.cli.output import json_option, open_json_lines, print_table
-from hpccoll.errors import UsageError
+from hpccoll.errors import CommunicationError, UsageError
 from hpccoll.records import SCHEMA
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 Function = TypeVar("Function", bound=Callable[..., Any])
 SECOND_INTERRUPT_S = 0.3  # srun obeys a second Ctrl-C only within a second of the first
 KILL_S = 3.0
+WATCH_S = 0.5  # between two readings of the nodes' logs
 
 
 _dir_option = click.option(
@@ -71,10 +72,11 @@ def lab() -> None:
 @_spec_options
 def up(state_dir: Path | None, flat: bool, **options: Any) -> int:
     """Start a lab in the background; return when all nodes are idle."""
-    from hpccoll.lab import client, cluster, isolation, launch, requirements
+    from hpccoll.lab import client, isolation, launch, requirements
+    from hpccoll.lab import state_dir as files
 
     requirements.require_programs()
-    state_dir = state_dir or cluster.get_default_dir()
+    state_dir = state_dir or files.get_default_dir()
     if client.is_lab_running(state_dir):
         end = f"hpccoll lab down --dir {state_dir}"
         raise UsageError(f"a lab runs in {state_dir} already; end it: {end}; or name another --dir")
@@ -86,7 +88,7 @@ def up(state_dir: Path | None, flat: bool, **options: Any) -> int:
     how = f"{chosen.description}; {reason}" if reason else chosen.description
     elapsed_s, nodes = time.monotonic() - begin, started.spec.nodes
     click.echo(f"{nodes} nodes are idle after {elapsed_s:.2f} s ({how}); shared directory {started.paths.shared}")
-    dir_option = "" if state_dir == cluster.get_default_dir() else f" --dir {state_dir}"
+    dir_option = "" if state_dir == files.get_default_dir() else f" --dir {state_dir}"
     click.echo(f"next: hpccoll lab run{dir_option} -- srun -N{nodes} hostname")
     return 0
 
@@ -104,8 +106,9 @@ def run(state_dir: Path | None, flat: bool, command: tuple[str, ...], **options:
     command and a lab that was started for it. The exit status is that of the command.
     """
     from hpccoll.lab.client import is_lab_running
-    from hpccoll.lab.cluster import Lab, get_default_dir
+    from hpccoll.lab.cluster import Lab
     from hpccoll.lab.isolation import Isolation
+    from hpccoll.lab.state_dir import get_default_dir
 
     describes_lab = flat or any(value for value in options.values())
     running_dir = state_dir or get_default_dir()
@@ -210,7 +213,8 @@ def _warn_of_flat_mode(reason: str) -> None:
 
 def _attach(state_dir: Path | None) -> Lab:
     """Connect to the lab that runs in the given or the default directory; raise UnavailableError if no lab runs."""
-    from hpccoll.lab.cluster import Lab, get_default_dir
+    from hpccoll.lab.cluster import Lab
+    from hpccoll.lab.state_dir import get_default_dir
 
     return Lab.attach(state_dir or get_default_dir())
 
@@ -229,13 +233,26 @@ def _build_spec(options: dict[str, Any]) -> ClusterSpec:
 
 
 def _run_in_foreground(running_lab: Lab, command: tuple[str, ...]) -> int:
-    """Run a lab's command on this terminal and wait; return the command's exit status, or 128 + N after signal N."""
+    """Run a lab's command on this terminal and wait; return the command's exit status, or 128 + N after signal N.
+
+    A step whose ranks cannot start is ended; the status is then CommunicationError's, unless the command succeeds.
+    """
+    from hpccoll.lab.lost_messages import LostMessageWatch, describe_lost_message
+
+    watch, lost, status = LostMessageWatch(running_lab), False, None
     process = subprocess.Popen(running_lab.wrap_command(command), env=running_lab.build_environment())
     try:
-        status = process.wait()
+        while status is None:
+            with suppress(subprocess.TimeoutExpired):
+                status = process.wait(WATCH_S)
+            for step in watch.end_broken_steps():
+                click.echo(describe_lost_message(step), err=True)
+                lost = True
     except KeyboardInterrupt:  # the terminal has sent SIGINT to the command as well
         _end_interrupted(process)
         return 130
+    if lost and status:
+        return CommunicationError.exit_status
     return 128 - status if status < 0 else status
 
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 from typing import Any
 
 import click
 
+from hpccoll.atomic_files import write_atomically
 from hpccoll.cli.failure import fail_alike
 from hpccoll.cli.output import STDOUT, json_option, open_json_lines, print_table, print_text, require_outputs_writable
 from hpccoll.cli.progress import show_progress
@@ -163,7 +163,7 @@ def _format_exclude_option(faults: list[FaultEntry]) -> str:
 def _write_exclude_file(exclude_file: str | None, faults: list[FaultEntry]) -> None:
     """Write the --exclude= option to the file of --exclude-file, if given."""
     if exclude_file is not None:
-        Path(exclude_file).write_text(_format_exclude_option(faults), encoding="utf-8")
+        write_atomically(exclude_file, _format_exclude_option(faults))
 
 
 def _get_exit_status(faults: list[FaultEntry]) -> int:

@@ -18,17 +18,20 @@ BAR_WIDTH = 50  # columns that the bar, the counts, the unit and the remaining t
 
 
 @contextmanager
-def show_progress(unit: str, total: int) -> Iterator[Callable[[str], None]]:
+def show_progress(
+    unit: str, total: int, get_seconds_left: Callable[[], float] | None = None
+) -> Iterator[Callable[..., None]]:
     """Show the progress of `total` steps until the `with` block ends.
 
-    Yields a function that advances the progress by one step and shows its argument beside it. `unit` names the steps,
-    such as `rows`.
+    Yields a function `advance(description, steps=1)` that advances the progress and shows the description; with
+    steps=0, only the time left is shown again. `unit` names the steps, such as `rows`. `get_seconds_left` estimates the
+    time left; without it, all steps are assumed to take the same time.
     """
     terminal: IO[str] | None = None
     with suppress(OSError):
         terminal = Path("/dev/tty").open("w", encoding="utf-8")  # noqa: SIM115 - closed below
     if terminal is None:
-        yield ProgressLines(unit, total, sys.stderr).advance
+        yield ProgressLines(unit, total, sys.stderr, get_seconds_left=get_seconds_left).advance
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -36,31 +39,46 @@ def show_progress(unit: str, total: int) -> Iterator[Callable[[str], None]]:
 
     console = Console(file=terminal)
     # The description is last, and a narrow terminal breaks it, so that it leaves room for the other columns.
-    bar_columns = (BarColumn(20), MofNCompleteColumn(), TextColumn(unit), TimeRemainingColumn())
+    left_column = TimeRemainingColumn() if get_seconds_left is None else TextColumn("{task.fields[left]}")
+    bar_columns = (BarColumn(20), MofNCompleteColumn(), TextColumn(unit), left_column)
     room = max(console.width - BAR_WIDTH, 10)
     description = TextColumn("{task.description}", markup=False, table_column=Column(max_width=room))
     with terminal, Progress(*bar_columns, description, console=console, transient=True) as bar:
-        task = bar.add_task("", total=total)
-        yield lambda description: bar.update(task, advance=1, description=description)
+        task = bar.add_task("", total=total, left="")
+
+        def advance(description: str, steps: int = 1) -> None:
+            left = "" if get_seconds_left is None else f"{get_seconds_left():.0f} s left"
+            bar.update(task, advance=steps, description=description, left=left)
+
+        yield advance
 
 
 class ProgressLines:
     """Prints the progress of `total` steps to `stream`, as a line at most every LINE_INTERVAL_S seconds."""
 
     def __init__(
-        self, unit: str, total: int, stream: IO[str], get_seconds: Callable[[], float] = time.monotonic
+        self,
+        unit: str,
+        total: int,
+        stream: IO[str],
+        get_seconds: Callable[[], float] = time.monotonic,
+        get_seconds_left: Callable[[], float] | None = None,
     ) -> None:
         self._unit, self._total, self._stream, self._get_seconds = unit, total, stream, get_seconds
+        self._get_seconds_left = get_seconds_left
         self._done = 0
         self._begin = self._printed = get_seconds()
 
-    def advance(self, description: str) -> None:
-        """Count a step, and print a line such as `# 12 of 91 rows, 60 s left: all_reduce 64 KiB` if it is time."""
-        self._done += 1
+    def advance(self, description: str, steps: int = 1) -> None:
+        """Count steps, and print a line such as `# 12 of 91 rows, 60 s left: all_reduce 64 KiB` if it is time."""
+        self._done += steps
         now = self._get_seconds()
         if now - self._printed < LINE_INTERVAL_S:
             return
         self._printed = now
-        left = (now - self._begin) / self._done * max(self._total - self._done, 0)
+        if self._get_seconds_left is not None:
+            left = self._get_seconds_left()
+        else:
+            left = (now - self._begin) / max(self._done, 1) * max(self._total - self._done, 0)
         self._stream.write(f"# {self._done} of {self._total} {self._unit}, {left:.0f} s left: {description}\n")
         self._stream.flush()

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import click
 import numpy as np
 
+from hpccoll.atomic_files import write_atomically
 from hpccoll.cli.output import STDOUT, is_printing_rank, json_option, list_given_options, open_json_lines, print_text
 from hpccoll.cli.progress import show_progress
 from hpccoll.cli.run_record import make_serial_run_record
@@ -104,7 +105,7 @@ def _write_page(files: tuple[str, ...], output: str, machine: str | None, no_bou
     more = [*build_train_sections(results), *build_barrier_sections(results), *build_node_pair_sections(results)]
     page = render_page(results, groups, models, findings, more)
     with explain_write_errors(output, "-o"):
-        Path(output).write_text(page, encoding="utf-8")
+        write_atomically(output, page)
     with open_json_lines(json_file) as lines:
         if json_file is not None:
             lines.write(make_serial_run_record())

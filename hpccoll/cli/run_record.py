@@ -28,13 +28,13 @@ def make_run_record(
     devices: Sequence[str] | None = None,
     sizes: Sequence[int] | None = None,
     limit: HardwareLimit | None = None,
-    clock: Mapping[str, Any] | None = None,
+    facts: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return the record of kind `run`: command, versions, hosts. Collective over the MPI communicator `world`.
 
     `devices` are the names of the accelerators; if `devices` is None, this function asks the CUDA driver. `sizes` are
-    the message sizes to measure, in bytes, and `limit` the measured speed of memory or of links between nodes. `clock`
-    has the fields that describe the global clock, if there is one.
+    the message sizes to measure, in bytes, and `limit` the measured speed of memory or of links between nodes. `facts`
+    are further fields of the record, such as those that describe the global clock.
     """
     from hpccoll.runtime import job
     from hpccoll.runtime.cuda import probe as cuda_probe
@@ -52,7 +52,7 @@ def make_run_record(
         limit_us=None if limit is None else round(limit.us, 3),
         limit_nbytes=None if limit is None else limit.nbytes,
         commit=job.find_commit(),
-        **(clock or {}),
+        **(facts or {}),
     )
 
 

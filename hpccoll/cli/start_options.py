@@ -63,14 +63,30 @@ def take_start_options(options: dict[str, Any]) -> StartOptions:
     return StartOptions(options.pop("start"), options.pop("clock"), options.pop("window_us"))
 
 
-def make_starter(options: StartOptions, comm: Any, layout: RankLayout) -> IterationStarter:
-    """Return what starts the iterations of a run: windows, unless the user or a lack of cores asks for barriers.
+def make_starter(options: StartOptions, comm: Any, layout: RankLayout, core_share: float | None) -> IterationStarter:
+    """Return what starts the iterations of a run: windows, unless the user asks for barriers or windows cannot work.
 
-    Collective. Synchronizes the clocks if iterations start in windows.
+    Windows need a core for every rank, and clocks that are synchronized in a share of the run's time (`SyncBudget`).
+    With more ranks than cores, iterations always start by barriers. Otherwise, if the user asks for windows or names
+    their clock or length, neither the measured share of a core nor the time of synchronizing matters. Collective.
+
+    `core_share` is the least share of a core that a rank gets, or None if it was not measured.
     """
-    from hpccoll.measure.iteration_start import BarrierStarter, WindowStarter
+    from hpccoll.measure.clock import SyncBudget
+    from hpccoll.measure.core_share import is_shared
+    from hpccoll.measure.iteration_start import BarrierStarter, WindowStarter, choose_span_s, describe_sync_cost
 
-    if options.start == StartMethod.BARRIER or comm.size == 1 or layout.oversubscribed:
+    clock, window_s = options.clock or DEFAULT_CLOCK, None if options.window_us is None else options.window_us / 1e6
+    if options.start == StartMethod.BARRIER or comm.size == 1:
         return BarrierStarter(comm)
-    window_s = None if options.window_us is None else options.window_us / 1e6
-    return WindowStarter(comm, options.clock or DEFAULT_CLOCK, window_s)
+    if layout.oversubscribed:
+        return BarrierStarter(comm, "as there are more ranks than cores")
+    if options.start == StartMethod.WINDOW or options.clock or options.window_us:
+        return WindowStarter(comm, clock, window_s)
+    if core_share is not None and is_shared(core_share):
+        return BarrierStarter(comm, f"as a rank got only {core_share:.0%} of a core")
+    budget = SyncBudget()
+    span_s = choose_span_s(comm, clock, budget)
+    if span_s is None:
+        return BarrierStarter(comm, describe_sync_cost(budget))
+    return WindowStarter(comm, clock, window_s, span_s, budget)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from hpccoll.cli.bench_output import print_memory_need
 from hpccoll.cli.output import STDOUT, is_printing_rank, json_option, open_json_lines, print_table, print_text
 from hpccoll.cli.progress import show_progress
 from hpccoll.cli.run_record import make_run_record
@@ -80,6 +81,7 @@ def _run(options: TuneOptions) -> int:
 
     world = job.get_world().Dup()  # before other imports load MPI, as in `hpccoll bench`
     from hpccoll.communicator import Communicator
+    from hpccoll.measure.memory_need import require_memory
     from hpccoll.measure.other_process_load import BUSY, OtherProcessLoad
     from hpccoll.measure.tuning import make_tuning_sessions
     from hpccoll.selection.tuning_files import default_table_path, describe_site, find_table_path
@@ -94,22 +96,33 @@ def _run(options: TuneOptions) -> int:
     if world.size < 2:
         raise UsageError("tuning takes two ranks or more; start it as your jobs run: mpirun -n 4 hpccoll tune")
     sweep = _make_sweep(options, layout.nodes)
-    run, wrong = make_run_record(world), 0
+    need = require_memory(world, layout, sweep.sizes, set(map(str, sweep.buffers)))
+    sweep = replace(sweep, sizes=need.sizes)
+    run = make_run_record(world)
     with Communicator(world) as comm, ExitStack() as stack:
         sessions = make_tuning_sessions(sweep, world, comm, TOTAL_BUDGET_S, options.budget)
         outputs = joint_failure.run_on_first_rank(
             world, lambda: _TuneOutputs(options, stack, path, site, sessions, run)
         )
+        if outputs is not None:
+            print_memory_need(need)
         other_load = OtherProcessLoad(world)
-        for session in sessions:
-            for record in session.run_candidates():
-                wrong += record.wrong or 0
-                if outputs is not None:
-                    outputs.add(record)
+        wrong = _run_sessions(sessions, outputs)
         busy_cores = other_load.measure_busy_cores() if layout.nodes == 1 else 0.0
     if busy_cores > BUSY and world.rank == 0:
         click.echo(f"# other programs kept {busy_cores:.1f} cores busy: tune again when they have ended", err=True)
     return 1 if wrong else 0
+
+
+def _run_sessions(sessions: list[TuningSession], outputs: _TuneOutputs | None) -> int:
+    """Time all candidates of all sessions; return the number of wrong elements. Collective."""
+    wrong = 0
+    for session in sessions:
+        for record in session.run_candidates():
+            wrong += record.wrong or 0
+            if outputs is not None:
+                outputs.add(record)
+    return wrong
 
 
 def _make_sweep(options: TuneOptions, nodes: int) -> TuningSweep:
@@ -210,13 +223,12 @@ class _TuneOutputs:
             self._store_table()
 
     def _store_table(self) -> TuningTable:
-        """Read the tuning table again (another job may have changed it), add the measured times, and write it."""
-        from hpccoll.selection.tuning_files import read_table_to_extend, write_table
+        """Add the measured times to the stored tuning table, which another job may have changed; return the table."""
+        from hpccoll.selection.tuning_files import extend_stored_table
         from hpccoll.selection.tuning_table import TuningTable
 
         new = TuningTable(self.site, ()).merge(self.measured)
-        table = read_table_to_extend(self.path, self.site).merge(new.series)
-        write_table(self.path, table)
+        table = extend_stored_table(self.path, new)
         self.stored = len(self.measured)
         return table
 

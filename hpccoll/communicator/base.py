@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import weakref
 from dataclasses import replace
+from functools import partial
 from inspect import isfunction
 from operator import index
 from typing import TYPE_CHECKING, Any, Final
@@ -64,6 +65,7 @@ class CommunicatorBase:
         name: str = "",
     ) -> None:
         base = job.get_world() if comm is None else comm
+        get_progress().release_garbage()
         wait_for_ranks(base, get_progress())
         comm = base if adopt else base.Dup()
         self._comm, self._message_comm = comm, comm.Dup()
@@ -84,8 +86,10 @@ class CommunicatorBase:
         )
         self._cache, self._process = self._engine.cache, os.getpid()
         self._cached_calls, self._by_kind = self._cache.by_array, self._cache.by_kind
+        self._run_in_table = self._cache.table.run
         self._unbound, self._in_flight = self._engine.unbound, self._engine.progress.operations
-        self._release = weakref.finalize(self, _release, self._engine, self._process)
+        release = partial(_release, self._engine, self._process)
+        self._release = weakref.finalize(self, get_progress().discard, release)
         self._engine.get_owner = weakref.ref(self)
         self._state, self._abort_on_error = self._engine.state, abort_on_error
         self._stop_watch = get_endings().open(comm, self._state, self._engine.processes, abort_on_error=abort_on_error)
@@ -111,6 +115,7 @@ class CommunicatorBase:
                 wait_for_ranks(self._comm, self._engine.progress)
             self._stop_watch()
             self._release()
+            self._engine.progress.release_garbage()
             if self._argument_check is not None:
                 self._argument_check.free()
             self._message_comm.Free()
@@ -146,20 +151,39 @@ class CommunicatorBase:
         counts: Any = None,
         out_counts: Any = None,
     ) -> Any:
-        """Run a collective by its cached executable, if any, or else by the engine; return the result or a Work.
+        """Run a collective and return its result, or a Work; a call of a kind that ran before is one native call.
 
         `counts` and `out_counts` are the sizes of blocks, as in `all_to_all`; both are None for equal blocks.
         """
         if op is not SUM and type(op) is not str:
             op = normalize_reduction(op)
+        if counts is None and out_counts is None and not async_op:
+            result = self._run_in_table(operation, x, out, op, root, algorithm)
+            if result is not NotImplemented:
+                return result
+        return self._run_cached(operation, x, out, op, root, algorithm, async_op, counts, out_counts)
+
+    def _run_cached(
+        self,
+        operation: Operation,
+        x: Any,
+        out: Any,
+        op: Any,
+        root: Any,
+        algorithm: AlgorithmLike,
+        async_op: bool,
+        counts: Any,
+        out_counts: Any,
+    ) -> Any:
+        """Run a collective by its cached executable, if any, or else by the engine; see `_collective`."""
+        is_even = counts is None and out_counts is None
         sent, received = counts, out_counts
         try:
-            sent = None if counts is None else tuple(counts)
-            received = None if out_counts is None else tuple(out_counts)
+            sent, received = (None if rows is None else tuple(rows) for rows in (counts, out_counts))
             key: Any = operation, id(x), id(out), op, root, algorithm, sent, received
             cached = None if async_op else self._cached_calls.get(key)
         except TypeError:
-            if counts is None and out_counts is None:
+            if is_even:
                 raise
             key = cached = None  # `_check` raises an error that explains the wrong counts
         if cached is not None:
@@ -168,7 +192,7 @@ class CommunicatorBase:
             if (is_same and storage is None and executable.live) or self._cache.find_by_array(key, x, out) is not None:
                 executable.run()
                 return out if out_dtype is not None else None if operation is _GATHER else x
-        if counts is None and out_counts is None:
+        if is_even:
             return self._run_even(operation, x, out, op, root, algorithm, async_op, key)
         return self._run_uneven((operation, x, out, op, root, algorithm, (sent, received)), async_op, key)
 
@@ -280,6 +304,7 @@ class CommunicatorBase:
     def _check(self, form: str, operation: Operation, *arguments: Any) -> CollectiveCall:
         """Return the checked call; with HPCCOLL_DEBUG=1, all ranks also compare its arguments and kind (`form`)."""
         self._require_open()
+        self._engine.progress.release_garbage()
         if self._argument_check is None:
             return self._check_here(form, operation, *arguments)
         reason = self._state.wait(operation.value, self._state.count + 1)

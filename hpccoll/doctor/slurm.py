@@ -36,7 +36,8 @@ def check_slurm(environ: Mapping[str, str], ranks: int, library: str, limit_s: f
     findings = [Finding(AREA, Severity.OK, found, evidence, provides=("slurm",))]
     findings += [*check_tasks(variables, ranks), *check_gpu_binding(variables)]
     if srun.succeeded:
-        findings.append(check_mpi_plugins(run_command(["srun", "--mpi=list"], limit_s), variables, library))
+        plugins = check_mpi_plugins(run_command(["srun", "--mpi=list"], limit_s), variables, library)
+        findings += [plugins, *check_pmi2_messages(plugins, library)]
     return findings
 
 
@@ -88,3 +89,22 @@ def check_mpi_plugins(result: CommandResult, variables: Mapping[str, str], libra
         remedy = f"ask the site for {' or '.join(suitable)}, or use the mpirun of {library} inside salloc or sbatch"
         return Finding(AREA, Severity.WARNING, found, evidence, remedy)
     return Finding(AREA, Severity.OK, f"srun --mpi={usable[0]} starts ranks of {library}", evidence)
+
+
+def check_pmi2_messages(plugins: Finding, library: str) -> list[Finding]:
+    """Return a warning if srun offers mpi/pmi2 for an MPICH whose messages the plugin may cut off; else [].
+
+    `plugins` is the finding of `check_mpi_plugins`. hpccoll/runtime/pmi_relay.py describes the cause.
+    """
+    if not (library.startswith("MPICH") and "pmi2" in plugins.evidence):
+        return []
+    found = (
+        f"SLURM's plugin mpi/pmi2 reads 1,024 bytes of a message, and {library} may send more: under srun, a program "
+        "that starts MPI without hpccoll may hang at start (`value not properly terminated in client request`)"
+    )
+    remedy = (
+        f"start such a program by the mpirun of {library} inside salloc or sbatch, or call hpccoll.Communicator() "
+        "before the program imports mpi4py.MPI; the job scripts of slurm/ end a start that hangs after "
+        "HPCCOLL_START_TIMEOUT seconds, and srun --time limits other steps"
+    )
+    return [Finding(AREA, Severity.WARNING, found, plugins.evidence, remedy)]

@@ -19,7 +19,7 @@ from typing import Any
 from hpccoll.errors import CommunicationError, HpccollError, UnavailableError, UsageError
 from hpccoll.lab.cluster_spec import ClusterSpec
 from hpccoll.lab.isolation import Isolation
-from hpccoll.lab.state_dir import LabPaths
+from hpccoll.lab.state_dir import LabPaths, locate_state_dir, open_state_dir
 
 ANSWER_LIMIT_S = 120.0  # longer than the supervisor waits for SLURM
 END_LIMIT_S = 20.0
@@ -97,7 +97,7 @@ def kill_lab(paths: LabPaths, isolation: Isolation) -> None:
 
 def connect_lab(state_dir: Path) -> LabClient:
     """Return a client of the lab in `state_dir`; raise UnavailableError if no supervisor of a lab answers there."""
-    paths = LabPaths(state_dir.resolve(), get_user_name())
+    paths = LabPaths(locate_state_dir(state_dir), get_user_name())
     status, pid = _request(paths, {"action": "status"})
     return LabClient(paths, pid, Isolation(status["isolation"]), ClusterSpec.from_dict(status["shape"]))
 
@@ -120,15 +120,24 @@ def get_user_name() -> str:
 
 
 def _connect(paths: LabPaths) -> socket.socket:
-    """Connect to the supervisor, by a short path through /proc because Linux limits a socket's path to 107 bytes."""
+    """Connect to the supervisor, by a short path through /proc because Linux limits a socket's path to 107 bytes.
+
+    Raises:
+        UsageError: the directory, or the process that answers, is another user's.
+        UnavailableError: no lab runs there.
+    """
     connection = socket.socket(socket.AF_UNIX)
     connection.settimeout(ANSWER_LIMIT_S)
     try:
-        descriptor = os.open(paths.dir, os.O_RDONLY)
+        descriptor = open_state_dir(paths.dir)
         try:
             connection.connect(f"/proc/self/fd/{descriptor}/{paths.socket.name}")
         finally:
             os.close(descriptor)
+        _require_own_peer(connection, paths)
+    except UsageError:
+        connection.close()
+        raise
     except OSError as error:
         connection.close()
         missing = f"no lab runs in {paths.dir} ({error.strerror or error})"
@@ -136,10 +145,25 @@ def _connect(paths: LabPaths) -> socket.socket:
     return connection
 
 
+def read_peer(connection: socket.socket) -> tuple[int, int]:
+    """Return the process ID and the user of a connection's peer, in this process's PID and user namespaces."""
+    pid, user, _ = struct.unpack("iII", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return int(pid), int(user)
+
+
+def _require_own_peer(connection: socket.socket, paths: LabPaths) -> None:
+    """Raise UsageError unless a process of this user answers, because commands enter the namespaces of that process."""
+    _, user = read_peer(connection)
+    if user != os.geteuid():
+        raise UsageError(
+            f"the lab in {paths.dir} belongs to user {user}, not to user {os.geteuid()}, who runs this command; name "
+            "another --dir"
+        )
+
+
 def _read_peer_pid(connection: socket.socket) -> int:
     """Return the process ID of a connection's peer; the kernel translates it to this process's PID namespace."""
-    pid, _, _ = struct.unpack("iII", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    return int(pid)
+    return read_peer(connection)[0]
 
 
 def _request(paths: LabPaths, request: dict[str, Any]) -> tuple[dict[str, Any], int]:

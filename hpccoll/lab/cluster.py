@@ -36,11 +36,6 @@ _OPEN_MPI_AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONF
 _OUTER_JOB = ("SLURM_", "PMI_", "PMIX_", "OMPI_COMM_WORLD_")
 
 
-def get_default_dir() -> Path:
-    """Return the state directory of a lab that is started without the option --dir."""
-    return Path(tempfile.gettempdir()) / f"hpccoll-lab-{os.geteuid()}"
-
-
 class Lab:
     """A lab (a local SLURM cluster) that runs during a `with` block, and ends early if this process ends.
 

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from hpccoll.errors import UsageError
@@ -15,7 +16,7 @@ from hpccoll.lab.cluster_spec import ClusterSpec
 from hpccoll.lab.isolation import Isolation, require_node_networks
 from hpccoll.lab.requirements import extend_path
 from hpccoll.lab.slurm_conf import find_free_ports, format_hosts_file, format_slurm_conf
-from hpccoll.lab.state_dir import LabPaths, clear_state_dir, remove_path
+from hpccoll.lab.state_dir import LabPaths, clear_state_dir, locate_state_dir, open_state_dir, remove_path
 
 MAX_DIR = 60  # a daemon's socket path is 44 characters longer than the state directory, and limited to 107
 _ALLOWED_DIR = re.compile(rf"[\w./+-]{{1,{MAX_DIR}}}", re.ASCII)
@@ -39,7 +40,7 @@ def launch_lab(
     """
     if spec.bytes_per_s is not None or spec.latency_s:
         require_node_networks(isolation, reason, "--link or --latency")
-    paths = LabPaths(state_dir.resolve(), get_user_name())
+    paths = LabPaths(locate_state_dir(state_dir), get_user_name())
     _write_state_dir(paths, spec, isolation)
     read_end, write_end = os.pipe()
     try:
@@ -80,6 +81,20 @@ def _build_daemon_environment(paths: LabPaths) -> dict[str, str]:
     return {"PATH": extend_path(), "SLURM_CONF": str(paths.conf), "PYTHONPATH": root, "LC_ALL": "C.UTF-8"}
 
 
+def _empty_state_dir(paths: LabPaths) -> None:
+    """Mark the directory as a lab's and remove an earlier lab's files, all but the subdirectory `shared`.
+
+    Raises:
+        UsageError: the directory has files, and no marker of a lab.
+    """
+    names = [path.name for path in paths.dir.iterdir() if path.name not in (paths.shared.name, paths.marker.name)]
+    if names and not (paths.marker.is_file() and not paths.marker.is_symlink()):
+        raise UsageError(f"--dir {paths.dir} holds {names[0]} and is not a lab's; name an empty or a new directory")
+    paths.marker.touch(mode=0o600)
+    for name in names:
+        remove_path(paths.dir / name)
+
+
 def _write_state_dir(paths: LabPaths, spec: ClusterSpec, isolation: Isolation) -> None:
     """Create the state directory, remove files of an earlier lab from it, and write slurm.conf and the hosts file."""
     if not _ALLOWED_DIR.fullmatch(str(paths.dir)):
@@ -88,12 +103,15 @@ def _write_state_dir(paths: LabPaths, spec: ClusterSpec, isolation: Isolation) -
             "name a shorter or plainer directory"
         )
     try:
-        paths.dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        names = [path.name for path in paths.dir.iterdir() if path.name != paths.shared.name]
-        if names and not paths.conf.exists():
-            raise UsageError(f"--dir {paths.dir} holds {names[0]} and is not a lab's; name an empty or a new directory")
-        for name in names:
-            remove_path(paths.dir / name)
+        paths.dir.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError):
+            paths.dir.mkdir(mode=0o700)
+        descriptor = open_state_dir(paths.dir)
+        try:
+            _empty_state_dir(paths)
+            os.fchmod(descriptor, 0o700)
+        finally:
+            os.close(descriptor)
         for name in ("state", "spool", "log", "shared"):
             (paths.dir / name).mkdir(exist_ok=True)
         ports = find_free_ports(spec.nodes + 1) if isolation is Isolation.FLAT else []

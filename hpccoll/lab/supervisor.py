@@ -19,6 +19,7 @@ from typing import Any
 
 from hpccoll.errors import CommunicationError, HpccollError, UsageError
 from hpccoll.lab import network, processes
+from hpccoll.lab.client import read_peer
 from hpccoll.lab.cluster_spec import ClusterSpec
 from hpccoll.lab.isolation import Isolation
 from hpccoll.lab.lab_processes import LabProcesses
@@ -26,6 +27,7 @@ from hpccoll.lab.state_dir import LabPaths, clear_state_dir
 
 IDLE_LIMIT_S = 90.0  # daemons that end are noticed at once; a busy machine may start them slowly
 POLL_S = 0.03
+MAX_REQUEST = 65536  # bytes of a request
 
 
 class Supervisor:
@@ -84,11 +86,15 @@ class Supervisor:
                 self.processes.collect_ended_processes()
 
     def answer(self, connection: socket.socket) -> None:
-        """Read one request, carry it out, send the result or the error, and close the connection."""
+        """Read one request of this user, carry it out, send the result or the error, and close the connection."""
         with connection:
+            if read_peer(connection)[1] != os.geteuid():
+                return
             connection.settimeout(5.0)
             try:
-                answer: dict[str, Any] = {"result": self.execute(json.loads(connection.makefile("rb").readline()))}
+                answer: dict[str, Any] = {
+                    "result": self.execute(json.loads(connection.makefile("rb").readline(MAX_REQUEST)))
+                }
             except HpccollError as error:
                 answer = {"error": str(error), "status": error.exit_status}
             except (OSError, ValueError, KeyError, subprocess.SubprocessError):

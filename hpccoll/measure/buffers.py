@@ -28,6 +28,8 @@ class PreallocatedModule:
         """Return the next page-aligned part of the buffer as an array; its contents are undefined."""
         nbytes = count * dtype.itemsize
         begin, self._used = self._used, self._used + -(-nbytes // _ALIGNED) * _ALIGNED
+        if begin + nbytes > len(self._memory):
+            raise RuntimeError(f"the benchmark's buffer has {len(self._memory)} bytes and needs {begin + nbytes}")
         return self._memory[begin : begin + nbytes].view(dtype.numpy)
 
 
@@ -47,7 +49,7 @@ def make_buffer_module(buffer: str, comm: Communicator, most_bytes: int) -> Arra
     Args:
         buffer: `host`, `symmetric` (memory shared by the ranks of a node) or `cuda` (shared by CUDA IPC if possible).
         comm: the communicator whose ranks share the memory.
-        most_bytes: total size in bytes of the input and output of the largest workload.
+        most_bytes: total size in bytes of the input, output and input period of the largest workload.
 
     Raises:
         UnavailableError: there is no CUDA device, or CuPy is not installed.

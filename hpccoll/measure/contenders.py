@@ -53,7 +53,7 @@ def _make_oracle(plan: Plan, workload: Workload) -> Callable[[], Array]:
     def replay_plan() -> Array:
         """Return this rank's exact output."""
         combine = get_reduction_function(task.redop) if task.operation.reduces else None
-        result = replay(plan, task.count, workload.inputs, combine)[task.rank]
+        result = replay(plan, task.count, workload.make_inputs(), combine)[task.rank]
         return np.divide(result, result.dtype.type(task.ranks)) if task.redop == "avg" else result
 
     return replay_plan

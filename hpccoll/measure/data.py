@@ -6,7 +6,7 @@ Every rank computes its expected result without communication, because it can ma
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,13 @@ class ExpectedResult:
     values: Array
     bound: Array | None = None
 
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def take(self, count: int) -> ExpectedResult:
+        """Return the expected result of the first `count` elements."""
+        return ExpectedResult(self.values[:count], None if self.bound is None else self.bound[:count])
+
     def count_wrong(self, output: Array) -> int:
         """Return how many elements of `output` differ from `values` by more than `bound`; NaNs match if it is None."""
         if self.bound is None:
@@ -34,8 +41,9 @@ class ExpectedResult:
             if output.dtype.kind in "fcV":
                 same |= np.isnan(output) & np.isnan(self.values)
             return int(output.size - np.count_nonzero(same))
-        wide = output.astype(self.values.dtype)
-        return int(output.size - np.count_nonzero(np.abs(wide - self.values) <= self.bound))
+        with np.errstate(invalid="ignore"):  # signalling NaNs in a wrong output
+            wide = output.astype(self.values.dtype)
+            return int(output.size - np.count_nonzero(np.abs(wide - self.values) <= self.bound))
 
 
 def make_input(dtype: DType, seed: int, rank: int, count: int, op: str = "sum") -> Array:
@@ -44,6 +52,16 @@ def make_input(dtype: DType, seed: int, rank: int, count: int, op: str = "sum") 
     Floats lie in [-1, 1), or near 1 for products, so that no result overflows. Sums and products of integers may
     overflow, which all engines handle by wrapping around.
     """
+    return repeat(make_period(dtype, seed, rank, count, op), count)
+
+
+def repeat(period: Array, count: int) -> Array:
+    """Return a new array of `count` elements that repeats `period`."""
+    return np.resize(period, count) if count else np.empty(0, period.dtype)
+
+
+def make_period(dtype: DType, seed: int, rank: int, count: int, op: str = "sum") -> Array:
+    """Return the elements that the input of `rank` repeats: PERIOD elements, or all `count` if the input is shorter."""
     rng = np.random.default_rng((seed, rank))
     size = min(count, PERIOD)
     if dtype.kind == "b":
@@ -56,7 +74,7 @@ def make_input(dtype: DType, seed: int, rank: int, count: int, op: str = "sum") 
             period = 1 + period / 8
         if dtype.kind == "c":
             period = period + 1j * rng.uniform(-1, 1, size) / (8 if op == "prod" else 1)
-    return np.resize(period.astype(dtype.numpy), count) if count else np.empty(0, dtype.numpy)
+    return period.astype(dtype.numpy)
 
 
 def get_reduction_function(op: str) -> Callable[[Array, Array], Array]:
@@ -81,10 +99,10 @@ def compute_expected_result(
         return None
     if operation.is_scan:
         below = given[: rank + (operation is Operation.SCAN)]
-        return _expect_reduced(below, op) if below else None
+        return expect_reduced(below, op) if below else None
     if operation.reduces:
         mine = slice(None) if operation is not Operation.REDUCE_SCATTER else _block(given[0], rank, n)
-        return _expect_reduced([array[mine] for array in given], op)
+        return expect_reduced([array[mine] for array in given], op)
     if operation in (Operation.BROADCAST, Operation.SCATTER):
         sent = inputs[root]
         if sent is None:
@@ -101,23 +119,27 @@ def _block(array: Array, rank: int, n: int) -> slice:
     return slice(rank * count, (rank + 1) * count)
 
 
-def _expect_reduced(inputs: Sequence[Array], op: str) -> ExpectedResult:
+def expect_reduced(inputs: Iterable[Array], op: str) -> ExpectedResult:
     """Return the reduction of all inputs: exact for booleans, integers, min and max, else in double precision.
 
     The error bound, 4 (n + 1) eps times the reduction of |input|, holds for any order in which n inputs are reduced.
+    `inputs` may be a generator: only one of them is held at a time.
     """
-    dtype, n = inputs[0].dtype, len(inputs)
+    remaining = iter(inputs)
+    first = next(remaining)
+    dtype, n = first.dtype, 1
     combine = get_reduction_function(op)
     exact = dtype.kind in "biu" or op in ("min", "max")
     wide = dtype if exact else np.dtype(np.complex128 if dtype.kind == "c" else np.float64)
-    total = inputs[0].astype(wide)
-    for array in inputs[1:]:
-        total = combine(total, array.astype(wide))
-    if exact:
+    total = first.astype(wide)
+    magnitude = None if exact else np.abs(total)
+    for n, array in enumerate(remaining, 2):  # noqa: B007 - n is the number of inputs
+        widened = array.astype(wide)
+        total = combine(total, widened)
+        if magnitude is not None:
+            magnitude = combine(magnitude, np.abs(widened))
+    if magnitude is None:
         return ExpectedResult(total)
-    magnitude = np.abs(inputs[0].astype(wide))
-    for array in inputs[1:]:
-        magnitude = combine(magnitude, np.abs(array.astype(wide)))
     eps = 2.0**-7 if dtype.name == "bfloat16" else float(np.finfo(dtype).eps)
     scale = n if op == "avg" else 1
     # The factor 4 covers the rounding errors of a complex product; n + 1 covers n inputs and the division of `avg`.

@@ -91,7 +91,10 @@ class TimingOptions:
 
 
 class InterleavedBenchmark:
-    """Times engines and algorithms on one workload; only `count_iterations` and `decide_stop` are not collective."""
+    """Times engines and algorithms on one workload; only `count_iterations` and `decide_stop` are not collective.
+
+    `on_round` is called after each round of turns with the share of the fewest iterations that has run.
+    """
 
     def __init__(
         self,
@@ -100,8 +103,9 @@ class InterleavedBenchmark:
         contenders: list[Contender],
         method: TimingOptions,
         starter: IterationStarter | None = None,
+        on_round: Callable[[float], None] | None = None,
     ) -> None:
-        self.comm, self.workload, self.method = comm, workload, method
+        self.comm, self.workload, self.method, self.on_round = comm, workload, method, on_round
         self.contenders, self.running = contenders, list(contenders)
         self.barrier = BarrierStarter(comm)
         self.starter: IterationStarter = starter or self.barrier
@@ -125,6 +129,15 @@ class InterleavedBenchmark:
                         contender.clock_residual_us = residual.offset_us
                     self.running.remove(contender)
                     yield contender
+            if self.on_round is not None:
+                self.on_round(self._compute_share())
+
+    def _compute_share(self) -> float:
+        """Return which share of the fewest iterations of all contenders has run."""
+        fewest = self.method.rule.min_iterations
+        return sum(
+            1.0 if each.stop is not None else min(len(each.samples_us) / fewest, 1.0) for each in self.contenders
+        ) / len(self.contenders)
 
     def warm_up(self, contender: Contender) -> None:
         """Run untimed iterations; if `check` is set, count wrong elements in `contender.wrong`.
@@ -138,7 +151,7 @@ class InterleavedBenchmark:
             contender.call()
             self.workload.module.synchronize()
             if self.method.check:
-                wrong += self.workload.count_wrong(contender.name)
+                wrong += self.workload.count_wrong()
         if self.method.check:
             if contender.oracle is not None and self.workload.result is not None:
                 wrong += count_different_elements(self.workload.read_output(), contender.oracle())
@@ -152,6 +165,9 @@ class InterleavedBenchmark:
         """
         begin = time.perf_counter()
         self.starter.refresh()
+        if contender.start is StartMethod.WINDOW and self.starter.method is StartMethod.BARRIER:
+            _start_by_barrier(contender)
+            contender.discarded = 0  # of the dropped samples; a count would mean that ranks missed most windows
         count = self.comm.bcast(self.count_iterations(contender))
         local = np.array([self.time_iteration(contender) for _ in range(count)])
         seconds, stream_s, late, delays_s = np.max(self.comm.allgather(local), axis=0).T
@@ -174,8 +190,7 @@ class InterleavedBenchmark:
         if contender.discarded > max(MOST_DISCARDED, SHARE_DISCARDED * rounds):
             if isinstance(self.starter, WindowStarter) and self.starter.fixed:
                 raise self.starter.explain_misses(contender.discarded, rounds, delays_s)
-            contender.start = StartMethod.BARRIER
-            contender.samples_us, contender.stream_us = [], []
+            _start_by_barrier(contender)
 
     def count_iterations(self, contender: Contender) -> int:
         """Return how many iterations fit in TURN_S seconds: 1 to MOST_A_TURN, within the stopping rule's maximum."""
@@ -205,7 +220,7 @@ class InterleavedBenchmark:
         workload.module.synchronize()
         seconds = time.perf_counter() - begin
         if self.method.check and contender.wrong is not None:
-            contender.wrong += workload.count_wrong(contender.name)
+            contender.wrong += workload.count_wrong()
         stream_s = timer[2]() if timer is not None else 0.0
         return IterationTime(seconds, stream_s, start.is_late(begin, seconds), start.delay_s)
 
@@ -214,6 +229,12 @@ class InterleavedBenchmark:
         best = find_least_median_us(self.running)
         behind = contender.median_us > FAR_BEHIND * best
         return self.method.rule.decide(contender.samples_us, contender.spent_s / (SHARE_BEHIND if behind else 1.0))
+
+
+def _start_by_barrier(contender: Contender) -> None:
+    """Start a contender's iterations by barriers from now on, and drop its samples, which lack a barrier's skew."""
+    contender.start = StartMethod.BARRIER
+    contender.samples_us, contender.stream_us = [], []
 
 
 def find_least_median_us(contenders: Iterable[Contender]) -> float:

@@ -4,6 +4,9 @@ Ranks leave a barrier one after the other, so after a barrier each sample contai
 windows, rank 0 announces the time of the next start, and every rank waits for this time on its global clock. A round
 in which a rank was not ready in time, or lost its core, is discarded (the Round-Time scheme of Hunold and
 Carpen-Amarie, CLUSTER'18). Windows need a core for every rank, because ranks wait by reading the clock.
+
+Synchronizing the clocks may take a share of the run's time (`SyncBudget`). If it needs more, iterations start by a
+barrier from then on.
 """
 
 from __future__ import annotations
@@ -16,7 +19,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpccoll.errors import UsageError
-from hpccoll.measure.clock import GlobalClock, Residual, measure_residual, resynchronize, synchronize
+from hpccoll.measure.clock import (
+    GlobalClock,
+    Residual,
+    SyncBudget,
+    count_waves,
+    measure_residual,
+    resynchronize,
+    synchronize,
+)
 from hpccoll.records import StartMethod
 
 if TYPE_CHECKING:
@@ -28,7 +39,9 @@ FIRST_WINDOW_S, SHORTEST_WINDOW_S, LONGEST_WINDOW_S = 50e-6, 5e-6, 1e-3
 MARGIN, READY = 1.5, 0.6  # a window is this many times as long as 60 % of the rounds needed, because on busy cores the
 # other rounds need milliseconds, and a rank that waits so long for its start is likely to lose its core again
 SPAN_S, HORIZON_S = 0.1, 1.0  # of the first synchronization; later ones make the drift more precise
+SHORTEST_SPAN_S = 0.02  # in less time, the drift is so uncertain that windows are missed
 REFRESH_S = 1.0  # the clock is synchronized again after this time
+STALE_S = 5.0  # and not used any more after this time
 
 
 class Start(NamedTuple):
@@ -51,6 +64,11 @@ class IterationStarter(Protocol):
     """Lets all ranks start an iteration together. All methods are collective."""
 
     method: StartMethod
+    barrier_reason: str  # why iterations start by a barrier, a clause that begins with "as"; empty if the user asked
+
+    @property
+    def sync_s(self) -> float:
+        """The seconds that synchronizing clocks has taken so far."""
 
     def wait(self, works_in_threads: bool) -> Start:
         """Block until all ranks may start; `works_in_threads`: the call needs cores for threads of its own."""
@@ -70,10 +88,16 @@ class IterationStarter(Protocol):
 
 @dataclass(slots=True)
 class BarrierStarter:
-    """Starts iterations by a barrier of `comm`."""
+    """Starts iterations by a barrier of `comm`; `barrier_reason` is that of `IterationStarter`."""
 
     comm: MPI.Intracomm
+    barrier_reason: str = ""
     method = StartMethod.BARRIER
+
+    @property
+    def sync_s(self) -> float:
+        """Zero: there is no clock."""
+        return 0.0
 
     def wait(self, works_in_threads: bool) -> Start:
         """Pass a barrier; if `works_in_threads`, sleep until all ranks are there, because MPI waits by polling."""
@@ -104,22 +128,42 @@ class WindowStarter:
         comm: the ranks, each with a core of its own.
         clock: the name of the synchronization scheme.
         window_s: time from the announcement of a start to the start; None to adapt it to the time that ranks need.
+        span_s: seconds that each wave of the first synchronization may measure.
+        budget: limits the time of synchronizing again; None for no limit.
     """
 
-    method = StartMethod.WINDOW
-
-    def __init__(self, comm: MPI.Intracomm, clock: str = "hca3", window_s: float | None = None) -> None:
+    def __init__(
+        self,
+        comm: MPI.Intracomm,
+        clock: str = "hca3",
+        window_s: float | None = None,
+        span_s: float = SPAN_S,
+        budget: SyncBudget | None = None,
+    ) -> None:
         self.comm, self.fixed = comm, window_s is not None
+        self.method, self.barrier_reason = StartMethod.WINDOW, ""
         self.window_s = FIRST_WINDOW_S if window_s is None else window_s
-        self.clock: GlobalClock = synchronize(comm, clock, span_s=SPAN_S, horizon_s=HORIZON_S)
-        self._refreshed_s = time.perf_counter()
+        self._budget = SyncBudget(float("inf")) if budget is None else budget
+        self._barrier = BarrierStarter(comm)
         self._announced = np.empty(1)
+        self._residual_s = 0.0  # seconds that the last measurement of the clocks' errors took
+        with self._budget.count_time():
+            self.clock: GlobalClock = synchronize(comm, clock, span_s=span_s, horizon_s=HORIZON_S, limit_s=2 * span_s)
+        self._refreshed_s = time.perf_counter()
+        self._refresh_s = 0.0  # seconds that the last synchronization after the first one took
+
+    @property
+    def sync_s(self) -> float:
+        """The seconds that synchronizing clocks has taken so far on this rank."""
+        return self._budget.spent_s
 
     def wait(self, works_in_threads: bool) -> Start:
         """Let rank 0 announce a start, and wait for it on the global clock.
 
         A barrier precedes the announcement, so that the window needs to be as long as a broadcast only.
         """
+        if self.method is StartMethod.BARRIER:
+            return self._barrier.wait(works_in_threads)
         if works_in_threads:
             wait_asleep(self.comm)
         read, clock, announced, window_s = time.perf_counter, self.clock, self._announced, self.window_s
@@ -141,24 +185,42 @@ class WindowStarter:
             self.window_s = min(max(needed_s, 0.7 * self.window_s, SHORTEST_WINDOW_S), LONGEST_WINDOW_S)
 
     def refresh(self) -> None:
-        """Synchronize again if rank 0 finds the last synchronization too old."""
-        if self.comm.bcast(time.perf_counter() - self._refreshed_s > REFRESH_S):
-            self.clock = resynchronize(self.comm, self.clock)
+        """Synchronize again if rank 0 finds the last synchronization too old, and the budget allows it.
+
+        If the budget does not allow it for STALE_S seconds, `method` becomes BARRIER for the rest of the run.
+        """
+        if self.method is StartMethod.BARRIER:
+            return
+        age_s = time.perf_counter() - self._refreshed_s
+        is_due, is_stale = age_s > REFRESH_S, age_s > STALE_S
+        is_due, is_stale = self.comm.bcast((is_due and self._budget.left_s > self._refresh_s, is_stale))
+        if is_due:
+            before_s = self._budget.spent_s
+            with self._budget.count_time():
+                self.clock = resynchronize(self.comm, self.clock)
             self._refreshed_s = time.perf_counter()
+            self._refresh_s = self._budget.spent_s - before_s
+        elif is_stale:
+            self.method, self.barrier_reason = StartMethod.BARRIER, describe_sync_cost(self._budget)
 
     def measure_residual(self) -> Residual | None:
-        """Return the current errors of all clocks."""
-        return measure_residual(self.comm, self.clock)
+        """Return the current errors of all clocks; None if measuring them would exceed the budget."""
+        if self.method is StartMethod.BARRIER or not self.comm.bcast(self._budget.left_s > self._residual_s):
+            return None
+        before_s = self._budget.spent_s
+        with self._budget.count_time():
+            residual = measure_residual(self.comm, self.clock)
+        self._residual_s = self._budget.spent_s - before_s
+        return residual
 
     def describe_clock(self) -> dict[str, str | float]:
         """Return the scheme, the current error of any rank's clock and its bound, and the time of synchronizing."""
-        residual = measure_residual(self.comm, self.clock)
-        return {
-            "clock": self.clock.scheme,
-            "clock_residual_us": round(residual.offset_us, 3),
-            "clock_bound_us": round(residual.bound_us, 3),
-            "clock_sync_s": round(self.clock.cost_s, 6),
-        }
+        residual = self.measure_residual()
+        described: dict[str, str | float] = {"clock": self.clock.scheme, "clock_sync_s": round(self.clock.cost_s, 6)}
+        if residual is None:
+            return described
+        bounds = {"clock_residual_us": residual.offset_us, "clock_bound_us": residual.bound_us}
+        return described | {name: round(error_us, 3) for name, error_us in bounds.items()}
 
     def explain_misses(self, discarded: int, rounds: int, delays_s: NDArray[np.float64]) -> UsageError:
         """Return the error of a fixed window that is too short; `delays_s` are what ranks needed."""
@@ -166,6 +228,20 @@ class WindowStarter:
         missed = f"a rank missed the start of {discarded} of {rounds} rounds"
         remedy = f"use --window {enough_us:.0f} or leave the option out"
         return UsageError(f"--window {self.window_s * 1e6:g} is too short: {missed}; {remedy}")
+
+
+def describe_sync_cost(budget: SyncBudget) -> str:
+    """Return the reason to start by barriers if synchronizing the clocks exceeds the budget."""
+    return f"as synchronizing clocks would take more than {budget.share:.0%} of the run"
+
+
+def choose_span_s(comm: MPI.Intracomm, clock: str, budget: SyncBudget) -> float | None:
+    """Return the seconds that each wave of the first synchronization may measure; None if the budget has too few.
+
+    Half of the budget is kept, because messages on busy cores take longer than planned. Collective.
+    """
+    span_s = float(comm.bcast(min(SPAN_S, budget.left_s / 2 / max(count_waves(comm, clock), 1))))
+    return span_s if span_s >= SHORTEST_SPAN_S else None
 
 
 def wait_asleep(comm: MPI.Intracomm) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -12,9 +12,11 @@ from hpccoll.algorithms.registry import list_algorithm_names
 from hpccoll.measure.bandwidth import compute_count, compute_message_bytes
 from hpccoll.measure.buffers import PreallocatedModule
 from hpccoll.measure.contenders import AUTO, OWN, prepare_contenders
+from hpccoll.measure.data import PERIOD
 from hpccoll.measure.interleaved import Contender, InterleavedBenchmark, TimingOptions
 from hpccoll.measure.iteration_start import IterationStarter
 from hpccoll.measure.results.collective_record import make_collective_record
+from hpccoll.measure.time_left import Block
 from hpccoll.measure.workload import Workload, WorkloadSpec, list_places
 from hpccoll.plan import Operation
 from hpccoll.records import CaseKey, CollectiveCase, CollectiveRecord
@@ -61,9 +63,10 @@ class BenchmarkConfig:
         return [*named, *(name for name in (MPI_LIBRARY, AUTO) if name in wanted)]
 
     def max_buffer_bytes(self, ranks: int) -> int:
-        """Return an upper bound of the bytes that the input and output of one timed call take together on a rank."""
+        """Return an upper bound of the bytes of one workload's input, output and input period on a rank."""
         tasks = self.list_workloads(0, ranks)
-        return 2 * max(compute_message_bytes(t.operation, t.count, t.dtype.itemsize, ranks) for t in tasks)
+        largest = max(compute_message_bytes(t.operation, t.count, t.dtype.itemsize, ranks) for t in tasks)
+        return 2 * largest + min(largest, PERIOD * self.dtype.itemsize)
 
     def list_workloads(self, rank: int, ranks: int) -> list[WorkloadSpec]:
         """Return the arguments of the calls to time on `rank`; raise UsageError if `dtype` does not support `redop`."""
@@ -95,6 +98,7 @@ class BenchmarkSession:
     ) -> None:
         self.config, self.world, self.comm, self.peers, self.module = config, world, comm, peers, module
         self.starter: IterationStarter | None = None  # None: iterations start after a barrier
+        self.on_round: Callable[[float], None] | None = None  # called with the share of a workload's iterations
         self.own = own  # whether hpccoll itself is a contender
         self.tasks = config.list_workloads(world.rank, world.size)
         self.refused: list[str] = []
@@ -102,14 +106,17 @@ class BenchmarkSession:
 
     def list_cases(self) -> list[CaseKey]:
         """Return the cases of a complete run, including cases whose contender may turn out to be unable to run."""
-        return [
-            self._make_case(task, engine, algorithm).key
-            for task in self.tasks
-            for engine, algorithm in (
-                *((OWN, name) for name in self.list_algorithms(task)),
-                *((peer.name, None) for peer in self.peers),
-            )
-        ]
+        return [key for task in self.tasks for key in self._list_task_cases(task)]
+
+    def make_block(self, task: WorkloadSpec, finished: Collection[CaseKey]) -> Block:
+        """Return the message size of a workload, and the number of its cases that are not in `finished`."""
+        nbytes = compute_message_bytes(task.operation, task.count, task.dtype.itemsize, task.ranks)
+        return Block(nbytes, sum(key not in finished for key in self._list_task_cases(task)))
+
+    def _list_task_cases(self, task: WorkloadSpec) -> list[CaseKey]:
+        """Return the cases of one workload."""
+        engines = [(OWN, name) for name in self.list_algorithms(task)] + [(peer.name, None) for peer in self.peers]
+        return [self._make_case(task, engine, algorithm).key for engine, algorithm in engines]
 
     def set_case_budget(self, seconds: float) -> None:
         """Set the time budget of each case; the minimum of iterations still applies."""
@@ -141,7 +148,8 @@ class BenchmarkSession:
 
     def _make_benchmark(self, workload: Workload, contenders: list[Contender]) -> InterleavedBenchmark:
         """Return the benchmark of prepared contenders."""
-        return InterleavedBenchmark(self.world, workload, contenders, self.config.method, self.starter)
+        method = self.config.method
+        return InterleavedBenchmark(self.world, workload, contenders, method, self.starter, self.on_round)
 
     def _prepare(
         self, task: WorkloadSpec, peers: Sequence[LibraryEngine], algorithms: Sequence[str]
@@ -207,15 +215,27 @@ def run_workloads(
 ) -> Iterator[Generator[CollectiveRecord, None, None]]:
     """Yield, for each workload, a generator of the records of its cases (see `BenchmarkSession.run_workload`).
 
-    The sessions differ in the kind of buffer; workloads that differ only in the buffer follow each other. Collective.
+    Collective.
+    """
+    for session, task in _order_workloads(sessions):
+        yield session.run_workload(task, finished)
+
+
+def list_blocks(sessions: Sequence[BenchmarkSession], finished: Collection[CaseKey]) -> list[Block]:
+    """Return the message size, and the number of cases not in `finished`, of each workload of `run_workloads`."""
+    return [session.make_block(task, finished) for session, task in _order_workloads(sessions)]
+
+
+def _order_workloads(sessions: Sequence[BenchmarkSession]) -> list[tuple[BenchmarkSession, WorkloadSpec]]:
+    """Return the workloads of sessions that differ in the kind of buffer.
+
+    Workloads that differ only in the buffer follow each other.
     """
     by_workload: dict[tuple[Operation, int, bool], list[tuple[BenchmarkSession, WorkloadSpec]]] = {}
     for session in sessions:
         for task in session.tasks:
             by_workload.setdefault((task.operation, task.count, task.in_place), []).append((session, task))
-    for members in by_workload.values():
-        for session, task in members:
-            yield session.run_workload(task, finished)
+    return [pair for members in by_workload.values() for pair in members]
 
 
 def free_contenders(contenders: Sequence[Contender]) -> None:

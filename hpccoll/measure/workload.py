@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpccoll.measure.bandwidth import TimedOperation
-from hpccoll.measure.data import ExpectedResult, compute_expected_result, make_input
+from hpccoll.measure.data import Array, repeat
+from hpccoll.measure.expected_output import count_input, make_expected_output, make_own_period
 from hpccoll.plan import Operation
 from hpccoll.runtime.arrays import ArrayModule, DType, FlatArray
 
 _POISON = 0xA5  # fills outputs before a call, so that the result of an earlier call cannot count as right
-_WHOLE_IN = (Operation.REDUCE_SCATTER, Operation.SCATTER, Operation.ALL_TO_ALL)
 IDENTICAL_RESULTS = (Operation.ALL_REDUCE, Operation.ALL_GATHER, Operation.BROADCAST)
 
 
@@ -43,79 +43,82 @@ class Workload:
     """The buffers of a collective on this rank, allocated by `module`, and the expected result.
 
     `source` is the input and `result` the output, or None if the rank has none. In place, `source` is a view of
-    `result`, or `result` of `source`. `inputs` has every rank's input in host memory, or None for a rank without input.
+    `result`, or `result` of `source`. Neither the input nor the expected result is held a second time, because both
+    repeat short arrays; on a device, `read_output` keeps a copy of the output in host memory.
     """
 
     def __init__(self, task: WorkloadSpec, module: ArrayModule) -> None:
         self.task, self.module = task, module
-        sizes = task.count * (task.ranks if task.operation in _WHOLE_IN else 1)
-        self.inputs = [self._make_input(rank, sizes) for rank in range(task.ranks)]
-        self._expected = compute_expected_result(task.operation, self.inputs, task.redop, task.rank, task.root)
-        self._mine = self.inputs[task.rank]
+        self._expected = make_expected_output(task)
+        period = make_own_period(task, task.rank)
+        self._period = None if period is None else self._place(period)
         self.source, self.result = self._allocate(module)
-        nbytes = 0 if self._expected is None else self._expected.values.size * task.dtype.itemsize
-        self._poison = np.full(nbytes, _POISON, np.uint8)
-        self._golden: dict[str, NDArray[np.uint8]] = {}
+        self._host: NDArray[np.uint8] | None = None  # page-locked memory for outputs on a device
 
-    def _make_input(self, rank: int, count: int) -> Any:
-        """Return the input of a rank as a host array; None if the rank has no input."""
-        task = self.task
-        silent = task.operation in (Operation.BROADCAST, Operation.SCATTER) and rank != task.root
-        if silent or task.operation is Operation.BARRIER:
-            return None
-        return make_input(task.dtype, task.seed, rank, count, task.redop)
+    def _place(self, period: Array) -> FlatArray:
+        """Return the array `period` in memory of the module."""
+        placed = self.module.empty(len(period), self.task.dtype)
+        self.module.bind_copy_from_host(placed, period.view(np.uint8))()
+        self.module.synchronize()
+        return placed
+
+    def make_inputs(self) -> list[Array | None]:
+        """Return every rank's input as a new host array, or None for a rank without input."""
+        task, periods = self.task, (make_own_period(self.task, rank) for rank in range(self.task.ranks))
+        return [None if period is None else repeat(period, count_input(task)) for period in periods]
 
     def _allocate(self, module: ArrayModule) -> tuple[FlatArray | None, FlatArray | None]:
         """Allocate input and output with undefined contents; in place, one of the two is a view of the other."""
-        task = self.task
-        mine, out = self._mine, self._expected
-        source = None if mine is None else module.empty(len(mine), task.dtype)
-        if out is None:
+        task, expected = self.task, self._expected
+        source = None if self._period is None else module.empty(count_input(task), task.dtype)
+        if expected is None:
             return source, None
         if not task.in_place or source is None:
-            return source, module.empty(len(out.values), task.dtype)
+            return source, module.empty(expected.count, task.dtype)
         block = slice(task.rank * task.count, (task.rank + 1) * task.count)
         if task.operation in (Operation.ALL_GATHER, Operation.GATHER):
-            whole = module.empty(len(out.values), task.dtype)
+            whole = module.empty(expected.count, task.dtype)
             return whole[block], whole
         if task.operation in (Operation.REDUCE_SCATTER, Operation.SCATTER):
             return source, source[block]
         return source, source
 
     def reset(self) -> None:
-        """Overwrite the output with a fill pattern and restore the input; return after copies to a device are done."""
-        if self.result is not None:
-            self.module.bind_copy_from_host(self.result, self._poison)()
-        if self.source is not None and self._mine is not None:
-            self.module.bind_copy_from_host(self.source, self._mine.view(np.uint8))()
+        """Overwrite the output with a fill pattern and restore the input; return after the work on a device is done."""
+        if self.result is not None and self.result is not self.source:
+            self.module.as_bytes(self.result).fill(_POISON)
+        if self.source is not None and self._period is not None:
+            _fill_repeatedly(self.source, self._period)
         self.module.synchronize()
 
     def read_output(self) -> NDArray[Any]:
-        """Return the output as a host array: a view if it is in host memory, a copy if it is on a device."""
+        """Return the output as a host array: a view if it is in host memory, a copy that is overwritten if it is not.
+
+        A rank without output gets an empty array.
+        """
+        if self.result is None:
+            return np.empty(0, self.task.dtype.numpy)
         if not self.module.on_device:
             return np.asarray(self.result)
-        host = self.module.empty_pinned(len(self.result or ()) * self.task.dtype.itemsize)
-        self.module.bind_copy_to_host(host, self.result)()
+        if self._host is None:
+            self._host = self.module.empty_pinned(len(self.result) * self.task.dtype.itemsize)
+        self.module.bind_copy_to_host(self._host, self.result)()
         self.module.synchronize()
-        return np.asarray(host).view(self.task.dtype.numpy)
+        return np.asarray(self._host).view(self.task.dtype.numpy)
 
-    def count_wrong(self, contender: str) -> int:
-        """Return how many elements of this rank's output are wrong; 0 if this rank has no output to check.
-
-        The first correct result of each `contender` is kept; later results with the same bits need no numerical check.
-        """
-        expected: ExpectedResult | None = self._expected
-        if expected is None:
-            return 0
-        output = self.read_output()
-        bits, golden = output.view(np.uint8), self._golden.get(contender)
-        if golden is not None and np.array_equal(bits, golden):
-            return 0
-        wrong = expected.count_wrong(output)
-        if not wrong:
-            self._golden[contender] = bits.copy()
-        return wrong
+    def count_wrong(self) -> int:
+        """Return how many elements of this rank's output are wrong; 0 if this rank has no output to check."""
+        return 0 if self._expected is None else self._expected.count_wrong(self.read_output())
 
     def checksum_output(self) -> int:
         """Return a CRC-32 of this rank's output, to compare across ranks; 0 if the rank has no output."""
         return 0 if self._expected is None else zlib.crc32(self.read_output().view(np.uint8).data)
+
+
+def _fill_repeatedly(target: FlatArray, period: FlatArray) -> None:
+    """Fill `target` with repetitions of `period`, without temporary memory."""
+    if not len(period):
+        return
+    whole = len(target) // len(period) * len(period)
+    target[:whole].reshape(-1, len(period))[...] = period
+    target[whole:] = period[: len(target) - whole]

@@ -3,11 +3,18 @@
 Each node listens on one port, connects to every other node and reports failures to node 0, which combines the reports.
 A node counts as lost if no other node reached it and it sent no report. MPI starts over the TCP network, even if it
 sends data over another network.
+
+Anybody who reaches a node can connect to its port, so a report counts only with a code (HMAC-SHA256) that needs the
+secret of the job, SECRET, and the number that the server has drawn for this connection. Lines, reports and the number
+of connections are bounded.
 """
 
 from __future__ import annotations
 
+import hmac
+import ipaddress
 import json
+import secrets
 import socket
 import subprocess
 import threading
@@ -19,19 +26,25 @@ from contextlib import suppress
 from hpccoll.errors import UnavailableError, UsageError
 from hpccoll.preflight.link_benchmark import LinkSample
 from hpccoll.preflight.results import PreflightResults
+from hpccoll.printable import escape_unprintable
 
+SECRET = "HPCCOLL_PREFLIGHT_SECRET"  # noqa: S105 - the name of a variable; its value is the same on all nodes
 FIRST_PORT, PORTS = 20_000, 10_000
 RETRY_S, MAX_CONNECTIONS = 0.1, 64
 REPORT_LIMIT_S = 300.0  # time for a report and its acknowledgement, over a connection that works
-_HELLO = b"hpccoll preflight\n"
+MESSAGE_LIMIT_S = 30.0  # time for the first message over a connection
+BYTES_PER_NODE, BASE_BYTES = 400, 4096  # of the longest line
+MAX_REASON = 200  # characters
+_HELLO = b"hpccoll preflight "
+_CODE_BYTES = 16  # of the number that a server draws for a connection
 
 
-def read_slurm_step(environ: Mapping[str, str]) -> tuple[list[str], int, int]:
-    """Run scontrol; return the host names of this job step, this node's index among them, and a port for this job.
+def read_slurm_step(environ: Mapping[str, str]) -> tuple[list[str], int, int, bytes]:
+    """Run scontrol; return the hosts of this job step, this node's index, a port for this job, and the job's secret.
 
     Raises:
         UnavailableError: this process is not in a SLURM job step.
-        UsageError: the step does not have one task per node.
+        UsageError: the step does not have one task per node, or SECRET is not set.
     """
     try:
         nodes, node, job = environ["SLURM_STEP_NODELIST"], int(environ["SLURM_NODEID"]), int(environ["SLURM_JOB_ID"])
@@ -42,11 +55,52 @@ def read_slurm_step(environ: Mapping[str, str]) -> tuple[list[str], int, int]:
     hosts = scontrol.stdout.split()
     if environ.get("SLURM_STEP_NUM_TASKS") != str(len(hosts)):
         raise UsageError(f"--reach needs one task on each of {len(hosts)} nodes; srun --ntasks-per-node=1")
-    return hosts, node, FIRST_PORT + job % PORTS
+    if len(environ.get(SECRET, "")) < _CODE_BYTES:
+        raise UsageError(
+            "--reach needs a secret of the job, so that nobody else can report; run slurm/preflight.sh, or run before "
+            f"srun: export {SECRET}=$(openssl rand -hex 16)"
+        )
+    return hosts, node, FIRST_PORT + job % PORTS, environ[SECRET].encode()
+
+
+def make_code(secret: bytes, number: bytes, message: bytes) -> bytes:
+    """Return the code, in hexadecimal digits, that proves that the sender of a message knows the secret."""
+    return hmac.digest(secret, number + b" " + message, "sha256").hex().encode()
+
+
+def choose_address(host: str) -> str:
+    """Return the address of this host on which other nodes expect it; empty for all addresses if it is unknown.
+
+    Some hosts give their own name a loopback address, which other nodes cannot reach.
+    """
+    try:
+        address = socket.getaddrinfo(host, None, socket.AF_INET, socket.SOCK_STREAM)[0][4][0]
+    except (OSError, IndexError):
+        return ""
+    return "" if ipaddress.ip_address(address).is_loopback and address != host else str(address)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens on a port of this host's address in the job, or of all addresses if it has none."""
+    with suppress(OSError):  # the name may have an address that is not this host's
+        return socket.create_server((choose_address(host), port), backlog=1024)
+    try:
+        return socket.create_server(("", port), backlog=1024)
+    except OSError as error:
+        raise UnavailableError(
+            f"--reach cannot listen on port {port} of {host} ({error.strerror or error}); another program uses it: "
+            "submit the job again, whose number chooses the port"
+        ) from error
 
 
 class ReachabilityServer:
-    """Listen on `port`, accept connections of other nodes in background threads, and collect their reports.
+    """Listen on a port, accept connections of other nodes in background threads, and collect their reports.
+
+    Args:
+        hosts: the names of all nodes.
+        node: index of this node.
+        port: the port.
+        secret: the secret of the job.
 
     Attributes:
         reports: for each node that sent a report, the nodes that it could not reach, each with the reason.
@@ -54,49 +108,74 @@ class ReachabilityServer:
             report. A node listens until its report is acknowledged, so that nodes that start later can reach it.
     """
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, hosts: Sequence[str], node: int, port: int, secret: bytes) -> None:
         self.reports: dict[int, dict[int, str]] = {}
         self.all_reported = threading.Event()
-        self._socket = socket.create_server(("", port), backlog=1024)
+        self._nodes, self._secret = len(hosts), secret
+        self._places = threading.BoundedSemaphore(4 * len(hosts) + MAX_CONNECTIONS)
+        self._socket = listen(hosts[node], port)
         threading.Thread(target=self._accept_connections, daemon=True).start()
 
     def _accept_connections(self) -> None:
-        """Accept connections until the socket is closed, and serve each in a thread of its own."""
+        """Accept connections until the socket is closed; serve a bounded number at a time, each in a thread."""
         while True:
             try:
                 connection, _ = self._socket.accept()
             except OSError:
                 return  # `close` was called
-            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+            if self._places.acquire(blocking=False):
+                threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+            else:
+                connection.close()  # the node tries again
 
     def _serve(self, connection: socket.socket) -> None:
-        """Send a greeting to a connected node; if it sends a report, store the report and acknowledge it.
+        """Send a greeting with a random number; if the node sends a report, store the report and acknowledge it.
 
-        The acknowledgement is sent once `all_reported` is set, or after REPORT_LIMIT_S seconds. Each read or write
-        fails after REPORT_LIMIT_S seconds. Network errors and invalid JSON close the connection silently.
+        The acknowledgement is sent once `all_reported` is set, or after REPORT_LIMIT_S seconds. The first line must
+        arrive within MESSAGE_LIMIT_S seconds. Network errors and invalid messages close the connection silently.
         """
-        with connection, suppress(OSError, ValueError), connection.makefile("rwb") as stream:
-            connection.settimeout(REPORT_LIMIT_S)
-            stream.write(_HELLO)
-            stream.flush()
-            message = json.loads(stream.readline() or b"{}")
-            if "failed" in message:
-                failed = {int(node): str(reason) for node, reason in message["failed"].items()}
-                self.reports[int(message["node"])] = failed
-                self.all_reported.wait(REPORT_LIMIT_S)
-                stream.write(_HELLO)
+        number = secrets.token_hex(_CODE_BYTES).encode()
+        try:
+            with (
+                connection,
+                suppress(OSError, ValueError, TypeError, LookupError),
+                connection.makefile("rwb") as stream,
+            ):
+                connection.settimeout(MESSAGE_LIMIT_S)
+                stream.write(_HELLO + number + b"\n")
                 stream.flush()
+                line = stream.readline(BASE_BYTES + BYTES_PER_NODE * self._nodes)
+                if self._take_report(line, number):
+                    self.all_reported.wait(REPORT_LIMIT_S)
+                    stream.write(_HELLO + make_code(self._secret, number, b"acknowledged") + b"\n")
+                    stream.flush()
+        finally:
+            self._places.release()
+
+    def _take_report(self, line: bytes, number: bytes) -> bool:
+        """Store a report whose code is right; return whether the line was such a report; raise ValueError otherwise."""
+        code, _, message = line.rstrip(b"\n").partition(b" ")
+        if not hmac.compare_digest(code, make_code(self._secret, number, message)):
+            return False
+        report = json.loads(message)
+        failed = {int(node): escape_unprintable(str(reason)[:MAX_REASON]) for node, reason in report["failed"].items()}
+        if not all(0 <= node < self._nodes for node in (report["node"], *failed)):
+            raise ValueError(report["node"])
+        self.reports[report["node"]] = failed
+        return True
 
     def close(self) -> None:
         """Stop listening."""
         self._socket.close()
 
 
-def contact_node(host: str, port: int, message: dict[str, object], limit_s: float) -> str | None:
-    """Connect to a node and send it a message; return the reason if that failed, else None.
+def contact_node(
+    host: str, port: int, secret: bytes, limit_s: float, report: dict[str, object] | None = None
+) -> str | None:
+    """Connect to a node and send it a report, if any; return the reason if that failed, else None.
 
-    Retries the connection for `limit_s` seconds, because the node may not listen yet. A message with the key `failed`
-    is a report, whose acknowledgement this function also waits for.
+    Retries the connection for `limit_s` seconds, because the node may not listen yet. Waits for the acknowledgement of
+    a report.
     """
     deadline = time.monotonic() + limit_s
     while True:
@@ -104,35 +183,46 @@ def contact_node(host: str, port: int, message: dict[str, object], limit_s: floa
             timeout = max(deadline - time.monotonic(), RETRY_S)
             with socket.create_connection((host, port), timeout=timeout) as connection:
                 stream = connection.makefile("rwb")
-                greeting = stream.readline()
-                stream.write(json.dumps(message).encode() + b"\n")
+                greeting = stream.readline(BASE_BYTES)
+                if not greeting:
+                    raise ConnectionAbortedError(0, "the node closed the connection")
+                if not greeting.startswith(_HELLO):
+                    return f"port {port} of {host} belongs to another program"
+                number = greeting.removeprefix(_HELLO).rstrip(b"\n")
+                if report is not None:
+                    message = json.dumps(report).encode()
+                    stream.write(make_code(secret, number, message) + b" " + message)
+                stream.write(b"\n")
                 stream.flush()
-                if "failed" in message:
+                if report is not None:
                     connection.settimeout(REPORT_LIMIT_S)
-                    stream.readline()
-                return None if greeting == _HELLO else f"port {port} of {host} belongs to another program"
+                    stream.readline(BASE_BYTES)
+                return None
         except OSError as error:
             if time.monotonic() + RETRY_S > deadline:
                 return f"no answer by TCP within {limit_s:g} s ({error.strerror or error})"
             time.sleep(RETRY_S)
 
 
-def check_reachability(hosts: Sequence[str], node: int, port: int, limit_s: float) -> PreflightResults | None:
+def check_reachability(
+    hosts: Sequence[str], node: int, port: int, secret: bytes, limit_s: float
+) -> PreflightResults | None:
     """Try to connect to all other nodes; return all nodes' results on node 0, else None. Collective over all nodes.
 
     Args:
         hosts: names of all nodes, in the same order on every node.
         node: index of this node.
         port: a free port, the same on every node.
+        secret: the secret of the job, the same on every node.
         limit_s: seconds after which a node counts as unreachable.
     """
-    server = ReachabilityServer(port)
+    server = ReachabilityServer(hosts, node, port, secret)
     others = [other for other in range(len(hosts)) if other != node]
     with ThreadPoolExecutor(min(MAX_CONNECTIONS, max(len(others), 1))) as pool:
-        reasons = pool.map(lambda other: contact_node(hosts[other], port, {"node": node}, limit_s), others)
+        reasons = pool.map(lambda other: contact_node(hosts[other], port, secret, limit_s), others)
         failed = {other: reason for other, reason in zip(others, reasons, strict=True) if reason is not None}
     if node != 0:
-        contact_node(hosts[0], port, {"node": node, "failed": failed}, limit_s)
+        contact_node(hosts[0], port, secret, limit_s, {"node": node, "failed": failed})
         server.close()
         return None
     server.reports[0] = failed

@@ -16,6 +16,7 @@ from hpccoll.records.barriers import (
 from hpccoll.records.collective import (
     FEWEST_FOR_P99,
     SEND_RECV,
+    BenchSummaryRecord,
     CaseKey,
     CollectiveCase,
     CollectiveRecord,
@@ -58,8 +59,8 @@ from hpccoll.records.training import (
 
 __all__ = [
     "FEWEST_FOR_P99", "SCHEMA", "SEND_RECV", "AccountEntry", "AllocatedBytes", "BarrierCost", "BarrierKey",
-    "BarrierRecord",
-    "BarrierSummaryRecord", "CallGroup", "CaseKey", "CollectiveCase", "CollectiveRecord", "CompareSummaryRecord",
+    "BarrierRecord", "BarrierSummaryRecord", "BenchSummaryRecord", "CallGroup", "CaseKey", "CollectiveCase",
+    "CollectiveRecord", "CompareSummaryRecord",
     "ComparedOperationRecord", "ComparedRowRecord", "CrashRecord", "DemoRecord", "EstimateRecord", "FaultEntry",
     "FindingRecord", "FirstDisagreement", "GuidelineRecord", "InjectedDelay", "LabRecord", "NodeLateness",
     "ParityRecord", "ParitySummaryRecord", "PreflightNodeRecord", "PreflightPairRecord", "PreflightSummaryRecord",

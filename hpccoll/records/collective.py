@@ -125,3 +125,15 @@ class CollectiveRecord(CollectiveCase, frozen=True):
     clock_residual_us: Annotated[
         Amount | None, about("Largest measured error of any rank's clock after the iterations; null without a clock.")
     ] = None
+
+
+class BenchSummaryRecord(Record, frozen=True, kw_only=True):
+    """What a run of `hpccoll bench` took, the last record of the run."""
+
+    kind: ClassVar[str] = "bench_summary"
+
+    seconds: Annotated[Amount, about("Time since rank 0's process started.")]
+    sync_s: Annotated[Amount, about("Seconds of the run that synchronizing clocks took on rank 0.")]
+    peak_bytes: Annotated[Count, about("Largest resident memory of any rank, including Python and libraries.")]
+    left_out_sizes: Annotated[tuple[Count, ...], about("Message sizes in bytes that did not fit into memory.")] = ()
+    stopped: Annotated[bool, about("Whether --stop-file ended the run early.")] = False

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from hpccoll.records.barriers import BarrierRecord, BarrierSummaryRecord
-from hpccoll.records.collective import CollectiveRecord
+from hpccoll.records.collective import BenchSummaryRecord, CollectiveRecord
 from hpccoll.records.common_fields import COMMON_FIELDS
 from hpccoll.records.comparisons import (
     ComparedOperationRecord,
@@ -38,7 +38,8 @@ from hpccoll.records.training import TrainAccountRecord, TrainCompareRecord, Tra
 
 Schema = dict[str, Any]
 _RECORDS: tuple[type[Record], ...] = (
-    *(RunRecord, CollectiveRecord, DemoRecord, FindingRecord, PreflightPairRecord, PreflightNodeRecord),
+    *(RunRecord, CollectiveRecord, BenchSummaryRecord, DemoRecord, FindingRecord),
+    *(PreflightPairRecord, PreflightNodeRecord),
     *(PreflightSummaryRecord, ScalingRecord, TrainStepRecord, TrainSummaryRecord, LabRecord),
     *(CrashRecord, ScheduleRecord, TrainAccountRecord, TrainCompareRecord),
     *(ComparedRowRecord, ComparedOperationRecord, GuidelineRecord, CompareSummaryRecord),

@@ -63,6 +63,10 @@ class RunRecord(Record, frozen=True, kw_only=True):
     nodes: Annotated[Positive, about("Number of nodes: sets of ranks that can share memory.")]
     devices: Annotated[tuple[str, ...], about("Names of the accelerators that the ranks can use.")]
     oversubscribed: bool
+    core_share: Annotated[
+        Amount | None,
+        about("Least share of a core that a rank got while all ranks computed; null if it was not measured."),
+    ] = None
     clock_residual_us: Annotated[
         Amount | None,
         about("Largest measured error of any rank's clock after synchronizing; null if clocks were not aligned."),

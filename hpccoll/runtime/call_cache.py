@@ -14,6 +14,7 @@ from collections.abc import Hashable
 from functools import cache, partial
 from typing import Any, TypeAlias
 
+from hpccoll.native import CallTable
 from hpccoll.runtime.arrays import is_torch_tensor
 from hpccoll.runtime.executable import Executable
 
@@ -34,12 +35,13 @@ class CallCache:
 
     `by_array` is public so that `all_reduce(x)` finds its executable by one look-up. The keys of `by_array` are `id(x)`
     for an all_reduce of `x` with default arguments, and tuples for all other calls. `by_kind` holds objects that carry
-    out calls without binding them to arrays (see unbound.py).
+    out calls without binding them to arrays (see unbound.py), and `table` the staged calls among them for NumPy arrays.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, table: CallTable) -> None:
         self.by_array: dict[Hashable, CachedCall] = {}
         self.by_kind: dict[Hashable, Any] = {}
+        self.table = table
         self._calls: dict[Hashable, int] = {}  # the number of unbound calls by array key
         self._patience = 1  # the number of unbound calls that precede a binding
         self._has_lost = False  # whether a bound call was lost since the latest binding
@@ -130,7 +132,7 @@ class CallCache:
 
     def forget_arrays(self) -> None:
         """Forget which arrays and kinds of call were used before; executables are still found by address."""
-        for known in (self.by_array, self.by_kind, self._calls):
+        for known in (self.by_array, self.by_kind, self.table, self._calls):
             known.clear()
 
     def abandon(self) -> None:

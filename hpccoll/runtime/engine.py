@@ -17,9 +17,9 @@ many ranks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from contextlib import nullcontext
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Final, cast
 from weakref import WeakSet, WeakValueDictionary
 
@@ -27,7 +27,8 @@ import numpy as np
 from mpi4py import MPI
 
 from hpccoll.algorithms import Algorithm
-from hpccoll.errors import ReductionError, UsageError
+from hpccoll.errors import CommunicationError, ReductionError, UsageError
+from hpccoll.native import CallTable, StagedCall
 from hpccoll.plan import Count
 from hpccoll.runtime.arguments import BlockCounts
 from hpccoll.runtime.arrays import ArrayModule, ScratchPool
@@ -38,6 +39,7 @@ from hpccoll.runtime.executable import Executable, UnboundProgram
 from hpccoll.runtime.job import detect_layout, get_mpi_library, list_world_ranks
 from hpccoll.runtime.messages.mpi_collectives import MpiCollectives
 from hpccoll.runtime.node_memory.node import NodeMemory
+from hpccoll.runtime.node_memory.symmetric import buffer_registry
 from hpccoll.runtime.plan_executable import Context, PlanExecutable
 from hpccoll.runtime.progress import InFlight, get_progress
 from hpccoll.runtime.recorder.call_recorder import CallRecorder, WaitReason
@@ -74,9 +76,10 @@ class Engine:
     ) -> None:
         self.comm, self.rank, self.size = comm, comm.rank, comm.size
         mixed_forms = mixed_forms and comm.size > 1
-        self.cache, self.progress, self.state = CallCache(), get_progress(), CallRecorder(get_recorder())
+        self.progress, self.state = get_progress(), CallRecorder(get_recorder())
+        self.cache = CallCache(CallTable(np.ndarray, self.progress.operations, buffer_registry().starts))
         # All collective set-up is in the constructor, because later set-up could block operations in flight.
-        layout = detect_layout(comm)
+        layout = detect_layout(comm, (self.state.recorder.path or "").rpartition("/")[2])
         self.nodes, world_ranks = layout.members, list_world_ranks(comm)
         self.progress.oversubscribed |= layout.oversubscribed
         self.node = NodeMemory(comm, layout, self.progress)
@@ -85,29 +88,28 @@ class Engine:
         self._context = Context(
             comm, self.node, self.progress, self.state, ScratchPool(), lower_cached, takes_device_memory
         )
-        table: TuningTable | None = None
+        tuning: TuningTable | None = None
         if self.rank == 0:  # all ranks must use the same table
             site = describe_site(get_mpi_library(), layout.ranks_per_node, oversubscribed=layout.oversubscribed)
-            table = load_tuning_table(site, whole_job=comm.size == MPI.COMM_WORLD.size)
-        table, number = comm.bcast((table, self.state.recorder.make_communicator_id()))  # those of rank 0
+            tuning = load_tuning_table(site, whole_job=comm.size == MPI.COMM_WORLD.size)
+        tuning, number = comm.bcast((tuning, self.state.recorder.make_communicator_id()))  # those of rank 0
         self.state.open(number, comm.rank, comm.size, world_ranks, name)
         self.processes = dict(zip(world_ranks or (), layout.processes, strict=False))  # by rank in MPI.COMM_WORLD
-        selector = Selector(comm.size, layout.nodes, table, mixed_forms=mixed_forms)
+        selector = Selector(comm.size, layout.nodes, tuning, mixed_forms=mixed_forms)
         self.call_selector = CallSelector(self.size, self.nodes, self.node, self.library, selector, mixed_forms)
         self.call_selector.log = make_selection_log(comm.rank, comm.size)
         self.select, self.buffer_kind = self.call_selector.select, self.call_selector.buffer_kind
         kinds, make_program = self.cache.by_kind, self._make_unbound_program
-        self.unbound = UnboundCollectives(
-            kinds, self.library, self.progress, self.size, self.rank, self.select, make_program
-        )
-        # Operations in flight keep the communicator alive, because a collected communicator frees its engine.
-        self.get_owner: Callable[[], object] = lambda: None
+        others = self.size, self.rank, self.select, make_program, self.cache.table
+        self.unbound = UnboundCollectives(kinds, self.library, self.progress, *others)
+        self.get_owner: Callable[[], object] = lambda: None  # operations in flight keep the communicator alive
         self._mixed_forms, self._asynchronous_scratch = mixed_forms, ScratchPool()
         if mixed_forms:
             self.library.use_non_blocking()
         self._message_plans = 0  # the number of asynchronous plans of messages so far
         self._with_tag: WeakValueDictionary[int, InFlight] = WeakValueDictionary()  # the latest operation of each tag
         self._started: WeakSet[InFlight] = WeakSet()
+        self.state.on_interruption = partial(_fail_operations, self._started, [])
 
     def run(self, call: CollectiveCall, *, again: bool = False) -> Executable | None:
         """Run a collective and wait for its end; return its executable if it is in the call cache, else None.
@@ -146,8 +148,13 @@ class Engine:
     def _wait_for(self, operation: InFlight | None) -> None:
         """Block until an operation in flight is done; raise its error, if any."""
         if operation is not None:
-            with operation.awaited or nullcontext():
-                self.progress.wait_until(operation.advance)
+            try:
+                with operation.awaited or nullcontext():
+                    self.progress.wait_until(operation.advance)
+            except BaseException as error:
+                if operation.awaited is not None:
+                    self.state.take_exception(operation.awaited.name, error)
+                raise
             operation.raise_error()
 
     def start(self, call: CollectiveCall) -> InFlight | None:
@@ -167,8 +174,9 @@ class Engine:
         record = self.state.start(call.operation.value, description)
         try:
             operation = self.library.start(call) if algorithm is None else self._start_plan(call, selection)
-        except BaseException:
+        except BaseException as error:
             record.end(failed=True)
+            self.state.take_exception(record.name, error)
             raise
         if algorithm is None:
             self.progress.add_transfer(operation)
@@ -186,8 +194,9 @@ class Engine:
         record = self.state.start(collective.name, collective.description)
         try:
             operation, value = collective.start(x, out)
-        except BaseException:
+        except BaseException as error:
             record.end(failed=True)
+            self.state.take_exception(record.name, error)
             raise
         self.progress.add_transfer(operation)
         self._track(operation, record)
@@ -331,8 +340,8 @@ class Engine:
         if self.call_selector.log is None:
             self.unbound.add(call, x, out, op, algorithm, counts)
 
-    def _make_unbound_program(self, call: CollectiveCall, selection: Selection) -> UnboundProgram | None:
-        """Return a program of a selected plan that runs on any host arrays; None if a run needs an executable."""
+    def _make_unbound_program(self, call: CollectiveCall, selection: Selection) -> UnboundProgram | StagedCall | None:
+        """Return what runs a selected plan on any host arrays; None if a run needs an executable."""
         if self._mixed_forms and selection.algorithm is not None and not selection.algorithm.uses_shared_memory:
             return None
         return self._make_executable(call, selection).make_unbound()
@@ -362,6 +371,17 @@ class Engine:
             staged=staged,
             sizes=None if sizes is None else np.array(sizes, np.int64),
         )
+
+
+def _fail_operations(started: Iterable[InFlight], kept: list[InFlight], error: CommunicationError) -> None:
+    """Let the operations in flight of an unusable communicator fail with `error`.
+
+    They are added to `kept`, because MPI may still write to their memory.
+    """
+    for operation in list(started):
+        if not operation.done:
+            kept.append(operation)
+            operation.error, operation.done = error, True
 
 
 def _key(call: CollectiveCall, kind: BufferKind) -> tuple[Hashable, ...]:

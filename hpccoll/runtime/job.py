@@ -21,11 +21,13 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from hpccoll.errors import UnavailableError, UsageError
 from hpccoll.optional_packages import format_install_command
 from hpccoll.runtime import launcher
+from hpccoll.runtime.pmi_relay import shorten_pmi_values
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 RANKS_PER_NODE = "HPCCOLL_RANKS_PER_NODE"
+START_FILE = "HPCCOLL_START_FILE"  # environment variable with the name of a file that `get_world` creates
 GRACE_S: Final = 0.5  # on a loaded machine, equal errors of two ranks may be 0.3 s apart
 _MPICH_SEGMENT: Final = "/dev/shm/mpich_"  # noqa: S108 - the memory file system, not a place for temporary files
 _PACKAGES = {
@@ -37,8 +39,9 @@ _PACKAGES = {
     "cupy": ("cupy-cuda13x", "cupy-cuda12x", "cupy"),
 }
 
-# A process id, the number of the namespace to which the id belongs, and a number that identifies the host.
-ProcessId: TypeAlias = tuple[int, int, int]
+# A process id, the number of the namespace to which the id belongs, a number that identifies the host, and the name of
+# the process's recorder file; empty if it has none.
+ProcessId: TypeAlias = tuple[int, int, int, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +87,7 @@ def load_mpi() -> ModuleType:
     if not module.Is_initialized():
         pmix = "pmix" in module.Get_library_version().lower()
         launcher.require_own_mpirun(os.environ, get_mpi_library(), pmix)
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), shorten_pmi_values(os.environ, get_mpi_library()):
             # mpi4py's warning of a launcher of another MPI library is not needed, because `get_world` raises an error.
             warnings.filterwarnings("ignore", "suspicious MPI execution environment", RuntimeWarning)
             module.Init_thread()
@@ -113,13 +116,31 @@ def _import_mpi() -> ModuleType:
 def get_world() -> MPI.Intracomm:
     """Return MPI.COMM_WORLD, after initializing MPI and checking that the launcher belongs to the MPI library.
 
+    The first call is collective if the environment variable HPCCOLL_START_FILE is set: rank 0 then creates that file
+    when all ranks have started. The job scripts end a launch that does not create it in time.
+
     Raises:
         UnavailableError: mpi4py or the MPI library is not installed.
         LauncherError: the launcher belongs to another MPI library.
     """
     comm: MPI.Intracomm = load_mpi().COMM_WORLD
     launcher.require_one_job(os.environ, comm.size, get_mpi_library())
+    _report_start(comm)
     return comm
+
+
+def _report_start(comm: MPI.Intracomm) -> None:
+    """Create the file that HPCCOLL_START_FILE names, on rank 0, after all ranks have called this. Collective.
+
+    Only the first call of a process does this, and processes that it starts do not.
+    """
+    path = os.environ.pop(START_FILE, "")
+    if not path:
+        return
+    comm.Barrier()
+    if comm.rank == 0:
+        with suppress(OSError), open(path, "w", encoding="ascii"):  # noqa: PTH123 - `pathlib` takes 5 ms to import
+            pass
 
 
 def wait_for_lower_ranks(rank: int) -> None:
@@ -198,16 +219,18 @@ def list_world_ranks(comm: MPI.Intracomm) -> tuple[int, ...] | None:
     return None if module.UNDEFINED in ranks else ranks
 
 
-def _get_process_id(host: int) -> ProcessId:
+def _get_process_id(host: int, recorder_file: str) -> ProcessId:
     """Return the id of this process on the host number `host`; namespace 0 where namespaces are unknown."""
     namespace = 0
     with suppress(OSError):
         namespace = os.stat("/proc/self/ns/pid").st_ino  # noqa: PTH116 - `pathlib` takes 5 ms to import
-    return os.getpid(), namespace, host
+    return os.getpid(), namespace, host, recorder_file
 
 
-def detect_layout(comm: MPI.Intracomm) -> RankLayout:
+def detect_layout(comm: MPI.Intracomm, recorder_file: str = "") -> RankLayout:
     """Return the host, node, cores and process of each rank of `comm`. Collective, with the same result on every rank.
+
+    `recorder_file` is the name of this process's recorder file, for its `ProcessId`.
 
     Cost: one communicator split, and an all-gather of a few dozen bytes per rank.
     """
@@ -217,7 +240,7 @@ def detect_layout(comm: MPI.Intracomm) -> RankLayout:
     host_comm.Free()
     cores = sum(1 << core for core in os.sched_getaffinity(0))  # as bits, because sets of 256 cores are long messages
     node = first_of_host, _find_emulated_node(module.COMM_WORLD.rank, os.environ)
-    rows = comm.allgather((module.Get_processor_name(), node, cores, _get_process_id(first_of_host)))
+    rows = comm.allgather((module.Get_processor_name(), node, cores, _get_process_id(first_of_host, recorder_file)))
     nodes = list(dict.fromkeys(row[1] for row in rows))
     host_cores: dict[int, int] = {}
     for _, (host, _), own_cores, _ in rows:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from hpccoll.native import StagedCall
 from hpccoll.runtime.arrays import BoundCall, FlatArray, ScratchPool
 from hpccoll.runtime.collective_call import CollectiveCall, bind_epilogue, bind_prologue, describe_call
 from hpccoll.runtime.executable import ReplaceablePartial, UnboundProgram, raise_freed
@@ -96,7 +97,7 @@ class PlanExecutable(ReplaceablePartial):
         """Run once without binding anything for later runs."""
         self()
 
-    def make_unbound(self) -> UnboundProgram | None:
+    def make_unbound(self) -> UnboundProgram | StagedCall | None:
         """Return the same program for any plain arrays, which keeps no array; None if a run needs an executable."""
         return None
 

@@ -6,10 +6,12 @@ in-flight operations of the process, so ranks may wait for operations, on any co
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 import time
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable
 from functools import cache, partial
 from typing import Any, Final, TypeVar
@@ -17,9 +19,9 @@ from weakref import WeakSet
 
 from mpi4py import MPI
 
-from hpccoll.errors import UsageError, WaitTimeoutError
+from hpccoll.errors import CommunicationError, UsageError, WaitTimeoutError
 from hpccoll.runtime.backoff import Backoff
-from hpccoll.runtime.recorder.call_recorder import WaitReason
+from hpccoll.runtime.recorder.call_recorder import CallRecorder, WaitReason
 
 Result = TypeVar("Result")
 NEVER: Final = float("inf")
@@ -33,10 +35,10 @@ class InFlight(ABC):
     `awaited` describes a wait for the operation. `owner` is an object that the operation keeps alive until it is done.
     """
 
-    __slots__ = ("__weakref__", "awaited", "done", "error", "owner")
+    __slots__ = ("__weakref__", "_is_advancing", "awaited", "done", "error", "owner")
 
     def __init__(self) -> None:
-        self.done = False
+        self.done = self._is_advancing = False
         self.error: Exception | None = None
         self.awaited: WaitReason | None = None
         self.owner: object = None
@@ -44,18 +46,32 @@ class InFlight(ABC):
     def advance(self) -> bool:
         """Advance as far as possible without blocking; return whether the operation is done.
 
-        An exception is not raised but kept in `error`, because the caller may be waiting for another operation.
+        An exception is not raised but kept in `error`, because the caller may be waiting for another operation. Does
+        nothing while another thread advances the operation.
         """
-        if not self.done:
+        if not self.done and not self._is_advancing:
+            self._is_advancing = True  # no thread can run between the test and this line
             try:
-                self.done = self._advance()
+                self.done = self._advance() or self.done
             except Exception as error:  # noqa: BLE001 - `raise_error` raises it where the operation is waited for
-                self.error, self.done = error, True
+                self._take_exception(error)
+            except BaseException as error:  # KeyboardInterrupt ends the program, and not only the operation
+                self._take_exception(error)
+                raise
+            finally:
+                self._is_advancing = False
             if self.done:
                 self.owner = None
                 if self.awaited is not None:
                     self.awaited.end(failed=self.error is not None)
         return self.done
+
+    def _take_exception(self, error: BaseException) -> None:
+        """End the operation by an exception, which may make the communicator of a collective unusable."""
+        self.error = error if isinstance(error, Exception) else CommunicationError(f"interrupted by {error!r}")
+        self.done = True
+        if self.awaited is not None and self.awaited.number:
+            self.awaited.state.take_exception(self.awaited.name, error)
 
     def mark_started(self) -> None:
         """Record that the operation has begun to move data."""
@@ -84,12 +100,18 @@ class Progress:
         poll_mpi: a function that lets MPI advance without blocking.
     """
 
-    __slots__ = ("_advancing", "_listeners", "deadline", "operations", "oversubscribed", "poll_mpi", "transfers")
+    __slots__ = (
+        "_advancing", "_interrupted", "_is_ending", "_listeners", "deadline", "garbage", "operations", "oversubscribed",
+        "poll_mpi", "transfers",
+    )  # fmt: skip
 
     def __init__(self, poll_mpi: Callable[[], object] = bool) -> None:
         self.operations: dict[InFlight, None] = {}
         self.transfers: dict[InFlight, None] = {}
-        self.poll_mpi, self._advancing, self.deadline = poll_mpi, False, NEVER
+        self.poll_mpi, self._advancing, self.deadline = poll_mpi, threading.Lock(), NEVER
+        self._interrupted: CallRecorder | None = None
+        self.garbage: deque[Callable[[], object]] = deque()
+        self._is_ending = False
         self.oversubscribed = False
         self._listeners: WeakSet[Any] | None = WeakSet()
 
@@ -122,23 +144,54 @@ class Progress:
         """Advance every in-flight plan as far as possible without blocking, and let MPI move its messages.
 
         Completed operations are removed. One transfer per call is tested, in turn, because one test lets MPI advance
-        all of them. Returns False without an effect if an advancing operation calls this.
+        all of them. Returns False without an effect if an advancing operation or another thread is in this function.
         """
-        if self._advancing:
+        if not self._advancing.acquire(blocking=False):
             return False
-        self._advancing = True
         try:
             for operation in list(self.operations):
                 if operation.advance():
                     self.operations.pop(operation, None)
-            if self.transfers:
-                first = next(iter(self.transfers))
-                del self.transfers[first]
+            first = next(iter(self.transfers), None)
+            if first is not None:
+                self.transfers.pop(first, None)  # another thread that waits for it may have removed it
                 if not first.advance():
                     self.transfers[first] = None
         finally:
-            self._advancing = False
+            self._advancing.release()
         return True
+
+    def discard(self, release: Callable[[], object]) -> None:
+        """Call `release` soon, in a thread that calls hpccoll; for finalizers, which run in any thread, at any place.
+
+        Called directly, `release` could wait for a lock that its own thread holds, or call MPI in a wrong thread.
+        """
+        self.garbage.append(release)
+        if self._is_ending:
+            self.release_garbage()
+
+    def release_garbage(self) -> None:
+        """Call the functions that `discard` has got; not for finalizers."""
+        while self.garbage:
+            self.garbage.popleft()()
+
+    def end(self) -> None:
+        """Release the garbage now, and later garbage at once; for the end of the program."""
+        self._is_ending = True
+        self.release_garbage()
+
+    def stop_wait(self, state: CallRecorder) -> None:
+        """Let the current wait of a call on the communicator of `state` raise its error; for another thread."""
+        self._interrupted, self.deadline = state, -NEVER
+
+    def _raise_late(self) -> None:
+        """Raise the error of a wait after `deadline`; return if `stop_wait` meant a wait that has ended."""
+        state, self._interrupted = self._interrupted, None
+        if state is None:
+            raise WaitTimeoutError(TIME_IS_UP)
+        self.deadline = NEVER
+        if state.interruption is not None and state.is_in_call:
+            raise state.interruption.make_error(state.rank)
 
     def abandon(self) -> None:
         """Let all operations in flight fail; for a forked child process, in which MPI cannot be used."""
@@ -168,7 +221,7 @@ class Progress:
             self.advance()
             backoff.pause()
             if time.monotonic() > self.deadline:
-                raise WaitTimeoutError(TIME_IS_UP)
+                self._raise_late()
 
     def sleep_until(self, done: Callable[[], object]) -> None:
         """Block until `done` returns true, and sleep between its polls unless operations are in flight.
@@ -179,6 +232,21 @@ class Progress:
         backoff = Backoff(spins=False)
         while not done():
             self.idle(backoff)
+
+    def attend(self) -> bool:
+        """Advance the operations in flight during a native wait; return whether there are any.
+
+        Without operations in flight, MPI is polled, because a message that MPI has buffered moves on only inside an MPI
+        call.
+        """
+        is_busy = bool(self.operations or self.transfers)
+        if is_busy:
+            self.advance()
+        else:
+            self.poll_mpi()
+        if time.monotonic() > self.deadline:
+            self._raise_late()
+        return is_busy
 
     def idle(self, backoff: Backoff) -> None:
         """Pause once between two polls of shared memory, and advance the operations in flight.
@@ -193,7 +261,7 @@ class Progress:
         if backoff.pause():
             self.poll_mpi()
         if time.monotonic() > self.deadline:
-            raise WaitTimeoutError(TIME_IS_UP)
+            self._raise_late()
 
     def call(self, function: Callable[[], Result]) -> Result:
         """Return the result of a function that blocks in MPI, called in a separate thread while plans are in flight.
@@ -230,4 +298,5 @@ def get_progress() -> Progress:
     """Return the one `Progress` of this process; MPI must be initialized."""
     progress = Progress(partial(MPI.COMM_SELF.Iprobe, MPI.ANY_SOURCE, MPI.ANY_TAG))
     os.register_at_fork(after_in_child=progress.abandon)
+    atexit.register(progress.end)
     return progress

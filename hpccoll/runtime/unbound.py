@@ -19,6 +19,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
+from hpccoll.native import CallTable, StagedCall
 from hpccoll.plan import Operation
 from hpccoll.runtime.arguments import BlockCounts
 from hpccoll.runtime.collective_call import CollectiveCall
@@ -26,7 +27,13 @@ from hpccoll.runtime.executable import UnboundProgram
 from hpccoll.runtime.messages.mpi_collectives import MpiCollectives
 from hpccoll.runtime.plain_arrays import is_plain
 from hpccoll.runtime.progress import Progress
-from hpccoll.runtime.unbound_collective import GATHERS, UnboundCollective, UnboundLibraryCollective, UnboundPlan
+from hpccoll.runtime.unbound_collective import (
+    GATHERS,
+    UnboundCollective,
+    UnboundLibraryCollective,
+    UnboundPlan,
+    UnboundStagedCall,
+)
 from hpccoll.selection import Selection, round_message_size
 
 ASYNCHRONOUS: Final = "asynchronous"
@@ -44,7 +51,8 @@ class UnboundCollectives:
     Args:
         found: the `UnboundCollective` of each kind of call; its owner empties the dict at a close or a fork.
         select: returns the selection for a call.
-        make_program: returns the program of a call; None if the call needs an executable.
+        make_program: returns the program or staged call for a call; None if the call needs an executable.
+        table: the staged calls of calls on NumPy arrays.
     """
 
     def __init__(
@@ -55,11 +63,12 @@ class UnboundCollectives:
         ranks: int,
         rank: int,
         select: Callable[..., Selection],
-        make_program: Callable[[CollectiveCall, Selection], UnboundProgram | None],
+        make_program: Callable[[CollectiveCall, Selection], UnboundProgram | StagedCall | None],
+        table: CallTable,
     ) -> None:
         self._found, self._library, self._progress = found, library, progress
         self._ranks, self._rank = ranks, rank
-        self._select, self._make_program = select, make_program
+        self._select, self._make_program, self._table = select, make_program, table
 
     def find(
         self, operation: Operation, x: Any, out: Any, op: Any, root: int, algorithm: Any
@@ -107,6 +116,8 @@ class UnboundCollectives:
             x: the user's input, or with counts the output of a rank without input.
             algorithm: see `find`.
         """
+        if call.operation is Operation.BARRIER and not isinstance(algorithm, tuple):
+            self._add_barrier(call, op, algorithm)
         if counts is None and (call.operation in _WITHOUT_INPUT or not call.count):
             return
         if call.reduction.factor is not None or not is_plain(x):
@@ -125,10 +136,35 @@ class UnboundCollectives:
                 self._keep(kind, library)
                 self._keep(self._generalize(kind) if counts is None else self._generalize_counts(kind), library)
             return
+        if not asynchronous:
+            self._add_plan(kind, call, selection, x, out)
+
+    def _add_plan(self, kind: Any, call: CollectiveCall, selection: Selection, x: Any, out: Any) -> None:
+        """Keep a plan for later calls of a kind, for which `auto` or the user selected it."""
         plan = UnboundPlan(call, self._ranks, self._progress)
-        if plan.fits(x, out) and not asynchronous:
-            plan.program = self._make_program(call, selection)
+        if not plan.fits(x, out):
+            return
+        program = self._make_program(call, selection)
+        if not isinstance(program, StagedCall):
+            plan.program = program
             self._keep(kind, plan)
+            return
+        staged = UnboundStagedCall(call, self._ranks, self._progress, program)
+        self._keep(kind, staged)
+        if isinstance(call.count, int) and type(x) is np.ndarray:
+            _, _, _, op, root, algorithm, *_ = kind
+            staged.add_to(self._table, x, op, root, algorithm)
+
+    def _add_barrier(self, call: CollectiveCall, op: Any, algorithm: Any) -> None:
+        """Let the table carry out later barriers, if a plan in shared memory is selected."""
+        selection = self._select(call)
+        program = None if selection.algorithm is None else self._make_program(call, selection)
+        if isinstance(program, StagedCall):
+            options = {"output_given": False, "in_place": True, "returns_none": True}
+            self._table.add(
+                call.operation, None, op, call.root, algorithm,
+                count=0, divisor=1, result_count=0, make_output=None, call=program, **options,
+            )  # fmt: skip
 
     def _find_resized(self, kind: Kind) -> UnboundCollective | None:
         """Return and keep the library's collective for a new size, if the library is selected for such sizes."""

@@ -17,6 +17,7 @@ import numpy as np
 from mpi4py import MPI
 
 from hpccoll.errors import UsageError
+from hpccoll.native import CallTable, StagedCall
 from hpccoll.plan import Count, Operation
 from hpccoll.runtime.arguments import BlockCounts, empty_like, output_shape, parse_counts
 from hpccoll.runtime.arrays import NUMPY
@@ -268,8 +269,43 @@ class UnboundLibraryCollective(UnboundCollective):
         return arguments
 
 
+class UnboundStagedCall(UnboundCollective):
+    """Carries out calls of one kind by a native staged call, which divides by itself for `avg`."""
+
+    def __init__(self, call: CollectiveCall, ranks: int, progress: Progress, staged: StagedCall) -> None:
+        super().__init__(call, ranks)
+        self._in_flight, self._staged, self._divides = progress.operations, staged, False
+
+    def accepts(self, x: Any, out: Any) -> bool:
+        """Whether `fits` is true and no plan is in flight (a staged call does not wait for earlier ones)."""
+        return not self._in_flight and self.fits(x, out)
+
+    def add_to(self, table: CallTable, x: Any, op: Any, root: int, algorithm: Any) -> None:
+        """Let a table of calls on NumPy arrays carry out the calls of this kind."""
+        in_place, itemsize = self._in_place or not self._has_result, self._dtype.itemsize
+        table.add(
+            self._operation, x.dtype, op, root, algorithm,
+            count=x.size,
+            output_given=self.output_given and not in_place,
+            in_place=in_place,
+            returns_none=self._returns_none,
+            divisor=self._ranks if self._splits else 1,
+            result_count=self.result_nbytes // itemsize,
+            make_output=None if in_place or self.output_given else self._make_output,
+            call=self._staged,
+        )  # fmt: skip
+
+    def _make_output(self, x: Any) -> Any:
+        """Return a new array for the result of a call on `x`."""
+        return empty_like(x, output_shape(self._operation, tuple(x.shape), self._ranks))
+
+    def _run(self, x: Any, result: Any) -> None:
+        address = get_address(x)
+        self._staged(address, address if result is x or result is None else get_address(result))
+
+
 class UnboundPlan(UnboundCollective):
-    """Carries out calls of one kind by a program (a rank's instructions), without an executable.
+    """Carries out calls of one kind by a program of messages, without an executable.
 
     `program` is None if the calls need an executable.
     """

@@ -27,32 +27,36 @@ def _prefer_plans(medium: str, medium_below: int, long: str) -> tuple[SizeRule, 
 
 
 def _prefer_shared(below: int, *above: str, most_ranks: int = 4) -> tuple[SizeRule, ...]:
-    """Return rules for one node: the MPI library first below 16 KiB, then `shared` on few ranks, then `above`."""
+    """Return rules for one node: `shared` on few ranks, on others the MPI library below 16 KiB; then `above`."""
     return (
+        SizeRule(16 * KiB, ("shared", MPI_LIBRARY), most_ranks),
         SizeRule(16 * KiB, (MPI_LIBRARY,)),
         SizeRule(below, ("shared", MPI_LIBRARY), most_ranks),
         SizeRule(ANY_SIZE, above),
     )
 
 
-# The rules rest on all_reduce with fresh data per call on two cores, MPICH 5.0.2 (25th percentiles in microseconds).
-# MPI library, 2 (4) ranks: 3.8 (51) for 1 KiB, 13 (102) for 16 KiB, 28 (169) for 128 KiB, 290 (1302) for 2 MiB.
-# shared_one_shot on host memory: 3.1 (41) for 1 KiB, 4.0 (43) for 16 KiB, 12 (109) for 128 KiB, 401 (3062) for 2 MiB.
-# shared_two_shot on host memory: 4.4 (72) for 1 KiB, 5.3 (63) for 16 KiB, 11 (104) for 128 KiB, 129 (979) for 2 MiB.
-# rabenseifner on host memory: 4.4 (61) for 1 KiB, 11 (83) for 16 KiB, 22 (140) for 128 KiB, 197 (1208) for 2 MiB.
-# recursive_doubling on symmetric memory: 3.4 (34) for 1 KiB, 7.9 (191) for 16 KiB, 26 (246) for 128 KiB.
+# The rules rest on all_reduce with new arrays per call on two cores of an AMD EPYC, MPICH 5.0.2 (medians in
+# microseconds). On 2 ranks, for 8 B, 1 KiB, 4 KiB, 16 KiB, 64 KiB, 256 KiB and 1 MiB:
+# MPI library: 2.0, 4.2, 4.5, 15, 28, 73, 198; shared_one_shot: 0.5, 0.8, 1.2, 3.9, 12, 37, 198;
+# shared_two_shot: 0.6, 0.9, 1.3, 2.1, 5.4, 17, 145.
+# On 4 ranks, for 64 KiB, 256 KiB, 1 MiB and 4 MiB: MPI library: 286, 575, 1246, 4418; shared_two_shot: 99, 363, 1088,
+# 3097.
+# For 4 KiB and 16 KiB on 4 ranks, shared_one_shot takes 36 and 85 where the MPI library takes 156 and 378.
+# recursive_doubling on symmetric memory: 3.4 (34) for 1 KiB, 7.9 (191) for 16 KiB, 26 (246) for 128 KiB on 2 (4) ranks.
 # shared_two_shot on symmetric memory: 4.3 (49) for 1 KiB, 4.2 (128) for 16 KiB, 8.7 (99) for 128 KiB.
 # Limits `most_ranks` above 4 are guesses. In shared_one_shot, the work of a rank grows with the number of ranks,
 # because each rank reads the messages of all ranks.
 ONE_NODE_RULES: dict[tuple[Operation, BufferKind], tuple[SizeRule, ...]] = {
     (Operation.ALL_REDUCE, BufferKind.HOST): (
-        SizeRule(16, (MPI_LIBRARY, "shared_one_shot")),
+        SizeRule(KiB, ("shared_one_shot", MPI_LIBRARY), most_ranks=16),
+        SizeRule(8 * KiB, ("shared_two_shot", MPI_LIBRARY), most_ranks=2),
         SizeRule(8 * KiB, ("shared_one_shot", MPI_LIBRARY), most_ranks=16),
         SizeRule(8 * KiB, (MPI_LIBRARY,)),
+        SizeRule(16 * KiB + 1, ("shared_two_shot", MPI_LIBRARY), most_ranks=2),
         SizeRule(16 * KiB + 1, ("shared_one_shot", MPI_LIBRARY), most_ranks=16),
-        SizeRule(64 * KiB + 1, ("shared_one_shot", MPI_LIBRARY), most_ranks=4),
         SizeRule(256 * KiB, ("shared_two_shot", MPI_LIBRARY)),
-        SizeRule(MiB, ("shared_two_shot", "rabenseifner"), most_ranks=2),
+        SizeRule(MiB, ("shared_two_shot", "rabenseifner"), most_ranks=4),
         SizeRule(MiB, ("rabenseifner",)),
         SizeRule(ANY_SIZE, ("shared_two_shot", "rabenseifner")),
     ),
@@ -61,19 +65,40 @@ ONE_NODE_RULES: dict[tuple[Operation, BufferKind], tuple[SizeRule, ...]] = {
         SizeRule(8 * KiB, ("recursive_doubling",)),
         SizeRule(ANY_SIZE, ("shared_two_shot",)),
     ),
-    (Operation.BARRIER, BufferKind.HOST): (SizeRule(ANY_SIZE, (MPI_LIBRARY, "shared")),),
-    # New host arrays in every call on 2 ranks: MPI takes 16.6 us for a broadcast of 64 KiB, `shared` 12.6 us.
-    (Operation.BROADCAST, BufferKind.HOST): _prefer_shared(128 * KiB, MPI_LIBRARY, most_ranks=2),
-    # For an all_gather of 256 KiB, MPI takes 28 us on 2 ranks and 196 us on 4, `shared` 16 us and 134 us.
+    (Operation.BARRIER, BufferKind.HOST): (
+        SizeRule(ANY_SIZE, ("shared", MPI_LIBRARY), most_ranks=16),
+        SizeRule(ANY_SIZE, (MPI_LIBRARY, "shared")),
+    ),
+    # New host arrays in every call on 2 ranks, for 8 B, 16 KiB and 256 KiB. Broadcast: MPI takes 4.2, 14 and 39 us,
+    # `shared` 0.8, 5.5 and 31 us. all_gather: 9.5, 17 and 47 us by MPI, 4.3, 5.8 and 24 us by `shared`.
+    # reduce: 9.9, 29 and 109 us by MPI, 1.4, 3.0 and 24 us by `shared`. reduce_scatter: 17, 26 and 93 us by MPI, 4.9,
+    # 5.5 and 24 us by `shared`. all_to_all: 16, 49 and 360 us by MPI, 4.7, 12 and 219 us by `shared`. On 4 ranks,
+    # `shared` takes 0.2 to 0.5 of MPI's time up to 64 KiB, but 1.2 of its time in a broadcast below 16 KiB.
+    (Operation.BROADCAST, BufferKind.HOST): _prefer_shared(512 * KiB, MPI_LIBRARY, most_ranks=2),
     (Operation.ALL_GATHER, BufferKind.HOST): _prefer_shared(512 * KiB, MPI_LIBRARY),
-    # For 64 KiB, MPI takes 18 us (reduce) and 14 us (reduce_scatter) on 2 ranks, `shared` 8.3 us and 8.2 us.
-    (Operation.REDUCE, BufferKind.HOST): _prefer_shared(128 * KiB),
-    (Operation.REDUCE_SCATTER, BufferKind.HOST): _prefer_shared(128 * KiB),
-    # For 16 KiB, MPI takes 4.6 us (gather) and 4.9 us (scatter) on 2 ranks, `shared` 3.2 us and 3.0 us.
-    (Operation.GATHER, BufferKind.HOST): _prefer_shared(128 * KiB, MPI_LIBRARY, most_ranks=2),
-    # For a scatter of 1 MiB, MPI takes 86 us on 2 ranks, `shared` 52 us.
-    (Operation.SCATTER, BufferKind.HOST): _prefer_shared(8 * MiB, MPI_LIBRARY, most_ranks=2),
-    (Operation.ALL_TO_ALL, BufferKind.HOST): (SizeRule(ANY_SIZE, (MPI_LIBRARY,)),),
+    (Operation.REDUCE, BufferKind.HOST): (
+        *_prefer_shared(128 * KiB)[:-1],
+        SizeRule(4 * MiB, ("shared",), most_ranks=2),
+        SizeRule(ANY_SIZE, ()),
+    ),
+    (Operation.REDUCE_SCATTER, BufferKind.HOST): (
+        *_prefer_shared(128 * KiB)[:-1],
+        SizeRule(4 * MiB, ("shared",), most_ranks=2),
+        SizeRule(ANY_SIZE, ()),
+    ),
+    # A gather or scatter of a few bytes by MPI does not wait for the other ranks. On 2 ranks, for 16 KiB, MPI takes 4.6
+    # us (gather) and 4.9 us (scatter), `shared` 3.2 us and 3.0 us; for a scatter of 1 MiB, 86 us and 52 us.
+    (Operation.GATHER, BufferKind.HOST): (
+        SizeRule(16 * KiB, (MPI_LIBRARY,)),
+        SizeRule(128 * KiB, ("shared", MPI_LIBRARY), most_ranks=2),
+        SizeRule(ANY_SIZE, (MPI_LIBRARY,)),
+    ),
+    (Operation.SCATTER, BufferKind.HOST): (
+        SizeRule(16 * KiB, (MPI_LIBRARY,)),
+        SizeRule(8 * MiB, ("shared", MPI_LIBRARY), most_ranks=2),
+        SizeRule(ANY_SIZE, (MPI_LIBRARY,)),
+    ),
+    (Operation.ALL_TO_ALL, BufferKind.HOST): _prefer_shared(64 * KiB + 1, MPI_LIBRARY),
     **{
         (operation, BufferKind.SYMMETRIC): (SizeRule(16 * KiB, (MPI_LIBRARY,)), SizeRule(ANY_SIZE, ("shared",)))
         for operation in Operation
@@ -83,12 +108,8 @@ ONE_NODE_RULES: dict[tuple[Operation, BufferKind], tuple[SizeRule, ...]] = {
 
 # Prepared calls on one node, in host memory. Persistent requests make plans of messages faster than the MPI library.
 # On 2 ranks, for 8 B (4 KiB) in blocks of different sizes, MPI takes 1.9 (2.2) us for a prepared gather, `tree` 1.4
-# (1.7) us. For scatter, MPI takes 1.7 (1.8) us, `tree` 1.4 (1.5) us. For all_gather, MPI takes 2.4 (3.0) us,
-# `recursive_doubling` 1.4 (2.5) us. For reduce_scatter, MPI takes 1.9 (3.2) us, `ring` 1.7 (2.9) us and `shared`
-# 2.8 (2.5) us.
+# (1.7) us. For scatter, MPI takes 1.7 (1.8) us, `tree` 1.4 (1.5) us.
 PREPARED_RULES: dict[Operation, tuple[SizeRule, ...]] = {
-    Operation.ALL_GATHER: (SizeRule(16 * KiB, ("recursive_doubling",), most_ranks=2),),
-    Operation.REDUCE_SCATTER: (SizeRule(64, ("ring",), most_ranks=2), SizeRule(16 * KiB, ("shared",), most_ranks=2)),
     Operation.GATHER: (SizeRule(16 * KiB, ("tree",), most_ranks=2),),
     Operation.SCATTER: (SizeRule(16 * KiB, ("tree",), most_ranks=2),),
 }

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING
 
+from hpccoll.atomic_files import lock_beside, write_atomically
 from hpccoll.errors import UsageError
 from hpccoll.selection.tuning_table import SCHEMA_FAMILY, TuningSite, TuningTable
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 TUNING_VARIABLE, OFF = "HPCCOLL_TUNING", "off"
+LOCK_LIMIT_S = 10.0
 _CPUINFO, _NUMA_NODES = "/proc/cpuinfo", "/sys/devices/system/node"
 _REMEDY = f"run `hpccoll tune` again, remove the file, or set {TUNING_VARIABLE}={OFF}"
 
@@ -122,11 +124,25 @@ def write_table(path: Path, table: TuningTable) -> None:
 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        temporary.write_text(json.dumps(table.as_json(), indent=1) + "\n", encoding="utf-8")
-        temporary.replace(path)
+        write_atomically(path, json.dumps(table.as_json(), indent=1) + "\n")
     except OSError as error:
         raise _make_write_error(path, error) from error
+
+
+def extend_stored_table(path: Path, new: TuningTable) -> TuningTable:
+    """Add the times of `new` to the table in the file `path`, and return the whole table that the file then has.
+
+    A lock keeps two jobs that tune at the same time from losing each other's times. Raises UsageError as
+    `read_table_to_extend` and `write_table` do.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with lock_beside(path, LOCK_LIMIT_S):
+            table = read_table_to_extend(path, new.site).merge(new.series)
+            write_table(path, table)
+    except OSError as error:
+        raise _make_write_error(path, error) from error
+    return table
 
 
 def _make_write_error(path: Path, error: OSError) -> UsageError:

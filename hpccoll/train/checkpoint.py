@@ -15,6 +15,7 @@ import os
 import re
 import shutil
 import warnings
+import weakref
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,9 +24,11 @@ from typing import Any
 
 import msgspec
 
+from hpccoll.atomic_files import wait_for_lock
 from hpccoll.errors import UsageError
 
 KEPT = 2
+LOCK_LIMIT_S = 20.0
 SCHEMA = "hpccoll-checkpoint/2"
 MANIFEST = "manifest.json"
 _NAME = re.compile(r"step-(\d{8,})")
@@ -73,17 +76,29 @@ class DamagedCheckpointError(Exception):
 
 
 class CheckpointDirectory:
-    """The directory of --checkpoint. The constructor creates the directory; raises UsageError if it is not writable."""
+    """The directory of --checkpoint, which one job at a time uses; `close` releases it. Raises UsageError.
 
-    def __init__(self, path: str | Path) -> None:
+    The constructor creates the directory, and waits for the end of another job that uses it, for up to `limit_s`
+    seconds: a job that is requeued may start before the processes of its lost node have ended.
+    """
+
+    def __init__(self, path: str | Path, limit_s: float = LOCK_LIMIT_S) -> None:
         self.path = Path(path)
         probe = self.path / f"probe{_UNFINISHED}"
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             probe.write_bytes(b"")
             probe.unlink()
+            self._lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         except OSError as error:
             raise self._make_write_error(error) from error
+        self.close = weakref.finalize(self, os.close, self._lock)
+        if not wait_for_lock(self._lock, limit_s):
+            self.close()
+            raise UsageError(
+                f"--checkpoint {self.path}: another job uses this directory, even after {limit_s:g} s; end that job, "
+                "or name another directory"
+            )
 
     def save(self, checkpoint: Checkpoint) -> Path:
         """Write a checkpoint, delete unfinished ones and all but the KEPT newest, and return the new path.

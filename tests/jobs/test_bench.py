@@ -35,7 +35,7 @@ def test_all_algorithms_are_measured_beside_every_engine_that_is_here(tmp_path: 
     out = tmp_path / "out.jsonl"
     done = hpccoll(2, "bench", *QUICK, "--full", "--json", str(out))
     assert done.returncode == 0, done.stderr
-    run, *found = rows(out)
+    run, *found = rows(out)[:-1]
     assert run["kind"] == "run"
     assert run["ranks"] == 2
     assert (run["limit_nbytes"], run["limit_us"] > 0) == (512, True)
@@ -57,7 +57,7 @@ def test_iterations_start_in_windows_of_a_clock_whose_error_is_recorded(tmp_path
     out = tmp_path / "out.jsonl"
     done = hpccoll(2, "bench", *QUICK, "--engine", "mpi", "--json", str(out), "--clock", "skampi")
     assert done.returncode == 0, done.stderr
-    run, *found = rows(out)
+    run, *found = rows(out)[:-1]
     assert run["clock"] == "skampi"
     assert 0 <= run["clock_residual_us"] <= run["clock_bound_us"]
     assert run["clock_sync_s"] > 0
@@ -79,10 +79,47 @@ def test_more_ranks_than_cores_start_by_barriers(tmp_path: Path) -> None:
     ranks = len(os.sched_getaffinity(0)) + 1
     done = hpccoll(ranks, "bench", "-n", "3", "-e", "8", "--engine", "mpi", "--start", "window", "--json", str(out))
     assert done.returncode == 0, done.stderr
-    run, row = rows(out)
+    run, row, _ = rows(out)
     assert (run["clock"], run["clock_residual_us"]) == (None, None)
     assert (row["start"], row["discarded"], row["clock_residual_us"]) == ("barrier", 0, None)
     assert "starts: by barriers, as there are more ranks than cores" in done.stdout
+
+
+def test_the_last_record_states_what_the_run_took(tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    words = ("-b", "16M", "-e", "16M", "-n", "2", "--algorithm", "all", "--engine", "mpi,hpccoll", "--json", str(out))
+    done = hpccoll(2, "bench", "all_reduce", *words)
+    assert done.returncode == 0, done.stderr
+    *_, summary = rows(out)
+    require_valid(summary)
+    assert summary["kind"] == "bench_summary"
+    assert 0 <= summary["sync_s"] <= 0.1 * summary["seconds"]
+    # Python and the libraries take about 120 MB. With all inputs, references and a copy per algorithm, it was 900 MB.
+    assert 64e6 < summary["peak_bytes"] < 300e6
+    assert "# memory: 4 messages of 16 MiB, 64 MiB per rank; " in done.stderr
+
+
+def test_messages_that_do_not_fit_into_memory_are_left_out_by_name(tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    words = ("-b", "8", "-e", "8T", "-f", "1099511627776", "-n", "2", "--engine", "mpi", "--json", str(out))
+    done = hpccoll(2, "bench", "all_reduce", *words)
+    assert done.returncode == 0, done.stderr
+    assert "# left out: messages of 8 TiB: 4 of them need 32 TiB or more per rank, " in done.stderr
+    assert "name smaller messages by --max-bytes" in done.stderr
+    assert [row["nbytes"] for row in measured(out)] == [8]
+    assert rows(out)[-1]["left_out_sizes"] == [8 << 40]
+    done = hpccoll(2, "bench", "all_reduce", "-b", "8T", "-e", "8T", "--engine", "mpi")
+    assert done.returncode == 3
+    assert "Error: no message size fits into memory: " in done.stderr
+
+
+@pytest.mark.parametrize("size", ["64K", "1M"])
+def test_shared_memory_holds_the_buffers_of_a_call_that_is_not_in_place(tmp_path: Path, size: str) -> None:
+    out = tmp_path / "out.jsonl"
+    words = ("-b", size, "-e", size, "-n", "2", "--buffer", "symmetric", "--out-of-place", "--engine", "mpi,hpccoll")
+    done = hpccoll(2, "bench", "all_reduce", *words, "--json", str(out))
+    assert done.returncode == 0, done.stderr
+    assert all(row["wrong"] == 0 and row["nbytes"] >= 65536 for row in measured(out))
 
 
 def test_by_default_few_are_compared_in_place_and_auto_is_among_them(tmp_path: Path) -> None:
@@ -160,14 +197,14 @@ def test_resume_measures_only_what_is_missing(tmp_path: Path) -> None:
     words = ("bench", *QUICK, "--engine", "hpccoll", "--algorithm", "ring,tree", "--in-place")
     assert hpccoll(2, *words, "--resume", str(out)).returncode == 0
     lines = out.read_text().splitlines()
-    assert len(lines) == 1 + 4
-    out.write_text("\n".join(lines[:-1]) + "\n" + lines[-1][:40])  # the last record torn, as by a kill
+    assert len(lines) == 1 + 4 + 1
+    out.write_text("\n".join(lines[:-2]) + "\n" + lines[-2][:40])  # the last row torn, as by a kill
     done = hpccoll(2, *words, "--resume", str(out))
     assert done.returncode == 0, done.stderr
     again = measured(out)
     assert len(again) == 4
     assert len({(row["nbytes"], row["algorithm"]) for row in again}) == 4
-    assert again[:3] == [json.loads(line) for line in lines[1:-1]]
+    assert again[:3] == [json.loads(line) for line in lines[1:-2]]
 
 
 def test_a_resumed_run_stops_early_only_while_cases_are_left(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ class EveryAlgorithm(RandomProgram):
 def count_mappings() -> int:
     """Return the number of mapped segments of shared memory."""
     with Path("/proc/self/maps").open() as lines:
-        return sum("hpccoll" in line and "hpccoll-recorder" not in line for line in lines)
+        return sum(("memfd:hpccoll" in line or "/hpccoll-" in line) and "-recorder" not in line for line in lines)
 
 
 def main() -> None:

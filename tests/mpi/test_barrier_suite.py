@@ -64,6 +64,7 @@ def test_every_barrier_is_measured_and_safe_and_its_records_fulfil_the_schema(co
         f"{engine}/{name}" for engine in ("hpccoll", "mpi") for name in list_barrier_names(engine) if name not in names
     }
     suite = make_suite(timer, layout, clock, ready)
+    suite.begin()
     records = list(suite.run())
     assert len(records) == suite.row_count == 3 * len(ready)
     if comm.rank:
@@ -87,6 +88,7 @@ def test_every_barrier_is_measured_and_safe_and_its_records_fulfil_the_schema(co
 def test_a_barrier_that_does_not_wait_is_unsafe(comm, timer, layout, clock):
     broken = BarrierCall("mine", "broken", lambda: None)
     suite = make_suite(timer, layout, clock, [broken], patterns=(ArrivalPattern.ASCENDING,), spread_s=0.02)
+    suite.begin()
     records = list(suite.run())
     if comm.rank == 0:
         assert records[1].unsafe == (4 if comm.size > 1 else 0)
@@ -96,6 +98,7 @@ def test_ranks_that_enter_one_after_the_other_leave_with_the_last(comm, timer, l
     """The first rank waits for the whole spread, the last one for none of it."""
     library = BarrierCall("mpi", "barrier", comm.Barrier)
     suite = make_suite(timer, layout, clock, [library], patterns=(ArrivalPattern.ASCENDING,), rounds=2, spread_s=0.1)
+    suite.begin()
     records = list(suite.run())
     if comm.rank == 0 and comm.size > 1:
         wait_us = records[1].wait_us
@@ -105,10 +108,13 @@ def test_ranks_that_enter_one_after_the_other_leave_with_the_last(comm, timer, l
 
 def test_rows_of_an_earlier_run_are_not_measured_again(comm, timer, layout, clock):
     library = [BarrierCall("mpi", "barrier", comm.Barrier), BarrierCall("mpi", "ibarrier", comm.Barrier)]
-    first = comm.bcast(list(make_suite(timer, layout, clock, library).run()))
+    complete = make_suite(timer, layout, clock, library)
+    complete.begin()
+    first = comm.bcast(list(complete.run()))
     kept = first[:3]  # both barriers without skew, and one with pattern one_late
     suite = make_suite(timer, layout, clock, library)
-    rest = list(suite.run(kept))
+    suite.begin(kept)
+    rest = list(suite.run())
     assert len(rest) == len(first) - len(kept)
     if comm.rank == 0:
         assert [record.key for record in suite.records] == [record.key for record in first]

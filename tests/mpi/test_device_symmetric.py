@@ -25,7 +25,7 @@ from hpccoll.runtime import arguments
 from hpccoll.runtime.arrays import Buffer, as_buffer
 from hpccoll.runtime.cuda.device import SharedDeviceMemory, StreamFences, device_empty
 from hpccoll.runtime.cuda.ipc import SLOTS, IpcCloseCounters, free_ready
-from hpccoll.runtime.node_memory.node_barrier import NodeBarrier
+from hpccoll.runtime.node_memory.node_barrier import make_barrier
 from hpccoll.runtime.progress import Progress
 from tests.mpi import calls
 from tests.mpi.calls import Call, check
@@ -425,7 +425,7 @@ def test_closings_are_counted_and_never_early():
 
 
 def test_which_event_is_next_follows_the_meetings():
-    barrier = NodeBarrier(np.zeros((1, 8), np.uint64), 0, False, Progress())
+    barrier = make_barrier(np.zeros((1, 8), np.uint64), 0, False, Progress())
     seen = []
     for _ in range(4):
         seen.append(barrier.parity)

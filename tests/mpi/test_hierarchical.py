@@ -21,7 +21,7 @@ from hpccoll.plan import replay
 from hpccoll.runtime.arrays import get_dtype
 from hpccoll.runtime.hierarchical import executable as two_level
 from hpccoll.runtime.job import RANKS_PER_NODE, detect_layout
-from hpccoll.runtime.shared_memory import executable
+from hpccoll.runtime.shared_memory import access
 from tests.mpi.calls import check
 from tests.mpi.cases import Case
 from tests.mpi.test_matrix import SAMPLE, counts
@@ -90,7 +90,7 @@ def test_buffers_that_neighbours_reach_are_bit_equal_to_replay(nodes, name, data
         patch.setattr(two_level, "MESSAGE_BYTES", 1024)
         check(hpc, comm, list(drawn(hpc, name, data, slice(3, None, 12))), pool)
         if hpc._engine.node.remote is not None:
-            patch.setattr(executable, "find_least_remote_bytes", lambda *_: 1)
+            patch.setattr(access, "find_least_remote_bytes", lambda *_: 1)
             check(hpc, comm, list(drawn(hpc, name, data, slice(5, None, 12))))
 
 

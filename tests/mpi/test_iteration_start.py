@@ -12,8 +12,10 @@ import pytest
 
 from hpccoll.errors import UsageError
 from hpccoll.measure import iteration_start
+from hpccoll.measure.clock import SyncBudget
+from hpccoll.measure.core_share import OWN_CORE, measure_core_share
 from hpccoll.measure.interleaved import Contender, InterleavedBenchmark, TimingOptions
-from hpccoll.measure.iteration_start import LATE_S, BarrierStarter, Start, WindowStarter
+from hpccoll.measure.iteration_start import LATE_S, BarrierStarter, Start, WindowStarter, choose_span_s
 from hpccoll.measure.stopping import StoppingRule
 from hpccoll.records import StartMethod
 
@@ -147,3 +149,45 @@ def test_a_rank_may_start_a_long_iteration_later_than_a_short_one():
     assert start.is_late(100.0 + 2 * LATE_S, 1e-6)
     assert not start.is_late(100.0 + 2 * LATE_S, 1e-3)
     assert start._replace(missed=True).is_late(100.0, 1e-3)
+
+
+@needs_cores
+def test_barriers_replace_windows_if_synchronizing_again_would_exceed_its_share(comm, monkeypatch):
+    budget = SyncBudget()
+    starter = WindowStarter(comm, budget=budget)
+    monkeypatch.setattr(iteration_start, "REFRESH_S", 0.0)
+    budget.spent_s = 1e9
+    starter.refresh()
+    assert starter.method is StartMethod.WINDOW
+    assert starter.measure_residual() is None
+    monkeypatch.setattr(iteration_start, "STALE_S", 0.0)
+    starter.refresh()
+    assert str(starter.method) == "barrier"
+    assert starter.barrier_reason == "as synchronizing clocks would take more than 10% of the run"
+    benchmark, contender = race(comm, comm.Barrier, starter)
+    contender.start = StartMethod.WINDOW
+    list(benchmark.run())
+    assert contender.start is StartMethod.BARRIER
+    assert len(contender.samples_us) == RULE.max_iterations
+
+
+@needs_cores
+def test_the_first_synchronization_takes_what_its_budget_has(comm):
+    budget = SyncBudget()
+    budget.spent_s = budget.left_s - 1e-3
+    assert choose_span_s(comm, "hca3", budget) is None
+    budget.spent_s -= 1.0
+    assert choose_span_s(comm, "hca3", budget) == iteration_start.SPAN_S
+
+
+def test_ranks_that_share_cores_are_found_by_measurement(comm):
+    share = measure_core_share(comm)
+    assert 0 < share <= 1
+    if comm.size > len(os.sched_getaffinity(0)):
+        assert share < OWN_CORE
+    mine = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(mine)})
+    try:
+        assert comm.size == 1 or measure_core_share(comm) < OWN_CORE
+    finally:
+        os.sched_setaffinity(0, mine)

@@ -7,6 +7,8 @@ import re
 import socket
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,6 +21,19 @@ def test_the_world_is_the_launcher_s():
     assert world == job.load_mpi().COMM_WORLD
     claim = launcher.claimed_ranks(os.environ, job.get_mpi_library())
     assert claim is None or claim[1] == world.size
+
+
+def test_the_start_file_appears_once_when_all_ranks_have_started(comm, tmp_path, monkeypatch):
+    path = comm.bcast(str(tmp_path / "started"))
+    monkeypatch.setenv(job.START_FILE, path)
+    if comm.rank == comm.size - 1:
+        time.sleep(0.3)
+        assert not Path(path).exists()  # the others wait for this rank
+    job.get_world()
+    comm.Barrier()
+    assert Path(path).exists()
+    assert job.START_FILE not in os.environ  # the children of a rank do not create it
+    comm.Barrier()
 
 
 def test_mpi_runs_with_threads_and_raises_its_errors(comm):

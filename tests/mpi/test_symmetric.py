@@ -18,7 +18,7 @@ from hpccoll.algorithms import list_algorithms
 from hpccoll.errors import MismatchError, UsageError
 from hpccoll.measure.data import make_input
 from hpccoll.runtime.arrays import get_dtype
-from hpccoll.runtime.shared_memory import executable
+from hpccoll.runtime.shared_memory import access
 from tests.mpi.calls import check
 from tests.mpi.cases import Case
 from tests.mpi.test_matrix import SAMPLE, counts
@@ -76,7 +76,7 @@ def test_memory_of_other_processes_is_bit_equal_to_replay(hpc, comm, name, data)
     if hpc._engine.node.remote is None:
         skip_or_fail("processes may not read each other's memory here")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(executable, "find_least_remote_bytes", lambda *_: 1)
+        patch.setattr(access, "find_least_remote_bytes", lambda *_: 1)
         check(hpc, comm, list(drawn(hpc, name, data)))
 
 
@@ -86,7 +86,7 @@ def test_memory_of_other_processes_is_bit_equal_to_replay(hpc, comm, name, data)
 def test_many_segments_through_the_slots_are_bit_equal_to_replay(comm, name, data):
     with pytest.MonkeyPatch.context() as patch, hpccoll.Communicator(comm) as small:
         patch.setattr(small._engine.node, "slot_bytes", 2**9)
-        patch.setattr(executable, "find_least_remote_bytes", lambda *_: 2**60)
+        patch.setattr(access, "find_least_remote_bytes", lambda *_: 2**60)
         check(small, comm, list(drawn(small, name, data)))
 
 
@@ -306,7 +306,7 @@ def test_large_sums_agree_in_all_kinds_of_memory(hpc, comm, monkeypatch, dtype):
     hpc.all_reduce(shared, algorithm="shared_two_shot")
     hpc.all_reduce(ordinary, algorithm="shared_two_shot")
     with monkeypatch.context() as patch:
-        patch.setattr(executable, "find_least_remote_bytes", lambda *_: 2**60)
+        patch.setattr(access, "find_least_remote_bytes", lambda *_: 2**60)
         hpc.all_reduce(small, algorithm="shared_two_shot")
     assert shared.tobytes() == ordinary.tobytes() == small.tobytes()
     assert len(set(comm.allgather(shared.tobytes()))) == 1

@@ -12,7 +12,7 @@ import hpccoll
 from hpccoll.algorithms import get_algorithm, list_algorithm_names
 from hpccoll.errors import BufferError, UsageError
 from hpccoll.plan import Operation
-from hpccoll.runtime.shared_memory import executable
+from hpccoll.runtime.shared_memory import access
 from hpccoll.runtime.unbound_collective import UnboundPlan
 
 COUNTS = (6, 7, 1000, 1001, 9000, 40_000)
@@ -136,7 +136,7 @@ def test_bound_and_unbound_ranks_meet_in_every_algorithm(hpc, monkeypatch, opera
 
 @pytest.mark.needs_ranks(2)
 def test_large_new_arrays_are_staged_in_segments(hpc, monkeypatch):
-    monkeypatch.setattr(executable, "find_least_remote_bytes", lambda *_: 2**60)
+    monkeypatch.setattr(access, "find_least_remote_bytes", lambda *_: 2**60)
     monkeypatch.setattr(hpc._engine.node, "slot_bytes", 2**16)
     for turn in range(5):
         if turn == 1:

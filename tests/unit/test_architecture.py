@@ -27,12 +27,16 @@ FLOORS = {
     "units": 0,
     "optional_packages": 0,
     "text_table": 0,
+    "private_files": 0,
+    "printable": 0,
+    "atomic_files": 0,
     "plan": 1,
     "algorithms": 2,
     "crash": 2,
     "raster": 2,
     "records": 2,
     "schedules": 2,
+    "native": 3,
     "selection": 3,
     "runtime": 4,
     "communicator": 5,
@@ -68,7 +72,9 @@ INNER_FLOORS = {  # within a package; a module may import from its own entry and
         "__init__": (3, "__init__"),  # exports the vocabulary and the main functions to other packages
     },
     "runtime": {
-        **{name: (0, name) for name in ("launcher", "backoff", "recorder", "joint_failure")},
+        **{
+            name: (0, name) for name in ("launcher", "pmi_relay", "backoff", "free_memory", "recorder", "joint_failure")
+        },
         **{name: (1, name) for name in ("job", "command", "progress", "arrays", "lowering")},
         "failure_detection": (2, "failure_detection"),
         **{name: (2, name) for name in ("agreement", "argument_check", "collective_call", "executable", "work")},

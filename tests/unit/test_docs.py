@@ -48,6 +48,7 @@ def test_names_are_in_their_files(page):
 def test_classes_exist(page):
     text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
     source = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "hpccoll").rglob("*.py"))
+    source += (ROOT / "hpccoll" / "native" / "_extension.pyi").read_text(encoding="utf-8")
     classes = set(re.findall(r"^class (\w+)", source, re.MULTILINE))
     assert set(re.findall(r"`([A-Z][a-z]+[A-Z]\w*)[.`]", text)) <= classes
 

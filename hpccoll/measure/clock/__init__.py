@@ -10,7 +10,8 @@ from hpccoll.measure.clock.job_clock import JobClock
 from hpccoll.measure.clock.local_clock import SkewedClock
 from hpccoll.measure.clock.residual import Residual, measure_residual
 from hpccoll.measure.clock.schemes import CLOCK_NAMES, get_clock_scheme
-from hpccoll.measure.clock.synchronization import resynchronize, synchronize
+from hpccoll.measure.clock.sync_budget import SyncBudget
+from hpccoll.measure.clock.synchronization import count_waves, resynchronize, synchronize
 
 __all__ = [
     "CLOCK_NAMES",
@@ -18,6 +19,8 @@ __all__ = [
     "JobClock",
     "Residual",
     "SkewedClock",
+    "SyncBudget",
+    "count_waves",
     "get_clock_scheme",
     "measure_residual",
     "resynchronize",

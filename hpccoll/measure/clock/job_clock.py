@@ -22,11 +22,12 @@ if TYPE_CHECKING:
     from hpccoll.runtime.job import RankLayout
 
 HOST, DEFAULT = "host", "hca3"
+BRIEF_SPAN_S = 0.2  # where ranks share cores: the waits for a core are longer than the error of any clock
 MIN_RESOLUTION_S = 1e-6  # reading the clock in a loop and beginning a call takes up to so long on a busy core
 
 
 class JobClock:
-    """The common clock of the ranks of `comm`; the constructor, `refresh` and `measure_residual_us` are collective.
+    """The common clock of the ranks of `comm`; the constructor, `refresh` and the methods that measure are collective.
 
     Args:
         comm: the ranks.
@@ -45,6 +46,7 @@ class JobClock:
             raise UnknownNameError("clock", self.name, [HOST, *CLOCK_NAMES])
         if self.name == HOST and len(set(layout.hosts)) > 1:
             raise UsageError(f"--clock host: {layout.nodes} nodes do not share a clock; use --clock {DEFAULT}")
+        self._is_brief = layout.oversubscribed
         self.current = self._make_clock()
         residual = measure_residual(comm, self.current)
         self.error_s = residual.bound_us * 1e-6  # the largest possible error of a comparison of two ranks' times
@@ -65,6 +67,10 @@ class JobClock:
         self.current = resynchronize(self._comm, self.current)
         return self.current
 
+    def measure_error_s(self) -> float:
+        """Return the largest possible error of a comparison of two ranks' times now, in seconds."""
+        return measure_residual(self._comm, self.current).bound_us * 1e-6
+
     def measure_residual_us(self) -> float:
         """Return the largest measured error of the clock of any rank now, in microseconds."""
         return measure_residual(self._comm, self.current).offset_us
@@ -73,4 +79,6 @@ class JobClock:
         """Return the synchronised clock, or the host's."""
         if self.name == HOST:
             return GlobalClock(HOST, time.perf_counter, ClockModel(), None, 0.0)
+        if self._is_brief:
+            return synchronize(self._comm, self.name, span_s=BRIEF_SPAN_S, limit_s=2 * BRIEF_SPAN_S)
         return synchronize(self._comm, self.name)

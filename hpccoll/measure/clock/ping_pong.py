@@ -28,6 +28,7 @@ FAST, FAST_BATCHES, MOST_MORE = 1.5, 3, 3  # a fast exchange takes at most 1.5 t
 JITTER = 0.03  # standard deviation of the offset from the fastest exchange, as a share of its round trip
 DELAY_SHARE = 12**-0.5  # and of that from a slower exchange, whose delay may be in either direction, in delays
 _MORE, _ENOUGH = np.array([1], np.uint8), np.array([0], np.uint8)
+FEWEST_TO_FIT = 5  # batches; with fewer points, the standard error of a line says little
 UNTIMED = 4  # exchanges at the start of a batch, in which ranks that slept before are slow
 
 
@@ -81,17 +82,21 @@ class BatchPlan:
 
     If ranks lose their cores, all exchanges of a batch are slow. Therefore more batches follow, up to MOST_MORE times
     `batches` in all, until FAST_BATCHES batches have a fast exchange, and the drift is known so precisely that its
-    error over `horizon_s` seconds is an eighth of the fastest round trip.
+    error over `horizon_s` seconds is an eighth of the fastest round trip. No batch begins more than `limit_s` seconds
+    after the first one, except the first FEWEST_TO_FIT, which a fit needs.
     """
 
     batches: int
     exchanges: int
     pause_s: float
     horizon_s: float = 0.0
+    limit_s: float = float("inf")
 
     def needs_more(self, begun_s: Sequence[float], best_s: Sequence[float], fastest_s: float) -> bool:
         """Whether more batches should follow those that began at `begun_s` and had fastest round trips of `best_s`."""
         made = len(best_s)
+        if made >= FEWEST_TO_FIT and begun_s[-1] - begun_s[0] > self.limit_s:
+            return False
         if made < self.batches or made >= MOST_MORE * self.batches:
             return made < self.batches
         if sum(each <= FAST * fastest_s for each in best_s) < min(FAST_BATCHES, self.batches):

@@ -45,6 +45,7 @@ def synchronize(
     local: LocalClock = time.perf_counter,
     span_s: float = SPAN_S,
     horizon_s: float = HORIZON_S,
+    limit_s: float = float("inf"),
 ) -> GlobalClock:
     """Return a clock that shows rank 0's time on every rank of `comm`. Collective.
 
@@ -55,6 +56,7 @@ def synchronize(
         local: the clock of this rank.
         span_s: seconds over which the drift of a clock is measured; up to 3 times as many on busy cores.
         horizon_s: seconds after which the drift may have made an error of an eighth of a round trip.
+        limit_s: seconds after which a pair of ranks begins no further batch of messages, unless it has too few to fit.
 
     Raises:
         UnknownNameError: there is no such scheme.
@@ -65,8 +67,14 @@ def synchronize(
     begin_s = time.perf_counter()
     measurement = _Measurement(comm, chosen, local, None)
     batches = chosen.sweeps or max(round(span_s / PAUSE_S), FEWEST_BATCHES)
-    measurement.run(batches, span_s / batches, horizon_s)
+    measurement.run(batches, span_s / batches, horizon_s, limit_s)
     return measurement.make_clock(time.perf_counter() - begin_s)
+
+
+def count_waves(comm: MPI.Intracomm, scheme: str = "hca3") -> int:
+    """Return how many groups of pairs `synchronize` measures one after the other. Collective."""
+    one_pair = job.detect_layout(comm).oversubscribed
+    return sum(1 for _ in get_clock_scheme(scheme).list_waves(comm.size, one_pair=one_pair))
 
 
 def resynchronize(comm: MPI.Intracomm, clock: GlobalClock) -> GlobalClock:
@@ -93,14 +101,14 @@ class _Measurement:
         layout = job.detect_layout(comm)
         self.one_pair, self._nodes = layout.oversubscribed, layout.node
 
-    def run(self, batches: int, pause_s: float, horizon_s: float) -> None:
+    def run(self, batches: int, pause_s: float, horizon_s: float, limit_s: float = float("inf")) -> None:
         """Measure all pairs of all rounds with `batches` batches each, or with one if the scheme has no drift.
 
-        `pause_s` and `horizon_s` are those of `BatchPlan`. Collective.
+        `pause_s`, `horizon_s` and `limit_s` are those of `BatchPlan`. Collective.
         """
         sweeps = batches if self.scheme.sweeps else 1
         batches = batches if self.scheme.has_drift and not self.scheme.sweeps else 1
-        plan = BatchPlan(batches, self.scheme.exchanges, pause_s, horizon_s if batches > 1 else 0.0)
+        plan = BatchPlan(batches, self.scheme.exchanges, pause_s, horizon_s if batches > 1 else 0.0, limit_s)
         for sweep in range(sweeps):
             if sweep:
                 time.sleep(pause_s)

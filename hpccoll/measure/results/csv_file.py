@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from hpccoll.atomic_files import write_atomically
 from hpccoll.measure.results.comparison import EngineComparison, compare_engines
 from hpccoll.measure.results.output_file import explain_write_errors
 from hpccoll.records import CollectiveCase, CollectiveRecord, TimeSummary
@@ -28,10 +30,12 @@ def write_csv(records: Iterable[CollectiveRecord], path: str | Path) -> None:
         for entry in case.entries
         for record in entry.records
     ]
-    with explain_write_errors(path, "--csv"), Path(path).open("w", encoding="utf-8", newline="") as stream:
-        writer = csv.DictWriter(stream, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(lines)
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)
+    with explain_write_errors(path, "--csv"):
+        write_atomically(path, text.getvalue())
 
 
 def _flatten_record(record: CollectiveRecord, case: EngineComparison) -> dict[str, Any]:

@@ -1,28 +1,33 @@
 """Reads and writes result files (JSON Lines) record by record, so that a killed run loses no finished record.
 
 Each record is one line, flushed before the next case is measured. A run that is killed while it writes a record leaves
-an incomplete last line. Readers skip and report an incomplete last line, and writers that resume a file remove such a
-line. Any other damaged line, or a file that hpccoll did not write, raises UsageError and leaves the file unchanged.
+an incomplete last line, and writers that resume a file remove such a line. Two jobs may append to one file, such as a
+requeued job and the one that SLURM believes lost: each line is appended under a lock, and never into another line.
+Readers skip and report damaged lines. A file that hpccoll did not write raises UsageError and stays unchanged.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
 import msgspec
 
+from hpccoll.atomic_files import unlock, wait_for_lock
 from hpccoll.errors import UsageError
 from hpccoll.measure.results.collective_record import read_collective_record
 from hpccoll.measure.results.output_file import explain_write_errors
-from hpccoll.records import SCHEMA, CollectiveRecord
+from hpccoll.records import SCHEMA, CollectiveRecord, RunRecord
 
 STDOUT = "-"
+LOCK_LIMIT_S = 5.0  # a process that is stopped while it holds the lock keeps others no longer
+MAX_NAMED = 5  # damaged lines
 COMPACT, SPACED = (",", ":"), (", ", ": ")
 _START = f'{{"schema":"{SCHEMA.partition("/")[0]}/'.encode()
 
@@ -34,12 +39,25 @@ class FileContents:
     name: str  # the command-line option and the path, for error messages
     records: tuple[dict[str, Any], ...]  # one dict per line
     lines: tuple[int, ...]  # the line number of each record, from 1
-    torn: str | None  # a sentence that describes an incomplete last line; None if the last line is complete
+    torn: str | None  # a sentence that describes damaged lines, which are left out; None if there are none
     intact: int  # the number of bytes before an incomplete last line
 
     def locate(self, index: int) -> str:
         """Return the file and the line number of `records[index]`, for error messages."""
         return f"{self.name}, line {self.lines[index]}"
+
+    def keep_comparable(self, run: Mapping[str, Any]) -> Self:
+        """Return the records that a run may continue, without those of other hosts, ranks or versions.
+
+        `run` is the record of kind `run` of that run. The hosts may differ if one SLURM job was requeued.
+        """
+        kept, comparable = [], True
+        for index, record in enumerate(self.records):
+            if record["kind"] == RunRecord.kind:
+                comparable = _is_comparable(record, run)
+            if comparable:
+                kept.append(index)
+        return replace(self, records=tuple(self.records[at] for at in kept), lines=tuple(self.lines[at] for at in kept))
 
     def collectives(self) -> list[CollectiveRecord]:
         """Return each benchmark case's last record of kind `collective`; raise UsageError if a record is invalid."""
@@ -52,10 +70,10 @@ class FileContents:
 
 
 def read_records(path: str | Path, option: str = "--resume") -> FileContents:
-    """Read a result file; an incomplete last line is left out and described in `torn`. Error messages name `option`.
+    """Read a result file; damaged lines are left out and described in `torn`. Error messages name `option`.
 
     Raises:
-        UsageError: the file cannot be read, was not written by hpccoll, or is damaged before its last line.
+        UsageError: the file cannot be read, or was not written by hpccoll.
     """
     name = f"{option} {path}"
     try:
@@ -66,14 +84,22 @@ def read_records(path: str | Path, option: str = "--resume") -> FileContents:
     end = len(data.rstrip())
     last = data.rfind(b"\n", 0, end) + 1  # the start of the last line that is not blank
     lines = {number: line for number, line in enumerate(data[:end].split(b"\n"), 1) if line.strip()}
-    torn, intact = None, len(data)
+    problems, intact = [], len(data)
     if end > last and not _is_json(data[last:end]):
         if len(lines) == 1 and not _starts_like_record(data[last:end]):
             raise _foreign_error(name)
         lines.popitem()
-        torn, intact = f"{path}: the last line is cut short after {end - last} bytes and left out", last
-    records = tuple(_decode_record(line, f"{name}, line {number}") for number, line in lines.items())
-    return FileContents(name, records, tuple(lines), torn, intact)
+        problems, intact = [f"the last line is cut short after {end - last} bytes"], last
+    damaged = [number for number, line in lines.items() if not _is_json(line)]
+    if damaged and len(damaged) == len(lines):
+        raise _damage_error(lines[damaged[0]], f"{name}, line {damaged[0]}")
+    if damaged:
+        more = ", ..." if len(damaged) > MAX_NAMED else ""
+        problems.insert(0, f"damaged: line {', '.join(map(str, damaged[:MAX_NAMED]))}{more}")
+    torn = f"{path}: {'; '.join(problems)}; left out" if problems else None
+    whole = {number: line for number, line in lines.items() if number not in set(damaged)}
+    records = tuple(_decode_record(line, f"{name}, line {number}") for number, line in whole.items())
+    return FileContents(name, records, tuple(whole), torn, intact)
 
 
 def find_result_files(path: Path) -> list[Path]:
@@ -120,8 +146,7 @@ class RecordWriter:
                 sys.stdout.write(line)
                 sys.stdout.flush()
             else:
-                self._stream.write(line.encode())
-                self._stream.flush()
+                _append_line(self._stream, line.encode())
 
     def close(self) -> None:
         """Close the file; standard output stays open."""
@@ -137,32 +162,62 @@ class RecordWriter:
 
 
 def _open_file(path: Path, option: str, resume: bool) -> BinaryIO:
-    """Open a file for writing: truncate it, or, to resume, remove only an incomplete last line and seek to the end."""
+    """Open a file for appending: empty it, or, to resume, remove only an incomplete last line."""
     with explain_write_errors(path, option):
-        if not (resume and path.exists()):
-            return path.open("wb")
-        intact = read_records(path, option).intact
-        stream = path.open("r+b")
-        stream.truncate(intact)
-        stream.seek(max(intact - 1, 0))
-        if stream.read(1) not in (b"", b"\n"):
-            stream.write(b"\n")
+        if path.exists() and not path.is_file():  # such as /dev/stderr or a FIFO
+            return path.open("wb", buffering=0)
+        stream = path.open("a+b", buffering=0)
+        try:
+            wait_for_lock(stream.fileno(), LOCK_LIMIT_S)
+            stream.truncate(read_records(path, option).intact if resume else 0)
+        except BaseException:
+            stream.close()
+            raise
+        unlock(stream.fileno())
         return stream
+
+
+def _append_line(stream: BinaryIO, line: bytes) -> None:
+    """Append a line to a file that other processes may append to; begin a new line behind an incomplete one."""
+    descriptor = stream.fileno()
+    is_file = stream.readable()
+    if is_file:
+        wait_for_lock(descriptor, LOCK_LIMIT_S)
+    try:
+        nbytes = os.fstat(descriptor).st_size if is_file else 0
+        begin = b"\n" if nbytes and os.pread(descriptor, 1, nbytes - 1) != b"\n" else b""
+        rest = begin + line
+        while rest:  # a full disk takes a part
+            rest = rest[os.write(descriptor, rest) :]
+    finally:
+        if is_file:
+            unlock(descriptor)
+
+
+def _damage_error(line: bytes, location: str) -> UsageError:
+    """Return the error for a file whose lines are all damaged, of which `line` is the first."""
+    if _starts_like_record(line):
+        return UsageError(f"{location} is damaged, as are all other lines; name another file")
+    return _foreign_error(location)
 
 
 def _decode_record(line: bytes, location: str) -> dict[str, Any]:
     """Decode a line of a result file; raise UsageError unless it has hpccoll's `schema` and a `kind`."""
-    try:
-        record = msgspec.json.decode(line)
-    except ValueError as error:
-        if _starts_like_record(line):
-            advice = "correct or remove the line, or name another file"
-            raise UsageError(f"{location} is damaged ({error}); {advice}") from error
-        raise _foreign_error(location) from error
+    record = msgspec.json.decode(line)
     schema = record.get("schema") if isinstance(record, dict) else None
     if schema != SCHEMA or not isinstance(record.get("kind"), str):
         raise _foreign_error(location, schema)
     return dict(record)
+
+
+def _is_comparable(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether the measurements of two runs, given by their records of kind `run`, may stand in one table."""
+    if any(one.get(name) != other.get(name) for name in ("versions", "ranks", "nodes")):
+        return False
+    if list(one.get("devices", ())) != list(other.get("devices", ())):  # a tuple before it is written, then a list
+        return False
+    jobs = [(run.get("slurm") or {}).get("job_id") for run in (one, other)]
+    return sorted(one.get("hosts", ())) == sorted(other.get("hosts", ())) or (jobs[0] == jobs[1] and bool(jobs[0]))
 
 
 def _is_json(line: bytes) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from hpccoll.measure.core_share import is_shared
 from hpccoll.measure.hardware_limit import HardwareLimit
 from hpccoll.measure.other_process_load import BUSY
 from hpccoll.measure.statistics import MAX_UNCERTAINTY, is_interval_full
@@ -22,6 +23,8 @@ class RunConditions:
     Args:
         cores: the number of cores that each rank may run on; empty if unknown.
         oversubscribed: whether a node has more ranks than cores that they may run on.
+        core_share: the least share of a core that a rank got while all ranks computed; None if unknown.
+        barrier_reason: why iterations started by barriers, as a clause that begins with "as"; empty if the user asked.
         busy_cores: the number of cores that other programs kept busy; None if unknown.
         unavailable: sentences about engines that could not be started.
         stopped: whether the run ended before all cases were measured.
@@ -33,6 +36,8 @@ class RunConditions:
 
     cores: tuple[int, ...] = ()
     oversubscribed: bool = False
+    core_share: float | None = None
+    barrier_reason: str = ""
     busy_cores: float | None = None
     unavailable: tuple[str, ...] = field(default_factory=tuple)
     stopped: bool = False
@@ -80,16 +85,19 @@ def _describe_starts(rows: Sequence[CollectiveRecord], conditions: RunConditions
     windows = [row for row in rows if row.start is StartMethod.WINDOW]
     barriers = [row for row in rows if row.start is StartMethod.BARRIER and row.ranks > 1]
     if not windows:
-        reason = "as there are more ranks than cores" if conditions.oversubscribed else "whose skew is in each time"
+        reason = conditions.barrier_reason or "whose skew is in each time"
         if any(row.discarded for row in barriers):
             reason = "as ranks missed most start windows; other programs may keep the cores busy"
         return f"starts: by barriers, {reason}" if barriers else ""
-    residual = max(row.clock_residual_us or 0.0 for row in windows)
+    residuals = [row.clock_residual_us for row in windows if row.clock_residual_us is not None]
+    clock = f"a clock with errors up to {max(residuals):.1f} us" if residuals else "a clock whose error is unknown"
     discarded = sum(row.discarded or 0 for row in windows)
     share = discarded / (discarded + sum(row.iterations for row in windows))
     missed = [row for row in barriers if row.discarded]  # unlike Gloo's rows, which always start by Gloo's barrier
     some = f"; {format_count(len(missed), 'row')} by barriers, as ranks missed most windows" if missed else ""
-    return f"starts: in windows of a clock with errors up to {residual:.1f} us, {share:.0%} of rounds discarded{some}"
+    if conditions.barrier_reason:
+        some += f"; the last ones by barriers, {conditions.barrier_reason}"
+    return f"starts: in windows of {clock}, {share:.0%} of rounds discarded{some}"
 
 
 def _list_doubts(rows: Sequence[CollectiveRecord], conditions: RunConditions) -> Iterator[str]:
@@ -106,6 +114,8 @@ def _list_doubts(rows: Sequence[CollectiveRecord], conditions: RunConditions) ->
             yield f"only valid where {ranks} ranks share {cores}"
         if any(row.engine == "gloo" for row in rows):
             yield "gloo's own threads need cores, too, so the factors over gloo vary widely"
+    elif conditions.core_share is not None and is_shared(conditions.core_share):
+        yield f"a rank got only {conditions.core_share:.0%} of a core while all ranks computed"
     uncertain = [row for row in rows if is_uncertain(row)]
     if uncertain:
         medians = format_count(len(rows), "median")

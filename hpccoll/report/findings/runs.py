@@ -44,7 +44,7 @@ def find_incomplete_runs(
 ) -> Iterator[Finding]:
     """Yield a finding per file whose last line is incomplete, or that lacks some or all requested measurements."""
     for file in results.torn:
-        evidence = f"{file}: the last line is incomplete and was skipped"
+        evidence = f"{file}: damaged or incomplete lines were skipped"
         yield Finding("run", Severity.WARNING, "a run was cut short while writing a record", evidence, _RESUME)
     rows_by_file: dict[str, list[RunMeasurement]] = {}
     for row in results.rows:

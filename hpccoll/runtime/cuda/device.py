@@ -29,12 +29,12 @@ from typing import Any, Final
 from mpi4py import MPI
 
 from hpccoll.errors import UnavailableError
+from hpccoll.native import NodeBarrier
 from hpccoll.runtime.agreement import gather_or_raise, run_or_raise, wait_for_ranks
 from hpccoll.runtime.arrays import FlatArray
 from hpccoll.runtime.arrays.interface import ExternalMemory
 from hpccoll.runtime.cuda.ipc import SLOTS, CudaRuntime, IpcCloseCounters, defer_free, free_ready
 from hpccoll.runtime.node_memory.node import NodeMemory
-from hpccoll.runtime.node_memory.node_barrier import NodeBarrier
 from hpccoll.runtime.node_memory.segment import map_segment, words
 from hpccoll.runtime.node_memory.symmetric import SymmetricBuffers
 from hpccoll.runtime.progress import get_progress

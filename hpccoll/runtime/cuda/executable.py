@@ -27,7 +27,7 @@ from hpccoll.runtime.cuda.kernels import THREADS, KernelSpec, round_up_rows
 from hpccoll.runtime.node_memory.node import fingerprint_of
 from hpccoll.runtime.node_memory.node_barrier import DIRECT
 from hpccoll.runtime.plan_executable import Context, PlanExecutable
-from hpccoll.runtime.shared_memory.executable import add_peer_buffers, can_access_in_place, local_instructions
+from hpccoll.runtime.shared_memory.access import add_peer_buffers, can_access_in_place, local_instructions
 from hpccoll.selection import Selection
 
 BLOCKS_PER_PROCESSOR = 2048 // THREADS  # as many threads as a multiprocessor holds at once
@@ -112,7 +112,7 @@ class DeviceExecutable(PlanExecutable):
         count = program.work + program.landing
         self._kept_scratch = self._take_scratch(count)  # kept alive here, because kernels contain only addresses
         space = AddressSpace(call, program, self._kept_scratch)
-        add_peer_buffers(space, self._context.node, call, locations)
+        add_peer_buffers(space, self._context.node, locations)
         phases = plan_launches(
             local_instructions(program),
             lambda place: address_range(space.address(place), place.count * space.itemsize),

@@ -19,11 +19,12 @@ from typing import Any, Final
 
 from mpi4py import MPI
 
-from hpccoll.runtime.recorder.call_recorder import CallRecorder, WaitReason
+from hpccoll.runtime.recorder.call_recorder import CallRecorder, Interruption, WaitReason
 
 NOTICE_TAG: Final = 8189  # below the tag of agreement.py, above those of asynchronous operations
 PATIENCE_S: Final = 1.0  # shorter waits are never examined
 REPEAT_S: Final = 2.0
+BLOCKED_S: Final = 0.4  # less than the time between two checks of the thread
 SUBTREE_DEPARTED: Final = "subtree departed"
 ALL_DEPARTED: Final = "all departed"
 
@@ -99,6 +100,7 @@ class DepartureWatch:
         self._complaints: dict[int, Complaint] = {}
         self._requests: list[MPI.Request] = []
         self._observed, self._status = _Observed(), MPI.Status()
+        self._interrupted_at = 0.0  # when `examine_interruption` first saw that the communicator is unusable
         self.have_all_departed = False
 
     def poll(self) -> None:
@@ -119,7 +121,7 @@ class DepartureWatch:
 
         To be called often: the returned time begins when `observe` first sees the call.
         """
-        doing = self.state.count, self.state.current
+        doing = self.state.count, self.state.current if self.state.is_in_call else None
         if doing[1] is None or doing != self._observed.doing:
             self._observed = _Observed(doing, now)
         return now - self._observed.since
@@ -138,6 +140,27 @@ class DepartureWatch:
                 if self._least is not None and self._least.calls < number:
                     name = current.name if isinstance(current, WaitReason) else current
                     self._complain(self._least.rank, Complaint(self._rank, number, name), now)
+
+    def examine_interruption(self, now: float, stop_wait: Callable[[CallRecorder], None]) -> bool:
+        """Tell other ranks that a call of this rank was interrupted; end this rank's wait if one of theirs was.
+
+        `stop_wait` makes a wait of Python code raise the error. Returns whether this rank still waits BLOCKED_S seconds
+        later, in a function of MPI, which cannot be ended.
+        """
+        interruption = self.state.interruption
+        if interruption is None:
+            return False
+        if not self._interrupted_at:
+            self._interrupted_at = now
+            if interruption.rank == self._rank:
+                for other in range(self.comm.size):
+                    if other != self._rank:
+                        self.send(other, interruption)
+        if not self.state.is_in_call:
+            self.state.receive_interruption(interruption)  # a call that has ended meanwhile has removed the mark
+            return False
+        stop_wait(self.state)
+        return now - self._interrupted_at >= BLOCKED_S
 
     def _examine_peers(self, wait: WaitReason, now: float) -> None:
         """Ask the ranks that this rank waits for whether they have departed; complain to one that has."""
@@ -194,6 +217,8 @@ class DepartureWatch:
                 self._complaints[rank] = notice
             case Complaint():  # the message is in flight, and may arrive before the ranks have ended
                 pass
+            case Interruption():
+                self.state.receive_interruption(notice)
             case str() if notice == SUBTREE_DEPARTED:
                 self._missing.discard(source)
                 self._count_departures()

@@ -23,6 +23,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import cache, partial, wraps
 from traceback import format_exc
 from types import TracebackType
@@ -111,7 +112,6 @@ class JobEndings:
         if self._watchdog is None or self._processes is None:
             self._watchdog = Watchdog(state.recorder, self._where)
             self._processes = ProcessWatch(state.recorder, self._watchdog.note_death)
-            self._processes.hold()
             self._thread = threading.Thread(target=self._check_periodically, name="hpccoll-watchdog", daemon=True)
             self._thread.start()
         self._processes.add(processes)
@@ -133,16 +133,22 @@ class JobEndings:
         return os.getpid() == self._process and bool(self._watches) and not MPI.Is_finalized()
 
     def _check_periodically(self) -> None:
-        """Write signs of life, and check the waits of this rank; runs in a thread until `leave`."""
-        clock = RunningClock(time.monotonic())
-        while not self._stop.wait(TICK_S):
-            now = clock.read(time.monotonic())
-            with self._lock:
-                if MPI.Is_finalized() or self._watchdog is None or self._processes is None:
-                    return
-                self._watchdog.notes.write_sign_of_life(time.monotonic_ns(), find_location(self._main_thread))
-                self._processes.observe_quiet_ranks(self._watchdog.notes)
-                self._check(now)
+        """Show that this rank lives, and check its waits; runs in a thread until `leave`."""
+        clock, watchdog, processes = RunningClock(time.monotonic()), self._watchdog, self._processes
+        if watchdog is None or processes is None:
+            return
+        processes.hold()
+        try:
+            while not self._stop.wait(TICK_S):
+                now = clock.read(time.monotonic())
+                with self._lock:
+                    if MPI.Is_finalized():
+                        return
+                    watchdog.notes.write_sign_of_life(time.monotonic_ns(), find_location(self._main_thread))
+                    processes.observe_quiet_ranks(watchdog.notes)
+                    self._check(now)
+        finally:
+            processes.release()
 
     def _check(self, now: float) -> None:
         """Receive notices, complain to departed ranks, and report a call that does not finish."""
@@ -152,8 +158,16 @@ class JobEndings:
         if self._sends_notices:
             for watch in self._watches.values():
                 watch.examine(now)
+                if watch.examine_interruption(now, get_progress().stop_wait) and watch.may_complain:
+                    self._report_interruption(watch.state)
         if self._watchdog is not None and self._timeout_s is not None and max(waits, default=0.0) > self._timeout_s:
             self._report_hang(self._watchdog)
+
+    def _report_interruption(self, state: CallRecorder) -> None:
+        """End the job, because this rank waits in MPI for a rank whose call was interrupted."""
+        if state.interruption is not None:
+            sys.stderr.write(f"Error: {self._where} ends the job: {state.interruption.make_error(state.rank)}\n")
+            self._abort(COMMUNICATION_FAILED)
 
     def _report_hang(self, watchdog: Watchdog, reason: str = "") -> None:
         """Print the report of `Watchdog.report` and end the job, unless another rank reports."""
@@ -192,15 +206,17 @@ class JobEndings:
 
     def _abort(self, status: int) -> None:
         """End the job with an exit status, without MPI if this thread may not call it or MPI does not return."""
-        if self._watchdog is not None:
-            self._watchdog.end_job()
+        with suppress(RuntimeError):  # no thread can be started any more
+            timer = threading.Timer(ABORT_S, os._exit, (status,))
+            timer.daemon = True
+            timer.start()
+        with suppress(Exception):  # whatever the recorder files contain, the job ends
+            if self._watchdog is not None:
+                self._watchdog.end_job()
         if not self._sends_notices and threading.get_ident() != self._main_thread:
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(status)
-        timer = threading.Timer(ABORT_S, os._exit, (status,))
-        timer.daemon = True
-        timer.start()
         job.abort(status)
 
     def _chain_hooks(self) -> None:
@@ -258,8 +274,6 @@ class JobEndings:
             return
         self._has_left = True
         self._stop.set()
-        if self._processes is not None:
-            self._processes.release()
         if self._thread is not None:
             self._thread.join()
         if self._exit is not None and self._exit[0] not in _SUCCESS and "mpi4py.run" in sys.modules:
@@ -291,6 +305,7 @@ class JobEndings:
         while not all(watch.have_all_departed and watch.has_sent for watch in watches):
             for watch in watches:
                 watch.poll()
+                watch.examine_interruption(time.monotonic(), progress.stop_wait)
             progress.advance()
             progress.poll_mpi()
             now = time.monotonic()

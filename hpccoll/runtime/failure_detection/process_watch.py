@@ -1,11 +1,12 @@
 """Notices the ends of other ranks' processes of this host, whether they are stopped, and which line this one executes.
 
-The main thread of every rank holds a robust mutex (pthread_mutexattr_setrobust) in the header of its recorder file. Two
-other ranks wait for this mutex, each in a thread of its own. The kernel releases the robust mutexes of a killed process
-before it frees the memory of the process and closes its files, by which launchers notice the end. The survivors of a
-killed rank can therefore record which rank ended first before a launcher kills them, too. Under MPICH they did in 41 of
-45 trials on two cores with up to 28 ranks, and in 8 of 8 with 3 ranks; with pidfds, which become ready later, in none
-of 5 trials with 3 ranks.
+The watchdog's thread of every rank holds a robust mutex (pthread_mutexattr_setrobust) in the header of its recorder
+file. Two other ranks wait for this mutex, each in a thread of its own. They open exactly the file that the rank has
+named over MPI, and only if no other user can have written it, because a crafted mutex makes them write to its links.
+The kernel releases the robust mutexes of a killed process before it frees the memory of the process and closes its
+files, by which launchers notice the end. The survivors of a killed rank can therefore record which rank ended first
+before a launcher kills them, too. Under MPICH they did in 41 of 45 trials on two cores with up to 28 ranks, and in 8 of
+8 with 3 ranks; with pidfds, which become ready later, in none of 5 trials with 3 ranks.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ from functools import cache, partial
 from types import FrameType
 from typing import Any, Final
 
+from hpccoll.private_files import open_private
 from hpccoll.runtime.job import ProcessId
 from hpccoll.runtime.recorder.flight_recorder import FlightRecorder
-from hpccoll.runtime.recorder.layout import FILE_PREFIX, HEADER_BYTES
+from hpccoll.runtime.recorder.layout import HEADER_BYTES
 from hpccoll.runtime.recorder.process_notes import (
     DEAD_LETTERS,
     HELD_AT,
@@ -63,7 +65,10 @@ class ProcessWatch:
         self._mutex: Any = None
 
     def hold(self) -> None:
-        """Lock this rank's mutex in the calling thread; if it is killed, the kernel tells the ranks that watch it."""
+        """Lock this rank's mutex in the calling thread, which must last as long as this rank's program.
+
+        If the thread ends without `release`, as in a process that is killed, the kernel tells the ranks that watch it.
+        """
         library = _load_pthreads()
         if library is not None and self._recorder.path is not None:
             self._mutex = (ctypes.c_char * MUTEX_BYTES).from_buffer(self._recorder.memory, MUTEX_AT)
@@ -90,13 +95,13 @@ class ProcessWatch:
         own = self._recorder.rank
         if _load_pthreads() is None or self._recorder.path is None or own not in processes:
             return
-        ranks = sorted(rank for rank, process in processes.items() if process[1:] == processes[own][1:])
+        ranks = sorted(rank for rank, process in processes.items() if process[1:3] == processes[own][1:3])
         at = ranks.index(own)
-        paths = _find_files(self._recorder.path)
-        files = [(rank, paths.get((rank, processes[rank][0]))) for rank in [*ranks[at + 1 :], *ranks[:at]]]
-        for rank, path in [(rank, path) for rank, path in files if path][:WATCHED]:
+        directory = os.path.dirname(self._recorder.path)  # noqa: PTH120
+        for rank in [rank for rank in [*ranks[at + 1 :], *ranks[:at]] if processes[rank][3]][:WATCHED]:
             if rank not in self._watched:
                 self._watched.add(rank)
+                path = f"{directory}/{processes[rank][3]}"
                 _start_thread(partial(self._await_end, rank, processes[rank][0], path))
 
     def observe_quiet_ranks(self, notes: NotesWriter) -> None:
@@ -114,7 +119,7 @@ class ProcessWatch:
     def _await_end(self, rank: int, process: int, path: str) -> None:
         """Wait for the end of a rank's process; call `on_end` unless it has released its mutex."""
         library = _load_pthreads()
-        with suppress(OSError, ValueError), open(path, "r+b") as file:  # noqa: PTH123
+        with suppress(OSError, ValueError), os.fdopen(open_private(path, os.O_RDWR), "r+b") as file:
             memory = mmap.mmap(file.fileno(), HEADER_BYTES)
             mutex = (ctypes.c_char * MUTEX_BYTES).from_buffer(memory, MUTEX_AT)
             while not memory[HELD_AT]:
@@ -153,17 +158,6 @@ def _load_pthreads() -> ctypes.CDLL | None:
         return None
     library = ctypes.CDLL(None)
     return library if hasattr(library, "pthread_mutexattr_setrobust") else None
-
-
-def _find_files(own_path: str) -> dict[tuple[int, int], str]:
-    """Return the recorder files in the directory of this rank's file, by rank and process id."""
-    found: dict[tuple[int, int], str] = {}
-    with suppress(OSError), os.scandir(os.path.dirname(own_path)) as entries:  # noqa: PTH120
-        for entry in entries:
-            match entry.name.removeprefix(f"{FILE_PREFIX}rank").split("-"):
-                case [rank, process, _] if rank.isdecimal() and process.isdecimal():
-                    found[int(rank), int(process)] = entry.path
-    return found
 
 
 def _start_thread(target: Callable[[], None]) -> None:

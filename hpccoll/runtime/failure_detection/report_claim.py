@@ -15,6 +15,8 @@ import time
 from contextlib import suppress
 from typing import Final
 
+from hpccoll.private_files import open_private
+
 CLAIM_S: Final = 5.0  # a claim without report is void afterwards
 _LOCK: Final = struct.Struct("hhqqi4x")  # `struct flock`: type, whence, start, length, process id
 
@@ -28,11 +30,13 @@ class ReportClaim:
     def __init__(self) -> None:
         self._descriptor, self._place = -1, 0
         self._refused_at: float | None = None  # when `take` first found the byte locked
+        self._missing_since: float | None = None  # when `take` first found no file
 
     def take(self, path: str) -> bool:
-        """Lock the file at `path`; return False if another process holds the lock, or the file has been removed.
+        """Lock the file at `path`; return False if another process holds the lock.
 
-        A process on a file system without locks always gets the claim.
+        A process on a file system without locks always gets the claim. If the file is gone, a rank that ends the job
+        may have removed it with its report; the process gets the claim if the job still runs CLAIM_S seconds later.
         """
         if self._descriptor >= 0:
             return True
@@ -40,9 +44,10 @@ class ReportClaim:
         if self._refused_at is not None and now - self._refused_at > CLAIM_S:
             self._place, self._refused_at = self._place + 1, None
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            descriptor = open_private(path, os.O_RDWR)
         except OSError:
-            return False
+            self._missing_since = self._missing_since or now
+            return now - self._missing_since >= CLAIM_S
         try:
             if sys.platform == "linux":
                 lock = _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, self._place, 1, 0)

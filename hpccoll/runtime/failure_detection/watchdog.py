@@ -24,9 +24,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from hpccoll.errors import RecordingError, UsageError
+from hpccoll.private_files import read_private
 from hpccoll.runtime.failure_detection.report_claim import CLAIM_S, ReportClaim
 from hpccoll.runtime.recorder.call_recorder import CallRecorder
 from hpccoll.runtime.recorder.flight_recorder import DIRECTORY, FlightRecorder
+from hpccoll.runtime.recorder.layout import MOST_FILE_BYTES
 from hpccoll.runtime.recorder.process_notes import NotesWriter, ObservedState, read_end_of_job
 
 if TYPE_CHECKING:
@@ -279,10 +281,11 @@ class Watchdog:
         recorder, own = self._recorder, self._recorder.read()
         found: dict[int, Recording] = {recorder.rank: own}
         elsewhere: dict[int, Recording] = {}
-        if recorder.path is not None:
+        communicator = next(iter(own.communicators), None)
+        if recorder.path is not None and communicator is not None:
             with suppress(RecordingError):
                 directory = os.path.dirname(recorder.path)  # noqa: PTH120
-                for each in read_recordings(directory, next(iter(own.communicators), None)).recordings:
+                for each in read_recordings(directory, communicator).recordings:
                     (found if each.host == own.host else elsewhere)[each.rank] = each
         return _Collection(found, elsewhere, observe_processes(found.values()) or {})
 
@@ -308,8 +311,10 @@ class Watchdog:
         """Return the contents of a recorder file."""
         if recording.rank == self._recorder.rank:
             return bytes(self._recorder.memory)
-        with open(recording.path, "rb") as file:  # noqa: PTH123
-            return file.read()
+        try:
+            return read_private(recording.path, MOST_FILE_BYTES)
+        except OSError:  # the file was removed after it had been read
+            return b""
 
     def _ask_others(self, ask: Callable[[int, object], None], poll: Callable[[], None]) -> None:
         """Ask for the recordings of the ranks that are not on this node; then for those of ranks that do not answer."""

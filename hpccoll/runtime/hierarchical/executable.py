@@ -11,23 +11,26 @@ from __future__ import annotations
 from collections import deque
 from contextlib import suppress
 
+import numpy as np
 from mpi4py import MPI
 
 from hpccoll.algorithms.pipelining import MESSAGE_BYTES, choose_segment_count
 from hpccoll.errors import UnavailableError, UsageError
+from hpccoll.native import REMOTE_TILE_BYTES
 from hpccoll.runtime.address_space import AddressSpace, ChunkSegment, chunk_sizes, cut_chunks
-from hpccoll.runtime.arrays import BoundCall, ScratchPool
+from hpccoll.runtime.arrays import BoundCall, DType, FlatArray, ScratchPool
 from hpccoll.runtime.backoff import Backoff
 from hpccoll.runtime.collective_call import CollectiveCall
+from hpccoll.runtime.hierarchical.local_steps import LocalSteps
 from hpccoll.runtime.hierarchical.pipeline_task import Action, PipelineTask, bind_actions
-from hpccoll.runtime.lowering import Program
+from hpccoll.runtime.lowering import OWN, Program
 from hpccoll.runtime.node_memory.node import fingerprint_of
 from hpccoll.runtime.node_memory.node_barrier import DIRECT
 from hpccoll.runtime.node_memory.pipeline_slot import PipelineSlot
+from hpccoll.runtime.node_memory.symmetric import Bytes
 from hpccoll.runtime.plan_executable import Context, PlanExecutable
 from hpccoll.runtime.progress import InFlight
-from hpccoll.runtime.shared_memory.executable import add_peer_buffers, can_access_in_place, slot_memory
-from hpccoll.runtime.shared_memory.tiling import LocalBinder, bounce_count
+from hpccoll.runtime.shared_memory.access import can_access_in_place
 from hpccoll.runtime.work import explain_mpi_error
 from hpccoll.selection import Selection
 
@@ -162,8 +165,10 @@ class PipelineExecutable(PlanExecutable):
         self._actions.clear()
         self._locations = locations
         self._programs = [self._lower(segment.sizes, staged=not locations) for segment in self.segments]
+        itemsize = self._call.dtype.itemsize
         scratch = max(program.work + program.landing for program in self._programs)
-        self._scratch_stride = scratch + (bounce_count(self._call.dtype.itemsize) if locations else 0)
+        aligned = -(-scratch * itemsize // 16) * 16 // itemsize
+        self._scratch_stride = aligned + (2 * REMOTE_TILE_BYTES // itemsize if locations else 0)
         self._scratch_memory = self._take_scratch(self._scratch_stride * len(self._context.node.pipeline_slots))
 
     def get_actions(self, number: int) -> list[Action]:
@@ -173,14 +178,11 @@ class PipelineExecutable(PlanExecutable):
             node, call, program = self._context.node, self._call, self._programs[number]
             lane = number % len(node.pipeline_slots)
             scratch = self._scratch_memory[lane * self._scratch_stride :][: self._scratch_stride]
-            slots = slot_memory(node.pipeline_slots[lane], node, call)
-            space = AddressSpace(call, program, scratch, slots=slots, segment=self.segments[number], rank=node.rank)
-            if self._locations:
-                add_peer_buffers(space, node, call, self._locations)
-            bounce = scratch[program.work + program.landing :][: bounce_count(space.itemsize)]
-            binder = LocalBinder(space, node.barrier.fence, node.remote, bounce if self._locations else None)
-            tag = FIRST_TAG + lane
-            actions = self._actions[number] = bind_actions(program, space, binder, self._context.comm, tag)
+            slot = node.pipeline_slots[lane]
+            own = {OWN: as_elements(slot.memory[node.rank], call.dtype)}
+            space = AddressSpace(call, program, scratch, slots=own, segment=self.segments[number], rank=node.rank)
+            local = LocalSteps(call, node, program, space, scratch.view(np.uint8), slot, self._locations or ())
+            actions = self._actions[number] = bind_actions(program, space, local, self._context.comm, FIRST_TAG + lane)
         return actions
 
 
@@ -253,3 +255,8 @@ class Pipeline(InFlight):
         self.done, self._keep = True, None
         with suppress(ValueError):
             self._queue.remove(self)
+
+
+def as_elements(memory: Bytes, dtype: DType) -> FlatArray:
+    """Return the whole elements of a memory as an array."""
+    return memory[: len(memory) // dtype.itemsize * dtype.itemsize].view(dtype.numpy)

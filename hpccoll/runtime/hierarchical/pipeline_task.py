@@ -13,9 +13,10 @@ from typing import Any, TypeAlias
 from mpi4py import MPI
 
 from hpccoll.runtime.address_space import AddressSpace
+from hpccoll.runtime.hierarchical.local_steps import LocalSteps
 from hpccoll.runtime.lowering import Copy, NodeFence, Program, Receive, Reduce, Send, Wait
 from hpccoll.runtime.node_memory.pipeline_slot import PipelineSlot
-from hpccoll.runtime.shared_memory.tiling import LocalBinder
+from hpccoll.runtime.shared_memory.instructions import split_groups
 
 CALLS_PER_POLL = 4  # so many calls take about as long as one tile's message
 _CALL, _POST, _WAIT, _FENCE = range(4)
@@ -23,22 +24,22 @@ Action: TypeAlias = tuple[int, Any]
 
 
 def bind_actions(
-    program: Program, space: AddressSpace, binder: LocalBinder, comm: MPI.Intracomm, tag: int
+    program: Program, space: AddressSpace, local: LocalSteps, comm: MPI.Intracomm, tag: int
 ) -> list[Action]:
     """Return the actions of a task, in order: calls, messages to post, messages to wait for, fences."""
     actions: list[Action] = []
     group: list[Reduce | Copy] = []
 
-    def bind_group() -> None:
-        """Append the calls of the pending reduces and copies to `actions`."""
-        actions.extend((_CALL, call) for call in binder.bind(group))
+    def add_group() -> None:
+        """Append the steps of the pending reduces and copies to `actions`."""
+        actions.extend((_CALL, number) for each in split_groups(group) for number in local.add(each))
         group.clear()
 
     for index, step in enumerate(program.instructions):
         if isinstance(step, Reduce | Copy):
             group.append(step)
             continue
-        bind_group()
+        add_group()
         match step:
             case Receive(peer, place) | Send(peer, place):
                 post = comm.Isend if isinstance(step, Send) else comm.Irecv
@@ -48,8 +49,9 @@ def bind_actions(
                 actions.append((_WAIT, start))
             case NodeFence():
                 actions.append((_FENCE, None))
-    bind_group()
-    return actions
+    add_group()
+    calls = local.bind()
+    return [(kind, calls[argument] if kind == _CALL else argument) for kind, argument in actions]
 
 
 class PipelineTask:

@@ -21,7 +21,7 @@ from hpccoll.errors import DEBUG_HINT, MismatchError, UnavailableError, UsageErr
 from hpccoll.runtime.job import RankLayout
 from hpccoll.runtime.node_memory.cross_memory import attach_peers
 from hpccoll.runtime.node_memory.file_memory import file_memories, is_in_file
-from hpccoll.runtime.node_memory.node_barrier import FINGERPRINT, NodeBarrier
+from hpccoll.runtime.node_memory.node_barrier import FINGERPRINT, make_barrier
 from hpccoll.runtime.node_memory.pipeline_slot import PipelineSlot
 from hpccoll.runtime.node_memory.segment import MappedSegment, Words, map_segment, words
 from hpccoll.runtime.node_memory.symmetric import SymmetricBuffers
@@ -48,13 +48,12 @@ class NodeMemory:
         self.rank, self.comm, self._nodes = comm.rank, comm, layout.nodes
         self.ranks = tuple(rank for rank in range(comm.size) if layout.node[rank] == layout.node[comm.rank])
         self.others = tuple(rank for rank in self.ranks if rank != comm.rank)
-        self._row = self.ranks.index(comm.rank)
+        self.row = self.ranks.index(comm.rank)
         self.symmetric = SymmetricBuffers(comm, self.ranks, progress)
         self.device: Any = None  # the `cuda.device.SharedDeviceMemory` made with the first device buffer
         self.oversubscribed = layout.oversubscribed
         self.pipelines: deque[InFlight] = deque()
         self.runs: deque[InFlight] = deque()
-        self.next_slot = 0  # the slot of the next plan on one node
         one_node = layout.nodes == 1
         staging, pipelines = (STAGING_SLOTS, 0) if one_node else (0, PIPELINE_SLOTS)
         most_bytes = SLOT_BYTES_ON_ONE_NODE if one_node else SLOT_BYTES
@@ -69,8 +68,9 @@ class NodeMemory:
         except UnavailableError as error:  # the same on every rank; algorithms that only send messages still work
             self.problem = str(error)
         self.barrier, self.pipeline_barrier = (
-            NodeBarrier(self._lines(segment, kind), self._row, layout.oversubscribed, progress) for kind in range(2)
+            make_barrier(self._lines(segment, kind), self.row, layout.oversubscribed, progress) for kind in range(2)
         )
+        self.barrier_lines = self._lines(segment, 0)
         slots = self._slots(segment, words_bytes, staging + pipelines) if segment is not None else ()
         self.slots, self.pipeline_slots = slots[:staging], slots[staging:]
         self.remote = attach_peers(comm, self.ranks)
@@ -84,12 +84,11 @@ class NodeMemory:
 
     def _slots(self, segment: MappedSegment, begin: int, count: int) -> tuple[PipelineSlot, ...]:
         """Return `count` slots in a segment, in which the slots' buffers start at byte `begin`."""
-        shape, synchronize = (len(self.ranks), count, self.slot_bytes), self.barrier.synchronize
+        shape = len(self.ranks), count, self.slot_bytes
         buffers = np.frombuffer(segment, np.uint8, math.prod(shape), begin).reshape(shape)
         memory = [dict(zip(self.ranks, buffers[:, number], strict=True)) for number in range(count)]
         return tuple(
-            PipelineSlot(self._lines(segment, 2 + number), self._row, synchronize, memory[number])
-            for number in range(count)
+            PipelineSlot(self._lines(segment, 2 + number), self.row, memory[number]) for number in range(count)
         )
 
     def require(self, name: str) -> None:
@@ -147,6 +146,7 @@ class NodeMemory:
         self.barrier.free()
         self.pipeline_barrier.free()
         self.slots = self.pipeline_slots = ()
+        self.barrier_lines = self.barrier_lines[:0].copy()
         self.pipelines.clear()
         self.runs.clear()
 

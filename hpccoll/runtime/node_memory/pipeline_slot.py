@@ -7,10 +7,9 @@ ranks of a node may therefore use the slots in different orders.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from hpccoll.runtime.node_memory.node_barrier import ArrivalCounter
+from hpccoll.native import ArrivalCounter
 
 if TYPE_CHECKING:
     from hpccoll.runtime.node_memory.segment import Words
@@ -21,14 +20,12 @@ class PipelineSlot(ArrivalCounter):
     """One rank's handle of a pipeline slot (shared memory for one segment of a collective).
 
     Args:
-        lines, row, synchronize: see `ArrivalCounter`.
+        lines, row: see `ArrivalCounter`.
         memory: the buffer that each rank of the node has in the slot, by rank.
     """
 
     __slots__ = ("memory",)
 
-    def __init__(
-        self, lines: Words, row: int, synchronize: Callable[[], object] | None, memory: dict[int, Bytes]
-    ) -> None:
-        super().__init__(lines, row, synchronize)
+    def __init__(self, lines: Words, row: int, memory: dict[int, Bytes]) -> None:
+        super().__init__(lines, row)
         self.memory = memory

@@ -6,17 +6,25 @@ fewer calls than the number of another rank's call will be waited for. Messages 
 A function that runs a collective often calls `begin`, which `CallRecorder.bind` has made for this collective, and then
 `CallRecorder.end` or, after an exception, `CallRecorder.fail`. Both together take 0.25 us. A function without arguments
 may use `CallRecorder.surround` instead, which takes less time because it calls no other Python function.
+
+An exception that is not hpccoll's own (from a signal handler, or KeyboardInterrupt) may leave a collective half done.
+The communicator is then unusable: its later calls raise an error, on this rank and, after a notice, on all others.
 """
 
 from __future__ import annotations
 
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+from hpccoll.errors import CommunicationError, HpccollError, UsageError
+from hpccoll.native import CallCounter
 from hpccoll.runtime.recorder import layout
 from hpccoll.runtime.recorder.flight_recorder import FlightRecorder
 from hpccoll.runtime.recorder.layout import CallKind
@@ -34,29 +42,64 @@ def is_round_mark(call: Callable[[], object]) -> bool:
     return isinstance(call, partial) and getattr(call.func, "__name__", "") == "__setitem__"
 
 
-class CallRecorder:
+INTERRUPTED: Final = "interrupted"  # `CallRecorder.current` of an unusable communicator between calls
+
+
+@dataclass(frozen=True, slots=True)
+class Interruption:
+    """The notice that an exception `cause` interrupted call `number`, named `call`, of rank `rank`."""
+
+    rank: int
+    number: int
+    call: str
+    cause: str
+
+    def make_error(self, rank: int) -> CommunicationError:
+        """Return the error of a call of rank `rank` on the communicator."""
+        return CommunicationError(
+            f"rank {rank}: this communicator is unusable, because call {self.number} ({self.call}) of rank {self.rank} "
+            f"was interrupted by {self.cause}, so that the ranks have different parts of its result; make a new "
+            "Communicator on all ranks, or end the job and start it again"
+        )
+
+
+class CallRecorder(CallCounter):
     """Counts and records the calls of this rank on a communicator.
 
     `count` is the number of collective calls that this rank has begun. `current` is the name of blocking call number
     `count`, or a `WaitReason`, or None outside of calls. `end` and `fail` record the end of a blocking call, `fail` by
-    an exception. `communicator` is the id of the communicator, the same on all of its ranks.
+    an exception. `communicator` is the id of the communicator, the same on all of its ranks. `interruption` tells which
+    call made the communicator unusable; `on_interruption` is called once with the error of later calls.
 
     Args:
         recorder: keeps the entries; None keeps them in private memory of this `CallRecorder`.
     """
 
-    __slots__ = ("_begin_by_name", "_messages", "communicator", "count", "current", "end", "fail", "recorder")
+    __slots__ = (
+        "_begin_by_name",
+        "_messages",
+        "communicator",
+        "end",
+        "fail",
+        "interruption",
+        "on_interruption",
+        "rank",
+        "recorder",
+        "size",
+    )
 
     def __init__(self, recorder: FlightRecorder | None = None) -> None:
-        self.count = self._messages = self.communicator = 0
-        self.current: str | WaitReason | None = None
+        self._messages = self.communicator = 0
+        self.rank, self.size = 0, 1
+        self.interruption: Interruption | None = None
+        self.on_interruption: Callable[[CommunicationError], object] = bool
         self.recorder = recorder if recorder is not None else FlightRecorder(None, 0, 1)
         self.end, self.fail = self._bind_end(), self._bind_fail()
         self._begin_by_name: dict[str, Begin] = {}
 
     def open(self, communicator: int, rank: int, size: int, members: tuple[int, ...] | None, name: str = "") -> None:
         """Set the id of the communicator, and list the communicator in the recorder's tables."""
-        self.communicator = communicator
+        self.communicator, self.rank, self.size = communicator, rank, size
         self.recorder.add_communicator(communicator, rank, size, members, name)
 
     def close(self) -> None:
@@ -74,8 +117,10 @@ class CallRecorder:
 
         def begin() -> int:
             """Count the call and record its beginning; `CallRecorder` describes the place that is returned."""
-            self.count = number = self.count + 1
+            if self.current is not None:
+                self.refuse_call()
             self.current = name
+            self.count = number = self.count + 1
             serial, at, place = take_entry()
             pack(memory, at, serial, read_clock(), number, description, serial)
             return place
@@ -99,8 +144,10 @@ class CallRecorder:
 
         def run() -> None:
             """Call the functions and record the call."""
-            self.count = number = self.count + 1
+            if self.current is not None:
+                self.refuse_call()
             self.current = name
+            self.count = number = self.count + 1
             serial, at, place = take_entry()
             pack(memory, at, serial, read_clock(), number, description, serial)
             try:
@@ -149,6 +196,8 @@ class CallRecorder:
 
     def start(self, name: str, description: bytes) -> WaitReason:
         """Count an asynchronous collective call and record its beginning."""
+        if self.current is not None:
+            self.refuse_call()
         self.count += 1
         return WaitReason(self, name, self._begin(self.count, description), self.count)
 
@@ -187,9 +236,72 @@ class CallRecorder:
             """Record that an exception ended the blocking call whose entry is at `place`."""
             words[place + failed] = 1
             words[layout.ROUND_AT // 8] = 0
+            call = self.current
             self.end(place)
+            self.take_exception(str(call), sys.exception())
 
         return fail
+
+    @property
+    def is_in_call(self) -> bool:
+        """Whether this rank is in a blocking call or a wait."""
+        return self.current is not None and self.current is not INTERRUPTED
+
+    def refuse_call(self) -> None:
+        """Raise the error of a call that begins although `current` is not None; return if the call may begin.
+
+        Raises:
+            UsageError: another thread is in a call on this communicator.
+            CommunicationError: the communicator is unusable.
+        """
+        if self.interruption is None:
+            if _is_used_by_another_thread(self):
+                raise UsageError(
+                    f"rank {self.rank}: another thread is in {self.current} on this communicator; use one thread at a "
+                    "time, or make a communicator for each thread"
+                )
+            # An exception came after the call had been recorded, and before it could be noticed.
+            self.interrupt(str(self.current), "an exception")
+        if self.interruption is not None:
+            raise self.interruption.make_error(self.rank)
+
+    def take_exception(self, call: str, error: BaseException | None) -> None:
+        """Make the communicator unusable if an exception in a call may have left it half done.
+
+        hpccoll's own errors, and MPI's, do not: all ranks raise them, or they come before any data is moved.
+        """
+        is_known = isinstance(error, HpccollError | GeneratorExit) or type(error).__module__.startswith("mpi4py")
+        if error is not None and not is_known:
+            self.interrupt(call, type(error).__name__)
+        elif self.interruption is not None:
+            self.current = INTERRUPTED
+
+    def interrupt(self, call: str, cause: str) -> None:
+        """Make a communicator of several ranks unusable, because `cause` interrupted the latest call, named `call`."""
+        self.current = None
+        if self.size > 1:
+            self.receive_interruption(Interruption(self.rank, self.count, call, cause))
+            self.current = INTERRUPTED
+
+    def receive_interruption(self, interruption: Interruption) -> None:
+        """Make the communicator unusable because a call of a rank was interrupted; `current` may be another call."""
+        if self.interruption is None:
+            self.interruption = interruption
+            self.on_interruption(interruption.make_error(self.rank))
+        if self.current is None:
+            self.current = INTERRUPTED
+
+
+def _is_used_by_another_thread(state: CallRecorder) -> bool:
+    """Whether the stack of another thread has a method of an object with the attribute `_state` that is `state`."""
+    own = threading.get_ident()
+    for thread, top in sys._current_frames().items():  # noqa: SLF001 - the only interface to other threads
+        frame = top if thread != own else None
+        while frame is not None:
+            if getattr(frame.f_locals.get("self"), "_state", None) is state:
+                return True
+            frame = frame.f_back
+    return False
 
 
 class WaitReason:
@@ -225,13 +337,15 @@ class WaitReason:
             words[self._place + word] = time.monotonic_ns()
 
     def __enter__(self) -> None:
+        if self.state.current is not None:
+            self.state.refuse_call()
         self.state.current = self
         self._store_time(layout.WAITED_WORD)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.state.current = None
+        self.state.current = None if self.state.interruption is None else INTERRUPTED
 
 
 class RecordedWait(WaitReason):
@@ -244,3 +358,4 @@ class RecordedWait(WaitReason):
     ) -> None:
         self.state.current = None
         self.end(failed=kind is not None)
+        self.state.take_exception(self.name, error)

@@ -14,14 +14,16 @@ import mmap
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import cache
-from itertools import chain, count, cycle
+from itertools import count
 from threading import Lock
 from typing import TYPE_CHECKING, Final
 from zlib import crc32
 
+from hpccoll.native import EntryRing
+from hpccoll.private_files import open_private
 from hpccoll.runtime.recorder import layout
 from hpccoll.runtime.recorder.layout import CallKind, encode_ranks
 
@@ -62,9 +64,9 @@ class FlightRecorder:
         self.memory[:8] = header[:8]
         self.words = memoryview(self.memory).cast("q")
         # Returns the serial number of the next entry, and its place in bytes and in words; atomic, for all threads.
-        self.take_entry: Callable[[], tuple[int, int, int]] = zip(
-            count(1), _cycle_places(entries, 1), _cycle_places(entries, 8), strict=False
-        ).__next__
+        begin = (layout.HEADER_BYTES + 2 * layout.TABLE_BYTES) // 8
+        changing = layout.ENDED_WORD, layout.FAILED_WORD, layout.ROUND_AT // 8
+        self.take_entry = EntryRing(self.memory, begin, entries, *changing)
         self._ids = count(int.from_bytes(os.urandom(5)) << 24).__next__
         self._names, self._name_bytes = {"": 0}, 0
         self._open: dict[int, str] = {}  # lines of the tables
@@ -73,6 +75,7 @@ class FlightRecorder:
 
     def _create_file(self, directory: str, nbytes: int) -> mmap.mmap:
         """Return the mapping of a new file in `directory`; private memory, with a warning, if there can be no file."""
+        directory = os.path.abspath(directory)  # noqa: PTH100 - the program may change its working directory
         path = f"{directory}/{layout.FILE_PREFIX}rank{self.rank}-{os.getpid()}-{os.urandom(4).hex()}"
         try:
             os.makedirs(directory, exist_ok=True)  # noqa: PTH103 - `pathlib` takes 5 ms to import
@@ -205,12 +208,6 @@ class FlightRecorder:
         layout.TABLE.pack_into(self.memory, at, self._table_version, len(text), crc32(text))
 
 
-def _cycle_places(entries: int, unit: int) -> Iterator[int]:
-    """Return an endless iterator over the places of the entries in units of `unit` bytes, from entry 1 on."""
-    begin, step = (layout.HEADER_BYTES + 2 * layout.TABLE_BYTES) // unit, layout.ENTRY_BYTES // unit
-    return cycle(chain(range(begin + step, begin + entries * step, step), (begin,)))
-
-
 def _clean(name: str) -> str:
     """Return a name without tabs and line breaks, and with at most 64 characters, for the tables."""
     return name.replace("\t", " ").replace("\n", " ")[:64]
@@ -269,11 +266,10 @@ def remove_old_files(directory: str, rank: int) -> None:
 def _remove_unused(path: str) -> None:
     """Remove a recorder file if it belongs to this user and no process holds the lock on it."""
     with suppress(OSError):  # locked, of another user, or removed by another rank
-        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        descriptor = open_private(path, os.O_RDWR)
         try:
-            if os.fstat(descriptor).st_uid == os.getuid():
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                os.unlink(path)  # noqa: PTH108
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.unlink(path)  # noqa: PTH108
         finally:
             os.close(descriptor)
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hpccoll.errors import RecordingError
+from hpccoll.private_files import is_open_to_others
 from hpccoll.runtime.recorder.layout import FILE_PREFIX
 from hpccoll.runtime.recorder.recording import Recording, read_recording
 
@@ -33,17 +34,38 @@ class JobRecordings:
 def read_recordings(directory: str | os.PathLike[str], communicator: int | None = None) -> JobRecordings:
     """Return the recordings of the latest job in a directory, or of the job that has made a communicator.
 
-    Recordings belong to one job if they share a communicator. Files that cannot be read are listed as problems.
+    Recordings belong to one job if they share a communicator. Files that cannot be read are listed as problems. In a
+    directory in which every user can make files, only files of this user are read.
 
     Args:
         directory: the directory of the files.
         communicator: the id of a communicator of the job; None means the latest job.
 
     Raises:
-        RecordingError: the directory cannot be read, or has no readable recorder file.
+        RecordingError: the directory cannot be read, or has no readable recorder file, or none of the job.
+    """
+    recordings, problems = _read_files(directory, is_known=communicator is not None)
+    jobs = group_by_job(recordings)
+    if communicator is not None:
+        jobs = [job for job in jobs if any(communicator in recording.communicators for recording in job)]
+        if not jobs:
+            raise RecordingError(f"{directory} has no recorder file of this job; its files were removed or moved")
+    latest = max(jobs, key=lambda job: max(recording.created_at for recording in job))
+    by_rank = {recording.rank: recording for recording in sorted(latest, key=lambda each: each.created_at)}
+    if len(jobs) > 1:
+        others = len(recordings) - len(latest)
+        problems.append(f"{others} recorder files of {len(jobs) - 1} other jobs in {directory} were ignored")
+    return JobRecordings(tuple(by_rank[rank] for rank in sorted(by_rank)), tuple(problems))
+
+
+def _read_files(directory: str | os.PathLike[str], *, is_known: bool) -> tuple[list[Recording], list[str]]:
+    """Return the readable recorder files of a directory, and why others cannot be read; raise RecordingError for none.
+
+    `is_known` states that the files are those of this user's own job.
     """
     try:
         names = sorted(entry.name for entry in os.scandir(directory) if entry.name.startswith(FILE_PREFIX))
+        own = is_known or is_open_to_others(directory)
     except OSError as error:
         raise RecordingError(
             f"{directory} cannot be read: {error.strerror}; pass the directory that HPCCOLL_RECORDER named, or /dev/shm"
@@ -52,20 +74,13 @@ def read_recordings(directory: str | os.PathLike[str], communicator: int | None 
     problems: list[str] = []
     for name in names:
         try:
-            recordings.append(read_recording(os.path.join(directory, name)))  # noqa: PTH118
+            recordings.append(read_recording(os.path.join(directory, name), own=own))  # noqa: PTH118
         except RecordingError as error:
             problems.append(str(error))
     if not recordings:
         found = "; ".join(problems) or f"no file has a name that begins with {FILE_PREFIX}"
         raise RecordingError(f"{directory} has no readable recorder file: {found}; set HPCCOLL_RECORDER before a job")
-    jobs = group_by_job(recordings)
-    own = [job for job in jobs if any(communicator in recording.communicators for recording in job)]
-    latest = max(own or jobs, key=lambda job: max(recording.created_at for recording in job))
-    by_rank = {recording.rank: recording for recording in sorted(latest, key=lambda each: each.created_at)}
-    if len(jobs) > 1:
-        others = len(recordings) - len(latest)
-        problems.append(f"{others} recorder files of {len(jobs) - 1} other jobs in {directory} were ignored")
-    return JobRecordings(tuple(by_rank[rank] for rank in sorted(by_rank)), tuple(problems))
+    return recordings, problems
 
 
 def group_by_job(recordings: Sequence[Recording]) -> list[list[Recording]]:

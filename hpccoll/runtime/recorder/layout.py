@@ -14,12 +14,15 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from enum import IntEnum
+from itertools import islice
 from typing import Final
 
 MAGIC: Final = b"hpccrec\n"
 VERSION: Final = 2
 FILE_PREFIX: Final = "hpccoll-recorder-"
 ENTRIES: Final = 2048
+MOST_FILE_BYTES: Final = 2**24  # of a file that readers accept; a file of ENTRIES entries has 331,776 bytes
+MOST_RANKS: Final = 2**21  # of a job, and of all lists of members in a file together
 
 HEADER_BYTES: Final = 4096
 # Magic, version, bytes of the header, of a copy of the tables and of an entry, entries of the ring; rank and size in
@@ -84,3 +87,15 @@ def decode_ranks(text: str) -> Iterator[int]:
         bounds, stride = run.split(":")
         first, last = bounds.split("-")
         yield from range(int(first), int(last) + (1 if int(stride) > 0 else -1), int(stride))
+
+
+def decode_members(text: str, size: int) -> tuple[int, ...]:
+    """Return the ranks of a communicator of `size` ranks from the string that `encode_ranks` returned.
+
+    Raises:
+        ValueError: the string has another format, or lists another number of ranks or impossible ranks.
+    """
+    ranks = tuple(islice(decode_ranks(text), size + 1))
+    if len(ranks) != size or not 0 <= min(ranks) <= max(ranks) < MOST_RANKS:
+        raise ValueError(f"the members {text[:40]!r} are not {size} ranks below {MOST_RANKS}")
+    return ranks

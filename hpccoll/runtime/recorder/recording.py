@@ -7,14 +7,18 @@ moment is left out.
 from __future__ import annotations
 
 import os
+import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from math import isfinite
 from zlib import crc32
 
 from hpccoll.errors import RecordingError
+from hpccoll.printable import escape_unprintable
+from hpccoll.private_files import read_private, read_regular
 from hpccoll.runtime.recorder import layout
 from hpccoll.runtime.recorder.clock_model import ClockModel
-from hpccoll.runtime.recorder.layout import CallKind, decode_ranks
+from hpccoll.runtime.recorder.layout import CallKind, decode_members
 from hpccoll.runtime.recorder.process_notes import ProcessNotes, parse_notes
 
 
@@ -132,41 +136,62 @@ class Recording:
         return self.created_at + (clock_ns - self.created_ns) * 1e-9
 
 
-def read_recording(path: str | os.PathLike[str]) -> Recording:
-    """Return the contents of a recorder file.
+def read_recording(path: str | os.PathLike[str], *, own: bool = False) -> Recording:
+    """Return the contents of a recorder file; unprintable characters of its strings are escaped.
+
+    Args:
+        path: the file.
+        own: whether to refuse a file that another user may have written.
 
     Raises:
-        RecordingError: the file cannot be read, is truncated, or is no recorder file of this version.
+        RecordingError: the file cannot be read, is truncated or damaged, or is no recorder file of this version.
     """
+    path = os.fspath(path)
     try:
-        with open(path, "rb") as file:  # noqa: PTH123 - `pathlib` takes 5 ms to import
-            contents = file.read()
+        contents = (read_private if own else read_regular)(path, layout.MOST_FILE_BYTES)
     except OSError as error:
-        raise RecordingError(f"{path} cannot be read: {error.strerror}; pass a file that a rank recorded") from error
-    return parse_recording(contents, os.fspath(path))
+        name = escape_unprintable(path)
+        raise RecordingError(f"{name} cannot be read: {error.strerror}; pass a file that a rank recorded") from error
+    return parse_recording(contents, path)
 
 
 def parse_recording(contents: bytes, path: str) -> Recording:
-    """Return the recording in the contents of a recorder file; `path` is for error messages. Raises RecordingError."""
+    """Return the recording in the contents of a recorder file; `path` is the file's. Raises RecordingError."""
+    try:
+        return _parse(contents, path)
+    except (ValueError, struct.error) as error:
+        if isinstance(error, RecordingError):
+            raise
+        reason = escape_unprintable(str(error))
+        raise RecordingError(
+            f"{escape_unprintable(path)} is damaged: {reason}; remove it, or copy it again from where it was recorded"
+        ) from error
+
+
+def _parse(contents: bytes, path: str) -> Recording:
+    """Return what `parse_recording` returns; raise ValueError for values that no recorder writes."""
+    name = escape_unprintable(path)
     if len(contents) < layout.HEADER_BYTES or not contents.startswith(layout.MAGIC):
         found = f"it has {len(contents)} bytes" if contents.startswith(layout.MAGIC) else "it begins differently"
-        raise RecordingError(f"{path} is no recorder file of hpccoll: {found}; pass a file that a rank recorded")
+        raise RecordingError(f"{name} is no recorder file of hpccoll: {found}; pass a file that a rank recorded")
     _, version, *sizes, rank, size, pid, created_ns, created_at_ns, host = layout.HEADER.unpack_from(contents)
     expected = [layout.HEADER_BYTES, layout.TABLE_BYTES, layout.ENTRY_BYTES]
     if version != layout.VERSION or sizes[:3] != expected:
         raise RecordingError(
-            f"{path} has format version {version} of recorder files, but this version of hpccoll reads version "
+            f"{name} has format version {version} of recorder files, but this version of hpccoll reads version "
             f"{layout.VERSION}; read it with the version of hpccoll that recorded it"
         )
     begin = layout.HEADER_BYTES + 2 * layout.TABLE_BYTES
     needed = begin + sizes[3] * layout.ENTRY_BYTES
     if len(contents) < needed:
-        raise RecordingError(f"{path} is truncated: it has {len(contents)} of {needed} bytes; copy the file again")
+        raise RecordingError(f"{name} is truncated: it has {len(contents)} of {needed} bytes; copy the file again")
+    if not rank < size <= layout.MOST_RANKS:
+        raise ValueError(f"it is of rank {rank} of {size} ranks, and at most {layout.MOST_RANKS} ranks are possible")
     names, communicators = _parse_tables(contents)
     calls = sorted(_parse_calls(contents, begin, sizes[3], names), key=lambda call: call.serial)
     _add_round(calls, contents)
     return Recording(
-        path, rank, size, host.rstrip(b"\0").decode(errors="replace"), pid, created_ns, created_at_ns * 1e-9,
+        path, rank, size, _decode(host.rstrip(b"\0")), pid, created_ns, created_at_ns * 1e-9,
         _parse_clock(contents), _parse_ending(contents), communicators, tuple(calls),
         calls[0].serial - 1 if calls else 0, parse_notes(contents),
     )  # fmt: skip
@@ -178,14 +203,20 @@ def _parse_clock(contents: bytes) -> ClockModel | None:
     (check,) = layout.CLOCK_CHECK.unpack_from(contents, end)
     if not check or check != (crc32(contents[layout.CLOCK_AT : end]) or 1):
         return None
-    return ClockModel(*layout.CLOCK.unpack_from(contents, layout.CLOCK_AT))
+    values = layout.CLOCK.unpack_from(contents, layout.CLOCK_AT)
+    return ClockModel(*values) if all(map(isfinite, values)) else None
+
+
+def _decode(text: bytes) -> str:
+    """Return a string of a recorder file as it may be shown in a terminal."""
+    return escape_unprintable(text.decode(errors="replace"))
 
 
 def _parse_ending(contents: bytes) -> str:
     """Return how the program ended, or an empty string."""
     (length,) = layout.ENDING_LENGTH.unpack_from(contents, layout.ENDING_AT)
     begin = layout.ENDING_AT + layout.ENDING_LENGTH.size
-    return contents[begin : begin + min(length, layout.ENDING_BYTES)].decode(errors="replace")
+    return _decode(contents[begin : begin + min(length, layout.ENDING_BYTES)])
 
 
 def _parse_tables(contents: bytes) -> tuple[dict[int, str], dict[int, RecordedCommunicator]]:
@@ -200,16 +231,35 @@ def _parse_tables(contents: bytes) -> tuple[dict[int, str], dict[int, RecordedCo
             latest, text = version, candidate
     names: dict[int, str] = {}
     communicators: dict[int, RecordedCommunicator] = {}
+    members = _Members()
     for line in text.decode(errors="replace").split("\n"):
         match line.split("\t"):
             case ["name", code, name]:
-                names[int(code)] = name
-            case ["open" | "closed" as state, number, rank, size, name, members]:
-                ranks = tuple(decode_ranks(members)) if members else None
+                names[int(code)] = escape_unprintable(name)
+            case ["open" | "closed" as state, number, rank, size, name, ranks]:
                 communicators[int(number)] = RecordedCommunicator(
-                    int(number), int(rank), int(size), name, ranks, state == "open"
-                )
+                    int(number), int(rank), int(size), escape_unprintable(name),
+                    members.decode(ranks, int(size)) if ranks else None, state == "open",
+                )  # fmt: skip
     return names, communicators
+
+
+class _Members:
+    """Decodes the lists of members of a file; communicators with the same members share one tuple."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, int], tuple[int, ...]] = {}
+        self._left = layout.MOST_RANKS
+
+    def decode(self, text: str, size: int) -> tuple[int, ...]:
+        """Return the ranks of a communicator of `size` ranks; raise ValueError beyond MOST_RANKS ranks in a file."""
+        ranks = self._known.get((text, size))
+        if ranks is None:
+            if not 0 < size <= self._left:
+                raise ValueError(f"a communicator has {size} ranks, where 1 to {self._left} are possible")
+            ranks = self._known[text, size] = decode_members(text, size)
+            self._left -= size
+        return ranks
 
 
 def _parse_calls(contents: bytes, begin: int, entries: int, names: Mapping[int, str]) -> Iterator[RecordedCall]:

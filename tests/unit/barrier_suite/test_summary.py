@@ -9,7 +9,7 @@ import pytest
 from msgspec import structs
 
 from hpccoll.barrier_suite.barrier_row import RowContext, make_barrier_record
-from hpccoll.barrier_suite.display import format_answers, list_tables
+from hpccoll.barrier_suite.display import format_answers, format_first_answer, list_tables
 from hpccoll.barrier_suite.round_times import RoundTimes
 from hpccoll.barrier_suite.straggler import find_straggler
 from hpccoll.barrier_suite.summary import SuiteConditions, make_summary, name_nodes
@@ -53,7 +53,7 @@ def test_one_late_rank_is_named_with_its_node():
     assert (summary.straggler, summary.straggler_node) == (2, None)
     assert [each.node for each in summary.lateness] == list(NODES)
     assert summary.lateness[2].caused_us == pytest.approx(50, abs=1)  # per round
-    assert format_answers(summary, [])[0].startswith("who is late?    rank 2 on b: rank 2 entered last in 48 of 48")
+    assert format_first_answer(summary).startswith("who is late?    rank 2 on b: rank 2 entered last in 48 of 48")
 
 
 def test_a_node_whose_ranks_are_all_late_is_named():
@@ -64,7 +64,7 @@ def test_a_node_whose_ranks_are_all_late_is_named():
         ("a", 2, 48),
         ("b", 2, 0),
     ]
-    assert "like every rank of node a" in format_answers(summary, [])[0]
+    assert "like every rank of node a" in format_first_answer(summary)
 
 
 def test_a_node_is_named_only_if_it_has_several_ranks_and_all_of_them_are_late():
@@ -93,15 +93,15 @@ def test_a_barrier_that_is_not_safe_is_said_first():
     assert [each.unsafe for each in summary.barriers] == [0, 48]
     answer = next(line for line in format_answers(summary, rows) if line.startswith("is it safe?"))
     assert answer.endswith("NO: ranks left before the last rank had entered, in 48 rounds: mpi/bad")
-    assert "is it safe?     yes" in format_answers(summary, rows[:1])[2]
+    assert "is it safe?     yes" in format_answers(summary, rows[:1])[1]
 
 
 def test_late_rounds_are_said_unless_the_user_asked_for_a_late_rank():
     rows = [make_row("a", "one_late", 50.0, 10.0, unplanned=True)]
     summary = summarize([0, 0, 0, 0], rows)
-    assert "in 100% of the rounds a rank entered late" in format_answers(summary, rows)[3]
+    assert "in 100% of the rounds a rank entered late" in format_answers(summary, rows)[2]
     injected = structs.replace(summary, inject_delay=InjectedDelay(1, 50.0))
-    assert "entered late" not in format_answers(injected, rows)[3]
+    assert "entered late" not in format_answers(injected, rows)[2]
 
 
 def test_tables_of_ranks_are_shown_for_a_single_barrier():

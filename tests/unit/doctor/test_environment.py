@@ -90,3 +90,20 @@ def test_srun_without_a_plugin_for_this_mpi_is_a_warning(offered, library, sever
     result = CommandResult("srun --mpi=list", True, True, "worked", offered)
     found = slurm.check_mpi_plugins(result, {}, library)
     assert found.severity == severity
+
+
+@pytest.mark.parametrize(
+    ("plugins", "library", "warned"),
+    [
+        ("none, pmi2", "MPICH 5.0.2", True),
+        ("pmix, pmi2", "Open MPI 5.0.11", False),
+        ("none, pmix", "MPICH 5.0.2", False),
+    ],
+)
+def test_a_plugin_that_cuts_off_messages_of_mpich_is_a_warning_with_another_launcher(plugins, library, warned):
+    offered = Finding("slurm", Severity.OK, "srun starts ranks", f"`srun --mpi=list`: {plugins}")
+    findings = slurm.check_pmi2_messages(offered, library)
+    assert [finding.severity for finding in findings] == [Severity.WARNING] * warned
+    if warned:
+        assert "mpirun of MPICH 5.0.2" in findings[0].remedy
+        assert "HPCCOLL_START_TIMEOUT" in findings[0].remedy

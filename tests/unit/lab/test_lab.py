@@ -16,7 +16,7 @@ from hpccoll.lab.cluster import Lab
 from hpccoll.lab.cluster_spec import ClusterSpec, find_paths_below_tmp, format_rate, parse_latency, parse_rate
 from hpccoll.lab.isolation import Isolation
 from hpccoll.lab.slurm_conf import format_hosts_file, format_slurm_conf
-from hpccoll.lab.state_dir import LabPaths, clear_state_dir
+from hpccoll.lab.state_dir import MARKER, LabPaths, clear_state_dir
 
 PATHS = LabPaths(Path("/tmp/some/lab"), "jane")
 
@@ -190,8 +190,12 @@ def test_clear_state_dir_keeps_results_on_request(tmp_path):
     for name in ("state/x", "log/y", "shared/result"):
         (tmp_path / name).parent.mkdir()
         (tmp_path / name).touch()
+    clear_state_dir(tmp_path, keep=False)
+    assert (tmp_path / "log/y").exists()  # the directory has no marker of a lab
+    (tmp_path / MARKER).touch()
     clear_state_dir(tmp_path, keep=True)
     assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")] == ["shared", "shared/result"]
+    (tmp_path / MARKER).touch()
     clear_state_dir(tmp_path, keep=False)
     assert not tmp_path.exists()
 

@@ -253,6 +253,13 @@ TIMES = {
     "slower_rounds": None,
 }
 EXAMPLES = {
+    "bench_summary": {
+        "seconds": 61.5,
+        "sync_s": 1.25,
+        "peak_bytes": 400000000,
+        "left_out_sizes": [67108864],
+        "stopped": False,
+    },
     "estimate": {
         "model": "gpt2",
         "parameters": 124439808,

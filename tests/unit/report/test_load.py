@@ -75,7 +75,7 @@ def test_each_row_belongs_to_the_run_before_it(tmp_path):
     [
         (None, "cannot read it (No such file or directory); name a file that hpccoll wrote with --json"),
         ('{"level": "info"}\n', "line 1: not a record of schema 'hpccoll/1'; name a file"),
-        ('{"schema":"hpccoll/1","kind":"run"}\n{"schema":"hpccoll/1",\n{"schema":"hpccoll/1"}\n', "line 2 is damaged"),
+        ('{"schema":"hpccoll/1",\n{"schema":"hpccoll/1","ki\n', "line 1 is damaged, as are all other lines"),
         (
             '{"schema":"hpccoll/1","kind":"collective"}\n',
             "line 1: record of kind collective: Object missing required field `op`",

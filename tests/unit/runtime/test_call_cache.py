@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hpccoll.native import CallTable
 from hpccoll.runtime import call_cache
 from hpccoll.runtime.call_cache import CallCache
 
@@ -30,7 +31,7 @@ class FakeExecutable:
 
 @pytest.fixture
 def cache():
-    return CallCache()
+    return CallCache(CallTable(np.ndarray, {}, []))
 
 
 def test_a_call_with_the_same_arrays_finds_its_executable(cache):

@@ -311,7 +311,7 @@ def test_the_operations_have_the_arrays_that_kinds_assume(hpc):
 def test_sizes_of_one_kind_have_messages_with_the_same_leading_bits_on_three_ranks(operation):
     """Otherwise ranks with other arrays, which make a selection for the exact size, could select a plan."""
     nothing: Any = None
-    three = UnboundCollectives({}, nothing, nothing, 3, 0, nothing, nothing)
+    three = UnboundCollectives({}, nothing, nothing, 3, 0, nothing, nothing, nothing)
     selections: dict[Hashable, set[int]] = {}
     for nbytes in range(4, 4096, 4):
         key = three._generalize((operation, np.dtype("f4"), nbytes, "sum", 0, "auto", True))

@@ -111,7 +111,7 @@ def test_no_plan_of_messages_is_taken_on_a_node_where_blocking_and_asynchronous_
     assert ask(Selector(2, 1, known, mixed_forms=True), MiB).name == "shared_one_shot"
     untuned, reduce = Selector(2, 1, mixed_forms=True), Operation.REDUCE
     assert [ask(untuned, nbytes).name for nbytes in (MiB, 4 * MiB, 64 * MiB)] == ["shared_two_shot"] * 3
-    names = [ask(Selector(4, 1, mixed_forms=mixed), MiB // 2).name for mixed in (False, True)]
+    names = [ask(Selector(8, 1, mixed_forms=mixed), MiB // 2).name for mixed in (False, True)]
     assert names == ["rabenseifner", "shared_two_shot"]
     assert ask(untuned, MiB, operation=reduce).name == "shared"
     assert not ask(untuned, MiB, operation=reduce, shared=False).algorithm.uses_shared_memory
@@ -329,13 +329,15 @@ def test_merging_replaces_what_is_measured_anew_and_keeps_the_rest():
 @pytest.mark.parametrize(
     ("ranks", "nbytes", "name"),
     [
-        (2, 8, "mpi"),
-        (2, 1024, "shared_one_shot"),
-        (4, 65536, "shared_one_shot"),
+        (2, 8, "shared_one_shot"),
+        (2, 1024, "shared_two_shot"),
+        (4, 1024, "shared_one_shot"),
+        (4, 65536, "shared_two_shot"),
         (8, 65536, "shared_two_shot"),
         (32, 1024, "mpi"),
         (2, 2**19, "shared_two_shot"),
-        (4, 2**19, "rabenseifner"),
+        (4, 2**19, "shared_two_shot"),
+        (8, 2**19, "rabenseifner"),
         (4, 2**20, "shared_two_shot"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from hpccoll.selection.tuning_files import (
     TUNING_VARIABLE,
     default_table_path,
     find_table_path,
+    read_table,
     read_table_to_extend,
     write_table,
 )
@@ -187,3 +189,20 @@ def test_a_candidate_far_behind_has_no_more_time_and_others_have():
     assert [heat.decide_stop(each) for each in (fast, close, slow)] == [None, None, StopReason.BUDGET]
     heat.running.remove(fast)
     assert heat.decide_stop(slow) is StopReason.BUDGET, "the best counts even when it is done"
+
+
+def test_two_jobs_that_tune_at_once_lose_no_times(here, tmp_path):
+    """Threads read, merge and write the same file; without a lock, some would overwrite the times of others."""
+    path, operations = tmp_path / "new" / "table.json", list(Operation)[:6]
+
+    def store(operation):
+        point = TuningPoint(8, "2026-01-01", (CandidateTiming("ring", 2.0, 1.0, 3.0),))
+        series = TuningSeries(operation, 4, BufferKind.HOST, (point,))
+        tuning_files.extend_stored_table(path, TuningTable(here, (series,)))
+
+    threads = [threading.Thread(target=store, args=(operation,)) for operation in operations]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {series.operation for series in read_table(path).series} == set(operations)

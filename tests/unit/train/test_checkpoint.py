@@ -26,7 +26,7 @@ def state(step, identity=IDENTITY):
 
 
 def names(path):
-    return sorted(each.name for each in path.iterdir())
+    return sorted(each.name for each in path.iterdir() if each.name != ".lock")
 
 
 def test_a_checkpoint_is_restored_exactly_and_two_are_kept(tmp_path):
@@ -133,3 +133,11 @@ def test_a_full_disk_keeps_earlier_checkpoints(tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert names(tmp_path) == ["step-00000001"]
     assert folder.load_newest(IDENTITY)[0].step == 1
+
+
+def test_a_directory_is_used_by_one_job_at_a_time(tmp_path):
+    folder = CheckpointDirectory(tmp_path)
+    with pytest.raises(UsageError, match="another job uses this directory"):
+        CheckpointDirectory(tmp_path, 0.05)
+    folder.close()
+    CheckpointDirectory(tmp_path, 0.0).save(state(1))

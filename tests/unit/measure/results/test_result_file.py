@@ -166,11 +166,74 @@ def test_a_file_that_is_not_ours_is_refused_and_left_alone(path, content):
     assert path.read_bytes() == content
 
 
-def test_a_damaged_line_in_the_middle_is_refused_with_its_number(full):
+def test_a_damaged_line_in_the_middle_is_left_out_and_told_with_its_number(full):
     lines = full.read_bytes().splitlines(keepends=True)
     full.write_bytes(lines[0] + lines[1][:50] + b"\n" + lines[2])
-    with pytest.raises(UsageError, match="line 2 is damaged"):
-        read_records(full)
+    contents = read_records(full)
+    assert contents.torn == f"{full}: damaged: line 2; left out"
+    assert [record.nbytes for record in contents.collectives()] == [32]
+    assert contents.locate(1).endswith("line 3")
+
+
+WRITER = """
+import sys
+from hpccoll.measure.results.result_file import RecordWriter
+with RecordWriter(sys.argv[1], resume=True) as journal:
+    print(flush=True)
+    sys.stdin.readline()
+    for number in range(300):
+        padding = "x" * (number * 37 % 5000)
+        journal.write({"schema": "hpccoll/1", "kind": sys.argv[2], "number": number, "padding": padding})
+"""
+
+
+def test_two_writers_of_one_file_lose_no_record(full):
+    words = [sys.executable, "-c", WRITER, str(full)]
+    writers = [
+        subprocess.Popen([*words, kind], stdin=subprocess.PIPE, stdout=subprocess.PIPE) for kind in ("one", "other")
+    ]
+    for writer in writers:
+        writer.stdout.readline()
+    for writer in writers:
+        writer.stdin.write(b"\n")
+        writer.stdin.flush()
+    for writer in writers:
+        with writer:
+            assert writer.wait(60) == 0
+    contents = read_records(full)
+    assert contents.torn is None
+    for kind in ("one", "other"):
+        assert [each["number"] for each in contents.records if each["kind"] == kind] == list(range(300))
+
+
+def test_a_record_is_not_appended_to_the_torn_line_of_another_writer(full):
+    with RecordWriter(full, resume=True) as journal:
+        with full.open("ab") as other:
+            other.write(b'{"schema":"hpccoll/1","ki')
+        journal.write(RUN)
+    assert [record["kind"] for record in read_records(full).records] == ["run", *["collective"] * 3, "run"]
+
+
+@pytest.mark.parametrize(
+    ("change", "kept"),
+    [
+        ({}, 3),
+        ({"hosts": ["node2", "node3"], "slurm": {"job_id": "8"}}, 0),
+        ({"hosts": ["node2", "node3"]}, 3),
+        ({"slurm": {"job_id": "8"}}, 3),
+        ({"versions": {"mpi": "MPICH 4"}}, 0),
+        ({"ranks": 8}, 0),
+        ({"devices": ["GPU"]}, 0),
+    ],
+)
+def test_a_run_continues_only_measurements_of_its_own_hosts_and_versions(path, change, kept):
+    run = RUN | {"hosts": ["node1", "node2"], "versions": {"mpi": "MPICH 5"}, "ranks": 4, "nodes": 2, "devices": []}
+    run |= {"slurm": {"job_id": "7"}}
+    with RecordWriter(path) as journal:
+        journal.write(run)
+        for record in RECORDS:
+            journal.write(record.as_dict())
+    assert len(read_records(path).keep_comparable(run | change).collectives()) == kept
 
 
 def test_even_the_first_record_may_be_torn(path):

@@ -277,7 +277,11 @@ def test_doubtful_rows_are_counted(rows, told):
     [
         ([None, None], {}, ""),
         (["barrier", "barrier"], {}, "by barriers, whose skew is in each time"),
-        (["barrier", "barrier"], {"oversubscribed": True}, "by barriers, as there are more ranks than cores"),
+        (
+            ["barrier", "barrier"],
+            {"barrier_reason": "as there are more ranks than cores"},
+            "by barriers, as there are more ranks than cores",
+        ),
         (["missed", "missed"], {}, "by barriers, as ranks missed most start windows"),
         (["window", "barrier"], {}, "in windows of a clock with errors up to 0.3 us"),
         (["window", "window"], {}, "in windows of a clock with errors up to 0.3 us, 20% of rounds discarded"),

@@ -57,7 +57,8 @@ def test_a_silent_process_that_is_stopped_differs_from_one_that_runs(tmp_path, m
             assert other.stdout is not None
             other.stdout.readline()
             watch = ProcessWatch(recorder, deaths.append)
-            watch.add({0: (os.getpid(), 0, 0), 1: (other.pid, 0, 0)})
+            (file,) = [path.name for path in tmp_path.iterdir() if "rank1" in path.name]
+            watch.add({0: (os.getpid(), 0, 0, ""), 1: (other.pid, 0, 0, file)})
             wait_until(lambda: observe() == [(1, ObservedState.RUNNING)])
             other.send_signal(signal.SIGSTOP)
             wait_until(lambda: read_process_state(other.pid) == "T")

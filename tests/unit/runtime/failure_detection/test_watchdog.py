@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -137,4 +138,19 @@ def test_a_claim_is_held_until_it_is_released_or_too_old(tmp_path, monkeypatch):
     assert [second.take(str(path)), first.take(str(path)), third.take(str(path))] == [True, False, False]
     monkeypatch.setattr(report_claim, "CLAIM_S", 0.0)
     assert [first.take(str(path)), third.take(str(path))] == [True, False]
-    assert ReportClaim().take(str(tmp_path / "removed")) is False
+    monkeypatch.setattr(report_claim, "CLAIM_S", 0.02)
+    late = ReportClaim()
+    assert late.take(str(tmp_path / "removed")) is False
+    time.sleep(0.03)
+    assert late.take(str(tmp_path / "removed"))
+
+
+def test_a_rank_that_ends_the_job_leaves_the_recordings_of_another_job(tmp_path, monkeypatch):
+    monkeypatch.delenv("HPCCOLL_RECORDER", raising=False)
+    other = FlightRecorder(str(tmp_path), 0, 2, entries=64)
+    other.add_communicator(COMM + 1, 0, 2, (0, 1))
+    own = make_watchdog(tmp_path, 0, 2)
+    (own_path,) = [path for path in tmp_path.iterdir() if str(path) != other.path]
+    own_path.unlink()  # as `rm /dev/shm/*` does
+    own.end_job()
+    assert [str(path) for path in tmp_path.iterdir()] == [other.path]

@@ -1,0 +1,207 @@
+"""The output of `hpccoll bench` on rank 0: records, rows as they finish, progress, and the verdict at the end."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hpccoll.cli.output import STDOUT
+from hpccoll.cli.progress import show_progress
+from hpccoll.records import BenchSummaryRecord, CaseKey, CollectiveRecord
+from hpccoll.text_table import find_output_width
+from hpccoll.units import format_count, format_size
+
+if TYPE_CHECKING:
+    from hpccoll.cli.bench import BenchOptions
+    from hpccoll.measure.hardware_limit import HardwareLimit
+    from hpccoll.measure.memory_need import MemoryNeed
+    from hpccoll.measure.session import BenchmarkSession
+    from hpccoll.measure.time_left import TimeLeft
+
+TIMES_LIMIT = 5  # a rough mean of all implementations, with resetting and checking the buffers, for a first guess
+WIDTH = 120  # of rows and verdict where the terminal's width is unknown
+
+
+def _read_finished(path: str, run: dict[str, Any]) -> list[CollectiveRecord]:
+    """Return the records in the file of --resume that the run with the record `run` may continue.
+
+    Prints to standard error what is left out.
+    """
+    from hpccoll.measure.results.result_file import read_records
+
+    contents = read_records(path)
+    comparable = contents.keep_comparable(run)
+    ignored = len(contents.records) - len(comparable.records)
+    if ignored:
+        reason = "of other hosts, ranks, devices or versions"
+        click.echo(f"# --resume {path}: {format_count(ignored, 'record')} {reason} ignored", err=True)
+    if contents.torn:
+        click.echo(f"# {contents.torn}", err=True)
+    return comparable.collectives()
+
+
+def print_memory_need(need: MemoryNeed) -> None:
+    """Print to standard error what the largest message needs, and which message sizes are left out; on rank 0.
+
+    Prints nothing for buffers in memory of GPUs alone.
+    """
+    if not need.messages:
+        return
+    click.echo(f"# {need.describe()}", err=True)
+    if need.left_out:
+        click.echo(f"# left out: {need.explain_left_out()}", err=True)
+
+
+class BenchOutput:
+    """The output of a run on rank 0: writes each record to a file, prints rows as they finish, and ends with a verdict.
+
+    The constructor tests that all output files can be written, reads the file of --resume and writes the run record.
+    When the caller closes the ExitStack `stack`, `finish` is called. With `--json -`, rows and verdict go to stderr.
+    """
+
+    def __init__(
+        self,
+        options: BenchOptions,
+        stack: ExitStack,
+        sessions: Sequence[BenchmarkSession],
+        run: dict[str, Any],
+        need: MemoryNeed,
+        limit: HardwareLimit | None,
+    ) -> None:
+        from hpccoll.measure.results import output_file, result_file
+        from hpccoll.measure.verdict.trust import RunConditions
+
+        self.options, self.sessions, self.need = options, sessions, need
+        self.conditions = RunConditions()
+        self.records: list[CollectiveRecord] = []
+        self._block: list[CollectiveRecord] = []
+        self._running = ""  # the operation and size of the last row
+        path = options.resume or options.json_file
+        if options.plot:
+            output_file.require_picture(options.plot, "--plot")
+        if options.csv:
+            output_file.require_writable(options.csv, "--csv")
+        if options.resume and Path(options.resume).exists():  # a job that may be requeued always passes --resume
+            self.records += _read_finished(options.resume, run)
+        option = "--resume" if options.resume else "--json"
+        self.writer = stack.enter_context(result_file.RecordWriter(path, option, resume=bool(options.resume)))
+        self.writer.write(run)
+        stack.callback(self.finish)  # so that an exception does not prevent it
+        self._advance: Callable[..., None] | None = None
+        self._time_left = self._estimate_time(limit)
+        print_memory_need(need)
+        self._open_text(stack)
+
+    def _open_text(self, stack: ExitStack) -> None:
+        """Choose between rows that are printed as they finish and the full table at the end, with a progress bar."""
+        from hpccoll.measure.display.result_rows import ResultRows
+        from hpccoll.measure.display.table import FULL_WIDTH
+        from hpccoll.measure.session import ALL
+
+        aside = self.options.json_file == STDOUT
+        self._stream = sys.stderr if aside else sys.stdout
+        width = find_output_width(self._stream)
+        self._full = (self.options.full or ALL in self.options.algorithms) and (width is None or width >= FULL_WIDTH)
+        names = {name for session in self.sessions for task in session.tasks for name in session.list_algorithms(task)}
+        places = {task.in_place for session in self.sessions for task in session.tasks}
+        self._rows = ResultRows(
+            *(self._stream, width or WIDTH, sorted(names)), memory=len(self.sessions) > 1, place=len(places) > 1
+        )
+        # Rows are printed as they finish, but without a terminal, a log should state the time left as well.
+        has_terminal = find_output_width(self._stream, {}) is not None
+        if self._full or not (has_terminal or aside):
+            progress = show_progress("rows", self._count_left(), lambda: self._time_left.seconds)
+            self._advance = stack.enter_context(progress)
+        self._width = width
+
+    def _estimate_time(self, limit: HardwareLimit | None) -> TimeLeft:
+        """Return the estimate of the time until all cases are measured."""
+        from hpccoll.measure.session import list_blocks
+        from hpccoll.measure.time_left import TimeLeft
+
+        timing = self.sessions[0].config.method
+        iterations = timing.rule.min_iterations + timing.warmup
+        byte_s = 0.0 if limit is None else TIMES_LIMIT * iterations * limit.us * 1e-6 / limit.nbytes
+        return TimeLeft(list_blocks(self.sessions, self.finished), timing.rule.budget_s / 2, byte_s)
+
+    @property
+    def finished(self) -> set[CaseKey]:
+        """The benchmark cases whose records are already in the file of --resume."""
+        return {record.key for record in self.records}
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether the file of --stop-file exists and there are cases left to measure; local."""
+        file = self.options.stop_file
+        return file is not None and Path(file).exists() and self._count_left() > 0
+
+    def _count_left(self) -> int:
+        """Return the number of cases that are left to measure, with those that may turn out to be unable to run."""
+        refused = sum(session.refused_count for session in self.sessions)
+        return len({key for session in self.sessions for key in session.list_cases()} - self.finished) - refused
+
+    def add(self, record: CollectiveRecord) -> None:
+        """Write a record to the result file, keep the record for the verdict, and advance the progress bar."""
+        self.writer.write(record.as_dict())
+        self.records.append(record)
+        self._block.append(record)
+        self._running = f"{record.op} {format_size(record.nbytes)}"
+        if self._advance is not None:
+            self._advance(self._running)
+
+    def show_share(self, share: float) -> None:
+        """Note which share of the iterations of a message size has run, and show the time left."""
+        self._time_left.update(share)
+        if self._advance is not None:
+            self._advance(self._running, 0)
+
+    def end_block(self) -> None:
+        """Print the rows of a message size, unless the full table is printed at the end."""
+        if not self._full:
+            self._rows.print_block(self._block)
+        self._block = []
+        self._time_left.end_block()
+
+    def write_summary(self, peak_bytes: int, sync_s: float, *, stopped: bool) -> None:
+        """Write the record of what the run took."""
+        import psutil
+
+        seconds = time.time() - psutil.Process().create_time()
+        summary = BenchSummaryRecord(
+            seconds=round(seconds, 3),
+            sync_s=round(sync_s, 3),
+            peak_bytes=peak_bytes,
+            left_out_sizes=self.need.left_out,
+            stopped=stopped,
+        )
+        self.writer.write(summary.as_dict())
+
+    def finish(self) -> None:
+        """Print the verdict, and the engines and algorithms that could not run; write the CSV file and the plot."""
+        from hpccoll.measure.display import plot
+        from hpccoll.measure.display.table import format_plain_table
+        from hpccoll.measure.results import csv_file
+        from hpccoll.measure.verdict.fastest import make_size_verdicts
+        from hpccoll.measure.verdict.text import format_footer, format_verdict
+
+        if self._block:
+            self.end_block()
+        if self._full:
+            print(format_plain_table(self.records), file=self._stream)
+        else:
+            self._rows.print_legend(self.records)
+        verdicts = make_size_verdicts(self.records)
+        print(format_footer(verdicts), file=self._stream)
+        for reason in dict.fromkeys(reason for session in self.sessions for reason in session.refused):
+            click.echo(f"# left out: {reason}", err=True)
+        if self.options.csv:
+            csv_file.write_csv(self.records, self.options.csv)
+        if self.options.plot and self.records:
+            plot.write_plot(self.records, self.options.plot)
+        print(f"\n{format_verdict(verdicts, self.conditions, self._width)}", file=self._stream, flush=True)

@@ -1,0 +1,37 @@
+"""The time that synchronizing clocks may take: a share of the time since the process started."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psutil
+
+SHARE = 0.1
+
+
+class SyncBudget:
+    """Counts the time spent on clocks and limits it to `share` of the time since the process started; local.
+
+    Rank 0's answers hold for all ranks.
+    """
+
+    def __init__(self, share: float = SHARE) -> None:
+        self.share, self.spent_s = share, 0.0
+        age_s = max(time.time() - psutil.Process().create_time(), 0.0)
+        self._begun_s = time.perf_counter() - age_s
+
+    @property
+    def left_s(self) -> float:
+        """The seconds that synchronizing may take now; negative if it has taken more than its share."""
+        return self.share * (time.perf_counter() - self._begun_s) - self.spent_s
+
+    @contextmanager
+    def count_time(self) -> Iterator[None]:
+        """Context manager: count the time of the `with` block as spent."""
+        begun_s = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.spent_s += time.perf_counter() - begun_s

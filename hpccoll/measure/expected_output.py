@@ -1,0 +1,141 @@
+"""The output that a rank of a benchmark must have, as segments that each repeat a short array.
+
+Inputs repeat every PERIOD elements, so every block of an output repeats a reduction or a rotation of the inputs'
+periods. A segment keeps one period of its values and is compared with the output a period at a time, in the cache. The
+expected output of a message of any size therefore takes at most PERIOD elements for each block, and comparing it
+allocates nothing of the message's size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpccoll.measure.data import PERIOD, Array, ExpectedResult, expect_reduced, make_period
+from hpccoll.plan import Operation
+
+if TYPE_CHECKING:
+    from hpccoll.measure.workload import WorkloadSpec
+
+INPUT_HAS_BLOCKS = (Operation.REDUCE_SCATTER, Operation.SCATTER, Operation.ALL_TO_ALL)  # inputs have one block per rank
+_ONLY_ROOT_RECEIVES = (Operation.REDUCE, Operation.GATHER)
+_ONLY_ROOT_SENDS = (Operation.BROADCAST, Operation.SCATTER)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedRange:
+    """Real numbers from `low` to `high` elementwise, in the element type of the output.
+
+    They are compared without widening the output, in a fraction of the time of an `ExpectedResult` with a bound.
+    """
+
+    low: Array
+    high: Array
+
+    def __len__(self) -> int:
+        return len(self.low)
+
+    def take(self, count: int) -> ExpectedRange:
+        """Return the range of the first `count` elements."""
+        return ExpectedRange(self.low[:count], self.high[:count])
+
+    def count_wrong(self, output: Array) -> int:
+        """Return how many elements of `output` lie outside the range; a NaN does."""
+        return int(output.size - np.count_nonzero((output >= self.low) & (output <= self.high)))
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedSegment:
+    """Elements that repeat `period`, `count` in all."""
+
+    period: ExpectedRange | ExpectedResult
+    count: int
+
+    def count_wrong(self, output: Array) -> int:
+        """Return how many elements of `output`, which has `count` elements, are wrong."""
+        wrong, length = 0, len(self.period)
+        for begin in range(0, self.count, max(length, 1)):
+            compared = output[begin : begin + length]
+            whole = len(compared) == length
+            wrong += (self.period if whole else self.period.take(len(compared))).count_wrong(compared)
+        return wrong
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedOutput:
+    """A rank's expected output: its segments, in the order of the output."""
+
+    segments: tuple[ExpectedSegment, ...]
+
+    @property
+    def count(self) -> int:
+        """The number of elements."""
+        return sum(segment.count for segment in self.segments)
+
+    def count_wrong(self, output: Array) -> int:
+        """Return how many elements of `output` are wrong; it must have `count` elements."""
+        begin = wrong = 0
+        for segment in self.segments:
+            wrong += segment.count_wrong(output[begin : begin + segment.count])
+            begin += segment.count
+        return wrong
+
+
+def _narrow(expected: ExpectedResult, dtype: np.dtype[Any]) -> ExpectedRange | ExpectedResult:
+    """Return the range of right numbers for outputs of float32 or float64; other types are compared as they are."""
+    if expected.bound is None or dtype not in (np.dtype(np.float32), np.dtype(np.float64)):
+        return expected
+    least, most = expected.values - expected.bound, expected.values + expected.bound
+    low, high = least.astype(dtype), most.astype(dtype)
+    low = np.where(low < least, np.nextafter(low, dtype.type(np.inf)), low)
+    high = np.where(high > most, np.nextafter(high, dtype.type(-np.inf)), high)
+    return ExpectedRange(low, high)
+
+
+def make_own_period(task: WorkloadSpec, rank: int) -> Array | None:
+    """Return the period of the input of `rank`; None if the rank has no input."""
+    if task.operation is Operation.BARRIER or (task.operation in _ONLY_ROOT_SENDS and rank != task.root):
+        return None
+    return make_period(task.dtype, task.seed, rank, count_input(task), task.redop)
+
+
+def count_input(task: WorkloadSpec) -> int:
+    """Return the number of elements of the input of a rank that has one."""
+    return task.count * (task.ranks if task.operation in INPUT_HAS_BLOCKS else 1)
+
+
+def make_expected_output(task: WorkloadSpec) -> ExpectedOutput | None:
+    """Return the expected output of the rank of `task`; None if the rank has no output.
+
+    Cost: the periods of all ranks are computed, at most PERIOD elements each, and one is held at a time.
+    """
+    if task.operation is Operation.BARRIER or (task.operation in _ONLY_ROOT_RECEIVES and task.rank != task.root):
+        return None
+    blocks = [_narrow(block, task.dtype.numpy) for block in _list_blocks(task)]
+    return ExpectedOutput(tuple(ExpectedSegment(block, task.count) for block in blocks)) if blocks else None
+
+
+def _list_blocks(task: WorkloadSpec) -> Iterator[ExpectedResult]:
+    """Yield one period of the expected values of each block of the output; no block if the rank has no output."""
+    operation = task.operation
+    first = task.rank * task.count if operation in INPUT_HAS_BLOCKS else 0
+    if operation.reduces:
+        last = task.rank + (operation is Operation.SCAN) if operation.is_scan else task.ranks
+        if last:
+            yield expect_reduced((_rotate(task, rank, first) for rank in range(last)), task.redop)
+    elif operation in _ONLY_ROOT_SENDS:
+        yield ExpectedResult(_rotate(task, task.root, first))
+    else:
+        for rank in range(task.ranks):
+            yield ExpectedResult(_rotate(task, rank, first))
+
+
+def _rotate(task: WorkloadSpec, rank: int, first: int) -> Array:
+    """Return the elements that the input of `rank` repeats from its element `first` on, at most `task.count`."""
+    period = make_period(task.dtype, task.seed, rank, count_input(task), task.redop)
+    places: NDArray[np.int64] = (first + np.arange(min(task.count, PERIOD))) % max(len(period), 1)
+    return period[places]

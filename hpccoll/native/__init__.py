@@ -1,0 +1,36 @@
+"""The native extension, which executes programs in host memory; see docs/runtime.md.
+
+Start reading in interpreter.h, then waits.h; the types for Python are in the files *_types.c, staged_call.c and
+call_table.c. compiler.py compiles the extension; loading.py
+finds out whether that has to be done.
+"""
+
+from hpccoll.native.loading import require_extension
+
+require_extension()
+
+from hpccoll.native._extension import (  # noqa: E402 - the import above explains a missing or outdated extension
+    REMOTE_TILE_BYTES,
+    ArrivalCounter,
+    CallCounter,
+    CallTable,
+    EntryRing,
+    MemoryTable,
+    NodeBarrier,
+    Program,
+    Reducer,
+    StagedCall,
+)
+
+__all__ = [
+    "REMOTE_TILE_BYTES",
+    "ArrivalCounter",
+    "CallCounter",
+    "CallTable",
+    "EntryRing",
+    "MemoryTable",
+    "NodeBarrier",
+    "Program",
+    "Reducer",
+    "StagedCall",
+]

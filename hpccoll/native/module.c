@@ -1,0 +1,29 @@
+// The module hpccoll.native._extension.
+#include "objects.h"
+
+#ifndef SOURCE_DIGEST
+#define SOURCE_DIGEST ""
+#endif
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "_extension",
+    .m_doc = "Executes programs in host memory.",
+    .m_size = -1,
+};
+
+PyMODINIT_FUNC PyInit__extension(void) {
+    PyTypeObject *types[] = {&ReducerType,   &MemoryTableType, &ProgramType,    &ArrivalCounterType, &NodeBarrierType,
+                             &EntryRingType, &CallCounterType, &StagedCallType, &CallTableType};
+    PyObject *module = PyModule_Create(&definition);
+    for (size_t i = 0; module && i < sizeof types / sizeof *types; i++) {
+        if (PyModule_AddType(module, types[i])) {
+            Py_CLEAR(module);
+        }
+    }
+    if (module && (PyModule_AddIntConstant(module, "REMOTE_TILE_BYTES", REMOTE_TILE_BYTES) ||
+                   PyModule_AddStringConstant(module, "SOURCE_DIGEST", SOURCE_DIGEST))) {
+        Py_CLEAR(module);
+    }
+    return module;
+}

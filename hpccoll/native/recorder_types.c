@@ -1,0 +1,155 @@
+// EntryRing and CallCounter: what the flight recorder notes of a call. The layout of entries is that of
+// hpccoll/runtime/recorder/layout.py, which passes the places of the words that change.
+#include "objects.h"
+
+#include <time.h>
+
+static int64_t read_clock(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * INT64_C(1000000000) + now.tv_nsec;
+}
+
+static PyObject *EntryRing_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"memory", "begin", "entries", "ended_word", "failed_word", "round_word", NULL};
+    PyObject *memory;
+    long long begin, entries, ended, failed, round;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OLLLLL", names, &memory, &begin, &entries, &ended, &failed,
+                                     &round)) {
+        return NULL;
+    }
+    EntryRingObject *self = (EntryRingObject *)type->tp_alloc(type, 0);
+    if (!self || PyObject_GetBuffer(memory, &self->view, PyBUF_WRITABLE)) {
+        Py_XDECREF(self);
+        return NULL;
+    }
+    int64_t words = self->view.len / 8;
+    bool fits = begin >= 0 && entries > 0 && entries <= words / RECORD_WORDS;
+    fits = fits && begin <= words - entries * RECORD_WORDS && (uintptr_t)self->view.buf % 8 == 0;
+    fits = fits && ended >= 3 && ended < 15 && failed >= 3 && failed < 15 && round >= 0 && round < words;
+    if (!fits) {
+        PyErr_SetString(PyExc_ValueError, "the entries are outside of the memory");
+        Py_DECREF(self);
+        return NULL;
+    }
+    self->begin = begin;
+    self->entries = entries;
+    self->ended_word = ended;
+    self->failed_word = failed;
+    self->round_word = round;
+    return (PyObject *)self;
+}
+
+static void EntryRing_dealloc(PyObject *self) {
+    PyBuffer_Release(&((EntryRingObject *)self)->view);
+    Py_TYPE(self)->tp_free(self);
+}
+
+// Takes the next entry, and returns its place in words. The GIL makes this atomic for all threads.
+static int64_t take_entry(EntryRingObject *ring) {
+    ring->serial++;
+    return ring->begin + ring->serial % ring->entries * RECORD_WORDS;
+}
+
+static PyObject *EntryRing_call(PyObject *self, PyObject *args, PyObject *kwargs) {
+    if (PyTuple_GET_SIZE(args) || kwargs) {
+        PyErr_SetString(PyExc_TypeError, "an entry is taken without arguments");
+        return NULL;
+    }
+    EntryRingObject *ring = (EntryRingObject *)self;
+    long long place = take_entry(ring);
+    return Py_BuildValue("LLL", (long long)ring->serial, 8 * place, place);
+}
+
+PyTypeObject EntryRingType = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "hpccoll.native.EntryRing",
+    .tp_doc = "Takes the entries of a ring in turn: returns serial number, and place in bytes and in words.",
+    .tp_basicsize = sizeof(EntryRingObject),
+    .tp_flags = Py_TPFLAGS_DEFAULT,
+    .tp_new = EntryRing_new,
+    .tp_dealloc = EntryRing_dealloc,
+    .tp_call = EntryRing_call,
+};
+
+static int CallCounter_traverse(PyObject *self, visitproc visit, void *arg) {
+    Py_VISIT(((CallCounterObject *)self)->current);
+    return 0;
+}
+
+static int CallCounter_clear(PyObject *self) {
+    Py_CLEAR(((CallCounterObject *)self)->current);
+    return 0;
+}
+
+static void CallCounter_dealloc(PyObject *self) {
+    PyObject_GC_UnTrack(self);
+    CallCounter_clear(self);
+    Py_TYPE(self)->tp_free(self);
+}
+
+static PyMemberDef CallCounter_members[] = {
+    {"count", T_LONGLONG, offsetof(CallCounterObject, count), 0, "The number of collective calls begun."},
+    {"current", T_OBJECT, offsetof(CallCounterObject, current), 0, "The call that this rank is in; None outside."},
+    {NULL, 0, 0, 0, NULL},
+};
+
+PyTypeObject CallCounterType = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "hpccoll.native.CallCounter",
+    .tp_doc = "The calls of a rank on a communicator: how many it has begun, and the one that it is in.",
+    .tp_basicsize = sizeof(CallCounterObject),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
+    .tp_new = PyType_GenericNew,
+    .tp_dealloc = CallCounter_dealloc,
+    .tp_traverse = CallCounter_traverse,
+    .tp_clear = CallCounter_clear,
+    .tp_members = CallCounter_members,
+};
+
+int64_t begin_call(const CallEntry *entry) {
+    CallCounterObject *calls = entry->calls;
+    if (calls->current && calls->current != Py_None) {
+        PyObject *allowed = PyObject_CallMethod((PyObject *)calls, "refuse_call", NULL);
+        if (!allowed) {
+            return -1;
+        }
+        Py_DECREF(allowed);
+    }
+    int64_t number = ++calls->count;
+    Py_XSETREF(calls->current, Py_NewRef(entry->name));
+    int64_t place = take_entry(entry->ring);
+    int64_t *words = (int64_t *)entry->ring->view.buf + place;
+    // release: a reader of the file takes an entry for complete if its first and last word are equal
+    __atomic_store_n(&words[0], entry->ring->serial, __ATOMIC_RELEASE);
+    words[1] = read_clock();
+    words[2] = number;
+    memcpy(&words[3], PyBytes_AS_STRING(entry->description), DESCRIPTION_BYTES);
+    __atomic_store_n(&words[RECORD_WORDS - 1], entry->ring->serial, __ATOMIC_RELEASE);
+    return place;
+}
+
+// Lets the counter note the current exception, which may make the communicator unusable; the exception stays set.
+static void report_exception(const CallEntry *entry) {
+    PyObject *type, *value, *trace;
+    PyErr_Fetch(&type, &value, &trace);
+    PyErr_NormalizeException(&type, &value, &trace);
+    PyObject *noted = PyObject_CallMethod((PyObject *)entry->calls, "take_exception", "OO", entry->name, value);
+    if (noted) {
+        Py_DECREF(noted);
+    } else {
+        PyErr_WriteUnraisable((PyObject *)entry->calls);
+    }
+    PyErr_Restore(type, value, trace);
+}
+
+void end_call(const CallEntry *entry, int64_t place, bool failed) {
+    int64_t *words = entry->ring->view.buf;
+    if (failed) {
+        words[place + entry->ring->failed_word] = 1;
+        words[entry->ring->round_word] = 0;
+    }
+    Py_XSETREF(entry->calls->current, Py_NewRef(Py_None));
+    words[place + entry->ring->ended_word] = read_clock();
+    if (failed) {
+        report_exception(entry);
+    }
+}

@@ -1,0 +1,42 @@
+// Counters of the ranks of a node in shared memory, and waits for them. No Python here: the tests run these functions
+// under ThreadSanitizer, with threads as ranks.
+//
+// A rank counts its arrivals in a line of its own and reads the lines of the other ranks. A rank that waits spins, then
+// yields its core, then sleeps on a futex of the line; the rank that arrives wakes it.
+#ifndef HPCCOLL_WAITS_H
+#define HPCCOLL_WAITS_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+enum { LINE_WORDS = 8, ENTRY_WORDS = 3, ENTRIES = 2 };
+
+// The words of one rank: 64 bytes, a cache line of most processors. `entries` holds two entries in turn: a fingerprint
+// and two locations, or a payload of up to 16 bytes in place of the locations.
+typedef struct {
+    _Atomic uint64_t count;
+    _Atomic uint64_t entries[ENTRIES][ENTRY_WORDS];
+    _Atomic uint32_t sleepers;
+    uint32_t unused;
+} Line;
+
+_Static_assert(sizeof(Line) == LINE_WORDS * 8, "a line has eight words");
+
+// Makes `count` visible to the other ranks, after all earlier stores of this rank, and wakes sleeping ranks.
+void post_count(Line *own, uint64_t count);
+
+// Whether the count of a line has reached `count`; if so, earlier stores of that rank are visible.
+static inline bool has_reached(Line *line, uint64_t count) {
+    // acquire: pairs with the store in `post_count`, so that reads of the rank's data come after this load
+    return atomic_load_explicit(&line->count, memory_order_acquire) >= count;
+}
+
+// Polls a line `polls` times without a pause of the core's work; returns whether the count was reached.
+bool spin_until(Line *line, uint64_t count, unsigned polls);
+
+// Polls a line until the count is reached or `limit_ns` have passed: spins for `spin_ns`, yields the core until
+// `yield_ns` have passed, then sleeps. Returns whether the count was reached.
+bool wait_until(Line *line, uint64_t count, int64_t spin_ns, int64_t yield_ns, int64_t limit_ns);
+
+#endif

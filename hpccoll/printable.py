@@ -1,0 +1,10 @@
+"""Strings of files and other hosts as they may be shown in a terminal, which obeys control characters."""
+
+from __future__ import annotations
+
+
+def escape_unprintable(text: str) -> str:
+    r"""Return a string whose unprintable characters, such as those of terminal commands, are escaped as in `\x1b`."""
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)

@@ -1,0 +1,83 @@
+"""Translates reduces, copies and fences into the rows of a native program, which native/interpreter.h describes.
+
+Neighbouring instructions on equally long ranges form a group, which the extension runs tile by tile, so that data stays
+in the cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpccoll.runtime.lowering import Copy, LocalInstruction, MemoryRange, NodeFence, Reduce
+
+COPY, REDUCE, DIVIDE, TILE, FENCE = range(5)  # the codes of native/interpreter.h
+SOURCE, RESULT, SCRATCH, FIRST_SHARED = range(4)  # the numbers of memories; those of the node's ranks follow
+TILE_BYTES: Final = 128 * 2**10  # fits the second-level cache with its operands
+Row: TypeAlias = tuple[int, int, int, int, int, int, int, int]
+Locate: TypeAlias = Callable[[MemoryRange], tuple[int, int]]  # the number of a memory, and the offset in bytes
+FENCE_ROW: Final[Row] = (FENCE, 0, 0, 0, 0, 0, 0, 0)
+
+
+def make_rows(instructions: Iterable[LocalInstruction], locate: Locate, itemsize: int) -> list[Row]:
+    """Return the rows that carry out the instructions, in order."""
+    rows: list[Row] = []
+    local: list[Reduce | Copy] = []
+    for instruction in (*instructions, None):
+        if isinstance(instruction, Reduce | Copy):
+            local.append(instruction)
+            continue
+        for group in split_groups(local):
+            rows += make_group(group, locate, itemsize)
+        local.clear()
+        rows += [FENCE_ROW] if isinstance(instruction, NodeFence) else []
+    return rows
+
+
+def split_groups(instructions: Sequence[Reduce | Copy]) -> list[list[Reduce | Copy]]:
+    """Return consecutive instructions as groups, each of which can run tile by tile."""
+    groups: list[list[Reduce | Copy]] = []
+    for instruction in instructions:
+        if groups and _can_tile_together(groups[-1], instruction):
+            groups[-1].append(instruction)
+        else:
+            groups.append([instruction])
+    return groups
+
+
+def make_group(group: Sequence[Reduce | Copy], locate: Locate, itemsize: int) -> list[Row]:
+    """Return the rows of a group of instructions, which are on equally long ranges."""
+    rows = [_make_row(instruction, locate, itemsize) for instruction in group]
+    return rows if len(rows) < 2 else [(TILE, 0, 0, 0, 0, 0, 0, len(rows)), *rows]
+
+
+def divide_row(nbytes: int) -> Row:
+    """Return the row that divides the whole output."""
+    return DIVIDE, RESULT, 0, 0, 0, RESULT, 0, nbytes
+
+
+def as_words(rows: Sequence[Row]) -> NDArray[np.int64]:
+    """Return the rows as an array, shape (rows, 8)."""
+    return np.array(rows, np.int64).reshape(-1, 8)
+
+
+def _make_row(instruction: Reduce | Copy, locate: Locate, itemsize: int) -> Row:
+    """Return the row of a reduce or copy."""
+    nbytes = instruction.out.count * itemsize
+    if isinstance(instruction, Copy):
+        return COPY, *locate(instruction.source), 0, 0, *locate(instruction.out), nbytes
+    return REDUCE, *locate(instruction.left), *locate(instruction.right), *locate(instruction.out), nbytes
+
+
+def _can_tile_together(group: Sequence[Reduce | Copy], added: Reduce | Copy) -> bool:
+    """Whether an instruction can join a group that runs tile by tile: overlapping ranges must start together."""
+    for other in group:
+        if other.out.count != added.out.count:
+            return False
+        for place in other.ranges:
+            if any(place.overlaps(mine) and place.start != mine.start for mine in added.ranges):
+                return False
+    return True

@@ -1,0 +1,51 @@
+// Threads as ranks pass fences: each writes plain data before it posts its count, and reads the others' after its wait.
+// Compiled with ThreadSanitizer, which reports data that no wait orders. Prints the number of fences.
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "waits.h"
+
+enum { RANKS = 4, FENCES = 3000 };
+
+static Line lines[RANKS];
+static long data[2][RANKS];
+
+static void wait_for(Line *line, uint64_t count, int kind) {
+    static const int64_t limits[] = {1000, 20000, 200000};
+    if (kind == 0 && spin_until(line, count, 100)) {
+        return;
+    }
+    int64_t yield_ns = kind == 1 ? 1000000 : 0;  // else it sleeps at once
+    while (!wait_until(line, count, 0, yield_ns, limits[kind])) {
+    }
+}
+
+static void *run_rank(void *argument) {
+    long rank = (long)argument, sum = 0;
+    for (uint64_t fence = 1; fence <= FENCES; fence++) {
+        data[fence & 1][rank] = (long)fence + rank;
+        post_count(&lines[rank], fence);
+        for (long other = 0; other < RANKS; other++) {
+            wait_for(&lines[other], fence, (int)((fence + (uint64_t)rank) % 3));
+            sum += data[fence & 1][other] - (long)fence - other;
+        }
+    }
+    return (void *)sum;
+}
+
+int main(void) {
+    pthread_t threads[RANKS];
+    for (long rank = 0; rank < RANKS; rank++) {
+        pthread_create(&threads[rank], NULL, run_rank, (void *)rank);
+    }
+    for (int rank = 0; rank < RANKS; rank++) {
+        void *sum;
+        pthread_join(threads[rank], &sum);
+        if (sum) {
+            abort();
+        }
+    }
+    printf("%d\n", FENCES);
+    return 0;
+}

@@ -1,0 +1,108 @@
+"""Reductions of native programs against NumPy, bit by bit: all dtypes and functions, lengths, NaN, signed zeros."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hpccoll.runtime.arrays.dtypes import DTYPES
+from hpccoll.runtime.arrays.host_reducers import make_divider, make_reducer
+from hpccoll.runtime.arrays.reductions import FUNCTIONS, Reduction
+
+LENGTHS = (0, 1, 2, 3, 7, 8, 9, 31, 255, 256, 257, 1000)
+
+
+@pytest.fixture(autouse=True)
+def _quiet():
+    """Ignore float errors, as hpccoll does: conversions of signalling NaNs raise them."""
+    with np.errstate(all="ignore"):
+        yield
+
+
+def cases():
+    """Return the pairs of reduction and dtype that hpccoll defines."""
+    for name in ("sum", "prod", "min", "max", "band", "bor", "bxor"):
+        for dtype in DTYPES.values():
+            try:
+                Reduction(name).require(dtype)
+            except Exception:  # noqa: BLE001 - this reduction is not defined for the dtype
+                continue
+            yield pytest.param(FUNCTIONS[name], dtype, id=f"{name}-{dtype.name}")
+
+
+def draw(rng, dtype, length):
+    """Return random elements, of which many are special values."""
+    nbytes = rng.integers(0, 256, length * dtype.itemsize, np.uint8).view(dtype.numpy)
+    if dtype.kind == "b":
+        return rng.integers(0, 2, length).astype(bool)
+    if dtype.kind == "i":
+        return nbytes
+    usual = (rng.normal(size=length) * 100).astype(dtype.numpy)
+    special = np.array([0.0, -0.0, 1.0, -1.0, np.inf, -np.inf, np.nan]).astype(dtype.numpy)[rng.integers(0, 7, length)]
+    chosen = rng.integers(0, 3, length)
+    return np.where(chosen == 0, usual, np.where(chosen == 1, special, nbytes))
+
+
+def same_bits(got, wanted):
+    """Whether two arrays have the same bits, except for the payloads of NaNs."""
+    if got.dtype.kind == "c":
+        return same_bits(got.view(f"f{got.itemsize // 2}"), wanted.view(f"f{got.itemsize // 2}"))
+    bits = f"u{got.itemsize}"
+    equal = got.view(bits) == wanted.view(bits)
+    if got.dtype.kind not in "biu":
+        equal |= np.isnan(got.astype(np.float64)) & np.isnan(wanted.astype(np.float64))
+    return bool(equal.all())
+
+
+def address(array):
+    return array.__array_interface__["data"][0]
+
+
+@pytest.mark.parametrize(("function", "dtype"), [*cases()])
+def test_results_have_the_bits_of_numpy(function, dtype):
+    rng, reducer = np.random.default_rng(7), make_reducer(function, dtype)
+    for length in LENGTHS:
+        for aliased in (None, 0, 1):
+            operands = [np.ascontiguousarray(draw(rng, dtype, length)) for _ in range(2)]
+            wanted = getattr(np, function)(*operands)
+            out = np.empty(length, dtype.numpy) if aliased is None else operands[aliased]
+            reducer(address(operands[0]), address(operands[1]), address(out), out.nbytes)
+            assert same_bits(out, wanted), (length, aliased)
+
+
+@pytest.mark.parametrize("name", [dtype.name for dtype in DTYPES.values() if dtype.kind in "fc"])
+@pytest.mark.parametrize("divisor", [2, 3, 7])
+def test_quotients_have_the_bits_of_numpy(name, divisor):
+    rng, dtype = np.random.default_rng(7), DTYPES[name]
+    divider = make_divider(divisor, dtype)
+    for length in LENGTHS:
+        x = draw(rng, dtype, length)
+        wanted = np.divide(x, np.asarray(dtype.numpy.type(divisor), dtype.numpy))
+        divider(address(x), 0, address(x), x.nbytes)
+        assert same_bits(x, wanted), length
+
+
+def test_every_float16_and_bfloat16_is_converted_as_by_numpy():
+    """Every bit pattern meets 1 and itself."""
+    patterns = np.arange(2**16, dtype=np.uint16)
+    for name in ("float16", "bfloat16"):
+        dtype = DTYPES[name]
+        x = patterns.view(dtype.numpy)
+        for function in ("add", "multiply", "minimum", "maximum"):
+            for other in (np.ones_like(x), x[::-1].copy()):
+                out = np.empty_like(x)
+                make_reducer(function, dtype)(address(x), address(other), address(out), x.nbytes)
+                assert same_bits(out, getattr(np, function)(x, other)), (name, function)
+
+
+def test_a_function_of_the_user_gets_arrays_of_the_dtype():
+    seen = []
+
+    def subtract(left, right):
+        seen.append((left.dtype, right.shape))
+        return left - right
+
+    x, y = np.arange(5.0), np.ones(5)
+    make_reducer(subtract, DTYPES["float64"])(address(x), address(y), address(y), y.nbytes)
+    assert y.tolist() == [-1.0, 0.0, 1.0, 2.0, 3.0]
+    assert seen == [(np.dtype("f8"), (5,))]
