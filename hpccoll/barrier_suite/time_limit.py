@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 GRACE_S = 3.0  # time in which the messages of all waiting ranks arrive; the least time in which a rank answers
 CHECKS_PER_LIMIT, LONGEST_CHECK_S = 10, 0.25
 PAUSE_S = 0.1  # between two looks for answers
-POLL_S = 1e-3  # between two tests whether all ranks have closed
+POLL_S = 1e-3  # between two looks for the last messages
 BETWEEN_BARRIERS = -1  # sent instead of the number of a round: the rank waits between two barriers
 ANSWER = -2  # sent instead of the number of a round: the rank does not wait
 
@@ -59,6 +59,7 @@ class TimeLimit:
         self._answered: set[int] = set()  # the ranks that have answered these messages
         self._waiting: dict[int, tuple[int, float]] = {}  # by waiting rank: its round, and the time of its message
         self._requests: list[MPI.Request] = []
+        self._sent, self._received = [0] * world.size, [0] * world.size  # messages to and from each rank
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="hpccoll-time-limit", daemon=True)
         self._thread.start()
@@ -72,15 +73,18 @@ class TimeLimit:
         self._state = BETWEEN_BARRIERS, time.monotonic()
 
     def close(self) -> None:
-        """Stop watching.
+        """Stop watching, and receive all messages before the communicator is freed.
 
-        This polls, because a blocking barrier of Open MPI has hung on one rank beside the calls of the other thread.
+        Open MPI reuses the number of a freed communicator. It would deliver a late message to the next communicator of
+        this number, whose own messages would then never match.
         """
-        barrier = self._comm.Ibarrier()  # a rank that waits here needs the answers of the others
-        while not barrier.Test():
-            time.sleep(POLL_S)
+        self._comm.Barrier()  # the thread answers the other ranks meanwhile
         self._closed.set()
         self._thread.join()
+        expected = self._comm.alltoall(self._sent)
+        while self._received != expected or not all(request.test()[0] for request in self._requests):
+            self._receive()
+            time.sleep(POLL_S)
         self._comm.Free()
 
     def _watch(self) -> None:
@@ -98,12 +102,14 @@ class TimeLimit:
         """Send a round's number, BETWEEN_BARRIERS or ANSWER to a rank; keep the request until MPI has sent it."""
         self._requests = [each for each in self._requests if not each.test()[0]]
         self._requests.append(self._comm.isend(number, dest))
+        self._sent[dest] += 1
 
     def _receive(self) -> list[int]:
         """Receive the messages that have arrived; return the waiting ranks that sent one."""
         asking, status = [], job.load_mpi().Status()
         while self._comm.iprobe(status=status):
             number, source = self._comm.recv(source=status.source), status.source
+            self._received[source] += 1
             if number == ANSWER:
                 self._waiting.pop(source, None)
                 self._answered.add(source)

@@ -22,13 +22,6 @@ def long_grace(monkeypatch):
     monkeypatch.setattr(time_limit, "GRACE_S", 20.0)
 
 
-def meet(comm):
-    """Wait for all ranks by polling: a blocking barrier of Open MPI has hung beside the calls of the other thread."""
-    barrier = comm.Ibarrier()
-    while not barrier.Test():
-        time.sleep(0.001)
-
-
 def test_a_rank_that_works_between_two_barriers_is_not_reported(comm, long_grace):
     messages: list[str] = []
     limit = TimeLimit(comm, LIMIT_S, messages.append)
@@ -61,7 +54,7 @@ def test_a_rank_that_stops_between_two_barriers_is_named(comm):
         is_reported = failed.wait(60)
         os.kill(processes[last], signal.SIGCONT)
         assert is_reported
-    meet(comm)
+    comm.barrier()
     limit.close()
     if comm.rank == 0:
         (message,) = messages
@@ -77,7 +70,7 @@ def test_a_rank_that_closes_before_it_reads_a_message_is_not_reported(comm, long
         while comm.rank == 0 and time.monotonic() < end:
             limit.end_call()
             time.sleep(0.01)
-        meet(comm)
+        comm.barrier()
         limit.close()
     assert messages == []
 
@@ -90,7 +83,7 @@ def test_a_late_rank_that_enters_within_the_grace_period_is_not_reported(comm, l
         limit.end_call()
         time.sleep(0.01)
     limit.begin_call(0)
-    meet(comm)
+    comm.barrier()
     limit.end_call()
     time.sleep(4 * LIMIT_S)  # ranks that now wait between two barriers tell each other
     limit.close()
