@@ -337,7 +337,7 @@ class _BarrierOutput:
             print_text(format_first_answer(summary), " " * 16)
             sys.stdout.flush()
         missing = self.suite.count_missing()
-        time_left = TimeLeft([Block(0, rows) for rows in missing], ROUND_S * self.options.rounds, 0.0)
+        time_left = TimeLeft([Block(0, rows) for rows in missing], ROUND_S * self.options.rounds)
         progress = show_progress("rows", sum(missing), lambda: time_left.seconds)
         self._advance, self._time_left = self._bar.enter_context(progress), time_left
 

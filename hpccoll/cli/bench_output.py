@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from hpccoll.measure.session import BenchmarkSession
     from hpccoll.measure.time_left import TimeLeft
 
-TIMES_LIMIT = 5  # a rough mean of all implementations, with resetting and checking the buffers, for a first guess
+TIMES_LIMIT = 6  # a rough mean of all implementations, with resetting and checking the buffers, for a first guess
 WIDTH = 120  # of rows and verdict where the terminal's width is unknown
 
 
@@ -123,12 +123,12 @@ class BenchOutput:
     def _estimate_time(self, limit: HardwareLimit | None) -> TimeLeft:
         """Return the estimate of the time until all cases are measured."""
         from hpccoll.measure.session import list_blocks
-        from hpccoll.measure.time_left import TimeLeft
+        from hpccoll.measure.time_left import RowLimits, TimeLeft
 
-        timing = self.sessions[0].config.method
-        iterations = timing.rule.min_iterations + timing.warmup
-        byte_s = 0.0 if limit is None else TIMES_LIMIT * iterations * limit.us * 1e-6 / limit.nbytes
-        return TimeLeft(list_blocks(self.sessions, self.finished), timing.rule.budget_s / 2, byte_s)
+        rule = self.sessions[0].config.method.rule
+        limits = RowLimits(rule.min_iterations, rule.budget_s)
+        byte_s = 0.0 if limit is None else TIMES_LIMIT * rule.min_iterations * limit.us * 1e-6 / limit.nbytes
+        return TimeLeft(list_blocks(self.sessions, self.finished), rule.budget_s / 3, byte_s, limits)
 
     @property
     def finished(self) -> set[CaseKey]:
@@ -163,10 +163,13 @@ class BenchOutput:
 
     def end_block(self) -> None:
         """Print the rows of a message size, unless the full table is printed at the end."""
+        from hpccoll.measure.time_left import Iterations
+
         if not self._full:
             self._rows.print_block(self._block)
+        rows = [Iterations(record.iterations, record.time_us.p50 * 1e-6) for record in self._block]
         self._block = []
-        self._time_left.end_block()
+        self._time_left.end_block(rows)
 
     def write_summary(self, peak_bytes: int, sync_s: float, *, stopped: bool) -> None:
         """Write the record of what the run took."""

@@ -133,11 +133,16 @@ class InterleavedBenchmark:
                 self.on_round(self._compute_share())
 
     def _compute_share(self) -> float:
-        """Return which share of the fewest iterations of all contenders has run."""
-        fewest = self.method.rule.min_iterations
-        return sum(
-            1.0 if each.stop is not None else min(len(each.samples_us) / fewest, 1.0) for each in self.contenders
-        ) / len(self.contenders)
+        """Return an estimate of the share of the timing that is done."""
+        return sum(map(self._compute_contender_share, self.contenders)) / len(self.contenders)
+
+    def _compute_contender_share(self, contender: Contender) -> float:
+        """Return how near a contender is to the end of its timing: the nearest bound of the stopping rule counts."""
+        rule, samples = self.method.rule, len(contender.samples_us)
+        if contender.stop is not None:
+            return 1.0
+        spent = max(samples / rule.max_iterations, contender.spent_s / self._find_budget(contender))
+        return min(samples / rule.min_iterations, spent, 1.0)
 
     def warm_up(self, contender: Contender) -> None:
         """Run untimed iterations; if `check` is set, count wrong elements in `contender.wrong`.
@@ -226,9 +231,13 @@ class InterleavedBenchmark:
 
     def decide_stop(self, contender: Contender) -> StopReason | None:
         """Return the reason to stop timing a contender, or None to go on; local; rank 0's answer is for all ranks."""
-        best = find_least_median_us(self.running)
-        behind = contender.median_us > FAR_BEHIND * best
-        return self.method.rule.decide(contender.samples_us, contender.spent_s / (SHARE_BEHIND if behind else 1.0))
+        share = contender.spent_s / self._find_budget(contender)
+        return self.method.rule.decide(contender.samples_us, share * self.method.rule.budget_s)
+
+    def _find_budget(self, contender: Contender) -> float:
+        """Return the seconds that a contender may take; fewer if it is far behind the best that still runs."""
+        behind = contender.median_us > FAR_BEHIND * find_least_median_us(self.running)
+        return self.method.rule.budget_s * (SHARE_BEHIND if behind else 1.0)
 
 
 def _start_by_barrier(contender: Contender) -> None:

@@ -1,19 +1,24 @@
 """Estimates how long a benchmark still takes, while its rows differ in duration by orders of magnitude.
 
-The rows of one message size are timed together, in turns, as a block. The time of a row is modelled as a constant plus
-a time per byte: the constant is that of the short messages measured so far, the time per byte that of the longest
-message so far, or a guess until a message is so long that its bytes matter. For the current block, its measured pace
-replaces the model as soon as its rows have run an iteration.
+The rows of one message size are timed together, in turns, as a block. A row of short messages takes about the mean time
+of the rows so far. Once a block of long messages has ended, later blocks of long messages are predicted from its rows:
+each row runs as many iterations as before, each longer in proportion to the message size, within the budget of a row.
+For the current block, its measured pace gradually replaces the prediction.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-SHORT_BYTES = 64 * 1024  # rows of at most this message size take about the same time
-LONG_BYTES = 2**20  # rows of at least this message size show the time per byte
+SHORT_BYTES = 32 * 1024  # iterations of at most this message size are so short that medians become precise early
+LONG_BYTES = 2**20  # iterations of at least this message size show the time per byte
+MOST_ABOVE_MEAN = 2.5  # of a row's iterations; slower rows of 1 MiB wait for latency, which does not grow with the size
+MOST_OVERHEAD = 2.5  # of starts, resets, checks and warm-up per timing; beyond it, the overhead does not grow with size
+TIMES_SHORT = 1.2  # a first guess of the time of a row of longer messages, in rows of short messages
+TRUSTED_SHARE = 1 / 3  # of a block; its pace then counts more than the prediction
 
 
 class Block(NamedTuple):
@@ -23,56 +28,127 @@ class Block(NamedTuple):
     rows: int
 
 
+class Iterations(NamedTuple):
+    """The timed iterations of a row: their number, and the median time of one in seconds."""
+
+    number: int
+    seconds: float
+
+
+class RowLimits(NamedTuple):
+    """The bounds of a row's timing: the least number of iterations, and the seconds after which no more begin."""
+
+    iterations: int
+    budget_s: float
+
+
+NO_LIMITS = RowLimits(1, math.inf)
+
+
+class LongBlock(NamedTuple):
+    """A measured block of long messages: the message size, its duration in seconds, and its rows."""
+
+    nbytes: int
+    seconds: float
+    rows: Sequence[Iterations]
+
+    def predict(self, block: Block, limits: RowLimits) -> float:
+        """Return the seconds that a block of other long messages takes."""
+        ratio = block.nbytes / self.nbytes
+        timed_s = sum(row.number * row.seconds for row in self.rows)
+        overhead = min(self.seconds / timed_s, MOST_OVERHEAD)
+        mean_s = math.exp(sum(math.log(row.seconds) for row in self.rows) / len(self.rows))
+        timing_s = 0.0
+        for row in self.rows:
+            iteration_s = ratio * min(row.seconds, MOST_ABOVE_MEAN * mean_s)
+            least_s, most_s = limits.iterations * iteration_s, limits.budget_s / overhead
+            timing_s += max(least_s, min(row.number * iteration_s, most_s))
+        return overhead * timing_s * block.rows / len(self.rows)
+
+
 class TimeLeft:
     """The estimated time until all blocks are measured; blocks are measured in the given order.
 
     Args:
         blocks: all blocks to measure.
-        row_s: a first guess of the time of a row with a short message, in seconds.
-        byte_s: a first guess of the time that a row takes per byte of its message, in seconds.
+        row_s: a first guess of the time of a row of short messages, in seconds.
+        byte_s: a first guess of the additional time of a row per byte of its message, in seconds.
+        limits: the bounds of each row's timing; needed for long messages.
         get_seconds: the clock.
     """
 
     def __init__(
-        self, blocks: Sequence[Block], row_s: float, byte_s: float, get_seconds: Callable[[], float] = time.monotonic
+        self,
+        blocks: Sequence[Block],
+        row_s: float,
+        byte_s: float = 0.0,
+        limits: RowLimits = NO_LIMITS,
+        get_seconds: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._blocks, self._row_s, self._byte_s = list(blocks), row_s, byte_s
+        self._blocks, self._row_s, self._byte_s, self._limits = list(blocks), row_s, byte_s, limits
         self._get_seconds, self._begun_s = get_seconds, get_seconds()
-        self._done: list[tuple[Block, float]] = []
+        self._ended = 0  # blocks
+        self._row_times_s: dict[bool, list[float]] = {True: [], False: []}  # of ended blocks, by whether they are short
+        self._longest: LongBlock | None = None
         self._share = 0.0
+        self._first: tuple[float, float] | None = None  # time and share at the first update of the current block
 
     def update(self, share: float) -> None:
-        """Set the share of the current block's iterations that has run, from 0 to 1."""
-        self._share = share
+        """Set the share of the current block that has run, from 0 to 1."""
+        self._share = min(share, 1.0)
+        if self._first is None:
+            self._first = self._get_seconds(), self._share
 
-    def end_block(self) -> None:
-        """End the current block and begin the next one."""
-        now_s, block = self._get_seconds(), self._blocks[len(self._done)]
-        self._done.append((block, now_s - self._begun_s))
-        self._begun_s, self._share = now_s, 0.0
+    def end_block(self, rows: Sequence[Iterations] = ()) -> None:
+        """End the current block, which had these timed iterations, and begin the next block."""
+        now_s, block = self._get_seconds(), self._blocks[self._ended]
+        if block.nbytes >= LONG_BYTES and any(row.seconds > 0 for row in rows):
+            timed = [row for row in rows if row.seconds > 0]
+            self._longest = LongBlock(block.nbytes, now_s - self._begun_s, timed)
+        elif block.rows:
+            self._row_times_s[block.nbytes <= SHORT_BYTES].append((now_s - self._begun_s) / block.rows)
+        self._ended += 1
+        self._begun_s, self._share, self._first = now_s, 0.0, None
 
     @property
     def seconds(self) -> float:
         """The estimated time left in seconds; 0 after the last block."""
-        if len(self._done) == len(self._blocks):
+        if self._ended == len(self._blocks):
             return 0.0
-        row_s, byte_s = self._fit()
-        current, *later = (block.rows * (row_s + byte_s * block.nbytes) for block in self._blocks[len(self._done) :])
-        spent_s = self._get_seconds() - self._begun_s
-        if self._share > 0:
-            current = spent_s / min(self._share, 1.0)
-        return max(current - spent_s, 0.0) + sum(later)
+        block, *later = self._blocks[self._ended :]
+        left_s, pace_left_s = (
+            max(self._predict(block) - (self._get_seconds() - self._begun_s), 0.0),
+            self._follow_pace(),
+        )
+        if pace_left_s is not None:
+            trust = min(self._share / TRUSTED_SHARE, 1.0)
+            left_s += trust * (pace_left_s - left_s)
+        return left_s + sum(map(self._predict, later))
 
-    def _fit(self) -> tuple[float, float]:
-        """Return the time of a row with a short message, and the time per byte, in seconds."""
-        measured = [(block.nbytes, seconds / block.rows) for block, seconds in self._done if block.rows]
-        current = self._blocks[len(self._done)]
-        if current.rows and self._share > 0:
-            pace_s = (self._get_seconds() - self._begun_s) / min(self._share, 1.0)
-            measured.append((current.nbytes, pace_s / current.rows))
-        if not measured:
-            return self._row_s, self._byte_s
-        short = [seconds for nbytes, seconds in measured if nbytes <= SHORT_BYTES]
-        longest, longest_s = max(measured)
-        row_s = sum(short) / len(short) if short else min(self._row_s, longest_s)
-        return row_s, self._byte_s if longest < LONG_BYTES else max(longest_s - row_s, 0.0) / longest
+    def _follow_pace(self) -> float | None:
+        """Return the seconds that the current block still takes at its pace since the first update; None if unknown.
+
+        The time before the first update is left out, because it has buffers prepared and algorithms bound.
+        """
+        if self._first is None or self._share <= self._first[1]:
+            return None
+        begun_s, begun = self._first
+        return (1 - self._share) * (self._get_seconds() - begun_s) / (self._share - begun)
+
+    def _predict(self, block: Block) -> float:
+        """Return the seconds that a block takes."""
+        if self._longest is not None and block.nbytes >= LONG_BYTES:
+            return self._longest.predict(block, self._limits)
+        return block.rows * (self._estimate_row(block.nbytes <= SHORT_BYTES) + self._byte_s * block.nbytes)
+
+    def _estimate_row(self, is_short: bool) -> float:
+        """Return the time of a row of short or longer messages without the time per byte, in seconds."""
+        for known, factor in ((self._row_times_s[is_short], 1.0), (self._row_times_s[True], TIMES_SHORT)):
+            if known:
+                return factor * sum(known) / len(known)
+        current, pace_left_s = self._blocks[self._ended], self._follow_pace()
+        is_alike = current.rows and is_short == (current.nbytes <= SHORT_BYTES)
+        if not is_alike or pace_left_s is None or self._share < TRUSTED_SHARE:
+            return self._row_s
+        whole_s = self._get_seconds() - self._begun_s + pace_left_s
+        return max(whole_s / current.rows - self._byte_s * current.nbytes, 0.0)
