@@ -47,16 +47,18 @@ bench: $(MPICH)/.ready
 
 # Three parts run beside each other, so that no core is idle while one of them waits. The SLURM tests and the jobs have
 # limits in seconds, so the third part has a lower priority: documentation, unit tests, then the MPI tests, whose ranks
-# would use most of the cores for polling beside all other tests. The MPI tests on the second MPI follow the jobs, which
-# end earlier than the third part.
+# would use most of the cores for polling beside all other tests. The MPI tests on the second MPI follow the SLURM tests,
+# which end first.
 test: environments
 	export HPCCOLL_TEST_BESIDE=1; failed=0; \
-	    $(SUBMAKE) slurm & slurm=$$!; \
+	    { $(SUBMAKE) slurm || failed=1; \
+	      for ranks in $(OTHER_RANKS); do nice -n 10 tests/run_mpi.sh $(OPENMPI) $$ranks -q -m '$(MARKED)' || failed=1; done; \
+	      exit $$failed; \
+	    } & slurm=$$!; \
 	    { nice -n 10 $(SUBMAKE) docs unit || exit 1; \
 	      for ranks in $(RANKS); do nice -n 10 tests/run_mpi.sh $(MPICH) $$ranks -q -m '$(MARKED)' || exit 1; done; \
 	    } & others=$$!; \
 	    $(SUBMAKE) jobs || failed=1; \
-	    for ranks in $(OTHER_RANKS); do nice -n 10 tests/run_mpi.sh $(OPENMPI) $$ranks -q -m '$(MARKED)' || failed=1; done; \
 	    for part in $$slurm $$others; do wait $$part || failed=1; done; \
 	    $(MPICH)/bin/python tests/leftovers.py $$SECONDS; exit $$failed
 

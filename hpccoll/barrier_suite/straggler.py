@@ -136,11 +136,11 @@ def subtract_others(values: Floats) -> Floats:
 
 def _is_always_late(times: RoundTimes, suspect: ArrivalEvidence, threshold_s: float) -> bool:
     """Whether the rank is late beyond the threshold in most parts of the run, and last more often than by chance."""
-    from scipy.stats import binom
+    from scipy.special import bdtrc  # scipy.stats takes a second to import
 
     excess = subtract_others(times.lateness)[:, suspect.rank]
     parts = sum(float(np.median(part)) > threshold_s for part in np.array_split(excess, PARTS))
-    by_chance = float(binom.sf(suspect.last_arrivals - 1, times.rounds, 1 / times.ranks)) * times.ranks
+    by_chance = float(bdtrc(suspect.last_arrivals - 1, times.rounds, 1 / times.ranks)) * times.ranks
     return suspect.excess_s > threshold_s and parts >= PARTS_NEEDED and by_chance < CHANCE
 
 

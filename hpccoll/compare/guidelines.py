@@ -148,7 +148,7 @@ def _find_row(known: Mapping[tuple[object, ...], RowKey], key: RowKey, op: str) 
 
 def _measure_ratio(side: ComparedSide, left: RowKey, right: Sequence[RowKey]) -> _LogRatio:
     """Return the ratio of the left median to the sum of the right medians over all runs that have all rows."""
-    from scipy.stats import t
+    from scipy.special import stdtr
 
     runs = [run.rows for run in side.runs if all(key in run.rows for key in (left, *right))]
     if not runs:  # the rows are in different runs
@@ -168,7 +168,7 @@ def _measure_ratio(side: ComparedSide, left: RowKey, right: Sequence[RowKey]) ->
         degrees = PRIOR_DEGREES + own
         prior = (PRIOR_DEGREES * prior + own * float(np.var(values, ddof=1))) / degrees
     error = float(np.sqrt(prior / len(runs)))
-    p_value = float(t.sf(value / error, degrees))
+    p_value = float(stdtr(degrees, -value / error))
     if len(right) == 1:
         samples = [np.concatenate([rows[key].samples_us for rows in runs]) for key in (right[0], left)]
         order = compare_samples(*samples)

@@ -120,7 +120,8 @@ class InterleavedBenchmark:
         while self.running:
             for contender in self._random.sample(self.running, len(self.running)):
                 self.time_turn(contender)
-            stops = self.comm.bcast([self.decide_stop(contender) for contender in self.running])
+            decides = self.comm.rank == 0
+            stops = self.comm.bcast([self.decide_stop(contender) for contender in self.running] if decides else None)
             residual = self.starter.measure_residual() if any(stops) else None
             for contender, stop in zip(list(self.running), stops, strict=True):
                 if stop is not None:
@@ -230,7 +231,7 @@ class InterleavedBenchmark:
         return IterationTime(seconds, stream_s, start.is_late(begin, seconds), start.delay_s)
 
     def decide_stop(self, contender: Contender) -> StopReason | None:
-        """Return the reason to stop timing a contender, or None to go on; local; rank 0's answer is for all ranks."""
+        """Return the reason to stop timing a contender, or None to go on; local, for rank 0."""
         share = contender.spent_s / self._find_budget(contender)
         return self.method.rule.decide(contender.samples_us, share * self.method.rule.budget_s)
 

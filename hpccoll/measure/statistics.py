@@ -13,6 +13,7 @@ Sources: Hoefler and Belli, SC'15, section 3; David and Nagaraja, Order Statisti
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -89,10 +90,10 @@ def median_ranks(n: int, confidence: float = CONFIDENCE) -> tuple[int, float]:
 
     `r` is the largest number for which the interval holds the median with probability `confidence`, or else 1.
     """
-    from scipy.stats import binom  # takes a second to import, so only the rank that reports imports it
+    from scipy.special import bdtr, bdtrik  # scipy.stats takes a second to import
 
-    rank = max(int(binom.ppf((1 - confidence) / 2, n, 0.5)), 1)
-    return rank, max(0.0, float(1 - 2 * binom.cdf(rank - 1, n, 0.5)))
+    rank = max(math.ceil(bdtrik((1 - confidence) / 2, n, 0.5)), 1)
+    return rank, max(0.0, float(1 - 2 * bdtr(rank - 1, n, 0.5)))
 
 
 def is_interval_full(samples: SampleValues) -> bool:
