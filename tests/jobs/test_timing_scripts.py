@@ -1,4 +1,4 @@
-"""Scripts of bench/ that compare the clock, the straggler report and the Gloo times with the truth; few repetitions."""
+"""Scripts of bench/ that compare hpccoll with the truth, with Gloo and with other programs; few repetitions."""
 
 from __future__ import annotations
 
@@ -57,3 +57,35 @@ def test_the_gloo_engine_is_compared_with_a_loop_under_torchrun(tmp_path):
     assert record["nbytes"] == 8
     assert record["loop_us"] == sorted(record["loop_us"])
     assert record["ratio"] == record["engine_us"][1] / record["loop_us"][1]
+
+
+def test_whole_programs_give_the_results_of_one_process(tmp_path):
+    path = tmp_path / "programs.jsonl"
+    few = ["--sizes", "32K", "--seconds", "0.02", "--json", str(path)]
+    done = run_script([str(BENCH / "programs.py"), *few], 2)
+    assert done.returncode == 0, done.stderr
+    sides = [record for record in read(path) if record["kind"] == "comparison"]
+    assert [side["wrong"] for side in sides] == [0] * len(sides)
+    assert {side["case"] for side in sides} == {"Jacobi", "conjugate gradients", "k-means"}
+
+
+def test_a_collective_is_compared_with_the_fastest_peer(tmp_path):
+    path = tmp_path / "best_peers.jsonl"
+    few = ["--sizes", "1K", "--turns", "1", "--peers", "MPICH;hpccoll over MPICH", "--json", str(path)]
+    done = subprocess.run(
+        [sys.executable, str(BENCH / "best_peers.py"), *few],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        env=environment(),
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    records = [record for record in read(path) if record["kind"] == "best_peers"]
+    assert [record["style"] for record in records] == ["written", "repeated"]
+    for record in records:
+        assert record["fastest_peer"] == "MPICH"
+        medians = {name: times[1] for name, times in record["time_us"].items()}
+        assert (
+            abs(record["ratio"]["hpccoll over MPICH"][1] * medians["hpccoll over MPICH"] / medians["MPICH"] - 1) < 0.02
+        )
