@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 from functools import cache
 from typing import Any, Final, Protocol
@@ -24,6 +25,7 @@ from hpccoll.runtime.backoff import Backoff
 # the thread that computes.
 PAUSE_S: Final = 1e-4
 PAUSE_ACROSS_NODES_S: Final = 1e-3
+MOST_DROPPED, MOST_RESULTS = 256, 8  # handles that are kept although nobody may wait for them; those with tensors
 
 
 class FutureOperation(Protocol):
@@ -31,6 +33,7 @@ class FutureOperation(Protocol):
 
     comm: Any
     is_message: bool
+    has_future: bool
 
     def complete_future(self) -> bool:
         """Advance without blocking; complete the future if the operation is done or late; return whether it did."""
@@ -44,6 +47,7 @@ class FutureCompleter:
 
     def __init__(self) -> None:
         self._pending: list[FutureOperation] = []
+        self._dropped: deque[Any] = deque(maxlen=MOST_DROPPED)
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
 
@@ -57,11 +61,30 @@ class FutureCompleter:
     def add(self, operation: FutureOperation) -> None:
         """Complete the future of an operation as soon as possible."""
         with self._changed:
-            self._pending.append(operation)
+            if operation not in self._pending:  # C++ code may ask for the future of a dropped handle
+                self._pending.append(operation)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="hpccoll-futures", daemon=True)
                 self._thread.start()
             self._changed.notify()
+
+    def keep(self, work: Any) -> None:
+        """Keep the handle of an operation that nobody has waited for, and let the operation complete.
+
+        Called by a finalizer. The oldest handles are freed when there are too many. DistributedDataParallel asks for
+        the tensors of its latest handle, so only the latest handles keep tensors alive.
+        """
+        self._dropped.append(work)
+        if len(self._dropped) > MOST_RESULTS:
+            self._dropped[-MOST_RESULTS - 1].forget_result()
+        if not work.is_completed() and is_thread_safe():
+            self.add(work)
+
+    def wait_for_dropped(self, comm: Any) -> None:
+        """Block until the operations of a communicator whose handles were dropped are complete."""
+        for work in list(self._dropped):
+            if work.comm is comm and not work.is_completed():
+                work.wait()
 
     def wait_for_collectives(self, comm: Any) -> None:
         """Block until the futures of all collectives of a communicator are complete and their continuations have run.
@@ -73,12 +96,17 @@ class FutureCompleter:
             return
         backoff = Backoff(spins=True)
         for operation in list(self._pending):
-            while operation.comm is comm and not operation.is_message and operation in self._pending:
+            while self._is_continued(operation, comm):
                 if comm.node_count > 1:
                     time.sleep(PAUSE_ACROSS_NODES_S)  # the thread polls as often, and the core is left to other ranks
                 else:
                     operation.is_completed()
                     backoff.pause()
+
+    def _is_continued(self, operation: FutureOperation, comm: Any) -> bool:
+        """Whether the next collective of a communicator must wait for the continuations of an operation."""
+        is_collective = operation.comm is comm and not operation.is_message
+        return is_collective and operation.has_future and operation in self._pending
 
     def _run(self) -> None:
         """Complete futures, for as long as the process lives."""

@@ -24,7 +24,7 @@ from hpccoll.torch.compilation import exempt_from_compilation
 from hpccoll.torch.futures import get_completer
 from hpccoll.torch.reductions import parse_reduction
 from hpccoll.torch.tensors import CopiesBack, is_sent_as_bytes, overlaps_wrongly
-from hpccoll.torch.work import NOT_GIVEN, Start, TorchWork, get_lock
+from hpccoll.torch.work import NOT_GIVEN, InFlightWork, Start, TorchWork, get_lock
 
 Tensors: TypeAlias = Sequence[Any]
 MAIN_THREAD: Final = threading.main_thread().ident
@@ -219,7 +219,9 @@ class GroupOperations:
 
     def barrier(self, opts: Any = None) -> TorchWork:
         """Wait until every rank of the group has called `barrier`."""
-        return self._start("barrier", [self.comm.barrier], [], CopiesBack(), opts)
+        copies = CopiesBack()
+        copies.steps = (partial(get_completer().wait_for_dropped, self.comm),)
+        return self._start("barrier", [self.comm.barrier], [], copies, opts)
 
     def send(self, tensors: Tensors, dst: int, tag: int = 0) -> TorchWork:
         """Send tensors to a rank of the group."""
@@ -262,10 +264,10 @@ class GroupOperations:
         timeout = getattr(opts, "timeout", None)
         if timeout is None or timeout <= NOT_GIVEN:  # torch's value for "not given" is negative
             timeout = self.timeout
-        work = TorchWork(result)
+        is_awaited = opts is not None and not getattr(opts, "asyncOp", True)
+        work = TorchWork(result) if is_awaited else InFlightWork(result)
         if not is_message:
             get_completer().wait_for_collectives(self.comm)
-        is_awaited = opts is not None and not getattr(opts, "asyncOp", True)
         try:
             if is_awaited and not is_message and threading.get_ident() == MAIN_THREAD:
                 work.run(name, self.comm, starts, copies.steps, timeout)

@@ -7,6 +7,7 @@ ranks would wait for each other forever.
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -41,6 +42,7 @@ class TorchWork(dist._Work):  # type: ignore[misc]  # noqa: SLF001 - torch has n
 
     # Attributes of the class, because a blocking operation sets few of them, and would take time to set them all.
     is_message = was_interrupted = _done = False
+    has_future = _is_future_complete = False
     _works: Sequence[Work[Any]] = ()
     _error: Exception | None = None
     _source: int | None = None
@@ -48,6 +50,7 @@ class TorchWork(dist._Work):  # type: ignore[misc]  # noqa: SLF001 - torch has n
     _completion: torch.futures.Future[None]  # complete when the operation is complete or has failed
     _future: Any = None  # the continuation of `_completion`
     _recorded_wait: ExitStack  # open while the thread of futures waits for the operation
+    is_kept_if_dropped = False
 
     def __init__(self, result: Any) -> None:
         super().__init__()
@@ -126,6 +129,7 @@ class TorchWork(dist._Work):  # type: ignore[misc]  # noqa: SLF001 - torch has n
         """
         if not (self._done or self._advance()):
             self._poll(timeout or self._timeout)
+        self.is_kept_if_dropped = False
         if self._error is not None:
             raise dist.DistBackendError(f"{_describe(self._name, self.comm)}: {self._error}") from self._error
         return True
@@ -210,6 +214,7 @@ class TorchWork(dist._Work):  # type: ignore[misc]  # noqa: SLF001 - torch has n
             self._future = self._completion.then(self._get_outcome)
             began, completer, backoff = time.monotonic(), get_completer(), get_progress().make_backoff()
             self._deadline = began + self._timeout.total_seconds()
+            self.has_future = True  # from now on, the thread may complete the future of a dropped handle
             waits = self._works and not self.is_message and self.comm.node_count == 1
             brief_s = BRIEF_S if waits else 0.0
             while not self.complete_future():
@@ -222,12 +227,25 @@ class TorchWork(dist._Work):  # type: ignore[misc]  # noqa: SLF001 - torch has n
         return self._future
 
     def complete_future(self) -> bool:
-        """Advance without blocking; complete the future if the operation is done or late; return whether it did."""
+        """Advance without blocking; complete the future if the operation is done or late; return whether it did.
+
+        Without a future, return whether the operation is done.
+        """
+        if not self.has_future:
+            return self._advance()
         if not self._advance() and time.monotonic() < self._deadline:
             return False
-        self._recorded_wait.close()
-        self._completion.set_result(None)
+        with get_lock():
+            is_first, self._is_future_complete = not self._is_future_complete, True
+        if is_first:
+            self._recorded_wait.close()
+            self._completion.set_result(None)
+            self.is_kept_if_dropped = False
         return True
+
+    def forget_result(self) -> None:
+        """Give no result from now on, so that its tensors are freed when the operation is complete."""
+        self._result = []
 
     def _get_outcome(self, _: object) -> Any:
         """Return the tensors of the operation; raise DistBackendError if it failed or is late."""
@@ -235,6 +253,21 @@ class TorchWork(dist._Work):  # type: ignore[misc]  # noqa: SLF001 - torch has n
             self._raise_late(self._timeout, self._works[0] if self._works else None)
         self.wait()
         return self._result
+
+
+class InFlightWork(TorchWork):
+    """The handle of an operation that may still be in flight when the handle is dropped.
+
+    C++ code, such as that of `DistributedDataParallel.join`, may keep the C++ part of a handle alone, and wait for it
+    later. This would block forever without the Python part, so a dropped handle is kept until somebody has waited.
+    """
+
+    is_kept_if_dropped = True
+
+    def __del__(self) -> None:
+        """Keep the handle, and let the operation complete."""
+        if self.is_kept_if_dropped and not sys.is_finalizing():
+            get_completer().keep(self)
 
 
 def _describe(name: str, comm: Communicator) -> str:
@@ -245,7 +278,7 @@ def _describe(name: str, comm: Communicator) -> str:
 def _explain_wait(comm: Communicator, timeout: timedelta, pending: Work[Any] | None = None) -> str:
     """Return a message that states that the time is up, and which ranks are missing."""
     with get_lock():
-        return f"not complete after {timeout.total_seconds():g} s; {comm.explain_wait(pending)}"
+        return f"timeout: not complete after {timeout.total_seconds():g} s; {comm.explain_wait(pending)}"
 
 
 @cache
