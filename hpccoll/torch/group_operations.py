@@ -17,13 +17,15 @@ from typing import Any, Final, TypeAlias
 import torch.distributed as dist
 
 from hpccoll.communicator import Communicator
-from hpccoll.errors import BufferError, UsageError
+from hpccoll.errors import BufferError, ReductionError, UsageError
 from hpccoll.torch.bucket_memory import get_bucket_memory, is_called_by_backward
+from hpccoll.torch.call_forms import list_tensors, make_options, nest_lists
 from hpccoll.torch.communicators import close_communicator
 from hpccoll.torch.compilation import exempt_from_compilation
 from hpccoll.torch.futures import get_completer
 from hpccoll.torch.reductions import parse_reduction
-from hpccoll.torch.tensors import CopiesBack, is_sent_as_bytes, overlaps_wrongly
+from hpccoll.torch.sparse import add_sparse
+from hpccoll.torch.tensors import CopiesBack, is_sent_as_bytes, list_plain, overlaps_wrongly
 from hpccoll.torch.work import NOT_GIVEN, InFlightWork, Start, TorchWork, get_lock
 
 Tensors: TypeAlias = Sequence[Any]
@@ -45,10 +47,12 @@ class GroupOperations:
     timeout: timedelta
     unusable = ""
 
-    def broadcast(self, tensors: Tensors, opts: Any) -> TorchWork:
+    def broadcast(self, tensors: Tensors, opts: Any = None, *more: Any, **named: Any) -> TorchWork:
         """Copy the root's tensors into the tensors of all ranks."""
+        if type(opts) is not dist.BroadcastOptions:
+            tensors, opts = list_tensors(tensors), make_options("broadcast", opts, more, named)
         copies = CopiesBack()
-        flat = [copies.prepare_output(each, as_bytes=True) for each in tensors]
+        flat = [copies.prepare_output(each, as_bytes=True) for each in list_plain(tensors)]
         return self._start(
             "broadcast",
             [partial(self.comm.broadcast, x, opts.rootRank) for x in flat],
@@ -57,22 +61,42 @@ class GroupOperations:
             opts,
         )
 
-    def allreduce(self, tensors: Tensors, opts: Any) -> TorchWork:
+    def allreduce(self, tensors: Tensors, opts: Any = None, *more: Any, **named: Any) -> TorchWork:
         """Reduce tensors in place on all ranks."""
+        if type(opts) is not dist.AllreduceOptions:
+            tensors, opts = list_tensors(tensors), make_options("allreduce", opts, more, named)
+        if tensors[0].is_sparse:
+            return self._reduce_sparse(tensors, opts)
         copies, op = CopiesBack(), parse_reduction(opts.reduceOp)
         if opts.asyncOp and self.comm.maps_memory_of_peers and is_called_by_backward():
             for each in tensors:
                 get_bucket_memory().note(each)
-        starts: list[Start] = [partial(self.comm.all_reduce, copies.prepare_output(each), op) for each in tensors]
-        return self._start("all_reduce", starts, tensors, copies, opts)
+        flat = copies.prepare_separately(list_plain(tensors))
+        return self._start("all_reduce", [partial(self.comm.all_reduce, x, op) for x in flat], tensors, copies, opts)
 
-    allreduce_coalesced = allreduce
+    def allreduce_coalesced(self, tensors: Tensors, opts: Any = None, *more: Any, **named: Any) -> TorchWork:
+        """Reduce several tensors in place on all ranks; a tensor that is listed twice is reduced once."""
+        tensors, opts = list_tensors(tensors), make_options("allreduce_coalesced", opts, more, named)
+        copies, op = CopiesBack(), parse_reduction(opts.reduceOp)
+        flat = copies.prepare_separately(list_plain(tensors))
+        return self._start("all_reduce", [partial(self.comm.all_reduce, x, op) for x in flat], tensors, copies, opts)
 
-    def reduce(self, tensors: Tensors, opts: Any) -> TorchWork:
+    def _reduce_sparse(self, tensors: Tensors, opts: Any) -> TorchWork:
+        """Add sparse tensors of all ranks; this blocks, because the ranks exchange their numbers of values first."""
+        if parse_reduction(opts.reduceOp) != "sum":
+            raise ReductionError("all_reduce of sparse tensors only adds; pass ReduceOp.SUM, or x.to_dense()")
+        with get_lock():
+            for tensor in tensors:
+                tensor.copy_(add_sparse(self.comm, tensor))
+        return self._start("all_reduce", [], tensors, CopiesBack(), opts)
+
+    def reduce(self, tensors: Tensors, opts: Any = None, *more: Any, **named: Any) -> TorchWork:
         """Reduce tensors in place at the root; other ranks' tensors keep their values."""
+        if type(opts) is not dist.ReduceOptions:
+            tensors, opts = list_tensors(tensors), make_options("reduce", opts, more, named)
         copies, root, op = CopiesBack(), opts.rootRank, parse_reduction(opts.reduceOp)
         prepare = copies.prepare_output if self.comm.rank == root else copies.prepare_input
-        flat = [prepare(each) for each in tensors]
+        flat = [prepare(each) for each in list_plain(tensors)]
         return self._start(
             "reduce",
             [partial(self.comm.reduce, x, root, op) for x in flat],
@@ -95,6 +119,7 @@ class GroupOperations:
 
     def allgather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> TorchWork:
         """Gather the tensors of all ranks in a list of n tensors, which may differ in size."""
+        outputs, inputs = nest_lists(outputs, inputs)
         copies, starts = CopiesBack(), []
         for listed, tensor in zip(outputs, inputs, strict=True):
             x, out = copies.prepare_input(tensor, as_bytes=True).reshape(-1), copies.join_outputs(listed)
@@ -107,7 +132,8 @@ class GroupOperations:
             counts = None if len(set(sizes)) == 1 else sizes
             at = self.comm.rank if counts is None else None
             starts.append(self._bind_all_gather(_separate(x, out, at), out, counts))
-        return self._start("all_gather", starts, outputs, copies, opts)
+        result = outputs[0] if len(outputs) == 1 else outputs
+        return self._start("all_gather", starts, result, copies, opts)
 
     def allgather_coalesced(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> TorchWork:
         """Gather several tensors; `outputs[r][i]` gets tensor i of rank r."""
@@ -117,20 +143,26 @@ class GroupOperations:
         """Return a function that starts an all-gather; `counts` are the ranks' numbers of elements, if they differ."""
         return partial(self.comm.all_gather, x, counts=counts, out=out)
 
-    def reduce_scatter_single(self, output: Any, tensor: Any, opts: Any) -> TorchWork:
+    def reduce_scatter_single(self, output: Any, tensor: Any, opts: Any = None) -> TorchWork:
         """Reduce a tensor of n blocks and give block r to rank r."""
         return self.reduce_scatter_single_coalesced([output], [tensor], opts)
 
-    def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any) -> TorchWork:
+    def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> TorchWork:
         """Call `reduce_scatter_single` for several pairs of tensors."""
+        opts = opts or dist.ReduceScatterOptions()
         copies, starts, op = CopiesBack(), [], parse_reduction(opts.reduceOp)
         for output, tensor in zip(outputs, inputs, strict=True):
             x, out = copies.prepare_input(tensor), copies.prepare_output(output)
             starts.append(self._bind_reduce_scatter(_separate(x, out, self.comm.rank), out, op))
         return self._start("reduce_scatter_tensor", starts, outputs, copies, opts)
 
-    def reduce_scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> TorchWork:
+    def reduce_scatter(
+        self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any = None, *more: Any, **named: Any
+    ) -> TorchWork:
         """Reduce a list of n tensors, which may differ in size, and give tensor r to rank r."""
+        if type(opts) is not dist.ReduceScatterOptions:
+            outputs, inputs = nest_lists(outputs, inputs)
+            opts = make_options("reduce_scatter", opts, more, named)
         copies, starts, op = CopiesBack(), [], parse_reduction(opts.reduceOp)
         for output, listed in zip(outputs, inputs, strict=True):
             x, out = copies.join_inputs(listed), copies.prepare_output(output).reshape(-1)
@@ -169,8 +201,13 @@ class GroupOperations:
         """Return a function that starts an all-to-all; if `sent` and `received` are None, all blocks have one size."""
         return partial(self.comm.all_to_all, x.reshape(-1), counts=sent, out_counts=received, out=out.reshape(-1))
 
-    def gather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any) -> TorchWork:
+    def gather(
+        self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None, *more: Any, **named: Any
+    ) -> TorchWork:
         """Gather the tensors of all ranks in a list at the root."""
+        if type(opts) is not dist.GatherOptions:
+            outputs, inputs = nest_lists(outputs, inputs)
+            opts = make_options("gather", opts, more, named)
         copies, rank, root = CopiesBack(), self.comm.rank, opts.rootRank
         x = copies.prepare_input(inputs[0], as_bytes=True).reshape(-1)
         if _is_long(x):
@@ -184,14 +221,19 @@ class GroupOperations:
                 ]
             else:
                 starts = [partial(self.comm.isend, x, root, LIST_TAG)]
-            return self._start("gather", starts, outputs, copies, opts, is_message=True)
+            return self._start("gather", starts, _flatten(outputs), copies, opts, is_message=True)
         out = copies.join_outputs(outputs[0]) if rank == root else None
         if out is not None:
             x = _separate(x, out, root)
-        return self._start("gather", [partial(self.comm.gather, x, root, out=out)], outputs, copies, opts)
+        return self._start("gather", [partial(self.comm.gather, x, root, out=out)], _flatten(outputs), copies, opts)
 
-    def scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> TorchWork:
+    def scatter(
+        self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any = None, *more: Any, **named: Any
+    ) -> TorchWork:
         """Send tensor r of the root's list to rank r."""
+        if type(opts) is not dist.ScatterOptions:
+            outputs, inputs = nest_lists(outputs, inputs)
+            opts = make_options("scatter", opts, more, named)
         copies, rank, root = CopiesBack(), self.comm.rank, opts.rootRank
         out = copies.prepare_output(outputs[0], as_bytes=True).reshape(-1)
         if _is_long(out):
@@ -227,7 +269,7 @@ class GroupOperations:
         """Send tensors to a rank of the group."""
         _require_tag(tag)
         copies = CopiesBack()
-        flat = [copies.prepare_input(each, as_bytes=True) for each in tensors]
+        flat = [copies.prepare_input(each, as_bytes=True) for each in list_plain(list_tensors(tensors))]
         return self._start(
             "send", [partial(self.comm.isend, x, dst, tag) for x in flat], tensors, copies, None, is_message=True
         )
@@ -236,7 +278,7 @@ class GroupOperations:
         """Receive tensors from a rank of the group."""
         _require_tag(tag)
         copies = CopiesBack()
-        flat = [copies.prepare_output(each, as_bytes=True) for each in tensors]
+        flat = [copies.prepare_output(each, as_bytes=True) for each in list_plain(list_tensors(tensors))]
         return self._start(
             "recv", [partial(self.comm.irecv, x, src, tag) for x in flat], tensors, copies, None, is_message=True
         )
@@ -289,6 +331,11 @@ class GroupOperations:
     def abort(self) -> None:
         """Refuse operations from now on; the communicator and operations in flight stay until the process ends."""
         self.unusable = self.unusable or f"the group was aborted; {NEW_GROUP}"
+
+
+def _flatten(outputs: Sequence[Tensors]) -> Tensors:
+    """Return the tensors of the only inner list; an empty list on ranks that get no result."""
+    return outputs[0] if outputs else []
 
 
 def _count(x: Any) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+import torch
 import torch.distributed as dist
 
 from hpccoll.torch.rendezvous import extend_env_rendezvous, set_rank_variables
@@ -21,7 +22,8 @@ def register() -> None:
         return
     set_rank_variables()
     extend_env_rendezvous()
-    dist.Backend.register_backend(BACKEND, _create_group, extended_api=True, devices=["cpu", "cuda"])
+    devices = ["cpu", "cuda"] if torch.backends.cuda.is_built() else ["cpu"]  # torch looks for a device of each name
+    dist.Backend.register_backend(BACKEND, _create_group, extended_api=True, devices=devices)
 
 
 def _create_group(options: Any, backend_options: Any) -> Any:

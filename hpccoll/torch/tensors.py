@@ -6,13 +6,17 @@ Legend: a list of n tensors, one per rank of the group, is passed to hpccoll as 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, Final
 
 import torch
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from hpccoll.errors import BufferError
 from hpccoll.runtime.arrays import DTYPES
 
+PLAIN_TYPES: Final = (torch.Tensor, torch.nn.Parameter)
 _DTYPES = {getattr(torch, name) for name in DTYPES if hasattr(torch, name)}
 
 
@@ -38,6 +42,16 @@ class CopiesBack:
             plain = plain.contiguous()
             self.steps = *self.steps, lambda: x.detach().copy_(plain.view(x.shape))
         return plain if not as_bytes or plain.dtype in _DTYPES else plain.reshape(-1).view(torch.uint8)
+
+    def prepare_separately(self, tensors: Sequence[Any]) -> list[Any]:
+        """Return the outputs for tensors; those that overlap earlier ones are copied, and copied back at the end."""
+        flat = [self.prepare_output(each) for each in tensors]
+        for at in range(1, len(flat)):
+            if any(overlaps_wrongly(earlier, flat[at], -1) for earlier in flat[:at]):
+                own, copy = flat[at], flat[at].clone()
+                flat[at] = copy
+                self.steps = *self.steps, partial(own.copy_, copy)
+        return flat
 
     def join_inputs(self, tensors: Sequence[Any]) -> Any:
         """Return a flat tensor with the values of a list of tensors; without a copy if they are adjacent in memory."""
@@ -70,10 +84,11 @@ def find_flat(tensors: Sequence[Any]) -> Any | None:
     Raises:
         BufferError: the tensors differ in dtype.
     """
-    first = _as_plain(tensors[0])
+    plain = [_as_plain(each) for each in tensors]
+    first = plain[0]
     storage, offset = first.untyped_storage().data_ptr(), first.storage_offset()
     adjacent = True
-    for each in tensors:
+    for each in plain:
         if each.dtype is not first.dtype:
             raise BufferError(f"the list has tensors of {first.dtype} and {each.dtype}; pass tensors of one dtype")
         adjacent = adjacent and each.is_contiguous() and each.untyped_storage().data_ptr() == storage
@@ -94,8 +109,37 @@ def overlaps_wrongly(x: Any, out: Any, block: int | None) -> bool:
     return bool(small != large + (0 if block is None else block * length))
 
 
+def list_plain(tensors: Sequence[Any]) -> Sequence[Any]:
+    """Return tensors with each wrapper, such as torch's TwoTensor, replaced by the tensors that it wraps."""
+    if all(type(each) in PLAIN_TYPES for each in tensors):
+        return tensors
+    return [inner for each in tensors for inner in _list_wrapped(each)]
+
+
+def _list_wrapped(x: Any) -> list[Any]:
+    """Return the tensors that a wrapper holds, or a list of `x`; waits for the result of a functional collective."""
+    if type(x) in PLAIN_TYPES:
+        return [x]
+    if isinstance(x, AsyncCollectiveTensor):
+        return _list_wrapped(x.trigger_wait())
+    if not is_traceable_wrapper_subclass(x):
+        return [x]
+    return [inner for name in x.__tensor_flatten__()[0] for inner in _list_wrapped(getattr(x, name))]
+
+
 def _as_plain(x: Any) -> Any:
-    """Return a tensor without autograd, conjugation and negation; raise BufferError for sparse tensors."""
+    """Return a tensor without autograd, conjugation and negation.
+
+    Raises:
+        BufferError: the tensor is sparse, or wraps several tensors.
+    """
+    if type(x) not in PLAIN_TYPES:
+        wrapped = _list_wrapped(x)
+        if len(wrapped) > 1:
+            raise BufferError(
+                f"this operation takes no {type(x).__name__}, which wraps {len(wrapped)} tensors; pass each"
+            )
+        x = wrapped[0]
     if x.layout is not torch.strided:
         raise BufferError(f"hpccoll communicates dense tensors, not {x.layout}; pass x.to_dense()")
     if x.requires_grad or x.is_conj() or x.is_neg():

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from hpccoll.communicator import Communicator
-from hpccoll.errors import HpccollError, WaitTimeoutError
+from hpccoll.errors import HpccollError, UsageError, WaitTimeoutError
 from hpccoll.runtime.progress import NEVER, get_progress
 from hpccoll.runtime.work import Work
 from hpccoll.torch.communicators import list_kept
@@ -104,6 +104,8 @@ class TorchWork(dist._Work):  # type: ignore[misc]  # noqa: SLF001 - torch has n
                     self._works = [start() for start in starts]
             else:
                 self._works = self._call(comm, starts, timeout, async_op=True)
+        except UsageError:
+            raise  # wrong arguments, which no rank has used yet
         except HpccollError as error:
             self._fail(error)
 
