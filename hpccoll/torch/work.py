@@ -21,6 +21,7 @@ import torch.distributed as dist
 from hpccoll.communicator import Communicator
 from hpccoll.errors import HpccollError, WaitTimeoutError
 from hpccoll.runtime.progress import NEVER, get_progress
+from hpccoll.runtime.running_clock import RunningClock
 from hpccoll.runtime.work import Work
 from hpccoll.torch.communicators import list_kept
 from hpccoll.torch.compilation import exempt_from_compilation
@@ -45,6 +46,7 @@ class TorchWork(dist._Work):  # type: ignore[misc]  # noqa: SLF001 - torch has n
     _error: Exception | None = None
     _source: int | None = None
     _timeout, _deadline = NOT_GIVEN, 0.0
+    _clock: RunningClock  # of `_deadline`
     _completion: torch.futures.Future[None]  # complete when the operation is complete or has failed
     _future: Any = None  # the continuation of `_completion`
     _recorded_wait: ExitStack  # open while the thread of futures waits for the operation
@@ -108,7 +110,7 @@ class TorchWork(dist._Work):  # type: ignore[misc]  # noqa: SLF001 - torch has n
         """Call the parts of the operation in order, within a time; return their results."""
         progress = get_progress()
         with get_lock():
-            progress.deadline = time.monotonic() + timeout.total_seconds()
+            progress.limit_waits(timeout.total_seconds())
             try:
                 return [start(**options) for start in starts]
             except WaitTimeoutError:
@@ -132,12 +134,13 @@ class TorchWork(dist._Work):  # type: ignore[misc]  # noqa: SLF001 - torch has n
 
     def _poll(self, timeout: timedelta) -> None:
         """Advance all operations of the process until this one is complete or the time is up."""
-        deadline, backoff = time.monotonic() + timeout.total_seconds(), get_progress().make_backoff()
+        clock, backoff = RunningClock(time.monotonic()), get_progress().make_backoff()
+        deadline = clock.read(time.monotonic()) + timeout.total_seconds()
         pending = self._works[0] if self._works else None
         with (pending and pending.awaited) or nullcontext():
             while not self._advance():
                 backoff.pause()
-                if time.monotonic() > deadline:
+                if clock.read(time.monotonic()) > deadline:
                     self._raise_late(timeout, pending)
 
     def _raise_late(self, timeout: timedelta, pending: Work[Any] | None) -> NoReturn:
@@ -209,6 +212,7 @@ class TorchWork(dist._Work):  # type: ignore[misc]  # noqa: SLF001 - torch has n
             self._completion, self._recorded_wait = torch.futures.Future(), ExitStack()
             self._future = self._completion.then(self._get_outcome)
             began, completer, backoff = time.monotonic(), get_completer(), get_progress().make_backoff()
+            self._clock = RunningClock(began)
             self._deadline = began + self._timeout.total_seconds()
             waits = self._works and not self.is_message and self.comm.node_count == 1
             brief_s = BRIEF_S if waits else 0.0
@@ -223,7 +227,7 @@ class TorchWork(dist._Work):  # type: ignore[misc]  # noqa: SLF001 - torch has n
 
     def complete_future(self) -> bool:
         """Advance without blocking; complete the future if the operation is done or late; return whether it did."""
-        if not self._advance() and time.monotonic() < self._deadline:
+        if not self._advance() and self._clock.read(time.monotonic()) < self._deadline:
             return False
         self._recorded_wait.close()
         self._completion.set_result(None)

@@ -24,7 +24,7 @@ from hpccoll.runtime.recorder.call_recorder import CallRecorder, Interruption, W
 NOTICE_TAG: Final = 8189  # below the tag of agreement.py, above those of asynchronous operations
 PATIENCE_S: Final = 1.0  # shorter waits are never examined
 REPEAT_S: Final = 2.0
-BLOCKED_S: Final = 0.4  # less than the time between two checks of the thread
+BLOCKED_S: Final = 0.3  # time that a wait of Python code needs at most to raise the error of `stop_wait`
 SUBTREE_DEPARTED: Final = "subtree departed"
 ALL_DEPARTED: Final = "all departed"
 
@@ -100,6 +100,7 @@ class DepartureWatch:
         self._complaints: dict[int, Complaint] = {}
         self._requests: list[MPI.Request] = []
         self._observed, self._status = _Observed(), MPI.Status()
+        self._last_doing: tuple[int, str | WaitReason | None] = (0, None)  # of `needs_look`
         self._interrupted_at = 0.0  # when `examine_interruption` first saw that the communicator is unusable
         self.have_all_departed = False
 
@@ -125,6 +126,13 @@ class DepartureWatch:
         if doing[1] is None or doing != self._observed.doing:
             self._observed = _Observed(doing, now)
         return now - self._observed.since
+
+    @property
+    def needs_look(self) -> bool:
+        """Whether this rank is in the call or wait in which the last look found it, or the communicator is unusable."""
+        last, self._last_doing = self._last_doing, (self.state.count, self.state.current)
+        waits = self._last_doing[1] is not None and last == self._last_doing
+        return waits or self.state.interruption is not None
 
     def examine(self, now: float) -> None:
         """Complain if this rank has long been waiting for a departed rank; to be called after `observe`."""
