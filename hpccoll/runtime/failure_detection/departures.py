@@ -100,7 +100,6 @@ class DepartureWatch:
         self._complaints: dict[int, Complaint] = {}
         self._requests: list[MPI.Request] = []
         self._observed, self._status = _Observed(), MPI.Status()
-        self._last_doing: tuple[int, str | WaitReason | None] = (0, None)  # of `needs_look`
         self._interrupted_at = 0.0  # when `examine_interruption` first saw that the communicator is unusable
         self.have_all_departed = False
 
@@ -126,13 +125,6 @@ class DepartureWatch:
         if doing[1] is None or doing != self._observed.doing:
             self._observed = _Observed(doing, now)
         return now - self._observed.since
-
-    @property
-    def needs_look(self) -> bool:
-        """Whether this rank is in the call or wait in which the last look found it, or the communicator is unusable."""
-        last, self._last_doing = self._last_doing, (self.state.count, self.state.current)
-        waits = self._last_doing[1] is not None and last == self._last_doing
-        return waits or self.state.interruption is not None
 
     def examine(self, now: float) -> None:
         """Complain if this rank has long been waiting for a departed rank; to be called after `observe`."""

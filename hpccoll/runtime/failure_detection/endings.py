@@ -8,8 +8,8 @@ waiting forever, because MPI_Finalize waits for them too. While a communicator i
   if another rank waits for it in vain (departures.py). While the rank stays, its operations in flight advance.
 - A thread checks twice per second whether this rank waits for a rank whose program has ended. Collective calls only
   count themselves for this check (recorder/call_recorder.py).
-- After an interruption the thread tells the other ranks that a communicator is unusable. A rank that waits reads such
-  notices five times per second.
+- After an interruption the thread tells the other ranks that a communicator is unusable. It reads such notices five
+  times per second.
 - With HPCCOLL_TIMEOUT, the thread ends the job if a call of this rank does not finish in time (watchdog.py).
 - The thread writes signs of life, and ends of other processes of this host, to the recorder file (process_notes.py).
 
@@ -47,7 +47,7 @@ from hpccoll.runtime.running_clock import RunningClock
 COMMUNICATION_FAILED: Final = 4  # exit status; see errors.CommunicationError
 INTERRUPTED: Final = 130
 TICK_S: Final = 0.5  # between two checks by the thread
-WAIT_TICK_S: Final = 0.2  # between two looks for notices of interruptions during a wait
+NOTICE_TICK_S: Final = 0.2  # between two looks for notices of interruptions
 ANNOUNCE_AFTER_S: Final = 0.3  # ranks that end within this time of each other send no notices
 COLLECT_S: Final = 0.7  # after the first complaint, until the report, which lists all complaints of this time
 LONG_WAIT_S: Final = 1.0  # a rank that waits longer for other ranks to end pauses between two polls
@@ -129,7 +129,7 @@ class JobEndings:
         next_check = time.monotonic() + TICK_S
         try:
             while True:
-                self._wake.wait(min(WAIT_TICK_S, max(next_check - time.monotonic(), 0)))
+                self._wake.wait(min(NOTICE_TICK_S, max(next_check - time.monotonic(), 0)))
                 self._wake.clear()
                 if self._stop.is_set():
                     return
@@ -161,10 +161,9 @@ class JobEndings:
     def _look_for_interruptions(self, now: float) -> None:
         """Tell other ranks about interruptions of this rank, and end its waits for interrupted ranks."""
         for watch in self._watches.values() if self._sends_notices else ():
-            if watch.needs_look:
-                watch.poll()
-                if watch.examine_interruption(now, get_progress().stop_wait) and watch.may_complain:
-                    self._report_interruption(watch.state)
+            watch.poll()
+            if watch.examine_interruption(now, get_progress().stop_wait) and watch.may_complain:
+                self._report_interruption(watch.state)
 
     def _report_interruption(self, state: CallRecorder) -> None:
         """End the job, because this rank waits in MPI for a rank whose call was interrupted."""

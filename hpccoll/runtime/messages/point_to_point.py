@@ -19,7 +19,7 @@ from hpccoll.runtime.work import MpiTransfer, Work
 ArrayT = TypeVar("ArrayT")
 LONGEST_SEGMENT: Final = 2**30  # bytes; MPI counts in 32 bits
 _SEND, _RECEIVE = CallKind.SEND, CallKind.RECEIVE  # a look-up in an Enum takes 50 ns longer than a global name
-SETTLE_S: Final = 0.3  # longer than other ranks take to read the notice of an interruption (endings.WAIT_TICK_S)
+SETTLE_S: Final = 0.5  # longer than other ranks take to read the notice of an interruption (endings.NOTICE_TICK_S)
 MOST_DESCRIPTIONS: Final = 512  # kept for kinds of messages: peer, tag, dtype and size
 
 

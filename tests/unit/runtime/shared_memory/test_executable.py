@@ -130,7 +130,9 @@ def test_a_plan_with_more_chunks_than_a_slot_has_elements_is_refused():
     plan = SimpleNamespace(name="own", operation=SimpleNamespace(chunk_sizes=lambda *_: sizes), ranks=4)
     plan.column = lambda _: SimpleNamespace(chunks=100)
     call: Any = SimpleNamespace(count=200, dtype=SimpleNamespace(itemsize=8))
-    for elements in (100, 150):
-        with pytest.raises(UsageError, match=rf"own has 100 chunks, but the {elements} elements"):
-            staged.find_segments(SimpleNamespace(slot_bytes=8 * elements), SimpleNamespace(plan=plan), call)
-    assert len(staged.find_segments(SimpleNamespace(slot_bytes=8 * 200), SimpleNamespace(plan=plan), call)[0]) == 1
+    program: Any = SimpleNamespace(plan=plan)
+    nodes: list[Any] = [SimpleNamespace(slot_bytes=8 * elements) for elements in (100, 150, 200)]
+    for node in nodes[:2]:
+        with pytest.raises(UsageError, match=rf"own has 100 chunks, but the {node.slot_bytes // 8} elements"):
+            staged.find_segments(node, program, call)
+    assert len(staged.find_segments(nodes[2], program, call)[0]) == 1
