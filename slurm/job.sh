@@ -7,6 +7,7 @@
 #   HPCCOLL_START_TIMEOUT  seconds in which a launcher must start all ranks; default: 45, plus 1 per 100 ranks
 #   HPCCOLL_RESULTS   parent of the results directories; default: results/ in the directory of submission
 #   HPCCOLL_RESUME    results directory of an earlier job to resume; default: a new directory
+#   HPCCOLL_MOST_REQUEUES  restarts after which a job that the warning signal stops is not requeued; default: 20
 #   HPCCOLL_SLURM     this directory; needed by a script that was copied elsewhere
 
 # shellcheck source=slurm/launch.sh
@@ -208,18 +209,28 @@ on_terminate() {
     exit 143
 }
 
+# quote STRING: print STRING in single quotes, as one word of a shell command.
+quote() {
+    local apostrophe="'\\''"
+    printf "'%s'" "${1//\'/$apostrophe}"
+}
+
 # finish: log and print how the job ended, and exit with its status; requeue it if the warning signal stopped it.
 finish() {
     local down
     if [ -n "$warned" ] && [ "$STATUS" -ge 128 ]; then
         rm -f "$stop_file"
+        if [ "${SLURM_RESTART_COUNT:-0}" -ge "${HPCCOLL_MOST_REQUEUES:-20}" ]; then
+            fail 4 "stopped at the warning signal, after ${SLURM_RESTART_COUNT:-0} restarts (HPCCOLL_MOST_REQUEUES);" \
+                "resume by: HPCCOLL_RESUME=$(quote "$RESULTS") sbatch ..."
+        fi
         log_event "stopped at the warning signal; to be requeued"
         say "stopped before the last ${unit:-row}; the requeued job resumes"
         trap 'exit 0' TERM
         if scontrol requeue "$JOB"; then
             sleep "${HPCCOLL_REQUEUE_S:-60}" # until SLURM ends this attempt
         fi
-        fail 4 "could not requeue; resume by: HPCCOLL_RESUME=$RESULTS sbatch ..."
+        fail 4 "could not requeue; resume by: HPCCOLL_RESUME=$(quote "$RESULTS") sbatch ..."
     fi
     case "$STATUS" in
     0) log_event "complete" ;;
@@ -245,7 +256,7 @@ submit_report_job() {
     command=(sbatch --parsable --job-name="$SLURM_JOB_NAME-report" --dependency="afterany:$SLURM_ARRAY_JOB_ID"
         --partition="$SLURM_JOB_PARTITION" ${SLURM_JOB_ACCOUNT:+--account="$SLURM_JOB_ACCOUNT"} --nodes=1 --ntasks=1
         --time=00:10:00 --output="$dir/report.out"
-        --wrap "bash -c 'HPCCOLL_SLURM=\$0; source \"\$0/job.sh\"; write_report \"\$1\"' '$HPCCOLL_SLURM' '$dir'")
+        --wrap "bash -c 'HPCCOLL_SLURM=\$0; source \"\$0/job.sh\"; write_report \"\$1\"' $(quote "$HPCCOLL_SLURM") $(quote "$dir")")
     if "${command[@]}" >"$dir/merging/job"; then
         say "job $(cat "$dir/merging/job") writes the report after all tasks"
     else

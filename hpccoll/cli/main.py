@@ -17,8 +17,10 @@ import click
 
 from hpccoll import __version__
 from hpccoll.cli.failure import fail, fail_alike, is_in_job, record_status
-from hpccoll.errors import HpccollError, UnknownNameError
+from hpccoll.errors import HpccollError, UnavailableError, UnknownNameError
 
+# The packages, by module, that only commands need; `pip install hpccoll` installs them.
+PACKAGES = {"jinja2": "jinja2", "matplotlib": "matplotlib", "PIL": "pillow", "rich": "rich", "scipy": "scipy"}
 INTERRUPTED, CLOSED_PIPE = 130, 141  # 128 + SIGINT, 128 + SIGPIPE, as in shells
 
 # The command NAME is the function NAME in hpccoll/cli/NAME.py.
@@ -109,6 +111,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _discard_stdout()
     except HpccollError as error:
         return fail(error.exit_status, f"Error: {error}", error)
+    except ModuleNotFoundError as error:
+        package = PACKAGES.get((error.name or "").partition(".")[0])
+        if package is None:
+            raise
+        needed = f"Error: this command needs {package}, which is not installed: pip install {package}"
+        return fail(UnavailableError.exit_status, needed, error)
     except Exception as error:
         if not is_in_job():
             raise

@@ -19,7 +19,7 @@ from numpy import ndarray
 from hpccoll.communicator.adapted_arguments import adapt_arguments
 from hpccoll.communicator.array_types import AlgorithmLike
 from hpccoll.communicator.scalars import SCALARS, encode_dtype, find_common_dtype
-from hpccoll.errors import BufferError, UsageError
+from hpccoll.errors import BufferError, CommunicationError, UsageError
 from hpccoll.plan import Operation
 from hpccoll.runtime import job
 from hpccoll.runtime.agreement import wait_for_ranks
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 
+_UNFREED: Final[list[Engine]] = []
 _SCATTER: Final = Operation.SCATTER  # a look-up in an Enum takes 50 ns longer than a global name
 _GATHER: Final = Operation.GATHER
 
@@ -64,7 +65,7 @@ class CommunicatorBase:
         compare_arguments: bool | None = None,
         name: str = "",
     ) -> None:
-        base = job.get_world() if comm is None else comm
+        base = job.get_world() if comm is None else _require_one_group(comm)
         get_progress().release_garbage()
         wait_for_ranks(base, get_progress())
         comm = base if adopt else base.Dup()
@@ -99,7 +100,8 @@ class CommunicatorBase:
 
         The operations include messages of `isend` and `irecv`; `close` waits forever for a message that no rank
         receives or sends. Without `close`, requests and shared memory are freed at exit, but the MPI communicators
-        are not.
+        are not. On a communicator that an interruption has made unusable, `close` does not wait for other ranks; its
+        memory is then kept until the program ends, because MPI may still write to it.
 
         Example:
             >>> own = hpccoll.Communicator()
@@ -109,10 +111,9 @@ class CommunicatorBase:
         """
         if self._release.alive:
             self._require_open()
-            with self._state.call("close"):
-                self._engine.finish()
-                self._messages.finish()
-                wait_for_ranks(self._comm, self._engine.progress)
+            if not self._wait_to_close():
+                self._release()
+                return
             self._stop_watch()
             self._release()
             self._engine.progress.release_garbage()
@@ -120,6 +121,19 @@ class CommunicatorBase:
                 self._argument_check.free()
             self._message_comm.Free()
             self._comm.Free()
+
+    def _wait_to_close(self) -> bool:
+        """Wait for operations in flight and for all ranks; return False if the communicator is unusable."""
+        if not self._state.is_unusable:
+            try:
+                with self._state.call("close"):
+                    self._engine.finish()
+                    self._messages.finish()
+                    wait_for_ranks(self._comm, self._engine.progress)
+            except CommunicationError:
+                if not self._state.is_unusable:
+                    raise
+        return not self._state.is_unusable
 
     def explain_wait(self, work: Work[Any] | None = None) -> str:
         """Return the ranks that this rank waits for, and the last operations of these ranks.
@@ -265,6 +279,16 @@ class CommunicatorBase:
         return call.value
 
     def _start(self, request: Any, arrays: tuple[Any, Any], *, is_known: bool = True) -> Work[Any]:
+        """Start an asynchronous collective as `_start_work` does; an interruption makes the communicator unusable."""
+        before = self._state.count
+        try:
+            return self._start_work(request, arrays, is_known=is_known)
+        except BaseException as error:
+            if self._state.count != before:  # part of it may have started, and the user gets no Work
+                self._state.take_exception(request[0].value, error)
+            raise
+
+    def _start_work(self, request: Any, arrays: tuple[Any, Any], *, is_known: bool) -> Work[Any]:
         """Start an asynchronous collective, without most checks if a call of its kind has started before.
 
         Args:
@@ -354,6 +378,16 @@ class CommunicatorBase:
         return result[()] if isinstance(x, np.generic) else result.item()
 
 
+def _require_one_group(comm: MPI.Intracomm) -> MPI.Intracomm:
+    """Return `comm`; raise UsageError if it is an intercommunicator."""
+    if comm.Is_inter():
+        raise UsageError(
+            "this MPI communicator is an intercommunicator, which joins two groups of ranks; hpccoll needs one group: "
+            "pass comm.Merge()"
+        )
+    return comm
+
+
 def _takes_device_memory() -> bool:
     """Whether MPI accepts device memory; the first call on a host with a GPU starts probe processes."""
     from hpccoll.runtime.cuda.probe import is_mpi_cuda_aware
@@ -362,6 +396,11 @@ def _takes_device_memory() -> bool:
 
 
 def _release(engine: Engine, process: int) -> None:
-    """Free an engine (a communicator's runtime), unless MPI is finalized or `process` is not this process (a fork)."""
-    if os.getpid() == process and not job.load_mpi().Is_finalized():
+    """Free an engine (a communicator's runtime), unless MPI is finalized or `process` is not this process (a fork).
+
+    The engine of an unusable communicator is kept, because MPI may still write to its memory.
+    """
+    if engine.state.interruption is not None:
+        _UNFREED.append(engine)
+    elif os.getpid() == process and not job.load_mpi().Is_finalized():
         engine.free()

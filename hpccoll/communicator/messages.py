@@ -37,7 +37,12 @@ class MessageMethods(CommunicatorBase):
         """
         if dest == self.rank:
             raise UsageError(f"rank {dest} would wait for itself in send; use isend, then recv")
-        self.isend(x, dest, tag).wait()
+        before = self._state.messages
+        try:
+            self.isend(x, dest, tag).wait()
+        except BaseException as error:
+            self._messages.take_exception("send", before, error)
+            raise
 
     def recv(self, x: ArrayT, source: Rank | None = None, tag: int = 0, *, status: MPI.Status | None = None) -> ArrayT:
         """Receive a message into `x`, and return `x`; `x` must have exactly the message's size.
@@ -57,8 +62,13 @@ class MessageMethods(CommunicatorBase):
             array([0, 1, 2])
             >>> work.wait()
         """
-        work = self.irecv(x, source, tag)
-        work.wait()
+        before = self._state.messages
+        try:
+            work = self.irecv(x, source, tag)
+            work.wait()
+        except BaseException as error:
+            self._messages.take_exception("recv", before, error)
+            raise
         if status is not None:
             status.Set_source(-1 if work.source is None else work.source)
             status.Set_tag(tag)
@@ -76,7 +86,12 @@ class MessageMethods(CommunicatorBase):
             >>> work.wait()
         """
         self._require_open()
-        return self._messages.isend(x, dest, tag)
+        before = self._state.messages
+        try:
+            return self._messages.isend(x, dest, tag)
+        except BaseException as error:
+            self._messages.take_exception("isend", before, error)
+            raise
 
     def irecv(self, x: ArrayT, source: Rank | None = None, tag: int = 0) -> Work[ArrayT]:
         """Start receiving a message into `x`, which must not be accessed until the returned `Work` is done.
@@ -92,7 +107,12 @@ class MessageMethods(CommunicatorBase):
             True
         """
         self._require_open()
-        return self._messages.irecv(x, source, tag)
+        before = self._state.messages
+        try:
+            return self._messages.irecv(x, source, tag)
+        except BaseException as error:
+            self._messages.take_exception("irecv", before, error)
+            raise
 
     def sendrecv(
         self,
@@ -124,7 +144,12 @@ class MessageMethods(CommunicatorBase):
         """
         given: Any = import_array(x, "x") if is_foreign(x) else x
         received = empty_like(given, tuple(given.shape)) if out is None else out
-        incoming = self.irecv(received, source, recvtag)
-        self.isend(given, dest, sendtag).wait()
-        incoming.wait()
+        before = self._state.messages
+        try:
+            incoming = self.irecv(received, source, recvtag)
+            self.isend(given, dest, sendtag).wait()
+            incoming.wait()
+        except BaseException as error:
+            self._messages.take_exception("sendrecv", before, error)
+            raise
         return received if out is not None or not is_foreign(x) else export_array(received, x)

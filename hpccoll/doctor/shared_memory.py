@@ -111,7 +111,7 @@ def check_stale_files(directory: Path, root: Path = Path("/")) -> list[Finding]:
     unused = [file for file in files if not file.in_use]
     stale = [file for file in unused if file.is_inspectable]
     unknown = [file for file in unused if not file.is_inspectable]
-    findings = [_report_stale(stale, directory)] if stale else []
+    findings = [_report_stale(stale, directory, root)] if stale else []
     if unknown:
         owners = ", ".join(sorted({file.owner for file in unknown}))
         found = (
@@ -127,7 +127,7 @@ def check_stale_files(directory: Path, root: Path = Path("/")) -> list[Finding]:
     return findings
 
 
-def _report_stale(stale: Sequence[SharedMemoryFile], directory: Path) -> Finding:
+def _report_stale(stale: Sequence[SharedMemoryFile], directory: Path, root: Path) -> Finding:
     """Return the warning on stale files, with the command that removes them."""
     libraries = ", ".join(sorted({file.library for file in stale}))
     count = format_count(len(stale), "file")
@@ -137,15 +137,26 @@ def _report_stale(stale: Sequence[SharedMemoryFile], directory: Path) -> Finding
     )
     few = "rm -- " + " ".join(shlex.quote(str(file.path)) for file in stale[:_MAX_IN_COMMAND])
     remedy = few if len(stale) <= _MAX_IN_COMMAND else "hpccoll doctor --remove-stale"
-    if is_inside_pid_namespace():
-        remedy += "  (first check that no other container uses this /dev/shm: its processes are not visible here)"
+    if is_inside_pid_namespace(root):
+        remedy = "run hpccoll doctor --remove-stale outside of this container, which hides processes that may use them"
     return Finding(AREA, Severity.WARNING, found, _format_files(stale), remedy)
 
 
-def remove_stale_files(directory: Path) -> Finding:
-    """Remove the files in `directory` that `check_stale_files` would report as left behind; return what was removed."""
+def remove_stale_files(directory: Path, root: Path = Path("/")) -> Finding:
+    """Remove the files in `directory` that `check_stale_files` would report as left behind; return what was removed.
+
+    In a PID namespace, nothing is removed: processes of other namespaces may use the files, and are not visible here.
+    """
+    if is_inside_pid_namespace(root):
+        return Finding(
+            AREA,
+            Severity.WARNING,
+            f"removed no files of ended jobs from {directory}: processes outside of this container may use them",
+            "/proc/self/ns/pid: not the machine's first PID namespace",
+            "run hpccoll doctor --remove-stale outside of the container",
+        )
     removed = []
-    for file in list_library_files(directory):
+    for file in list_library_files(directory, root):
         if file.is_inspectable and not file.in_use:
             with suppress(OSError):  # removed by another process, or not this user's
                 file.path.unlink()

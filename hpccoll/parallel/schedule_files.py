@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import Final
 
 from hpccoll.errors import DeadlockError, PlanError, UsageError
 from hpccoll.plan import ActionKind, Schedule, ScheduleProof, check_schedule
 from hpccoll.plan.interchange.torch_schedules import CsvFormat, parse_schedule_csv
+from hpccoll.private_files import read_limited
+
+MOST_BYTES: Final = 2**22  # of a schedule file
 
 
 def is_schedule_file(name: str) -> bool:
@@ -22,7 +25,7 @@ def prove_schedule_file(path: str, csv_format: CsvFormat | None = None) -> tuple
         PlanError: the schedule is wrong; the message names the file, the rank, the action and the reason.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8-sig")
+        text = read_limited(path, MOST_BYTES).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} cannot be read: {error}; name a CSV file of a pipeline schedule") from error
     schedule = parse_schedule_csv(text, path, csv_format)

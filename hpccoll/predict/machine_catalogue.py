@@ -6,7 +6,6 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib.resources import files
-from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
 import msgspec
@@ -14,6 +13,7 @@ from msgspec import Meta, Struct
 
 from hpccoll.errors import UnknownNameError, UsageError
 from hpccoll.plan import Link, Machine
+from hpccoll.private_files import read_limited
 from hpccoll.records import explain_validation_error
 from hpccoll.units import GB
 
@@ -84,7 +84,7 @@ def load_machine(name: str) -> Machine:
     if not name.endswith(_SUFFIX):
         raise UnknownNameError("machine", name, [*list_machines(), "FILE.toml", "fit:FILE"])
     try:
-        data = Path(name).read_bytes()
+        data = read_limited(name, 4 * _MAX_CHARACTERS)
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
         raise UsageError(

@@ -22,6 +22,7 @@ from mpi4py import MPI
 from hpccoll.errors import CommunicationError, UsageError, WaitTimeoutError
 from hpccoll.runtime.backoff import Backoff
 from hpccoll.runtime.recorder.call_recorder import CallRecorder, WaitReason
+from hpccoll.runtime.running_clock import MOST_STEP_S
 
 Result = TypeVar("Result")
 NEVER: Final = float("inf")
@@ -67,11 +68,14 @@ class InFlight(ABC):
         return self.done
 
     def _take_exception(self, error: BaseException) -> None:
-        """End the operation by an exception, which may make the communicator of a collective unusable."""
+        """End the operation by an exception, which may make its communicator unusable."""
         self.error = error if isinstance(error, Exception) else CommunicationError(f"interrupted by {error!r}")
         self.done = True
-        if self.awaited is not None and self.awaited.number:
-            self.awaited.state.take_exception(self.awaited.name, error)
+        if self.awaited is not None:
+            state = self.awaited.state
+            state.take_exception(self.awaited.name, error, is_message=not self.awaited.number)
+            if state.interruption is not None:
+                state.kept.append(self)
 
     def mark_started(self) -> None:
         """Record that the operation has begun to move data."""
@@ -94,15 +98,16 @@ class Progress:
     `operations` are plans, in the order of their start. `transfers` are requests that MPI advances in any MPI call:
     sends, receives and the MPI library's own collectives. An operation is kept alive here until it is done.
     `deadline` is the time on the monotonic clock after which blocking waits raise WaitTimeoutError; infinite if there
-    is none. `oversubscribed` states whether ranks share cores; long waits then sleep between polls.
+    is none; it moves on by the time in which the process is suspended. `oversubscribed` states whether ranks share
+    cores; long waits then sleep between polls.
 
     Args:
         poll_mpi: a function that lets MPI advance without blocking.
     """
 
     __slots__ = (
-        "_advancing", "_interrupted", "_is_ending", "_listeners", "deadline", "garbage", "operations", "oversubscribed",
-        "poll_mpi", "transfers",
+        "_advancing", "_checked", "_interrupted", "_is_ending", "_listeners", "deadline", "garbage", "operations",
+        "oversubscribed", "poll_mpi", "transfers",
     )  # fmt: skip
 
     def __init__(self, poll_mpi: Callable[[], object] = bool) -> None:
@@ -110,6 +115,7 @@ class Progress:
         self.transfers: dict[InFlight, None] = {}
         self.poll_mpi, self._advancing, self.deadline = poll_mpi, threading.Lock(), NEVER
         self._interrupted: CallRecorder | None = None
+        self._checked = 0.0  # when a wait last read the clock
         self.garbage: deque[Callable[[], object]] = deque()
         self._is_ending = False
         self.oversubscribed = False
@@ -184,6 +190,24 @@ class Progress:
         """Let the current wait of a call on the communicator of `state` raise its error; for another thread."""
         self._interrupted, self.deadline = state, -NEVER
 
+    def limit_waits(self, seconds: float) -> None:
+        """Let blocking waits raise WaitTimeoutError after `seconds` in which this process runs."""
+        self._checked = time.monotonic()
+        self.deadline = self._checked + seconds
+
+    def _is_late(self) -> bool:
+        """Whether `deadline` has passed; a long time between two calls of this function counts as suspended."""
+        now = time.monotonic()
+        if now - self._checked > MOST_STEP_S and self._checked:
+            self.deadline += now - self._checked - MOST_STEP_S
+        self._checked = now
+        return now > self.deadline
+
+    def raise_if_stopped(self) -> None:
+        """Raise the error of an unusable communicator if `stop_wait` has been called for the current wait."""
+        if self._interrupted is not None:
+            self._raise_late()
+
     def _raise_late(self) -> None:
         """Raise the error of a wait after `deadline`; return if `stop_wait` meant a wait that has ended."""
         state, self._interrupted = self._interrupted, None
@@ -220,7 +244,7 @@ class Progress:
                     return
             self.advance()
             backoff.pause()
-            if time.monotonic() > self.deadline:
+            if self._is_late():
                 self._raise_late()
 
     def sleep_until(self, done: Callable[[], object]) -> None:
@@ -244,7 +268,7 @@ class Progress:
             self.advance()
         else:
             self.poll_mpi()
-        if time.monotonic() > self.deadline:
+        if self._is_late():
             self._raise_late()
         return is_busy
 
@@ -260,7 +284,7 @@ class Progress:
             backoff.reset()
         if backoff.pause():
             self.poll_mpi()
-        if time.monotonic() > self.deadline:
+        if self._is_late():
             self._raise_late()
 
     def call(self, function: Callable[[], Result]) -> Result:

@@ -13,6 +13,7 @@ from hpccoll.errors import DEBUG_HINT, CommunicationError, WaitTimeoutError
 from hpccoll.runtime.arrays import BoundCall
 from hpccoll.runtime.progress import InFlight, Progress
 from hpccoll.runtime.recorder.call_recorder import WaitReason
+from hpccoll.runtime.running_clock import RunningClock
 
 ResultT = TypeVar("ResultT")
 
@@ -75,7 +76,8 @@ class Work(Generic[ResultT]):
         """Block until the operation is complete and return the result array.
 
         Args:
-            timeout: seconds after which to give up; None waits forever.
+            timeout: seconds after which to give up, without those in which the process is suspended; None waits
+                forever.
 
         Raises:
             WaitTimeoutError: the time is up; the operation is still in flight, and may be waited for again.
@@ -88,12 +90,14 @@ class Work(Generic[ResultT]):
 
     def _poll(self, timeout: float | None) -> None:
         """Test until the operation is complete; raise WaitTimeoutError after `timeout` seconds."""
-        deadline = None if timeout is None else time.monotonic() + timeout
+        clock = RunningClock(time.monotonic())
+        deadline = None if timeout is None else clock.read(time.monotonic()) + timeout
         backoff = self._progress.make_backoff()
         with self.awaited or nullcontext():
             while not self.test():
                 backoff.pause()
-                if deadline is not None and time.monotonic() > deadline:
+                self._progress.raise_if_stopped()
+                if deadline is not None and clock.read(time.monotonic()) > deadline:
                     raise WaitTimeoutError(
                         f"rank {self._rank}: not complete after {timeout} s; did every rank call the same operation? "
                         f"{DEBUG_HINT}"
@@ -150,6 +154,12 @@ class MpiTransfer(InFlight):
             self._last.pop(0)()
         self._keep = ()
         return True
+
+    def cancel_receive(self) -> None:
+        """Keep MPI from writing to the memory of a receive that no message has matched."""
+        if self._status is not None:
+            for request in self._requests:
+                request.Cancel()
 
     def _check_received(self, status: MPI.Status) -> None:
         """Take the sender of a received segment; raise CommunicationError unless the segment has the expected size."""

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from hpccoll.atomic_files import lock_beside, write_atomically
 from hpccoll.errors import UsageError
+from hpccoll.private_files import read_limited
 from hpccoll.selection.tuning_table import SCHEMA_FAMILY, TuningSite, TuningTable
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 TUNING_VARIABLE, OFF = "HPCCOLL_TUNING", "off"
 LOCK_LIMIT_S = 10.0
+MOST_BYTES = 2**24  # of a table file
 _CPUINFO, _NUMA_NODES = "/proc/cpuinfo", "/sys/devices/system/node"
 _REMEDY = f"run `hpccoll tune` again, remove the file, or set {TUNING_VARIABLE}={OFF}"
 
@@ -88,10 +90,10 @@ def read_table(path: Path) -> TuningTable:
     import json
 
     try:
-        return TuningTable.from_json(json.loads(path.read_text(encoding="utf-8")))
+        return TuningTable.from_json(json.loads(read_limited(path, MOST_BYTES).decode()))
     except OSError as error:
         raise UsageError(f"{path}: cannot be read ({error.strerror or error})") from error
-    except (ValueError, RecursionError) as error:  # UsageError, bad JSON and bad UTF-8 are all ValueErrors
+    except (ValueError, RecursionError, OverflowError) as error:  # UsageError, bad JSON, bad UTF-8 and `Infinity`
         raise UsageError(f"{path}: {error}") from error
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import zlib
 from collections.abc import Sequence
 from datetime import timedelta
@@ -39,7 +38,7 @@ def open_communicator(ranks: Sequence[int], name: str, timeout: timedelta) -> Co
         DistBackendError: a rank has not arrived in time.
     """
     own_world, progress = get_own_world(), get_progress()
-    progress.deadline = time.monotonic() + timeout.total_seconds()
+    progress.limit_waits(timeout.total_seconds())
     try:
         wait_for_members(own_world, ranks, progress)
     except WaitTimeoutError as error:
@@ -64,7 +63,7 @@ def close_communicator(comm: Communicator, *, usable: bool) -> None:
     """
     mpi, answer, progress = job.load_mpi(), bytearray([usable]), get_progress()
     meeting = comm.mpi.Iallreduce(mpi.IN_PLACE, [answer, mpi.BYTE], mpi.BAND)
-    progress.deadline = time.monotonic() + CLOSE_LIMIT_S
+    progress.limit_waits(CLOSE_LIMIT_S)
     try:
         progress.wait_until(meeting.Test)
         if answer[0]:

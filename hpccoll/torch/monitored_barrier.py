@@ -11,6 +11,8 @@ from typing import Any, Final
 
 import torch.distributed as dist
 
+from hpccoll.runtime.running_clock import RunningClock
+
 POLL_S: Final = 0.0005
 _COMPLETE: Final = "complete"
 
@@ -70,10 +72,11 @@ class MonitoredBarrier:
 
     def _wait_for_keys(self, keys: list[str], timeout: timedelta) -> set[str]:
         """Wait until the keys are set; return the keys that are still missing at the end of the time."""
-        missing, deadline = set(keys), time.monotonic() + timeout.total_seconds()
+        missing, clock = set(keys), RunningClock(time.monotonic())
+        deadline = clock.read(time.monotonic()) + timeout.total_seconds()
         while missing:
             missing = {key for key in missing if not self.store.check([key])}
-            if not missing or time.monotonic() > deadline:
+            if not missing or clock.read(time.monotonic()) > deadline:
                 break
             self.advance()
             time.sleep(POLL_S)

@@ -22,6 +22,7 @@ import torch.distributed as dist
 from hpccoll.communicator import Communicator
 from hpccoll.errors import HpccollError, UsageError, WaitTimeoutError
 from hpccoll.runtime.progress import NEVER, get_progress
+from hpccoll.runtime.running_clock import RunningClock
 from hpccoll.runtime.work import Work
 from hpccoll.torch.communicators import list_kept
 from hpccoll.torch.compilation import exempt_from_compilation
@@ -47,6 +48,7 @@ class TorchWork(dist._Work):  # type: ignore[misc]  # noqa: SLF001 - torch has n
     _error: Exception | None = None
     _source: int | None = None
     _timeout, _deadline = NOT_GIVEN, 0.0
+    _clock: RunningClock  # of `_deadline`
     _completion: torch.futures.Future[None]  # complete when the operation is complete or has failed
     _future: Any = None  # the continuation of `_completion`
     _recorded_wait: ExitStack  # open while the thread of futures waits for the operation
@@ -113,7 +115,7 @@ class TorchWork(dist._Work):  # type: ignore[misc]  # noqa: SLF001 - torch has n
         """Call the parts of the operation in order, within a time; return their results."""
         progress = get_progress()
         with get_lock():
-            progress.deadline = time.monotonic() + timeout.total_seconds()
+            progress.limit_waits(timeout.total_seconds())
             try:
                 return [start(**options) for start in starts]
             except WaitTimeoutError:
@@ -138,12 +140,13 @@ class TorchWork(dist._Work):  # type: ignore[misc]  # noqa: SLF001 - torch has n
 
     def _poll(self, timeout: timedelta) -> None:
         """Advance all operations of the process until this one is complete or the time is up."""
-        deadline, backoff = time.monotonic() + timeout.total_seconds(), get_progress().make_backoff()
+        clock, backoff = RunningClock(time.monotonic()), get_progress().make_backoff()
+        deadline = clock.read(time.monotonic()) + timeout.total_seconds()
         pending = self._works[0] if self._works else None
         with (pending and pending.awaited) or nullcontext():
             while not self._advance():
                 backoff.pause()
-                if time.monotonic() > deadline:
+                if clock.read(time.monotonic()) > deadline:
                     self._raise_late(timeout, pending)
 
     def _raise_late(self, timeout: timedelta, pending: Work[Any] | None) -> NoReturn:
@@ -215,6 +218,7 @@ class TorchWork(dist._Work):  # type: ignore[misc]  # noqa: SLF001 - torch has n
             self._completion, self._recorded_wait = torch.futures.Future(), ExitStack()
             self._future = self._completion.then(self._get_outcome)
             began, completer, backoff = time.monotonic(), get_completer(), get_progress().make_backoff()
+            self._clock = RunningClock(began)
             self._deadline = began + self._timeout.total_seconds()
             self.has_future = True  # from now on, the thread may complete the future of a dropped handle
             waits = self._works and not self.is_message and self.comm.node_count == 1
@@ -235,7 +239,7 @@ class TorchWork(dist._Work):  # type: ignore[misc]  # noqa: SLF001 - torch has n
         """
         if not self.has_future:
             return self._advance()
-        if not self._advance() and time.monotonic() < self._deadline:
+        if not self._advance() and self._clock.read(time.monotonic()) < self._deadline:
             return False
         with get_lock():
             is_first, self._is_future_complete = not self._is_future_complete, True

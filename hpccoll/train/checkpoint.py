@@ -26,9 +26,11 @@ import msgspec
 
 from hpccoll.atomic_files import wait_for_lock
 from hpccoll.errors import UsageError
+from hpccoll.private_files import read_limited
 
 KEPT = 2
 LOCK_LIMIT_S = 20.0
+MOST_BYTES = 2**24  # of a manifest
 SCHEMA = "hpccoll-checkpoint/2"
 MANIFEST = "manifest.json"
 _NAME = re.compile(r"step-(\d{8,})")
@@ -182,18 +184,21 @@ def _read_manifest(directory: Path) -> CheckpointManifest:
         DamagedCheckpointError: the manifest or a file is missing, or does not have the recorded contents.
     """
     try:
-        manifest = msgspec.json.decode((directory / MANIFEST).read_bytes(), type=CheckpointManifest)
+        manifest = msgspec.json.decode(read_limited(directory / MANIFEST, MOST_BYTES), type=CheckpointManifest)
         if manifest.schema != SCHEMA:
             raise DamagedCheckpointError(f"its schema is {manifest.schema}, not {SCHEMA}")
+        present = {path.name for path in directory.iterdir()} - {MANIFEST}
+        if unlisted := present - manifest.files.keys():  # torch unpickles files, so only those with a checksum are read
+            raise DamagedCheckpointError(f"{MANIFEST} does not list {', '.join(sorted(unlisted))}")
         for name, expected in manifest.files.items():
-            found = CheckpointFile.measure(directory / name)
-            if found.nbytes != expected.nbytes:
-                raise DamagedCheckpointError(f"{name} has {found.nbytes} of {expected.nbytes} bytes")
-            if found != expected:
+            nbytes = (directory / name).stat().st_size
+            if nbytes != expected.nbytes:
+                raise DamagedCheckpointError(f"{name} has {nbytes} of {expected.nbytes} bytes")
+            if CheckpointFile.measure(directory / name) != expected:
                 raise DamagedCheckpointError(f"{name} has another checksum than when it was written")
     except OSError as error:
         raise DamagedCheckpointError(f"{Path(error.filename).name}: {error.strerror}") from error
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise DamagedCheckpointError(f"{MANIFEST}: {error}") from error
     return manifest
 

@@ -125,3 +125,13 @@ def test_hundreds_of_groups_come_and_go(hpc):
 def test_what_is_no_group_is_refused(hpc, ranks):
     with pytest.raises(UsageError, match="distinct ranks"):
         hpc.new_group(ranks)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_an_intercommunicator_is_refused(comm):
+    half = comm.Split(comm.rank % 2)
+    joined = half.Create_intercomm(0, comm, 1 - comm.rank % 2, tag=3)
+    with pytest.raises(UsageError, match="joins two groups of ranks"):
+        hpccoll.Communicator(joined)
+    joined.Free()
+    half.Free()

@@ -73,7 +73,16 @@ INNER_FLOORS = {  # within a package; a module may import from its own entry and
     },
     "runtime": {
         **{
-            name: (0, name) for name in ("launcher", "pmi_relay", "backoff", "free_memory", "recorder", "joint_failure")
+            name: (0, name)
+            for name in (
+                "launcher",
+                "pmi_relay",
+                "backoff",
+                "running_clock",
+                "free_memory",
+                "recorder",
+                "joint_failure",
+            )
         },
         **{name: (1, name) for name in ("job", "command", "progress", "arrays", "lowering")},
         "failure_detection": (2, "failure_detection"),

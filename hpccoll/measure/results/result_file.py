@@ -23,9 +23,11 @@ from hpccoll.atomic_files import unlock, wait_for_lock
 from hpccoll.errors import UsageError
 from hpccoll.measure.results.collective_record import read_collective_record
 from hpccoll.measure.results.output_file import explain_write_errors
+from hpccoll.private_files import read_limited
 from hpccoll.records import SCHEMA, CollectiveRecord, RunRecord
 
 STDOUT = "-"
+MOST_BYTES = 2**28  # of a result file; a record takes about a kilobyte
 LOCK_LIMIT_S = 5.0  # a process that is stopped while it holds the lock keeps others no longer
 MAX_NAMED = 5  # damaged lines
 COMPACT, SPACED = (",", ":"), (", ", ": ")
@@ -77,7 +79,7 @@ def read_records(path: str | Path, option: str = "--resume") -> FileContents:
     """
     name = f"{option} {path}"
     try:
-        data = Path(path).read_bytes()
+        data = read_limited(path, MOST_BYTES)
     except OSError as error:
         reason = f"cannot read it ({error.strerror or error})"
         raise UsageError(f"{name}: {reason}; name a file that hpccoll wrote with --json") from error
@@ -223,7 +225,7 @@ def _is_comparable(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 def _is_json(line: bytes) -> bool:
     try:
         msgspec.json.decode(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return True
 

@@ -24,7 +24,7 @@ from hpccoll.runtime.recorder.call_recorder import CallRecorder, Interruption, W
 NOTICE_TAG: Final = 8189  # below the tag of agreement.py, above those of asynchronous operations
 PATIENCE_S: Final = 1.0  # shorter waits are never examined
 REPEAT_S: Final = 2.0
-BLOCKED_S: Final = 0.4  # less than the time between two checks of the thread
+BLOCKED_S: Final = 0.3  # time that a wait of Python code needs at most to raise the error of `stop_wait`
 SUBTREE_DEPARTED: Final = "subtree departed"
 ALL_DEPARTED: Final = "all departed"
 

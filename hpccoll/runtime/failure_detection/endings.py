@@ -8,6 +8,8 @@ waiting forever, because MPI_Finalize waits for them too. While a communicator i
   if another rank waits for it in vain (departures.py). While the rank stays, its operations in flight advance.
 - A thread checks twice per second whether this rank waits for a rank whose program has ended. Collective calls only
   count themselves for this check (recorder/call_recorder.py).
+- After an interruption the thread tells the other ranks that a communicator is unusable. It reads such notices five
+  times per second.
 - With HPCCOLL_TIMEOUT, the thread ends the job if a call of this rank does not finish in time (watchdog.py).
 - The thread writes signs of life, and ends of other processes of this host, to the recorder file (process_notes.py).
 
@@ -40,11 +42,12 @@ from hpccoll.runtime.failure_detection.watchdog import Watchdog, read_timeout
 from hpccoll.runtime.job import ProcessId
 from hpccoll.runtime.progress import get_progress
 from hpccoll.runtime.recorder.call_recorder import CallRecorder
+from hpccoll.runtime.running_clock import RunningClock
 
 COMMUNICATION_FAILED: Final = 4  # exit status; see errors.CommunicationError
 INTERRUPTED: Final = 130
 TICK_S: Final = 0.5  # between two checks by the thread
-MOST_TICK_S: Final = 0.75  # longest time from one check to the next that counts; less than departures.PATIENCE_S
+NOTICE_TICK_S: Final = 0.2  # between two looks for notices of interruptions
 ANNOUNCE_AFTER_S: Final = 0.3  # ranks that end within this time of each other send no notices
 COLLECT_S: Final = 0.7  # after the first complaint, until the report, which lists all complaints of this time
 LONG_WAIT_S: Final = 1.0  # a rank that waits longer for other ranks to end pauses between two polls
@@ -54,22 +57,6 @@ REPORTED_S: Final = 2.0  # time that a failed rank gives another rank to print t
 ABORT_S: Final = 3.0  # time after which a process ends itself if MPI_Abort has not ended it
 
 
-class RunningClock:
-    """A clock of seconds that stands still while this process does not run, such as between Ctrl-Z and `fg`.
-
-    To be read every TICK_S seconds: from one reading to the next, the clock advances by at most MOST_TICK_S.
-    """
-
-    def __init__(self, now_s: float) -> None:
-        self._shown_s = self._last_s = now_s
-
-    def read(self, now_s: float) -> float:
-        """Return the time of this clock at the time `now_s` of the monotonic clock."""
-        self._shown_s += min(now_s - self._last_s, MOST_TICK_S)
-        self._last_s = now_s
-        return self._shown_s
-
-
 class JobEndings:
     """The open communicators of this process, and what happens to them when the process ends."""
 
@@ -77,7 +64,7 @@ class JobEndings:
         self._watches: dict[int, DepartureWatch] = {}
         self._main_thread = threading.main_thread().ident or 0
         self._process, self._has_left = os.getpid(), False
-        self._lock, self._stop = threading.Lock(), threading.Event()
+        self._lock, self._stop, self._wake = threading.Lock(), threading.Event(), threading.Event()
         self._timeout_s = read_timeout()
         self._watchdog: Watchdog | None = None
         self._processes: ProcessWatch | None = None
@@ -119,6 +106,7 @@ class JobEndings:
         watch = DepartureWatch(comm, state, has_messages, abort_on_error, receive)
         with self._lock:
             self._watches[id(watch)] = watch
+        state.announce = self._wake.set
 
         def close() -> None:
             """Stop watching; to be called before the communicator is freed."""
@@ -138,12 +126,21 @@ class JobEndings:
         if watchdog is None or processes is None:
             return
         processes.hold()
+        next_check = time.monotonic() + TICK_S
         try:
-            while not self._stop.wait(TICK_S):
+            while True:
+                self._wake.wait(min(NOTICE_TICK_S, max(next_check - time.monotonic(), 0)))
+                self._wake.clear()
+                if self._stop.is_set():
+                    return
                 now = clock.read(time.monotonic())
                 with self._lock:
                     if MPI.Is_finalized():
                         return
+                    self._look_for_interruptions(now)
+                    if time.monotonic() < next_check:
+                        continue
+                    next_check = time.monotonic() + TICK_S
                     watchdog.notes.write_sign_of_life(time.monotonic_ns(), find_location(self._main_thread))
                     processes.observe_quiet_ranks(watchdog.notes)
                     self._check(now)
@@ -158,10 +155,15 @@ class JobEndings:
         if self._sends_notices:
             for watch in self._watches.values():
                 watch.examine(now)
-                if watch.examine_interruption(now, get_progress().stop_wait) and watch.may_complain:
-                    self._report_interruption(watch.state)
         if self._watchdog is not None and self._timeout_s is not None and max(waits, default=0.0) > self._timeout_s:
             self._report_hang(self._watchdog)
+
+    def _look_for_interruptions(self, now: float) -> None:
+        """Tell other ranks about interruptions of this rank, and end its waits for interrupted ranks."""
+        for watch in self._watches.values() if self._sends_notices else ():
+            watch.poll()
+            if watch.examine_interruption(now, get_progress().stop_wait) and watch.may_complain:
+                self._report_interruption(watch.state)
 
     def _report_interruption(self, state: CallRecorder) -> None:
         """End the job, because this rank waits in MPI for a rank whose call was interrupted."""
@@ -274,6 +276,7 @@ class JobEndings:
             return
         self._has_left = True
         self._stop.set()
+        self._wake.set()
         if self._thread is not None:
             self._thread.join()
         if self._exit is not None and self._exit[0] not in _SUCCESS and "mpi4py.run" in sys.modules:
@@ -302,7 +305,7 @@ class JobEndings:
         """Advance operations until all ranks have ended; end the job if a rank waits for this rank, which has ended."""
         began, progress, backoff = time.monotonic(), get_progress(), Backoff(spins=False)
         announced, complained = False, 0.0
-        while not all(watch.have_all_departed and watch.has_sent for watch in watches):
+        while not all(watch.has_sent and (watch.have_all_departed or watch.state.interruption) for watch in watches):
             for watch in watches:
                 watch.poll()
                 watch.examine_interruption(time.monotonic(), progress.stop_wait)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Hashable
 from typing import Any, Final, TypeVar
 
@@ -18,6 +19,7 @@ from hpccoll.runtime.work import MpiTransfer, Work
 ArrayT = TypeVar("ArrayT")
 LONGEST_SEGMENT: Final = 2**30  # bytes; MPI counts in 32 bits
 _SEND, _RECEIVE = CallKind.SEND, CallKind.RECEIVE  # a look-up in an Enum takes 50 ns longer than a global name
+SETTLE_S: Final = 0.5  # longer than other ranks take to read the notice of an interruption (endings.NOTICE_TICK_S)
 MOST_DESCRIPTIONS: Final = 512  # kept for kinds of messages: peer, tag, dtype and size
 
 
@@ -88,6 +90,36 @@ class PointToPoint:
             last = [buffer.module.bind_copy_from_host(buffer.flat, host), buffer.module.synchronize]
         sizes = [segment.nbytes for segment in segments]
         return self._track(MpiTransfer(description, requests, last, sizes, (x, payload)), x, record)
+
+    def take_exception(self, call: str, before: int, error: BaseException) -> None:
+        """Make the communicator unusable if an exception in `call` came after its first message had begun.
+
+        Receives that have no message yet are cancelled. Sends get SETTLE_S seconds to complete, because a receiver that
+        does not know of the interruption would otherwise read what the program writes to the array after the exception.
+
+        Args:
+            call: the name of the call.
+            before: `CallRecorder.messages` before the call.
+            error: the exception.
+        """
+        state = self._state
+        if state.messages == before or state.is_unusable:
+            return
+        state.take_exception(call, error, is_message=True)
+        if state.interruption is not None:
+            self._settle()
+
+    def _settle(self) -> None:
+        """Cancel the receives of this communicator, and wait up to SETTLE_S seconds for its sends."""
+        state = self._state
+        pending = [each for each in self._progress.transfers if each.awaited and each.awaited.state is state]
+        for transfer in pending:
+            if isinstance(transfer, MpiTransfer):
+                transfer.cancel_receive()
+        state.kept.extend(pending)
+        end, backoff = time.monotonic() + SETTLE_S, self._progress.make_backoff()
+        while not all(transfer.advance() for transfer in pending) and time.monotonic() < end:
+            backoff.pause()
 
     def finish(self) -> None:
         """Block until this communicator's sends and receives in flight are done; other operations advance meanwhile."""

@@ -114,7 +114,9 @@ def _map(
 ) -> MappedSegment:
     """Map a segment by its owner's `offer`, or on its owner by the file descriptor `own`; allocate pages `reserved`."""
     path, *identity = offer or ("", 0, 0)
-    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC) if own is None else own
+    # A memfd is opened by a link in /proc; a link in a directory is not one that a rank has made.
+    links = 0 if path.startswith("/proc/") else os.O_NOFOLLOW | os.O_NONBLOCK
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | links) if own is None else own
     try:
         status = os.fstat(descriptor)
         if [status.st_dev, status.st_ino] != identity:
@@ -141,9 +143,9 @@ def _allocate(descriptor: int, begin: int, nbytes: int, path: str) -> None:
 def _create_memfd(nbytes: int, reserve: bool) -> tuple[int, str]:
     """Return the descriptor of a new memfd and an empty path; if `reserve` is true, require that much free memory."""
     if reserve:
-        import psutil
+        from hpccoll.runtime.free_memory import find_free_bytes  # takes 5 ms to import
 
-        _require(nbytes, psutil.virtual_memory().available, "memory")
+        _require(nbytes, find_free_bytes(), "memory")
     descriptor = os.memfd_create("hpccoll", os.MFD_CLOEXEC)
     try:
         os.ftruncate(descriptor, nbytes)

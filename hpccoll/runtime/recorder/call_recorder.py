@@ -7,8 +7,9 @@ A function that runs a collective often calls `begin`, which `CallRecorder.bind`
 `CallRecorder.end` or, after an exception, `CallRecorder.fail`. Both together take 0.25 us. A function without arguments
 may use `CallRecorder.surround` instead, which takes less time because it calls no other Python function.
 
-An exception that is not hpccoll's own (from a signal handler, or KeyboardInterrupt) may leave a collective half done.
-The communicator is then unusable: its later calls raise an error, on this rank and, after a notice, on all others.
+An exception that is not hpccoll's own (from a signal handler, or KeyboardInterrupt) may leave a collective half done,
+or a message without its match. The communicator is then unusable: its later calls raise an error, on this rank and,
+after a notice, on all others.
 """
 
 from __future__ import annotations
@@ -47,7 +48,10 @@ INTERRUPTED: Final = "interrupted"  # `CallRecorder.current` of an unusable comm
 
 @dataclass(frozen=True, slots=True)
 class Interruption:
-    """The notice that an exception `cause` interrupted call `number`, named `call`, of rank `rank`."""
+    """The notice that an exception `cause` interrupted call `number`, named `call`, of rank `rank`.
+
+    `number` is 0 if the call is a message between two ranks.
+    """
 
     rank: int
     number: int
@@ -56,10 +60,12 @@ class Interruption:
 
     def make_error(self, rank: int) -> CommunicationError:
         """Return the error of a call of rank `rank` on the communicator."""
+        call, effect = f"call {self.number} ({self.call})", "the ranks have different parts of its result"
+        if not self.number:
+            call, effect = f"a {self.call}", "it is unknown which messages have arrived"
         return CommunicationError(
-            f"rank {rank}: this communicator is unusable, because call {self.number} ({self.call}) of rank {self.rank} "
-            f"was interrupted by {self.cause}, so that the ranks have different parts of its result; make a new "
-            "Communicator on all ranks, or end the job and start it again"
+            f"rank {rank}: this communicator is unusable, because {call} of rank {self.rank} was interrupted by "
+            f"{self.cause}, so that {effect}; make a new Communicator on all ranks, or end the job and start it again"
         )
 
 
@@ -68,8 +74,10 @@ class CallRecorder(CallCounter):
 
     `count` is the number of collective calls that this rank has begun. `current` is the name of blocking call number
     `count`, or a `WaitReason`, or None outside of calls. `end` and `fail` record the end of a blocking call, `fail` by
-    an exception. `communicator` is the id of the communicator, the same on all of its ranks. `interruption` tells which
-    call made the communicator unusable; `on_interruption` is called once with the error of later calls.
+    an exception. `communicator` is the id of the communicator, the same on all of its ranks. `messages` is the
+    number of messages that this rank has begun to send or receive. `interruption` tells which call made the
+    communicator unusable. `on_interruption` is then called once with the error of later calls; `announce` is called
+    after an interruption of this rank. `kept` has interrupted operations, to whose memory MPI may still write.
 
     Args:
         recorder: keeps the entries; None keeps them in private memory of this `CallRecorder`.
@@ -77,11 +85,13 @@ class CallRecorder(CallCounter):
 
     __slots__ = (
         "_begin_by_name",
-        "_messages",
+        "announce",
         "communicator",
         "end",
         "fail",
         "interruption",
+        "kept",
+        "messages",
         "on_interruption",
         "rank",
         "recorder",
@@ -89,10 +99,12 @@ class CallRecorder(CallCounter):
     )
 
     def __init__(self, recorder: FlightRecorder | None = None) -> None:
-        self._messages = self.communicator = 0
+        self.messages = self.communicator = 0
         self.rank, self.size = 0, 1
         self.interruption: Interruption | None = None
         self.on_interruption: Callable[[CommunicationError], object] = bool
+        self.announce: Callable[[], object] = bool
+        self.kept: list[object] = []
         self.recorder = recorder if recorder is not None else FlightRecorder(None, 0, 1)
         self.end, self.fail = self._bind_end(), self._bind_fail()
         self._begin_by_name: dict[str, Begin] = {}
@@ -203,8 +215,10 @@ class CallRecorder(CallCounter):
 
     def start_message(self, name: str, description: bytes, peers: tuple[int, ...]) -> WaitReason:
         """Record the beginning of a send or receive; `peers` is empty for a receive from any rank."""
-        self._messages += 1
-        return WaitReason(self, name, self._begin(self._messages, description), 0, peers)
+        if self.interruption is not None:
+            raise self.interruption.make_error(self.rank)
+        self.messages += 1
+        return WaitReason(self, name, self._begin(self.messages, description), 0, peers)
 
     def wait(self, name: str, number: int = 0, peers: tuple[int, ...] = ()) -> RecordedWait:
         """Return a context manager that records a wait for other ranks, outside of calls."""
@@ -247,6 +261,11 @@ class CallRecorder(CallCounter):
         """Whether this rank is in a blocking call or a wait."""
         return self.current is not None and self.current is not INTERRUPTED
 
+    @property
+    def is_unusable(self) -> bool:
+        """Whether an interruption has made the communicator unusable."""
+        return self.interruption is not None
+
     def refuse_call(self) -> None:
         """Raise the error of a call that begins although `current` is not None; return if the call may begin.
 
@@ -265,23 +284,24 @@ class CallRecorder(CallCounter):
         if self.interruption is not None:
             raise self.interruption.make_error(self.rank)
 
-    def take_exception(self, call: str, error: BaseException | None) -> None:
-        """Make the communicator unusable if an exception in a call may have left it half done.
+    def take_exception(self, call: str, error: BaseException | None, *, is_message: bool = False) -> None:
+        """Make the communicator unusable if an exception in a call, or in a message, may have left it half done.
 
         hpccoll's own errors, and MPI's, do not: all ranks raise them, or they come before any data is moved.
         """
         is_known = isinstance(error, HpccollError | GeneratorExit) or type(error).__module__.startswith("mpi4py")
         if error is not None and not is_known:
-            self.interrupt(call, type(error).__name__)
+            self.interrupt(call, type(error).__name__, is_message=is_message)
         elif self.interruption is not None:
             self.current = INTERRUPTED
 
-    def interrupt(self, call: str, cause: str) -> None:
+    def interrupt(self, call: str, cause: str, *, is_message: bool = False) -> None:
         """Make a communicator of several ranks unusable, because `cause` interrupted the latest call, named `call`."""
         self.current = None
         if self.size > 1:
-            self.receive_interruption(Interruption(self.rank, self.count, call, cause))
+            self.receive_interruption(Interruption(self.rank, 0 if is_message else self.count, call, cause))
             self.current = INTERRUPTED
+            self.announce()
 
     def receive_interruption(self, interruption: Interruption) -> None:
         """Make the communicator unusable because a call of a rank was interrupted; `current` may be another call."""

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from hpccoll.errors import UsageError
 from hpccoll.native import MemoryTable, Program
 from hpccoll.runtime.address_space import AddressSpace, ChunkSegment, chunk_sizes, cut_chunks
 from hpccoll.runtime.arrays import FlatArray
@@ -40,12 +41,23 @@ def find_segments(node: NodeMemory, program: LoweredProgram, call: CollectiveCal
     """Return the segments of a staged run, each of which fits into a slot, and whether entries have room for the data.
 
     The result is the same on all ranks.
+
+    Raises:
+        UsageError: the data needs several segments, and half a slot has no room for one element of each chunk.
     """
     sizes = chunk_sizes(program.plan, call.count)
     total = int(sizes.sum())
     in_entry = total * call.dtype.itemsize <= ENTRY_PAYLOAD_BYTES
-    room = node.slot_bytes // call.dtype.itemsize - len(sizes)  # segments differ by at most one element per chunk
-    return cut_chunks(sizes, 1 if in_entry else max(-(-total // room), 1)), in_entry
+    slot = node.slot_bytes // call.dtype.itemsize
+    if in_entry or total <= slot:
+        return cut_chunks(sizes, 1), in_entry
+    if len(sizes) > slot // 2:
+        raise UsageError(
+            f"{program.plan.name} has {len(sizes)} chunks, but the {slot} elements of a slot have room for segments of "
+            f"at most {slot // 2} chunks; use fewer chunks, such as '{program.plan.name}:{slot // 2}', or arrays of "
+            "Communicator.empty"
+        )
+    return cut_chunks(sizes, -(-total // (slot - len(sizes)))), False  # chunks differ by at most one element in length
 
 
 def make_staged_program(

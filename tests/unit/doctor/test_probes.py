@@ -90,6 +90,20 @@ def test_many_stale_files_are_removed_by_an_option_and_not_by_a_line_of_27_paths
     assert not list(tmp_path.iterdir())
 
 
+def test_in_a_container_no_file_is_removed_because_processes_outside_of_it_may_use_it(tmp_path):
+    namespace = tmp_path / "proc/self/ns/pid"
+    namespace.parent.mkdir(parents=True)
+    namespace.symlink_to("pid:[4026539999]")
+    (tmp_path / "shm").mkdir()
+    left = tmp_path / "shm/mpich_shm_1"
+    left.write_bytes(b"x")
+    assert "removed no files" in shared_memory.remove_stale_files(tmp_path / "shm", tmp_path).found
+    assert left.exists()
+    (found,) = shared_memory.check_stale_files(tmp_path / "shm", tmp_path)
+    assert found.remedy is not None
+    assert "rm " not in found.remedy
+
+
 def test_files_in_use_are_not_removed(tmp_path):
     used = tmp_path / "mpich_shm_used"
     with used.open("w"):

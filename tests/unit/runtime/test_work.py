@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import weakref
 
 import numpy as np
@@ -180,3 +182,40 @@ def test_a_completed_wait_forgets_its_own_transfer_and_completes_dropped_ones(ow
             break
         progress.advance()
     assert all(message.done for message in messages)
+
+
+SUSPENDED = """
+import os, subprocess, time
+from hpccoll.errors import WaitTimeoutError
+from hpccoll.runtime.progress import InFlight, Progress
+from hpccoll.runtime.work import Work
+
+class Endless(InFlight):
+    def _advance(self):
+        return False
+
+subprocess.Popen(["sh", "-c", f"sleep 0.1; kill -STOP {os.getpid()}; sleep 2.5; kill -CONT {os.getpid()}"])
+began = time.monotonic()
+try:
+    Work(0, Progress(), Endless(), None).wait(timeout=1.2)
+except WaitTimeoutError:
+    print(time.monotonic() - began)
+"""
+
+
+def test_the_time_of_a_suspended_process_does_not_count():
+    done = subprocess.run([sys.executable, "-c", SUSPENDED], capture_output=True, text=True, timeout=60, check=True)
+    assert float(done.stdout) > 2.85  # 2.6 if all of it counted
+
+
+def test_a_limit_of_waits_does_not_count_suspended_time(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr("hpccoll.runtime.progress.time.monotonic", lambda: now[0])
+    progress = Progress()
+    progress.limit_waits(2.0)
+    now[0] = 200.0  # suspended
+    assert not progress._is_late()
+    now[0] = 200.7
+    assert not progress._is_late()
+    now[0] = 201.3
+    assert progress._is_late()

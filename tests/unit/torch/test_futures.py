@@ -21,7 +21,7 @@ def test_operations_across_nodes_are_polled_less_often(node_counts, pause_s):
 class CountingOperation:
     """A collective across nodes that is complete at the third poll; `polls` are the threads of the polls."""
 
-    is_message = False
+    is_message, has_future = False, True
 
     def __init__(self):
         self.comm, self.polls = SimpleNamespace(node_count=2), []

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hpccoll.errors import UsageError
 from hpccoll.plan import Plan
 from hpccoll.runtime.arrays import ArrayModule, DType, FlatArray, Reduction, ScratchPool, as_buffer
 from hpccoll.runtime.collective_call import CollectiveCall
@@ -122,3 +123,16 @@ def test_what_runs_in_segments_and_tiles_ends_as_in_replay(algorithm, tile, monk
             assert [each.tolist() for each in outputs[rank]] == [values] * calls, f"rank {rank}"
 
     check_them()
+
+
+def test_a_plan_with_more_chunks_than_a_slot_has_elements_is_refused():
+    sizes = np.full(100, 2)
+    plan = SimpleNamespace(name="own", operation=SimpleNamespace(chunk_sizes=lambda *_: sizes), ranks=4)
+    plan.column = lambda _: SimpleNamespace(chunks=100)
+    call: Any = SimpleNamespace(count=200, dtype=SimpleNamespace(itemsize=8))
+    program: Any = SimpleNamespace(plan=plan)
+    nodes: list[Any] = [SimpleNamespace(slot_bytes=8 * elements) for elements in (100, 150, 200)]
+    for node in nodes[:2]:
+        with pytest.raises(UsageError, match=rf"own has 100 chunks, but the {node.slot_bytes // 8} elements"):
+            staged.find_segments(node, program, call)
+    assert len(staged.find_segments(nodes[2], program, call)[0]) == 1

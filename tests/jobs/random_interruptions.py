@@ -1,0 +1,73 @@
+"""Interrupts random programs at random instants: `python -m tests.jobs.random_interruptions 500 2` on two ranks.
+
+A third number is the seed of the first program.
+
+Prints the failures and how the rounds ended; exits with status 1 after a failure. The environment of
+the interpreter decides the MPI library.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+from tests.jobs import launch
+
+ROUNDS = 10  # of one job; a job whose ranks wait inside MPI for the interrupted rank ends early
+LIMIT_S = 2.0
+JOB_S = 60  # a job of ROUNDS rounds that takes longer hangs
+END_S = 1.5  # for the launcher and the exit of the ranks
+
+
+def run_job(seed: int, ranks: int) -> tuple[Counter[str], str]:
+    """Run one program; return how often rounds were armed, interrupted, refused and ended, and a failure or ""."""
+    program = str(Path(__file__).with_name("interrupted_program.py"))
+    launch.LIMIT_S = JOB_S
+    done = launch.run_script([program, str(seed), str(ROUNDS)], ranks, HPCCOLL_TUNING="off")
+    ended = time.monotonic()
+    said = f"seed {seed}, {ranks} ranks: status {done.returncode}\n{done.stdout[-1500:]}\n{done.stderr[-6000:]}"
+    lines = [line.split() for line in done.stdout.splitlines() if line.strip()]
+    counts = Counter(words[0] for words in lines if words[0] in ("armed", "interrupted"))
+    counts.update(words[-1] for words in lines if words[0] == "round")
+    if done.returncode == -1:
+        return counts, f"a hang: {said}"
+    if "AssertionError" in said:
+        return counts, f"a wrong number or a slow call: {said}"
+    if done.returncode:
+        counts["ended jobs"] += 1
+        if "is unusable" not in done.stderr:
+            return counts, f"another error: {said}"
+        last = max((float(words[2]) for words in lines if words[0] == "interrupted"), default=ended)
+        if counts["armed"] == counts["interrupted"] and ended - last > LIMIT_S + END_S:
+            return counts, f"a slow end, {ended - last:.1f} s after the interruption: {said}"
+    return counts, ""
+
+
+def run_interruptions(count: int, ranks: int, first_seed: int = 0) -> tuple[Counter[str], list[str]]:
+    """Run programs with at least `count` rounds of which one rank was interrupted; return the counts and failures."""
+    total: Counter[str] = Counter()
+    failures: list[str] = []
+    seed = first_seed
+    while total["armed"] < count:
+        counts, failure = run_job(seed, ranks)
+        total += counts + Counter({"armed": not counts["armed"]})  # a job that never starts ends the loop, too
+        if failure:
+            failures.append(failure)
+        seed += 1
+    return total, failures
+
+
+def main(count: int, ranks: int, first_seed: int = 0) -> int:
+    """Run the programs and print the result."""
+    began = time.monotonic()
+    total, failures = run_interruptions(count, ranks, first_seed)
+    for failure in failures:
+        print(failure, "\n", "-" * 80)
+    print(f"{ranks} ranks: {dict(total)}, {len(failures)} failures, {time.monotonic() - began:.0f} s")
+    return bool(failures)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*map(int, sys.argv[1:])))
