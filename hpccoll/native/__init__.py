@@ -16,10 +16,17 @@ from hpccoll.native._extension import (  # noqa: E402 - the import above explain
     CallTable,
     EntryRing,
     MemoryTable,
+    MessageCall,
+    MessageRun,
+    MpiFunctions,
     NodeBarrier,
     Program,
     Reducer,
     StagedCall,
+    StagedRun,
+    configure_progress,
+    set_polling,
+    stop_progress,
 )
 
 __all__ = [
@@ -29,8 +36,15 @@ __all__ = [
     "CallTable",
     "EntryRing",
     "MemoryTable",
+    "MessageCall",
+    "MessageRun",
+    "MpiFunctions",
     "NodeBarrier",
     "Program",
     "Reducer",
     "StagedCall",
+    "StagedRun",
+    "configure_progress",
+    "set_polling",
+    "stop_progress",
 ]
