@@ -7,13 +7,16 @@
 #include <stddef.h>
 #include <time.h>
 
-static const int64_t STAND_BACK_NS = 300000, FIRST_PAUSE_NS = 20000;
+static const int64_t STAND_BACK_NS = 300000, FIRST_PAUSE_NS = 20000, TICK_NS = 1000000;
+// A program that starts one operation after the other must not pay a system call, and perhaps its core, for each. So the
+// thread looks for new tasks every TICK_NS for a while, before it sleeps until it is woken.
+enum { IDLE_TICKS = 20 };
 
 // `lock` guards the list and all plain variables. It is never held while a task advances or MPI is polled.
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t wake = PTHREAD_COND_INITIALIZER, released = PTHREAD_COND_INITIALIZER;
 static Task *first, *current;
-static bool is_running, is_stopping, is_polling, handles_forks;
+static bool is_running, is_stopping, is_polling, handles_forks, needs_wake;
 static pthread_t thread;
 static int64_t longest_pause_ns = 1000000;
 static void (*poll_function)(const void *);
@@ -75,17 +78,25 @@ static bool advance_all(void) {
 static void *run_thread(void *unused) {
     (void)unused;
     int64_t pause_ns = FIRST_PAUSE_NS;
+    int idle_ticks = 0;
+#ifdef SCHED_BATCH
+    struct sched_param none = {0};  // a batch thread that wakes up takes no core from a thread that runs
+    pthread_setschedparam(pthread_self(), SCHED_BATCH, &none);
+#endif
     pthread_mutex_lock(&lock);
     while (!is_stopping) {
         if (!first && !is_polling) {
-            sleep_for(0);
+            needs_wake = ++idle_ticks > IDLE_TICKS;
+            sleep_for(needs_wake ? 0 : TICK_NS);
             pause_ns = FIRST_PAUSE_NS;
             continue;
         }
+        needs_wake = false;
+        idle_ticks = 0;
         // relaxed: no data depends on the time
         int64_t since = now_ns() - atomic_load_explicit(&latest_advance_ns, memory_order_relaxed);
         if (since < STAND_BACK_NS) {
-            sleep_for(STAND_BACK_NS - since);
+            sleep_for(TICK_NS);
             continue;
         }
         bool moved = advance_all();
@@ -109,13 +120,15 @@ static void forget_all(void) {
     pthread_cond_init(&wake, NULL);
     pthread_cond_init(&released, NULL);
     first = current = NULL;
-    is_running = is_stopping = is_polling = false;
+    is_running = is_stopping = is_polling = needs_wake = false;
 }
 
 // Starts the thread unless it runs; the lock is held. All signals stay with Python's main thread.
 static int start_thread(void) {
     if (is_running) {
-        pthread_cond_signal(&wake);
+        if (needs_wake) {
+            pthread_cond_signal(&wake);
+        }
         return 0;
     }
     if (!handles_forks) {
