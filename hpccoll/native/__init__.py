@@ -1,7 +1,7 @@
 """The native extension, which executes programs in host memory; see docs/runtime.md.
 
 Start reading in interpreter.h, then waits.h; the types for Python are in the files *_types.c, staged_call.c and
-call_table.c. compiler.py compiles the extension; loading.py
+call_table.c. messages.h and progress.h are about operations in flight. compiler.py compiles the extension; loading.py
 finds out whether that has to be done.
 """
 
@@ -16,10 +16,17 @@ from hpccoll.native._extension import (  # noqa: E402 - the import above explain
     CallTable,
     EntryRing,
     MemoryTable,
+    MessageCall,
+    MessageRun,
+    MpiFunctions,
     NodeBarrier,
     Program,
     Reducer,
     StagedCall,
+    StagedRun,
+    configure_progress,
+    set_polling,
+    stop_progress,
 )
 
 __all__ = [
@@ -29,8 +36,15 @@ __all__ = [
     "CallTable",
     "EntryRing",
     "MemoryTable",
+    "MessageCall",
+    "MessageRun",
+    "MpiFunctions",
     "NodeBarrier",
     "Program",
     "Reducer",
     "StagedCall",
+    "StagedRun",
+    "configure_progress",
+    "set_polling",
+    "stop_progress",
 ]

@@ -64,6 +64,8 @@ class Program:
         divider: Reducer | None = None,
         tile_bytes: int = 1,
         bounce_offset: int = -1,
+        requests: int = 0,
+        ranks: int = 0,
     ) -> Self: ...
     def __len__(self) -> int: ...
     def execute(self, memories: MemoryTable, source: int, result: int, at: int, /) -> int: ...
@@ -160,6 +162,23 @@ class StagedCall:
     def begin(self, source: int, result: int, /) -> int: ...
     def proceed(self, source: int, result: int, at: int, /) -> int: ...
 
+class StagedRun:
+    """An asynchronous run of a staged call, which the progress thread advances, too.
+
+    Args:
+        call: the staged call; None for a run in Python, which calls `finish` at its end.
+        source, result: the addresses of input and output.
+        previous: the run of the same barrier that must be done before this one begins.
+        keep: an object that is kept alive until the run is done.
+    """
+
+    def __new__(
+        cls, call: StagedCall | None, source: int, result: int, previous: StagedRun | None, keep: object
+    ) -> Self: ...
+    def advance(self) -> bool: ...
+    def finish(self) -> None: ...
+    def abandon(self) -> None: ...
+
 class CallTable:
     """Finds the staged call of a call on NumPy arrays by its kind.
 
@@ -189,3 +208,69 @@ class CallTable:
         call: StagedCall,
     ) -> None: ...
     def clear(self) -> None: ...
+
+class MpiFunctions:
+    """The functions of the MPI library, which native code calls by their addresses.
+
+    Args:
+        functions: addresses of MPI_Isend, MPI_Irecv, MPI_Isend_c, MPI_Irecv_c, MPI_Test and MPI_Iprobe; 0 for a
+            missing function for large messages.
+        byte, self: the handles MPI_BYTE and MPI_COMM_SELF.
+        any_source, any_tag: MPI_ANY_SOURCE and MPI_ANY_TAG.
+        has_pointers: whether handles are pointers.
+        is_threaded: whether the progress thread may call MPI.
+        raise_error: raises the error for the name of a collective and an error code of MPI.
+    """
+
+    def __new__(
+        cls,
+        functions: Sequence[int],
+        byte: int,
+        self_comm: int,
+        any_source: int,
+        any_tag: int,
+        has_pointers: bool,
+        is_threaded: bool,
+        raise_error: Callable[[str, int], object],
+    ) -> Self: ...
+    def poll(self) -> None: ...
+
+class MessageCall:
+    """A collective of messages of one kind; called with the addresses of input and output, it blocks to its end.
+
+    Args:
+        program: a program with messages.
+        table: the memories of blocking runs: input, output and scratch.
+        comm, tag: the handle of the communicator and the tag of blocking runs.
+        calls, ring, name, description: what the flight recorder notes.
+        oversubscribed, attend, in_flight, transfers: see `NodeBarrier`.
+    """
+
+    def __new__(
+        cls,
+        library: MpiFunctions,
+        program: Program,
+        table: MemoryTable,
+        comm: int,
+        tag: int,
+        calls: CallCounter,
+        ring: EntryRing,
+        name: str,
+        description: bytes,
+        oversubscribed: bool,
+        attend: Callable[[], bool],
+        in_flight: dict[Any, None],
+        transfers: dict[Any, None],
+    ) -> Self: ...
+    def __call__(self, source: int, result: int, /) -> None: ...
+    def start(self, source: int, result: int, tag: int, keep: object, /) -> MessageRun: ...
+
+class MessageRun:
+    """A run of a collective of messages in flight, which the progress thread advances, too."""
+
+    def advance(self) -> bool: ...
+    def abandon(self) -> None: ...
+
+def configure_progress(library: MpiFunctions, oversubscribed: bool, /) -> None: ...
+def set_polling(polls: bool, /) -> None: ...
+def stop_progress() -> None: ...

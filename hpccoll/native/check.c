@@ -1,3 +1,5 @@
+#include <stdlib.h>
+
 #include "interpreter.h"
 
 // Whether bytes `offset` to `offset + nbytes` are in memory number `memory`.
@@ -66,6 +68,31 @@ static const char *check_tile(const Instructions *program, int64_t at) {
     return NULL;
 }
 
+// Checks a message, or the wait for one; `started` says of each request whether a message has begun and not ended.
+static const char *check_message(const Instructions *program, const Instruction *step, char *started) {
+    int64_t request = step->right_offset;
+    if (request < 0 || request >= program->requests) {
+        return "there is no such request";
+    }
+    if (started[request] != (step->code == WAIT)) {
+        return "the request is in use, or nothing has begun that could be waited for";
+    }
+    started[request] = step->code != WAIT;
+    if (step->code == WAIT) {
+        return NULL;
+    }
+    if (step->right < 0 || step->right >= program->ranks) {
+        return "there is no such rank";
+    }
+    bool sends = step->code == SEND;
+    if (!sends && step->out == INPUT) {
+        return "the input would be written";
+    }
+    bool fits = is_inside(program, sends ? step->left : step->out, sends ? step->left_offset : step->out_offset,
+                          step->nbytes);
+    return fits ? NULL : "the message is outside of its memory";
+}
+
 static const char *check_sizes(const Instructions *program) {
     int itemsize = program->reducer ? program->reducer->itemsize : program->divider ? program->divider->itemsize : 1;
     bool differs = program->reducer && program->divider && program->divider->itemsize != itemsize;
@@ -75,6 +102,9 @@ static const char *check_sizes(const Instructions *program) {
     if (program->bounce_offset >= 0 && !is_inside(program, SCRATCH, program->bounce_offset, 2 * REMOTE_TILE_BYTES)) {
         return "the bounce buffer is outside of the scratch memory";
     }
+    if (program->requests < 0 || program->requests > program->count || program->ranks < 0) {
+        return "the number of requests or ranks is wrong";
+    }
     for (int64_t memory = 0; memory < program->memories; memory++) {
         if (program->limits[memory] < 0) {
             return "a memory has a negative size";
@@ -83,9 +113,9 @@ static const char *check_sizes(const Instructions *program) {
     return NULL;
 }
 
-const char *check_instructions(const Instructions *program, int64_t *at) {
-    *at = 0;
-    const char *problem = check_sizes(program);
+// Checks the instructions one by one; the last message must have been waited for.
+static const char *check_all(const Instructions *program, int64_t *at, char *started) {
+    const char *problem = NULL;
     for (; !problem && *at < program->count; ++*at) {
         const Instruction *step = &program->instructions[*at];
         switch (step->code) {
@@ -98,6 +128,15 @@ const char *check_instructions(const Instructions *program, int64_t *at) {
             problem = check_tile(program, *at);
             break;
         case FENCE:
+            problem = program->ranks ? "a program of messages has a fence" : NULL;
+            break;
+        case RECEIVE:
+        case SEND:
+        case WAIT:
+            problem = check_message(program, step, started);
+            break;
+        case ROUND:
+            problem = step->nbytes < 0 || !program->ranks ? "only programs of messages have rounds" : NULL;
             break;
         default:
             problem = "there is no such instruction";
@@ -106,5 +145,20 @@ const char *check_instructions(const Instructions *program, int64_t *at) {
             break;
         }
     }
+    for (int64_t request = 0; !problem && request < program->requests; request++) {
+        problem = started[request] ? "the program ends before a message" : NULL;
+    }
+    return problem;
+}
+
+const char *check_instructions(const Instructions *program, int64_t *at) {
+    *at = 0;
+    const char *problem = check_sizes(program);
+    if (problem) {
+        return problem;
+    }
+    char *started = calloc((size_t)program->requests + 1, 1);
+    problem = started ? check_all(program, at, started) : "there is no memory for the check";
+    free(started);
     return problem;
 }

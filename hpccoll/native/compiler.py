@@ -19,7 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent
-STANDARD = "-std=c11", "-O3", "-fPIC", "-fvisibility=hidden"
+STANDARD = "-std=c11", "-O3", "-fPIC", "-fvisibility=hidden", "-pthread"
 
 
 def find_compiler(cc: str | None = None) -> list[str]:

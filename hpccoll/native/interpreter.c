@@ -112,7 +112,7 @@ static Outcome execute_group(const Instructions *program, const Memories *memori
 
 Outcome execute(const Instructions *program, const Memories *memories, int64_t at, int64_t *next, Report *report) {
     int64_t until_poll = BYTES_PER_POLL;
-    while (at < program->count && program->instructions[at].code != FENCE) {
+    while (at < program->count && program->instructions[at].code < FENCE) {
         const Instruction *step = &program->instructions[at];
         bool is_group = step->code == TILE;
         int64_t members = is_group ? step->nbytes : 1;

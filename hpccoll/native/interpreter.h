@@ -15,7 +15,11 @@ typedef enum {
     REDUCE,  // out = left op right
     DIVIDE,  // out = left / number
     TILE,    // the next `nbytes` instructions run tile by tile: all on the first tile, then all on the next
-    FENCE,   // `execute` stops here
+    FENCE,   // `execute` stops at this and all later codes
+    RECEIVE, // begins to receive `out` from rank `right`; `right_offset` is the number of the request
+    SEND,    // begins to send `left` to rank `right`; `right_offset` is the number of the request
+    WAIT,    // waits for request number `right_offset`
+    ROUND,   // the flight recorder notes `nbytes`, the number of the round that begins
     CODES
 } Code;
 
@@ -35,6 +39,7 @@ typedef struct {
     int64_t tile_bytes;     // of groups with a reduction; a multiple of the element size
     int64_t bounce_offset;  // of two tiles of REMOTE_TILE_BYTES in SCRATCH; negative if no memory is of another process
     Reducer *reducer, *divider;  // of REDUCE and DIVIDE; NULL if the program has no such instruction
+    int64_t requests, ranks;     // of a program of messages; both 0 in a program with fences
 } Instructions;
 
 enum { REMOTE_TILE_BYTES = 256 * 1024, REMOTE_COPY_BYTES = 1024 * 1024, BYTES_PER_POLL = 16 * 1024 * 1024 };
@@ -59,8 +64,8 @@ typedef struct {
 // Returns NULL if the instructions can be executed, or else what is wrong with instruction number `*at`.
 const char *check_instructions(const Instructions *program, int64_t *at);
 
-// Executes instructions from number `at` to the next fence or the end; sets `*next` to the number of the fence, or to
-// the number of instructions.
+// Executes instructions from number `at` to the next fence, message or end; sets `*next` to the number of that
+// instruction, or to the number of instructions.
 Outcome execute(const Instructions *program, const Memories *memories, int64_t at, int64_t *next, Report *report);
 
 #endif

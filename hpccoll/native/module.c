@@ -10,11 +10,13 @@ static struct PyModuleDef definition = {
     .m_name = "_extension",
     .m_doc = "Executes programs in host memory.",
     .m_size = -1,
+    .m_methods = progress_functions,
 };
 
 PyMODINIT_FUNC PyInit__extension(void) {
     PyTypeObject *types[] = {&ReducerType,   &MemoryTableType, &ProgramType,    &ArrivalCounterType, &NodeBarrierType,
-                             &EntryRingType, &CallCounterType, &StagedCallType, &CallTableType};
+                             &EntryRingType, &CallCounterType, &StagedCallType, &CallTableType,      &MpiFunctionsType,
+                             &MessageCallType, &MessageRunType, &StagedRunType};
     PyObject *module = PyModule_Create(&definition);
     for (size_t i = 0; module && i < sizeof types / sizeof *types; i++) {
         if (PyModule_AddType(module, types[i])) {

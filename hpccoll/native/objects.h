@@ -8,6 +8,8 @@
 
 #define NPY_NO_DEPRECATED_API NPY_2_0_API_VERSION
 #include "interpreter.h"
+#include "messages.h"
+#include "progress.h"
 #include "waits.h"
 
 // A function of two arrays as a Python object. `keep` is the object that owns the function.
@@ -90,6 +92,16 @@ typedef struct {
     bool in_entry;  // whether the payload is in the barrier's entries instead of the slots
 } StagedCallObject;
 
+// The functions of the MPI library; `raise_error` raises the error for the name of a call and MPI's error number.
+typedef struct {
+    PyObject_HEAD
+    MpiLibrary functions;
+    PyObject *raise_error;
+    bool is_threaded;  // whether the progress thread may call MPI
+} MpiFunctionsObject;
+
+extern PyMethodDef progress_functions[];
+extern PyTypeObject MpiFunctionsType, MessageCallType, MessageRunType, StagedRunType;
 extern PyTypeObject ReducerType, MemoryTableType, ProgramType, ArrivalCounterType, NodeBarrierType, EntryRingType,
     CallCounterType, StagedCallType, CallTableType;
 
@@ -112,6 +124,9 @@ void post_entry(NodeBarrierObject *barrier, uint64_t fingerprint, const uint64_t
 // Whether the latest entries of all ranks agree: RANKS_AGREE, RANKS_DIFFER_IN_ACCESS or RANKS_DIFFER.
 int compare_entries(const NodeBarrierObject *barrier);
 
+// Lets signal handlers run; returns -1 if one has raised an exception. Takes the GIL.
+int handle_signals(void);
+
 // Executes a program from instruction `at` to the next fence, whose number is returned; -1 with an exception.
 int64_t run_program(ProgramObject *program, const MemoryTableObject *table, char *input, char *output, int64_t at);
 
@@ -126,6 +141,9 @@ int64_t begin_call(const CallEntry *entry);
 // Records the end of a blocking call; `failed` says whether an exception ended it, which is then passed to the
 // counter's method take_exception and stays set.
 void end_call(const CallEntry *entry, int64_t place, bool failed);
+
+// Publishes the entry of a staged run, which has a payload or no locations.
+void post_staged(StagedCallObject *call);
 
 // Runs a staged call on an input and an output; returns -1 with an exception.
 int run_staged(StagedCallObject *call, char *input, char *output);

@@ -190,11 +190,12 @@ static void *copy_words(PyObject *given, int64_t *words) {
 }
 
 static PyObject *Program_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"instructions", "limits", "reducer", "divider", "tile_bytes", "bounce_offset", NULL};
+    static char *names[] = {"instructions", "limits", "reducer", "divider", "tile_bytes", "bounce_offset",
+                            "requests", "ranks", NULL};
     PyObject *instructions, *limits, *reducer = Py_None, *divider = Py_None;
-    long long tile_bytes = 1, bounce_offset = -1;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|OOLL", names, &instructions, &limits, &reducer, &divider,
-                                     &tile_bytes, &bounce_offset)) {
+    long long tile_bytes = 1, bounce_offset = -1, requests = 0, ranks = 0;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|OOLLLL", names, &instructions, &limits, &reducer, &divider,
+                                     &tile_bytes, &bounce_offset, &requests, &ranks)) {
         return NULL;
     }
     if ((reducer != Py_None && !has_type(reducer, &ReducerType, "reducer")) ||
@@ -216,7 +217,7 @@ static PyObject *Program_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
     }
     self->program = (Instructions){self->instructions, words / fields, self->limits, memories, tile_bytes,
                                    bounce_offset, self->reducer ? &self->reducer->reducer : NULL,
-                                   self->divider ? &self->divider->reducer : NULL};
+                                   self->divider ? &self->divider->reducer : NULL, requests, ranks};
     const char *problem = words % fields ? "the last one is not complete" : NULL;
     problem = problem ? problem : check_instructions(&self->program, &at);
     if (problem) {
@@ -229,7 +230,7 @@ static PyObject *Program_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
 }
 
 // Lets signal handlers run between parts of a long message.
-static int handle_signals(void) {
+int handle_signals(void) {
     PyGILState_STATE state = PyGILState_Ensure();
     int result = PyErr_CheckSignals();
     PyGILState_Release(state);
@@ -283,7 +284,7 @@ static bool has_memories(const ProgramObject *program, PyObject *table) {
         return false;
     }
     const MemoryTableObject *memories = (MemoryTableObject *)table;
-    if (memories->count != program->program.memories || (memories->processes && program->program.bounce_offset < 0)) {
+    if (program->program.ranks || memories->count != program->program.memories || (memories->processes && program->program.bounce_offset < 0)) {
         PyErr_SetString(PyExc_ValueError, "the memories are not those of the program");
         return false;
     }

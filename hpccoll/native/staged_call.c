@@ -37,7 +37,7 @@ static void raise_mismatch(StagedCallObject *call) {
 }
 
 // Publishes the entry of a staged run, which has a payload or no locations.
-static void post(StagedCallObject *call) {
+void post_staged(StagedCallObject *call) {
     static const uint64_t nowhere[2] = {0, 0};
     post_entry(call->barrier, call->fingerprint, call->in_entry ? NULL : nowhere);
 }
@@ -51,7 +51,7 @@ static int64_t enter(StagedCallObject *call, char *input, char *output) {
         if (at < 0) {
             return -1;
         }
-        post(call);
+        post_staged(call);
         if (wait_for_ranks(barrier)) {
             return -1;
         }
@@ -96,7 +96,7 @@ static int64_t begin_steps(StagedCallObject *call, char *input, char *output) {
     MemoryTableObject *table = call->tables[call->in_entry ? barrier->entry ^ 1 : barrier->next_slot];
     int64_t at = run_program(call->program, table, input, output, 0);
     if (at >= 0) {
-        post(call);
+        post_staged(call);
     }
     return at;
 }
@@ -199,7 +199,7 @@ static PyObject *StagedCall_vectorcall(PyObject *self, PyObject *const *args, si
 static bool is_consistent(const StagedCallObject *call) {
     int64_t memories = call->program->program.memories;
     for (int i = 0; i < 2; i++) {
-        if (call->tables[i]->count != memories || call->tables[i]->processes) {
+        if (call->program->program.ranks || call->tables[i]->count != memories || call->tables[i]->processes) {
             return false;
         }
     }

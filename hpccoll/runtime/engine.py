@@ -28,16 +28,17 @@ from mpi4py import MPI
 
 from hpccoll.algorithms import Algorithm
 from hpccoll.errors import CommunicationError, ReductionError, UsageError
-from hpccoll.native import CallTable, StagedCall
+from hpccoll.native import CallTable, MessageCall, StagedCall, configure_progress
 from hpccoll.plan import Count
 from hpccoll.runtime.arguments import BlockCounts
 from hpccoll.runtime.arrays import ArrayModule, ScratchPool
 from hpccoll.runtime.call_cache import CallCache
 from hpccoll.runtime.call_selector import CallSelector
 from hpccoll.runtime.collective_call import CollectiveCall, as_unowned, describe_call
-from hpccoll.runtime.executable import Executable, UnboundProgram
+from hpccoll.runtime.executable import Executable
 from hpccoll.runtime.job import detect_layout, get_mpi_library, list_world_ranks
 from hpccoll.runtime.messages.mpi_collectives import MpiCollectives
+from hpccoll.runtime.messages.mpi_functions import get_mpi_functions
 from hpccoll.runtime.node_memory.node import NodeMemory
 from hpccoll.runtime.node_memory.symmetric import buffer_registry
 from hpccoll.runtime.plan_executable import Context, PlanExecutable
@@ -55,8 +56,11 @@ from hpccoll.selection.tuning_table import TuningTable
 if TYPE_CHECKING:
     from hpccoll.runtime.hierarchical.executable import PipelineExecutable
     from hpccoll.runtime.lowering import Program
+    from hpccoll.runtime.messages.executable import MessageExecutable
+    from hpccoll.runtime.messages.native_executable import NativeMessageExecutable
     from hpccoll.runtime.shared_memory.executable import SharedMemoryExecutable
 
+BLOCKING_TAG: Final = 1  # blocking operations end one before the next begins, so they share a tag
 FIRST_ASYNC_TAG: Final = 2
 ASYNC_TAGS: Final = 4096
 PROGRAMS: Final = 256
@@ -82,6 +86,7 @@ class Engine:
         layout = detect_layout(comm, (self.state.recorder.path or "").rpartition("/")[2])
         self.nodes, world_ranks = layout.members, list_world_ranks(comm)
         self.progress.oversubscribed |= layout.oversubscribed
+        configure_progress(get_mpi_functions(), self.progress.oversubscribed)
         self.node = NodeMemory(comm, layout, self.progress)
         self.library = MpiCollectives(comm, self.progress, self.state, takes_device_memory)
         lower_cached = lru_cache(PROGRAMS)(self._lower)
@@ -99,9 +104,8 @@ class Engine:
         self.call_selector = CallSelector(self.size, self.nodes, self.node, self.library, selector, mixed_forms)
         self.call_selector.log = make_selection_log(comm.rank, comm.size)
         self.select, self.buffer_kind = self.call_selector.select, self.call_selector.buffer_kind
-        kinds, make_program = self.cache.by_kind, self._make_unbound_program
-        others = self.size, self.rank, self.select, make_program, self.cache.table
-        self.unbound = UnboundCollectives(kinds, self.library, self.progress, *others)
+        others = self.size, self.rank, self.select, self._make_unbound_program, self.cache.table
+        self.unbound = UnboundCollectives(self.cache.by_kind, self.library, self.progress, *others)
         self.get_owner: Callable[[], object] = lambda: None  # operations in flight keep the communicator alive
         self._mixed_forms, self._asynchronous_scratch = mixed_forms, ScratchPool()
         if mixed_forms:
@@ -217,14 +221,12 @@ class Engine:
 
     def _start_messages(self, call: CollectiveCall, selection: Selection) -> InFlight:
         """Begin a plan of messages; its tag is used again only after its last operation is complete on this rank."""
-        from hpccoll.runtime.messages.executable import MessageExecutable
-
         tag = FIRST_ASYNC_TAG + self._message_plans % ASYNC_TAGS
         self._message_plans += 1
         previous = self._with_tag.get(tag)
         if previous is not None:
             self.progress.wait_until(lambda: previous.done)
-        executable = MessageExecutable(self._context, call, selection, ScratchPool(), tag)
+        executable = self._make_message_executable(call, selection, ScratchPool(), tag)
         self.node.symmetric.free_with(executable, call.source, call.result)
         self._with_tag[tag] = operation = executable.start()
         return operation
@@ -265,11 +267,8 @@ class Engine:
         if selection.algorithm is None:
             executable = self.library.bind(call, on_all_ranks=on_all_ranks)
         else:
-            from hpccoll.runtime.messages.executable import MessageExecutable
-
             executable = self._make_executable(call, selection)
-            if isinstance(executable, MessageExecutable):
-                executable.bind()
+            executable.bind()
         self.node.symmetric.free_with(executable, call.source, call.result)
         return executable
 
@@ -299,7 +298,7 @@ class Engine:
     def _make_executable(
         self, call: CollectiveCall, selection: Selection, scratch: ScratchPool | None = None
     ) -> PlanExecutable:
-        """Return an executable of the selected plan; a `MessageExecutable` still has to be bound by its `bind`.
+        """Return an executable of the selected plan; one of messages in device memory must still be bound by `bind`.
 
         Raises:
             UnavailableError: the algorithm needs shared memory, but the ranks cannot share memory.
@@ -309,9 +308,7 @@ class Engine:
         if algorithm is None:
             raise UsageError(f"{call.operation.value} by the MPI library has no plan")
         if not algorithm.uses_shared_memory:
-            from hpccoll.runtime.messages.executable import MessageExecutable
-
-            return MessageExecutable(context, call, selection, scratch)
+            return self._make_message_executable(call, selection, scratch)
         self._require_shared_memory(algorithm)
         if self._is_two_level(algorithm):
             from hpccoll.runtime.hierarchical.executable import PipelineExecutable
@@ -330,6 +327,18 @@ class Engine:
 
         return SharedMemoryExecutable(context, call, selection, scratch)
 
+    def _make_message_executable(
+        self, call: CollectiveCall, selection: Selection, scratch: ScratchPool | None, tag: int = BLOCKING_TAG
+    ) -> MessageExecutable | NativeMessageExecutable:
+        """Return an executable of a plan of messages, for host memory or device memory."""
+        if call.module.on_device:
+            from hpccoll.runtime.messages.executable import MessageExecutable
+
+            return MessageExecutable(self._context, call, selection, scratch, tag)
+        from hpccoll.runtime.messages.native_executable import NativeMessageExecutable
+
+        return NativeMessageExecutable(self._context, call, selection, scratch, tag)
+
     def remember(
         self, call: CollectiveCall, x: Any, out: Any, op: Any, algorithm: Any, counts: BlockCounts | None = None
     ) -> None:
@@ -340,7 +349,7 @@ class Engine:
         if self.call_selector.log is None:
             self.unbound.add(call, x, out, op, algorithm, counts)
 
-    def _make_unbound_program(self, call: CollectiveCall, selection: Selection) -> UnboundProgram | StagedCall | None:
+    def _make_unbound_program(self, call: CollectiveCall, selection: Selection) -> MessageCall | StagedCall | None:
         """Return what runs a selected plan on any host arrays; None if a run needs an executable."""
         if self._mixed_forms and selection.algorithm is not None and not selection.algorithm.uses_shared_memory:
             return None
@@ -381,6 +390,7 @@ def _fail_operations(started: Iterable[InFlight], kept: list[InFlight], error: C
     for operation in list(started):
         if not operation.done:
             kept.append(operation)
+            operation.abandon()
             operation.error, operation.done = error, True
 
 

@@ -9,17 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Self
 
 from hpccoll.errors import UsageError
-from hpccoll.runtime.arrays import BoundCall, FlatArray
+from hpccoll.runtime.arrays import BoundCall
 
 if TYPE_CHECKING:
     from hpccoll.plan import Plan
-
-# A rank's program for any input and output of one dtype and count; a call runs the program once and returns when this
-# rank's part is done.
-UnboundProgram: TypeAlias = Callable[[FlatArray, FlatArray], object]
 
 
 class Executable(Protocol):

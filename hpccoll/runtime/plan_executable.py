@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final
 
-from hpccoll.native import StagedCall
+from hpccoll.native import MessageCall, StagedCall
+from hpccoll.native import Program as NativeProgram
 from hpccoll.runtime.arrays import BoundCall, FlatArray, ScratchPool
 from hpccoll.runtime.collective_call import CollectiveCall, bind_epilogue, bind_prologue, describe_call
-from hpccoll.runtime.executable import ReplaceablePartial, UnboundProgram, raise_freed
+from hpccoll.runtime.executable import ReplaceablePartial, raise_freed
 from hpccoll.runtime.node_memory.node import NodeMemory
 from hpccoll.runtime.progress import InFlight, Progress
 from hpccoll.runtime.recorder.call_recorder import CallRecorder
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 
     from hpccoll.plan import Plan
     from hpccoll.runtime.lowering import Program
+
+
+NATIVE_PROGRAMS: Final = 256  # most native programs that are kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +43,16 @@ class Context:
     scratch: ScratchPool
     lower: Callable[..., Program]
     takes_device_memory: Callable[[], bool]
+    native: dict[Hashable, NativeProgram] = field(default_factory=dict)
+
+    def get_native(self, kind: Hashable, make: Callable[[], NativeProgram]) -> NativeProgram:
+        """Return the native program of a kind of calls, made by `make` at the first call."""
+        program = self.native.get(kind)
+        if program is None:
+            if len(self.native) >= NATIVE_PROGRAMS:
+                self.native.clear()
+            program = self.native[kind] = make()
+        return program
 
 
 class PlanExecutable(ReplaceablePartial):
@@ -93,11 +107,14 @@ class PlanExecutable(ReplaceablePartial):
         arguments = (name, self._chunks, call.root, call.count, call.dtype.name, call.reduction.name)
         return (call.operation.value, *arguments, memory)
 
+    def bind(self) -> None:
+        """Prepare for many runs; only messages in device memory need it."""
+
     def run_once(self) -> None:
         """Run once without binding anything for later runs."""
         self()
 
-    def make_unbound(self) -> UnboundProgram | StagedCall | None:
+    def make_unbound(self) -> MessageCall | StagedCall | None:
         """Return the same program for any plain arrays, which keeps no array; None if a run needs an executable."""
         return None
 

@@ -1,7 +1,8 @@
 """The in-flight operations of this process, and the waits in which they advance.
 
-No thread advances them in the background. Every wait, test and blocking call of every communicator advances all
-in-flight operations of the process, so ranks may wait for operations, on any communicators, in different orders.
+Every wait, test and blocking call of every communicator advances all in-flight operations of the process, so ranks may
+wait for operations, on any communicators, in different orders. A native thread (native/progress.c) advances plans of
+messages, and lets MPI advance its own operations, while the program does something else.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from weakref import WeakSet
 from mpi4py import MPI
 
 from hpccoll.errors import CommunicationError, UsageError, WaitTimeoutError
+from hpccoll.native import set_polling, stop_progress
 from hpccoll.runtime.backoff import Backoff
 from hpccoll.runtime.recorder.call_recorder import CallRecorder, WaitReason
 from hpccoll.runtime.running_clock import MOST_STEP_S
@@ -82,6 +84,9 @@ class InFlight(ABC):
         if self.awaited is not None:
             self.awaited.mark_started()
 
+    def abandon(self) -> None:  # noqa: B027 - most operations have no other thread
+        """Let nothing advance the operation from now on; called when its communicator becomes unusable."""
+
     @abstractmethod
     def _advance(self) -> bool:
         """Advance as far as possible without blocking; return whether the operation is complete."""
@@ -135,6 +140,14 @@ class Progress:
     def add_transfer(self, transfer: InFlight) -> None:
         """Add requests in flight that MPI advances by itself."""
         self.transfers[transfer] = None
+        if len(self.transfers) == 1:
+            set_polling(True)
+
+    def forget_transfer(self, transfer: InFlight) -> None:
+        """Remove requests that are done; without others, the progress thread need not let MPI advance."""
+        self.transfers.pop(transfer, None)
+        if not self.transfers:
+            set_polling(False)
 
     def notify(self, listener: Any) -> None:
         """Call `listener.expect_plans_in_flight()` when the process adds its first plan, or now if it has added one.
@@ -163,6 +176,8 @@ class Progress:
                 self.transfers.pop(first, None)  # another thread that waits for it may have removed it
                 if not first.advance():
                     self.transfers[first] = None
+                elif not self.transfers:
+                    set_polling(False)
         finally:
             self._advancing.release()
         return True
@@ -184,6 +199,7 @@ class Progress:
     def end(self) -> None:
         """Release the garbage now, and later garbage at once; for the end of the program."""
         self._is_ending = True
+        stop_progress()  # first, because the thread uses the memory of operations in flight
         self.release_garbage()
 
     def stop_wait(self, state: CallRecorder) -> None:
@@ -323,4 +339,14 @@ def get_progress() -> Progress:
     progress = Progress(partial(MPI.COMM_SELF.Iprobe, MPI.ANY_SOURCE, MPI.ANY_TAG))
     os.register_at_fork(after_in_child=progress.abandon)
     atexit.register(progress.end)
+    # MPI_Finalize first frees COMM_SELF's attributes; no thread may call MPI afterwards.
+    key = MPI.Comm.Create_keyval(delete_fn=lambda *_: stop_progress())
+    MPI.COMM_SELF.Set_attr(key, progress)
+    atexit.register(_delete_attribute, key, os.getpid())  # its callback cannot run after the end of Python
     return progress
+
+
+def _delete_attribute(key: int, process: int) -> None:
+    """Remove the attribute of COMM_SELF that `get_progress` has set, unless this is a fork of the process."""
+    if os.getpid() == process and not MPI.Is_finalized():
+        MPI.COMM_SELF.Delete_attr(key)

@@ -19,11 +19,10 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from hpccoll.native import CallTable, StagedCall
+from hpccoll.native import CallTable, MessageCall, StagedCall
 from hpccoll.plan import Operation
 from hpccoll.runtime.arguments import BlockCounts
 from hpccoll.runtime.collective_call import CollectiveCall
-from hpccoll.runtime.executable import UnboundProgram
 from hpccoll.runtime.messages.mpi_collectives import MpiCollectives
 from hpccoll.runtime.plain_arrays import is_plain
 from hpccoll.runtime.progress import Progress
@@ -63,7 +62,7 @@ class UnboundCollectives:
         ranks: int,
         rank: int,
         select: Callable[..., Selection],
-        make_program: Callable[[CollectiveCall, Selection], UnboundProgram | StagedCall | None],
+        make_program: Callable[[CollectiveCall, Selection], MessageCall | StagedCall | None],
         table: CallTable,
     ) -> None:
         self._found, self._library, self._progress = found, library, progress

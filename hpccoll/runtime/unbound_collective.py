@@ -17,12 +17,11 @@ import numpy as np
 from mpi4py import MPI
 
 from hpccoll.errors import UsageError
-from hpccoll.native import CallTable, StagedCall
+from hpccoll.native import CallTable, MessageCall, StagedCall
 from hpccoll.plan import Count, Operation
 from hpccoll.runtime.arguments import BlockCounts, empty_like, output_shape, parse_counts
 from hpccoll.runtime.arrays import NUMPY
 from hpccoll.runtime.collective_call import CollectiveCall, count_elements, describe_call
-from hpccoll.runtime.executable import UnboundProgram
 from hpccoll.runtime.messages.mpi_calls import find_own_block, get_datatype, get_method, order_arguments, specify_counts
 from hpccoll.runtime.messages.mpi_collectives import MpiCollectives
 from hpccoll.runtime.node_memory.symmetric import buffer_registry
@@ -312,15 +311,15 @@ class UnboundPlan(UnboundCollective):
 
     def __init__(self, call: CollectiveCall, ranks: int, progress: Progress) -> None:
         super().__init__(call, ranks)
-        self._in_flight = progress.operations
-        self.program: UnboundProgram | None = None
+        self._in_flight, self._divides = progress.operations, False  # the program divides
+        self.program: MessageCall | None = None
 
     def accepts(self, x: Any, out: Any) -> bool:
         """Whether `fits` is true, there is a program, and no plan is in flight (a program advances no other plan)."""
         return self.program is not None and not self._in_flight and self.fits(x, out)
 
     def _run(self, x: Any, result: Any) -> None:
-        source = flatten(x, self._dtype)
-        output = source if result is x or result is None else flatten(result, self._dtype)
+        address = get_address(x)
+        output = address if result is x or result is None else get_address(result)
         assert self.program is not None  # noqa: S101 - `accepts` was true
-        self.program(source, output)
+        self.program(address, output)

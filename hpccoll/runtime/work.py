@@ -67,7 +67,7 @@ class Work(Generic[ResultT]):
             advanced = has_others and progress.advance() and operation in progress.operations
             self.done = not advanced and operation.advance()
             if self.done:
-                progress.transfers.pop(operation, None)
+                progress.forget_transfer(operation)
         if operation.error is not None:
             raise operation.error
         return self.done

@@ -16,7 +16,7 @@ from hpccoll.errors import UsageError
 from hpccoll.plan import Operation
 from hpccoll.runtime import call_cache, engine, lowering
 from hpccoll.runtime.arguments import check_call
-from hpccoll.runtime.messages import executable as execute
+from hpccoll.runtime.messages import native_executable
 from hpccoll.selection import BufferKind
 
 
@@ -61,7 +61,7 @@ def test_what_was_bound_is_what_runs(hpc, monkeypatch):
     x = np.zeros(10, np.int64)
     for _ in range(2):
         reduce(hpc, x)
-    monkeypatch.setattr(execute, "message_calls", None)
+    monkeypatch.setattr(native_executable, "make_message_rows", None)
     monkeypatch.setattr(lowering, "lower_plan", None)
     for _ in range(3):
         reduce(hpc, x)

@@ -35,8 +35,9 @@ from hpccoll.runtime.engine import Engine
 from hpccoll.runtime.lowering import message_lowering
 from hpccoll.runtime.messages import executable
 from hpccoll.runtime.messages import point_to_point as messaging
-from hpccoll.runtime.messages.executable import MessageExecutable, MessageRun, message_calls
+from hpccoll.runtime.messages.executable import MessageExecutable, message_calls
 from hpccoll.runtime.messages.mpi_collectives import MpiCollectives
+from hpccoll.runtime.messages.native_executable import NativeMessageRun
 
 FLOAT = DTYPES["float32"]
 JUNK, SPOILT = np.float32(-777), 0xDD
@@ -458,4 +459,4 @@ def test_host_memory_is_neither_staged_nor_synchronised(comm, monkeypatch):
             hpc.all_reduce(x)
         assert not hpc.stages(NumPyModule())
         barrier = check_call(Operation.BARRIER, None, None, hpc.rank, hpc.size, algorithm="dissemination")
-        assert isinstance(hpc._engine.start(barrier), MessageRun)
+        assert isinstance(hpc._engine.start(barrier), NativeMessageRun)

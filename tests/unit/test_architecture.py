@@ -86,9 +86,12 @@ INNER_FLOORS = {  # within a package; a module may import from its own entry and
         },
         **{name: (1, name) for name in ("job", "command", "progress", "arrays", "lowering")},
         "failure_detection": (2, "failure_detection"),
-        **{name: (2, name) for name in ("agreement", "argument_check", "collective_call", "executable", "work")},
+        **{
+            name: (2, name)
+            for name in ("agreement", "argument_check", "collective_call", "executable", "work", "instructions")
+        },
         **{name: (3, name) for name in ("arguments", "call_cache", "address_space", "node_memory")},
-        **{name: (4, name) for name in ("plan_executable", "plain_arrays", "unbound_program")},
+        **{name: (4, name) for name in ("plan_executable", "plain_arrays")},
         "messages": (5, "messages"),
         "shared_memory": (5, "shared_memory"),
         "hierarchical": (6, "hierarchical"),

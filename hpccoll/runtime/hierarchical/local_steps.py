@@ -15,12 +15,7 @@ from hpccoll.runtime.address_space import USER_MEMORY, AddressSpace
 from hpccoll.runtime.arrays import BoundCall
 from hpccoll.runtime.arrays.host_reducers import make_reducer
 from hpccoll.runtime.collective_call import CollectiveCall
-from hpccoll.runtime.lowering import OWN, Copy, MemoryKind, MemoryRange, Reduce
-from hpccoll.runtime.lowering import Program as LoweredProgram
-from hpccoll.runtime.node_memory.node import NodeMemory
-from hpccoll.runtime.node_memory.pipeline_slot import PipelineSlot
-from hpccoll.runtime.shared_memory.access import count_elements, locate_peers
-from hpccoll.runtime.shared_memory.instructions import (
+from hpccoll.runtime.instructions import (
     FENCE_ROW,
     FIRST_SHARED,
     RESULT,
@@ -31,6 +26,11 @@ from hpccoll.runtime.shared_memory.instructions import (
     as_words,
     make_group,
 )
+from hpccoll.runtime.lowering import OWN, Copy, MemoryKind, MemoryRange, Reduce
+from hpccoll.runtime.lowering import Program as LoweredProgram
+from hpccoll.runtime.node_memory.node import NodeMemory
+from hpccoll.runtime.node_memory.pipeline_slot import PipelineSlot
+from hpccoll.runtime.shared_memory.access import count_elements, locate_peers
 from hpccoll.runtime.shared_memory.staged import get_address
 
 REMOTE_COPY_BYTES = 2**20  # each tile of another process's memory costs a system call

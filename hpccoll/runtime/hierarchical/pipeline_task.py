@@ -14,9 +14,9 @@ from mpi4py import MPI
 
 from hpccoll.runtime.address_space import AddressSpace
 from hpccoll.runtime.hierarchical.local_steps import LocalSteps
+from hpccoll.runtime.instructions import split_groups
 from hpccoll.runtime.lowering import Copy, NodeFence, Program, Receive, Reduce, Send, Wait
 from hpccoll.runtime.node_memory.pipeline_slot import PipelineSlot
-from hpccoll.runtime.shared_memory.instructions import split_groups
 
 CALLS_PER_POLL = 4  # so many calls take about as long as one tile's message
 _CALL, _POST, _WAIT, _FENCE = range(4)

@@ -1,4 +1,4 @@
-"""Plans of messages on given buffers: run once, or bound to persistent requests and run many times.
+"""Plans of messages on given buffers in device memory: run once, or bound to persistent requests and run many times.
 
 Bound and unbound runs take the same calls from one generator, `message_calls`. A bound executable has collected the
 calls into a tuple, so a run only makes them. First calls on new arrays and asynchronous operations are not bound: a
@@ -27,7 +27,6 @@ from hpccoll.runtime.lowering import Copy, Program, Receive, Reduce, Send, Wait
 from hpccoll.runtime.plan_executable import Context, PlanExecutable
 from hpccoll.runtime.progress import InFlight
 from hpccoll.runtime.recorder.call_recorder import NO_MARKS
-from hpccoll.runtime.unbound_program import StepMaker, UnboundMessages
 from hpccoll.runtime.work import raise_explained
 from hpccoll.selection import Selection
 
@@ -170,14 +169,6 @@ class MessageExecutable(PlanExecutable):
         """Advance plans in flight during every wait from now on."""
         if self.live:
             self._replace_calls(self._run_beside_others)
-
-    def make_unbound(self) -> UnboundMessages:
-        """Return the same program for any host arrays; it does not advance operations in flight."""
-        program, comm = self._program, self._context.comm
-        steps = StepMaker(self._space, comm=comm, tag=self._tag).make(program.instructions, self._bind_rounds())
-        scratch = self._take_scratch(program.work + program.landing)
-        memories = scratch[: program.work], scratch[program.work :]
-        return UnboundMessages(self._state, self._begin, steps, memories)
 
     def run_once(self) -> None:
         """Run once without persistent requests."""

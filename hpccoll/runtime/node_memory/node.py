@@ -53,7 +53,7 @@ class NodeMemory:
         self.device: Any = None  # the `cuda.device.SharedDeviceMemory` made with the first device buffer
         self.oversubscribed = layout.oversubscribed
         self.pipelines: deque[InFlight] = deque()
-        self.runs: deque[InFlight] = deque()
+        self.runs: deque[Any] = deque()  # of QueuedRun
         one_node = layout.nodes == 1
         staging, pipelines = (STAGING_SLOTS, 0) if one_node else (0, PIPELINE_SLOTS)
         most_bytes = SLOT_BYTES_ON_ONE_NODE if one_node else SLOT_BYTES

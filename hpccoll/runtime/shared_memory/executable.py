@@ -18,6 +18,16 @@ from hpccoll.runtime.address_space import USER_MEMORY
 from hpccoll.runtime.arrays import BoundCall, ScratchPool
 from hpccoll.runtime.arrays.host_reducers import make_divider, make_reducer
 from hpccoll.runtime.collective_call import CollectiveCall, describe_call
+from hpccoll.runtime.instructions import (
+    FIRST_SHARED,
+    RESULT,
+    SCRATCH,
+    SOURCE,
+    TILE_BYTES,
+    as_words,
+    divide_row,
+    make_rows,
+)
 from hpccoll.runtime.lowering import OWN, MemoryKind, MemoryRange
 from hpccoll.runtime.node_memory.node import fingerprint_of
 from hpccoll.runtime.node_memory.node_barrier import DIRECT, ENTRY_PAYLOAD_BYTES
@@ -28,17 +38,7 @@ from hpccoll.runtime.shared_memory.access import (
     local_instructions,
     locate_peers,
 )
-from hpccoll.runtime.shared_memory.instructions import (
-    FIRST_SHARED,
-    RESULT,
-    SCRATCH,
-    SOURCE,
-    TILE_BYTES,
-    as_words,
-    divide_row,
-    make_rows,
-)
-from hpccoll.runtime.shared_memory.queued_run import QueuedRun
+from hpccoll.runtime.shared_memory.queued_run import QueuedPythonRun, QueuedRun, QueuedStagedRun
 from hpccoll.runtime.shared_memory.staged import find_segments, get_address, make_staged_program, make_tables
 from hpccoll.selection import Selection
 
@@ -102,7 +102,12 @@ class SharedMemoryExecutable(PlanExecutable):
     def start(self, keep: object) -> QueuedRun:
         """Return a run in flight, which begins when earlier runs are done; `keep` is kept alive until its end."""
         self._require_live()
-        self.operation = run = QueuedRun(self._run_in_steps, self._runs, keep)
+        run: QueuedRun
+        if self.direct or self._before:
+            run = QueuedPythonRun(self._run_in_steps, self._runs, keep)
+        else:
+            run = QueuedStagedRun(self._get_staged(), self._addresses, self._runs, keep)
+        self.operation = run
         return run
 
     def free(self) -> None:

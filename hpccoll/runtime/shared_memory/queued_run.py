@@ -1,4 +1,4 @@
-"""An asynchronous run of a shared-memory plan on one node, which stops at each fence until the other ranks reach it.
+"""Asynchronous runs of shared-memory plans on one node, which stop at each fence until the other ranks reach it.
 
 Blocking and asynchronous runs of a communicator use the same barrier and slots, and run one after the other in the
 order of their calls. Some ranks may therefore call a collective blocking and others asynchronously.
@@ -10,11 +10,52 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
+from hpccoll.native import StagedCall, StagedRun
 from hpccoll.runtime.progress import InFlight
 
 
 class QueuedRun(InFlight):
-    """One run in flight; only the first run of `queue` advances.
+    """A run in flight in the queue of its communicator; `native` is what later native runs wait for."""
+
+    __slots__ = ("_queue", "native")
+
+    def __init__(self, native: StagedRun, queue: deque[QueuedRun]) -> None:
+        super().__init__()
+        self.native, self._queue = native, queue
+        queue.append(self)
+
+    def _end(self) -> None:
+        """Leave the queue, so that the next run begins."""
+        with suppress(ValueError):
+            self._queue.remove(self)
+
+    def abandon(self) -> None:
+        """Take the run from the progress thread."""
+        self.native.abandon()
+
+
+class QueuedStagedRun(QueuedRun):
+    """A run of a staged call, which the progress thread advances, too; `keep` is kept alive until the run is done."""
+
+    __slots__ = ()
+
+    def __init__(self, staged: StagedCall, addresses: tuple[int, int], queue: deque[QueuedRun], keep: object) -> None:
+        super().__init__(StagedRun(staged, *addresses, _get_last(queue), keep), queue)
+
+    def _advance(self) -> bool:
+        try:
+            done = self.native.advance()
+        except BaseException:
+            self.native.finish()
+            self._end()
+            raise
+        if done:
+            self._end()
+        return done
+
+
+class QueuedPythonRun(QueuedRun):
+    """A run in Python, which advances in calls of hpccoll only, when it is the first of `queue`.
 
     Args:
         begin: starts the run, and returns an iterator that yields whenever the run has to wait for other ranks.
@@ -22,13 +63,12 @@ class QueuedRun(InFlight):
         keep: an object that is kept alive until the run is done, such as the arrays.
     """
 
-    __slots__ = ("_begin", "_keep", "_queue", "_steps")
+    __slots__ = ("_begin", "_keep", "_steps")
 
-    def __init__(self, begin: Callable[[], Iterator[None]], queue: deque[InFlight], keep: object) -> None:
-        super().__init__()
-        self._begin, self._queue, self._keep = begin, queue, keep
+    def __init__(self, begin: Callable[[], Iterator[None]], queue: deque[QueuedRun], keep: object) -> None:
+        super().__init__(StagedRun(None, 0, 0, None, None), queue)
+        self._begin, self._keep = begin, keep
         self._steps: Iterator[None] | None = None
-        queue.append(self)
 
     def _advance(self) -> bool:
         if self._queue[0] is not self:
@@ -39,13 +79,18 @@ class QueuedRun(InFlight):
             for _ in self._steps:
                 return False  # the run waits for other ranks; the next call continues it
         except BaseException:
-            self._end()
+            self._finish()
             raise
-        self._end()
+        self._finish()
         return True
 
-    def _end(self) -> None:
+    def _finish(self) -> None:
         """Let the next run begin, and drop the arrays."""
-        with suppress(ValueError):
-            self._queue.remove(self)
+        self.native.finish()
+        self._end()
         self._keep = self._steps = None
+
+
+def _get_last(queue: deque[QueuedRun]) -> StagedRun | None:
+    """Return the native part of the latest run of a queue."""
+    return queue[-1].native if queue else None

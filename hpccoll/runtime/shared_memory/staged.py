@@ -16,12 +16,7 @@ from hpccoll.runtime.address_space import AddressSpace, ChunkSegment, chunk_size
 from hpccoll.runtime.arrays import FlatArray
 from hpccoll.runtime.arrays.host_reducers import make_divider, make_reducer
 from hpccoll.runtime.collective_call import CollectiveCall
-from hpccoll.runtime.lowering import OWN, MemoryKind, MemoryRange
-from hpccoll.runtime.lowering import Program as LoweredProgram
-from hpccoll.runtime.node_memory.node import NodeMemory
-from hpccoll.runtime.node_memory.node_barrier import ENTRY_PAYLOAD_AT, ENTRY_PAYLOAD_BYTES
-from hpccoll.runtime.shared_memory.access import local_instructions
-from hpccoll.runtime.shared_memory.instructions import (
+from hpccoll.runtime.instructions import (
     FIRST_SHARED,
     RESULT,
     SCRATCH,
@@ -33,6 +28,11 @@ from hpccoll.runtime.shared_memory.instructions import (
     divide_row,
     make_rows,
 )
+from hpccoll.runtime.lowering import OWN, MemoryKind, MemoryRange
+from hpccoll.runtime.lowering import Program as LoweredProgram
+from hpccoll.runtime.node_memory.node import NodeMemory
+from hpccoll.runtime.node_memory.node_barrier import ENTRY_PAYLOAD_AT, ENTRY_PAYLOAD_BYTES
+from hpccoll.runtime.shared_memory.access import local_instructions
 
 _NUMBERS = {MemoryKind.SOURCE: SOURCE, MemoryKind.RESULT: RESULT, MemoryKind.WORK: SCRATCH, MemoryKind.LANDING: SCRATCH}
 

@@ -45,7 +45,7 @@ static int run_one(Reducer *reducers) {
     }
     int64_t nbytes = draw_number();
     for (int i = 0; i < MOST_INSTRUCTIONS; i++) {
-        int64_t fields[8] = {(int64_t)draw(CODES), (int64_t)draw(8), draw_number(), (int64_t)draw(8), draw_number(),
+        int64_t fields[8] = {(int64_t)draw(FENCE + 1), (int64_t)draw(8), draw_number(), (int64_t)draw(8), draw_number(),
                              (int64_t)draw(8), draw_number(), draw(3) ? nbytes : draw_number()};
         if (fields[0] == TILE) {
             fields[7] = draw(5) ? 1 + (int64_t)draw(3) : draw_number();

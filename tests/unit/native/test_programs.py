@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hpccoll.native import CallTable, EntryRing, MemoryTable, NodeBarrier, Program, Reducer, StagedCall
-from hpccoll.runtime.shared_memory.instructions import COPY, DIVIDE, FENCE, REDUCE, TILE
+from hpccoll.runtime.instructions import COPY, DIVIDE, FENCE, REDUCE, TILE
 
 ADD = Reducer(np.add, 8, np.dtype("f8").num, -1)
 LIMITS = np.array([64, 64, 64, 64], np.int64)

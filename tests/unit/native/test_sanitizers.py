@@ -1,14 +1,16 @@
-"""The interpreter, its check and the half-precision functions under ASan and UBSan, and the waits under TSan."""
+"""The interpreter, its check, half precision and messages under ASan and UBSan; waits and progress under TSan."""
 
 from __future__ import annotations
 
 import shutil
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 import hpccoll
+from tests.depth import keep_every
 from tests.requirements import skip_or_fail
 
 HERE = Path(__file__).parent
@@ -22,20 +24,21 @@ def compile_driver(folder: Path, driver: str, sources: tuple[str, ...], sanitize
     copied = []
     for path in sorted(NATIVE.glob("*.[ch]")):
         text = path.read_text()
-        if path.name in sources:
+        if path.with_suffix(".c").name in sources:
             for old, new in changes.items():
                 text = text.replace(old, new)
+        if path.name in sources:
             copied.append(str(folder / path.name))
         (folder / path.name).write_text(text)
     program = folder / "driver"
-    flags = ["-std=c11", "-g", "-O1", "-DHPCCOLL_SANITIZED", "-fno-sanitize-recover=all", f"-fsanitize={sanitizers}"]
+    flags = ["-std=gnu11", "-g", "-O1", "-DHPCCOLL_SANITIZED", "-fno-sanitize-recover=all", f"-fsanitize={sanitizers}"]
     command = [compiler, *flags, "-Wall", "-Wextra", f"-I{folder}", str(HERE / driver), *copied, "-lpthread"]
     subprocess.run([*command, "-o", str(program)], check=True, timeout=120)
     return program
 
 
-def run(program: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([program], capture_output=True, text=True, timeout=240, check=False)
+def run(program: Path, limit_s: float = 240) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([program], capture_output=True, text=True, timeout=limit_s, check=False)
 
 
 def test_whatever_the_check_accepts_stays_inside_of_its_memories(tmp_path):
@@ -89,3 +92,50 @@ def test_a_wait_that_acquires_nothing_is_seen(tmp_path):
         timeout=120,
     )
     assert run(program).returncode != 0
+
+
+MESSAGES = "messages.c", "progress.c", "interpreter.c", "check.c", "reductions.c", "half.c"
+
+
+@pytest.mark.parametrize("sanitizers", ["thread", "address,undefined"])
+def test_two_threads_advance_programs_of_messages(tmp_path, sanitizers):
+    done = run(compile_driver(tmp_path, "drive_messages.c", MESSAGES, sanitizers))
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) == 300
+
+
+MESSAGE_MUTANTS = {
+    "a wait is lost": ("if (!flag) {", "if (flag > 1) {"),
+    "the tag is that of the next run": ("tag = state->tag;", "tag = state->tag + (state->comm & 1);"),
+    "sends and receives are exchanged": ("sends = step->code == SEND,", "sends = step->code != SEND,"),
+    "the offset of a message is ignored": ("char *data = base + offset;", "char *data = base + offset + 8;"),
+    "the size is one byte less": ("(data, (int)step->nbytes, byte", "(data, (int)step->nbytes - 1, byte"),
+    "a wait tests the next request": (
+        "    uint64_t *request = &state->requests[step->right_offset];\n    AnyFunction *test",
+        "    uint64_t *request = &state->requests[step->right_offset ^ 1];\n    AnyFunction *test",
+    ),
+    "an instruction is skipped": ("        state->at++;", "        state->at += 1 + (step->code == WAIT);"),
+    "local work is not executed": (
+        "if (execute(program, &state->memories, state->at, &state->at, report)) {",
+        "if (state->at++ < 0) {",
+    ),
+    "a message is in the other memory": ("sends ? step->left : step->out", "sends ? step->out : step->left"),
+    "the thread does not claim": ("if (!claim_task(task)) {", "if (0) {"),
+    "a task is released without its data": (
+        "atomic_store_explicit(&task->claimed, false, memory_order_release)",
+        "atomic_store_explicit(&task->claimed, false, memory_order_relaxed)",
+    ),
+    "a task is claimed without its data": (
+        "atomic_exchange_explicit(&task->claimed, true, memory_order_acquire)",
+        "atomic_exchange_explicit(&task->claimed, true, memory_order_relaxed)",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mutant", keep_every(3, list(MESSAGE_MUTANTS)))
+def test_a_mutant_of_messages_or_progress_is_seen(tmp_path, mutant):
+    old, new = MESSAGE_MUTANTS[mutant]
+    assert any(old in path.read_text() for path in NATIVE.glob("*.[ch]"))
+    program = compile_driver(tmp_path, "drive_messages.c", MESSAGES, "thread", **{old: new})
+    with suppress(subprocess.TimeoutExpired):  # a hang is seen, too
+        assert run(program, 6).returncode != 0

@@ -18,7 +18,7 @@ from hpccoll.runtime.arguments import check_call
 from hpccoll.runtime.arrays import NUMPY, NumPyModule, ScratchPool, premul_sum
 from hpccoll.runtime.engine import FIRST_ASYNC_TAG, Engine
 from hpccoll.runtime.hierarchical.executable import PipelineExecutable
-from hpccoll.runtime.messages import executable
+from hpccoll.runtime.messages import native_executable
 from hpccoll.runtime.node_memory import node
 from hpccoll.runtime.progress import InFlight, Progress
 from hpccoll.selection import BufferKind, Selection, SelectionKey, choose_chunk_count
@@ -207,7 +207,7 @@ def test_asynchronous_plans_of_messages_take_tags_in_turn_and_wait_for_a_tag_in_
     monkeypatch.setattr(module, "ASYNC_TAGS", 2)
     pending = [Pending() for _ in range(3)]
     started = iter(pending)
-    monkeypatch.setattr(executable.MessageExecutable, "start", lambda _: next(started))
+    monkeypatch.setattr(native_executable.NativeMessageExecutable, "start", lambda _: next(started))
     for _ in range(2):
         engine.start(request(np.ones(3), algorithm="ring"))
     assert dict(engine._with_tag) == {FIRST_ASYNC_TAG: pending[0], FIRST_ASYNC_TAG + 1: pending[1]}
@@ -226,7 +226,7 @@ def test_asynchronous_plans_of_messages_take_tags_in_turn_and_wait_for_a_tag_in_
 
 
 def test_a_started_message_algorithm_is_in_flight_under_its_own_tag(engine, monkeypatch):
-    made = recorded(monkeypatch, executable, "MessageExecutable")
+    made = recorded(monkeypatch, native_executable, "NativeMessageExecutable")
     operation = engine.start(request(np.ones(3), algorithm="ring"))
     [(_, _, _, scratch, tag)] = made
     assert tag == FIRST_ASYNC_TAG

@@ -1,0 +1,52 @@
+// The thread that advances what has been started, whatever the program does. No Python here: the thread never takes the
+// GIL. The tests run these functions under ThreadSanitizer.
+#ifndef HPCCOLL_PROGRESS_H
+#define HPCCOLL_PROGRESS_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+// Something in flight. One thread at a time advances it: the thread that has claimed it.
+typedef struct Task {
+    struct Task *next;
+    bool (*advance)(struct Task *);  // advances without blocking, sets `done` at the end; whether it did anything
+    _Atomic bool claimed, done;
+} Task;
+
+// Takes the right to advance a task; returns false if another thread has it.
+static inline bool claim_task(Task *task) {
+    // acquire: the task's plain data, which the last owner has written, is read after this exchange
+    return !atomic_exchange_explicit(&task->claimed, true, memory_order_acquire);
+}
+
+// Gives the right back.
+static inline void release_task(Task *task) {
+    // release: the next owner sees what this one has written
+    atomic_store_explicit(&task->claimed, false, memory_order_release);
+}
+
+static inline bool is_done(Task *task) {
+    // acquire: the result of a task that is done is read after this load
+    return atomic_load_explicit(&task->done, memory_order_acquire);
+}
+
+// Sets how the thread waits, and what it calls to let MPI advance. `longest_ns` is its longest pause.
+void configure_progress(int64_t longest_ns, void (*poll)(const void *), void *argument);
+
+// Lets the thread advance a task; starts the thread. Returns an error number, or 0.
+int add_task(Task *task);
+
+// Takes a task from the thread, which may still be advancing it when this is called, and is not when this returns.
+void remove_task(Task *task);
+
+// Sets whether the thread lets MPI advance while there are no tasks. Starts the thread; returns an error number, or 0.
+int set_polling(bool polls);
+
+// Tells the thread that the program itself advances operations just now; the thread then stands back for a while.
+void note_advance(void);
+
+// Ends the thread; it is started again by the next task.
+void stop_progress(void);
+
+#endif

@@ -1,0 +1,54 @@
+"""The functions of the loaded MPI library that native code calls, found by their names; there is no mpi.h."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from typing import Any, Final, NoReturn
+
+from mpi4py import MPI
+
+from hpccoll.errors import UnavailableError
+from hpccoll.native import MpiFunctions
+from hpccoll.runtime.work import explain_mpi_error
+
+_NAMES: Final = "MPI_Isend", "MPI_Irecv", "MPI_Isend_c", "MPI_Irecv_c", "MPI_Test", "MPI_Iprobe"
+
+
+@cache
+def get_mpi_functions() -> MpiFunctions:
+    """Return the functions of the MPI library that mpi4py has loaded.
+
+    Raises:
+        UnavailableError: the library does not export them.
+    """
+    library = ctypes.CDLL(MPI.__file__)  # its symbols include those of the MPI library
+    addresses = [_find_address(library, name) for name in _NAMES]
+    if not all(addresses[:2] + addresses[4:]):
+        raise UnavailableError("the MPI library that mpi4py uses exports no MPI_Isend; install mpi4py again")
+    return MpiFunctions(
+        addresses,
+        get_handle(MPI.BYTE),
+        get_handle(MPI.COMM_SELF),
+        MPI.ANY_SOURCE,
+        MPI.ANY_TAG,
+        MPI._sizeof(MPI.Comm) == ctypes.sizeof(ctypes.c_void_p),  # noqa: SLF001 - documented by mpi4py
+        MPI.Query_thread() >= MPI.THREAD_MULTIPLE,
+        _raise_error,
+    )
+
+
+def get_handle(mpi_object: Any) -> int:
+    """Return the handle of an object of mpi4py: four bytes in MPICH, the bits of a pointer in Open MPI."""
+    return int(MPI._handleof(mpi_object)) % 2**64  # noqa: SLF001 - documented by mpi4py
+
+
+def _find_address(library: ctypes.CDLL, name: str) -> int:
+    """Return the address of a function; 0 if the library lacks it."""
+    function = getattr(library, name, None)
+    return 0 if function is None else ctypes.cast(function, ctypes.c_void_p).value or 0
+
+
+def _raise_error(name: str, code: int) -> NoReturn:
+    """Raise the error for a collective whose messages MPI refused with an error code."""
+    raise explain_mpi_error(MPI.Exception(code), name)

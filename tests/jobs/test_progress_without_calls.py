@@ -1,0 +1,83 @@
+"""What has been started completes although its rank makes no call of hpccoll: it is in a call of another library."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.jobs.launch import run_script
+
+PROGRAM = """
+import fcntl, os, socket, sys, time
+import numpy as np
+from mpi4py import MPI
+import hpccoll
+
+place, algorithm, folder = {place!r}, {algorithm!r}, {folder!r}
+comm, world = hpccoll.Communicator(), MPI.COMM_WORLD
+last = world.size - 1
+path = os.path.join(folder, "place")
+
+def block():
+    # Rank 0 blocks until the last rank has its result.
+    if place == "barrier":
+        world.Barrier()
+    elif place == "socket":
+        listener.accept()[0].recv(1)
+    elif place == "lock":
+        with open(path, "a") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+    elif place == "sleep":
+        while not os.path.exists(path):
+            time.sleep(0.5)
+
+def release():
+    if place == "barrier":
+        world.Barrier()
+    elif place == "socket" and world.rank == last:
+        with socket.socket(socket.AF_UNIX) as own:
+            own.connect(path)
+            own.send(b"x")
+    elif place == "lock" and world.rank == last:
+        fcntl.flock(held, fcntl.LOCK_UN)
+    elif place == "sleep" and world.rank == last:
+        open(path, "w").close()
+
+if place == "socket" and world.rank == 0:
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(path)
+    listener.listen()
+if place == "lock" and world.rank == last:
+    held = open(path, "a")
+    fcntl.flock(held, fcntl.LOCK_EX)
+world.Barrier()
+x = np.full(100_000, world.rank + 1.0)
+work = comm.all_reduce(x, async_op=True, algorithm=algorithm)
+if world.rank == 0:
+    block()
+else:
+    work.wait()
+    release()
+assert set(work.wait()) == {{world.size * (world.size + 1) / 2}}
+print("rank", world.rank, "ends", flush=True)
+"""
+PLACES = "barrier", "socket", "lock", "sleep"
+
+
+def check(tmp_path, place, algorithm, ranks, **settings):
+    run = run_script(PROGRAM.format(place=place, algorithm=algorithm, folder=str(tmp_path)), ranks, **settings)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert run.stdout.count("ends") == ranks
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "auto"])
+@pytest.mark.parametrize("place", PLACES)
+def test_an_operation_ends_while_its_rank_is_elsewhere(tmp_path, place, algorithm):
+    check(tmp_path, place, algorithm, 2)
+
+
+def test_an_operation_on_several_nodes_ends_while_its_rank_is_elsewhere(tmp_path):
+    check(tmp_path, "lock", "auto", 4, HPCCOLL_RANKS_PER_NODE="1")
+
+
+def test_a_plan_of_messages_between_nodes_of_two_ranks_ends_while_its_rank_is_elsewhere(tmp_path):
+    check(tmp_path, "lock", "ring", 4, HPCCOLL_RANKS_PER_NODE="2")
