@@ -49,7 +49,8 @@ def print_recipe(target: str, folder: Path) -> str:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"#!/bin/sh\ntouch {folder}/ran\n")
         path.chmod(0o755)
-    (folder / "pyproject.toml").touch()
+    for name in ("pyproject.toml", "constraints.txt"):
+        (folder / name).touch()
     words, variables = ["make", "-n", target], {"PATH": os.environ["PATH"]}
     done = subprocess.run(words, cwd=folder, env=variables, capture_output=True, text=True, timeout=LIMIT_S, check=True)
     assert not (folder / "ran").exists()

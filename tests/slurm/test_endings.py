@@ -6,6 +6,7 @@ import importlib.util
 
 import pytest
 
+from tests.depth import mark_full
 from tests.slurm.batch import submit
 
 MANY = ("-b", "8", "-e", "4K", "-f", "8", "--engine", "mpi,hpccoll", "--algorithm", "ring", "--budget", "0.5")
@@ -102,8 +103,7 @@ def test_the_warning_before_the_time_limit_requeues(lab, tmp_path):
     assert len(job.records(FILE)) == ROWS
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("node", ["node3", "node1"])
+@pytest.mark.parametrize("node", ["node3", mark_full("node1")])
 def test_a_failed_node_is_named_and_the_job_resumes_without_loss(lab, tmp_path, node):
     job = submit(lab, tmp_path, "allreduce.sh", *ENDLESS[:-1], "5")
     job.until(lambda: bool(job.records(FILE)))

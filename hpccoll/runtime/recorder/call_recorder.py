@@ -77,7 +77,8 @@ class CallRecorder(CallCounter):
     an exception. `communicator` is the id of the communicator, the same on all of its ranks. `messages` is the
     number of messages that this rank has begun to send or receive. `interruption` tells which call made the
     communicator unusable. `on_interruption` is then called once with the error of later calls; `announce` is called
-    after an interruption of this rank. `kept` has interrupted operations, to whose memory MPI may still write.
+    after an interruption of this rank. `kept` has what refers to memory of interrupted operations, to which MPI
+    may still write.
 
     Args:
         recorder: keeps the entries; None keeps them in private memory of this `CallRecorder`.
@@ -294,6 +295,8 @@ class CallRecorder(CallCounter):
             self.interrupt(call, type(error).__name__, is_message=is_message)
         elif self.interruption is not None:
             self.current = INTERRUPTED
+        if error is not None and self.interruption is not None:
+            self.kept.append(error)  # its frames refer to the arrays and requests of the call
 
     def interrupt(self, call: str, cause: str, *, is_message: bool = False) -> None:
         """Make a communicator of several ranks unusable, because `cause` interrupted the latest call, named `call`."""
