@@ -52,7 +52,8 @@ static void unlink_task(Task *task) {
     }
 }
 
-// Advances every task once; returns whether any did something. A task cannot be taken away while it is `current`, and links change under the lock only.
+// Advances every task once; returns whether any did something. `remove_task` waits while its task is `current`, and
+// links change under the lock only.
 static bool advance_all(void) {
     bool moved = false;
     for (Task *task = first, *next; task; task = next) {
