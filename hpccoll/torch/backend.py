@@ -18,7 +18,7 @@ from hpccoll.runtime.progress import get_progress
 from hpccoll.torch.communicators import open_communicator
 from hpccoll.torch.group_operations import GroupOperations
 from hpccoll.torch.monitored_barrier import MonitoredBarrier
-from hpccoll.torch.work import TorchWork, get_lock
+from hpccoll.torch.work import get_lock
 
 
 def make_options(given: Any, timeout: timedelta, ranks: Sequence[int], name: str) -> Any:
@@ -49,7 +49,7 @@ class HpccollBackend(GroupOperations, Backend):
     def __init__(self, comm: Communicator, options: Any, store: Any) -> None:
         Backend.__init__(self, comm.rank, comm.size)
         self.comm, self.timeout = comm, options._timeout  # noqa: SLF001 - torch has no public name
-        self._options, self._sequence = options, 0
+        self._options = options
         self._monitored_barrier = MonitoredBarrier(store, comm.rank, comm.size, _advance_operations)
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
@@ -100,19 +100,6 @@ class HpccollBackend(GroupOperations, Backend):
     def get_error(self) -> Any:
         """Return that no error is known: errors are raised where an operation is waited for."""
         return ErrorType.SUCCESS
-
-    def _start(self, *arguments: Any, is_message: bool = False, **options: Any) -> TorchWork:
-        """Start an operation and count it, unless it is a send or a receive."""
-        self._sequence += not is_message
-        return super()._start(*arguments, is_message=is_message, **options)
-
-    def _set_sequence_number_for_group(self) -> None:
-        """Count operations from zero."""
-        self._sequence = 0
-
-    def _get_sequence_number_for_group(self) -> int:
-        """Return the number of collective operations so far, by which torch finds ranks that are behind."""
-        return self._sequence
 
 
 def _refuse_other_features(features: Sequence[str]) -> None:

@@ -15,6 +15,8 @@ from functools import partial
 from typing import Any, Final, TypeAlias
 
 import torch.distributed as dist
+from torch._C._autograd import _profiler_enabled
+from torch.autograd.profiler import record_function
 
 from hpccoll.communicator import Communicator
 from hpccoll.errors import BufferError, ReductionError, UsageError
@@ -46,6 +48,7 @@ class GroupOperations:
     comm: Communicator
     timeout: timedelta
     unusable = ""
+    _sequence = 0  # the number of collectives so far
 
     def broadcast(self, tensors: Tensors, opts: Any = None, *more: Any, **named: Any) -> TorchWork:
         """Copy the root's tensors into the tensors of all ranks."""
@@ -309,18 +312,30 @@ class GroupOperations:
         is_awaited = opts is not None and not getattr(opts, "asyncOp", True)
         work = TorchWork(result) if is_awaited else InFlightWork(result)
         if not is_message:
+            self._sequence += 1
             get_completer().wait_for_collectives(self.comm)
+        profiled = record_function(f"hpccoll:{name}").__enter__() if _profiler_enabled() else None
         try:
             if is_awaited and not is_message and threading.get_ident() == MAIN_THREAD:
                 work.run(name, self.comm, starts, copies.steps, timeout)
                 return work
             work.begin(name, self.comm, starts, copies.steps, timeout, is_message=is_message)
         finally:
+            if profiled is not None:
+                profiled.__exit__(None, None, None)
             if work.was_interrupted:
                 self.unusable = f"a timeout interrupted {name}, and ranks no longer agree on their calls; {NEW_GROUP}"
         if is_awaited:
             work.wait()
         return work
+
+    def _set_sequence_number_for_group(self) -> None:
+        """Count operations from zero."""
+        self._sequence = 0
+
+    def _get_sequence_number_for_group(self) -> int:
+        """Return the number of collective operations so far, by which torch finds ranks that are behind."""
+        return self._sequence
 
     def shutdown(self) -> None:
         """Free the communicator; collective. If the group is unusable on a rank, all ranks keep the communicator."""

@@ -10,7 +10,6 @@ import torch.distributed as dist
 
 from hpccoll.communicator import Communicator
 from hpccoll.torch.group_operations import GroupOperations
-from hpccoll.torch.work import TorchWork
 
 
 class HpccollProcessGroup(GroupOperations, dist.ProcessGroup):  # type: ignore[misc]
@@ -19,7 +18,7 @@ class HpccollProcessGroup(GroupOperations, dist.ProcessGroup):  # type: ignore[m
     def __init__(self, comm: Communicator, timeout: timedelta, store: Any) -> None:
         dist.ProcessGroup.__init__(self, comm.rank, comm.size)
         self.comm, self.timeout, self._store = comm, timeout, store
-        self._name, self._description, self._sequence = "", "", 0
+        self._name, self._description = "", ""
 
     _allgather_base = GroupOperations.all_gather_single
     allgather_into_tensor_coalesced = GroupOperations.all_gather_single_coalesced
@@ -39,19 +38,6 @@ class HpccollProcessGroup(GroupOperations, dist.ProcessGroup):  # type: ignore[m
     def _get_backend(self, device: Any) -> Any:  # noqa: ARG002 - torch passes it
         """Return this group, which is its own backend for tensors of its devices."""
         return self
-
-    def _start(self, *arguments: Any, is_message: bool = False, **options: Any) -> TorchWork:
-        """Start an operation and count it, unless it is a send or a receive."""
-        self._sequence += not is_message
-        return super()._start(*arguments, is_message=is_message, **options)
-
-    def _set_sequence_number_for_group(self) -> None:
-        """Count operations from zero."""
-        self._sequence = 0
-
-    def _get_sequence_number_for_group(self) -> int:
-        """Return the number of collective operations so far, by which torch finds ranks that are behind."""
-        return self._sequence
 
     @property
     def group_name(self) -> str:

@@ -163,3 +163,11 @@ def test_a_message_about_the_time_says_timeout(dist, torch):
         with pytest.raises(dist.DistBackendError, match="timeout"):
             dist.all_reduce(torch.ones(1), group=group)
     dist.barrier()
+
+
+def test_the_profiler_of_torch_shows_operations(dist, torch):
+    with torch.profiler.profile() as profile:
+        dist.all_reduce(torch.ones(2))
+        dist.broadcast(torch.ones(2), 0, async_op=True).wait()
+    names = {event.key for event in profile.key_averages()}
+    assert {"hpccoll:all_reduce", "hpccoll:broadcast"} <= names
