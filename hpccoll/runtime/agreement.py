@@ -24,10 +24,12 @@ def wait_for_ranks(comm: MPI.Intracomm, progress: Progress) -> None:
     progress.wait_until(comm.Ibarrier().Test)
 
 
-def wait_for_members(comm: MPI.Intracomm, members: Sequence[int], progress: Progress) -> None:
+def wait_for_members(comm: MPI.Intracomm, members: Sequence[int], progress: Progress, number: int = 0) -> int:
     """Block as `wait_for_ranks` does, but only until the ranks `members` of `comm` have called this.
 
-    Cost: every other member sends an empty message to the first member and receives one.
+    Returns the `number` that the first member has passed, from 0 to 2**32 - 1.
+
+    Cost: every other member sends a message of 4 bytes to the first member and receives one.
 
     Raises:
         WaitTimeoutError: a rank has not called this before the deadline of `progress`; on the first member, the error
@@ -35,11 +37,12 @@ def wait_for_members(comm: MPI.Intracomm, members: Sequence[int], progress: Prog
     """
     leader, *others = members
     peers = others if comm.rank == leader else [leader]
-    arrivals = [comm.Irecv([bytearray(0), MPI.BYTE], peer, MEETING_TAG) for peer in peers]
+    own, received = number.to_bytes(4, "little"), [bytearray(4) for _ in peers]
+    arrivals = [comm.Irecv([buffer, MPI.BYTE], peer, MEETING_TAG) for peer, buffer in zip(peers, received, strict=True)]
     try:
         if comm.rank == leader:
             progress.wait_until(lambda: MPI.Request.Testall(arrivals))
-        departures = [comm.Isend([bytearray(0), MPI.BYTE], peer, MEETING_TAG) for peer in peers]
+        departures = [comm.Isend([own, MPI.BYTE], peer, MEETING_TAG) for peer in peers]
         progress.wait_until(lambda: MPI.Request.Testall([*arrivals, *departures]))
     except WaitTimeoutError:
         missing = {peer: arrival for peer, arrival in zip(peers, arrivals, strict=True) if not arrival.Test()}
@@ -49,6 +52,7 @@ def wait_for_members(comm: MPI.Intracomm, members: Sequence[int], progress: Prog
         ranks = f"rank {', '.join(map(str, missing))}" if missing else "the last rank"
         named = ranks if comm.rank == leader else f"rank {leader}, or a rank that it waits for,"
         raise WaitTimeoutError(f"{named} has not arrived") from None
+    return number if comm.rank == leader else int.from_bytes(received[0], "little")
 
 
 def gather_or_raise(

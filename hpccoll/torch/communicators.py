@@ -31,7 +31,7 @@ def open_communicator(ranks: Sequence[int], name: str, timeout: timedelta) -> Co
 
     Args:
         ranks: ranks of MPI.COMM_WORLD.
-        name: torch's name of the group, equal on all its ranks.
+        name: torch's name of the group.
         timeout: the time that the ranks may take to arrive.
 
     Raises:
@@ -40,7 +40,8 @@ def open_communicator(ranks: Sequence[int], name: str, timeout: timedelta) -> Co
     own_world, progress = get_own_world(), get_progress()
     progress.limit_waits(timeout.total_seconds())
     try:
-        wait_for_members(own_world, ranks, progress)
+        # Torch's name contains a counter, which differs if an earlier group was made on some of the ranks only.
+        tag = wait_for_members(own_world, ranks, progress, zlib.crc32(name.encode()) % MOST_TAGS)
     except WaitTimeoutError as error:
         raise dist.DistBackendError(
             f"new group of ranks {', '.join(map(str, ranks))} on rank {own_world.rank}: {error} within "
@@ -49,7 +50,7 @@ def open_communicator(ranks: Sequence[int], name: str, timeout: timedelta) -> Co
     finally:
         progress.deadline = NEVER
     group = own_world.group.Incl(ranks)
-    comm = own_world.Create_group(group, tag=zlib.crc32(name.encode()) % MOST_TAGS)
+    comm = own_world.Create_group(group, tag=tag)
     group.Free()
     is_compared = True if dist.get_debug_level() == dist.DebugLevel.DETAIL else None
     return Communicator(comm, adopt=True, mixed_forms=True, compare_arguments=is_compared, name=name)
