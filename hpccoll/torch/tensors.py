@@ -88,11 +88,11 @@ def find_flat(tensors: Sequence[Any]) -> Any | None:
     first = plain[0]
     storage, offset = first.untyped_storage().data_ptr(), first.storage_offset()
     adjacent = True
-    for each in plain:
+    for each, given in zip(plain, tensors, strict=True):
         if each.dtype is not first.dtype:
             raise BufferError(f"the list has tensors of {first.dtype} and {each.dtype}; pass tensors of one dtype")
         adjacent = adjacent and each.is_contiguous() and each.untyped_storage().data_ptr() == storage
-        adjacent = adjacent and each.storage_offset() == offset
+        adjacent = adjacent and each.storage_offset() == offset and not (given.is_conj() or given.is_neg())
         offset += each.numel()
     return first.as_strided((offset - first.storage_offset(),), (1,)) if adjacent else None
 

@@ -17,7 +17,7 @@ from tests.jobs import launch
 
 ROUNDS = 10  # of one job; a job whose ranks wait inside MPI for the interrupted rank ends early
 LIMIT_S = 2.0
-JOB_S = 60  # a job of ROUNDS rounds that takes longer hangs
+JOB_S = 150  # a job of ROUNDS rounds that takes longer hangs
 END_S = 1.5  # for the launcher and the exit of the ranks
 
 
