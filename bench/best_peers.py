@@ -49,7 +49,14 @@ Samples = dict[tuple[str, int, str], list[float]]  # microseconds by operation, 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """An implementation in its settings: what to call, in which environment, with which variables."""
+    """An implementation that is measured, with its settings; hpccoll itself is one.
+
+    Attributes:
+        calls: the library whose collectives are called: LIBRARY, OWN or GLOO.
+        environment: the directory of the virtual environment.
+        variables: additional environment variables of the job.
+        thread_level: the MPI thread level.
+    """
 
     calls: str
     environment: str
@@ -174,7 +181,7 @@ def time_calls(comm: Any, call: Callable[[], object], x: Floats, style: str) -> 
 
 
 def _time_loop(call: Callable[[], object], write: Callable[[float], object] | None, batch: int) -> float:
-    """Return the seconds per turn of a loop that calls, after a write to the input if `write` is given."""
+    """Return the mean seconds of an iteration that calls, after a write to the input if `write` is given."""
     begin = time.perf_counter()
     if write is None:
         for _ in repeat(None, batch):

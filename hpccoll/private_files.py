@@ -1,4 +1,4 @@
-"""Opens files whose directory or name other users can choose, such as files in /dev/shm, /tmp and a named directory.
+"""Opens files that other users may have created or replaced, such as files in /dev/shm, /tmp or a shared directory.
 
 A FIFO, a device, a symbolic link or a file of any size may stand in place of an expected file. `open_private` refuses
 what another user may have made or may change; `read_regular` refuses only what cannot be read in bounded time, and

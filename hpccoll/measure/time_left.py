@@ -15,10 +15,13 @@ from typing import NamedTuple
 
 SHORT_BYTES = 32 * 1024  # iterations of at most this message size are so short that medians become precise early
 LONG_BYTES = 2**20  # iterations of at least this message size show the time per byte
-MOST_ABOVE_MEAN = 2.5  # of a row's iterations; slower rows of 1 MiB wait for latency, which does not grow with the size
-MOST_OVERHEAD = 2.5  # of starts, resets, checks and warm-up per timing; beyond it, the overhead does not grow with size
-TIMES_SHORT = 1.2  # a first guess of the time of a row of longer messages, in rows of short messages
-TRUSTED_SHARE = 1 / 3  # of a block; its pace then counts more than the prediction
+# Iterations slower than this multiple of the rows' geometric mean wait for latency. The excess is not scaled with size.
+MOST_ABOVE_MEAN = 2.5
+# Starts, resets, checks and warm-up take up to this ratio of a block's duration to its timed iterations. A larger
+# ratio was measured on short iterations, and does not hold for longer messages.
+MOST_OVERHEAD = 2.5
+LONGER_PER_SHORT = 1.2  # a first guess: the time of a row of longer messages, divided by that of short messages
+TRUSTED_SHARE = 1 / 3  # once this share of a block has run, its measured pace alone predicts the rest of the block
 
 
 class Block(NamedTuple):
@@ -53,7 +56,7 @@ class LongBlock(NamedTuple):
     rows: Sequence[Iterations]
 
     def predict(self, block: Block, limits: RowLimits) -> float:
-        """Return the seconds that a block of other long messages takes."""
+        """Return the predicted duration in seconds of another block of long messages."""
         ratio = block.nbytes / self.nbytes
         timed_s = sum(row.number * row.seconds for row in self.rows)
         overhead = min(self.seconds / timed_s, MOST_OVERHEAD)
@@ -118,17 +121,17 @@ class TimeLeft:
         block, *later = self._blocks[self._ended :]
         left_s, pace_left_s = (
             max(self._predict(block) - (self._get_seconds() - self._begun_s), 0.0),
-            self._follow_pace(),
+            self._extrapolate_pace(),
         )
         if pace_left_s is not None:
             trust = min(self._share / TRUSTED_SHARE, 1.0)
             left_s += trust * (pace_left_s - left_s)
         return left_s + sum(map(self._predict, later))
 
-    def _follow_pace(self) -> float | None:
+    def _extrapolate_pace(self) -> float | None:
         """Return the seconds that the current block still takes at its pace since the first update; None if unknown.
 
-        The time before the first update is left out, because it has buffers prepared and algorithms bound.
+        The pace excludes the time before the first update, in which buffers are allocated and algorithms are bound.
         """
         if self._first is None or self._share <= self._first[1]:
             return None
@@ -143,10 +146,10 @@ class TimeLeft:
 
     def _estimate_row(self, is_short: bool) -> float:
         """Return the time of a row of short or longer messages without the time per byte, in seconds."""
-        for known, factor in ((self._row_times_s[is_short], 1.0), (self._row_times_s[True], TIMES_SHORT)):
+        for known, factor in ((self._row_times_s[is_short], 1.0), (self._row_times_s[True], LONGER_PER_SHORT)):
             if known:
                 return factor * sum(known) / len(known)
-        current, pace_left_s = self._blocks[self._ended], self._follow_pace()
+        current, pace_left_s = self._blocks[self._ended], self._extrapolate_pace()
         is_alike = current.rows and is_short == (current.nbytes <= SHORT_BYTES)
         if not is_alike or pace_left_s is None or self._share < TRUSTED_SHARE:
             return self._row_s

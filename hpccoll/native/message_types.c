@@ -199,7 +199,8 @@ static MessageState make_state(const MessageCallObject *call, char *input, char 
                           .requests = call->requests};
 }
 
-// Advances for up to `limit_ns` since the latest step, without the GIL: spins, then yields the core.
+// Advances a run for up to `limit_ns`, without the GIL. Spins until no step has succeeded for `spin_ns`, and then
+// yields the core between two tests.
 static MessageOutcome advance_for(MessageState *state, Report *report, int64_t spin_ns, int64_t limit_ns) {
     int64_t begin = now_ns(), end = begin + limit_ns;
     for (;;) {

@@ -8,8 +8,9 @@
 #include <time.h>
 
 static const int64_t STAND_BACK_NS = 300000, FIRST_PAUSE_NS = 20000, TICK_NS = 1000000;
-// A program that starts one operation after the other must not pay a system call, and perhaps its core, for each. So the
-// thread looks for new tasks every TICK_NS for a while, before it sleeps until it is woken.
+// Waking a sleeping thread costs a system call, and the thread may take the program's core. A program that starts
+// operations one after the other must not pay this for each. So the idle thread looks for tasks every TICK_NS, and
+// sleeps until it is woken only after IDLE_TICKS.
 enum { IDLE_TICKS = 20 };
 
 // `lock` guards the list and all plain variables. It is never held while a task advances or MPI is polled.

@@ -1,4 +1,4 @@
-// The thread that advances what has been started, whatever the program does. No Python here: the thread never takes the
+// A thread that advances operations in flight while the program computes. No Python here: the thread never takes the
 // GIL. The tests run these functions under ThreadSanitizer.
 #ifndef HPCCOLL_PROGRESS_H
 #define HPCCOLL_PROGRESS_H
@@ -37,13 +37,14 @@ void configure_progress(int64_t longest_ns, void (*poll)(const void *), void *ar
 // Lets the thread advance a task; starts the thread. Returns an error number, or 0.
 int add_task(Task *task);
 
-// Takes a task from the thread, which may still be advancing it when this is called, and is not when this returns.
+// Removes a task from the thread. Blocks while the thread advances the task.
 void remove_task(Task *task);
 
 // Sets whether the thread lets MPI advance while there are no tasks. Starts the thread; returns an error number, or 0.
 int set_polling(bool polls);
 
-// Tells the thread that the program itself advances operations just now; the thread then stands back for a while.
+// Notes that the program advances operations itself. The thread then advances none for STAND_BACK_NS, so that the two do
+// not compete.
 void note_advance(void);
 
 // Ends the thread; it is started again by the next task.

@@ -25,7 +25,8 @@ from hpccoll.runtime.backoff import Backoff
 # the thread that computes.
 PAUSE_S: Final = 1e-4
 PAUSE_ACROSS_NODES_S: Final = 1e-3
-MOST_DROPPED, MOST_RESULTS = 256, 8  # handles that are kept although nobody may wait for them; those with tensors
+MOST_DROPPED: Final = 256  # dropped handles that are kept, because C++ code may still wait for them
+MOST_RESULTS: Final = 8  # the latest dropped handles, which also keep their tensors
 
 
 class FutureOperation(Protocol):
@@ -36,7 +37,10 @@ class FutureOperation(Protocol):
     has_future: bool
 
     def complete_future(self) -> bool:
-        """Advance without blocking; complete the future if the operation is done or late; return whether it did."""
+        """Advance without blocking; return whether the future is complete.
+
+        Completes the future if the operation is done or has exceeded its timeout.
+        """
 
     def is_completed(self) -> bool:
         """Advance without blocking; return whether the operation is complete or has failed."""
@@ -51,10 +55,10 @@ class FutureCompleter:
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
 
-    def takes_over(self) -> bool:
-        """Whether the calling thread may leave its operation to this object's thread.
+    def can_take_over(self) -> bool:
+        """Whether this object's thread can complete an operation of the calling thread.
 
-        False in a continuation, because it runs in this object's thread, and if MPI allows calls by one thread only.
+        False if MPI allows calls by one thread only, and in a continuation, which runs in this object's thread.
         """
         return threading.current_thread() is not self._thread and is_thread_safe()
 
@@ -96,14 +100,14 @@ class FutureCompleter:
             return
         backoff = Backoff(spins=True)
         for operation in list(self._pending):
-            while self._is_continued(operation, comm):
+            while self._blocks_next_collective(operation, comm):
                 if comm.node_count > 1:
                     time.sleep(PAUSE_ACROSS_NODES_S)  # the thread polls as often, and the core is left to other ranks
                 else:
                     operation.is_completed()
                     backoff.pause()
 
-    def _is_continued(self, operation: FutureOperation, comm: Any) -> bool:
+    def _blocks_next_collective(self, operation: FutureOperation, comm: Any) -> bool:
         """Whether the next collective of a communicator must wait for the continuations of an operation."""
         is_collective = operation.comm is comm and not operation.is_message
         return is_collective and operation.has_future and operation in self._pending

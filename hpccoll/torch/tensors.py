@@ -98,7 +98,14 @@ def find_flat(tensors: Sequence[Any]) -> Any | None:
 
 
 def overlaps_wrongly(x: Any, out: Any, block: int | None) -> bool:
-    """Whether `x` and `out` share memory other than: `x` is block number `block` of `out`, or `out` itself if None."""
+    """Whether two contiguous tensors overlap in a way that an operation does not allow.
+
+    Args:
+        x: the input.
+        out: the output.
+        block: the number of the block of the longer tensor that the shorter one may be; None if they may only begin at
+            the same address; -1 if no overlap is allowed.
+    """
     if x.untyped_storage().data_ptr() != out.untyped_storage().data_ptr():
         return False
     begin, size = x.data_ptr(), x.numel() * x.element_size()

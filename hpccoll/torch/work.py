@@ -52,7 +52,7 @@ class TorchWork(dist._Work):  # type: ignore[misc]  # noqa: SLF001 - torch has n
     _completion: torch.futures.Future[None]  # complete when the operation is complete or has failed
     _future: Any = None  # the continuation of `_completion`
     _recorded_wait: ExitStack  # open while the thread of futures waits for the operation
-    is_kept_if_dropped = False
+    is_kept_if_dropped = False  # whether the finalizer keeps the handle; see `InFlightWork`
 
     def __init__(self, result: Any) -> None:
         super().__init__()
@@ -224,7 +224,7 @@ class TorchWork(dist._Work):  # type: ignore[misc]  # noqa: SLF001 - torch has n
             waits = self._works and not self.is_message and self.comm.node_count == 1
             brief_s = BRIEF_S if waits else 0.0
             while not self.complete_future():
-                if completer.takes_over() and time.monotonic() > began + brief_s:
+                if completer.can_take_over() and time.monotonic() > began + brief_s:
                     awaited = self._works[0].awaited if self._works else None
                     self._recorded_wait.enter_context(awaited or nullcontext())
                     completer.add(self)
@@ -233,9 +233,10 @@ class TorchWork(dist._Work):  # type: ignore[misc]  # noqa: SLF001 - torch has n
         return self._future
 
     def complete_future(self) -> bool:
-        """Advance without blocking; complete the future if the operation is done or late; return whether it did.
+        """Advance without blocking; return whether the future is complete.
 
-        Without a future, return whether the operation is done.
+        Completes the future if the operation is done or has exceeded its timeout. Without a future, returns whether the
+        operation is done.
         """
         if not self.has_future:
             return self._advance()
@@ -254,7 +255,7 @@ class TorchWork(dist._Work):  # type: ignore[misc]  # noqa: SLF001 - torch has n
         self._result = []
 
     def _get_outcome(self, _: object) -> Any:
-        """Return the tensors of the operation; raise DistBackendError if it failed or is late."""
+        """Return the tensors of the operation; raise DistBackendError if it failed or timed out."""
         if not self._done:
             self._raise_late(self._timeout, self._works[0] if self._works else None)
         self.wait()

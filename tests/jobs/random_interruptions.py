@@ -22,7 +22,13 @@ END_S = 1.5  # for the launcher and the exit of the ranks
 
 
 def run_job(seed: int, ranks: int) -> tuple[Counter[str], str]:
-    """Run one program; return how often rounds were armed, interrupted, refused and ended, and a failure or ""."""
+    """Run one program.
+
+    Returns:
+        The numbers of interruptions that were armed and that occurred ("armed", "interrupted"), of rounds by outcome
+        and rank ("finished", "refused"), and of jobs that exited with an error ("ended jobs"); and a description of
+        the failure, empty if there is none.
+    """
     program = str(Path(__file__).with_name("interrupted_program.py"))
     launch.LIMIT_S = JOB_S
     done = launch.run_script([program, str(seed), str(ROUNDS)], ranks, HPCCOLL_TUNING="off")
@@ -46,13 +52,16 @@ def run_job(seed: int, ranks: int) -> tuple[Counter[str], str]:
 
 
 def run_interruptions(count: int, ranks: int, first_seed: int = 0) -> tuple[Counter[str], list[str]]:
-    """Run programs with at least `count` rounds of which one rank was interrupted; return the counts and failures."""
+    """Run programs until `count` interruptions have been armed; return the counts and the failures.
+
+    A job that arms none counts as one, so that the loop ends even if no job starts.
+    """
     total: Counter[str] = Counter()
     failures: list[str] = []
     seed = first_seed
     while total["armed"] < count:
         counts, failure = run_job(seed, ranks)
-        total += counts + Counter({"armed": not counts["armed"]})  # a job that never starts ends the loop, too
+        total += counts + Counter({"armed": not counts["armed"]})
         if failure:
             failures.append(failure)
         seed += 1

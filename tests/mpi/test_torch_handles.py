@@ -1,4 +1,7 @@
-"""What torch.distributed does with handles, lists and tensors beyond its plain calls; results are those of Gloo."""
+"""Less common uses of torch.distributed: dropped handles, short arguments, sparse and wrapped tensors, futures.
+
+The expected results are those of torch's Gloo backend; the tests do not run Gloo.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,7 @@ def test_operations_whose_handles_were_dropped_are_complete_after_a_barrier(dist
     assert all(bool((x == total).all()) for x in tensors)
 
 
-def test_an_operation_whose_handle_was_dropped_completes_without_a_call(dist, torch, comm, total):
+def test_an_operation_with_a_dropped_handle_completes_without_further_calls(dist, torch, comm, total):
     x = torch.full((50, 40), 1.0 + dist.get_rank()).T
     dist.all_reduce(x, async_op=True)
     end = time.monotonic() + 20
@@ -157,7 +160,7 @@ def test_wrong_arguments_of_an_asynchronous_operation_are_refused_at_the_call(di
     dist.barrier()
 
 
-def test_a_message_about_the_time_says_timeout(dist, torch):
+def test_a_timeout_error_contains_the_word_timeout(dist, torch):
     group = dist.new_group(timeout=timedelta(seconds=0.2))
     if dist.get_rank() == 0:
         with pytest.raises(dist.DistBackendError, match="timeout"):

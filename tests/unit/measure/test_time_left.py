@@ -91,9 +91,9 @@ def replay(run):
 
 
 @pytest.mark.parametrize("run", [TWO_RANKS, FOUR_RANKS], ids=["2", "4"])
-@pytest.mark.parametrize("slower", [0.9, 1.0, 1.2])
-def test_the_estimate_of_a_measured_run_is_right_after_a_third(run, slower):
-    wrong_guess = run._replace(row_s=run.row_s * slower, byte_s=run.byte_s * slower)
+@pytest.mark.parametrize("guess_factor", [0.9, 1.0, 1.2])
+def test_the_estimate_of_a_measured_run_is_right_after_a_third(run, guess_factor):
+    wrong_guess = run._replace(row_s=run.row_s * guess_factor, byte_s=run.byte_s * guess_factor)
     for share, seconds, estimate in replay(wrong_guess):
         if share >= 1 / 3 and seconds > 0.5:
             assert seconds / 1.5 <= estimate <= seconds * 1.5, share
@@ -113,8 +113,9 @@ def test_a_row_that_waits_for_latency_does_not_grow_with_the_message():
     left = TimeLeft([Block(1 << 20, 3), Block(1 << 30, 3)], 1.0, 0.0, LIMITS, clock)
     clock.seconds = 1.0
     left.end_block([Iterations(7, 0.0001), Iterations(7, 0.0001), Iterations(7, 0.1)])
-    mean_s = 0.001
-    assert left.seconds == pytest.approx(1 / 0.7014 * 7 * 1024 * (2 * 0.0001 + 2.5 * mean_s), rel=1e-3)
+    mean_s = 0.001  # the geometric mean of the three rows; MOST_ABOVE_MEAN limits the slow row to 2.5 times it
+    overhead = 1.0 / 0.7014  # the block's duration, divided by the time of its iterations
+    assert left.seconds == pytest.approx(overhead * 7 * 1024 * (2 * 0.0001 + 2.5 * mean_s), rel=1e-3)
 
 
 def test_the_first_estimate_is_that_of_the_guesses():
