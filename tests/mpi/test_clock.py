@@ -60,7 +60,9 @@ def test_the_residual_is_the_true_error(comm):
         assert residual.offset_us <= residual.bound_us
         wrong_by_us = 3000.0 * comm.rank
         clock._shift_s += wrong_by_us / 1e6
-        return abs(float(measure_residual(comm, clock).offsets_us[comm.rank]) - wrong_by_us)
+        moved_us = float(measure_residual(comm, clock).offsets_us[comm.rank])
+        error_us: float = abs(moved_us - wrong_by_us)
+        return error_us
 
     assert find_least_error_us(comm, attempt) < MOST_US
 
