@@ -82,6 +82,7 @@ class CommunicatorBase:
         self._messages = PointToPoint(
             self._message_comm, self._engine.progress, self._engine.state, self._engine.uses_pinned_memory
         )
+        self._exchange = self._messages.messenger.exchange
         self._objects = ObjectCollectives(
             self._message_comm, self._engine.progress, self._engine.state, oversubscribed=node.oversubscribed
         )
@@ -112,9 +113,11 @@ class CommunicatorBase:
         if self._release.alive:
             self._require_open()
             if not self._wait_to_close():
+                self._messages.messenger.close()
                 self._release()
                 return
             self._stop_watch()
+            self._messages.messenger.close()
             self._release()
             self._engine.progress.release_garbage()
             if self._argument_check is not None:

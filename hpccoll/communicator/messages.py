@@ -39,7 +39,11 @@ class MessageMethods(CommunicatorBase):
             raise UsageError(f"rank {dest} would wait for itself in send; use isend, then recv")
         before = self._state.messages
         try:
-            self.isend(x, dest, tag).wait()
+            states = self._exchange(None, None, 0, x, dest, tag)
+            if states is NotImplemented:
+                self.isend(x, dest, tag).wait()
+            elif type(states) is not int:
+                self._messages.finish_exchange(states, None, None, x, dest)
         except BaseException as error:
             self._messages.take_exception("send", before, error)
             raise
@@ -64,13 +68,18 @@ class MessageMethods(CommunicatorBase):
         """
         before = self._state.messages
         try:
-            work = self.irecv(x, source, tag)
-            work.wait()
+            sender = self._exchange(x, source, tag, None, None, 0)
+            if sender is NotImplemented:
+                work = self.irecv(x, source, tag)
+                work.wait()
+                sender = work.source
+            elif type(sender) is not int:
+                sender = self._messages.finish_exchange(sender, x, source, None, None)
         except BaseException as error:
             self._messages.take_exception("recv", before, error)
             raise
         if status is not None:
-            status.Set_source(-1 if work.source is None else work.source)
+            status.Set_source(-1 if sender is None else sender)
             status.Set_tag(tag)
         return x
 
@@ -146,9 +155,14 @@ class MessageMethods(CommunicatorBase):
         received = empty_like(given, tuple(given.shape)) if out is None else out
         before = self._state.messages
         try:
-            incoming = self.irecv(received, source, recvtag)
-            self.isend(given, dest, sendtag).wait()
-            incoming.wait()
+            states = self._exchange(received, source, recvtag, given, dest, sendtag)
+            if states is NotImplemented:
+                self._messages.require_peer("dest", dest, sendtag)  # before the receive begins
+                incoming = self.irecv(received, source, recvtag)
+                self.isend(given, dest, sendtag).wait()
+                incoming.wait()
+            elif type(states) is not int:
+                self._messages.finish_exchange(states, received, source, given, dest)
         except BaseException as error:
             self._messages.take_exception("sendrecv", before, error)
             raise

@@ -121,14 +121,26 @@ class EntryRing:
     """
 
     def __new__(
-        cls, memory: object, begin: int, entries: int, ended_word: int, failed_word: int, round_word: int
+        cls,
+        memory: object,
+        begin: int,
+        entries: int,
+        started_word: int,
+        ended_word: int,
+        failed_word: int,
+        round_word: int,
     ) -> Self: ...
     def __call__(self) -> tuple[int, int, int]: ...
 
 class CallCounter:
-    """The calls of a rank on a communicator: `count` is their number, and `current` the one that the rank is in."""
+    """The calls of a rank on a communicator.
+
+    `count` is the number of collectives that the rank has begun, `messages` that of messages between two ranks, and
+    `current` the call that the rank is in.
+    """
 
     count: int
+    messages: int
     current: Any
 
 class StagedCall:
@@ -213,10 +225,11 @@ class MpiFunctions:
     """The functions of the MPI library, which native code calls by their addresses.
 
     Args:
-        functions: addresses of MPI_Isend, MPI_Irecv, MPI_Isend_c, MPI_Irecv_c, MPI_Test and MPI_Iprobe; 0 for a
-            missing function for large messages.
+        functions: addresses of MPI_Isend, MPI_Irecv, MPI_Isend_c, MPI_Irecv_c, MPI_Test, MPI_Iprobe and MPI_Get_count;
+            0 for a missing function for large messages.
         byte, self: the handles MPI_BYTE and MPI_COMM_SELF.
         any_source, any_tag: MPI_ANY_SOURCE and MPI_ANY_TAG.
+        source_offset: where a status has the rank of the sender.
         has_pointers: whether handles are pointers.
         is_threaded: whether the progress thread may call MPI.
         raise_error: raises the error for the name of a collective and an error code of MPI.
@@ -229,11 +242,50 @@ class MpiFunctions:
         self_comm: int,
         any_source: int,
         any_tag: int,
+        source_offset: int,
         has_pointers: bool,
         is_threaded: bool,
         raise_error: Callable[[str, int], object],
     ) -> Self: ...
     def poll(self) -> None: ...
+
+class Messenger:
+    """Blocking messages between two ranks of a communicator, on NumPy arrays.
+
+    Args:
+        library: the functions of the MPI library.
+        comm: the handle of the communicator.
+        calls, ring: where the messages are counted and recorded.
+        array_type: `np.ndarray`.
+        describe: returns the description of a message for its entry, and the bytes per element; its arguments are
+            whether the message is sent, the array, the other rank (MPI_ANY_SOURCE for any), and the tag.
+        oversubscribed: whether ranks share cores.
+    """
+
+    def __new__(
+        cls,
+        library: MpiFunctions,
+        comm: int,
+        rank: int,
+        ranks: int,
+        calls: CallCounter,
+        ring: EntryRing,
+        array_type: type,
+        describe: Callable[[bool, Any, int, int], tuple[bytes, int]],
+        oversubscribed: bool,
+    ) -> Self: ...
+    def exchange(self, out: Any, source: Any, recvtag: Any, x: Any, dest: Any, sendtag: Any, /) -> Any:
+        """Receive `out` from `source` and send `x` to `dest`; either array may be None.
+
+        Returns:
+            The rank of the sender (-1 without a receive) if both messages are complete; NotImplemented if Python has
+            to carry them out. Otherwise one is pending or has failed, and the result has for both messages (None
+            without a message) whether it is pending, its request, the place of its entry in words, the error number of
+            MPI, the bytes received, and the rank of the sender.
+        """
+
+    def close(self) -> None:
+        """Leave all messages to Python from now on."""
 
 class MessageCall:
     """A collective of messages of one kind; called with the addresses of input and output, it blocks to its end.

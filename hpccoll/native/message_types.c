@@ -2,7 +2,6 @@
 #include "objects.h"
 
 #include <sched.h>
-#include <time.h>
 
 // A collective of one kind; `table` has the scratch memory of blocking runs.
 typedef struct {
@@ -31,27 +30,24 @@ typedef struct {
     bool is_added;
 } MessageRunObject;
 
+enum { MPI_FUNCTIONS = 7 };  // in the order of MpiLibrary
 enum { TESTS_WITH_GIL = 30, TESTS_WITH_GIL_OVERSUBSCRIBED = 3 };
 static const int64_t SPIN_NS = 50000, LIMIT_NS = 400000, BUSY_LIMIT_NS = 10000;
 
-static int64_t now_ns(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return now.tv_sec * INT64_C(1000000000) + now.tv_nsec;
-}
-
 static PyObject *MpiFunctions_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"functions", "byte", "self", "any_source", "any_tag", "has_pointers", "is_threaded",
-                            "raise_error", NULL};
-    unsigned long long functions[6], byte, self_comm;
-    int any_source, any_tag, has_pointers, is_threaded;
+    static char *names[] = {"functions", "byte", "self", "any_source", "any_tag", "source_offset", "has_pointers",
+                            "is_threaded", "raise_error", NULL};
+    unsigned long long functions[MPI_FUNCTIONS], byte, self_comm;
+    int any_source, any_tag, source_offset, has_pointers, is_threaded;
     PyObject *raise_error;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "(KKKKKK)KKiippO", names, &functions[0], &functions[1],
-                                     &functions[2], &functions[3], &functions[4], &functions[5], &byte, &self_comm,
-                                     &any_source, &any_tag, &has_pointers, &is_threaded, &raise_error)) {
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "(KKKKKKK)KKiiippO", names, &functions[0], &functions[1],
+                                     &functions[2], &functions[3], &functions[4], &functions[5], &functions[6], &byte,
+                                     &self_comm, &any_source, &any_tag, &source_offset, &has_pointers, &is_threaded,
+                                     &raise_error)) {
         return NULL;
     }
-    if (!functions[0] || !functions[1] || !functions[4] || !functions[5]) {
+    bool has_all = functions[0] && functions[1] && functions[4] && functions[5] && functions[6];
+    if (!has_all || source_offset < 0 || source_offset > MPI_STATUS_BYTES - (int)sizeof(int)) {
         PyErr_SetString(PyExc_ValueError, "only the functions for large messages may be missing");
         return NULL;
     }
@@ -59,12 +55,12 @@ static PyObject *MpiFunctions_new(PyTypeObject *type, PyObject *args, PyObject *
     if (!self) {
         return NULL;
     }
-    AnyFunction *found[6];
-    for (int i = 0; i < 6; i++) {
+    AnyFunction *found[MPI_FUNCTIONS];
+    for (int i = 0; i < MPI_FUNCTIONS; i++) {
         found[i] = (AnyFunction *)(uintptr_t)functions[i];
     }
-    self->functions = (MpiLibrary){found[0],  found[1],   found[2], found[3],     found[4], found[5], byte,
-                                   self_comm, any_source, any_tag,  has_pointers};
+    self->functions = (MpiLibrary){found[0], found[1],  found[2],   found[3], found[4],      found[5],    found[6],
+                                   byte,     self_comm, any_source, any_tag,  source_offset, has_pointers};
     self->is_threaded = is_threaded;
     self->raise_error = Py_NewRef(raise_error);
     return (PyObject *)self;
@@ -202,11 +198,11 @@ static MessageState make_state(const MessageCallObject *call, char *input, char 
 // Advances a run for up to `limit_ns`, without the GIL. Spins until no step has succeeded for `spin_ns`, and then
 // yields the core between two tests.
 static MessageOutcome advance_for(MessageState *state, Report *report, int64_t spin_ns, int64_t limit_ns) {
-    int64_t begin = now_ns(), end = begin + limit_ns;
+    int64_t begin = read_clock_ns(), end = begin + limit_ns;
     for (;;) {
         int64_t at = state->at;
         MessageOutcome outcome = advance_messages(state, report);
-        int64_t now = now_ns();
+        int64_t now = read_clock_ns();
         if (outcome != MESSAGES_WAIT || now >= end) {
             return outcome;
         }

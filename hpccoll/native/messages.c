@@ -1,8 +1,7 @@
 #include "messages.h"
 
 #include <limits.h>
-
-enum { MPI_STATUS_BYTES = 256 };  // more than a status of any MPI library; its content is not read
+#include <string.h>
 
 // The types of MPI's functions, for handles that are integers and handles that are pointers.
 typedef int SendOfIntegers(const void *, int, int32_t, int, int, int32_t, int32_t *);
@@ -13,43 +12,56 @@ typedef int TestOfIntegers(int32_t *, int *, void *);
 typedef int TestOfPointers(void **, int *, void *);
 typedef int ProbeOfIntegers(int, int, int32_t, int *, void *);
 typedef int ProbeOfPointers(int, int, void *, int *, void *);
+typedef int CountOfIntegers(const void *, int32_t, int *);
+typedef int CountOfPointers(const void *, void *, int *);
 
 static void *as_pointer(uint64_t handle) { return (void *)(uintptr_t)handle; }
 
-// Begins a message. MPI_Isend and MPI_Irecv take the same arguments.
+// MPI_Isend and MPI_Irecv take the same arguments.
+int post_message(const MpiLibrary *mpi, bool sends, void *data, int64_t nbytes, int peer, int tag, uint64_t comm,
+                 uint64_t *request) {
+    bool is_large = nbytes > INT_MAX;
+    AnyFunction *function = is_large ? (sends ? mpi->isend_large : mpi->irecv_large) : (sends ? mpi->isend : mpi->irecv);
+    if (mpi->has_pointers) {
+        void *byte = as_pointer(mpi->byte), *space = as_pointer(comm);
+        return is_large ? ((LargeSendOfPointers *)function)(data, nbytes, byte, peer, tag, space, (void **)request)
+                        : ((SendOfPointers *)function)(data, (int)nbytes, byte, peer, tag, space, (void **)request);
+    }
+    int32_t byte = (int32_t)mpi->byte, space = (int32_t)comm;
+    return is_large ? ((LargeSendOfIntegers *)function)(data, nbytes, byte, peer, tag, space, (int32_t *)request)
+                    : ((SendOfIntegers *)function)(data, (int)nbytes, byte, peer, tag, space, (int32_t *)request);
+}
+
+int test_request(const MpiLibrary *mpi, uint64_t *request, int *flag, MessageStatus *status) {
+    return mpi->has_pointers ? ((TestOfPointers *)mpi->test)((void **)request, flag, status)
+                             : ((TestOfIntegers *)mpi->test)((int32_t *)request, flag, status);
+}
+
+int read_status(const MpiLibrary *mpi, const MessageStatus *status, int *source, int64_t *nbytes) {
+    int count = 0;
+    int error = mpi->has_pointers ? ((CountOfPointers *)mpi->get_count)(status, as_pointer(mpi->byte), &count)
+                                  : ((CountOfIntegers *)mpi->get_count)(status, (int32_t)mpi->byte, &count);
+    memcpy(source, status->bytes + mpi->source_offset, sizeof *source);
+    *nbytes = count;
+    return error;
+}
+
+// Begins the message of an instruction.
 static int begin_message(const MessageState *state, const Instruction *step) {
-    const MpiLibrary *mpi = state->library;
-    bool sends = step->code == SEND, is_large = step->nbytes > INT_MAX;
+    bool sends = step->code == SEND;
     int64_t memory = sends ? step->left : step->out, offset = sends ? step->left_offset : step->out_offset;
     char *base = memory == INPUT    ? state->memories.input
                  : memory == OUTPUT ? state->memories.output
                                     : state->memories.addresses[memory];
-    char *data = base + offset;
-    uint64_t *request = &state->requests[step->right_offset];
-    AnyFunction *function = is_large ? (sends ? mpi->isend_large : mpi->irecv_large) : (sends ? mpi->isend : mpi->irecv);
-    int peer = (int)step->right, tag = state->tag;
-    if (mpi->has_pointers) {
-        void *byte = as_pointer(mpi->byte), *comm = as_pointer(state->comm);
-        return is_large ? ((LargeSendOfPointers *)function)(data, step->nbytes, byte, peer, tag, comm, (void **)request)
-                        : ((SendOfPointers *)function)(data, (int)step->nbytes, byte, peer, tag, comm, (void **)request);
-    }
-    int32_t byte = (int32_t)mpi->byte, comm = (int32_t)state->comm;
-    return is_large ? ((LargeSendOfIntegers *)function)(data, step->nbytes, byte, peer, tag, comm, (int32_t *)request)
-                    : ((SendOfIntegers *)function)(data, (int)step->nbytes, byte, peer, tag, comm, (int32_t *)request);
-}
-
-static int test_message(const MessageState *state, const Instruction *step, int *flag) {
-    _Alignas(16) char status[MPI_STATUS_BYTES];
-    uint64_t *request = &state->requests[step->right_offset];
-    AnyFunction *test = state->library->test;
-    return state->library->has_pointers ? ((TestOfPointers *)test)((void **)request, flag, status)
-                                        : ((TestOfIntegers *)test)((int32_t *)request, flag, status);
+    return post_message(state->library, sends, base + offset, step->nbytes, (int)step->right, state->tag, state->comm,
+                        &state->requests[step->right_offset]);
 }
 
 MessageOutcome advance_messages(MessageState *state, Report *report) {
     const Instructions *program = state->program;
     while (state->at < program->count) {
         const Instruction *step = &program->instructions[state->at];
+        MessageStatus status;
         int flag = 1;
         switch (step->code) {
         case SEND:
@@ -57,7 +69,7 @@ MessageOutcome advance_messages(MessageState *state, Report *report) {
             state->mpi_error = begin_message(state, step);
             break;
         case WAIT:
-            state->mpi_error = test_message(state, step, &flag);
+            state->mpi_error = test_request(state->library, &state->requests[step->right_offset], &flag, &status);
             break;
         case ROUND:
             if (state->round) {
@@ -83,11 +95,11 @@ MessageOutcome advance_messages(MessageState *state, Report *report) {
 
 void poll_mpi(const void *library) {
     const MpiLibrary *mpi = library;
-    _Alignas(16) char status[MPI_STATUS_BYTES];
+    MessageStatus status;
     int flag = 0;
     if (mpi->has_pointers) {
-        ((ProbeOfPointers *)mpi->iprobe)(mpi->any_source, mpi->any_tag, as_pointer(mpi->self), &flag, status);
+        ((ProbeOfPointers *)mpi->iprobe)(mpi->any_source, mpi->any_tag, as_pointer(mpi->self), &flag, &status);
     } else {
-        ((ProbeOfIntegers *)mpi->iprobe)(mpi->any_source, mpi->any_tag, (int32_t)mpi->self, &flag, status);
+        ((ProbeOfIntegers *)mpi->iprobe)(mpi->any_source, mpi->any_tag, (int32_t)mpi->self, &flag, &status);
     }
 }

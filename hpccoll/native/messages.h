@@ -10,11 +10,28 @@ typedef void AnyFunction(void);
 
 // Functions of the MPI library that the process has loaded; `isend_large` and `irecv_large`, of MPI 4, may be NULL.
 typedef struct {
-    AnyFunction *isend, *irecv, *isend_large, *irecv_large, *test, *iprobe;
+    AnyFunction *isend, *irecv, *isend_large, *irecv_large, *test, *iprobe, *get_count;
     uint64_t byte, self;  // the handles MPI_BYTE and MPI_COMM_SELF
     int any_source, any_tag;
+    int source_offset;  // of the rank of the sender in a status, in bytes
     bool has_pointers;  // whether handles are pointers
 } MpiLibrary;
+
+enum { MPI_STATUS_BYTES = 256 };  // more than a status of any MPI library
+
+typedef struct {
+    _Alignas(16) char bytes[MPI_STATUS_BYTES];
+} MessageStatus;
+
+// Begins to send or receive `nbytes` bytes, and sets the handle of the request. Returns MPI's error number, or 0.
+int post_message(const MpiLibrary *mpi, bool sends, void *data, int64_t nbytes, int peer, int tag, uint64_t comm,
+                 uint64_t *request);
+
+// Tests a request, and sets whether it is complete. Returns MPI's error number, or 0.
+int test_request(const MpiLibrary *mpi, uint64_t *request, int *flag, MessageStatus *status);
+
+// Reads the sender and the number of bytes of a received message. Returns MPI's error number, or 0.
+int read_status(const MpiLibrary *mpi, const MessageStatus *status, int *source, int64_t *nbytes);
 
 // A run of a program of messages.
 typedef struct {

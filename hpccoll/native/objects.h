@@ -60,13 +60,13 @@ typedef struct {
 typedef struct {
     PyObject_HEAD
     Py_buffer view;
-    int64_t serial, begin, entries, ended_word, failed_word, round_word;
+    int64_t serial, begin, entries, started_word, ended_word, failed_word, round_word;
 } EntryRingObject;
 
-// The calls of a rank on a communicator: how many it has begun, and the one that it is in.
+// The calls of a rank on a communicator: how many collectives and messages it has begun, and the one that it is in.
 typedef struct {
     PyObject_HEAD
-    long long count;
+    long long count, messages;
     PyObject *current;
 } CallCounterObject;
 
@@ -101,7 +101,7 @@ typedef struct {
 } MpiFunctionsObject;
 
 extern PyMethodDef progress_functions[];
-extern PyTypeObject MpiFunctionsType, MessageCallType, MessageRunType, StagedRunType;
+extern PyTypeObject MpiFunctionsType, MessageCallType, MessageRunType, MessengerType, StagedRunType;
 extern PyTypeObject ReducerType, MemoryTableType, ProgramType, ArrivalCounterType, NodeBarrierType, EntryRingType,
     CallCounterType, StagedCallType, CallTableType;
 
@@ -141,6 +141,12 @@ int64_t begin_call(const CallEntry *entry);
 // Records the end of a blocking call; `failed` says whether an exception ended it, which is then passed to the
 // counter's method take_exception and stays set.
 void end_call(const CallEntry *entry, int64_t place, bool failed);
+
+// Records the beginning of message `number`, described by `description`; returns the place of its entry in words.
+int64_t begin_message_entry(EntryRingObject *ring, long long number, PyObject *description);
+
+// Records the end of the message whose entry is at `place`; `failed` says whether an error ended it.
+void end_message_entry(EntryRingObject *ring, int64_t place, bool failed);
 
 // Publishes the entry of a staged run, which has a payload or no locations.
 void post_staged(StagedCallObject *call);

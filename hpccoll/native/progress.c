@@ -1,6 +1,8 @@
 #define _GNU_SOURCE
 #include "progress.h"
 
+#include "waits.h"
+
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
@@ -23,12 +25,6 @@ static int64_t longest_pause_ns = 1000000;
 static void (*poll_function)(const void *);
 static void *poll_argument;
 static _Atomic int64_t latest_advance_ns;
-
-static int64_t now_ns(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return now.tv_sec * INT64_C(1000000000) + now.tv_nsec;
-}
 
 // Sleeps on `wake`; the lock is free meanwhile. 0 means without a limit.
 static void sleep_for(int64_t ns) {
@@ -96,7 +92,7 @@ static void *run_thread(void *unused) {
         needs_wake = false;
         idle_ticks = 0;
         // relaxed: no data depends on the time
-        int64_t since = now_ns() - atomic_load_explicit(&latest_advance_ns, memory_order_relaxed);
+        int64_t since = read_clock_ns() - atomic_load_explicit(&latest_advance_ns, memory_order_relaxed);
         if (since < STAND_BACK_NS) {
             sleep_for(TICK_NS);
             continue;
@@ -186,7 +182,7 @@ int set_polling(bool polls) {
 
 void note_advance(void) {
     // relaxed: see `run_thread`
-    atomic_store_explicit(&latest_advance_ns, now_ns(), memory_order_relaxed);
+    atomic_store_explicit(&latest_advance_ns, read_clock_ns(), memory_order_relaxed);
 }
 
 void stop_progress(void) {

@@ -2,20 +2,13 @@
 // hpccoll/runtime/recorder/layout.py, which passes the places of the words that change.
 #include "objects.h"
 
-#include <time.h>
-
-static int64_t read_clock(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return now.tv_sec * INT64_C(1000000000) + now.tv_nsec;
-}
-
 static PyObject *EntryRing_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"memory", "begin", "entries", "ended_word", "failed_word", "round_word", NULL};
+    static char *names[] = {"memory", "begin", "entries", "started_word", "ended_word", "failed_word",
+                            "round_word", NULL};
     PyObject *memory;
-    long long begin, entries, ended, failed, round;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OLLLLL", names, &memory, &begin, &entries, &ended, &failed,
-                                     &round)) {
+    long long begin, entries, started, ended, failed, round;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OLLLLLL", names, &memory, &begin, &entries, &started, &ended,
+                                     &failed, &round)) {
         return NULL;
     }
     EntryRingObject *self = (EntryRingObject *)type->tp_alloc(type, 0);
@@ -26,7 +19,7 @@ static PyObject *EntryRing_new(PyTypeObject *type, PyObject *args, PyObject *kwa
     int64_t words = self->view.len / 8;
     bool fits = begin >= 0 && entries > 0 && entries <= words / RECORD_WORDS;
     fits = fits && begin <= words - entries * RECORD_WORDS && (uintptr_t)self->view.buf % 8 == 0;
-    fits = fits && ended >= 3 && ended < 15 && failed >= 3 && failed < 15 && round >= 0 && round < words;
+    fits = fits && started >= 3 && started < 15 && ended >= 3 && ended < 15 && failed >= 3 && failed < 15 && round >= 0 && round < words;
     if (!fits) {
         PyErr_SetString(PyExc_ValueError, "the entries are outside of the memory");
         Py_DECREF(self);
@@ -34,6 +27,7 @@ static PyObject *EntryRing_new(PyTypeObject *type, PyObject *args, PyObject *kwa
     }
     self->begin = begin;
     self->entries = entries;
+    self->started_word = started;
     self->ended_word = ended;
     self->failed_word = failed;
     self->round_word = round;
@@ -89,6 +83,7 @@ static void CallCounter_dealloc(PyObject *self) {
 
 static PyMemberDef CallCounter_members[] = {
     {"count", T_LONGLONG, offsetof(CallCounterObject, count), 0, "The number of collective calls begun."},
+    {"messages", T_LONGLONG, offsetof(CallCounterObject, messages), 0, "The number of messages begun."},
     {"current", T_OBJECT, offsetof(CallCounterObject, current), 0, "The call that this rank is in; None outside."},
     {NULL, 0, 0, 0, NULL},
 };
@@ -105,6 +100,19 @@ PyTypeObject CallCounterType = {
     .tp_members = CallCounter_members,
 };
 
+// Writes the next entry, and returns its place in words.
+static int64_t write_entry(EntryRingObject *ring, long long number, PyObject *description) {
+    int64_t place = take_entry(ring);
+    int64_t *words = (int64_t *)ring->view.buf + place;
+    // release: a reader of the file takes an entry for complete if its first and last word are equal
+    __atomic_store_n(&words[0], ring->serial, __ATOMIC_RELEASE);
+    words[1] = read_clock_ns();
+    words[2] = number;
+    memcpy(&words[3], PyBytes_AS_STRING(description), DESCRIPTION_BYTES);
+    __atomic_store_n(&words[RECORD_WORDS - 1], ring->serial, __ATOMIC_RELEASE);
+    return place;
+}
+
 int64_t begin_call(const CallEntry *entry) {
     CallCounterObject *calls = entry->calls;
     if (calls->current && calls->current != Py_None) {
@@ -116,15 +124,20 @@ int64_t begin_call(const CallEntry *entry) {
     }
     int64_t number = ++calls->count;
     Py_XSETREF(calls->current, Py_NewRef(entry->name));
-    int64_t place = take_entry(entry->ring);
-    int64_t *words = (int64_t *)entry->ring->view.buf + place;
-    // release: a reader of the file takes an entry for complete if its first and last word are equal
-    __atomic_store_n(&words[0], entry->ring->serial, __ATOMIC_RELEASE);
-    words[1] = read_clock();
-    words[2] = number;
-    memcpy(&words[3], PyBytes_AS_STRING(entry->description), DESCRIPTION_BYTES);
-    __atomic_store_n(&words[RECORD_WORDS - 1], entry->ring->serial, __ATOMIC_RELEASE);
+    return write_entry(entry->ring, number, entry->description);
+}
+
+int64_t begin_message_entry(EntryRingObject *ring, long long number, PyObject *description) {
+    int64_t place = write_entry(ring, number, description);
+    int64_t *words = (int64_t *)ring->view.buf + place;
+    words[ring->started_word] = words[1];  // a message starts at once
     return place;
+}
+
+void end_message_entry(EntryRingObject *ring, int64_t place, bool failed) {
+    int64_t *words = (int64_t *)ring->view.buf + place;
+    words[ring->failed_word] = failed;
+    words[ring->ended_word] = read_clock_ns();
 }
 
 // Lets the counter note the current exception, which may make the communicator unusable; the exception stays set.
@@ -148,7 +161,7 @@ void end_call(const CallEntry *entry, int64_t place, bool failed) {
         words[entry->ring->round_word] = 0;
     }
     Py_XSETREF(entry->calls->current, Py_NewRef(Py_None));
-    words[place + entry->ring->ended_word] = read_clock();
+    words[place + entry->ring->ended_word] = read_clock_ns();
     if (failed) {
         report_exception(entry);
     }

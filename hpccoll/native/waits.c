@@ -20,12 +20,6 @@ static inline void pause_core(void) {
 #endif
 }
 
-static int64_t now_ns(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return now.tv_sec * INT64_C(1000000000) + now.tv_nsec;
-}
-
 #ifdef __linux__
 // The futex is the half of the counter that changes with every arrival.
 static uint32_t *futex_of(Line *line) {
@@ -83,9 +77,9 @@ static void sleep_on(Line *line, uint64_t count, int64_t ns) {
 }
 
 bool wait_until(Line *line, uint64_t count, int64_t spin_ns, int64_t yield_ns, int64_t limit_ns) {
-    int64_t begin = now_ns(), waited = 0;
+    int64_t begin = read_clock_ns(), waited = 0;
     while (!spin_until(line, count, waited < spin_ns ? POLLS_PER_CLOCK : 1)) {
-        waited = now_ns() - begin;
+        waited = read_clock_ns() - begin;
         if (waited >= limit_ns) {
             return has_reached(line, count);
         }

@@ -9,6 +9,14 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <time.h>
+
+// Returns the time of the monotonic clock.
+static inline int64_t read_clock_ns(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * INT64_C(1000000000) + now.tv_nsec;
+}
 
 enum { LINE_WORDS = 8, ENTRY_WORDS = 3, ENTRIES = 2 };
 

@@ -165,26 +165,36 @@ class MpiTransfer(InFlight):
         """Take the sender of a received segment; raise CommunicationError unless the segment has the expected size."""
         self.source, received = status.source, status.Get_count(MPI.BYTE)
         if received != self._sizes[0]:
-            raise CommunicationError(
-                f"{self._description}: received a message of {received} bytes into an array of {self._sizes[0]}; "
-                "pass an array as large as the one that is sent"
-            )
+            raise explain_wrong_size(self._description, received, self._sizes[0])
 
     def _keep_failure(self, error: MPI.Exception | CommunicationError) -> None:
         """Cancel the other segments of a receive, and keep the first error; raise the error of another operation."""
         receives = self._status is not None
         if isinstance(error, MPI.Exception):
-            remedy = f"do the sizes agree on all ranks? {DEBUG_HINT}"
-            if receives:
-                remedy = "pass an array as large as the one that is sent"
-            reason = CommunicationError(f"{self._description} failed: {name_mpi_error(error)}; {remedy}")
-            reason.__cause__ = error
-            error = reason
+            error = explain_failed_message(self._description, error, receives=receives)
         if not receives:
             raise error
         self._failure = self._failure or error
         for request in self._requests[1:]:
             request.Cancel()
+
+
+def explain_wrong_size(description: str, received: int, expected: int) -> CommunicationError:
+    """Return the error of a receive that got `received` bytes instead of `expected`; `description` names it."""
+    return CommunicationError(
+        f"{description}: received a message of {received} bytes into an array of {expected}; pass an array as large as "
+        "the one that is sent"
+    )
+
+
+def explain_failed_message(description: str, error: MPI.Exception, *, receives: bool) -> CommunicationError:
+    """Return the error of a message, or of a collective of the MPI library, that MPI refused."""
+    remedy = f"do the sizes agree on all ranks? {DEBUG_HINT}"
+    if receives:
+        remedy = "pass an array as large as the one that is sent"
+    reason = CommunicationError(f"{description} failed: {name_mpi_error(error)}; {remedy}")
+    reason.__cause__ = error
+    return reason
 
 
 def explain_mpi_error(error: MPI.Exception, description: str) -> CommunicationError:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mpi4py import MPI
 
 import hpccoll
 from hpccoll.errors import BufferError, CommunicationError, UsageError
@@ -171,6 +172,54 @@ def test_a_repeated_message_is_refused_for_wrong_peers_and_read_only_arrays(hpc)
     x.flags.writeable = False
     with pytest.raises(BufferError, match="read-only"):
         hpc.irecv(x, hpc.rank)
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.02])  # a message that takes long is handed over to Python
+def test_sendrecv_knows_its_sender_and_its_values(hpc, delay_s):
+    there, back = (hpc.rank + 1) % hpc.size, (hpc.rank - 1) % hpc.size
+    for count in (1, 1000, 200_000):  # the last one is sent by rendezvous
+        time.sleep(delay_s if hpc.rank == 0 else 0)
+        x = np.full(count, hpc.rank, np.int32)
+        assert set(hpc.sendrecv(x, there, back, sendtag=count % 100, recvtag=count % 100)) == {back}
+        assert set(hpc.sendrecv(x, there)) == {back}  # from any rank
+    status = MPI.Status()
+    work = hpc.isend(np.full(3, hpc.rank), there)
+    time.sleep(delay_s if hpc.rank == 0 else 0)
+    assert set(hpc.recv(np.empty(3, int), status=status)) == {back}
+    assert (status.source, status.tag) == (back, 0)
+    work.wait()
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.02])
+@pytest.mark.parametrize(("sent", "room"), [(5, 3), (3, 5)])
+def test_sendrecv_tells_of_a_message_of_another_size(hpc, sent, room, delay_s):
+    there, back = (hpc.rank + 1) % hpc.size, (hpc.rank - 1) % hpc.size
+    time.sleep(delay_s if hpc.rank == 0 else 0)
+    with pytest.raises(
+        CommunicationError, match=f"rank {hpc.rank}: receiving from rank {back}.*pass an array as large"
+    ):
+        hpc.sendrecv(np.ones(sent), there, back, out=np.ones(room))
+    assert set(hpc.sendrecv(np.ones(sent), there, back)) == {1.0}
+
+
+def test_blocking_messages_are_recorded(hpc):
+    there, back = (hpc.rank + 1) % hpc.size, (hpc.rank - 1) % hpc.size
+    hpc.sendrecv(np.ones(7), there, back, sendtag=3, recvtag=3)
+    received, sent = get_recorder().read().calls[-2:]
+    assert (sent.operation, sent.peer, sent.tag, sent.count, sent.dtype) == ("send", there, 3, 7, "float64")
+    assert (received.operation, received.peer, received.tag, received.count) == ("recv", back, 3, 7)
+    for message in (received, sent):
+        assert message.ended_ns is not None
+        assert message.begun_ns <= message.ended_ns
+    assert not sent.failed
+    assert not received.failed
+
+
+@pytest.mark.parametrize("wrong", [{"dest": 99}, {"dest": 0, "tag": -1}, {"dest": 0, "tag": 2**15}])
+def test_blocking_messages_refuse_wrong_arguments(hpc, wrong):
+    dest, tag = wrong["dest"], wrong.get("tag", 0)
+    with pytest.raises(UsageError):
+        hpc.sendrecv(np.ones(2), dest, 0, sendtag=tag)
 
 
 def test_closing_waits_for_messages_in_flight(comm, monkeypatch):

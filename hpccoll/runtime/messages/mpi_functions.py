@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 from functools import cache
 from typing import Any, Final, NoReturn
 
@@ -12,7 +13,7 @@ from hpccoll.errors import UnavailableError
 from hpccoll.native import MpiFunctions
 from hpccoll.runtime.work import explain_mpi_error
 
-_NAMES: Final = "MPI_Isend", "MPI_Irecv", "MPI_Isend_c", "MPI_Irecv_c", "MPI_Test", "MPI_Iprobe"
+_NAMES: Final = "MPI_Isend", "MPI_Irecv", "MPI_Isend_c", "MPI_Irecv_c", "MPI_Test", "MPI_Iprobe", "MPI_Get_count"
 
 
 @cache
@@ -32,10 +33,19 @@ def get_mpi_functions() -> MpiFunctions:
         get_handle(MPI.COMM_SELF),
         MPI.ANY_SOURCE,
         MPI.ANY_TAG,
+        _find_source_offset(),
         MPI._sizeof(MPI.Comm) == ctypes.sizeof(ctypes.c_void_p),  # noqa: SLF001 - documented by mpi4py
         MPI.Query_thread() >= MPI.THREAD_MULTIPLE,
         _raise_error,
     )
+
+
+def _find_source_offset() -> int:
+    """Return where a status of this MPI library has the rank of the sender, in bytes."""
+    rank, status = 0x12345678, MPI.Status()
+    status.Set_source(rank)
+    content = ctypes.string_at(MPI._addressof(status), MPI._sizeof(status))  # noqa: SLF001 - documented by mpi4py
+    return content.index(rank.to_bytes(4, sys.byteorder))
 
 
 def get_handle(mpi_object: Any) -> int:

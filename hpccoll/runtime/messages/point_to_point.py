@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Hashable
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
+import numpy as np
 from mpi4py import MPI
 
 from hpccoll.errors import UsageError
+from hpccoll.native import Messenger
 from hpccoll.runtime.arrays import ArrayModule, BoundCall, Buffer, as_buffer
+from hpccoll.runtime.forks import abandon_at_fork
+from hpccoll.runtime.messages.mpi_functions import get_handle, get_mpi_functions
 from hpccoll.runtime.plain_arrays import as_mpi_buffer, is_plain
 from hpccoll.runtime.progress import Progress
 from hpccoll.runtime.recorder.call_recorder import CallRecorder, WaitReason
 from hpccoll.runtime.recorder.layout import CallKind
-from hpccoll.runtime.work import MpiTransfer, Work
+from hpccoll.runtime.work import MpiTransfer, Work, explain_failed_message, explain_wrong_size
 
 ArrayT = TypeVar("ArrayT")
+# Of a message of `Messenger.exchange`: whether it is pending, its request, the place of its entry in the recorder, the
+# error number of MPI, the bytes received, and the rank of the sender.
+ExchangedMessage: TypeAlias = tuple[bool, int, int, int, int, int]
 LONGEST_SEGMENT: Final = 2**30  # bytes; MPI counts in 32 bits
 _SEND, _RECEIVE = CallKind.SEND, CallKind.RECEIVE  # a look-up in an Enum takes 50 ns longer than a global name
 SETTLE_S: Final = 0.5  # longer than other ranks take to read the notice of an interruption (endings.NOTICE_TICK_S)
@@ -38,10 +45,16 @@ class PointToPoint:
         self._uses_pinned_memory = uses_pinned_memory
         # The recorder's descriptions of messages whose data is a plain array, by kind of message.
         self._plain: dict[Hashable, bytes] = {}
+        ring, handle = state.recorder.take_entry, get_handle(comm)
+        self.messenger = Messenger(
+            get_mpi_functions(), handle, comm.rank, comm.size, state, ring, np.ndarray, self._describe_native,
+            progress.oversubscribed,
+        )  # fmt: skip
+        abandon_at_fork(self, self.messenger.close)
 
     def isend(self, x: Any, dest: Any, tag: int) -> Work[None]:
         """Start sending `x` to rank `dest`; waits for the current stream if `x` is in device memory."""
-        self._require_peer("dest", dest, tag)
+        self.require_peer("dest", dest, tag)
         key = self._find_plain(_SEND, x, dest, tag)
         if key in self._plain:
             record = self._state.start_message("send", self._plain[key], (dest,))
@@ -67,7 +80,7 @@ class PointToPoint:
         if source is None:
             source = MPI.ANY_SOURCE
         named = source != MPI.ANY_SOURCE
-        self._require_peer("source", source if named else 0, tag)
+        self.require_peer("source", source if named else 0, tag)
         peer, sender = (source, f"rank {source}") if named else (None, "any rank")
         key = self._find_plain(_RECEIVE, x, peer, tag)
         description = f"rank {self._rank}: receiving from {sender}"
@@ -90,6 +103,50 @@ class PointToPoint:
             last = [buffer.module.bind_copy_from_host(buffer.flat, host), buffer.module.synchronize]
         sizes = [segment.nbytes for segment in segments]
         return self._track(MpiTransfer(description, requests, last, sizes, (x, payload)), x, record)
+
+    def finish_exchange(
+        self, states: tuple[ExchangedMessage | None, ExchangedMessage | None], out: Any, source: Any, x: Any, dest: Any
+    ) -> int | None:
+        """Wait for the pending messages of `Messenger.exchange`, and return the rank of the sender.
+
+        Raises:
+            CommunicationError: one of the messages has failed, or the received one has another size than `out`.
+        """
+        incoming, outgoing = states
+        receiving = f"rank {self._rank}: receiving from {'any rank' if source is None else f'rank {source}'}"
+        received = sent = None
+        if incoming is not None and incoming[0]:
+            received = self._adopt("recv", receiving, incoming, out, () if source is None else (source,))
+        if outgoing is not None:
+            sending = f"rank {self._rank}: sending to rank {dest}"
+            if outgoing[0]:
+                sent = self._adopt("send", sending, outgoing, x, (dest,))
+                sent.wait()
+            elif outgoing[3]:
+                raise explain_failed_message(sending, MPI.Exception(outgoing[3]), receives=False)
+        if received is not None:
+            received.wait()
+            return received.source
+        return None if incoming is None else _take_sender(receiving, incoming, out.nbytes)
+
+    def _adopt(
+        self, name: str, description: str, state: ExchangedMessage, array: Any, peers: tuple[int, ...]
+    ) -> Work[Any]:
+        """Return the handle of a message that `Messenger.exchange` has begun."""
+        _, request, place, *_ = state
+        sizes = [array.nbytes] if name == "recv" else []
+        transfer = MpiTransfer(description, [MPI.Request.fromhandle(request)], [], sizes, (array,))
+        return self._track(transfer, array, WaitReason(self._state, name, place, 0, peers))
+
+    def _describe_native(self, sends: bool, x: Any, peer: int, tag: int) -> tuple[bytes, int]:
+        """Return the description of a message for the recorder, and the bytes of an element of the array `x`."""
+        buffer = as_buffer(x, "x", writable=not sends)
+        name, kind = ("send", _SEND) if sends else ("recv", _RECEIVE)
+        root, dtype = max(peer, -1), buffer.dtype  # no rank is noted for a message from any rank
+        description = self._state.describe(
+            name, kind=kind, count=buffer.count, dtype=dtype.name, root=root, tag=tag, asynchronous=True
+        )
+        return description, dtype.itemsize
 
     def take_exception(self, call: str, before: int, error: BaseException) -> None:
         """Make the communicator unusable if an exception in `call` came after its first message had begun.
@@ -161,12 +218,22 @@ class PointToPoint:
         """Return new pinned host memory of the buffer's size if MPI cannot take the buffer, else None."""
         return buffer.module.empty_pinned(buffer.nbytes) if self._uses_pinned_memory(buffer.module) else None
 
-    def _require_peer(self, role: str, peer: Any, tag: int) -> None:
+    def require_peer(self, role: str, peer: Any, tag: int) -> None:
         """Raise UsageError unless `peer` is a rank and `tag` is in range; `role` names the argument."""
         if not hasattr(peer, "__index__") or not 0 <= peer < self._size:
             raise UsageError(f"{role} {peer} is not a rank of 0..{self._size - 1}")
         if not 0 <= tag < 2**15:
             raise UsageError(f"tag {tag} is not between 0 and {2**15 - 1}")
+
+
+def _take_sender(description: str, state: ExchangedMessage, nbytes: int) -> int:
+    """Return the sender of a complete message; raise CommunicationError if it failed or has not `nbytes` bytes."""
+    _, _, _, error, received, sender = state
+    if error:
+        raise explain_failed_message(description, MPI.Exception(error), receives=True)
+    if received != nbytes:
+        raise explain_wrong_size(description, received, nbytes)
+    return sender
 
 
 def cut_payload(buffer: Buffer, payload: Any) -> list[Any]:

@@ -92,7 +92,6 @@ class CallRecorder(CallCounter):
         "fail",
         "interruption",
         "kept",
-        "messages",
         "on_interruption",
         "rank",
         "recorder",
@@ -100,7 +99,7 @@ class CallRecorder(CallCounter):
     )
 
     def __init__(self, recorder: FlightRecorder | None = None) -> None:
-        self.messages = self.communicator = 0
+        self.communicator = 0
         self.rank, self.size = 0, 1
         self.interruption: Interruption | None = None
         self.on_interruption: Callable[[CommunicationError], object] = bool

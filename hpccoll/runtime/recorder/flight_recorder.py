@@ -65,7 +65,7 @@ class FlightRecorder:
         self.words = memoryview(self.memory).cast("q")
         # Returns the serial number of the next entry, and its place in bytes and in words; atomic, for all threads.
         begin = (layout.HEADER_BYTES + 2 * layout.TABLE_BYTES) // 8
-        changing = layout.ENDED_WORD, layout.FAILED_WORD, layout.ROUND_AT // 8
+        changing = layout.STARTED_WORD, layout.ENDED_WORD, layout.FAILED_WORD, layout.ROUND_AT // 8
         self.take_entry = EntryRing(self.memory, begin, entries, *changing)
         self._ids = count(int.from_bytes(os.urandom(5)) << 24).__next__
         self._names, self._name_bytes = {"": 0}, 0
