@@ -248,6 +248,8 @@ class MpiFunctions:
         raise_error: Callable[[str, int], object],
     ) -> Self: ...
     def poll(self) -> None: ...
+    def hand_over(self) -> None:
+        """Let Python wait for all messages in flight that messengers have started."""
 
 class Messenger:
     """Blocking messages between two ranks of a communicator, on NumPy arrays.
@@ -257,8 +259,12 @@ class Messenger:
         comm: the handle of the communicator.
         calls, ring: where the messages are counted and recorded.
         array_type: `np.ndarray`.
+        work_type: the class of handles, derived from StartedMessage.
         describe: returns the description of a message for its entry, and the bytes per element; its arguments are
             whether the message is sent, the array, the other rank (MPI_ANY_SOURCE for any), and the tag.
+        adopt: returns the handle of a message that Python waits for, or raises the error of a message that has failed;
+            its arguments are whether the message is sent, its state as in the result of `exchange`, the array, and
+            the other rank (None for any).
         oversubscribed: whether ranks share cores.
     """
 
@@ -271,7 +277,9 @@ class Messenger:
         calls: CallCounter,
         ring: EntryRing,
         array_type: type,
+        work_type: type[StartedMessage],
         describe: Callable[[bool, Any, int, int], tuple[bytes, int]],
+        adopt: Callable[[bool, Any, Any, int | None], Any],
         oversubscribed: bool,
     ) -> Self: ...
     def exchange(self, out: Any, source: Any, recvtag: Any, x: Any, dest: Any, sendtag: Any, /) -> Any:
@@ -284,8 +292,23 @@ class Messenger:
             MPI, the bytes received, and the rank of the sender.
         """
 
+    def start(self, sends: bool, x: Any, peer: Any, tag: Any, /) -> Any:
+        """Begin to send `x` to rank `peer`, or to receive it; return the handle, or NotImplemented as `exchange`."""
+
     def close(self) -> None:
         """Leave all messages to Python from now on."""
+
+class StartedMessage:
+    """A message in flight, which `Messenger.start` has begun."""
+
+    done: bool  # read-only
+
+    @property
+    def source(self) -> int | None: ...
+    @property
+    def awaited(self) -> Any: ...
+    def wait(self, timeout: float | None = None) -> Any: ...
+    def test(self) -> bool: ...
 
 class MessageCall:
     """A collective of messages of one kind; called with the addresses of input and output, it blocks to its end.

@@ -77,7 +77,13 @@ static PyObject *MpiFunctions_poll(PyObject *self, PyObject *unused) {
     Py_RETURN_NONE;
 }
 
+static PyObject *MpiFunctions_hand_over(PyObject *self, PyObject *unused) {
+    (void)unused;
+    return hand_over_messages((MpiFunctionsObject *)self) ? NULL : Py_NewRef(Py_None);
+}
+
 static PyMethodDef MpiFunctions_methods[] = {
+    {"hand_over", MpiFunctions_hand_over, METH_NOARGS, "Let Python wait for all messages in flight that it started."},
     {"poll", MpiFunctions_poll, METH_NOARGS, "Let MPI advance all communication of this process."},
     {NULL, NULL, 0, NULL},
 };
@@ -440,7 +446,7 @@ static PyObject *configure(PyObject *module, PyObject *args) {
 
 static PyObject *set_polling_of_mpi(PyObject *module, PyObject *polls) {
     (void)module;
-    if (set_polling(PyObject_IsTrue(polls))) {
+    if (set_polling(TRANSFERS, PyObject_IsTrue(polls))) {
         return PyErr_Format(PyExc_RuntimeError, "the progress thread could not be started");
     }
     Py_RETURN_NONE;

@@ -47,7 +47,7 @@ int read_status(const MpiLibrary *mpi, const MessageStatus *status, int *source,
 }
 
 // Begins the message of an instruction.
-static int begin_message(const MessageState *state, const Instruction *step) {
+static int begin_step(const MessageState *state, const Instruction *step) {
     bool sends = step->code == SEND;
     int64_t memory = sends ? step->left : step->out, offset = sends ? step->left_offset : step->out_offset;
     char *base = memory == INPUT    ? state->memories.input
@@ -66,7 +66,7 @@ MessageOutcome advance_messages(MessageState *state, Report *report) {
         switch (step->code) {
         case SEND:
         case RECEIVE:
-            state->mpi_error = begin_message(state, step);
+            state->mpi_error = begin_step(state, step);
             break;
         case WAIT:
             state->mpi_error = test_request(state->library, &state->requests[step->right_offset], &flag, &status);

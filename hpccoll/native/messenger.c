@@ -3,47 +3,13 @@
 // A message that takes long is handed over to Python, which waits for its request and meanwhile advances all operations
 // in flight. Whatever is no plain case (other arrays, ranks out of range, a closed or unusable communicator) is left to
 // Python from the start.
-#include "objects.h"
+#include "messenger.h"
 
-#include <numpy/ndarraytypes.h>
 #include <sched.h>
 
-enum { KINDS = 256, PROBES = 4, LONGEST_BYTES = 1 << 30, MOST_TAG = (1 << 15) - 1 };
+enum { PROBES = 4, LONGEST_BYTES = 1 << 30, MOST_TAG = (1 << 15) - 1 };
 enum { TESTS_WITH_GIL = 30, TESTS_WITH_GIL_OVERSUBSCRIBED = 3 };
 static const int64_t SPIN_NS = 50000, LIMIT_NS = 400000;
-
-// Messages of one kind; `description` is what the flight recorder notes of each. `dtype` is NULL in an empty slot.
-typedef struct {
-    PyObject *dtype, *description;
-    npy_intp count;  // of elements
-    int itemsize, peer, tag;
-    bool sends;
-} MessageKind;
-
-typedef struct {
-    PyObject_HEAD
-    MpiFunctionsObject *library;
-    CallCounterObject *calls;
-    EntryRingObject *ring;
-    PyTypeObject *array_type;
-    PyObject *describe;
-    uint64_t comm;
-    int rank, ranks;
-    bool oversubscribed, is_open;
-    MessageKind kinds[KINDS];
-} MessengerObject;
-
-// One of the two messages of an exchange; `array` is NULL if there is none.
-typedef struct {
-    PyArrayObject *array;
-    npy_intp count, nbytes;
-    PyObject *description;
-    int peer, tag, error, source;
-    bool sends, is_pending;
-    uint64_t request;
-    int64_t place, received;  // in words of the recorder; bytes
-    MessageStatus status;
-} Message;
 
 static void forget_kinds(MessengerObject *self) {
     for (int i = 0; i < KINDS; i++) {
@@ -55,11 +21,13 @@ static void forget_kinds(MessengerObject *self) {
 static int Messenger_traverse(PyObject *self, visitproc visit, void *arg) {
     Py_VISIT(((MessengerObject *)self)->calls);
     Py_VISIT(((MessengerObject *)self)->describe);
+    Py_VISIT(((MessengerObject *)self)->adopt);
     return 0;
 }
 
 static int Messenger_clear(PyObject *self) {
     Py_CLEAR(((MessengerObject *)self)->describe);
+    Py_CLEAR(((MessengerObject *)self)->adopt);
     return 0;
 }
 
@@ -72,19 +40,23 @@ static void Messenger_dealloc(PyObject *given) {
     Py_XDECREF(self->calls);
     Py_XDECREF(self->ring);
     Py_XDECREF(self->array_type);
+    Py_XDECREF(self->work_type);
     Py_TYPE(given)->tp_free(given);
 }
 
 static PyObject *Messenger_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"library", "comm", "rank", "ranks", "calls", "ring", "array_type", "describe",
-                            "oversubscribed", NULL};
-    PyObject *library, *calls, *ring, *array_type, *describe;
+    static char *names[] = {"library", "comm", "rank", "ranks", "calls", "ring", "array_type", "work_type",
+                            "describe", "adopt", "oversubscribed", NULL};
+    PyObject *library, *calls, *ring, *array_type, *work_type, *describe, *adopt;
     unsigned long long comm;
     int rank, ranks, oversubscribed;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!KiiO!O!O!Op", names, &MpiFunctionsType, &library, &comm, &rank,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!KiiO!O!O!O!OOp", names, &MpiFunctionsType, &library, &comm, &rank,
                                      &ranks, &CallCounterType, &calls, &EntryRingType, &ring, &PyType_Type,
-                                     &array_type, &describe, &oversubscribed)) {
+                                     &array_type, &PyType_Type, &work_type, &describe, &adopt, &oversubscribed)) {
         return NULL;
+    }
+    if (!PyType_IsSubtype((PyTypeObject *)work_type, &StartedMessageType)) {
+        return PyErr_Format(PyExc_TypeError, "work_type must be derived from StartedMessage");
     }
     MessengerObject *self = (MessengerObject *)type->tp_alloc(type, 0);
     if (self) {
@@ -92,7 +64,9 @@ static PyObject *Messenger_new(PyTypeObject *type, PyObject *args, PyObject *kwa
         self->calls = (CallCounterObject *)Py_NewRef(calls);
         self->ring = (EntryRingObject *)Py_NewRef(ring);
         self->array_type = (PyTypeObject *)Py_NewRef(array_type);
+        self->work_type = (PyTypeObject *)Py_NewRef(work_type);
         self->describe = Py_NewRef(describe);
+        self->adopt = Py_NewRef(adopt);
         self->comm = comm;
         self->rank = rank;
         self->ranks = ranks;
@@ -113,8 +87,7 @@ static bool read_integer(PyObject *given, int least, int most, int *value) {
     return !overflow && number >= least && number <= most;
 }
 
-// Reads one message of a call; returns whether it is a plain case.
-static bool read_message(const MessengerObject *self, PyObject *array, PyObject *peer, PyObject *tag, Message *message) {
+bool read_message(const MessengerObject *self, PyObject *array, PyObject *peer, PyObject *tag, Message *message) {
     if (array == Py_None) {
         return true;
     }
@@ -156,8 +129,7 @@ static MessageKind *find_kind(MessengerObject *self, const Message *message) {
     return kind;
 }
 
-// Sets the description and the size of a message. Returns 1, 0 if Python has to carry it out, -1 with an exception.
-static int prepare(MessengerObject *self, Message *message) {
+int prepare_message(MessengerObject *self, Message *message) {
     if (!message->array) {
         return 1;
     }
@@ -186,15 +158,14 @@ static int prepare(MessengerObject *self, Message *message) {
     return message->nbytes <= LONGEST_BYTES;
 }
 
-// Records the beginning of a message, and begins it.
-static void begin(MessengerObject *self, Message *message) {
+void begin_message(MessengerObject *self, Message *message) {
     message->place = begin_message_entry(self->ring, ++self->calls->messages, message->description);
     message->error = post_message(&self->library->functions, message->sends, PyArray_DATA(message->array),
                                   message->nbytes, message->peer, message->tag, self->comm, &message->request);
     message->is_pending = !message->error;
 }
 
-static void test(const MessengerObject *self, Message *message) {
+void test_message(const MessengerObject *self, Message *message) {
     const MpiLibrary *mpi = &self->library->functions;
     int flag = 0;
     if (message->is_pending) {
@@ -206,12 +177,11 @@ static void test(const MessengerObject *self, Message *message) {
     }
 }
 
-// Tests both messages until they are complete, for up to LIMIT_NS.
-static void wait_for_both(const MessengerObject *self, Message *incoming, Message *outgoing) {
+void wait_for_messages(const MessengerObject *self, Message *incoming, Message *outgoing) {
     int tests = self->oversubscribed ? TESTS_WITH_GIL_OVERSUBSCRIBED : TESTS_WITH_GIL;
     for (int i = 0; i < tests && (incoming->is_pending || outgoing->is_pending); i++) {
-        test(self, incoming);
-        test(self, outgoing);
+        test_message(self, incoming);
+        test_message(self, outgoing);
     }
     if (!incoming->is_pending && !outgoing->is_pending) {
         return;
@@ -219,8 +189,8 @@ static void wait_for_both(const MessengerObject *self, Message *incoming, Messag
     Py_BEGIN_ALLOW_THREADS
     int64_t begun = read_clock_ns(), now = begun, spin_ns = self->oversubscribed ? 0 : SPIN_NS;
     while ((incoming->is_pending || outgoing->is_pending) && now - begun < LIMIT_NS) {
-        test(self, incoming);
-        test(self, outgoing);
+        test_message(self, incoming);
+        test_message(self, outgoing);
         now = read_clock_ns();
         if (now - begun >= spin_ns) {
             sched_yield();
@@ -229,13 +199,12 @@ static void wait_for_both(const MessengerObject *self, Message *incoming, Messag
     Py_END_ALLOW_THREADS
 }
 
-// Whether a message needs nothing more; true if there is none.
-static bool is_complete(const Message *message) {
+bool is_complete(const Message *message) {
     bool has_size = message->sends || message->received == message->nbytes;
     return !message->array || (!message->is_pending && !message->error && has_size);
 }
 
-static PyObject *describe_message(const Message *message) {
+PyObject *describe_message(const Message *message) {
     if (!message->array) {
         Py_RETURN_NONE;
     }
@@ -243,8 +212,7 @@ static PyObject *describe_message(const Message *message) {
                          (long long)message->place, message->error, (long long)message->received, message->source);
 }
 
-// Records the end of a message, unless it is pending.
-static void end(const MessengerObject *self, const Message *message) {
+void end_message(const MessengerObject *self, const Message *message) {
     if (message->array && message->place && !message->is_pending) {
         end_message_entry(self->ring, message->place, !is_complete(message));
     }
@@ -255,18 +223,23 @@ static void end(const MessengerObject *self, const Message *message) {
 static PyObject *run_exchange(MessengerObject *self, Message *incoming, Message *outgoing) {
     // The receive begins first, so that the message of a rank to itself is received at once.
     if (incoming->array) {
-        begin(self, incoming);
+        begin_message(self, incoming);
     }
     if (outgoing->array && !incoming->error) {
-        begin(self, outgoing);
+        begin_message(self, outgoing);
     }
-    wait_for_both(self, incoming, outgoing);
-    end(self, incoming);
-    end(self, outgoing);
+    wait_for_messages(self, incoming, outgoing);
+    end_message(self, incoming);
+    end_message(self, outgoing);
     if (is_complete(incoming) && is_complete(outgoing)) {
         return PyLong_FromLong(incoming->array ? incoming->source : -1);
     }
     return Py_BuildValue("NN", describe_message(incoming), describe_message(outgoing));
+}
+
+// Whether the communicator is open and in no call or wait, as it is after an interruption.
+static bool is_usable(const MessengerObject *self) {
+    return self->is_open && (!self->calls->current || self->calls->current == Py_None);
 }
 
 // exchange(out, source, recvtag, x, dest, sendtag): receives `out` and sends `x`; either is None without a message.
@@ -276,19 +249,34 @@ static PyObject *Messenger_exchange(PyObject *given, PyObject *const *args, Py_s
         return PyErr_Format(PyExc_TypeError, "exchange takes out, source, recvtag, x, dest and sendtag");
     }
     Message incoming = {.sends = false}, outgoing = {.sends = true};
-    if (!self->is_open || (self->calls->current && self->calls->current != Py_None) ||
-        !read_message(self, args[0], args[1], args[2], &incoming) ||
+    if (!is_usable(self) || !read_message(self, args[0], args[1], args[2], &incoming) ||
         !read_message(self, args[3], args[4], args[5], &outgoing)) {
         Py_RETURN_NOTIMPLEMENTED;
     }
-    int is_plain = prepare(self, &incoming);
+    int is_plain = prepare_message(self, &incoming);
     if (is_plain > 0) {
-        is_plain = prepare(self, &outgoing);
+        is_plain = prepare_message(self, &outgoing);
     }
     PyObject *result = is_plain < 0 ? NULL : is_plain ? run_exchange(self, &incoming, &outgoing)
                                                       : Py_NewRef(Py_NotImplemented);
     Py_XDECREF(incoming.description);
     Py_XDECREF(outgoing.description);
+    return result;
+}
+
+// start(sends, x, peer, tag): begins one message, which is in flight from then on.
+static PyObject *Messenger_start(PyObject *given, PyObject *const *args, Py_ssize_t nargs) {
+    MessengerObject *self = (MessengerObject *)given;
+    if (nargs != 4) {
+        return PyErr_Format(PyExc_TypeError, "start takes sends, x, peer and tag");
+    }
+    Message message = {.sends = args[0] == Py_True};
+    if (args[1] == Py_None || !is_usable(self) || !read_message(self, args[1], args[2], args[3], &message)) {
+        Py_RETURN_NOTIMPLEMENTED;
+    }
+    int is_plain = prepare_message(self, &message);
+    PyObject *result = is_plain < 0 ? NULL : is_plain ? start_message(self, &message) : Py_NewRef(Py_NotImplemented);
+    Py_XDECREF(message.description);
     return result;
 }
 
@@ -301,6 +289,8 @@ static PyObject *Messenger_close(PyObject *self, PyObject *unused) {
 static PyMethodDef Messenger_methods[] = {
     {"exchange", (PyCFunction)(void (*)(void))Messenger_exchange, METH_FASTCALL,
      "Receive `out` and send `x`, either of which may be None; the stub describes the result."},
+    {"start", (PyCFunction)(void (*)(void))Messenger_start, METH_FASTCALL,
+     "Begin to send or receive an array, and return the handle of the message, or NotImplemented."},
     {"close", Messenger_close, METH_NOARGS, "Leave all messages to Python from now on."},
     {NULL, NULL, 0, NULL},
 };

@@ -98,10 +98,12 @@ typedef struct {
     MpiLibrary functions;
     PyObject *raise_error;
     bool is_threaded;  // whether the progress thread may call MPI
+    struct StartedMessage *started;  // the messages in flight that the extension tests
+    Py_ssize_t started_count, sweep_at;
 } MpiFunctionsObject;
 
 extern PyMethodDef progress_functions[];
-extern PyTypeObject MpiFunctionsType, MessageCallType, MessageRunType, MessengerType, StagedRunType;
+extern PyTypeObject MpiFunctionsType, MessageCallType, MessageRunType, MessengerType, StagedRunType, StartedMessageType;
 extern PyTypeObject ReducerType, MemoryTableType, ProgramType, ArrivalCounterType, NodeBarrierType, EntryRingType,
     CallCounterType, StagedCallType, CallTableType;
 
@@ -141,6 +143,9 @@ int64_t begin_call(const CallEntry *entry);
 // Records the end of a blocking call; `failed` says whether an exception ended it, which is then passed to the
 // counter's method take_exception and stays set.
 void end_call(const CallEntry *entry, int64_t place, bool failed);
+
+// Hands all messages in flight over to Python, but for those that another thread waits for. -1 with an exception.
+int hand_over_messages(MpiFunctionsObject *library);
 
 // Records the beginning of message `number`, described by `description`; returns the place of its entry in words.
 int64_t begin_message_entry(EntryRingObject *ring, long long number, PyObject *description);

@@ -19,7 +19,7 @@ enum { IDLE_TICKS = 20 };
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t wake = PTHREAD_COND_INITIALIZER, released = PTHREAD_COND_INITIALIZER;
 static Task *first, *current;
-static bool is_running, is_stopping, is_polling, handles_forks, needs_wake;
+static bool is_running, is_stopping, is_polling, handles_forks, needs_wake, polls_for[POLL_REASONS];
 static pthread_t thread;
 static int64_t longest_pause_ns = 1000000;
 static void (*poll_function)(const void *);
@@ -118,7 +118,7 @@ static void forget_all(void) {
     pthread_cond_init(&wake, NULL);
     pthread_cond_init(&released, NULL);
     first = current = NULL;
-    is_running = is_stopping = is_polling = needs_wake = false;
+    is_running = is_stopping = is_polling = needs_wake = polls_for[TRANSFERS] = polls_for[MESSAGES] = false;
 }
 
 // Starts the thread unless it runs; the lock is held. All signals stay with Python's main thread.
@@ -172,9 +172,10 @@ void remove_task(Task *task) {
     pthread_mutex_unlock(&lock);
 }
 
-int set_polling(bool polls) {
+int set_polling(PollReason reason, bool polls) {
     pthread_mutex_lock(&lock);
-    is_polling = polls;
+    polls_for[reason] = polls;
+    is_polling = polls_for[TRANSFERS] || polls_for[MESSAGES];
     int error = polls ? start_thread() : 0;
     pthread_mutex_unlock(&lock);
     return error;

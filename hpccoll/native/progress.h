@@ -40,8 +40,12 @@ int add_task(Task *task);
 // Removes a task from the thread. Blocks while the thread advances the task.
 void remove_task(Task *task);
 
-// Sets whether the thread lets MPI advance while there are no tasks. Starts the thread; returns an error number, or 0.
-int set_polling(bool polls);
+// What MPI has to advance: requests that Python holds, and messages that the extension holds.
+typedef enum { TRANSFERS, MESSAGES, POLL_REASONS } PollReason;
+
+// Sets whether the thread lets MPI advance for a reason while there are no tasks. Starts the thread; returns an error
+// number, or 0.
+int set_polling(PollReason reason, bool polls);
 
 // Notes that the program advances operations itself. The thread then advances none for STAND_BACK_NS, so that the two do
 // not compete.

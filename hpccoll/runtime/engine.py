@@ -87,6 +87,7 @@ class Engine:
         self.nodes, world_ranks = layout.members, list_world_ranks(comm)
         self.progress.oversubscribed |= layout.oversubscribed
         configure_progress(get_mpi_functions(), self.progress.oversubscribed)
+        self.progress.hand_over = get_mpi_functions().hand_over
         self.node = NodeMemory(comm, layout, self.progress)
         self.library = MpiCollectives(comm, self.progress, self.state, takes_device_memory)
         lower_cached = lru_cache(PROGRAMS)(self._lower)

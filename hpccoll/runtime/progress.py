@@ -102,6 +102,7 @@ class Progress:
 
     `operations` are plans, in the order of their start. `transfers` are requests that MPI advances in any MPI call:
     sends, receives and the MPI library's own collectives. An operation is kept alive here until it is done.
+    `hand_over` adds to `transfers` the messages that the extension has started and tests by itself.
     `deadline` is the time on the monotonic clock after which blocking waits raise WaitTimeoutError; infinite if there
     is none; it moves on by the time in which the process is suspended. `oversubscribed` states whether ranks share
     cores; long waits then sleep between polls.
@@ -111,8 +112,8 @@ class Progress:
     """
 
     __slots__ = (
-        "_advancing", "_checked", "_interrupted", "_is_ending", "_listeners", "deadline", "garbage", "operations",
-        "oversubscribed", "poll_mpi", "transfers",
+        "_advancing", "_checked", "_interrupted", "_is_ending", "_listeners", "deadline", "garbage", "hand_over",
+        "operations", "oversubscribed", "poll_mpi", "transfers",
     )  # fmt: skip
 
     def __init__(self, poll_mpi: Callable[[], object] = bool) -> None:
@@ -122,6 +123,7 @@ class Progress:
         self._interrupted: CallRecorder | None = None
         self._checked = 0.0  # when a wait last read the clock
         self.garbage: deque[Callable[[], object]] = deque()
+        self.hand_over: Callable[[], object] = bool
         self._is_ending = False
         self.oversubscribed = False
         self._listeners: WeakSet[Any] | None = WeakSet()
@@ -233,6 +235,10 @@ class Progress:
         if state.interruption is not None and state.is_in_call:
             raise state.interruption.make_error(state.rank)
 
+    def prepare_fork(self) -> None:
+        """Let the child know of all messages in flight, so that `abandon` finds them."""
+        self.hand_over()
+
     def abandon(self) -> None:
         """Let all operations in flight fail; for a forked child process, in which MPI cannot be used."""
         for operation in (*self.operations, *self.transfers):
@@ -337,7 +343,7 @@ class Progress:
 def get_progress() -> Progress:
     """Return the one `Progress` of this process; MPI must be initialized."""
     progress = Progress(partial(MPI.COMM_SELF.Iprobe, MPI.ANY_SOURCE, MPI.ANY_TAG))
-    os.register_at_fork(after_in_child=progress.abandon)
+    os.register_at_fork(before=progress.prepare_fork, after_in_child=progress.abandon)
     atexit.register(progress.end)
     # MPI_Finalize first frees COMM_SELF's attributes; no thread may call MPI afterwards.
     key = MPI.Comm.Create_keyval(delete_fn=lambda *_: stop_progress())

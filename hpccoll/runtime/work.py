@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar
 from mpi4py import MPI
 
 from hpccoll.errors import DEBUG_HINT, CommunicationError, WaitTimeoutError
+from hpccoll.native import StartedMessage
 from hpccoll.runtime.arrays import BoundCall
 from hpccoll.runtime.progress import InFlight, Progress
 from hpccoll.runtime.recorder.call_recorder import WaitReason
@@ -102,6 +103,10 @@ class Work(Generic[ResultT]):
                         f"rank {self._rank}: not complete after {timeout} s; did every rank call the same operation? "
                         f"{DEBUG_HINT}"
                     )
+
+
+class MessageWork(StartedMessage, Work[Any]):
+    """The handle of a message between two ranks that the extension has begun."""
 
 
 class MpiTransfer(InFlight):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -12,10 +13,11 @@ from hypothesis import strategies as st
 from mpi4py import MPI
 
 import hpccoll
-from hpccoll.errors import BufferError, CommunicationError, UsageError
+from hpccoll.errors import BufferError, CommunicationError, UsageError, WaitTimeoutError
 from hpccoll.measure.data import make_input
 from hpccoll.runtime.arrays import DTYPES
 from hpccoll.runtime.messages import point_to_point as messaging
+from hpccoll.runtime.progress import get_progress
 from hpccoll.runtime.recorder.flight_recorder import get_recorder
 
 
@@ -231,9 +233,54 @@ def test_closing_waits_for_messages_in_flight(comm, monkeypatch):
     time.sleep(0.1 * comm.rank)
     incoming = group.irecv(received, (comm.rank - 1) % n)
     group.close()
-    assert outgoing._operation.done
-    assert incoming._operation.done
+    assert all(transfer.done for transfer in get_progress().transfers)
+    assert outgoing.test()
+    assert incoming.test()
     assert set(received) == {(comm.rank - 1) % n}
+
+
+def test_dropped_handles_of_messages_keep_their_arrays(hpc):
+    there, back = (hpc.rank + 1) % hpc.size, (hpc.rank - 1) % hpc.size
+    received = [np.zeros(50_000, np.int32) for _ in range(100)]
+    hpc.barrier()
+    for number in range(100):
+        hpc.irecv(received[number], back, number)
+    for number in range(100):
+        hpc.isend(np.full(50_000, 100 * hpc.rank + number, np.int32), there, number)  # the only reference to the array
+    deadline = time.monotonic() + 60
+    while not all((array == 100 * back + number).all() for number, array in enumerate(received)):
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def test_messages_that_are_waited_for_late_or_in_another_thread(hpc):
+    there, back = (hpc.rank + 1) % hpc.size, (hpc.rank - 1) % hpc.size
+    incoming = hpc.irecv(np.zeros(100_000), back)
+    assert not incoming.done
+    assert incoming.source is None
+    if hpc.size > 1:
+        assert incoming.awaited is not None
+    hpc.barrier()
+    time.sleep(0.02 if hpc.rank else 0)
+    outgoing = hpc.isend(np.full(100_000, 1.0 + hpc.rank), there)
+    with ThreadPoolExecutor() as pool:
+        results = [pool.submit(incoming.wait), pool.submit(outgoing.wait)]
+        assert set(results[0].result()) == {1.0 + back}
+        assert results[1].result() is None
+    assert incoming.done
+    assert incoming.source == back
+    assert incoming.wait()[0] == 1.0 + back
+
+
+def test_a_wait_for_a_message_ends_after_its_time(hpc):
+    there, back = (hpc.rank + 1) % hpc.size, (hpc.rank - 1) % hpc.size
+    incoming = hpc.irecv(np.zeros(3), back, 77)
+    with pytest.raises(WaitTimeoutError):
+        incoming.wait(timeout=0.01)
+    hpc.barrier()
+    work = hpc.isend(np.ones(3), there, 77)
+    assert incoming.wait(timeout=60).tolist() == [1, 1, 1]
+    work.wait()
 
 
 def test_many_messages_in_random_order_beside_collectives(hpc):

@@ -378,7 +378,9 @@ def _do_nothing() -> None:
 
 def _has_messages_for(state: CallRecorder, rank: int) -> bool:
     """Whether this rank has an unfinished message to or from `rank` on the communicator of `state`."""
-    awaited = [transfer.awaited for transfer in list(get_progress().transfers) if not transfer.done]
+    progress = get_progress()
+    progress.hand_over()
+    awaited = [transfer.awaited for transfer in list(progress.transfers) if not transfer.done]
     return any(wait is not None and wait.state is state and rank in wait.peers for wait in awaited)
 
 

@@ -18,7 +18,7 @@ from hpccoll.runtime.plain_arrays import as_mpi_buffer, is_plain
 from hpccoll.runtime.progress import Progress
 from hpccoll.runtime.recorder.call_recorder import CallRecorder, WaitReason
 from hpccoll.runtime.recorder.layout import CallKind
-from hpccoll.runtime.work import MpiTransfer, Work, explain_failed_message, explain_wrong_size
+from hpccoll.runtime.work import MessageWork, MpiTransfer, Work, explain_failed_message, explain_wrong_size
 
 ArrayT = TypeVar("ArrayT")
 # Of a message of `Messenger.exchange`: whether it is pending, its request, the place of its entry in the recorder, the
@@ -47,13 +47,16 @@ class PointToPoint:
         self._plain: dict[Hashable, bytes] = {}
         ring, handle = state.recorder.take_entry, get_handle(comm)
         self.messenger = Messenger(
-            get_mpi_functions(), handle, comm.rank, comm.size, state, ring, np.ndarray, self._describe_native,
-            progress.oversubscribed,
+            get_mpi_functions(), handle, comm.rank, comm.size, state, ring, np.ndarray, MessageWork,
+            self._describe_native, self._adopt, progress.oversubscribed,
         )  # fmt: skip
         abandon_at_fork(self, self.messenger.close)
 
     def isend(self, x: Any, dest: Any, tag: int) -> Work[None]:
         """Start sending `x` to rank `dest`; waits for the current stream if `x` is in device memory."""
+        work: Work[None] = self.messenger.start(True, x, dest, tag)
+        if work is not NotImplemented:
+            return work
         self.require_peer("dest", dest, tag)
         key = self._find_plain(_SEND, x, dest, tag)
         if key in self._plain:
@@ -77,6 +80,9 @@ class PointToPoint:
 
         `source` None or MPI.ANY_SOURCE receives from any rank.
         """
+        work: Work[ArrayT] = self.messenger.start(False, x, source, tag)
+        if work is not NotImplemented:
+            return work
         if source is None:
             source = MPI.ANY_SOURCE
         named = source != MPI.ANY_SOURCE
@@ -113,30 +119,33 @@ class PointToPoint:
             CommunicationError: one of the messages has failed, or the received one has another size than `out`.
         """
         incoming, outgoing = states
-        receiving = f"rank {self._rank}: receiving from {'any rank' if source is None else f'rank {source}'}"
-        received = sent = None
-        if incoming is not None and incoming[0]:
-            received = self._adopt("recv", receiving, incoming, out, () if source is None else (source,))
-        if outgoing is not None:
-            sending = f"rank {self._rank}: sending to rank {dest}"
-            if outgoing[0]:
-                sent = self._adopt("send", sending, outgoing, x, (dest,))
-                sent.wait()
-            elif outgoing[3]:
-                raise explain_failed_message(sending, MPI.Exception(outgoing[3]), receives=False)
-        if received is not None:
-            received.wait()
-            return received.source
-        return None if incoming is None else _take_sender(receiving, incoming, out.nbytes)
+        received = None if incoming is None or not incoming[0] else self._adopt(False, incoming, out, source)
+        if outgoing is not None and (outgoing[0] or outgoing[3]):
+            self._adopt(True, outgoing, x, dest).wait()
+        if received is None and incoming is not None:
+            received = self._adopt(False, incoming, out, source)
+        if received is None:
+            return None
+        received.wait()
+        return received.source
 
-    def _adopt(
-        self, name: str, description: str, state: ExchangedMessage, array: Any, peers: tuple[int, ...]
-    ) -> Work[Any]:
-        """Return the handle of a message that `Messenger.exchange` has begun."""
-        _, request, place, *_ = state
-        sizes = [array.nbytes] if name == "recv" else []
-        transfer = MpiTransfer(description, [MPI.Request.fromhandle(request)], [], sizes, (array,))
-        return self._track(transfer, array, WaitReason(self._state, name, place, 0, peers))
+    def _adopt(self, sends: bool, state: ExchangedMessage, array: Any, peer: int | None) -> Work[Any]:
+        """Return the handle of a message that the extension has begun; raise the error if the message has failed."""
+        is_pending, request, place, error, received, sender = state
+        name, peers = "send" if sends else "recv", () if peer is None else (peer,)
+        doing, other = "sending to" if sends else "receiving from", "any rank" if peer is None else f"rank {peer}"
+        description = f"rank {self._rank}: {doing} {other}"
+        if error:
+            raise explain_failed_message(description, MPI.Exception(error), receives=not sends)
+        if not is_pending and not sends and received != array.nbytes:
+            raise explain_wrong_size(description, received, array.nbytes)
+        requests = [MPI.Request.fromhandle(request)] if is_pending else []
+        transfer = MpiTransfer(description, requests, [], [] if sends else [array.nbytes], (array,))
+        transfer.source, transfer.done = None if is_pending or sends else sender, not is_pending
+        transfer.awaited = WaitReason(self._state, name, place, 0, peers)
+        if is_pending:
+            self._progress.add_transfer(transfer)
+        return Work(self._rank, self._progress, transfer, None if sends else array)
 
     def _describe_native(self, sends: bool, x: Any, peer: int, tag: int) -> tuple[bytes, int]:
         """Return the description of a message for the recorder, and the bytes of an element of the array `x`."""
@@ -169,6 +178,7 @@ class PointToPoint:
     def _settle(self) -> None:
         """Cancel the receives of this communicator, and wait up to SETTLE_S seconds for its sends."""
         state = self._state
+        self._progress.hand_over()
         pending = [each for each in self._progress.transfers if each.awaited and each.awaited.state is state]
         for transfer in pending:
             if isinstance(transfer, MpiTransfer):
@@ -180,6 +190,7 @@ class PointToPoint:
 
     def finish(self) -> None:
         """Block until this communicator's sends and receives in flight are done; other operations advance meanwhile."""
+        self._progress.hand_over()
         for transfer in list(self._progress.transfers):
             if transfer.awaited is not None and transfer.awaited.state is self._state:
                 self._progress.wait_until(transfer.advance)
@@ -224,16 +235,6 @@ class PointToPoint:
             raise UsageError(f"{role} {peer} is not a rank of 0..{self._size - 1}")
         if not 0 <= tag < 2**15:
             raise UsageError(f"tag {tag} is not between 0 and {2**15 - 1}")
-
-
-def _take_sender(description: str, state: ExchangedMessage, nbytes: int) -> int:
-    """Return the sender of a complete message; raise CommunicationError if it failed or has not `nbytes` bytes."""
-    _, _, _, error, received, sender = state
-    if error:
-        raise explain_failed_message(description, MPI.Exception(error), receives=True)
-    if received != nbytes:
-        raise explain_wrong_size(description, received, nbytes)
-    return sender
 
 
 def cut_payload(buffer: Buffer, payload: Any) -> list[Any]:
