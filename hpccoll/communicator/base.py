@@ -65,9 +65,9 @@ class CommunicatorBase:
         compare_arguments: bool | None = None,
         name: str = "",
     ) -> None:
-        base = job.get_world() if comm is None else _require_one_group(comm)
-        get_progress().release_garbage()
-        wait_for_ranks(base, get_progress())
+        base, progress = job.get_world() if comm is None else _require_one_group(comm), get_progress()
+        progress.release_garbage()
+        wait_for_ranks(base, progress)
         comm = base if adopt else base.Dup()
         self._comm, self._message_comm = comm, comm.Dup()
         self._message_comm.Set_errhandler(job.load_mpi().ERRORS_RETURN)
@@ -79,19 +79,16 @@ class CommunicatorBase:
         compares = is_enabled() if compare_arguments is None else compare_arguments
         self._argument_check = ArgumentCheck(comm, self._engine.progress) if compares else None
         self._mixed_forms = mixed_forms
-        self._messages = PointToPoint(
-            self._message_comm, self._engine.progress, self._engine.state, self._engine.uses_pinned_memory
-        )
+        state, uses_pinned = self._engine.state, self._engine.uses_pinned_memory
+        self._messages = PointToPoint(self._message_comm, progress, state, uses_pinned)
         self._exchange = self._messages.messenger.exchange
-        self._objects = ObjectCollectives(
-            self._message_comm, self._engine.progress, self._engine.state, oversubscribed=node.oversubscribed
-        )
+        self._objects = ObjectCollectives(self._message_comm, progress, state, oversubscribed=node.oversubscribed)
         self._cache, self._process = self._engine.cache, os.getpid()
         self._cached_calls, self._by_kind = self._cache.by_array, self._cache.by_kind
         self._run_in_table = self._cache.table.run
-        self._unbound, self._in_flight = self._engine.unbound, self._engine.progress.operations
+        self._unbound, self._in_flight = self._engine.unbound, progress.operations
         release = partial(_release, self._engine, self._process)
-        self._release = weakref.finalize(self, get_progress().discard, release)
+        self._release = weakref.finalize(self, progress.discard, release)
         self._engine.get_owner = weakref.ref(self)
         self._state, self._abort_on_error = self._engine.state, abort_on_error
         self._stop_watch = get_endings().open(comm, self._state, self._engine.processes, abort_on_error=abort_on_error)

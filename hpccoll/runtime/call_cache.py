@@ -7,16 +7,16 @@ refuses to resize an array that has weak references.
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections import OrderedDict
 from collections.abc import Hashable
-from functools import cache, partial
+from functools import partial
 from typing import Any, TypeAlias
 
 from hpccoll.native import CallTable
 from hpccoll.runtime.arrays import is_torch_tensor
 from hpccoll.runtime.executable import Executable
+from hpccoll.runtime.forks import abandon_at_fork
 
 CAPACITY = 256  # executables found by address
 ARRAY_CAPACITY = 512  # calls found by array
@@ -48,7 +48,7 @@ class CallCache:
         self._by_address: OrderedDict[Hashable, Executable] = OrderedDict()
         self._seen: OrderedDict[Hashable, None] = OrderedDict()
         self._prepared: list[Executable] = []
-        _caches_cleared_at_fork().add(self)
+        abandon_at_fork(self)
 
     def __len__(self) -> int:
         return len(self._by_address)
@@ -153,21 +153,3 @@ class CallCache:
 def _locate(array: Any) -> tuple[int, int, bool] | None:
     """Return address, size in bytes and contiguity of a torch tensor, all of which can change; else None."""
     return (array.data_ptr(), array.nbytes, array.is_contiguous()) if is_torch_tensor(array) else None
-
-
-@cache
-def _caches_cleared_at_fork() -> weakref.WeakSet[CallCache]:
-    """Return all call caches of this process; a forked child calls `abandon` of each.
-
-    In a forked child, a collective that finds nothing in the cache raises UsageError. Detecting a fork by comparing
-    process ids would cost a system call in every collective.
-    """
-    caches: weakref.WeakSet[CallCache] = weakref.WeakSet()
-
-    def abandon_all() -> None:
-        """In a forked child, let all call caches and prepared executables refuse to run."""
-        for call_cache in caches:
-            call_cache.abandon()
-
-    os.register_at_fork(after_in_child=abandon_all)
-    return caches

@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from functools import cache
-from weakref import WeakKeyDictionary
+from typing import Protocol
+from weakref import WeakSet
 
 
-def abandon_at_fork(owner: object, abandon: Callable[[], object]) -> None:
-    """Call `abandon` in each forked child process, as long as `owner` lives; `abandon` may not refer to `owner`.
+class Abandonable(Protocol):
+    """An object that is hashable and can be referenced weakly."""
+
+    def abandon(self) -> None:
+        """Refuse later uses and release nothing."""
+
+
+def abandon_at_fork(owner: Abandonable) -> None:
+    """Call `owner.abandon` in each forked child process, as long as `owner` lives.
 
     To detect a fork by comparing process ids would cost a system call in every call of hpccoll.
     """
-    _get_owners()[owner] = abandon
+    _get_owners().add(owner)
 
 
 @cache
-def _get_owners() -> WeakKeyDictionary[object, Callable[[], object]]:
-    """Return the objects of this process that a fork affects, with the function to call for each."""
-    owners: WeakKeyDictionary[object, Callable[[], object]] = WeakKeyDictionary()
+def _get_owners() -> WeakSet[Abandonable]:
+    """Return the objects of this process that a fork affects."""
+    owners: WeakSet[Abandonable] = WeakSet()
 
     def abandon_all() -> None:
-        """In a forked child, call the function of every object."""
-        for abandon in list(owners.values()):
-            abandon()
+        """In a forked child, abandon every object."""
+        for owner in owners:
+            owner.abandon()
 
     os.register_at_fork(after_in_child=abandon_all)
     return owners

@@ -50,7 +50,7 @@ class PointToPoint:
             get_mpi_functions(), handle, comm.rank, comm.size, state, ring, np.ndarray, MessageWork,
             self._describe_native, self._adopt, progress.oversubscribed,
         )  # fmt: skip
-        abandon_at_fork(self, self.messenger.close)
+        abandon_at_fork(self)
 
     def isend(self, x: Any, dest: Any, tag: int) -> Work[None]:
         """Start sending `x` to rank `dest`; waits for the current stream if `x` is in device memory."""
@@ -194,6 +194,10 @@ class PointToPoint:
         for transfer in list(self._progress.transfers):
             if transfer.awaited is not None and transfer.awaited.state is self._state:
                 self._progress.wait_until(transfer.advance)
+
+    def abandon(self) -> None:
+        """Leave all messages to Python, where the communicator refuses them; for a forked child process."""
+        self.messenger.close()
 
     def _find_plain(self, kind: CallKind, x: Any, peer: int | None, tag: int) -> Hashable:
         """Return the kind of a message (key of `_plain`); None if `x` must be checked, cut into segments or copied."""
