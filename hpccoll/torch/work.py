@@ -285,10 +285,16 @@ def _describe(name: str, comm: Communicator) -> str:
 def _explain_wait(comm: Communicator, timeout: timedelta, pending: Work[Any] | None = None) -> str:
     """Return a message that states that the time is up, and which ranks are missing."""
     with get_lock():
-        return f"timeout: not complete after {timeout.total_seconds():g} s; {comm.explain_wait(pending)}"
+        return f"not complete after a timeout of {timeout.total_seconds():g} s; {comm.explain_wait(pending)}"
 
 
 @cache
 def get_lock() -> Any:
     """Return the lock of this process that lets one thread at a time call hpccoll."""
     return threading.RLock()
+
+
+def advance_operations() -> None:
+    """Advance the operations in flight of this process."""
+    with get_lock():
+        get_progress().advance()
