@@ -31,8 +31,10 @@ import torch, torch.distributed as dist, hpccoll.torch
 from mpi4py import MPI
 
 def init(seconds):
-    options = {"init_method": "file://" + sys.argv[2], "rank": MPI.COMM_WORLD.rank, "world_size": 2}
-    dist.init_process_group("hpccoll", timeout=timedelta(seconds=seconds), **(options if sys.argv[2:] else {}))
+    options = {}
+    if sys.argv[2:]:
+        options = {"init_method": "file://" + sys.argv[2], "rank": MPI.COMM_WORLD.rank, "world_size": 2}
+    dist.init_process_group("hpccoll", timeout=timedelta(seconds=seconds), **options)
 
 if MPI.COMM_WORLD.rank == 0:
     try:
