@@ -22,6 +22,7 @@ import torch.distributed as dist
 from hpccoll.communicator import Communicator
 from hpccoll.errors import HpccollError, UsageError, WaitTimeoutError
 from hpccoll.runtime.progress import NEVER, get_progress
+from hpccoll.runtime.recorder.call_recorder import BackgroundWait
 from hpccoll.runtime.running_clock import RunningClock
 from hpccoll.runtime.work import Work
 from hpccoll.torch.communicators import list_kept
@@ -226,7 +227,7 @@ class TorchWork(dist._Work):  # type: ignore[misc]  # noqa: SLF001 - torch has n
             while not self.complete_future():
                 if completer.can_take_over() and time.monotonic() > began + brief_s:
                     awaited = self._works[0].awaited if self._works else None
-                    self._recorded_wait.enter_context(awaited or nullcontext())
+                    self._recorded_wait.enter_context(BackgroundWait(awaited) if awaited else nullcontext())
                     completer.add(self)
                     break
                 backoff.pause()

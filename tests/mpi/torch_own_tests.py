@@ -43,14 +43,14 @@ def substitute_backend(backend: str) -> None:
         return new(*args, **options | ({"backend": backend} if options.get("backend") else {}))
 
     for module in (distributed_c10d, dist):
-        module.init_process_group, module.new_group = init_process_group, new_group  # type: ignore[attr-defined]
+        module.init_process_group, module.new_group = init_process_group, new_group
 
 
 def load_tests() -> Any:
     """Return the class of PyTorch's tests, which reads the environment when it is imported."""
     from torch.testing._internal.distributed import distributed_test
 
-    class TestDistributed(distributed_test.TestDistBackend, distributed_test.DistributedTest._DistTestBase):
+    class TestDistributed(distributed_test.TestDistBackend, distributed_test.DistributedTest._DistTestBase):  # type: ignore[misc]
         barrier = distributed_test.Barrier
         skip_codes = frozenset(skip.exit_code for skip in distributed_test.TEST_SKIPS.values())
 
