@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-import subprocess
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,22 +12,13 @@ from hpccoll.doctor.finding import Finding, Severity
 from hpccoll.doctor.kernel_files import format_list
 from hpccoll.errors import LauncherError, UnavailableError
 from hpccoll.runtime import job
+from hpccoll.runtime.start_limit import kill_after
 from hpccoll.units import format_count, format_ranges
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 AREA, VERSIONS = "launcher", "versions"
-# This program kills its parent process with a message unless it reads something from standard input in time.
-# The watchdog is a process, because no Python thread or signal handler would run while MPI_Init hangs in C.
-_WATCHDOG = """
-import os, select, signal, sys
-limit, parent, message = float(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-if not select.select([0], [], [], limit)[0] and os.getppid() == parent:
-    sys.stderr.write(message + "\\n")
-    sys.stderr.flush()
-    os.kill(parent, signal.SIGKILL)
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,18 +38,6 @@ class MpiJob:
     world: MPI.Intracomm | None  # MPI.COMM_WORLD; None if this process did not start MPI
     ranks: tuple[RankInfo, ...]  # one entry per rank
     findings: tuple[Finding, ...]  # findings on the launcher
-
-
-@contextmanager
-def kill_after(limit_s: float, message: str) -> Iterator[None]:
-    """Context manager: if its body takes longer than `limit_s` seconds, print `message` and kill this process."""
-    command = [sys.executable, "-S", "-E", "-c", _WATCHDOG, str(limit_s), str(os.getpid()), message]
-    watchdog = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
-    try:
-        yield
-    finally:
-        with suppress(BrokenPipeError):
-            watchdog.communicate(b"done")
 
 
 def start_mpi_job(environ: Mapping[str, str], limit_s: float) -> MpiJob:

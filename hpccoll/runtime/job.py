@@ -94,6 +94,12 @@ def load_mpi() -> ModuleType:
     return module
 
 
+def is_mpi_initialized() -> bool:
+    """Whether MPI was initialized in this process; MPI is not loaded to find this out."""
+    module = sys.modules.get("mpi4py.MPI")
+    return module is not None and bool(module.Is_initialized())
+
+
 def _import_mpi() -> ModuleType:
     """Return mpi4py.MPI without initializing MPI or changing mpi4py's options."""
     try:

@@ -14,11 +14,10 @@ from torch._C._distributed_c10d import Backend, ErrorType
 
 from hpccoll.communicator import Communicator
 from hpccoll.errors import UsageError
-from hpccoll.runtime.progress import get_progress
 from hpccoll.torch.communicators import open_communicator
 from hpccoll.torch.group_operations import GroupOperations
 from hpccoll.torch.monitored_barrier import MonitoredBarrier
-from hpccoll.torch.work import get_lock
+from hpccoll.torch.work import advance_operations
 
 
 def make_options(given: Any, timeout: timedelta, ranks: Sequence[int], name: str) -> Any:
@@ -50,7 +49,7 @@ class HpccollBackend(GroupOperations, Backend):
         Backend.__init__(self, comm.rank, comm.size)
         self.comm, self.timeout = comm, options._timeout  # noqa: SLF001 - torch has no public name
         self._options = options
-        self._monitored_barrier = MonitoredBarrier(store, comm.rank, comm.size, _advance_operations)
+        self._monitored_barrier = MonitoredBarrier(store, comm.rank, comm.size, advance_operations)
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
         """Return the name of the backend."""
@@ -107,12 +106,6 @@ def _refuse_other_features(features: Sequence[str]) -> None:
     for name in features:
         if name not in vars(HpccollBackend):
             setattr(HpccollBackend, name, property(lambda _: False))
-
-
-def _advance_operations() -> None:
-    """Advance the operations in flight of this process."""
-    with get_lock():
-        get_progress().advance()
 
 
 _refuse_other_features(

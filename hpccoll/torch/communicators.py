@@ -15,6 +15,7 @@ from hpccoll.errors import WaitTimeoutError
 from hpccoll.runtime import job
 from hpccoll.runtime.agreement import wait_for_members
 from hpccoll.runtime.progress import NEVER, get_progress
+from hpccoll.torch.mpi_start import REMEDY
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -26,7 +27,7 @@ CLOSE_LIMIT_S: Final = 10.0
 def open_communicator(ranks: Sequence[int], name: str, timeout: timedelta) -> Communicator:
     """Return a communicator of some ranks of the MPI job, in their order; collective over these ranks.
 
-    The first call of a process must have all ranks of the job. Operations in flight advance while this waits. With
+    Operations in flight advance while this waits. With
     TORCH_DISTRIBUTED_DEBUG=DETAIL, the ranks compare their arguments before each collective.
 
     Args:
@@ -37,18 +38,9 @@ def open_communicator(ranks: Sequence[int], name: str, timeout: timedelta) -> Co
     Raises:
         DistBackendError: a rank has not arrived in time.
     """
-    own_world, progress = get_own_world(), get_progress()
-    progress.limit_waits(timeout.total_seconds())
-    try:
-        # Torch's name contains a counter, which differs if an earlier group was made on some of the ranks only.
-        tag = wait_for_members(own_world, ranks, progress, zlib.crc32(name.encode()) % MOST_TAGS)
-    except WaitTimeoutError as error:
-        raise dist.DistBackendError(
-            f"new group of ranks {', '.join(map(str, ranks))} on rank {own_world.rank}: {error} within "
-            f"{timeout.total_seconds():g} s; call new_group or init_process_group on every rank of the group"
-        ) from error
-    finally:
-        progress.deadline = NEVER
+    own_world = duplicate_world(timeout)
+    # Torch's name contains a counter, which differs if an earlier group was made on some of the ranks only.
+    tag = _meet(own_world, ranks, timeout, zlib.crc32(name.encode()) % MOST_TAGS)
     group = own_world.group.Incl(ranks)
     comm = own_world.Create_group(group, tag=tag)
     group.Free()
@@ -81,7 +73,58 @@ def list_kept() -> list[object]:
     return []
 
 
+def meet_all_ranks(timeout: timedelta) -> MPI.Intracomm:
+    """Return the communicator of `duplicate_world` when all ranks of the MPI job have called this; collective.
+
+    Raises:
+        DistBackendError: a rank has not called this in time.
+    """
+    own_world = duplicate_world(timeout)
+    _meet(own_world, range(own_world.size), timeout)
+    return own_world
+
+
+def _meet(own_world: MPI.Intracomm, ranks: Sequence[int], timeout: timedelta, number: int = 0) -> int:
+    """Return the `number` of the first of some ranks when all of them have called this.
+
+    Raises:
+        DistBackendError: a rank has not called this in time.
+    """
+    progress = get_progress()
+    progress.limit_waits(timeout.total_seconds())
+    try:
+        return wait_for_members(own_world, ranks, progress, number)
+    except WaitTimeoutError as error:
+        raise dist.DistBackendError(
+            f"new group of ranks {', '.join(map(str, ranks))} on rank {own_world.rank}: {error} within a timeout of "
+            f"{timeout.total_seconds():g} s; {REMEDY}"
+        ) from error
+    finally:
+        progress.deadline = NEVER
+
+
+def duplicate_world(timeout: timedelta) -> MPI.Intracomm:
+    """Return this process's duplicate of MPI.COMM_WORLD for messages of this package; the first call is collective.
+
+    Raises:
+        DistBackendError: a rank has not called this in time. The next call continues to wait for the same duplicate.
+    """
+    own_world, request = _begin_duplicate()
+    progress = get_progress()
+    progress.limit_waits(timeout.total_seconds())
+    try:
+        progress.wait_until(request.Test)
+    except WaitTimeoutError as error:
+        raise dist.DistBackendError(
+            f"init_process_group on rank {job.get_world().rank}: a rank has not arrived within a timeout of "
+            f"{timeout.total_seconds():g} s; {REMEDY}"
+        ) from error
+    finally:
+        progress.deadline = NEVER
+    return own_world
+
+
 @cache
-def get_own_world() -> MPI.Intracomm:
-    """Return this process's duplicate of MPI.COMM_WORLD for messages of this package; the first call is collective."""
-    return job.get_world().Dup()
+def _begin_duplicate() -> tuple[MPI.Intracomm, MPI.Request]:
+    """Begin to duplicate MPI.COMM_WORLD; return the communicator and the request that completes with it."""
+    return job.get_world().Idup()

@@ -13,22 +13,22 @@ from torch._C._distributed_c10d import Backend
 from hpccoll.communicator import Communicator
 from hpccoll.errors import UsageError
 from hpccoll.runtime import job
-from hpccoll.torch.communicators import list_kept, open_communicator
+from hpccoll.torch.communicators import duplicate_world, list_kept, open_communicator
 
 
-def create_group(options: Any, backend_options: Any) -> Any:
+def create_group(options: Any, backend_options: Any, timeout: timedelta) -> Any:
     """Return a backend, or a process group if torch accepts no backends in Python; collective over the group's ranks.
 
     Args:
-        options: torch's description of the group: its ranks, its name, its store and its timeout.
+        options: torch's description of the group: its ranks, its name and its store.
         backend_options: the `pg_options` of the user, or None.
+        timeout: the time that the ranks may take to arrive, and that an operation may take.
 
     Raises:
         UsageError: torch's ranks are not those of the MPI job, or `backend_options` are those of another backend.
     """
+    duplicate_world(timeout)
     members = _find_members(options)
-    timeout = options.timeout
-    timeout = timeout if isinstance(timeout, timedelta) else timedelta(seconds=float(timeout))
     comm = open_communicator(members, str(options.group_id), timeout)
     return make_group(comm, members, options.group_id, timeout, options.store, backend_options)
 

@@ -1,4 +1,7 @@
-"""The barrier of torch.distributed that names the missing ranks; it goes through torch's key-value store, not MPI."""
+"""The barrier of torch.distributed that names the missing ranks; it goes through torch's key-value store, not MPI.
+
+Errors contain the words of Gloo's errors, by which programs recognize them.
+"""
 
 from __future__ import annotations
 
@@ -52,19 +55,23 @@ class MonitoredBarrier:
             ranks = [rank for rank in range(1, self.size) if self._key(rank) in missing]
             if ranks:
                 listed = ", ".join(map(str, ranks if names_all else ranks[:1]))
-                answer = f"rank{'s' if names_all and len(ranks) > 1 else ''} {listed} did not call it"
+                answer = f"Rank{'s' if names_all and len(ranks) > 1 else ''} {listed} failed to pass monitoredBarrier"
             self.store.set(self._key(0), answer)
-            self._forget()
+            if not ranks:  # a missing rank may not have read the answer of the barrier before
+                self._forget()
         else:
             self.store.set(self._key(self.rank), "")
             if self._wait_for_keys([self._key(0)], timeout * 1.2):  # rank 0 times out first and names the missing ranks
-                answer = "rank 0 did not call it"
+                answer = "Rank 0 failed to pass monitoredBarrier"
             else:
                 answer = self.store.get(self._key(0)).decode()
         if answer != _COMPLETE:
-            raise dist.DistBackendError(
-                f"monitored_barrier on rank {self.rank} of {self.size}: {answer} within {timeout.total_seconds():g} s"
-            )
+            outcome = "timed out in monitoredBarrier"
+            if self.rank:
+                outcome = (
+                    "successfully reached monitoredBarrier, but received errors while waiting for send/recv from rank 0"
+                )
+            raise dist.DistBackendError(f"Rank {self.rank} {outcome}: {answer} within {timeout.total_seconds():g} s")
 
     def _key(self, rank: int) -> str:
         """Return the key that a rank sets in this barrier."""

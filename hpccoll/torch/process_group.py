@@ -9,9 +9,15 @@ import torch
 import torch.distributed as dist
 
 from hpccoll.communicator import Communicator
+from hpccoll.torch.compilation import exempt_from_compilation
+from hpccoll.torch.dispatch_modes import show_operations
 from hpccoll.torch.group_operations import GroupOperations
+from hpccoll.torch.monitored_barrier import MonitoredBarrier
+from hpccoll.torch.work import advance_operations
 
 
+@exempt_from_compilation
+@show_operations
 class HpccollProcessGroup(GroupOperations, dist.ProcessGroup):  # type: ignore[misc]
     """A process group over a communicator. Torch asks for operations by old and by new names, so it has both."""
 
@@ -19,6 +25,7 @@ class HpccollProcessGroup(GroupOperations, dist.ProcessGroup):  # type: ignore[m
         dist.ProcessGroup.__init__(self, comm.rank, comm.size)
         self.comm, self.timeout, self._store = comm, timeout, store
         self._name, self._description = "", ""
+        self._monitored_barrier = MonitoredBarrier(store, comm.rank, comm.size, advance_operations)
 
     _allgather_base = GroupOperations.all_gather_single
     allgather_into_tensor_coalesced = GroupOperations.all_gather_single_coalesced
@@ -71,6 +78,13 @@ class HpccollProcessGroup(GroupOperations, dist.ProcessGroup):  # type: ignore[m
     def rank(self) -> int:
         """Return this process's rank in the group."""
         return self.comm.rank
+
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        """Block until all ranks have called this; raise DistBackendError that names missing ranks after a timeout.
+
+        `torch.distributed.monitored_barrier` itself refuses this group, because it is not one of Gloo.
+        """
+        self._monitored_barrier.run(self.timeout if timeout is None else timeout, names_all=wait_all_ranks)
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Set the time allowed for an operation."""

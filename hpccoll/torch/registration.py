@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any, Final
 
 import torch
@@ -28,6 +29,11 @@ def register() -> None:
 
 def _create_group(options: Any, backend_options: Any) -> Any:
     """Return the process group (torch up to 2.13) or backend (torch from 2.14) of a new group; called by torch."""
+    from hpccoll.torch.mpi_start import initialize_mpi
+
+    timeout = options.timeout
+    timeout = timeout if isinstance(timeout, timedelta) else timedelta(seconds=float(timeout))
+    initialize_mpi(timeout)
     from hpccoll.torch.creation import create_group
 
-    return create_group(options, backend_options)
+    return create_group(options, backend_options, timeout)

@@ -11,10 +11,12 @@ import socket
 import sys
 from collections.abc import Callable, Mapping, MutableMapping
 from contextlib import closing
+from datetime import timedelta
 from functools import wraps
 from typing import Any, Final
 
 import torch.distributed.rendezvous as _loaded  # noqa: F401 - `torch.distributed.rendezvous` itself names a function
+from torch.distributed.constants import default_pg_timeout
 
 _NAMES: Final = {  # torch's variable, and the launchers' (MPICH's mpirun and srun, Open MPI's mpirun, srun)
     "RANK": ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID"),
@@ -82,7 +84,7 @@ def extend_env_rendezvous() -> None:
             yield from original(url, **options)
             return
         before = {name: os.environ[name] for name in (_ADDRESS, _PORT) if name in os.environ}
-        set_address_variables()
+        set_address_variables(options.get("timeout", default_pg_timeout))
         try:
             found = next(original(url, **options))
         finally:
@@ -94,18 +96,23 @@ def extend_env_rendezvous() -> None:
     handlers["env"] = rendezvous
 
 
-def set_address_variables() -> None:
+def set_address_variables(timeout: timedelta) -> None:
     """Set MASTER_ADDR and MASTER_PORT to a free port of rank 0's host; collective over MPI.COMM_WORLD.
 
     Without an MPI launcher, the process is a job of one rank, and RANK and WORLD_SIZE are set accordingly.
 
     Raises:
+        DistBackendError: a rank has not called this within `timeout`.
         UnavailableError: mpi4py or the MPI library is not installed.
         LauncherError: the launcher belongs to another MPI library.
     """
-    from hpccoll.runtime import job
+    from hpccoll.torch.mpi_start import initialize_mpi
 
-    world = job.get_world()
+    initialize_mpi(timeout)
+    from hpccoll.runtime import job
+    from hpccoll.torch.communicators import meet_all_ranks
+
+    world = meet_all_ranks(timeout)
     host = "127.0.0.1" if job.detect_layout(world).nodes == 1 else socket.gethostname()
     address = world.bcast((host, _find_free_port()), root=0)
     os.environ.setdefault("RANK", str(world.rank))

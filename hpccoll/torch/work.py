@@ -22,6 +22,7 @@ import torch.distributed as dist
 from hpccoll.communicator import Communicator
 from hpccoll.errors import HpccollError, UsageError, WaitTimeoutError
 from hpccoll.runtime.progress import NEVER, get_progress
+from hpccoll.runtime.recorder.call_recorder import BackgroundWait
 from hpccoll.runtime.running_clock import RunningClock
 from hpccoll.runtime.work import Work
 from hpccoll.torch.communicators import list_kept
@@ -226,7 +227,7 @@ class TorchWork(dist._Work):  # type: ignore[misc]  # noqa: SLF001 - torch has n
             while not self.complete_future():
                 if completer.can_take_over() and time.monotonic() > began + brief_s:
                     awaited = self._works[0].awaited if self._works else None
-                    self._recorded_wait.enter_context(awaited or nullcontext())
+                    self._recorded_wait.enter_context(BackgroundWait(awaited) if awaited else nullcontext())
                     completer.add(self)
                     break
                 backoff.pause()
@@ -285,10 +286,16 @@ def _describe(name: str, comm: Communicator) -> str:
 def _explain_wait(comm: Communicator, timeout: timedelta, pending: Work[Any] | None = None) -> str:
     """Return a message that states that the time is up, and which ranks are missing."""
     with get_lock():
-        return f"timeout: not complete after {timeout.total_seconds():g} s; {comm.explain_wait(pending)}"
+        return f"not complete after a timeout of {timeout.total_seconds():g} s; {comm.explain_wait(pending)}"
 
 
 @cache
 def get_lock() -> Any:
     """Return the lock of this process that lets one thread at a time call hpccoll."""
     return threading.RLock()
+
+
+def advance_operations() -> None:
+    """Advance the operations in flight of this process."""
+    with get_lock():
+        get_progress().advance()

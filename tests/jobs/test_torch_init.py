@@ -1,4 +1,4 @@
-"""`init_process_group("hpccoll")` after an earlier one failed on some ranks only."""
+"""`init_process_group("hpccoll")` where an earlier one failed on some ranks, and without the other ranks."""
 
 from __future__ import annotations
 
@@ -24,9 +24,60 @@ print(x.tolist())
 dist.destroy_process_group()
 """
 
+LATE_RANK = """
+import os, sys, time
+from datetime import timedelta
+import torch, torch.distributed as dist, hpccoll.torch
+from mpi4py import MPI
 
-@pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
+def init(seconds):
+    options = {}
+    if sys.argv[2:]:
+        options = {"init_method": "file://" + sys.argv[2], "rank": MPI.COMM_WORLD.rank, "world_size": 2}
+    dist.init_process_group("hpccoll", timeout=timedelta(seconds=seconds), **options)
+
+if MPI.COMM_WORLD.rank == 0:
+    try:
+        init(0.5)
+    except dist.DistBackendError as error:
+        print(error)
+    open(sys.argv[1], "w").close()
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.01)
+init(60)
+x = torch.ones(2)
+dist.all_reduce(x)
+print(x.tolist())
+dist.destroy_process_group()
+"""
+LATE_START = """
+import os, time
+from datetime import timedelta
+
+if os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK")) == "1":
+    time.sleep(300)
+import torch.distributed as dist, hpccoll.torch
+dist.init_process_group("hpccoll", timeout=timedelta(seconds=0.5))
+"""
+pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
+
+
 def test_groups_are_made_although_the_counters_of_groups_differ():
     done = run_script(["-c", PROGRAM], 2)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("[4.0, 4.0]") == 2
+
+
+@pytest.mark.parametrize("store", ["env", "file"])
+def test_a_missing_rank_ends_the_call_at_its_timeout_and_the_call_may_be_repeated(tmp_path, store):
+    arguments = [str(tmp_path / "failed"), *([str(tmp_path / "store")] if store == "file" else [])]
+    done = run_script(["-c", LATE_RANK, *arguments], 2)
+    assert done.returncode == 0, done.stderr
+    assert "init_process_group on rank 0: a rank has not arrived within a timeout of 0.5 s" in done.stdout
+    assert done.stdout.count("[2.0, 2.0]") == 2
+
+
+def test_a_rank_that_does_not_start_mpi_ends_the_job_at_the_timeout_of_the_others():
+    done = run_script(["-c", LATE_START], 2)
+    assert done.returncode
+    assert "MPI_Init has not connected the ranks of the MPI job within a timeout of 0.5 s" in done.stderr

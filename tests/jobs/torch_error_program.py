@@ -60,7 +60,9 @@ def blocking_calls_time_out(nodes: str = "") -> None:
             late = "rank 1 has not called it" if n == 2 else f"ranks 1-{n - 1} have not called it"
             late = "other end of the message: rank" if name == "recv" else late
             # On a busy machine, a late rank may still be between its two barriers: "after call", not "in call".
-            with expect(name.split()[0], "on rank 0", "not complete after 0.3 s", " call ", "(barrier", late):
+            with expect(
+                name.split()[0], "on rank 0", "not complete after a timeout of 0.3 s", " call ", "(barrier", late
+            ):
                 call(group, n)
             if name != "recv":
                 with expect("barrier", "a timeout interrupted", "new_group"):
@@ -79,9 +81,9 @@ def waits_time_out_and_may_be_repeated() -> None:
     group, x = make_hasty_group(SHORT), torch.ones(3)
     if dist.get_rank() == 0:
         work = dist.all_reduce(x, group=group, async_op=True)
-        with expect("all_reduce", "not complete after 0.3 s", "1", "not called it"):
+        with expect("all_reduce", "not complete after a timeout of 0.3 s", "1", "not called it"):
             work.wait()
-        with expect("not complete after 0.1 s"):
+        with expect("not complete after a timeout of 0.1 s"):
             work.wait(timedelta(seconds=0.1))
         dist.barrier()
     else:

@@ -143,3 +143,16 @@ def test_operations_whose_handles_are_dropped_are_carried_out(dist, torch):
     gc.collect()
     while x[0].item() != dist.get_world_size():
         get_progress().advance()
+
+
+def test_messages_may_be_exchanged_while_a_future_is_incomplete(dist, torch):
+    x, y, rank = torch.ones(2), torch.ones(3), dist.get_rank()
+    if rank == 1:  # the other ranks wait for this rank's part of the all_reduce
+        dist.irecv(y, 0).wait()
+        dist.isend(y, 0).wait()
+    future = dist.all_reduce(x, async_op=True).get_future()
+    if rank == 0:
+        dist.isend(y, 1).wait()
+        dist.irecv(y, 1).wait()
+    future.wait()
+    assert x.tolist() == [dist.get_world_size()] * 2

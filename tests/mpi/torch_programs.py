@@ -18,6 +18,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from tests.mpi import torch_rare_calls
+
 COUNTS = (0, 1, 2, 3, 7, 61, 128, 1000, 4099)
 LARGE_COUNTS = (70_001, 300_000)
 DTYPES = (
@@ -67,6 +69,7 @@ KINDS = (
     "reduce_scatter_tensor", "all_to_all_single", "all_to_all_uneven", "gather", "scatter", "ring", "barrier",
     "all_reduce_view", "all_gather_object", "all_reduce_transposed", "all_reduce_coalesced", "all_to_all",
     "reduce_scatter_uneven", "any_source", "batch", "broadcast_object", "gather_object", "scatter_object",
+    *torch_rare_calls.KINDS,
 )  # fmt: skip
 
 
@@ -116,7 +119,12 @@ class Side:
     def start(self, call: Call) -> tuple[Any, Callable[[], list[Any]]]:
         """Start an operation; return its works, if it is asynchronous, and a function that returns its results."""
         results: list[Any] = []
-        works = getattr(self, f"_{call.kind}")(call, self.groups[call.group], results)
+        group = self.groups[call.group]
+        if call.kind in torch_rare_calls.KINDS:
+            x, op = make(call, self._me(call)[0], call.count), REDUCTIONS[call.reduction]
+            works = torch_rare_calls.start_rare(call, group, results, x, op)
+        else:
+            works = getattr(self, f"_{call.kind}")(call, group, results)
         given = works if isinstance(works, list) else [works]
         return [each for each in given if each is not None], lambda: results
 

@@ -79,6 +79,7 @@ INNER_FLOORS = {  # within a package; a module may import from its own entry and
                 "pmi_relay",
                 "backoff",
                 "running_clock",
+                "start_limit",
                 "free_memory",
                 "recorder",
                 "joint_failure",

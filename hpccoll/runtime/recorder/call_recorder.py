@@ -273,6 +273,8 @@ class CallRecorder(CallCounter):
             UsageError: another thread is in a call on this communicator.
             CommunicationError: the communicator is unusable.
         """
+        if isinstance(self.current, BackgroundWait):
+            return
         if self.interruption is None:
             if _is_used_by_another_thread(self):
                 raise UsageError(
@@ -368,6 +370,26 @@ class WaitReason:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.state.current = None if self.state.interruption is None else INTERRUPTED
+
+
+class BackgroundWait(WaitReason):
+    """A wait of a thread, during which the program may make other calls; the first of them takes its place."""
+
+    __slots__ = ()
+
+    def __init__(self, reason: WaitReason) -> None:
+        super().__init__(reason.state, reason.name, reason._place, reason.number, reason.peers)  # noqa: SLF001
+        self._serial = reason._serial  # noqa: SLF001 - the entry may have been overwritten since
+
+    def __enter__(self) -> None:
+        if self.state.current is None:
+            super().__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.state.current is self:
+            super().__exit__(kind, error, trace)
 
 
 class RecordedWait(WaitReason):

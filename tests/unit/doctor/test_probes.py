@@ -19,7 +19,6 @@ import pytest
 from hpccoll.doctor import (
     gpu,
     limits,
-    mpi_job,
     mpi_library,
     probe_cma,
     probe_cuda_ipc,
@@ -30,6 +29,7 @@ from hpccoll.doctor.finding import Finding, Severity
 from hpccoll.doctor.requirements import require_capabilities
 from hpccoll.errors import UnavailableError
 from hpccoll.runtime.command import CommandResult, run_python
+from hpccoll.runtime.start_limit import kill_after
 
 SHM = Path("/dev/shm")
 CRASH = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
@@ -182,12 +182,12 @@ def test_cross_memory_probe_does_not_load_mpi():
 
 
 def test_process_is_killed_after_the_time_limit():
-    script = "from hpccoll.doctor.mpi_job import kill_after\nimport time\n"
+    script = "from hpccoll.runtime.start_limit import kill_after\nimport time\n"
     script += "with kill_after(1.0, 'MPI did not come'): time.sleep(600)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == -signal.SIGKILL
     assert done.stderr == "MPI did not come\n"
-    with mpi_job.kill_after(60.0, "not needed"):
+    with kill_after(60.0, "not needed"):
         pass
 
 

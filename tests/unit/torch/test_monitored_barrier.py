@@ -42,15 +42,26 @@ def test_it_completes_again_and_again():
 
 def test_all_ranks_name_the_lowest_missing_rank():
     errors = run_ranks({0: SHORT, 2: LONG}, 5)
-    assert "rank 1 did not call it within 0.05 s" in errors[0]
-    assert "rank 1 did not call it" in errors[2]
+    assert "Rank 1 failed to pass monitoredBarrier within 0.05 s" in errors[0]
+    assert "Rank 2 successfully reached monitoredBarrier, but received errors while waiting for send/recv" in errors[2]
+    assert "Rank 1 failed to pass monitoredBarrier" in errors[2]
 
 
 def test_all_missing_ranks_are_named_on_demand():
-    assert "ranks 1, 3, 4 did not call it" in run_ranks({0: SHORT, 2: LONG}, 5, names_all=True)[0]
+    assert "Ranks 1, 3, 4 failed to pass monitoredBarrier" in run_ranks({0: SHORT, 2: LONG}, 5, names_all=True)[0]
 
 
 def test_a_missing_rank_0_is_named_after_a_longer_time():
     began = time.monotonic()
-    assert "rank 0 did not call it" in run_ranks({1: SHORT}, 2)[1]
+    assert "Rank 0 failed to pass monitoredBarrier" in run_ranks({1: SHORT}, 2)[1]
     assert time.monotonic() - began > 1.1 * SHORT.total_seconds()
+
+
+def test_a_barrier_that_times_out_keeps_the_answer_of_the_one_before():
+    store = dist.HashStore()
+    barrier = MonitoredBarrier(store, 0, 2, bool)
+    store.set("monitored_barrier/1/1", "")  # rank 1 has called the first barrier, but not read the answer
+    barrier.run(LONG, names_all=False)
+    with pytest.raises(dist.DistBackendError):
+        barrier.run(timedelta(0), names_all=False)
+    assert store.check(["monitored_barrier/1/0"])

@@ -1,0 +1,69 @@
+"""Shows the operations of a process group in Python to torch's dispatch modes, such as `CommDebugMode`.
+
+Dispatch modes observe the operators `torch.ops.c10d`. Torch up to 2.13 calls a process group in Python without these
+operators. While a mode is active, each operation is therefore also called on a group of torch's own class, which enters
+the operator and whose backend does not communicate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, Final, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch._C import _len_torch_dispatch_stack
+from torch._C._distributed_c10d import FakeProcessGroup
+from torch.utils._python_dispatch import _disable_current_modes
+
+T = TypeVar("T")
+OPERATIONS: Final = (
+    "broadcast", "allreduce", "allreduce_coalesced", "reduce", "allgather", "_allgather_base", "all_gather_single",
+    "allgather_coalesced", "allgather_into_tensor_coalesced", "all_gather_single_coalesced", "gather", "scatter",
+    "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_single", "reduce_scatter_tensor_coalesced",
+    "reduce_scatter_single_coalesced", "alltoall_base", "all_to_all_single", "alltoall", "barrier", "send", "recv",
+)  # fmt: skip
+
+
+def show_operations(cls: type[T]) -> type[T]:
+    """Let dispatch modes see the operations of a class of process groups; return the class."""
+    for name in OPERATIONS:
+        if hasattr(dist.ProcessGroup, name):  # some versions of torch have fewer names
+            setattr(cls, name, _make_visible(name, getattr(cls, name)))
+    return cls
+
+
+def _make_visible(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method that enters the operator of an operation if a dispatch mode is active, and calls `method`."""
+
+    @wraps(method)
+    def call(self: Any, *args: Any, **named: Any) -> Any:
+        if not _len_torch_dispatch_stack():
+            return method(self, *args, **named)
+        _enter_operator(self, name, args, named)
+        with _disable_current_modes():  # which see neither copies nor the other operations that `method` calls
+            return method(self, *args, **named)
+
+    return call
+
+
+def _enter_operator(group: Any, name: str, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+    """Call an operation on a group that does not communicate, with new tensors of the same shapes and dtypes."""
+    with _disable_current_modes():
+        silent = dist.ProcessGroup(group.rank(), group.size())
+        backend = FakeProcessGroup._create_internal(group.rank(), group.size())  # noqa: SLF001 - as torch's own tests
+        for device in ("cpu", "cuda"):
+            silent._register_backend(torch.device(device), dist.ProcessGroup.BackendType.CUSTOM, backend)  # noqa: SLF001
+        silent._set_group_name(group.group_name)  # noqa: SLF001
+        copies = _replace_tensors(args), _replace_tensors(named)
+    getattr(silent, name)(*copies[0], **copies[1])
+
+
+def _replace_tensors(x: Any) -> Any:
+    """Return `x` with each tensor in it replaced by an uninitialized dense tensor of its shape and dtype."""
+    if isinstance(x, torch.Tensor):
+        return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if isinstance(x, dict):
+        return {name: _replace_tensors(value) for name, value in x.items()}
+    return type(x)(_replace_tensors(each) for each in x) if isinstance(x, list | tuple) else x
