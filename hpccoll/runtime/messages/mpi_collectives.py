@@ -33,9 +33,9 @@ from hpccoll.runtime.executable import ReplaceablePartial, raise_freed
 from hpccoll.runtime.job import has_persistent_collectives
 from hpccoll.runtime.messages.mpi_calls import (
     UserOps,
+    explain_refusal,
     find_own_block,
     get_method,
-    has_same_semantics,
     order_arguments,
     specify_buffers,
     specify_counts,
@@ -122,25 +122,32 @@ class MpiCollectives:
         progress.notify(self)
 
     def can_run(self, call: CollectiveCall, *, asynchronous: bool = False) -> bool:
-        """Whether the library can run a call with the result that hpccoll promises; the same on every rank.
+        """Whether the library can run a call with the result that hpccoll promises; see `explain_refusal`."""
+        return not self.explain_refusal(call, asynchronous=asynchronous)
 
-        `can_run` returns false for asynchronous calls on device memory, because Open MPI lacks non-blocking reductions
-        of device memory. With a blocking call on device memory, `can_run` starts probe processes when first called, and
-        waits for them and for the other ranks. Collective.
+    def explain_refusal(self, call: CollectiveCall, *, asynchronous: bool = False) -> str:
+        """Return why the library cannot run a call with the result that hpccoll promises; the same on every rank.
+
+        The reason is empty if the library can. Asynchronous calls on device memory are refused, because Open MPI lacks
+        non-blocking reductions of device memory. A blocking call on device memory starts probe processes when first
+        asked about, and waits for them and for the other ranks. Collective.
         """
-        if not has_same_semantics(call.operation, call.dtype, call.reduction):
-            return False
+        reason = explain_refusal(call.operation, call.dtype, call.reduction)
+        if reason:
+            return reason
         has_limit = not self._has_large_counts and not call.is_uneven_exchange
         if has_limit and call.operation.message_bytes(call.count, 1, self._comm.size) > MOST_ELEMENTS:
-            return False
+            return f"MPI before version 4 counts at most {MOST_ELEMENTS} elements"
         if not call.module.on_device:
-            return True
-        if call.operation.reduces and call.reduction.combine is not None:  # MPI would call it on device memory
-            return False
+            return ""
+        if call.operation.reduces and call.reduction.combine is not None:
+            return "MPI would call the reduction's function on device memory"
         if self._works_on_device is None and not asynchronous:
             wait_for_ranks(self._comm, self._progress)
             self._works_on_device = all(gather_or_raise(self._comm, self._takes_device_memory, UnavailableError))
-        return bool(self._works_on_device) and not asynchronous
+        if not self._works_on_device:
+            return "it does not take device memory here"
+        return "it has no asynchronous collectives on device memory" if asynchronous else ""
 
     def bind(self, call: CollectiveCall, *, on_all_ranks: bool = False) -> MpiExecutable:
         """Return an executable that runs a collective any number of times. `can_run(call)` must be true.
