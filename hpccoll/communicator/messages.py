@@ -140,9 +140,6 @@ class MessageMethods(CommunicatorBase):
             sendtag: tag of the message to `dest`.
             recvtag: tag of the message from `source`.
 
-        Raises:
-            CommunicationError: the received message has another size than `out`.
-
         Example:
             >>> right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
             >>> comm.sendrecv(np.array([comm.rank]), right, left).tolist() == [left]
