@@ -24,9 +24,10 @@ from hpccoll.cli.output import STDOUT, is_printing_rank, json_option, open_json_
 from hpccoll.cli.progress import show_progress
 from hpccoll.cli.run_record import make_serial_run_record
 from hpccoll.cli.schedules import ScheduleOptions, add_schedule_options, are_schedules, run_cases
-from hpccoll.errors import HpccollError, PlanError
+from hpccoll.errors import HpccollError, PlanError, UnknownNameError
 from hpccoll.plan import Count, Groups, Nodes, Operation, Proof
 from hpccoll.records import ProvenPlanRecord
+from hpccoll.schedules import list_schedule_names
 from hpccoll.units import format_count, parse_rank_counts
 
 CHUNK_COUNTS = (1, 2, 3, 8)
@@ -137,10 +138,21 @@ def resolve_algorithms(names: Sequence[str]) -> list[Algorithm]:
 def _resolve_registered(name: str) -> list[Algorithm]:
     """Return the built-in algorithm OP/ALGORITHM, or all built-in algorithms of OP."""
     op, slash, algorithm = name.partition("/")
-    operation = Operation.from_name(op)
+    operation = Operation.from_name(op) if slash else _find_operation(name)
     if slash:
         return [get_algorithm(operation, algorithm)]
     return [each for each in list_algorithms() if each.operation is operation]
+
+
+def _find_operation(name: str) -> Operation:
+    """Return the operation of a name; the error of an unknown one lists pipeline schedules, too."""
+    try:
+        return Operation.from_name(name)
+    except UnknownNameError:
+        algorithms = [each.full_name for each in list_algorithms() if each.name == name]
+        hint = f"the algorithm {name} is {' or '.join(algorithms)}; " if algorithms else ""
+        known = [*(operation.value for operation in Operation), *list_schedule_names()]
+        raise UnknownNameError("operation or schedule", name, known, hint) from None
 
 
 def _prove_batch(tasks: list[tuple[str, int]]) -> list[ProvenPlanRecord]:
