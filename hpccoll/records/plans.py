@@ -143,4 +143,4 @@ class SelectionRecord(Record, frozen=True):
         Literal["table", "rules", "model"],
         about("The table of `hpccoll tune`, the fixed rules, or the cost model."),
     ]
-    why: str
+    why: Annotated[str, about("The reason in words, such as the measured times.")]
