@@ -36,10 +36,9 @@ def test_files_and_links_exist(page):
 def find_broken_tables(text: str) -> list[int]:
     """Return the numbers of lines that continue a table of Markdown after an empty line, or begin one without heads."""
     lines = re.sub(r"```.*?```", lambda block: "\n" * block[0].count("\n"), text, flags=re.DOTALL).splitlines()
-    firsts = [
-        n for n, line in enumerate(lines) if line.startswith("|") and (n == 0 or not lines[n - 1].startswith("|"))
-    ]
-    return [n + 1 for n in firsts if not re.fullmatch(r"\|(?: *:?-+:? *\|)+", (lines + [""])[n + 1].strip())]
+    lines.append("")
+    firsts = [n for n, line in enumerate(lines) if line.startswith("|") and not (n and lines[n - 1].startswith("|"))]
+    return [n + 1 for n in firsts if not re.fullmatch(r"\|(?: *:?-+:? *\|)+", lines[n + 1].strip())]
 
 
 def test_broken_tables_are_found():
