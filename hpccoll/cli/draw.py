@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from hpccoll.cli.completion import complete_plans
 from hpccoll.cli.output import is_printing_rank, list_given_options
 from hpccoll.cli.schedules import (
     ScheduleOptions,
@@ -80,7 +81,7 @@ def _render_trace(plan: Plan, machine: Machine | None, nbytes: int) -> bytes:
 
 
 @click.command(epilog="Example: hpccoll draw all_reduce/ring --ranks 5 -o ring.gif")
-@click.argument("name", metavar="OP/ALGORITHM | FILE.py:FUNCTION | SCHEDULE | FILE.csv")
+@click.argument("name", metavar="OP/ALGORITHM | FILE.py:FUNCTION | SCHEDULE | FILE.csv", shell_complete=complete_plans)
 @click.option(
     "-o",
     "--output",

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import click
 import msgspec
 
+from hpccoll.cli.completion import complete_machines, complete_presets
 from hpccoll.cli.estimate_tables import print_estimate, print_search
 from hpccoll.cli.machine_options import resolve_machine
 from hpccoll.cli.output import STDOUT, is_printing_rank, json_option, list_given_options, open_json_lines
@@ -64,7 +65,7 @@ def _add_shape_options(command: Command) -> Command:
 
 
 @click.command(epilog="Example: hpccoll estimate llama-3-8b --mesh dp=8,tp=8 --zero 1 --batch 512 --machine dgx-h100")
-@click.argument("preset", required=False)
+@click.argument("preset", required=False, shell_complete=complete_presets)
 @click.option("--mesh", metavar="dp=N,tp=N,...", help="Axes dp, tp, pp, cp, ep, as in train; default dp.")
 @click.option(
     "--ranks", type=click.IntRange(1, MAX_RANKS), help="Total number of ranks; default: the product of --mesh."
@@ -80,7 +81,7 @@ def _add_shape_options(command: Command) -> Command:
 @click.option("--schedule", default="1f1b", show_default=True, help="Pipeline schedule.")
 @click.option("-d", "--dtype", type=click.Choice(list(DTYPES)), default="bfloat16", show_default=True)
 @click.option("--optimizer", type=click.Choice(list(OPTIMIZERS)), default="adam", show_default=True)
-@click.option("--machine", metavar="NAME|FILE.toml", help="Default dgx-h100.")
+@click.option("--machine", metavar="NAME|FILE.toml", help="Default dgx-h100.", shell_complete=complete_machines)
 @click.option(
     "--efficiency",
     type=click.FloatRange(0, 1, min_open=True),

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hpccoll.algorithms import Algorithm
+from hpccoll.cli.completion import complete_plans
 from hpccoll.cli.machine_options import ChosenMachine, add_machine_options, resolve_machine
 from hpccoll.cli.output import (
     STDOUT,
@@ -74,7 +75,7 @@ def _parse_rank_counts(text: str) -> list[int]:
 
 
 @click.command(epilog="Example: hpccoll simulate all_reduce/ring all_reduce/double_tree --ranks 24576 --machine summit")
-@click.argument("names", nargs=-1, metavar="OP/ALGORITHM... | SCHEDULE...")
+@click.argument("names", nargs=-1, metavar="OP/ALGORITHM... | SCHEDULE...", shell_complete=complete_plans)
 @click.option("--ranks", default="16", show_default=True, metavar="N,...", help="Rank counts; with --map the largest.")
 @click.option("--size", default="8K", show_default=True, metavar="SIZE,...", help="Message sizes S: 8, 64K, 1.5M.")
 @add_machine_options

@@ -20,6 +20,7 @@ import click
 import numpy as np
 
 from hpccoll.algorithms import Algorithm, get_algorithm, list_algorithms, loader
+from hpccoll.cli.completion import complete_plans
 from hpccoll.cli.output import STDOUT, is_printing_rank, json_option, open_json_lines, print_table
 from hpccoll.cli.progress import show_progress
 from hpccoll.cli.run_record import make_serial_run_record
@@ -231,7 +232,12 @@ def _print_layouts(ranks: Sequence[int]) -> None:
 
 
 @click.command(epilog="Example: hpccoll verify all_reduce/ring broadcast --ranks 2:256 --json proofs.jsonl")
-@click.argument("names", nargs=-1, metavar="[OP/ALGORITHM | FILE.py:FUNCTION | SCHEDULE | FILE.csv]...")
+@click.argument(
+    "names",
+    nargs=-1,
+    metavar="[OP/ALGORITHM | FILE.py:FUNCTION | SCHEDULE | FILE.csv]...",
+    shell_complete=complete_plans,
+)
 @click.option("--ranks", default="1:32", show_default=True, metavar="N,FIRST:LAST,...", help="Rank counts to prove.")
 @add_schedule_options("2:8", "1:16")
 @json_option()

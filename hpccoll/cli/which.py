@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from hpccoll.cli.completion import complete_operations
 from hpccoll.cli.output import STDOUT, is_printing_rank, json_option, open_json_lines, print_text
 from hpccoll.cli.run_record import make_serial_run_record
 from hpccoll.errors import UnavailableError, UsageError
@@ -45,7 +46,7 @@ class _Question:
 
 
 @click.command(epilog="Example: hpccoll which all_gather 1M --ranks 4")
-@click.argument("op", metavar="OP")
+@click.argument("op", metavar="OP", shell_complete=complete_operations)
 @click.argument("size", metavar="SIZE", required=False)
 @click.option("--ranks", type=click.IntRange(1, MAX_RANKS), help="Number of ranks; default: the cores of this host.")
 @click.option("--nodes", type=click.IntRange(1), default=1, show_default=True, help="Nodes that share the ranks.")
@@ -68,8 +69,8 @@ def which(
 ) -> None:
     """Print the algorithm that `auto` runs for an operation and message size, and why; nothing is measured.
 
-    SIZE is the message size as in `hpccoll bench`: 8, 64K, 1.5M. For all_gather and reduce_scatter, it counts the data
-    of all ranks together.
+    SIZE is the message size as in `hpccoll bench`: 8, 64K, 1.5M. Where there is a block per rank, as in all_gather, it
+    counts all blocks together.
     """
     count = ranks or os.cpu_count() or 1
     if count % nodes:
