@@ -25,7 +25,7 @@ from hpccoll.cli.output import STDOUT, is_printing_rank, json_option, open_json_
 from hpccoll.cli.progress import show_progress
 from hpccoll.cli.run_record import make_serial_run_record
 from hpccoll.cli.schedules import ScheduleOptions, add_schedule_options, are_schedules, run_cases
-from hpccoll.errors import HpccollError, PlanError, UnknownNameError
+from hpccoll.errors import HpccollError, PlanError, UnknownNameError, find_similar_names
 from hpccoll.plan import Count, Groups, Nodes, Operation, Proof
 from hpccoll.records import ProvenPlanRecord
 from hpccoll.schedules import list_schedule_names
@@ -151,6 +151,8 @@ def _find_operation(name: str) -> Operation:
         return Operation.from_name(name)
     except UnknownNameError:
         algorithms = [each.full_name for each in list_algorithms() if each.name == name]
+        if not algorithms and not find_similar_names(name, list_schedule_names()):
+            raise
         hint = f"the algorithm {name} is {' or '.join(algorithms)}; " if algorithms else ""
         known = [*(operation.value for operation in Operation), *list_schedule_names()]
         raise UnknownNameError("operation or schedule", name, known, hint) from None
