@@ -23,7 +23,9 @@ TORCH ?= torch==2.13.0
 RANKS ?= 1 2 4
 OTHER_RANKS ?= 3
 ARGS ?=
-# torch is not in constraints.txt, because the build that the package index offers depends on the machine.
+# torch is not in constraints.txt, because the build that the package index offers depends on the machine. TORCH_ARGS
+# are options of pip for torch, such as an index of builds without CUDA, which are smaller by gigabytes.
+TORCH_ARGS ?=
 CONSTRAINED := --constraint constraints.txt
 MPICH := .venv
 OPENMPI := .venv-openmpi
@@ -39,7 +41,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 help:
 	@sed -n 's/^# //p' Makefile | head -10
 
-bench: $(MPICH)/.ready
+bench: $(MPICH)/.bench-ready
 	@mkdir -p bench-results; results=bench-results/$$(date +%Y%m%d-%H%M%S); status=0; \
 	    $(MPICH)/bin/mpirun -n 4 $(MPICH)/bin/hpccoll bench --json $$results.jsonl --no-report-hint $(ARGS) || status=$$?; \
 	    if [ -s $$results.jsonl ]; then \
@@ -105,9 +107,17 @@ wheel: $(MPICH)/.ready
 
 # One environment for each MPI: both wheels install the same file names. torch comes first and under its own exact
 # version, before anything that asks for some torch could choose another build.
-$(MPICH)/.ready: pyproject.toml constraints.txt
+$(MPICH)/.bench-ready: pyproject.toml constraints.txt
 	$(call make_environment,$(MPICH))
-	$(MPICH)/bin/python -m pip install -qq $(CONSTRAINED) '$(TORCH)'
+	@echo "1 of 2: installing torch, the largest package: half a minute or more, by the speed of the network"
+	$(MPICH)/bin/python -m pip install -qq $(CONSTRAINED) $(TORCH_ARGS) '$(TORCH)'
+	@echo "2 of 2: installing MPICH and hpccoll's packages, and compiling hpccoll: half a minute"
+	$(call with_compiler,$(MPICH)) $(MPICH)/bin/python -m pip install -qq $(CONSTRAINED) --editable '.[mpi]'
+	touch $@
+
+# What tests, lint and type checks need beside the packages of `make bench`.
+$(MPICH)/.ready: $(MPICH)/.bench-ready
+	@echo "installing the tools of the tests, and jax: a minute"
 	$(call with_compiler,$(MPICH)) $(MPICH)/bin/python -m pip install -qq $(CONSTRAINED) --editable '.[mpi,dev,jax]'
 	touch $@
 
@@ -127,7 +137,7 @@ environments:
 	    $(SUBMAKE) $(OPENMPI)/.ready || failed=1; wait $$docs || failed=1; exit $$failed
 
 define make_environment
-@echo "setting up $(1) (once; a few minutes where packages have to be fetched)"
+@echo "setting up $(1), once"
 @$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
     { echo "hpccoll needs Python 3.11 or newer: make PYTHON=python3.12" >&2; exit 1; }
 $(PYTHON) -m venv $(1)

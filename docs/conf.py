@@ -28,6 +28,9 @@ include_patterns = [
 myst_enable_extensions = ["colon_fence", "dollarmath"]
 myst_heading_anchors = 3
 
+# Pages of data are reached from the pages about them, not from the sidebar.
+suppress_warnings = ["toc.not_included"]
+
 smartquotes = False  # would turn the -- of an option into a dash
 default_role = "code"  # docstrings write code between single backquotes
 autodoc_member_order = "bysource"

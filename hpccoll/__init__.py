@@ -25,11 +25,13 @@ if TYPE_CHECKING:
     from hpccoll.communicator import Communicator as Communicator
     from hpccoll.runtime.arrays import Reduction as Reduction
     from hpccoll.runtime.arrays import premul_sum as premul_sum
+    from hpccoll.runtime.messages.point_to_point import ANY_SOURCE as ANY_SOURCE
+    from hpccoll.runtime.messages.point_to_point import PROC_NULL as PROC_NULL
 
 __version__ = "0.1.0"
 __all__ = [
-    "BufferError", "CommunicationError", "Communicator", "DeadlockError", "HpccollError", "LauncherError",
-    "MismatchError", "PlanError", "RecordingError", "Reduction", "ReductionError", "UnavailableError",
+    "ANY_SOURCE", "PROC_NULL", "BufferError", "CommunicationError", "Communicator", "DeadlockError", "HpccollError",
+    "LauncherError", "MismatchError", "PlanError", "RecordingError", "Reduction", "ReductionError", "UnavailableError",
     "UnknownNameError", "UsageError", "WaitTimeoutError", "WrongResultError", "premul_sum",
 ]  # fmt: skip
 
@@ -47,6 +49,10 @@ def __getattr__(name: str) -> Any:
         from hpccoll.runtime.arrays import reductions
 
         return getattr(reductions, name)
+    if name in ("ANY_SOURCE", "PROC_NULL"):  # mpi4py's constants, which differ between MPI libraries
+        from hpccoll.runtime import job
+
+        return getattr(job.load_mpi(), name)
     raise AttributeError(f"module 'hpccoll' has no attribute {name!r}")
 
 

@@ -24,12 +24,27 @@ class UnknownNameError(UsageError):
 
     def __init__(self, what: str, name: str, valid: list[str], hint: str = "") -> None:
         """Make the message; `what` is the kind of the name, such as `dtype`, and `hint` a remedy for this name."""
-        from difflib import get_close_matches
-
-        similar = get_close_matches(name, valid, n=2)
-        if similar and not hint:
-            hint = f"did you mean {' or '.join(similar)}? "
+        similar = find_similar_names(name, valid)
+        question = f"did you mean {' or '.join(similar)}? " if similar else ""
+        hint = question + hint
         super().__init__(f"unknown {what} {name!r}; {hint}choose one of: {', '.join(sorted(valid))}")
+
+
+def find_similar_names(name: str, valid: list[str]) -> list[str]:
+    """Return at most two of the `valid` names that are similar to `name`; case and separators count less."""
+    from difflib import get_close_matches
+
+    plain: dict[str, str] = {}
+    for known in valid:
+        plain.setdefault(_remove_separators(known), known)
+    close = [plain[match] for match in get_close_matches(_remove_separators(name), list(plain), n=2)]
+    exact = plain.get(_remove_separators(name))
+    return close if exact is None else [exact]
+
+
+def _remove_separators(name: str) -> str:
+    """Return a name in lower case without `-`, `_`, `.` and blanks."""
+    return "".join(letter for letter in name.lower() if letter not in "-_. ")
 
 
 class BufferError(UsageError):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hpccoll.cli.bench_output import BenchOutput
+from hpccoll.cli.completion import complete_operations
 from hpccoll.cli.output import STDOUT, json_option
 from hpccoll.cli.run_record import make_run_record
 from hpccoll.cli.start_options import StartOptions, make_starter, start_options, take_start_options
@@ -82,10 +83,13 @@ class BenchOptions:
         return PLACES[self.place or ("both" if self.full else DEFAULT_PLACE)]
 
 
+SIZE_HELP = "Largest message: a rank's array; all n blocks together where there is a block per rank, as in all_gather."
+
+
 @click.command()
-@click.argument("operations", metavar="[OP]...", nargs=-1)
-@click.option("-b", "--min-bytes", help="Smallest message; default: 8, then the powers of the factor.")
-@click.option("-e", "--max-bytes", default="64M", show_default=True, help="Largest message.")
+@click.argument("operations", metavar="[OP]...", nargs=-1, shell_complete=complete_operations)
+@click.option("-b", "--min-bytes", help="Smallest message; default: 8, then the powers of the factor. See -e.")
+@click.option("-e", "--max-bytes", default="64M", show_default=True, help=SIZE_HELP)
 @click.option("-f", "--factor", default=4, show_default=True, help="Ratio of successive sizes.")
 @click.option("-d", "--dtype", default="float32", show_default=True, help="Element type.")
 @click.option("-o", "--redop", default="sum", show_default=True, help="Reduction.")

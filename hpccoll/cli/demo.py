@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hpccoll.algorithms import Algorithm, get_algorithm, loader
+from hpccoll.cli.completion import complete_examples
 from hpccoll.cli.output import (
     STDOUT,
     is_printing_rank,
@@ -32,7 +33,7 @@ LINE_WIDTH = 110
 
 
 @click.command(epilog="Example: mpirun -n 3 hpccoll demo broadcast --draw")
-@click.argument("name", required=False)
+@click.argument("name", required=False, shell_complete=complete_examples)
 @click.option("--draw", is_flag=True, help="Also draw the plan, round by round.")
 @click.option("--algorithm", metavar="NAME | FILE.py:FUNCTION", help="Algorithm for the example's operation.")
 @click.option("--force", is_flag=True, help="Run send_send_deadlock, although it deadlocks.")

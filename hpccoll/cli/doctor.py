@@ -40,7 +40,7 @@ SHM = Path("/dev/shm")  # noqa: S108 - the memory file system, not a place for t
 MPI_START_LIMIT_S = 60.0
 POLL_S = 0.02
 MAX_WIDTH = 120
-MAX_EVIDENCE = 500  # characters of evidence shown without --all
+MAX_EVIDENCE = 200  # characters of evidence shown without -v
 
 
 def _parse_requirements(_ctx: click.Context, _option: click.Parameter, value: str | None) -> tuple[str, ...]:
@@ -61,7 +61,7 @@ def _parse_requirements(_ctx: click.Context, _option: click.Parameter, value: st
     help=f"End with status 3 unless each of these works: a comma-separated list of {','.join(REQUIRABLE)}.",
 )
 @click.option(
-    "--all", "verbose", is_flag=True, help="Show the evidence and remedy of all findings, including those that are ok."
+    "-v", "--verbose", "--all", "verbose", is_flag=True, help="Show all findings, with evidence and remedies."
 )
 @click.option(
     "--limit",
@@ -74,7 +74,7 @@ def _parse_requirements(_ctx: click.Context, _option: click.Parameter, value: st
 @json_option(all_ranks=True)
 @click.option("--remove-stale", is_flag=True, help="First remove files of ended jobs from /dev/shm.")
 def doctor(required: tuple[str, ...], verbose: bool, limit_s: float, remove_stale: bool, json_file: str | None) -> int:
-    """Check this machine and job, and print each finding with its evidence and remedy.
+    """Check this machine and job, and print each problem and warning with its evidence and remedy.
 
     The command runs alone or in a job of mpirun or srun; in a job it also checks all hosts and the binding of ranks to
     cores. Anything that may crash or hang (MPI, CUDA, torch) runs in a process of its own. Nothing on the machine
@@ -157,24 +157,25 @@ def _write_report(findings: Sequence[Finding], run: dict[str, Any], verbose: boo
 def format_findings(findings: Sequence[Finding], verbose: bool, width: int) -> list[str]:
     """Return the findings as lines of text, wrapped at `width` characters.
 
-    Evidence is shown only for warnings and problems, and remedies for all findings that are not ok; `verbose` shows
-    both for all findings. Remedies are not wrapped, however long they are.
+    Only problems and warnings are shown, unless `verbose`; their evidence is shortened. Remedies are not wrapped,
+    however long they are.
     """
-    lines, area_width = [], max((len(finding.area) for finding in findings), default=0)
+    shown = [finding for finding in findings if verbose or finding.severity.name.lower() in ("warning", "problem")]
+    lines, area_width = [], max((len(finding.area) for finding in shown), default=0)
     indent = " " * (area_width + 11)
-    for finding in findings:
+    for finding in shown:
         severity = finding.severity.name.lower()
         hosts = f" [{', '.join(finding.hosts[:4])}{', ...' * (len(finding.hosts) > 4)}]" if finding.hosts else ""
         head = f"{finding.area:<{area_width}}  {severity:<7}  "
         lines += _wrap(head, finding.found + hosts, indent, width)
-        if verbose or severity in ("warning", "problem"):
-            short = textwrap.shorten(finding.evidence, MAX_EVIDENCE, placeholder=" ... (--all shows the rest)")
-            lines += _wrap(indent, f"evidence: {finding.evidence if verbose else short}", indent, width)
-        if finding.remedy and (verbose or severity != "ok"):
+        short = textwrap.shorten(finding.evidence, MAX_EVIDENCE, placeholder=" ... (-v shows the rest)")
+        lines += _wrap(indent, f"evidence: {finding.evidence if verbose else short}", indent, width)
+        if finding.remedy:
             lines.append(f"{indent}remedy: {finding.remedy}")  # never wrapped, so that a command can be copied
     counts = Counter(finding.severity.name.lower() for finding in findings)
     totals = [f"{counts[name]} {name}{'s' * (counts[name] != 1)}" for name in ("problem", "warning", "note")]
-    return [*lines, "", f"{', '.join(totals)}, {counts['ok']} ok"]
+    hint = "" if verbose or len(shown) == len(findings) else "; -v shows all"
+    return [*lines, *[""] * bool(lines), f"{', '.join(totals)}, {counts['ok']} ok{hint}"]
 
 
 def _wrap(head: str, text: str, indent: str, width: int) -> list[str]:

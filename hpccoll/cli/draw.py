@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from hpccoll.cli.completion import complete_plans
 from hpccoll.cli.output import is_printing_rank, list_given_options
 from hpccoll.cli.schedules import (
     ScheduleOptions,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 MOST_CHUNKS = 64
 DEFAULT_RANKS = 5
+PRINTED = "-.txt"  # in place of the output file: the text is printed
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +81,12 @@ def _render_trace(plan: Plan, machine: Machine | None, nbytes: int) -> bytes:
 
 
 @click.command(epilog="Example: hpccoll draw all_reduce/ring --ranks 5 -o ring.gif")
-@click.argument("name", metavar="OP/ALGORITHM | FILE.py:FUNCTION | SCHEDULE | FILE.csv")
+@click.argument("name", metavar="OP/ALGORITHM | FILE.py:FUNCTION | SCHEDULE | FILE.csv", shell_complete=complete_plans)
 @click.option(
     "-o",
     "--output",
-    required=True,
     metavar="FILE",
-    help="Output file; its suffix is the format: .txt .svg .png .gif .json",
+    help="Output file; its suffix is the format: .txt .svg .png .gif .json. Without it, text is printed.",
 )
 @click.option("--ranks", type=int, metavar="N", help=f"Number of ranks; {DEFAULT_RANKS} by default.")
 @click.option("--root", default=0, show_default=True, metavar="R", help="Root rank of a rooted operation.")
@@ -97,7 +98,7 @@ def _render_trace(plan: Plan, machine: Machine | None, nbytes: int) -> bytes:
 @add_schedule_options("4", "8")
 def draw(
     name: str,
-    output: str,
+    output: str | None,
     ranks: int | None,
     root: int,
     chunks: int,
@@ -107,7 +108,7 @@ def draw(
     size: str,
     schedule_options: ScheduleOptions,
 ) -> None:
-    """Draw an algorithm: the messages of each round, and the data of every rank after the round.
+    """Draw an algorithm: the messages of each round, and the data of every rank after the round; as text without -o.
 
     For a pipeline schedule, such as 1f1b, or its CSV file: a chart with a line per rank and time to the right.
 
@@ -118,8 +119,11 @@ def draw(
     .json  a trace for ui.perfetto.dev; times are simulated (--machine), measured (--measured) or equal for all rounds
     """  # noqa: D301 - \b tells click not to rewrap the lines
     if are_schedules([name], "ranks", "root", "chunks", "nodes", "machine", "measured", "size"):
-        _draw_schedule(name, output, schedule_options)
+        _draw_schedule(name, PRINTED if output is None else output, schedule_options)
         return
+    if output is None:
+        _require_printable_options()
+        output = PRINTED
     _require_used_options(measured, machine)
     if measured:
         _measure(name, output, ranks, root, parse_size(size))
@@ -138,7 +142,8 @@ def _draw_plan(
     plan = _make_plan(algorithm, ranks, root, chunks, sizes)
     if not is_printing_rank():
         return
-    require_writable(output, "-o")
+    if output != PRINTED:
+        require_writable(output, "-o")
     suffix = Path(output).suffix.lower()
     pages = [_render_trace(plan, timed_on, nbytes)] if suffix == ".json" else _render(plan, sizes, suffix)
     _write_pages(output, pages, f"{drawing_format.name} of {algorithm.full_name} on {format_count(ranks, 'rank')}")
@@ -149,9 +154,17 @@ def _draw_schedule(name: str, output: str, options: ScheduleOptions) -> None:
     schedule = get_single_schedule(name, options)
     if not is_printing_rank():
         return
-    require_writable(output, "-o")
+    if output != PRINTED:
+        require_writable(output, "-o")
     chart = render_schedule(schedule, options.times, output)
     _write(output, chart, f"a chart of {schedule.name} on {format_count(schedule.ranks, 'rank')}")
+
+
+def _require_printable_options() -> None:
+    """Raise UsageError if the user gave an option that a printed text does not use."""
+    unused = list_given_options("machine", "measured", "size")
+    if unused:
+        raise UsageError(f"{' and '.join(unused)}: only for traces; add -o FILE.json, or leave the option out")
 
 
 def _require_used_options(measured: bool, machine: str | None) -> None:
@@ -175,7 +188,10 @@ def _write_pages(output: str, pages: Sequence[bytes], description: str) -> None:
 
 
 def _write(output: str, drawn: bytes, description: str) -> None:
-    """Write the file `output` and print its name, description and size."""
+    """Write the file `output` and print its name, description and size; or print a text."""
+    if output == PRINTED:
+        click.echo(drawn.decode().rstrip("\n"))
+        return
     with explain_write_errors(output, "-o"):
         Path(output).write_bytes(drawn)
     click.echo(f"{output}: {description}, {len(drawn):,} bytes")

@@ -14,12 +14,13 @@ from typing import Any, TypeVar
 import click
 import msgspec
 
+from hpccoll.cli.completion import complete_machines, complete_presets
 from hpccoll.cli.estimate_tables import print_estimate, print_search
 from hpccoll.cli.machine_options import resolve_machine
 from hpccoll.cli.output import STDOUT, is_printing_rank, json_option, list_given_options, open_json_lines
 from hpccoll.cli.run_record import make_serial_run_record
 from hpccoll.errors import UsageError
-from hpccoll.parallel import Mesh
+from hpccoll.parallel.mesh import ZERO_LEVELS, Mesh, split_strategy_words
 from hpccoll.plan import Machine
 from hpccoll.records import EstimateRecord
 from hpccoll.records.estimates import EstimatedBytes, EstimatedFlops, TrafficEntry
@@ -64,8 +65,8 @@ def _add_shape_options(command: Command) -> Command:
 
 
 @click.command(epilog="Example: hpccoll estimate llama-3-8b --mesh dp=8,tp=8 --zero 1 --batch 512 --machine dgx-h100")
-@click.argument("preset", required=False)
-@click.option("--mesh", metavar="dp=N,tp=N,...", help="Ranks along dp, tp, pp, cp, ep; default dp with all ranks.")
+@click.argument("preset", required=False, shell_complete=complete_presets)
+@click.option("--mesh", metavar="dp=N,tp=N,...", help="Axes dp, tp, pp, cp, ep, as in train; default dp.")
 @click.option(
     "--ranks", type=click.IntRange(1, MAX_RANKS), help="Total number of ranks; default: the product of --mesh."
 )
@@ -80,7 +81,7 @@ def _add_shape_options(command: Command) -> Command:
 @click.option("--schedule", default="1f1b", show_default=True, help="Pipeline schedule.")
 @click.option("-d", "--dtype", type=click.Choice(list(DTYPES)), default="bfloat16", show_default=True)
 @click.option("--optimizer", type=click.Choice(list(OPTIMIZERS)), default="adam", show_default=True)
-@click.option("--machine", metavar="NAME|FILE.toml", help="Default dgx-h100.")
+@click.option("--machine", metavar="NAME|FILE.toml", help="Default dgx-h100.", shell_complete=complete_machines)
 @click.option(
     "--efficiency",
     type=click.FloatRange(0, 1, min_open=True),
@@ -110,12 +111,7 @@ def estimate(
     shape = {name: options.pop(name) for name in SHAPE_OPTIONS}
     model = _make_model(preset, {name: value for name, value in shape.items() if value}, options.pop("like_llama"))
     name = preset if preset is not None and model == load_preset(preset) else "custom"
-    sizes = Mesh.parse(mesh) if mesh is not None else Mesh(dp=ranks or 1)
-    if ranks is not None and sizes.ranks != ranks:
-        raise UsageError(
-            f"--mesh {mesh} has {sizes.ranks} ranks, not --ranks {ranks}; give axes whose product is {ranks}, "
-            "or leave --ranks out"
-        )
+    sizes = Mesh(dp=ranks or 1) if mesh is None else _parse_mesh(mesh, ranks, options)
     setup = _make_setup(model, sizes, options)
     chosen = resolve_estimated_machine(machine, setup.mesh.ranks)
     if not is_printing_rank():
@@ -172,6 +168,27 @@ def _make_model(preset: str | None, shape: dict[str, int], like_llama: bool) -> 
         model = msgspec.convert({**shape, "like_llama": like_llama}, TransformerShape)
     model.require_consistent()
     return model
+
+
+def _parse_mesh(strategy: str, ranks: int | None, options: dict[str, Any]) -> Mesh:
+    """Return the mesh of --mesh, and let its words zero1, zero2, zero3 and sp set `options`, as in `hpccoll train`.
+
+    Raises:
+        UsageError: the axes do not fit --ranks, or a word contradicts --zero.
+    """
+    axes, levels, is_sequence_parallel = split_strategy_words(strategy)
+    for word in levels:
+        if options["zero"] not in (None, ZERO_LEVELS[word]):
+            raise UsageError(f"{word} sets --zero {ZERO_LEVELS[word]}, not --zero {options['zero']}; leave one out")
+        options["zero"] = ZERO_LEVELS[word]
+    options["sequence_parallel"] = options["sequence_parallel"] or is_sequence_parallel
+    mesh = Mesh.parse(axes, None if axes.count("=") > axes.count(",") else ranks)
+    if ranks is not None and mesh.ranks != ranks:
+        raise UsageError(
+            f"--mesh {strategy} has {mesh.ranks} ranks, not --ranks {ranks}; give axes whose product is {ranks}, "
+            "or leave --ranks out"
+        )
+    return mesh
 
 
 def _make_setup(model: TransformerShape, mesh: Mesh, options: dict[str, Any]) -> TrainingSetup:

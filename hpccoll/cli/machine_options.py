@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from hpccoll.cli.completion import complete_machines
 from hpccoll.errors import HpccollError, UsageError
 from hpccoll.plan import Machine
 from hpccoll.predict.machine_catalogue import load_machine
@@ -57,7 +58,12 @@ def add_machine_options(command: Command) -> Command:
             "--alpha", metavar="TIME", help="Cost of a message: 3.7us. Replaces --machine; all links alike, one-port."
         ),
         click.option("--nodes", type=click.IntRange(1), help="Number of nodes to spread the ranks over."),
-        click.option("--machine", metavar="NAME|FILE.toml|fit:FILE", help=f"Default {DEFAULT_MACHINE}."),
+        click.option(
+            "--machine",
+            metavar="NAME|FILE.toml|fit:FILE",
+            help=f"Default {DEFAULT_MACHINE}.",
+            shell_complete=complete_machines,
+        ),
     ):
         command = option(command)
     return command

@@ -10,7 +10,6 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from gettext import gettext
 from typing import Any
 
 import click
@@ -43,6 +42,15 @@ COMMANDS = {
     "train": "Train a small model by data, tensor, pipeline, context and expert parallelism.",
     "tune": "Measure every algorithm on this machine, so that algorithm='auto' uses the fastest.",
     "verify": "Prove plans correct for every rank count in a range.",
+    "which": "Print the algorithm that algorithm='auto' runs for a message size, and why.",
+}
+# The groups of commands in `hpccoll --help`.
+COMMAND_GROUPS = {
+    "Measure": ("bench", "barrier", "compare", "report", "scaling", "tune"),
+    "Understand": ("which", "demo", "verify", "draw", "simulate", "export"),
+    "Train": ("train", "estimate", "parity"),
+    "Clusters": ("doctor", "preflight", "lab"),
+    "Formats": ("schema",),
 }
 
 
@@ -74,8 +82,10 @@ class LazyGroup(click.Group):
             return _discard_stdout()
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section(gettext("Commands")):
-            formatter.write_dl([(name, COMMANDS[name]) for name in self.list_commands(ctx)])
+        width = max(map(len, self.list_commands(ctx)))
+        for title, names in COMMAND_GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(f"{name:<{width}}", COMMANDS[name]) for name in names])
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hpccoll.algorithms import Algorithm
+from hpccoll.cli.completion import complete_plans
 from hpccoll.cli.machine_options import ChosenMachine, add_machine_options, resolve_machine
 from hpccoll.cli.output import (
     STDOUT,
@@ -74,15 +75,16 @@ def _parse_rank_counts(text: str) -> list[int]:
 
 
 @click.command(epilog="Example: hpccoll simulate all_reduce/ring all_reduce/double_tree --ranks 24576 --machine summit")
-@click.argument("names", nargs=-1, metavar="OP/ALGORITHM... | SCHEDULE...")
+@click.argument("names", nargs=-1, metavar="OP/ALGORITHM... | SCHEDULE...", shell_complete=complete_plans)
 @click.option("--ranks", default="16", show_default=True, metavar="N,...", help="Rank counts; with --map the largest.")
 @click.option("--size", default="8K", show_default=True, metavar="SIZE,...", help="Message sizes S: 8, 64K, 1.5M.")
 @add_machine_options
 @click.option("--chunks", type=click.IntRange(1), help="Chunks of a pipelined message; default: those of a run.")
 @click.option("--root", type=click.IntRange(0), default=0, show_default=True, help="Root rank of rooted operations.")
 @click.option("--full", is_flag=True, help="Simulate every rank, even if symmetry makes a few ranks enough.")
+@click.option("--path", "show_path", is_flag=True, help="Print the waits of the critical path, round by round.")
 @click.option("--map", "map_file", metavar="FILE", help="Draw the fastest algorithm by ranks and size: .png .svg .pdf")
-@add_schedule_options("8", "16")
+@add_schedule_options("4", "8")
 @json_option()
 def simulate(
     names: tuple[str, ...],
@@ -91,6 +93,7 @@ def simulate(
     chunks: int | None,
     root: int,
     full: bool,
+    show_path: bool,
     map_file: str | None,
     json_file: str | None,
     schedule_options: ScheduleOptions,
@@ -105,7 +108,7 @@ def simulate(
     SCHEDULE is a pipeline schedule such as 1f1b, `schedules` for all of them, or a CSV file. The prediction is for
     stages of equal times: the idle time and the live activations of the ranks.
     """
-    if are_schedules(names, "ranks", "size", "chunks", "root", "full", "map_file", *machine):
+    if are_schedules(names, "ranks", "size", "chunks", "root", "full", "show_path", "map_file", *machine):
         run_cases("simulate", names, schedule_options, json_file)
         return
     _require_used_options(map_file)
@@ -120,10 +123,12 @@ def simulate(
     # Shared-memory algorithms are left out on several nodes, unless the user gave the algorithm's full name.
     combinations = product(counts, sizes, algorithms)
     selected = [c for c in combinations if can_run_on(c[2], c[0], chosen.for_ranks(c[0])) or c[2].full_name in names]
-    _record_and_print(_simulate_cases(selected, chosen, chunks, root, full), chosen, json_file)
+    _record_and_print(_simulate_cases(selected, chosen, chunks, root, full), chosen, json_file, show_path=show_path)
 
 
-def _record_and_print(simulated: Iterator[SimulatedCase], chosen: ChosenMachine, json_file: str | None) -> None:
+def _record_and_print(
+    simulated: Iterator[SimulatedCase], chosen: ChosenMachine, json_file: str | None, *, show_path: bool
+) -> None:
     """Write the records of simulated cases as they finish, then print them."""
     with open_json_lines(json_file) as lines:
         if json_file is not None:
@@ -133,13 +138,13 @@ def _record_and_print(simulated: Iterator[SimulatedCase], chosen: ChosenMachine,
             lines.write(_make_record(case, chosen))
             cases.append(case)
     if json_file != STDOUT:
-        _print_cases(cases, chosen)
+        _print_cases(cases, chosen, show_path=show_path)
 
 
 def _require_used_options(map_file: str | None) -> None:
     """Raise UsageError if the user gave --map and an option that --map does not use."""
-    unused = list_given_options("size", "chunks", "root", "full", "json_file") if map_file is not None else []
-    if unused:
+    unused = list_given_options("size", "chunks", "root", "full", "show_path", "json_file")
+    if unused and map_file is not None:
         raise UsageError(f"--map {map_file} draws all sizes and writes no records; leave {' and '.join(unused)} out")
 
 
@@ -208,13 +213,16 @@ def _make_path_entry(path: CriticalPath) -> CriticalPathEntry:
     return CriticalPathEntry(path.rank, len(path.waits), sum(wait.far for wait in path.waits), waits)
 
 
-def _print_cases(cases: Sequence[SimulatedCase], chosen: ChosenMachine) -> None:
-    """Print the table of all cases and, if there are only a few, their critical paths."""
+def _print_cases(cases: Sequence[SimulatedCase], chosen: ChosenMachine, *, show_path: bool) -> None:
+    """Print the table of all cases and, with --path and a few cases, their critical paths."""
     rows = [_make_row(case) for case in cases]
     print_table(f"Simulated on {chosen.title}", COLUMNS, rows, numbers=COLUMNS[1:], drops=LESS_IMPORTANT)
     print_text(
-        "across: share of the bytes that leaves nodes; latency, bandwidth: time in multiples of the lower bounds"
+        "across: share of the bytes that leaves nodes; latency, bandwidth: time in multiples of the lower bounds; "
+        "--path prints the waits of the rank that is last"
     )
+    if not show_path:
+        return  # --json records the paths in any case
     if len(cases) > MAX_PRINTED_PATHS:
         print_text(f"critical paths are printed for up to {MAX_PRINTED_PATHS} rows; --json FILE records all")
         return

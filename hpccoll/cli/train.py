@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hpccoll.cli.completion import complete_strategies
 from hpccoll.cli.output import (
     STDOUT,
     is_printing_rank,
@@ -58,7 +59,7 @@ HEADINGS = ("step", "loss", "grad norm", "step ms", "comm ms", "bubble", "peak M
 
 
 @click.command(epilog="Example: mpirun -n 4 hpccoll train dp=2,tp=2 --check --checkpoint state --json train.jsonl")
-@click.argument("strategies", metavar="STRATEGY", nargs=-1, required=True)
+@click.argument("strategies", metavar="STRATEGY", nargs=-1, required=True, shell_complete=complete_strategies)
 @click.option("--model", type=click.Choice(MODELS), default="mlp", show_default=True, help="The model to train.")
 @click.option("--width", type=click.IntRange(1), help="Features between layers; default 64, gpt 128.")
 @click.option("--layers", type=click.IntRange(1), help="Linear layers (default 4), or blocks of a gpt (default 3).")

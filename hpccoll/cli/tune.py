@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hpccoll.cli.bench_output import print_memory_need
+from hpccoll.cli.completion import complete_operations
 from hpccoll.cli.output import STDOUT, is_printing_rank, json_option, open_json_lines, print_table, print_text
 from hpccoll.cli.progress import show_progress
 from hpccoll.cli.run_record import make_run_record
@@ -47,7 +48,7 @@ class TuneOptions:
 
 
 @click.command()
-@click.argument("operations", metavar="[OP]...", nargs=-1)
+@click.argument("operations", metavar="[OP]...", nargs=-1, shell_complete=complete_operations)
 @click.option("-b", "--min-bytes", help="Smallest message; default: 8, then the powers of the factor.")
 @click.option("-e", "--max-bytes", default="64M", show_default=True, help="Largest message.")
 @click.option("-f", "--factor", default=4, show_default=True, help="Ratio of one message size to the one before.")

@@ -20,13 +20,15 @@ import click
 import numpy as np
 
 from hpccoll.algorithms import Algorithm, get_algorithm, list_algorithms, loader
+from hpccoll.cli.completion import complete_plans
 from hpccoll.cli.output import STDOUT, is_printing_rank, json_option, open_json_lines, print_table
 from hpccoll.cli.progress import show_progress
 from hpccoll.cli.run_record import make_serial_run_record
 from hpccoll.cli.schedules import ScheduleOptions, add_schedule_options, are_schedules, run_cases
-from hpccoll.errors import HpccollError, PlanError
+from hpccoll.errors import HpccollError, PlanError, UnknownNameError, find_similar_names
 from hpccoll.plan import Count, Groups, Nodes, Operation, Proof
 from hpccoll.records import ProvenPlanRecord
+from hpccoll.schedules import list_schedule_names
 from hpccoll.units import format_count, parse_rank_counts
 
 CHUNK_COUNTS = (1, 2, 3, 8)
@@ -137,10 +139,23 @@ def resolve_algorithms(names: Sequence[str]) -> list[Algorithm]:
 def _resolve_registered(name: str) -> list[Algorithm]:
     """Return the built-in algorithm OP/ALGORITHM, or all built-in algorithms of OP."""
     op, slash, algorithm = name.partition("/")
-    operation = Operation.from_name(op)
+    operation = Operation.from_name(op) if slash else _find_operation(name)
     if slash:
         return [get_algorithm(operation, algorithm)]
     return [each for each in list_algorithms() if each.operation is operation]
+
+
+def _find_operation(name: str) -> Operation:
+    """Return the operation of a name; the error of an unknown one lists pipeline schedules, too."""
+    try:
+        return Operation.from_name(name)
+    except UnknownNameError:
+        algorithms = [each.full_name for each in list_algorithms() if each.name == name]
+        if not algorithms and not find_similar_names(name, list_schedule_names()):
+            raise
+        hint = f"the algorithm {name} is {' or '.join(algorithms)}; " if algorithms else ""
+        known = [*(operation.value for operation in Operation), *list_schedule_names()]
+        raise UnknownNameError("operation or schedule", name, known, hint) from None
 
 
 def _prove_batch(tasks: list[tuple[str, int]]) -> list[ProvenPlanRecord]:
@@ -219,7 +234,12 @@ def _print_layouts(ranks: Sequence[int]) -> None:
 
 
 @click.command(epilog="Example: hpccoll verify all_reduce/ring broadcast --ranks 2:256 --json proofs.jsonl")
-@click.argument("names", nargs=-1, metavar="[OP/ALGORITHM | FILE.py:FUNCTION | SCHEDULE | FILE.csv]...")
+@click.argument(
+    "names",
+    nargs=-1,
+    metavar="[OP/ALGORITHM | FILE.py:FUNCTION | SCHEDULE | FILE.csv]...",
+    shell_complete=complete_plans,
+)
 @click.option("--ranks", default="1:32", show_default=True, metavar="N,FIRST:LAST,...", help="Rank counts to prove.")
 @add_schedule_options("2:8", "1:16")
 @json_option()

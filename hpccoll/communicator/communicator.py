@@ -9,13 +9,15 @@ byte reduced).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from operator import index
 from typing import TYPE_CHECKING, Any, Self, SupportsIndex
 
 import numpy as np
 
 from hpccoll.communicator.data_movement import DataMovementMethods
+from hpccoll.communicator.mpi4py_names import Mpi4pyNames
 from hpccoll.communicator.objects import ObjectMethods
 from hpccoll.communicator.prepared import PreparedMethods
 from hpccoll.communicator.reductions import ReductionMethods
@@ -28,9 +30,17 @@ from hpccoll.units import format_count
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+    from hpccoll.communicator.cartesian import CartesianCommunicator
+
 
 class Communicator(
-    ReductionMethods, ScanMethods, DataMovementMethods, PreparedMethods, ObjectMethods, SymmetricBufferMethods
+    ReductionMethods,
+    ScanMethods,
+    DataMovementMethods,
+    PreparedMethods,
+    ObjectMethods,
+    SymmetricBufferMethods,
+    Mpi4pyNames,
 ):
     """A group of MPI ranks whose messages are separate from those of other communicators.
 
@@ -85,7 +95,7 @@ class Communicator(
         self._require_open()
         return self._message_comm
 
-    def split(self, color: int | None, key: int = 0) -> Self | None:
+    def split(self, color: int | None, key: int = 0) -> Communicator | None:
         """Return a communicator of the ranks that pass the same `color`; None where `color` is None. Collective.
 
         Args:
@@ -107,7 +117,7 @@ class Communicator(
         same = [(other_key, rank) for rank, (other, other_key) in enumerate(rows) if other == rows[self.rank][0]]
         return self.new_group([rank for _, rank in sorted(same)]) if color is not None else None
 
-    def new_group(self, ranks: Iterable[SupportsIndex]) -> Self | None:
+    def new_group(self, ranks: Iterable[SupportsIndex]) -> Communicator | None:
         """Return a communicator of the given ranks, in their order; collective over the given ranks.
 
         On a rank that is not in `ranks`, the call is optional and returns None.
@@ -124,13 +134,44 @@ class Communicator(
         members = _as_ranks(ranks, self.size)
         if self.rank not in members:
             return None
+        return Communicator(self._join(members), adopt=True, abort_on_error=self._abort_on_error)
+
+    def cart(
+        self, dims: SupportsIndex | Sequence[SupportsIndex] = 2, periods: bool | Sequence[bool] = False
+    ) -> CartesianCommunicator | None:
+        """Return a communicator of ranks on a grid, in row-major order; None on ranks outside the grid. Collective.
+
+        Args:
+            dims: the number of ranks along each dim, where 0 lets the call choose, as MPI's `Dims_create` does: the
+                ranks are divided as evenly as possible, larger dims first. An integer d means d dims of 0.
+            periods: whether the grid wraps around, for all dims or one value per dim.
+
+        Raises:
+            UsageError: the grid has more ranks than this communicator, or the ranks cannot be divided.
+
+        Example:
+            >>> with comm.cart(1, periods=True) as ring:
+            ...     left, right = ring.shift(0)
+            ...     left == (comm.rank - 1) % comm.size
+            True
+        """
+        from hpccoll.communicator.cartesian import CartesianCommunicator, divide_ranks, parse_periods
+
+        self._require_open()
+        sizes = divide_ranks(self.size, dims)
+        wraps, members = parse_periods(periods, len(sizes)), range(math.prod(sizes))
+        if self.rank not in members:
+            return None
+        return CartesianCommunicator(self._join(members), sizes, wraps, abort_on_error=self._abort_on_error)
+
+    def _join(self, members: Sequence[int]) -> MPI.Intracomm:
+        """Return a new MPI communicator of the ranks `members`, this rank among them; collective over the members."""
         with self._state.wait("new_group", peers=tuple(rank for rank in members if rank != self.rank)):
             wait_for_members(self._comm, members, self._engine.progress)
-        group = self._comm.group.Incl(members)
+        group = self._comm.group.Incl(list(members))
         comm = self._comm.Create_group(group)
-        communicator = type(self)(comm, adopt=True, abort_on_error=self._abort_on_error)
         group.Free()
-        return communicator
+        return comm
 
 
 def _as_color_and_key(color: Any, key: Any) -> tuple[int | None, int]:

@@ -1,14 +1,18 @@
-"""Messages between two ranks: send, recv, isend, irecv and sendrecv."""
+"""Messages between two ranks: send, recv, isend, irecv and sendrecv.
+
+In place of a rank, hpccoll.PROC_NULL (the constant of mpi4py) means no rank: the message is neither sent nor received.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from hpccoll.communicator.array_types import Array, ArrayT, Rank
 from hpccoll.communicator.base import CommunicatorBase
 from hpccoll.errors import UsageError
 from hpccoll.runtime.arguments import empty_like
 from hpccoll.runtime.arrays import export_array, import_array, is_foreign
+from hpccoll.runtime.messages.point_to_point import PROC_NULL, set_status
 from hpccoll.runtime.work import Work
 
 if TYPE_CHECKING:
@@ -18,12 +22,12 @@ if TYPE_CHECKING:
 class MessageMethods(CommunicatorBase):
     """The messages of a communicator between two ranks."""
 
-    def send(self, x: Array, dest: Rank, tag: int = 0) -> None:
+    def send(self, x: Array, dest: Rank | None, tag: int = 0) -> None:
         """Send `x` to rank `dest`; block until `x` may be reused.
 
         Args:
             x: array of any shape.
-            dest: rank of the receiver, another rank than this one.
+            dest: rank of the receiver, another rank than this one; None or hpccoll.PROC_NULL sends nothing.
             tag: number from 0 to 32767 that the receiver gives, too.
 
         Raises:
@@ -53,9 +57,11 @@ class MessageMethods(CommunicatorBase):
 
         Args:
             x: array for the message.
-            source: rank of the sender; None (or MPI.ANY_SOURCE) receives from any rank.
+            source: rank of the sender. hpccoll.ANY_SOURCE (or None, the default) receives from any rank;
+                hpccoll.PROC_NULL receives nothing and leaves `x` as it is.
             tag: the number that the sender gave.
-            status: gets the rank of the sender and the tag, as with mpi4py's `Recv`.
+            status: gets the rank of the sender and the tag, as with mpi4py's `Recv`; PROC_NULL and ANY_TAG if nothing
+                is received.
 
         Raises:
             CommunicationError: the message has another size than `x`.
@@ -79,11 +85,10 @@ class MessageMethods(CommunicatorBase):
             self._messages.take_exception("recv", before, error)
             raise
         if status is not None:
-            status.Set_source(-1 if sender is None else sender)
-            status.Set_tag(tag)
+            set_status(status, sender if sender is not None and sender >= 0 else None, tag)
         return x
 
-    def isend(self, x: Array, dest: Rank, tag: int = 0) -> Work[None]:
+    def isend(self, x: Array, dest: Rank | None, tag: int = 0) -> Work[None]:
         """Start sending `x` to rank `dest`; `x` must not change until the returned `Work` is done.
 
         See `send` for the arguments; `dest` may be this rank.
@@ -126,7 +131,7 @@ class MessageMethods(CommunicatorBase):
     def sendrecv(
         self,
         x: ArrayT,
-        dest: Rank,
+        dest: Rank | None,
         source: Rank | None = None,
         *,
         out: ArrayT | None = None,
@@ -137,14 +142,12 @@ class MessageMethods(CommunicatorBase):
 
         Args:
             x: array of any shape.
-            dest: rank of the receiver of `x`; may be this rank.
-            source: rank of the sender of the received message; None receives from any rank.
-            out: array for the received message, which must have the message's size; None makes a new array like `x`.
+            dest: rank of the receiver of `x`; may be this rank. None or hpccoll.PROC_NULL sends nothing.
+            source: rank of the sender of the received message, or one of the constants of `recv`.
+            out: array for the received message, which must have the message's size; None makes a new array like `x`,
+                with zeros if `source` is PROC_NULL.
             sendtag: tag of the message to `dest`.
             recvtag: tag of the message from `source`.
-
-        Raises:
-            CommunicationError: the received message has another size than `out`.
 
         Example:
             >>> right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
@@ -152,12 +155,13 @@ class MessageMethods(CommunicatorBase):
             True
         """
         given: Any = import_array(x, "x") if is_foreign(x) else x
-        received = empty_like(given, tuple(given.shape)) if out is None else out
+        received: Any = _make_output(given, source) if out is None else out
         before = self._state.messages
         try:
             states = self._exchange(received, source, recvtag, given, dest, sendtag)
             if states is NotImplemented:
-                self._messages.require_peer("dest", dest, sendtag)  # before the receive begins
+                if dest is not None and dest != PROC_NULL:
+                    self._messages.require_peer("dest", dest, sendtag)  # before the receive begins
                 incoming = self.irecv(received, source, recvtag)
                 self.isend(given, dest, sendtag).wait()
                 incoming.wait()
@@ -166,4 +170,12 @@ class MessageMethods(CommunicatorBase):
         except BaseException as error:
             self._messages.take_exception("sendrecv", before, error)
             raise
-        return received if out is not None or not is_foreign(x) else export_array(received, x)
+        return cast("ArrayT", received if out is not None or not is_foreign(x) else export_array(received, x))
+
+
+def _make_output(x: Any, source: Rank | None) -> Any:
+    """Return a new array like `x` for a message from `source`, with zeros if no message will arrive."""
+    new = empty_like(x, tuple(x.shape))
+    if source is not None and source == PROC_NULL:
+        new[...] = 0
+    return new

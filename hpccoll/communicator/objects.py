@@ -12,6 +12,7 @@ from hpccoll.communicator.array_types import Rank
 from hpccoll.communicator.messages import MessageMethods
 from hpccoll.errors import UsageError
 from hpccoll.runtime.messages.objects import pickle_object, unpickle_object
+from hpccoll.runtime.messages.point_to_point import PROC_NULL
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -75,8 +76,10 @@ class ObjectMethods(MessageMethods):
         result: ObjectT = self._objects.scatter(objs, self._begin("scatter_object", root))
         return result
 
-    def send_object(self, obj: Any, dest: Rank, tag: int = 0) -> None:
+    def send_object(self, obj: Any, dest: Rank | None, tag: int = 0) -> None:
         """Send a Python object to rank `dest`, which calls `recv_object`; block until the message is on its way.
+
+        `dest` None or hpccoll.PROC_NULL sends nothing.
 
         Raises:
             UsageError: the object cannot be pickled, or `dest` is this rank.
@@ -97,7 +100,8 @@ class ObjectMethods(MessageMethods):
         """Return a Python object that rank `source` sent by `send_object`; block until it has arrived.
 
         Args:
-            source: rank of the sender; None receives from any rank.
+            source: rank of the sender. hpccoll.ANY_SOURCE (or None, the default) receives from any rank; from
+                hpccoll.PROC_NULL, the call returns None.
             tag: the number that the sender gave.
             status: gets the rank of the sender and the tag, as with mpi4py's `recv`.
 
@@ -110,6 +114,9 @@ class ObjectMethods(MessageMethods):
         size = np.empty(1, np.int64)
         work = self.irecv(size, source, tag)
         work.wait()
+        if work.source is None:  # `source` is PROC_NULL
+            self.recv(size, PROC_NULL, tag, status=status)
+            return None
         payload = np.empty(int(size[0]), np.uint8)
         self.recv(payload, work.source, tag, status=status)
         return unpickle_object(payload.tobytes())

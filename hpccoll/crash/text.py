@@ -104,7 +104,7 @@ def _explain(job: JobEvidence, rank: int, analysis: CrashAnalysis) -> str:
     own = job.ranks.get(rank)
     if own is None:
         return "has no recording, and other ranks wait for it"
-    last = f"its last operation was {_format_last(job, own)}"
+    last = f"its last operation was {_format_last(job, own)}{f', at {own.location}' if own.location else ''}"
     match analysis.reason:
         case Reason.MISMATCH:
             return f"made another call than the other ranks ({last})"

@@ -257,6 +257,7 @@ class Messenger:
     Args:
         library: the functions of the MPI library.
         comm: the handle of the communicator.
+        no_rank: MPI_PROC_NULL, which means that a message is neither sent nor received.
         calls, ring: where the messages are counted and recorded.
         array_type: `np.ndarray`.
         work_type: the class of handles, derived from StartedMessage.
@@ -274,6 +275,7 @@ class Messenger:
         comm: int,
         rank: int,
         ranks: int,
+        no_rank: int,
         calls: CallCounter,
         ring: EntryRing,
         array_type: type,

@@ -45,13 +45,13 @@ static void Messenger_dealloc(PyObject *given) {
 }
 
 static PyObject *Messenger_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"library", "comm", "rank", "ranks", "calls", "ring", "array_type", "work_type",
+    static char *names[] = {"library", "comm", "rank", "ranks", "no_rank", "calls", "ring", "array_type", "work_type",
                             "describe", "adopt", "oversubscribed", NULL};
     PyObject *library, *calls, *ring, *array_type, *work_type, *describe, *adopt;
     unsigned long long comm;
-    int rank, ranks, oversubscribed;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!KiiO!O!O!O!OOp", names, &MpiFunctionsType, &library, &comm, &rank,
-                                     &ranks, &CallCounterType, &calls, &EntryRingType, &ring, &PyType_Type,
+    int rank, ranks, no_rank, oversubscribed;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!KiiiO!O!O!O!OOp", names, &MpiFunctionsType, &library, &comm, &rank,
+                                     &ranks, &no_rank, &CallCounterType, &calls, &EntryRingType, &ring, &PyType_Type,
                                      &array_type, &PyType_Type, &work_type, &describe, &adopt, &oversubscribed)) {
         return NULL;
     }
@@ -70,6 +70,7 @@ static PyObject *Messenger_new(PyTypeObject *type, PyObject *args, PyObject *kwa
         self->comm = comm;
         self->rank = rank;
         self->ranks = ranks;
+        self->no_rank = no_rank;
         self->oversubscribed = oversubscribed;
         self->is_open = true;
     }
@@ -99,7 +100,12 @@ bool read_message(const MessengerObject *self, PyObject *array, PyObject *peer, 
     for (int dim = 0; dim < PyArray_NDIM(message->array); dim++) {
         message->count *= PyArray_DIM(message->array, dim);
     }
-    if (peer == Py_None && !message->sends) {
+    int no_rank;
+    if (read_integer(peer, self->no_rank, self->no_rank, &no_rank) || (peer == Py_None && message->sends)) {
+        message->array = NULL;
+        return read_integer(tag, 0, MOST_TAG, &message->tag);
+    }
+    if (peer == Py_None) {
         message->peer = self->library->functions.any_source;
     } else if (!read_integer(peer, 0, self->ranks - 1, &message->peer)) {
         return false;
@@ -271,7 +277,7 @@ static PyObject *Messenger_start(PyObject *given, PyObject *const *args, Py_ssiz
         return PyErr_Format(PyExc_TypeError, "start takes sends, x, peer and tag");
     }
     Message message = {.sends = args[0] == Py_True};
-    if (args[1] == Py_None || !is_usable(self) || !read_message(self, args[1], args[2], args[3], &message)) {
+    if (!is_usable(self) || !read_message(self, args[1], args[2], args[3], &message) || !message.array) {
         Py_RETURN_NOTIMPLEMENTED;
     }
     int is_plain = prepare_message(self, &message);

@@ -24,7 +24,7 @@ typedef struct {
     PyTypeObject *array_type, *work_type;
     PyObject *describe, *adopt;
     uint64_t comm;
-    int rank, ranks;
+    int rank, ranks, no_rank;  // `no_rank` is MPI_PROC_NULL
     bool oversubscribed, is_open;
     MessageKind kinds[KINDS];
 } MessengerObject;

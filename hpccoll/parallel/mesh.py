@@ -21,6 +21,8 @@ from hpccoll.units import format_count, format_nearest_divisors, format_nearest_
 AXES = ("dp", "tp", "pp", "cp", "ep")  # in the order of output
 INNERMOST_FIRST = ("tp", "ep", "cp", "dp", "pp")
 REPLICAS, EXPERT_REPLICAS = ("dp", "cp", "ep"), ("dp", "cp")  # axes over which parameters, or experts, are replicated
+ZERO_LEVELS = {"zero1": 1, "zero2": 2, "zero3": 3}  # words of a strategy that set the level of ZeRO
+SEQUENCE_PARALLEL = "sp"  # word of a strategy for sequence parallelism
 TOKEN_REPLICAS = ("tp", *REPLICAS)  # axes whose ranks have different tokens with sequence parallelism
 
 
@@ -42,15 +44,15 @@ class Mesh:
     def parse(cls, strategy: str, ranks: int | None = None) -> Mesh:
         """Return the mesh that a string such as `dp` or `dp=2,tp=2` describes for a job of `ranks` ranks.
 
-        An axis without a number gets `ranks` divided by the other axes' numbers. The order of axes does not matter. If
-        `ranks` is None, all axes need a number.
+        An axis without a number gets `ranks` divided by the other axes' numbers. The order of axes does not matter, and
+        `dp2` is short for `dp=2`. If `ranks` is None, all axes need a number.
 
         Raises:
             UsageError: an unknown or repeated axis, an invalid number, or a product that does not match `ranks`.
         """
         sizes: dict[str, int | None] = {}
         for word in strategy.split(","):
-            axis, _, number = word.strip().partition("=")
+            axis, number = _split_word(word.strip())
             if axis not in AXES:
                 raise UsageError(
                     f"unknown strategy {axis!r}; choose dp, tp, pp, cp or ep for all ranks, "
@@ -138,6 +140,22 @@ def slice_microbatches(batch: int, mesh: Mesh, sampler: int, microbatches: int) 
         slice(own.start + part.start, own.start + part.stop)
         for part in split_evenly(own.stop - own.start, microbatches)
     ]
+
+
+def _split_word(word: str) -> tuple[str, str]:
+    """Return the axis and the number of a word such as `dp=2` or `dp2`."""
+    if word[:2] in AXES and word[2:].isdecimal():
+        return word[:2], word[2:]
+    axis, _, number = word.partition("=")
+    return axis, number
+
+
+def split_strategy_words(strategy: str) -> tuple[str, list[str], bool]:
+    """Return the axes of a strategy (`dp` if it names none), its words of ZERO_LEVELS, and whether it has `sp`."""
+    words = [word.strip() for word in strategy.split(",")]
+    axes = [word for word in words if word not in (*ZERO_LEVELS, SEQUENCE_PARALLEL)]
+    levels = [word for word in words if word in ZERO_LEVELS]
+    return ",".join(axes) if axes else "dp", levels, SEQUENCE_PARALLEL in words
 
 
 def _resolve_sizes(strategy: str, sizes: dict[str, int | None], ranks: int | None) -> dict[str, Any]:

@@ -7,8 +7,8 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hpccoll.errors import WrongResultError
-from hpccoll.parallel.mesh import Mesh
+from hpccoll.errors import UsageError, WrongResultError
+from hpccoll.parallel.mesh import Mesh, split_strategy_words
 from hpccoll.parity.case import ParityCase, ParityMesh, build_case
 from hpccoll.parity.comparison import MeshComparison, ParityOptions
 from hpccoll.parity.reference import ReferenceRun
@@ -51,7 +51,13 @@ def check_parity(
         UsageError: the mesh does not have as many ranks as `comm`, or the case does not allow the mesh.
     """
     options = options or ParityOptions()
-    mesh = ParityMesh(comm, Mesh.parse(strategy, comm.size))
+    axes, levels, is_sequence_parallel = split_strategy_words(strategy)
+    if levels or is_sequence_parallel:
+        raise UsageError(
+            f"{strategy}: zero1, zero2, zero3 and sp are words of hpccoll train; parity runs the model as your "
+            f"function wraps it, so apply them there, and name the axes alone, such as {axes}"
+        )
+    mesh = ParityMesh(comm, Mesh.parse(axes, comm.size))
     with closing(mesh):
         reference = ReferenceRun(build_case(build, options.seed), mesh.sizes, options.seed) if comm.rank == 0 else None
         wrapped = WrappedRun(build_case(build, options.seed), mesh, options.seed)

@@ -45,7 +45,7 @@ from hpccoll.records.nodes import (
     ScalingRecord,
 )
 from hpccoll.records.parity import ParityRecord, ParitySummaryRecord, Quantity
-from hpccoll.records.plans import DemoRecord, ProvenPlanRecord, ScheduleRecord, SimulatedPlanRecord
+from hpccoll.records.plans import DemoRecord, ProvenPlanRecord, ScheduleRecord, SelectionRecord, SimulatedPlanRecord
 from hpccoll.records.record import SCHEMA, Record, explain_validation_error
 from hpccoll.records.run import RunRecord, Versions
 from hpccoll.records.training import (
@@ -65,7 +65,7 @@ __all__ = [
     "FindingRecord", "FirstDisagreement", "GuidelineRecord", "InjectedDelay", "LabRecord", "NodeLateness",
     "ParityRecord", "ParitySummaryRecord", "PreflightNodeRecord", "PreflightPairRecord", "PreflightSummaryRecord",
     "ProvenPlanRecord", "Quantity", "RankLateness", "RankState", "Record", "RecordedOperation", "RunRecord",
-    "ScalingPoint", "ScalingRecord", "ScheduleRecord", "SimulatedPlanRecord", "Staging", "StartMethod",
-    "StopReason", "TimeSummary", "TrainAccountRecord", "TrainCompareRecord", "TrainStepRecord", "TrainSummaryRecord",
-    "Versions", "explain_validation_error", "make_json_schema",
+    "ScalingPoint", "ScalingRecord", "ScheduleRecord", "SelectionRecord", "SimulatedPlanRecord", "Staging",
+    "StartMethod", "StopReason", "TimeSummary", "TrainAccountRecord", "TrainCompareRecord", "TrainStepRecord",
+    "TrainSummaryRecord", "Versions", "explain_validation_error", "make_json_schema",
 ]  # fmt: skip

@@ -31,7 +31,7 @@ from hpccoll.records.nodes import (
     ScalingRecord,
 )
 from hpccoll.records.parity import ParityRecord, ParitySummaryRecord
-from hpccoll.records.plans import DemoRecord, ProvenPlanRecord, ScheduleRecord, SimulatedPlanRecord
+from hpccoll.records.plans import DemoRecord, ProvenPlanRecord, ScheduleRecord, SelectionRecord, SimulatedPlanRecord
 from hpccoll.records.record import SCHEMA, Record
 from hpccoll.records.run import RunRecord
 from hpccoll.records.training import TrainAccountRecord, TrainCompareRecord, TrainStepRecord, TrainSummaryRecord
@@ -41,7 +41,7 @@ _RECORDS: tuple[type[Record], ...] = (
     *(RunRecord, CollectiveRecord, BenchSummaryRecord, DemoRecord, FindingRecord),
     *(PreflightPairRecord, PreflightNodeRecord),
     *(PreflightSummaryRecord, ScalingRecord, TrainStepRecord, TrainSummaryRecord, LabRecord),
-    *(CrashRecord, ScheduleRecord, TrainAccountRecord, TrainCompareRecord),
+    *(CrashRecord, ScheduleRecord, SelectionRecord, TrainAccountRecord, TrainCompareRecord),
     *(ComparedRowRecord, ComparedOperationRecord, GuidelineRecord, CompareSummaryRecord),
     *(BarrierRecord, BarrierSummaryRecord),
     *(ParityRecord, ParitySummaryRecord),

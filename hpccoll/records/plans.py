@@ -123,3 +123,24 @@ class DemoRecord(Record, frozen=True):
     algorithm: str | None
     before: dict[str, Annotated[list[Any], about("One entry per rank.")]]
     after: dict[str, Annotated[list[Any], about("One entry per rank.")]]
+
+
+class SelectionRecord(Record, frozen=True):
+    """The algorithm that `auto` runs for one call, and why (`hpccoll which`)."""
+
+    kind: ClassVar[str] = "selection"
+
+    op: PlanOperationName
+    nbytes: Annotated[Count, about("nccl-tests' S.")]
+    ranks: Positive
+    nodes: Positive
+    dtype: str
+    redop: Annotated[str | None, about("null if the operation does not reduce.")]
+    buffer: str
+    algorithm: Annotated[str, about("`mpi` is the MPI library's own collective.")]
+    chunks: Positive
+    source: Annotated[
+        Literal["table", "rules", "model"],
+        about("The table of `hpccoll tune`, the fixed rules, or the cost model."),
+    ]
+    why: Annotated[str, about("The reason in words, such as the measured times.")]

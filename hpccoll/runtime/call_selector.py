@@ -67,11 +67,7 @@ class CallSelector:
             call = self._keep_rank_order(call, asynchronous=asynchronous)
         nbytes = operation.message_bytes(call.count, dtype.itemsize, self._size)
         if call.library:
-            if not self._library.can_run(call, asynchronous=asynchronous):
-                raise UsageError(
-                    f"the MPI library's own {operation.value} gives another result for {dtype.name} and "
-                    f"{reduction.name} here, or does not take device memory; choose an algorithm by name, or auto"
-                )
+            self._require_library(call, asynchronous=asynchronous)
             return Selection(None, 1, "asked for")
         if call.algorithm is not None:
             selection = Selection(call.algorithm, choose_chunk_count(call.algorithm, self._size, nbytes), "asked for")
@@ -87,6 +83,16 @@ class CallSelector:
                 self.log(operation, nbytes, buffer, selection, dtype.name, reduction.name)
         most_chunks = max(call.count if isinstance(call.count, int) else max(call.count), 1)
         return selection if selection.chunks <= most_chunks else replace(selection, chunks=most_chunks)
+
+    def _require_library(self, call: CollectiveCall, *, asynchronous: bool) -> None:
+        """Raise UsageError unless the MPI library can run a call with the result that hpccoll promises."""
+        reason = self._library.explain_refusal(call, asynchronous=asynchronous)
+        if reason:
+            operation = call.operation
+            raise UsageError(
+                f"algorithm='mpi' does not run {operation.value} of {call.dtype.name} by {call.reduction.name}: "
+                f"{reason}; use algorithm='auto', or one of {', '.join(list_algorithm_names(operation))}"
+            )
 
     def _keep_rank_order(self, call: CollectiveCall, *, asynchronous: bool) -> CollectiveCall:
         """Return a call by an algorithm, or by the MPI library, that reduces the data in the order of the ranks.

@@ -89,7 +89,7 @@ class Engine:
         configure_progress(get_mpi_functions(), self.progress.oversubscribed)
         self.progress.hand_over = get_mpi_functions().hand_over
         self.node = NodeMemory(comm, layout, self.progress)
-        self.library = MpiCollectives(comm, self.progress, self.state, takes_device_memory)
+        self.library = MpiCollectives(comm, self.progress, self.state, takes_device_memory, self.node)
         lower_cached = lru_cache(PROGRAMS)(self._lower)
         self._context = Context(
             comm, self.node, self.progress, self.state, ScratchPool(), lower_cached, takes_device_memory

@@ -143,7 +143,7 @@ class UnboundLibraryCollective(UnboundCollective):
         self._datatype = get_datatype(call.operation, call.dtype, call.reduction)
         self.description = describe_call(library.state, call, None, asynchronous=asynchronous)
         self._op = library.ops.get(call.dtype, call.reduction) if call.operation.reduces else None
-        self._root, self._has_source = call.root, call.source is not None
+        self._root, self._has_source, self._reduction = call.root, call.source is not None, call.reduction.name
         self._copies_own_block = call.is_uneven_exchange and not call.library
         self.set_count(call.count)
 
@@ -180,7 +180,7 @@ class UnboundLibraryCollective(UnboundCollective):
 
     def bind_direct(self) -> Callable[[Any, Any], Any] | None:
         """Return `direct`, if a call of this kind needs nothing but MPI's blocking function."""
-        method = None if self._own_block else self._library.get_blocking_method(self._method)
+        method = None if self._own_block else self._library.get_blocking_method(self._method, self._check)
         if method is None or self._divides or self._splits or not (self._has_result or self.is_uneven):
             return None
         if self._source_at < 0 or self._result_at < 0:
@@ -241,6 +241,9 @@ class UnboundLibraryCollective(UnboundCollective):
         )
         self.description = replace_count(self.description, count_elements(operation, count))
         self._begin = self._library.state.bind(operation.value, self.description)
+        exchanges, dtype = operation is Operation.ALL_TO_ALL, self._dtype
+        arguments = operation, self._root, count, dtype.name, dtype.itemsize, self._reduction
+        self._check = () if exchanges else self._library.check.bind(*arguments)
         self.direct = self.bind_direct()
 
     def start(self, x: Any, out: Any) -> tuple[MpiTransfer, Any]:
@@ -253,7 +256,7 @@ class UnboundLibraryCollective(UnboundCollective):
         return MpiTransfer(f"rank {self._rank}: MPI's {self.name}", [request], last, (), (x, result)), value
 
     def _run(self, x: Any, result: Any) -> None:
-        self._library.call(self._begin, self._method, self._specify(x, result))
+        self._library.call(self._begin, self._check, self._method, self._specify(x, result))
 
     def _specify(self, x: Any, result: Any) -> list[Any]:
         """Copy the block of `find_own_block`, if any, and return the arguments of mpi4py's method."""

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from hpccoll.algorithms.registry import Algorithm, get_algorithm, list_algorithm_names
 from hpccoll.plan import Operation
@@ -17,6 +17,8 @@ from hpccoll.units import format_size
 
 LOG_VARIABLE = "HPCCOLL_LOG"
 SHARED_MEMORY_PLANS = "shared_two_shot", "shared"  # the names of each operation's fastest plan for long messages
+COST_MODEL: Final = "cost model"  # reasons of selections, or their beginning
+MEASURED: Final = "measured"
 LEADING_BITS = 3  # sizes that agree in their leading three bits share one selection
 
 
@@ -27,6 +29,13 @@ class Selection:
     algorithm: Algorithm | None
     chunks: int
     why: str
+
+    @property
+    def source(self) -> Literal["table", "rules", "model"]:
+        """What the selection rests on: the tuning table, the fixed rules or the cost model."""
+        if self.why == COST_MODEL:
+            return "model"
+        return "table" if self.why.startswith(MEASURED) else "rules"
 
     @property
     def name(self) -> str:
@@ -85,7 +94,7 @@ class Selector:
                 if name in allowed:
                     return self._make_selection(operation, name, nbytes, "blocking and asynchronous calls may meet")
         name = find_fastest_algorithm(operation, self._ranks, nbytes).name
-        return self._make_selection(operation, name, nbytes, "cost model")
+        return self._make_selection(operation, name, nbytes, COST_MODEL)
 
     def _list_allowed(self, operation: Operation, *, library: bool, shared: bool) -> set[str]:
         """Return the names of candidates that can run; `mpi` needs `library`, and shared-memory plans need `shared`."""
@@ -117,7 +126,7 @@ def _format_reason(winner: MeasuredWinner, nbytes: int) -> str:
     fastest, runner_up, point = winner.fastest, winner.runner_up, winner.point
     measured_size = "" if point.nbytes == nbytes else f" at {format_size(point.nbytes)}"
     second = f"; next {runner_up.name} {_format_us(runner_up.us)}" if runner_up else ""
-    return f"measured {point.measured}{measured_size} ({_format_us(fastest.us)}{second})"
+    return f"{MEASURED} {point.measured}{measured_size} ({_format_us(fastest.us)}{second})"
 
 
 def _format_us(microseconds: float) -> str:

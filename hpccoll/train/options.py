@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 
 from hpccoll.errors import UnavailableError, UsageError
 from hpccoll.optional_packages import format_install_command
-from hpccoll.parallel.mesh import Mesh
+from hpccoll.parallel.mesh import ZERO_LEVELS, Mesh, split_strategy_words
 from hpccoll.parallel.schedule_files import is_schedule_file, prove_schedule_file
 from hpccoll.plan import ActionKind, Schedule
 from hpccoll.schedules import get_schedule
@@ -25,8 +25,6 @@ DTYPES = ("float32", "float64")
 DECAYS = ("none", "cosine")
 DEFAULT_PIPELINE_MICROBATCHES = 4
 UNTIMED_STEPS = 2  # the first steps of --compare and --account, slower because they bind calls and log allocations
-ZERO_LEVELS = {"zero1": 1, "zero2": 2, "zero3": 3}
-SEQUENCE_PARALLEL = "sp"
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,18 +277,14 @@ def split_strategy(strategy: str, options: TrainOptions) -> tuple[str, TrainOpti
     `tp=2,sp` is tp=2 with --sequence-parallel, and `zero2` is dp with --zero 2. Raises UsageError for two levels of
     ZeRO.
     """
-    axes = []
-    for word in map(str.strip, strategy.split(",")):
-        level = ZERO_LEVELS.get(word, 0)
-        if level and options.zero not in (0, level):
-            raise UsageError(f"{word} sets --zero {level}, not --zero {options.zero}; leave one of them out")
-        if level:
-            options = replace(options, zero=level)
-        elif word == SEQUENCE_PARALLEL:
-            options = replace(options, sequence_parallel=True)
-        else:
-            axes.append(word)
-    return ",".join(axes) if axes else "dp", options
+    axes, levels, is_sequence_parallel = split_strategy_words(strategy)
+    for word in levels:
+        if options.zero not in (0, ZERO_LEVELS[word]):
+            raise UsageError(
+                f"{word} sets --zero {ZERO_LEVELS[word]}, not --zero {options.zero}; leave one of them out"
+            )
+        options = replace(options, zero=ZERO_LEVELS[word])
+    return axes, replace(options, sequence_parallel=True) if is_sequence_parallel else options
 
 
 def _require_gpt_fits(model: GptConfig, mesh: Mesh) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -272,3 +273,23 @@ print(before == (sys.excepthook, sys.exit))
 def test_one_rank_keeps_the_hooks_of_python():
     script = "import sys, hpccoll; hpccoll.Communicator(); print(sys.excepthook is sys.__excepthook__)"
     assert run_script(script, 1).stdout == "True\n"
+
+
+INTERRUPTED = """
+import os, signal, threading, time
+import numpy as np
+import hpccoll
+comm = hpccoll.Communicator()
+comm.barrier()
+if comm.rank == 1:
+    time.sleep(60)
+threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+comm.all_reduce(np.ones(4))
+"""
+
+
+def test_an_interruption_names_the_awaited_rank_and_the_line_of_the_program() -> None:
+    done = run_script(INTERRUPTED, 2)
+    assert done.returncode == 130
+    assert re.search(r"rank 0 of 2 .* was interrupted .* at \S+:\d+ in <module>, in all_reduce: rank 1", done.stderr)
+    assert "Traceback" not in done.stderr

@@ -299,3 +299,32 @@ def test_many_messages_in_random_order_beside_collectives(hpc):
         assert set(work.wait()) == {hpc.size}
         for each in sent:
             each.wait()
+
+
+def test_messages_to_and_from_no_rank_are_skipped(hpc):
+    status, x = MPI.Status(), np.arange(3)
+    assert hpc.send(x, hpccoll.PROC_NULL) is None
+    assert hpc.send(x, None) is None
+    assert hpc.isend(x, MPI.PROC_NULL).test()
+    assert hpc.recv(x, hpccoll.PROC_NULL, 3, status=status) is x
+    assert x.tolist() == [0, 1, 2]
+    assert (status.source, status.tag) == (MPI.PROC_NULL, MPI.ANY_TAG)
+    assert hpc.irecv(x, MPI.PROC_NULL).wait() is x
+    assert hpc.send_object("nothing", hpccoll.PROC_NULL) is None
+    assert hpc.recv_object(hpccoll.PROC_NULL) is None
+    assert hpc.sendrecv(x, None, hpccoll.PROC_NULL).tolist() == [0, 0, 0]
+    with pytest.raises(UsageError, match="unknown dtype"):  # as on the ranks that have a neighbor
+        hpc.send(np.array(["text"]), hpccoll.PROC_NULL)
+
+
+def test_the_borders_of_a_line_need_no_case_of_their_own(hpc):
+    up = hpc.rank + 1 if hpc.rank + 1 < hpc.size else hpccoll.PROC_NULL
+    down = hpc.rank - 1 if hpc.rank else hpccoll.PROC_NULL
+    halo = hpc.sendrecv(np.array([hpc.rank]), up, down, out=np.array([-9]))
+    assert halo == (hpc.rank - 1 if hpc.rank else -9)
+
+
+def test_the_wildcard_has_a_name(hpc):
+    sent = hpc.isend(np.array([4]), hpc.rank)
+    assert hpc.recv(np.zeros(1, int), hpccoll.ANY_SOURCE) == 4
+    sent.wait()

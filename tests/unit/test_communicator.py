@@ -12,6 +12,7 @@ import pytest
 
 import hpccoll
 from hpccoll.algorithms import get_algorithm, list_algorithms
+from hpccoll.communicator.cartesian import divide_ranks
 from hpccoll.errors import BufferError, MismatchError, ReductionError, UnknownNameError, UsageError
 from hpccoll.plan import Operation
 from hpccoll.runtime.argument_check import ArgumentCheck
@@ -470,7 +471,7 @@ def test_another_process_is_refused(hpc, monkeypatch):
         (lambda hpc, x: hpc.scatter(None), BufferError, "passed no x"),
         (lambda hpc, x: hpc.all_reduce_init(x, op="mean"), UnknownNameError, "unknown reduction"),
         (lambda hpc, x: hpc.all_reduce(x, op="mean", async_op=True), UnknownNameError, "unknown reduction"),
-        (lambda hpc, x: hpc.all_reduce(x, op="max", algorithm="mpi"), UsageError, "gives another result for float64"),
+        (lambda hpc, x: hpc.all_reduce(x, op="max", algorithm="mpi"), UsageError, "of NaN"),
         (lambda hpc, x: hpc.isend(x, 1), UsageError, r"dest 1 is not a rank of 0\.\.0"),
         (lambda hpc, x: hpc.irecv(x, -7), UsageError, "source -7 is not a rank"),
         (lambda hpc, x: hpc.isend(x, 0, tag=2**15), UsageError, "tag 32768 is not between 0 and 32767"),
@@ -545,3 +546,62 @@ def test_reductions_of_mpi4py_and_torch_are_accepted(hpc):
     distributed = pytest.importorskip("torch.distributed")
     for op in (distributed.ReduceOp.PRODUCT, distributed.ReduceOp(distributed.ReduceOp.MIN)):
         assert hpc.all_reduce(np.array([2.0]), op=op).tolist() == [2.0]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("Allreduce", r"use comm\.all_reduce\(x, op='sum'\), or mpi4py's own method: comm\.mpi\.Allreduce"),
+        ("Iallgather", r"use comm\.all_gather\(x, async_op=True\)"),
+        ("Ibarrier", r"use comm\.barrier\(async_op=True\)"),
+        ("Allreduce_init", r"use comm\.all_reduce_init\(x, op='sum'\)"),
+        ("Isend", r"use comm\.isend\(x, dest\)"),
+        ("bcast", r"use comm\.broadcast_object\(obj\)"),
+        ("Get_rank", r"use comm\.rank,"),
+        ("Create_cart", r"use comm\.cart\(dims, periods\)"),
+        ("nothing", "no attribute 'nothing'$"),
+    ],
+)
+def test_names_of_mpi4py_are_answered_with_those_of_hpccoll(hpc, name, words):
+    with pytest.raises(AttributeError, match=words):
+        getattr(hpc, name)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "op", "words"),
+    [
+        ("f8", "max", "MPI does not define max of NaN"),
+        ("i1", "sum", "saturate sums of 8-bit and 16-bit integers"),
+        ("f2", "sum", "not every MPI library reduces 16-bit floats"),
+    ],
+)
+def test_mpi_says_why_it_refuses_a_reduction(hpc, dtype, op, words):
+    with pytest.raises(UsageError, match=f"{words}.*; use algorithm='auto', or one of .*ring"):
+        hpc.all_reduce(np.ones(3, dtype), op=op, algorithm="mpi")
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("f4", np.float32), ("single", np.float32), ("?", bool), ("u1", np.uint8)])
+def test_dtypes_have_all_names_of_numpy(hpc, name, dtype):
+    assert hpc.empty(3, name).dtype == dtype
+
+
+@pytest.mark.parametrize("name", [np.dtype(">f4"), ">f4", "f4,f4", "flaot32", "O"])
+def test_other_dtypes_are_refused(hpc, name):
+    with pytest.raises(UsageError, match="unknown dtype"):
+        hpc.empty(3, name)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "dims", "expected"),
+    [
+        (12, 2, (4, 3)),
+        (24, 3, (4, 3, 2)),
+        (7, 2, (7, 1)),
+        (36, 2, (6, 6)),
+        (12, [0, 2], (6, 2)),
+        (12, [3, 0, 0], (3, 2, 2)),
+        (5, [2, 2], (2, 2)),
+    ],
+)
+def test_dims_of_a_grid_are_as_even_as_possible(ranks, dims, expected):
+    assert divide_ranks(ranks, dims) == expected

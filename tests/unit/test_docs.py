@@ -33,6 +33,27 @@ def test_files_and_links_exist(page):
     assert not missing
 
 
+def find_broken_tables(text: str) -> list[int]:
+    """Return the numbers of lines that continue a table of Markdown after an empty line, or begin one without heads."""
+    lines = re.sub(r"```.*?```", lambda block: "\n" * block[0].count("\n"), text, flags=re.DOTALL).splitlines()
+    lines.append("")
+    firsts = [n for n, line in enumerate(lines) if line.startswith("|") and not (n and lines[n - 1].startswith("|"))]
+    return [n + 1 for n in firsts if not re.fullmatch(r"\|(?: *:?-+:? *\|)+", lines[n + 1].strip())]
+
+
+def test_broken_tables_are_found():
+    table = "| a |\n|---|\n| 1 |\n"
+    assert find_broken_tables(table + "\n| 2 |\n") == [5]
+    assert not find_broken_tables(table + "\ntext\n\n" + table)
+
+
+def test_no_table_is_cut_in_two():
+    pages = [*ROOT.glob("*.md"), *(ROOT / "slurm").glob("*.md"), *(ROOT / "bench").rglob("*.md")]
+    pages += (ROOT / "docs").rglob("*.md")
+    broken = {page.name: found for page in pages if (found := find_broken_tables(page.read_text(encoding="utf-8")))}
+    assert not broken
+
+
 @pytest.mark.parametrize("page", ["call-path", "runtime"])
 def test_names_are_in_their_files(page):
     text = re.sub(r"\s+", " ", (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8"))

@@ -16,9 +16,19 @@ def test_completion_shows_every_public_name():
     assert set(hpccoll.__all__) <= set(dir(hpccoll))
 
 
-@pytest.mark.parametrize("name", hpccoll.__all__)
+CONSTANTS = ("ANY_SOURCE", "PROC_NULL")
+
+
+@pytest.mark.parametrize("name", sorted(set(hpccoll.__all__) - set(CONSTANTS)))
 def test_every_public_name_can_be_imported(name):
     assert getattr(hpccoll, name).__name__ == name
+
+
+@pytest.mark.parametrize("name", CONSTANTS)
+def test_constants_are_those_of_mpi4py(name):
+    from mpi4py import MPI
+
+    assert getattr(hpccoll, name) == getattr(MPI, name)
 
 
 def test_every_exception_is_a_public_name():

@@ -41,25 +41,30 @@ _BY_NUMPY = {dtype.numpy: dtype for dtype in DTYPES.values()}
 def get_dtype(given: Any) -> DType:
     """Return an element type for a name, a NumPy dtype or scalar type, or a torch dtype.
 
-    Names are NumPy's, and nccl-tests' `half`, `float` and `double`.
+    Names are nccl-tests' `half`, `float` (float32) and `double`, and all others of NumPy, such as `f4` and `single`.
 
     Raises:
         UnknownNameError: there is no such element type; lists the valid names.
     """
     name = _NAMES_ELSEWHERE.get(given, given) if isinstance(given, str) else _get_name(given)
+    name = name if name in DTYPES else _get_name(name)
     if name not in DTYPES:
         raise UnknownNameError("dtype", name, list(DTYPES))
     return DTYPES[name]
 
 
 def _get_name(given: Any) -> str:
-    """Return the name of a NumPy dtype, a scalar type (Python's `float` is float64) or a torch dtype."""
+    """Return the name of a NumPy dtype, a scalar type (Python's `float` is float64), a torch dtype or a NumPy name.
+
+    The bytes of an element must be in this machine's order; otherwise, and for unknown names, return `given` as text.
+    """
     if str(given).startswith("torch."):
         return str(given).removeprefix("torch.")
     try:
-        return str(np.dtype(given).name)
-    except TypeError:
+        dtype = np.dtype(given)
+    except (TypeError, ValueError, SyntaxError):
         return str(given)
+    return dtype.name if dtype.isnative and dtype.names is None else str(given)
 
 
 def dtype_from_numpy(numpy: np.dtype[Any]) -> DType:

@@ -37,7 +37,7 @@ from hpccoll.errors import CommunicationError
 from hpccoll.runtime import job
 from hpccoll.runtime.backoff import Backoff
 from hpccoll.runtime.failure_detection.departures import Complaint, DepartureWatch
-from hpccoll.runtime.failure_detection.process_watch import ProcessWatch, find_location
+from hpccoll.runtime.failure_detection.process_watch import ProcessWatch, find_error_location, find_location
 from hpccoll.runtime.failure_detection.watchdog import Watchdog, read_timeout
 from hpccoll.runtime.job import ProcessId
 from hpccoll.runtime.progress import get_progress
@@ -245,9 +245,14 @@ class JobEndings:
         job.wait_for_lower_ranks(MPI.COMM_WORLD.rank)
         if isinstance(sys.stderr, io.StringIO) and sys.__stderr__ is not None:  # torch's hook prints such text later
             sys.stderr = sys.__stderr__
-        self._write_ending(f"by an uncaught {type(error[1]).__name__}")
-        sys.stderr.write(f"{self._where} ends the job because of an uncaught exception:\n")
-        show(*error)
+        location = find_error_location(error[2])
+        where = f" at {location}" if location else ""
+        self._write_ending(f"by an uncaught {type(error[1]).__name__}{where}")
+        if isinstance(error[1], KeyboardInterrupt):
+            sys.stderr.write(f"{self._where} was interrupted (KeyboardInterrupt){where}{self._explain_call()}\n")
+        else:
+            sys.stderr.write(f"{self._where} ends the job because of an uncaught exception:\n")
+            show(*error)
         is_communication = isinstance(error[1], CommunicationError | MPI.Exception)
         if is_communication and self._watchdog is not None:
             with self._lock:
@@ -257,6 +262,14 @@ class JobEndings:
             sys.stderr.write(mismatch or "")
         failed = COMMUNICATION_FAILED if is_communication else 1
         self._abort(INTERRUPTED if isinstance(error[1], KeyboardInterrupt) else failed)
+
+    def _explain_call(self) -> str:
+        """Return the call that an exception has interrupted and the ranks that it waited for; empty without a call."""
+        state = next((watch.state for watch in self._watches.values() if watch.state.interruption is not None), None)
+        if state is None or state.interruption is None:
+            return ""
+        waits = self.explain_wait(state, (state.count, ()))
+        return f", in {state.interruption.call}: {waits}"
 
     def _write_ending(self, how: str) -> None:
         """Record how the program of this rank ended."""

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cache, partial
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import Any, Final
 
 from hpccoll.private_files import open_private
@@ -141,14 +141,29 @@ def find_location(thread: int) -> str:
     line that calls it.
     """
     frame: FrameType | None = sys._current_frames().get(thread)  # noqa: SLF001 - the only interface to other threads
-    while frame is not None and frame.f_back is not None:
-        path = frame.f_code.co_filename
-        if not path.startswith(_SKIPPED) and _TORCH not in path:
-            break
+    while frame is not None and not _is_of_program(frame):
         frame = frame.f_back
-    if frame is None:
-        return ""
-    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno} in {frame.f_code.co_name}"  # noqa: PTH119
+    return "" if frame is None else _format_line(frame, frame.f_lineno)
+
+
+def find_error_location(trace: TracebackType | None) -> str:
+    """Return the program's line in a traceback that is nearest to the error, as `find_location` does."""
+    location = ""
+    while trace is not None:
+        if _is_of_program(trace.tb_frame):
+            location = _format_line(trace.tb_frame, trace.tb_lineno)
+        trace = trace.tb_next
+    return location
+
+
+def _is_of_program(frame: FrameType) -> bool:
+    """Whether a frame executes neither hpccoll, nor torch.distributed, nor Python's import system."""
+    path = frame.f_code.co_filename
+    return not path.startswith(_SKIPPED) and _TORCH not in path
+
+
+def _format_line(frame: FrameType, line: int) -> str:
+    return f"{os.path.basename(frame.f_code.co_filename)}:{line} in {frame.f_code.co_name}"  # noqa: PTH119
 
 
 @cache

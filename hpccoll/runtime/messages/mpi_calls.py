@@ -55,21 +55,30 @@ UNEVEN_METHODS = {
 }
 
 
+def explain_refusal(operation: Operation, dtype: DType, reduction: Reduction) -> str:
+    """Return why the MPI library's result may differ from hpccoll's by more than rounding; empty if it cannot."""
+    if not operation.reduces or reduction.combine is not None:
+        return ""
+    name = reduction.name
+    if dtype.kind == "b":
+        return "" if name in LOGICAL_OPS else f"MPI has no {name} of booleans"
+    if dtype.kind == "i":
+        if name == "sum" and dtype.itemsize < 4:
+            return "some MPI libraries saturate sums of 8-bit and 16-bit integers, where NumPy wraps around"
+        return "" if name in OPS else f"MPI has no {name} of integers that rounds as hpccoll does"
+    if name in ("min", "max"):
+        return f"MPI does not define {name} of NaN and of zeros of both signs, and hpccoll's result is NumPy's"
+    if name not in ("sum", "prod", "avg"):
+        return f"MPI has no {name} of floating-point numbers"
+    return "not every MPI library reduces 16-bit floats" if dtype.kind == "f" and dtype.itemsize == 2 else ""
+
+
 def has_same_semantics(operation: Operation, dtype: DType, reduction: Reduction) -> bool:
     """Whether the MPI library's result equals hpccoll's, up to rounding in another order of reduction.
 
-    Results may differ for minimum and maximum of floats (NaN and signed zeros), for 16-bit floats, which not every
-    library has, for sums of scaled inputs, and for sums of 8-bit and 16-bit integers. Open MPI saturates sums of 8-bit
-    and 16-bit integers where NumPy wraps around (Open MPI's issue 8045, which will not be fixed).
+    Open MPI saturates sums of 8-bit and 16-bit integers (its issue 8045, which will not be fixed).
     """
-    if not operation.reduces or reduction.combine is not None:
-        return True
-    if dtype.kind == "b":
-        return reduction.name in LOGICAL_OPS
-    if dtype.kind == "i":
-        return reduction.name in OPS and (reduction.name != "sum" or dtype.itemsize >= 4)
-    is_half = dtype.kind == "f" and dtype.itemsize == 2
-    return reduction.name in ("sum", "prod", "avg") and not is_half
+    return not explain_refusal(operation, dtype, reduction)
 
 
 def get_datatype(operation: Operation, dtype: DType, reduction: Reduction | None = None) -> MPI.Datatype:

@@ -31,15 +31,17 @@ from hpccoll.runtime.arrays import ArrayModule, BoundCall, FlatArray, run_all
 from hpccoll.runtime.collective_call import CollectiveCall, bind_epilogue, bind_prologue, describe_call
 from hpccoll.runtime.executable import ReplaceablePartial, raise_freed
 from hpccoll.runtime.job import has_persistent_collectives
+from hpccoll.runtime.messages.entry_check import EntryCheck
 from hpccoll.runtime.messages.mpi_calls import (
     UserOps,
+    explain_refusal,
     find_own_block,
     get_method,
-    has_same_semantics,
     order_arguments,
     specify_buffers,
     specify_counts,
 )
+from hpccoll.runtime.node_memory.node import NodeMemory
 from hpccoll.runtime.progress import NEVER, Progress
 from hpccoll.runtime.recorder.call_recorder import Begin, CallRecorder
 from hpccoll.runtime.work import MpiTransfer, raise_explained
@@ -104,12 +106,17 @@ class _MpiCall:
 class MpiCollectives:
     """The MPI library's collectives on `comm`, which is not duplicated; waits advance the operations in `progress`.
 
-    `state` records the calls. `takes_device_memory` returns whether this MPI accepts device memory; it is called only
-    for device buffers.
+    `state` records the calls, and the ranks of `node`, if given, compare them. `takes_device_memory` returns whether
+    this MPI accepts device memory; it is called only for device buffers.
     """
 
     def __init__(
-        self, comm: MPI.Intracomm, progress: Progress, state: CallRecorder, takes_device_memory: Callable[[], bool]
+        self,
+        comm: MPI.Intracomm,
+        progress: Progress,
+        state: CallRecorder,
+        takes_device_memory: Callable[[], bool],
+        node: NodeMemory | None = None,
     ) -> None:
         self._comm, self._progress, self.state = comm, progress, state
         self._takes_device_memory = takes_device_memory
@@ -118,29 +125,36 @@ class MpiCollectives:
         self._has_large_counts = MPI.Get_version()[0] >= 4
         self.uses_non_blocking = self._expects_plans = False  # the form changes once, at the first asynchronous call
         self._bound: WeakSet[MpiExecutable] = WeakSet()
-        self.ops = UserOps()
+        self.ops, self.check = UserOps(), EntryCheck(node, comm.size)
         progress.notify(self)
 
     def can_run(self, call: CollectiveCall, *, asynchronous: bool = False) -> bool:
-        """Whether the library can run a call with the result that hpccoll promises; the same on every rank.
+        """Whether the library can run a call with the result that hpccoll promises; see `explain_refusal`."""
+        return not self.explain_refusal(call, asynchronous=asynchronous)
 
-        `can_run` returns false for asynchronous calls on device memory, because Open MPI lacks non-blocking reductions
-        of device memory. With a blocking call on device memory, `can_run` starts probe processes when first called, and
-        waits for them and for the other ranks. Collective.
+    def explain_refusal(self, call: CollectiveCall, *, asynchronous: bool = False) -> str:
+        """Return why the library cannot run a call with the result that hpccoll promises; the same on every rank.
+
+        The reason is empty if the library can. Asynchronous calls on device memory are refused, because Open MPI lacks
+        non-blocking reductions of device memory. A blocking call on device memory starts probe processes when first
+        asked about, and waits for them and for the other ranks. Collective.
         """
-        if not has_same_semantics(call.operation, call.dtype, call.reduction):
-            return False
+        reason = explain_refusal(call.operation, call.dtype, call.reduction)
+        if reason:
+            return reason
         has_limit = not self._has_large_counts and not call.is_uneven_exchange
         if has_limit and call.operation.message_bytes(call.count, 1, self._comm.size) > MOST_ELEMENTS:
-            return False
+            return f"MPI before version 4 counts at most {MOST_ELEMENTS} elements"
         if not call.module.on_device:
-            return True
-        if call.operation.reduces and call.reduction.combine is not None:  # MPI would call it on device memory
-            return False
+            return ""
+        if call.operation.reduces and call.reduction.combine is not None:
+            return "MPI would call the reduction's function on device memory"
         if self._works_on_device is None and not asynchronous:
             wait_for_ranks(self._comm, self._progress)
             self._works_on_device = all(gather_or_raise(self._comm, self._takes_device_memory, UnavailableError))
-        return bool(self._works_on_device) and not asynchronous
+        if not self._works_on_device:
+            return "it does not take device memory here"
+        return "it has no asynchronous collectives on device memory" if asynchronous else ""
 
     def bind(self, call: CollectiveCall, *, on_all_ranks: bool = False) -> MpiExecutable:
         """Return an executable that runs a collective any number of times. `can_run(call)` must be true.
@@ -157,8 +171,9 @@ class MpiCollectives:
         name, description = call.operation.value, describe_call(self.state, call, None)
         record = partial(self.state.surround, name, description, explain=partial(raise_explained, name))
         bound = MpiExecutable()
-        bound.replace_function(record(mpi.surround(blocking)))
-        bound.blocking = record(mpi.surround(partial(self._progress.call, blocking)))
+        check = self._bind_check(call)
+        bound.replace_function(record((*check, *mpi.surround(blocking))))
+        bound.blocking = record((*check, *mpi.surround(partial(self._progress.call, blocking))))
         bound.non_blocking = bound.blocking
         if not mpi.module.on_device:
             bound.non_blocking = record(mpi.surround(partial(self._complete, start)))
@@ -174,33 +189,41 @@ class MpiCollectives:
             if self.uses_non_blocking and not mpi.module.on_device:
                 run_all(mpi.surround(partial(self._complete, self._bind_non_blocking(mpi))))
             else:
-                run_all(mpi.surround(partial(self._progress.call, self._bind_blocking(mpi))))
+                run_all(
+                    (*self._bind_check(call), *mpi.surround(partial(self._progress.call, self._bind_blocking(mpi))))
+                )
 
     def bind_begin(self, call: CollectiveCall) -> Begin:
         """Return a function that records the beginning of a blocking call of the library."""
         return self.state.bind(call.operation.value, describe_call(self.state, call, None))
 
-    def call(self, begin: Begin, method: str, arguments: Sequence[Any]) -> None:
+    def call(self, begin: Begin, check: Sequence[BoundCall], method: str, arguments: Sequence[Any]) -> None:
         """Call mpi4py's `method`, or its non-blocking form, on host memory; wait for its end.
 
-        `begin` records the beginning of the call.
+        Args:
+            begin: records the beginning of the call.
+            check: the calls of `EntryCheck.bind`, which come before the blocking form.
+            method, arguments: the name of mpi4py's method, and its arguments.
         """
         place = begin()
         try:
             if self.uses_non_blocking:
                 self._complete(partial(self.start_request, method, arguments))
-            elif self._progress.operations:
-                self._progress.call(partial(getattr(self._comm, method), *arguments))
             else:
-                getattr(self._comm, method)(*arguments)
+                run_all(check)
+                blocking = partial(getattr(self._comm, method), *arguments)
+                blocking() if not self._progress.operations else self._progress.call(blocking)
         except BaseException:
             self.state.fail(place)
             raise
         self.state.end(place)
 
-    def get_blocking_method(self, method: str) -> Callable[..., object] | None:
-        """Return mpi4py's blocking `method`, or None if calls on this communicator use the non-blocking form."""
-        return None if self.uses_non_blocking else getattr(self._comm, method)
+    def get_blocking_method(self, method: str, check: Sequence[BoundCall] = ()) -> Callable[..., object] | None:
+        """Return mpi4py's blocking `method`, after `check`; None if calls on this communicator do not block."""
+        if self.uses_non_blocking:
+            return None
+        blocking: Callable[..., object] = getattr(self._comm, method)
+        return partial(_call_checked, check[0], blocking) if check else blocking
 
     def start(self, call: CollectiveCall) -> MpiTransfer:
         """Start a collective and return at once; `can_run(call)` must be true."""
@@ -243,6 +266,13 @@ class MpiCollectives:
         else:
             request.Wait()
 
+    def _bind_check(self, call: CollectiveCall) -> tuple[BoundCall, ...]:
+        """Return the calls that compare the ranks' calls before the blocking form."""
+        if call.module.on_device or call.is_uneven_exchange:
+            return ()
+        dtype = call.dtype
+        return self.check.bind(call.operation, call.root, call.count, dtype.name, dtype.itemsize, call.reduction.name)
+
     def _bind_blocking(self, mpi: _MpiCall) -> BoundCall:
         """Return a call that runs the collective in its blocking form; runs nothing itself."""
         return mpi.module.bind_device(partial(getattr(self._comm, mpi.method), *mpi.arguments))
@@ -273,6 +303,12 @@ class MpiCollectives:
         arguments = order_arguments(call.operation, *specified, op, call.root, in_place, call.count)
         memories = tuple(buffer.flat for buffer in (source, result) if buffer)
         return _MpiCall(get_method(call.operation, call.count), arguments, prologue, epilogue, memories, module)
+
+
+def _call_checked(check: BoundCall, method: Callable[..., object], *arguments: Any) -> None:
+    """Call `check`, then mpi4py's method."""
+    check()
+    method(*arguments)
 
 
 def _bind_start_and_wait(request: MPI.Prequest) -> BoundCall:

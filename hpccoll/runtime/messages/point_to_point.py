@@ -25,6 +25,8 @@ ArrayT = TypeVar("ArrayT")
 # error number of MPI, the bytes received, and the rank of the sender.
 ExchangedMessage: TypeAlias = tuple[bool, int, int, int, int, int]
 LONGEST_SEGMENT: Final = 2**30  # bytes; MPI counts in 32 bits
+PROC_NULL: Final = MPI.PROC_NULL  # in place of a rank: no rank, so that a message is neither sent nor received
+ANY_SOURCE: Final = MPI.ANY_SOURCE
 _SEND, _RECEIVE = CallKind.SEND, CallKind.RECEIVE  # a look-up in an Enum takes 50 ns longer than a global name
 SETTLE_S: Final = 0.5  # longer than other ranks take to read the notice of an interruption (endings.NOTICE_TICK_S)
 MOST_DESCRIPTIONS: Final = 512  # kept for kinds of messages: peer, tag, dtype and size
@@ -47,16 +49,21 @@ class PointToPoint:
         self._plain: dict[Hashable, bytes] = {}
         ring, handle = state.recorder.take_entry, get_handle(comm)
         self.messenger = Messenger(
-            get_mpi_functions(), handle, comm.rank, comm.size, state, ring, np.ndarray, MessageWork,
+            get_mpi_functions(), handle, comm.rank, comm.size, PROC_NULL, state, ring, np.ndarray, MessageWork,
             self._describe_native, self._adopt, progress.oversubscribed,
         )  # fmt: skip
         abandon_at_fork(self)
 
     def isend(self, x: Any, dest: Any, tag: int) -> Work[None]:
-        """Start sending `x` to rank `dest`; waits for the current stream if `x` is in device memory."""
+        """Start sending `x` to rank `dest`; waits for the current stream if `x` is in device memory.
+
+        `dest` None or PROC_NULL sends nothing.
+        """
         work: Work[None] = self.messenger.start(True, x, dest, tag)
         if work is not NotImplemented:
             return work
+        if dest is None or dest == PROC_NULL:
+            return self._skip(x, tag, None, writable=False)
         self.require_peer("dest", dest, tag)
         key = self._find_plain(_SEND, x, dest, tag)
         if key in self._plain:
@@ -78,14 +85,16 @@ class PointToPoint:
     def irecv(self, x: ArrayT, source: Any, tag: int) -> Work[ArrayT]:
         """Start receiving from rank `source` into `x`; waits for the current stream if `x` is in device memory.
 
-        `source` None or MPI.ANY_SOURCE receives from any rank.
+        `source` None or ANY_SOURCE receives from any rank; PROC_NULL receives nothing.
         """
         work: Work[ArrayT] = self.messenger.start(False, x, source, tag)
         if work is not NotImplemented:
             return work
         if source is None:
-            source = MPI.ANY_SOURCE
-        named = source != MPI.ANY_SOURCE
+            source = ANY_SOURCE
+        elif source == PROC_NULL:
+            return self._skip(x, tag, x, writable=True)
+        named = source != ANY_SOURCE
         self.require_peer("source", source if named else 0, tag)
         peer, sender = (source, f"rank {source}") if named else (None, "any rank")
         key = self._find_plain(_RECEIVE, x, peer, tag)
@@ -233,10 +242,21 @@ class PointToPoint:
         """Return new pinned host memory of the buffer's size if MPI cannot take the buffer, else None."""
         return buffer.module.empty_pinned(buffer.nbytes) if self._uses_pinned_memory(buffer.module) else None
 
+    def _skip(self, x: Any, tag: int, result: ArrayT, *, writable: bool) -> Work[ArrayT]:
+        """Check the arguments of a message to or from PROC_NULL, and return a handle that is done."""
+        self._require_tag(tag)
+        as_buffer(x, "x", writable=writable)
+        return Work(self._rank, self._progress, None, result)
+
     def require_peer(self, role: str, peer: Any, tag: int) -> None:
         """Raise UsageError unless `peer` is a rank and `tag` is in range; `role` names the argument."""
         if not hasattr(peer, "__index__") or not 0 <= peer < self._size:
-            raise UsageError(f"{role} {peer} is not a rank of 0..{self._size - 1}")
+            raise UsageError(f"{role} {peer} is not a rank of 0..{self._size - 1}, nor hpccoll.PROC_NULL (no rank)")
+        self._require_tag(tag)
+
+    @staticmethod
+    def _require_tag(tag: int) -> None:
+        """Raise UsageError unless `tag` is in range."""
         if not 0 <= tag < 2**15:
             raise UsageError(f"tag {tag} is not between 0 and {2**15 - 1}")
 
@@ -246,3 +266,9 @@ def cut_payload(buffer: Buffer, payload: Any) -> list[Any]:
     itemsize = buffer.dtype.itemsize
     step = max(LONGEST_SEGMENT // itemsize, 1) * itemsize
     return [payload[start : start + step] for start in range(0, max(buffer.nbytes, 1), step)]
+
+
+def set_status(status: MPI.Status, source: int | None, tag: int) -> None:
+    """Store the sender and the tag of a received message in `status`; `source` is None if nothing was received."""
+    status.Set_source(PROC_NULL if source is None else source)
+    status.Set_tag(MPI.ANY_TAG if source is None else tag)

@@ -142,3 +142,23 @@ def test_only_one_process_of_a_job_draws(tmp_path, monkeypatch):
     monkeypatch.setenv("PMI_RANK", "1")
     assert draw(RING, tmp_path / "ring.txt") == 0
     assert not (tmp_path / "ring.txt").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [("all_reduce/ring", "all_reduce/ring: 5 ranks, 8 rounds"), ("1f1b", "4 stages on 4 ranks")]
+)
+def test_without_an_output_file_the_text_is_printed(name, words, capsys):
+    assert main(["draw", name]) == 0
+    assert words in capsys.readouterr().out
+
+
+def test_options_of_traces_need_an_output_file(capsys):
+    assert main(["draw", RING, "--machine", "summit"]) == 2
+    assert "add -o FILE.json" in capsys.readouterr().err
+
+
+def test_a_schedule_is_drawn_and_simulated_for_the_same_counts(capsys):
+    assert main(["simulate", "1f1b"]) == 0
+    _, ranks, stages, microbatches, *_ = capsys.readouterr().out.splitlines()[-2].split()
+    assert main(["draw", "1f1b"]) == 0
+    assert f"{stages} stages on {ranks} ranks, micro-batches: {microbatches}" in capsys.readouterr().out

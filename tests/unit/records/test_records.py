@@ -253,6 +253,19 @@ TIMES = {
     "slower_rounds": None,
 }
 EXAMPLES = {
+    "selection": {
+        "op": "all_reduce",
+        "nbytes": 1024,
+        "ranks": 4,
+        "nodes": 1,
+        "dtype": "float32",
+        "redop": "sum",
+        "buffer": "host",
+        "algorithm": "ring",
+        "chunks": 1,
+        "source": "rules",
+        "why": "rule of thumb",
+    },
     "bench_summary": {
         "seconds": 61.5,
         "sync_s": 1.25,

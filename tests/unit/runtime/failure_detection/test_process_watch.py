@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -77,3 +78,12 @@ def test_the_location_of_a_call_is_the_line_that_calls_hpccoll():
     found: dict[str, Any] = {"locate": process_watch.find_location, "thread": threading.get_ident()}
     exec(compile("location = locate(thread)", file, "exec"), found)
     assert found["location"].startswith("test_process_watch.py:")
+
+
+def test_the_location_of_an_error_is_the_line_that_called_hpccoll():
+    file = Path(hpccoll.__file__).with_name("communicator") / "base.py"
+    with pytest.raises(KeyError) as caught:
+        exec(compile("raise KeyError", file, "exec"))
+    location = process_watch.find_error_location(caught.value.__traceback__)
+    assert re.fullmatch(r"test_process_watch\.py:\d+ in test_the_location_of_an_error_is\w+", location)
+    assert process_watch.find_error_location(None) == ""

@@ -1,0 +1,180 @@
+"""`hpccoll which`: the algorithm that `algorithm="auto"` runs for a message size, and why; no benchmark, no MPI job."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import click
+
+from hpccoll.cli.completion import complete_operations
+from hpccoll.cli.output import STDOUT, is_printing_rank, json_option, open_json_lines, print_text
+from hpccoll.cli.run_record import make_serial_run_record
+from hpccoll.errors import UnavailableError, UsageError
+from hpccoll.plan import Operation
+from hpccoll.records import SelectionRecord
+from hpccoll.selection import BufferKind, Selector
+from hpccoll.selection.selector import Selection, SelectionKey, round_message_size
+from hpccoll.selection.tuning_files import describe_site, find_table_path, load_tuning_table
+from hpccoll.units import format_count, format_size, parse_size
+
+if TYPE_CHECKING:
+    from hpccoll.selection.tuning_table import TuningTable
+
+MAX_RANKS = 2**17
+LIBRARY_NAME = "the MPI library's own collective"
+# The sources of a selection, and what `which` prints about them.
+SOURCES = {
+    "table": "times that hpccoll tune measured here",
+    "rules": "the fixed rules of hpccoll, which rest on measurements of its developers on other machines",
+    "model": "the cost model: the smallest sum of latency and transfer times",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """The call for which an algorithm is selected."""
+
+    operation: Operation
+    nbytes: int
+    ranks: int
+    nodes: int
+    dtype: str
+    redop: str
+    buffer: BufferKind
+
+
+@click.command(epilog="Example: hpccoll which all_gather 1M --ranks 4")
+@click.argument("op", metavar="OP", shell_complete=complete_operations)
+@click.argument("size", metavar="SIZE", required=False)
+@click.option("--ranks", type=click.IntRange(1, MAX_RANKS), help="Number of ranks; default: the cores of this host.")
+@click.option("--nodes", type=click.IntRange(1), default=1, show_default=True, help="Nodes that share the ranks.")
+@click.option("-d", "--dtype", default="float32", show_default=True, help="Element type.")
+@click.option("-o", "--redop", default="sum", show_default=True, help="Reduction.")
+@click.option(
+    "--buffer", type=click.Choice([kind.value for kind in BufferKind]), default="host", show_default=True,
+    help="Kind of memory.",
+)  # fmt: skip
+@json_option()
+def which(
+    op: str,
+    size: str | None,
+    ranks: int | None,
+    nodes: int,
+    dtype: str,
+    redop: str,
+    buffer: str,
+    json_file: str | None,
+) -> None:
+    """Print the algorithm that `auto` runs for an operation and message size, and why; nothing is measured.
+
+    SIZE is the message size as in `hpccoll bench`: 8, 64K, 1.5M. Where there is a block per rank, as in all_gather, it
+    counts all blocks together.
+    """
+    count = ranks or os.cpu_count() or 1
+    if count % nodes:
+        raise UsageError(f"--ranks {count} cannot be divided by --nodes {nodes}; give a multiple of it")
+    operation = Operation.from_name(op)
+    if size is None and operation is not Operation.BARRIER:
+        raise UsageError(f"which {op}: the algorithm depends on the message size; add one, such as 64K")
+    question = _Question(operation, parse_size(size or "0"), count, nodes, dtype, redop, BufferKind(buffer))
+    if not is_printing_rank():
+        return
+    selection, refusal, place = _answer(question)
+    with open_json_lines(json_file) as lines:
+        if json_file is not None:
+            lines.write(make_serial_run_record())
+            lines.write(_make_record(question, selection).as_dict())
+    if json_file != STDOUT:
+        print_text(_format_answer(question, selection, refusal, place))
+
+
+def _answer(question: _Question) -> tuple[Selection, str, str]:
+    """Return the selection, why the MPI library cannot run the call (or an empty string), and where times are stored.
+
+    The last string is the path of the tuning table, or the reason for which there is none.
+    """
+    table, place = _find_table(question.ranks, question.nodes)
+    itemsize, refusal = _inspect_reduction(question)
+    shared = question.buffer is not BufferKind.CUDA
+    size = round_message_size(question.nbytes)
+    key = SelectionKey(question.operation, size, itemsize, question.buffer, not refusal, shared)
+    return Selector(question.ranks, question.nodes, table).select(key), refusal, place
+
+
+def _find_table(ranks: int, nodes: int) -> tuple[TuningTable | None, str]:
+    """Return the tuning table that a job on this host reads, and its path or the reason for which there is none."""
+    from hpccoll.runtime import job
+
+    try:
+        library = job.get_mpi_library()
+    except UnavailableError:
+        return None, "no table can be found without mpi4py"
+    per_node = [ranks // nodes] * nodes
+    site = describe_site(library, per_node, oversubscribed=per_node[0] > (os.cpu_count() or 1))
+    path = find_table_path(site)
+    if path is None:
+        return None, "HPCCOLL_TUNING is off"
+    table = load_tuning_table(site, whole_job=True)
+    return table, f"{path}" if table else f"there is none; mpirun -n {ranks} hpccoll tune makes it"
+
+
+def _inspect_reduction(question: _Question) -> tuple[int, str]:
+    """Return the bytes of an element, and why the MPI library cannot run the call; empty if it can.
+
+    Raises:
+        ReductionError, UnknownNameError: the dtype or the reduction does not exist, or they do not go together.
+    """
+    from hpccoll.runtime.arrays import Reduction, get_dtype
+
+    dtype, reduction = get_dtype(question.dtype), Reduction.parse(question.redop)
+    if question.operation.reduces:
+        reduction.require(dtype)
+    try:
+        from hpccoll.runtime import job
+
+        job.get_mpi_library()
+    except UnavailableError:
+        return dtype.itemsize, "mpi4py is not installed"
+    from hpccoll.runtime.messages.mpi_calls import explain_refusal
+
+    return dtype.itemsize, explain_refusal(question.operation, dtype, reduction)
+
+
+def _make_record(question: _Question, selection: Selection) -> SelectionRecord:
+    """Return the answer as a record."""
+    return SelectionRecord(
+        op=question.operation.value,
+        nbytes=question.nbytes,
+        ranks=question.ranks,
+        nodes=question.nodes,
+        dtype=question.dtype,
+        redop=question.redop if question.operation.reduces else None,
+        buffer=question.buffer.value,
+        algorithm=selection.name,
+        chunks=selection.chunks,
+        source=selection.source,
+        why=selection.why,
+    )
+
+
+def _format_answer(question: _Question, selection: Selection, refusal: str, place: str) -> str:
+    """Return the answer as lines of text: the call and its algorithm, the reason, and what to type next."""
+    operation, ranks = question.operation, question.ranks
+    what = [operation.value, "" if operation is Operation.BARRIER else f"of {format_size(question.nbytes)}"]
+    what += [f"{question.dtype} {question.redop}" if operation.reduces else ""]
+    name = f" ({LIBRARY_NAME})" if selection.algorithm is None else ""
+    chunks = f", in {selection.chunks} chunks" if selection.chunks > 1 else ""
+    lines = [
+        f"{' '.join(filter(None, what))} on {format_count(ranks, 'rank')}, {format_count(question.nodes, 'node')}, "
+        f"{question.buffer.value} memory: {selection.name}{name}{chunks}",
+        f"why     {SOURCES[selection.source]}{f': {selection.why}' if selection.source == 'table' else ''}",
+        f"table   {place}",
+    ]
+    if refusal:
+        lines.append(f"not mpi {refusal}")
+    measure = f"mpirun -n {ranks} hpccoll bench {operation.value}"
+    if operation is not Operation.BARRIER:
+        measure += f" -b {question.nbytes} -e {question.nbytes}"
+    return "\n".join([*lines, f"next    {measure}" if question.nodes == 1 else "next    hpccoll bench in such a job"])
