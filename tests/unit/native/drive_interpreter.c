@@ -1,12 +1,13 @@
-// Feeds random instructions to the check, and executes what it accepts on memories of exactly the declared sizes.
+// Feeds random instructions to the check, and executes what it accepts on memories of exactly the declared sizes, with
+// an MPI that touches the memory of each message.
 // Compiled with AddressSanitizer and UndefinedBehaviorSanitizer; prints how many programs were accepted.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "interpreter.h"
+#include "messages.h"
 
-enum { PROGRAMS = 100000, MOST_INSTRUCTIONS = 6, MOST_MEMORIES = 7 };
+enum { PROGRAMS = 500000, MOST_INSTRUCTIONS = 6, MOST_MEMORIES = 7 };
 
 static uint64_t state = 88172645463325252u;
 
@@ -30,6 +31,65 @@ static void add_bytes(char **arguments, const ptrdiff_t *count, const ptrdiff_t 
     }
 }
 
+static int in_flight;
+
+// Begins a message with a request that is not in use.
+static int begin(int32_t *request) {
+    if (*request) {
+        abort();
+    }
+    in_flight++;
+    *request = 1;
+    return 0;
+}
+
+static int my_isend(const void *data, int count, int32_t type, int dest, int tag, int32_t comm, int32_t *request) {
+    static volatile char seen;
+    (void)type, (void)dest, (void)tag, (void)comm;
+    for (int i = 0; i < count; i++) {
+        seen ^= ((const char *)data)[i];
+    }
+    return begin(request);
+}
+
+static int my_irecv(void *data, int count, int32_t type, int source, int tag, int32_t comm, int32_t *request) {
+    (void)type, (void)source, (void)tag, (void)comm;
+    memset(data, 1, (size_t)count);
+    return begin(request);
+}
+
+static int my_test(int32_t *request, int *flag, void *status) {
+    (void)status;
+    if (*request != 1) {
+        abort();
+    }
+    *flag = draw(2);
+    *request = !*flag;
+    in_flight -= *flag;
+    return 0;
+}
+
+static const MpiLibrary library = {.isend = (AnyFunction *)my_isend, .irecv = (AnyFunction *)my_irecv,
+                                   .test = (AnyFunction *)my_test};
+
+// Runs a program with messages, a few tiles at a time, as the only rank of its node.
+static void run_messages(const Instructions *program, const Memories *memories) {
+    Line line = {0};
+    Counter fences = {(char *)&line, 1, sizeof line, 0, 0};
+    uint64_t *requests = calloc((size_t)program->requests + !program->requests, sizeof *requests);
+    Report report = {0};
+    MessageState state = {.program = program, .library = &library, .memories = *memories, .requests = requests,
+                          .fences = &fences};
+    MessageOutcome outcome;
+    do {
+        outcome = advance_messages(&state, (int64_t)draw(4), &report);
+    } while (outcome == MESSAGES_WAIT);
+    if (outcome != MESSAGES_DONE || in_flight) {
+        abort();
+    }
+    free(requests);
+}
+
 static int run_one(Reducer *reducers) {
     Instruction instructions[MOST_INSTRUCTIONS];
     int64_t limits[MOST_MEMORIES];
@@ -37,6 +97,9 @@ static int run_one(Reducer *reducers) {
                             .bounce_offset = draw(9) ? -1 : draw_number()};
     program.count = (int64_t)draw(MOST_INSTRUCTIONS + 1);
     program.memories = draw(50) ? FIRST_SHARED + (int64_t)draw(MOST_MEMORIES - FIRST_SHARED + 1) : draw_number() % 3;
+    bool has_messages = draw(2);
+    program.requests = has_messages ? (int64_t)draw(3) : 0;
+    program.ranks = has_messages ? 2 : 0;
     program.reducer = draw(5) ? &reducers[draw(3)] : NULL;
     program.divider = draw(5) ? &reducers[3 + draw(2)] : NULL;
     for (int i = 0; i < MOST_MEMORIES; i++) {
@@ -49,6 +112,11 @@ static int run_one(Reducer *reducers) {
                              (int64_t)draw(8), draw_number(), draw(3) ? nbytes : draw_number()};
         if (fields[0] == TILE) {
             fields[7] = draw(5) ? 1 + (int64_t)draw(3) : draw_number();
+        }
+        if (has_messages && draw(2)) {
+            fields[0] = RECEIVE + (int64_t)draw(4);
+            fields[3] = (int64_t)draw(draw(20) ? 2 : 4);
+            fields[4] = draw(20) ? (int64_t)draw(2) : draw_number();
         }
         if (!draw(30)) {
             fields[draw(8)] = draw_number();
@@ -66,7 +134,10 @@ static int run_one(Reducer *reducers) {
     }
     Memories memories = {addresses, NULL, addresses[INPUT], addresses[OUTPUT]};
     Report report = {0};
-    for (at = 0; at < program.count; at++) {
+    if (has_messages) {
+        run_messages(&program, &memories);
+    }
+    for (at = 0; at < program.count && !has_messages; at++) {
         if (execute(&program, &memories, at, &at, &report) != EXECUTED) {
             abort();
         }
