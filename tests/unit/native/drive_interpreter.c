@@ -7,7 +7,7 @@
 
 #include "messages.h"
 
-enum { PROGRAMS = 500000, MOST_INSTRUCTIONS = 6, MOST_MEMORIES = 7 };
+enum { PROGRAMS = 300000, MOST_INSTRUCTIONS = 6, MOST_MEMORIES = 7 };
 
 static uint64_t state = 88172645463325252u;
 
@@ -18,10 +18,12 @@ static uint64_t draw(uint64_t below) {  // xorshift64
     return state % below;
 }
 
+static uint64_t range;  // of small numbers
+
 // A number that is small, near a size, or absurd.
 static int64_t draw_number(void) {
     static const int64_t odd[] = {-1, INT64_MAX, INT64_MIN, INT64_MAX - 7, 1, 1 << 20};
-    return draw(40) ? (int64_t)draw(24) : odd[draw(sizeof odd / sizeof *odd)];
+    return draw(60) ? (int64_t)draw(range) : odd[draw(sizeof odd / sizeof *odd)];
 }
 
 static void add_bytes(char **arguments, const ptrdiff_t *count, const ptrdiff_t *strides, void *data) {
@@ -90,9 +92,23 @@ static void run_messages(const Instructions *program, const Memories *memories) 
     free(requests);
 }
 
+// Whether all instructions of each group have one size, which the interpreter relies on.
+static bool has_equal_sizes(const Instructions *program) {
+    for (int64_t at = 0; at < program->count; at++) {
+        const Instruction *first = &program->instructions[at];
+        for (int64_t i = 1; first->code == TILE && i < first->nbytes; i++) {
+            if (first[1].nbytes != first[1 + i].nbytes) {
+                return false;
+            }
+        }
+    }
+    return true;
+}
+
 static int run_one(Reducer *reducers) {
     Instruction instructions[MOST_INSTRUCTIONS];
     int64_t limits[MOST_MEMORIES];
+    range = draw(2) ? 8 : 24;
     Instructions program = {.instructions = instructions, .limits = limits, .tile_bytes = (int64_t)draw(9),
                             .bounce_offset = draw(9) ? -1 : draw_number()};
     program.count = (int64_t)draw(MOST_INSTRUCTIONS + 1);
@@ -103,22 +119,22 @@ static int run_one(Reducer *reducers) {
     program.reducer = draw(5) ? &reducers[draw(3)] : NULL;
     program.divider = draw(5) ? &reducers[3 + draw(2)] : NULL;
     for (int i = 0; i < MOST_MEMORIES; i++) {
-        limits[i] = draw(60) ? (int64_t)draw(40) : draw_number();
+        limits[i] = draw(60) ? (int64_t)(range == 8 ? 12 + draw(8) : draw(40)) : draw_number();
         limits[i] = limits[i] > 4096 ? 4096 : limits[i];
     }
     int64_t nbytes = draw_number();
     for (int i = 0; i < MOST_INSTRUCTIONS; i++) {
-        int64_t fields[8] = {(int64_t)draw(FENCE + 1), (int64_t)draw(8), draw_number(), (int64_t)draw(8), draw_number(),
-                             (int64_t)draw(8), draw_number(), draw(3) ? nbytes : draw_number()};
+        int64_t fields[8] = {(int64_t)draw(FENCE + 1), (int64_t)draw(5), draw_number(), (int64_t)draw(5), draw_number(),
+                             (int64_t)draw(5), draw_number(), draw(3) ? nbytes : draw_number()};
         if (fields[0] == TILE) {
-            fields[7] = draw(5) ? 1 + (int64_t)draw(3) : draw_number();
+            fields[7] = draw(9) ? 1 + (int64_t)draw(3) : draw_number();
         }
         if (has_messages && draw(2)) {
             fields[0] = RECEIVE + (int64_t)draw(4);
             fields[3] = (int64_t)draw(draw(20) ? 2 : 4);
             fields[4] = draw(20) ? (int64_t)draw(2) : draw_number();
         }
-        if (!draw(30)) {
+        if (!draw(60)) {
             fields[draw(8)] = draw_number();
         }
         memcpy(&instructions[i], fields, sizeof fields);
@@ -126,6 +142,9 @@ static int run_one(Reducer *reducers) {
     int64_t at;
     if (check_instructions(&program, &at)) {
         return 0;
+    }
+    if (!has_equal_sizes(&program)) {
+        abort();
     }
     char *addresses[MOST_MEMORIES] = {NULL};
     for (int64_t i = 0; i < program.memories; i++) {
