@@ -1,8 +1,8 @@
 """The native extension, which executes programs in host memory; see docs/runtime.md.
 
 Start reading in interpreter.h, then waits.h; the types for Python are in the files *_types.c, staged_call.c and
-call_table.c. messages.h and progress.h are about operations in flight. compiler.py compiles the extension; loading.py
-finds out whether that has to be done.
+call_table.c. messages.h, progress.h, node_run.h and pipeline.h are about operations in flight. compiler.py compiles the
+extension; loading.py finds out whether that has to be done.
 """
 
 from hpccoll.native.loading import require_extension

@@ -1,4 +1,4 @@
-"""Two-level plans, which run as pipelines of segments and never block.
+"""Two-level plans, which run as native pipelines of segments.
 
 While messages of some segments travel between nodes, a rank reduces the next segment and stores the previous one, so
 the network stays busy until the last segment. The ranks of a node start a collective together and agree whether they
