@@ -69,7 +69,10 @@ MUTANTS = {
         'return fits || sends ? NULL : "the message is outside',
     ),
     "a message may end after the program": ("started[request] ? \"the program ends", "0 ? \"the program ends"),
-    "two messages may have one request": ("started[request] != (step->code == WAIT)", "step->code == WAIT && !started[request]"),
+    "two messages may have one request": (
+        "started[request] != (step->code == WAIT)",
+        "step->code == WAIT && !started[request]",
+    ),
     "a half block is too long": ("count - start < BLOCK ? count - start : BLOCK", "BLOCK"),
 }  # fmt: skip
 
@@ -122,7 +125,10 @@ MESSAGE_MUTANTS = {
         "    uint64_t *request = &state->requests[step->right_offset];\n    AnyFunction *test",
         "    uint64_t *request = &state->requests[step->right_offset ^ 1];\n    AnyFunction *test",
     ),
-    "an instruction is skipped": ("        state->position.at++;", "        state->position.at += 1 + (step->code == WAIT);"),
+    "an instruction is skipped": (
+        "        state->position.at++;",
+        "        state->position.at += 1 + (step->code == WAIT);",
+    ),
     "local work is not executed": (
         "state->local = execute_tiles(program, &state->memories, &state->position, &tiles, report);",
         "state->position.at++;",
@@ -165,23 +171,35 @@ RUN_MUTANTS = {
     "a segment has the messages of another slot": ("first_tag + (int)slot,", "first_tag,"),
     "a segment has the requests of another slot": ("run->requests + slot * run->most_requests", "run->requests"),
     "the pipeline ends before its last segment": ("run->next == run->segments->segments", "run->next > 0"),
-    "a fence is counted twice": ("state->has_arrived = !have_all_arrived(state->fences);", "state->has_arrived = false;"),
-    "a fence is not waited for": ("    return !state->has_arrived;", "    state->has_arrived = false;\n    return true;"),
+    "a fence is counted twice": (
+        "state->has_arrived = !have_all_arrived(state->fences);",
+        "state->has_arrived = false;",
+    ),
+    "a fence is not waited for": (
+        "    return !state->has_arrived;",
+        "    state->has_arrived = false;\n    return true;",
+    ),
     "tiles of a group begin anew": ("*position = (Position){position->at", "*begin = (Position){position->at"),
-    "the addresses of the previous run are used": ("bool is_same = read_locations", "bool is_same = true | read_locations"),
+    "the addresses of the previous run are used": (
+        "bool is_same = read_locations",
+        "bool is_same = true | read_locations",
+    ),
     "an offset is lost": ("(location & ((UINT64_C(1) << OFFSET_BITS) - 1))", "0"),
     "a run in place does not compare the entries": ("agreement != RANKS_AGREE || !peers", "!peers"),
     "a run in place waits for nobody": (
         "if (!have_all_arrived(run->direct->barrier->counter)) {",
         "if (run->at < 0) {",
     ),
-    "a staged run waits for nobody": (
-        "if (!have_all_arrived(run->staged->barrier->counter)) {",
-        "if (run->at < 0) {",
+    "a staged run waits for nobody": ("if (!have_all_arrived(run->staged->barrier->counter)) {", "if (run->at < 0) {"),
+    "an entry is never waited for": (
+        "    if (!have_all_arrived(barrier->counter)) {\n        return ENTRY_WAITS;",
+        "    if (0) {\n        return ENTRY_WAITS;",
     ),
-    "an entry is never waited for": ("    if (!have_all_arrived(barrier->counter)) {\n        return ENTRY_WAITS;", "    if (0) {\n        return ENTRY_WAITS;"),
     "the slots are not exchanged": (" + staged->segments) & 1", ") & 1"),
-    "a fence of a run in place is skipped": ("execute_direct(run, run->at + 1, report);", "execute_direct(run, run->at + 2, report);"),
+    "a fence of a run in place is skipped": (
+        "execute_direct(run, run->at + 1, report);",
+        "execute_direct(run, run->at + 2, report);",
+    ),
 }  # fmt: skip
 
 
