@@ -37,15 +37,9 @@ def make_rows(
     starts = round_starts if len(round_starts) > 1 else ()
     rounds = {start: number + (len(starts) << 32) for number, start in enumerate(starts)}
 
-    def flush() -> None:
-        """Append the rows of the local instructions so far."""
-        for group in split_groups(local):
-            rows.extend(make_group(group, locate, itemsize))
-        local.clear()
-
     for index, step in enumerate(instructions):
         if index in rounds or not isinstance(step, Reduce | Copy):
-            flush()
+            rows += _take_groups(local, locate, itemsize)
         if index in rounds:
             rows.append((_ROUND, 0, 0, 0, 0, 0, 0, rounds[index]))
         match step:
@@ -61,10 +55,17 @@ def make_rows(
                 rows.append(FENCE_ROW)
             case Reduce() | Copy():
                 local.append(step)
-    flush()
+    rows += _take_groups(local, locate, itemsize)
     if rounds:
         rows.append((_ROUND, 0, 0, 0, 0, 0, 0, 0))
     return rows, len(requests)
+
+
+def _take_groups(local: list[Reduce | Copy], locate: Locate, itemsize: int) -> list[Row]:
+    """Return the rows of local instructions, and clear their list."""
+    rows = [row for group in split_groups(local) for row in make_group(group, locate, itemsize)]
+    local.clear()
+    return rows
 
 
 def split_groups(instructions: Sequence[Reduce | Copy]) -> list[list[Reduce | Copy]]:
