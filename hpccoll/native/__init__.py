@@ -1,8 +1,8 @@
 """The native extension, which executes programs in host memory; see docs/runtime.md.
 
 Start reading in interpreter.h, then waits.h; the types for Python are in the files *_types.c, staged_call.c and
-call_table.c. messages.h and progress.h are about operations in flight. compiler.py compiles the extension; loading.py
-finds out whether that has to be done.
+call_table.c. messages.h, progress.h, node_run.h and pipeline.h are about operations in flight. compiler.py compiles the
+extension; loading.py finds out whether that has to be done.
 """
 
 from hpccoll.native.loading import require_extension
@@ -14,6 +14,7 @@ from hpccoll.native._extension import (  # noqa: E402 - the import above explain
     ArrivalCounter,
     CallCounter,
     CallTable,
+    DirectCall,
     EntryRing,
     MemoryTable,
     MessageCall,
@@ -21,10 +22,15 @@ from hpccoll.native._extension import (  # noqa: E402 - the import above explain
     Messenger,
     MpiFunctions,
     NodeBarrier,
+    NodeRun,
+    Peers,
+    PipelineCall,
+    PipelineRun,
     Program,
+    QueuedRun,
     Reducer,
+    Segments,
     StagedCall,
-    StagedRun,
     StartedMessage,
     configure_progress,
     set_polling,
@@ -36,6 +42,7 @@ __all__ = [
     "ArrivalCounter",
     "CallCounter",
     "CallTable",
+    "DirectCall",
     "EntryRing",
     "MemoryTable",
     "MessageCall",
@@ -43,10 +50,15 @@ __all__ = [
     "Messenger",
     "MpiFunctions",
     "NodeBarrier",
+    "NodeRun",
+    "Peers",
+    "PipelineCall",
+    "PipelineRun",
     "Program",
+    "QueuedRun",
     "Reducer",
+    "Segments",
     "StagedCall",
-    "StagedRun",
     "StartedMessage",
     "configure_progress",
     "set_polling",

@@ -171,25 +171,138 @@ class StagedCall:
     ) -> Self: ...
     def __call__(self, source: int, result: int, /) -> None: ...
     def run_unrecorded(self, source: int, result: int, /) -> None: ...
-    def begin(self, source: int, result: int, /) -> int: ...
-    def proceed(self, source: int, result: int, at: int, /) -> int: ...
 
-class StagedRun:
-    """An asynchronous run of a staged call, which the progress thread advances, too.
+class Peers:
+    """Finds the buffers of the node's other ranks, two for each rank, by the locations that the ranks publish.
 
     Args:
-        call: the staged call; None for a run in Python, which calls `finish` at its end.
+        processes: the process of each buffer's rank; 0 if its memory cannot be accessed.
+        numbers: the tokens of the symmetric buffers that are likely to be used, without offsets.
+        bases: for each of them the address of each buffer's rank.
+        resolve: returns addresses, processes and an object that keeps the memory alive for all other locations.
+        keep: an object that keeps the memory at `bases` alive.
+    """
+
+    def __new__(
+        cls,
+        processes: list[int],
+        numbers: list[int],
+        bases: list[int],
+        resolve: Callable[[tuple[int, ...]], tuple[list[int], list[int], object]],
+        keep: object,
+    ) -> Self: ...
+
+class DirectCall:
+    """A collective of one kind on one node, in which ranks access each other's buffers in place.
+
+    Args:
+        table: the memories; the last ones are those of `peers`, which each run sets.
+        locations: the locations of this rank's input and output.
+        raise_mismatch: raises the error that ranks called different collectives.
+    """
+
+    def __new__(
+        cls,
+        barrier: NodeBarrier,
+        program: Program,
+        table: MemoryTable,
+        peers: Peers,
+        fingerprint: int,
+        locations: tuple[int, int],
+        raise_mismatch: Callable[[], object],
+    ) -> Self: ...
+    def run(self, source: int, result: int, /) -> bool: ...
+
+class QueuedRun:
+    """A run in flight in a queue of runs, of which each begins when the previous one is done."""
+
+    @property
+    def has_begun(self) -> bool: ...
+    def advance(self) -> bool: ...
+    def wait(self) -> bool: ...
+    def finish(self) -> None: ...
+    def abandon(self) -> None: ...
+
+class NodeRun(QueuedRun):
+    """A run in flight of a plan on one node, which the progress thread advances, too.
+
+    Args:
+        staged: the staged call; may be None if there is a direct one.
+        direct: the direct call; None if this rank's buffers do not permit access in place.
+        make_staged: returns the staged call if another rank's buffers do not permit access in place.
         source, result: the addresses of input and output.
-        previous: the run of the same barrier that must be done before this one begins.
+        previous: the run that must be done before this one begins.
+        before: a function to call before the run begins.
         keep: an object that is kept alive until the run is done.
     """
 
     def __new__(
-        cls, call: StagedCall | None, source: int, result: int, previous: StagedRun | None, keep: object
+        cls,
+        staged: StagedCall | None,
+        direct: DirectCall | None,
+        make_staged: Callable[[], StagedCall],
+        source: int,
+        result: int,
+        previous: QueuedRun | None,
+        before: Callable[[], object] | None,
+        keep: object,
     ) -> Self: ...
-    def advance(self) -> bool: ...
-    def finish(self) -> None: ...
-    def abandon(self) -> None: ...
+
+class Segments:
+    """The programs of the segments of a two-level collective, and the memories of each slot."""
+
+    def __new__(cls, programs: tuple[Program, ...], tables: tuple[MemoryTable, ...]) -> Self: ...
+
+class PipelineCall:
+    """A two-level collective of one kind.
+
+    Args:
+        comm, first_tag: the handle of the communicator, and the tag of the first slot's messages; the others follow.
+        barrier: where the node's ranks enter.
+        slots: the counters of the slots.
+        locations: the locations of this rank's input and output.
+        peers, direct: the other ranks' buffers, and the segments that access them in place; None if this rank's buffers
+            do not permit that.
+        last: a program that runs after all segments; None if there is nothing to do.
+        name: the name of the collective, for errors.
+        raise_mismatch: raises the error that ranks called different collectives.
+    """
+
+    def __new__(
+        cls,
+        library: MpiFunctions,
+        comm: int,
+        first_tag: int,
+        barrier: NodeBarrier,
+        slots: tuple[ArrivalCounter, ...],
+        fingerprint: int,
+        locations: tuple[int, int],
+        peers: Peers | None,
+        direct: Segments | None,
+        last: Program | None,
+        name: str,
+        raise_mismatch: Callable[[], object],
+    ) -> Self: ...
+
+class PipelineRun(QueuedRun):
+    """A run in flight of a two-level collective, which the progress thread advances, too; see `NodeRun`.
+
+    Args:
+        staged: the segments that go through the slots; may be None if the call has segments in place.
+        make_staged: returns them if another rank's buffers do not permit access in place.
+    """
+
+    def __new__(
+        cls,
+        call: PipelineCall,
+        staged: Segments | None,
+        make_staged: Callable[[], Segments],
+        source: int,
+        result: int,
+        previous: QueuedRun | None,
+        before: Callable[[], object] | None,
+        keep: object,
+    ) -> Self: ...
 
 class CallTable:
     """Finds the staged call of a call on NumPy arrays by its kind.

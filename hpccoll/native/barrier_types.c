@@ -1,8 +1,6 @@
 // ArrivalCounter and NodeBarrier: where the ranks of a node wait for each other.
 #include "objects.h"
 
-static const uint64_t DIRECT = UINT64_C(1) << 62, FINGERPRINT = (UINT64_C(1) << 62) - 1;
-
 // The GIL is held for the first polls of a wait, which take a few microseconds.
 enum { POLLS_WITH_GIL = 100, POLLS_WITH_GIL_OVERSUBSCRIBED = 4 };
 static const int64_t SPIN_NS = 50000, YIELD_NS = 100000, FIRST_LIMIT_NS = 300000, LIMIT_NS = 400000;
@@ -23,11 +21,7 @@ static int counter_init(PyObject *self, PyObject *lines, Py_ssize_t row) {
     }
     PyBuffer_Release(&counter->view);
     counter->view = view;
-    counter->lines = view.buf;
-    counter->ranks = view.shape[0];
-    counter->stride = view.strides[0];
-    counter->row = row;
-    counter->count = 0;
+    counter->counter = (Counter){view.buf, view.shape[0], view.strides[0], row, 0};
     return 0;
 }
 
@@ -45,10 +39,7 @@ static int ArrivalCounter_init(PyObject *self, PyObject *args, PyObject *kwargs)
 static void detach(ArrivalCounterObject *counter) {
     PyBuffer_Release(&counter->view);
     memset(&counter->alone, 0, sizeof counter->alone);
-    counter->lines = (char *)&counter->alone;
-    counter->ranks = 1;
-    counter->stride = sizeof(Line);
-    counter->row = 0;
+    counter->counter = (Counter){(char *)&counter->alone, 1, sizeof(Line), 0, counter->counter.count};
 }
 
 static PyObject *ArrivalCounter_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
@@ -65,23 +56,15 @@ static void ArrivalCounter_dealloc(PyObject *self) {
     Py_TYPE(self)->tp_free(self);
 }
 
-void arrive(ArrivalCounterObject *counter) { post_count(line_of(counter, counter->row), ++counter->count); }
-
 static PyObject *ArrivalCounter_arrive(PyObject *self, PyObject *unused) {
     (void)unused;
-    arrive((ArrivalCounterObject *)self);
+    arrive(&((ArrivalCounterObject *)self)->counter);
     Py_RETURN_NONE;
 }
 
 static PyObject *ArrivalCounter_all_arrived(PyObject *self, PyObject *unused) {
     (void)unused;
-    ArrivalCounterObject *counter = (ArrivalCounterObject *)self;
-    for (Py_ssize_t row = 0; row < counter->ranks; row++) {
-        if (!has_reached(line_of(counter, row), counter->count)) {
-            Py_RETURN_FALSE;
-        }
-    }
-    Py_RETURN_TRUE;
+    return PyBool_FromLong(have_all_arrived(&((ArrivalCounterObject *)self)->counter));
 }
 
 static PyMethodDef ArrivalCounter_methods[] = {
@@ -93,7 +76,7 @@ static PyMethodDef ArrivalCounter_methods[] = {
 };
 
 static PyMemberDef ArrivalCounter_members[] = {
-    {"count", T_ULONGLONG, offsetof(ArrivalCounterObject, count), READONLY, "The number of this rank's arrivals."},
+    {"count", T_ULONGLONG, offsetof(ArrivalCounterObject, counter.count), READONLY, "The number of this rank's arrivals."},
     {NULL, 0, 0, 0, NULL},
 };
 
@@ -120,7 +103,7 @@ static int NodeBarrier_init(PyObject *self, PyObject *args, PyObject *kwargs) {
         return -1;
     }
     barrier->oversubscribed = oversubscribed;
-    barrier->entry = 1;  // the first entry is number 0
+    barrier->barrier = (Barrier){&barrier->base.counter, 1, barrier->barrier.next_slot};  // the first entry is number 0
     Py_XSETREF(barrier->attend, Py_NewRef(attend));
     Py_XSETREF(barrier->in_flight, Py_NewRef(in_flight));
     Py_XSETREF(barrier->transfers, Py_NewRef(transfers));
@@ -167,7 +150,7 @@ static int wait_long(NodeBarrierObject *barrier, Line *line, uint64_t count) {
 }
 
 int wait_for_ranks(NodeBarrierObject *barrier) {
-    ArrivalCounterObject *counter = &barrier->counter;
+    Counter *counter = &barrier->base.counter;
     uint64_t count = counter->count;
     unsigned polls = barrier->oversubscribed ? POLLS_WITH_GIL_OVERSUBSCRIBED : POLLS_WITH_GIL;
     // `ranks` and `lines` are read again in each round, because a signal handler may have freed the barrier.
@@ -180,41 +163,16 @@ int wait_for_ranks(NodeBarrierObject *barrier) {
     return 0;
 }
 
-void post_entry(NodeBarrierObject *barrier, uint64_t fingerprint, const uint64_t *locations) {
-    ArrivalCounterObject *counter = &barrier->counter;
-    Line *own = line_of(counter, counter->row);
-    barrier->entry ^= 1;
-    _Atomic uint64_t *entry = own->entries[barrier->entry];
-    // relaxed: `arrive` makes these stores visible
-    atomic_store_explicit(&entry[0], fingerprint, memory_order_relaxed);
-    for (int i = 0; locations && i < ENTRY_WORDS - 1; i++) {
-        atomic_store_explicit(&entry[1 + i], locations[i], memory_order_relaxed);
-    }
-    arrive(counter);
-}
-
-int compare_entries(const NodeBarrierObject *barrier) {
-    const ArrivalCounterObject *counter = &barrier->counter;
-    uint64_t first = 0, differing = 0;
-    for (Py_ssize_t row = 0; row < counter->ranks; row++) {
-        // relaxed: the wait for the other ranks has acquired their stores
-        uint64_t entry = atomic_load_explicit(&line_of(counter, row)->entries[barrier->entry][0], memory_order_relaxed);
-        first = row ? first : entry;
-        differing |= entry ^ first;
-    }
-    return differing & FINGERPRINT ? RANKS_DIFFER : differing & DIRECT ? RANKS_DIFFER_IN_ACCESS : RANKS_AGREE;
-}
-
 static PyObject *NodeBarrier_fence(PyObject *self, PyObject *unused) {
     (void)unused;
-    arrive((ArrivalCounterObject *)self);
+    arrive(&((ArrivalCounterObject *)self)->counter);
     return wait_for_ranks((NodeBarrierObject *)self) ? NULL : Py_NewRef(Py_None);
 }
 
 static PyObject *NodeBarrier_compare(PyObject *self, PyObject *unused) {
     (void)unused;
-    int result = compare_entries((NodeBarrierObject *)self);
-    return Py_NewRef(result == RANKS_DIFFER ? Py_None : result ? Py_True : Py_False);
+    Agreement agreement = compare_entries(&((NodeBarrierObject *)self)->barrier);
+    return Py_NewRef(agreement == RANKS_DIFFER ? Py_None : agreement == RANKS_AGREE ? Py_True : Py_False);
 }
 
 static bool parse_entry(PyObject *args, uint64_t *fingerprint, uint64_t locations[2]) {
@@ -237,7 +195,7 @@ static PyObject *NodeBarrier_post(PyObject *self, PyObject *args) {
     if (!parse_entry(args, &fingerprint, locations)) {
         return NULL;
     }
-    post_entry((NodeBarrierObject *)self, fingerprint, locations);
+    post_entry(&((NodeBarrierObject *)self)->barrier, fingerprint, locations);
     Py_RETURN_NONE;
 }
 
@@ -253,21 +211,22 @@ static PyObject *NodeBarrier_enter(PyObject *self, PyObject *args) {
 
 static PyObject *NodeBarrier_locations(PyObject *self, PyObject *unused) {
     (void)unused;
-    NodeBarrierObject *barrier = (NodeBarrierObject *)self;
-    const ArrivalCounterObject *counter = &barrier->counter;
-    PyObject *result = PyTuple_New(2 * (counter->ranks - 1));
-    for (Py_ssize_t row = 0, at = 0; result && row < counter->ranks; row++) {
-        for (int i = 1; row != counter->row && i < ENTRY_WORDS; i++) {
-            _Atomic uint64_t *word = &line_of(counter, row)->entries[barrier->entry][i];
-            // relaxed: see `compare_entries`
-            PyObject *value = PyLong_FromUnsignedLongLong(atomic_load_explicit(word, memory_order_relaxed));
-            if (!value) {
-                Py_CLEAR(result);
-                break;
-            }
-            PyTuple_SET_ITEM(result, at++, value);
-        }
+    const Barrier *barrier = &((NodeBarrierObject *)self)->barrier;
+    Py_ssize_t count = 2 * (barrier->counter->ranks - 1);
+    uint64_t *locations = PyMem_Calloc((size_t)count + 1, sizeof *locations);
+    PyObject *result = locations ? PyTuple_New(count) : PyErr_NoMemory();
+    if (result) {
+        read_locations(barrier, locations);
     }
+    for (Py_ssize_t at = 0; result && at < count; at++) {
+        PyObject *value = PyLong_FromUnsignedLongLong(locations[at]);
+        if (!value) {
+            Py_CLEAR(result);
+            break;
+        }
+        PyTuple_SET_ITEM(result, at, value);
+    }
+    PyMem_Free(locations);
     return result;
 }
 
@@ -279,7 +238,7 @@ static PyObject *NodeBarrier_free(PyObject *self, PyObject *unused) {
 
 static PyObject *NodeBarrier_parity(PyObject *self, void *unused) {
     (void)unused;
-    return PyLong_FromUnsignedLongLong((((ArrivalCounterObject *)self)->count + 1) & 1);
+    return PyLong_FromUnsignedLongLong((((ArrivalCounterObject *)self)->counter.count + 1) & 1);
 }
 
 static PyMethodDef NodeBarrier_methods[] = {
@@ -296,7 +255,7 @@ static PyMethodDef NodeBarrier_methods[] = {
 };
 
 static PyMemberDef NodeBarrier_members[] = {
-    {"next_slot", T_INT, offsetof(NodeBarrierObject, next_slot), 0, "The slot of the next plan on one node."},
+    {"next_slot", T_INT, offsetof(NodeBarrierObject, barrier.next_slot), 0, "The slot of the next plan on one node."},
     {NULL, 0, 0, 0, NULL},
 };
 

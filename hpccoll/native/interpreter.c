@@ -51,6 +51,11 @@ static Outcome execute_part(const Instructions *program, const Memories *memorie
         memmove(out, left, nbytes);  // the operands may coincide
         return EXECUTED;
     }
+    if (out_process) {  // reductions write to memory of this process only
+        report->failed_memory = step->out;
+        report->error = 0;
+        return REMOTE_FAILED;
+    }
     bool divides = step->code == DIVIDE;
     char *right = divides ? NULL : address_of(memories, step->right) + step->right_offset + begin;
     pid_t right_process = divides ? 0 : process_of(memories, step->right);
@@ -87,41 +92,52 @@ static int64_t tile_of(const Instructions *program, const Memories *memories, co
     return reduces ? program->tile_bytes : BYTES_PER_POLL;
 }
 
-// Executes the instructions of a group tile by tile.
-static Outcome execute_group(const Instructions *program, const Memories *memories, const Instruction *first,
-                             int64_t members, Report *report, int64_t *until_poll) {
+// Executes the next tile of a group of `members` instructions, which begins at `step`.
+static Outcome execute_tile(const Instructions *program, const Memories *memories, const Instruction *first,
+                            int64_t members, int64_t *begin, Report *report) {
     int64_t total = first->nbytes, tile = tile_of(program, memories, first, members);
-    for (int64_t begin = 0; begin < total; begin += tile) {
-        size_t nbytes = (size_t)(total - begin < tile ? total - begin : tile);
-        for (int64_t i = 0; i < members; i++) {
-            Outcome outcome = execute_part(program, memories, &first[i], begin, nbytes, report);
-            if (outcome) {
-                return outcome;
-            }
+    size_t nbytes = (size_t)(total - *begin < tile ? total - *begin : tile);
+    for (int64_t i = 0; i < members && nbytes; i++) {
+        Outcome outcome = execute_part(program, memories, &first[i], *begin, nbytes, report);
+        if (outcome) {
+            return outcome;
         }
-        *until_poll -= members * (int64_t)nbytes;
-        if (*until_poll < 0) {
-            *until_poll = BYTES_PER_POLL;
-            if (report->poll && report->poll()) {
-                return INTERRUPTED;
-            }
+    }
+    *begin += (int64_t)nbytes;
+    report->until_poll -= members * (int64_t)nbytes;
+    if (report->until_poll < 0) {
+        report->until_poll = BYTES_PER_POLL;
+        if (report->poll && report->poll()) {
+            return INTERRUPTED;
+        }
+    }
+    return EXECUTED;
+}
+
+Outcome execute_tiles(const Instructions *program, const Memories *memories, Position *position, int64_t *tiles,
+                      Report *report) {
+    while (*tiles > 0 && position->at < program->count && program->instructions[position->at].code < FENCE) {
+        const Instruction *step = &program->instructions[position->at];
+        bool is_group = step->code == TILE;
+        int64_t members = is_group ? step->nbytes : 1;
+        const Instruction *first = step + is_group;
+        Outcome outcome = execute_tile(program, memories, first, members, &position->begin, report);
+        if (outcome) {
+            return outcome;
+        }
+        --*tiles;
+        if (position->begin == first->nbytes) {
+            *position = (Position){position->at + is_group + members, 0};
         }
     }
     return EXECUTED;
 }
 
 Outcome execute(const Instructions *program, const Memories *memories, int64_t at, int64_t *next, Report *report) {
-    int64_t until_poll = BYTES_PER_POLL;
-    while (at < program->count && program->instructions[at].code < FENCE) {
-        const Instruction *step = &program->instructions[at];
-        bool is_group = step->code == TILE;
-        int64_t members = is_group ? step->nbytes : 1;
-        Outcome outcome = execute_group(program, memories, step + is_group, members, report, &until_poll);
-        if (outcome) {
-            return outcome;
-        }
-        at += is_group + members;
-    }
-    *next = at;
-    return EXECUTED;
+    int64_t tiles = INT64_MAX;
+    Position position = {at, 0};
+    report->until_poll = BYTES_PER_POLL;
+    Outcome outcome = execute_tiles(program, memories, &position, &tiles, report);
+    *next = outcome ? *next : position.at;
+    return outcome;
 }

@@ -39,7 +39,7 @@ typedef struct {
     int64_t tile_bytes;     // of groups with a reduction; a multiple of the element size
     int64_t bounce_offset;  // of two tiles of REMOTE_TILE_BYTES in SCRATCH; negative if no memory is of another process
     Reducer *reducer, *divider;  // of REDUCE and DIVIDE; NULL if the program has no such instruction
-    int64_t requests, ranks;     // of a program of messages; both 0 in a program with fences
+    int64_t requests, ranks;     // of a program with messages; else both 0
 } Instructions;
 
 enum { REMOTE_TILE_BYTES = 256 * 1024, REMOTE_COPY_BYTES = 1024 * 1024, BYTES_PER_POLL = 16 * 1024 * 1024 };
@@ -59,7 +59,13 @@ typedef struct {
     int64_t failed_memory;
     int error;
     int (*poll)(void);
+    int64_t until_poll;
 } Report;
+
+// A place in a program: the number of an instruction, and how many bytes of its group have been executed.
+typedef struct {
+    int64_t at, begin;
+} Position;
 
 // Returns NULL if the instructions can be executed, or else what is wrong with instruction number `*at`.
 const char *check_instructions(const Instructions *program, int64_t *at);
@@ -67,5 +73,9 @@ const char *check_instructions(const Instructions *program, int64_t *at);
 // Executes instructions from number `at` to the next fence, message or end; sets `*next` to the number of that
 // instruction, or to the number of instructions.
 Outcome execute(const Instructions *program, const Memories *memories, int64_t at, int64_t *next, Report *report);
+
+// Executes tiles from a position to the next fence, message or end, or until `*tiles`, which counts down, is 0.
+Outcome execute_tiles(const Instructions *program, const Memories *memories, Position *position, int64_t *tiles,
+                      Report *report);
 
 #endif

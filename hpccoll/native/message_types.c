@@ -98,15 +98,14 @@ PyTypeObject MpiFunctionsType = {
     .tp_methods = MpiFunctions_methods,
 };
 
-static void raise_mpi_error(const MpiFunctionsObject *library, PyObject *name, int error) {
+void raise_mpi_error(const MpiFunctionsObject *library, PyObject *name, int error) {
     Py_XDECREF(PyObject_CallFunction(library->raise_error, "Oi", name, error));
     if (!PyErr_Occurred()) {
         PyErr_Format(PyExc_RuntimeError, "MPI returned error %d", error);
     }
 }
 
-// Whether every message can be sent: long ones need functions of MPI 4.
-static bool can_send(const ProgramObject *program, const MpiLibrary *mpi) {
+bool can_send(const ProgramObject *program, const MpiLibrary *mpi) {
     for (int64_t i = 0; i < program->program.count; i++) {
         const Instruction *step = &program->program.instructions[i];
         bool is_message = step->code == SEND || step->code == RECEIVE;
@@ -119,7 +118,11 @@ static bool can_send(const ProgramObject *program, const MpiLibrary *mpi) {
 }
 
 static bool is_of_messages(const ProgramObject *program, const MemoryTableObject *table) {
-    if (program->program.ranks && table->count == program->program.memories && !table->processes) {
+    bool fits = program->program.ranks && table->count == program->program.memories && !table->processes;
+    for (int64_t i = 0; i < program->program.count; i++) {
+        fits = fits && program->instructions[i].code != FENCE;
+    }
+    if (fits) {
         return true;
     }
     PyErr_SetString(PyExc_ValueError, "the program has no messages, or the memories are not those of the program");
@@ -206,13 +209,13 @@ static MessageState make_state(const MessageCallObject *call, char *input, char 
 static MessageOutcome advance_for(MessageState *state, Report *report, int64_t spin_ns, int64_t limit_ns) {
     int64_t begin = read_clock_ns(), end = begin + limit_ns;
     for (;;) {
-        int64_t at = state->at;
-        MessageOutcome outcome = advance_messages(state, report);
+        int64_t at = state->position.at;
+        MessageOutcome outcome = advance_messages(state, INT64_MAX, report);
         int64_t now = read_clock_ns();
         if (outcome != MESSAGES_WAIT || now >= end) {
             return outcome;
         }
-        begin = state->at == at ? begin : now;
+        begin = state->position.at == at ? begin : now;
         if (now - begin >= spin_ns) {
             sched_yield();
         }
@@ -221,12 +224,12 @@ static MessageOutcome advance_for(MessageState *state, Report *report, int64_t s
 
 // Runs to the end, and lets other threads, signal handlers and operations in flight go on during the waits.
 static MessageOutcome run_messages(MessageCallObject *call, MessageState *state) {
-    Report report = {.poll = handle_signals};
+    Report report = {.poll = handle_signals, .until_poll = BYTES_PER_POLL};
     MessageOutcome outcome = MESSAGES_WAIT;
     int64_t spin_ns = call->oversubscribed ? 0 : SPIN_NS;
     unsigned tests = call->oversubscribed ? TESTS_WITH_GIL_OVERSUBSCRIBED : TESTS_WITH_GIL;
     for (unsigned test = 0; !call->program->releases_gil && outcome == MESSAGES_WAIT && test < tests; test++) {
-        outcome = advance_messages(state, &report);
+        outcome = advance_messages(state, INT64_MAX, &report);
     }
     bool is_busy = PyDict_GET_SIZE(call->in_flight) || PyDict_GET_SIZE(call->transfers);
     while (outcome == MESSAGES_WAIT) {
@@ -285,12 +288,12 @@ static void finish(MessageRunObject *run, MessageOutcome outcome) {
 static bool advance_task(Task *task) {
     MessageRunObject *run = (MessageRunObject *)((char *)task - offsetof(MessageRunObject, task));
     Report report = {0};
-    int64_t at = run->state.at;
-    MessageOutcome outcome = advance_messages(&run->state, &report);
+    int64_t at = run->state.position.at;
+    MessageOutcome outcome = advance_messages(&run->state, INT64_MAX, &report);
     if (outcome != MESSAGES_WAIT) {
         finish(run, outcome);
     }
-    return run->state.at != at;
+    return run->state.position.at != at;
 }
 
 static PyObject *MessageCall_start(PyObject *self, PyObject *args) {
@@ -356,14 +359,14 @@ static void MessageRun_dealloc(PyObject *self) {
 
 // Advances a run whose task this thread has claimed.
 static void advance_claimed(MessageRunObject *run) {
-    Report report = {.poll = handle_signals};
+    Report report = {.poll = handle_signals, .until_poll = BYTES_PER_POLL};
     MessageOutcome outcome;
     if (run->program->releases_gil) {
         Py_BEGIN_ALLOW_THREADS
-        outcome = advance_messages(&run->state, &report);
+        outcome = advance_messages(&run->state, INT64_MAX, &report);
         Py_END_ALLOW_THREADS
     } else {
-        outcome = advance_messages(&run->state, &report);
+        outcome = advance_messages(&run->state, INT64_MAX, &report);
     }
     if (outcome != MESSAGES_WAIT) {
         finish(run, outcome);

@@ -57,10 +57,20 @@ static int begin_step(const MessageState *state, const Instruction *step) {
                         &state->requests[step->right_offset]);
 }
 
-MessageOutcome advance_messages(MessageState *state, Report *report) {
+// Counts this rank's arrival at a fence once; returns whether all ranks have arrived.
+static bool pass_fence(MessageState *state) {
+    if (!state->has_arrived) {
+        arrive(state->fences);
+        state->has_arrived = true;
+    }
+    state->has_arrived = !have_all_arrived(state->fences);
+    return !state->has_arrived;
+}
+
+MessageOutcome advance_messages(MessageState *state, int64_t tiles, Report *report) {
     const Instructions *program = state->program;
-    while (state->at < program->count) {
-        const Instruction *step = &program->instructions[state->at];
+    while (state->position.at < program->count) {
+        const Instruction *step = &program->instructions[state->position.at];
         MessageStatus status;
         int flag = 1;
         switch (step->code) {
@@ -76,9 +86,16 @@ MessageOutcome advance_messages(MessageState *state, Report *report) {
                 *state->round = step->nbytes;
             }
             break;
+        case FENCE:
+            flag = pass_fence(state);
+            break;
         default:
-            if (execute(program, &state->memories, state->at, &state->at, report)) {
+            state->local = execute_tiles(program, &state->memories, &state->position, &tiles, report);
+            if (state->local) {
                 return MESSAGES_INTERRUPTED;
+            }
+            if (!tiles) {
+                return MESSAGES_WAIT;
             }
             continue;
         }
@@ -88,7 +105,7 @@ MessageOutcome advance_messages(MessageState *state, Report *report) {
         if (!flag) {
             return MESSAGES_WAIT;
         }
-        state->at++;
+        state->position.at++;
     }
     return MESSAGES_DONE;
 }

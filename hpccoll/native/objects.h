@@ -8,7 +8,10 @@
 
 #define NPY_NO_DEPRECATED_API NPY_2_0_API_VERSION
 #include "interpreter.h"
+#include "entry.h"
 #include "messages.h"
+#include "node_run.h"
+#include "pipeline.h"
 #include "progress.h"
 #include "waits.h"
 
@@ -42,17 +45,15 @@ typedef struct {
 typedef struct {
     PyObject_HEAD
     Py_buffer view;
-    char *lines;
-    Py_ssize_t ranks, stride, row;
-    uint64_t count;
+    Counter counter;
     Line alone;  // the only line once the shared memory is released
 } ArrivalCounterObject;
 
-// A barrier of a node's ranks; `entry` is the number of this rank's latest entry (0 or 1) in its line.
+// A barrier of a node's ranks.
 typedef struct {
-    ArrivalCounterObject counter;
+    ArrivalCounterObject base;
+    Barrier barrier;
     PyObject *attend, *in_flight, *transfers;
-    int entry, next_slot;
     bool oversubscribed;
 } NodeBarrierObject;
 
@@ -81,16 +82,52 @@ typedef struct {
 typedef struct {
     PyObject_HEAD
     vectorcallfunc vectorcall;
+    StagedPart part;
     NodeBarrierObject *barrier;
     ProgramObject *program;
     MemoryTableObject *tables[2];
     CallEntry entry;
     PyObject *raise_mismatch;
-    uint64_t fingerprint;
-    int segments;
-    int64_t entry_fence;  // the number of the first fence
-    bool in_entry;  // whether the payload is in the barrier's entries instead of the slots
 } StagedCallObject;
+
+// The buffers of the node's other ranks; `resolve` finds the addresses that `pass_entry` cannot find, and returns them
+// with their processes and an object that keeps the memory alive. `keep` keeps the known memory alive, `kept` the other.
+typedef struct {
+    PyObject_HEAD
+    Peers peers;
+    PyObject *resolve, *keep, *kept;
+} PeersObject;
+
+// A collective of one kind on one node, in place.
+typedef struct {
+    PyObject_HEAD
+    DirectPart part;
+    NodeBarrierObject *barrier;
+    ProgramObject *program;
+    MemoryTableObject *table;
+    PeersObject *peers;
+    PyObject *raise_mismatch;
+} DirectCallObject;
+
+// The base of runs in flight that follow each other: a run begins when the previous one of its queue is done.
+typedef struct QueuedRunObject {
+    PyObject_HEAD
+    Task task;
+    struct QueuedRunObject *previous;
+    PyObject *before;  // called with the GIL before the run begins; NULL if there is nothing to do
+    PyObject *make_staged;  // returns the staged call of a run that began in place
+    PyObject *keep;    // owns the memory of input and output
+    NodeBarrierObject *barrier;
+    Report report;
+    bool is_added, is_for_thread, releases_gil;
+    _Atomic bool has_begun;
+    // Advances without blocking and without the GIL, and returns whether it did anything; calls `finish_run` at the end.
+    bool (*step)(struct QueuedRunObject *);
+    // Does what needs Python; returns 1 if it did something, 0 if nothing was to do, -1 with an exception.
+    int (*prepare)(struct QueuedRunObject *);
+    // Raises the error of a run that is done; returns -1 if there is one.
+    int (*raise_failure)(struct QueuedRunObject *);
+} QueuedRunObject;
 
 // The functions of the MPI library; `raise_error` raises the error for the name of a call and MPI's error number.
 typedef struct {
@@ -103,28 +140,15 @@ typedef struct {
 } MpiFunctionsObject;
 
 extern PyMethodDef progress_functions[];
-extern PyTypeObject MpiFunctionsType, MessageCallType, MessageRunType, MessengerType, StagedRunType, StartedMessageType;
+extern PyTypeObject MpiFunctionsType, MessageCallType, MessageRunType, PeersType, DirectCallType, QueuedRunType,
+    NodeRunType, SegmentsType, PipelineCallType, PipelineRunType, MessengerType, StartedMessageType;
 extern PyTypeObject ReducerType, MemoryTableType, ProgramType, ArrivalCounterType, NodeBarrierType, EntryRingType,
     CallCounterType, StagedCallType, CallTableType;
 
 enum { RECORD_WORDS = 16, DESCRIPTION_BYTES = (RECORD_WORDS - 4) * 8 };  // of an entry of the flight recorder
-enum { RANKS_AGREE = 1, RANKS_DIFFER_IN_ACCESS = 0, RANKS_DIFFER = -1 };
-
-static inline Line *line_of(const ArrivalCounterObject *counter, Py_ssize_t row) {
-    return (Line *)(counter->lines + row * counter->stride);
-}
-
-// Counts this rank's arrival.
-void arrive(ArrivalCounterObject *counter);
 
 // Blocks until all ranks have arrived as often as this rank; returns -1 with an exception if the wait was interrupted.
 int wait_for_ranks(NodeBarrierObject *barrier);
-
-// Publishes an entry, in which `locations` may be NULL if the payload is already there, and counts the arrival.
-void post_entry(NodeBarrierObject *barrier, uint64_t fingerprint, const uint64_t *locations);
-
-// Whether the latest entries of all ranks agree: RANKS_AGREE, RANKS_DIFFER_IN_ACCESS or RANKS_DIFFER.
-int compare_entries(const NodeBarrierObject *barrier);
 
 // Lets signal handlers run; returns -1 if one has raised an exception. Takes the GIL.
 int handle_signals(void);
@@ -153,8 +177,27 @@ int64_t begin_message_entry(EntryRingObject *ring, long long number, PyObject *d
 // Records the end of the message whose entry is at `place`; `failed` says whether an error ended it.
 void end_message_entry(EntryRingObject *ring, int64_t place, bool failed);
 
-// Publishes the entry of a staged run, which has a payload or no locations.
-void post_staged(StagedCallObject *call);
+// Sets the exception of a run whose memory of another process could not be accessed.
+void set_remote_error(const Report *report);
+
+// Raises the error for a code of MPI in the collective `name`.
+void raise_mpi_error(const MpiFunctionsObject *library, PyObject *name, int error);
+
+// Whether every message can be sent: long ones need functions of MPI 4. Sets the exception if not.
+bool can_send(const ProgramObject *program, const MpiLibrary *mpi);
+
+// Raises the error that ranks called different collectives.
+void raise_mismatch(PyObject *function);
+
+// Finds the addresses of the locations that have been published, in Python; returns -1 with an exception.
+int resolve_peers(PeersObject *peers);
+
+// Makes a run ready for `advance`; returns -1 with an exception. `previous` and `before` may be None.
+int begin_queued_run(QueuedRunObject *run, NodeBarrierObject *barrier, PyObject *previous, PyObject *before, PyObject *make_staged,
+                     PyObject *keep);
+
+// Notes that a run is done; the last access of the thread that advances it.
+void finish_run(QueuedRunObject *run);
 
 // Runs a staged call on an input and an output; returns -1 with an exception.
 int run_staged(StagedCallObject *call, char *input, char *output);

@@ -237,7 +237,7 @@ int handle_signals(void) {
     return result;
 }
 
-static void set_remote_error(const Report *report) {
+void set_remote_error(const Report *report) {
     PyErr_Format(PyExc_OSError, "memory %lld of another process could not be accessed (%s)",
                  (long long)report->failed_memory, report->error ? strerror(report->error) : "it is shorter");
 }
@@ -269,7 +269,7 @@ int run_to_end(ProgramObject *program, NodeBarrierObject *barrier, const MemoryT
             return -1;
         }
         if (at++ < program->program.count) {
-            arrive(&barrier->counter);
+            arrive(&barrier->base.counter);
             if (wait_for_ranks(barrier)) {
                 return -1;
             }

@@ -29,38 +29,35 @@ static void StagedCall_dealloc(PyObject *self) {
     Py_TYPE(self)->tp_free(self);
 }
 
-static void raise_mismatch(StagedCallObject *call) {
-    Py_XDECREF(PyObject_CallNoArgs(call->raise_mismatch));
+void raise_mismatch(PyObject *function) {
+    Py_XDECREF(PyObject_CallNoArgs(function));
     if (!PyErr_Occurred()) {
         PyErr_SetString(PyExc_RuntimeError, "ranks called different collectives");
     }
 }
 
-// Publishes the entry of a staged run, which has a payload or no locations.
-void post_staged(StagedCallObject *call) {
-    static const uint64_t nowhere[2] = {0, 0};
-    post_entry(call->barrier, call->fingerprint, call->in_entry ? NULL : nowhere);
+// The memories of a run that has not entered yet (`enters`), or that has.
+static const MemoryTableObject *get_table(const StagedCallObject *call, bool enters) {
+    return call->tables[call->part.in_entry ? call->part.barrier->entry ^ enters : call->part.barrier->next_slot];
 }
 
 // Runs the first part of the program and enters, until all ranks start the same run; returns the number of the fence.
 static int64_t enter(StagedCallObject *call, char *input, char *output) {
-    NodeBarrierObject *barrier = call->barrier;
     for (;;) {
-        MemoryTableObject *table = call->tables[call->in_entry ? barrier->entry ^ 1 : barrier->next_slot];
-        int64_t at = run_program(call->program, table, input, output, 0);
+        int64_t at = run_program(call->program, get_table(call, true), input, output, 0);
         if (at < 0) {
             return -1;
         }
-        post_staged(call);
-        if (wait_for_ranks(barrier)) {
+        post_staged(&call->part);
+        if (wait_for_ranks(call->barrier)) {
             return -1;
         }
-        int alike = compare_entries(barrier);
-        if (alike == RANKS_AGREE) {
+        Agreement agreement = compare_entries(call->part.barrier);
+        if (agreement == RANKS_AGREE) {
             return at;
         }
-        if (alike == RANKS_DIFFER) {
-            raise_mismatch(call);
+        if (agreement == RANKS_DIFFER) {
+            raise_mismatch(call->raise_mismatch);
             return -1;
         }
         // A rank started a direct run, and now starts a staged run, too.
@@ -69,14 +66,12 @@ static int64_t enter(StagedCallObject *call, char *input, char *output) {
 
 // Runs the call without recording it.
 static int run_parts(StagedCallObject *call, char *input, char *output) {
-    NodeBarrierObject *barrier = call->barrier;
     int64_t at = enter(call, input, output);
     // The payload in an entry stays in place until this rank has entered twice more.
-    MemoryTableObject *table = call->tables[call->in_entry ? barrier->entry : barrier->next_slot];
-    if (at < 0 || run_to_end(call->program, barrier, table, input, output, at + 1)) {
+    if (at < 0 || run_to_end(call->program, call->barrier, get_table(call, false), input, output, at + 1)) {
         return -1;
     }
-    barrier->next_slot = (barrier->next_slot + call->segments) & 1;
+    call->part.barrier->next_slot = (call->part.barrier->next_slot + call->part.segments) & 1;
     return 0;
 }
 
@@ -90,89 +85,16 @@ int run_staged(StagedCallObject *call, char *input, char *output) {
     return failed;
 }
 
-// Runs the first part of an asynchronous run, and posts the entry; returns the number of the fence to wait at.
-static int64_t begin_steps(StagedCallObject *call, char *input, char *output) {
-    NodeBarrierObject *barrier = call->barrier;
-    MemoryTableObject *table = call->tables[call->in_entry ? barrier->entry ^ 1 : barrier->next_slot];
-    int64_t at = run_program(call->program, table, input, output, 0);
-    if (at >= 0) {
-        post_staged(call);
-    }
-    return at;
-}
-
-// Continues an asynchronous run at fence number `at`, which all ranks have reached. Returns the number of the next
-// fence to wait at, -1 at the end, -2 with an exception.
-static int64_t continue_steps(StagedCallObject *call, char *input, char *output, int64_t at) {
-    NodeBarrierObject *barrier = call->barrier;
-    int64_t count = call->program->program.count;
-    if (at == call->entry_fence) {
-        int alike = compare_entries(barrier);
-        if (alike == RANKS_DIFFER) {
-            raise_mismatch(call);
-            return -2;
-        }
-        if (alike == RANKS_DIFFER_IN_ACCESS) {
-            at = begin_steps(call, input, output);
-            return at < 0 ? -2 : at;
-        }
-    }
-    MemoryTableObject *table = call->tables[call->in_entry ? barrier->entry : barrier->next_slot];
-    int64_t next = at < count ? run_program(call->program, table, input, output, at + 1) : count;
-    if (next >= 0 && next < count) {
-        arrive(&barrier->counter);
-        return next;
-    }
-    barrier->next_slot = (barrier->next_slot + call->segments) & 1;
-    return next < 0 ? -2 : -1;
-}
-
-static bool parse_addresses(PyObject *args, char **input, char **output, long long *at) {
-    unsigned long long addresses[2];
-    if (!PyArg_ParseTuple(args, at ? "KKL" : "KK", &addresses[0], &addresses[1], at)) {
-        return false;
-    }
-    *input = (char *)(uintptr_t)addresses[0];
-    *output = (char *)(uintptr_t)addresses[1];
-    return true;
-}
-
-static PyObject *StagedCall_begin(PyObject *self, PyObject *args) {
-    char *input, *output;
-    if (!parse_addresses(args, &input, &output, NULL)) {
-        return NULL;
-    }
-    int64_t at = begin_steps((StagedCallObject *)self, input, output);
-    return at < 0 ? NULL : PyLong_FromLongLong(at);
-}
-
-static PyObject *StagedCall_proceed(PyObject *self, PyObject *args) {
-    char *input, *output;
-    long long at;
-    if (!parse_addresses(args, &input, &output, &at)) {
-        return NULL;
-    }
-    StagedCallObject *call = (StagedCallObject *)self;
-    if (at < 0 || at > call->program->program.count) {
-        return PyErr_Format(PyExc_ValueError, "there is no fence %lld", at);
-    }
-    int64_t next = continue_steps(call, input, output, at);
-    return next == -2 ? NULL : PyLong_FromLongLong(next);
-}
-
 static PyObject *StagedCall_run_unrecorded(PyObject *self, PyObject *args) {
-    char *input, *output;
-    if (!parse_addresses(args, &input, &output, NULL)) {
+    unsigned long long input, output;
+    if (!PyArg_ParseTuple(args, "KK:run_unrecorded", &input, &output)) {
         return NULL;
     }
-    return run_parts((StagedCallObject *)self, input, output) ? NULL : Py_NewRef(Py_None);
+    int failed = run_parts((StagedCallObject *)self, (char *)(uintptr_t)input, (char *)(uintptr_t)output);
+    return failed ? NULL : Py_NewRef(Py_None);
 }
 
 static PyMethodDef StagedCall_methods[] = {
-    {"begin", StagedCall_begin, METH_VARARGS,
-     "Begin a run without waiting for other ranks or recording it; return the number of the fence to wait at."},
-    {"proceed", StagedCall_proceed, METH_VARARGS,
-     "Continue a run at a fence that all ranks have reached; return the number of the next fence, or -1 at the end."},
     {"run_unrecorded", StagedCall_run_unrecorded, METH_VARARGS, "Run once without an entry in the flight recorder."},
     {NULL, NULL, 0, NULL},
 };
@@ -203,7 +125,7 @@ static bool is_consistent(const StagedCallObject *call) {
             return false;
         }
     }
-    return PyBytes_GET_SIZE(call->entry.description) == DESCRIPTION_BYTES && call->segments > 0;
+    return PyBytes_GET_SIZE(call->entry.description) == DESCRIPTION_BYTES && call->part.segments > 0;
 }
 
 static PyObject *StagedCall_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
@@ -230,13 +152,13 @@ static PyObject *StagedCall_new(PyTypeObject *type, PyObject *args, PyObject *kw
     self->entry = (CallEntry){(CallCounterObject *)Py_NewRef(calls), (EntryRingObject *)Py_NewRef(ring),
                               Py_NewRef(name), Py_NewRef(description)};
     self->raise_mismatch = Py_NewRef(raise_mismatch);
-    self->fingerprint = fingerprint;
-    self->segments = segments;
-    while (self->entry_fence < self->program->program.count &&
-           self->program->instructions[self->entry_fence].code != FENCE) {
-        self->entry_fence++;
+    self->part = (StagedPart){.barrier = &self->barrier->barrier, .fingerprint = fingerprint, .segments = segments,
+                              .program = &self->program->program, .in_entry = in_entry,
+                              .tables = {self->tables[0]->addresses, self->tables[1]->addresses}};
+    while (self->part.entry_fence < self->program->program.count &&
+           self->program->instructions[self->part.entry_fence].code != FENCE) {
+        self->part.entry_fence++;
     }
-    self->in_entry = in_entry;
     if (!is_consistent(self)) {
         PyErr_SetString(PyExc_ValueError, "the memories are not those of the program");
         Py_DECREF(self);

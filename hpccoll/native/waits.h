@@ -8,6 +8,7 @@
 
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <time.h>
 
@@ -31,6 +32,17 @@ typedef struct {
 
 _Static_assert(sizeof(Line) == LINE_WORDS * 8, "a line has eight words");
 
+// A rank's handle of the lines of a node's ranks: row `row` is its own, and `count` the number of its arrivals.
+typedef struct {
+    char *lines;
+    ptrdiff_t ranks, stride, row;
+    uint64_t count;
+} Counter;
+
+static inline Line *line_of(const Counter *counter, ptrdiff_t row) {
+    return (Line *)(counter->lines + row * counter->stride);
+}
+
 // Makes `count` visible to the other ranks, after all earlier stores of this rank, and wakes sleeping ranks.
 void post_count(Line *own, uint64_t count);
 
@@ -38,6 +50,19 @@ void post_count(Line *own, uint64_t count);
 static inline bool has_reached(Line *line, uint64_t count) {
     // acquire: pairs with the store in `post_count`, so that reads of the rank's data come after this load
     return atomic_load_explicit(&line->count, memory_order_acquire) >= count;
+}
+
+// Counts this rank's arrival.
+static inline void arrive(Counter *counter) { post_count(line_of(counter, counter->row), ++counter->count); }
+
+// Whether every rank has arrived at least as often as this rank; if so, earlier stores of all ranks are visible.
+static inline bool have_all_arrived(const Counter *counter) {
+    for (ptrdiff_t row = 0; row < counter->ranks; row++) {
+        if (!has_reached(line_of(counter, row), counter->count)) {
+            return false;
+        }
+    }
+    return true;
 }
 
 // Polls a line `polls` times without a pause of the core's work; returns whether the count was reached.

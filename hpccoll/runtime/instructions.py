@@ -1,4 +1,4 @@
-"""Translates reduces, copies and fences into the rows of a native program, which native/interpreter.h describes.
+"""Translates the instructions of a program into the rows of a native program, which native/interpreter.h describes.
 
 Neighbouring instructions on equally long ranges form a group, which the extension runs tile by tile, so that data stays
 in the cache.
@@ -12,9 +12,10 @@ from typing import Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from hpccoll.runtime.lowering import Copy, LocalInstruction, MemoryRange, NodeFence, Reduce
+from hpccoll.runtime.lowering import Copy, Instruction, MemoryRange, NodeFence, Receive, Reduce, Send, Wait
 
 COPY, REDUCE, DIVIDE, TILE, FENCE = range(5)  # the codes of native/interpreter.h
+_RECEIVE, _SEND, _WAIT, _ROUND = range(5, 9)
 SOURCE, RESULT, SCRATCH, FIRST_SHARED = range(4)  # the numbers of memories; those of the node's ranks follow
 TILE_BYTES: Final = 128 * 2**10  # fits the second-level cache with its operands
 Row: TypeAlias = tuple[int, int, int, int, int, int, int, int]
@@ -22,18 +23,48 @@ Locate: TypeAlias = Callable[[MemoryRange], tuple[int, int]]  # the number of a 
 FENCE_ROW: Final[Row] = (FENCE, 0, 0, 0, 0, 0, 0, 0)
 
 
-def make_rows(instructions: Iterable[LocalInstruction], locate: Locate, itemsize: int) -> list[Row]:
-    """Return the rows that carry out the instructions, in order."""
+def make_rows(
+    instructions: Iterable[Instruction], locate: Locate, itemsize: int, round_starts: Sequence[int] = ()
+) -> tuple[list[Row], int]:
+    """Return the rows that carry out the instructions, in order, and the number of their requests.
+
+    Args:
+        round_starts: the numbers of the instructions with which rounds begin, if the flight recorder notes rounds.
+    """
     rows: list[Row] = []
     local: list[Reduce | Copy] = []
-    for instruction in (*instructions, None):
-        if isinstance(instruction, Reduce | Copy):
-            local.append(instruction)
-            continue
-        for group in split_groups(local):
-            rows += make_group(group, locate, itemsize)
-        local.clear()
-        rows += [FENCE_ROW] if isinstance(instruction, NodeFence) else []
+    requests: dict[int, int] = {}
+    starts = round_starts if len(round_starts) > 1 else ()
+    rounds = {start: number + (len(starts) << 32) for number, start in enumerate(starts)}
+
+    for index, step in enumerate(instructions):
+        if index in rounds or not isinstance(step, Reduce | Copy):
+            rows += _take_groups(local, locate, itemsize)
+        if index in rounds:
+            rows.append((_ROUND, 0, 0, 0, 0, 0, 0, rounds[index]))
+        match step:
+            case Send(peer, place):
+                requests[index] = len(requests)
+                rows.append((_SEND, *locate(place), peer, requests[index], 0, 0, place.count * itemsize))
+            case Receive(peer, place):
+                requests[index] = len(requests)
+                rows.append((_RECEIVE, 0, 0, peer, requests[index], *locate(place), place.count * itemsize))
+            case Wait(start):
+                rows.append((_WAIT, 0, 0, 0, requests[start], 0, 0, 0))
+            case NodeFence():
+                rows.append(FENCE_ROW)
+            case Reduce() | Copy():
+                local.append(step)
+    rows += _take_groups(local, locate, itemsize)
+    if rounds:
+        rows.append((_ROUND, 0, 0, 0, 0, 0, 0, 0))
+    return rows, len(requests)
+
+
+def _take_groups(local: list[Reduce | Copy], locate: Locate, itemsize: int) -> list[Row]:
+    """Return the rows of local instructions, and clear their list."""
+    rows = [row for group in split_groups(local) for row in make_group(group, locate, itemsize)]
+    local.clear()
     return rows
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from hpccoll.native import MessageCall, StagedCall
-from hpccoll.native import Program as NativeProgram
 from hpccoll.runtime.arrays import BoundCall, FlatArray, ScratchPool
 from hpccoll.runtime.collective_call import CollectiveCall, bind_epilogue, bind_prologue, describe_call
 from hpccoll.runtime.executable import ReplaceablePartial, raise_freed
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
 
 
 NATIVE_PROGRAMS: Final = 256  # most native programs that are kept
+Programs = TypeVar("Programs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +43,11 @@ class Context:
     scratch: ScratchPool
     lower: Callable[..., Program]
     takes_device_memory: Callable[[], bool]
-    native: dict[Hashable, NativeProgram] = field(default_factory=dict)
+    native: dict[Hashable, Any] = field(default_factory=dict)
 
-    def get_native(self, kind: Hashable, make: Callable[[], NativeProgram]) -> NativeProgram:
-        """Return the native program of a kind of calls, made by `make` at the first call."""
-        program = self.native.get(kind)
+    def get_native(self, kind: Hashable, make: Callable[[], Programs]) -> Programs:
+        """Return the native program or programs of a kind of calls, made by `make` at the first call."""
+        program: Programs | None = self.native.get(kind)
         if program is None:
             if len(self.native) >= NATIVE_PROGRAMS:
                 self.native.clear()

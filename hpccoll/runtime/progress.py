@@ -1,8 +1,8 @@
 """The in-flight operations of this process, and the waits in which they advance.
 
 Every wait, test and blocking call of every communicator advances all in-flight operations of the process, so ranks may
-wait for operations, on any communicators, in different orders. A native thread (native/progress.c) advances plans of
-messages, and lets MPI advance its own operations, while the program does something else.
+wait for operations, on any communicators, in different orders. A native thread (native/progress.c) advances plans, and
+lets MPI advance its own operations, while the program does something else.
 """
 
 from __future__ import annotations

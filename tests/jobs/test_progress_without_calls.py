@@ -12,7 +12,7 @@ import numpy as np
 from mpi4py import MPI
 import hpccoll
 
-place, algorithm, folder = {place!r}, {algorithm!r}, {folder!r}
+place, algorithm, folder, kind = {place!r}, {algorithm!r}, {folder!r}, {kind!r}
 comm, world = hpccoll.Communicator(), MPI.COMM_WORLD
 last = world.size - 1
 path = os.path.join(folder, "place")
@@ -50,7 +50,8 @@ if place == "lock" and world.rank == last:
     held = open(path, "a")
     fcntl.flock(held, fcntl.LOCK_EX)
 world.Barrier()
-x = np.full(100_000, world.rank + 1.0)
+x = np.empty(100_000) if kind == "ordinary" else comm.empty(100_000, "float64")
+x[:] = world.rank + 1
 work = comm.all_reduce(x, async_op=True, algorithm=algorithm)
 if world.rank == 0:
     block()
@@ -63,8 +64,9 @@ print("rank", world.rank, "ends", flush=True)
 PLACES = "barrier", "socket", "lock", "sleep"
 
 
-def check(tmp_path, place, algorithm, ranks, **settings):
-    run = run_script(PROGRAM.format(place=place, algorithm=algorithm, folder=str(tmp_path)), ranks, **settings)
+def check(tmp_path, place, algorithm, ranks, kind="ordinary", **settings):
+    program = PROGRAM.format(place=place, algorithm=algorithm, folder=str(tmp_path), kind=kind)
+    run = run_script(program, ranks, **settings)
     assert run.returncode == 0, run.stdout + run.stderr
     assert run.stdout.count("ends") == ranks
 
@@ -81,3 +83,25 @@ def test_an_operation_on_several_nodes_ends_while_its_rank_is_elsewhere(tmp_path
 
 def test_a_plan_of_messages_between_nodes_of_two_ranks_ends_while_its_rank_is_elsewhere(tmp_path):
     check(tmp_path, "lock", "ring", 4, HPCCOLL_RANKS_PER_NODE="2")
+
+
+@pytest.mark.parametrize("kind", ["ordinary", "symmetric"])
+@pytest.mark.parametrize("place", ["barrier", "sleep"])
+def test_a_two_level_operation_ends_while_its_rank_is_elsewhere(tmp_path, place, kind):
+    check(tmp_path, place, "auto", 4, kind, HPCCOLL_RANKS_PER_NODE="2")
+
+
+def test_an_operation_on_symmetric_buffers_ends_while_its_rank_is_elsewhere(tmp_path):
+    check(tmp_path, "barrier", "auto", 2, "symmetric")
+
+
+def test_a_socket_does_not_hold_a_two_level_operation(tmp_path):
+    check(tmp_path, "socket", "auto", 4, HPCCOLL_RANKS_PER_NODE="2")
+
+
+def test_shared_memory_needs_no_thread_support_of_mpi(tmp_path):
+    program = "import mpi4py; mpi4py.rc.thread_level = 'funneled'" + PROGRAM
+    program = program.format(place="lock", algorithm="auto", folder=str(tmp_path), kind="symmetric")
+    run = run_script(program, 2)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert run.stdout.count("ends") == 2

@@ -1,4 +1,6 @@
-"""Randomly drawn programs of collectives, messages and groups, whose results are computed from the known inputs.
+"""Randomly drawn programs of collectives, messages, groups and calls of mpi4py between them.
+
+Results are computed from the known inputs.
 
 All ranks draw the same program from one seed. Each rank draws its own delays, its own order of the asynchronous calls
 on different communicators, its own order of waits, and its own kind of array. To run many operations:
@@ -191,8 +193,10 @@ class RandomProgram:
                 self.number += 1
             elif draw < 0.75:
                 self._batch()
-            elif draw < 0.97 or self.world.size == 1:
+            elif draw < 0.9 or self.world.size == 1:
                 self._message()
+            elif draw < 0.97:
+                self._do_something_else()
             else:
                 self._change_groups()
             self._wait_for_some()
@@ -268,6 +272,26 @@ class RandomProgram:
                 check()
             else:
                 self.pending.append(Pending(self.world.irecv(received, source, tag), check))
+
+    def _do_something_else(self) -> None:
+        """Call MPI itself, compute or sleep, while operations are in flight that other ranks may wait for."""
+        kind, number = self.rng.choice(("barrier", "allreduce", "exchange", "elsewhere")), self.number
+        self.number += 1
+        comm, n = MPI.COMM_WORLD, MPI.COMM_WORLD.size
+        self.last = f"{kind} {number}"
+        if kind == "elsewhere" or n != self.world.size:
+            if self.own.random() < 0.5:
+                time.sleep(self.own.random() * 5e-3)
+            else:
+                x = np.ones((self.own.randint(1, 300),) * 2)
+                assert (x @ x)[0, 0] == len(x)
+        elif kind == "barrier":
+            comm.Barrier()
+        elif kind == "allreduce":
+            assert comm.allreduce(number + comm.rank) == n * number + n * (n - 1) // 2
+        else:
+            got = comm.sendrecv((number, comm.rank), (comm.rank + 1) % n, source=(comm.rank - 1) % n)
+            assert got == (number, (comm.rank - 1) % n)
 
     def _call(self, call: Call) -> None:
         group = self.groups[call.group]

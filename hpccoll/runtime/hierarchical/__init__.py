@@ -1,4 +1,4 @@
 """Two-level collectives: shared memory within nodes and messages between nodes, pipelined.
 
-Start reading in executable.py; pipeline_task.py runs one segment of a collective.
+executable.py makes the programs of the segments, which native/pipeline.h runs.
 """

@@ -1,4 +1,4 @@
-"""Two-level plans, which run as pipelines of segments and never block.
+"""Two-level plans, which run as native pipelines of segments.
 
 While messages of some segments travel between nodes, a rank reduces the next segment and stores the previous one, so
 the network stays busy until the last segment. The ranks of a node start a collective together and agree whether they
@@ -8,30 +8,25 @@ place and through slots, so each node may choose either.
 
 from __future__ import annotations
 
-from collections import deque
-from contextlib import suppress
+from functools import partial
 
 import numpy as np
-from mpi4py import MPI
 
 from hpccoll.algorithms.pipelining import MESSAGE_BYTES, choose_segment_count
 from hpccoll.errors import UnavailableError, UsageError
-from hpccoll.native import REMOTE_TILE_BYTES
+from hpccoll.native import REMOTE_TILE_BYTES, MemoryTable, PipelineCall, PipelineRun, Program, Segments
 from hpccoll.runtime.address_space import AddressSpace, ChunkSegment, chunk_sizes, cut_chunks
-from hpccoll.runtime.arrays import BoundCall, DType, FlatArray, ScratchPool
-from hpccoll.runtime.backoff import Backoff
-from hpccoll.runtime.collective_call import CollectiveCall
-from hpccoll.runtime.hierarchical.local_steps import LocalSteps
-from hpccoll.runtime.hierarchical.pipeline_task import Action, PipelineTask, bind_actions
-from hpccoll.runtime.lowering import OWN, Program
+from hpccoll.runtime.arrays import BoundCall, ScratchPool
+from hpccoll.runtime.arrays.host_reducers import make_divider, make_reducer
+from hpccoll.runtime.collective_call import CollectiveCall, call_in_order
+from hpccoll.runtime.instructions import FIRST_SHARED, TILE_BYTES, as_words, divide_row, make_rows
+from hpccoll.runtime.lowering import Program as LoweredProgram
+from hpccoll.runtime.messages.mpi_functions import get_handle, get_mpi_functions
 from hpccoll.runtime.node_memory.node import fingerprint_of
-from hpccoll.runtime.node_memory.node_barrier import DIRECT
-from hpccoll.runtime.node_memory.pipeline_slot import PipelineSlot
-from hpccoll.runtime.node_memory.symmetric import Bytes
 from hpccoll.runtime.plan_executable import Context, PlanExecutable
-from hpccoll.runtime.progress import InFlight
-from hpccoll.runtime.shared_memory.access import can_access_in_place
-from hpccoll.runtime.work import explain_mpi_error
+from hpccoll.runtime.queued_run import RunInQueue, get_last
+from hpccoll.runtime.shared_memory.access import can_access_in_place, count_elements, make_peers
+from hpccoll.runtime.shared_memory.staged import get_address, make_locate
 from hpccoll.selection import Selection
 
 FIRST_TAG = 8192  # one tag per slot, above the tags of asynchronous calls
@@ -45,27 +40,23 @@ class PipelineExecutable(PlanExecutable):
         UsageError: the buffers are device memory.
     """
 
-    __slots__ = (
-        "_actions", "_entry", "_facts", "_location", "_locations", "_programs", "_scratch_memory", "_scratch_stride",
-        "direct", "segments",
-    )  # fmt: skip
+    __slots__ = ("_addresses", "_entry", "_facts", "_native", "_staged", "direct", "segments")
 
     def __init__(
         self, context: Context, call: CollectiveCall, selection: Selection, scratch: ScratchPool | None = None
     ) -> None:
         super().__init__(context, call, selection, scratch)
         node, call = context.node, self._call
+        self._after = ()  # the native call divides
         self._facts = self._describe()
         self._require_host_memory()
         self._entry = fingerprint_of(self._facts)
         self.segments = self._cut_segments()  # of the message, in the order of their start
         self.direct = can_access_in_place(node, self._lower(), call)
-        locate = node.symmetric.locate
-        self._location = (locate(call.source), locate(call.result)) if self.direct else (0, 0)
-        self._locations: tuple[int, ...] | None = None
-        self._actions: dict[int, list[Action]] = {}
-        self._programs: list[Program] = []
-        self._scratch_memory, self._scratch_stride = self._take_scratch(0), 0
+        source, result = (buffer.address if buffer else 0 for buffer in (call.source, call.result))
+        self._addresses = source, result
+        self._native: PipelineCall | None = None
+        self._staged: Segments | None = None
 
     @property
     def calls(self) -> tuple[BoundCall, ...]:
@@ -75,38 +66,30 @@ class PipelineExecutable(PlanExecutable):
     def run(self) -> None:
         self._require_live()
         with self._state.record(self._begin):
-            pipeline, backoff = self.start(None), Backoff(spins=not self._context.node.oversubscribed)
-            progress = self._context.progress
-            try:
-                while not pipeline.done:
-                    if pipeline.poll():
-                        backoff.reset()
-                    else:
-                        progress.idle(backoff)
-            except MPI.Exception as error:
-                raise explain_mpi_error(error, self._call.operation.value) from None
-            finally:
-                pipeline.end()
+            self.start(None).wait()
 
     __call__ = run
 
-    def start(self, keep: object) -> Pipeline:
+    def start(self, keep: object) -> RunInQueue:
         """Return a run in flight, which begins after earlier runs are done and the node's ranks have entered.
 
         `keep` is kept alive until the end of the run.
         """
         self._require_live()
-        node = self._context.node
-        self.operation = pipeline = Pipeline(self, node.pipelines, node.pipeline_slots, keep)
-        return pipeline
+        queue = self._context.node.pipelines
+        before = partial(call_in_order, self._before) if self._before else None
+        staged = None if self.direct else self._get_staged()
+        arguments = self._get_staged, *self._addresses, get_last(queue), before, keep
+        self.operation = run = RunInQueue(PipelineRun(self._get_native(), staged, *arguments), queue)
+        return run
 
     def free(self) -> None:
-        """Free the executable, so that a later run raises UsageError; a pipeline in flight is completed."""
-        self.live = False
-        if not self.in_flight:
-            super().free()
-            self._actions.clear()
-            self._programs, self._scratch_memory = [], None
+        """Free the executable, so that a later run raises UsageError; a run in flight goes on."""
+        if self.in_flight:
+            self.live = False
+            return
+        super().free()
+        self._native = self._staged = None
 
     def _require_host_memory(self) -> None:
         """Raise UnavailableError if the node cannot share memory, and UsageError if the buffers are device memory."""
@@ -132,131 +115,83 @@ class PipelineExecutable(PlanExecutable):
             sizes, max(choose_segment_count(plan, sizes, itemsize, MESSAGE_BYTES), -(-int(sizes.sum()) // room))
         )
 
-    def post_entry(self) -> None:
-        """Run the local work before the plan, and tell the node's ranks that this rank enters; never blocks."""
-        for step in self._before:
-            step()
-        self._context.node.pipeline_barrier.post(self._entry | (DIRECT if self.direct else 0), *self._location)
+    def _get_native(self) -> PipelineCall:
+        """Return the native call, which is made once."""
+        if self._native is None:
+            node, call, context = self._context.node, self._call, self._context
+            locate = node.symmetric.locate
+            locations = (locate(call.source), locate(call.result)) if self.direct else (0, 0)
+            self._native = PipelineCall(
+                get_mpi_functions(),
+                get_handle(context.comm),
+                FIRST_TAG,
+                node.pipeline_barrier,
+                node.pipeline_slots,
+                self._entry,
+                locations,
+                make_peers(node, call) if self.direct else None,
+                self._make_segments(direct=True) if self.direct else None,
+                self._make_last(),
+                call.operation.value,
+                partial(node.raise_mismatch, self._facts),
+            )
+        return self._native
 
-    def try_to_enter(self) -> bool:
-        """Return whether the node's ranks have all entered the collective; lower the plan again if a buffer has moved.
+    def _get_staged(self) -> Segments:
+        """Return the segments that go through the slots, which are made once."""
+        if self._staged is None:
+            self._staged = self._make_segments(direct=False)
+        return self._staged
 
-        Raises:
-            MismatchError: on all ranks of the node, if they entered different collectives.
+    def _make_segments(self, *, direct: bool) -> Segments:
+        """Return the programs of the segments, and the memories of each slot: in place, or through the slots."""
+        node, call = self._context.node, self._call
+        lowered = [self._lower(segment.sizes, staged=not direct) for segment in self.segments]
+        itemsize = call.dtype.itemsize
+        used = -(-max(program.work + program.landing for program in lowered) * itemsize // 16) * 16
+        stride = used + (2 * REMOTE_TILE_BYTES if direct else 0)  # a multiple of 16, which every element size divides
+        sizes = tuple(buffer.nbytes if buffer else 0 for buffer in (call.source, call.result))
+        shape = call.root, call.count, call.dtype.name, call.reduction.key, self._in_place, *sizes
+        make = partial(self._make_programs, lowered, used, stride, direct=direct)
+        programs = self._context.get_native((self._algorithm, self._chunks, "segments", direct, *shape), make)
+        scratch = self._take_scratch(stride // itemsize * len(node.pipeline_slots))
+        peers = [0] * (2 * len(node.others) if direct else 0)
+        tables: list[MemoryTable] = []
+        for lane, slot in enumerate(node.pipeline_slots):
+            slots = [get_address(slot.memory[rank]) for rank in node.ranks]
+            addresses = [0, 0, get_address(scratch) + stride * lane, *slots, *peers]
+            tables.append(MemoryTable(addresses, [0] * len(addresses) if direct else [], (scratch, slot)))
+        return Segments(programs, tuple(tables))
+
+    def _make_programs(
+        self, lowered: list[LoweredProgram], used: int, stride: int, *, direct: bool
+    ) -> tuple[Program, ...]:
+        """Return the native programs of the segments; `make_locate` numbers their memories.
+
+        Args:
+            lowered: the lowered programs.
+            used: bytes of scratch that the programs use.
+            stride: bytes of scratch of each slot.
         """
-        node, barrier = self._context.node, self._context.node.pipeline_barrier
-        if not barrier.all_arrived():
-            return False
-        alike = barrier.compare()
-        if alike is None:
-            node.raise_mismatch(self._facts)
-        locations = barrier.locations() if alike and self.direct else ()
-        if locations != self._locations:
-            self._lower_segments(locations)
-        return True
+        node, call = self._context.node, self._call
+        itemsize = call.dtype.itemsize
+        own = [buffer.nbytes if buffer else 0 for buffer in (call.source, call.result)]
+        peers = [size * itemsize for rank in node.others for size in count_elements(self.plan, rank, call.count)]
+        limits = np.array([*own, stride, *[node.slot_bytes] * len(node.ranks), *(peers if direct else [])], np.int64)
+        reducer = make_reducer(call.reduction.function, call.dtype)
+        programs: list[Program] = []
+        for program, segment in zip(lowered, self.segments, strict=True):
+            space = AddressSpace(call, program, np.empty(0, call.dtype.numpy), segment=segment, rank=node.rank)
+            rows, requests = make_rows(program.instructions, make_locate(space, program, node, FIRST_SHARED), itemsize)
+            bounce, ranks = used if direct else -1, self._context.comm.size
+            programs.append(Program(as_words(rows), limits, reducer, None, TILE_BYTES, bounce, requests, ranks))
+        return tuple(programs)
 
-    def finish(self) -> None:
-        """Run the local work that follows the plan, such as the division of `avg`."""
-        for step in self._after:
-            step()
-
-    def _lower_segments(self, locations: tuple[int, ...]) -> None:
-        """Lower the plan for each segment, to access buffers at `locations`, or the slots if `locations` is empty."""
-        self._actions.clear()
-        self._locations = locations
-        self._programs = [self._lower(segment.sizes, staged=not locations) for segment in self.segments]
-        itemsize = self._call.dtype.itemsize
-        scratch = max(program.work + program.landing for program in self._programs)
-        aligned = -(-scratch * itemsize // 16) * 16 // itemsize
-        self._scratch_stride = aligned + (2 * REMOTE_TILE_BYTES // itemsize if locations else 0)
-        self._scratch_memory = self._take_scratch(self._scratch_stride * len(self._context.node.pipeline_slots))
-
-    def get_actions(self, number: int) -> list[Action]:
-        """Return a segment's actions (calls, messages, fences), which are made once and kept for later runs."""
-        actions = self._actions.get(number)
-        if actions is None:
-            node, call, program = self._context.node, self._call, self._programs[number]
-            lane = number % len(node.pipeline_slots)
-            scratch = self._scratch_memory[lane * self._scratch_stride :][: self._scratch_stride]
-            slot = node.pipeline_slots[lane]
-            own = {OWN: as_elements(slot.memory[node.rank], call.dtype)}
-            space = AddressSpace(call, program, scratch, slots=own, segment=self.segments[number], rank=node.rank)
-            local = LocalSteps(call, node, program, space, scratch.view(np.uint8), slot, self._locations or ())
-            actions = self._actions[number] = bind_actions(program, space, local, self._context.comm, FIRST_TAG + lane)
-        return actions
-
-
-class Pipeline(InFlight):
-    """One run of an executable, segment by segment; segments use the slots (shared buffers of the node) in turn.
-
-    The pipelines in `queue` run one after the other, in call order.
-    """
-
-    __slots__ = ("_entered", "_executable", "_keep", "_number", "_posted", "_queue", "_slots", "_tasks")
-
-    def __init__(
-        self, executable: PipelineExecutable, queue: deque[InFlight], slots: tuple[PipelineSlot, ...], keep: object
-    ) -> None:
-        super().__init__()
-        self._keep = keep
-        self._executable, self._queue, self._slots = executable, queue, slots
-        self._posted = self._entered = False
-        self._number, self._tasks = 0, dict[PipelineSlot, PipelineTask]()  # number of the next segment
-        queue.append(self)
-
-    def poll(self) -> bool:
-        """Make a few calls of each segment in flight, without blocking; return whether any was made."""
-        if self.done or self._queue[0] is not self:
-            return False
-        try:
-            return (self._entered or self._enter()) and self._advance_tasks()
-        except BaseException:
-            self.end()
-            raise
-
-    def _advance(self) -> bool:
-        while self.poll():
-            pass
-        return self.done
-
-    def _enter(self) -> bool:
-        """Enter the collective, at the first call; return whether all ranks of the node have entered it."""
-        if not self._posted:
-            self._executable.post_entry()
-            self._posted = True
-            self.mark_started()
-        self._entered = self._executable.try_to_enter()
-        return self._entered
-
-    def _advance_tasks(self) -> bool:
-        """Start the next segment if its slot is free, and advance segments in flight; return whether any advanced."""
-        moved = False
-        if self._number < len(self._executable.segments):
-            slot = self._slots[self._number % len(self._slots)]
-            if slot not in self._tasks:
-                self._tasks[slot] = PipelineTask(self._executable.get_actions(self._number), slot)
-                self._number, moved = self._number + 1, True
-        for slot, task in list(self._tasks.items()):
-            moved |= task.advance()
-            if task.done:
-                del self._tasks[slot]
-        if not self._tasks and self._number == len(self._executable.segments):
-            self._executable.finish()
-            self.end()
-        return moved
-
-    def mark_started(self) -> None:
-        """Record the start of the operation once this rank has entered the collective."""
-        if self._posted:
-            super().mark_started()
-
-    def end(self) -> None:
-        """Let the next pipeline use the slots (shared buffers); this pipeline completed, failed or was interrupted."""
-        self.done, self._keep = True, None
-        with suppress(ValueError):
-            self._queue.remove(self)
-
-
-def as_elements(memory: Bytes, dtype: DType) -> FlatArray:
-    """Return the whole elements of a memory as an array."""
-    return memory[: len(memory) // dtype.itemsize * dtype.itemsize].view(dtype.numpy)
+    def _make_last(self) -> Program | None:
+        """Return the program that divides the result for `avg`; None if there is nothing to divide."""
+        call = self._call
+        if not call.reduction.divides or call.result is None or not call.result.nbytes:
+            return None
+        limits = np.array([0, call.result.nbytes, 0], np.int64)
+        divider = make_divider(self._context.comm.size, call.dtype)
+        return Program(as_words([divide_row(call.result.nbytes)]), limits, None, divider, TILE_BYTES)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final, cast
 
@@ -11,20 +10,17 @@ import numpy as np
 from hpccoll.native import MemoryTable, MessageCall, MessageRun, Program
 from hpccoll.runtime.arrays import BoundCall, ScratchPool
 from hpccoll.runtime.arrays.host_reducers import make_divider, make_reducer
-from hpccoll.runtime.collective_call import CollectiveCall, describe_call
+from hpccoll.runtime.collective_call import CollectiveCall, call_in_order, describe_call
 from hpccoll.runtime.instructions import (
     RESULT,
     SCRATCH,
     SOURCE,
     TILE_BYTES,
-    Locate,
-    Row,
     as_words,
     divide_row,
-    make_group,
-    split_groups,
+    make_rows,
 )
-from hpccoll.runtime.lowering import Copy, MemoryKind, MemoryRange, Receive, Reduce, Send, Wait
+from hpccoll.runtime.lowering import MemoryKind, MemoryRange
 from hpccoll.runtime.lowering import Program as LoweredProgram
 from hpccoll.runtime.messages.executable import MessageExecutable
 from hpccoll.runtime.messages.mpi_functions import get_handle, get_mpi_functions
@@ -33,44 +29,7 @@ from hpccoll.runtime.plan_executable import Context, PlanExecutable
 from hpccoll.runtime.progress import InFlight
 from hpccoll.selection import Selection
 
-_RECEIVE, _SEND, _WAIT, _ROUND = range(5, 9)  # the codes of native/interpreter.h
 _NUMBERS: Final = (SOURCE, RESULT, SCRATCH, SCRATCH)  # the numbers of memories, in the order of MemoryKind
-
-
-def make_message_rows(program: LoweredProgram, locate: Locate, itemsize: int) -> tuple[list[Row], int]:
-    """Return the rows of a program of messages, and the number of its requests."""
-    rows: list[Row] = []
-    local: list[Reduce | Copy] = []
-    requests: dict[int, int] = {}
-    starts = program.round_starts if len(program.round_starts) > 1 else ()
-    rounds = {start: number + (len(starts) << 32) for number, start in enumerate(starts)}
-
-    def flush() -> None:
-        """Append the rows of the local instructions so far."""
-        for group in split_groups(local):
-            rows.extend(make_group(group, locate, itemsize))
-        local.clear()
-
-    for index, step in enumerate(program.instructions):
-        if index in rounds or not isinstance(step, Reduce | Copy):
-            flush()
-        if index in rounds:
-            rows.append((_ROUND, 0, 0, 0, 0, 0, 0, rounds[index]))
-        match step:
-            case Send(peer, place):
-                requests[index] = len(requests)
-                rows.append((_SEND, *locate(place), peer, requests[index], 0, 0, place.count * itemsize))
-            case Receive(peer, place):
-                requests[index] = len(requests)
-                rows.append((_RECEIVE, 0, 0, peer, requests[index], *locate(place), place.count * itemsize))
-            case Wait(start):
-                rows.append((_WAIT, 0, 0, 0, requests[start], 0, 0, 0))
-            case Reduce() | Copy():
-                local.append(step)
-    flush()
-    if rounds:
-        rows.append((_ROUND, 0, 0, 0, 0, 0, 0, 0))
-    return rows, len(requests)
 
 
 class NativeMessageExecutable(PlanExecutable):
@@ -137,7 +96,7 @@ class NativeMessageExecutable(PlanExecutable):
         if self._native is None:
             self.replace_function(self._require_live)
         elif self._before:
-            self.replace_function(partial(_call_in_order, (*self._before, partial(self._native, *self._addresses))))
+            self.replace_function(partial(call_in_order, (*self._before, partial(self._native, *self._addresses))))
         else:
             self.replace_function(partial(self._native, *self._addresses))
 
@@ -179,7 +138,7 @@ class NativeMessageExecutable(PlanExecutable):
             start = place.start + work * (place.memory is MemoryKind.LANDING)
             return _NUMBERS[place.memory], start * itemsize
 
-        rows, requests = make_message_rows(program, locate, itemsize)
+        rows, requests = make_rows(program.instructions, locate, itemsize, program.round_starts)
         source, result = (buffer.nbytes if buffer else 0 for buffer in (call.source, call.result))
         divider = None
         if call.reduction.divides and result:
@@ -188,12 +147,6 @@ class NativeMessageExecutable(PlanExecutable):
         limits = np.array([source, result, self._scratch_items * itemsize], np.int64)
         reducer = make_reducer(call.reduction.function, call.dtype) if call.operation.reduces else None
         return Program(as_words(rows), limits, reducer, divider, TILE_BYTES, -1, requests, ranks)
-
-
-def _call_in_order(functions: Sequence[BoundCall]) -> None:
-    """Call functions in order."""
-    for function in functions:
-        function()
 
 
 class NativeMessageRun(InFlight):

@@ -25,7 +25,7 @@ from hpccoll.runtime.node_memory.node_barrier import FINGERPRINT, make_barrier
 from hpccoll.runtime.node_memory.pipeline_slot import PipelineSlot
 from hpccoll.runtime.node_memory.segment import MappedSegment, Words, map_segment, words
 from hpccoll.runtime.node_memory.symmetric import SymmetricBuffers
-from hpccoll.runtime.progress import InFlight, Progress
+from hpccoll.runtime.progress import Progress
 
 STAGING_SLOTS: Final = 2
 SLOT_BYTES_ON_ONE_NODE: Final = 2**20 + 64 * 2**10  # of each rank; so small that slots stay in the processor's cache
@@ -52,8 +52,8 @@ class NodeMemory:
         self.symmetric = SymmetricBuffers(comm, self.ranks, progress)
         self.device: Any = None  # the `cuda.device.SharedDeviceMemory` made with the first device buffer
         self.oversubscribed = layout.oversubscribed
-        self.pipelines: deque[InFlight] = deque()
-        self.runs: deque[Any] = deque()  # of QueuedRun
+        self.pipelines: deque[Any] = deque()  # of RunInQueue
+        self.runs: deque[Any] = deque()  # of RunInQueue
         one_node = layout.nodes == 1
         staging, pipelines = (STAGING_SLOTS, 0) if one_node else (0, PIPELINE_SLOTS)
         most_bytes = SLOT_BYTES_ON_ONE_NODE if one_node else SLOT_BYTES

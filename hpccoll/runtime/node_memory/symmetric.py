@@ -49,6 +49,11 @@ class SymmetricBuffer:
     freed: bool = False
     executables: weakref.WeakSet[Executable] = field(default_factory=weakref.WeakSet)
 
+    @property
+    def token(self) -> int:
+        """The location of the buffer's beginning; the locations in the buffer add an offset."""
+        return _TOKEN | self.number * _LARGEST_OFFSET
+
     def free(self) -> None:
         """Release the other ranks' memory, and free the executables bound to the buffer."""
         self.freed = True
@@ -181,7 +186,7 @@ class SymmetricBuffers:
         found = self.find(buffer.address, buffer.nbytes)
         if found is None:
             return buffer.address
-        return _TOKEN | found.number * _LARGEST_OFFSET | (buffer.address - found.address)
+        return found.token | (buffer.address - found.address)
 
     def resolve(self, rank: int, token: int) -> tuple[Any, int]:
         """Return the memory of `rank` in the symmetric buffer that `token` identifies, and the token's byte offset.

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import product
 from math import inf
 from typing import Any
 
 import numpy as np
 
+from hpccoll.native import Peers
 from hpccoll.plan import Count, Plan
 from hpccoll.runtime.address_space import USER_MEMORY, AddressSpace, chunk_sizes
 from hpccoll.runtime.collective_call import CollectiveCall
@@ -84,6 +86,23 @@ def locate_peers(node: NodeMemory, locations: Sequence[int]) -> tuple[list[int],
             processes.append(0)
             keep.append(memory)
     return addresses, processes, keep
+
+
+def make_peers(node: NodeMemory, call: CollectiveCall) -> Peers:
+    """Return what finds the other ranks' buffers; it knows the symmetric buffers that this rank passes to the call."""
+    numbers: list[int] = []
+    bases: list[int] = []
+    keep: list[Any] = []
+    for buffer in (call.source, call.result):
+        found = node.symmetric.find(buffer.address, buffer.nbytes) if buffer is not None else None
+        if found is None or found.token in numbers:
+            continue
+        numbers.append(found.token)
+        parts = [found.peers[rank] for rank in node.others]
+        bases += [int(part.__array_interface__["data"][0]) for part in parts for _ in USER_MEMORY]
+        keep.append(parts)
+    processes = [node.remote.process_ids[rank] if node.remote else 0 for rank in node.others for _ in USER_MEMORY]
+    return Peers(processes, numbers, bases, partial(locate_peers, node), keep)
 
 
 def count_elements(plan: Plan, rank: int, count: Count) -> tuple[int, int]:

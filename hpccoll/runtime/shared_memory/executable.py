@@ -8,16 +8,15 @@ direct run, all ranks detect the difference at the start and run staged. The nat
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
 
-from hpccoll.native import REMOTE_TILE_BYTES, MemoryTable, Program, StagedCall
+from hpccoll.native import REMOTE_TILE_BYTES, DirectCall, MemoryTable, NodeRun, Program, StagedCall
 from hpccoll.runtime.address_space import USER_MEMORY
 from hpccoll.runtime.arrays import BoundCall, ScratchPool
 from hpccoll.runtime.arrays.host_reducers import make_divider, make_reducer
-from hpccoll.runtime.collective_call import CollectiveCall, describe_call
+from hpccoll.runtime.collective_call import CollectiveCall, call_in_order, describe_call
 from hpccoll.runtime.instructions import (
     FIRST_SHARED,
     RESULT,
@@ -30,15 +29,15 @@ from hpccoll.runtime.instructions import (
 )
 from hpccoll.runtime.lowering import OWN, MemoryKind, MemoryRange
 from hpccoll.runtime.node_memory.node import fingerprint_of
-from hpccoll.runtime.node_memory.node_barrier import DIRECT, ENTRY_PAYLOAD_BYTES
+from hpccoll.runtime.node_memory.node_barrier import ENTRY_PAYLOAD_BYTES
 from hpccoll.runtime.plan_executable import Context, PlanExecutable
+from hpccoll.runtime.queued_run import RunInQueue, get_last
 from hpccoll.runtime.shared_memory.access import (
     can_access_in_place,
     count_elements,
     local_instructions,
-    locate_peers,
+    make_peers,
 )
-from hpccoll.runtime.shared_memory.queued_run import QueuedPythonRun, QueuedRun, QueuedStagedRun
 from hpccoll.runtime.shared_memory.staged import find_segments, get_address, make_staged_program, make_tables
 from hpccoll.selection import Selection
 
@@ -47,26 +46,22 @@ class SharedMemoryExecutable(PlanExecutable):
     """A collective of loads and stores on host buffers of one node; see `Executable` and `PlanExecutable`."""
 
     __slots__ = (
-        "_addresses", "_direct_program", "_divisor", "_entry", "_facts", "_location", "_locations", "_memories",
-        "_runs", "_staged", "direct",
+        "_addresses", "_direct", "_divisor", "_entry", "_facts", "_runs", "_staged", "direct",
     )  # fmt: skip
 
     def __init__(
         self, context: Context, call: CollectiveCall, selection: Selection, scratch: ScratchPool | None = None
     ) -> None:
         super().__init__(context, call, selection, scratch)
-        symmetric, call = context.node.symmetric, self._call
+        call = self._call
         self._divisor = context.comm.size if call.reduction.divides else 1
         self._after = ()  # the programs divide
         self._facts, self._runs = self._describe(), context.node.runs
         self._entry = fingerprint_of(self._facts)
         self.direct = can_access_in_place(context.node, self._lower(), call)
-        self._location = symmetric.locate(call.source), symmetric.locate(call.result)
         source, result = (buffer.address if buffer else 0 for buffer in (call.source, call.result))
         self._addresses = source, result
-        self._locations: tuple[int, ...] | None = None
-        self._memories: MemoryTable | None = None  # of direct runs
-        self._direct_program: Program | None = None
+        self._direct: DirectCall | None = None
         self._staged: StagedCall | None = None
 
     @property
@@ -86,7 +81,7 @@ class SharedMemoryExecutable(PlanExecutable):
             return
         place = self._begin()
         try:
-            if not self._run_direct():
+            if not self._get_direct().run(*self._addresses):  # some rank started a staged run
                 self._get_staged().run_unrecorded(*self._addresses)
         except BaseException:
             self._state.fail(place)
@@ -99,15 +94,14 @@ class SharedMemoryExecutable(PlanExecutable):
         """Whether all asynchronous runs that were called before have ended."""
         return not self._runs
 
-    def start(self, keep: object) -> QueuedRun:
+    def start(self, keep: object) -> RunInQueue:
         """Return a run in flight, which begins when earlier runs are done; `keep` is kept alive until its end."""
         self._require_live()
-        run: QueuedRun
-        if self.direct or self._before:
-            run = QueuedPythonRun(self._run_in_steps, self._runs, keep)
-        else:
-            run = QueuedStagedRun(self._get_staged(), self._addresses, self._runs, keep)
-        self.operation = run
+        staged, direct = (None, self._get_direct()) if self.direct else (self._get_staged(), None)
+        before = partial(call_in_order, self._before) if self._before else None
+        previous = get_last(self._runs)
+        native = NodeRun(staged, direct, self._get_staged, *self._addresses, previous, before, keep)
+        self.operation = run = RunInQueue(native, self._runs)
         return run
 
     def free(self) -> None:
@@ -116,47 +110,11 @@ class SharedMemoryExecutable(PlanExecutable):
             self.live = False
             return
         super().free()
-        self._direct_program = self._memories = self._staged = None
+        self._direct = self._staged = None
 
     def make_unbound(self) -> StagedCall | None:
         """Return the call that runs this collective on any host arrays; None for a direct run."""
         return None if self.direct or self._before else self._get_staged()
-
-    def _run_in_steps(self) -> Iterator[None]:
-        """Run once without blocking; yield whenever the run has to wait for the node's ranks."""
-        barrier = self._context.node.barrier
-        for step in self._before:
-            step()
-        if self.direct:
-            barrier.post(self._entry | DIRECT, *self._location)
-            while not barrier.all_arrived():
-                yield
-            if self._is_alike(barrier.compare()):
-                program, at = self._prepare_direct(), 0
-                while (at := program.execute(self._get_memories(), *self._addresses, at)) < len(program):
-                    at += 1
-                    barrier.arrive()
-                    while not barrier.all_arrived():
-                        yield
-                return
-        staged = self._get_staged()
-        at = staged.begin(*self._addresses)
-        while at >= 0:
-            while not barrier.all_arrived():
-                yield
-            at = staged.proceed(*self._addresses, at)
-
-    def _run_direct(self) -> bool:
-        """Run on all ranks' buffers in place; return False without running if some rank started a staged run."""
-        barrier = self._context.node.barrier
-        if not self._is_alike(barrier.enter(self._entry | DIRECT, *self._location)):
-            return False
-        self._prepare_direct().run(barrier, self._get_memories(), *self._addresses, 0)
-        return True
-
-    def _is_alike(self, alike: bool | None) -> bool:
-        """Return whether all ranks start the same run; raise MismatchError if they call different collectives."""
-        return self._context.node.raise_mismatch(self._facts) if alike is None else alike
 
     def _get_staged(self) -> StagedCall:
         """Return the staged call, which is made once."""
@@ -185,19 +143,20 @@ class SharedMemoryExecutable(PlanExecutable):
             partial(node.raise_mismatch, self._facts),
         )
 
-    def _prepare_direct(self) -> Program:
-        """Return the program of direct runs, for the buffers that the ranks have published at the entry."""
-        if self._direct_program is None:
-            self._direct_program = self._make_direct_program()
-        locations = self._context.node.barrier.locations()
-        if locations != self._locations:
-            self._memories, self._locations = self._make_direct_memories(locations), locations
-        return self._direct_program
-
-    def _get_memories(self) -> MemoryTable:
-        """Return the memories of the direct run that has entered."""
-        assert self._memories is not None  # noqa: S101 - `_prepare_direct` was called
-        return self._memories
+    def _get_direct(self) -> DirectCall:
+        """Return the direct call, which is made once."""
+        if self._direct is None:
+            node, call = self._context.node, self._call
+            self._direct = DirectCall(
+                node.barrier,
+                self._make_direct_program(),
+                self._make_direct_memories(),
+                make_peers(node, call),
+                self._entry,
+                (node.symmetric.locate(call.source), node.symmetric.locate(call.result)),
+                partial(node.raise_mismatch, self._facts),
+            )
+        return self._direct
 
     def _make_direct_program(self) -> Program:
         """Return the native program of direct runs; the memories are scratch, and two buffers of each other rank."""
@@ -211,7 +170,7 @@ class SharedMemoryExecutable(PlanExecutable):
                 number = FIRST_SHARED + 2 * node.others.index(place.owner) + USER_MEMORY.index(place.memory)
             return number, (place.start + work * (place.memory is MemoryKind.LANDING)) * itemsize
 
-        rows = make_rows(local_instructions(program), locate, itemsize)
+        rows, _ = make_rows(local_instructions(program), locate, itemsize)
         own = [buffer.nbytes if buffer else 0 for buffer in (call.source, call.result)]
         used = -(-(work + program.landing) * itemsize // 16) * 16
         divider = None
@@ -223,11 +182,10 @@ class SharedMemoryExecutable(PlanExecutable):
         reducer = make_reducer(call.reduction.function, call.dtype)
         return Program(as_words(rows), limits, reducer, divider, TILE_BYTES, used)
 
-    def _make_direct_memories(self, locations: tuple[int, ...]) -> MemoryTable:
-        """Return the memories of direct runs; the other ranks' buffers are at `locations`."""
-        node, itemsize, program = self._context.node, self._call.dtype.itemsize, self._lower()
+    def _make_direct_memories(self) -> MemoryTable:
+        """Return the memories of direct runs; each run sets the addresses of the other ranks' buffers."""
+        itemsize, program = self._call.dtype.itemsize, self._lower()
         elements = -(-(program.work + program.landing) * itemsize // 16) * 16 // itemsize
         scratch = self._take_scratch(elements + 2 * (REMOTE_TILE_BYTES // itemsize))
-        peers, processes, keep = locate_peers(node, locations)
-        addresses = [*self._addresses, get_address(scratch), *peers]
-        return MemoryTable(addresses, [0, 0, 0, *processes] if any(processes) else [], (scratch, keep))
+        peers = [0] * (2 * len(self._context.node.others))
+        return MemoryTable([0, 0, get_address(scratch), *peers], [0, 0, 0, *peers], scratch)

@@ -12,7 +12,7 @@ import numpy as np
 
 from hpccoll.errors import UsageError
 from hpccoll.native import MemoryTable, Program
-from hpccoll.runtime.address_space import AddressSpace, ChunkSegment, chunk_sizes, cut_chunks
+from hpccoll.runtime.address_space import USER_MEMORY, AddressSpace, ChunkSegment, chunk_sizes, cut_chunks
 from hpccoll.runtime.arrays import FlatArray
 from hpccoll.runtime.arrays.host_reducers import make_divider, make_reducer
 from hpccoll.runtime.collective_call import CollectiveCall
@@ -80,7 +80,7 @@ def make_staged_program(
     for number, (program, segment) in enumerate(zip(programs, segments, strict=True)):
         space = AddressSpace(call, program, np.empty(0, call.dtype.numpy), segment=segment, rank=node.rank)
         locate = make_locate(space, program, node, FIRST_SHARED + number % 2 * ranks)
-        rows += make_rows(local_instructions(program), locate, itemsize)
+        rows += make_rows(local_instructions(program), locate, itemsize)[0]
     source, result = (buffer.nbytes if buffer else 0 for buffer in (call.source, call.result))
     if divisor > 1 and result:
         rows.append(divide_row(result))
@@ -91,7 +91,10 @@ def make_staged_program(
 
 
 def make_locate(space: AddressSpace, program: LoweredProgram, node: NodeMemory, first_slot: int) -> Locate:
-    """Return the function that finds ranges in a program's memories; number `first_slot` is the slot of row 0."""
+    """Return the function that finds ranges in a program's memories; number `first_slot` is the slot of row 0.
+
+    The inputs and outputs of the other ranks follow the slots.
+    """
     itemsize, work = space.itemsize, program.work
 
     def locate(place: MemoryRange) -> tuple[int, int]:
@@ -100,6 +103,9 @@ def make_locate(space: AddressSpace, program: LoweredProgram, node: NodeMemory, 
         if place.memory is MemoryKind.SLOT:
             owner = node.rank if place.owner == OWN else place.owner
             return first_slot + node.ranks.index(owner), start * itemsize
+        if place.owner != OWN:
+            at = 2 * node.others.index(place.owner) + USER_MEMORY.index(place.memory)
+            return first_slot + len(node.ranks) + at, start * itemsize
         return _NUMBERS[place.memory], (start + work * (place.memory is MemoryKind.LANDING)) * itemsize
 
     return locate

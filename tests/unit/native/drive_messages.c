@@ -1,4 +1,4 @@
-// Threads as ranks run programs of messages over a small MPI of this file: a mailbox for each pair of ranks. The main
+// Threads as ranks run programs of messages over the MPI of mailbox_mpi.h. The main
 // thread of each rank and the progress thread advance the same tasks. Compiled with ThreadSanitizer, or with
 // AddressSanitizer. Prints the number of runs.
 #include <pthread.h>
@@ -6,86 +6,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "messages.h"
 #include "progress.h"
 
 enum { RANKS = 2, RUNS = 300, COUNT = 64, NBYTES = COUNT * 8, REQUESTS = 4, TAGS = RUNS };
 
-// A message is complete when both sides have begun it; requests are numbers of slots, as in MPICH.
-typedef struct {
-    const void *sent;
-    void *received;
-    bool is_done;
-} Slot;
+#include "mailbox_mpi.h"
 
-static Slot slots[RANKS][RANKS][TAGS][REQUESTS];
-static int sends_begun[RANKS][RANKS][TAGS], receives_begun[RANKS][RANKS][TAGS];
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-
-static int32_t encode(int source, int dest, int tag, int number) {
-    return 1 + ((source * RANKS + dest) * TAGS + tag) * REQUESTS + number;
-}
-
-static Slot *decode(int32_t request) {
-    return &slots[0][0][0][0] + (request - 1);
-}
-
-static void deliver(Slot *slot) {
-    if (slot->sent && slot->received) {
-        memcpy(slot->received, slot->sent, NBYTES);
-        slot->is_done = true;
-    }
-}
-
-static int my_isend(const void *data, int count, int32_t type, int dest, int tag, int32_t comm, int32_t *request) {
-    if (count != NBYTES || type != 7) {
-        return 1;
-    }
-    pthread_mutex_lock(&lock);
-    int number = sends_begun[comm][dest][tag]++;
-    Slot *slot = &slots[comm][dest][tag][number];
-    slot->sent = data;
-    deliver(slot);
-    *request = encode(comm, dest, tag, number);
-    pthread_mutex_unlock(&lock);
-    return 0;
-}
-
-static int my_irecv(void *data, int count, int32_t type, int source, int tag, int32_t comm, int32_t *request) {
-    if (count != NBYTES || type != 7) {
-        return 1;
-    }
-    pthread_mutex_lock(&lock);
-    int number = receives_begun[source][comm][tag]++;
-    Slot *slot = &slots[source][comm][tag][number];
-    slot->received = data;
-    deliver(slot);
-    *request = encode(source, comm, tag, number);
-    pthread_mutex_unlock(&lock);
-    return 0;
-}
-
-static int my_test(int32_t *request, int *flag, void *status) {
-    (void)status;
-    pthread_mutex_lock(&lock);
-    *flag = decode(*request)->is_done;
-    if (*flag) {
-        *request = 0;
-    }
-    pthread_mutex_unlock(&lock);
-    return 0;
-}
-
-static void add_doubles(char **arguments, const ptrdiff_t *count, const ptrdiff_t *strides, void *data) {
-    (void)strides, (void)data;
-    for (ptrdiff_t i = 0; i < *count; i++) {
-        ((double *)arguments[2])[i] = ((double *)arguments[0])[i] + ((double *)arguments[1])[i];
-    }
-}
-
-static Reducer adder = {.itemsize = 8, .loop = add_doubles};
-static const MpiLibrary library = {.isend = (AnyFunction *)my_isend, .irecv = (AnyFunction *)my_irecv,
-                                   .test = (AnyFunction *)my_test, .byte = 7};
 static const int64_t limits[] = {NBYTES, NBYTES, NBYTES};
 
 typedef struct {
@@ -102,12 +28,12 @@ typedef struct {
 static bool advance(Task *task) {
     Run *run = (Run *)((char *)task - offsetof(Run, task));
     Report report = {0};
-    int64_t at = run->state.at;
-    run->outcome = advance_messages(&run->state, &report);
+    int64_t at = run->state.position.at;
+    run->outcome = advance_messages(&run->state, 1 + run->state.tag % 3, &report);
     if (run->outcome != MESSAGES_WAIT) {
         atomic_store_explicit(&task->done, true, memory_order_release);
     }
-    return run->state.at != at;
+    return run->state.position.at != at;
 }
 
 static Run *make_run(int rank, int tag) {

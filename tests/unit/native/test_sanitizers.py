@@ -1,4 +1,4 @@
-"""The interpreter, its check, half precision and messages under ASan and UBSan; waits and progress under TSan."""
+"""The interpreter, its check, half precision, messages and runs under ASan and UBSan; waits and threads under TSan."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from tests.requirements import skip_or_fail
 
 HERE = Path(__file__).parent
 NATIVE = Path(hpccoll.__file__).parent / "native"
-CHECKED = "interpreter.c", "check.c", "reductions.c", "half.c"
+CHECKED = "interpreter.c", "check.c", "reductions.c", "half.c", "messages.c", "waits.c"
 
 
 def compile_driver(folder: Path, driver: str, sources: tuple[str, ...], sanitizers: str, **changes: str) -> Path:
     """Compile a driver with sanitizers; `changes` maps text of the sources to what replaces it."""
     compiler = shutil.which("gcc") or skip_or_fail("gcc is not installed")
     copied = []
+    (folder / "mailbox_mpi.h").write_text((HERE / "mailbox_mpi.h").read_text())
     for path in sorted(NATIVE.glob("*.[ch]")):
         text = path.read_text()
         if path.with_suffix(".c").name in sources:
@@ -60,8 +61,18 @@ MUTANTS = {
     "a group may have any sizes": ("|| first[i].nbytes != first->nbytes", ""),
     "a group may contain groups": ("first[i].code > DIVIDE", "first[i].code > FENCE"),
     "a reduction may be missing": ("if (!reducer || (", "if (reducer && ("),
-    "the last tile is a whole one": ("total - begin < tile ? total - begin : tile", "tile"),
-    "a group begins one instruction late": ("step + is_group, members", "step + is_group + 1, members"),
+    "the last tile is a whole one": ("total - *begin < tile ? total - *begin : tile", "tile"),
+    "a group begins one instruction late": ("*first = step + is_group;", "*first = step + is_group + 1;"),
+    "there may be requests without a number": ("request >= program->requests", "request > program->requests"),
+    "a message may leave its memory": (
+        'return fits ? NULL : "the message is outside',
+        'return fits || sends ? NULL : "the message is outside',
+    ),
+    "a message may end after the program": ("started[request] ? \"the program ends", "0 ? \"the program ends"),
+    "two messages may have one request": (
+        "started[request] != (step->code == WAIT)",
+        "step->code == WAIT && !started[request]",
+    ),
     "a half block is too long": ("count - start < BLOCK ? count - start : BLOCK", "BLOCK"),
 }  # fmt: skip
 
@@ -94,7 +105,7 @@ def test_a_wait_that_acquires_nothing_is_seen(tmp_path):
     assert run(program).returncode != 0
 
 
-MESSAGES = "messages.c", "progress.c", "interpreter.c", "check.c", "reductions.c", "half.c"
+MESSAGES = *CHECKED, "progress.c"
 
 
 @pytest.mark.parametrize("sanitizers", ["thread", "address,undefined"])
@@ -114,10 +125,13 @@ MESSAGE_MUTANTS = {
         "    uint64_t *request = &state->requests[step->right_offset];\n    AnyFunction *test",
         "    uint64_t *request = &state->requests[step->right_offset ^ 1];\n    AnyFunction *test",
     ),
-    "an instruction is skipped": ("        state->at++;", "        state->at += 1 + (step->code == WAIT);"),
+    "an instruction is skipped": (
+        "        state->position.at++;",
+        "        state->position.at += 1 + (step->code == WAIT);",
+    ),
     "local work is not executed": (
-        "if (execute(program, &state->memories, state->at, &state->at, report)) {",
-        "if (state->at++ < 0) {",
+        "state->local = execute_tiles(program, &state->memories, &state->position, &tiles, report);",
+        "state->position.at++;",
     ),
     "a message is in the other memory": ("sends ? step->left : step->out", "sends ? step->out : step->left"),
     "the thread does not claim": ("if (!claim_task(task)) {", "if (0) {"),
@@ -139,3 +153,56 @@ def test_a_mutant_of_messages_or_progress_is_seen(tmp_path, mutant):
     program = compile_driver(tmp_path, "drive_messages.c", MESSAGES, "thread", **{old: new})
     with suppress(subprocess.TimeoutExpired):  # a hang is seen, too
         assert run(program, 6).returncode != 0
+
+
+RUNS = *MESSAGES, "entry.c", "node_run.c", "pipeline.c"
+
+
+@pytest.mark.parametrize("sanitizers", ["thread", "address,undefined"])
+def test_two_threads_advance_runs_on_a_node_and_pipelines(tmp_path, sanitizers):
+    done = run(compile_driver(tmp_path, "drive_runs.c", RUNS, sanitizers))
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) == 150
+
+
+RUN_MUTANTS = {
+    "a segment asks for its slot again and again": ("        lane->has_begun = true;", "    }\n    {"),
+    "a segment does not free its slot": ("        arrive(counter);  // the slot", "        // the slot"),
+    "a segment has the messages of another slot": ("first_tag + (int)slot,", "first_tag,"),
+    "a segment has the requests of another slot": ("run->requests + slot * run->most_requests", "run->requests"),
+    "the pipeline ends before its last segment": ("run->next == run->segments->segments", "run->next > 0"),
+    "a fence is counted twice": (
+        "state->has_arrived = !have_all_arrived(state->fences);",
+        "state->has_arrived = false;",
+    ),
+    "a fence is not waited for": (
+        "    return !state->has_arrived;",
+        "    state->has_arrived = false;\n    return true;",
+    ),
+    "tiles of a group begin anew": ("*position = (Position){position->at", "*begin = (Position){position->at"),
+    "an offset is lost": ("(location & ((UINT64_C(1) << OFFSET_BITS) - 1))", "0"),
+    "a run in place does not compare the entries": ("agreement != RANKS_AGREE || !peers", "!peers"),
+    "a run in place waits for nobody": (
+        "if (!have_all_arrived(run->direct->barrier->counter)) {",
+        "if (run->at < 0) {",
+    ),
+    "a staged run waits for nobody": ("if (!have_all_arrived(run->staged->barrier->counter)) {", "if (run->at < 0) {"),
+    "an entry is never waited for": (
+        "    if (!have_all_arrived(barrier->counter)) {\n        return ENTRY_WAITS;",
+        "    if (0) {\n        return ENTRY_WAITS;",
+    ),
+    "the slots are not exchanged": (" + staged->segments) & 1", ") & 1"),
+    "a fence of a run in place is skipped": (
+        "execute_direct(run, run->at + 1, report);",
+        "execute_direct(run, run->at + 2, report);",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mutant", keep_every(20, list(RUN_MUTANTS)))
+def test_a_mutant_of_runs_is_seen(tmp_path, mutant):
+    old, new = RUN_MUTANTS[mutant]
+    assert any(old in (NATIVE / name).read_text() for name in RUNS)
+    program = compile_driver(tmp_path, "drive_runs.c", RUNS, "thread", **{old: new})
+    with suppress(subprocess.TimeoutExpired):  # a hang is seen, too
+        assert run(program, 10).returncode != 0

@@ -246,12 +246,15 @@ def test_a_started_shared_memory_algorithm_is_in_flight_until_it_is_waited_for(e
 
 def test_pipelines_run_in_the_order_of_their_calls(engine):
     queue = engine.node.pipelines
+    engine.node.pipeline_slots = engine.node.slots  # one node has none for pipelines
     first = PipelineExecutable(engine._context, request(np.ones(3)), SHARED, ScratchPool()).start(None)
     second = PipelineExecutable(engine._context, request(np.ones(3)), SHARED, ScratchPool()).start(None)
     assert list(queue) == [first, second]
     assert not second.advance()
     assert first.advance()
     assert second.advance()
+    first.raise_error()
+    second.raise_error()
     assert not queue
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -48,13 +49,13 @@ def nodes_of(ranks: int, slot_bytes: int) -> list[Any]:
             rank=rank,
             ranks=tuple(range(ranks)),
             others=[other for other in range(ranks) if other != rank],
-            symmetric=SimpleNamespace(locate=lambda _: 0, free_with=lambda *_: None),
+            symmetric=SimpleNamespace(locate=lambda _: 0, find=lambda *_: None, free_with=lambda *_: None),
             remote=None,
             slots=[SimpleNamespace(memory=dict(enumerate(memory))) for memory in slots],
             slot_bytes=slot_bytes,
             barrier=make_barrier(lines, rank, True, progress),
             barrier_lines=lines,
-            runs=(),
+            runs=deque(),
             raise_mismatch=pytest.fail,
         )
         for rank in range(ranks)
@@ -81,10 +82,10 @@ def run_rank(
     for _ in range(calls):
         result[:] = JUNK
         source[:] = inputs
-        for step in executable._before:
-            step()
-        yield
-        yield from executable._run_in_steps()
+        run = executable.start(None)
+        while not run.advance():
+            yield
+        run.raise_error()
         outputs.append(result.copy())
         source[:] = result[:] = JUNK
 

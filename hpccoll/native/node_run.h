@@ -1,0 +1,59 @@
+// A run in flight of a plan on one node, with its position: direct, or staged through the slots. No Python here.
+#ifndef HPCCOLL_NODE_RUN_H
+#define HPCCOLL_NODE_RUN_H
+
+#include "entry.h"
+#include "interpreter.h"
+
+// A collective through the slots. Runs use the memories `tables[0]` or `tables[1]`: those of the barrier's next slot, or
+// those of its latest entry if the payload is in the entries.
+typedef struct {
+    Barrier *barrier;
+    uint64_t fingerprint;
+    const Instructions *program;
+    char *const *tables[2];
+    int segments;
+    int64_t entry_fence;  // the number of the first fence
+    bool in_entry;
+} StagedPart;
+
+// A collective in place. `addresses` and `processes` are those of all memories; the last ones are those of `peers`.
+typedef struct {
+    Barrier *barrier;
+    uint64_t fingerprint, locations[2];
+    const Instructions *program;
+    char **addresses;
+    pid_t *processes;
+    Peers *peers;
+} DirectPart;
+
+// What a run does next. In NEEDS_ADDRESSES and in NEEDS_STAGED it waits for a call of hpccoll, which knows Python.
+typedef enum { ENTERS, NEEDS_ADDRESSES, RUNS_DIRECT, NEEDS_STAGED, RUNS_STAGED, HAS_ENDED } Phase;
+
+typedef struct {
+    const StagedPart *staged;  // may be NULL until the phase is NEEDS_STAGED
+    DirectPart *direct;        // NULL if this rank's buffers do not permit access in place
+    char *input, *output;
+    Phase phase;
+    bool has_entered;  // whether the entry of a direct run was published
+    bool has_mismatch;
+    int64_t at;        // the number of the fence at which the run waits
+    Outcome outcome;
+} NodeRun;
+
+// Advances until the run waits for other ranks, needs Python or has ended; returns whether it did anything.
+bool advance_node_run(NodeRun *run, Report *report);
+
+// Publishes the entry of a staged run, which has a payload or no locations.
+void post_staged(const StagedPart *staged);
+
+// The memories of a staged run that has not entered yet (`enters`), or that has.
+static inline Memories staged_memories(const StagedPart *staged, bool enters, char *input, char *output) {
+    int number = staged->in_entry ? staged->barrier->entry ^ enters : staged->barrier->next_slot;
+    return (Memories){staged->tables[number], NULL, input, output};
+}
+
+// Copies the addresses of `peers` to the last memories of a run in place.
+void set_peers(const Peers *peers, int64_t memories, char **addresses, pid_t *processes);
+
+#endif

@@ -1,0 +1,112 @@
+// NodeRun: a run in flight of a plan on one node.
+#include "objects.h"
+
+typedef struct {
+    QueuedRunObject base;
+    NodeRun run;
+    DirectCallObject *direct;
+    StagedCallObject *staged;
+} NodeRunObject;
+
+static bool step(QueuedRunObject *base) {
+    NodeRunObject *object = (NodeRunObject *)base;
+    bool moved = advance_node_run(&object->run, &base->report);
+    if (object->run.phase == HAS_ENDED) {
+        finish_run(base);
+    }
+    return moved;
+}
+
+static int set_staged(NodeRunObject *object, PyObject *staged) {
+    if (!has_type(staged, &StagedCallType, "staged")) {
+        return -1;
+    }
+    object->staged = (StagedCallObject *)Py_NewRef(staged);
+    object->run.staged = &object->staged->part;
+    return 0;
+}
+
+static int prepare(QueuedRunObject *base) {
+    NodeRunObject *object = (NodeRunObject *)base;
+    if (object->run.phase == NEEDS_ADDRESSES) {
+        return resolve_peers(object->direct->peers) ? -1 : 1;
+    }
+    if (object->run.phase != NEEDS_STAGED) {
+        return 0;
+    }
+    PyObject *staged = PyObject_CallNoArgs(base->make_staged);
+    int failed = !staged || set_staged(object, staged);
+    Py_XDECREF(staged);
+    return failed ? -1 : 1;
+}
+
+static int raise_failure(QueuedRunObject *base) {
+    NodeRunObject *object = (NodeRunObject *)base;
+    if (object->run.has_mismatch) {
+        raise_mismatch(object->staged ? object->staged->raise_mismatch : object->direct->raise_mismatch);
+        return -1;
+    }
+    if (object->run.outcome == REMOTE_FAILED) {
+        set_remote_error(&base->report);
+    } else if (object->run.outcome) {
+        PyErr_SetString(PyExc_RuntimeError, "the run was interrupted");
+    }
+    return object->run.outcome ? -1 : 0;
+}
+
+static PyObject *NodeRun_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"staged", "direct", "make_staged", "source", "result", "previous", "before", "keep", NULL};
+    PyObject *staged, *direct, *make_staged, *previous, *before, *keep;
+    unsigned long long input, output;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOKKOOO", names, &staged, &direct, &make_staged, &input, &output,
+                                     &previous, &before, &keep)) {
+        return NULL;
+    }
+    if ((direct != Py_None && !has_type(direct, &DirectCallType, "direct")) ||
+        (direct == Py_None && !has_type(staged, &StagedCallType, "staged"))) {
+        return NULL;
+    }
+    NodeBarrierObject *barrier = direct == Py_None ? ((StagedCallObject *)staged)->barrier : ((DirectCallObject *)direct)->barrier;
+    NodeRunObject *self = (NodeRunObject *)type->tp_alloc(type, 0);
+    if (!self || begin_queued_run(&self->base, barrier, previous, before, make_staged, keep) ||
+        (staged != Py_None && set_staged(self, staged))) {
+        Py_XDECREF(self);
+        return NULL;
+    }
+    self->run.input = (char *)(uintptr_t)input;
+    self->run.output = (char *)(uintptr_t)output;
+    const ProgramObject *program = self->staged ? self->staged->program : NULL;
+    if (direct != Py_None) {
+        self->direct = (DirectCallObject *)Py_NewRef(direct);
+        self->run.direct = &self->direct->part;
+        program = self->direct->program;
+    }
+    self->base.step = step;
+    self->base.prepare = prepare;
+    self->base.raise_failure = raise_failure;
+    self->base.releases_gil = program->releases_gil;
+    // The thread calls no Python, and therefore none of the user's reductions.
+    self->base.is_for_thread = !(program->reducer && program->reducer->reducer.combine);
+    return (PyObject *)self;
+}
+
+static void NodeRun_dealloc(PyObject *self) {
+    NodeRunObject *object = (NodeRunObject *)self;
+    if (object->base.is_added) {
+        remove_task(&object->base.task);
+        object->base.is_added = false;
+    }
+    Py_XDECREF(object->direct);
+    Py_XDECREF(object->staged);
+    QueuedRunType.tp_dealloc(self);
+}
+
+PyTypeObject NodeRunType = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "hpccoll.native.NodeRun",
+    .tp_doc = "A run in flight of a plan on one node; the stub describes the arguments.",
+    .tp_basicsize = sizeof(NodeRunObject),
+    .tp_flags = Py_TPFLAGS_DEFAULT,
+    .tp_base = &QueuedRunType,
+    .tp_new = NodeRun_new,
+    .tp_dealloc = NodeRun_dealloc,
+};

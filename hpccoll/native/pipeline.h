@@ -1,0 +1,65 @@
+// A run in flight of a two-level collective: a pipeline of segments, of which several are in flight. No Python here.
+//
+// Each segment has a program with messages between nodes and fences between the ranks of a node. A segment in flight
+// has a slot: a counter for its fences, memory of each rank, and a tag for its messages. Segments use the slots in turn.
+#ifndef HPCCOLL_PIPELINE_H
+#define HPCCOLL_PIPELINE_H
+
+#include "entry.h"
+#include "messages.h"
+
+// The programs of all segments, and the memories of each slot.
+typedef struct {
+    int64_t segments;
+    const Instructions *const *programs;
+    char **const *addresses;
+    pid_t *const *processes;  // NULL if all memory is of this process
+} Segments;
+
+// A collective of one kind.
+typedef struct {
+    const MpiLibrary *library;
+    uint64_t comm;
+    int first_tag;  // of the first slot; the others follow
+    Barrier *barrier;
+    uint64_t fingerprint, locations[2];
+    int64_t slots;
+    Counter *const *counters;
+    Peers *peers;              // NULL if this rank's buffers do not permit access in place
+    const Segments *direct;    // NULL in the same case
+    const Instructions *last;  // runs after all segments, on their memories; NULL if there is nothing to do
+} PipelinePart;
+
+// A segment in flight.
+typedef struct {
+    MessageState state;
+    bool is_active;
+    bool has_begun;  // whether the node's ranks have finished the previous segment in the slot
+} Lane;
+
+// What a run does next. In the phases NEEDS_... it waits for a call of hpccoll, which knows Python.
+typedef enum { PIPELINE_ENTERS, PIPELINE_NEEDS_ADDRESSES, PIPELINE_NEEDS_SEGMENTS, PIPELINE_RUNS, PIPELINE_ENDED } PipelinePhase;
+
+typedef struct {
+    const PipelinePart *part;
+    const Segments *staged;  // may be NULL until the phase is PIPELINE_NEEDS_SEGMENTS
+    const Segments *segments;  // those that run: `part->direct` or `staged`
+    char *input, *output;
+    Lane *lanes;         // one for each slot
+    uint64_t *requests;  // `most_requests` for each slot
+    int64_t most_requests, next;
+    Position last;       // in `part->last`
+    PipelinePhase phase;
+    bool has_entered, has_mismatch;
+    MessageOutcome outcome;
+    Outcome local;
+    int mpi_error;
+} PipelineRun;
+
+// Does a little of each segment in flight without blocking; returns whether it did anything.
+bool advance_pipeline(PipelineRun *run, Report *report);
+
+// The largest number of requests of the programs.
+int64_t count_requests(const Segments *segments);
+
+#endif

@@ -1,0 +1,71 @@
+"""Asynchronous runs of a queue: plans on one node, which stop at each fence, or two-level plans.
+
+Blocking and asynchronous runs of a communicator use the same barrier and slots, and run one after the other in the
+order of their calls. Some ranks may therefore call a collective blocking and others asynchronously.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from contextlib import suppress
+
+from hpccoll.native import QueuedRun
+from hpccoll.runtime.progress import InFlight
+
+
+class RunInQueue(InFlight):
+    """A native run in flight, which the progress thread advances, too; it leaves `queue` when it is done."""
+
+    __slots__ = ("_is_marked", "_queue", "native")
+
+    def __init__(self, native: QueuedRun, queue: deque[RunInQueue]) -> None:
+        super().__init__()
+        self.native, self._queue, self._is_marked = native, queue, False
+        queue.append(self)
+
+    def _advance(self) -> bool:
+        try:
+            done = self.native.advance()
+        except BaseException:
+            self.end()
+            raise
+        self.mark_started()
+        if done:
+            self._leave()
+        return done
+
+    def mark_started(self) -> None:
+        """Record the start of the operation once the runs before it are done."""
+        if not self._is_marked and self.native.has_begun and self.awaited is not None:
+            self._is_marked = True
+            super().mark_started()
+
+    def wait(self) -> None:
+        """Block until the run, which nothing else advances, is done."""
+        try:
+            self.native.wait()
+        except BaseException:
+            self.end()
+            raise
+        self.done = True
+        self._leave()
+
+    def end(self) -> None:
+        """Let the next run begin although this one has failed or was interrupted."""
+        self.done = True
+        self.native.finish()
+        self._leave()
+
+    def _leave(self) -> None:
+        """Leave the queue."""
+        with suppress(ValueError):
+            self._queue.remove(self)
+
+    def abandon(self) -> None:
+        """Take the run from the progress thread."""
+        self.native.abandon()
+
+
+def get_last(queue: deque[RunInQueue]) -> QueuedRun | None:
+    """Return the latest run of a queue, which a new run follows."""
+    return queue[-1].native if queue else None
