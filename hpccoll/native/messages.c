@@ -81,6 +81,18 @@ MessageOutcome advance_messages(MessageState *state, Report *report) {
     return MESSAGES_DONE;
 }
 
+bool are_sent(const MessageState *state) {
+    bool sent = true;
+    for (int64_t i = 0; i < state->at; i++) {
+        const Instruction *step = &state->program->instructions[i];
+        int flag = 1;
+        if (step->code == SEND && !test_message(state, step, &flag)) {
+            sent &= flag;
+        }
+    }
+    return sent;
+}
+
 void poll_mpi(const void *library) {
     const MpiLibrary *mpi = library;
     _Alignas(16) char status[MPI_STATUS_BYTES];

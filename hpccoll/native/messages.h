@@ -34,6 +34,9 @@ typedef enum { MESSAGES_WAIT, MESSAGES_DONE, MESSAGES_FAILED, MESSAGES_INTERRUPT
 // Executes instructions until one waits for a message. Local work may call `report->poll`.
 MessageOutcome advance_messages(MessageState *state, Report *report);
 
+// Whether MPI no longer reads the memory of the messages that a run has begun to send; lets MPI advance.
+bool are_sent(const MessageState *state);
+
 // Lets MPI advance all communication of this process.
 void poll_mpi(const void *library);
 

@@ -118,6 +118,10 @@ void arrive(ArrivalCounterObject *counter);
 // Blocks until all ranks have arrived as often as this rank; returns -1 with an exception if the wait was interrupted.
 int wait_for_ranks(NodeBarrierObject *barrier);
 
+// Waits after an exception, for up to half a second, for the ranks at the fence where this rank has arrived: they may
+// read this rank's memory until they arrive, and the program may now write to it.
+void settle_fence(NodeBarrierObject *barrier);
+
 // Publishes an entry, in which `locations` may be NULL if the payload is already there, and counts the arrival.
 void post_entry(NodeBarrierObject *barrier, uint64_t fingerprint, const uint64_t *locations);
 

@@ -304,6 +304,9 @@ static PyObject *Program_run(PyObject *self, PyObject *args) {
     }
     int failed = run_to_end((ProgramObject *)self, (NodeBarrierObject *)barrier, (MemoryTableObject *)table,
                             (char *)(uintptr_t)input, (char *)(uintptr_t)output, at);
+    if (failed) {
+        settle_fence((NodeBarrierObject *)barrier);
+    }
     return failed ? NULL : Py_NewRef(Py_None);
 }
 

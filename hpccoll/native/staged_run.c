@@ -41,6 +41,16 @@ static Outcome execute_part(StagedRunObject *run, bool enters, int64_t at, int64
     return execute(&call->program->program, &memories, at, next, &run->report);
 }
 
+// Whether a run may begin: the previous one has left the barrier as the other ranks expect it. After an exception
+// inside of the previous run, they still wait for its fences.
+static bool may_begin(const StagedRunObject *run) {
+    StagedRunObject *previous = run->previous;
+    if (!previous) {
+        return true;
+    }
+    return is_done(&previous->task) && (!previous->outcome || run->call->barrier->counter.ranks == 1);
+}
+
 // Runs the first part and posts the entry.
 static Outcome begin(StagedRunObject *run) {
     Outcome outcome = execute_part(run, true, 0, &run->at);
@@ -57,7 +67,7 @@ static bool advance_run(StagedRunObject *run) {
     NodeBarrierObject *barrier = call->barrier;
     bool moved = false;
     if (!run->has_begun) {
-        if (run->previous && !is_done(&run->previous->task)) {
+        if (!may_begin(run)) {
             return false;
         }
         Outcome outcome = begin(run);

@@ -29,7 +29,7 @@ from hpccoll.runtime.node_memory.node_barrier import DIRECT
 from hpccoll.runtime.node_memory.pipeline_slot import PipelineSlot
 from hpccoll.runtime.node_memory.symmetric import Bytes
 from hpccoll.runtime.plan_executable import Context, PlanExecutable
-from hpccoll.runtime.progress import InFlight
+from hpccoll.runtime.progress import InFlight, settle
 from hpccoll.runtime.shared_memory.access import can_access_in_place
 from hpccoll.runtime.work import explain_mpi_error
 from hpccoll.selection import Selection
@@ -85,6 +85,9 @@ class PipelineExecutable(PlanExecutable):
                         progress.idle(backoff)
             except MPI.Exception as error:
                 raise explain_mpi_error(error, self._call.operation.value) from None
+            except BaseException:
+                settle([pipeline.is_settled])
+                raise
             finally:
                 pipeline.end()
 
@@ -244,6 +247,10 @@ class Pipeline(InFlight):
             self._executable.finish()
             self.end()
         return moved
+
+    def is_settled(self) -> bool:
+        """Whether the messages of the segments in flight are complete, and the node's ranks have read their memory."""
+        return all(task.is_settled() for task in self._tasks.values())
 
     def mark_started(self) -> None:
         """Record the start of the operation once this rank has entered the collective."""

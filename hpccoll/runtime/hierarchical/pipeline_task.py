@@ -90,6 +90,10 @@ class PipelineTask:
             self.done = True
         return self.done or self._next > first
 
+    def is_settled(self) -> bool:
+        """Whether the messages are complete, and the node's ranks have arrived where this rank has."""
+        return MPI.Request.Testall(list(self._requests.values())) and self._slot.all_arrived()
+
     def _pass_fence(self) -> bool:
         """Count this rank's arrival at the fence once; return whether all ranks have arrived. Never blocks."""
         if not self._arrived:

@@ -104,7 +104,7 @@ class SharedMemoryExecutable(PlanExecutable):
         self._require_live()
         run: QueuedRun
         if self.direct or self._before:
-            run = QueuedPythonRun(self._run_in_steps, self._runs, keep)
+            run = QueuedPythonRun(self._run_in_steps, self._runs, keep, self._context.node.barrier.all_arrived)
         else:
             run = QueuedStagedRun(self._get_staged(), self._addresses, self._runs, keep)
         self.operation = run

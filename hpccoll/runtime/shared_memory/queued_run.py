@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
+from hpccoll.errors import HpccollError
 from hpccoll.native import StagedCall, StagedRun
 from hpccoll.runtime.progress import InFlight
 
@@ -46,7 +47,6 @@ class QueuedStagedRun(QueuedRun):
         try:
             done = self.native.advance()
         except BaseException:
-            self.native.finish()
             self._end()
             raise
         if done:
@@ -61,13 +61,20 @@ class QueuedPythonRun(QueuedRun):
         begin: starts the run, and returns an iterator that yields whenever the run has to wait for other ranks.
         queue: the runs of the communicator in the order of their calls.
         keep: an object that is kept alive until the run is done, such as the arrays.
+        have_all_arrived: whether all ranks are at this rank's fence, and therefore do not read its arrays any more.
     """
 
-    __slots__ = ("_begin", "_keep", "_steps")
+    __slots__ = ("_begin", "_have_all_arrived", "_keep", "_steps")
 
-    def __init__(self, begin: Callable[[], Iterator[None]], queue: deque[QueuedRun], keep: object) -> None:
+    def __init__(
+        self,
+        begin: Callable[[], Iterator[None]],
+        queue: deque[QueuedRun],
+        keep: object,
+        have_all_arrived: Callable[[], bool],
+    ) -> None:
         super().__init__(StagedRun(None, 0, 0, None, None), queue)
-        self._begin, self._keep = begin, keep
+        self._begin, self._keep, self._have_all_arrived = begin, keep, have_all_arrived
         self._steps: Iterator[None] | None = None
 
     def _advance(self) -> bool:
@@ -78,11 +85,18 @@ class QueuedPythonRun(QueuedRun):
                 self._steps = self._begin()
             for _ in self._steps:
                 return False  # the run waits for other ranks; the next call continues it
-        except BaseException:
+        except HpccollError:  # on all ranks, so that the next run may begin
             self._finish()
+            raise
+        except BaseException:
+            self._end()
             raise
         self._finish()
         return True
+
+    def is_settled(self) -> bool:
+        """Whether the other ranks have read this rank's arrays, if they have begun to."""
+        return self._steps is None or self._have_all_arrived()
 
     def _finish(self) -> None:
         """Let the next run begin, and drop the arrays."""
