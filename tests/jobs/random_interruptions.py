@@ -17,7 +17,7 @@ from pathlib import Path
 from tests.jobs import launch
 
 ROUNDS = 10  # of one job; a job whose ranks wait inside MPI for the interrupted rank ends early
-JOB_S = 150  # far more than a job of ROUNDS rounds takes; interrupted_program.py finds ranks that hang in a round
+JOB_S = 600  # more than a job takes on a very busy machine; interrupted_program.py finds ranks that hang in a round
 
 
 def run_job(seed: int, ranks: int) -> tuple[Counter[str], str]:

@@ -88,7 +88,15 @@ INNER_FLOORS = {  # within a package; a module may import from its own entry and
         "failure_detection": (2, "failure_detection"),
         **{
             name: (2, name)
-            for name in ("agreement", "argument_check", "collective_call", "executable", "work", "instructions")
+            for name in (
+                "agreement",
+                "argument_check",
+                "collective_call",
+                "executable",
+                "work",
+                "instructions",
+                "started_operations",
+            )
         },
         **{name: (3, name) for name in ("arguments", "call_cache", "address_space", "node_memory")},
         **{name: (4, name) for name in ("plan_executable", "plain_arrays")},

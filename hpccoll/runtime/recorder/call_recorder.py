@@ -136,8 +136,12 @@ class CallRecorder(CallCounter):
                 self.refuse_call()
             self.current = name
             self.count = number = self.count + 1
-            serial, at, place = take_entry()
-            pack(memory, at, serial, read_clock(), number, description, serial)
+            try:  # a signal handler may raise
+                serial, at, place = take_entry()
+                pack(memory, at, serial, read_clock(), number, description, serial)
+            except BaseException as error:
+                self.take_exception(name, error)
+                raise
             return place
 
         return begin
@@ -163,8 +167,12 @@ class CallRecorder(CallCounter):
                 self.refuse_call()
             self.current = name
             self.count = number = self.count + 1
-            serial, at, place = take_entry()
-            pack(memory, at, serial, read_clock(), number, description, serial)
+            try:
+                serial, at, place = take_entry()
+                pack(memory, at, serial, read_clock(), number, description, serial)
+            except BaseException as error:
+                self.take_exception(name, error)
+                raise
             try:
                 first()
                 if others:  # a loop over nothing takes 0.02 us
@@ -369,8 +377,8 @@ class WaitReason:
     def __enter__(self) -> None:
         if self.state.current is not None:
             self.state.refuse_call()
-        self.state.current = self
         self._store_time(layout.WAITED_WORD)
+        self.state.current = self  # last, because `__exit__` is not called after an exception before
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
