@@ -33,11 +33,14 @@ class StartedOperations:
         return [operation for reference in self._operations.valuerefs() if (operation := reference()) is not None]
 
     def fail(self, error: CommunicationError) -> None:
-        """Let the operations in flight fail with `error`, because the communicator has become unusable."""
+        """Let the operations in flight fail with `error`, because the communicator has become unusable.
+
+        An operation that an exception has ended fails with its own error, but may also have begun to send messages.
+        """
         for operation in self.list_live():
-            if not operation.done:
+            if not operation.done or operation.error is not None:
                 operation.abandon()
-                operation.error, operation.done = error, True
+                operation.error, operation.done = operation.error or error, True
                 self._failed.append(operation)
 
     def settle(self) -> None:
