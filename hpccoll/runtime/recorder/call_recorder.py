@@ -175,9 +175,8 @@ class CallRecorder(CallCounter):
                 raise
             try:
                 first()
-                if others:  # a loop over nothing takes 0.02 us
-                    for function in others:
-                        function()
+                for function in others:
+                    function()
             except BaseException as error:
                 fail(place)
                 explain(error)
