@@ -35,7 +35,9 @@ color=no # Open MPI gives ranks a terminal even if there is none
 [ -t 1 ] && color=yes
 logs=$(mktemp -d)
 # In `make test`, the Makefile removes files after all sessions that run beside each other: see tests/conftest.py.
-trap '[ -n "${HPCCOLL_TEST_BESIDE-}" ] || "$bin/python" "$here/leftovers.py" "$SECONDS" || true; rm -rf "$logs"' EXIT
+export JOB_OF_TEST="$$ $(date +%s%N)" # marks all processes of the run, so that none is left
+trap '"$bin/python" "$here/remaining_processes.py" "$JOB_OF_TEST" || true
+[ -n "${HPCCOLL_TEST_BESIDE-}" ] || "$bin/python" "$here/leftovers.py" "$SECONDS" || true; rm -rf "$logs"' EXIT
 echo "== $(basename "$environment"): $ranks ranks"
 status=0
 timeout --foreground --kill-after=10 "${HPCCOLL_TEST_LIMIT:-3600}" "$bin/mpirun" -n "$ranks" "$0" --rank "$logs" \

@@ -5,6 +5,7 @@
 enum { POLLS_WITH_GIL = 100, POLLS_WITH_GIL_OVERSUBSCRIBED = 4 };
 static const int64_t SPIN_NS = 50000, YIELD_NS = 100000, FIRST_LIMIT_NS = 300000, LIMIT_NS = 400000;
 static const int64_t BUSY_LIMIT_NS = 10000;  // between two advances of operations in flight
+static const int64_t SETTLE_NS = 500000000;  // time for ranks that do not know of an exception to read memory
 
 static int counter_init(PyObject *self, PyObject *lines, Py_ssize_t row) {
     ArrivalCounterObject *counter = (ArrivalCounterObject *)self;
@@ -161,6 +162,18 @@ int wait_for_ranks(NodeBarrierObject *barrier) {
         }
     }
     return 0;
+}
+
+void settle_fence(NodeBarrierObject *barrier) {
+    Counter *counter = &barrier->base.counter;
+    Py_BEGIN_ALLOW_THREADS
+    for (int64_t row = 0; row < counter->ranks; row++) {
+        Line *line = line_of(counter, row);
+        if (row != counter->row && !wait_until(line, counter->count, 0, YIELD_NS, SETTLE_NS)) {
+            break;
+        }
+    }
+    Py_END_ALLOW_THREADS
 }
 
 static PyObject *NodeBarrier_fence(PyObject *self, PyObject *unused) {

@@ -175,6 +175,9 @@ static PyObject *DirectCall_run(PyObject *self, PyObject *args) {
     set_peers(part->peers, part->program->memories, part->addresses, part->processes);
     int failed = run_to_end(call->program, call->barrier, call->table, (char *)(uintptr_t)input,
                             (char *)(uintptr_t)output, 0);
+    if (failed) {
+        settle_fence(call->barrier);
+    }
     return failed ? NULL : Py_NewRef(Py_True);
 }
 

@@ -32,7 +32,7 @@ typedef struct {
 
 enum { MPI_FUNCTIONS = 7 };  // in the order of MpiLibrary
 enum { TESTS_WITH_GIL = 30, TESTS_WITH_GIL_OVERSUBSCRIBED = 3 };
-static const int64_t SPIN_NS = 50000, LIMIT_NS = 400000, BUSY_LIMIT_NS = 10000;
+static const int64_t SPIN_NS = 50000, LIMIT_NS = 400000, BUSY_LIMIT_NS = 10000, SETTLE_NS = 500000000;
 
 static PyObject *MpiFunctions_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"functions", "byte", "self", "any_source", "any_tag", "source_offset", "has_pointers",
@@ -249,6 +249,17 @@ static MessageOutcome run_messages(MessageCallObject *call, MessageState *state)
     return outcome;
 }
 
+// Waits after an exception until the messages that the run has begun to send are sent, for up to SETTLE_NS: the program
+// may now write to their memory, and a rank that does not know of the exception must not receive what it writes.
+static void settle_sends(const MessageState *state) {
+    Py_BEGIN_ALLOW_THREADS
+    int64_t end = read_clock_ns() + SETTLE_NS;
+    while (!are_sent(state) && read_clock_ns() < end) {
+        sched_yield();
+    }
+    Py_END_ALLOW_THREADS
+}
+
 static int run_call(MessageCallObject *call, char *input, char *output) {
     int64_t place = begin_call(&call->entry);
     if (place < 0) {
@@ -262,6 +273,9 @@ static int run_call(MessageCallObject *call, char *input, char *output) {
     }
     bool failed = outcome != MESSAGES_DONE;
     end_call(&call->entry, place, failed);
+    if (outcome == MESSAGES_INTERRUPTED) {
+        settle_sends(&state);
+    }
     return failed ? -1 : 0;
 }
 
@@ -415,10 +429,23 @@ static PyObject *MessageRun_abandon(PyObject *self, PyObject *unused) {
     Py_RETURN_NONE;
 }
 
+static PyObject *MessageRun_is_sent(PyObject *self, PyObject *unused) {
+    (void)unused;
+    MessageRunObject *run = (MessageRunObject *)self;
+    bool sent = is_done(&run->task) && run->outcome == MESSAGES_DONE;
+    if (!sent && claim_task(&run->task)) {
+        sent = are_sent(&run->state);
+        release_task(&run->task);
+    }
+    return PyBool_FromLong(sent);
+}
+
 static PyMethodDef MessageRun_methods[] = {
     {"advance", MessageRun_advance, METH_NOARGS,
      "Advance without blocking, and return whether the run is done; the progress thread advances it from now on."},
     {"abandon", MessageRun_abandon, METH_NOARGS, "Take the run from the progress thread."},
+    {"is_sent", MessageRun_is_sent, METH_NOARGS,
+     "Whether MPI no longer reads the memory of the messages that the run has begun to send; lets MPI advance."},
     {NULL, NULL, 0, NULL},
 };
 

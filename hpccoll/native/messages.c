@@ -110,6 +110,19 @@ MessageOutcome advance_messages(MessageState *state, int64_t tiles, Report *repo
     return MESSAGES_DONE;
 }
 
+bool are_sent(const MessageState *state) {
+    bool sent = true;
+    for (int64_t i = 0; i < state->position.at; i++) {
+        const Instruction *step = &state->program->instructions[i];
+        MessageStatus status;
+        int flag = 1;
+        if (step->code == SEND && !test_request(state->library, &state->requests[step->right_offset], &flag, &status)) {
+            sent &= flag;
+        }
+    }
+    return sent;
+}
+
 void poll_mpi(const void *library) {
     const MpiLibrary *mpi = library;
     MessageStatus status;

@@ -56,6 +56,9 @@ typedef enum { MESSAGES_WAIT, MESSAGES_DONE, MESSAGES_FAILED, MESSAGES_INTERRUPT
 // Local work may call `report->poll`.
 MessageOutcome advance_messages(MessageState *state, int64_t tiles, Report *report);
 
+// Whether MPI no longer reads the memory of the messages that a run has begun to send; lets MPI advance.
+bool are_sent(const MessageState *state);
+
 // Lets MPI advance all communication of this process.
 void poll_mpi(const void *library);
 

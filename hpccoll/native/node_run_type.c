@@ -12,7 +12,7 @@ static bool step(QueuedRunObject *base) {
     NodeRunObject *object = (NodeRunObject *)base;
     bool moved = advance_node_run(&object->run, &base->report);
     if (object->run.phase == HAS_ENDED) {
-        finish_run(base);
+        finish_run(base, object->run.outcome != EXECUTED);
     }
     return moved;
 }
@@ -54,6 +54,12 @@ static int raise_failure(QueuedRunObject *base) {
     return object->run.outcome ? -1 : 0;
 }
 
+// A staged run has copied what the other ranks read.
+static bool is_settled(const QueuedRunObject *base) {
+    const NodeRun *run = &((const NodeRunObject *)base)->run;
+    return !run->has_entered || !run->direct || have_all_arrived(run->direct->barrier->counter);
+}
+
 static PyObject *NodeRun_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"staged", "direct", "make_staged", "source", "result", "previous", "before", "keep", NULL};
     PyObject *staged, *direct, *make_staged, *previous, *before, *keep;
@@ -84,6 +90,7 @@ static PyObject *NodeRun_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
     self->base.step = step;
     self->base.prepare = prepare;
     self->base.raise_failure = raise_failure;
+    self->base.is_settled = is_settled;
     self->base.releases_gil = program->releases_gil;
     // The thread calls no Python, and therefore none of the user's reductions.
     self->base.is_for_thread = !(program->reducer && program->reducer->reducer.combine);

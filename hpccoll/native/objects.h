@@ -120,6 +120,8 @@ typedef struct QueuedRunObject {
     NodeBarrierObject *barrier;
     Report report;
     bool is_added, is_for_thread, releases_gil;
+    // Whether an exception came inside of the run: the other ranks still wait for its fences, so no run may follow.
+    bool is_broken;
     _Atomic bool has_begun;
     // Advances without blocking and without the GIL, and returns whether it did anything; calls `finish_run` at the end.
     bool (*step)(struct QueuedRunObject *);
@@ -127,6 +129,8 @@ typedef struct QueuedRunObject {
     int (*prepare)(struct QueuedRunObject *);
     // Raises the error of a run that is done; returns -1 if there is one.
     int (*raise_failure)(struct QueuedRunObject *);
+    // Whether the other ranks no longer read this rank's memory for what the run has begun.
+    bool (*is_settled)(const struct QueuedRunObject *);
 } QueuedRunObject;
 
 // The functions of the MPI library; `raise_error` raises the error for the name of a call and MPI's error number.
@@ -149,6 +153,10 @@ enum { RECORD_WORDS = 16, DESCRIPTION_BYTES = (RECORD_WORDS - 4) * 8 };  // of a
 
 // Blocks until all ranks have arrived as often as this rank; returns -1 with an exception if the wait was interrupted.
 int wait_for_ranks(NodeBarrierObject *barrier);
+
+// Waits after an exception, for up to half a second, for the ranks at the fence where this rank has arrived: they may
+// read this rank's memory until they arrive, and the program may now write to it.
+void settle_fence(NodeBarrierObject *barrier);
 
 // Lets signal handlers run; returns -1 if one has raised an exception. Takes the GIL.
 int handle_signals(void);
@@ -196,8 +204,8 @@ int resolve_peers(PeersObject *peers);
 int begin_queued_run(QueuedRunObject *run, NodeBarrierObject *barrier, PyObject *previous, PyObject *before, PyObject *make_staged,
                      PyObject *keep);
 
-// Notes that a run is done; the last access of the thread that advances it.
-void finish_run(QueuedRunObject *run);
+// Notes that a run is done; the last access of the thread that advances it. No run may follow a broken one.
+void finish_run(QueuedRunObject *run, bool is_broken);
 
 // Runs a staged call on an input and an output; returns -1 with an exception.
 int run_staged(StagedCallObject *call, char *input, char *output);

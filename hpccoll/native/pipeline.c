@@ -150,3 +150,12 @@ bool advance_pipeline(PipelineRun *run, Report *report) {
     }
     return false;
 }
+
+bool are_segments_settled(const PipelineRun *run) {
+    bool settled = true;
+    for (int64_t slot = 0; run->segments && slot < run->part->slots; slot++) {
+        const Lane *lane = &run->lanes[slot];
+        settled &= !lane->is_active || (are_sent(&lane->state) && have_all_arrived(run->part->counters[slot]));
+    }
+    return settled;
+}

@@ -59,6 +59,9 @@ typedef struct {
 // Does a little of each segment in flight without blocking; returns whether it did anything.
 bool advance_pipeline(PipelineRun *run, Report *report);
 
+// Whether the messages of the segments in flight are sent, and the node's ranks are where this rank is.
+bool are_segments_settled(const PipelineRun *run);
+
 // The largest number of requests of the programs.
 int64_t count_requests(const Segments *segments);
 

@@ -238,7 +238,7 @@ static bool step(QueuedRunObject *base) {
         moved = true;
     }
     if (object->run.phase == PIPELINE_ENDED) {
-        finish_run(base);
+        finish_run(base, object->run.outcome == MESSAGES_INTERRUPTED);
     }
     return moved;
 }
@@ -299,6 +299,10 @@ static int raise_failure(QueuedRunObject *base) {
     return PyErr_Occurred() ? -1 : 0;
 }
 
+static bool is_settled(const QueuedRunObject *base) {
+    return are_segments_settled(&((const PipelineRunObject *)base)->run);
+}
+
 // Whether the thread may advance a run: it calls no Python, and MPI only if MPI permits it.
 static bool is_for_thread(const PipelineRunObject *self) {
     const SegmentsObject *segments = self->call->direct ? self->call->direct : self->staged;
@@ -335,6 +339,7 @@ static PyObject *PipelineRun_new(PyTypeObject *type, PyObject *args, PyObject *k
     self->base.step = step;
     self->base.prepare = prepare;
     self->base.raise_failure = raise_failure;
+    self->base.is_settled = is_settled;
     self->base.releases_gil = true;
     self->base.is_for_thread = is_for_thread(self);
     return (PyObject *)self;

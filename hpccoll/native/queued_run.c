@@ -8,16 +8,23 @@
 static const int64_t SPIN_NS = 50000, YIELD_NS = 100000, LIMIT_NS = 400000, BUSY_LIMIT_NS = 10000;
 static const int64_t FIRST_SLEEP_NS = 10000;
 
-void finish_run(QueuedRunObject *run) {
+void finish_run(QueuedRunObject *run, bool is_broken) {
+    run->is_broken = is_broken;
     // release: the next run, and Python, see the barrier and the result as this run has left them
     atomic_store_explicit(&run->task.done, true, memory_order_release);
+}
+
+// Whether the previous run is done, and has left the barrier as the other ranks expect it.
+static bool may_begin(const QueuedRunObject *run) {
+    QueuedRunObject *previous = run->previous;
+    return !previous || (is_done(&previous->task) && !(previous->is_broken && run->barrier->base.counter.ranks > 1));
 }
 
 // Whether the run has begun; begins it if the previous one is done and no Python has to be called before.
 static bool has_begun(QueuedRunObject *run) {
     // relaxed: only the thread that has claimed the run stores it, and no data depends on it in other threads
     bool begun = atomic_load_explicit(&run->has_begun, memory_order_relaxed);
-    if (!begun && !run->before && !(run->previous && !is_done(&run->previous->task))) {
+    if (!begun && !run->before && may_begin(run)) {
         begun = true;
         atomic_store_explicit(&run->has_begun, true, memory_order_relaxed);
     }
@@ -65,7 +72,7 @@ static void QueuedRun_dealloc(PyObject *self) {
 
 // Calls what has to be called before the run begins, once the previous run is done; returns -1 with an exception.
 static int call_before(QueuedRunObject *run) {
-    if (!run->before || (run->previous && !is_done(&run->previous->task))) {
+    if (!run->before || !may_begin(run)) {
         return 0;
     }
     PyObject *before = run->before, *result = PyObject_CallNoArgs(before);
@@ -117,7 +124,7 @@ static PyObject *QueuedRun_advance(PyObject *self, PyObject *unused) {
     note_advance();
     if (!is_done(&run->task) && claim_task(&run->task)) {
         if (!is_done(&run->task) && advance_claimed(run)) {
-            finish_run(run);
+            finish_run(run, true);
         }
         release_task(&run->task);
     }
@@ -193,7 +200,7 @@ static PyObject *QueuedRun_wait(PyObject *self, PyObject *unused) {
     int failed = run_blocking(run);
     run->report.poll = NULL;
     if (failed) {
-        finish_run(run);
+        finish_run(run, true);
     }
     PyObject *result = end_run(run);
     Py_DECREF(self);
@@ -210,7 +217,7 @@ static PyObject *QueuedRun_finish(PyObject *self, PyObject *unused) {
     (void)unused;
     QueuedRunObject *run = (QueuedRunObject *)self;
     take_from_thread(run);
-    finish_run(run);
+    finish_run(run, false);
     Py_CLEAR(run->before);
     Py_CLEAR(run->make_staged);
     Py_RETURN_NONE;
@@ -222,10 +229,23 @@ static PyObject *QueuedRun_abandon(PyObject *self, PyObject *unused) {
     Py_RETURN_NONE;
 }
 
+static PyObject *QueuedRun_is_settled(PyObject *self, PyObject *unused) {
+    (void)unused;
+    QueuedRunObject *run = (QueuedRunObject *)self;
+    bool settled = false;
+    if (claim_task(&run->task)) {
+        settled = run->is_settled(run);
+        release_task(&run->task);
+    }
+    return PyBool_FromLong(settled);
+}
+
 static PyMethodDef QueuedRun_methods[] = {
     {"advance", QueuedRun_advance, METH_NOARGS,
      "Advance without blocking, and return whether the run is done; the progress thread advances it from now on."},
     {"wait", QueuedRun_wait, METH_NOARGS, "Block until the run is done; the progress thread does not advance it."},
+    {"is_settled", QueuedRun_is_settled, METH_NOARGS,
+     "Whether the other ranks no longer read this rank's memory for what the run has begun; lets MPI advance."},
     {"finish", QueuedRun_finish, METH_NOARGS, "Let the next run begin after a failure."},
     {"abandon", QueuedRun_abandon, METH_NOARGS, "Take the run from the progress thread."},
     {NULL, NULL, 0, NULL},

@@ -17,17 +17,17 @@ many ranks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable
 from contextlib import nullcontext
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, cast
-from weakref import WeakSet, WeakValueDictionary
+from weakref import WeakValueDictionary
 
 import numpy as np
 from mpi4py import MPI
 
 from hpccoll.algorithms import Algorithm
-from hpccoll.errors import CommunicationError, ReductionError, UsageError
+from hpccoll.errors import ReductionError, UsageError
 from hpccoll.native import CallTable, MessageCall, StagedCall, configure_progress
 from hpccoll.plan import Count
 from hpccoll.runtime.arguments import BlockCounts
@@ -45,6 +45,7 @@ from hpccoll.runtime.plan_executable import Context, PlanExecutable
 from hpccoll.runtime.progress import InFlight, get_progress
 from hpccoll.runtime.recorder.call_recorder import CallRecorder, WaitReason
 from hpccoll.runtime.recorder.flight_recorder import get_recorder
+from hpccoll.runtime.started_operations import StartedOperations
 from hpccoll.runtime.unbound import UnboundCollectives
 from hpccoll.runtime.unbound_collective import UnboundLibraryCollective
 from hpccoll.runtime.work import explain_mpi_error
@@ -113,8 +114,8 @@ class Engine:
             self.library.use_non_blocking()
         self._message_plans = 0  # the number of asynchronous plans of messages so far
         self._with_tag: WeakValueDictionary[int, InFlight] = WeakValueDictionary()  # the latest operation of each tag
-        self._started: WeakSet[InFlight] = WeakSet()
-        self.state.on_interruption = partial(_fail_operations, self._started, [])
+        self._started = StartedOperations(self.progress, self.state)
+        self.state.on_interruption, self.state.settle = self._started.fail, self._started.settle
 
     def run(self, call: CollectiveCall, *, again: bool = False) -> Executable | None:
         """Run a collective and wait for its end; return its executable if it is in the call cache, else None.
@@ -247,7 +248,7 @@ class Engine:
 
     def finish(self) -> None:
         """Block until all asynchronous collectives of this communicator are done."""
-        for operation in list(self._started):
+        for operation in self._started.list_live():
             self.progress.wait_until(operation.advance)
         self.progress.advance()  # forgets the completed operations
 
@@ -381,18 +382,6 @@ class Engine:
             staged=staged,
             sizes=None if sizes is None else np.array(sizes, np.int64),
         )
-
-
-def _fail_operations(started: Iterable[InFlight], kept: list[InFlight], error: CommunicationError) -> None:
-    """Let the operations in flight of an unusable communicator fail with `error`.
-
-    They are added to `kept`, because MPI may still write to their memory.
-    """
-    for operation in list(started):
-        if not operation.done:
-            kept.append(operation)
-            operation.abandon()
-            operation.error, operation.done = error, True
 
 
 def _key(call: CollectiveCall, kind: BufferKind) -> tuple[Hashable, ...]:

@@ -13,7 +13,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache, partial
 from typing import Any, Final, TypeVar
 from weakref import WeakSet
@@ -29,6 +29,7 @@ from hpccoll.runtime.running_clock import MOST_STEP_S
 Result = TypeVar("Result")
 NEVER: Final = float("inf")
 TIME_IS_UP: Final = "other ranks did not arrive in time"
+SETTLE_S: Final = 0.5  # longer than other ranks take to read the notice of an interruption (endings.NOTICE_TICK_S)
 POLLS: Final = 16  # polls between two pauses of `wait_until`; each poll moves a few KiB of a long message
 
 
@@ -84,6 +85,13 @@ class InFlight(ABC):
         if self.awaited is not None:
             self.awaited.mark_started()
 
+    def is_settled(self) -> bool:
+        """Whether other ranks no longer read this rank's memory for what the operation has begun; lets MPI advance.
+
+        Called after an interruption, when nothing advances the operation any more.
+        """
+        return True
+
     def abandon(self) -> None:  # noqa: B027 - most operations have no other thread
         """Let nothing advance the operation from now on; called when its communicator becomes unusable."""
 
@@ -94,6 +102,8 @@ class InFlight(ABC):
     def raise_error(self) -> None:
         """Raise the error of a failed operation."""
         if self.error is not None:
+            if self.awaited is not None and self.awaited.state.is_unusable:
+                self.awaited.state.settle()
             raise self.error
 
 
@@ -112,14 +122,14 @@ class Progress:
     """
 
     __slots__ = (
-        "_advancing", "_checked", "_interrupted", "_is_ending", "_listeners", "deadline", "garbage", "hand_over",
+        "_checked", "_interrupted", "_is_advancing", "_is_ending", "_listeners", "deadline", "garbage", "hand_over",
         "operations", "oversubscribed", "poll_mpi", "transfers",
     )  # fmt: skip
 
     def __init__(self, poll_mpi: Callable[[], object] = bool) -> None:
         self.operations: dict[InFlight, None] = {}
         self.transfers: dict[InFlight, None] = {}
-        self.poll_mpi, self._advancing, self.deadline = poll_mpi, threading.Lock(), NEVER
+        self.poll_mpi, self._is_advancing, self.deadline = poll_mpi, False, NEVER
         self._interrupted: CallRecorder | None = None
         self._checked = 0.0  # when a wait last read the clock
         self.garbage: deque[Callable[[], object]] = deque()
@@ -167,8 +177,9 @@ class Progress:
         Completed operations are removed. One transfer per call is tested, in turn, because one test lets MPI advance
         all of them. Returns False without an effect if an advancing operation or another thread is in this function.
         """
-        if not self._advancing.acquire(blocking=False):
+        if self._is_advancing:
             return False
+        self._is_advancing = True  # no thread and no signal handler can run between the test and `try`
         try:
             for operation in list(self.operations):
                 if operation.advance():
@@ -181,7 +192,7 @@ class Progress:
                 elif not self.transfers:
                     set_polling(False)
         finally:
-            self._advancing.release()
+            self._is_advancing = False
         return True
 
     def discard(self, release: Callable[[], object]) -> None:
@@ -232,8 +243,8 @@ class Progress:
         if state is None:
             raise WaitTimeoutError(TIME_IS_UP)
         self.deadline = NEVER
-        if state.interruption is not None and state.is_in_call:
-            raise state.interruption.make_error(state.rank)
+        if state.is_in_call:
+            state.raise_interruption()
 
     def prepare_fork(self) -> None:
         """Let the child know of all messages in flight, so that `abandon` finds them."""
@@ -329,14 +340,30 @@ class Progress:
         thread = threading.Thread(target=run, name="hpccoll-blocking-mpi-call")
         thread.start()
         backoff = Backoff(spins=False, sleeps=False)
-        self.advance()
-        while self.operations and not outcome and not errors:
-            backoff.pause()
+        try:
             self.advance()
-        thread.join()
+            while self.operations and not outcome and not errors:
+                backoff.pause()
+                self.advance()
+            thread.join()
+        except BaseException:
+            thread.join(SETTLE_S)
+            raise
         if errors:
             raise errors[0]
         return outcome[0]
+
+
+def settle(conditions: Iterable[Callable[[], object]]) -> None:
+    """Wait until all conditions are true, for up to SETTLE_S seconds.
+
+    To be called after an exception in a call, before the program goes on: the program may write to the call's arrays,
+    and a rank that does not know of the exception yet would otherwise take these numbers for those of the call.
+    """
+    end, backoff = time.monotonic() + SETTLE_S, Backoff(spins=False)
+    waiting = list(conditions)
+    while (waiting := [is_true for is_true in waiting if not is_true()]) and time.monotonic() < end:
+        backoff.pause()
 
 
 @cache

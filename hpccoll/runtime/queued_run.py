@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from contextlib import suppress
 
+from hpccoll.errors import HpccollError
 from hpccoll.native import QueuedRun
 from hpccoll.runtime.progress import InFlight
 
@@ -26,8 +27,11 @@ class RunInQueue(InFlight):
     def _advance(self) -> bool:
         try:
             done = self.native.advance()
-        except BaseException:
+        except HpccollError:  # on all ranks, so that the next run may begin
             self.end()
+            raise
+        except BaseException:
+            self._leave()
             raise
         self.mark_started()
         if done:
@@ -44,8 +48,12 @@ class RunInQueue(InFlight):
         """Block until the run, which nothing else advances, is done."""
         try:
             self.native.wait()
-        except BaseException:
+        except HpccollError:
             self.end()
+            raise
+        except BaseException:
+            self.done = True
+            self._leave()
             raise
         self.done = True
         self._leave()
@@ -60,6 +68,10 @@ class RunInQueue(InFlight):
         """Leave the queue."""
         with suppress(ValueError):
             self._queue.remove(self)
+
+    def is_settled(self) -> bool:
+        """Whether the other ranks no longer read this rank's memory for what the run has begun."""
+        return self.native.is_settled()
 
     def abandon(self) -> None:
         """Take the run from the progress thread."""

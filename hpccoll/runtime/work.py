@@ -69,8 +69,7 @@ class Work(Generic[ResultT]):
             self.done = not advanced and operation.advance()
             if self.done:
                 progress.forget_transfer(operation)
-        if operation.error is not None:
-            raise operation.error
+        operation.raise_error()
         return self.done
 
     def wait(self, timeout: float | None = None) -> ResultT:
@@ -160,11 +159,16 @@ class MpiTransfer(InFlight):
         self._keep = ()
         return True
 
+    def is_settled(self) -> bool:
+        """Whether this is a receive, or a send or collective whose requests are complete."""
+        return self._status is not None or bool(MPI.Request.Testall(self._requests))
+
     def cancel_receive(self) -> None:
         """Keep MPI from writing to the memory of a receive that no message has matched."""
         if self._status is not None:
             for request in self._requests:
-                request.Cancel()
+                if request != MPI.REQUEST_NULL:  # complete, but an exception came before it was removed
+                    request.Cancel()
 
     def _check_received(self, status: MPI.Status) -> None:
         """Take the sender of a received segment; raise CommunicationError unless the segment has the expected size."""

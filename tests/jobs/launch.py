@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from tests.remaining_processes import MARK, end_processes
+
 BIN = Path(sys.executable).parent
 LIMIT_S = 240  # less than the time limit of a test in pyproject.toml
+JOB_MARK = f"{os.getpid()} {time.time()}"  # in the environment of all jobs of this process
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -24,6 +27,7 @@ def environment(**more: str) -> dict[str, str]:
         "PRTE_MCA_hwloc_default_binding_policy": "none",
         "OMPI_MCA_mpi_yield_when_idle": "1",
         "HPCCOLL_TUNING": "off",  # a table on this machine must not decide what tests run
+        MARK: JOB_MARK,
     }
     return os.environ | ours | more
 
@@ -37,11 +41,12 @@ def run_script(script: str | Sequence[str], ranks: int, **more: str) -> subproce
         more: environment variables.
     """
     words = ["-c", script] if isinstance(script, str) else script
+    mark = f"{JOB_MARK} {time.monotonic_ns()}"  # of this job alone
     # Output goes to files, because killed ranks would keep pipes open.
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         process = subprocess.Popen(
             [str(BIN / "mpirun"), "-n", str(ranks), sys.executable, *words],
-            env=environment(**more),
+            env=environment(**more) | {MARK: mark},
             stdout=out,
             stderr=err,
             start_new_session=True,
@@ -54,8 +59,7 @@ def run_script(script: str | Sequence[str], ranks: int, **more: str) -> subproce
             with suppress(subprocess.TimeoutExpired):
                 process.wait(5)
         finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            end_processes(mark)
             process.wait()
         out.seek(0)
         err.seek(0)

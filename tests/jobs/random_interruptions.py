@@ -9,6 +9,7 @@ the interpreter decides the MPI library.
 from __future__ import annotations
 
 import sys
+import tempfile
 import time
 from collections import Counter
 from pathlib import Path
@@ -16,9 +17,7 @@ from pathlib import Path
 from tests.jobs import launch
 
 ROUNDS = 10  # of one job; a job whose ranks wait inside MPI for the interrupted rank ends early
-LIMIT_S = 2.0
-JOB_S = 150  # a job of ROUNDS rounds that takes longer hangs
-END_S = 1.5  # for the launcher and the exit of the ranks
+JOB_S = 600  # more than a job takes on a very busy machine; interrupted_program.py finds ranks that hang in a round
 
 
 def run_job(seed: int, ranks: int) -> tuple[Counter[str], str]:
@@ -31,23 +30,22 @@ def run_job(seed: int, ranks: int) -> tuple[Counter[str], str]:
     """
     program = str(Path(__file__).with_name("interrupted_program.py"))
     launch.LIMIT_S = JOB_S
-    done = launch.run_script([program, str(seed), str(ROUNDS)], ranks, HPCCOLL_TUNING="off")
-    ended = time.monotonic()
+    with tempfile.NamedTemporaryFile() as places:
+        places.write(bytes(16 * ranks))
+        places.flush()
+        done = launch.run_script([program, str(seed), str(ROUNDS), places.name], ranks, HPCCOLL_TUNING="off")
     said = f"seed {seed}, {ranks} ranks: status {done.returncode}\n{done.stdout[-1500:]}\n{done.stderr[-6000:]}"
     lines = [line.split() for line in done.stdout.splitlines() if line.strip()]
     counts = Counter(words[0] for words in lines if words[0] in ("armed", "interrupted"))
     counts.update(words[-1] for words in lines if words[0] == "round")
-    if done.returncode == -1:
+    if done.returncode == -1 or any(words[0] == "hang" for words in lines):
         return counts, f"a hang: {said}"
     if "AssertionError" in said:
-        return counts, f"a wrong number or a slow call: {said}"
+        return counts, f"a wrong number: {said}"
     if done.returncode:
         counts["ended jobs"] += 1
         if "is unusable" not in done.stderr:
             return counts, f"another error: {said}"
-        last = max((float(words[2]) for words in lines if words[0] == "interrupted"), default=ended)
-        if counts["armed"] == counts["interrupted"] and ended - last > LIMIT_S + END_S:
-            return counts, f"a slow end, {ended - last:.1f} s after the interruption: {said}"
     return counts, ""
 
 

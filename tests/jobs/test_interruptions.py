@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.depth import mark_full
+from tests.jobs import launch
 from tests.jobs.launch import run_script
 from tests.jobs.random_interruptions import run_interruptions
 
@@ -163,3 +164,89 @@ def test_an_exception_in_a_chosen_line_makes_the_communicator_unusable(algorithm
         if words[1:] and words[1] not in ("refused", "interrupted") and words[0] in "01":
             assert float(words[2]) == 2 * float(words[1]), said
     assert "interrupted" not in done.stdout or "refused" in said or "is unusable" in said, said
+
+
+OVERWRITE = """
+import signal, sys, time
+import numpy as np
+import hpccoll
+from hpccoll.errors import CommunicationError
+from hpccoll.runtime.failure_detection import endings
+
+def handle(*_):
+    raise TimeoutError
+
+CALL = sys.argv[1]
+comm = hpccoll.Communicator()
+algorithm = "mpi" if CALL == "library" else "chain"
+x = np.full(1_000_000, 1.0 - comm.rank)  # too long to be sent before the receiver asks for it
+if comm.rank == 0:
+    x.fill(7.0)
+    endings.NOTICE_TICK_S = endings.TICK_S = 3  # this rank learns of the interruption late
+    time.sleep(0.7)
+comm.barrier()
+if comm.rank == 1:
+    signal.signal(signal.SIGALRM, handle)
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    try:
+        if CALL == "message":
+            comm.isend(x, 0)
+        else:
+            comm.broadcast(x, root=1, algorithm=algorithm, async_op=CALL != "blocking")
+        comm.barrier()
+    except TimeoutError:
+        x.fill(100.0)
+else:
+    time.sleep(0.25)
+    if CALL == "message":
+        comm.recv(x, 1)
+    else:
+        work = comm.broadcast(x, root=1, algorithm=algorithm, async_op=CALL != "blocking")
+        if CALL != "blocking":
+            work.wait()
+    sys.stdout.write(f"received {set(x.tolist())}\\n")
+"""
+
+
+@pytest.mark.parametrize("call", ["blocking", "asynchronous", "library", "message"])
+def test_what_a_program_writes_after_an_interruption_is_not_sent(call):
+    said = []
+    for _ in range(3):  # on a busy machine the receiver may be too late
+        done = run_script(["-c", OVERWRITE, call], 2)
+        said.append(done.stdout + done.stderr)
+        if "received {0.0}" in done.stdout:
+            return
+    pytest.fail("\n".join(said))
+
+
+LAST = """
+import signal, sys
+import numpy as np
+import hpccoll
+from hpccoll.errors import CommunicationError
+
+def handle(*_):
+    raise TimeoutError
+
+comm = hpccoll.Communicator()
+comm.barrier()
+if comm.rank == 0:
+    signal.signal(signal.SIGALRM, handle)
+    signal.setitimer(signal.ITIMER_REAL, 0.3)
+try:
+    if comm.rank == 0:
+        comm.recv(np.empty(1), 1)
+    comm.all_reduce(np.ones(10), algorithm="shared_two_shot")
+except TimeoutError:
+    pass
+except CommunicationError as error:
+    assert "interrupted by TimeoutError" in str(error), error
+    sys.stdout.write("refused\\n")
+"""
+
+
+def test_a_rank_that_ends_after_an_interruption_tells_the_others(monkeypatch):
+    monkeypatch.setattr(launch, "LIMIT_S", 30)
+    done = run_script(LAST, 2)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "refused" in done.stdout

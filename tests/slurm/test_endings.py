@@ -85,7 +85,6 @@ def test_resume_continues_an_earlier_job(lab, tmp_path):
     assert len(rows) == len(set(keys(rows))) == ROWS
 
 
-@pytest.mark.full
 def test_the_time_limit_keeps_rows(lab, tmp_path):
     unwarned = ("--time=00:01:00", "--signal=B:CONT@1", "--no-requeue")
     job = submit(lab, tmp_path, "allreduce.sh", *ENDLESS, options=unwarned)

@@ -96,6 +96,7 @@ INNER_FLOORS = {  # within a package; a module may import from its own entry and
                 "executable",
                 "instructions",
                 "queued_run",
+                "started_operations",
                 "work",
             )
         },

@@ -54,7 +54,7 @@ LONG_WAIT_S: Final = 1.0  # a rank that waits longer for other ranks to end paus
 LONG_WAIT_PAUSE_S: Final = 0.005
 MOST_LISTED: Final = 8
 REPORTED_S: Final = 2.0  # time that a failed rank gives another rank to print the report and end the job
-ABORT_S: Final = 3.0  # time after which a process ends itself if MPI_Abort has not ended it
+ABORT_S: Final = 1.0  # time after which a process ends itself if MPI_Abort has not ended it
 
 
 class JobEndings:
@@ -318,10 +318,12 @@ class JobEndings:
         """Advance operations until all ranks have ended; end the job if a rank waits for this rank, which has ended."""
         began, progress, backoff = time.monotonic(), get_progress(), Backoff(spins=False)
         announced, complained = False, 0.0
-        while not all(watch.has_sent and (watch.have_all_departed or watch.state.interruption) for watch in watches):
+        while True:
             for watch in watches:
                 watch.poll()
                 watch.examine_interruption(time.monotonic(), progress.stop_wait)
+            if all(watch.has_sent and (watch.have_all_departed or watch.state.interruption) for watch in watches):
+                return
             progress.advance()
             progress.poll_mpi()
             now = time.monotonic()

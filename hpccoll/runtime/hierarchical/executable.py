@@ -24,6 +24,7 @@ from hpccoll.runtime.lowering import Program as LoweredProgram
 from hpccoll.runtime.messages.mpi_functions import get_handle, get_mpi_functions
 from hpccoll.runtime.node_memory.node import fingerprint_of
 from hpccoll.runtime.plan_executable import Context, PlanExecutable
+from hpccoll.runtime.progress import settle
 from hpccoll.runtime.queued_run import RunInQueue, get_last
 from hpccoll.runtime.shared_memory.access import can_access_in_place, count_elements, make_peers
 from hpccoll.runtime.shared_memory.staged import get_address, make_locate
@@ -66,7 +67,12 @@ class PipelineExecutable(PlanExecutable):
     def run(self) -> None:
         self._require_live()
         with self._state.record(self._begin):
-            self.start(None).wait()
+            run = self.start(None)
+            try:
+                run.wait()
+            except BaseException:
+                settle([run.is_settled])
+                raise
 
     __call__ = run
 

@@ -42,7 +42,7 @@ from hpccoll.runtime.messages.mpi_calls import (
     specify_counts,
 )
 from hpccoll.runtime.node_memory.node import NodeMemory
-from hpccoll.runtime.progress import NEVER, Progress
+from hpccoll.runtime.progress import NEVER, Progress, settle
 from hpccoll.runtime.recorder.call_recorder import Begin, CallRecorder
 from hpccoll.runtime.work import MpiTransfer, raise_explained
 
@@ -261,10 +261,14 @@ class MpiCollectives:
     def _complete(self, start: Callable[[], MPI.Request]) -> None:
         """Start a request and block until it is complete; meanwhile advance the operations in flight."""
         request = start()
-        if self._progress or self._progress.deadline != NEVER:
-            self._progress.wait_until(request.Test)
-        else:
-            request.Wait()
+        try:
+            if self._progress or self._progress.deadline != NEVER:
+                self._progress.wait_until(request.Test)
+            else:
+                request.Wait()
+        except BaseException:
+            settle([request.Test])
+            raise
 
     def _bind_check(self, call: CollectiveCall) -> tuple[BoundCall, ...]:
         """Return the calls that compare the ranks' calls before the blocking form."""

@@ -161,6 +161,10 @@ class NativeMessageRun(InFlight):
     def _advance(self) -> bool:
         return self._run.advance()
 
+    def is_settled(self) -> bool:
+        """Whether the messages that the run has begun to send are sent."""
+        return self._run.is_sent()
+
     def abandon(self) -> None:
         """Take the run from the progress thread."""
         self._run.abandon()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Hashable
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -15,7 +14,7 @@ from hpccoll.runtime.arrays import ArrayModule, BoundCall, Buffer, as_buffer
 from hpccoll.runtime.forks import abandon_at_fork
 from hpccoll.runtime.messages.mpi_functions import get_handle, get_mpi_functions
 from hpccoll.runtime.plain_arrays import as_mpi_buffer, is_plain
-from hpccoll.runtime.progress import Progress
+from hpccoll.runtime.progress import Progress, settle
 from hpccoll.runtime.recorder.call_recorder import CallRecorder, WaitReason
 from hpccoll.runtime.recorder.layout import CallKind
 from hpccoll.runtime.work import MessageWork, MpiTransfer, Work, explain_failed_message, explain_wrong_size
@@ -28,7 +27,6 @@ LONGEST_SEGMENT: Final = 2**30  # bytes; MPI counts in 32 bits
 PROC_NULL: Final = MPI.PROC_NULL  # in place of a rank: no rank, so that a message is neither sent nor received
 ANY_SOURCE: Final = MPI.ANY_SOURCE
 _SEND, _RECEIVE = CallKind.SEND, CallKind.RECEIVE  # a look-up in an Enum takes 50 ns longer than a global name
-SETTLE_S: Final = 0.5  # longer than other ranks take to read the notice of an interruption (endings.NOTICE_TICK_S)
 MOST_DESCRIPTIONS: Final = 512  # kept for kinds of messages: peer, tag, dtype and size
 
 
@@ -193,9 +191,7 @@ class PointToPoint:
             if isinstance(transfer, MpiTransfer):
                 transfer.cancel_receive()
         state.kept.extend(pending)
-        end, backoff = time.monotonic() + SETTLE_S, self._progress.make_backoff()
-        while not all(transfer.advance() for transfer in pending) and time.monotonic() < end:
-            backoff.pause()
+        settle([transfer.advance for transfer in pending])
 
     def finish(self) -> None:
         """Block until this communicator's sends and receives in flight are done; other operations advance meanwhile."""

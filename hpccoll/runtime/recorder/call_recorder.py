@@ -77,8 +77,8 @@ class CallRecorder(CallCounter):
     an exception. `communicator` is the id of the communicator, the same on all of its ranks. `messages` is the
     number of messages that this rank has begun to send or receive. `interruption` tells which call made the
     communicator unusable. `on_interruption` is then called once with the error of later calls; `announce` is called
-    after an interruption of this rank. `kept` has what refers to memory of interrupted operations, to which MPI
-    may still write.
+    after an interruption of this rank, and `settle` before each exception of an unusable communicator. `kept` has what
+    refers to memory of interrupted operations, to which MPI may still write.
 
     Args:
         recorder: keeps the entries; None keeps them in private memory of this `CallRecorder`.
@@ -95,6 +95,7 @@ class CallRecorder(CallCounter):
         "on_interruption",
         "rank",
         "recorder",
+        "settle",
         "size",
     )
 
@@ -104,6 +105,7 @@ class CallRecorder(CallCounter):
         self.interruption: Interruption | None = None
         self.on_interruption: Callable[[CommunicationError], object] = bool
         self.announce: Callable[[], object] = bool
+        self.settle: Callable[[], object] = bool
         self.kept: list[object] = []
         self.recorder = recorder if recorder is not None else FlightRecorder(None, 0, 1)
         self.end, self.fail = self._bind_end(), self._bind_fail()
@@ -133,8 +135,12 @@ class CallRecorder(CallCounter):
                 self.refuse_call()
             self.current = name
             self.count = number = self.count + 1
-            serial, at, place = take_entry()
-            pack(memory, at, serial, read_clock(), number, description, serial)
+            try:  # a signal handler may raise
+                serial, at, place = take_entry()
+                pack(memory, at, serial, read_clock(), number, description, serial)
+            except BaseException as error:
+                self.take_exception(name, error)
+                raise
             return place
 
         return begin
@@ -160,13 +166,16 @@ class CallRecorder(CallCounter):
                 self.refuse_call()
             self.current = name
             self.count = number = self.count + 1
-            serial, at, place = take_entry()
-            pack(memory, at, serial, read_clock(), number, description, serial)
+            try:
+                serial, at, place = take_entry()
+                pack(memory, at, serial, read_clock(), number, description, serial)
+            except BaseException as error:
+                self.take_exception(name, error)
+                raise
             try:
                 first()
-                if others:  # a loop over nothing takes 0.02 us
-                    for function in others:
-                        function()
+                for function in others:
+                    function()
             except BaseException as error:
                 fail(place)
                 explain(error)
@@ -215,8 +224,7 @@ class CallRecorder(CallCounter):
 
     def start_message(self, name: str, description: bytes, peers: tuple[int, ...]) -> WaitReason:
         """Record the beginning of a send or receive; `peers` is empty for a receive from any rank."""
-        if self.interruption is not None:
-            raise self.interruption.make_error(self.rank)
+        self.raise_interruption()
         self.messages += 1
         return WaitReason(self, name, self._begin(self.messages, description), 0, peers)
 
@@ -283,7 +291,12 @@ class CallRecorder(CallCounter):
                 )
             # An exception came after the call had been recorded, and before it could be noticed.
             self.interrupt(str(self.current), "an exception")
+        self.raise_interruption()
+
+    def raise_interruption(self) -> None:
+        """Raise the error of an unusable communicator."""
         if self.interruption is not None:
+            self.settle()
             raise self.interruption.make_error(self.rank)
 
     def take_exception(self, call: str, error: BaseException | None, *, is_message: bool = False) -> None:
@@ -306,6 +319,7 @@ class CallRecorder(CallCounter):
             self.receive_interruption(Interruption(self.rank, 0 if is_message else self.count, call, cause))
             self.current = INTERRUPTED
             self.announce()
+            self.settle()
 
     def receive_interruption(self, interruption: Interruption) -> None:
         """Make the communicator unusable because a call of a rank was interrupted; `current` may be another call."""
@@ -363,8 +377,8 @@ class WaitReason:
     def __enter__(self) -> None:
         if self.state.current is not None:
             self.state.refuse_call()
-        self.state.current = self
         self._store_time(layout.WAITED_WORD)
+        self.state.current = self  # last, because `__exit__` is not called after an exception before
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import signal
 import threading
 import time
 
@@ -51,6 +52,27 @@ def test_advance_removes_complete_operations_only():
     progress.advance()
     assert not progress
     progress.advance()
+
+
+def test_progress_advances_after_exceptions_of_signal_handlers_at_any_instant():
+    class Interrupted(Exception):
+        pass
+
+    def handle(*_):
+        raise Interrupted
+
+    progress, interrupted = Progress(), 0
+    previous = signal.signal(signal.SIGALRM, handle)
+    while interrupted < 300:
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 1e-4)
+            while progress.advance():
+                pass
+            pytest.fail("advance believes that another call is still advancing")
+        except Interrupted:
+            interrupted += 1
+    signal.signal(signal.SIGALRM, previous)
+    assert progress.advance()
 
 
 def test_an_operation_may_begin_another_while_it_advances():

@@ -62,14 +62,14 @@ def nodes_of(ranks: int, slot_bytes: int) -> list[Any]:
     ]
 
 
-def run_rank(
-    node: Any, plan: Plan, count: int, inputs: Array, in_place: bool, calls: int, outputs: list[Array]
-) -> Iterator[None]:
-    """Run a collective several times in steps; yield where another rank may take over."""
+def make_executable(
+    node: Any, plan: Plan, count: int, in_place: bool, reduction: Reduction = MIXED
+) -> tuple[SharedMemoryExecutable, Array, Array]:
+    """Return a collective of a rank with its input and output."""
     sizes = plan.operation.chunk_sizes(count, plan.ranks, plan.column(0).chunks)
     source, result = users(plan, node.rank, sizes, in_place)
     given, wanted_by_user = (as_buffer(flat, "x", True) for flat in (source, result))
-    call = CollectiveCall(plan.operation, None, plan.root, MIXED, given, wanted_by_user, count)
+    call = CollectiveCall(plan.operation, None, plan.root, reduction, given, wanted_by_user, count)
 
     def lower(*arguments: Any) -> Program:
         *_, sharing, _, is_staged, sizes = arguments
@@ -78,7 +78,14 @@ def run_rank(
 
     ranks: Any = SimpleNamespace(rank=node.rank, size=plan.ranks)
     context = Context(ranks, node, Progress(), CallRecorder(), JunkScratch(), lower, lambda: False)
-    executable = SharedMemoryExecutable(context, call, Selection(None, 1, ""))
+    return SharedMemoryExecutable(context, call, Selection(None, 1, "")), source, result
+
+
+def run_rank(
+    node: Any, plan: Plan, count: int, inputs: Array, in_place: bool, calls: int, outputs: list[Array]
+) -> Iterator[None]:
+    """Run a collective several times in steps; yield where another rank may take over."""
+    executable, source, result = make_executable(node, plan, count, in_place)
     for _ in range(calls):
         result[:] = JUNK
         source[:] = inputs
@@ -137,3 +144,28 @@ def test_a_plan_with_more_chunks_than_a_slot_has_elements_is_refused():
         with pytest.raises(UsageError, match=rf"own has 100 chunks, but the {node.slot_bytes // 8} elements"):
             staged.find_segments(node, program, call)
     assert len(staged.find_segments(nodes[2], program, call)[0]) == 1
+
+
+def test_no_run_begins_after_an_exception_inside_of_an_earlier_run():
+    is_interrupted = False
+
+    def combine(left: Array, right: Array) -> Array:
+        if is_interrupted:
+            raise KeyboardInterrupt
+        return mixed(left, right)
+
+    (algorithm,) = (each for each in SHARED if each.full_name == "all_reduce/shared_two_shot")
+    nodes, plan = nodes_of(2, 256), algorithm.plan(2, 0, 1)
+    runs, reduction = [], Reduction.from_function(combine, commutative=False)
+    for node in nodes:
+        node.runs = deque()
+        executable, *arrays = make_executable(node, plan, 8, True, reduction)
+        runs.append([executable.start(arrays) for _ in range(2)])
+    for first, _ in runs:
+        assert not first.advance(), first.error
+    is_interrupted = True
+    with pytest.raises(KeyboardInterrupt):
+        runs[0][0].advance()
+    fences = nodes[0].barrier.count
+    assert not runs[0][1].advance()
+    assert nodes[0].barrier.count == fences  # the other rank would take the entry of the second run for this fence

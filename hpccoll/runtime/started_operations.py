@@ -1,0 +1,55 @@
+"""The asynchronous collectives that a communicator has started, and what happens to them after an interruption."""
+
+from __future__ import annotations
+
+from weakref import WeakValueDictionary
+
+from hpccoll.errors import CommunicationError
+from hpccoll.runtime.progress import InFlight, Progress, settle
+from hpccoll.runtime.recorder.call_recorder import CallRecorder
+
+
+class StartedOperations:
+    """The asynchronous collectives of one communicator; they are referenced weakly until an interruption.
+
+    Args:
+        progress: the operations in flight of the process.
+        state: the calls of the communicator.
+    """
+
+    def __init__(self, progress: Progress, state: CallRecorder) -> None:
+        self._progress, self._state = progress, state
+        # A dictionary, because unlike a WeakSet it can be listed while another thread adds to it.
+        self._operations: WeakValueDictionary[int, InFlight] = WeakValueDictionary()
+        self._failed: list[InFlight] = []  # kept alive, because MPI may still write to their memory
+        self._settled: set[InFlight] = set()
+
+    def add(self, operation: InFlight) -> None:
+        """Add an operation that has been started."""
+        self._operations[id(operation)] = operation
+
+    def list_live(self) -> list[InFlight]:
+        """Return the operations that still exist, in the order of their start."""
+        return [operation for reference in self._operations.valuerefs() if (operation := reference()) is not None]
+
+    def fail(self, error: CommunicationError) -> None:
+        """Let the operations in flight fail with `error`, because the communicator has become unusable.
+
+        An operation that an exception has ended fails with its own error, but may also have begun to send messages.
+        """
+        for operation in self.list_live():
+            if not operation.done or operation.error is not None:
+                operation.abandon()
+                operation.error, operation.done = operation.error or error, True
+                self._failed.append(operation)
+
+    def settle(self) -> None:
+        """Call `progress.settle` for the failed operations and the messages in flight, once for each of them."""
+        sends = [
+            transfer
+            for transfer in list(self._progress.transfers)
+            if transfer.awaited is not None and transfer.awaited.state is self._state
+        ]
+        waiting = [operation for operation in (*self._failed, *sends) if operation not in self._settled]
+        settle([operation.is_settled for operation in waiting])
+        self._settled.update(waiting)
