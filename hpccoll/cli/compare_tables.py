@@ -144,11 +144,10 @@ def _describe_drift(comparison: Comparison) -> str:
     return removed + alike
 
 
-def _describe_lack_of_evidence(comparison: Comparison, change: float) -> list[str]:
+def _describe_lack_of_evidence(comparison: Comparison, tolerance: float) -> list[str]:
     """Return lines that say how large a difference can be that was not found, and what to measure to see it."""
-    intervals = [(each.times.low, each.times.high) for each in comparison.compared]
-    low, high = min(low for low, _ in intervals), max(high for _, high in intervals)
-    if not comparison.doubts and low >= 1 / (1 + change) and high <= 1 + change:
+    (low, high), change = comparison.widest_interval, tolerance or DEFAULT_CHANGE
+    if not comparison.lacks_evidence(tolerance):
         return [f"verdict: no difference of {100 * change:.3g} % or more: all B / A are in [{low:.3f},{high:.3f}]"]
     reasons = comparison.doubts or (f"B / A may be anything in [{low:.3f},{high:.3f}]",)
     lines = [f"verdict: not enough evidence of a difference: {'; '.join(reasons)}"]
@@ -171,7 +170,7 @@ def _describe_verdict(comparison: Comparison, tolerance: float) -> list[str]:
     """Return lines with the names of all that became worse or better, and of regressions beyond the tolerance."""
     worse, better = comparison.list_names(Verdict.WORSE), comparison.list_names(Verdict.BETTER)
     if not worse and not better:
-        return _describe_lack_of_evidence(comparison, tolerance or DEFAULT_CHANGE)
+        return _describe_lack_of_evidence(comparison, tolerance)
     lines = []
     for label, names in (("worse", worse), ("better", better)):
         if names:

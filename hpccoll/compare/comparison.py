@@ -73,10 +73,6 @@ class _Errors:
     degrees: Floats
     per_round: Floats
 
-    def add(self, squares: Floats, degrees: Floats) -> _Errors:
-        """Return the errors with the variances `squares` added, which have `degrees` degrees of freedom."""
-        return _Errors(*noise.add_variances(self.squares, self.degrees, squares, degrees), self.per_round)
-
 
 @dataclass(frozen=True, slots=True)
 class _TestResults:
@@ -181,9 +177,12 @@ def _test(measured: RunTable, conditions: RunConditions) -> _TestResults:
     members = [np.array([each == group for each in groups]) for group in tested]
     joined = _join_operations(measured, keys, members, prior, conditions)
     errors = _estimate_errors(joined, measured.paired)
-    excess = [noise.compute_heterogeneity(found.values[rows], row_errors.squares[rows]) for rows in members]
-    errors = errors.add(np.array(excess), np.array([max(rows.sum() - 1.0, 1.0) for rows in members]))
-    operation_times = _test_columns(joined, errors, shares[0], None, measured.paired)
+    single = _subtract(joined.a, joined.b, measured.paired).degrees == 0
+    spreads = [
+        noise.find_spread(found.values[rows], row_errors.squares[rows], bool(alone))
+        for rows, alone in zip(members, single, strict=True)
+    ]
+    operation_times = _test_columns(joined, errors, shares[0], None, measured.paired, spreads)
     operations = tuple(
         ComparedOperation(group, groups.count(group), each) for group, each in zip(tested, operation_times, strict=True)
     )
@@ -283,12 +282,22 @@ def _estimate_errors(columns: _TestedColumns, paired: bool) -> _Errors:
 
 
 def _test_columns(
-    columns: _TestedColumns, errors: _Errors, share: float, orders: Sequence[SampleOrder] | None, paired: bool
+    columns: _TestedColumns,
+    errors: _Errors,
+    share: float,
+    orders: Sequence[SampleOrder] | None,
+    paired: bool,
+    spreads: Sequence[tuple[float, float] | None] = (),
 ) -> list[ComparedTimes]:
-    """Return the comparison of each column; all tests together have the significance `share` * SIGNIFICANCE."""
+    """Return the comparison of each column; all tests together have the significance `share` * SIGNIFICANCE.
+
+    Intervals contain the `spreads` of columns that have one, and there is no verdict if a spread contains no change.
+    """
     values = _subtract(columns.a, columns.b, paired).values
     standard_errors, doubtful = np.sqrt(errors.squares), np.array([bool(doubt) for doubt in columns.doubts])
-    p_values = np.where(doubtful, 1.0, compute_p_values(values, standard_errors, errors.degrees))
+    ranges = [spread or (value, value) for spread, value in zip(spreads or [None] * len(values), values, strict=True)]
+    undecided = doubtful | np.array([low <= 0 <= high for low, high in ranges])
+    p_values = np.where(undecided, 1.0, compute_p_values(values, standard_errors, errors.degrees))
     if orders is not None:
         p_values = np.maximum(p_values, [order.p_value for order in orders])
     tests = correct_by_holm(p_values, share * SIGNIFICANCE)
@@ -297,6 +306,7 @@ def _test_columns(
     for at, difference in enumerate(values.tolist()):
         confidence = float(1 - tests.interval_significance[at])
         low, high = compute_interval(difference, standard_errors[at], errors.degrees[at], confidence)
+        low, high = min(low, float(np.exp(ranges[at][0]))), max(high, float(np.exp(ranges[at][1])))
         if doubtful[at]:
             low, high = min(low, 1.0), max(high, 1.0)
         verdict = Verdict.NO_EVIDENCE

@@ -12,7 +12,8 @@ The drift that `mpi` shows is removed only where it is established. At least MIN
 single row is no control: on one machine, MPI's reduce_scatter of 256 KiB took either 32 or 46 us in a process, while
 the times of hpccoll in all these processes differed by 3 %. With one run per side, the rows must also agree on it: on a
 busy machine, other programs slow each row by a different factor. With several runs per side, removal must make the
-medians over all other rows more alike from run to run, or the sides of rounds (MIN_GAIN).
+medians over all other rows more alike from run to run, or the sides of rounds (MIN_GAIN). From MIN_RUNS_FOR_CHOICE
+runs on, each workload's own row of engine `mpi` replaces the median over all of them if runs become more alike by it.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ MIN_ROWS = 5  # with fewer rows, the median over rows is that of one or two rows
 MAX_CONTROL_SPREAD = 0.07  # standard deviation over rows of the ratios of engine mpi in two runs at one speed
 MIN_GAIN = 0.2  # share of the variance between runs that the removal of drift must explain
 UNEXPLAINED = "without it, runs do not become more alike"
+MIN_RUNS_FOR_CHOICE = 6  # per side, to see whether the drift differs from workload to workload
 MIN_RUNS_FOR_GAIN = 3  # per side, to see whether removal makes runs alike
 
 
@@ -98,8 +100,45 @@ def measure_drift(control: Control, keys: Sequence[RowKey], logs: Table, split: 
         runs, speeds = others[split:] - others[:split], drift[split:] - drift[:split]
     else:
         runs, speeds = others - np.nanmean(others, axis=0), drift - drift.mean()
-    doubt = _find_doubt(rows.shape[1], spread, runs, speeds, min(split, len(logs) - split))
-    return Drift(control, nothing if doubt else table, is_control, doubt, 0.0 if doubt else error)
+    fewest = min(split, len(logs) - split)
+    doubt = _find_doubt(rows.shape[1], spread, runs, speeds, fewest)
+    if doubt:
+        return Drift(control, nothing, is_control, doubt)
+    finer = _measure_by_workload(keys, logs, is_control, table)
+    if fewest >= MIN_RUNS_FOR_CHOICE and _is_finer(
+        finer - table, logs - table, keys, is_control, split if paired else 0
+    ):
+        return Drift(control, finer, is_control)
+    return Drift(control, table, is_control, error=error)
+
+
+def _measure_by_workload(keys: Sequence[RowKey], logs: Table, is_control: NDArray[np.bool_], common: Table) -> Table:
+    """Return the drift per row that the control of its workload shows, measured in turns with it; else `common`."""
+    controls = {get_workload(key): at for at, key in enumerate(keys) if is_control[at]}
+    table = np.array(common)
+    for column, key in enumerate(keys):
+        at = controls.get(get_workload(key))
+        if at is not None:
+            deviations = logs[:, at] - np.nanmedian(logs[:, at])
+            table[:, column] = np.where(np.isnan(deviations), common[:, column], deviations)
+    return table
+
+
+def _is_finer(more: Table, logs: Table, keys: Sequence[RowKey], is_control: NDArray[np.bool_], split: int) -> bool:
+    """Whether the removal of `more` drift makes the runs, or rounds, more alike in the operations' medians (MIN_GAIN).
+
+    `split` is the number of runs of A if runs are paired, otherwise 0.
+    """
+    sums = []
+    for table in (logs, logs - more):
+        lines = table[split:] - table[:split] if split else table - np.nanmean(table, axis=0)
+        total = 0.0
+        for op in {key.case.op for key in keys}:
+            rows = lines[:, [key.case.op == op and not skip for key, skip in zip(keys, is_control, strict=True)]]
+            medians = np.array([np.median(row[~np.isnan(row)]) for row in rows if not np.isnan(row).all()])
+            total += float(np.sum((medians - medians.mean()) ** 2)) if len(medians) else 0.0
+        sums.append(total)
+    return sums[1] <= (1 - MIN_GAIN) * sums[0]
 
 
 def _find_doubt(controls: int, spread: float, runs: Table, speeds: Table, fewest: int) -> str:

@@ -25,13 +25,13 @@ row. The ratios of engine `mpi` between two runs then differ from row to row, be
 changed while a run measured one operation, the rows of engine `mpi` of this operation changed with the others, beyond
 MAX_CONTROL_CHANGE. In comparisons in turns, such rounds or operations are left out if others remain.
 
-The rows of an operation can change by different factors. The interval of an operation contains most of them, because
-the variance of the true changes over rows is added to that of their median (a random-effects model).
+The rows of an operation can change by different factors. Where they do (Cochran's Q), and always with single runs, the
+interval of an operation contains its rows except the outer tenths, so an operation has a verdict only if most of its
+rows agree.
 
 Sources: Yuen, Biometrika 61 (1974), 165 (trimmed means); Smyth, Statistical Applications in Genetics and Molecular
-Biology 3 (2004), article 3 (combined variances); Higgins, Thompson and Spiegelhalter, J. R. Stat. Soc. A 172 (2009),
-137 (random effects); Hunold and Carpen-Amarie, IEEE TPDS 27 (2016), 3617 (medians of MPI benchmarks differ between
-runs).
+Biology 3 (2004), article 3 (combined variances); Cochran, Biometrics 10 (1954), 101 (Q); Hunold and Carpen-Amarie,
+IEEE TPDS 27 (2016), 3617 (medians of MPI benchmarks differ between runs).
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ PRIOR_DEGREES = 4  # the spread over rows counts as much as this many further ru
 OPERATION_DEGREES = 6  # the same for operations, whose noise differs less from one to the other
 MAX_SPREAD_DEGREES = 60  # degrees of freedom of the spread over rows, at most
 FEW_ROWS = 8
-HETEROGENEITY_SIGNIFICANCE = 0.05  # of the test whether rows of an operation change by different factors
+SPREAD_SIGNIFICANCE = 0.05  # of the test whether rows of an operation change by different factors
+OUTER_ROWS = 0.1  # share of an operation's rows at each end that its interval need not contain
 MIN_OPERATIONS = 3  # for a spread over operations
 CHANCE = 4.0  # a spread over few operations may by chance be this many times the expected variance
 BATCHES = 10  # batches of consecutive samples of a run
@@ -185,21 +186,20 @@ def add_variances(
     return total, total**2 / (first**2 / degrees + second**2 / second_degrees)
 
 
-def compute_heterogeneity(differences: Floats, expected: Floats) -> float:
-    """Return the variance of true differences over the rows of an operation, beyond the `expected` ones by noise.
+def find_spread(differences: Floats, expected: Floats, single: bool) -> tuple[float, float] | None:
+    """Return the range of the differences of an operation's rows without the outer tenths; None if noise explains it.
 
-    Cochran's Q tests whether the rows differ by more than noise; the estimate is that of DerSimonian and Laird for
-    equal weights. It is 0 where noise explains the spread.
+    Cochran's Q tests whether the rows differ by more than the variances `expected` from noise. If runs are `single`,
+    the noise is only known from the spread itself, so there is no such test and the range always counts.
     """
     from scipy.special import chdtri
 
     degrees = len(differences) - 1
-    noise = float(np.mean(expected))
-    if degrees < 1 or not noise:
-        return 0.0
-    spread = float(np.var(differences, ddof=1))
-    explained = float(chdtri(degrees, HETEROGENEITY_SIGNIFICANCE)) / degrees
-    return spread - noise if spread > explained * noise else 0.0
+    explained = float(chdtri(degrees, SPREAD_SIGNIFICANCE)) / degrees * float(np.mean(expected))
+    if not single and np.var(differences, ddof=1) <= explained:
+        return None
+    low, high = np.quantile(differences, (OUTER_ROWS, 1 - OUTER_ROWS))
+    return float(low), float(high)
 
 
 def compute_excess(within: Floats) -> Floats:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from hpccoll.compare.drift import Control
-from hpccoll.compare.evidence import MeasurementPlan
+from hpccoll.compare.evidence import DEFAULT_CHANGE, MeasurementPlan
 from hpccoll.compare.hypothesis_tests import SampleOrder
 from hpccoll.compare.measured_runs import RowKey
 
@@ -108,6 +108,22 @@ class Comparison:
     def doubts(self) -> tuple[str, ...]:
         """The different reasons why operations, or else rows, allow no verdict."""
         return tuple(dict.fromkeys(each.times.doubt for each in self.compared if each.times.doubt))
+
+    @property
+    def widest_interval(self) -> tuple[float, float]:
+        """The smallest and the largest ratio B / A that the intervals contain."""
+        times = [each.times for each in self.compared]
+        return min(each.low for each in times), max(each.high for each in times)
+
+    def lacks_evidence(self, tolerance: float) -> bool:
+        """Whether nothing became better or worse, and a change beyond the tolerance may still have happened.
+
+        `tolerance` is a fraction; 0 stands for DEFAULT_CHANGE.
+        """
+        if any(self.list_names(verdict) for verdict in (Verdict.BETTER, Verdict.WORSE)):
+            return False
+        (low, high), change = self.widest_interval, tolerance or DEFAULT_CHANGE
+        return bool(self.doubts) or low < 1 / (1 + change) or high > 1 + change
 
     def list_names(self, verdict: Verdict) -> list[str]:
         """Return the names of the operations and rows that have a verdict."""

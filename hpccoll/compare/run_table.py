@@ -128,10 +128,10 @@ def _mark_uneven_speed(
         Descriptions for messages: one if any row was marked, otherwise none.
     """
     found = [_find_uneven_speed(keys, each, is_control, len(ratios) > 1) for each in ratios]
-    disturbed |= np.tile([rows for rows, _ in found], (2, 1))
     uneven = [signs for _, signs in found if signs]
-    if not uneven:
+    if not uneven or 2 * len(uneven) > len(ratios) > 1:  # if most rounds are uneven, that is the noise between rounds
         return ()
+    disturbed |= np.tile([rows for rows, _ in found], (2, 1))
     if len(ratios) > 1:
         return (f"the speed of the machine in {len(uneven)} of {len(ratios)} rounds",)
     return (f"the speed of the machine (times of engine mpi changed {', '.join(uneven[0])})",)

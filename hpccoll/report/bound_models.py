@@ -106,8 +106,8 @@ def fit_machines(
         if refutation := _find_refutation(fitted):
             missing.append(f"{description}: {refutation}")
             continue
-        error = fitted.compute_median_error(fitted=False)
-        models[job] = JobModel(fitted.machine, f"fitted to {len(selected)} rows of this job", error)
+        median_error = fitted.compute_median_error(fitted=False)
+        models[job] = JobModel(fitted.machine, f"fitted to {len(selected)} rows of this job", median_error)
     return BoundModels(models, tuple(missing))
 
 
