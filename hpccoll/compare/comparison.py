@@ -11,7 +11,7 @@ between runs, and that of Mann-Whitney U over the samples. The p-value of an ope
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from hpccoll.compare import noise
 from hpccoll.compare.drift import Control, choose_control, get_workload
 from hpccoll.compare.environments import have_same_mpi, list_differences
-from hpccoll.compare.evidence import RunConditions, describe_contention, describe_unreliable, make_plan
+from hpccoll.compare.evidence import VerdictConditions, describe_contention, describe_unreliable, make_plan
 from hpccoll.compare.hypothesis_tests import (
     SampleOrder,
     compare_samples,
@@ -105,13 +105,10 @@ def compare_sides(
     """
     wrong = dict.fromkeys([*a.wrong, *b.wrong])
     keys_a, keys_b, differences = set(a.keys), set(b.keys), tuple(list_differences(a, b))
-    common = [key for key in a.keys if key in keys_b and key not in wrong]
-    if not common:
-        raise UsageError(_explain_nothing_common(differences, len(wrong)))
+    common = _list_common([key for key in a.keys if key in keys_b], wrong, differences)
     measured = collect_runs(a, b, common, paired, control or choose_control(common, have_same_mpi(a, b)))
-    conditions = RunConditions(paired, describe_contention(measured.runs), measured.drift.doubt)
+    conditions = VerdictConditions(paired, describe_contention(measured.runs), measured.drift.doubt)
     tested = _test(measured, conditions)
-    table_a, table_b = np.split(measured.drift.table, [measured.split])
     sides = measured.runs[: measured.split], measured.runs[measured.split :]
     return Comparison(
         rows=tested.rows,
@@ -120,10 +117,10 @@ def compare_sides(
         only_a=tuple(key for key in a.keys if key not in keys_b),
         only_b=tuple(key for key in b.keys if key not in keys_a),
         wrong=tuple(wrong),
-        runs=(len(table_a), len(table_b)),
+        runs=(len(sides[0]), len(sides[1])),
         paired=paired,
         control=measured.drift.control,
-        drift=float(np.exp(np.median(table_b.mean(axis=0) - table_a.mean(axis=0)))),
+        drift=measured.drift.compute_ratio(measured.split),
         drift_doubt=measured.drift.doubt,
         noise=float(np.sqrt(2 * tested.spread.variance)),
         disturbed=measured.disturbances,
@@ -133,18 +130,21 @@ def compare_sides(
     )
 
 
-def _explain_nothing_common(differences: Sequence[str], wrong: int) -> str:
-    """Return the message of the error that no row can be compared."""
+def _list_common(keys: Sequence[RowKey], wrong: Collection[RowKey], differences: Sequence[str]) -> list[RowKey]:
+    """Return the rows `keys` without the `wrong` ones; raise UsageError if none is left."""
+    right = [key for key in keys if key not in wrong]
+    if right:
+        return right
     reason = f"; A and B differ in {'; '.join(differences)}" if differences else ""
     if wrong:
-        reason += f"; rows with wrong results: {wrong}"
-    return (
+        reason += f"; rows with wrong results: {len(wrong)}"
+    raise UsageError(
         f"A and B have no row in common{reason}; run `hpccoll bench` with the same operations, sizes, engines, "
         "algorithms and number of ranks for both"
     )
 
 
-def _test(measured: RunTable, conditions: RunConditions) -> _TestResults:
+def _test(measured: RunTable, conditions: VerdictConditions) -> _TestResults:
     """Test all rows that are not controls, and all operations with at least two such rows."""
     kept = ~measured.drift.is_control
     keys = [key for key, keep in zip(measured.keys, kept, strict=True) if keep]
@@ -160,14 +160,9 @@ def _test(measured: RunTable, conditions: RunConditions) -> _TestResults:
     tested = [group for group in dict.fromkeys(groups) if groups.count(group) > 1]
     shares = (OPERATION_SHARE, 1 - OPERATION_SHARE) if tested else (0.0, 1.0)
     orders = [compare_samples(*measured.collect_samples(int(column))) for column in np.flatnonzero(kept)]
-    columns = _TestedColumns(
-        a,
-        b,
-        prior + measured.disturbed[kept] + placement,
-        spread.degrees,
-        noise.PRIOR_DEGREES,
-        [conditions.find_doubt(usable[:, [at]], measured.split) for at in range(len(keys))],
-    )
+    doubts = [conditions.find_doubt(usable[:, [at]], measured.split) for at in range(len(keys))]
+    variances = prior + measured.disturbed[kept] + placement
+    columns = _TestedColumns(a, b, variances, spread.degrees, noise.PRIOR_DEGREES, doubts)
     row_errors = _estimate_errors(columns, measured.paired)
     times = _test_columns(columns, row_errors, shares[1], orders, measured.paired)
     rows = tuple(_make_row(measured, *each) for each in zip(np.flatnonzero(kept).tolist(), orders, times, strict=True))
@@ -177,17 +172,27 @@ def _test(measured: RunTable, conditions: RunConditions) -> _TestResults:
     members = [np.array([each == group for each in groups]) for group in tested]
     joined = _join_operations(measured, keys, members, prior, conditions)
     errors = _estimate_errors(joined, measured.paired)
-    single = _subtract(joined.a, joined.b, measured.paired).degrees == 0
-    spreads = [
-        noise.find_spread(found.values[rows], row_errors.squares[rows], bool(alone))
-        for rows, alone in zip(members, single, strict=True)
-    ]
-    operation_times = _test_columns(joined, errors, shares[0], None, measured.paired, spreads)
-    operations = tuple(
-        ComparedOperation(group, groups.count(group), each) for group, each in zip(tested, operation_times, strict=True)
-    )
+    operation_times = _test_operations(joined, errors, members, found.values, row_errors, measured.paired)
+    operations = tuple(map(ComparedOperation, tested, map(groups.count, tested), operation_times))
     variance = float(np.max(errors.per_round))
     return _TestResults(rows, operations, spread, variance, shares[0] * SIGNIFICANCE / len(tested))
+
+
+def _test_operations(
+    joined: _TestedColumns,
+    errors: _Errors,
+    members: Sequence[NDArray[np.bool_]],
+    differences: Floats,
+    row_errors: _Errors,
+    paired: bool,
+) -> list[ComparedTimes]:
+    """Return the comparison of each operation, whose interval contains the spread of the `differences` of its rows."""
+    single = _subtract(joined.a, joined.b, paired).degrees == 0
+    spreads = [
+        noise.find_spread(differences[rows], row_errors.squares[rows], bool(alone))
+        for rows, alone in zip(members, single, strict=True)
+    ]
+    return _test_columns(joined, errors, OPERATION_SHARE, None, paired, spreads)
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,19 +223,12 @@ def _join_operations(
     keys: Sequence[RowKey],
     members: Sequence[NDArray[np.bool_]],
     prior: Floats,
-    conditions: RunConditions,
+    conditions: VerdictConditions,
 ) -> _TestedColumns:
     """Return one column per operation, the medians over its rows in each run.
 
-    Rows of one workload use the same buffers at the same time, so the number of workloads is taken for the number of
-    independent rows.
-
-    Args:
-        measured: the runs of both sides.
-        keys: the rows that are not controls.
-        members: for each operation, which rows it has.
-        prior: the variance per run of each row.
-        conditions: the conditions of the runs.
+    Rows of one workload share buffers and time, so the number of workloads is that of independent rows. `members` says
+    for each operation which of the rows `keys` it has; `prior` is the variance per run of each row.
     """
     kept = ~measured.drift.is_control
     a, b = measured.select(kept)

@@ -58,6 +58,10 @@ class Drift:
     doubt: str = ""  # why nothing was removed; empty if the drift is established
     error: float = 0.0  # standard error of the drift between two runs
 
+    def compute_ratio(self, split: int) -> float:
+        """Return the drift B / A, the median over rows; the first `split` runs are those of A."""
+        return float(np.exp(np.median(self.table[split:].mean(axis=0) - self.table[:split].mean(axis=0))))
+
 
 def choose_control(keys: Sequence[RowKey], same_mpi: bool) -> Control:
     """Return the control that rows `keys` allow; `same_mpi` tells whether both sides use the same MPI library."""
@@ -79,9 +83,8 @@ def measure_drift(control: Control, keys: Sequence[RowKey], logs: Table, split: 
         UsageError: the control is `mpi`, and either all rows or none are of engine `mpi`.
     """
     is_control = np.array([control is Control.MPI and key.case.engine == MPI_ENGINE for key in keys])
-    nothing = np.zeros_like(logs)
     if control is Control.NONE:
-        return Drift(control, nothing, is_control, "no rows show the speed of the machine")
+        return Drift(control, np.zeros_like(logs), is_control, "no rows show the speed of the machine")
     if control is Control.MPI and (is_control.all() or not is_control.any()):
         which = "all rows that A and B have in common are" if is_control.all() else "A and B have no row"
         raise UsageError(
@@ -95,21 +98,33 @@ def measure_drift(control: Control, keys: Sequence[RowKey], logs: Table, split: 
     error = spread * (np.pi / 2 / rows.shape[1]) ** 0.5
     if control is Control.ROWS:
         return Drift(control, table, is_control, error=error)
-    others = logs[:, ~is_control]
+    return _establish_mpi_drift(Drift(control, table, is_control, error=error), keys, logs, spread, split, paired)
+
+
+def _establish_mpi_drift(
+    found: Drift, keys: Sequence[RowKey], logs: Table, spread: float, split: int, paired: bool
+) -> Drift:
+    """Return the drift `found` from the rows of engine `mpi`, a finer one per workload, or none where it is doubtful.
+
+    `spread` is the standard deviation over the rows of engine `mpi` of the ratio of two runs; `keys`, `logs`, `split`
+    and `paired` are those of `measure_drift`.
+    """
+    control, table, is_control = found.control, found.table, found.is_control
+    others, drift = logs[:, ~is_control], table[:, :1]
     if paired:
         runs, speeds = others[split:] - others[:split], drift[split:] - drift[:split]
     else:
         runs, speeds = others - np.nanmean(others, axis=0), drift - drift.mean()
     fewest = min(split, len(logs) - split)
-    doubt = _find_doubt(rows.shape[1], spread, runs, speeds, fewest)
+    doubt = _find_doubt(int(is_control.sum()), spread, runs, speeds, fewest)
     if doubt:
-        return Drift(control, nothing, is_control, doubt)
+        return Drift(control, np.zeros_like(logs), is_control, doubt)
     finer = _measure_by_workload(keys, logs, is_control, table)
     if fewest >= MIN_RUNS_FOR_CHOICE and _is_finer(
         finer - table, logs - table, keys, is_control, split if paired else 0
     ):
         return Drift(control, finer, is_control)
-    return Drift(control, table, is_control, error=error)
+    return found
 
 
 def _measure_by_workload(keys: Sequence[RowKey], logs: Table, is_control: NDArray[np.bool_], common: Table) -> Table:
@@ -118,7 +133,7 @@ def _measure_by_workload(keys: Sequence[RowKey], logs: Table, is_control: NDArra
     table = np.array(common)
     for column, key in enumerate(keys):
         at = controls.get(get_workload(key))
-        if at is not None:
+        if at is not None and not is_control[column]:  # ratios of controls show where the speed changed unevenly
             deviations = logs[:, at] - np.nanmedian(logs[:, at])
             table[:, column] = np.where(np.isnan(deviations), common[:, column], deviations)
     return table

@@ -39,7 +39,7 @@ _FLAGS = ("--overwrite", "--report-hint", "--no-report-hint")
 
 
 @dataclass(frozen=True, slots=True)
-class RunConditions:
+class VerdictConditions:
     """The conditions of all runs of a comparison that decide which verdicts they allow.
 
     `contention` says why ranks had no cores of their own; empty if they had. `doubt` says why drift is not established.
