@@ -9,9 +9,13 @@ Conditions:
 - `slower`: two files; in B, one operation of hpccoll takes 10 % longer (bench/delayed_bench.py). Right is exit status
   1, and a verdict on this operation or its rows alone. If the verdict is no evidence, and `hpccoll compare` reports
   that other programs disturbed the runs, both files are measured again, up to ATTEMPTS times in all.
-- `slower-turns`: the same with 5 %, and both sides in turns.
+- `slower-turns`: the same with 5 %, and both sides in turns; if a comparison has no evidence and asks for a number of
+  rounds, both sides are measured again with this number, once.
+- `loaded`: two files of the same command with three ranks on two cores, in a quarter of the trials beside a program
+  that keeps a core busy. Right is no evidence of a difference.
 
-Every run is a real `mpirun -n 2 hpccoll bench`. With --json, trials that are in the file already are not repeated, so
+Every run is a real `mpirun -n 2 hpccoll bench`, in the condition `loaded` with three ranks and of about 10 s.
+With --json, trials that are in the file already are not repeated, so
 that --seconds can divide a long campaign. Each trial appends a JSON object of kind `compare_trial`: `condition`, `op`
 (delayed), `worse`, `better`, `right`, `status` (exit status), `noise`, `drift`, `ratio` (of the delayed operation, or
 the largest), `rounds`, `disturbed` (as in the summary of the comparison), `attempts`, `seconds`, `load` (of this
@@ -29,6 +33,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,8 +42,10 @@ from typing import Any
 HERE, BIN = Path(__file__).parent, Path(sys.executable).parent
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
 ARGUMENTS = ("--out-of-place", *shlex.split("-b 1K -e 256K -f 4 --engine mpi,hpccoll -n 200 -c 0"))
-PERCENT = {"same": 0, "same-turns": 0, "slower": 10, "slower-turns": 5}
-MAX_WRONG = {"same": 1, "same-turns": 1, "slower": 2, "slower-turns": 2}  # of 20
+PERCENT = {"same": 0, "same-turns": 0, "slower": 10, "slower-turns": 5, "loaded": 0}
+MAX_WRONG = {"same": 1, "same-turns": 1, "slower": 2, "slower-turns": 3, "loaded": 0.5}  # of 20
+LOADED = shlex.split("all_reduce -b 1K -e 64K -f 8 --engine mpi,hpccoll --budget 0.6")
+SPIN = (sys.executable, "-c", "while True: pass")
 ATTEMPTS = 3
 LIMIT_S = 600
 Compared = tuple[int, list[dict[str, Any]]]
@@ -49,6 +57,21 @@ def make_command(op: str | None, percent: float) -> list[str]:
     if op is not None:
         program = [sys.executable, str(HERE / "delayed_bench.py"), op, str(percent)]
     return [str(BIN / "mpirun"), "-n", "2", *program, *OPERATIONS, *ARGUMENTS]
+
+
+def make_loaded_command() -> list[str]:
+    """Return the command of a run of about 10 s with more ranks than the two cores that a trial expects."""
+    return [str(BIN / "mpirun"), "-n", "3", str(BIN / "hpccoll"), "bench", *LOADED]
+
+
+@contextmanager
+def keep_core_busy(wanted: bool) -> Iterator[None]:
+    """Run a program that keeps a core busy, if `wanted`."""
+    with ExitStack() as stack:
+        if wanted:
+            program = stack.enter_context(subprocess.Popen(SPIN))
+            stack.callback(program.kill)
+        yield
 
 
 def run(words: list[str]) -> int:
@@ -90,8 +113,13 @@ def run_trial(condition: str, op: str | None, rounds: int, draw: random.Random, 
     """Measure both sides, compare them, and return the trial's record."""
     begin, load = time.monotonic(), os.getloadavg()[0] / (os.cpu_count() or 1)
     a, b = make_command(op, 0), make_command(op, PERCENT[condition])
+    if condition == "loaded":
+        a = b = make_loaded_command()
     measure = partial(compare_turns, rounds=rounds) if condition.endswith("turns") else compare_files
-    attempts, (status, lines) = 1, measure(a, b, draw, folder)
+    with keep_core_busy(condition == "loaded" and draw.random() < 1 / 4):
+        attempts, (status, lines) = 1, measure(a, b, draw, folder)
+    if condition == "slower-turns" and (lines[-1]["rounds"] or 0) > rounds:
+        attempts, (status, lines) = 2, compare_turns(a, b, draw, folder, lines[-1]["rounds"])
     while condition == "slower" and is_unclear(lines[-1]) and attempts < ATTEMPTS:
         attempts, (status, lines) = attempts + 1, measure(a, b, draw, folder)
     summary, operations = lines[-1], [line for line in lines if line["kind"] == "compared_operation"]

@@ -176,12 +176,14 @@ class BenchOutput:
         import psutil
 
         seconds = time.time() - psutil.Process().create_time()
+        busy = self.conditions.busy_cores
         summary = BenchSummaryRecord(
             seconds=round(seconds, 3),
             sync_s=round(sync_s, 3),
             peak_bytes=peak_bytes,
             left_out_sizes=self.need.left_out,
             stopped=stopped,
+            busy_cores=None if busy is None else round(busy, 3),
         )
         self.writer.write(summary.as_dict())
 

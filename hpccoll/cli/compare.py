@@ -138,11 +138,11 @@ def _run(options: CompareOptions) -> int:
         raise UsageError("--also-b adds runs to B; name B, too: hpccoll compare A B --also-b FILE")
     if options.b is None:
         return _check_guidelines(options, options.a)
-    from hpccoll.compare.measured_runs import read_side
+    from hpccoll.compare.measured_runs import order_by_turns, read_side
 
     a = read_side("A", (options.a, *options.also_a))
     b = read_side("B", (options.b, *options.also_b))
-    return _compare(options, a, b, paired=options.paired)
+    return _compare(options, a, b, paired=options.paired or order_by_turns(a, b))
 
 
 def _compare(

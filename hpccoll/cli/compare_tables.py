@@ -6,8 +6,11 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from hpccoll.cli.output import print_table, print_text
 from hpccoll.compare.drift import Control
+from hpccoll.compare.evidence import DEFAULT_CHANGE
 from hpccoll.compare.guidelines import GuidelineVerdict
 from hpccoll.compare.results import Verdict
 from hpccoll.units import format_count, format_size
@@ -72,7 +75,7 @@ def print_guidelines(checked: Sequence[CheckedGuideline], *, all_rows: bool) -> 
 def _format_times(times: ComparedTimes, rounds: int | None) -> list[str]:
     """Return the cells of ratio, interval, slower rounds (only if `rounds` is the number of pairs) and verdict."""
     slower = [] if rounds is None else [f"{times.slower_rounds} of {rounds}"]
-    return [f"{times.ratio:.3f}x", f"[{times.low:.3f},{times.high:.3f}]", *slower, times.verdict.value]
+    return [f"{times.ratio:.3f}x", f"[{times.low:.4g},{times.high:.4g}]", *slower, times.verdict.value]
 
 
 def _format_row(row: ComparedRow, rounds: int | None) -> list[str]:
@@ -122,14 +125,9 @@ def _describe_circumstances(comparison: Comparison) -> list[str]:
         several = max(comparison.runs) > 1
         remedy = "disturbed runs are left out where others remain" if several else "measure again on idle cores"
         lines.append(f"busy:    other programs disturbed {_join_names(comparison.disturbed)}; {remedy}")
-    drift = f"B / A {comparison.drift:.3f}x was removed from all ratios"
-    lines.append(
-        {
-            Control.MPI: f"drift:   {drift}: the median over all rows of engine mpi",
-            Control.ROWS: f"drift:   {drift}: the median over all rows; a change of all rows alike does not show",
-            Control.NONE: "drift:   not removed; a change of the machine's speed may be taken for one of the software",
-        }[comparison.control]
-    )
+    if comparison.unreliable:
+        lines.append(f"times:   unreliable by their own verdict in {_join_names(comparison.unreliable)}: not counted")
+    lines.append(f"drift:   {_describe_drift(comparison)}")
     lines.append(
         f"noise:   the times of a row in two runs of the same software differ by about {100 * comparison.noise:.1f} % "
         "(standard deviation)"
@@ -137,17 +135,42 @@ def _describe_circumstances(comparison: Comparison) -> list[str]:
     return lines
 
 
+def _describe_drift(comparison: Comparison) -> str:
+    """Return what was removed from the ratios as common drift, or why nothing was."""
+    if comparison.drift_doubt:
+        return f"not removed: {comparison.drift_doubt}"
+    removed = f"B / A {comparison.drift:.3f}x was removed from all ratios: the median over all rows"
+    alike = "; a change of all rows alike does not show" if comparison.control is Control.ROWS else " of engine mpi"
+    return removed + alike
+
+
+def _describe_lack_of_evidence(comparison: Comparison, tolerance: float) -> list[str]:
+    """Return lines that say how large a difference can be that was not found, and what to measure to see it."""
+    (low, high), change = comparison.widest_interval, tolerance or DEFAULT_CHANGE
+    if not comparison.lacks_evidence(tolerance):
+        return [f"verdict: no difference of {100 * change:.3g} % or more: all B / A are in [{low:.3f},{high:.3f}]"]
+    reasons = comparison.doubts or (f"B / A may be anything in [{low:.3f},{high:.3f}]",)
+    lines = [f"verdict: not enough evidence of a difference: {'; '.join(reasons)}"]
+    rounds = comparison.plan.compute_rounds(change)
+    if rounds is None:
+        spread = 100 * (np.exp(comparison.plan.variance**0.5) - 1)
+        lines.append(
+            f"next:    the two runs of a round differ by about {spread:.0f} %, too much for a change of "
+            f"{100 * change:.3g} %: measure with one rank per core and no other programs, or look for a larger change "
+            "(--tolerance)"
+        )
+    else:
+        goal = f"a change of {100 * change:.3g} %" if comparison.plan.variance else "the noise between runs"
+        lines.append(f"next:    to see {goal}, measure in turns, each command in the environment of its side:")
+        lines.append(f"         {comparison.plan.format_command(rounds)}")
+    return lines
+
+
 def _describe_verdict(comparison: Comparison, tolerance: float) -> list[str]:
     """Return lines with the names of all that became worse or better, and of regressions beyond the tolerance."""
     worse, better = comparison.list_names(Verdict.WORSE), comparison.list_names(Verdict.BETTER)
     if not worse and not better:
-        lines = ["verdict: no evidence of a difference"]
-        if not comparison.paired and min(comparison.runs) == 1:
-            lines.append(
-                "next:    name several runs per side (--also-a, --also-b), or measure in turns (--run, --against), to "
-                "find smaller differences"
-            )
-        return lines
+        return _describe_lack_of_evidence(comparison, tolerance)
     lines = []
     for label, names in (("worse", worse), ("better", better)):
         if names:

@@ -16,6 +16,9 @@ from hpccoll.predict.machine_catalogue import load_machine
 
 if TYPE_CHECKING:
     from hpccoll.algorithms import Algorithm
+    from hpccoll.measure.hardware_limit import HardwareLimit
+    from hpccoll.plan import Simulation
+    from hpccoll.plan.simulation.bounds import Bounds
     from hpccoll.predict.fit import MeasuredRow
     from hpccoll.records import CollectiveRecord
 
@@ -33,6 +36,18 @@ class ChosenMachine:
     machine: Machine
     nodes: int | None
     errors: tuple[float, float] | None
+    limit: tuple[int, HardwareLimit] | None = None  # number of ranks and limit of the run that the model is fitted to
+
+    def compute_bounds(self, simulation: Simulation) -> Bounds:
+        """Return the lower bounds of a simulated operation, by the measured limit of a run with as many ranks."""
+        from hpccoll.measure.hardware_limit import compute_lower_bounds
+
+        plan, machine = simulation.plan, simulation.machine
+        ranks, limit = self.limit or (0, None)
+        is_same = limit is not None and (ranks, limit.nodes) == (plan.ranks, machine.count_nodes(plan.ranks))
+        return compute_lower_bounds(
+            plan.operation, simulation.nbytes, plan.ranks, limit if is_same else None, simulation.machine
+        )
 
     def for_ranks(self, ranks: int) -> Machine:
         """Return the machine model for a job of `ranks` ranks, with `ranks` / --nodes (rounded up) ranks per node."""
@@ -88,16 +103,17 @@ def resolve_machine(
         raise UsageError(f"--machine {name} and --{next(iter(costs))} both say what a message costs; give one of them")
     if nodes is not None and nodes > min(counts):
         raise UsageError(f"--nodes {nodes} is more than --ranks {min(counts)}; every node needs a rank")
-    errors = None
+    errors = limit = None
     if costs:
         alpha = parse_seconds(costs.get("alpha", "0"), "--alpha")
         per_byte = (parse_seconds_per_byte(costs.get(key, "0"), f"--{key}") for key in ("beta", "gamma"))
         machine = Machine.flat(alpha, *per_byte)
     elif name is not None and name.startswith(FIT_PREFIX):
         machine, errors = _fit_to_file(name.removeprefix(FIT_PREFIX), {each.full_name for each in algorithms})
+        limit = _read_limit(name.removeprefix(FIT_PREFIX))
     else:
         machine = load_machine(name if name is not None else DEFAULT_MACHINE)
-    return ChosenMachine(machine, nodes, errors)
+    return ChosenMachine(machine, nodes, errors, limit)
 
 
 def parse_seconds(text: str, option: str) -> float:
@@ -137,6 +153,18 @@ def _fit_to_file(path: str, names: set[str]) -> tuple[Machine, tuple[float, floa
     named_rows = [row for row in rows if row.algorithm.full_name in names]
     fit = fit_machine(named_rows or rows, path)
     return fit.machine, (fit.compute_median_error(fitted=True), fit.compute_median_error(fitted=False))
+
+
+def _read_limit(path: str) -> tuple[int, HardwareLimit] | None:
+    """Return the number of ranks and the limit of the first run in a result file; None if it has no limit."""
+    from hpccoll.measure.hardware_limit import HardwareLimit
+    from hpccoll.measure.results.result_file import read_records
+    from hpccoll.records import RunRecord
+
+    runs = (line for line in read_records(path, "--machine fit:").records if line["kind"] == RunRecord.kind)
+    run = next(runs, {})
+    limit = HardwareLimit.from_run(run)
+    return None if limit is None else (int(run.get("ranks") or 0), limit)
 
 
 def read_measured_rows(path: str, option: str) -> list[MeasuredRow]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -148,13 +149,19 @@ def _report_crash(directory: str, traces: str | None, json_file: str | None) -> 
 
 
 def _choose_models(results: Results, groups: Sequence[CurveGroup], machine: str | None, no_bound: bool) -> BoundModels:
-    """Return the machine models that give lower bounds of times: none, a named one, or one fitted per job.
+    """Return what gives lower bounds of times: nothing, a named machine, or each job's limit and fitted machine.
 
     Fitting reads the result files again and shows a progress bar on the terminal.
     """
     from hpccoll.cli.machine_options import read_measured_rows
     from hpccoll.predict.machine_catalogue import load_machine
-    from hpccoll.report.bound_models import BoundModels, fit_machines, list_job_sizes, use_named_machine
+    from hpccoll.report.bound_models import (
+        BoundModels,
+        collect_limits,
+        fit_machines,
+        list_job_sizes,
+        use_named_machine,
+    )
 
     jobs = list_job_sizes(groups)
     if no_bound:
@@ -163,7 +170,7 @@ def _choose_models(results: Results, groups: Sequence[CurveGroup], machine: str 
         return use_named_machine(jobs, load_machine(machine))
     rows = [row for file in results.files for row in read_measured_rows(file, "FILE")]
     with show_progress("machines", len(jobs)) as advance:
-        return fit_machines(jobs, rows, advance)
+        return replace(fit_machines(jobs, rows, advance), limits=collect_limits(results.rows))
 
 
 def _read_bench_request(run: RecordedRun) -> BenchRequest | None:

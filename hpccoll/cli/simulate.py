@@ -35,7 +35,6 @@ from hpccoll.cli.schedules import (
 from hpccoll.cli.verify import resolve_algorithms
 from hpccoll.errors import UsageError
 from hpccoll.plan import Simulation
-from hpccoll.plan.simulation import compute_bounds
 from hpccoll.predict.forecast import can_run_on, choose_forecast_chunks, fill_nodes, forecast
 from hpccoll.records.plans import CriticalPathEntry, FitErrors, SimulatedPlanRecord, WaitEntry
 from hpccoll.units import format_count, format_size, parse_size, sizes_between
@@ -167,7 +166,7 @@ def _make_record(case: SimulatedCase, chosen: ChosenMachine) -> dict[str, Any]:
     """Return a simulated case as the fields of a `SimulatedPlanRecord`."""
     simulation = case.simulation
     plan, machine = simulation.plan, simulation.machine
-    bound = compute_bounds(plan.operation, plan.ranks, machine, simulation.nbytes)
+    bound = chosen.compute_bounds(simulation)
     ranks_per_simulated = plan.ranks / simulation.simulated_ranks
     sent = simulation.within + simulation.between
     return SimulatedPlanRecord(
@@ -215,7 +214,7 @@ def _make_path_entry(path: CriticalPath) -> CriticalPathEntry:
 
 def _print_cases(cases: Sequence[SimulatedCase], chosen: ChosenMachine, *, show_path: bool) -> None:
     """Print the table of all cases and, with --path and a few cases, their critical paths."""
-    rows = [_make_row(case) for case in cases]
+    rows = [_make_row(case, chosen) for case in cases]
     print_table(f"Simulated on {chosen.title}", COLUMNS, rows, numbers=COLUMNS[1:], drops=LESS_IMPORTANT)
     print_text(
         "across: share of the bytes that leaves nodes; latency, bandwidth: time in multiples of the lower bounds; "
@@ -232,11 +231,11 @@ def _print_cases(cases: Sequence[SimulatedCase], chosen: ChosenMachine, *, show_
             print_text(_format_path(case.simulation, path))
 
 
-def _make_row(case: SimulatedCase) -> tuple[str, ...]:
+def _make_row(case: SimulatedCase, chosen: ChosenMachine) -> tuple[str, ...]:
     """Return the cells of a case in the order of `COLUMNS`."""
     simulation = case.simulation
     n, sent = simulation.plan.ranks, simulation.within + simulation.between
-    bound = compute_bounds(simulation.plan.operation, n, simulation.machine, simulation.nbytes)
+    bound = chosen.compute_bounds(simulation)
     total = float(sent.sum())
     ratios = [
         _format_ratio(simulation.seconds / least) if least else "-" for least in (bound.latency_s, bound.bandwidth_s)

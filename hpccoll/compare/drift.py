@@ -5,11 +5,15 @@ the control's rows from their median over all runs. The control is one of:
 
 - `mpi`: the rows of engine `mpi`, which `hpccoll bench` times in turns with hpccoll's algorithms. A change of the speed
   of the MPI library appears as the opposite change of all other rows.
-- `rows`: all rows. A change that affects all rows alike cannot be told from drift.
+- `rows`: all rows, only if the user asks for it. A change that affects all rows alike cannot be told from drift.
 - `none`: nothing is removed.
 
-A single row is no control: on one machine, MPI's reduce_scatter of 256 KiB took either 32 or 46 us in a process, while
-the times of hpccoll in all these processes differed by 3 %.
+The drift that `mpi` shows is removed only where it is established. At least MIN_ROWS rows must show it, because a
+single row is no control: on one machine, MPI's reduce_scatter of 256 KiB took either 32 or 46 us in a process, while
+the times of hpccoll in all these processes differed by 3 %. With one run per side, the rows must also agree on it: on a
+busy machine, other programs slow each row by a different factor. With several runs per side, removal must make the
+medians over all other rows more alike from run to run, or the sides of rounds (MIN_GAIN). From MIN_RUNS_FOR_CHOICE
+runs on, each workload's own row of engine `mpi` replaces the median over all of them if runs become more alike by it.
 """
 
 from __future__ import annotations
@@ -24,10 +28,16 @@ from numpy.typing import NDArray
 
 from hpccoll.compare.measured_runs import RowKey
 from hpccoll.errors import UsageError
+from hpccoll.measure.statistics import compute_robust_deviation
 
 Table: TypeAlias = NDArray[np.float64]  # one line per run, one column per row of the comparison; NaN if not measured
 MPI_ENGINE = "mpi"
-MIN_ROWS = 5  # with fewer rows, the median over rows would contain the effect that is looked for
+MIN_ROWS = 5  # with fewer rows, the median over rows is that of one or two rows
+MAX_CONTROL_SPREAD = 0.07  # standard deviation over rows of the ratios of engine mpi in two runs at one speed
+MIN_GAIN = 0.2  # share of the variance between runs that the removal of drift must explain
+UNEXPLAINED = "without it, runs do not become more alike"
+MIN_RUNS_FOR_CHOICE = 6  # per side, to see whether the drift differs from workload to workload
+MIN_RUNS_FOR_GAIN = 3  # per side, to see whether removal makes runs alike
 
 
 class Control(StrEnum):
@@ -45,32 +55,127 @@ class Drift:
     control: Control
     table: Table
     is_control: NDArray[np.bool_]  # per row, whether the row is a control and therefore not compared
+    doubt: str = ""  # why nothing was removed; empty if the drift is established
+    error: float = 0.0  # standard error of the drift between two runs
+
+    def compute_ratio(self, split: int) -> float:
+        """Return the drift B / A, the median over rows; the first `split` runs are those of A."""
+        return float(np.exp(np.median(self.table[split:].mean(axis=0) - self.table[:split].mean(axis=0))))
 
 
 def choose_control(keys: Sequence[RowKey], same_mpi: bool) -> Control:
-    """Return the best control that rows `keys` allow; `same_mpi` tells whether both sides use the same MPI library."""
+    """Return the control that rows `keys` allow; `same_mpi` tells whether both sides use the same MPI library."""
     own = [key for key in keys if key.case.engine != MPI_ENGINE]
-    if own and len(own) < len(keys) and same_mpi:
-        return Control.MPI
-    return Control.ROWS if len(keys) >= MIN_ROWS else Control.NONE
+    return Control.MPI if own and len(own) < len(keys) and same_mpi else Control.NONE
 
 
-def measure_drift(control: Control, keys: Sequence[RowKey], logs: Table) -> Drift:
+def measure_drift(control: Control, keys: Sequence[RowKey], logs: Table, split: int, paired: bool) -> Drift:
     """Return the common drift of `logs`, the logarithms of the median times of all runs of both sides.
 
-    Raises UsageError if the control is `mpi`, and either all rows or none are of engine `mpi`.
+    Args:
+        control: the rows whose common change is drift.
+        keys: all rows.
+        logs: one line per run, first those of A.
+        split: the number of runs of A.
+        paired: whether the k-th runs of A and B were measured one after the other.
+
+    Raises:
+        UsageError: the control is `mpi`, and either all rows or none are of engine `mpi`.
     """
     is_control = np.array([control is Control.MPI and key.case.engine == MPI_ENGINE for key in keys])
     if control is Control.NONE:
-        return Drift(control, np.zeros_like(logs), is_control)
+        return Drift(control, np.zeros_like(logs), is_control, "no rows show the speed of the machine")
     if control is Control.MPI and (is_control.all() or not is_control.any()):
         which = "all rows that A and B have in common are" if is_control.all() else "A and B have no row"
         raise UsageError(
             f"--control mpi: {which} of engine mpi; use --control rows, or measure with --engine mpi,hpccoll"
         )
     rows = logs[:, is_control if control is Control.MPI else ~is_control]
-    drift = np.nanmedian(rows - np.nanmedian(rows, axis=0), axis=1, keepdims=True)
-    return Drift(control, np.nan_to_num(np.broadcast_to(drift, logs.shape)), is_control)
+    deviations = rows - np.nanmedian(rows, axis=0)
+    drift = np.nan_to_num(np.nanmedian(deviations, axis=1, keepdims=True))
+    table = np.broadcast_to(drift, logs.shape)
+    spread = 2 * compute_robust_deviation(deviations - drift)  # of the ratio of two runs
+    error = spread * (np.pi / 2 / rows.shape[1]) ** 0.5
+    if control is Control.ROWS:
+        return Drift(control, table, is_control, error=error)
+    return _establish_mpi_drift(Drift(control, table, is_control, error=error), keys, logs, spread, split, paired)
+
+
+def _establish_mpi_drift(
+    found: Drift, keys: Sequence[RowKey], logs: Table, spread: float, split: int, paired: bool
+) -> Drift:
+    """Return the drift `found` from the rows of engine `mpi`, a finer one per workload, or none where it is doubtful.
+
+    `spread` is the standard deviation over the rows of engine `mpi` of the ratio of two runs; `keys`, `logs`, `split`
+    and `paired` are those of `measure_drift`.
+    """
+    control, table, is_control = found.control, found.table, found.is_control
+    others, drift = logs[:, ~is_control], table[:, :1]
+    if paired:
+        runs, speeds = others[split:] - others[:split], drift[split:] - drift[:split]
+    else:
+        runs, speeds = others - np.nanmean(others, axis=0), drift - drift.mean()
+    fewest = min(split, len(logs) - split)
+    doubt = _find_doubt(int(is_control.sum()), spread, runs, speeds, fewest)
+    if doubt:
+        return Drift(control, np.zeros_like(logs), is_control, doubt)
+    finer = _measure_by_workload(keys, logs, is_control, table)
+    if fewest >= MIN_RUNS_FOR_CHOICE and _is_finer(
+        finer - table, logs - table, keys, is_control, split if paired else 0
+    ):
+        return Drift(control, finer, is_control)
+    return found
+
+
+def _measure_by_workload(keys: Sequence[RowKey], logs: Table, is_control: NDArray[np.bool_], common: Table) -> Table:
+    """Return the drift per row that the control of its workload shows, measured in turns with it; else `common`."""
+    controls = {get_workload(key): at for at, key in enumerate(keys) if is_control[at]}
+    table = np.array(common)
+    for column, key in enumerate(keys):
+        at = controls.get(get_workload(key))
+        if at is not None and not is_control[column]:  # ratios of controls show where the speed changed unevenly
+            deviations = logs[:, at] - np.nanmedian(logs[:, at])
+            table[:, column] = np.where(np.isnan(deviations), common[:, column], deviations)
+    return table
+
+
+def _is_finer(more: Table, logs: Table, keys: Sequence[RowKey], is_control: NDArray[np.bool_], split: int) -> bool:
+    """Whether the removal of `more` drift makes the runs, or rounds, more alike in the operations' medians (MIN_GAIN).
+
+    `split` is the number of runs of A if runs are paired, otherwise 0.
+    """
+    sums = []
+    for table in (logs, logs - more):
+        lines = table[split:] - table[:split] if split else table - np.nanmean(table, axis=0)
+        total = 0.0
+        for op in {key.case.op for key in keys}:
+            rows = lines[:, [key.case.op == op and not skip for key, skip in zip(keys, is_control, strict=True)]]
+            medians = np.array([np.median(row[~np.isnan(row)]) for row in rows if not np.isnan(row).all()])
+            total += float(np.sum((medians - medians.mean()) ** 2)) if len(medians) else 0.0
+        sums.append(total)
+    return sums[1] <= (1 - MIN_GAIN) * sums[0]
+
+
+def _find_doubt(controls: int, spread: float, runs: Table, speeds: Table, fewest: int) -> str:
+    """Return why the drift is not established, as the end of a sentence; empty if it is.
+
+    Args:
+        controls: the number of rows of engine `mpi`.
+        spread: the standard deviation over these rows of the ratio of two runs.
+        runs: the differences of pairs in all other rows, or the deviations of runs from the mean over both sides.
+        speeds: the drift in each line of `runs`.
+        fewest: the number of runs of A or of B, whichever is smaller.
+    """
+    if controls < MIN_ROWS:
+        return f"only {controls} row{'s' * (controls > 1)} of engine mpi, {MIN_ROWS} are needed"
+    if fewest < MIN_RUNS_FOR_GAIN:
+        return f"rows of engine mpi differ by {spread:.0%} in it" if spread > MAX_CONTROL_SPREAD else ""
+    common = np.nanmedian(runs, axis=1, keepdims=True)  # over rows, so that a change of one operation hardly counts
+    sums = [
+        [float(np.nansum((values - center) ** 2)) for values in (common, common - speeds) for center in [mean(values)]]
+        for mean in (np.nanmean, lambda _: 0.0)  # about the effect that is looked for, and about no effect
+    ]
+    return "" if any(after <= (1 - MIN_GAIN) * before for before, after in sums) else UNEXPLAINED
 
 
 def get_workload(key: RowKey) -> RowKey:

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
+MAX_HALF_WIDTH = 14.0  # of an interval, in logarithms: a factor of a million; few runs imply larger ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ def compute_interval(log_ratio: float, error: float, degrees: float, confidence:
     """Return the lower and the upper end of the interval of a ratio that has the given confidence."""
     from scipy.special import stdtrit
 
-    half = float(stdtrit(degrees, (1 + confidence) / 2)) * error
+    half = min(float(stdtrit(degrees, (1 + confidence) / 2)) * error, MAX_HALF_WIDTH)
     return float(np.exp(log_ratio - half)), float(np.exp(log_ratio + half))
 
 

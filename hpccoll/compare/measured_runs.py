@@ -8,13 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from hpccoll.errors import UsageError
+from hpccoll.measure.core_share import is_shared
+from hpccoll.measure.other_process_load import BUSY
 from hpccoll.measure.results.collective_record import read_collective_record
 from hpccoll.measure.results.result_file import find_result_files, read_records
-from hpccoll.records import CaseKey, CollectiveRecord, RunRecord
+from hpccoll.measure.verdict.trust import are_unreliable
+from hpccoll.records import BenchSummaryRecord, CaseKey, CollectiveRecord, RunRecord
 from hpccoll.units import format_size
 
 
@@ -40,6 +44,26 @@ class MeasuredRun:
     name: str
     environment: Mapping[str, Any]
     rows: dict[RowKey, CollectiveRecord] = field(default_factory=dict)
+    busy_cores: float | None = None  # cores that other programs kept busy; None if unknown
+
+    @property
+    def is_unreliable(self) -> bool:
+        """Whether the verdict of `hpccoll bench` on this run is `times: unreliable`."""
+        return are_unreliable(list(self.rows.values()))
+
+    @property
+    def start_time(self) -> str:
+        """When the run began, as a string that sorts by time; empty if unknown."""
+        return str(self.environment.get("start_time") or "")
+
+    @property
+    def contention(self) -> str:
+        """Why the ranks had no cores of their own, as a clause; empty if they had, as far as the file tells."""
+        if self.environment.get("oversubscribed") or is_shared(self.environment.get("core_share")):
+            return "ranks share cores"
+        if self.busy_cores is not None and self.busy_cores > BUSY:
+            return f"other programs kept {self.busy_cores:.1f} cores busy"
+        return ""
 
 
 @dataclass(slots=True)
@@ -59,6 +83,20 @@ class ComparedSide:
     def wrong(self) -> list[RowKey]:
         """The rows that have a wrong result in at least one run."""
         return [key for key in self.keys if any(key in run.rows and run.rows[key].wrong for run in self.runs)]
+
+
+def order_by_turns(a: ComparedSide, b: ComparedSide) -> bool:
+    """Sort the runs of both sides by their start; return whether the k-th runs of A and B were measured in turns.
+
+    In turns means that both k-th runs, in any order, began before both following runs.
+    """
+    for side in (a, b):
+        side.runs.sort(key=lambda run: run.start_time)
+    starts = [[run.start_time for run in side.runs] for side in (a, b)]
+    if len(starts[0]) != len(starts[1]) or len(starts[0]) < 2 or "" in (*starts[0], *starts[1]):
+        return False
+    rounds = list(zip(*starts, strict=True))
+    return all(max(one) < min(following) for one, following in pairwise(rounds))
 
 
 def make_row_key(record: CollectiveRecord) -> RowKey:
@@ -98,6 +136,8 @@ def _read_file(side: ComparedSide, file: Path) -> None:
     for index, line in enumerate(contents.records):
         if line["kind"] == RunRecord.kind:
             run.environment = run.environment or line
+        elif line["kind"] == BenchSummaryRecord.kind:
+            run.busy_cores = line.get("busy_cores")
         elif line["kind"] == CollectiveRecord.kind:
             record = read_collective_record(line, contents.locate(index))
             if make_row_key(record) in run.rows:

@@ -25,9 +25,13 @@ row. The ratios of engine `mpi` between two runs then differ from row to row, be
 changed while a run measured one operation, the rows of engine `mpi` of this operation changed with the others, beyond
 MAX_CONTROL_CHANGE. In comparisons in turns, such rounds or operations are left out if others remain.
 
+The rows of an operation can change by different factors. Where they do (Cochran's Q), and always with single runs, the
+interval of an operation contains its rows except the outer tenths, so an operation has a verdict only if most of its
+rows agree.
+
 Sources: Yuen, Biometrika 61 (1974), 165 (trimmed means); Smyth, Statistical Applications in Genetics and Molecular
-Biology 3 (2004), article 3 (combined variances); Hunold and Carpen-Amarie, IEEE TPDS 27 (2016), 3617 (medians of MPI
-benchmarks differ between runs).
+Biology 3 (2004), article 3 (combined variances); Cochran, Biometrics 10 (1954), 101 (Q); Hunold and Carpen-Amarie,
+IEEE TPDS 27 (2016), 3617 (medians of MPI benchmarks differ between runs).
 """
 
 from __future__ import annotations
@@ -40,25 +44,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpccoll.compare.drift import Control
-from hpccoll.measure.statistics import SampleValues
+from hpccoll.measure.statistics import SampleValues, compute_robust_deviation
 from hpccoll.records import CollectiveRecord
 
 Floats = NDArray[np.float64]
 PRIOR_DEGREES = 4  # the spread over rows counts as much as this many further runs of a row
-OPERATION_DEGREES = 10  # the same for operations, whose noise differs less from one to the other
+OPERATION_DEGREES = 6  # the same for operations, whose noise differs less from one to the other
 MAX_SPREAD_DEGREES = 60  # degrees of freedom of the spread over rows, at most
 FEW_ROWS = 8
+SPREAD_SIGNIFICANCE = 0.05  # of the test whether rows of an operation change by different factors
+OUTER_ROWS = 0.1  # share of an operation's rows at each end that its interval need not contain
 MIN_OPERATIONS = 3  # for a spread over operations
 CHANCE = 4.0  # a spread over few operations may by chance be this many times the expected variance
 BATCHES = 10  # batches of consecutive samples of a run
-MAD_TO_SD = 1.4826  # standard deviation of a normal distribution over its median absolute deviation
 MEDIAN_VARIANCE = np.pi / 2  # variance of a median over that of a mean, for normal samples
 FAR, DISTURBED_SHARE = 5.0, 0.04
-TRIMMED = 0.25  # fraction of the runs of a side left out at each end
+TRIMMED = 0.125  # fraction of the runs of a side left out at each end
+FEW_RUNS = 5  # with fewer runs per side, their spread may be small by chance
+SINGLE_RUN_NOISE = 0.05  # standard deviation of the ratio of an operation in two runs, in logarithms
 DISTURBED_NOISE = 0.3  # standard deviation of a disturbed median in logarithms
 PLACEMENT_NOISE = 0.15  # the same for a row of a single run, whose buffers have one place in memory
-# Of two runs at one speed: standard deviation of the ratios of engine mpi over rows, and the ratio of an operation.
-MAX_CONTROL_SPREAD, MAX_CONTROL_CHANGE = 0.07, 0.04
+MAX_CONTROL_CHANGE = 0.04  # ratio of an operation's rows of engine mpi in two runs at one speed
 MIN_CONTROLS = 3  # rows of engine mpi by which the change of one operation is judged
 # Lower limits of the standard deviation of the difference of two runs, in logarithms.
 MIN_NOISE, MIN_NOISE_FEW_ROWS, MIN_NOISE_WITH_DRIFT = 0.02, 0.05, 0.15
@@ -86,25 +92,31 @@ def estimate_spread(
     """
     count, operations = len(differences), len(set(groups.tolist()))
     by_operation = count - operations >= PRIOR_DEGREES
-    groups = groups if by_operation else np.zeros_like(groups)
+    groups = groups if by_operation else np.zeros_like(groups)  # then the spread contains that over operations
     residuals = differences.copy()
     for group in set(groups.tolist()):
         residuals[groups == group] -= np.median(differences[groups == group])
     degrees = count - len(set(groups.tolist()))
     measured = 0.0
-    if degrees >= PRIOR_DEGREES:
+    scaled = residuals / np.sqrt(runs)
+    if degrees >= FEW_ROWS:
         correction = count / degrees  # residuals from medians of few rows are too small
-        measured = (MAD_TO_SD * float(np.median(np.abs(residuals) / np.sqrt(runs)))) ** 2 * correction
+        measured = compute_robust_deviation(np.concatenate([scaled, -scaled])) ** 2 * correction
+    elif degrees:
+        measured = float(np.sum(scaled**2)) / degrees
     lowest = MIN_NOISE if count >= FEW_ROWS else MIN_NOISE_FEW_ROWS
     if control is Control.NONE and not paired:
         lowest = MIN_NOISE_WITH_DRIFT
-    return Spread(measured + lowest**2 / 2, float(np.clip(degrees, PRIOR_DEGREES, MAX_SPREAD_DEGREES)))
+    return Spread(measured + lowest**2 / 2, float(np.clip(degrees, 1, MAX_SPREAD_DEGREES)))
 
 
 def combine_variances(
     prior: Floats, prior_degrees: float, own: Floats, degrees: Floats, weight: float
 ) -> tuple[Floats, Floats]:
     """Return variances per run and degrees of freedom, combined from the spread over rows and each row's own runs.
+
+    Where a row's own runs differ more than the spread over rows implies, only they count: rows of one run can change
+    together, which the spread over rows does not show.
 
     Args:
         prior: variance per run from the spread over rows, per row.
@@ -115,7 +127,9 @@ def combine_variances(
     """
     repeated = degrees > 0
     combined = (weight * prior + degrees * np.where(repeated, own, 0.0)) / (weight + degrees)
-    return np.where(repeated, combined, prior), np.where(repeated, weight + degrees, prior_degrees)
+    alone = repeated & (own > prior)
+    variance = np.where(repeated, np.where(alone, own, combined), prior)
+    return variance, np.where(alone, degrees, np.where(repeated, weight + degrees, prior_degrees))
 
 
 def average_runs(table: Floats) -> tuple[Floats, Floats, Floats]:
@@ -152,11 +166,6 @@ def find_disturbed_operations(records: Iterable[CollectiveRecord]) -> set[str]:
     return {op for op, count in far.items() if count > expected[op] + 3 * expected[op] ** 0.5}
 
 
-def compute_robust_deviation(values: Floats) -> float:
-    """Return the standard deviation of normal values, estimated so that a minority of other values does not count."""
-    return MAD_TO_SD * float(np.median(np.abs(values - np.median(values))))
-
-
 def estimate_operation_variances(differences: Floats, expected: Floats) -> Floats:
     """Return, per operation, by how much the variance of the differences of all others exceeds the `expected` one.
 
@@ -170,11 +179,27 @@ def estimate_operation_variances(differences: Floats, expected: Floats) -> Float
 
 
 def add_variances(
-    first: Floats, degrees: Floats, second: Floats | float, second_degrees: float
+    first: Floats, degrees: Floats, second: Floats | float, second_degrees: Floats | float
 ) -> tuple[Floats, Floats]:
     """Return the sums of independent variances, and their degrees of freedom by Satterthwaite's approximation."""
     total = first + second
     return total, total**2 / (first**2 / degrees + second**2 / second_degrees)
+
+
+def find_spread(differences: Floats, expected: Floats, single: bool) -> tuple[float, float] | None:
+    """Return the range of the differences of an operation's rows without the outer tenths; None if noise explains it.
+
+    Cochran's Q tests whether the rows differ by more than the variances `expected` from noise. If runs are `single`,
+    the noise is only known from the spread itself, so there is no such test and the range always counts.
+    """
+    from scipy.special import chdtri
+
+    degrees = len(differences) - 1
+    explained = float(chdtri(degrees, SPREAD_SIGNIFICANCE)) / degrees * float(np.mean(expected))
+    if not single and np.var(differences, ddof=1) <= explained:
+        return None
+    low, high = np.quantile(differences, (OUTER_ROWS, 1 - OUTER_ROWS))
+    return float(low), float(high)
 
 
 def compute_excess(within: Floats) -> Floats:

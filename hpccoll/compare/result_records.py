@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
+from hpccoll.compare.evidence import DEFAULT_CHANGE
 from hpccoll.compare.guidelines import CheckedGuideline
 from hpccoll.compare.measured_runs import RowKey
 from hpccoll.compare.results import ComparedOperation, ComparedRow, ComparedTimes, Comparison, Verdict
@@ -93,6 +94,10 @@ def make_summary_record(
         disturbed=comparison.disturbed,
         differences=comparison.differences,
         stop=stop,
+        doubts=comparison.doubts,
+        rounds=comparison.plan.compute_rounds(tolerance or DEFAULT_CHANGE)
+        if comparison.lacks_evidence(tolerance)
+        else None,
     )
 
 

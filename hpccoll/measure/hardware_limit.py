@@ -5,19 +5,24 @@ operation has to read and write in place: the input that other ranks need or a r
 output is written once, except where it is in place already. Between nodes,
 the limit is the time in which every node sends a message to the next node and receives one from the previous node,
 scaled to the bytes that a node has to send.
+
+The terminal, the report and `hpccoll simulate --machine fit:FILE` state the same lower bound: that of
+`compute_lower_bounds`, which takes the measured limit where it applies, and otherwise a machine model's bounds.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hpccoll.measure.bandwidth import get_busbw_factor
-from hpccoll.plan import Operation
+from hpccoll.plan import Machine, Operation
+from hpccoll.plan.simulation import compute_bounds
+from hpccoll.plan.simulation.bounds import Bounds
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -26,6 +31,7 @@ if TYPE_CHECKING:
 
 ITERATIONS = 5
 MOST_BYTES = 64 * 2**20
+LEAST_LIMITED = 2**20  # bytes; shorter messages are limited by latency and caches
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +42,29 @@ class HardwareLimit:
     nbytes: int
     nodes: int
 
+    @classmethod
+    def from_run(cls, run: Mapping[str, Any]) -> HardwareLimit | None:
+        """Return the limit in a record of kind `run`; None if it has none."""
+        us, nbytes = run.get("limit_us"), run.get("limit_nbytes")
+        return cls(float(us), int(nbytes), int(run.get("nodes") or 1)) if us and nbytes else None
+
     def compute_us(self, operation: Operation, nbytes: int, ranks: int) -> float:
         """Return the shortest time in microseconds of an operation on a message of `nbytes` (nccl-tests' S)."""
         return self.us * nbytes / self.nbytes * _get_share(operation, ranks, self.nodes)
+
+
+def compute_lower_bounds(
+    operation: Operation, nbytes: int, ranks: int, limit: HardwareLimit | None, machine: Machine | None = None
+) -> Bounds:
+    """Return the lower bounds of an operation on a message of `nbytes` (nccl-tests' S); 0 where they are unknown.
+
+    From LEAST_LIMITED bytes on, the bandwidth bound is that of `limit`, a measurement of this machine and number of
+    ranks, and there is no latency bound. Otherwise both bounds are those of `machine`.
+    """
+    shortest_us = 0.0 if limit is None or nbytes < LEAST_LIMITED else limit.compute_us(operation, nbytes, ranks)
+    if shortest_us:
+        return Bounds(0.0, shortest_us * 1e-6)
+    return Bounds(0.0, 0.0) if machine is None else compute_bounds(operation, ranks, machine, nbytes)
 
 
 def _get_share(operation: Operation, ranks: int, nodes: int) -> float:

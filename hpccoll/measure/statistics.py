@@ -27,6 +27,7 @@ from hpccoll.records import FEWEST_FOR_P99, TimeSummary
 
 SampleValues: TypeAlias = Sequence[float] | NDArray[np.floating[Any]]
 CONFIDENCE = 0.95
+MAD_TO_SD = 1.4826  # standard deviation of a normal distribution over its median absolute deviation
 MAX_UNCERTAINTY = 0.10  # half the width of a median's interval, divided by the median; larger ones are doubtful
 
 
@@ -94,6 +95,15 @@ def median_ranks(n: int, confidence: float = CONFIDENCE) -> tuple[int, float]:
 
     rank = max(math.ceil(bdtrik((1 - confidence) / 2, n, 0.5)), 1)
     return rank, max(0.0, float(1 - 2 * bdtr(rank - 1, n, 0.5)))
+
+
+def compute_robust_deviation(values: SampleValues) -> float:
+    """Return the standard deviation of normal values, estimated so that a minority of other values does not count.
+
+    The estimate is the median absolute deviation from the median, scaled; NaN does not count.
+    """
+    array = np.asarray(values, np.float64)
+    return MAD_TO_SD * float(np.nanmedian(np.abs(array - np.nanmedian(array))))
 
 
 def is_interval_full(samples: SampleValues) -> bool:

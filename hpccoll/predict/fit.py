@@ -13,6 +13,10 @@ Verstoep, Fast measurement of LogP parameters, 2000.
 A simulated time is the time of the longest path of dependent messages, and the time of each path is linear in the
 parameters. The fit computes the derivatives of the times by simulation, solves the linearised model, and repeats both
 until the parameters converge. A fit takes about thirty simulations per measurement.
+
+A band whose time per byte ends at its lower limit has no effect on the measured times, and is joined with the next
+one. A fit is refused where a latency or a time per byte still ends at a limit, because such a machine is impossible,
+or where the median error on the sizes left out exceeds MAX_ERROR.
 """
 
 from __future__ import annotations
@@ -32,7 +36,10 @@ from hpccoll.units import KiB, MiB, format_count
 BAND_BORDERS = (16 * KiB, 256 * KiB, 4 * MiB)  # message sizes that separate the bands
 _MIN_SIZES = 4
 _MAX_ITERATIONS, _RELATIVE_STEP, _SMOOTHING = 4, 1e-3, 0.1
-_MIN_PARAMETER, _MAX_PARAMETER = 1e-16, 1e3  # seconds
+_MIN_PARAMETER, _MAX_PARAMETER = 1e-16, 1e3  # seconds; costs of calls, fences and reductions may vanish
+_MIN_ALPHA_S, _MIN_BETA_S = 1e-8, 1e-12  # limits of a link: 10 ns, 1000 GB/s
+_AT_LIMIT = 1.01  # a parameter within this factor of its limit is at its limit
+MAX_ERROR = 0.5  # a fitted machine with a larger median error on the sizes left out is refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +89,7 @@ def fit_machine(rows: Sequence[MeasuredRow], source: str) -> MachineFit:
         source: the name of the measurements, such as a file name, for error messages and the model's name.
 
     Raises:
-        UsageError: `rows` come from several jobs, or have too few message sizes.
+        UsageError: `rows` come from several jobs, have too few message sizes, or fit no possible machine.
     """
     sizes = sorted({row.nbytes for row in rows})
     if len(sizes) < _MIN_SIZES:
@@ -95,10 +102,34 @@ def fit_machine(rows: Sequence[MeasuredRow], source: str) -> MachineFit:
     fitted_sizes = set(sizes[::2])
     has_fences = any(row.algorithm.uses_shared_memory for row in rows)
     parameters = _ParameterLayout(*jobs[0], max(sizes), has_fences)
-    values = _fit_parameters(parameters, [row for row in rows if row.nbytes in fitted_sizes])
+    fitted_rows = [row for row in rows if row.nbytes in fitted_sizes]
+    values = _fit_parameters(parameters, fitted_rows)
+    while (border := parameters.find_idle_band(values)) is not None:
+        parameters = parameters.without_border(border)
+        values = _fit_parameters(parameters, fitted_rows)
     machine = parameters.make_machine(values, f"fit:{source}")
     predictions = (PredictedRow(row, _simulate_seconds(row, machine), row.nbytes in fitted_sizes) for row in rows)
-    return MachineFit(machine, tuple(predictions))
+    fit = MachineFit(machine, tuple(predictions))
+    _require_possible(fit, parameters.list_limited(values), source)
+    return fit
+
+
+def _require_possible(fit: MachineFit, limited: Sequence[str], source: str) -> None:
+    """Raise UsageError if parameters of a fit ended at their limits, or the fit misses the sizes left out."""
+    remedy = (
+        "measure on idle cores, with more sizes and algorithms (`hpccoll bench --algorithm all`), or name a machine"
+    )
+    error = fit.compute_median_error(fitted=False)
+    if error > MAX_ERROR:
+        raise UsageError(
+            f"{source}: the fitted machine misses sizes that were not fitted by {error:.0%}, more than "
+            f"{MAX_ERROR:.0%}; {remedy}"
+        )
+    if limited:
+        raise UsageError(
+            f"{source}: no possible machine fits these times: {' and '.join(limited)} ended at the limit of what a fit "
+            f"may find; {remedy}"
+        )
 
 
 def fit_barriers(rows: Sequence[MeasuredRow], source: str) -> Machine:
@@ -119,14 +150,41 @@ class _ParameterLayout:
     A fence is a barrier of the ranks of a node. Fences and links that no measurement uses have no parameters.
     """
 
-    def __init__(self, ranks: int, nodes: int, largest: int, has_fences: bool) -> None:
+    def __init__(
+        self, ranks: int, nodes: int, largest: int, has_fences: bool, borders: tuple[int, ...] = BAND_BORDERS
+    ) -> None:
+        self.job = ranks, nodes, largest, has_fences
         self.ranks_per_node, self.has_fences = -(-ranks // nodes), has_fences
-        self.borders = tuple(border for border in BAND_BORDERS if border < largest)
+        self.borders = tuple(border for border in borders if border < largest)
         per_link = 2 + len(self.borders)
         self.within_count = per_link if self.ranks_per_node > 1 else 0
         within = [3e-6, *[2e-10] * (per_link - 1)] if self.within_count else []
         between = [3e-5, *[1e-9] * (per_link - 1)] if nodes > 1 else []
-        self.start = np.array([1e-6, 1e-10, *([3e-6] if has_fences else []), *within, *between])
+        costs = [1e-6, 1e-10, *([3e-6] if has_fences else [])]
+        self.start = np.array([*costs, *within, *between])
+        links = [name for name, found in (("within nodes", within), ("between nodes", between)) if found]
+        self.link_names = [(f"alpha {name}", *[f"bandwidth {name}"] * (per_link - 1)) for name in links]
+        least = [least for _ in links for least in (_MIN_ALPHA_S, *[_MIN_BETA_S] * (per_link - 1))]
+        self.least = np.array([*[_MIN_PARAMETER] * len(costs), *least])
+
+    def without_border(self, border: int) -> _ParameterLayout:
+        """Return the parameters without the border between two bands of message sizes."""
+        return _ParameterLayout(*self.job, tuple(each for each in self.borders if each != border))
+
+    def find_idle_band(self, values: Floats) -> int | None:
+        """Return the upper border of a band whose beta is at its lower limit (the lower one of the last band)."""
+        if not self.borders:
+            return None
+        per_link = 2 + len(self.borders)
+        links = (values <= _AT_LIMIT * self.least)[len(values) - per_link * len(self.link_names) :]
+        idle = links.reshape(-1, per_link)[:, 1:].any(axis=0)
+        return self.borders[min(int(idle.argmax()), len(self.borders) - 1)] if idle.any() else None
+
+    def list_limited(self, values: Floats) -> list[str]:
+        """Return the names of the parameters of links that are at a limit."""
+        at_limit = (values <= _AT_LIMIT * self.least) | (values >= _MAX_PARAMETER / _AT_LIMIT)
+        names = [name for link in self.link_names for name in link]
+        return list(dict.fromkeys(name for name, at in zip(names, at_limit[-len(names) :], strict=True) if at))
 
     def make_machine(self, values: Floats, name: str) -> Machine:
         """Return the machine model with parameters `values`, shape (K,).
@@ -149,14 +207,15 @@ def _fit_parameters(parameters: _ParameterLayout, rows: Sequence[MeasuredRow]) -
     """Return the parameters, shape (K,), whose simulated times are closest to the measured times."""
     measured = np.array([row.seconds for row in rows])
     values = parameters.start
+    limits = (np.log(parameters.least), np.log(_MAX_PARAMETER))
     for _ in range(_MAX_ITERATIONS):
         derivatives = np.array([_compute_derivatives(parameters, row, values) for row in rows])  # (rows, K)
 
         def compute_log_errors(log_values: Floats, derivatives: Floats = derivatives) -> Floats:
             return np.asarray(np.log(derivatives @ np.exp(log_values) / measured))
 
-        limits = (np.log(_MIN_PARAMETER), np.log(_MAX_PARAMETER))
-        solution = least_squares(compute_log_errors, np.log(values), loss="soft_l1", f_scale=_SMOOTHING, bounds=limits)
+        start = np.clip(np.log(values), limits[0] + _RELATIVE_STEP, limits[1] - _RELATIVE_STEP)
+        solution = least_squares(compute_log_errors, start, loss="soft_l1", f_scale=_SMOOTHING, bounds=limits)
         previous, values = values, np.exp(solution.x)
         if np.allclose(previous, values, rtol=10 * _RELATIVE_STEP):
             break

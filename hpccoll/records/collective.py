@@ -137,3 +137,6 @@ class BenchSummaryRecord(Record, frozen=True, kw_only=True):
     peak_bytes: Annotated[Count, about("Largest resident memory of any rank, including Python and libraries.")]
     left_out_sizes: Annotated[tuple[Count, ...], about("Message sizes in bytes that did not fit into memory.")] = ()
     stopped: Annotated[bool, about("Whether --stop-file ended the run early.")] = False
+    busy_cores: Annotated[
+        Amount | None, about("Mean number of cores that other programs kept busy; null if unknown.")
+    ] = None

@@ -111,3 +111,7 @@ class CompareSummaryRecord(Record, frozen=True):
     ]
     differences: Annotated[tuple[str, ...], about("Fields of machine, versions and ranks in which A and B differ.")]
     stop: Annotated[Literal["complete", "interrupted", "failed"], about("Whether all rounds were run.")]
+    doubts: Annotated[tuple[str, ...], about("Why the runs allow no verdict on operations, or else on rows.")] = ()
+    rounds: Annotated[
+        Positive | None, about("Rounds in turns that show a smaller change; null if none are asked for or too many.")
+    ] = None

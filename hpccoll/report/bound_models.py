@@ -1,9 +1,10 @@
-"""Lower bounds on the time of an operation, from a named machine model or a model fitted to the measurements.
+"""Lower bounds on the time of an operation, from the measured limit of a run or from a machine model.
 
-`hpccoll bench` records no bound, because it has no machine model. The report takes a model from --machine, or fits one
-per job (predict/fit.py): alpha, beta and gamma such that simulated times are closest to the measured times. A bound
-from a fitted model compares an operation with the best performance seen on this machine, not with the hardware's data
-sheet. A bound in a result record takes precedence over a model's bound.
+For messages from 1 MiB on, the bound is that of the limit that `hpccoll bench` measured, as in its verdict. For shorter
+messages, it is that of a machine model fitted per job (predict/fit.py): alpha, beta and gamma such that simulated times
+are closest to the measured times. A bound from a fitted model compares an operation with the best performance seen on
+this machine, not with the hardware's data sheet. A model of --machine replaces both. A bound in a result record takes
+precedence.
 
 The bounds assume message passing. Ranks that access shared memory directly may be faster than the bound.
 """
@@ -15,20 +16,24 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from hpccoll.errors import HpccollError
+from hpccoll.measure.hardware_limit import HardwareLimit, compute_lower_bounds
 from hpccoll.plan import Link, Machine, Operation
 from hpccoll.plan.simulation import compute_bounds
-from hpccoll.predict.fit import MeasuredRow, fit_machine
+from hpccoll.predict.fit import MAX_ERROR, MachineFit, MeasuredRow, fit_machine
 from hpccoll.records import CollectiveRecord
 from hpccoll.report.axis_scale import thin_values
 from hpccoll.report.curves import CurveGroup
+from hpccoll.report.load import RunMeasurement
 from hpccoll.report.number_format import format_bytes_per_s, format_seconds
+from hpccoll.selection import BufferKind
+from hpccoll.units import format_size
 
 JobSize: TypeAlias = tuple[int, int]  # ranks, nodes
 _MAX_FIT_COST = 1000  # for all jobs together, in units of _estimate_fit_cost: about five seconds
 _MIN_JOB_COST, _MAX_JOB_SIZES = 300, 8  # cost that every job may have; message sizes to fit per job
 _MANY_RANKS = 256  # simulating a round takes twice as long with this many ranks as with few
+_LEAST_SHOWN_S = 1e-9  # a fitted cost of a call below a nanosecond is none
 _DIRECT_ROUNDS = 2  # in a plan with at most this many rounds, every rank may send to all others
-_MAX_FIT_ERROR = 0.5  # a fitted machine with a larger median error is not used
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,26 +54,29 @@ class JobModel:
         links = _describe_link("within a node", within)
         if between != within:
             links += _describe_link("between nodes", between)
-        if self.machine.call_s:
+        if self.machine.call_s >= _LEAST_SHOWN_S:
             links.append(("cost of a call", format_seconds(self.machine.call_s)))
         return tuple(links)
 
 
 @dataclass(frozen=True, slots=True)
 class BoundModels:
-    """The machine model of each job; `missing` has a message for each job to which no model could be fitted."""
+    """The machine model and the measured limit of each job; `missing` has a message for each job without a model."""
 
     by_job: Mapping[JobSize, JobModel] = field(default_factory=dict)
     missing: tuple[str, ...] = ()
+    limits: Mapping[JobSize, HardwareLimit] = field(default_factory=dict)
 
     def compute_bound_s(self, record: CollectiveRecord) -> float | None:
-        """Return the bound in the record, else the model's bound on the operation; None if both are unknown or 0."""
+        """Return the bound in the record, else that of the job's limit or model; None if all are unknown or 0."""
         if record.bound_us is not None:
             return record.bound_us * 1e-6 or None
-        model = self.by_job.get((record.ranks, record.nodes))
-        if model is None or record.op not in [operation.value for operation in Operation]:
+        job = record.ranks, record.nodes
+        model, limit = self.by_job.get(job), None if record.buffer == BufferKind.CUDA else self.limits.get(job)
+        if record.op not in [operation.value for operation in Operation]:
             return None
-        return compute_bounds(Operation(record.op), record.ranks, model.machine, record.nbytes).seconds or None
+        machine = None if model is None else model.machine
+        return compute_lower_bounds(Operation(record.op), record.nbytes, record.ranks, limit, machine).seconds or None
 
 
 def use_named_machine(jobs: Iterable[JobSize], machine: Machine) -> BoundModels:
@@ -95,15 +103,36 @@ def fit_machines(
             continue
         finally:
             advance(description)
-        median_error = fitted.compute_median_error(fitted=False)
-        if median_error > _MAX_FIT_ERROR:
-            missing.append(
-                f"{description}: the fitted machine misses sizes that were not fitted by {median_error:.0%}, "
-                f"more than {_MAX_FIT_ERROR:.0%}"
-            )
+        if refutation := _find_refutation(fitted):
+            missing.append(f"{description}: {refutation}")
             continue
+        median_error = fitted.compute_median_error(fitted=False)
         models[job] = JobModel(fitted.machine, f"fitted to {len(selected)} rows of this job", median_error)
     return BoundModels(models, tuple(missing))
+
+
+def _find_refutation(fit: MachineFit) -> str:
+    """Return how a measured time of messages refutes the bound of a fitted machine; empty if none does."""
+    for predicted in fit.rows:
+        row = predicted.row
+        bound = compute_bounds(row.plan.operation, row.plan.ranks, fit.machine, row.nbytes).seconds
+        if not row.algorithm.uses_shared_memory and row.seconds < (1 - MAX_ERROR) * bound:
+            return (
+                f"the fitted machine's bound for {row.algorithm.full_name} of {format_size(row.nbytes)} is "
+                f"{format_seconds(bound)}, more than the measured {format_seconds(row.seconds)}"
+            )
+    return ""
+
+
+def collect_limits(rows: Iterable[RunMeasurement]) -> dict[JobSize, HardwareLimit]:
+    """Return the fastest limit that the runs of each job measured."""
+    limits: dict[JobSize, HardwareLimit] = {}
+    for row in rows:
+        found, job = HardwareLimit.from_run(row.run.record), (row.record.ranks, row.record.nodes)
+        known = limits.get(job)
+        if found is not None and (known is None or found.us / found.nbytes < known.us / known.nbytes):
+            limits[job] = found
+    return limits
 
 
 def format_job_size(job: JobSize) -> str:

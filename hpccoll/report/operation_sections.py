@@ -1,4 +1,4 @@
-"""Page sections on operations: time, bus bandwidth and ratio to the model's bound over message sizes."""
+"""Page sections on operations: time, bus bandwidth and ratio to the lower bound over message sizes."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _build_panels(element_id: str, group: CurveGroup, styles: LineStyles, models
     charts = [
         ("t", "Time", format_seconds, times),
         ("b", "Bus bandwidth", format_bytes_per_s, _build_lines(group, styles, compute_busbw_interval)),
-        ("m", "Time over the model's bound", format_factor, _build_lines(group, styles, divide_by_bound)),
+        ("m", "Time over the bound", format_factor, _build_lines(group, styles, divide_by_bound)),
     ]
     panels = [
         make_chart_panel(
@@ -126,7 +126,7 @@ def _build_bound_line(group: CurveGroup, models: BoundModels) -> list[ChartLine]
         bound = models.compute_bound_s(records[0])
         if bound is not None:
             points.append(ChartPoint(nbytes, bound, bound, bound))
-    return [ChartLine("the model's bound", BOUND_STYLE, tuple(points))] if points else []
+    return [ChartLine("the lower bound", BOUND_STYLE, tuple(points))] if points else []
 
 
 def _describe_record(record: CollectiveRecord) -> str:

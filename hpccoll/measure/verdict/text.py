@@ -10,7 +10,7 @@ from itertools import groupby
 from hpccoll.measure.bandwidth import find_timed_operation
 from hpccoll.measure.contenders import OWN
 from hpccoll.measure.display.table import PLACES, format_ratio, format_title
-from hpccoll.measure.hardware_limit import HardwareLimit
+from hpccoll.measure.hardware_limit import LEAST_LIMITED, HardwareLimit, compute_lower_bounds
 from hpccoll.measure.results.comparison import REFERENCE
 from hpccoll.measure.statistics import MAX_UNCERTAINTY
 from hpccoll.measure.verdict.fastest import SizeVerdict, get_choice, get_table
@@ -23,7 +23,6 @@ from hpccoll.text_table import TextColumn, format_table, lay_out_table
 from hpccoll.units import format_size
 
 DEFAULT_WIDTH = 120
-LEAST_LIMITED = 2**20  # bytes; shorter messages are limited by latency and caches
 UNCERTAIN = "~"  # before uncertain times
 _MAX_LISTED = 3
 AS_FAST = "times as fast as"
@@ -285,7 +284,7 @@ def describe_limit(verdicts: Sequence[SizeVerdict], limit: HardwareLimit | None)
     operation = find_timed_operation(last.setting.op)
     if last.fastest is None or not isinstance(operation, Operation):
         return ""
-    shortest = limit.compute_us(operation, last.nbytes, last.setting.ranks)
+    shortest = compute_lower_bounds(operation, last.nbytes, last.setting.ranks, limit).seconds * 1e6
     if not shortest:
         return ""
     factor = last.fastest.time_us.p50 / shortest

@@ -61,10 +61,12 @@ def describe_trust(verdicts: Sequence[SizeVerdict], conditions: RunConditions) -
     results = f"{unchecked} of {format_count(len(rows), 'row')} not checked" if unchecked else right
     missing = [*["the run was stopped early"] * conditions.stopped, *conditions.unavailable]
     doubts = "; ".join(_list_doubts(rows, conditions))
-    poor = sum(map(is_uncertain, rows)) > MAX_UNCERTAIN * len(rows)
     certain = f"reliable: no median is uncertain by more than {100 * MAX_UNCERTAINTY:.0f} %"
     findings = [f"results: {results}", _describe_clear_winners(verdicts)]
-    findings += [f"times: {'unreliable: ' * poor}{doubts or certain}", _describe_starts(rows, conditions)]
+    findings += [
+        f"times: {'unreliable: ' * are_unreliable(rows)}{doubts or certain}",
+        _describe_starts(rows, conditions),
+    ]
     return [each for each in [*findings, f"missing: {'; '.join(missing)}" * bool(missing)] if each]
 
 
@@ -125,6 +127,11 @@ def _list_doubts(rows: Sequence[CollectiveRecord], conditions: RunConditions) ->
         yield f"{short} of {format_count(len(rows), 'interval')} below 95 %, for lack of iterations"
     if conditions.busy_cores is not None and conditions.busy_cores > BUSY:
         yield f"other programs kept {conditions.busy_cores:.1f} cores busy"
+
+
+def are_unreliable(rows: Sequence[CollectiveRecord]) -> bool:
+    """Whether more medians than the fraction `MAX_UNCERTAIN` are uncertain, so that a benchmark says little."""
+    return sum(map(is_uncertain, rows)) > MAX_UNCERTAIN * len(rows)
 
 
 def is_uncertain(row: CollectiveRecord) -> bool:

@@ -201,7 +201,7 @@ def find_missed_bounds(groups: Iterable[CurveGroup], models: BoundModels) -> Ite
             continue
         time, low, _ = get_time_interval_s(fastest[1])
         if low / bound > BOUND_LIMIT:
-            found = f"even the fastest {group.setting.op} takes {format_factor(time / bound)} the model's bound"
+            found = f"even the fastest {group.setting.op} takes {format_factor(time / bound)} the lower bound"
             times = f"{fastest[0].label} {format_seconds(time)}, bound {format_seconds(bound)}"
             evidence = f"{format_title(group.setting)}, {format_size(group.sizes[-1])}: {times}"
             remedy = (

@@ -45,14 +45,14 @@ def test_equal_sides_show_no_difference_although_whole_runs_differ():
 
 def test_a_slower_operation_is_found_from_one_run_per_side_and_a_faster_one_too():
     sizes = 1024, 4096, 16384, 65536, 262144
-    slow, fast = make_records(8, SLOWER, sizes=sizes), make_records(9, sizes=sizes)
+    slow, fast = make_records(8, {("all_gather", "hpccoll"): 1.3}, sizes=sizes), make_records(9, sizes=sizes)
     comparison = compare_sides(make_side("A", fast), make_side("B", slow))
     assert comparison.list_names(Verdict.WORSE) == ["all_gather"]
     assert comparison.list_regressions(0.0) == ["all_gather"]
-    assert comparison.list_regressions(0.2) == []
+    assert comparison.list_regressions(0.25) == []
     [found] = [each for each in comparison.operations if each.group.op == "all_gather"]
     assert found.rows == 15
-    assert 1 < found.times.low < 1.1 < found.times.high
+    assert 1 < found.times.low < 1.3 < found.times.high
     reverse = compare_sides(make_side("A", slow), make_side("B", fast))
     assert reverse.list_names(Verdict.BETTER) == ["all_gather"]
     assert reverse.list_regressions(0.0) == []
@@ -88,12 +88,13 @@ def test_several_runs_per_side_find_what_one_run_does_not():
     assert many.list_names(Verdict.WORSE) == ["scatter"]
 
 
-def test_without_mpi_rows_the_drift_is_the_median_over_rows():
+def test_the_drift_is_the_median_over_all_rows_only_if_asked_for():
     a, b = (
         make_records(seed, slower, contenders=OWN) for seed, slower in ((1, None), (2, {("broadcast", "hpccoll"): 1.4}))
     )
-    comparison = compare_sides(make_side("A", a), make_side("B", b))
-    assert comparison.control is Control.ROWS
+    unasked = compare_sides(make_side("A", a), make_side("B", b))
+    assert (unasked.control, unasked.drift, list_differences(unasked)) == (Control.NONE, 1.0, set())
+    comparison = compare_sides(make_side("A", a), make_side("B", b), control=Control.ROWS)
     assert comparison.list_names(Verdict.WORSE)[0] == "broadcast"
     assert list_differences(comparison) == {"broadcast"}
     assert comparison.drift == pytest.approx(np.exp(-0.02), abs=0.25)
@@ -102,7 +103,7 @@ def test_without_mpi_rows_the_drift_is_the_median_over_rows():
 def test_another_mpi_library_is_no_control():
     a, b = make_side("A", make_records(1)), make_side("B", make_records(2), versions={"mpi": "Open MPI 5.0.8"})
     comparison = compare_sides(a, b)
-    assert comparison.control is Control.ROWS
+    assert comparison.control is Control.NONE
     assert comparison.differences == ("mpi: A MPICH 5.0.2, B Open MPI 5.0.8",)
     assert compare_sides(a, b, control=Control.MPI).control is Control.MPI
 
@@ -250,7 +251,7 @@ def test_sides_without_a_common_row_are_refused_with_what_differs():
 def test_the_mpi_control_needs_other_rows():
     mpi = CONTENDERS[:1]
     sides = [make_side(name, make_records(seed, contenders=mpi)) for name, seed in (("A", 1), ("B", 2))]
-    assert compare_sides(*sides).control is Control.ROWS
+    assert compare_sides(*sides).control is Control.NONE
     with pytest.raises(UsageError, match="--control rows"):
         compare_sides(*sides, control=Control.MPI)
     own = [make_side(name, make_records(seed, contenders=OWN)) for name, seed in (("A", 1), ("B", 2))]
@@ -328,9 +329,10 @@ def test_a_changed_operation_does_not_hide_itself():
     assert estimate_operation_variances(np.array([0.01, 0.2]), np.full(2, 1e-6)).tolist() == [0, 0]
 
 
-@pytest.mark.parametrize(("count", "found"), [(3, False), (20, True)])
-def test_three_samples_are_too_few_for_a_verdict_on_a_row(count, found):
-    a, b = make_records(1, count=count), make_records(2, count=count)
-    b[1] = make_collective_record(b[1], [10 * us for us in b[1].samples_us], StopReason.ITERATIONS, 0)
+def test_a_row_of_single_runs_has_no_verdict():
+    """A row of shared memory took 1.9 times as long in a few of 100 processes."""
+    a, b = make_records(1), make_records(2)
+    b[1] = make_samples_longer(b[1], 10)
     comparison = compare_sides(make_side("A", a), make_side("B", b))
-    assert ("all_reduce 1 KiB hpccoll/ring" in comparison.list_names(Verdict.WORSE)) == found
+    assert not list_differences(comparison)
+    assert comparison.rows[0].times.doubt == "a row needs 3 undisturbed runs per side, 1 here"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hpccoll.compare.comparison import SIGNIFICANCE, _leave_out_disturbed, compare_sides
+from hpccoll.compare.comparison import SIGNIFICANCE, compare_sides
 from hpccoll.compare.noise import (
     DISTURBED_NOISE,
     FAR,
@@ -14,6 +14,7 @@ from hpccoll.compare.noise import (
     find_disturbed_operations,
 )
 from hpccoll.compare.results import Verdict
+from hpccoll.compare.run_table import _leave_out_disturbed
 from hpccoll.measure.results.collective_record import make_collective_record
 from hpccoll.records import CollectiveRecord, StopReason
 from tests.unit.compare.synthetic_runs import CASE, OPERATIONS, make_records, make_side

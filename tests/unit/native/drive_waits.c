@@ -1,5 +1,6 @@
 // Threads as ranks pass fences: each writes plain data before it posts its count, and reads the others' after its wait.
 // Compiled with ThreadSanitizer, which reports data that no wait orders. Prints the number of fences.
+#define _GNU_SOURCE
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>

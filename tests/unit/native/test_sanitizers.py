@@ -117,13 +117,13 @@ def test_two_threads_advance_programs_of_messages(tmp_path, sanitizers):
 
 MESSAGE_MUTANTS = {
     "a wait is lost": ("if (!flag) {", "if (flag > 1) {"),
-    "the tag is that of the next run": ("tag = state->tag;", "tag = state->tag + (state->comm & 1);"),
-    "sends and receives are exchanged": ("sends = step->code == SEND,", "sends = step->code != SEND,"),
-    "the offset of a message is ignored": ("char *data = base + offset;", "char *data = base + offset + 8;"),
-    "the size is one byte less": ("(data, (int)step->nbytes, byte", "(data, (int)step->nbytes - 1, byte"),
+    "the tag is that of the next run": (", state->tag, state->comm,", ", state->tag + (state->comm & 1), state->comm,"),
+    "sends and receives are exchanged": ("sends = step->code == SEND;", "sends = step->code != SEND;"),
+    "the offset of a message is ignored": ("sends, base + offset, step", "sends, base + offset + 8, step"),
+    "the size is one byte less": ("(data, (int)nbytes, byte", "(data, (int)nbytes - 1, byte"),
     "a wait tests the next request": (
-        "    uint64_t *request = &state->requests[step->right_offset];\n    AnyFunction *test",
-        "    uint64_t *request = &state->requests[step->right_offset ^ 1];\n    AnyFunction *test",
+        "state->mpi_error = test_request(state->library, &state->requests[step->right_offset],",
+        "state->mpi_error = test_request(state->library, &state->requests[step->right_offset ^ 1],",
     ),
     "an instruction is skipped": (
         "        state->position.at++;",
@@ -166,7 +166,6 @@ def test_two_threads_advance_runs_on_a_node_and_pipelines(tmp_path, sanitizers):
 
 
 RUN_MUTANTS = {
-    "a segment asks for its slot again and again": ("        lane->has_begun = true;", "    }\n    {"),
     "a segment does not free its slot": ("        arrive(counter);  // the slot", "        // the slot"),
     "a segment has the messages of another slot": ("first_tag + (int)slot,", "first_tag,"),
     "a segment has the requests of another slot": ("run->requests + slot * run->most_requests", "run->requests"),

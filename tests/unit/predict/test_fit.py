@@ -96,10 +96,31 @@ def test_rows_that_were_disturbed_do_not_draw_the_others_with_them():
 def test_half_of_the_sizes_are_left_out():
     rows = measured(HERE, 4, 1)
     # Wrong only where it is not fitted: the fit is as good as ever, and the error shows.
-    wrong = [replace(row, seconds=row.seconds * 2) if SIZES.index(row.nbytes) % 2 else row for row in rows]
+    wrong = [replace(row, seconds=row.seconds * 1.5) if SIZES.index(row.nbytes) % 2 else row for row in rows]
     found = fit_machine(wrong, "times")
     assert found.compute_median_error(fitted=True) < 0.01
-    assert found.compute_median_error(fitted=False) == pytest.approx(0.5, abs=0.02)
+    assert found.compute_median_error(fitted=False) == pytest.approx(1 / 3, abs=0.02)
+
+
+def test_a_band_whose_bytes_cost_nothing_is_joined_with_the_next():
+    link = Link(2e-6, 1e-15, 2e-6, bands=((BAND_BORDERS[0], 3e-10), (BAND_BORDERS[1], 6e-10)))
+    found = fit_machine(measured(replace(HERE, within=link, between=link), 4, 1)[:20], "times").machine.within
+    assert BAND_BORDERS[0] not in [border for border, _ in found.bands]
+    assert found.min_beta > 1e-11
+
+
+def test_an_impossible_machine_is_refused():
+    """Times that do not depend on the message size would take an infinite bandwidth."""
+    rows = [replace(row, seconds=1e-5) for row in measured(HERE, 4, 1)[:20]]
+    with pytest.raises(UsageError, match=r"no possible machine fits these times: .*bandwidth within nodes ended at"):
+        fit_machine(rows, "times")
+
+
+def test_a_machine_that_misses_the_sizes_left_out_is_refused():
+    rows = measured(HERE, 4, 1)[:20]
+    wrong = [replace(row, seconds=row.seconds * 3) if SIZES.index(row.nbytes) % 2 else row for row in rows]
+    with pytest.raises(UsageError, match="misses sizes that were not fitted by 67%, more than 50%"):
+        fit_machine(wrong, "times")
 
 
 def test_what_cannot_be_fitted_is_refused():

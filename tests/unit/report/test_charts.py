@@ -148,7 +148,7 @@ def test_values_that_are_not_positive_are_left_out():
 
 def test_the_bound_is_a_line_without_markers():
     bound = ChartLine(
-        "the model's bound", BOUND_STYLE, (ChartPoint(8, 1e-6, 1e-6, 1e-6), ChartPoint(64, 1e-6, 1e-6, 1e-6))
+        "the lower bound", BOUND_STYLE, (ChartPoint(8, 1e-6, 1e-6, 1e-6), ChartPoint(64, 1e-6, 1e-6, 1e-6))
     )
     root = parsed(render_line_chart(chart(bound)))
     assert len(of_class(root, "path")) == 1

@@ -118,7 +118,7 @@ def test_the_page_shows_what_the_files_hold(page):
     lines = Counter(attrs["data-name"] for attrs in parsed.of("g", "line"))
     assert lines["ring"] == lines["mpi"] == 8 * 3 + 4 * 3
     assert lines["rabenseifner"] == 4 * 3 + 2 * 3
-    assert lines["the model's bound"] == 8
+    assert lines["the lower bound"] == 8
     for said in (
         "MPICH 5.0.2",
         "more ranks than cores",

@@ -1,0 +1,175 @@
+"""Decides which tests of a comparison can give a verdict, and what to measure where they cannot.
+
+Two runs of the same software can differ by any factor on a machine whose cores they share with other programs, and
+nothing within the two runs shows by how much. So a verdict takes:
+
+- runs whose own times are reliable by the verdict of `hpccoll bench`, and that other programs did not interrupt often.
+- for a row, at least MIN_RUNS runs per side, whose spread shows the noise between runs.
+- for an operation, the same, or single runs whose ranks had cores of their own, with an established drift and at least
+  MIN_ROWS rows of MIN_WORKLOADS workloads.
+- for both, where ranks share cores or other programs are busy, at least MIN_SHARED_ROUNDS rounds in turns. The random
+  order within a round then makes a slow phase of the machine as likely for A as for B.
+
+The number of rounds to ask for follows from the spread of the rounds that were measured, by the usual formula for a t
+test of given power, as in Kalibera and Jones, Rigorous benchmarking in reasonable time, ISMM'13.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpccoll.compare.measured_runs import MeasuredRun
+from hpccoll.units import format_count
+
+Floats = NDArray[np.float64]
+MIN_RUNS = 3
+MIN_SHARED_ROUNDS = 6
+MIN_ROWS, MIN_WORKLOADS = 5, 3  # of an operation, for a verdict on single runs
+PILOT_ROUNDS = 8  # rounds to ask for where nothing shows the noise between runs
+MAX_ROUNDS = 300  # more rounds are not asked for
+POWER = 0.95  # probability that a change of the size asked for is found
+DEFAULT_CHANGE = 0.05  # the change that rounds are asked for
+_VALUED = ("--json", "--csv", "--plot", "--resume", "--stop-file")  # options of a run that name its files
+_FLAGS = ("--overwrite", "--report-hint", "--no-report-hint")
+
+
+@dataclass(frozen=True, slots=True)
+class VerdictConditions:
+    """The conditions of all runs of a comparison that decide which verdicts they allow.
+
+    `contention` says why ranks had no cores of their own; empty if they had. `doubt` says why drift is not established.
+    """
+
+    paired: bool
+    contention: str
+    doubt: str
+
+    @property
+    def min_runs(self) -> int:
+        """The undisturbed runs per side that a verdict takes."""
+        return MIN_SHARED_ROUNDS if self.contention else MIN_RUNS
+
+    def find_doubt(self, usable: NDArray[np.bool_], split: int, workloads: int = 0) -> str:
+        """Return why the rows of `usable` allow no verdict, as a clause; empty if they do.
+
+        Args:
+            usable: whether each measurement is neither missing nor disturbed: one line per run, one column per row.
+            split: the number of runs of A, which are the first lines.
+            workloads: the number of workloads of an operation; 0 for a single row.
+        """
+        counts = [int(np.count_nonzero(side.any(axis=1))) for side in (usable[:split], usable[split:])]
+        fewest = min(counts)
+        if not fewest:
+            return "no run of a side is reliable and undisturbed"
+        if self.contention and not self.paired:
+            return f"{self.contention}, so runs must alternate"
+        if fewest >= self.min_runs:
+            return ""
+        if self.contention:
+            return f"{self.contention}: {self.min_runs} undisturbed rounds are needed, {fewest} here"
+        if not workloads:
+            return f"a row needs {self.min_runs} undisturbed runs per side, {fewest} here"
+        if self.doubt:
+            return f"single runs whose drift is not established ({self.doubt})"
+        if usable.shape[1] < MIN_ROWS or workloads < MIN_WORKLOADS:
+            few = f"{format_count(usable.shape[1], 'row')} of {format_count(workloads, 'workload')}"
+            return f"single runs with {few}: {MIN_ROWS} rows of {MIN_WORKLOADS} workloads are needed"
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasurementPlan:
+    """What to measure to see smaller changes: rounds in turns, by one command per side.
+
+    `variance` is that of the logarithm of the ratio of the two runs of a round, 0 if the runs do not show it.
+    `significance` is that of the test of one operation.
+    """
+
+    commands: tuple[str, str]
+    variance: float
+    significance: float
+
+    def compute_rounds(self, change: float) -> int | None:
+        """Return how many rounds show a change by the fraction `change`; None if more than MAX_ROUNDS."""
+        if not self.variance:
+            return PILOT_ROUNDS
+        rounds = compute_rounds(self.variance, self.significance, change)
+        return None if rounds is None else max(rounds, PILOT_ROUNDS)
+
+    def format_command(self, rounds: int) -> str:
+        """Return the command that measures both sides in turns."""
+        a, b = self.commands
+        return shlex.join(["hpccoll", "compare", "--rounds", str(rounds), "--against", a, "--run", b])
+
+
+def make_plan(
+    sides: Sequence[Sequence[MeasuredRun]], paired: bool, variance: float, significance: float
+) -> MeasurementPlan:
+    """Return what to measure; the `variance` of few runs does not count.
+
+    Runs that are too short to be reliable get longer ones.
+    """
+    longer = any(run.is_unreliable for runs in sides for run in runs)
+    a, b = (_make_run_command(runs[0], longer) for runs in sides)
+    known = paired and min(len(runs) for runs in sides) >= MIN_RUNS
+    return MeasurementPlan((a, b), variance if known else 0.0, significance)
+
+
+def describe_contention(runs: Sequence[MeasuredRun]) -> str:
+    """Return why the ranks of some of the runs had no cores of their own; empty if all had."""
+    return next((run.contention for run in runs if run.contention), "")
+
+
+def describe_unreliable(sides: Sequence[Sequence[MeasuredRun]]) -> tuple[str, ...]:
+    """Return a string for each side with runs of unreliable times, such as `1 of 8 runs of B`."""
+    counts = [(sum(run.is_unreliable for run in runs), len(runs)) for runs in sides]
+    return tuple(
+        f"{bad} of {format_count(count, 'run')} of {name}"
+        for name, (bad, count) in zip("AB", counts, strict=True)
+        if bad
+    )
+
+
+def compute_rounds(variance: float, significance: float, change: float) -> int | None:
+    """Return how many rounds show a change by the fraction `change`; None if more than MAX_ROUNDS.
+
+    Args:
+        variance: the variance of the logarithm of the ratio of the two runs of a round.
+        significance: that of the test.
+        change: the fraction.
+    """
+    from scipy.special import stdtrit
+
+    rounds = np.arange(MIN_RUNS, MAX_ROUNDS + 1)
+    quantiles = stdtrit(rounds - 1, 1 - significance / 2) + stdtrit(rounds - 1, POWER)
+    enough = quantiles * np.sqrt(variance / rounds) <= np.log1p(change)
+    return int(rounds[enough.argmax()]) if enough.any() else None
+
+
+def _make_run_command(run: MeasuredRun, longer: bool) -> str:
+    """Return the command of a run without the files that it wrote."""
+    words = shlex.split(str(run.environment.get("command") or "hpccoll bench"))
+    kept: list[str] = []
+    skip = False
+    for word in words:
+        name = word.partition("=")[0]
+        if not skip and name not in (*_VALUED, *_FLAGS):
+            kept.append(word)
+        skip = not skip and word in _VALUED
+    if longer:
+        kept = _lengthen(kept)
+    return shlex.join(["mpirun", "-n", str(run.environment.get("ranks") or 2), *kept])
+
+
+def _lengthen(words: list[str]) -> list[str]:
+    """Return the words of a command of `hpccoll bench` with three times as long a run, or 3 s per row."""
+    for option in ("--budget", "-n", "-i", "--iterations", "--iters"):
+        if option in words[:-1]:
+            at = words.index(option) + 1
+            return [*words[:at], f"{3 * float(words[at]):g}", *words[at + 1 :]]
+    return [*words, "--budget", "3"]

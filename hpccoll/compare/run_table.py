@@ -1,0 +1,170 @@
+"""The runs of both sides of a comparison as tables of logarithms of medians, without drift and disturbed rows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpccoll.compare import noise
+from hpccoll.compare.drift import MAX_CONTROL_SPREAD, MIN_ROWS, Control, Drift, measure_drift
+from hpccoll.compare.measured_runs import ComparedSide, MeasuredRun, RowKey
+from hpccoll.errors import UsageError
+from hpccoll.measure.statistics import compute_robust_deviation
+from hpccoll.units import format_count
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class RunTable:
+    """The runs of both sides as tables of logarithms: lines are runs, first those of A, and columns are rows."""
+
+    keys: tuple[RowKey, ...]
+    runs: tuple[MeasuredRun, ...]
+    split: int  # the number of runs of A
+    within: Floats  # variance of each median within its run
+    drift: Drift
+    adjusted: (
+        Floats  # logarithms of medians without drift; NaN where a row is disturbed and other runs can stand for it
+    )
+    usable: NDArray[np.bool_]  # neither missing nor disturbed; only these measurements can give a verdict
+    disturbed: Floats  # additional variance per run of rows that are disturbed in all runs of a side
+    disturbances: tuple[str, ...]
+    paired: bool
+
+    def select(self, kept: NDArray[np.bool_]) -> tuple[Floats, Floats]:
+        """Return the tables of A and of B with the columns `kept`; pairs are complete or missing."""
+        a, b = np.split(self.adjusted[:, kept], [self.split])
+        return a, b
+
+    def collect_samples(self, column: int) -> tuple[Floats, Floats]:
+        """Return all samples of a row of A and of B in microseconds, without drift."""
+        sides: tuple[list[Floats], list[Floats]] = ([], [])
+        for at, run in enumerate(self.runs):
+            if not np.isnan(self.adjusted[at, column]):
+                samples = np.asarray(run.rows[self.keys[column]].samples_us, np.float64)
+                sides[at >= self.split].append(samples * np.exp(-self.drift.table[at, column]))
+        return np.concatenate(sides[0]), np.concatenate(sides[1])
+
+
+def collect_runs(a: ComparedSide, b: ComparedSide, keys: Sequence[RowKey], paired: bool, control: Control) -> RunTable:
+    """Return the logarithms of the medians of rows `keys` in all runs, with the drift that `control` shows."""
+    pairs = min(len(a.runs), len(b.runs)) if paired else max(len(a.runs), len(b.runs))
+    runs = (*a.runs[:pairs], *b.runs[:pairs])
+    medians, within = np.full((2, len(runs), len(keys)), np.nan)
+    for at, run in enumerate(runs):
+        for column, key in enumerate(keys):
+            if key in run.rows:
+                record = run.rows[key]
+                medians[at, column] = np.log(max(record.time_us.p50, 1e-3))
+                within[at, column] = noise.compute_batch_variance(record.samples_us)
+    split = min(len(a.runs), pairs)
+    if paired:
+        is_missing = np.tile(np.isnan(medians[:split] + medians[split:]), (2, 1))
+        medians[is_missing], within[is_missing] = np.nan, np.nan
+    kept = ~(np.isnan(medians[:split]).all(axis=0) | np.isnan(medians[split:]).all(axis=0))
+    if not kept.any():
+        raise UsageError("no pair of runs of A and B has a row in common; leave out --paired")
+    keys = [key for key, keep in zip(keys, kept, strict=True) if keep]
+    medians, within = medians[:, kept], within[:, kept]
+    drift = measure_drift(control, keys, medians, split, paired)
+    operations = [noise.find_disturbed_operations(run.rows.values()) for run in runs]
+    disturbed = np.array([[key.case.op in found for key in keys] for found in operations])
+    disturbed |= np.array([[run.is_unreliable] for run in runs])
+    disturbances = _describe_disturbances(operations, split)
+    adjusted = medians - drift.table
+    if paired or len(runs) == 2:
+        ratios = adjusted[split:] - adjusted[:split]
+        if drift.doubt and drift.is_control.any():
+            ratios = ratios - np.nan_to_num(np.nanmedian(ratios[:, drift.is_control], axis=1, keepdims=True))
+        disturbances += _mark_uneven_speed(disturbed, keys, ratios, drift.is_control)
+    adjusted, variance = _leave_out_disturbed(adjusted, disturbed, split, paired)
+    usable = ~np.isnan(adjusted) & ~disturbed
+    return RunTable(tuple(keys), runs, split, within, drift, adjusted, usable, variance, disturbances, paired)
+
+
+def _leave_out_disturbed(logs: Floats, disturbed: NDArray[np.bool_], split: int, paired: bool) -> tuple[Floats, Floats]:
+    """Return `logs` with NaN for disturbed measurements, and an additional variance per column.
+
+    Disturbed measurements of a column are kept if one of the sides has no others. Such columns get the additional
+    variance. If each side has a single undisturbed run of a column, the column also gets the variance if another
+    operation of this run is disturbed, because other programs may have slowed the whole run.
+    """
+    usable = ~np.isnan(logs) & ~disturbed
+    if paired:
+        usable = np.tile(usable[:split] & usable[split:], (2, 1))
+    replaceable = usable[:split].any(axis=0) & usable[split:].any(axis=0)
+    kept = np.where(replaceable & ~usable, np.nan, logs)
+    single = (usable[:split].sum(axis=0) == 1) & (usable[split:].sum(axis=0) == 1)
+    suspect = single & (usable & disturbed.any(axis=1, keepdims=True)).any(axis=0)
+    return kept, np.where(replaceable & ~suspect, 0.0, noise.DISTURBED_NOISE**2)
+
+
+def _describe_disturbances(operations: Sequence[set[str]], split: int) -> tuple[str, ...]:
+    """Return a string for each side and operation that is disturbed, such as `all_reduce in 1 of 8 runs of B`."""
+    found = []
+    for name, runs in (("A", operations[:split]), ("B", operations[split:])):
+        counts = Counter(op for disturbed in runs for op in sorted(disturbed))
+        found += [f"{op} in {count} of {format_count(len(runs), 'run')} of {name}" for op, count in counts.items()]
+    return tuple(found)
+
+
+def _mark_uneven_speed(
+    disturbed: NDArray[np.bool_], keys: Sequence[RowKey], ratios: Floats, is_control: NDArray[np.bool_]
+) -> tuple[str, ...]:
+    """Mark rows of pairs of runs as disturbed if the machine's speed changed by different factors for different rows.
+
+    Args:
+        disturbed: the table to mark, one line per run: those of A, then those of B.
+        keys: all rows.
+        ratios: differences of the logarithms of medians without drift, one line per pair of runs.
+        is_control: for each row, whether it is of engine `mpi`.
+
+    Returns:
+        Descriptions for messages: one if any row was marked, otherwise none.
+    """
+    found = [_find_uneven_speed(keys, each, is_control, len(ratios) > 1) for each in ratios]
+    uneven = [signs for _, signs in found if signs]
+    if not uneven or 2 * len(uneven) > len(ratios) > 1:  # if most rounds are uneven, that is the noise between rounds
+        return ()
+    disturbed |= np.tile([rows for rows, _ in found], (2, 1))
+    if len(ratios) > 1:
+        return (f"the speed of the machine in {len(uneven)} of {len(ratios)} rounds",)
+    return (f"the speed of the machine (times of engine mpi changed {', '.join(uneven[0])})",)
+
+
+def _find_uneven_speed(
+    keys: Sequence[RowKey], ratios: Floats, is_control: NDArray[np.bool_], replaceable: bool
+) -> tuple[NDArray[np.bool_], list[str]]:
+    """Return the rows that a change of the machine's speed between two runs disturbed, and descriptions of the change.
+
+    Args:
+        keys: all rows.
+        ratios: differences of the logarithms of medians without drift; NaN where a run lacks the row.
+        is_control: for each row, whether it is of engine `mpi`.
+        replaceable: whether other pairs of runs remain. If so, a change of an operation's rows of engine `mpi` marks
+            the operation. Otherwise it marks all rows, and only if the operation's other rows changed likewise.
+    """
+    known = ~np.isnan(ratios)
+    uneven = np.zeros(len(keys), np.bool_)
+    signs: list[str] = []
+    if (is_control & known).sum() < MIN_ROWS:
+        return uneven, signs
+    spread = compute_robust_deviation(ratios[is_control & known])
+    if spread > MAX_CONTROL_SPREAD:
+        uneven[:] = True
+        signs = [f"differently from row to row by {spread:.0%}"]
+    for op in dict.fromkeys(key.case.op for key in keys):
+        rows = known & np.array([key.case.op == op for key in keys])
+        of_mpi, own = ratios[rows & is_control], ratios[rows & ~is_control]
+        if len(of_mpi) >= noise.MIN_CONTROLS and len(own):
+            change = float(np.median(of_mpi))
+            common = min(change * np.sign(np.median(own)), abs(np.median(own)))
+            if (abs(change) if replaceable else common) > noise.MAX_CONTROL_CHANGE:
+                uneven |= rows if replaceable else True
+                signs.append(f"in {op} by {change:+.0%}")
+    return uneven, signs
