@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from typing import Any
 
 import numpy as np
 import pytest
@@ -50,10 +51,10 @@ def test_rounds_on_shared_cores_give_a_verdict():
 
 
 def test_runs_beside_busy_programs_count_as_shared():
-    run = make_run(make_records(1))
+    run, busy = make_run(make_records(1)), make_run(make_records(1))
+    busy.busy_cores = 1.04
     assert not run.contention
-    run.busy_cores = 1.04
-    assert run.contention == "other programs kept 1.0 cores busy"
+    assert busy.contention == "other programs kept 1.0 cores busy"
 
 
 def test_unreliable_times_give_no_verdict():
@@ -68,7 +69,7 @@ def test_unreliable_times_give_no_verdict():
 
 def test_few_rows_that_disagree_give_no_verdict():
     """Two runs of the same software, in which three rows took 0.83, 1.39 and 6.4 times as long."""
-    few = {"operations": ("scatter",), "contenders": (("mpi", None), ("hpccoll", "auto"))}
+    few: dict[str, Any] = {"operations": ("scatter",), "contenders": (("mpi", None), ("hpccoll", "auto"))}
     factors = iter((1.0, 0.83, 1.0, 1.39, 1.0, 6.4))
     b = [
         make_collective_record(each, [us * factor for us in each.samples_us], StopReason.ITERATIONS, 0)
