@@ -160,17 +160,21 @@ class MessageMethods(CommunicatorBase):
         try:
             states = self._exchange(received, source, recvtag, given, dest, sendtag)
             if states is NotImplemented:
-                if dest is not None and dest != PROC_NULL:
-                    self._messages.require_peer("dest", dest, sendtag)  # before the receive begins
-                incoming = self.irecv(received, source, recvtag)
-                self.isend(given, dest, sendtag).wait()
-                incoming.wait()
+                self._send_while_receiving(given, dest, sendtag, received, source, recvtag)
             elif type(states) is not int:
                 self._messages.finish_exchange(states, received, source, given, dest)
         except BaseException as error:
             self._messages.take_exception("sendrecv", before, error)
             raise
         return cast("ArrayT", received if out is not None or not is_foreign(x) else export_array(received, x))
+
+    def _send_while_receiving(self, x: Any, dest: Any, sendtag: int, out: Any, source: Any, recvtag: int) -> None:
+        """Carry out a `sendrecv` that native code leaves to Python."""
+        if dest is not None and dest != PROC_NULL:
+            self._messages.require_peer("dest", dest, sendtag)  # before the receive begins
+        incoming = self.irecv(out, source, recvtag)
+        self.isend(x, dest, sendtag).wait()
+        incoming.wait()
 
 
 def _make_output(x: Any, source: Rank | None) -> Any:

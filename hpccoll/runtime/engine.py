@@ -28,7 +28,7 @@ from mpi4py import MPI
 
 from hpccoll.algorithms import Algorithm
 from hpccoll.errors import ReductionError, UsageError
-from hpccoll.native import CallTable, MessageCall, StagedCall, configure_progress
+from hpccoll.native import CallTable, MessageCall, StagedCall
 from hpccoll.plan import Count
 from hpccoll.runtime.arguments import BlockCounts
 from hpccoll.runtime.arrays import ArrayModule, ScratchPool
@@ -87,8 +87,7 @@ class Engine:
         layout = detect_layout(comm, (self.state.recorder.path or "").rpartition("/")[2])
         self.nodes, world_ranks = layout.members, list_world_ranks(comm)
         self.progress.oversubscribed |= layout.oversubscribed
-        configure_progress(get_mpi_functions(), self.progress.oversubscribed)
-        self.progress.hand_over = get_mpi_functions().hand_over
+        self.progress.connect(get_mpi_functions())
         self.node = NodeMemory(comm, layout, self.progress)
         self.library = MpiCollectives(comm, self.progress, self.state, takes_device_memory, self.node)
         lower_cached = lru_cache(PROGRAMS)(self._lower)

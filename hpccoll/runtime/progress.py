@@ -21,7 +21,7 @@ from weakref import WeakSet
 from mpi4py import MPI
 
 from hpccoll.errors import CommunicationError, UsageError, WaitTimeoutError
-from hpccoll.native import set_polling, stop_progress
+from hpccoll.native import MpiFunctions, configure_progress, set_polling, stop_progress
 from hpccoll.runtime.backoff import Backoff
 from hpccoll.runtime.recorder.call_recorder import CallRecorder, WaitReason
 from hpccoll.runtime.running_clock import MOST_STEP_S
@@ -140,6 +140,11 @@ class Progress:
 
     def __bool__(self) -> bool:
         return bool(self.operations)
+
+    def connect(self, functions: MpiFunctions) -> None:
+        """Let the progress thread call MPI's `functions`, and take over the messages that were started by them."""
+        configure_progress(functions, self.oversubscribed)
+        self.hand_over = functions.hand_over
 
     def add(self, operation: InFlight) -> None:
         """Add a plan in flight, which all waits then advance until it is done."""

@@ -78,6 +78,7 @@ INNER_FLOORS = {  # within a package; a module may import from its own entry and
                 "launcher",
                 "pmi_relay",
                 "backoff",
+                "forks",
                 "running_clock",
                 "start_limit",
                 "free_memory",
