@@ -35,8 +35,8 @@ def check_mpi_library(result: CommandResult, limit_s: float) -> list[Finding]:
     if info is None:
         remedy = f"for the full error: python -m hpccoll.doctor.probe_mpi; {_INSTALL}"
         return [Finding(AREA, Severity.PROBLEM, "MPI does not start", result.evidence, remedy), *check_wheels()]
-    findings = [report_library(info), *check_mpich_device(info), check_mpi4py_build(info), *check_duplicates(info)]
-    findings += [*check_wheels(), check_mpirun(info, limit_s)]
+    findings = [report_library(info), *check_mpich_device(info), *check_thread_level(info), check_mpi4py_build(info)]
+    findings += [*check_duplicates(info), *check_wheels(), check_mpirun(info, limit_s)]
     if info["library"].startswith("Open MPI"):
         findings.append(report_open_mpi_build(info, limit_s))
     return findings
@@ -62,6 +62,23 @@ def check_mpich_device(info: dict[str, Any]) -> list[Finding]:
         remedy = "use a build with ch4: --with-device=ch4:ofi or ch4:ucx"
         return [Finding(AREA, Severity.WARNING, found, evidence, remedy)]
     return [Finding(AREA, Severity.OK, f"built with {device}", evidence)]
+
+
+def check_thread_level(info: dict[str, Any]) -> list[Finding]:
+    """Return a note if the thread level turns off MPICH's collectives in shared memory; else an empty list.
+
+    Source: MPICH 5.0's built-in selection, which takes `release_gather` only where `is_multi_threaded=no`.
+    """
+    if not info["library"].startswith("MPICH") or info["threads"] != "multiple":
+        return []
+    found = (
+        "MPICH's own collectives in shared memory (release_gather) are off at thread level multiple, mpi4py's default"
+    )
+    remedy = (
+        "for programs whose threads do not call MPI, before the first import of mpi4py.MPI: import mpi4py; "
+        'mpi4py.rc.thread_level = "funneled"; hpccoll\'s progress thread then advances shared-memory operations only'
+    )
+    return [Finding(AREA, Severity.NOTE, found, "MPI.Query_thread: MPI_THREAD_MULTIPLE", remedy)]
 
 
 def check_mpi4py_build(info: dict[str, Any]) -> Finding:

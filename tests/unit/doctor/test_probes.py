@@ -311,6 +311,15 @@ def test_mpirun_of_another_mpi_is_a_problem(tmp_path, monkeypatch):
     assert mpi_library.check_mpirun(TOLD, 0.5).severity is Severity.NOTE
 
 
+def test_a_note_states_what_the_thread_level_turns_off():
+    mpich = TOLD | {"library": "MPICH 5.0.2", "threads": "multiple"}
+    [note] = mpi_library.check_thread_level(mpich)
+    assert note.severity is Severity.NOTE
+    assert "mpi4py.rc.thread_level" in note.remedy
+    assert not mpi_library.check_thread_level(mpich | {"threads": "funneled"})
+    assert not mpi_library.check_thread_level(mpich | {"library": "Open MPI 5.0.11"})
+
+
 def test_library_build_and_duplicate_libraries():
     assert mpi_library.check_mpich_device(TOLD)[0].severity is Severity.OK
     assert (
