@@ -100,12 +100,10 @@ bool read_message(const MessengerObject *self, PyObject *array, PyObject *peer, 
     for (int dim = 0; dim < PyArray_NDIM(message->array); dim++) {
         message->count *= PyArray_DIM(message->array, dim);
     }
-    int no_rank;
-    if (read_integer(peer, self->no_rank, self->no_rank, &no_rank) || (peer == Py_None && message->sends)) {
-        message->array = NULL;
-        return read_integer(tag, 0, MOST_TAG, &message->tag);
-    }
-    if (peer == Py_None) {
+    if (read_integer(peer, self->no_rank, self->no_rank, &message->peer) || (peer == Py_None && message->sends)) {
+        message->peer = self->no_rank;
+        message->is_skipped = true;
+    } else if (peer == Py_None) {
         message->peer = self->library->functions.any_source;
     } else if (!read_integer(peer, 0, self->ranks - 1, &message->peer)) {
         return false;
@@ -161,6 +159,10 @@ int prepare_message(MessengerObject *self, Message *message) {
     }
     message->description = Py_NewRef(kind->description);
     message->nbytes = message->count * kind->itemsize;
+    if (message->is_skipped) {  // its arguments are right
+        message->array = NULL;
+        return 1;
+    }
     return message->nbytes <= LONGEST_BYTES;
 }
 
@@ -277,7 +279,8 @@ static PyObject *Messenger_start(PyObject *given, PyObject *const *args, Py_ssiz
         return PyErr_Format(PyExc_TypeError, "start takes sends, x, peer and tag");
     }
     Message message = {.sends = args[0] == Py_True};
-    if (!is_usable(self) || !read_message(self, args[1], args[2], args[3], &message) || !message.array) {
+    bool is_read = is_usable(self) && read_message(self, args[1], args[2], args[3], &message);
+    if (!is_read || !message.array || message.is_skipped) {
         Py_RETURN_NOTIMPLEMENTED;
     }
     int is_plain = prepare_message(self, &message);

@@ -35,7 +35,7 @@ typedef struct {
     npy_intp count, nbytes;
     PyObject *description;
     int peer, tag, error, source;
-    bool sends, is_pending;
+    bool sends, is_skipped, is_pending;  // a message to or from no rank is skipped
     uint64_t request;
     int64_t place, received;  // in words of the recorder; bytes
     MessageStatus status;

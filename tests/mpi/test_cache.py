@@ -61,7 +61,7 @@ def test_what_was_bound_is_what_runs(hpc, monkeypatch):
     x = np.zeros(10, np.int64)
     for _ in range(2):
         reduce(hpc, x)
-    monkeypatch.setattr(native_executable, "make_message_rows", None)
+    monkeypatch.setattr(native_executable, "make_rows", None)
     monkeypatch.setattr(lowering, "lower_plan", None)
     for _ in range(3):
         reduce(hpc, x)

@@ -27,6 +27,14 @@ def hpc(comm):
         yield made
 
 
+@pytest.fixture(scope="module")
+def in_python(comm):
+    """A communicator whose messages are all carried out in Python, as those of device memory."""
+    with hpccoll.Communicator(comm) as made:
+        made._messages.messenger.close()
+        yield made
+
+
 def around(hpc, x, y, tag=0):
     """Send x to the next rank, receive y from the one before; a ring, closed by a rank alone with itself."""
     sent = hpc.isend(x, (hpc.rank + 1) % hpc.size, tag)
@@ -118,8 +126,9 @@ def test_waiting_for_a_message_carries_collectives_on(hpc):
 
 @pytest.mark.parametrize("most", [1, 8, 100])
 @pytest.mark.parametrize("dtype", ["int8", "complex128"])
-def test_large_messages_are_cut_into_parts(hpc, monkeypatch, most, dtype):
+def test_large_messages_are_cut_into_parts(in_python, monkeypatch, most, dtype):
     monkeypatch.setattr(messaging, "LONGEST_SEGMENT", most)
+    hpc = in_python
     x = make_input(DTYPES[dtype], 1, hpc.rank, 61)
     y = np.zeros_like(x)
     around(hpc, x, y)
@@ -150,7 +159,9 @@ def test_a_message_of_another_size_is_told(hpc, sent, room):
 
 
 @pytest.mark.parametrize("most", [messaging.MOST_DESCRIPTIONS, 3])  # descriptions of more kinds of messages are dropped
-def test_repeated_messages_keep_their_dtype_tag_and_values(hpc, monkeypatch, most):
+@pytest.mark.parametrize("way", ["hpc", "in_python"])
+def test_repeated_messages_keep_their_dtype_tag_and_values(request, monkeypatch, most, way):
+    hpc = request.getfixturevalue(way)
     monkeypatch.setattr(messaging, "MOST_DESCRIPTIONS", most)
     there, back = (hpc.rank + 1) % hpc.size, (hpc.rank - 1) % hpc.size
     known = get_recorder().read().calls[-1].serial if get_recorder().read().calls else -1
@@ -263,7 +274,7 @@ def test_messages_that_are_waited_for_late_or_in_another_thread(hpc):
     hpc.barrier()
     time.sleep(0.02 if hpc.rank else 0)
     outgoing = hpc.isend(np.full(100_000, 1.0 + hpc.rank), there)
-    with ThreadPoolExecutor() as pool:
+    with ThreadPoolExecutor(1) as pool:
         results = [pool.submit(incoming.wait), pool.submit(outgoing.wait)]
         assert set(results[0].result()) == {1.0 + back}
         assert results[1].result() is None

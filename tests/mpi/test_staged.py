@@ -409,6 +409,7 @@ def test_messages_between_ranks_keep_the_stream_too(eng, stream, space, monkeypa
     monkeypatch.setattr(messaging, "LONGEST_SEGMENT", 1200)
     there, back = (eng.rank + 1) % eng.size, (eng.rank - 1) % eng.size
     pairs = messaging.PointToPoint(space, eng.progress, eng.state, eng.uses_pinned_memory)
+    pairs.messenger.close()  # native code would take NumPy's arrays for host memory
     for _ in range(3):
         x, y = stream.empty(count, FLOAT), stream.empty(count, FLOAT)
         stream.later("mine", partial(np.copyto, x, data(eng.rank, count)))()

@@ -258,11 +258,16 @@ class CallRecorder(CallCounter):
             """Record that an exception ended the blocking call whose entry is at `place`."""
             words[place + failed] = 1
             words[layout.ROUND_AT // 8] = 0
-            call = self.current
+            call = self.current_name
             self.end(place)
-            self.take_exception(str(call), sys.exception())
+            self.take_exception(call, sys.exception())
 
         return fail
+
+    @property
+    def current_name(self) -> str:
+        """The name of the blocking call or wait that this rank is in."""
+        return self.current.name if isinstance(self.current, WaitReason) else str(self.current)
 
     @property
     def is_in_call(self) -> bool:
@@ -286,11 +291,11 @@ class CallRecorder(CallCounter):
         if self.interruption is None:
             if _is_used_by_another_thread(self):
                 raise UsageError(
-                    f"rank {self.rank}: another thread is in {self.current} on this communicator; use one thread at a "
-                    "time, or make a communicator for each thread"
+                    f"rank {self.rank}: another thread is in {self.current_name} on this communicator; use one thread "
+                    "at a time, or make a communicator for each thread"
                 )
             # An exception came after the call had been recorded, and before it could be noticed.
-            self.interrupt(str(self.current), "an exception")
+            self.interrupt(self.current_name, "an exception")
         self.raise_interruption()
 
     def raise_interruption(self) -> None:

@@ -65,7 +65,7 @@ def test_a_simulation_takes_the_times_of_passes(capsys):
     assert main(["simulate", "1f1b", "--stages", "4", "--pass-times", "2,1.5,1.5", "--transfer", "0"]) == 0
     said = capsys.readouterr().out
     assert "F=2, I=1.5, W=1.5, transfer=0" in said
-    assert said.splitlines()[2].split() == ["1f1b", "4", "4", "16", "95", "15", "15", "15.8%", "4"]
+    assert said.splitlines()[2].split() == ["1f1b", "4", "4", "8", "55", "15", "15", "27.3%", "4"]
 
 
 @pytest.mark.slow

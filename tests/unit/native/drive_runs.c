@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { NODES = 2, ROWS = 2, RANKS = NODES * ROWS, RUNS = 150, SEGMENTS = 5, SLOTS = 2 };
+enum { NODES = 2, ROWS = 2, RANKS = NODES * ROWS, RUNS = 60, SEGMENTS = 5, SLOTS = 2 };
 enum { PART = 16, HALF = PART / 2, COUNT = SEGMENTS * PART, NBYTES = HALF * 8, REQUESTS = RUNS * SEGMENTS, TAGS = 8 };
 
 #include "mailbox_mpi.h"

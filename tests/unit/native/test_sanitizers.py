@@ -162,7 +162,7 @@ RUNS = *MESSAGES, "entry.c", "node_run.c", "pipeline.c"
 def test_two_threads_advance_runs_on_a_node_and_pipelines(tmp_path, sanitizers):
     done = run(compile_driver(tmp_path, "drive_runs.c", RUNS, sanitizers))
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) == 150
+    assert int(done.stdout) == 60
 
 
 RUN_MUTANTS = {
