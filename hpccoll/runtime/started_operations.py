@@ -45,6 +45,7 @@ class StartedOperations:
 
     def settle(self) -> None:
         """Call `progress.settle` for the failed operations and the messages in flight, once for each of them."""
+        self._progress.hand_over()
         sends = [
             transfer
             for transfer in list(self._progress.transfers)

@@ -18,6 +18,7 @@ from torch.autograd.graph import _engine_run_backward
 from hpccoll.runtime.node_memory.symmetric import empty_in_file
 
 LEAST_BYTES: Final = 256 * 2**10  # smaller tensors are copied through slots, which needs no mapping
+WRAPPER: Final = "_make_visible.<locals>.call"  # in dispatch_modes.py
 USES: Final = 3  # a bucket moves at this use; torch replaces its first buckets after the first backward pass
 
 
@@ -55,11 +56,14 @@ def move(storage: Any) -> None:
 
 
 def is_called_by_backward() -> bool:
-    """Whether torch's backward pass, and no Python function, called the function that calls this one.
+    """Whether torch's backward pass called the function that calls this one, without another Python function between.
 
-    No frame is kept: a frame in a variable of its own function would keep all tensors of the call alive.
+    The function that `show_operations` puts around operations does not count. No frame is kept: a frame in a variable
+    of its own function would keep all tensors of the call alive.
     """
     caller = sys._getframe(1).f_back  # noqa: SLF001 - documented, and faster than the module inspect
+    if caller is not None and caller.f_code.co_qualname == WRAPPER:
+        caller = caller.f_back
     return caller is not None and caller.f_code is _engine_run_backward.__code__
 
 

@@ -350,6 +350,9 @@ def test_repeated_and_prepared_calls_explain_different_lengths_as_first_calls_do
     ]
     assert [" ".join(line.split()[:2]) for line in said] == made, done.stderr
     for line in said:
-        assert " CommunicationError broadcast failed: " in line
-        assert "trunc" in line.lower()
         assert "HPCCOLL_DEBUG=1" in line
+        if " mpi " in line:  # the ranks of a node compare their calls before the MPI library carries them out
+            assert " MismatchError ranks called different collectives: rank 0: count 10; rank 1: count 5" in line
+        else:
+            assert " CommunicationError broadcast failed: " in line
+            assert "trunc" in line.lower()

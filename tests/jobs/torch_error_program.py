@@ -177,7 +177,7 @@ def data_loaders_may_fork() -> None:
 def missing_ranks_of_new_groups_are_named() -> None:
     """new_group raises if a rank does not arrive."""
     if dist.get_rank() == 0:
-        with expect("new group", "rank 1", "has not arrived within 0.3 s"):
+        with expect("new group", "rank 1", "has not arrived within a timeout of 0.3 s"):
             dist.new_group([0, 1], timeout=SHORT, use_local_synchronization=True)
     dist.barrier()
 

@@ -85,19 +85,9 @@ class CallRecorder(CallCounter):
     """
 
     __slots__ = (
-        "_begin_by_name",
-        "announce",
-        "communicator",
-        "end",
-        "fail",
-        "interruption",
-        "kept",
-        "on_interruption",
-        "rank",
-        "recorder",
-        "settle",
-        "size",
-    )
+        "_begin_by_name", "announce", "communicator", "end", "fail", "interruption", "kept",
+        "on_interruption", "rank", "recorder", "settle", "size",
+    )  # fmt: skip
 
     def __init__(self, recorder: FlightRecorder | None = None) -> None:
         self.communicator = 0
@@ -267,7 +257,7 @@ class CallRecorder(CallCounter):
     @property
     def current_name(self) -> str:
         """The name of the blocking call or wait that this rank is in."""
-        return self.current.name if isinstance(self.current, WaitReason) else str(self.current)
+        return str(getattr(self.current, "name", self.current))
 
     @property
     def is_in_call(self) -> bool:
