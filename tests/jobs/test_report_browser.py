@@ -163,9 +163,13 @@ def test_without_scripts_the_pictures_are_still_there(page: Path, tmp_path: Path
     plain, shot = tmp_path / "plain.html", tmp_path / "shot.png"
     text = page.read_text(encoding="utf-8")
     plain.write_text(re.sub(r"<script>.*?</script>", "", text, flags=re.DOTALL), encoding="utf-8")
-    done = run(tmp_path, f"--screenshot={shot}", f"{plain.as_uri()}#sc1")
-    assert shot.exists(), done.stderr[-2000:]
-    with Image.open(shot) as image:
-        pixels = np.asarray(image.convert("RGB"), np.int16)  # (height, width, 3)
-    coloured = int((np.ptp(pixels, axis=2) > 100).sum())  # the lines; text and ground are grey
-    assert coloured > 1000
+    coloured = []
+    for _ in range(3):  # on a busy machine, the browser may take the screenshot before it has drawn the page
+        done = run(tmp_path, f"--screenshot={shot}", f"{plain.as_uri()}#sc1")
+        assert shot.exists(), done.stderr[-2000:]
+        with Image.open(shot) as image:
+            pixels = np.asarray(image.convert("RGB"), np.int16)  # (height, width, 3)
+        coloured.append(int((np.ptp(pixels, axis=2) > 100).sum()))  # the lines; text and ground are grey
+        if coloured[-1] > 1000:
+            break
+    assert max(coloured) > 1000
