@@ -145,6 +145,7 @@ def test_operations_whose_handles_are_dropped_are_carried_out(dist, torch):
         get_progress().advance()
 
 
+@pytest.mark.needs_ranks(2)
 def test_messages_may_be_exchanged_while_a_future_is_incomplete(dist, torch):
     x, y, rank = torch.ones(2), torch.ones(3), dist.get_rank()
     if rank == 1:  # the other ranks wait for this rank's part of the all_reduce
