@@ -228,9 +228,8 @@ class NodeRun(QueuedRun):
     """A run in flight of a plan on one node, which the progress thread advances, too.
 
     Args:
-        staged: the staged call; may be None if there is a direct one.
+        staged: the staged call; None if the slots have no room for the plan.
         direct: the direct call; None if this rank's buffers do not permit access in place.
-        make_staged: returns the staged call if another rank's buffers do not permit access in place.
         source, result: the addresses of input and output.
         previous: the run that must be done before this one begins.
         before: a function to call before the run begins.
@@ -241,7 +240,6 @@ class NodeRun(QueuedRun):
         cls,
         staged: StagedCall | None,
         direct: DirectCall | None,
-        make_staged: Callable[[], StagedCall],
         source: int,
         result: int,
         previous: QueuedRun | None,
@@ -289,15 +287,13 @@ class PipelineRun(QueuedRun):
     """A run in flight of a two-level collective, which the progress thread advances, too; see `NodeRun`.
 
     Args:
-        staged: the segments that go through the slots; may be None if the call has segments in place.
-        make_staged: returns them if another rank's buffers do not permit access in place.
+        staged: the segments that go through the slots, which run if a rank's buffers do not permit access in place.
     """
 
     def __new__(
         cls,
         call: PipelineCall,
-        staged: Segments | None,
-        make_staged: Callable[[], Segments],
+        staged: Segments,
         source: int,
         result: int,
         previous: QueuedRun | None,

@@ -20,6 +20,11 @@ static void end_run(NodeRun *run, Outcome outcome) {
 
 // Runs the first part of a staged run and posts its entry.
 static void begin_staged(NodeRun *run, Report *report) {
+    if (!run->staged) {
+        run->has_mismatch = true;
+        end_run(run, EXECUTED);
+        return;
+    }
     Memories memories = staged_memories(run->staged, true, run->input, run->output);
     Outcome outcome = execute(run->staged->program, &memories, 0, &run->at, report);
     if (outcome) {
@@ -81,7 +86,7 @@ static void begin_direct(NodeRun *run, Report *report) {
 static bool enter(NodeRun *run, Report *report) {
     const DirectPart *direct = run->direct;
     if (!direct) {
-        run->phase = NEEDS_STAGED;
+        begin_staged(run, report);
         return true;
     }
     if (!run->has_entered) {
@@ -97,7 +102,7 @@ static bool enter(NodeRun *run, Report *report) {
         end_run(run, EXECUTED);
         return true;
     case ENTRY_STAGED:
-        run->phase = NEEDS_STAGED;
+        begin_staged(run, report);
         return true;
     case ENTRY_UNKNOWN:
         run->phase = NEEDS_ADDRESSES;
@@ -118,12 +123,6 @@ static bool take_step(NodeRun *run, Report *report) {
             return false;
         }
         begin_direct(run, report);
-        return true;
-    case NEEDS_STAGED:
-        if (!run->staged) {
-            return false;
-        }
-        begin_staged(run, report);
         return true;
     case RUNS_DIRECT:
         if (!have_all_arrived(run->direct->barrier->counter)) {

@@ -28,10 +28,10 @@ typedef struct {
 } DirectPart;
 
 // What a run does next. In NEEDS_ADDRESSES and in NEEDS_STAGED it waits for a call of hpccoll, which knows Python.
-typedef enum { ENTERS, NEEDS_ADDRESSES, RUNS_DIRECT, NEEDS_STAGED, RUNS_STAGED, HAS_ENDED } Phase;
+typedef enum { ENTERS, NEEDS_ADDRESSES, RUNS_DIRECT, RUNS_STAGED, HAS_ENDED } Phase;
 
 typedef struct {
-    const StagedPart *staged;  // may be NULL until the phase is NEEDS_STAGED
+    const StagedPart *staged;  // NULL if the slots have no room for the plan; no rank then starts a staged run
     DirectPart *direct;        // NULL if this rank's buffers do not permit access in place
     char *input, *output;
     Phase phase;

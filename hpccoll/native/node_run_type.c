@@ -17,27 +17,12 @@ static bool step(QueuedRunObject *base) {
     return moved;
 }
 
-static int set_staged(NodeRunObject *object, PyObject *staged) {
-    if (!has_type(staged, &StagedCallType, "staged")) {
-        return -1;
-    }
-    object->staged = (StagedCallObject *)Py_NewRef(staged);
-    object->run.staged = &object->staged->part;
-    return 0;
-}
-
 static int prepare(QueuedRunObject *base) {
     NodeRunObject *object = (NodeRunObject *)base;
-    if (object->run.phase == NEEDS_ADDRESSES) {
-        return resolve_peers(object->direct->peers) ? -1 : 1;
-    }
-    if (object->run.phase != NEEDS_STAGED) {
+    if (object->run.phase != NEEDS_ADDRESSES) {
         return 0;
     }
-    PyObject *staged = PyObject_CallNoArgs(base->make_staged);
-    int failed = !staged || set_staged(object, staged);
-    Py_XDECREF(staged);
-    return failed ? -1 : 1;
+    return resolve_peers(object->direct->peers) ? -1 : 1;
 }
 
 static int raise_failure(QueuedRunObject *base) {
@@ -61,27 +46,31 @@ static bool is_settled(const QueuedRunObject *base) {
 }
 
 static PyObject *NodeRun_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"staged", "direct", "make_staged", "source", "result", "previous", "before", "keep", NULL};
-    PyObject *staged, *direct, *make_staged, *previous, *before, *keep;
+    static char *names[] = {"staged", "direct", "source", "result", "previous", "before", "keep", NULL};
+    PyObject *staged, *direct, *previous, *before, *keep;
     unsigned long long input, output;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOKKOOO", names, &staged, &direct, &make_staged, &input, &output,
-                                     &previous, &before, &keep)) {
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOKKOOO", names, &staged, &direct, &input, &output, &previous,
+                                      &before, &keep)) {
         return NULL;
     }
     if ((direct != Py_None && !has_type(direct, &DirectCallType, "direct")) ||
-        (direct == Py_None && !has_type(staged, &StagedCallType, "staged"))) {
+        ((direct == Py_None || staged != Py_None) && !has_type(staged, &StagedCallType, "staged"))) {
         return NULL;
     }
     NodeBarrierObject *barrier = direct == Py_None ? ((StagedCallObject *)staged)->barrier : ((DirectCallObject *)direct)->barrier;
     NodeRunObject *self = (NodeRunObject *)type->tp_alloc(type, 0);
-    if (!self || begin_queued_run(&self->base, barrier, previous, before, make_staged, keep) ||
-        (staged != Py_None && set_staged(self, staged))) {
+    if (!self || begin_queued_run(&self->base, barrier, previous, before, keep)) {
         Py_XDECREF(self);
         return NULL;
     }
     self->run.input = (char *)(uintptr_t)input;
     self->run.output = (char *)(uintptr_t)output;
-    const ProgramObject *program = self->staged ? self->staged->program : NULL;
+    const ProgramObject *program = NULL;
+    if (staged != Py_None) {
+        self->staged = (StagedCallObject *)Py_NewRef(staged);
+        self->run.staged = &self->staged->part;
+        program = self->staged->program;
+    }
     if (direct != Py_None) {
         self->direct = (DirectCallObject *)Py_NewRef(direct);
         self->run.direct = &self->direct->part;

@@ -115,7 +115,6 @@ typedef struct QueuedRunObject {
     Task task;
     struct QueuedRunObject *previous;
     PyObject *before;  // called with the GIL before the run begins; NULL if there is nothing to do
-    PyObject *make_staged;  // returns the staged call of a run that began in place
     PyObject *keep;    // owns the memory of input and output
     NodeBarrierObject *barrier;
     Report report;
@@ -201,8 +200,7 @@ void raise_mismatch(PyObject *function);
 int resolve_peers(PeersObject *peers);
 
 // Makes a run ready for `advance`; returns -1 with an exception. `previous` and `before` may be None.
-int begin_queued_run(QueuedRunObject *run, NodeBarrierObject *barrier, PyObject *previous, PyObject *before, PyObject *make_staged,
-                     PyObject *keep);
+int begin_queued_run(QueuedRunObject *run, NodeBarrierObject *barrier, PyObject *previous, PyObject *before, PyObject *keep);
 
 // Notes that a run is done; the last access of the thread that advances it. No run may follow a broken one.
 void finish_run(QueuedRunObject *run, bool is_broken);

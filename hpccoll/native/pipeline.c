@@ -35,7 +35,8 @@ static bool enter(PipelineRun *run) {
         end_run(run, MESSAGES_DONE);
         return true;
     case ENTRY_STAGED:
-        run->phase = PIPELINE_NEEDS_SEGMENTS;
+        run->segments = run->staged;
+        run->phase = PIPELINE_RUNS;
         return true;
     case ENTRY_UNKNOWN:
     case ENTRY_DIRECT:
@@ -139,10 +140,6 @@ bool advance_pipeline(PipelineRun *run, Report *report) {
         return enter(run);
     case PIPELINE_NEEDS_ADDRESSES:
         return begin_direct(run);
-    case PIPELINE_NEEDS_SEGMENTS:
-        run->segments = run->staged;
-        run->phase = run->staged ? PIPELINE_RUNS : run->phase;
-        return run->staged != NULL;
     case PIPELINE_RUNS:
         return advance_segments(run, report);
     case PIPELINE_ENDED:

@@ -37,12 +37,12 @@ typedef struct {
     bool has_begun;  // whether the node's ranks have finished the previous segment in the slot
 } Lane;
 
-// What a run does next. In the phases NEEDS_... it waits for a call of hpccoll, which knows Python.
-typedef enum { PIPELINE_ENTERS, PIPELINE_NEEDS_ADDRESSES, PIPELINE_NEEDS_SEGMENTS, PIPELINE_RUNS, PIPELINE_ENDED } PipelinePhase;
+// What a run does next. Where it needs addresses, it waits for a call of hpccoll, which knows Python.
+typedef enum { PIPELINE_ENTERS, PIPELINE_NEEDS_ADDRESSES, PIPELINE_RUNS, PIPELINE_ENDED } PipelinePhase;
 
 typedef struct {
     const PipelinePart *part;
-    const Segments *staged;  // may be NULL until the phase is PIPELINE_NEEDS_SEGMENTS
+    const Segments *staged;
     const Segments *segments;  // those that run: `part->direct` or `staged`
     char *input, *output;
     Lane *lanes;         // one for each slot

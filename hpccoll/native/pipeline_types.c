@@ -243,23 +243,15 @@ static bool step(QueuedRunObject *base) {
     return moved;
 }
 
-// Lets a run use segments in slots; returns -1 with an exception.
-static int set_staged(PipelineRunObject *object, PyObject *staged) {
-    if (!has_type(staged, &SegmentsType, "staged") || !can_run(object->call, (SegmentsObject *)staged)) {
-        return -1;
-    }
-    object->staged = (SegmentsObject *)Py_NewRef(staged);
-    return 0;
-}
-
-// Makes room for the requests of the segments that will run.
-static int make_room(PipelineRunObject *object, const Segments *segments) {
+// Makes room for the segments in flight and their requests.
+static int make_room(PipelineRunObject *object) {
     PipelineRun *run = &object->run;
-    size_t slots = (size_t)object->call->part.slots;
-    PyMem_Free(run->requests);
-    run->most_requests = count_requests(segments);
+    const Segments *direct = run->part->direct;
+    size_t slots = (size_t)run->part->slots;
+    int64_t staged_requests = count_requests(run->staged), direct_requests = direct ? count_requests(direct) : 0;
+    run->most_requests = direct_requests > staged_requests ? direct_requests : staged_requests;
     run->requests = PyMem_Calloc(slots * (size_t)run->most_requests + 1, sizeof(uint64_t));
-    run->lanes = run->lanes ? run->lanes : PyMem_Calloc(slots, sizeof *run->lanes);
+    run->lanes = PyMem_Calloc(slots, sizeof *run->lanes);
     if (!run->requests || !run->lanes) {
         PyErr_NoMemory();
         return -1;
@@ -269,19 +261,10 @@ static int make_room(PipelineRunObject *object, const Segments *segments) {
 
 static int prepare(QueuedRunObject *base) {
     PipelineRunObject *object = (PipelineRunObject *)base;
-    if (object->run.phase == PIPELINE_NEEDS_ADDRESSES) {
-        return resolve_peers(object->call->peers) ? -1 : 1;
-    }
-    if (object->run.phase != PIPELINE_NEEDS_SEGMENTS) {
+    if (object->run.phase != PIPELINE_NEEDS_ADDRESSES) {
         return 0;
     }
-    PyObject *staged = PyObject_CallNoArgs(base->make_staged);
-    int failed = !staged || set_staged(object, staged) || make_room(object, &object->staged->segments);
-    Py_XDECREF(staged);
-    if (!failed) {
-        object->run.staged = &object->staged->segments;
-    }
-    return failed ? -1 : 1;
+    return resolve_peers(object->call->peers) ? -1 : 1;
 }
 
 static int raise_failure(QueuedRunObject *base) {
@@ -305,21 +288,20 @@ static bool is_settled(const QueuedRunObject *base) {
 
 // Whether the thread may advance a run: it calls no Python, and MPI only if MPI permits it.
 static bool is_for_thread(const PipelineRunObject *self) {
-    const SegmentsObject *segments = self->call->direct ? self->call->direct : self->staged;
-    const ProgramObject *program = (ProgramObject *)PyTuple_GET_ITEM(segments->programs, 0);
+    const ProgramObject *program = (ProgramObject *)PyTuple_GET_ITEM(self->staged->programs, 0);
     return self->call->library->is_threaded && !(program->reducer && program->reducer->reducer.combine);
 }
 
 static PyObject *PipelineRun_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"call", "staged", "make_staged", "source", "result", "previous", "before", "keep", NULL};
-    PyObject *call, *staged, *make_staged, *previous, *before, *keep;
+    static char *names[] = {"call", "staged", "source", "result", "previous", "before", "keep", NULL};
+    PyObject *call, *staged, *previous, *before, *keep;
     unsigned long long input, output;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OOKKOOO", names, &PipelineCallType, &call, &staged, &make_staged,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!KKOOO", names, &PipelineCallType, &call, &SegmentsType, &staged,
                                      &input, &output, &previous, &before, &keep)) {
         return NULL;
     }
     PipelineCallObject *kind = (PipelineCallObject *)call;
-    if (!kind->direct && !has_type(staged, &SegmentsType, "staged")) {
+    if (!can_run(kind, (SegmentsObject *)staged)) {
         return NULL;
     }
     PipelineRunObject *self = (PipelineRunObject *)type->tp_alloc(type, 0);
@@ -327,15 +309,13 @@ static PyObject *PipelineRun_new(PyTypeObject *type, PyObject *args, PyObject *k
         return NULL;
     }
     self->call = (PipelineCallObject *)Py_NewRef(call);
-    self->run = (PipelineRun){.part = &kind->part, .input = (char *)(uintptr_t)input,
-                              .output = (char *)(uintptr_t)output};
-    const Segments *first = kind->direct ? &kind->direct->segments : &((SegmentsObject *)staged)->segments;
-    if (begin_queued_run(&self->base, kind->barrier, previous, before, make_staged, keep) ||
-        (staged != Py_None && set_staged(self, staged)) || make_room(self, first)) {
+    self->staged = (SegmentsObject *)Py_NewRef(staged);
+    self->run = (PipelineRun){.part = &kind->part, .staged = &self->staged->segments,
+                              .input = (char *)(uintptr_t)input, .output = (char *)(uintptr_t)output};
+    if (begin_queued_run(&self->base, kind->barrier, previous, before, keep) || make_room(self)) {
         Py_DECREF(self);
         return NULL;
     }
-    self->run.staged = kind->direct ? NULL : &self->staged->segments;
     self->base.step = step;
     self->base.prepare = prepare;
     self->base.raise_failure = raise_failure;

@@ -37,14 +37,12 @@ static bool advance_task(Task *task) {
     return has_begun(run) && run->step(run);
 }
 
-int begin_queued_run(QueuedRunObject *run, NodeBarrierObject *barrier, PyObject *previous, PyObject *before, PyObject *make_staged,
-                     PyObject *keep) {
+int begin_queued_run(QueuedRunObject *run, NodeBarrierObject *barrier, PyObject *previous, PyObject *before, PyObject *keep) {
     if (previous != Py_None && !has_type(previous, &QueuedRunType, "previous")) {
         return -1;
     }
     run->previous = previous == Py_None ? NULL : (QueuedRunObject *)Py_NewRef(previous);
     run->before = before == Py_None ? NULL : Py_NewRef(before);
-    run->make_staged = Py_NewRef(make_staged);
     run->keep = Py_NewRef(keep);
     run->barrier = (NodeBarrierObject *)Py_NewRef((PyObject *)barrier);
     run->report.until_poll = BYTES_PER_POLL;
@@ -64,7 +62,6 @@ static void QueuedRun_dealloc(PyObject *self) {
     take_from_thread(run);
     Py_XDECREF(run->previous);
     Py_XDECREF(run->before);
-    Py_XDECREF(run->make_staged);
     Py_XDECREF(run->barrier);
     Py_XDECREF(run->keep);
     Py_TYPE(self)->tp_free(self);
@@ -110,7 +107,6 @@ static int advance_claimed(QueuedRunObject *run) {
 static PyObject *end_run(QueuedRunObject *run) {
     take_from_thread(run);
     Py_CLEAR(run->previous);
-    Py_CLEAR(run->make_staged);  // it refers to the executable, which refers to its latest run
     if (PyErr_Occurred() || run->raise_failure(run)) {
         return NULL;
     }
@@ -219,7 +215,6 @@ static PyObject *QueuedRun_finish(PyObject *self, PyObject *unused) {
     take_from_thread(run);
     finish_run(run, false);
     Py_CLEAR(run->before);
-    Py_CLEAR(run->make_staged);
     Py_RETURN_NONE;
 }
 

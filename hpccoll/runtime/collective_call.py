@@ -50,6 +50,11 @@ class CollectiveCall:
         """Whether this is an all-to-all with blocks of different sizes, in which no rank knows all sizes."""
         return self.operation is Operation.ALL_TO_ALL and isinstance(self.count, tuple)
 
+    def shares_memory(self, other: CollectiveCall) -> bool:
+        """Whether a buffer of this call overlaps with a buffer of another one."""
+        own, others = ([each for each in (call.source, call.result) if each is not None] for call in (self, other))
+        return any(each.overlaps(buffer) for each in own for buffer in others)
+
     @property
     def dtype(self) -> DType:
         """The element type of the buffers; uint8 for a barrier, which has no buffer."""

@@ -95,6 +95,13 @@ class PlanExecutable(ReplaceablePartial):
         shape = call.root, call.count, call.dtype.itemsize, self._in_place, call.module.on_device
         return self._context.lower(self._algorithm, self._chunks, *shape, staged, sizes)
 
+    def _get_kind(self, form: str) -> tuple[Hashable, ...]:
+        """Return what a native program of this collective depends on; `form` tells programs of one kind apart."""
+        call = self._call
+        sizes = tuple(buffer.nbytes if buffer else 0 for buffer in (call.source, call.result))
+        shape = call.root, call.count, call.dtype.name, call.reduction.key, self._in_place, *sizes
+        return form, self._algorithm, self._chunks, *shape
+
     def _take_scratch(self, count: int) -> FlatArray:
         """Return `count` elements of scratch memory, which later operations overwrite."""
         return self._scratch.take(self._call.module, self._call.dtype, count)

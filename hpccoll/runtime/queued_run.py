@@ -7,21 +7,25 @@ order of their calls. Some ranks may therefore call a collective blocking and ot
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 
 from hpccoll.errors import HpccollError
 from hpccoll.native import QueuedRun
+from hpccoll.runtime.arrays import BoundCall
+from hpccoll.runtime.collective_call import CollectiveCall, call_in_order
 from hpccoll.runtime.progress import InFlight
 
 
 class RunInQueue(InFlight):
-    """A native run in flight, which the progress thread advances, too; it leaves `queue` when it is done."""
+    """A native run in flight of `call`, which the progress thread advances, too; it leaves `queue` when it is done."""
 
-    __slots__ = ("_is_marked", "_queue", "native")
+    __slots__ = ("_is_marked", "_queue", "call", "native")
 
-    def __init__(self, native: QueuedRun, queue: deque[RunInQueue]) -> None:
+    def __init__(self, native: QueuedRun, queue: deque[RunInQueue], call: CollectiveCall) -> None:
         super().__init__()
-        self.native, self._queue, self._is_marked = native, queue, False
+        self.native, self._queue, self.call, self._is_marked = native, queue, call, False
         queue.append(self)
 
     def _advance(self) -> bool:
@@ -81,3 +85,19 @@ class RunInQueue(InFlight):
 def get_last(queue: deque[RunInQueue]) -> QueuedRun | None:
     """Return the latest run of a queue, which a new run follows."""
     return queue[-1].native if queue else None
+
+
+def call_or_defer(
+    steps: Sequence[BoundCall], call: CollectiveCall, queue: Iterable[RunInQueue]
+) -> Callable[[], None] | None:
+    """Call the steps before a run of `call`, or return a function that calls them if an earlier run uses the memory.
+
+    A returned function is called when the earlier runs of the queue are done, in a call of hpccoll. The progress thread
+    cannot call it.
+    """
+    if not steps:
+        return None
+    if any(earlier.call.shares_memory(call) for earlier in queue):
+        return partial(call_in_order, steps)
+    call_in_order(steps)
+    return None

@@ -50,7 +50,9 @@ if place == "lock" and world.rank == last:
     held = open(path, "a")
     fcntl.flock(held, fcntl.LOCK_EX)
 world.Barrier()
-x = np.empty(100_000) if kind == "ordinary" else comm.empty(100_000, "float64")
+x, symmetric = np.empty(100_000), comm.empty(100_000, "float64")
+if kind == "symmetric" or kind == "mixed" and world.rank == 0:
+    x = symmetric
 x[:] = world.rank + 1
 work = comm.all_reduce(x, async_op=True, algorithm=algorithm)
 if world.rank == 0:
@@ -85,14 +87,23 @@ def test_a_plan_of_messages_between_nodes_of_two_ranks_ends_while_its_rank_is_el
     check(tmp_path, "lock", "ring", 4, HPCCOLL_RANKS_PER_NODE="2")
 
 
-@pytest.mark.parametrize("kind", ["ordinary", "symmetric"])
-@pytest.mark.parametrize("place", ["barrier", "sleep"])
+@pytest.mark.parametrize(
+    ("place", "kind"),
+    [
+        ("barrier", "ordinary"),
+        ("sleep", "ordinary"),
+        ("barrier", "symmetric"),
+        ("sleep", "symmetric"),
+        ("barrier", "mixed"),
+    ],
+)
 def test_a_two_level_operation_ends_while_its_rank_is_elsewhere(tmp_path, place, kind):
     check(tmp_path, place, "auto", 4, kind, HPCCOLL_RANKS_PER_NODE="2")
 
 
-def test_an_operation_on_symmetric_buffers_ends_while_its_rank_is_elsewhere(tmp_path):
-    check(tmp_path, "barrier", "auto", 2, "symmetric")
+@pytest.mark.parametrize("kind", ["symmetric", "mixed"])
+def test_an_operation_on_symmetric_buffers_ends_while_its_rank_is_elsewhere(tmp_path, kind):
+    check(tmp_path, "barrier", "auto", 2, kind)
 
 
 def test_a_socket_does_not_hold_a_two_level_operation(tmp_path):

@@ -274,16 +274,10 @@ class RandomProgram:
                 self.pending.append(Pending(self.world.irecv(received, source, tag), check))
 
     def _do_something_else(self) -> None:
-        """Compute or sleep while operations are in flight, or call MPI itself when there are none.
-
-        Some operations advance in calls of hpccoll only (docs/runtime.md lists them), so that a rank that blocks in a
-        call of MPI could wait for ranks that wait for its operation.
-        """
+        """Compute, sleep or call MPI itself while operations are in flight."""
         kind, number = self.rng.choice(("barrier", "allreduce", "exchange", "elsewhere")), self.number
         self.number += 1
         comm, n = MPI.COMM_WORLD, MPI.COMM_WORLD.size
-        if kind != "elsewhere":
-            self._wait_for(self.pending[:])
         self.last = f"{kind} {number}"
         if kind == "elsewhere" or n != self.world.size:
             if self.own.random() < 0.5:

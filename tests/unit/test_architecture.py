@@ -96,12 +96,11 @@ INNER_FLOORS = {  # within a package; a module may import from its own entry and
                 "collective_call",
                 "executable",
                 "instructions",
-                "queued_run",
                 "started_operations",
                 "work",
             )
         },
-        **{name: (3, name) for name in ("arguments", "call_cache", "address_space", "node_memory")},
+        **{name: (3, name) for name in ("arguments", "call_cache", "address_space", "node_memory", "queued_run")},
         **{name: (4, name) for name in ("plan_executable", "plain_arrays")},
         "messages": (5, "messages"),
         "shared_memory": (5, "shared_memory"),

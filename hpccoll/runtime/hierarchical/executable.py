@@ -18,14 +18,14 @@ from hpccoll.native import REMOTE_TILE_BYTES, MemoryTable, PipelineCall, Pipelin
 from hpccoll.runtime.address_space import AddressSpace, ChunkSegment, chunk_sizes, cut_chunks
 from hpccoll.runtime.arrays import BoundCall, ScratchPool
 from hpccoll.runtime.arrays.host_reducers import make_divider, make_reducer
-from hpccoll.runtime.collective_call import CollectiveCall, call_in_order
+from hpccoll.runtime.collective_call import CollectiveCall
 from hpccoll.runtime.instructions import FIRST_SHARED, TILE_BYTES, as_words, divide_row, make_rows
 from hpccoll.runtime.lowering import Program as LoweredProgram
 from hpccoll.runtime.messages.mpi_functions import get_handle, get_mpi_functions
 from hpccoll.runtime.node_memory.node import fingerprint_of
 from hpccoll.runtime.plan_executable import Context, PlanExecutable
 from hpccoll.runtime.progress import settle
-from hpccoll.runtime.queued_run import RunInQueue, get_last
+from hpccoll.runtime.queued_run import RunInQueue, call_or_defer, get_last
 from hpccoll.runtime.shared_memory.access import can_access_in_place, count_elements, make_peers
 from hpccoll.runtime.shared_memory.staged import get_address, make_locate
 from hpccoll.selection import Selection
@@ -83,10 +83,10 @@ class PipelineExecutable(PlanExecutable):
         """
         self._require_live()
         queue = self._context.node.pipelines
-        before = partial(call_in_order, self._before) if self._before else None
-        staged = None if self.direct else self._get_staged()
-        arguments = self._get_staged, *self._addresses, get_last(queue), before, keep
-        self.operation = run = RunInQueue(PipelineRun(self._get_native(), staged, *arguments), queue)
+        before = call_or_defer(self._before, self._call, queue)
+        arguments = *self._addresses, get_last(queue), before, keep
+        native = PipelineRun(self._get_native(), self._get_staged(), *arguments)
+        self.operation = run = RunInQueue(native, queue, self._call)
         return run
 
     def free(self) -> None:
@@ -151,15 +151,12 @@ class PipelineExecutable(PlanExecutable):
 
     def _make_segments(self, *, direct: bool) -> Segments:
         """Return the programs of the segments, and the memories of each slot: in place, or through the slots."""
-        node, call = self._context.node, self._call
+        node, itemsize = self._context.node, self._call.dtype.itemsize
         lowered = [self._lower(segment.sizes, staged=not direct) for segment in self.segments]
-        itemsize = call.dtype.itemsize
         used = -(-max(program.work + program.landing for program in lowered) * itemsize // 16) * 16
         stride = used + (2 * REMOTE_TILE_BYTES if direct else 0)  # a multiple of 16, which every element size divides
-        sizes = tuple(buffer.nbytes if buffer else 0 for buffer in (call.source, call.result))
-        shape = call.root, call.count, call.dtype.name, call.reduction.key, self._in_place, *sizes
         make = partial(self._make_programs, lowered, used, stride, direct=direct)
-        programs = self._context.get_native((self._algorithm, self._chunks, "segments", direct, *shape), make)
+        programs = self._context.get_native(self._get_kind("segments in place" if direct else "segments"), make)
         scratch = self._take_scratch(stride // itemsize * len(node.pipeline_slots))
         peers = [0] * (2 * len(node.others) if direct else 0)
         tables: list[MemoryTable] = []

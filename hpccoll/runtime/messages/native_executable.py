@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Final, cast
+from typing import Final, cast
 
 import numpy as np
 
@@ -107,7 +107,7 @@ class NativeMessageExecutable(PlanExecutable):
         progress = context.progress
         return MessageCall(
             get_mpi_functions(),
-            context.get_native(self._get_kind(), partial(self._make_program, program)),
+            context.get_native(self._get_kind("messages"), partial(self._make_program, program)),
             MemoryTable([0, 0, get_address(scratch)], [], scratch),
             get_handle(context.comm),
             self._tag,
@@ -120,13 +120,6 @@ class NativeMessageExecutable(PlanExecutable):
             progress.operations,
             progress.transfers,
         )
-
-    def _get_kind(self) -> tuple[Any, ...]:
-        """Return what the native program depends on."""
-        call = self._call
-        sizes = tuple(buffer.nbytes if buffer else 0 for buffer in (call.source, call.result))
-        shape = call.root, call.count, call.dtype.name, call.reduction.key, self._in_place, *sizes
-        return self._algorithm, self._chunks, *shape
 
     def _make_program(self, program: LoweredProgram) -> Program:
         """Return the native program; its memories are input, output and scratch."""

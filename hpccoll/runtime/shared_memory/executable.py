@@ -8,15 +8,17 @@ direct run, all ranks detect the difference at the start and run staged. The nat
 
 from __future__ import annotations
 
+from contextlib import nullcontext, suppress
 from functools import partial
 
 import numpy as np
 
+from hpccoll.errors import UsageError
 from hpccoll.native import REMOTE_TILE_BYTES, DirectCall, MemoryTable, NodeRun, Program, StagedCall
 from hpccoll.runtime.address_space import USER_MEMORY
 from hpccoll.runtime.arrays import BoundCall, ScratchPool
 from hpccoll.runtime.arrays.host_reducers import make_divider, make_reducer
-from hpccoll.runtime.collective_call import CollectiveCall, call_in_order, describe_call
+from hpccoll.runtime.collective_call import CollectiveCall, describe_call
 from hpccoll.runtime.instructions import (
     FIRST_SHARED,
     RESULT,
@@ -28,10 +30,11 @@ from hpccoll.runtime.instructions import (
     make_rows,
 )
 from hpccoll.runtime.lowering import OWN, MemoryKind, MemoryRange
+from hpccoll.runtime.lowering import Program as LoweredProgram
 from hpccoll.runtime.node_memory.node import fingerprint_of
 from hpccoll.runtime.node_memory.node_barrier import ENTRY_PAYLOAD_BYTES
 from hpccoll.runtime.plan_executable import Context, PlanExecutable
-from hpccoll.runtime.queued_run import RunInQueue, get_last
+from hpccoll.runtime.queued_run import RunInQueue, call_or_defer, get_last
 from hpccoll.runtime.shared_memory.access import (
     can_access_in_place,
     count_elements,
@@ -97,11 +100,14 @@ class SharedMemoryExecutable(PlanExecutable):
     def start(self, keep: object) -> RunInQueue:
         """Return a run in flight, which begins when earlier runs are done; `keep` is kept alive until its end."""
         self._require_live()
-        staged, direct = (None, self._get_direct()) if self.direct else (self._get_staged(), None)
-        before = partial(call_in_order, self._before) if self._before else None
-        previous = get_last(self._runs)
-        native = NodeRun(staged, direct, self._get_staged, *self._addresses, previous, before, keep)
-        self.operation = run = RunInQueue(native, self._runs)
+        direct = self._get_direct() if self.direct else None
+        # The progress thread cannot make a staged call, which runs if another rank's buffers need it. If the slots have
+        # no room for the plan, no rank starts one.
+        with suppress(UsageError) if self.direct else nullcontext():
+            self._get_staged()
+        before, previous = call_or_defer(self._before, self._call, self._runs), get_last(self._runs)
+        native = NodeRun(self._staged, direct, *self._addresses, previous, before, keep)
+        self.operation = run = RunInQueue(native, self._runs, self._call)
         return run
 
     def free(self) -> None:
@@ -125,15 +131,13 @@ class SharedMemoryExecutable(PlanExecutable):
     def _make_staged(self) -> StagedCall:
         """Return the call that runs this collective through the slots."""
         node, call, state = self._context.node, self._call, self._state
-        segments, in_entry = find_segments(node, self._lower(), call)
-        programs = [self._lower(segment.sizes, staged=True) for segment in segments]
-        scratch = self._take_scratch(max(program.work + program.landing for program in programs))
-        slot_bytes = ENTRY_PAYLOAD_BYTES if in_entry else node.slot_bytes
+        kind, make = self._get_kind("staged"), partial(self._make_staged_program, self._lower())
+        program, scratch_count, segments, in_entry = self._context.get_native(kind, make)
         return StagedCall(
             node.barrier,
-            make_staged_program(call, node, programs, segments, slot_bytes, self._divisor),
-            make_tables(node, scratch, in_entry=in_entry),
-            len(segments),
+            program,
+            make_tables(node, self._take_scratch(scratch_count), in_entry=in_entry),
+            segments,
             in_entry,
             self._entry,
             state,
@@ -142,6 +146,15 @@ class SharedMemoryExecutable(PlanExecutable):
             describe_call(state, call, self._algorithm),
             partial(node.raise_mismatch, self._facts),
         )
+
+    def _make_staged_program(self, whole: LoweredProgram) -> tuple[Program, int, int, bool]:
+        """Return the native program, its elements of scratch and segments, and whether entries hold the data."""
+        node, call = self._context.node, self._call
+        segments, in_entry = find_segments(node, whole, call)
+        programs = [self._lower(segment.sizes, staged=True) for segment in segments]
+        slot_bytes = ENTRY_PAYLOAD_BYTES if in_entry else node.slot_bytes
+        program = make_staged_program(call, node, programs, segments, slot_bytes, self._divisor)
+        return program, max(each.work + each.landing for each in programs), len(segments), in_entry
 
     def _get_direct(self) -> DirectCall:
         """Return the direct call, which is made once."""

@@ -176,17 +176,8 @@ static bool advance(Task *task) {
     return moved;
 }
 
-// Does what calls of hpccoll do for a run that needs Python.
-static void prepare(Rank *self, Run *run) {
-    if (run->is_pipeline && run->pipeline.phase == PIPELINE_NEEDS_SEGMENTS) {
-        run->pipeline.staged = &self->segments[0];
-    } else if (!run->is_pipeline && run->node.phase == NEEDS_STAGED) {
-        run->node.staged = &self->staged;
-    }
-}
-
-// Runs to the end; a rank that `sleeps` leaves the run to the progress thread, unless it needs Python.
-static void finish(Rank *self, Run *run, bool sleeps) {
+// Runs to the end; a rank that `sleeps` leaves the run to the progress thread.
+static void finish(Run *run, bool sleeps) {
     if (add_task(&run->task)) {
         abort();
     }
@@ -194,7 +185,6 @@ static void finish(Rank *self, Run *run, bool sleeps) {
         if (!sleeps && claim_task(&run->task)) {
             if (!is_done(&run->task)) {
                 advance(&run->task);
-                prepare(self, run);
             }
             release_task(&run->task);
         }
@@ -237,14 +227,14 @@ static void run_one(Rank *self, int number, bool is_pipeline) {
     if (is_pipeline) {
         self->pipeline.peers = direct ? &self->peers : NULL;
         self->pipeline.direct = direct ? &self->segments[1] : NULL;
-        run->pipeline = (PipelineRun){.part = &self->pipeline, .staged = direct ? NULL : &self->segments[0],
+        run->pipeline = (PipelineRun){.part = &self->pipeline, .staged = &self->segments[0],
                                       .input = input, .output = output, .lanes = run->lanes,
                                       .requests = run->requests, .most_requests = count_requests(&self->segments[0])};
     } else {
-        run->node = (NodeRun){.staged = direct ? NULL : &self->staged, .direct = direct ? &self->direct : NULL,
+        run->node = (NodeRun){.staged = &self->staged, .direct = direct ? &self->direct : NULL,
                               .input = input, .output = output};
     }
-    finish(self, run, sleeps);
+    finish(run, sleeps);
     check(self, number, is_pipeline ? 0 : self->node * ROWS, is_pipeline ? RANKS : (self->node + 1) * ROWS);
     free(run);
 }
