@@ -60,7 +60,7 @@ def names(algorithm: Algorithm) -> str:
     return algorithm.full_name
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 8, mark_full(13)])
+@pytest.mark.parametrize("n", [1, 2, 3, 5, 8, mark_full(4), mark_full(13)])
 @pytest.mark.parametrize("algorithm", list_algorithms(), ids=names)
 def test_values_are_those_of_plain_numpy(algorithm, n):
     for root in {0, n // 2, n - 1} if "root" in algorithm.parameters else {0}:
@@ -142,7 +142,7 @@ def test_the_order_of_reduction_is_the_one_that_is_stated(name, n, chunk, expres
     assert set(found) == {expression}
 
 
-@pytest.mark.parametrize("n", keep(range(1, 18), {*range(1, 9), 13}.__contains__))
+@pytest.mark.parametrize("n", keep(range(1, 18), {1, 2, 3, 5, 8, 13}.__contains__))
 @pytest.mark.parametrize("algorithm", [a for a in list_algorithms() if a.operation is Operation.ALL_REDUCE], ids=names)
 def test_every_rank_reduces_in_the_same_order_with_every_operand_once(algorithm, n):
     plan = algorithm.plan(n, chunks=2)
