@@ -25,6 +25,7 @@ from hpccoll.runtime.node_memory.symmetric import is_token
 # cores, a long staged run takes more time, because it has more fences, at each of which ranks wait for a core.
 LEAST_REMOTE_BYTES = 256 * 2**10  # of cross-memory attach in two-level plans, and of copies where ranks share cores
 LEAST_REMOTE_REDUCTION_BYTES = 4 * 2**20  # of plans that reduce, where ranks outnumber cores; elsewhere they are staged
+SHORT_BYTES = 16 * 2**10  # at least the memory of a message that saves no time in place
 LEAST_REMOTE_COPY_BYTES = 8 * 2**20  # of plans that reduce nothing, where every rank has a core
 
 
@@ -34,12 +35,22 @@ def local_instructions(program: Program) -> list[LocalInstruction]:
 
 
 def can_access_in_place(node: NodeMemory, program: Program, call: CollectiveCall) -> bool:
-    """Whether all buffers of this rank that other ranks access in the program can be accessed in place."""
+    """Whether all buffers of this rank that other ranks access in the program can be accessed in place.
+
+    A rank whose buffers nobody accesses can do what the others do, but must choose before it knows. For short messages
+    it chooses a staged run, like ranks with ordinary buffers, unless a buffer of its own is symmetric.
+    """
     if program.uses_slots:  # these chunks are in no user's memory
         return False
-    for kind, buffer in zip(USER_MEMORY, (call.source, call.result), strict=True):
-        if kind not in program.accessed or buffer is None or not buffer.nbytes:
-            continue
+    buffers = [
+        (kind, buffer)
+        for kind, buffer in zip(USER_MEMORY, (call.source, call.result), strict=True)
+        if buffer is not None and buffer.nbytes
+    ]
+    accessed = [buffer for kind, buffer in buffers if kind in program.accessed]
+    if not accessed and not call.module.on_device and all(buffer.nbytes < SHORT_BYTES for _, buffer in buffers):
+        return any(is_token(node.symmetric.locate(buffer)) for _, buffer in buffers)
+    for buffer in accessed:
         location = node.symmetric.locate(buffer)
         if is_token(location) and not (is_in_file(location) and node.remote is None):
             continue
