@@ -56,6 +56,16 @@ def test_a_buffer_is_bound_when_it_comes_again(hpc):
     assert len(hpc._engine.cache) == 1
 
 
+@pytest.mark.needs_ranks(2)
+def test_short_calls_with_a_root_are_in_the_table_of_every_rank(hpc):
+    """Also where the other ranks access none of this rank's buffers, so that it could run in place."""
+    x, out = np.ones(1), np.zeros(1)
+    for number in (1, 2, 3):
+        hpc.broadcast(x, algorithm="shared")
+        hpc.reduce(x, out=out if hpc.rank == 0 else None, algorithm="shared")
+        assert len(hpc._engine.cache.table) == 2, number
+
+
 def test_what_was_bound_is_what_runs(hpc, monkeypatch):
     """From the third call on nothing is lowered, prepared or posted any more."""
     x = np.zeros(10, np.int64)
