@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from hpccoll.native import Peers
-from hpccoll.plan import Count, Plan
+from hpccoll.plan import Count, Operation, Plan
 from hpccoll.runtime.address_space import USER_MEMORY, AddressSpace, chunk_sizes
 from hpccoll.runtime.collective_call import CollectiveCall
 from hpccoll.runtime.lowering import LocalInstruction, MemoryKind, Program, Reduce
@@ -36,6 +36,8 @@ def local_instructions(program: Program) -> list[LocalInstruction]:
 def can_access_in_place(node: NodeMemory, program: Program, call: CollectiveCall) -> bool:
     """Whether all buffers of this rank that other ranks access in the program can be accessed in place."""
     if program.uses_slots:  # these chunks are in no user's memory
+        return False
+    if call.operation is Operation.BARRIER:  # `CallTable` carries out staged barriers without an executable
         return False
     for kind, buffer in zip(USER_MEMORY, (call.source, call.result), strict=True):
         if kind not in program.accessed or buffer is None or not buffer.nbytes:
