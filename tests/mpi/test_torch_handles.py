@@ -53,6 +53,21 @@ def test_an_operation_with_a_dropped_handle_completes_without_further_calls(dist
     comm.Barrier()
 
 
+def test_a_barrier_may_wait_for_a_dropped_operation_within_its_own_wait(dist, torch, comm, total):
+    x = torch.full((40,), 1.0 + dist.get_rank())
+    if dist.get_rank():
+        comm.Barrier()
+    work = dist.all_reduce(x, async_op=True)
+    if not hasattr(work, "comm"):
+        pytest.skip("torch wraps the handles of this backend")
+    if dist.get_rank() == 0:
+        assert not work.is_completed()
+        comm.Barrier()
+    with work.comm._engine.state.wait("barrier"):
+        work.wait_within_wait()
+    assert x.tolist() == [total] * 40
+
+
 @pytest.mark.parametrize("async_op", [False, True])
 def test_a_tensor_that_is_listed_twice_is_reduced_once(dist, torch, total, async_op):
     x = torch.tensor([1.0 + dist.get_rank()])
