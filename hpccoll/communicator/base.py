@@ -34,7 +34,7 @@ from hpccoll.runtime.messages.point_to_point import PointToPoint
 from hpccoll.runtime.plain_arrays import is_plain
 from hpccoll.runtime.progress import get_progress
 from hpccoll.runtime.unbound import ASYNCHRONOUS
-from hpccoll.runtime.work import Work
+from hpccoll.runtime.work import MpiTransfer, Work
 from hpccoll.selection import MPI_LIBRARY
 
 if TYPE_CHECKING:
@@ -233,7 +233,7 @@ class CommunicatorBase:
         if operation.reduces and isinstance(x, SCALARS):
             return self._reduce_scalar(operation, x, out, op, root, algorithm, async_op)
         if async_op:
-            return self._start((operation, x, out, op, root, algorithm), (x, out))
+            return self._start((operation, x, out, op, root, algorithm), (x, out), (ASYNCHRONOUS, key))
         call = self._check("blocking", operation, x, out, op, root, algorithm)
         executable = self._engine.run(call, again=unbound is not None)
         if call.finish is not None:
@@ -260,7 +260,7 @@ class CommunicatorBase:
         # `first` is the input, or the output of a rank without input; `second` is None there and without an output.
         first, second = (source, result) if has_input else (result, None)
         if async_op:
-            return self._start(request, (first, second), is_known=key is not None)
+            return self._start(request, (first, second), key)
         is_fixed = out is not None or not has_result
         request = operation, first, second, op, root, algorithm, rows
         unbound = None if key is None else self._unbound.find_uneven(*request)
@@ -278,36 +278,43 @@ class CommunicatorBase:
                 self._cache.is_due(key)
         return call.value
 
-    def _start(self, request: Any, arrays: tuple[Any, Any], *, is_known: bool = True) -> Work[Any]:
+    def _start(self, request: Any, arrays: tuple[Any, Any], key: Any) -> Work[Any]:
         """Start an asynchronous collective as `_start_work` does; an interruption makes the communicator unusable."""
         before = self._state.count
         try:
-            return self._start_work(request, arrays, is_known=is_known)
+            return self._start_work(request, arrays, key)
         except BaseException as error:
             if self._state.count != before:  # part of it may have started, and the user gets no Work
                 self._state.take_exception(request[0].value, error)
             raise
 
-    def _start_work(self, request: Any, arrays: tuple[Any, Any], *, is_known: bool) -> Work[Any]:
+    def _start_work(self, request: Any, arrays: tuple[Any, Any], key: Any) -> Work[Any]:
         """Start an asynchronous collective, without most checks if a call of its kind has started before.
 
         Args:
             request: the arguments of `_check`.
             arrays: the input and output for `UnboundCollectives.find`, or `find_uneven` if the call has counts.
-            is_known: false if the counts are wrong.
+            key: the key of the call in the call cache; None if the counts are wrong.
         """
-        operation, _, _, op, root, algorithm, *counts = request
+        operation, x, out, op, root, algorithm, *counts = request
+        engine, cache = self._engine, self._cache
+        repeated: Any = None if counts else cache.find_by_array(key, x, out)
+        if repeated is not None:
+            value = out if out is not None or operation is _GATHER else x
+            return Work(self.rank, engine.progress, engine.start_again(repeated, arrays), value)
         kind = op, root, (ASYNCHRONOUS, algorithm), *counts
         find = self._unbound.find_uneven if counts else self._unbound.find
-        unbound: Any = find(operation, *arrays, *kind) if is_known else None
-        engine = self._engine
+        unbound: Any = None if key is None else find(operation, *arrays, *kind)
         if unbound is not None:
             return Work(self.rank, engine.progress, *engine.start_unbound(unbound, *arrays))
         call = self._check("async", *request)
-        work = Work(self.rank, engine.progress, engine.start(call), call.value, call.finish)
-        if is_known and call.finish is None and self._argument_check is None:
-            engine.remember(call, *arrays, op, kind[2], *counts)
-        return work
+        started = engine.start(call)
+        if key is not None and call.finish is None and self._argument_check is None:
+            if isinstance(started, MpiTransfer):
+                engine.remember(call, *arrays, op, kind[2], *counts)
+            elif not counts and call.can_be_cached and cache.is_due(key):
+                engine.repeat(call, key, x, out)
+        return Work(self.rank, engine.progress, started, call.value, call.finish)
 
     def _require_open(self) -> None:
         """Raise UsageError if the communicator is closed or this process is a fork of the communicator's process."""

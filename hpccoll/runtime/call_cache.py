@@ -23,8 +23,8 @@ ARRAY_CAPACITY = 512  # calls found by array
 SEEN_CAPACITY = 1024  # calls that are remembered without being bound
 MOST_PATIENCE = 128  # most unbound calls that precede a binding, which costs about as much as 30 unbound calls
 
-# An executable, the dtypes of input and output (None without such an array), the addresses, bytes and contiguity of
-# both if there is a torch tensor, and weak references to the arrays.
+# An executable (or the RepeatedStart of an asynchronous call), the dtypes of input and output (None without such an
+# array), the addresses, bytes and contiguity of both if there is a torch tensor, and weak references to the arrays.
 # The callbacks of the weak references remove the cache entry before another array can get the same id.
 # A plain tuple is used because a named tuple takes 0.1 us longer to unpack in every call.
 CachedCall: TypeAlias = tuple[Executable, Any, Any, tuple[object, ...] | None, tuple[weakref.ref[Any], ...]]

@@ -35,7 +35,7 @@ from hpccoll.runtime.arrays import ArrayModule, ScratchPool
 from hpccoll.runtime.call_cache import CallCache
 from hpccoll.runtime.call_selector import CallSelector
 from hpccoll.runtime.collective_call import CollectiveCall, as_unowned, describe_call
-from hpccoll.runtime.executable import Executable
+from hpccoll.runtime.executable import Executable, RepeatedStart
 from hpccoll.runtime.job import detect_layout, get_mpi_library, list_world_ranks
 from hpccoll.runtime.messages.mpi_collectives import MpiCollectives
 from hpccoll.runtime.messages.mpi_functions import get_mpi_functions
@@ -189,6 +189,28 @@ class Engine:
         if algorithm is not None:
             self.progress.add(operation)
             self.progress.advance()
+        return operation
+
+    def repeat(self, call: CollectiveCall, key: Hashable, x: Any, out: Any) -> None:
+        """Let the call cache find an asynchronous call that has started, if a plan in shared memory carries it out."""
+        executable: Any = self.cache.find_by_address(("asynchronous", *_key(call, self.buffer_kind(call))))
+        if executable is not None:
+            description = describe_call(self.state, call, executable.algorithm, asynchronous=True)
+            repeated: Any = RepeatedStart(executable, call.operation.value, description)
+            self.cache.add_by_array(key, repeated, x, out)
+
+    def start_again(self, repeated: RepeatedStart, keep: object) -> InFlight:
+        """Begin a collective that started before on the same arrays; `keep` is kept alive until its end."""
+        record = self.state.start(repeated.name, repeated.description)
+        try:
+            operation: InFlight = repeated.executable.start(keep)
+        except BaseException as error:
+            record.end(failed=True)
+            self.state.take_exception(record.name, error)
+            raise
+        self._track(operation, record)
+        self.progress.add(operation)
+        self.progress.advance()
         return operation
 
     def start_unbound(self, collective: UnboundLibraryCollective, x: Any, out: Any) -> tuple[InFlight, Any]:

@@ -8,6 +8,7 @@ memory within a node), `hierarchical.executable` (shared memory and messages), `
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Self
 
@@ -52,6 +53,23 @@ class Executable(Protocol):
 
     def abandon(self) -> None:
         """Refuse later runs and release nothing; for a forked child process, in which MPI cannot be used."""
+
+
+@dataclass(frozen=True, slots=True)
+class RepeatedStart:
+    """Starts an asynchronous collective again on the arrays of an earlier start, without checks of arguments.
+
+    `description` is what the flight recorder's entries of the call share.
+    """
+
+    executable: Any
+    name: str
+    description: bytes
+
+    @property
+    def live(self) -> bool:
+        """Whether the executable can still run."""
+        return bool(self.executable.live)
 
 
 class ReplaceablePartial(partial[object]):

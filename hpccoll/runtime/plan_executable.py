@@ -18,7 +18,7 @@ from hpccoll.selection import Selection
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from hpccoll.plan import Plan
+    from hpccoll.plan import Algorithm, Plan
     from hpccoll.runtime.lowering import Program
 
 
@@ -73,6 +73,11 @@ class PlanExecutable(ReplaceablePartial):
         self.live, self._state = True, context.state
         self._begin = context.state.bind(call.operation.value, describe_call(context.state, call, selection.algorithm))
         self.operation: InFlight | None = None  # the latest asynchronous run
+
+    @property
+    def algorithm(self) -> Algorithm | None:
+        """The algorithm of the plan."""
+        return self._algorithm
 
     @property
     def plan(self) -> Plan:

@@ -6,33 +6,61 @@ backend "hpccoll" is registered. `-m MODULE` in place of a script runs a module.
 
 from __future__ import annotations
 
+import argparse
 import os
 import runpy
 import sys
+from datetime import timedelta
 from pathlib import Path
 
+import torch.distributed as dist
+from torch.distributed.constants import default_pg_timeout
+
 import hpccoll.torch  # noqa: F401 - registers the backend
-from hpccoll.errors import HpccollError
+from hpccoll.errors import CommunicationError, HpccollError
 from hpccoll.torch.rendezvous import set_variables_by_mpi
 
-USAGE = "Usage: mpirun -n RANKS python -m hpccoll.torch [-m] SCRIPT [ARGUMENT]..."
+USAGE = "mpirun -n RANKS python -m hpccoll.torch [--timeout SECONDS] [-m] SCRIPT [ARGUMENT]..."
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Return the arguments of the command line; `words` are the script or module and its arguments."""
+    parser = argparse.ArgumentParser(
+        usage=USAGE, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    default = default_pg_timeout.total_seconds()
+    parser.add_argument(
+        "--timeout", type=float, default=default, help=f"seconds in which all ranks must start (default {default:g})"
+    )
+    parser.add_argument("-m", action="store_true", dest="is_module", help="run a module in place of a script")
+    parser.add_argument("words", nargs=argparse.REMAINDER, metavar="SCRIPT", help="the script and its arguments")
+    arguments = parser.parse_args()
+    if not arguments.words:
+        parser.error("no script; pass the path of a script, or -m and the name of a module")
+    return arguments
+
+
+def connect_ranks(timeout: timedelta) -> None:
+    """Set the variables of torchrun when all ranks have called this; end this process if they cannot be set."""
+    try:
+        set_variables_by_mpi(os.environ, timeout)
+    except HpccollError as error:
+        sys.stderr.write(f"Error: {error}\n")
+        sys.exit(error.exit_status)
+    except dist.DistBackendError as error:
+        from hpccoll.runtime import job
+
+        job.wait_for_lower_ranks(job.get_world().rank)
+        sys.stderr.write(f"Error: {error}\n")
+        job.abort(CommunicationError.exit_status)
 
 
 def main() -> None:
     """Run the script or module that the command line names."""
-    arguments = sys.argv[1:]
-    is_module = arguments[:1] == ["-m"]
-    words = arguments[is_module:]
-    if not words or words[0] in ("-h", "--help"):
-        sys.stdout.write(f"{USAGE}\n\n{__doc__}")
-        sys.exit(0 if words else 2)
-    try:
-        set_variables_by_mpi(os.environ)
-    except HpccollError as error:
-        sys.stderr.write(f"Error: {error}\n")
-        sys.exit(error.exit_status)
-    sys.argv = words
-    if is_module:
+    arguments = parse_arguments()
+    connect_ranks(timedelta(seconds=arguments.timeout))
+    sys.argv = words = arguments.words
+    if arguments.is_module:
         runpy.run_module(words[0], run_name="__main__", alter_sys=True)
     else:
         sys.path[0] = str(Path(words[0]).resolve().parent)  # as `python SCRIPT` sets it

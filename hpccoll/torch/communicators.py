@@ -15,7 +15,7 @@ from hpccoll.errors import WaitTimeoutError
 from hpccoll.runtime import job
 from hpccoll.runtime.agreement import wait_for_members
 from hpccoll.runtime.progress import NEVER, get_progress
-from hpccoll.torch.mpi_start import REMEDY
+from hpccoll.torch.mpi_start import INIT, REMEDIES
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -97,14 +97,18 @@ def _meet(own_world: MPI.Intracomm, ranks: Sequence[int], timeout: timedelta, nu
     except WaitTimeoutError as error:
         raise dist.DistBackendError(
             f"new group of ranks {', '.join(map(str, ranks))} on rank {own_world.rank}: {error} within a timeout of "
-            f"{timeout.total_seconds():g} s; {REMEDY}"
+            f"{timeout.total_seconds():g} s; {REMEDIES[INIT]}"
         ) from error
     finally:
         progress.deadline = NEVER
 
 
-def duplicate_world(timeout: timedelta) -> MPI.Intracomm:
+def duplicate_world(timeout: timedelta, caller: str = INIT) -> MPI.Intracomm:
     """Return this process's duplicate of MPI.COMM_WORLD for messages of this package; the first call is collective.
+
+    Args:
+        timeout: the time that the other ranks may take to arrive.
+        caller: a key of `REMEDIES`, for the error message.
 
     Raises:
         DistBackendError: a rank has not called this in time. The next call continues to wait for the same duplicate.
@@ -116,8 +120,8 @@ def duplicate_world(timeout: timedelta) -> MPI.Intracomm:
         progress.wait_until(request.Test)
     except WaitTimeoutError as error:
         raise dist.DistBackendError(
-            f"init_process_group on rank {job.get_world().rank}: a rank has not arrived within a timeout of "
-            f"{timeout.total_seconds():g} s; {REMEDY}"
+            f"{caller} on rank {job.get_world().rank}: a rank has not arrived within a timeout of "
+            f"{timeout.total_seconds():g} s; {REMEDIES[caller]}"
         ) from error
     finally:
         progress.deadline = NEVER

@@ -85,10 +85,13 @@ class FutureCompleter:
             self.add(work)
 
     def wait_for_dropped(self, comm: Any) -> None:
-        """Block until the operations of a communicator whose handles were dropped are complete."""
+        """Block until the operations of a communicator whose handles were dropped are complete.
+
+        An asynchronous barrier calls this at its end, within the wait for the barrier.
+        """
         for work in list(self._dropped):
             if work.comm is comm and not work.is_completed():
-                work.wait()
+                work.wait_within_wait()
 
     def wait_for_collectives(self, comm: Any) -> None:
         """Block until the futures of all collectives of a communicator are complete and their continuations have run.

@@ -27,7 +27,7 @@ from hpccoll.torch.compilation import exempt_from_compilation
 from hpccoll.torch.futures import get_completer
 from hpccoll.torch.reductions import parse_reduction
 from hpccoll.torch.sparse import add_sparse
-from hpccoll.torch.tensors import CopiesBack, is_sent_as_bytes, list_plain, overlaps_wrongly
+from hpccoll.torch.tensors import CopiesBack, as_array, is_sent_as_bytes, list_plain, overlaps_wrongly
 from hpccoll.torch.work import NOT_GIVEN, InFlightWork, Start, TorchWork, get_lock
 
 Tensors: TypeAlias = Sequence[Any]
@@ -272,7 +272,7 @@ class GroupOperations:
         """Send tensors to a rank of the group."""
         _require_tag(tag)
         copies = CopiesBack()
-        flat = [copies.prepare_input(each, as_bytes=True) for each in list_plain(list_tensors(tensors))]
+        flat = [as_array(copies.prepare_input(each, as_bytes=True)) for each in list_plain(list_tensors(tensors))]
         return self._start(
             "send", [partial(self.comm.isend, x, dst, tag) for x in flat], tensors, copies, None, is_message=True
         )
@@ -281,7 +281,7 @@ class GroupOperations:
         """Receive tensors from a rank of the group."""
         _require_tag(tag)
         copies = CopiesBack()
-        flat = [copies.prepare_output(each, as_bytes=True) for each in list_plain(list_tensors(tensors))]
+        flat = [as_array(copies.prepare_output(each, as_bytes=True)) for each in list_plain(list_tensors(tensors))]
         return self._start(
             "recv", [partial(self.comm.irecv, x, src, tag) for x in flat], tensors, copies, None, is_message=True
         )

@@ -1,4 +1,4 @@
-"""Initializes MPI within the timeout of `init_process_group`; imports no module that imports mpi4py.MPI."""
+"""Initializes MPI within a timeout; imports no module that imports mpi4py.MPI."""
 
 from __future__ import annotations
 
@@ -9,19 +9,24 @@ from typing import Final
 from hpccoll.runtime import job
 from hpccoll.runtime.start_limit import kill_after
 
-REMEDY: Final = "call init_process_group or new_group on every rank of the group"
+INIT: Final = "init_process_group"
+LAUNCH: Final = "python -m hpccoll.torch"
+REMEDIES: Final = {
+    INIT: "call init_process_group or new_group on every rank of the group",
+    LAUNCH: f"start every rank by {LAUNCH}, or pass it a longer time by --timeout SECONDS",
+}
 
 
-def initialize_mpi(timeout: timedelta) -> None:
+def initialize_mpi(timeout: timedelta, caller: str = INIT) -> None:
     """Initialize MPI unless this was done before; kill this process with a message if it takes too long.
 
-    MPI_Init waits for all ranks of the MPI job, and cannot be interrupted.
+    MPI_Init waits for all ranks of the MPI job, and cannot be interrupted. `caller` is a key of `REMEDIES`.
     """
     if job.is_mpi_initialized():
         return
     message = (
-        f"init_process_group on {platform.node()}: MPI_Init has not connected the ranks of the MPI job within a "
-        f"timeout of {timeout.total_seconds():g} s; {REMEDY}"
+        f"{caller} on {platform.node()}: MPI_Init has not connected the ranks of the MPI job within a "
+        f"timeout of {timeout.total_seconds():g} s; {REMEDIES[caller]}"
     )
     with kill_after(timeout.total_seconds(), message):
         job.load_mpi()

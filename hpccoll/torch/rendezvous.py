@@ -48,16 +48,21 @@ def set_rank_variables() -> None:
         os.environ.update(find_rank_variables(os.environ))
 
 
-def set_variables_by_mpi(environ: MutableMapping[str, str]) -> None:
-    """Set RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE to those of the MPI job, under any launcher.
+def set_variables_by_mpi(environ: MutableMapping[str, str], timeout: timedelta) -> None:
+    """Set RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE to those of the MPI job, under any launcher; collective.
 
     Raises:
+        DistBackendError: a rank has not called this within `timeout`.
         UnavailableError: mpi4py or the MPI library is not installed.
         LauncherError: the launcher belongs to another MPI library, or is torchrun.
     """
-    from hpccoll.runtime import job
+    from hpccoll.torch.mpi_start import LAUNCH, initialize_mpi
 
-    world = job.get_world()
+    initialize_mpi(timeout, LAUNCH)
+    from hpccoll.runtime import job
+    from hpccoll.torch.communicators import duplicate_world
+
+    world = duplicate_world(timeout, LAUNCH)
     layout = job.detect_layout(world)
     neighbours = layout.members[layout.node[world.rank]]
     values = (world.rank, world.size, neighbours.index(world.rank), len(neighbours))

@@ -18,11 +18,20 @@ from hpccoll.runtime.arrays import DTYPES
 
 PLAIN_TYPES: Final = (torch.Tensor, torch.nn.Parameter)
 _DTYPES = {getattr(torch, name) for name in DTYPES if hasattr(torch, name)}
+_ONLY_IN_TORCH = {torch.bfloat16}
 
 
 def is_sent_as_bytes(x: Any) -> bool:
     """Whether hpccoll does not know the dtype of a tensor (float8, for example), and can only move its bytes."""
     return x.dtype not in _DTYPES
+
+
+def as_array(x: Any) -> Any:
+    """Return a NumPy array over the memory of a contiguous tensor, or the tensor itself if NumPy has no such dtype.
+
+    Native code sends and receives arrays, but no tensors.
+    """
+    return x.numpy() if x.is_cpu and x.dtype not in _ONLY_IN_TORCH else x
 
 
 class CopiesBack:

@@ -139,12 +139,16 @@ class TorchWork(dist._Work):  # type: ignore[misc]  # noqa: SLF001 - torch has n
             raise dist.DistBackendError(f"{_describe(self._name, self.comm)}: {self._error}") from self._error
         return True
 
-    def _poll(self, timeout: timedelta) -> None:
+    def wait_within_wait(self) -> None:
+        """Block until the operation is complete, while the recorder notes the wait for another operation."""
+        self._poll(self._timeout, is_recorded=False)
+
+    def _poll(self, timeout: timedelta, *, is_recorded: bool = True) -> None:
         """Advance all operations of the process until this one is complete or the time is up."""
         clock, backoff = RunningClock(time.monotonic()), get_progress().make_backoff()
         deadline = clock.read(time.monotonic()) + timeout.total_seconds()
         pending = self._works[0] if self._works else None
-        with (pending and pending.awaited) or nullcontext():
+        with (is_recorded and pending and pending.awaited) or nullcontext():
             while not self._advance():
                 backoff.pause()
                 if clock.read(time.monotonic()) > deadline:

@@ -59,6 +59,15 @@ if os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK")) == "1":
 import torch.distributed as dist, hpccoll.torch
 dist.init_process_group("hpccoll", timeout=timedelta(seconds=0.5))
 """
+MISSING_RANK = """
+import os, runpy, sys, time
+from mpi4py import MPI
+
+if MPI.COMM_WORLD.rank == 1:
+    time.sleep(300)
+sys.argv[1:] = ["--timeout", "0.5", "train.py"]
+runpy.run_module("hpccoll.torch", run_name="__main__")
+"""
 pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
 
 
@@ -81,3 +90,10 @@ def test_a_rank_that_does_not_start_mpi_ends_the_job_at_the_timeout_of_the_other
     done = run_script(["-c", LATE_START], 2)
     assert done.returncode
     assert "MPI_Init has not connected the ranks of the MPI job within a timeout of 0.5 s" in done.stderr
+
+
+def test_the_launch_form_ends_at_its_timeout_without_a_rank():
+    done = run_script(["-c", MISSING_RANK], 2)
+    assert done.returncode
+    named = "python -m hpccoll.torch on rank 0: a rank has not arrived within a timeout of 0.5 s; start every rank by"
+    assert named in done.stderr

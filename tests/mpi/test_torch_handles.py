@@ -53,6 +53,20 @@ def test_an_operation_with_a_dropped_handle_completes_without_further_calls(dist
     comm.Barrier()
 
 
+def test_a_barrier_may_wait_for_a_dropped_operation_within_its_own_wait(dist, torch, comm, total):
+    x = torch.full((40,), 1.0 + dist.get_rank())
+    if dist.get_rank():
+        comm.Barrier()
+    work = dist.all_reduce(x, async_op=True)
+    if dist.get_rank() == 0:
+        comm.Barrier()
+    if hasattr(work, "comm"):  # from 2.14, torch wraps the handle
+        with work.comm._engine.state.wait("barrier"):
+            work.wait_within_wait()
+    work.wait()
+    assert x.tolist() == [total] * 40
+
+
 @pytest.mark.parametrize("async_op", [False, True])
 def test_a_tensor_that_is_listed_twice_is_reduced_once(dist, torch, total, async_op):
     x = torch.tensor([1.0 + dist.get_rank()])
@@ -93,6 +107,8 @@ def test_groups_take_the_short_forms_of_arguments(dist, torch):
     y = torch.tensor([float(rank)])
     group.broadcast(y, root=n - 1).wait()
     assert y.item() == n - 1
+    group.allreduce([x, y]).wait()
+    assert (x.tolist(), y.tolist()) == ([n * n * (n + 1) / 2] * 2, [n * (n - 1)])
     gathered = [torch.zeros(1) for _ in range(n)]
     group.allgather(gathered, torch.tensor([float(rank)])).wait()
     assert [each.item() for each in gathered] == list(range(n))
@@ -143,6 +159,17 @@ def test_a_group_is_its_own_backend_and_counts_operations(dist, torch):
     before = group._get_sequence_number_for_group()
     dist.all_reduce(torch.ones(1))
     assert group._get_sequence_number_for_group() == before + 1
+
+
+def test_a_sharded_tensor_is_gathered(dist, torch):
+    from torch.distributed._shard import sharded_tensor
+    from torch.distributed._shard.sharding_spec import ChunkShardingSpec
+
+    n, rank = dist.get_world_size(), dist.get_rank()
+    x = sharded_tensor.ones(ChunkShardingSpec(0, [f"rank:{at}/cpu" for at in range(n)]), 2 * n, 3)
+    out = torch.zeros(2 * n, 3) if rank == 0 else None
+    x.gather(0, out)
+    assert out is None or bool((out == 1).all())
 
 
 def test_futures_give_a_list_of_tensors(dist, torch):

@@ -44,6 +44,13 @@ def test_reductions_of_new_arrays(hpc, monkeypatch, op, algorithm):
             assert set(hpc.all_reduce(x, op, algorithm=algorithm).tolist()) == {total[op]}
 
 
+@pytest.mark.mpi(min_size=2)
+def test_a_second_barrier_within_a_node_skips_the_checks(hpc, monkeypatch):
+    hpc.barrier(algorithm="shared")
+    assert_unbound(hpc, monkeypatch)
+    hpc.barrier(algorithm="shared")
+
+
 def test_the_library_is_called_with_the_size_of_each_call(hpc, monkeypatch):
     first = np.ones(1000)
     hpc.all_reduce(first, algorithm="mpi")

@@ -10,6 +10,7 @@ import torch.distributed as dist  # noqa: E402 - torch may not be here
 
 from hpccoll.errors import BufferError  # noqa: E402
 from hpccoll.runtime.arrays import Reduction  # noqa: E402
+from hpccoll.torch import tensors  # noqa: E402
 from hpccoll.torch.reductions import parse_reduction  # noqa: E402
 from hpccoll.torch.tensors import CopiesBack, find_flat, overlaps_wrongly  # noqa: E402
 
@@ -101,3 +102,11 @@ def test_reductions_have_the_meaning_of_torch():
     found = parse_reduction(dist._make_nccl_premul_sum(0.25))
     assert isinstance(found, Reduction)
     assert (found.name, found.factor) == ("premul_sum", 0.25)
+
+
+def test_tensors_of_dtypes_that_numpy_has_are_arrays_for_messages():
+    for dtype in tensors._DTYPES:
+        x = torch.zeros(2, dtype=dtype)
+        array = tensors.as_array(x)
+        assert (array is x) == (dtype is torch.bfloat16)
+        assert dtype is torch.bfloat16 or array.ctypes.data == x.data_ptr()
