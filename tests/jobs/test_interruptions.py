@@ -250,3 +250,40 @@ def test_a_rank_that_ends_after_an_interruption_tells_the_others(monkeypatch):
     done = run_script(LAST, 2)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "refused" in done.stdout
+
+
+IN_THREAD = """
+import signal, sys, time
+import numpy as np
+import hpccoll
+from hpccoll.errors import CommunicationError
+
+def handle(*_):
+    raise TimeoutError
+
+comm, other = hpccoll.Communicator(), hpccoll.Communicator()
+if comm.rank == 0:
+    work = other.all_reduce(np.ones(3), algorithm="ring", async_op=True)  # the next call runs in a thread
+    comm.barrier()
+    signal.signal(signal.SIGALRM, handle)
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    try:
+        comm.all_reduce(np.ones(10), algorithm="mpi")
+    except TimeoutError:
+        sys.stdout.write("interrupted\\n")
+else:
+    comm.barrier()
+    time.sleep(1)
+    try:
+        comm.all_reduce(np.ones(10), algorithm="ring")
+    except CommunicationError:
+        other.all_reduce(np.ones(3), algorithm="ring", async_op=True).wait()
+"""
+
+
+def test_a_rank_ends_although_a_thread_of_it_is_left_in_mpi(monkeypatch):
+    monkeypatch.setattr(launch, "LIMIT_S", 30)
+    done = run_script(IN_THREAD, 2)
+    assert done.returncode == 4, done.stdout + done.stderr
+    assert "interrupted" in done.stdout
+    assert "call 2 (all_reduce) of rank 0 was interrupted by TimeoutError" in done.stderr
