@@ -295,3 +295,22 @@ def test_a_rank_ends_although_a_thread_of_it_is_left_in_mpi(monkeypatch):
     assert done.returncode == 4, done.stdout + done.stderr
     assert "interrupted" in done.stdout
     assert "call 2 (all_reduce) of rank 0 was interrupted by TimeoutError" in done.stderr
+
+
+MANY = """
+import time
+import hpccoll
+comms = [hpccoll.Communicator() for _ in range(100)]  # more than MPICH buffers messages to a rank in MPI_Finalize
+rank = comms[0].rank
+for comm in comms if rank == 0 else ():
+    comm._state.interrupt("barrier", "TimeoutError")
+while not all(comm._state.is_unusable for comm in comms):
+    time.sleep(0.01)
+time.sleep(rank)
+"""
+
+
+def test_ranks_with_many_unusable_communicators_end_one_after_the_other(monkeypatch):
+    monkeypatch.setattr(launch, "LIMIT_S", 30)
+    done = run_script(MANY, 2)
+    assert done.returncode == 0, done.stdout + done.stderr
