@@ -340,27 +340,29 @@ class Progress:
             return function()
         outcome: list[Result] = []
         errors: list[BaseException] = []
+        is_interrupted = False
 
         def run() -> None:
             """Call the function and keep its result or its error."""
             try:
-                outcome.append(function())
+                if not is_interrupted:
+                    outcome.append(function())
             except BaseException as error:  # noqa: BLE001 - raised again in the calling thread
                 errors.append(error)
 
         # A daemon, because Python would wait for it forever at the end of the program after an exception.
         thread = threading.Thread(target=run, name="hpccoll-blocking-mpi-call", daemon=True)
-        thread.start()
         backoff = Backoff(spins=False, sleeps=False)
         try:
+            thread.start()  # waits for the thread, and a signal handler may raise meanwhile
             self.advance()
             while self.operations and not outcome and not errors:
                 backoff.pause()
                 self.advance()
             thread.join()
         except BaseException:
-            thread.join(SETTLE_S)
-            self._left_in_mpi = thread
+            settle([lambda: outcome or errors])
+            is_interrupted, self._left_in_mpi = True, thread
             raise
         if errors:
             raise errors[0]

@@ -167,7 +167,7 @@ def test_an_exception_in_a_chosen_line_makes_the_communicator_unusable(algorithm
 
 
 OVERWRITE = """
-import signal, sys, time
+import signal, sys, threading, time
 import numpy as np
 import hpccoll
 from hpccoll.errors import CommunicationError
@@ -180,9 +180,15 @@ def handle(*_):
 def raise_after(start):
     return lambda: (start(), handle())  # as a signal handler that runs when MPI has returned
 
+class StartedThread(threading.Thread):
+    def start(self):
+        super().start()
+        handle()  # as a signal handler that interrupts the start
+
 CALL = sys.argv[1]
-comm = hpccoll.Communicator()
-algorithm = "mpi" if CALL in ("library", "lost request") else "chain"
+comm, other = hpccoll.Communicator(), hpccoll.Communicator()
+algorithm = "mpi" if CALL in ("library", "lost request", "thread") else "chain"
+is_asynchronous = CALL not in ("blocking", "thread")
 x = np.full(1_000_000, 1.0 - comm.rank)  # too long to be sent before the receiver asks for it
 if comm.rank == 0:
     x.fill(7.0)
@@ -194,13 +200,16 @@ if comm.rank == 1:
     if CALL == "lost request":
         bind = MpiCollectives._bind_non_blocking
         MpiCollectives._bind_non_blocking = lambda self, call: raise_after(bind(self, call))
+    elif CALL == "thread":
+        other.all_reduce(np.ones(3), algorithm="ring", async_op=True)
+        threading.Thread = StartedThread
     else:
         signal.setitimer(signal.ITIMER_REAL, 0.2)
     try:
         if CALL == "message":
             comm.isend(x, 0)
         else:
-            comm.broadcast(x, root=1, algorithm=algorithm, async_op=CALL != "blocking")
+            comm.broadcast(x, root=1, algorithm=algorithm, async_op=is_asynchronous)
         comm.barrier()
     except TimeoutError:
         x.fill(100.0)
@@ -209,19 +218,22 @@ else:
     if CALL == "message":
         comm.recv(x, 1)
     else:
-        work = comm.broadcast(x, root=1, algorithm=algorithm, async_op=CALL != "blocking")
-        if CALL != "blocking":
+        work = comm.broadcast(x, root=1, algorithm=algorithm, async_op=is_asynchronous)
+        if is_asynchronous:
             work.wait()
+        if CALL == "thread":
+            other.all_reduce(np.ones(3), algorithm="ring", async_op=True).wait()
     sys.stdout.write(f"received {set(x.tolist())}\\n")
 """
 
 
-@pytest.mark.parametrize("call", ["blocking", "asynchronous", "library", "lost request", "message"])
+@pytest.mark.parametrize("call", ["blocking", "asynchronous", "library", "lost request", "thread", "message"])
 def test_what_a_program_writes_after_an_interruption_is_not_sent(call):
     said = []
     for _ in range(3):  # on a busy machine the receiver may be too late
         done = run_script(["-c", OVERWRITE, call], 2)
         said.append(done.stdout + done.stderr)
+        assert "100.0" not in done.stdout, said
         if "received {0.0}" in done.stdout:
             return
     pytest.fail("\n".join(said))
