@@ -239,7 +239,12 @@ def test_an_operation_does_not_run_if_the_communicator_becomes_unusable_while_it
     with hpccoll.Communicator(comm) as own:
         started, notice = own._engine._started, Interruption(own.rank, 1, "barrier", "TimeoutError")
         add = started.add
-        monkeypatch.setattr(started, "add", lambda work: (own._state.receive_interruption(notice), add(work)))
+
+        def add_after_notice(operation: Any) -> None:
+            own._state.receive_interruption(notice)
+            add(operation)
+
+        monkeypatch.setattr(started, "add", add_after_notice)
         work = own.all_reduce(np.ones(3), algorithm=algorithm, async_op=True)
         progress = get_progress()
         assert all(operation.done for operation in (*progress.operations, *progress.transfers))
