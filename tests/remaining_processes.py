@@ -36,6 +36,14 @@ def end_processes(value: str) -> int:
     return len(found)
 
 
+def print_stacks(value: str) -> None:
+    """Let the Python processes of `find_processes` print their stacks, if PYTHONFAULTHANDLER is set, and end."""
+    for process in find_processes(value):
+        with suppress(OSError):
+            if Path(f"/proc/{process}/exe").samefile(sys.executable):
+                os.kill(process, signal.SIGABRT)
+
+
 if __name__ == "__main__":
     ended = end_processes(sys.argv[1])
     if ended:

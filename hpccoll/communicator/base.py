@@ -32,7 +32,7 @@ from hpccoll.runtime.failure_detection.endings import get_endings
 from hpccoll.runtime.messages.objects import ObjectCollectives
 from hpccoll.runtime.messages.point_to_point import PointToPoint
 from hpccoll.runtime.plain_arrays import is_plain
-from hpccoll.runtime.progress import get_progress
+from hpccoll.runtime.progress import get_progress, settle
 from hpccoll.runtime.unbound import ASYNCHRONOUS
 from hpccoll.runtime.work import MpiTransfer, Work
 from hpccoll.selection import MPI_LIBRARY
@@ -286,6 +286,8 @@ class CommunicatorBase:
         except BaseException as error:
             if self._state.count != before:  # part of it may have started, and the user gets no Work
                 self._state.take_exception(request[0].value, error)
+                if self._state.is_unusable:
+                    settle([self._engine.progress.poll_mpi])  # for SETTLE_S: what has started may be in no list
             raise
 
     def _start_work(self, request: Any, arrays: tuple[Any, Any], key: Any) -> Work[Any]:

@@ -33,6 +33,7 @@ from hpccoll.native._extension import (  # noqa: E402 - the import above explain
     StagedCall,
     StartedMessage,
     configure_progress,
+    exit_after,
     set_polling,
     stop_progress,
 )
@@ -61,6 +62,7 @@ __all__ = [
     "StagedCall",
     "StartedMessage",
     "configure_progress",
+    "exit_after",
     "set_polling",
     "stop_progress",
 ]

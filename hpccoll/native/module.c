@@ -24,7 +24,8 @@ PyMODINIT_FUNC PyInit__extension(void) {
             Py_CLEAR(module);
         }
     }
-    if (module && (PyModule_AddIntConstant(module, "REMOTE_TILE_BYTES", REMOTE_TILE_BYTES) ||
+    if (module && (PyModule_AddFunctions(module, exit_functions) ||
+                   PyModule_AddIntConstant(module, "REMOTE_TILE_BYTES", REMOTE_TILE_BYTES) ||
                    PyModule_AddStringConstant(module, "SOURCE_DIGEST", SOURCE_DIGEST))) {
         Py_CLEAR(module);
     }

@@ -234,6 +234,8 @@ class Engine:
         operation.awaited, operation.owner = record, self.get_owner()
         operation.mark_started()
         self._started.add(operation)
+        if self.state.interruption is not None:  # a notice has arrived since the call began
+            self._started.fail(self.state.interruption.make_error(self.rank))
 
     def _start_plan(self, call: CollectiveCall, selection: Selection) -> InFlight:
         """Begin a plan: of messages, of loads and stores on one node, or a two-level plan as a pipeline of segments."""

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 RANKS_PER_NODE = "HPCCOLL_RANKS_PER_NODE"
 START_FILE = "HPCCOLL_START_FILE"  # environment variable with the name of a file that `get_world` creates
 GRACE_S: Final = 0.5  # on a loaded machine, equal errors of two ranks may be 0.3 s apart
+ABORT_S: Final = 2.0  # time after which a process ends itself if MPI_Abort has not ended it
 _MPICH_SEGMENT: Final = "/dev/shm/mpich_"  # noqa: S108 - the memory file system, not a place for temporary files
 _PACKAGES = {
     "hpccoll": ("hpccoll",),
@@ -164,6 +165,10 @@ def abort(status: int) -> None:
         sys.stderr.flush()
     module = sys.modules.get("mpi4py.MPI")
     if module is not None and module.Is_initialized() and not module.Is_finalized():
+        from hpccoll.native import exit_after
+
+        with suppress(RuntimeError):  # no thread can be started any more
+            exit_after(ABORT_S, status)
         time.sleep(GRACE_S / 2)  # until the launcher has read the output: it drops unread output of an aborted job
         _unlink_mpich_segments()
         module.COMM_WORLD.Abort(status)

@@ -122,8 +122,8 @@ class Progress:
     """
 
     __slots__ = (
-        "_checked", "_interrupted", "_is_advancing", "_is_ending", "_listeners", "deadline", "garbage", "hand_over",
-        "operations", "oversubscribed", "poll_mpi", "transfers",
+        "_checked", "_interrupted", "_is_advancing", "_is_ending", "_left_in_mpi", "_listeners", "deadline", "garbage",
+        "hand_over", "operations", "oversubscribed", "poll_mpi", "transfers",
     )  # fmt: skip
 
     def __init__(self, poll_mpi: Callable[[], object] = bool) -> None:
@@ -135,6 +135,7 @@ class Progress:
         self.garbage: deque[Callable[[], object]] = deque()
         self.hand_over: Callable[[], object] = bool
         self._is_ending = False
+        self._left_in_mpi: threading.Thread | None = None  # the thread of `call` after an exception
         self.oversubscribed = False
         self._listeners: WeakSet[Any] | None = WeakSet()
 
@@ -251,6 +252,11 @@ class Progress:
         if state.is_in_call:
             state.raise_interruption()
 
+    @property
+    def is_left_in_mpi(self) -> bool:
+        """Whether a thread is still in a blocking function of MPI whose call has ended by an exception."""
+        return self._left_in_mpi is not None and self._left_in_mpi.is_alive()
+
     def prepare_fork(self) -> None:
         """Let the child know of all messages in flight, so that `abandon` finds them."""
         self.hand_over()
@@ -334,25 +340,29 @@ class Progress:
             return function()
         outcome: list[Result] = []
         errors: list[BaseException] = []
+        is_interrupted = False
 
         def run() -> None:
             """Call the function and keep its result or its error."""
             try:
-                outcome.append(function())
+                if not is_interrupted:
+                    outcome.append(function())
             except BaseException as error:  # noqa: BLE001 - raised again in the calling thread
                 errors.append(error)
 
-        thread = threading.Thread(target=run, name="hpccoll-blocking-mpi-call")
-        thread.start()
+        # A daemon, because Python would wait for it forever at the end of the program after an exception.
+        thread = threading.Thread(target=run, name="hpccoll-blocking-mpi-call", daemon=True)
         backoff = Backoff(spins=False, sleeps=False)
         try:
+            thread.start()  # waits for the thread, and a signal handler may raise meanwhile
             self.advance()
             while self.operations and not outcome and not errors:
                 backoff.pause()
                 self.advance()
             thread.join()
         except BaseException:
-            thread.join(SETTLE_S)
+            settle([lambda: outcome or errors])
+            is_interrupted, self._left_in_mpi = True, thread
             raise
         if errors:
             raise errors[0]

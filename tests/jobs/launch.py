@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from tests.remaining_processes import MARK, end_processes
+from tests.remaining_processes import MARK, end_processes, print_stacks
 
 BIN = Path(sys.executable).parent
 LIMIT_S = 240  # less than the time limit of a test in pyproject.toml
@@ -33,7 +33,9 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def run_script(script: str | Sequence[str], ranks: int, **more: str) -> subprocess.CompletedProcess[str]:
-    """Run Python on `ranks` ranks and return what came of it; a job that does not end in time is killed.
+    """Run Python on `ranks` ranks and return what came of it.
+
+    The ranks of a job that does not end in time print their stacks, and the job is killed; its exit status is -1.
 
     Args:
         script: the code, or the words after `python`.
@@ -46,7 +48,7 @@ def run_script(script: str | Sequence[str], ranks: int, **more: str) -> subproce
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         process = subprocess.Popen(
             [str(BIN / "mpirun"), "-n", str(ranks), sys.executable, *words],
-            env=environment(**more) | {MARK: mark},
+            env=environment(**more) | {MARK: mark, "PYTHONFAULTHANDLER": "1"},
             stdout=out,
             stderr=err,
             start_new_session=True,
@@ -55,6 +57,8 @@ def run_script(script: str | Sequence[str], ranks: int, **more: str) -> subproce
             status = process.wait(LIMIT_S)
         except subprocess.TimeoutExpired:
             status = -1
+            print_stacks(mark)
+            time.sleep(1)
             process.terminate()  # launchers pass the signal on to the ranks
             with suppress(subprocess.TimeoutExpired):
                 process.wait(5)

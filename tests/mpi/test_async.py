@@ -15,6 +15,8 @@ from hpccoll.algorithms import list_algorithm_names
 from hpccoll.errors import CommunicationError
 from hpccoll.plan import Operation
 from hpccoll.runtime import engine
+from hpccoll.runtime.progress import get_progress
+from hpccoll.runtime.recorder.call_recorder import Interruption
 
 
 @pytest.fixture
@@ -243,3 +245,24 @@ def test_thousands_of_mixed_operations_with_ranks_running_at_different_speeds(hp
             assert work.wait().tolist() == wanted, turn
     for work, wanted in under_way:
         assert work.wait().tolist() == wanted
+
+
+@pytest.mark.needs_ranks(2)
+@pytest.mark.parametrize("algorithm", ["shared_two_shot", "ring", "mpi"])
+def test_an_operation_does_not_run_if_the_communicator_becomes_unusable_while_it_starts(comm, monkeypatch, algorithm):
+    """As if the thread that reads notices of other ranks runs before the operation is listed."""
+    with hpccoll.Communicator(comm) as own:
+        started, notice = own._engine._started, Interruption(own.rank, 1, "barrier", "TimeoutError")
+        add = started.add
+
+        def add_after_notice(operation: Any) -> None:
+            own._state.receive_interruption(notice)
+            add(operation)
+
+        monkeypatch.setattr(started, "add", add_after_notice)
+        work = own.all_reduce(np.ones(3), algorithm=algorithm, async_op=True)
+        progress = get_progress()
+        assert all(operation.done for operation in (*progress.operations, *progress.transfers))
+        with pytest.raises(CommunicationError, match="is unusable, because call 1"):
+            work.wait()
+        comm.Barrier()

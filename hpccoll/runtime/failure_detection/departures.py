@@ -185,7 +185,7 @@ class DepartureWatch:
 
     def announce(self) -> None:
         """Tell the other ranks how many calls this rank had made when it departed; to be called after `depart`."""
-        if self._own is not None:
+        if self._own is not None and not self.state.is_unusable:
             self._spread(self._own, self._rank)
             for asker in self._askers:
                 self.send(asker, self._own)
@@ -238,8 +238,12 @@ class DepartureWatch:
                     self.send(neighbour, departure)
 
     def _count_departures(self) -> None:
-        """Tell the parent once this rank and all ranks below it have departed; at the root, tell all ranks."""
-        if self._own is None or self._missing:
+        """Tell the parent once this rank and all ranks below it have departed; at the root, tell all ranks.
+
+        Nobody waits for this on an unusable communicator, and the parent may already be in MPI_Finalize, where it
+        receives no messages.
+        """
+        if self._own is None or self._missing or self.state.is_unusable:
             return
         if self._parent is None:
             self._finish()

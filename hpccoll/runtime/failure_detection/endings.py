@@ -34,6 +34,7 @@ from typing import Any, Final
 from mpi4py import MPI
 
 from hpccoll.errors import CommunicationError
+from hpccoll.native import exit_after
 from hpccoll.runtime import job
 from hpccoll.runtime.backoff import Backoff
 from hpccoll.runtime.failure_detection.departures import Complaint, DepartureWatch
@@ -54,7 +55,6 @@ LONG_WAIT_S: Final = 1.0  # a rank that waits longer for other ranks to end paus
 LONG_WAIT_PAUSE_S: Final = 0.005
 MOST_LISTED: Final = 8
 REPORTED_S: Final = 2.0  # time that a failed rank gives another rank to print the report and end the job
-ABORT_S: Final = 1.0  # time after which a process ends itself if MPI_Abort has not ended it
 
 
 class JobEndings:
@@ -209,9 +209,7 @@ class JobEndings:
     def _abort(self, status: int) -> None:
         """End the job with an exit status, without MPI if this thread may not call it or MPI does not return."""
         with suppress(RuntimeError):  # no thread can be started any more
-            timer = threading.Timer(ABORT_S, os._exit, (status,))
-            timer.daemon = True
-            timer.start()
+            exit_after(job.ABORT_S, status)
         with suppress(Exception):  # whatever the recorder files contain, the job ends
             if self._watchdog is not None:
                 self._watchdog.end_job()
@@ -302,6 +300,9 @@ class JobEndings:
         for watch in watches:
             watch.depart()
         self._wait_for_departures(watches)
+        for watch in watches:
+            if get_progress().is_left_in_mpi and watch.may_complain:  # MPI cannot be finalized
+                self._report_interruption(watch.state)
         if self._watchdog is not None and self._timeout_s is not None and any(each.may_complain for each in watches):
             mismatch = self._watchdog.find_unnoticed_mismatch()
             if mismatch:

@@ -260,14 +260,16 @@ class MpiCollectives:
 
     def _complete(self, start: Callable[[], MPI.Request]) -> None:
         """Start a request and block until it is complete; meanwhile advance the operations in flight."""
-        request = start()
+        request: MPI.Request | None = None
         try:
+            request = start()
             if self._progress or self._progress.deadline != NEVER:
                 self._progress.wait_until(request.Test)
             else:
                 request.Wait()
         except BaseException:
-            settle([request.Test])
+            # Without a request, MPI may have started one that was lost when a signal handler raised.
+            settle([self._progress.poll_mpi if request is None else request.Test])
             raise
 
     def _bind_check(self, call: CollectiveCall) -> tuple[BoundCall, ...]:
