@@ -73,6 +73,8 @@ class PipelineExecutable(PlanExecutable):
             except BaseException:
                 settle([run.is_settled])
                 raise
+        if self._context.node.pipelines:  # earlier runs, which have ended and keep their arrays until they advance
+            self._context.progress.advance()
 
     __call__ = run
 
