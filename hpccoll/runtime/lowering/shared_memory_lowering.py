@@ -17,7 +17,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from hpccoll.plan import NO_CHUNK, NO_PEER, Fence, IntArray, Load, Op, Plan, Step, Store
+from hpccoll.plan import NO_CHUNK, NO_PEER, Fence, IntArray, Load, Op, Operation, Plan, Step, Store
 from hpccoll.runtime.lowering.chunk_locations import ChunkLocations, align_ranges
 from hpccoll.runtime.lowering.message_lowering import get_own_chunks, get_own_value
 from hpccoll.runtime.lowering.program import Copy, Instruction, MemoryKind, MemoryRange, NodeFence, Reduce
@@ -40,6 +40,7 @@ class SharedMemoryLowering:
     ) -> None:
         self._plan, self._rank, self._sizes, self._staged, self._in_place = plan, rank, sizes, staged, in_place
         self._instructions, self._accesses = instructions, RemoteAccesses(plan)
+        self._is_barrier = plan.operation is Operation.BARRIER
         self.deferred: list[tuple[list[MemoryRange], IntArray]] = []  # results in scratch, copied after the next fence
         self._others: dict[int, ChunkLocations] = {}
 
@@ -98,9 +99,10 @@ class SharedMemoryLowering:
         """Append a fence, then copies of the deferred results from scratch to the chunks that they belong to.
 
         A last fence that only waits for readers of slots is left out, because each rank uses two slots (shared buffers)
-        in turn.
+        in turn. The last fence of a barrier is what its ranks wait for.
         """
-        if self._staged and t == len(self._accesses.rounds) - 1 and not self._accesses.has_late_stores():
+        is_last = t == len(self._accesses.rounds) - 1
+        if self._staged and is_last and not self._is_barrier and not self._accesses.has_late_stores():
             return
         self._instructions.append(NodeFence())
         for staged, chunks in self.deferred:

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from hpccoll.native import Peers
-from hpccoll.plan import Count, Operation, Plan
+from hpccoll.plan import Count, Plan
 from hpccoll.runtime.address_space import USER_MEMORY, AddressSpace, chunk_sizes
 from hpccoll.runtime.collective_call import CollectiveCall
-from hpccoll.runtime.lowering import LocalInstruction, MemoryKind, NodeFence, Program, Reduce
+from hpccoll.runtime.lowering import LocalInstruction, MemoryKind, Program, Reduce
 from hpccoll.runtime.node_memory.file_memory import is_in_file
 from hpccoll.runtime.node_memory.node import NodeMemory
 from hpccoll.runtime.node_memory.symmetric import is_token
@@ -42,8 +42,6 @@ def can_access_in_place(node: NodeMemory, program: Program, call: CollectiveCall
     """
     if program.uses_slots:  # these chunks are in no user's memory
         return False
-    if call.operation is Operation.BARRIER:  # a staged run of several fences leaves out the last, which a barrier needs
-        return sum(isinstance(instruction, NodeFence) for instruction in program.instructions) != 1
     buffers = [
         (kind, buffer)
         for kind, buffer in zip(USER_MEMORY, (call.source, call.result), strict=True)

@@ -254,3 +254,12 @@ def test_no_registered_plan_needs_shared_memory_of_its_own_where_buffers_are_tou
 def places_of(step: Any) -> tuple[Any, ...]:
     """The places that an instruction reads or writes."""
     return tuple(getattr(step, name) for name in ("left", "right", "source", "out") if hasattr(step, name))
+
+
+def test_a_barrier_through_slots_has_all_its_fences():
+    """The last one too, which other plans leave out: a barrier's ranks wait there for those of other nodes."""
+    plan = get_algorithm(Operation.BARRIER, "hierarchical_dissemination").plan(4, nodes=(2, 2))
+    for rank in range(4):
+        programs = [lower_plan(plan, rank, 0, 1, False, staged=staged).instructions for staged in (False, True)]
+        direct, through = ([isinstance(step, NodeFence) for step in steps].count(True) for steps in programs)
+        assert through == direct
