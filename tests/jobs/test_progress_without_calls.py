@@ -116,3 +116,38 @@ def test_shared_memory_needs_no_thread_support_of_mpi(tmp_path):
     run = run_script(program, 2)
     assert run.returncode == 0, run.stdout + run.stderr
     assert run.stdout.count("ends") == 2
+
+
+SCALED = """
+import numpy as np
+from mpi4py import MPI
+import hpccoll
+
+# Rank 0 starts a scaled sum while it waits for rank 1 in an earlier operation, and then blocks in MPI.
+comm, world = hpccoll.Communicator(), MPI.COMM_WORLD
+x, y = np.ones(1000), np.ones(1000)
+if world.rank:
+    world.Barrier()
+works = [comm.all_reduce(x, async_op=True, algorithm={algorithm!r})]
+works.append(comm.all_reduce({second}, hpccoll.premul_sum(0.5), async_op=True, algorithm={algorithm!r}))
+if world.rank == 0:
+    world.Barrier()
+else:
+    [work.wait() for work in works]
+{last}
+[work.wait() for work in works]
+assert set({second}) == {{{result}}}
+print("rank", world.rank, "ends", flush=True)
+"""
+
+
+@pytest.mark.parametrize(("ranks", "settings"), [(2, {}), (4, {"HPCCOLL_RANKS_PER_NODE": "2"})])
+@pytest.mark.parametrize("second", ["y", "x"])
+def test_an_input_is_scaled_at_once_unless_an_earlier_operation_writes_to_it(second, ranks, settings):
+    scaled_sum = ranks / 2 if second == "y" else ranks * ranks / 2
+    algorithm = "hierarchical_ring" if settings else "shared_two_shot"
+    last = "world.Barrier()" if second == "y" else ""  # with x, rank 0 must wait, because its program scales x
+    program = SCALED.format(second=second, algorithm=algorithm, result=scaled_sum, last=last)
+    run = run_script(program, ranks, **settings)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert run.stdout.count("ends") == ranks
