@@ -287,7 +287,7 @@ class CommunicatorBase:
             if self._state.count != before:  # part of it may have started, and the user gets no Work
                 self._state.take_exception(request[0].value, error)
                 if self._state.is_unusable:
-                    settle([self._engine.progress.poll_mpi])  # for SETTLE_S: what has started may be in no list
+                    settle([self._engine.progress.poll_mpi])  # lets an operation end whose start was interrupted
             raise
 
     def _start_work(self, request: Any, arrays: tuple[Any, Any], key: Any) -> Work[Any]:
@@ -315,7 +315,7 @@ class CommunicatorBase:
             if isinstance(started, MpiTransfer):
                 engine.remember(call, *arrays, op, kind[2], *counts)
             elif not counts and call.can_be_cached and cache.is_due(key):
-                engine.repeat(call, key, x, out)
+                engine.cache_start(call, key, x, out)
         return Work(self.rank, engine.progress, started, call.value, call.finish)
 
     def _require_open(self) -> None:

@@ -287,7 +287,7 @@ class PipelineRun(QueuedRun):
     """A run in flight of a two-level collective, which the progress thread advances, too; see `NodeRun`.
 
     Args:
-        staged: the segments that go through the slots, which run if a rank's buffers do not permit access in place.
+        staged: the segments through the slots; they run if a rank's buffers do not permit access in place.
     """
 
     def __new__(
@@ -463,4 +463,4 @@ def configure_progress(library: MpiFunctions, oversubscribed: bool, /) -> None: 
 def set_polling(polls: bool, /) -> None: ...
 def stop_progress() -> None: ...
 def exit_after(seconds: float, status: int, /) -> None:
-    """End the process after some seconds, also if a thread keeps the GIL; nothing if an earlier call does so."""
+    """End the process with `status` after `seconds`, even if a thread holds the GIL; only the first call counts."""

@@ -1,4 +1,4 @@
-// exit_after: ends the process after a time, also if a thread keeps the GIL, as mpi4py does during MPI_Abort.
+// exit_after: ends the process after a time, even if a thread holds the GIL, as mpi4py does during MPI_Abort.
 #include "objects.h"
 
 #include <errno.h>
@@ -7,12 +7,12 @@
 #include <time.h>
 #include <unistd.h>
 
-static struct timespec rest;
+static struct timespec remaining;
 static int exit_status;
 
 static void *wait_and_exit(void *unused) {
     (void)unused;
-    while (nanosleep(&rest, &rest) && errno == EINTR) {
+    while (nanosleep(&remaining, &remaining) && errno == EINTR) {
     }
     _exit(exit_status);
 }
@@ -28,8 +28,8 @@ static PyObject *exit_after(PyObject *module, PyObject *args) {
     if (is_started) {
         Py_RETURN_NONE;
     }
-    rest.tv_sec = (time_t)seconds;
-    rest.tv_nsec = (long)((seconds - (double)rest.tv_sec) * 1e9);
+    remaining.tv_sec = (time_t)seconds;
+    remaining.tv_nsec = (long)((seconds - (double)remaining.tv_sec) * 1e9);
     exit_status = status;
     pthread_t thread;
     sigset_t all, previous;
@@ -41,6 +41,6 @@ static PyObject *exit_after(PyObject *module, PyObject *args) {
 }
 
 PyMethodDef exit_functions[] = {
-    {"exit_after", exit_after, METH_VARARGS, "End the process after some seconds, unless an earlier call does so."},
+    {"exit_after", exit_after, METH_VARARGS, "End the process with a status after a time in seconds; only the first call counts."},
     {NULL, NULL, 0, NULL},
 };

@@ -20,7 +20,7 @@ static void end_run(NodeRun *run, Outcome outcome) {
 
 // Runs the first part of a staged run and posts its entry.
 static void begin_staged(NodeRun *run, Report *report) {
-    if (!run->staged) {
+    if (!run->staged) {  // all ranks' slots have one size, so no other rank can have begun a staged run
         run->has_mismatch = true;
         end_run(run, EXECUTED);
         return;

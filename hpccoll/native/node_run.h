@@ -27,7 +27,7 @@ typedef struct {
     Peers *peers;
 } DirectPart;
 
-// What a run does next. In NEEDS_ADDRESSES it waits for a call of hpccoll, which knows Python.
+// What a run does next. In NEEDS_ADDRESSES it waits for a call of hpccoll, which holds the GIL.
 typedef enum { ENTERS, NEEDS_ADDRESSES, RUNS_DIRECT, RUNS_STAGED, HAS_ENDED } Phase;
 
 typedef struct {

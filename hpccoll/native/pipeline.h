@@ -37,12 +37,12 @@ typedef struct {
     bool has_begun;  // whether the node's ranks have finished the previous segment in the slot
 } Lane;
 
-// What a run does next. Where it needs addresses, it waits for a call of hpccoll, which knows Python.
+// What a run does next. In PIPELINE_NEEDS_ADDRESSES it waits for a call of hpccoll, which holds the GIL.
 typedef enum { PIPELINE_ENTERS, PIPELINE_NEEDS_ADDRESSES, PIPELINE_RUNS, PIPELINE_ENDED } PipelinePhase;
 
 typedef struct {
     const PipelinePart *part;
-    const Segments *staged;
+    const Segments *staged;    // through the slots; never NULL
     const Segments *segments;  // those that run: `part->direct` or `staged`
     char *input, *output;
     Lane *lanes;         // one for each slot

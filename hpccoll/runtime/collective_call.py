@@ -51,9 +51,9 @@ class CollectiveCall:
         return self.operation is Operation.ALL_TO_ALL and isinstance(self.count, tuple)
 
     def shares_memory(self, other: CollectiveCall) -> bool:
-        """Whether a buffer of this call overlaps with a buffer of another one."""
-        own, others = ([each for each in (call.source, call.result) if each is not None] for call in (self, other))
-        return any(each.overlaps(buffer) for each in own for buffer in others)
+        """Whether a buffer of this call overlaps with one of `other`."""
+        own, others = ([buffer for buffer in (call.source, call.result) if buffer] for call in (self, other))
+        return any(buffer.overlaps(other_buffer) for buffer in own for other_buffer in others)
 
     @property
     def dtype(self) -> DType:

@@ -191,8 +191,8 @@ class Engine:
             self.progress.advance()
         return operation
 
-    def repeat(self, call: CollectiveCall, key: Hashable, x: Any, out: Any) -> None:
-        """Let the call cache find an asynchronous call that has started, if a plan in shared memory carries it out."""
+    def cache_start(self, call: CollectiveCall, key: Hashable, x: Any, out: Any) -> None:
+        """Add an asynchronous call that has started to the call cache if it runs a plan that uses shared memory."""
         executable: Any = self.cache.find_by_address(("asynchronous", *_key(call, self.buffer_kind(call))))
         if executable is not None:
             description = describe_call(self.state, call, executable.algorithm, asynchronous=True)

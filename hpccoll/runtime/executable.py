@@ -57,9 +57,9 @@ class Executable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RepeatedStart:
-    """Starts an asynchronous collective again on the arrays of an earlier start, without checks of arguments.
+    """An asynchronous collective that `Engine.start_again` starts on the same arrays without checks of arguments.
 
-    `description` is what the flight recorder's entries of the call share.
+    `description` is the common part of the call's entries in the flight recorder.
     """
 
     executable: Any

@@ -100,8 +100,8 @@ class PlanExecutable(ReplaceablePartial):
         shape = call.root, call.count, call.dtype.itemsize, self._in_place, call.module.on_device
         return self._context.lower(self._algorithm, self._chunks, *shape, staged, sizes)
 
-    def _get_kind(self, form: str) -> tuple[Hashable, ...]:
-        """Return what a native program of this collective depends on; `form` tells programs of one kind apart."""
+    def _get_program_key(self, form: str) -> tuple[Hashable, ...]:
+        """Return the cache key of a native program; `form` tells the programs of one collective apart."""
         call = self._call
         sizes = tuple(buffer.nbytes if buffer else 0 for buffer in (call.source, call.result))
         shape = call.root, call.count, call.dtype.name, call.reduction.key, self._in_place, *sizes

@@ -253,8 +253,8 @@ class Progress:
             state.raise_interruption()
 
     @property
-    def is_left_in_mpi(self) -> bool:
-        """Whether a thread is still in a blocking function of MPI whose call has ended by an exception."""
+    def has_thread_in_mpi(self) -> bool:
+        """Whether the thread of an interrupted call is still in a blocking function of MPI."""
         return self._left_in_mpi is not None and self._left_in_mpi.is_alive()
 
     def prepare_fork(self) -> None:
@@ -350,11 +350,11 @@ class Progress:
             except BaseException as error:  # noqa: BLE001 - raised again in the calling thread
                 errors.append(error)
 
-        # A daemon, because Python would wait for it forever at the end of the program after an exception.
+        # After an exception, Python would wait at its end for a thread that is no daemon.
         thread = threading.Thread(target=run, name="hpccoll-blocking-mpi-call", daemon=True)
         backoff = Backoff(spins=False, sleeps=False)
         try:
-            thread.start()  # waits for the thread, and a signal handler may raise meanwhile
+            thread.start()  # waits until the thread runs, and a signal handler may raise meanwhile
             self.advance()
             while self.operations and not outcome and not errors:
                 backoff.pause()

@@ -90,10 +90,9 @@ def get_last(queue: deque[RunInQueue]) -> QueuedRun | None:
 def call_or_defer(
     steps: Sequence[BoundCall], call: CollectiveCall, queue: Iterable[RunInQueue]
 ) -> Callable[[], None] | None:
-    """Call the steps before a run of `call`, or return a function that calls them if an earlier run uses the memory.
+    """Call the steps before a run of `call` now, or return a function for it if an earlier run shares its memory.
 
-    A returned function is called when the earlier runs of the queue are done, in a call of hpccoll. The progress thread
-    cannot call it.
+    A call of hpccoll calls the function when the earlier runs of the queue are done; the progress thread cannot.
     """
     if not steps:
         return None

@@ -87,11 +87,11 @@ class FutureCompleter:
     def wait_for_dropped(self, comm: Any) -> None:
         """Block until the operations of a communicator whose handles were dropped are complete.
 
-        An asynchronous barrier calls this at its end, within the wait for the barrier.
+        An asynchronous barrier calls this while its own wait is recorded.
         """
         for work in list(self._dropped):
             if work.comm is comm and not work.is_completed():
-                work.wait_within_wait()
+                work.wait_unrecorded()
 
     def wait_for_collectives(self, comm: Any) -> None:
         """Block until the futures of all collectives of a communicator are complete and their continuations have run.

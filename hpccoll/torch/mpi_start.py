@@ -10,10 +10,10 @@ from hpccoll.runtime import job
 from hpccoll.runtime.start_limit import kill_after
 
 INIT: Final = "init_process_group"
-LAUNCH: Final = "python -m hpccoll.torch"
+LAUNCHER: Final = "python -m hpccoll.torch"
 REMEDIES: Final = {
     INIT: "call init_process_group or new_group on every rank of the group",
-    LAUNCH: f"start every rank by {LAUNCH}, or pass it a longer time by --timeout SECONDS",
+    LAUNCHER: f"start every rank with {LAUNCHER}, or allow more time with --timeout SECONDS",
 }
 
 

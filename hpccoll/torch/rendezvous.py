@@ -56,13 +56,13 @@ def set_variables_by_mpi(environ: MutableMapping[str, str], timeout: timedelta) 
         UnavailableError: mpi4py or the MPI library is not installed.
         LauncherError: the launcher belongs to another MPI library, or is torchrun.
     """
-    from hpccoll.torch.mpi_start import LAUNCH, initialize_mpi
+    from hpccoll.torch.mpi_start import LAUNCHER, initialize_mpi
 
-    initialize_mpi(timeout, LAUNCH)
+    initialize_mpi(timeout, LAUNCHER)
     from hpccoll.runtime import job
     from hpccoll.torch.communicators import duplicate_world
 
-    world = duplicate_world(timeout, LAUNCH)
+    world = duplicate_world(timeout, LAUNCHER)
     layout = job.detect_layout(world)
     neighbours = layout.members[layout.node[world.rank]]
     values = (world.rank, world.size, neighbours.index(world.rank), len(neighbours))

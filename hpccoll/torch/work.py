@@ -139,8 +139,8 @@ class TorchWork(dist._Work):  # type: ignore[misc]  # noqa: SLF001 - torch has n
             raise dist.DistBackendError(f"{_describe(self._name, self.comm)}: {self._error}") from self._error
         return True
 
-    def wait_within_wait(self) -> None:
-        """Block until the operation is complete, while the recorder notes the wait for another operation."""
+    def wait_unrecorded(self) -> None:
+        """Block until the operation is complete; the recorder keeps the wait that surrounds it."""
         self._poll(self._timeout, is_recorded=False)
 
     def _poll(self, timeout: timedelta, *, is_recorded: bool = True) -> None:

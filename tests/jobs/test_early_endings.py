@@ -206,16 +206,16 @@ def test_equal_exceptions_of_all_ranks_are_printed_once():
     assert "rank 0 of 3 on " in done.stderr
 
 
-ABORT_STANDS = """
+HANGING_ABORT = """
 import ctypes
 from hpccoll.runtime import job
 remove = job._unlink_mpich_segments
-job._unlink_mpich_segments = lambda: (remove(), ctypes.PyDLL(None).sleep(1000))  # keeps the GIL, as MPI_Abort does
+job._unlink_mpich_segments = lambda: (remove(), ctypes.PyDLL(None).sleep(1000))  # holds the GIL, as MPI_Abort does
 """
 
 
-def test_a_job_ends_although_mpi_abort_stands():
-    ended = run_with_fault("raise ValueError('broken')", "comm.barrier()", 2, 1, setup=ABORT_STANDS)
+def test_a_job_ends_although_mpi_abort_hangs():
+    ended = run_with_fault("raise ValueError('broken')", "comm.barrier()", 2, 1, setup=HANGING_ABORT)
     require_report(ended, 1, 2, "an exception")
 
 

@@ -92,8 +92,10 @@ def test_a_rank_that_does_not_start_mpi_ends_the_job_at_the_timeout_of_the_other
     assert "MPI_Init has not connected the ranks of the MPI job within a timeout of 0.5 s" in done.stderr
 
 
-def test_the_launch_form_ends_at_its_timeout_without_a_rank():
+def test_the_launcher_module_ends_at_its_timeout_if_a_rank_is_missing():
     done = run_script(["-c", MISSING_RANK], 2)
     assert done.returncode
-    named = "python -m hpccoll.torch on rank 0: a rank has not arrived within a timeout of 0.5 s; start every rank by"
-    assert named in done.stderr
+    message = (
+        "python -m hpccoll.torch on rank 0: a rank has not arrived within a timeout of 0.5 s; start every rank with"
+    )
+    assert message in done.stderr

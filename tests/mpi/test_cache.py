@@ -57,8 +57,8 @@ def test_a_buffer_is_bound_when_it_comes_again(hpc):
 
 
 @pytest.mark.needs_ranks(2)
-def test_short_calls_with_a_root_are_in_the_table_of_every_rank(hpc):
-    """Also where the other ranks access none of this rank's buffers, so that it could run in place."""
+def test_every_rank_keeps_short_calls_with_a_root_in_its_call_table(hpc):
+    """A rank whose buffers no other rank accesses keeps them, too."""
     x, out = np.ones(1), np.zeros(1)
     for number in (1, 2, 3):
         hpc.broadcast(x, algorithm="shared")

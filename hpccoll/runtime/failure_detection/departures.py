@@ -240,7 +240,7 @@ class DepartureWatch:
     def _count_departures(self) -> None:
         """Tell the parent once this rank and all ranks below it have departed; at the root, tell all ranks.
 
-        Nobody waits for this on an unusable communicator, and the parent may already be in MPI_Finalize, where it
+        Sends nothing on an unusable communicator: no rank waits for it, and the parent may be in MPI_Finalize, where it
         receives no messages.
         """
         if self._own is None or self._missing or self.state.is_unusable:

@@ -301,7 +301,7 @@ class JobEndings:
             watch.depart()
         self._wait_for_departures(watches)
         for watch in watches:
-            if get_progress().is_left_in_mpi and watch.may_complain:  # MPI cannot be finalized
+            if get_progress().has_thread_in_mpi and watch.may_complain:  # MPI cannot be finalized
                 self._report_interruption(watch.state)
         if self._watchdog is not None and self._timeout_s is not None and any(each.may_complain for each in watches):
             mismatch = self._watchdog.find_unnoticed_mismatch()

@@ -73,7 +73,7 @@ class PipelineExecutable(PlanExecutable):
             except BaseException:
                 settle([run.is_settled])
                 raise
-        if self._context.node.pipelines:  # earlier runs, which have ended and keep their arrays until they advance
+        if self._context.node.pipelines:  # earlier runs have ended, and `advance` releases their arrays
             self._context.progress.advance()
 
     __call__ = run
@@ -158,7 +158,7 @@ class PipelineExecutable(PlanExecutable):
         used = -(-max(program.work + program.landing for program in lowered) * itemsize // 16) * 16
         stride = used + (2 * REMOTE_TILE_BYTES if direct else 0)  # a multiple of 16, which every element size divides
         make = partial(self._make_programs, lowered, used, stride, direct=direct)
-        programs = self._context.get_native(self._get_kind("segments in place" if direct else "segments"), make)
+        programs = self._context.get_native(self._get_program_key("segments in place" if direct else "segments"), make)
         scratch = self._take_scratch(stride // itemsize * len(node.pipeline_slots))
         peers = [0] * (2 * len(node.others) if direct else 0)
         tables: list[MemoryTable] = []

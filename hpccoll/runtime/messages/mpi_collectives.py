@@ -268,7 +268,7 @@ class MpiCollectives:
             else:
                 request.Wait()
         except BaseException:
-            # Without a request, MPI may have started one that was lost when a signal handler raised.
+            # If `request` is None, a signal handler may have raised after MPI had started the operation.
             settle([self._progress.poll_mpi if request is None else request.Test])
             raise
 

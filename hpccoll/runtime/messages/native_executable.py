@@ -107,7 +107,7 @@ class NativeMessageExecutable(PlanExecutable):
         progress = context.progress
         return MessageCall(
             get_mpi_functions(),
-            context.get_native(self._get_kind("messages"), partial(self._make_program, program)),
+            context.get_native(self._get_program_key("messages"), partial(self._make_program, program)),
             MemoryTable([0, 0, get_address(scratch)], [], scratch),
             get_handle(context.comm),
             self._tag,

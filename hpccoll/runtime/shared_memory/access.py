@@ -25,7 +25,7 @@ from hpccoll.runtime.node_memory.symmetric import is_token
 # cores, a long staged run takes more time, because it has more fences, at each of which ranks wait for a core.
 LEAST_REMOTE_BYTES = 256 * 2**10  # of cross-memory attach in two-level plans, and of copies where ranks share cores
 LEAST_REMOTE_REDUCTION_BYTES = 4 * 2**20  # of plans that reduce, where ranks outnumber cores; elsewhere they are staged
-SHORT_BYTES = 16 * 2**10  # at least the memory of a message that saves no time in place
+SHORT_BYTES = 16 * 2**10  # buffers below this size gain nothing from access in place
 LEAST_REMOTE_COPY_BYTES = 8 * 2**20  # of plans that reduce nothing, where every rank has a core
 
 
@@ -37,8 +37,8 @@ def local_instructions(program: Program) -> list[LocalInstruction]:
 def can_access_in_place(node: NodeMemory, program: Program, call: CollectiveCall) -> bool:
     """Whether all buffers of this rank that other ranks access in the program can be accessed in place.
 
-    A rank whose buffers nobody accesses can do what the others do, but must choose before it knows. For short messages
-    it chooses a staged run, like ranks with ordinary buffers, unless a buffer of its own is symmetric.
+    A rank whose buffers no other rank accesses can run either way, but chooses before it knows what others choose.
+    With short buffers on the host it runs staged, unless one of them is symmetric.
     """
     if program.uses_slots:  # these chunks are in no user's memory
         return False

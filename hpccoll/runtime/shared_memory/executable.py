@@ -101,8 +101,8 @@ class SharedMemoryExecutable(PlanExecutable):
         """Return a run in flight, which begins when earlier runs are done; `keep` is kept alive until its end."""
         self._require_live()
         direct = self._get_direct() if self.direct else None
-        # The progress thread cannot make a staged call, which runs if another rank's buffers need it. If the slots have
-        # no room for the plan, no rank starts one.
+        # Another rank's buffers may require a staged run, and the progress thread cannot make its call. UsageError: the
+        # slots have no room for the plan, so no rank runs staged.
         with suppress(UsageError) if self.direct else nullcontext():
             self._get_staged()
         before, previous = call_or_defer(self._before, self._call, self._runs), get_last(self._runs)
@@ -131,7 +131,7 @@ class SharedMemoryExecutable(PlanExecutable):
     def _make_staged(self) -> StagedCall:
         """Return the call that runs this collective through the slots."""
         node, call, state = self._context.node, self._call, self._state
-        kind, make = self._get_kind("staged"), partial(self._make_staged_program, self._lower())
+        kind, make = self._get_program_key("staged"), partial(self._make_staged_program, self._lower())
         program, scratch_count, segments, in_entry = self._context.get_native(kind, make)
         return StagedCall(
             node.barrier,
@@ -148,13 +148,13 @@ class SharedMemoryExecutable(PlanExecutable):
         )
 
     def _make_staged_program(self, whole: LoweredProgram) -> tuple[Program, int, int, bool]:
-        """Return the native program, its elements of scratch and segments, and whether entries hold the data."""
+        """Return the native program, its scratch elements, its segments, and whether entries hold the data."""
         node, call = self._context.node, self._call
         segments, in_entry = find_segments(node, whole, call)
         programs = [self._lower(segment.sizes, staged=True) for segment in segments]
         slot_bytes = ENTRY_PAYLOAD_BYTES if in_entry else node.slot_bytes
-        program = make_staged_program(call, node, programs, segments, slot_bytes, self._divisor)
-        return program, max(each.work + each.landing for each in programs), len(segments), in_entry
+        native = make_staged_program(call, node, programs, segments, slot_bytes, self._divisor)
+        return native, max(program.work + program.landing for program in programs), len(segments), in_entry
 
     def _get_direct(self) -> DirectCall:
         """Return the direct call, which is made once."""

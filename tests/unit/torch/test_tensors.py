@@ -104,7 +104,7 @@ def test_reductions_have_the_meaning_of_torch():
     assert (found.name, found.factor) == ("premul_sum", 0.25)
 
 
-def test_tensors_of_dtypes_that_numpy_has_are_arrays_for_messages():
+def test_as_array_converts_every_dtype_that_numpy_has():
     for dtype in tensors._DTYPES:
         x = torch.zeros(2, dtype=dtype)
         array = tensors.as_array(x)
