@@ -53,19 +53,23 @@ bench: $(MPICH)/.bench-ready
 # Three parts run beside each other, so that no core is idle while one of them waits. The SLURM tests and the jobs have
 # limits in seconds, so the third part has a lower priority: documentation, unit tests, then the MPI tests, whose ranks
 # would use most of the cores for polling beside all other tests. The MPI tests on the second MPI follow the SLURM tests,
-# which end first.
+# which end first. The sessions write their failures to one file as well, so that they are the last that is printed.
 test: environments
-	export HPCCOLL_TEST_BESIDE=1; failed=0; \
-	    { $(SUBMAKE) slurm || failed=1; \
+	export HPCCOLL_TEST_BESIDE=1 HPCCOLL_TEST_FAILURES=$$(mktemp); failed=0; \
+	    note() { failed=1; echo "$$*: failed" >> $$HPCCOLL_TEST_FAILURES; }; \
+	    { $(SUBMAKE) slurm || note make slurm; \
 	      for ranks in $(OTHER_RANKS); do nice -n 10 tests/run_mpi.sh $(OPENMPI) $$ranks -q -m '$(MARKED)' || failed=1; done; \
 	      exit $$failed; \
 	    } & slurm=$$!; \
-	    { nice -n 10 $(SUBMAKE) docs unit || exit 1; \
-	      for ranks in $(RANKS); do nice -n 10 tests/run_mpi.sh $(MPICH) $$ranks -q -m '$(MARKED)' || exit 1; done; \
+	    { nice -n 10 $(SUBMAKE) docs unit || note make docs unit; \
+	      for ranks in $(RANKS); do nice -n 10 tests/run_mpi.sh $(MPICH) $$ranks -q -m '$(MARKED)' || failed=1; done; \
+	      exit $$failed; \
 	    } & others=$$!; \
-	    $(SUBMAKE) jobs || failed=1; \
+	    $(SUBMAKE) jobs || note make jobs; \
 	    for part in $$slurm $$others; do wait $$part || failed=1; done; \
-	    $(MPICH)/bin/python tests/leftovers.py $$SECONDS; exit $$failed
+	    $(MPICH)/bin/python tests/leftovers.py $$SECONDS; \
+	    if [ $$failed = 0 ]; then echo "all tests passed"; else echo "failed:"; cat $$HPCCOLL_TEST_FAILURES; fi; \
+	    rm $$HPCCOLL_TEST_FAILURES; exit $$failed
 
 test-full: MARKED := full or not full
 test-full: RANKS := 1 2 3 4 5 8

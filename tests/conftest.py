@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 GRACE_S = 20.0  # seconds that a failed rank waits for the others
+MAX_FAILURE = 4000  # characters of a failure that are repeated at the end of `make test`
 MPI_TESTS = Path(__file__).parent / "mpi"
 
 # Ranks that drew different examples would call different collectives. So examples depend on the test's name alone, and
@@ -98,6 +99,16 @@ def comm() -> MPI.Intracomm:
     from mpi4py import MPI
 
     return MPI.COMM_WORLD
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Append what failed to the file that HPCCOLL_TEST_FAILURES names, where sessions print beside each other."""
+    file = os.environ.get("HPCCOLL_TEST_FAILURES")
+    failed = terminalreporter.getreports("failed") + terminalreporter.getreports("error")
+    if file and failed:
+        texts = [f"{report.nodeid}\n{report.longreprtext[-MAX_FAILURE:]}\n\n" for report in failed]
+        with open(file, "a", encoding="utf-8") as shared:
+            shared.write("".join(texts))
 
 
 class OutcomeExchange:

@@ -47,5 +47,6 @@ timeout --foreground --kill-after=10 "${HPCCOLL_TEST_LIMIT:-3600}" "$bin/mpirun"
 for log in "$logs"/rank*; do
     [ -s "$log" ] && echo "== ${log##*/} printed:" && tail -n 80 "$log" && echo
 done
-echo "== $(basename "$environment"), $ranks ranks: failed with status $status" >&2
+echo "== $(basename "$environment"), $ranks ranks: failed with status $status" |
+    tee -a "${HPCCOLL_TEST_FAILURES:-/dev/null}" >&2
 exit "$status"
