@@ -7,7 +7,6 @@ whole vector in other operations (such as all_reduce).
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext
 from operator import index
 from typing import Any, Final, TypeAlias
 
@@ -247,5 +246,7 @@ def empty_like(x: Any, new: tuple[int, ...]) -> Any:
     """Return an uninitialised array of shape `new` with the library, dtype and device of `x`."""
     if is_torch_tensor(x):
         return x.new_empty(new)
-    with nullcontext() if isinstance(x, np.ndarray) else x.device:
-        return np.empty_like(x, shape=new, order="C", subok=False)
+    if isinstance(x, np.ndarray):
+        return np.empty(new, x.dtype)
+    with x.device:
+        return np.empty_like(x, shape=new, order="C")

@@ -18,7 +18,7 @@ ulimit -c 0
 hpccoll=("$python" -m hpccoll.cli.main)
 two=(mpirun -n 2)
 # A warning of CuPy must not fail the run: -W default.
-tests=("$python" -m pytest --with-mpi -W default -p no:cacheprovider -q -x --timeout=120 tests/gpu)
+tests=("$python" -m pytest --with-mpi -W default -p no:cacheprovider -q --maxfail=3 --timeout=120 tests/gpu)
 failed=0
 
 # step SECONDS NAME COMMAND...: run a command with a time limit, and print the end of its log.
@@ -40,6 +40,7 @@ job='from hpccoll.runtime import job; print(job.get_world().size, job.get_mpi_li
 if [ -n "${WHEELS:-}" ]; then
     step 60 0-wheels "$python" -m pip install --quiet --no-index --no-deps --force-reinstall "$WHEELS"/*.whl
 fi
+step 60 0-native "$python" hpccoll/native/compiler.py
 step 20 0-gpus nvidia-smi --query-gpu=name,driver_version,compute_mode,mig.mode.current --format=csv
 step 60 0-versions "$python" -c "$versions"
 step 30 0-mpi "${two[@]}" "$python" -c "$job"
