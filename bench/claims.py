@@ -209,19 +209,6 @@ def format_origin(run: Record) -> str:
     )
 
 
-def format_headline() -> Iterator[str]:
-    """Yield the Markdown lines with which the project's README.md begins: the claim about auto, in three rows."""
-    claim = next(claim for claim in CLAIMS if claim.name == "auto")
-    run, *records = read_results(claim.results)
-    points = list_points(claim, records)
-    library, gloo = points["mpi"], points["gloo"]
-    yield "| all-reduce of | `comm.all_reduce(x)` | the MPI library | Gloo |\n|---|---|---|---|"
-    for index in (0, len(library) // 2, len(library) - 1):
-        times = [f"{_us(point.side_us)} ({point.ratio:.1f}x)" for point in (library[index], gloo[index])]
-        yield f"| {format_size(library[index].nbytes)} | {_us(library[index].baseline_us)} | {' | '.join(times)} |"
-    yield f"\nTimes are medians; brackets state how many times as fast `comm.all_reduce(x)` is. {format_origin(run)}\n"
-
-
 class PredictionError(NamedTuple):
     """How far the simulator's predictions are from the measured times of one operation."""
 

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from claim_charts import write_charts
-from claims import CLAIMS, format_claim, format_headline, format_prediction
+from claims import CLAIMS, format_claim, format_prediction
 from marked_blocks import replace_block
+from peers_page import format_headline, format_tables
 from strategies_page import EXPERTS, TIMED, format_accounts, format_mixed, write_pictures
 from torch_page import format_clusters, format_speed
 from training_page import format_training_steps
@@ -54,6 +55,7 @@ def list_result_files() -> list[Path]:
 def make_pages() -> dict[Path, str]:
     """Return the text of every page by its path: the pages with new claims, and the pages of tables/."""
     pages = {HERE / "tables" / f"{path.stem}.md": "\n".join(section(path)) for path in list_result_files()}
+    pages[HERE / "tables" / "best_peers.md"] = "\n".join(format_tables())
     pages[HERE / "tables" / "index.md"] = "\n".join(_index_lines())
     missed, total = list_missed()
     pages[HERE / "tables" / "missed.md"] = "\n".join(_missed_lines(missed, total))

@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 STOPPED = 130  # exit status of a run that --stop-file ended early, as after an interrupt
 TIGHT = 0.025  # a case ends when half its interval's width is at most this fraction of the median
 FEWEST, MOST = 7, 2000  # iterations per case; the 95 % interval of a ratio needs 7
-WHOLE_BUDGET_S = 45.0  # for all cases; large messages may take longer, because every case has a minimum of iterations
+# Seconds for all rows, and for those of an operation and size. Large messages may take longer, because every row has a
+# minimum of iterations.
+WHOLE_BUDGET_S, SIZE_BUDGET_S = 45.0, 10.0
 PLACES = {"in": (True,), "out": (False,), "both": (False, True)}
 DEFAULT_PLACE = "in"
 
@@ -96,7 +98,9 @@ SIZE_HELP = "Largest message: a rank's array; all n blocks together where there 
 @click.option("-r", "--root", default=0, show_default=True, help="Root rank.")
 @click.option("-n", "-i", "--iterations", "--iters", type=click.IntRange(1), help="Iterations per row; default: auto.")
 @click.option(
-    "--budget", type=click.FloatRange(0, min_open=True), help="Most seconds per row; default: 45 s for all rows."
+    "--budget",
+    type=click.FloatRange(0, min_open=True),
+    help="Most seconds per row; default: 45 s for all rows, 10 s for one size.",
 )
 @click.option("-w", "--warmup", type=click.IntRange(0), default=1, show_default=True, help="Untimed iterations.")
 @click.option("-c", "--check", type=click.IntRange(0, 1), default=1, show_default=True, help="Validate every result.")
@@ -292,7 +296,8 @@ def _start_sessions(
         for config, module in zip(configs, modules, strict=True)
     ]
     if options.budget is None:
-        share_budget(sessions, WHOLE_BUDGET_S)
+        count = sum(len(each.operations) * len(each.sizes) for each in configs)
+        share_budget(sessions, min(WHOLE_BUDGET_S, SIZE_BUDGET_S * count))
     yield sessions, tuple(missing)
     # After an error, engines are not closed, because closing is collective and an error on one rank aborts the job.
     for peer in started:

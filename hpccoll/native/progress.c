@@ -9,11 +9,11 @@
 #include <stddef.h>
 #include <time.h>
 
-static const int64_t STAND_BACK_NS = 300000, FIRST_PAUSE_NS = 20000, TICK_NS = 1000000;
+static const int64_t STAND_BACK_NS = 300000, FIRST_PAUSE_NS = 20000, TICK_NS = 200000;
 // Waking a sleeping thread costs a system call, and the thread may take the program's core. A program that starts
 // operations one after the other must not pay this for each. So the idle thread looks for tasks every TICK_NS, and
 // sleeps until it is woken only after IDLE_TICKS.
-enum { IDLE_TICKS = 20 };
+enum { IDLE_TICKS = 100 };
 
 // `lock` guards the list and all plain variables. It is never held while a task advances or MPI is polled.
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -94,7 +94,7 @@ static void *run_thread(void *unused) {
         // relaxed: no data depends on the time
         int64_t since = read_clock_ns() - atomic_load_explicit(&latest_advance_ns, memory_order_relaxed);
         if (since < STAND_BACK_NS) {
-            sleep_for(TICK_NS);
+            sleep_for(STAND_BACK_NS - since);
             continue;
         }
         bool moved = advance_all();
