@@ -171,6 +171,7 @@ def measure_peer(options: argparse.Namespace) -> None:
 def time_calls(comm: Any, call: Callable[[], object], x: Floats, style: str) -> list[float]:
     """Return the microseconds of a call in each batch, as the maximum over the ranks."""
     write = x.fill if style == WRITTEN else None
+    _time_loop(call, write, LEAST_BATCH)  # the first call of a kind prepares later ones
     pilot = comm.allreduce(_time_loop(call, write, LEAST_BATCH))
     batch = int(min(max(BATCH_S / max(pilot / comm.size, 1e-7), LEAST_BATCH), MOST_BATCH))
     # The smallest: on a busy machine, the writes alone may take longer than the writes with the calls.
