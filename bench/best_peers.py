@@ -37,7 +37,7 @@ STYLES = WRITTEN, REPEATED = "written", "repeated"
 OPERATIONS = "all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"
 BATCHES, LEAST_BATCH, MOST_BATCH, BATCH_S = 9, 3, 2000, 0.02
 CLOCK_RESOLUTION_S = 1e-9
-JOB_TIMEOUT_S = 300
+JOB_TIMEOUT_S = 100
 OPEN_MPI_AS_ROOT = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
@@ -121,7 +121,7 @@ def _parse_options() -> argparse.Namespace:
 
 
 def run_job(name: str, options: argparse.Namespace) -> Samples:
-    """Run one job of a peer, and return its samples; a job that fails has none, and its output is shown."""
+    """Run one job of a peer, and return its samples; a job that fails or takes too long has none, and the reason is shown."""
     peer = PEERS[name]
     binaries = ROOT / peer.environment / "bin"
     script = [str(binaries / "python"), __file__, "--peer", name]
@@ -130,9 +130,13 @@ def run_job(name: str, options: argparse.Namespace) -> Samples:
     if options.ranks > (os.cpu_count() or 1):
         variables["OMPI_MCA_mpi_yield_when_idle"] = "1"
     command = [str(binaries / "mpirun"), "-n", str(options.ranks), *words]
-    done = subprocess.run(
-        command, check=False, capture_output=True, text=True, timeout=JOB_TIMEOUT_S, env=os.environ | variables
-    )
+    try:
+        done = subprocess.run(
+            command, check=False, capture_output=True, text=True, timeout=JOB_TIMEOUT_S, env=os.environ | variables
+        )
+    except subprocess.TimeoutExpired:
+        print(f"# {name} did not end within {JOB_TIMEOUT_S} s", file=sys.stderr)
+        return {}
     lines = [line for line in done.stdout.splitlines() if line.startswith("[")]
     if done.returncode or not lines:
         print(f"# {name} failed with status {done.returncode}: {done.stderr[-500:]}", file=sys.stderr)

@@ -14,6 +14,7 @@ from hpccoll.runtime.work import Work
 # A look-up in an Enum takes 50 ns longer than that of a global name.
 _ALL_GATHER: Final = Operation.ALL_GATHER
 _ALL_TO_ALL: Final = Operation.ALL_TO_ALL
+_BARRIER: Final = Operation.BARRIER
 _GATHER: Final = Operation.GATHER
 _SCATTER: Final = Operation.SCATTER
 
@@ -400,4 +401,6 @@ class DataMovementMethods(CommunicatorBase):
         Example:
             >>> comm.barrier()
         """
-        return self._collective(Operation.BARRIER, None, None, SUM, 0, algorithm, async_op)
+        if not async_op and self._run_in_table(_BARRIER, None, None, SUM, 0, algorithm) is not NotImplemented:
+            return None
+        return self._collective(_BARRIER, None, None, SUM, 0, algorithm, async_op)

@@ -462,15 +462,20 @@ static PyObject *configure(PyObject *module, PyObject *args) {
     (void)module;
     static PyObject *kept;  // the thread uses the functions until the end of the process
     PyObject *library;
-    int oversubscribed;
-    if (!PyArg_ParseTuple(args, "O!p:configure_progress", &MpiFunctionsType, &library, &oversubscribed)) {
+    double cores;
+    if (!PyArg_ParseTuple(args, "O!d:configure_progress", &MpiFunctionsType, &library, &cores)) {
         return NULL;
     }
+    // Where every rank has a second core, the thread spins there as a blocking call does, and need not stand back.
+    ProgressPauses pauses = {
+        .longest_ns = cores < 1 ? 3000000 : 300000,
+        .spin_ns = cores < 2 ? 0 : 50000,
+        .stand_back_ns = cores < 2 ? 300000 : 50000,
+    };
     MpiFunctionsObject *functions = (MpiFunctionsObject *)library;
     bool polls = functions->is_threaded;
     Py_XSETREF(kept, Py_NewRef(library));
-    configure_progress(oversubscribed ? 3000000 : 300000, polls ? poll_mpi : NULL,
-                       &functions->functions);
+    configure_progress(&pauses, polls ? poll_mpi : NULL, &functions->functions);
     Py_RETURN_NONE;
 }
 

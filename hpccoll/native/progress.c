@@ -9,7 +9,7 @@
 #include <stddef.h>
 #include <time.h>
 
-static const int64_t STAND_BACK_NS = 300000, FIRST_PAUSE_NS = 20000, TICK_NS = 200000;
+static const int64_t FIRST_PAUSE_NS = 20000, TICK_NS = 200000;
 // Waking a sleeping thread costs a system call, and the thread may take the program's core. A program that starts
 // operations one after the other must not pay this for each. So the idle thread looks for tasks every TICK_NS, and
 // sleeps until it is woken only after IDLE_TICKS.
@@ -21,7 +21,7 @@ static pthread_cond_t wake = PTHREAD_COND_INITIALIZER, released = PTHREAD_COND_I
 static Task *first, *current;
 static bool is_running, is_stopping, is_polling, handles_forks, needs_wake, polls_for[POLL_REASONS];
 static pthread_t thread;
-static int64_t longest_pause_ns = 1000000;
+static ProgressPauses pauses = {.longest_ns = 1000000, .stand_back_ns = 300000};
 static void (*poll_function)(const void *);
 static void *poll_argument;
 static _Atomic int64_t latest_advance_ns;
@@ -75,7 +75,7 @@ static bool advance_all(void) {
 
 static void *run_thread(void *unused) {
     (void)unused;
-    int64_t pause_ns = FIRST_PAUSE_NS;
+    int64_t pause_ns = FIRST_PAUSE_NS, moved_ns = 0;
     int idle_ticks = 0;
 #ifdef SCHED_BATCH
     struct sched_param none = {0};  // a batch thread that wakes up takes no core from a thread that runs
@@ -91,20 +91,27 @@ static void *run_thread(void *unused) {
         }
         needs_wake = false;
         idle_ticks = 0;
+        int64_t now_ns = read_clock_ns();
         // relaxed: no data depends on the time
-        int64_t since = read_clock_ns() - atomic_load_explicit(&latest_advance_ns, memory_order_relaxed);
-        if (since < STAND_BACK_NS) {
-            sleep_for(STAND_BACK_NS - since);
+        int64_t since_ns = now_ns - atomic_load_explicit(&latest_advance_ns, memory_order_relaxed);
+        if (since_ns < pauses.stand_back_ns) {
+            sleep_for(pauses.stand_back_ns - since_ns);
             continue;
         }
         bool moved = advance_all();
-        if (is_polling && poll_function) {
+        moved_ns = moved ? now_ns : moved_ns;
+        bool spins = first && now_ns - moved_ns < pauses.spin_ns;
+        if (spins || (is_polling && poll_function)) {
             pthread_mutex_unlock(&lock);
-            poll_function(poll_argument);
+            if (spins) {
+                sched_yield();
+            } else {
+                poll_function(poll_argument);
+            }
             pthread_mutex_lock(&lock);
         }
-        if (!is_stopping && (first || is_polling)) {
-            pause_ns = moved ? FIRST_PAUSE_NS : 2 * pause_ns < longest_pause_ns ? 2 * pause_ns : longest_pause_ns;
+        if (!spins && !is_stopping && (first || is_polling)) {
+            pause_ns = moved ? FIRST_PAUSE_NS : 2 * pause_ns < pauses.longest_ns ? 2 * pause_ns : pauses.longest_ns;
             sleep_for(pause_ns);
         }
     }
@@ -142,9 +149,9 @@ static int start_thread(void) {
     return error;
 }
 
-void configure_progress(int64_t longest_ns, void (*poll)(const void *), void *argument) {
+void configure_progress(const ProgressPauses *given, void (*poll)(const void *), void *argument) {
     pthread_mutex_lock(&lock);
-    longest_pause_ns = longest_ns;
+    pauses = *given;
     poll_function = poll;
     poll_argument = argument;
     pthread_mutex_unlock(&lock);

@@ -86,7 +86,7 @@ class Engine:
         # All collective set-up is in the constructor, because later set-up could block operations in flight.
         layout = detect_layout(comm, (self.state.recorder.path or "").rpartition("/")[2])
         self.nodes, world_ranks = layout.members, list_world_ranks(comm)
-        self.progress.oversubscribed |= layout.oversubscribed
+        self.progress.cores_per_rank = min(self.progress.cores_per_rank, layout.cores_per_rank)
         self.progress.connect(get_mpi_functions())
         self.node = NodeMemory(comm, layout, self.progress)
         self.library = MpiCollectives(comm, self.progress, self.state, takes_device_memory, self.node)

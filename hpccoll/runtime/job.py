@@ -54,6 +54,7 @@ class RankLayout:
     cores: tuple[int, ...]  # number of cores that the rank may run on
     oversubscribed: bool  # whether a node has more ranks than cores that they may run on
     processes: tuple[ProcessId, ...] = ()
+    cores_per_rank: float = 1.0  # the least of all nodes
 
     @property
     def ranks(self) -> int:
@@ -258,12 +259,14 @@ def detect_layout(comm: MPI.Intracomm, recorder_file: str = "") -> RankLayout:
         # A pinned rank sees only its own cores, so a host's cores are those of all its ranks together.
         host_cores[host] = host_cores.get(host, 0) | own_cores
     ranks = Counter(host for _, (host, _), _, _ in rows)
+    cores_per_rank = min(host_cores[host].bit_count() / ranks[host] for host in ranks)
     return RankLayout(
         hosts=tuple(row[0] for row in rows),
         node=tuple(nodes.index(row[1]) for row in rows),
         cores=tuple(row[2].bit_count() for row in rows),
-        oversubscribed=any(ranks[host] > host_cores[host].bit_count() for host in ranks),
+        oversubscribed=cores_per_rank < 1,
         processes=tuple(row[3] for row in rows),
+        cores_per_rank=cores_per_rank,
     )
 
 

@@ -8,6 +8,7 @@ lets MPI advance its own operations, while the program does something else.
 from __future__ import annotations
 
 import atexit
+import math
 import os
 import threading
 import time
@@ -114,16 +115,16 @@ class Progress:
     sends, receives and the MPI library's own collectives. An operation is kept alive here until it is done.
     `hand_over` adds to `transfers` the messages that the extension has started and tests by itself.
     `deadline` is the time on the monotonic clock after which blocking waits raise WaitTimeoutError; infinite if there
-    is none; it moves on by the time in which the process is suspended. `oversubscribed` states whether ranks share
-    cores; long waits then sleep between polls.
+    is none; it moves on by the time in which the process is suspended. `cores_per_rank` is the least of all nodes; where
+    ranks share cores, long waits sleep between polls.
 
     Args:
         poll_mpi: a function that lets MPI advance without blocking.
     """
 
     __slots__ = (
-        "_checked", "_interrupted", "_is_advancing", "_is_ending", "_left_in_mpi", "_listeners", "deadline", "garbage",
-        "hand_over", "operations", "oversubscribed", "poll_mpi", "transfers",
+        "_checked", "_interrupted", "_is_advancing", "_is_ending", "_left_in_mpi", "_listeners",
+        "cores_per_rank", "deadline", "garbage", "hand_over", "operations", "poll_mpi", "transfers",
     )  # fmt: skip
 
     def __init__(self, poll_mpi: Callable[[], object] = bool) -> None:
@@ -136,15 +137,20 @@ class Progress:
         self.hand_over: Callable[[], object] = bool
         self._is_ending = False
         self._left_in_mpi: threading.Thread | None = None  # the thread of `call` after an exception
-        self.oversubscribed = False
+        self.cores_per_rank = math.inf
         self._listeners: WeakSet[Any] | None = WeakSet()
 
     def __bool__(self) -> bool:
         return bool(self.operations)
 
+    @property
+    def oversubscribed(self) -> bool:
+        """Whether ranks share cores."""
+        return self.cores_per_rank < 1
+
     def connect(self, functions: MpiFunctions) -> None:
         """Let the progress thread call MPI's `functions`, and take over the messages that were started by them."""
-        configure_progress(functions, self.oversubscribed)
+        configure_progress(functions, self.cores_per_rank)
         self.hand_over = functions.hand_over
 
     def add(self, operation: InFlight) -> None:

@@ -72,6 +72,7 @@ def test_pinned_ranks_are_counted_against_the_cores_that_they_see_together(comm)
     assert spread.cores == crowded.cores == (1,) * comm.size
     assert spread.oversubscribed is (comm.size > len(before))
     assert crowded.oversubscribed is (comm.size > 1)
+    assert crowded.cores_per_rank == 1 / comm.size
 
 
 def test_nodes_are_numbered_by_their_lowest_rank():

@@ -265,7 +265,7 @@ def test_a_backoff_without_sleeping_yields_for_ever(clock):
 @pytest.mark.parametrize("oversubscribed", [False, True])
 def test_waits_for_messages_sleep_only_where_ranks_share_cores(clock, oversubscribed):
     progress = Progress()
-    progress.oversubscribed = oversubscribed
+    progress.cores_per_rank = 0.5 if oversubscribed else 1.0
     polls = iter(range(10_000))
 
     def is_done():
