@@ -107,7 +107,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     failed = terminalreporter.getreports("failed") + terminalreporter.getreports("error")
     if file and failed:
         texts = [f"{report.nodeid}\n{report.longreprtext[-MAX_FAILURE:]}\n\n" for report in failed]
-        with open(file, "a", encoding="utf-8") as shared:
+        with Path(file).open("a", encoding="utf-8") as shared:
             shared.write("".join(texts))
 
 

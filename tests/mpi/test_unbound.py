@@ -27,7 +27,6 @@ def hpc(comm):
 def assert_unbound(hpc, monkeypatch):
     """Let every call fail that is not unbound."""
     monkeypatch.setattr(hpc, "_check", None)
-    monkeypatch.setattr(hpc._cache, "_patience", 10**9)
 
 
 @pytest.mark.parametrize("op", ["sum", "avg", "prod"])
