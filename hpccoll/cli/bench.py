@@ -205,10 +205,8 @@ def _run(options: BenchOptions) -> int:
                 busy_cores=busy_cores,
                 core_share=core_share,
                 barrier_reason=starter.barrier_reason,
-                unavailable=missing,
-                stopped=stopped,
-                limit=limit,
-            )
+                unavailable=missing, stopped=stopped, limit=limit,
+            )  # fmt: skip
             outputs.write_summary(peak_bytes, starter.sync_s, stopped=stopped)
     return 1 if wrong else STOPPED if stopped else 0
 

@@ -192,7 +192,7 @@ class CommunicatorBase:
         source, result = x if has_input else None, out if has_result else None
         arrays = (x, out) if rows is None else (source, result) if has_input else (result, None)
         if async_op:
-            return self._start(request, arrays, key)
+            return self._start(request, arrays, key and (ASYNCHRONOUS, key))
         executable = self._cache.find_by_array(key, source, result)
         if executable is not None:
             executable.run()
