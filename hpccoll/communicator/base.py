@@ -80,7 +80,7 @@ class CommunicatorBase:
         self._objects = ObjectCollectives(self._message_comm, progress, state, oversubscribed=node.oversubscribed)
         self._cache, self._process = self._engine.cache, os.getpid()
         self._run_in_table = self._cache.table.run
-        self._unbound, self._in_flight = self._engine.unbound, progress.operations
+        self._unbound = self._engine.unbound
         release = partial(_release, self._engine, self._process)
         self._release = weakref.finalize(self, progress.discard, release)
         self._engine.get_owner = weakref.ref(self)
