@@ -121,7 +121,7 @@ def _parse_options() -> argparse.Namespace:
 
 
 def run_job(name: str, options: argparse.Namespace) -> Samples:
-    """Run one job of a peer, and return its samples; a job that fails or takes too long has none, and the reason is shown."""
+    """Run one job of a peer, and return its samples; none, and a reason on standard error, if it fails or hangs."""
     peer = PEERS[name]
     binaries = ROOT / peer.environment / "bin"
     script = [str(binaries / "python"), __file__, "--peer", name]

@@ -16,7 +16,7 @@ Record = Mapping[str, Any]
 
 
 def format_headline() -> Iterator[str]:
-    """Yield the Markdown lines with which the project's README.md begins: all-reduces of arrays that were just written."""
+    """Yield the Markdown lines with which the project's README.md begins: all-reduces of newly written arrays."""
     run, *records = _read(HEADLINE)
     yield "| all-reduce of | `comm.all_reduce(x)` | the fastest other library | hpccoll |\n|---|---|---|---|"
     for record in records:
@@ -26,8 +26,8 @@ def format_headline() -> Iterator[str]:
             size, times = format_size(record["nbytes"]), f"{_us(own_us)} | {_us(record['time_us'][peer][1])} ({peer})"
             yield f"| {size} | {times} | {ratio:.2f}x as fast |"
     yield (
-        "\nMedians of calls that each follow a write to `x`. The others are MPICH at two thread levels, Open MPI with four "
-        f"components, and Gloo. {_format_origin(run, records)}\n"
+        "\nMedians of calls that each follow a write to `x`. The others are MPICH at two thread levels, Open MPI with "
+        f"four components, and Gloo. {_format_origin(run, records)}\n"
     )
 
 
@@ -35,9 +35,10 @@ def format_tables() -> Iterator[str]:
     """Yield the Markdown lines of all recorded comparisons with the fastest library."""
     yield "# hpccoll beside the fastest of several libraries\n"
     yield (
-        "Each library has its best settings, and runs in a job of its own (`bench/best_peers.py`). The fastest peer of each "
-        "row is one of MPICH at two thread levels, Open MPI with four components, and Gloo; a ratio states how many times as fast hpccoll is, over both MPI libraries. A call of the style `written` "
-        "follows a write to its input; the input of the style `repeated` never changes and stays in the caches.\n"
+        "Each library has its best settings, and runs in a job of its own (`bench/best_peers.py`). The fastest peer of "
+        "each row is one of MPICH at two thread levels, Open MPI with four components, and Gloo; a ratio states how "
+        "many times as fast hpccoll is, over both MPI libraries. A call of the style `written` follows a write to its "
+        "input; the input of the style `repeated` never changes and stays in the caches.\n"
     )
     for path in sorted(RESULTS.glob("*.jsonl")):
         run, *records = _read(path)
@@ -48,7 +49,13 @@ def format_tables() -> Iterator[str]:
         for record in records:
             peer, times, ratios = record["fastest_peer"], record["time_us"], record["ratio"]
             cells = [_format_own(times[own][1], ratios[own]) if own in times else "-" for own in OWN]
-            row = [record["op"], format_size(record["nbytes"]), record["style"], f"{_us(times[peer][1])} ({peer})", *cells]
+            row = [
+                record["op"],
+                format_size(record["nbytes"]),
+                record["style"],
+                f"{_us(times[peer][1])} ({peer})",
+                *cells,
+            ]
             yield f"| {' | '.join(row)} |"
         yield ""
 

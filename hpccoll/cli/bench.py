@@ -34,6 +34,8 @@ FEWEST, MOST = 7, 2000  # iterations per case; the 95 % interval of a ratio need
 WHOLE_BUDGET_S, SIZE_BUDGET_S = 45.0, 10.0
 PLACES = {"in": (True,), "out": (False,), "both": (False, True)}
 DEFAULT_PLACE = "in"
+# Operations whose message size is that of a rank's block in the OSU benchmarks.
+BLOCK_OPERATIONS = Operation.ALL_GATHER, Operation.GATHER, Operation.SCATTER, Operation.ALL_TO_ALL
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +65,32 @@ class BenchOptions:
     resume: str | None
     report_hint: bool
     stop_file: str | None
+    message_size: str | None
     starting: StartOptions
+    blocks: int = 1  # the number of blocks of the sizes of --message-size in a message
 
     @property
     def sizes(self) -> list[int]:
         """The message sizes to measure, in bytes."""
-        return list_message_sizes(self.min_bytes, self.max_bytes, self.factor)
+        return [self.blocks * size for size in list_message_sizes(self.min_bytes, self.max_bytes, self.factor)]
+
+    def take_message_size(self, ranks: int) -> BenchOptions:
+        """Return the options with the sizes of --message-size, if it is given.
+
+        Raises:
+            UsageError: a size is one of a block in some operations, and of a whole array in others.
+        """
+        if self.message_size is None:
+            return self
+        names = self.operations or ("all_reduce",)
+        of_block = [name for name in names if Operation.from_name(name) in BLOCK_OPERATIONS]
+        if of_block and len(of_block) < len(names):
+            raise UsageError(
+                f"-m {self.message_size} is the size of a block in {', '.join(of_block)}, and that of a whole array in "
+                "the other operations; measure them apart, or use -b and -e"
+            )
+        smallest, _, largest = self.message_size.rpartition(":")
+        return replace(self, min_bytes=smallest or None, max_bytes=largest, blocks=ranks if of_block else 1)
 
     @property
     def algorithms(self) -> list[str]:
@@ -92,6 +114,13 @@ SIZE_HELP = "Largest message: a rank's array; all n blocks together where there 
 @click.argument("operations", metavar="[OP]...", nargs=-1, shell_complete=complete_operations)
 @click.option("-b", "--min-bytes", help="Smallest message; default: 8, then the powers of the factor. See -e.")
 @click.option("-e", "--max-bytes", default="64M", show_default=True, help=SIZE_HELP)
+@click.option(
+    "-m",
+    "--message-size",
+    metavar="[MIN:]MAX",
+    help="Message sizes as in the OSU benchmarks, in place of -b and -e: a rank's array, or its block in all_gather, "
+    "gather, scatter and all_to_all.",
+)
 @click.option("-f", "--factor", default=4, show_default=True, help="Ratio of successive sizes.")
 @click.option("-d", "--dtype", default="float32", show_default=True, help="Element type.")
 @click.option("-o", "--redop", default="sum", show_default=True, help="Reduction.")
@@ -152,6 +181,7 @@ def _run(options: BenchOptions) -> int:
     from hpccoll.measure.other_process_load import OtherProcessLoad
 
     options.starting.check()
+    options = options.take_message_size(world.size)
     layout = job.detect_layout(world)
     need = require_memory(world, layout, options.sizes, set(options.buffer.split(",")))
     with _start_sessions(options, need, world.Dup(), layout) as (sessions, missing), ExitStack() as stack:
@@ -175,10 +205,8 @@ def _run(options: BenchOptions) -> int:
                 busy_cores=busy_cores,
                 core_share=core_share,
                 barrier_reason=starter.barrier_reason,
-                unavailable=missing,
-                stopped=stopped,
-                limit=limit,
-            )
+                unavailable=missing, stopped=stopped, limit=limit,
+            )  # fmt: skip
             outputs.write_summary(peak_bytes, starter.sync_s, stopped=stopped)
     return 1 if wrong else STOPPED if stopped else 0
 

@@ -1,7 +1,4 @@
-"""Opens and closes communicators, and runs every collective by `CommunicatorBase._collective`.
-
-The second call on the same arrays prepares an executable, which later calls only run.
-"""
+"""Opens and closes communicators, and runs every collective by `CommunicatorBase._collective`."""
 
 from __future__ import annotations
 
@@ -14,7 +11,6 @@ from operator import index
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-from numpy import ndarray
 
 from hpccoll.communicator.adapted_arguments import adapt_arguments
 from hpccoll.communicator.array_types import AlgorithmLike
@@ -31,7 +27,6 @@ from hpccoll.runtime.engine import Engine
 from hpccoll.runtime.failure_detection.endings import get_endings
 from hpccoll.runtime.messages.objects import ObjectCollectives
 from hpccoll.runtime.messages.point_to_point import PointToPoint
-from hpccoll.runtime.plain_arrays import is_plain
 from hpccoll.runtime.progress import get_progress, settle
 from hpccoll.runtime.unbound import ASYNCHRONOUS
 from hpccoll.runtime.work import MpiTransfer, Work
@@ -84,9 +79,8 @@ class CommunicatorBase:
         self._exchange = self._messages.messenger.exchange
         self._objects = ObjectCollectives(self._message_comm, progress, state, oversubscribed=node.oversubscribed)
         self._cache, self._process = self._engine.cache, os.getpid()
-        self._cached_calls, self._by_kind = self._cache.by_array, self._cache.by_kind
         self._run_in_table = self._cache.table.run
-        self._unbound, self._in_flight = self._engine.unbound, progress.operations
+        self._unbound = self._engine.unbound
         release = partial(_release, self._engine, self._process)
         self._release = weakref.finalize(self, progress.discard, release)
         self._engine.get_owner = weakref.ref(self)
@@ -175,107 +169,45 @@ class CommunicatorBase:
             result = self._run_in_table(operation, x, out, op, root, algorithm)
             if result is not NotImplemented:
                 return result
-        return self._run_cached(operation, x, out, op, root, algorithm, async_op, counts, out_counts)
+        if counts is None and out_counts is None:
+            key: Any = operation, id(x), id(out), op, root, algorithm, None
+            return self._run((operation, x, out, op, root, algorithm, None), async_op, key)
+        rows = _fix_rows(counts, out_counts)
+        key = None if rows is None else (operation, id(x), id(out), op, root, algorithm, rows)
+        return self._run((operation, x, out, op, root, algorithm, rows or (counts, out_counts)), async_op, key)
 
-    def _run_cached(
-        self,
-        operation: Operation,
-        x: Any,
-        out: Any,
-        op: Any,
-        root: Any,
-        algorithm: AlgorithmLike,
-        async_op: bool,
-        counts: Any,
-        out_counts: Any,
-    ) -> Any:
-        """Run a collective by its cached executable, if any, or else by the engine; see `_collective`."""
-        is_even = counts is None and out_counts is None
-        sent, received = counts, out_counts
-        try:
-            sent, received = (None if rows is None else tuple(rows) for rows in (counts, out_counts))
-            key: Any = operation, id(x), id(out), op, root, algorithm, sent, received
-            cached = None if async_op else self._cached_calls.get(key)
-        except TypeError:
-            if is_even:
-                raise
-            key = cached = None  # `_check` raises an error that explains the wrong counts
-        if cached is not None:
-            executable, dtype, out_dtype, storage, _ = cached
-            is_same = (dtype is None or x.dtype is dtype) and (out_dtype is None or out.dtype is out_dtype)
-            if (is_same and storage is None and executable.live) or self._cache.find_by_array(key, x, out) is not None:
-                executable.run()
-                return out if out_dtype is not None else None if operation is _GATHER else x
-        if is_even:
-            return self._run_even(operation, x, out, op, root, algorithm, async_op, key)
-        return self._run_uneven((operation, x, out, op, root, algorithm, (sent, received)), async_op, key)
-
-    def _run_even(
-        self, operation: Operation, x: Any, out: Any, op: Any, root: Any, algorithm: Any, async_op: bool, key: Any
-    ) -> Any:
-        """Run a collective without counts that has no cached executable; bind it if its arrays were used before.
-
-        `key` is the key of the executable in the call cache.
-        """
-        unbound = None
-        if not async_op:
-            if type(x) is ndarray and not self._in_flight:
-                found = self._by_kind.get((operation, x.dtype, x.nbytes, op, root, algorithm, out is None))
-                if (
-                    found is not None
-                    and found.is_direct(x, out)
-                    and not (found.output_given and found.is_repeated(x) and self._cache.is_due(key))
-                ):
-                    return found.direct(x, out)
-            unbound = self._unbound.find(operation, x, out, op, root, algorithm)
-            if unbound is not None and not (unbound.output_given and self._cache.is_due(key) and not self._in_flight):
-                return unbound(x, out)
-        if operation.reduces and isinstance(x, SCALARS):
-            return self._reduce_scalar(operation, x, out, op, root, algorithm, async_op)
-        if async_op:
-            return self._start((operation, x, out, op, root, algorithm), (x, out), (ASYNCHRONOUS, key))
-        call = self._check("blocking", operation, x, out, op, root, algorithm)
-        executable = self._engine.run(call, again=unbound is not None)
-        if call.finish is not None:
-            return call.finish(call.value)
-        if self._argument_check is None:
-            if executable is not None and call.can_be_cached:
-                self._cache.add_by_array(key, executable, x, out)
-            if unbound is None:
-                self._engine.remember(call, x, out, op, algorithm)
-                self._cache.is_due(key)
-        return call.value
-
-    def _run_uneven(self, request: Any, async_op: bool, key: Any) -> Any:
-        """Run a collective with counts that has no cached executable; bind it if its arrays were used before.
+    def _run(self, request: Any, async_op: bool, key: Any) -> Any:
+        """Run a collective by its cached executable, by what runs all calls of its kind, or else by the engine.
 
         Args:
-            request: operation, `x`, `out`, reduction, root, algorithm, and the pair of `counts` and `out_counts`.
-            key: the key of the executable in the call cache; None if the counts are wrong.
+            request: operation, `x`, `out`, reduction, root, algorithm, and the pair of `counts` and `out_counts`, or
+                None for equal blocks.
+            key: the key of the call in the call cache; None if the counts are wrong, which `_check` explains.
         """
         operation, x, out, op, root, algorithm, rows = request
+        if isinstance(x, SCALARS) and operation.reduces:
+            return self._reduce_scalar(operation, x, out, op, root, algorithm, async_op)
         has_input = operation is not _SCATTER or self.rank == root
         has_result = operation is not _GATHER or self.rank == root
         source, result = x if has_input else None, out if has_result else None
-        # `first` is the input, or the output of a rank without input; `second` is None there and without an output.
-        first, second = (source, result) if has_input else (result, None)
+        arrays = (x, out) if rows is None else (source, result) if has_input else (result, None)
         if async_op:
-            return self._start(request, (first, second), key)
-        is_fixed = out is not None or not has_result
-        request = operation, first, second, op, root, algorithm, rows
-        unbound = None if key is None else self._unbound.find_uneven(*request)
-        if unbound is not None and not (is_fixed and self._cache.is_due(key) and not self._in_flight):
-            return unbound(first, second)
-        call = self._check("blocking", operation, x, out, op, root, algorithm, rows)
-        executable = self._engine.run(call, again=unbound is not None)
+            return self._start(request, arrays, key and (ASYNCHRONOUS, key))
+        executable = self._cache.find_by_array(key, source, result)
+        if executable is not None:
+            executable.run()
+            return result if result is not None else None if operation is _GATHER else x
+        unbound = None if key is None else self._unbound.find(operation, *arrays, op, root, algorithm, rows)
+        if unbound is not None:
+            return unbound(*arrays)
+        call = self._check("blocking", *request)
+        executable = self._engine.run(call)
         if call.finish is not None:
             return call.finish(call.value)
         if self._argument_check is None and key is not None:
-            if executable is not None and is_fixed and is_plain(first):
+            if executable is not None and call.can_be_cached:
                 self._cache.add_by_array(key, executable, source, result)
-            if unbound is None:
-                self._engine.remember(call, first, second, op, algorithm, rows)
-                self._cache.is_due(key)
+            self._engine.remember(call, *arrays, op, algorithm, rows)
         return call.value
 
     def _start(self, request: Any, arrays: tuple[Any, Any], key: Any) -> Work[Any]:
@@ -295,26 +227,25 @@ class CommunicatorBase:
 
         Args:
             request: the arguments of `_check`.
-            arrays: the input and output for `UnboundCollectives.find`, or `find_uneven` if the call has counts.
+            arrays: the input and output for `UnboundCollectives.find`.
             key: the key of the call in the call cache; None if the counts are wrong.
         """
-        operation, x, out, op, root, algorithm, *counts = request
+        operation, x, out, op, root, algorithm, rows = request
         engine, cache = self._engine, self._cache
-        repeated: Any = None if counts else cache.find_by_array(key, x, out)
+        repeated: Any = cache.find_by_array(key, x, out) if rows is None else None
         if repeated is not None:
             value = out if out is not None or operation is _GATHER else x
             return Work(self.rank, engine.progress, engine.start_again(repeated, arrays), value)
-        kind = op, root, (ASYNCHRONOUS, algorithm), *counts
-        find = self._unbound.find_uneven if counts else self._unbound.find
-        unbound: Any = None if key is None else find(operation, *arrays, *kind)
+        kind = op, root, (ASYNCHRONOUS, algorithm), rows
+        unbound: Any = None if key is None else self._unbound.find(operation, *arrays, *kind)
         if unbound is not None:
             return Work(self.rank, engine.progress, *engine.start_unbound(unbound, *arrays))
         call = self._check("async", *request)
         started = engine.start(call)
         if key is not None and call.finish is None and self._argument_check is None:
             if isinstance(started, MpiTransfer):
-                engine.remember(call, *arrays, op, kind[2], *counts)
-            elif not counts and call.can_be_cached and cache.is_due(key):
+                engine.remember(call, *arrays, op, kind[2], rows)
+            elif rows is None and call.can_be_cached:
                 engine.cache_start(call, key, x, out)
         return Work(self.rank, engine.progress, started, call.value, call.finish)
 
@@ -385,6 +316,16 @@ class CommunicatorBase:
         if operation is Operation.REDUCE and self.rank != root:
             return x
         return result[()] if isinstance(x, np.generic) else result.item()
+
+
+def _fix_rows(counts: Any, out_counts: Any) -> tuple[Any, Any] | None:
+    """Return numbers of rows as tuples, for a key; None if they are no numbers, which `check_call` explains."""
+    try:
+        rows = tuple(counts) if counts is not None else None, tuple(out_counts) if out_counts is not None else None
+        hash(rows)
+    except TypeError:
+        return None
+    return rows
 
 
 def _require_one_group(comm: MPI.Intracomm) -> MPI.Intracomm:

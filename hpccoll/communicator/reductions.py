@@ -66,20 +66,11 @@ class ReductionMethods(CommunicatorBase):
             >>> comm.all_reduce(np.full(3, 2.0)) / comm.size
             array([2., 2., 2.])
         """
-        if op is not SUM or out is not None or algorithm != "auto" or async_op:
-            return self._collective(_ALL_REDUCE, x, out, op, 0, algorithm, async_op)
-        result = self._run_in_table(_ALL_REDUCE, x, None, SUM, 0, "auto")
-        if result is not NotImplemented:
-            return result
-        cached = self._cached_calls.get(id(x))
-        if cached is not None:
-            executable, dtype, _, storage, _ = cached
-            is_same = storage is None or storage == ((x.data_ptr(), x.nbytes, x.is_contiguous()), None)
-            if x.dtype is dtype and executable.live and is_same:
-                executable.run()
-                return x
-            self._cache.find_by_array(id(x), x, None)  # forgets a freed executable
-        return self._run_even(_ALL_REDUCE, x, None, SUM, 0, "auto", False, id(x))
+        if not async_op:
+            result = self._run_in_table(_ALL_REDUCE, x, out, op, 0, algorithm)
+            if result is not NotImplemented:
+                return result
+        return self._collective(_ALL_REDUCE, x, out, op, 0, algorithm, async_op)
 
     @overload
     def reduce(

@@ -20,8 +20,6 @@ from hpccoll.runtime.forks import abandon_at_fork
 
 CAPACITY = 256  # executables found by address
 ARRAY_CAPACITY = 512  # calls found by array
-SEEN_CAPACITY = 1024  # calls that are remembered without being bound
-MOST_PATIENCE = 128  # most unbound calls that precede a binding, which costs about as much as 30 unbound calls
 
 # An executable (or the RepeatedStart of an asynchronous call), the dtypes of input and output (None without such an
 # array), the addresses, bytes and contiguity of both if there is a torch tensor, and weak references to the arrays.
@@ -33,20 +31,15 @@ CachedCall: TypeAlias = tuple[Executable, Any, Any, tuple[object, ...] | None, t
 class CallCache:
     """Finds executables (collectives bound to buffers) by a call's arrays or by the addresses of its buffers.
 
-    `by_array` is public so that `all_reduce(x)` finds its executable by one look-up. The keys of `by_array` are `id(x)`
-    for an all_reduce of `x` with default arguments, and tuples for all other calls. `by_kind` holds objects that carry
-    out calls without binding them to arrays (see unbound.py), and `table` the staged calls among them for NumPy arrays.
+    `by_kind` holds objects that carry out calls without binding them to arrays (see unbound.py), and `table` the staged
+    calls among them for NumPy arrays.
     """
 
     def __init__(self, table: CallTable) -> None:
-        self.by_array: dict[Hashable, CachedCall] = {}
+        self._by_array: dict[Hashable, CachedCall] = {}
         self.by_kind: dict[Hashable, Any] = {}
         self.table = table
-        self._calls: dict[Hashable, int] = {}  # the number of unbound calls by array key
-        self._patience = 1  # the number of unbound calls that precede a binding
-        self._has_lost = False  # whether a bound call was lost since the latest binding
         self._by_address: OrderedDict[Hashable, Executable] = OrderedDict()
-        self._seen: OrderedDict[Hashable, None] = OrderedDict()
         self._prepared: list[Executable] = []
         abandon_at_fork(self)
 
@@ -55,12 +48,12 @@ class CallCache:
 
     def find_by_array(self, key: Hashable, x: Any, out: Any) -> Executable | None:
         """Return the executable bound to these arrays; None if it is missing or freed, or an array has changed."""
-        cached = self.by_array.get(key)
+        cached = self._by_array.get(key)
         if cached is None:
             return None
         executable, dtype, out_dtype, storage, _ = cached
         if not executable.live:
-            self._lose(key)
+            del self._by_array[key]
             return None
         if (dtype is not None and x.dtype is not dtype) or (out_dtype is not None and out.dtype is not out_dtype):
             return None
@@ -68,15 +61,12 @@ class CallCache:
 
     def add_by_array(self, key: Hashable, executable: Executable, x: Any, out: Any) -> None:
         """Cache the executable of a call with these arrays until one of them is deleted or the cache is full."""
-        if not self._has_lost:
-            self._patience = max(self._patience // 2, 1)
-        self._has_lost = False
-        if len(self.by_array) >= ARRAY_CAPACITY:
-            self.by_array.clear()
+        if len(self._by_array) >= ARRAY_CAPACITY:
+            self._by_array.clear()
         forget = partial(self._forget, key)
         references = tuple(weakref.ref(array, forget) for array in (x, out) if array is not None)
         dtypes, storage = (getattr(x, "dtype", None), getattr(out, "dtype", None)), (_locate(x), _locate(out))
-        self.by_array[key] = executable, *dtypes, None if storage == (None, None) else storage, references
+        self._by_array[key] = executable, *dtypes, None if storage == (None, None) else storage, references
 
     def find_by_address(self, key: Hashable) -> Executable | None:
         """Return the executable for a key and mark it as recently used; None if it is missing or freed."""
@@ -92,39 +82,9 @@ class CallCache:
         while len(self._by_address) > CAPACITY:
             self._by_address.popitem(last=False)[1].free()
 
-    def was_seen(self, key: Hashable) -> bool:
-        """Whether an earlier call had the same key (arguments and addresses); records the key."""
-        seen = key in self._seen
-        self._seen[key] = None
-        self._seen.move_to_end(key)
-        if len(self._seen) > SEEN_CAPACITY:
-            self._seen.popitem(last=False)
-        return seen
-
-    def is_due(self, key: Hashable) -> bool:
-        """Whether a call with the array key `key` should bind an executable; counts the call.
-
-        At first, the second call with a key should bind. A bound executable is lost if its array is deleted, or if the
-        cache freed the executable to make room. Each loss doubles the number of unbound calls that precede later
-        bindings, up to a limit. Two bindings in a row without a loss halve the number. Calls are counted by the `id` of
-        an array, which a later array may get, too.
-        """
-        before = self._calls.get(key, 0)
-        if not before and len(self._calls) >= SEEN_CAPACITY:
-            self._calls.clear()
-        self._calls[key] = before + 1
-        return before >= self._patience
-
     def _forget(self, key: Hashable, _: weakref.ref[Any]) -> None:
         """Remove a cached call after its array was deleted."""
-        if key in self.by_array:
-            self._lose(key)
-
-    def _lose(self, key: Hashable) -> None:
-        """Remove a cached call that cannot run any more; bind later calls only after more unbound calls."""
-        del self.by_array[key]
-        self._calls.clear()
-        self._patience, self._has_lost = min(2 * self._patience, MOST_PATIENCE), True
+        self._by_array.pop(key, None)
 
     def keep(self, executable: Executable) -> None:
         """Record an executable that the user prepared, so that `clear` frees it unless the user already has."""
@@ -132,7 +92,7 @@ class CallCache:
 
     def forget_arrays(self) -> None:
         """Forget which arrays and kinds of call were used before; executables are still found by address."""
-        for known in (self.by_array, self.by_kind, self.table, self._calls):
+        for known in (self._by_array, self.by_kind, self.table):
             known.clear()
 
     def abandon(self) -> None:

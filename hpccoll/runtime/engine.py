@@ -4,12 +4,10 @@ Blocking collectives that only send messages share one MPI tag, since each ends 
 collective of messages gets its tag from the number of such collectives so far, modulo ASYNC_TAGS. All ranks make the
 same calls in the same order, so they count the same number.
 
-Binding a plan means to create, for given arrays, the functions that each run then only calls (such as the start of a
-persistent MPI request). A plan of messages is not bound at its first call on given arrays. A repeated call binds the
-plan and caches the executable, unless asynchronous operations are in flight. A shared-memory plan is bound and cached
-at its first call. First calls on plain arrays reach the engine only if no earlier call was of the same kind
-(unbound.py). Calls with a `premul_sum` factor are never cached. Of asynchronous calls, only those of plans that
-use shared memory are cached.
+Binding a plan means to create, for given arrays, the functions that each run then only calls. Plans that use shared
+memory are bound and cached at their first call on given arrays, except for calls with a `premul_sum` factor. Plans of
+messages and the MPI library's own collectives are bound only if the user prepares them. Calls on plain arrays reach the
+engine only if no earlier call was of the same kind (unbound.py).
 
 The modules that execute plans are imported when the first plan runs, because imports dominate the start of a job of
 many ranks.
@@ -116,17 +114,14 @@ class Engine:
         self._started = StartedOperations(self.progress, self.state)
         self.state.on_interruption, self.state.settle = self._started.fail, self._started.settle
 
-    def run(self, call: CollectiveCall, *, again: bool = False) -> Executable | None:
-        """Run a collective and wait for its end; return its executable if it is in the call cache, else None.
-
-        `again` states that the call ran before with the same arrays, so that it is bound if possible.
-        """
+    def run(self, call: CollectiveCall) -> Executable | None:
+        """Run a collective and wait for its end; return its executable if it is in the call cache, else None."""
         try:
-            return self._run(call, again)
+            return self._run(call)
         except MPI.Exception as error:
             raise explain_mpi_error(error, call.operation.value) from None  # without MPI's own stack of calls
 
-    def _run(self, call: CollectiveCall, again: bool) -> Executable | None:
+    def _run(self, call: CollectiveCall) -> Executable | None:
         """Run a collective as `run` does, but let an MPI.Exception propagate."""
         key = _key(call, self.buffer_kind(call))
         executable = self.cache.find_by_address(key)
@@ -138,8 +133,7 @@ class Engine:
         if self._mixed_forms and selection.algorithm is not None and not shared:
             self._wait_for(self.start(call))
             return None
-        again = (self.cache.was_seen(key) or again) and not self.progress
-        if call.reduction.factor is None and (shared or again):
+        if shared and call.reduction.factor is None:
             executable = self.bind(as_unowned(call), selection)
             self.cache.add_by_address(key, executable)
             executable()
@@ -278,19 +272,18 @@ class Engine:
     def prepare(self, call: CollectiveCall) -> Executable:
         """Return an executable that can run many times until it or the engine is freed; run nothing. Collective."""
         selection = self.select(call, prepared=True)
-        executable = self.bind(call, selection, on_all_ranks=True)
+        executable = self.bind(call, selection)
         self.cache.keep(executable)
         return executable
 
-    def bind(self, call: CollectiveCall, selection: Selection, *, on_all_ranks: bool = False) -> Executable:
-        """Return an executable that can run many times, with persistent MPI requests where possible; run nothing.
+    def bind(self, call: CollectiveCall, selection: Selection) -> Executable:
+        """Return an executable that can run many times; run nothing.
 
-        Args:
-            on_all_ranks: whether all ranks bind this collective now, in the same order.
+        All ranks bind one of the MPI library's own collectives together, with a persistent request where possible.
         """
         executable: Executable
         if selection.algorithm is None:
-            executable = self.library.bind(call, on_all_ranks=on_all_ranks)
+            executable = self.library.bind(call, on_all_ranks=True)
         else:
             executable = self._make_executable(call, selection)
             executable.bind()

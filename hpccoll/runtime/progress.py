@@ -115,8 +115,7 @@ class Progress:
     sends, receives and the MPI library's own collectives. An operation is kept alive here until it is done.
     `hand_over` adds to `transfers` the messages that the extension has started and tests by itself.
     `deadline` is the time on the monotonic clock after which blocking waits raise WaitTimeoutError; infinite if there
-    is none; it moves on by the time in which the process is suspended. `cores_per_rank` is the least of all nodes; where
-    ranks share cores, long waits sleep between polls.
+    is none; it moves on by the time in which the process is suspended. `cores_per_rank` is the least of all nodes.
 
     Args:
         poll_mpi: a function that lets MPI advance without blocking.
@@ -145,7 +144,7 @@ class Progress:
 
     @property
     def oversubscribed(self) -> bool:
-        """Whether ranks share cores."""
+        """Whether ranks share cores; long waits then sleep between polls."""
         return self.cores_per_rank < 1
 
     def connect(self, functions: MpiFunctions) -> None:

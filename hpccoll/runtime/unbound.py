@@ -70,39 +70,41 @@ class UnboundCollectives:
         self._select, self._make_program, self._table = select, make_program, table
 
     def find(
-        self, operation: Operation, x: Any, out: Any, op: Any, root: int, algorithm: Any
-    ) -> UnboundCollective | None:
-        """Return the `UnboundCollective` that can carry out a call; None if there is none.
+        self, operation: Operation, x: Any, out: Any, op: Any, root: int, algorithm: Any, counts: BlockCounts | None
+    ) -> Callable[[Any, Any], Any] | None:
+        """Return a function of `x` and `out` that can carry out a call; None if there is none.
 
         Args:
-            algorithm: that of the user; for an asynchronous call, the pair of `ASYNCHRONOUS` and the user's.
+            x: the input, or in a call with counts the output of a rank without input.
+            out: the output; None if the rank has no input, or no output.
+            algorithm: that of the user; for an asynchronous call, the pair of `ASYNCHRONOUS` and the user's. The
+                function is then an `UnboundLibraryCollective`.
+            counts: the rows of each block, or None; in an all_to_all the rows sent to and received from each rank.
         """
         if not (x.flags.carray if type(x) is np.ndarray else is_plain(x)):
             return None
-        kind = operation, x.dtype, x.nbytes, op, root, algorithm, out is None
-        collective = self._found.get(kind) or self._find_resized(kind)
-        return collective if collective is not None and collective.accepts(x, out) else None
+        if counts is None:
+            kind: Any = operation, x.dtype, x.nbytes, op, root, algorithm, out is None
+            collective = self._found.get(kind) or self._find_resized(kind)
+        else:
+            collective = self._find_uneven(operation, x, out, op, root, algorithm, counts)
+        if collective is None:
+            return None
+        if type(x) is np.ndarray and not self._progress.operations and collective.is_direct(x, out):
+            return collective.direct
+        return collective if collective.accepts(x, out) else None
 
-    def find_uneven(
+    def _find_uneven(
         self, operation: Operation, x: Any, out: Any, op: Any, root: int, algorithm: Any, counts: BlockCounts
-    ) -> Callable[[Any, Any], Any] | None:
-        """Return a function of `x` and `out` that can carry out a call with counts; None if there is none.
-
-        Args:
-            algorithm: see `find`; of an asynchronous call, the function is an `UnboundLibraryCollective`.
-            x: the input, or the output of a rank without input.
-            out: the output; None if the rank has no input, or no output.
-            counts: the rows of each block; in an all_to_all the rows sent to and received from each rank.
-        """
-        if not (x.flags.carray if type(x) is np.ndarray else is_plain(x)) or not x.shape:
+    ) -> UnboundCollective | None:
+        """Return the `UnboundCollective` of a call with counts; None if there is none."""
+        if not x.shape:
             return None
         kind = operation, x.dtype, x.shape, op, root, algorithm, out is None, counts
         collective = self._found.get(kind) or self._find_other_counts(kind)
-        if collective is None or not (_are_integers(counts[0]) and _are_integers(counts[1])):
-            return None  # 4.0 is no number of rows, although it equals 4
-        if type(x) is np.ndarray and not self._progress.operations and collective.is_direct(x, out):
-            return collective.direct
-        return collective if _keeps_apart(x, out) and collective.accepts(x, out) else None
+        # 4.0 is no number of rows, although it equals 4.
+        is_allowed = collective is not None and _are_integers(counts[0]) and _are_integers(counts[1])
+        return collective if is_allowed and _keeps_apart(x, out) else None
 
     def add(
         self, call: CollectiveCall, x: Any, out: Any, op: Any, algorithm: Any, counts: BlockCounts | None = None

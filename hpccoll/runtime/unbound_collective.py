@@ -7,7 +7,6 @@ own function (`UnboundCollective.direct`), because such arrays are in no symmetr
 from __future__ import annotations
 
 import math
-import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from copy import copy
@@ -44,8 +43,6 @@ class UnboundCollective(ABC):
     """
 
     direct: Callable[[Any, Any], Any] | None = None  # carries out calls for which `is_direct` is true
-    _latest_id = 0  # the id of the array of the latest call of `is_repeated`
-    _latest: Callable[[], Any] = type(None)  # returns the last array that came twice in a row; None once it is deleted
 
     def __init__(self, call: CollectiveCall, ranks: int) -> None:
         self.output_given, self._operation, self._dtype = call.output_given, call.operation, call.dtype.numpy
@@ -71,16 +68,6 @@ class UnboundCollective(ABC):
             return False
         flags = out.flags
         return flags.owndata and flags.carray and out.nbytes == self.result_nbytes
-
-    def is_repeated(self, x: np.ndarray[Any, Any]) -> bool:
-        """Whether the two calls of this method before this one got the same array; an equal id is not enough."""
-        if self._latest_id != id(x):
-            self._latest_id = id(x)
-            return False
-        if self._latest() is x:
-            return True
-        self._latest = weakref.ref(x)
-        return False
 
     @abstractmethod
     def accepts(self, x: Any, out: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Executables come with the second sight of a buffer, go when there are too many, never run on memory that is gone."""
+"""Executables are kept for memory that other ranks access; few are kept, and none runs on memory that is gone."""
 
 from __future__ import annotations
 
@@ -38,22 +38,28 @@ def total(hpc) -> int:
     return int(hpc.size * (hpc.size - 1) // 2)
 
 
-def reduce(hpc, x, **how):
+def reduce(hpc, x, algorithm="ring", **how):
     """All-reduce the rank in x, and check."""
     x[:] = hpc.rank
-    hpc.all_reduce(x, algorithm="ring", **how)
+    hpc.all_reduce(x, algorithm=algorithm, **how)
     assert set(x.tolist()) == {total(hpc)}
 
 
-def test_a_buffer_is_bound_when_it_comes_again(hpc):
-    x = np.zeros(10, np.int64)
-    reduce(hpc, x)
-    assert len(hpc._engine.cache) == 0
-    reduce(hpc, x)
-    assert len(hpc._engine.cache) == 1
-    for _ in range(5):
+def reduce_in_place(hpc, x):
+    """All-reduce the rank in x by a plan that is bound to the symmetric buffer x."""
+    reduce(hpc, x, algorithm="shared_two_shot")
+
+
+def test_only_plans_that_access_memory_of_other_ranks_are_bound(hpc):
+    x, symmetric = np.zeros(10, np.int64), hpc.empty(10, np.int64)
+    for _ in range(3):
         reduce(hpc, x)
-    assert len(hpc._engine.cache) == 1
+        reduce(hpc, x, algorithm="mpi")
+        reduce(hpc, symmetric)
+    assert len(hpc._engine.cache) == 0
+    for _ in range(5):
+        reduce_in_place(hpc, symmetric)
+        assert len(hpc._engine.cache) == 1
 
 
 @pytest.mark.needs_ranks(2)
@@ -66,29 +72,30 @@ def test_every_rank_keeps_short_calls_with_a_root_in_its_call_table(hpc):
         assert len(hpc._engine.cache.table) == 2, number
 
 
-def test_what_was_bound_is_what_runs(hpc, monkeypatch):
-    """From the third call on nothing is lowered, prepared or posted any more."""
-    x = np.zeros(10, np.int64)
-    for _ in range(2):
-        reduce(hpc, x)
+def test_a_second_call_is_not_lowered_again(hpc, monkeypatch):
+    x, symmetric = np.zeros(10, np.int64), hpc.empty(10, np.int64)
+    reduce(hpc, x)
+    reduce_in_place(hpc, symmetric)
     monkeypatch.setattr(native_executable, "make_rows", None)
     monkeypatch.setattr(lowering, "lower_plan", None)
     for _ in range(3):
         reduce(hpc, x)
+        reduce_in_place(hpc, symmetric)
 
 
 def test_everything_that_differs_makes_another_executable(hpc):
-    x = np.zeros(12, np.int64)
+    x = hpc.empty(12, np.int64)
+    x[:] = 1
     part, unsigned, halves = x[:5], x.view(np.uint64), x.view(np.int32)
     calls = [
-        lambda: hpc.all_reduce(x, algorithm="ring"),
-        lambda: hpc.all_reduce(x, algorithm="tree"),
-        lambda: hpc.all_reduce(x, op="max", algorithm="ring"),
-        lambda: hpc.all_reduce(part, algorithm="ring"),
-        lambda: hpc.all_reduce(unsigned, algorithm="ring"),
-        lambda: hpc.all_reduce(halves, algorithm="ring"),
-        lambda: hpc.broadcast(x, root=hpc.size - 1, algorithm="tree"),
-        lambda: hpc.reduce(x, root=0, algorithm="tree"),
+        lambda: hpc.all_reduce(x, algorithm="shared_two_shot"),
+        lambda: hpc.all_reduce(x, algorithm="shared_one_shot"),
+        lambda: hpc.all_reduce(x, op="max", algorithm="shared_two_shot"),
+        lambda: hpc.all_reduce(part, algorithm="shared_two_shot"),
+        lambda: hpc.all_reduce(unsigned, algorithm="shared_two_shot"),
+        lambda: hpc.all_reduce(halves, algorithm="shared_two_shot"),
+        lambda: hpc.broadcast(x, root=hpc.size - 1, algorithm="shared"),
+        lambda: hpc.reduce(x, root=0, algorithm="shared"),
     ]
     for _ in range(2):
         for call in calls:
@@ -106,10 +113,10 @@ def test_dropped_executables_are_freed_and_never_run(comm, monkeypatch):
     monkeypatch.setattr(call_cache, "CAPACITY", 3)
     monkeypatch.setattr(engine.Engine, "bind", noted)
     hpc = hpccoll.Communicator(comm)
-    arrays = [np.zeros(8 + i, np.int64) for i in range(10)]
+    arrays = [hpc.empty(8 + i, np.int64) for i in range(10)]
     for _ in range(6):
         for x in arrays:
-            reduce(hpc, x)
+            reduce_in_place(hpc, x)
             assert len(hpc._engine.cache) <= 3
     assert len(made) >= 10
     assert sum(executable.live for executable in made) == 3
@@ -120,19 +127,19 @@ def test_dropped_executables_are_freed_and_never_run(comm, monkeypatch):
 
 
 def test_the_least_recently_used_one_goes(few):
-    old, fresh = np.zeros(5, np.int64), [np.zeros(6 + i, np.int64) for i in range(3)]
+    old, fresh = few.empty(5, np.int64), [few.empty(6 + i, np.int64) for i in range(3)]
     for x in (old, *fresh[:2]):
-        reduce(few, x)
-        reduce(few, x)
-    kept = few._engine.cache.find_by_address(engine._key(job(few, old), BufferKind.HOST))
-    reduce(few, fresh[2])
-    reduce(few, fresh[2])
+        reduce_in_place(few, x)
+    kept = find(few, old)
+    reduce_in_place(few, fresh[2])
     assert kept.live
-    assert few._engine.cache.find_by_address(engine._key(job(few, fresh[0]), BufferKind.HOST)) is None
+    assert find(few, fresh[0]) is None
 
 
-def job(hpc, x):
-    return check_call(Operation.ALL_REDUCE, x, None, hpc.rank, hpc.size, algorithm="ring")
+def find(hpc, x):
+    """Return the executable of `reduce_in_place`, and mark it as recently used; None if there is none."""
+    call = check_call(Operation.ALL_REDUCE, x, None, hpc.rank, hpc.size, algorithm="shared_two_shot")
+    return hpc._engine.cache.find_by_address(engine._key(call, BufferKind.SYMMETRIC))
 
 
 def test_ranks_may_bind_at_different_times(hpc):
@@ -184,24 +191,15 @@ def test_an_array_that_changes_its_dtype_in_place_is_not_mistaken(hpc):
         assert x.tolist() == [0.5 * hpc.size] * 4
 
 
-def test_a_bound_array_cannot_be_resized_under_its_executable(hpc):
-    x = np.zeros(4, np.int64)
-    for _ in range(3):
-        reduce(hpc, x)
-    with pytest.raises(ValueError, match="resize"):
-        x.resize(400)
-    with pytest.raises(ValueError, match="resize"):
-        x.resize(400, refcheck=False)
-
-
 def test_buffers_are_not_kept_alive(hpc):
-    x = np.zeros(100_000)
+    x, symmetric = np.zeros(100_000), hpc.empty(100_000)
     for _ in range(4):
         reduce(hpc, x)
-    gone = weakref.ref(x)
+        reduce_in_place(hpc, symmetric)
     assert len(hpc._engine.cache) == 1
-    del x
-    assert gone() is None
+    gone = [weakref.ref(each) for each in (x, symmetric)]
+    del x, symmetric
+    assert [each() for each in gone] == [None, None]
 
 
 @pytest.mark.full_except_on(2)

@@ -27,7 +27,6 @@ def hpc(comm):
 def assert_unbound(hpc, monkeypatch):
     """Let every call fail that is not unbound."""
     monkeypatch.setattr(hpc, "_check", None)
-    monkeypatch.setattr(hpc._cache, "_patience", 10**9)
 
 
 @pytest.mark.parametrize("op", ["sum", "avg", "prod"])
@@ -246,7 +245,7 @@ def test_nothing_goes_straight_to_mpi_beside_plans_in_flight_and_after_asynchron
     direct = Direct(hpc)
     with hpccoll.Communicator(hpc._comm) as other:
         work = other.all_reduce(np.ones(1000), algorithm="ring", async_op=True)
-        in_flight = bool(hpc._in_flight)
+        in_flight = bool(hpc._engine.progress.operations)
         hpc.all_gather(np.ones(2), out=np.zeros((hpc.size, 2)), algorithm="mpi")
         assert direct.calls == (0 if in_flight else 1)
         work.wait()

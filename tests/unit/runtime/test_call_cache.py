@@ -60,7 +60,7 @@ def test_a_call_without_input_is_found_by_its_output(cache):
     assert cache.find_by_array("key", "ignored", out) is executable
     assert cache.find_by_array("key", None, np.ones(3, np.float32)) is None
     del out
-    assert not cache.by_array
+    assert not cache._by_array
 
 
 @pytest.mark.parametrize("dropped", ["x", "out"])
@@ -69,7 +69,7 @@ def test_an_entry_ends_with_either_of_its_arrays(cache, dropped):
     cache.add_by_array("key", FakeExecutable(), arrays["x"], arrays["out"])
     del arrays[dropped]
     gc.collect()
-    assert not cache.by_array
+    assert not cache._by_array
 
 
 def test_the_cache_does_not_keep_arrays_alive(cache):
@@ -131,7 +131,7 @@ def test_entries_by_array_are_dropped_when_there_are_too_many(cache, monkeypatch
     for key in range(5):
         cache.add_by_array(key, executable, x, None)
         assert cache.find_by_array(key, x, None) is executable
-        assert len(cache.by_array) <= 3
+        assert len(cache._by_array) <= 3
     assert executable.live
 
 
@@ -147,16 +147,6 @@ def test_the_least_recently_used_executable_is_freed(cache, monkeypatch):
     assert cache.find_by_address("b") is None
 
 
-def test_a_call_was_seen_from_its_second_time_on(cache, monkeypatch):
-    assert [cache.was_seen("a") for _ in range(3)] == [False, True, True]
-    monkeypatch.setattr(call_cache, "SEEN_CAPACITY", 2)
-    assert not cache.was_seen("b")
-    assert cache.was_seen("a")
-    assert not cache.was_seen("c")  # drops b, the one that was seen the longest time ago
-    assert cache.was_seen("a")
-    assert not cache.was_seen("b")
-
-
 def test_clear_frees_kept_executables_once_each(cache):
     x, by_address, prepared = np.ones(3), FakeExecutable(), FakeExecutable()
     cache.add_by_array("key", by_address, x, None)
@@ -165,7 +155,7 @@ def test_clear_frees_kept_executables_once_each(cache):
     cache.clear()
     cache.clear()
     assert (by_address.freed, prepared.freed) == (1, 1)
-    assert not cache.by_array
+    assert not cache._by_array
     assert len(cache) == 0
 
 
@@ -188,50 +178,6 @@ def test_forgetting_arrays_keeps_executables_by_address(cache):
     cache.forget_arrays()
     assert cache.find_by_array("key", x, None) is None
     assert cache.find_by_address("key") is executable
-
-
-def test_the_second_call_with_an_array_is_due(cache):
-    assert [cache.is_due("key") for _ in range(4)] == [False, True, True, True]
-    assert not cache.is_due("other")
-
-
-def test_calls_are_due_later_whenever_a_bound_array_is_deleted(cache):
-    """A program that makes a new array for each call gets the same id again and again."""
-    for before in (1, 2, 4, 8):
-        assert [cache.is_due("key") for _ in range(before + 2)] == [False] * before + [True, True]
-        cache.add_by_array("key", FakeExecutable(), np.ones(3), np.ones(3))
-    for _ in range(10):
-        cache.add_by_array("key", FakeExecutable(), np.ones(3), None)
-    assert sum(not cache.is_due("key") for _ in range(1000)) == call_cache.MOST_PATIENCE
-
-
-def test_calls_are_due_earlier_again_while_bound_calls_last(cache):
-    for _ in range(10):
-        cache.add_by_array("key", FakeExecutable(), np.ones(3), None)
-    lasting = [np.ones(3) for _ in range(10)]
-    for x in lasting:
-        cache.add_by_array(id(x), FakeExecutable(), x, None)
-    assert [cache.is_due("key") for _ in range(2)] == [False, True]
-
-
-def test_more_arrays_in_rotation_than_executables_are_seldom_bound(cache, monkeypatch):
-    """Otherwise, each array's executable would be freed just before the array's next call."""
-    monkeypatch.setattr(call_cache, "CAPACITY", 20)
-    arrays, bindings, sweeps = [np.ones(3) for _ in range(30)], 0, 1000
-    for _ in range(sweeps):
-        for key, x in enumerate(arrays):
-            if cache.find_by_array(key, x, None) is None and cache.is_due(key):
-                executable = FakeExecutable()
-                cache.add_by_address(key, executable)
-                cache.add_by_array(key, executable, x, None)
-                bindings += 1
-    assert bindings < 0.01 * sweeps * len(arrays)
-
-
-def test_counts_of_calls_are_bounded(cache):
-    for number in range(3 * call_cache.SEEN_CAPACITY):
-        cache.is_due(number)
-        assert len(cache._calls) <= call_cache.SEEN_CAPACITY
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
