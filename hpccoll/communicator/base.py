@@ -79,7 +79,7 @@ class CommunicatorBase:
         self._exchange = self._messages.messenger.exchange
         self._objects = ObjectCollectives(self._message_comm, progress, state, oversubscribed=node.oversubscribed)
         self._cache, self._process = self._engine.cache, os.getpid()
-        self._run_in_table = self._cache.table.run
+        self._cached_calls, self._run_in_table = self._cache.by_array, self._cache.table.run
         self._unbound = self._engine.unbound
         release = partial(_release, self._engine, self._process)
         self._release = weakref.finalize(self, progress.discard, release)
@@ -170,11 +170,17 @@ class CommunicatorBase:
             if result is not NotImplemented:
                 return result
         if counts is None and out_counts is None:
-            key: Any = operation, id(x), id(out), op, root, algorithm, None
-            return self._run((operation, x, out, op, root, algorithm, None), async_op, key)
+            return self._run_even(operation, x, out, op, root, algorithm, async_op)
         rows = _fix_rows(counts, out_counts)
         key = None if rows is None else (operation, id(x), id(out), op, root, algorithm, rows)
         return self._run((operation, x, out, op, root, algorithm, rows or (counts, out_counts)), async_op, key)
+
+    def _run_even(
+        self, operation: Operation, x: Any, out: Any, op: Any, root: Any, algorithm: AlgorithmLike, async_op: bool
+    ) -> Any:
+        """Run a collective of equal blocks that is not in the table; `op` is a name, or an object of a reduction."""
+        key = operation, id(x), id(out), op, root, algorithm, None
+        return self._run((operation, x, out, op, root, algorithm, None), async_op, key)
 
     def _run(self, request: Any, async_op: bool, key: Any) -> Any:
         """Run a collective by its cached executable, by what runs all calls of its kind, or else by the engine.
@@ -185,21 +191,21 @@ class CommunicatorBase:
             key: the key of the call in the call cache; None if the counts are wrong, which `_check` explains.
         """
         operation, x, out, op, root, algorithm, rows = request
-        if isinstance(x, SCALARS) and operation.reduces:
+        source = None if operation is _SCATTER and self.rank != root else x
+        result = None if operation is _GATHER and self.rank != root else out
+        arrays: tuple[Any, Any] = (result, None) if source is not x and rows is not None else (x, result)
+        if not async_op:
+            executable = self._cache.find_by_array(key, source, result) if key in self._cached_calls else None
+            if executable is not None:
+                executable.run()
+                return result if result is not None else None if operation is _GATHER else x
+            unbound = None if key is None else self._unbound.find(operation, *arrays, op, root, algorithm, rows)
+            if unbound is not None:
+                return unbound(*arrays)
+        if operation.reduces and isinstance(x, SCALARS):
             return self._reduce_scalar(operation, x, out, op, root, algorithm, async_op)
-        has_input = operation is not _SCATTER or self.rank == root
-        has_result = operation is not _GATHER or self.rank == root
-        source, result = x if has_input else None, out if has_result else None
-        arrays = (x, out) if rows is None else (source, result) if has_input else (result, None)
         if async_op:
             return self._start(request, arrays, key and (ASYNCHRONOUS, key))
-        executable = self._cache.find_by_array(key, source, result)
-        if executable is not None:
-            executable.run()
-            return result if result is not None else None if operation is _GATHER else x
-        unbound = None if key is None else self._unbound.find(operation, *arrays, op, root, algorithm, rows)
-        if unbound is not None:
-            return unbound(*arrays)
         call = self._check("blocking", *request)
         executable = self._engine.run(call)
         if call.finish is not None:

@@ -401,6 +401,7 @@ class DataMovementMethods(CommunicatorBase):
         Example:
             >>> comm.barrier()
         """
-        if not async_op and self._run_in_table(_BARRIER, None, None, SUM, 0, algorithm) is not NotImplemented:
-            return None
-        return self._collective(_BARRIER, None, None, SUM, 0, algorithm, async_op)
+        result = NotImplemented if async_op else self._run_in_table(_BARRIER, None, None, SUM, 0, algorithm)
+        if result is NotImplemented:
+            result = self._run_even(_BARRIER, None, None, SUM, 0, algorithm, async_op)
+        return result

@@ -66,11 +66,10 @@ class ReductionMethods(CommunicatorBase):
             >>> comm.all_reduce(np.full(3, 2.0)) / comm.size
             array([2., 2., 2.])
         """
-        if not async_op:
-            result = self._run_in_table(_ALL_REDUCE, x, out, op, 0, algorithm)
-            if result is not NotImplemented:
-                return result
-        return self._collective(_ALL_REDUCE, x, out, op, 0, algorithm, async_op)
+        if async_op or type(op) is not str:
+            return self._collective(_ALL_REDUCE, x, out, op, 0, algorithm, async_op)
+        result = self._run_in_table(_ALL_REDUCE, x, out, op, 0, algorithm)
+        return self._run_even(_ALL_REDUCE, x, out, op, 0, algorithm, False) if result is NotImplemented else result
 
     @overload
     def reduce(

@@ -31,12 +31,12 @@ CachedCall: TypeAlias = tuple[Executable, Any, Any, tuple[object, ...] | None, t
 class CallCache:
     """Finds executables (collectives bound to buffers) by a call's arrays or by the addresses of its buffers.
 
-    `by_kind` holds objects that carry out calls without binding them to arrays (see unbound.py), and `table` the staged
-    calls among them for NumPy arrays.
+    `by_array` is public so that a call finds its key by one look-up. `by_kind` holds objects that carry out calls
+    without binding them to arrays (see unbound.py), and `table` the staged calls among them for NumPy arrays.
     """
 
     def __init__(self, table: CallTable) -> None:
-        self._by_array: dict[Hashable, CachedCall] = {}
+        self.by_array: dict[Hashable, CachedCall] = {}
         self.by_kind: dict[Hashable, Any] = {}
         self.table = table
         self._by_address: OrderedDict[Hashable, Executable] = OrderedDict()
@@ -48,12 +48,12 @@ class CallCache:
 
     def find_by_array(self, key: Hashable, x: Any, out: Any) -> Executable | None:
         """Return the executable bound to these arrays; None if it is missing or freed, or an array has changed."""
-        cached = self._by_array.get(key)
+        cached = self.by_array.get(key)
         if cached is None:
             return None
         executable, dtype, out_dtype, storage, _ = cached
         if not executable.live:
-            del self._by_array[key]
+            del self.by_array[key]
             return None
         if (dtype is not None and x.dtype is not dtype) or (out_dtype is not None and out.dtype is not out_dtype):
             return None
@@ -61,12 +61,12 @@ class CallCache:
 
     def add_by_array(self, key: Hashable, executable: Executable, x: Any, out: Any) -> None:
         """Cache the executable of a call with these arrays until one of them is deleted or the cache is full."""
-        if len(self._by_array) >= ARRAY_CAPACITY:
-            self._by_array.clear()
+        if len(self.by_array) >= ARRAY_CAPACITY:
+            self.by_array.clear()
         forget = partial(self._forget, key)
         references = tuple(weakref.ref(array, forget) for array in (x, out) if array is not None)
         dtypes, storage = (getattr(x, "dtype", None), getattr(out, "dtype", None)), (_locate(x), _locate(out))
-        self._by_array[key] = executable, *dtypes, None if storage == (None, None) else storage, references
+        self.by_array[key] = executable, *dtypes, None if storage == (None, None) else storage, references
 
     def find_by_address(self, key: Hashable) -> Executable | None:
         """Return the executable for a key and mark it as recently used; None if it is missing or freed."""
@@ -84,7 +84,7 @@ class CallCache:
 
     def _forget(self, key: Hashable, _: weakref.ref[Any]) -> None:
         """Remove a cached call after its array was deleted."""
-        self._by_array.pop(key, None)
+        self.by_array.pop(key, None)
 
     def keep(self, executable: Executable) -> None:
         """Record an executable that the user prepared, so that `clear` frees it unless the user already has."""
@@ -92,7 +92,7 @@ class CallCache:
 
     def forget_arrays(self) -> None:
         """Forget which arrays and kinds of call were used before; executables are still found by address."""
-        for known in (self._by_array, self.by_kind, self.table):
+        for known in (self.by_array, self.by_kind, self.table):
             known.clear()
 
     def abandon(self) -> None:

@@ -4,10 +4,10 @@ Blocking collectives that only send messages share one MPI tag, since each ends 
 collective of messages gets its tag from the number of such collectives so far, modulo ASYNC_TAGS. All ranks make the
 same calls in the same order, so they count the same number.
 
-Binding a plan means to create, for given arrays, the functions that each run then only calls. Plans that use shared
-memory are bound and cached at their first call on given arrays, except for calls with a `premul_sum` factor. Plans of
-messages and the MPI library's own collectives are bound only if the user prepares them. Calls on plain arrays reach the
-engine only if no earlier call was of the same kind (unbound.py).
+Binding a collective means to create, for given arrays, the functions that each run then only calls. Plans that use
+shared memory, and all collectives on symmetric buffers, are bound and cached at their first call on given arrays. Calls
+with a `premul_sum` factor are never cached. Other collectives are bound only if the user prepares them. Calls on plain
+arrays reach the engine only if no earlier call was of the same kind (unbound.py).
 
 The modules that execute plans are imported when the first plan runs, because imports dominate the start of a job of
 many ranks.
@@ -123,7 +123,8 @@ class Engine:
 
     def _run(self, call: CollectiveCall) -> Executable | None:
         """Run a collective as `run` does, but let an MPI.Exception propagate."""
-        key = _key(call, self.buffer_kind(call))
+        kind = self.buffer_kind(call)
+        key = _key(call, kind)
         executable = self.cache.find_by_address(key)
         if executable is not None:
             executable()
@@ -133,7 +134,7 @@ class Engine:
         if self._mixed_forms and selection.algorithm is not None and not shared:
             self._wait_for(self.start(call))
             return None
-        if shared and call.reduction.factor is None:
+        if (shared or kind is BufferKind.SYMMETRIC) and call.reduction.factor is None:
             executable = self.bind(as_unowned(call), selection)
             self.cache.add_by_address(key, executable)
             executable()
@@ -272,18 +273,20 @@ class Engine:
     def prepare(self, call: CollectiveCall) -> Executable:
         """Return an executable that can run many times until it or the engine is freed; run nothing. Collective."""
         selection = self.select(call, prepared=True)
-        executable = self.bind(call, selection)
+        executable = self.bind(call, selection, on_all_ranks=True)
         self.cache.keep(executable)
         return executable
 
-    def bind(self, call: CollectiveCall, selection: Selection) -> Executable:
+    def bind(self, call: CollectiveCall, selection: Selection, *, on_all_ranks: bool = False) -> Executable:
         """Return an executable that can run many times; run nothing.
 
-        All ranks bind one of the MPI library's own collectives together, with a persistent request where possible.
+        Args:
+            on_all_ranks: whether all ranks bind this collective now, in the same order. The MPI library's own may then
+                use a persistent request.
         """
         executable: Executable
         if selection.algorithm is None:
-            executable = self.library.bind(call, on_all_ranks=True)
+            executable = self.library.bind(call, on_all_ranks=on_all_ranks)
         else:
             executable = self._make_executable(call, selection)
             executable.bind()

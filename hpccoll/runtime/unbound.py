@@ -147,7 +147,7 @@ class UnboundCollectives:
             return
         program = self._make_program(call, selection)
         if not isinstance(program, StagedCall):
-            plan.program = program
+            plan.set_program(program)
             self._keep(kind, plan)
             return
         staged = UnboundStagedCall(call, self._ranks, self._progress, program)

@@ -296,20 +296,43 @@ class UnboundStagedCall(UnboundCollective):
 class UnboundPlan(UnboundCollective):
     """Carries out calls of one kind by a program of messages, without an executable.
 
-    `program` is None if the calls need an executable.
+    Args:
+        program: None if the calls need an executable.
     """
 
     def __init__(self, call: CollectiveCall, ranks: int, progress: Progress) -> None:
         super().__init__(call, ranks)
         self._in_flight, self._divides = progress.operations, False  # the program divides
-        self.program: MessageCall | None = None
+        self._program: MessageCall | None = None
+
+    def set_program(self, program: MessageCall | None) -> None:
+        """Set the program of the calls; None if they need an executable."""
+        self._program = program
+        self.direct = None if program is None or self._splits else self._bind_direct(program)
+
+    def _bind_direct(self, program: MessageCall) -> Callable[[Any, Any], Any]:
+        """Return `direct`."""
+        address, find_result = MPI.Get_address, self._find_result
+        changes_input, returns = self._in_place or not self._has_result, not self._returns_none
+
+        def run_in_place(x: Any, out: Any) -> Any:  # noqa: ARG001 - all direct calls get an output
+            at = address(x)
+            program(at, at)
+            return x if returns else None
+
+        def run(x: Any, out: Any) -> Any:
+            result, value = find_result(x, out)
+            program(address(x), address(result))
+            return value
+
+        return run_in_place if changes_input else run
 
     def accepts(self, x: Any, out: Any) -> bool:
         """Whether `fits` is true, there is a program, and no plan is in flight (a program advances no other plan)."""
-        return self.program is not None and not self._in_flight and self.fits(x, out)
+        return self._program is not None and not self._in_flight and self.fits(x, out)
 
     def _run(self, x: Any, result: Any) -> None:
         address = get_address(x)
         output = address if result is x or result is None else get_address(result)
-        assert self.program is not None  # noqa: S101 - `accepts` was true
-        self.program(address, output)
+        assert self._program is not None  # noqa: S101 - `accepts` was true
+        self._program(address, output)

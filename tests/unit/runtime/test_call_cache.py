@@ -60,7 +60,7 @@ def test_a_call_without_input_is_found_by_its_output(cache):
     assert cache.find_by_array("key", "ignored", out) is executable
     assert cache.find_by_array("key", None, np.ones(3, np.float32)) is None
     del out
-    assert not cache._by_array
+    assert not cache.by_array
 
 
 @pytest.mark.parametrize("dropped", ["x", "out"])
@@ -69,7 +69,7 @@ def test_an_entry_ends_with_either_of_its_arrays(cache, dropped):
     cache.add_by_array("key", FakeExecutable(), arrays["x"], arrays["out"])
     del arrays[dropped]
     gc.collect()
-    assert not cache._by_array
+    assert not cache.by_array
 
 
 def test_the_cache_does_not_keep_arrays_alive(cache):
@@ -131,7 +131,7 @@ def test_entries_by_array_are_dropped_when_there_are_too_many(cache, monkeypatch
     for key in range(5):
         cache.add_by_array(key, executable, x, None)
         assert cache.find_by_array(key, x, None) is executable
-        assert len(cache._by_array) <= 3
+        assert len(cache.by_array) <= 3
     assert executable.live
 
 
@@ -155,7 +155,7 @@ def test_clear_frees_kept_executables_once_each(cache):
     cache.clear()
     cache.clear()
     assert (by_address.freed, prepared.freed) == (1, 1)
-    assert not cache._by_array
+    assert not cache.by_array
     assert len(cache) == 0
 
 

@@ -178,7 +178,7 @@ def test_a_first_call_binds_nothing_and_refers_to_no_array(hpc, monkeypatch):
     for x in arrays:
         hpc.all_reduce(x, algorithm="mpi")
         assert not weakref.getweakrefcount(x)
-    assert not hpc._cache._by_array
+    assert not hpc._cache.by_array
 
 
 def test_a_direct_call_is_not_bound_to_new_arrays_with_the_id_of_a_deleted_one(hpc):
@@ -219,8 +219,8 @@ def test_an_executable_never_runs_after_its_array_changed(hpc, monkeypatch, chan
     x, how = empty((2, 3), "float64"), {"algorithm": "shared_two_shot"} | how  # a plan that accesses x in place
     for _ in range(2):
         hpc.all_reduce(x, **how)
-    ((key, (_, *bound_to)),) = hpc._cache._by_array.items()
-    hpc._cache._by_array[key] = Stale(), *bound_to
+    ((key, (_, *bound_to)),) = hpc._cache.by_array.items()
+    hpc._cache.by_array[key] = Stale(), *bound_to
     CHANGES[change](x)
     with pytest.raises(BufferError, match="contiguous") if change == "contiguity" else nullcontext():
         hpc.all_reduce(x, **how)
