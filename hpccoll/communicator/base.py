@@ -191,9 +191,9 @@ class CommunicatorBase:
             key: the key of the call in the call cache; None if the counts are wrong, which `_check` explains.
         """
         operation, x, out, op, root, algorithm, rows = request
-        source = None if operation is _SCATTER and self.rank != root else x
-        result = None if operation is _GATHER and self.rank != root else out
-        arrays: tuple[Any, Any] = (result, None) if source is not x and rows is not None else (x, result)
+        has_input = operation is not _SCATTER or self.rank == root
+        source, result = x if has_input else None, None if operation is _GATHER and self.rank != root else out
+        arrays: tuple[Any, Any] = (x, result) if has_input or rows is None else (result, None)
         if not async_op:
             executable = self._cache.find_by_array(key, source, result) if key in self._cached_calls else None
             if executable is not None:
