@@ -142,7 +142,7 @@ class UnboundCollectives:
 
     def _add_plan(self, kind: Any, call: CollectiveCall, selection: Selection, x: Any, out: Any) -> None:
         """Keep a plan for later calls of a kind, for which `auto` or the user selected it."""
-        plan = UnboundPlan(call, self._ranks, self._progress)
+        plan = UnboundPlan(call, self._ranks)
         if not plan.fits(x, out):
             return
         program = self._make_program(call, selection)

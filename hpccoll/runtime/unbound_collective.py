@@ -300,9 +300,9 @@ class UnboundPlan(UnboundCollective):
         program: None if the calls need an executable.
     """
 
-    def __init__(self, call: CollectiveCall, ranks: int, progress: Progress) -> None:
+    def __init__(self, call: CollectiveCall, ranks: int) -> None:
         super().__init__(call, ranks)
-        self._in_flight, self._divides = progress.operations, False  # the program divides
+        self._divides = False  # the program divides
         self._program: MessageCall | None = None
 
     def set_program(self, program: MessageCall | None) -> None:
@@ -328,8 +328,8 @@ class UnboundPlan(UnboundCollective):
         return run_in_place if changes_input else run
 
     def accepts(self, x: Any, out: Any) -> bool:
-        """Whether `fits` is true, there is a program, and no plan is in flight (a program advances no other plan)."""
-        return self._program is not None and not self._in_flight and self.fits(x, out)
+        """Whether `fits` is true, and there is a program."""
+        return self._program is not None and self.fits(x, out)
 
     def _run(self, x: Any, result: Any) -> None:
         address = get_address(x)

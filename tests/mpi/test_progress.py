@@ -11,7 +11,9 @@ import pytest
 
 import hpccoll
 from hpccoll.errors import WaitTimeoutError
+from hpccoll.native import configure_progress
 from hpccoll.runtime.agreement import wait_for_members
+from hpccoll.runtime.messages.mpi_functions import get_mpi_functions
 from hpccoll.runtime.progress import Progress
 from tests.depth import keep_every
 from tests.mpi.random_programs import RandomProgram, import_torch
@@ -122,11 +124,37 @@ def test_an_operation_in_flight_keeps_its_communicator(comm, algorithm):
     assert kept() is None
 
 
+@pytest.fixture
+def spinning(hpc):
+    """Let the progress thread wait as where every rank has a second core."""
+    configure_progress(get_mpi_functions(), 2.0)
+    yield
+    configure_progress(get_mpi_functions(), hpc._engine.progress.cores_per_rank)
+
+
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.full)])
 def test_random_programs_give_the_results_computed_from_their_inputs(hpc, seed):
     program = RandomProgram(hpc, seed, torch=import_torch())
     program.run(150)
     program.close()
+
+
+@pytest.mark.usefixtures("spinning")
+def test_random_programs_give_these_results_where_the_progress_thread_spins(hpc):
+    program = RandomProgram(hpc, 3, torch=import_torch())
+    program.run(80)
+    program.close()
+
+
+@pytest.mark.usefixtures("spinning")
+@pytest.mark.parametrize("count", [9, 2**19])
+@pytest.mark.parametrize("algorithm", ["ring", "shared_two_shot"])
+def test_a_started_collective_ends_while_every_rank_sleeps(hpc, algorithm, count):
+    x = np.ones(count, np.float32)
+    work = hpc.all_reduce(x, async_op=True, algorithm=algorithm)
+    time.sleep(0.3)
+    assert set(x) == {hpc.size}  # before any call could advance it
+    work.wait()
 
 
 class LateProgress(Progress):
