@@ -26,6 +26,7 @@ from hpccoll.native import MpiFunctions, configure_progress, set_polling, stop_p
 from hpccoll.runtime.backoff import Backoff
 from hpccoll.runtime.recorder.call_recorder import CallRecorder, WaitReason
 from hpccoll.runtime.running_clock import MOST_STEP_S
+from hpccoll.runtime.signal_errors import is_raised_by_signal_handler
 
 Result = TypeVar("Result")
 NEVER: Final = float("inf")
@@ -51,15 +52,17 @@ class InFlight(ABC):
     def advance(self) -> bool:
         """Advance as far as possible without blocking; return whether the operation is done.
 
-        An exception is not raised but kept in `error`, because the caller may be waiting for another operation. Does
-        nothing while another thread advances the operation.
+        An exception is kept in `error`, because the caller may be waiting for another operation. It is raised as well
+        if a signal handler has raised it. Does nothing while another thread advances the operation.
         """
         if not self.done and not self._is_advancing:
             self._is_advancing = True  # no thread can run between the test and this line
             try:
                 self.done = self._advance() or self.done
-            except Exception as error:  # noqa: BLE001 - `raise_error` raises it where the operation is waited for
+            except Exception as error:  # `raise_error` raises it where the operation is waited for
                 self._take_exception(error)
+                if is_raised_by_signal_handler(error):
+                    raise
             except BaseException as error:  # KeyboardInterrupt ends the program, and not only the operation
                 self._take_exception(error)
                 raise

@@ -80,6 +80,7 @@ INNER_FLOORS = {  # within a package; a module may import from its own entry and
                 "backoff",
                 "forks",
                 "running_clock",
+                "signal_errors",
                 "start_limit",
                 "free_memory",
                 "recorder",

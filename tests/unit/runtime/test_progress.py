@@ -75,6 +75,39 @@ def test_progress_advances_after_exceptions_of_signal_handlers_at_any_instant():
     assert progress.advance()
 
 
+class Handler:
+    """A signal handler that is no function."""
+
+    def __call__(self, *_):
+        raise OSError("time is up")
+
+
+def handle(*_):
+    raise OSError("time is up")
+
+
+@pytest.mark.parametrize("handler", [handle, Handler(), Handler().__call__])
+def test_an_exception_of_a_signal_handler_is_raised_although_it_ends_an_operation(handler):
+    """The caller waits for another operation, such as a blocking call, and must not wait any longer."""
+
+    class Signalled(InFlight):
+        def _advance(self):
+            signal.raise_signal(signal.SIGUSR1)
+            return False
+
+    operation, progress = Signalled(), Progress()
+    progress.add(operation)
+    previous = signal.signal(signal.SIGUSR1, handler)
+    try:
+        with pytest.raises(OSError, match="time is up"):
+            progress.advance()
+    finally:
+        signal.signal(signal.SIGUSR1, previous)
+    assert operation.done
+    assert isinstance(operation.error, OSError)
+    assert progress.advance() is not None  # it no longer stops the others
+
+
 def test_an_operation_may_begin_another_while_it_advances():
     progress, second = Progress(), Countdown(1)
 
