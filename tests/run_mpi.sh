@@ -4,7 +4,8 @@
 #   tests/run_mpi.sh ENVIRONMENT RANKS [PYTEST ARGUMENT]...
 #
 # Rank 0 prints the report; the output of the other ranks is shown only if the run fails. A run is killed after
-# HPCCOLL_TEST_LIMIT seconds (default 3600).
+# HPCCOLL_TEST_LIMIT seconds (default 3600). A rank that waits for 100 s prints where, before pytest's limit for each test
+# ends one rank and with it the others.
 set -euo pipefail
 
 if [ "$1" = --rank ]; then # one rank of the run, started by mpirun
@@ -42,10 +43,10 @@ echo "== $(basename "$environment"): $ranks ranks"
 status=0
 timeout --foreground --kill-after=10 "${HPCCOLL_TEST_LIMIT:-3600}" "$bin/mpirun" -n "$ranks" "$0" --rank "$logs" \
     "$bin/python" -m pytest --with-mpi --color=$color --tb=short \
-    -p no:cacheprovider "$@" "$here/mpi" || status=$?
+    -p no:cacheprovider -o faulthandler_timeout=100 "$@" "$here/mpi" || status=$?
 [ "$status" = 0 ] && exit
 for log in "$logs"/rank*; do
-    [ -s "$log" ] && echo "== ${log##*/} printed:" && tail -n 80 "$log" && echo
+    [ -s "$log" ] && echo "== ${log##*/} printed:" && tail -n 300 "$log" && echo
 done
 echo "== $(basename "$environment"), $ranks ranks: failed with status $status" |
     tee -a "${HPCCOLL_TEST_FAILURES:-/dev/null}" >&2
