@@ -41,7 +41,7 @@ def run_random_calls(comm: Any, seed: int, problems: list[str]) -> None:
         problems.append(f"thread {seed}: {error!r}")
 
 
-@pytest.mark.parametrize("threads", [2, 4])
+@pytest.mark.parametrize("threads", [2, 3, 4])
 def test_each_thread_uses_a_communicator_of_its_own(threads):
     comms = [hpccoll.Communicator() for _ in range(threads)]
     problems: list[str] = []
