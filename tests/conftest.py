@@ -105,7 +105,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Append what failed to the file that HPCCOLL_TEST_FAILURES names, where sessions print beside each other."""
     file = os.environ.get("HPCCOLL_TEST_FAILURES")
     failed = terminalreporter.getreports("failed") + terminalreporter.getreports("error")
-    if file and failed:
+    if file and failed and "PYTEST_XDIST_WORKER" not in os.environ:  # the session of the workers appends theirs
         texts = [f"{report.nodeid}\n{report.longreprtext[-MAX_FAILURE:]}\n\n" for report in failed]
         with Path(file).open("a", encoding="utf-8") as shared:
             shared.write("".join(texts))

@@ -294,11 +294,7 @@ class UnboundStagedCall(UnboundCollective):
 
 
 class UnboundPlan(UnboundCollective):
-    """Carries out calls of one kind by a program of messages, without an executable.
-
-    Args:
-        program: None if the calls need an executable.
-    """
+    """Carries out calls of one kind by a program of messages; none if the calls need an executable."""
 
     def __init__(self, call: CollectiveCall, ranks: int) -> None:
         super().__init__(call, ranks)
