@@ -1,9 +1,10 @@
 """Measure how much of an asynchronous all_reduce a matrix product hides, in one process per rank.
 
-The product of two square matrices uses one thread, and takes about twice as long as the all_reduce. The sides are an
+The product of two square matrices uses one thread, and takes at least twice as long as hpccoll's
+all_reduce. The sides are an
 asynchronous all_reduce with the product between its start and its wait, over hpccoll and over gloo; each all_reduce
 alone; and the product alone. The hidden share of a backend is 1 - (both - product) / all_reduce, with the times of the
-same round. It needs a free core for each rank, beside the one that multiplies.
+same round. Run it with two cores per rank.
 
     OMP_NUM_THREADS=1 mpirun -n 2 python bench/async_overlap.py --json async_overlap.jsonl
 """
@@ -58,19 +59,19 @@ def overlap(x: torch.Tensor, group: Any, multiply: Callable[[], object]) -> None
 
 
 def make_product(bench: Bench, communicate: Callable[[], object]) -> Callable[[], object]:
-    """Return a matrix product that takes about twice the time of `communicate`, and the same matrices on every rank."""
+    """Return a product of matrices of one size on all ranks, which takes at least twice as long as `communicate`."""
     width = 256
     while True:
         a = torch.ones(width, width)
         out = torch.empty(width, width)
         multiply = partial(torch.mm, a, a, out=out)
-        times_s = bench.comm.bcast([_time(communicate), _time(multiply)])
+        times_s = bench.comm.bcast([time_call(communicate), time_call(multiply)])
         if times_s[1] >= 2 * times_s[0]:
             return multiply
         width = width * 5 // 4
 
 
-def _time(call: Callable[[], object]) -> float:
+def time_call(call: Callable[[], object]) -> float:
     """Return the smallest seconds of a call."""
     times_s = []
     for _ in range(PILOTS):

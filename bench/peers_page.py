@@ -35,10 +35,11 @@ def format_tables() -> Iterator[str]:
     """Yield the Markdown lines of all recorded comparisons with the fastest library."""
     yield "# hpccoll beside the fastest of several libraries\n"
     yield (
-        "Each library has its best settings, and runs in a job of its own (`bench/best_peers.py`). The fastest peer of "
-        "each row is one of MPICH at two thread levels, Open MPI with four components, and Gloo; a ratio states how "
-        "many times as fast hpccoll is, over both MPI libraries. A call of the style `written` follows a write to its "
-        "input; the input of the style `repeated` never changes and stays in the caches.\n"
+        "Each library has its best settings, and runs in a job of its own (`bench/best_peers.py`). The peer of each "
+        "row is the fastest of the other libraries that the command of the section names; by default, these are MPICH "
+        "at two thread levels, Open MPI with four components, and Gloo. A ratio states how many times as fast hpccoll "
+        "is, over each MPI library. A call of the style `written` follows a write to its input; the input of the style "
+        "`repeated` never changes and stays in the caches.\n"
     )
     for path in sorted(RESULTS.glob("*.jsonl")):
         run, *records = _read(path)

@@ -110,8 +110,8 @@ def _missed_lines(missed: list[tuple[str, Record, Record]], total: int) -> Itera
     yield "# Missed requirements\n"
     yield (
         f"{len(missed)} of {total} requirements of the scripts are missed. The column *measured* is the speed relative "
-        "to the baseline's, but for `auto within 1.05x of the fastest` the time relative to the fastest, and for a "
-        "copy's rate the share of it.\n"
+        "to the baseline's. For `auto within 1.05x of the fastest`, it is the time relative to the fastest; for a "
+        "copy's rate, it is the fraction of the rate that was reached.\n"
     )
     yield "| results | case | size | side | requirement | measured |\n|---|---|---|---|---|---|"
     for stem, record, must in missed:

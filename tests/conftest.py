@@ -102,7 +102,7 @@ def comm() -> MPI.Intracomm:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Append what failed to the file that HPCCOLL_TEST_FAILURES names, where sessions print beside each other."""
+    """Append the failures to the file that HPCCOLL_TEST_FAILURES names, as the output of parallel sessions mixes."""
     file = os.environ.get("HPCCOLL_TEST_FAILURES")
     failed = terminalreporter.getreports("failed") + terminalreporter.getreports("error")
     if file and failed and "PYTEST_XDIST_WORKER" not in os.environ:  # the session of the workers appends theirs

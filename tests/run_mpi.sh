@@ -4,8 +4,8 @@
 #   tests/run_mpi.sh ENVIRONMENT RANKS [PYTEST ARGUMENT]...
 #
 # Rank 0 prints the report; the output of the other ranks is shown only if the run fails. A run is killed after
-# HPCCOLL_TEST_LIMIT seconds (default 3600). A rank that waits for 100 s prints where, before pytest's limit for each test
-# ends one rank and with it the others.
+# HPCCOLL_TEST_LIMIT seconds (default 3600). After 100 s in a test, every rank prints where it is, before
+# the time limit of the test ends the run.
 set -euo pipefail
 
 if [ "$1" = --rank ]; then # one rank of the run, started by mpirun

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 STOPPED = 130  # exit status of a run that --stop-file ended early, as after an interrupt
 TIGHT = 0.025  # a case ends when half its interval's width is at most this fraction of the median
 FEWEST, MOST = 7, 2000  # iterations per case; the 95 % interval of a ratio needs 7
-# Seconds for all rows, and for those of an operation and size. Large messages may take longer, because every row has a
+# Seconds for the whole run, and for each operation and size. Large messages may take longer, because every row has a
 # minimum of iterations.
 WHOLE_BUDGET_S, SIZE_BUDGET_S = 45.0, 10.0
 PLACES = {"in": (True,), "out": (False,), "both": (False, True)}
@@ -129,7 +129,7 @@ SIZE_HELP = "Largest message: a rank's array; all n blocks together where there 
 @click.option(
     "--budget",
     type=click.FloatRange(0, min_open=True),
-    help="Most seconds per row; default: 45 s for all rows, 10 s for one size.",
+    help="Most seconds per row; default: 10 s per operation and size, 45 s for all.",
 )
 @click.option("-w", "--warmup", type=click.IntRange(0), default=1, show_default=True, help="Untimed iterations.")
 @click.option("-c", "--check", type=click.IntRange(0, 1), default=1, show_default=True, help="Validate every result.")

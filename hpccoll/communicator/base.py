@@ -171,19 +171,19 @@ class CommunicatorBase:
                 return result
         if counts is None and out_counts is None:
             return self._run_even(operation, x, out, op, root, algorithm, async_op)
-        rows = _fix_rows(counts, out_counts)
+        rows = _freeze_counts(counts, out_counts)
         key = None if rows is None else (operation, id(x), id(out), op, root, algorithm, rows)
         return self._run((operation, x, out, op, root, algorithm, rows or (counts, out_counts)), async_op, key)
 
     def _run_even(
         self, operation: Operation, x: Any, out: Any, op: Any, root: Any, algorithm: AlgorithmLike, async_op: bool
     ) -> Any:
-        """Run a collective of equal blocks that is not in the table; `op` is a name, or an object of a reduction."""
+        """Run a collective of equal blocks that is not in the table; `op` is a reduction or its name."""
         key = operation, id(x), id(out), op, root, algorithm, None
         return self._run((operation, x, out, op, root, algorithm, None), async_op, key)
 
     def _run(self, request: Any, async_op: bool, key: Any) -> Any:
-        """Run a collective by its cached executable, by what runs all calls of its kind, or else by the engine.
+        """Run a collective by its cached executable, by the `UnboundCollective` of its kind, or by the engine.
 
         Args:
             request: operation, `x`, `out`, reduction, root, algorithm, and the pair of `counts` and `out_counts`, or
@@ -193,6 +193,7 @@ class CommunicatorBase:
         operation, x, out, op, root, algorithm, rows = request
         has_input = operation is not _SCATTER or self.rank == root
         source, result = x if has_input else None, None if operation is _GATHER and self.rank != root else out
+        # With counts, a rank without input has its output in the place of the input.
         arrays: tuple[Any, Any] = (x, result) if has_input or rows is None else (result, None)
         if not async_op:
             executable = self._cache.find_by_array(key, source, result) if key in self._cached_calls else None
@@ -324,8 +325,8 @@ class CommunicatorBase:
         return result[()] if isinstance(x, np.generic) else result.item()
 
 
-def _fix_rows(counts: Any, out_counts: Any) -> tuple[Any, Any] | None:
-    """Return numbers of rows as tuples, for a key; None if they are no numbers, which `check_call` explains."""
+def _freeze_counts(counts: Any, out_counts: Any) -> tuple[Any, Any] | None:
+    """Return `counts` and `out_counts` as tuples for a key; None if they are wrong, which `check_call` explains."""
     try:
         rows = tuple(counts) if counts is not None else None, tuple(out_counts) if out_counts is not None else None
         hash(rows)

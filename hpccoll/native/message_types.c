@@ -467,7 +467,7 @@ static PyObject *configure(PyObject *module, PyObject *args) {
         return NULL;
     }
     // Where every rank has a second core, the thread spins there as a blocking call does, and need not stand back.
-    ProgressPauses pauses = {
+    ProgressTimes times = {
         .longest_ns = cores < 1 ? 3000000 : 300000,
         .spin_ns = cores < 2 ? 0 : 50000,
         .stand_back_ns = cores < 2 ? 300000 : 50000,
@@ -475,7 +475,7 @@ static PyObject *configure(PyObject *module, PyObject *args) {
     MpiFunctionsObject *functions = (MpiFunctionsObject *)library;
     bool polls = functions->is_threaded;
     Py_XSETREF(kept, Py_NewRef(library));
-    configure_progress(&pauses, polls ? poll_mpi : NULL, &functions->functions);
+    configure_progress(&times, polls ? poll_mpi : NULL, &functions->functions);
     Py_RETURN_NONE;
 }
 

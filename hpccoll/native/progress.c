@@ -21,7 +21,7 @@ static pthread_cond_t wake = PTHREAD_COND_INITIALIZER, released = PTHREAD_COND_I
 static Task *first, *current;
 static bool is_running, is_stopping, is_polling, handles_forks, needs_wake, polls_for[POLL_REASONS];
 static pthread_t thread;
-static ProgressPauses pauses = {.longest_ns = 1000000, .stand_back_ns = 300000};
+static ProgressTimes times = {.longest_ns = 1000000, .stand_back_ns = 300000};
 static void (*poll_function)(const void *);
 static void *poll_argument;
 static _Atomic int64_t latest_advance_ns;
@@ -94,13 +94,13 @@ static void *run_thread(void *unused) {
         int64_t now_ns = read_clock_ns();
         // relaxed: no data depends on the time
         int64_t since_ns = now_ns - atomic_load_explicit(&latest_advance_ns, memory_order_relaxed);
-        if (since_ns < pauses.stand_back_ns) {
-            sleep_for(pauses.stand_back_ns - since_ns);
+        if (since_ns < times.stand_back_ns) {
+            sleep_for(times.stand_back_ns - since_ns);
             continue;
         }
         bool moved = advance_all();
         moved_ns = moved ? now_ns : moved_ns;
-        bool spins = first && now_ns - moved_ns < pauses.spin_ns;
+        bool spins = first && now_ns - moved_ns < times.spin_ns;
         if (spins || (is_polling && poll_function)) {
             pthread_mutex_unlock(&lock);
             if (spins) {
@@ -111,7 +111,7 @@ static void *run_thread(void *unused) {
             pthread_mutex_lock(&lock);
         }
         if (!spins && !is_stopping && (first || is_polling)) {
-            pause_ns = moved ? FIRST_PAUSE_NS : 2 * pause_ns < pauses.longest_ns ? 2 * pause_ns : pauses.longest_ns;
+            pause_ns = moved ? FIRST_PAUSE_NS : 2 * pause_ns < times.longest_ns ? 2 * pause_ns : times.longest_ns;
             sleep_for(pause_ns);
         }
     }
@@ -149,9 +149,9 @@ static int start_thread(void) {
     return error;
 }
 
-void configure_progress(const ProgressPauses *given, void (*poll)(const void *), void *argument) {
+void configure_progress(const ProgressTimes *given, void (*poll)(const void *), void *argument) {
     pthread_mutex_lock(&lock);
-    pauses = *given;
+    times = *given;
     poll_function = poll;
     poll_argument = argument;
     pthread_mutex_unlock(&lock);

@@ -31,14 +31,14 @@ static inline bool is_done(Task *task) {
     return atomic_load_explicit(&task->done, memory_order_acquire);
 }
 
-// How the thread waits: its longest pause, how long it tries again without a pause after a task has moved, and how long
-// it advances no task after the program has done so itself.
 typedef struct {
-    int64_t longest_ns, spin_ns, stand_back_ns;
-} ProgressPauses;
+    int64_t longest_ns;     // the longest pause between two polls
+    int64_t spin_ns;        // time of polling without pauses after a task has advanced
+    int64_t stand_back_ns;  // time in which the thread advances nothing after `note_advance`
+} ProgressTimes;
 
 // Sets how the thread waits, and what it calls to let MPI advance.
-void configure_progress(const ProgressPauses *given, void (*poll)(const void *), void *argument);
+void configure_progress(const ProgressTimes *given, void (*poll)(const void *), void *argument);
 
 // Lets the thread advance a task; starts the thread. Returns an error number, or 0.
 int add_task(Task *task);
@@ -53,8 +53,8 @@ typedef enum { TRANSFERS, MESSAGES, POLL_REASONS } PollReason;
 // number, or 0.
 int set_polling(PollReason reason, bool polls);
 
-// Notes that the program advances operations itself. The thread then advances none for some time, so that the two
-// do not compete.
+// Notes that the program advances operations itself. The thread then advances none for `stand_back_ns`, so that
+// the two do not compete.
 void note_advance(void);
 
 // Ends the thread; it is started again by the next task.

@@ -54,7 +54,7 @@ class RankLayout:
     cores: tuple[int, ...]  # number of cores that the rank may run on
     oversubscribed: bool  # whether a node has more ranks than cores that they may run on
     processes: tuple[ProcessId, ...] = ()
-    cores_per_rank: float = 1.0  # the least of all nodes
+    cores_per_rank: float = 1.0  # the smallest ratio of a host's cores, which its ranks may run on, to its ranks
 
     @property
     def ranks(self) -> int:

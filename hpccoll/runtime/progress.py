@@ -118,7 +118,7 @@ class Progress:
     sends, receives and the MPI library's own collectives. An operation is kept alive here until it is done.
     `hand_over` adds to `transfers` the messages that the extension has started and tests by itself.
     `deadline` is the time on the monotonic clock after which blocking waits raise WaitTimeoutError; infinite if there
-    is none; it moves on by the time in which the process is suspended. `cores_per_rank` is the least of all nodes.
+    is none; it moves on by the time in which the process is suspended. `cores_per_rank` is that of the layout.
 
     Args:
         poll_mpi: a function that lets MPI advance without blocking.

@@ -76,7 +76,7 @@ class UnboundCollectives:
 
         Args:
             x: the input, or in a call with counts the output of a rank without input.
-            out: the output; None if the rank has no input, or no output.
+            out: the user's output, or None. In a call with counts, also None if the rank has no input, or no output.
             algorithm: that of the user; for an asynchronous call, the pair of `ASYNCHRONOUS` and the user's. The
                 function is then an `UnboundLibraryCollective`.
             counts: the rows of each block, or None; in an all_to_all the rows sent to and received from each rank.

@@ -298,7 +298,7 @@ class UnboundPlan(UnboundCollective):
 
     def __init__(self, call: CollectiveCall, ranks: int) -> None:
         super().__init__(call, ranks)
-        self._divides = False  # the program divides
+        self._divides = False  # the program itself divides for `avg`
         self._program: MessageCall | None = None
 
     def set_program(self, program: MessageCall | None) -> None:
@@ -307,7 +307,7 @@ class UnboundPlan(UnboundCollective):
         self.direct = None if program is None or self._splits else self._bind_direct(program)
 
     def _bind_direct(self, program: MessageCall) -> Callable[[Any, Any], Any]:
-        """Return `direct`."""
+        """Return the function that runs the program on arrays for which `is_direct` is true."""
         address, find_result = MPI.Get_address, self._find_result
         changes_input, returns = self._in_place or not self._has_result, not self._returns_none
 

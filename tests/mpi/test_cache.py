@@ -1,4 +1,4 @@
-"""Executables are kept for memory that other ranks access; few are kept, and none runs on memory that is gone."""
+"""The call cache keeps few executables, drops the least recently used, and never runs one on memory that is gone."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def reduce_in_place(hpc, x):
     reduce(hpc, x, algorithm="shared_two_shot")
 
 
-def test_only_calls_on_symmetric_buffers_are_bound(hpc):
+def test_ring_and_library_calls_are_bound_on_symmetric_buffers_only(hpc):
     x, symmetric = np.zeros(10, np.int64), hpc.empty(10, np.int64)
     for _ in range(3):
         reduce(hpc, x)

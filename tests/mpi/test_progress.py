@@ -126,7 +126,7 @@ def test_an_operation_in_flight_keeps_its_communicator(comm, algorithm):
 
 @pytest.fixture
 def spinning(hpc):
-    """Let the progress thread wait as where every rank has a second core."""
+    """Configure the progress thread as for two cores per rank."""
     configure_progress(get_mpi_functions(), 2.0)
     yield
     configure_progress(get_mpi_functions(), hpc._engine.progress.cores_per_rank)
@@ -140,7 +140,7 @@ def test_random_programs_give_the_results_computed_from_their_inputs(hpc, seed):
 
 
 @pytest.mark.usefixtures("spinning")
-def test_random_programs_give_these_results_where_the_progress_thread_spins(hpc):
+def test_random_programs_are_right_while_the_progress_thread_spins(hpc):
     program = RandomProgram(hpc, 3, torch=import_torch())
     program.run(80)
     program.close()
