@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from inspect import isfunction
 from operator import index
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 
@@ -22,14 +22,14 @@ from hpccoll.runtime.agreement import wait_for_ranks
 from hpccoll.runtime.argument_check import EXCHANGED, ArgumentCheck, is_enabled
 from hpccoll.runtime.arguments import SUM, check_call
 from hpccoll.runtime.arrays import normalize_reduction
+from hpccoll.runtime.call_cache import Request
 from hpccoll.runtime.collective_call import CollectiveCall
 from hpccoll.runtime.engine import Engine
 from hpccoll.runtime.failure_detection.endings import get_endings
 from hpccoll.runtime.messages.objects import ObjectCollectives
 from hpccoll.runtime.messages.point_to_point import PointToPoint
 from hpccoll.runtime.progress import get_progress, settle
-from hpccoll.runtime.unbound import ASYNCHRONOUS
-from hpccoll.runtime.work import MpiTransfer, Work
+from hpccoll.runtime.work import Work
 from hpccoll.selection import MPI_LIBRARY
 
 if TYPE_CHECKING:
@@ -79,8 +79,7 @@ class CommunicatorBase:
         self._exchange = self._messages.messenger.exchange
         self._objects = ObjectCollectives(self._message_comm, progress, state, oversubscribed=node.oversubscribed)
         self._cache, self._process = self._engine.cache, os.getpid()
-        self._cached_calls, self._run_in_table = self._cache.by_array, self._cache.table.run
-        self._unbound = self._engine.unbound
+        self._run_in_table, self._find_start = self._cache.blocking.run, self._cache.asynchronous.find
         release = partial(_release, self._engine, self._process)
         self._release = weakref.finalize(self, progress.discard, release)
         self._engine.get_owner = weakref.ref(self)
@@ -165,63 +164,55 @@ class CommunicatorBase:
         """
         if op is not SUM and type(op) is not str:
             op = normalize_reduction(op)
-        if counts is None and out_counts is None and not async_op:
-            result = self._run_in_table(operation, x, out, op, root, algorithm)
+        rows = None if counts is None and out_counts is None else self._cache.intern_counts(counts, out_counts)
+        if not async_op:
+            result = self._run_in_table(operation, x, out, op, root, algorithm, rows)
             if result is not NotImplemented:
                 return result
-        if counts is None and out_counts is None:
-            return self._run_even(operation, x, out, op, root, algorithm, async_op)
-        rows = _freeze_counts(counts, out_counts)
-        key = None if rows is None else (operation, id(x), id(out), op, root, algorithm, rows)
-        return self._run((operation, x, out, op, root, algorithm, rows or (counts, out_counts)), async_op, key)
+        return self._run(operation, x, out, op, root, algorithm, async_op, rows)
 
-    def _run_even(
-        self, operation: Operation, x: Any, out: Any, op: Any, root: Any, algorithm: AlgorithmLike, async_op: bool
+    def _run(
+        self,
+        operation: Operation,
+        x: Any,
+        out: Any,
+        op: Any,
+        root: Any,
+        algorithm: AlgorithmLike,
+        async_op: bool,
+        rows: Any = None,
     ) -> Any:
-        """Run a collective of equal blocks that is not in the table; `op` is a reduction or its name."""
-        key = operation, id(x), id(out), op, root, algorithm, None
-        return self._run((operation, x, out, op, root, algorithm, None), async_op, key)
+        """Run a collective that the call table does not know as it is; `op` is a reduction or its name.
 
-    def _run(self, request: Any, async_op: bool, key: Any) -> Any:
-        """Run a collective by its cached executable, by the `UnboundCollective` of its kind, or by the engine.
-
-        Args:
-            request: operation, `x`, `out`, reduction, root, algorithm, and the pair of `counts` and `out_counts`, or
-                None for equal blocks.
-            key: the key of the call in the call cache; None if the counts are wrong, which `_check` explains.
+        `rows` is the pair of `counts` and `out_counts`, or None for equal blocks.
         """
-        operation, x, out, op, root, algorithm, rows = request
         has_input = operation is not _SCATTER or self.rank == root
-        source, result = x if has_input else None, None if operation is _GATHER and self.rank != root else out
-        # With counts, a rank without input has its output in the place of the input.
-        arrays: tuple[Any, Any] = (x, result) if has_input or rows is None else (result, None)
-        if not async_op:
-            executable = self._cache.find_by_array(key, source, result) if key in self._cached_calls else None
-            if executable is not None:
-                executable.run()
-                return result if result is not None else None if operation is _GATHER else x
-            unbound = None if key is None else self._unbound.find(operation, *arrays, op, root, algorithm, rows)
-            if unbound is not None:
-                return unbound(*arrays)
+        result = None if operation is _GATHER and self.rank != root else out
+        cache = self._cache
+        # A rank without input has its output in the place of the input.
+        request = cache.intern((operation, *((x, result) if has_input else (result, None)), op, root, algorithm, rows))
+        if async_op:
+            return self._start((operation, x, out, op, root, algorithm, rows), request)
+        found = self._run_in_table(*request)
+        if found is NotImplemented and cache.add_similar(request):
+            found = self._run_in_table(*request)
+        if found is not NotImplemented:
+            return found
         if operation.reduces and isinstance(x, SCALARS):
             return self._reduce_scalar(operation, x, out, op, root, algorithm, async_op)
-        if async_op:
-            return self._start(request, arrays, key and (ASYNCHRONOUS, key))
-        call = self._check("blocking", *request)
-        executable = self._engine.run(call)
+        call = self._check("blocking", operation, x, out, op, root, algorithm, rows)
+        self._engine.run(call)
         if call.finish is not None:
             return call.finish(call.value)
-        if self._argument_check is None and key is not None:
-            if executable is not None and call.can_be_cached:
-                self._cache.add_by_array(key, executable, source, result)
-            self._engine.remember(call, *arrays, op, algorithm, rows)
+        if self._argument_check is None:
+            self._engine.remember(call, request)
         return call.value
 
-    def _start(self, request: Any, arrays: tuple[Any, Any], key: Any) -> Work[Any]:
+    def _start(self, arguments: Any, request: Request) -> Work[Any]:
         """Start an asynchronous collective as `_start_work` does; an interruption makes the communicator unusable."""
         before = self._state.count
         try:
-            return self._start_work(request, arrays, key)
+            return self._start_work(arguments, request)
         except BaseException as error:
             if self._state.count != before:  # part of it may have started, and the user gets no Work
                 self._state.take_exception(request[0].value, error)
@@ -229,31 +220,27 @@ class CommunicatorBase:
                     settle([self._engine.progress.poll_mpi])  # lets an operation end whose start was interrupted
             raise
 
-    def _start_work(self, request: Any, arrays: tuple[Any, Any], key: Any) -> Work[Any]:
+    def _start_work(self, arguments: Any, request: Request) -> Work[Any]:
         """Start an asynchronous collective, without most checks if a call of its kind has started before.
 
         Args:
-            request: the arguments of `_check`.
-            arrays: the input and output for `UnboundCollectives.find`.
-            key: the key of the call in the call cache; None if the counts are wrong.
+            arguments: the arguments of `_check`.
+            request: the same as the call cache takes them.
         """
-        operation, x, out, op, root, algorithm, rows = request
+        operation, x, out, op, root, algorithm, _ = arguments
         engine, cache = self._engine, self._cache
-        repeated: Any = cache.find_by_array(key, x, out) if rows is None else None
-        if repeated is not None:
-            value = out if out is not None or operation is _GATHER else x
-            return Work(self.rank, engine.progress, engine.start_again(repeated, arrays), value)
-        kind = op, root, (ASYNCHRONOUS, algorithm), rows
-        unbound: Any = None if key is None else self._unbound.find(operation, *arrays, *kind)
-        if unbound is not None:
-            return Work(self.rank, engine.progress, *engine.start_unbound(unbound, *arrays))
-        call = self._check("async", *request)
+        found = self._find_start(*request)
+        if found is None and cache.add_similar(request, asynchronous=True):
+            found = self._find_start(*request)
+        if found is not None:
+            cached, result, value = found
+            return Work(self.rank, engine.progress, engine.start_cached(cached, request[1], result), value)
+        if operation.reduces and isinstance(x, SCALARS):
+            return cast("Work[Any]", self._reduce_scalar(operation, x, out, op, root, algorithm, True))
+        call = self._check("async", *arguments)
         started = engine.start(call)
-        if key is not None and call.finish is None and self._argument_check is None:
-            if isinstance(started, MpiTransfer):
-                engine.remember(call, *arrays, op, kind[2], rows)
-            elif rows is None and call.can_be_cached:
-                engine.cache_start(call, key, x, out)
+        if call.finish is None and self._argument_check is None:
+            engine.remember(call, request, asynchronous=True)
         return Work(self.rank, engine.progress, started, call.value, call.finish)
 
     def _require_open(self) -> None:
@@ -323,16 +310,6 @@ class CommunicatorBase:
         if operation is Operation.REDUCE and self.rank != root:
             return x
         return result[()] if isinstance(x, np.generic) else result.item()
-
-
-def _freeze_counts(counts: Any, out_counts: Any) -> tuple[Any, Any] | None:
-    """Return `counts` and `out_counts` as tuples for a key; None if they are wrong, which `check_call` explains."""
-    try:
-        rows = tuple(counts) if counts is not None else None, tuple(out_counts) if out_counts is not None else None
-        hash(rows)
-    except TypeError:
-        return None
-    return rows
 
 
 def _require_one_group(comm: MPI.Intracomm) -> MPI.Intracomm:

@@ -1,8 +1,8 @@
 """The native extension, which executes programs in host memory; see docs/runtime.md.
 
-Start reading in interpreter.h, then waits.h; the types for Python are in the files *_types.c, staged_call.c and
-call_table.c. messages.h, progress.h, node_run.h and pipeline.h are about operations in flight. compiler.py compiles the
-extension; loading.py finds out whether that has to be done.
+Start reading in interpreter.h, then waits.h. The types for Python are in the files *_types.c, *_call.c, call_table.c
+and shared_buffers.c. messages.h, progress.h, node_run.h and pipeline.h are about operations in flight. compiler.py
+compiles the extension; loading.py finds out whether that has to be done.
 """
 
 from hpccoll.native.loading import require_extension
@@ -16,6 +16,7 @@ from hpccoll.native._extension import (  # noqa: E402 - the import above explain
     CallTable,
     DirectCall,
     EntryRing,
+    HostCall,
     MemoryTable,
     MessageCall,
     MessageRun,
@@ -30,6 +31,7 @@ from hpccoll.native._extension import (  # noqa: E402 - the import above explain
     QueuedRun,
     Reducer,
     Segments,
+    SharedBuffers,
     StagedCall,
     StartedMessage,
     configure_progress,
@@ -45,6 +47,7 @@ __all__ = [
     "CallTable",
     "DirectCall",
     "EntryRing",
+    "HostCall",
     "MemoryTable",
     "MessageCall",
     "MessageRun",
@@ -59,6 +62,7 @@ __all__ = [
     "QueuedRun",
     "Reducer",
     "Segments",
+    "SharedBuffers",
     "StagedCall",
     "StartedMessage",
     "configure_progress",

@@ -143,8 +143,13 @@ class CallCounter:
     messages: int
     current: Any
 
-class StagedCall:
-    """A blocking collective of one kind through the slots of a node; called with the addresses of input and output.
+class HostCall:
+    """A collective of one kind in host memory; a call with the addresses of input and output blocks to its end."""
+
+    def __call__(self, source: int, result: int, /) -> None: ...
+
+class StagedCall(HostCall):
+    """A collective of one kind on one node, through the slots.
 
     Args:
         tables: the memories of runs that begin with slot 0 and with slot 1.
@@ -169,35 +174,53 @@ class StagedCall:
         description: bytes,
         raise_mismatch: Callable[[], object],
     ) -> Self: ...
-    def __call__(self, source: int, result: int, /) -> None: ...
-    def run_unrecorded(self, source: int, result: int, /) -> None: ...
+
+class SharedBuffers:
+    """The memory of this process that other ranks can address, by address: symmetric buffers, and memory in files."""
+
+    def __len__(self) -> int: ...
+    def add(self, address: int, nbytes: int, location: int, owner: object, bases: list[int], buffer: object, /) -> None:
+        """Add a buffer.
+
+        Args:
+            location: the location of the buffer's beginning; `Location` in entry.h explains locations.
+            owner: identifies the ranks that know the location; None if all ranks of the node do.
+            bases: the addresses of the other ranks' memory in the order of the ranks; empty if there are none.
+            buffer: what `find` returns.
+        """
+
+    def remove(self, address: int, /) -> Any:
+        """Remove the buffer that begins at `address`, and return it."""
+
+    def free(self, address: int, /) -> None:
+        """Refuse later runs on the buffer that begins at `address`."""
+
+    def find(self, address: int, /) -> Any:
+        """Return the buffer that contains `address`; None if none does."""
 
 class Peers:
     """Finds the buffers of the node's other ranks, two for each rank, by the locations that the ranks publish.
 
     Args:
         processes: the process of each buffer's rank; 0 if its memory cannot be accessed.
-        numbers: the tokens of the symmetric buffers that are likely to be used, without offsets.
-        bases: for each of them the address of each buffer's rank.
-        resolve: returns addresses, processes and an object that keeps the memory alive for all other locations.
-        keep: an object that keeps the memory at `bases` alive.
+        map_locations: returns addresses, processes and an object that keeps the memory alive, for locations that only
+            Python can map.
     """
 
     def __new__(
         cls,
         processes: list[int],
-        numbers: list[int],
-        bases: list[int],
-        resolve: Callable[[tuple[int, ...]], tuple[list[int], list[int], object]],
-        keep: object,
+        map_locations: Callable[[tuple[int, ...]], tuple[list[int], list[int], object]],
     ) -> Self: ...
 
-class DirectCall:
+class DirectCall(HostCall):
     """A collective of one kind on one node, in which ranks access each other's buffers in place.
 
     Args:
         table: the memories; the last ones are those of `peers`, which each run sets.
-        locations: the locations of this rank's input and output.
+        shared, owner: where the locations of input and output are found, and the symmetric buffers of the communicator.
+        make_staged: returns the staged call that runs if some rank's buffers do not permit access in place.
+        calls, ring, name, description: what the flight recorder notes.
         raise_mismatch: raises the error that ranks called different collectives.
     """
 
@@ -208,10 +231,15 @@ class DirectCall:
         table: MemoryTable,
         peers: Peers,
         fingerprint: int,
-        locations: tuple[int, int],
+        shared: SharedBuffers,
+        owner: object,
+        make_staged: Callable[[], StagedCall],
+        calls: CallCounter,
+        ring: EntryRing,
+        name: str,
+        description: bytes,
         raise_mismatch: Callable[[], object],
     ) -> Self: ...
-    def run(self, source: int, result: int, /) -> bool: ...
 
 class QueuedRun:
     """A run in flight in a queue of runs, of which each begins when the previous one is done."""
@@ -259,7 +287,7 @@ class PipelineCall:
         comm, first_tag: the handle of the communicator, and the tag of the first slot's messages; the others follow.
         barrier: where the node's ranks enter.
         slots: the counters of the slots.
-        locations: the locations of this rank's input and output.
+        shared, owner: see `DirectCall`.
         peers, direct: the other ranks' buffers, and the segments that access them in place; None if this rank's buffers
             do not permit that.
         last: a program that runs after all segments; None if there is nothing to do.
@@ -275,7 +303,8 @@ class PipelineCall:
         barrier: NodeBarrier,
         slots: tuple[ArrivalCounter, ...],
         fingerprint: int,
-        locations: tuple[int, int],
+        shared: SharedBuffers,
+        owner: object,
         peers: Peers | None,
         direct: Segments | None,
         last: Program | None,
@@ -302,33 +331,60 @@ class PipelineRun(QueuedRun):
     ) -> Self: ...
 
 class CallTable:
-    """Finds the staged call of a call on NumPy arrays by its kind.
+    """Finds what carries out a call by its kind; the arrays are NumPy arrays or torch tensors.
+
+    The arguments of a call are operation, x, out, op, root, algorithm and counts.
 
     Args:
         array_type: numpy.ndarray.
-        in_flight: a dict; while it is not empty, no call is found.
-        shared_starts: a list that is empty if no array is in memory that other ranks have mapped.
+        in_flight: a dict; while it is not empty, no call of a kind that waits is found.
+        shared, owner: see `DirectCall`.
     """
 
-    def __new__(cls, array_type: type[Any], in_flight: dict[Any, None], shared_starts: Sequence[int]) -> Self: ...
+    def __new__(
+        cls, array_type: type[Any], in_flight: dict[Any, None], shared: SharedBuffers, owner: object
+    ) -> Self: ...
     def __len__(self) -> int: ...
-    def run(self, operation: object, x: object, out: object, op: object, root: object, algorithm: object, /) -> Any: ...
+    def run(
+        self, operation: object, x: object, out: object, op: object, root: object, algorithm: object, counts: object, /
+    ) -> Any:
+        """Run a call and return its result; NotImplemented if its kind is not known or the arrays are not plain."""
+
+    def find(
+        self, operation: object, x: object, out: object, op: object, root: object, algorithm: object, counts: object, /
+    ) -> tuple[Any, Any, Any] | None:
+        """Return what carries out a call, the array for its result, and the user's result; None if `run` would not."""
+
     def add(
         self,
-        operation: object,
-        dtype: object,
-        op: object,
-        root: object,
-        algorithm: object,
-        count: int,
-        output_given: bool,
-        in_place: bool,
-        returns_none: bool,
-        divisor: int,
-        result_count: int,
+        example: tuple[Any, ...],
+        call: HostCall | Callable[[Any, Any], object] | object,
         make_output: Callable[[Any], Any] | None,
-        call: StagedCall,
-    ) -> None: ...
+        in_given: bool,
+        returns_none: bool,
+        waits: bool,
+        nbytes: int,
+        result_nbytes: int,
+        result_count: int,
+        divisor: int,
+        rows: int,
+    ) -> bool:
+        """Let `call` carry out later calls of the same kind as `example`; return False if its arrays are not plain.
+
+        Args:
+            example: the arguments of a call.
+            call: a native call, or what is called with the arrays of input and output.
+            make_output: returns a new output for an input; None if the result is in the input or in `out`.
+            in_given: whether the result is in `out`.
+            returns_none: whether the user gets None.
+            waits: whether the call waits for operations in flight to end.
+            nbytes, result_nbytes, result_count: bytes of the input; bytes and elements of the result.
+            divisor, rows: a divisor of the input's first dim; and its size, or -1 for any.
+        """
+
+    def accept_tensors(self, tensor_type: type[Any], strided: object, /) -> None:
+        """Accept tensors of a type, and with a layout, from now on."""
+
     def clear(self) -> None: ...
 
 class MpiFunctions:
@@ -422,8 +478,8 @@ class StartedMessage:
     def wait(self, timeout: float | None = None) -> Any: ...
     def test(self) -> bool: ...
 
-class MessageCall:
-    """A collective of messages of one kind; called with the addresses of input and output, it blocks to its end.
+class MessageCall(HostCall):
+    """A collective of messages of one kind.
 
     Args:
         program: a program with messages.
@@ -449,7 +505,6 @@ class MessageCall:
         in_flight: dict[Any, None],
         transfers: dict[Any, None],
     ) -> Self: ...
-    def __call__(self, source: int, result: int, /) -> None: ...
     def start(self, source: int, result: int, tag: int, keep: object, /) -> MessageRun: ...
 
 class MessageRun:

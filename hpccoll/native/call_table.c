@@ -1,52 +1,81 @@
-// CallTable: finds the staged call of a call on NumPy arrays by its kind, checks the arrays, and runs it.
+// CallTable: finds what carries out a call by the call's kind, checks the arrays, and runs it.
 //
-// Calls are of one kind if they agree in operation, dtype, number of elements, reduction, root, algorithm, and in
-// whether the user passes the output. The table compares objects by identity, which is enough for the constants that
-// programs pass; any other call takes the path in Python, which compares them by value.
+// Calls are of one kind if they agree in operation, dtype, number of elements, reduction, root, algorithm, counts, in
+// whether the user passes the output, and in whether other ranks can address the arrays' memory. The table compares
+// objects by identity, which is enough for the constants that programs pass; any other call takes the path in Python,
+// which makes equal objects identical. The arrays are NumPy arrays, or torch tensors on the CPU.
 #include "objects.h"
 
 #include <numpy/ndarraytypes.h>
 
-enum { SLOTS = 1024, MOST_KINDS = SLOTS / 2, KEYS = 5 };
+enum { FIRST_SLOTS = 32, MOST_KINDS = 512, OBJECTS = 4 };
+enum { OPERATION, OP, ALGORITHM, COUNTS };
+
+// What calls of one kind have in common.
+typedef struct {
+    PyObject *objects[OBJECTS];
+    uintptr_t dtype;  // see `identify_dtype`; 0 without arrays
+    npy_intp count;   // elements of the input
+    long root;
+    int32_t is_tensor, output_given, memory, out_memory;
+} Key;
+
+// Where the result of a call is.
+typedef enum { IN_INPUT, IN_GIVEN, IN_NEW } Target;
 
 typedef struct {
-    PyObject *keys[KEYS];  // operation, dtype, reduction, root, algorithm; NULL in an empty slot
-    npy_intp count;        // elements of the input
-    bool output_given;
-    bool in_place;         // whether the output is the input
-    bool returns_none;
-    int divisor;           // of the input's first dim
-    npy_intp result_count;
-    PyObject *make_output; // returns a new output for an input; NULL if the user passes the output
-    StagedCallObject *call;
+    Key key;
+    PyObject *call;         // a HostCall, or a function of the input and output arrays
+    PyObject *dtype;        // keeps the dtype of the key alive
+    PyObject *make_output;  // returns a new output for an input
+    npy_intp nbytes, result_nbytes, result_count;
+    npy_intp divisor, rows;  // of the input's first dim: divisor, and size or -1 for any
+    Target target;
+    bool returns_none, waits;
 } Kind;
 
 typedef struct {
     PyObject_HEAD
-    PyTypeObject *array_type;
-    PyObject *in_flight, *shared_starts;
-    Py_ssize_t used;
-    Kind kinds[SLOTS];
+    PyTypeObject *array_type, *tensor_type;
+    PyObject *strided;  // torch's layout of ordinary tensors
+    PyObject *in_flight, *owner;
+    SharedBuffersObject *shared;
+    Py_ssize_t used, slots;
+    Kind *kinds;
 } CallTableObject;
 
+typedef struct {
+    char *data;
+    uintptr_t dtype;
+    npy_intp count;
+    bool is_tensor;
+    MemoryKind memory;
+} Array;
+
 static void clear_kind(Kind *kind) {
-    for (int i = 0; i < KEYS; i++) {
-        Py_CLEAR(kind->keys[i]);
+    for (int i = 0; i < OBJECTS; i++) {
+        Py_CLEAR(kind->key.objects[i]);
     }
+    Py_CLEAR(kind->dtype);
     Py_CLEAR(kind->make_output);
     Py_CLEAR(kind->call);
 }
 
 static void clear_kinds(CallTableObject *table) {
-    table->used = 0;
-    for (int i = 0; i < SLOTS; i++) {
-        clear_kind(&table->kinds[i]);
+    Kind *kinds = table->kinds;
+    Py_ssize_t slots = table->slots;
+    table->used = table->slots = 0;
+    table->kinds = NULL;
+    for (Py_ssize_t i = 0; i < slots; i++) {
+        clear_kind(&kinds[i]);
     }
+    PyMem_Free(kinds);
 }
 
 static int CallTable_traverse(PyObject *self, visitproc visit, void *arg) {
     CallTableObject *table = (CallTableObject *)self;
-    for (int i = 0; i < SLOTS; i++) {
+    Py_VISIT(table->owner);
+    for (Py_ssize_t i = 0; i < table->slots; i++) {
         Py_VISIT(table->kinds[i].call);
         Py_VISIT(table->kinds[i].make_output);
     }
@@ -63,159 +92,385 @@ static void CallTable_dealloc(PyObject *self) {
     PyObject_GC_UnTrack(self);
     clear_kinds(table);
     Py_XDECREF(table->array_type);
+    Py_XDECREF(table->tensor_type);
+    Py_XDECREF(table->strided);
     Py_XDECREF(table->in_flight);
-    Py_XDECREF(table->shared_starts);
+    Py_XDECREF(table->owner);
+    Py_XDECREF(table->shared);
     Py_TYPE(self)->tp_free(self);
 }
 
 static PyObject *CallTable_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"array_type", "in_flight", "shared_starts", NULL};
-    PyObject *array_type, *in_flight, *starts;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!O!", names, &PyType_Type, &array_type, &PyDict_Type,
-                                     &in_flight, &PyList_Type, &starts)) {
+    static char *names[] = {"array_type", "in_flight", "shared", "owner", NULL};
+    PyObject *array_type, *in_flight, *shared, *owner;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!O!O", names, &PyType_Type, &array_type, &PyDict_Type,
+                                     &in_flight, &SharedBuffersType, &shared, &owner)) {
         return NULL;
     }
     CallTableObject *self = (CallTableObject *)type->tp_alloc(type, 0);
     if (self) {
         self->array_type = (PyTypeObject *)Py_NewRef(array_type);
         self->in_flight = Py_NewRef(in_flight);
-        self->shared_starts = Py_NewRef(starts);
+        self->shared = (SharedBuffersObject *)Py_NewRef(shared);
+        self->owner = Py_NewRef(owner);
     }
     return (PyObject *)self;
 }
 
-// Returns the slot of a kind, or the empty slot where it belongs. At most half of the slots are used.
-static Kind *find_slot(CallTableObject *table, PyObject *const keys[KEYS], npy_intp count, bool output_given) {
-    size_t hash = (size_t)count * 31 + output_given;
-    for (int i = 0; i < KEYS; i++) {
-        hash = hash * 1000003 ^ (uintptr_t)keys[i] >> 4;
+// Returns the slot of a key among `slots` slots, or the empty slot where it belongs. At most half of the slots are used.
+static Kind *find_slot(Kind *kinds, Py_ssize_t slots, const Key *key) {
+    size_t hash = (size_t)key->count * 31 + (size_t)key->root + (size_t)key->output_given + key->dtype;
+    for (int i = 0; i < OBJECTS; i++) {
+        hash = hash * 1000003 ^ (uintptr_t)key->objects[i] >> 4;
     }
     for (hash ^= hash >> 17;; hash++) {
-        Kind *kind = &table->kinds[hash % SLOTS];
-        bool is_same = kind->count == count && kind->output_given == output_given;
-        if (!kind->call || (is_same && !memcmp(kind->keys, keys, sizeof kind->keys))) {
+        Kind *kind = &kinds[hash % (size_t)slots];
+        if (!kind->call || !memcmp(&kind->key, key, sizeof *key)) {
             return kind;
         }
     }
 }
 
-// Whether an object is a NumPy array of contiguous, aligned, writable elements.
-static bool is_plain(const CallTableObject *table, PyObject *given) {
-    return Py_TYPE(given) == table->array_type && PyArray_CHKFLAGS((PyArrayObject *)given, NPY_ARRAY_CARRAY);
+// Makes room for one more kind; returns -1 with an exception. Forgets all kinds if there are too many.
+static int make_room(CallTableObject *table) {
+    if (table->used >= MOST_KINDS) {
+        clear_kinds(table);
+    }
+    if (2 * (table->used + 1) <= table->slots) {
+        return 0;
+    }
+    Py_ssize_t slots = table->slots ? 2 * table->slots : FIRST_SLOTS;
+    Kind *kinds = PyMem_Calloc((size_t)slots, sizeof *kinds);
+    if (!kinds) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < table->slots; i++) {
+        if (table->kinds[i].call) {
+            *find_slot(kinds, slots, &table->kinds[i].key) = table->kinds[i];
+        }
+    }
+    PyMem_Free(table->kinds);
+    table->kinds = kinds;
+    table->slots = slots;
+    return 0;
 }
 
-// Whether an array may be in memory that other ranks have mapped; arrays that own their memory are not.
-static bool may_be_shared(const CallTableObject *table, PyArrayObject *array) {
-    return PyList_GET_SIZE(table->shared_starts) && !PyArray_CHKFLAGS(array, NPY_ARRAY_OWNDATA);
+// Returns a number of a dtype. Numbers and booleans of NumPy in native byte order have their type number, because arrays
+// that were pickled have dtypes that are equal but not identical; other dtypes have their address, which is even.
+static uintptr_t identify_dtype(PyArray_Descr *dtype) {
+    int number = dtype->type_num;
+    bool is_number = number < NPY_OBJECT || number == NPY_HALF;
+    return is_number && (dtype->byteorder == '=' || dtype->byteorder == '|') ? 2 * (uintptr_t)number + 1 : (uintptr_t)dtype;
 }
 
-static npy_intp count_elements(PyArrayObject *array) {
+// Reads a NumPy array; returns 1, or 0 unless its elements are contiguous, aligned and writable.
+static int read_numpy(const CallTableObject *table, PyArrayObject *given, Array *array) {
+    if (!PyArray_CHKFLAGS(given, NPY_ARRAY_CARRAY)) {
+        return 0;
+    }
     npy_intp count = 1;
-    for (int dim = 0; dim < PyArray_NDIM(array); dim++) {
-        count *= PyArray_DIM(array, dim);
+    for (int dim = 0; dim < PyArray_NDIM(given); dim++) {
+        count *= PyArray_DIM(given, dim);
     }
-    return count;
+    *array = (Array){PyArray_DATA(given), identify_dtype(PyArray_DESCR(given)), count, false, PRIVATE};
+    Location location;
+    // Arrays that own their memory are in none that other ranks can address.
+    if (count && !PyArray_CHKFLAGS(given, NPY_ARRAY_OWNDATA)) {
+        array->memory = locate_memory(table->shared, table->owner, array->data, 1, &location);
+    }
+    return 1;
 }
 
-// Whether an input and an output of a kind share memory.
-static bool overlap(const Kind *kind, PyArrayObject *x, PyArrayObject *out) {
-    const int64_t *nbytes = kind->call->program->limits;
-    uintptr_t begin = (uintptr_t)PyArray_DATA(x), other = (uintptr_t)PyArray_DATA(out);
-    return begin < other + (size_t)nbytes[OUTPUT] && other < begin + (size_t)nbytes[INPUT];
+// Returns whether `given.name`, or `given.name()` if `calls`, is `wanted`; -1 with an exception.
+static int has_value(PyObject *given, const char *name, bool calls, const PyObject *wanted) {
+    PyObject *value = calls ? PyObject_CallMethod(given, name, NULL) : PyObject_GetAttrString(given, name);
+    Py_XDECREF(value);  // a constant, which lives on
+    return value ? value == wanted : -1;
 }
 
-// Whether the call of a kind accepts an output that the user passed.
-static bool accepts_output(const CallTableObject *table, const Kind *kind, PyArrayObject *x, PyObject *out) {
-    if (!is_plain(table, out)) {
-        return false;
-    }
-    PyArrayObject *array = (PyArrayObject *)out;
-    npy_intp count = count_elements(array);
-    return (PyObject *)PyArray_DESCR(array) == kind->keys[1] && count == kind->result_count &&
-           !may_be_shared(table, array) && !overlap(kind, x, array);
+// Returns the integer that a method of a tensor returns; -1 with an exception.
+static long long call_for_integer(PyObject *given, const char *name) {
+    PyObject *value = PyObject_CallMethod(given, name, NULL);
+    long long number = value ? (long long)PyLong_AsUnsignedLongLongMask(value) : -1;
+    Py_XDECREF(value);
+    return number;
 }
 
-// Runs the call of a kind and returns the user's result.
-static PyObject *run_kind(const Kind *kind, PyObject *x, PyObject *out) {
-    PyObject *result = kind->make_output ? PyObject_CallOneArg(kind->make_output, x) : Py_NewRef(out ? out : x);
-    if (!result) {
-        return NULL;
+// Reads a tensor; returns 1, 0 unless it is dense and contiguous on the CPU, or -1 with an exception.
+static int read_tensor(const CallTableObject *table, PyObject *given, Array *array) {
+    int plain = has_value(given, "layout", false, table->strided);
+    plain = plain == 1 ? has_value(given, "is_cpu", false, Py_True) : plain;
+    plain = plain == 1 ? has_value(given, "is_contiguous", true, Py_True) : plain;
+    plain = plain == 1 ? has_value(given, "is_neg", true, Py_False) : plain;
+    plain = plain == 1 ? has_value(given, "is_conj", true, Py_False) : plain;
+    if (plain != 1) {
+        return plain;
     }
-    StagedCallObject *call = (StagedCallObject *)Py_NewRef((PyObject *)kind->call);
-    bool returns_none = kind->returns_none;  // a signal handler may clear the table during the call
-    int failed = run_staged(call, PyArray_DATA((PyArrayObject *)x), PyArray_DATA((PyArrayObject *)result));
-    Py_DECREF(call);
-    if (failed || returns_none) {
-        Py_DECREF(result);
-        return failed ? NULL : Py_NewRef(Py_None);
+    PyObject *dtype = PyObject_GetAttrString(given, "dtype");
+    if (!dtype) {
+        return -1;
     }
-    return result;
+    Py_DECREF(dtype);  // a constant of torch
+    long long count = call_for_integer(given, "numel"), data = call_for_integer(given, "data_ptr");
+    if (PyErr_Occurred()) {
+        return -1;
+    }
+    *array = (Array){(char *)(uintptr_t)data, (uintptr_t)dtype, (npy_intp)count, true, PRIVATE};
+    Location location;
+    array->memory = locate_memory(table->shared, table->owner, array->data, count > 0, &location);
+    return 1;
 }
 
-// Runs a barrier, whose kind has no dtype and no elements.
-static PyObject *run_without_arrays(CallTableObject *table, PyObject *const *args) {
-    PyObject *keys[KEYS] = {args[0], Py_None, args[3], args[4], args[5]};
-    const Kind *kind = find_slot(table, keys, 0, false);
-    if (!kind->call || PyDict_GET_SIZE(table->in_flight)) {
-        Py_RETURN_NOTIMPLEMENTED;
+// Reads an array; returns 1, 0 if the table does not accept the object, or -1 with an exception.
+static int read_array(const CallTableObject *table, PyObject *given, Array *array) {
+    if (Py_TYPE(given) == table->array_type) {
+        return read_numpy(table, (PyArrayObject *)given, array);
     }
-    StagedCallObject *call = (StagedCallObject *)Py_NewRef((PyObject *)kind->call);
-    int failed = run_staged(call, NULL, NULL);
-    Py_DECREF(call);
-    return failed ? NULL : Py_NewRef(Py_None);
+    return Py_TYPE(given) == table->tensor_type ? read_tensor(table, given, array) : 0;
+}
+
+// A call whose arrays were read.
+typedef struct {
+    Key key;
+    PyObject *x, *out;  // NULL if missing
+    Array input, output;
+} Call;
+
+// Reads the arguments operation, x, out, op, root, algorithm and counts; returns 1, 0 if the table does not accept them,
+// or -1 with an exception.
+static int read_call(const CallTableObject *table, PyObject *const *args, Call *call) {
+    memset(call, 0, sizeof *call);
+    call->key.objects[OPERATION] = args[0];
+    call->key.objects[OP] = args[3];
+    call->key.objects[ALGORITHM] = args[5];
+    call->key.objects[COUNTS] = args[6];
+    if (!PyLong_CheckExact(args[4])) {
+        return 0;
+    }
+    int overflow;
+    call->key.root = PyLong_AsLongAndOverflow(args[4], &overflow);
+    call->x = args[1] == Py_None ? NULL : args[1];
+    call->out = args[2] == Py_None ? NULL : args[2];
+    if (overflow || (!call->x && call->out)) {
+        return 0;
+    }
+    if (!call->x) {
+        return 1;
+    }
+    int plain = read_array(table, call->x, &call->input);
+    if (plain != 1 || call->input.memory == UNUSABLE) {
+        return plain < 0 ? -1 : 0;
+    }
+    call->key.dtype = call->input.dtype;
+    call->key.count = call->input.count;
+    call->key.is_tensor = call->input.is_tensor;
+    call->key.memory = call->input.memory;
+    call->key.output_given = call->out != NULL;
+    if (call->out) {
+        plain = read_array(table, call->out, &call->output);
+        call->key.out_memory = plain == 1 ? (int32_t)call->output.memory : UNUSABLE;
+    }
+    return plain < 0 ? -1 : 1;
+}
+
+// Returns the size of an array's first dim, or 0 if it has none; -1 with an exception.
+static npy_intp read_first_dim(const Call *call) {
+    if (!call->input.is_tensor) {
+        PyArrayObject *array = (PyArrayObject *)call->x;
+        return PyArray_NDIM(array) ? PyArray_DIM(array, 0) : 0;
+    }
+    PyObject *shape = PyObject_GetAttrString(call->x, "shape");
+    PyObject *first = shape && PySequence_Size(shape) > 0 ? PySequence_GetItem(shape, 0) : NULL;
+    npy_intp size = first ? PyLong_AsSsize_t(first) : PyErr_Occurred() ? -1 : 0;
+    Py_XDECREF(shape);
+    Py_XDECREF(first);
+    return size;
+}
+
+// Returns whether a kind of call accepts the arrays; -1 with an exception.
+static int accepts(const Kind *kind, const Call *call) {
+    if (kind->divisor > 1 || kind->rows >= 0) {
+        npy_intp rows = read_first_dim(call);
+        if (rows < 0) {
+            return -1;
+        }
+        if (kind->rows >= 0 ? rows != kind->rows : !rows || rows % kind->divisor) {
+            return 0;
+        }
+    }
+    if (kind->target != IN_GIVEN) {
+        return 1;
+    }
+    uintptr_t begin = (uintptr_t)call->input.data, other = (uintptr_t)call->output.data;
+    bool overlap = begin < other + (size_t)kind->result_nbytes && other < begin + (size_t)kind->nbytes;
+    return call->output.dtype == call->input.dtype && call->output.is_tensor == call->input.is_tensor &&
+           call->output.count == kind->result_count && !overlap;
+}
+
+// Finds the kind of a call; `*kind` is NULL if the table does not know it, or the arrays differ. -1 with an exception.
+static int find_kind(const CallTableObject *table, PyObject *const *args, Py_ssize_t nargs, Call *call, const Kind **kind) {
+    *kind = NULL;
+    if (nargs != 7) {
+        PyErr_SetString(PyExc_TypeError, "a call has operation, x, out, op, root, algorithm and counts");
+        return -1;
+    }
+    int plain = table->slots ? read_call(table, args, call) : 0;
+    if (plain != 1) {
+        return plain;
+    }
+    const Kind *found = find_slot(table->kinds, table->slots, &call->key);
+    if (!found->call || (found->waits && PyDict_GET_SIZE(table->in_flight))) {
+        return 0;
+    }
+    int accepted = call->x ? accepts(found, call) : 1;
+    *kind = accepted == 1 ? found : NULL;
+    return accepted < 0 ? -1 : 0;
+}
+
+// Returns the array for the result of a call, which the caller releases: the input itself if there is no other.
+static PyObject *make_result(const Kind *kind, const Call *call) {
+    if (kind->target == IN_NEW) {
+        return PyObject_CallOneArg(kind->make_output, call->x);
+    }
+    return Py_NewRef(kind->target == IN_GIVEN ? call->out : call->x ? call->x : Py_None);
+}
+
+// Returns what the user gets from a call of a kind with a result.
+static PyObject *get_value(const Kind *kind, const Call *call, PyObject *result) {
+    return kind->returns_none ? Py_None : call->out ? call->out : result;
+}
+
+// Runs a native call on arrays, of which the result may be new; returns -1 with an exception.
+static int run_native(const CallTableObject *table, HostCallObject *native, const Call *call, PyObject *result) {
+    Array output = call->input;
+    if (result == call->out) {
+        output = call->output;
+    } else if (result != call->x && call->x) {
+        int plain = read_array(table, result, &output);
+        if (plain != 1) {
+            if (!plain) {
+                PyErr_SetString(PyExc_RuntimeError, "the new output is not a plain array");
+            }
+            return -1;
+        }
+    }
+    return native->run(native, call->input.data, output.data);
 }
 
 static PyObject *CallTable_run(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
     CallTableObject *table = (CallTableObject *)self;
-    if (nargs != 6) {
-        return PyErr_Format(PyExc_TypeError, "run takes operation, x, out, op, root and algorithm");
+    Call call;
+    const Kind *kind;
+    if (find_kind(table, args, nargs, &call, &kind)) {
+        return NULL;
     }
-    PyObject *x = args[1], *out = args[2] == Py_None ? NULL : args[2];
-    if (x == Py_None && !out) {
-        return run_without_arrays(table, args);
-    }
-    if (!is_plain(table, x) || PyDict_GET_SIZE(table->in_flight) || may_be_shared(table, (PyArrayObject *)x)) {
+    if (!kind) {
         Py_RETURN_NOTIMPLEMENTED;
     }
-    PyArrayObject *array = (PyArrayObject *)x;
-    PyObject *keys[KEYS] = {args[0], (PyObject *)PyArray_DESCR(array), args[3], args[4], args[5]};
-    const Kind *kind = find_slot(table, keys, count_elements(array), out != NULL);
-    bool fits = kind->call && (kind->divisor == 1 || (PyArray_NDIM(array) && !(PyArray_DIM(array, 0) % kind->divisor)));
-    if (!fits || (out && !kind->in_place && !accepts_output(table, kind, array, out)) || (out && kind->in_place)) {
-        Py_RETURN_NOTIMPLEMENTED;
+    // Taken now, because a signal handler may clear the table during the call.
+    PyObject *runs = Py_NewRef(kind->call), *result = make_result(kind, &call);
+    PyObject *value = result ? Py_NewRef(get_value(kind, &call, result)) : NULL;
+    bool failed = !result;
+    if (result && PyObject_TypeCheck(runs, &HostCallType)) {
+        failed = run_native(table, (HostCallObject *)runs, &call, result) != 0;
+    } else if (result) {
+        PyObject *arrays[] = {call.x ? call.x : Py_None, result};
+        PyObject *done = PyObject_Vectorcall(runs, arrays, 2, NULL);
+        failed = !done;
+        Py_XDECREF(done);
     }
-    return run_kind(kind, x, out);
+    Py_DECREF(runs);
+    Py_XDECREF(result);
+    if (failed) {
+        Py_XDECREF(value);
+        return NULL;
+    }
+    return value;
+}
+
+static PyObject *CallTable_find(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
+    Call call;
+    const Kind *kind;
+    if (find_kind((CallTableObject *)self, args, nargs, &call, &kind)) {
+        return NULL;
+    }
+    if (!kind) {
+        Py_RETURN_NONE;
+    }
+    PyObject *runs = Py_NewRef(kind->call), *result = make_result(kind, &call);
+    PyObject *found = result ? PyTuple_Pack(3, runs, result, get_value(kind, &call, result)) : NULL;
+    Py_DECREF(runs);
+    Py_XDECREF(result);
+    return found;
+}
+
+// Describes the calls of a kind by the arrays of the first one; returns 1, 0 if the table does not accept them, or -1 with
+// an exception.
+static int describe_kind(CallTableObject *table, PyObject *example, Kind *kind, Call *call) {
+    PyObject *args[7];
+    if (PyTuple_GET_SIZE(example) != 7) {
+        PyErr_SetString(PyExc_ValueError, "a call has seven arguments");
+        return -1;
+    }
+    for (int i = 0; i < 7; i++) {
+        args[i] = PyTuple_GET_ITEM(example, i);
+    }
+    int plain = read_call(table, args, call);
+    if (plain != 1) {
+        return plain;
+    }
+    kind->key = call->key;
+    int accepted = call->x ? accepts(kind, call) : 1;
+    if (accepted == 1 && call->x) {
+        kind->dtype = PyObject_GetAttrString(call->x, "dtype");
+        accepted = kind->dtype ? 1 : -1;
+    }
+    return accepted;
 }
 
 static PyObject *CallTable_add(PyObject *self, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"operation", "dtype", "op", "root", "algorithm", "count", "output_given", "in_place",
-                            "returns_none", "divisor", "result_count", "make_output", "call", NULL};
+    static char *names[] = {"example", "call", "make_output", "in_given", "returns_none", "waits", "nbytes",
+                            "result_nbytes", "result_count", "divisor", "rows", NULL};
     CallTableObject *table = (CallTableObject *)self;
-    PyObject *keys[KEYS], *make_output, *call;
-    Py_ssize_t count, result_count;
-    int output_given, in_place, returns_none, divisor;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOnpppinOO!", names, &keys[0], &keys[1], &keys[2], &keys[3],
-                                     &keys[4], &count, &output_given, &in_place, &returns_none, &divisor,
-                                     &result_count, &make_output, &StagedCallType, &call)) {
+    PyObject *example, *runs, *make_output;
+    int in_given, returns_none, waits;
+    Kind kind = {.rows = -1};
+    Call call;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OOpppnnnnn", names, &PyTuple_Type, &example, &runs, &make_output,
+                                     &in_given, &returns_none, &waits, &kind.nbytes, &kind.result_nbytes,
+                                     &kind.result_count, &kind.divisor, &kind.rows)) {
         return NULL;
     }
-    if (divisor < 1 || (output_given && in_place)) {
-        PyErr_SetString(PyExc_ValueError, "a kind divides its input by 1 or more, and is in place without an output");
+    kind.target = make_output != Py_None ? IN_NEW : in_given ? IN_GIVEN : IN_INPUT;
+    int accepted = describe_kind(table, example, &kind, &call);
+    if (accepted != 1 || make_room(table)) {
+        Py_XDECREF(kind.dtype);
+        return accepted < 0 || PyErr_Occurred() ? NULL : Py_NewRef(Py_False);
+    }
+    kind.call = Py_NewRef(runs);
+    kind.make_output = make_output == Py_None ? NULL : Py_NewRef(make_output);
+    kind.returns_none = returns_none;
+    kind.waits = waits;
+    for (int i = 0; i < OBJECTS; i++) {
+        Py_INCREF(kind.key.objects[i]);
+    }
+    Kind *slot = find_slot(table->kinds, table->slots, &kind.key);
+    Kind before = *slot;
+    table->used += !before.call;
+    *slot = kind;
+    clear_kind(&before);
+    Py_RETURN_TRUE;
+}
+
+static PyObject *CallTable_accept_tensors(PyObject *self, PyObject *args) {
+    CallTableObject *table = (CallTableObject *)self;
+    PyObject *type, *strided;
+    if (!PyArg_ParseTuple(args, "O!O:accept_tensors", &PyType_Type, &type, &strided)) {
         return NULL;
     }
-    if (table->used >= MOST_KINDS) {
-        clear_kinds(table);
-    }
-    Kind *kind = find_slot(table, keys, count, output_given);
-    table->used += !kind->call;
-    clear_kind(kind);
-    *kind = (Kind){.count = count, .output_given = output_given, .in_place = in_place, .returns_none = returns_none,
-                   .divisor = divisor, .result_count = result_count,
-                   .make_output = make_output == Py_None ? NULL : Py_NewRef(make_output),
-                   .call = (StagedCallObject *)Py_NewRef(call)};
-    for (int i = 0; i < KEYS; i++) {
-        kind->keys[i] = Py_NewRef(keys[i]);
-    }
+    Py_XSETREF(table->tensor_type, (PyTypeObject *)Py_NewRef(type));
+    Py_XSETREF(table->strided, Py_NewRef(strided));
     Py_RETURN_NONE;
 }
 
@@ -230,8 +485,11 @@ static Py_ssize_t CallTable_length(PyObject *self) { return ((CallTableObject *)
 static PyMethodDef CallTable_methods[] = {
     {"run", (PyCFunction)(void (*)(void))CallTable_run, METH_FASTCALL,
      "Run a call if its kind is known and its arrays are plain; return its result, or else NotImplemented."},
+    {"find", (PyCFunction)(void (*)(void))CallTable_find, METH_FASTCALL,
+     "Return what carries out a call, the array for its result, and the result for the user; None if `run` would not."},
     {"add", (PyCFunction)(void (*)(void))CallTable_add, METH_VARARGS | METH_KEYWORDS,
-     "Run later calls of a kind by a staged call."},
+     "Let later calls of a kind be carried out; return whether the arrays are plain."},
+    {"accept_tensors", CallTable_accept_tensors, METH_VARARGS, "Accept tensors of a type and layout from now on."},
     {"clear", CallTable_forget, METH_NOARGS, "Forget all kinds."},
     {NULL, NULL, 0, NULL},
 };
@@ -240,7 +498,7 @@ static PySequenceMethods CallTable_sequence = {.sq_length = CallTable_length};
 
 PyTypeObject CallTableType = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "hpccoll.native.CallTable",
-    .tp_doc = "The staged calls of a communicator by kind; the stub describes the arguments.",
+    .tp_doc = "What carries out a communicator's calls, by kind; the stub describes the arguments.",
     .tp_basicsize = sizeof(CallTableObject),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
     .tp_new = CallTable_new,

@@ -28,42 +28,46 @@ Agreement compare_entries(const Barrier *barrier) {
     return differing & FINGERPRINT ? RANKS_DIFFER : differing ? RANKS_DIFFER_IN_ACCESS : RANKS_AGREE;
 }
 
-// Copies a location to `*location`; returns whether it was there before.
-static bool copy_location(const Barrier *barrier, ptrdiff_t row, int number, uint64_t *location) {
-    _Atomic uint64_t *word = &line_of(barrier->counter, row)->entries[barrier->entry][1 + number];
-    uint64_t before = *location;
-    *location = atomic_load_explicit(word, memory_order_relaxed);  // relaxed: see `compare_entries`
-    return *location == before;
-}
-
-bool read_locations(const Barrier *barrier, uint64_t *locations) {
-    bool is_same = true;
+void read_locations(const Barrier *barrier, uint64_t *locations) {
     for (ptrdiff_t row = 0; row < barrier->counter->ranks; row++) {
+        const Line *line = line_of(barrier->counter, row);
         for (int number = 0; row != barrier->counter->row && number < ENTRY_WORDS - 1; number++) {
-            is_same &= copy_location(barrier, row, number, locations++);
+            // relaxed: see `compare_entries`
+            *locations++ =
+                atomic_load_explicit(&line->entries[barrier->entry][1 + number], memory_order_relaxed);
         }
     }
-    return is_same;
+}
+
+void post_direct(Barrier *barrier, uint64_t fingerprint, const Location own[2]) {
+    uint64_t locations[] = {own[0].value, own[1].value};
+    post_entry(barrier, fingerprint | DIRECT, locations);
 }
 
 // Finds the address of buffer number `at`; returns false if only Python can find it.
-static bool find_address(Peers *peers, int64_t at, uint64_t location) {
+static bool find_address(Peers *peers, int64_t at, const Location own[2]) {
+    uint64_t location = peers->locations[at];
     if (!(location & TOKEN)) {
         peers->addresses[at] = (char *)(uintptr_t)location;
         peers->owners[at] = peers->processes[at];
         return true;
     }
-    for (int64_t i = 0; i < peers->symmetric && !(location & DIRECT); i++) {
-        if (location >> OFFSET_BITS == peers->numbers[i] >> OFFSET_BITS) {
-            peers->addresses[at] = peers->bases[i * peers->buffers + at] + (location & ((UINT64_C(1) << OFFSET_BITS) - 1));
+    for (int i = 0; i < 2 && !(location & DIRECT); i++) {
+        if (own[i].bases && location >> OFFSET_BITS == own[i].value >> OFFSET_BITS) {
+            peers->addresses[at] = own[i].bases[at / 2] + (location & ((UINT64_C(1) << OFFSET_BITS) - 1));
             peers->owners[at] = 0;
             return true;
         }
     }
-    return false;
+    if (location != peers->mapped[at]) {
+        return false;
+    }
+    peers->addresses[at] = peers->mapped_addresses[at];
+    peers->owners[at] = peers->mapped_owners[at];
+    return true;
 }
 
-EntryResult pass_entry(const Barrier *barrier, Peers *peers) {
+EntryResult pass_entry(const Barrier *barrier, Peers *peers, const Location own[2]) {
     if (!have_all_arrived(barrier->counter)) {
         return ENTRY_WAITS;
     }
@@ -71,10 +75,10 @@ EntryResult pass_entry(const Barrier *barrier, Peers *peers) {
     if (agreement != RANKS_AGREE || !peers) {
         return agreement == RANKS_DIFFER ? ENTRY_DIFFERS : ENTRY_STAGED;
     }
-    bool is_same = read_locations(barrier, peers->known) && peers->has_known;
-    peers->has_known = true;
-    for (int64_t at = 0; !is_same && at < peers->buffers; at++) {
-        peers->has_known &= find_address(peers, at, peers->known[at]);
+    read_locations(barrier, peers->locations);
+    peers->are_known = true;
+    for (int64_t at = 0; at < peers->buffers; at++) {
+        peers->are_known &= find_address(peers, at, own);
     }
-    return peers->has_known ? ENTRY_DIRECT : ENTRY_UNKNOWN;
+    return peers->are_known ? ENTRY_DIRECT : ENTRY_UNKNOWN;
 }

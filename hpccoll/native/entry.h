@@ -29,26 +29,36 @@ Agreement compare_entries(const Barrier *barrier);
 // Tokens have the highest bit; locations in files, which only Python can map, have the second highest bit, too.
 enum { OFFSET_BITS = 42 };
 
-// The buffers of the node's other ranks: two for each rank, its input and its output.
+// The location of a rank's input or output. `bases` are the addresses of the other ranks' memory in the same symmetric
+// buffer, in the order of the ranks; NULL for other memory.
+typedef struct {
+    uint64_t value;
+    char *const *bases;
+} Location;
+
+// The buffers of the node's other ranks: two for each rank, its input and its output. `addresses` and `owners` belong to
+// `locations` if `are_known`. `mapped` are the locations that Python has mapped at `mapped_addresses`, each in the
+// process of its `mapped_owners`.
 typedef struct {
     int64_t buffers;
     const pid_t *processes;       // of each buffer's rank; 0 if its memory cannot be accessed
-    int64_t symmetric;            // how many symmetric buffers are known
-    const uint64_t *numbers;      // their tokens without offsets
-    char *const *bases;           // for each of them the address of each buffer's rank
-    uint64_t *known;              // the locations that `addresses` and `owners` belong to, if `has_known`
-    char **addresses;
-    pid_t *owners;                // the processes in which the addresses are valid; 0: this one
-    bool has_known;
+    uint64_t *locations, *mapped;
+    char **addresses, **mapped_addresses;
+    pid_t *owners, *mapped_owners;  // the processes in which the addresses are valid; 0: this one
+    bool are_known;
 } Peers;
 
 typedef enum { ENTRY_WAITS, ENTRY_DIFFERS, ENTRY_STAGED, ENTRY_DIRECT, ENTRY_UNKNOWN } EntryResult;
 
-// Looks at the entries of all ranks without blocking. `peers` is NULL if this rank's own entry is not direct. After
-// ENTRY_DIRECT, `peers` has the addresses; after ENTRY_UNKNOWN, `set_addresses` must pass them.
-EntryResult pass_entry(const Barrier *barrier, Peers *peers);
+// Looks at the entries of all ranks without blocking. `peers` is NULL if this rank's own entry is not direct; `own` are
+// the locations of this rank's input and output. After ENTRY_DIRECT, `peers` has the addresses; after ENTRY_UNKNOWN,
+// Python must map locations.
+EntryResult pass_entry(const Barrier *barrier, Peers *peers, const Location own[2]);
 
-// Copies the locations that the other ranks have published, two for each rank; returns whether all were there before.
-bool read_locations(const Barrier *barrier, uint64_t *locations);
+// Copies the locations that the other ranks have published, two for each rank.
+void read_locations(const Barrier *barrier, uint64_t *locations);
+
+// Publishes the entry of a run in place.
+void post_direct(Barrier *barrier, uint64_t fingerprint, const Location own[2]);
 
 #endif

@@ -5,7 +5,7 @@
 
 // A collective of one kind; `table` has the scratch memory of blocking runs.
 typedef struct {
-    PyObject_HEAD
+    HostCallObject base;
     MpiFunctionsObject *library;
     ProgramObject *program;
     MemoryTableObject *table;
@@ -145,54 +145,14 @@ static void MessageCall_dealloc(PyObject *self) {
     MessageCallObject *call = (MessageCallObject *)self;
     PyObject_GC_UnTrack(self);
     MessageCall_clear(self);
-    PyObject *owned[] = {(PyObject *)call->library,    (PyObject *)call->program,    (PyObject *)call->table,
-                         (PyObject *)call->entry.calls, (PyObject *)call->entry.ring, call->entry.name,
-                         call->entry.description,       call->in_flight,              call->transfers};
+    clear_entry(&call->entry);
+    PyObject *owned[] = {(PyObject *)call->library, (PyObject *)call->program, (PyObject *)call->table,
+                         call->in_flight, call->transfers};
     for (size_t i = 0; i < sizeof owned / sizeof *owned; i++) {
         Py_XDECREF(owned[i]);
     }
     PyMem_Free(call->requests);
     Py_TYPE(self)->tp_free(self);
-}
-
-static PyObject *MessageCall_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"library", "program", "table", "comm", "tag", "calls", "ring", "name", "description",
-                            "oversubscribed", "attend", "in_flight", "transfers", NULL};
-    PyObject *library, *program, *table, *calls, *ring, *name, *description, *attend, *in_flight, *transfers;
-    unsigned long long comm;
-    int tag, oversubscribed;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!O!KiO!O!UO!pOO!O!", names, &MpiFunctionsType, &library,
-                                     &ProgramType, &program, &MemoryTableType, &table, &comm, &tag, &CallCounterType,
-                                     &calls, &EntryRingType, &ring, &name, &PyBytes_Type, &description,
-                                     &oversubscribed, &attend, &PyDict_Type, &in_flight, &PyDict_Type, &transfers)) {
-        return NULL;
-    }
-    if (!is_of_messages((ProgramObject *)program, (MemoryTableObject *)table) ||
-        !can_send((ProgramObject *)program, &((MpiFunctionsObject *)library)->functions)) {
-        return NULL;
-    }
-    if (PyBytes_GET_SIZE(description) != DESCRIPTION_BYTES) {
-        PyErr_SetString(PyExc_ValueError, "the description has the wrong size");
-        return NULL;
-    }
-    size_t requests = (size_t)((ProgramObject *)program)->program.requests + 1;
-    MessageCallObject *self = (MessageCallObject *)type->tp_alloc(type, 0);
-    if (!self || !(self->requests = PyMem_Calloc(requests, sizeof(uint64_t)))) {
-        Py_XDECREF(self);
-        return PyErr_NoMemory();
-    }
-    self->library = (MpiFunctionsObject *)Py_NewRef(library);
-    self->program = (ProgramObject *)Py_NewRef(program);
-    self->table = (MemoryTableObject *)Py_NewRef(table);
-    self->entry = (CallEntry){(CallCounterObject *)Py_NewRef(calls), (EntryRingObject *)Py_NewRef(ring),
-                              Py_NewRef(name), Py_NewRef(description)};
-    self->attend = Py_NewRef(attend);
-    self->in_flight = Py_NewRef(in_flight);
-    self->transfers = Py_NewRef(transfers);
-    self->comm = comm;
-    self->tag = tag;
-    self->oversubscribed = oversubscribed;
-    return (PyObject *)self;
 }
 
 static MessageState make_state(const MessageCallObject *call, char *input, char *output) {
@@ -260,7 +220,8 @@ static void settle_sends(const MessageState *state) {
     Py_END_ALLOW_THREADS
 }
 
-static int run_call(MessageCallObject *call, char *input, char *output) {
+static int run_call(HostCallObject *base, char *input, char *output) {
+    MessageCallObject *call = (MessageCallObject *)base;
     int64_t place = begin_call(&call->entry);
     if (place < 0) {
         return -1;
@@ -279,16 +240,46 @@ static int run_call(MessageCallObject *call, char *input, char *output) {
     return failed ? -1 : 0;
 }
 
-static PyObject *MessageCall_call(PyObject *self, PyObject *args, PyObject *kwargs) {
-    unsigned long long input, output;
-    if (kwargs || !PyArg_ParseTuple(args, "KK", &input, &output)) {
-        PyErr_SetString(PyExc_TypeError, "a call takes the addresses of input and output");
+static PyObject *MessageCall_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"library", "program", "table", "comm", "tag", "calls", "ring", "name", "description",
+                            "oversubscribed", "attend", "in_flight", "transfers", NULL};
+    PyObject *library, *program, *table, *calls, *ring, *name, *description, *attend, *in_flight, *transfers;
+    unsigned long long comm;
+    int tag, oversubscribed;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!O!KiO!O!UO!pOO!O!", names, &MpiFunctionsType, &library,
+                                     &ProgramType, &program, &MemoryTableType, &table, &comm, &tag, &CallCounterType,
+                                     &calls, &EntryRingType, &ring, &name, &PyBytes_Type, &description,
+                                     &oversubscribed, &attend, &PyDict_Type, &in_flight, &PyDict_Type, &transfers)) {
         return NULL;
     }
-    Py_INCREF(self);
-    int failed = run_call((MessageCallObject *)self, (char *)(uintptr_t)input, (char *)(uintptr_t)output);
-    Py_DECREF(self);
-    return failed ? NULL : Py_NewRef(Py_None);
+    if (!is_of_messages((ProgramObject *)program, (MemoryTableObject *)table) ||
+        !can_send((ProgramObject *)program, &((MpiFunctionsObject *)library)->functions)) {
+        return NULL;
+    }
+    if (PyBytes_GET_SIZE(description) != DESCRIPTION_BYTES) {
+        PyErr_SetString(PyExc_ValueError, "the description has the wrong size");
+        return NULL;
+    }
+    size_t requests = (size_t)((ProgramObject *)program)->program.requests + 1;
+    MessageCallObject *self = (MessageCallObject *)type->tp_alloc(type, 0);
+    if (!self || !(self->requests = PyMem_Calloc(requests, sizeof(uint64_t)))) {
+        Py_XDECREF(self);
+        return PyErr_NoMemory();
+    }
+    self->base.vectorcall = call_host;
+    self->base.run = run_call;
+    self->library = (MpiFunctionsObject *)Py_NewRef(library);
+    self->program = (ProgramObject *)Py_NewRef(program);
+    self->table = (MemoryTableObject *)Py_NewRef(table);
+    self->entry = (CallEntry){(CallCounterObject *)Py_NewRef(calls), (EntryRingObject *)Py_NewRef(ring),
+                              Py_NewRef(name), Py_NewRef(description)};
+    self->attend = Py_NewRef(attend);
+    self->in_flight = Py_NewRef(in_flight);
+    self->transfers = Py_NewRef(transfers);
+    self->comm = comm;
+    self->tag = tag;
+    self->oversubscribed = oversubscribed;
+    return (PyObject *)self;
 }
 
 // Notes that a run is done; the last access of the thread that has advanced it.
@@ -346,14 +337,14 @@ static PyMethodDef MessageCall_methods[] = {
 
 PyTypeObject MessageCallType = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "hpccoll.native.MessageCall",
-    .tp_doc = "A collective of messages of one kind; a call with the addresses of input and output blocks to its end.",
+    .tp_doc = "A collective of messages of one kind; the stub describes the arguments.",
     .tp_basicsize = sizeof(MessageCallObject),
-    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
+    .tp_base = &HostCallType,
     .tp_new = MessageCall_new,
     .tp_dealloc = MessageCall_dealloc,
     .tp_traverse = MessageCall_traverse,
     .tp_clear = MessageCall_clear,
-    .tp_call = MessageCall_call,
     .tp_methods = MessageCall_methods,
 };
 

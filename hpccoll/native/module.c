@@ -15,9 +15,9 @@ static struct PyModuleDef definition = {
 
 PyMODINIT_FUNC PyInit__extension(void) {
     PyTypeObject *types[] = {&ReducerType,   &MemoryTableType, &ProgramType,    &ArrivalCounterType, &NodeBarrierType,
-                             &EntryRingType, &CallCounterType, &StagedCallType, &CallTableType,      &MpiFunctionsType,
+                             &EntryRingType, &CallCounterType, &HostCallType, &StagedCallType, &CallTableType, &MpiFunctionsType,
                              &MessageCallType, &MessageRunType, &PeersType, &DirectCallType, &QueuedRunType, &NodeRunType,
-                             &SegmentsType, &PipelineCallType, &PipelineRunType, &MessengerType, &StartedMessageType};
+                             &SharedBuffersType, &SegmentsType, &PipelineCallType, &PipelineRunType, &MessengerType, &StartedMessageType};
     PyObject *module = PyModule_Create(&definition);
     for (size_t i = 0; module && i < sizeof types / sizeof *types; i++) {
         if (PyModule_AddType(module, types[i])) {

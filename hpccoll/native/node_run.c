@@ -90,11 +90,11 @@ static bool enter(NodeRun *run, Report *report) {
         return true;
     }
     if (!run->has_entered) {
-        post_entry(direct->barrier, direct->fingerprint | DIRECT, direct->locations);
+        post_direct(direct->barrier, direct->fingerprint, run->own);
         run->has_entered = true;
         return true;
     }
-    switch (pass_entry(direct->barrier, direct->peers)) {
+    switch (pass_entry(direct->barrier, direct->peers, run->own)) {
     case ENTRY_WAITS:
         return false;
     case ENTRY_DIFFERS:
@@ -119,7 +119,7 @@ static bool take_step(NodeRun *run, Report *report) {
     case ENTERS:
         return enter(run, report);
     case NEEDS_ADDRESSES:
-        if (!run->direct->peers->has_known) {
+        if (!run->direct->peers->are_known) {
             return false;
         }
         begin_direct(run, report);

@@ -20,7 +20,7 @@ typedef struct {
 // A collective in place. `addresses` and `processes` are those of all memories; the last ones are those of `peers`.
 typedef struct {
     Barrier *barrier;
-    uint64_t fingerprint, locations[2];
+    uint64_t fingerprint;
     const Instructions *program;
     char **addresses;
     pid_t *processes;
@@ -33,6 +33,7 @@ typedef enum { ENTERS, NEEDS_ADDRESSES, RUNS_DIRECT, RUNS_STAGED, HAS_ENDED } Ph
 typedef struct {
     const StagedPart *staged;  // NULL if the slots have no room for the plan; no rank then starts a staged run
     DirectPart *direct;        // NULL if this rank's buffers do not permit access in place
+    Location own[2];           // of input and output, in a direct run
     char *input, *output;
     Phase phase;
     bool has_entered;  // whether the entry of a direct run was published

@@ -22,7 +22,7 @@ static int prepare(QueuedRunObject *base) {
     if (object->run.phase != NEEDS_ADDRESSES) {
         return 0;
     }
-    return resolve_peers(object->direct->peers) ? -1 : 1;
+    return map_peers(object->direct->peers) ? -1 : 1;
 }
 
 static int raise_failure(QueuedRunObject *base) {
@@ -75,6 +75,11 @@ static PyObject *NodeRun_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
         self->direct = (DirectCallObject *)Py_NewRef(direct);
         self->run.direct = &self->direct->part;
         program = self->direct->program;
+        if (locate_arrays(self->direct->shared, self->direct->owner, &program->program, self->run.input,
+                          self->run.output, self->run.own)) {
+            Py_DECREF(self);
+            return NULL;
+        }
     }
     self->base.step = step;
     self->base.prepare = prepare;

@@ -78,10 +78,49 @@ typedef struct {
     PyObject *name, *description;
 } CallEntry;
 
-// A collective of one kind through the slots of a node, on the arrays that each call passes.
-typedef struct {
+// A collective of one kind in host memory, on the arrays that each call passes. `run` blocks until this rank's part is
+// complete, and returns -1 with an exception.
+typedef struct HostCallObject {
     PyObject_HEAD
     vectorcallfunc vectorcall;
+    int (*run)(struct HostCallObject *, char *input, char *output);
+} HostCallObject;
+
+// The function of `vectorcall`.
+PyObject *call_host(PyObject *self, PyObject *const *args, size_t nargsf, PyObject *names);
+
+// Memory of this process that other ranks can address: a symmetric buffer, or memory in a file.
+typedef struct {
+    uintptr_t begin, end;
+    uint64_t location;    // of the beginning
+    PyObject *owner;      // the communicator's symmetric buffers; NULL for memory in a file
+    PyObject *object;     // what Python knows of the buffer
+    char **bases;         // see `Location`
+    bool is_freed;
+} SharedBuffer;
+
+// All such memory, in the order of the addresses.
+typedef struct {
+    PyObject_HEAD
+    SharedBuffer **buffers;
+    Py_ssize_t count, room;
+} SharedBuffersObject;
+
+// The kind of an array's memory for the ranks of a communicator; UNUSABLE if a symmetric buffer was freed, or belongs to
+// another communicator.
+typedef enum { PRIVATE, SYMMETRIC, IN_FILE, UNUSABLE } MemoryKind;
+
+// Finds the location of `nbytes` bytes; `owner` are the symmetric buffers of the communicator.
+MemoryKind locate_memory(const SharedBuffersObject *shared, const PyObject *owner, const char *memory, int64_t nbytes,
+                         Location *location);
+
+// Finds the locations of a program's input and output; returns -1 with an exception if one is unusable.
+int locate_arrays(const SharedBuffersObject *shared, const PyObject *owner, const Instructions *program, char *input,
+                  char *output, Location locations[2]);
+
+// A collective of one kind through the slots of a node.
+typedef struct {
+    HostCallObject base;
     StagedPart part;
     NodeBarrierObject *barrier;
     ProgramObject *program;
@@ -90,23 +129,27 @@ typedef struct {
     PyObject *raise_mismatch;
 } StagedCallObject;
 
-// The buffers of the node's other ranks; `resolve` finds the addresses that `pass_entry` cannot find, and returns them
-// with their processes and an object that keeps the memory alive. `keep` keeps the known memory alive, `kept` the other.
+// The buffers of the node's other ranks; `map` maps the locations that `pass_entry` cannot find, and returns addresses,
+// processes, and an object that keeps the memory alive, which is `keep` until the next time.
 typedef struct {
     PyObject_HEAD
     Peers peers;
-    PyObject *resolve, *keep, *kept;
+    PyObject *map, *keep;
 } PeersObject;
 
-// A collective of one kind on one node, in place.
+// A collective of one kind on one node, in place; `make_staged` returns the staged call that runs if some rank's buffers
+// do not permit that.
 typedef struct {
-    PyObject_HEAD
+    HostCallObject base;
     DirectPart part;
     NodeBarrierObject *barrier;
     ProgramObject *program;
     MemoryTableObject *table;
     PeersObject *peers;
-    PyObject *raise_mismatch;
+    SharedBuffersObject *shared;
+    CallEntry entry;
+    StagedCallObject *staged;
+    PyObject *owner, *make_staged, *raise_mismatch;
 } DirectCallObject;
 
 // The base of runs in flight that follow each other: a run begins when the previous one of its queue is done.
@@ -146,7 +189,7 @@ extern PyMethodDef progress_functions[], exit_functions[];
 extern PyTypeObject MpiFunctionsType, MessageCallType, MessageRunType, PeersType, DirectCallType, QueuedRunType,
     NodeRunType, SegmentsType, PipelineCallType, PipelineRunType, MessengerType, StartedMessageType;
 extern PyTypeObject ReducerType, MemoryTableType, ProgramType, ArrivalCounterType, NodeBarrierType, EntryRingType,
-    CallCounterType, StagedCallType, CallTableType;
+    CallCounterType, HostCallType, SharedBuffersType, StagedCallType, CallTableType;
 
 enum { RECORD_WORDS = 16, DESCRIPTION_BYTES = (RECORD_WORDS - 4) * 8 };  // of an entry of the flight recorder
 
@@ -166,6 +209,9 @@ int64_t run_program(ProgramObject *program, const MemoryTableObject *table, char
 // Executes a program from instruction `at` to the end; waits for the ranks at each fence. Returns -1 with an exception.
 int run_to_end(ProgramObject *program, NodeBarrierObject *barrier, const MemoryTableObject *table, char *input,
                char *output, int64_t at);
+
+// Releases what an entry refers to.
+void clear_entry(CallEntry *entry);
 
 // Records the beginning of a blocking call; returns the place of its entry in words, or -1 with an exception if the
 // counter's method refuse_call, which is called during another call, does not allow the call.
@@ -196,8 +242,8 @@ bool can_send(const ProgramObject *program, const MpiLibrary *mpi);
 // Raises the error that ranks called different collectives.
 void raise_mismatch(PyObject *function);
 
-// Finds the addresses of the locations that have been published, in Python; returns -1 with an exception.
-int resolve_peers(PeersObject *peers);
+// Maps the locations that have been published, in Python; returns -1 with an exception.
+int map_peers(PeersObject *peers);
 
 // Makes a run ready for `advance`; returns -1 with an exception. `previous` and `before` may be None.
 int begin_queued_run(QueuedRunObject *run, NodeBarrierObject *barrier, PyObject *previous, PyObject *before, PyObject *keep);
@@ -205,8 +251,11 @@ int begin_queued_run(QueuedRunObject *run, NodeBarrierObject *barrier, PyObject 
 // Notes that a run is done; the last access of the thread that advances it. No run may follow a broken one.
 void finish_run(QueuedRunObject *run, bool is_broken);
 
-// Runs a staged call on an input and an output; returns -1 with an exception.
-int run_staged(StagedCallObject *call, char *input, char *output);
+// Runs a staged call without recording it; returns -1 with an exception.
+int run_staged_parts(StagedCallObject *call, char *input, char *output);
+
+// Returns the staged call that runs in place of a direct one, made once; NULL with an exception.
+StagedCallObject *get_staged(DirectCallObject *call);
 
 // Sets the exception for an argument of another type than `type`; returns whether it has the type.
 static inline bool has_type(PyObject *object, PyTypeObject *type, const char *name) {

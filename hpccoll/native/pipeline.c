@@ -23,11 +23,16 @@ static void end_run(PipelineRun *run, MessageOutcome outcome) {
 static bool enter(PipelineRun *run) {
     const PipelinePart *part = run->part;
     if (!run->has_entered) {
-        post_entry(part->barrier, part->fingerprint | (part->peers ? DIRECT : 0), part->locations);
+        static const uint64_t nowhere[2] = {0, 0};
+        if (part->peers) {
+            post_direct(part->barrier, part->fingerprint, run->own);
+        } else {
+            post_entry(part->barrier, part->fingerprint, nowhere);
+        }
         run->has_entered = true;
         return true;
     }
-    switch (pass_entry(part->barrier, part->peers)) {
+    switch (pass_entry(part->barrier, part->peers, run->own)) {
     case ENTRY_WAITS:
         return false;
     case ENTRY_DIFFERS:
@@ -48,7 +53,7 @@ static bool enter(PipelineRun *run) {
 // Lets segments run on the addresses that the entry has found; returns whether it did.
 static bool begin_direct(PipelineRun *run) {
     const PipelinePart *part = run->part;
-    if (!part->peers->has_known) {
+    if (!part->peers->are_known) {
         return false;
     }
     run->segments = part->direct;

@@ -22,7 +22,7 @@ typedef struct {
     uint64_t comm;
     int first_tag;  // of the first slot; the others follow
     Barrier *barrier;
-    uint64_t fingerprint, locations[2];
+    uint64_t fingerprint;
     int64_t slots;
     Counter *const *counters;
     Peers *peers;              // NULL if this rank's buffers do not permit access in place
@@ -44,6 +44,7 @@ typedef struct {
     const PipelinePart *part;
     const Segments *staged;    // through the slots; never NULL
     const Segments *segments;  // those that run: `part->direct` or `staged`
+    Location own[2];           // of input and output, if `part->peers`
     char *input, *output;
     Lane *lanes;         // one for each slot
     uint64_t *requests;  // `most_requests` for each slot

@@ -15,7 +15,8 @@ typedef struct {
     PipelinePart part;
     MpiFunctionsObject *library;
     NodeBarrierObject *barrier;
-    PyObject *slots, *name, *raise_mismatch;
+    PyObject *slots, *owner, *name, *raise_mismatch;
+    SharedBuffersObject *shared;
     PeersObject *peers;
     SegmentsObject *direct;
     ProgramObject *last;
@@ -109,9 +110,9 @@ PyTypeObject SegmentsType = {
 static void PipelineCall_dealloc(PyObject *self) {
     PipelineCallObject *call = (PipelineCallObject *)self;
     PyObject_GC_UnTrack(self);
-    PyObject *owned[] = {(PyObject *)call->library, (PyObject *)call->barrier, call->slots,
-                         call->name,                call->raise_mismatch,      (PyObject *)call->peers,
-                         (PyObject *)call->direct,  (PyObject *)call->last};
+    PyObject *owned[] = {(PyObject *)call->library, (PyObject *)call->barrier, call->slots, call->owner, call->name,
+                         call->raise_mismatch, (PyObject *)call->shared, (PyObject *)call->peers,
+                         (PyObject *)call->direct, (PyObject *)call->last};
     for (size_t i = 0; i < sizeof owned / sizeof *owned; i++) {
         Py_XDECREF(owned[i]);
     }
@@ -120,6 +121,7 @@ static void PipelineCall_dealloc(PyObject *self) {
 }
 
 static int PipelineCall_traverse(PyObject *self, visitproc visit, void *arg) {
+    Py_VISIT(((PipelineCallObject *)self)->owner);
     Py_VISIT(((PipelineCallObject *)self)->raise_mismatch);
     return 0;
 }
@@ -180,14 +182,15 @@ static int set_slots(PipelineCallObject *call, PyObject *slots) {
 }
 
 static PyObject *PipelineCall_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"library", "comm", "first_tag", "barrier", "slots", "fingerprint", "locations", "peers",
-                            "direct", "last", "name", "raise_mismatch", NULL};
-    PyObject *library, *barrier, *slots, *peers, *direct, *last, *name, *raise_mismatch;
-    unsigned long long comm, fingerprint, locations[2];
+    static char *names[] = {"library", "comm", "first_tag", "barrier", "slots", "fingerprint", "shared", "owner",
+                            "peers", "direct", "last", "name", "raise_mismatch", NULL};
+    PyObject *library, *barrier, *slots, *shared, *owner, *peers, *direct, *last, *name, *raise_mismatch;
+    unsigned long long comm, fingerprint;
     int first_tag;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!KiO!O!K(KK)OOOUO", names, &MpiFunctionsType, &library, &comm,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!KiO!O!KO!OOOOUO", names, &MpiFunctionsType, &library, &comm,
                                      &first_tag, &NodeBarrierType, &barrier, &PyTuple_Type, &slots, &fingerprint,
-                                     &locations[0], &locations[1], &peers, &direct, &last, &name, &raise_mismatch)) {
+                                     &SharedBuffersType, &shared, &owner, &peers, &direct, &last, &name,
+                                     &raise_mismatch)) {
         return NULL;
     }
     if ((peers != Py_None && !has_type(peers, &PeersType, "peers")) ||
@@ -203,6 +206,8 @@ static PyObject *PipelineCall_new(PyTypeObject *type, PyObject *args, PyObject *
     self->library = (MpiFunctionsObject *)Py_NewRef(library);
     self->barrier = (NodeBarrierObject *)Py_NewRef(barrier);
     self->slots = Py_NewRef(slots);
+    self->shared = (SharedBuffersObject *)Py_NewRef(shared);
+    self->owner = Py_NewRef(owner);
     self->name = Py_NewRef(name);
     self->raise_mismatch = Py_NewRef(raise_mismatch);
     self->peers = peers == Py_None ? NULL : (PeersObject *)Py_NewRef(peers);
@@ -210,7 +215,6 @@ static PyObject *PipelineCall_new(PyTypeObject *type, PyObject *args, PyObject *
     self->last = last == Py_None ? NULL : (ProgramObject *)Py_NewRef(last);
     self->part = (PipelinePart){.library = &self->library->functions, .comm = comm, .first_tag = first_tag,
                                 .barrier = &self->barrier->barrier, .fingerprint = fingerprint,
-                                .locations = {locations[0], locations[1]},
                                 .peers = self->peers ? &self->peers->peers : NULL,
                                 .direct = self->direct ? &self->direct->segments : NULL,
                                 .last = self->last ? &self->last->program : NULL};
@@ -264,7 +268,7 @@ static int prepare(QueuedRunObject *base) {
     if (object->run.phase != PIPELINE_NEEDS_ADDRESSES) {
         return 0;
     }
-    return resolve_peers(object->call->peers) ? -1 : 1;
+    return map_peers(object->call->peers) ? -1 : 1;
 }
 
 static int raise_failure(QueuedRunObject *base) {
@@ -312,7 +316,9 @@ static PyObject *PipelineRun_new(PyTypeObject *type, PyObject *args, PyObject *k
     self->staged = (SegmentsObject *)Py_NewRef(staged);
     self->run = (PipelineRun){.part = &kind->part, .staged = &self->staged->segments,
                               .input = (char *)(uintptr_t)input, .output = (char *)(uintptr_t)output};
-    if (begin_queued_run(&self->base, kind->barrier, previous, before, keep) || make_room(self)) {
+    if ((kind->direct && locate_arrays(kind->shared, kind->owner, kind->direct->segments.programs[0], self->run.input,
+                                       self->run.output, self->run.own)) ||
+        begin_queued_run(&self->base, kind->barrier, previous, before, keep) || make_room(self)) {
         Py_DECREF(self);
         return NULL;
     }

@@ -113,6 +113,13 @@ static int64_t write_entry(EntryRingObject *ring, long long number, PyObject *de
     return place;
 }
 
+void clear_entry(CallEntry *entry) {
+    Py_CLEAR(entry->calls);
+    Py_CLEAR(entry->ring);
+    Py_CLEAR(entry->name);
+    Py_CLEAR(entry->description);
+}
+
 int64_t begin_call(const CallEntry *entry) {
     CallCounterObject *calls = entry->calls;
     if (calls->current && calls->current != Py_None) {

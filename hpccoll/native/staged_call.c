@@ -22,10 +22,7 @@ static void StagedCall_dealloc(PyObject *self) {
     Py_XDECREF(call->program);
     Py_XDECREF(call->tables[0]);
     Py_XDECREF(call->tables[1]);
-    Py_XDECREF(call->entry.calls);
-    Py_XDECREF(call->entry.ring);
-    Py_XDECREF(call->entry.name);
-    Py_XDECREF(call->entry.description);
+    clear_entry(&call->entry);
     Py_TYPE(self)->tp_free(self);
 }
 
@@ -64,8 +61,7 @@ static int64_t enter(StagedCallObject *call, char *input, char *output) {
     }
 }
 
-// Runs the call without recording it.
-static int run_parts(StagedCallObject *call, char *input, char *output) {
+int run_staged_parts(StagedCallObject *call, char *input, char *output) {
     int64_t at = enter(call, input, output);
     // The payload in an entry stays in place until this rank has entered twice more.
     if (at < 0 || run_to_end(call->program, call->barrier, get_table(call, false), input, output, at + 1)) {
@@ -75,47 +71,15 @@ static int run_parts(StagedCallObject *call, char *input, char *output) {
     return 0;
 }
 
-int run_staged(StagedCallObject *call, char *input, char *output) {
+static int run_staged(HostCallObject *base, char *input, char *output) {
+    StagedCallObject *call = (StagedCallObject *)base;
     int64_t place = begin_call(&call->entry);
     if (place < 0) {
         return -1;
     }
-    int failed = run_parts(call, input, output);
+    int failed = run_staged_parts(call, input, output);
     end_call(&call->entry, place, failed);
     return failed;
-}
-
-static PyObject *StagedCall_run_unrecorded(PyObject *self, PyObject *args) {
-    unsigned long long input, output;
-    if (!PyArg_ParseTuple(args, "KK:run_unrecorded", &input, &output)) {
-        return NULL;
-    }
-    int failed = run_parts((StagedCallObject *)self, (char *)(uintptr_t)input, (char *)(uintptr_t)output);
-    return failed ? NULL : Py_NewRef(Py_None);
-}
-
-static PyMethodDef StagedCall_methods[] = {
-    {"run_unrecorded", StagedCall_run_unrecorded, METH_VARARGS, "Run once without an entry in the flight recorder."},
-    {NULL, NULL, 0, NULL},
-};
-
-static PyObject *StagedCall_vectorcall(PyObject *self, PyObject *const *args, size_t nargsf, PyObject *names) {
-    StagedCallObject *call = (StagedCallObject *)self;
-    if (PyVectorcall_NARGS(nargsf) != 2 || names) {
-        PyErr_SetString(PyExc_TypeError, "a staged call takes the addresses of input and output");
-        return NULL;
-    }
-    char *addresses[2];
-    for (int i = 0; i < 2; i++) {
-        addresses[i] = (char *)(uintptr_t)PyLong_AsUnsignedLongLong(args[i]);
-        if (PyErr_Occurred()) {
-            return NULL;
-        }
-    }
-    Py_INCREF(self);
-    int failed = run_staged(call, addresses[0], addresses[1]);
-    Py_DECREF(self);
-    return failed ? NULL : Py_NewRef(Py_None);
 }
 
 static bool is_consistent(const StagedCallObject *call) {
@@ -144,7 +108,8 @@ static PyObject *StagedCall_new(PyTypeObject *type, PyObject *args, PyObject *kw
     if (!self) {
         return NULL;
     }
-    self->vectorcall = StagedCall_vectorcall;
+    self->base.vectorcall = call_host;
+    self->base.run = run_staged;
     self->barrier = (NodeBarrierObject *)Py_NewRef(barrier);
     self->program = (ProgramObject *)Py_NewRef(program);
     self->tables[0] = (MemoryTableObject *)Py_NewRef(tables[0]);
@@ -169,14 +134,12 @@ static PyObject *StagedCall_new(PyTypeObject *type, PyObject *args, PyObject *kw
 
 PyTypeObject StagedCallType = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "hpccoll.native.StagedCall",
-    .tp_doc = "A blocking collective of one kind, called with the addresses of input and output.",
+    .tp_doc = "A blocking collective of one kind on one node, through slots; the stub describes the arguments.",
     .tp_basicsize = sizeof(StagedCallObject),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
+    .tp_base = &HostCallType,
     .tp_new = StagedCall_new,
     .tp_dealloc = StagedCall_dealloc,
     .tp_traverse = StagedCall_traverse,
     .tp_clear = StagedCall_clear,
-    .tp_call = PyVectorcall_Call,
-    .tp_methods = StagedCall_methods,
-    .tp_vectorcall_offset = offsetof(StagedCallObject, vectorcall),
 };

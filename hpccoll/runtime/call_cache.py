@@ -1,115 +1,296 @@
-"""Caches a communicator's executables (collectives bound to buffers), which a call finds by its arrays.
+"""Lets calls of a kind that has run before skip the checks of their arguments; nothing is bound to arrays.
 
-A cached executable must run only on the arrays that it was bound to. A new array may get the id or address of a deleted
-array. A NumPy array can change its dtype, and a torch tensor its storage, without a change of `id(array)`. NumPy
-refuses to resize an array that has weak references.
+Calls are of one kind if they agree in operation, dtype, number of elements, reduction, root, algorithm, counts, in
+whether the user passes the output, and in the kind of the arrays' memory. The first call of a kind checks all its
+arguments and adds what carries out the later ones to the `CallTable` of the extension, which finds it by one look-up:
+a native call of a plan, or a `LibraryCall`. If `auto` selects the MPI library's own collective, calls of other sizes
+with the same leading bits, and with other counts of such a sum, need no checks either: the selection is the same.
 """
 
 from __future__ import annotations
 
-import weakref
-from collections import OrderedDict
-from collections.abc import Hashable
-from functools import partial
-from typing import Any, TypeAlias
+import math
+import sys
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, replace
+from operator import index
+from typing import Any, Final, TypeAlias
 
+from hpccoll.errors import UsageError
 from hpccoll.native import CallTable
+from hpccoll.plan import Operation
+from hpccoll.runtime.arguments import BlockCounts, empty_like, output_shape
 from hpccoll.runtime.arrays import is_torch_tensor
+from hpccoll.runtime.collective_call import CollectiveCall, describe_call
 from hpccoll.runtime.executable import Executable
 from hpccoll.runtime.forks import abandon_at_fork
+from hpccoll.runtime.library_call import LibraryCall
+from hpccoll.runtime.messages.mpi_collectives import MpiCollectives
+from hpccoll.runtime.node_memory.symmetric import shared_buffers
+from hpccoll.runtime.plain_arrays import get_address, is_plain
+from hpccoll.runtime.queued_run import RunInQueue
+from hpccoll.selection import Selection, round_message_size
 
-CAPACITY = 256  # executables found by address
-ARRAY_CAPACITY = 512  # calls found by array
+# Operation, x, out, reduction, root, algorithm and the rows of each block (None for equal blocks). A rank without input
+# has its output as `x`.
+Request: TypeAlias = tuple[Operation, Any, Any, Any, Any, Any, BlockCounts | None]
+_GATHERS: Final = (Operation.ALL_GATHER, Operation.GATHER)
+_SPLITS: Final = (Operation.REDUCE_SCATTER, Operation.ALL_TO_ALL, Operation.SCATTER)
+_MOST_SIMILAR: Final = 512  # most library calls that are kept for other sizes, and most counts
 
-# An executable (or the RepeatedStart of an asynchronous call), the dtypes of input and output (None without such an
-# array), the addresses, bytes and contiguity of both if there is a torch tensor, and weak references to the arrays.
-# The callbacks of the weak references remove the cache entry before another array can get the same id.
-# A plain tuple is used because a named tuple takes 0.1 us longer to unpack in every call.
-CachedCall: TypeAlias = tuple[Executable, Any, Any, tuple[object, ...] | None, tuple[weakref.ref[Any], ...]]
+
+@dataclass(frozen=True, slots=True)
+class Arrays:
+    """What the arrays of a kind of call have in common; the arguments of `CallTable.add` have the same names.
+
+    `new_rows` is the first dim of a new output with blocks of different sizes; `rows` is that of the input, or -1.
+    """
+
+    operation: Operation
+    ranks: int
+    itemsize: int
+    in_given: bool
+    has_new: bool
+    returns_none: bool
+    nbytes: int
+    result_nbytes: int
+    divisor: int
+    rows: int
+    new_rows: int
+
+    @classmethod
+    def of(cls, call: CollectiveCall, out: Any, ranks: int) -> Arrays:
+        """Return what the calls of the same kind as `call` have in common; `out` is the user's output or None."""
+        uneven, result = not isinstance(call.count, int), call.result
+        buffer = call.source or result
+        in_given = out is not None and result is not None
+        in_place = call.source is None or call.source is result
+        splits = call.operation in _SPLITS and not uneven and call.source is not None
+        return cls(
+            operation=call.operation,
+            ranks=ranks,
+            itemsize=call.dtype.itemsize,
+            in_given=in_given,
+            has_new=result is not None and not in_given and not in_place,
+            returns_none=call.operation is Operation.BARRIER or (call.operation is Operation.GATHER and result is None),
+            nbytes=buffer.nbytes if buffer else 0,
+            result_nbytes=result.nbytes if result else 0,
+            divisor=ranks if splits else 1,
+            rows=buffer.shape[0] if uneven and buffer else -1,
+            new_rows=result.shape[0] if uneven and result else -1,
+        )
+
+    def add_to(self, table: CallTable, request: Request, call: Any, *, waits: bool = False) -> bool:
+        """Let a table carry out calls like `request` by `call`; return False if the arrays are not plain."""
+        return table.add(
+            request,
+            call,
+            self._make_output if self.has_new else None,
+            in_given=self.in_given,
+            returns_none=self.returns_none,
+            waits=waits,
+            nbytes=self.nbytes,
+            result_nbytes=self.result_nbytes,
+            result_count=self.result_nbytes // self.itemsize,
+            divisor=self.divisor,
+            rows=self.rows,
+        )
+
+    def _make_output(self, x: Any) -> Any:
+        """Return a new array for the result of a call on `x`."""
+        if self.new_rows >= 0:
+            return empty_like(x, (self.new_rows, *x.shape[1:]))
+        return empty_like(x, output_shape(self.operation, tuple(x.shape), self.ranks))
+
+
+@dataclass(frozen=True, slots=True)
+class PlanStart:
+    """Starts the asynchronous calls of one kind by a plan that uses shared memory.
+
+    `description` is the common part of the calls' entries in the flight recorder.
+    """
+
+    name: str
+    description: bytes
+    start_at: Callable[[int, int, object], RunInQueue]
+
+    def start(self, x: Any, result: Any) -> RunInQueue:
+        """Start a call on a plain input and output, and return it in flight."""
+        addresses = (0, 0) if x is None else (get_address(x), get_address(result))
+        return self.start_at(*addresses, (x, result))
 
 
 class CallCache:
-    """Finds executables (collectives bound to buffers) by a call's arrays or by the addresses of its buffers.
+    """Finds what carries out a communicator's calls, by their kind.
 
-    `by_array` is public so that a call finds its key by one look-up. `by_kind` holds objects that carry out calls
-    without binding them to arrays (see unbound.py), and `table` the staged calls among them for NumPy arrays.
+    Args:
+        tables: the call tables of blocking and of asynchronous calls.
+        select: returns the selection for a call.
+        make_executable: returns the executable of a selected plan; None if every call needs the checks.
     """
 
-    def __init__(self, table: CallTable) -> None:
-        self.by_array: dict[Hashable, CachedCall] = {}
-        self.by_kind: dict[Hashable, Any] = {}
-        self.table = table
-        self._by_address: OrderedDict[Hashable, Executable] = OrderedDict()
+    def __init__(
+        self,
+        tables: tuple[CallTable, CallTable],
+        library: MpiCollectives,
+        ranks: int,
+        rank: int,
+        select: Callable[..., Selection],
+        make_executable: Callable[..., Any],
+    ) -> None:
+        self.blocking, self.asynchronous = tables
+        self._library, self._ranks, self._rank = library, ranks, rank
+        self._select, self._make_executable = select, make_executable
+        self._similar: dict[Hashable, tuple[LibraryCall, Arrays]] = {}
+        self._counts: dict[BlockCounts, BlockCounts] = {}
         self._prepared: list[Executable] = []
         abandon_at_fork(self)
 
-    def __len__(self) -> int:
-        return len(self._by_address)
+    def intern(self, request: Request) -> Request:
+        """Return a request whose equal strings and counts are identical objects, as the call tables compare them."""
+        operation, x, out, op, root, algorithm, counts = request
+        if type(root) is not int:
+            root = index(root) if hasattr(root, "__index__") else root
+        op, algorithm = (sys.intern(name) if type(name) is str else name for name in (op, algorithm))
+        if counts is not None:
+            counts = self.intern_counts(*counts)
+        return operation, x, out, op, root, algorithm, counts
 
-    def find_by_array(self, key: Hashable, x: Any, out: Any) -> Executable | None:
-        """Return the executable bound to these arrays; None if it is missing or freed, or an array has changed."""
-        cached = self.by_array.get(key)
-        if cached is None:
-            return None
-        executable, dtype, out_dtype, storage, _ = cached
-        if not executable.live:
-            del self.by_array[key]
-            return None
-        if (dtype is not None and x.dtype is not dtype) or (out_dtype is not None and out.dtype is not out_dtype):
-            return None
-        return executable if storage is None or storage == (_locate(x), _locate(out)) else None
+    def intern_counts(self, counts: Any, out_counts: Any) -> BlockCounts:
+        """Return numbers of rows as a pair, which is the same object for equal numbers; wrong ones are not changed."""
+        try:
+            pair = tuple(counts) if counts is not None else None, tuple(out_counts) if out_counts is not None else None
+            known = self._counts.get(pair)
+            # 4.0 is no number of rows, although it equals 4.
+            are_integers = all(rows is None or hasattr(sum(rows), "__index__") for rows in pair)
+        except TypeError:
+            return counts, out_counts
+        if not are_integers or known is not None:
+            return known if are_integers and known is not None else (counts, out_counts)
+        if len(self._counts) >= _MOST_SIMILAR:
+            self.forget()
+        self._counts[pair] = pair
+        return pair
 
-    def add_by_array(self, key: Hashable, executable: Executable, x: Any, out: Any) -> None:
-        """Cache the executable of a call with these arrays until one of them is deleted or the cache is full."""
-        if len(self.by_array) >= ARRAY_CAPACITY:
-            self.by_array.clear()
-        forget = partial(self._forget, key)
-        references = tuple(weakref.ref(array, forget) for array in (x, out) if array is not None)
-        dtypes, storage = (getattr(x, "dtype", None), getattr(out, "dtype", None)), (_locate(x), _locate(out))
-        self.by_array[key] = executable, *dtypes, None if storage == (None, None) else storage, references
+    def add(self, call: CollectiveCall, request: Request, *, asynchronous: bool = False) -> None:
+        """Let later calls of the same kind as `call`, the checked call of a request, skip the checks."""
+        operation, x, out, *_, counts = request
+        if call.reduction.factor is not None or call.module.on_device:
+            return
+        if operation is not Operation.BARRIER and not (is_plain(x) and (counts is not None or call.count)):
+            return
+        if is_torch_tensor(x):
+            torch = sys.modules["torch"]
+            for table in (self.blocking, self.asynchronous):
+                table.accept_tensors(torch.Tensor, torch.strided)
+        selection, arrays = self._select(call, asynchronous=asynchronous), Arrays.of(call, out, self._ranks)
+        if selection.algorithm is None:
+            library = LibraryCall(call, self._ranks, self._rank, self._library, asynchronous=asynchronous)
+            if self._add_library(library, arrays, request, asynchronous=asynchronous) and not _is_shared(x, out):
+                self._keep(request, asynchronous, library, arrays)
+        elif asynchronous:
+            self._add_start(call, selection, arrays, request)
+        else:
+            self._add_plan(call, selection, arrays, request)
 
-    def find_by_address(self, key: Hashable) -> Executable | None:
-        """Return the executable for a key and mark it as recently used; None if it is missing or freed."""
-        executable = self._by_address.get(key)
-        if executable is None or not executable.live:
-            return None
-        self._by_address.move_to_end(key)
-        return executable
-
-    def add_by_address(self, key: Hashable, executable: Executable) -> None:
-        """Cache an executable; if there are now more than CAPACITY, free the least recently used one."""
-        self._by_address[key] = executable
-        while len(self._by_address) > CAPACITY:
-            self._by_address.popitem(last=False)[1].free()
-
-    def _forget(self, key: Hashable, _: weakref.ref[Any]) -> None:
-        """Remove a cached call after its array was deleted."""
-        self.by_array.pop(key, None)
+    def add_similar(self, request: Request, *, asynchronous: bool = False) -> bool:
+        """Let the library carry out a call whose size or counts are new; return False if no similar call is known."""
+        x, out, counts = request[1], request[2], request[6]
+        if not self._similar or x is None or not is_plain(x) or _is_shared(x, out):
+            return False
+        try:
+            similar = self._similar.get(self._generalize(request, asynchronous=asynchronous))
+        except (TypeError, UsageError):  # wrong arguments, which the checks explain
+            return False
+        if similar is None:
+            return False
+        library, arrays = similar
+        if counts is None:
+            if not x.nbytes:
+                return False
+            nbytes, result_nbytes = x.nbytes, arrays.result_nbytes * x.nbytes // arrays.nbytes
+            resized, arrays = (
+                library.resize(nbytes // (arrays.itemsize * arrays.divisor)),
+                replace(arrays, nbytes=nbytes, result_nbytes=result_nbytes),
+            )
+        else:
+            other = library.resize_blocks(tuple(x.shape), counts)
+            if other is None:
+                return False
+            resized, rows = other
+            nbytes = rows * math.prod(x.shape[1:]) * arrays.itemsize if arrays.result_nbytes or arrays.has_new else 0
+            arrays = replace(arrays, nbytes=x.nbytes, result_nbytes=nbytes, rows=x.shape[0], new_rows=rows)
+        return self._add_library(resized, arrays, request, asynchronous=asynchronous)
 
     def keep(self, executable: Executable) -> None:
         """Record an executable that the user prepared, so that `clear` frees it unless the user already has."""
         self._prepared = [*(known for known in self._prepared if known.live), executable]
 
-    def forget_arrays(self) -> None:
-        """Forget which arrays and kinds of call were used before; executables are still found by address."""
-        for known in (self.by_array, self.by_kind, self.table):
-            known.clear()
+    def forget(self) -> None:
+        """Forget all kinds of calls."""
+        self.blocking.clear()
+        self.asynchronous.clear()
+        self._similar.clear()
+        self._counts.clear()
 
     def abandon(self) -> None:
-        """Forget all arrays and let prepared executables refuse to run, but free nothing; for a forked child."""
-        self.forget_arrays()
+        """Forget all kinds of calls, let prepared executables refuse to run, free nothing; for a forked child."""
+        self.forget()
         for executable in self._prepared:
             executable.abandon()
 
     def clear(self) -> None:
-        """Free all executables; to be called before MPI is finalized."""
-        self.forget_arrays()
-        while self._by_address:
-            self._by_address.popitem()[1].free()
+        """Forget all kinds of calls and free the prepared executables; to be called before MPI is finalized."""
+        self.forget()
         while self._prepared:
             self._prepared.pop().free()
 
+    def _add_library(self, library: LibraryCall, arrays: Arrays, request: Request, *, asynchronous: bool) -> bool:
+        """Add a call of the MPI library to a table; return False if the arrays are not plain."""
+        return arrays.add_to(self.asynchronous if asynchronous else self.blocking, request, library)
 
-def _locate(array: Any) -> tuple[int, int, bool] | None:
-    """Return address, size in bytes and contiguity of a torch tensor, all of which can change; else None."""
-    return (array.data_ptr(), array.nbytes, array.is_contiguous()) if is_torch_tensor(array) else None
+    def _add_plan(self, call: CollectiveCall, selection: Selection, arrays: Arrays, request: Request) -> None:
+        """Add a plan to the table of blocking calls."""
+        executable = self._make_executable(call, selection)
+        native = executable and executable.get_native()
+        if native is None:
+            return
+        is_shared = selection.algorithm is not None and selection.algorithm.uses_shared_memory
+        arrays.add_to(self.blocking, request, native, waits=is_shared)
+
+    def _add_start(self, call: CollectiveCall, selection: Selection, arrays: Arrays, request: Request) -> None:
+        """Add a plan that uses shared memory to the table of asynchronous calls."""
+        algorithm = selection.algorithm
+        executable = self._make_executable(call, selection) if algorithm and algorithm.uses_shared_memory else None
+        if executable is None or executable.get_native() is None:
+            return
+        description = describe_call(self._library.state, call, algorithm, asynchronous=True)
+        start = PlanStart(call.operation.value, description, executable.make_start())
+        arrays.add_to(self.asynchronous, request, start)
+
+    def _keep(self, request: Request, asynchronous: bool, library: LibraryCall, arrays: Arrays) -> None:
+        """Keep a library call for calls of other sizes or counts."""
+        if request[1] is None or not arrays.nbytes:
+            return
+        if len(self._similar) >= _MOST_SIMILAR:
+            self._similar.clear()
+        self._similar[self._generalize(request, asynchronous=asynchronous)] = library, arrays
+
+    def _generalize(self, request: Request, *, asynchronous: bool) -> Hashable:
+        """Return a key that a call shares with those of other sizes or counts for which `auto` selects the same."""
+        operation, x, out, op, root, algorithm, counts = request
+        others = operation, type(x), x.dtype, op, root, algorithm, out is None, asynchronous
+        if counts is None:
+            return *others, round_message_size(x.nbytes * (self._ranks if operation in _GATHERS else 1))
+        shape = tuple(x.shape[1:])
+        if operation is Operation.ALL_TO_ALL:
+            return *others, shape
+        nbytes = int(sum(counts[0])) * math.prod(shape) * x.dtype.itemsize
+        return *others, shape, round_message_size(nbytes)
+
+
+def _is_shared(x: Any, out: Any) -> bool:
+    """Whether one of two plain arrays (None if missing) is in memory that other ranks can address."""
+    shared = shared_buffers()
+    arrays = [array for array in (x, out) if array is not None and len(shared) and is_plain(array)]
+    return any(shared.find(get_address(array)) is not None for array in arrays)

@@ -41,19 +41,9 @@ class CollectiveCall:
         return shape if isinstance(self.count, int) else shape[1:]
 
     @property
-    def can_be_cached(self) -> bool:
-        """Whether a later call with the same arrays may run the same executable, which is bound to their memory."""
-        return self.output_given and not (self.source is not None and self.source.copied)
-
-    @property
     def is_uneven_exchange(self) -> bool:
         """Whether this is an all-to-all with blocks of different sizes, in which no rank knows all sizes."""
         return self.operation is Operation.ALL_TO_ALL and isinstance(self.count, tuple)
-
-    def shares_memory(self, other: CollectiveCall) -> bool:
-        """Whether a buffer of this call overlaps with one of `other`."""
-        own, others = ([buffer for buffer in (call.source, call.result) if buffer] for call in (self, other))
-        return any(buffer.overlaps(other_buffer) for buffer in own for other_buffer in others)
 
     @property
     def dtype(self) -> DType:
@@ -142,13 +132,19 @@ def count_elements(operation: Operation, count: Count) -> int:
 
 
 def as_unowned(call: CollectiveCall) -> CollectiveCall:
-    """Return the same call with arrays that do not keep their memory alive, for a cache.
+    """Return the same call with arrays that do not keep their memory alive, for a cache of calls on device memory.
 
     A cached call runs only for live buffers at the same addresses, so its memory exists whenever it runs.
     """
     source, result = (
         buffer and replace(buffer, flat=buffer.module.as_unowned(buffer.flat)) for buffer in (call.source, call.result)
     )
+    return replace(call, source=source, result=result, value=None, finish=None)
+
+
+def without_arrays(call: CollectiveCall) -> CollectiveCall:
+    """Return the same call with buffers that have sizes and dtypes, but no memory."""
+    source, result = (buffer and replace(buffer, flat=None, address=0) for buffer in (call.source, call.result))
     return replace(call, source=source, result=result, value=None, finish=None)
 
 

@@ -1,13 +1,11 @@
-"""Runs the collectives of one communicator: selects algorithms, lowers and binds plans, and caches executables.
+"""Runs the collectives of one communicator: selects algorithms, and makes what runs their plans.
 
 Blocking collectives that only send messages share one MPI tag, since each ends before the next begins. An asynchronous
 collective of messages gets its tag from the number of such collectives so far, modulo ASYNC_TAGS. All ranks make the
 same calls in the same order, so they count the same number.
 
-Binding a collective means to create, for given arrays, the functions that each run then only calls. Plans that use
-shared memory, and all collectives on symmetric buffers, are bound and cached at their first call on given arrays. Calls
-with a `premul_sum` factor are never cached. Other collectives are bound only if the user prepares them. Calls on plain
-arrays reach the engine only if no earlier call was of the same kind (unbound.py).
+Calls on plain arrays reach the engine only if no earlier call was of the same kind (call_cache.py). Plans on symmetric
+device memory are bound to their buffers, and cached by address.
 
 The modules that execute plans are imported when the first plan runs, because imports dominate the start of a job of
 many ranks.
@@ -15,10 +13,11 @@ many ranks.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from contextlib import nullcontext
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -26,43 +25,40 @@ from mpi4py import MPI
 
 from hpccoll.algorithms import Algorithm
 from hpccoll.errors import ReductionError, UsageError
-from hpccoll.native import CallTable, MessageCall, StagedCall
+from hpccoll.native import CallTable
 from hpccoll.plan import Count
-from hpccoll.runtime.arguments import BlockCounts
 from hpccoll.runtime.arrays import ArrayModule, ScratchPool
-from hpccoll.runtime.call_cache import CallCache
+from hpccoll.runtime.call_cache import CallCache, PlanStart, Request
 from hpccoll.runtime.call_selector import CallSelector
 from hpccoll.runtime.collective_call import CollectiveCall, as_unowned, describe_call
-from hpccoll.runtime.executable import Executable, RepeatedStart
+from hpccoll.runtime.executable import Executable
 from hpccoll.runtime.job import detect_layout, get_mpi_library, list_world_ranks
+from hpccoll.runtime.library_call import LibraryCall
 from hpccoll.runtime.messages.mpi_collectives import MpiCollectives
 from hpccoll.runtime.messages.mpi_functions import get_mpi_functions
 from hpccoll.runtime.node_memory.node import NodeMemory
-from hpccoll.runtime.node_memory.symmetric import buffer_registry
+from hpccoll.runtime.node_memory.symmetric import shared_buffers
 from hpccoll.runtime.plan_executable import Context, PlanExecutable
 from hpccoll.runtime.progress import InFlight, get_progress
 from hpccoll.runtime.recorder.call_recorder import CallRecorder, WaitReason
 from hpccoll.runtime.recorder.flight_recorder import get_recorder
 from hpccoll.runtime.started_operations import StartedOperations
-from hpccoll.runtime.unbound import UnboundCollectives
-from hpccoll.runtime.unbound_collective import UnboundLibraryCollective
-from hpccoll.runtime.work import explain_mpi_error
-from hpccoll.selection import BufferKind, Selection, Selector
+from hpccoll.runtime.work import MpiTransfer, explain_mpi_error
+from hpccoll.selection import Selection, Selector
 from hpccoll.selection.selector import make_selection_log
 from hpccoll.selection.tuning_files import describe_site, load_tuning_table
 from hpccoll.selection.tuning_table import TuningTable
 
 if TYPE_CHECKING:
-    from hpccoll.runtime.hierarchical.executable import PipelineExecutable
     from hpccoll.runtime.lowering import Program
     from hpccoll.runtime.messages.executable import MessageExecutable
     from hpccoll.runtime.messages.native_executable import NativeMessageExecutable
-    from hpccoll.runtime.shared_memory.executable import SharedMemoryExecutable
 
 BLOCKING_TAG: Final = 1  # blocking operations end one before the next begins, so they share a tag
 FIRST_ASYNC_TAG: Final = 2
 ASYNC_TAGS: Final = 4096
 PROGRAMS: Final = 256
+DEVICE_EXECUTABLES: Final = 256
 
 
 class Engine:
@@ -80,7 +76,6 @@ class Engine:
         self.comm, self.rank, self.size = comm, comm.rank, comm.size
         mixed_forms = mixed_forms and comm.size > 1
         self.progress, self.state = get_progress(), CallRecorder(get_recorder())
-        self.cache = CallCache(CallTable(np.ndarray, self.progress.operations, buffer_registry().starts))
         # All collective set-up is in the constructor, because later set-up could block operations in flight.
         layout = detect_layout(comm, (self.state.recorder.path or "").rpartition("/")[2])
         self.nodes, world_ranks = layout.members, list_world_ranks(comm)
@@ -103,10 +98,14 @@ class Engine:
         self.call_selector = CallSelector(self.size, self.nodes, self.node, self.library, selector, mixed_forms)
         self.call_selector.log = make_selection_log(comm.rank, comm.size)
         self.select, self.buffer_kind = self.call_selector.select, self.call_selector.buffer_kind
-        others = self.size, self.rank, self.select, self._make_unbound_program, self.cache.table
-        self.unbound = UnboundCollectives(self.cache.by_kind, self.library, self.progress, *others)
+        blocking, started = (
+            CallTable(np.ndarray, self.progress.operations, shared_buffers(), self.node.symmetric) for _ in range(2)
+        )
+        others = self.library, self.size, self.rank, self.select, self._make_cacheable
+        self.cache = CallCache((blocking, started), *others)
+        self._on_device: OrderedDict[Hashable, PlanExecutable] = OrderedDict()
         self.get_owner: Callable[[], object] = lambda: None  # operations in flight keep the communicator alive
-        self._mixed_forms, self._asynchronous_scratch = mixed_forms, ScratchPool()
+        self._mixed_forms = mixed_forms
         if mixed_forms:
             self.library.use_non_blocking()
         self._message_plans = 0  # the number of asynchronous plans of messages so far
@@ -114,36 +113,37 @@ class Engine:
         self._started = StartedOperations(self.progress, self.state)
         self.state.on_interruption, self.state.settle = self._started.fail, self._started.settle
 
-    def run(self, call: CollectiveCall) -> Executable | None:
-        """Run a collective and wait for its end; return its executable if it is in the call cache, else None."""
+    def run(self, call: CollectiveCall) -> None:
+        """Run a collective and wait for its end."""
         try:
-            return self._run(call)
+            self._run(call)
         except MPI.Exception as error:
             raise explain_mpi_error(error, call.operation.value) from None  # without MPI's own stack of calls
 
-    def _run(self, call: CollectiveCall) -> Executable | None:
+    def _run(self, call: CollectiveCall) -> None:
         """Run a collective as `run` does, but let an MPI.Exception propagate."""
-        kind = self.buffer_kind(call)
-        key = _key(call, kind)
-        executable = self.cache.find_by_address(key)
-        if executable is not None:
-            executable()
-            return executable
         selection = self.select(call)
-        shared = selection.algorithm is not None and selection.algorithm.uses_shared_memory
-        if self._mixed_forms and selection.algorithm is not None and not shared:
-            self._wait_for(self.start(call))
-            return None
-        if (shared or kind is BufferKind.SYMMETRIC) and call.reduction.factor is None:
-            executable = self.bind(as_unowned(call), selection)
-            self.cache.add_by_address(key, executable)
-            executable()
-            return executable
-        if selection.algorithm is None:
+        algorithm = selection.algorithm
+        if algorithm is None:
             self.library.run(call)
+        elif self._mixed_forms and not algorithm.uses_shared_memory:
+            self._wait_for(self.start(call))
+        elif call.module.on_device and algorithm.uses_shared_memory and call.reduction.factor is None:
+            self._find_on_device(call, selection)()
         else:
             self._make_executable(call, selection).run_once()
-        return None
+
+    def _find_on_device(self, call: CollectiveCall, selection: Selection) -> PlanExecutable:
+        """Return the executable of a plan in device memory; a new one if none is cached for these buffers."""
+        key, cached = _key(call), self._on_device
+        executable = cached.get(key)
+        if executable is None or not executable.live:
+            executable = cached[key] = self._make_executable(as_unowned(call), selection)
+            self.node.symmetric.free_with(executable, call.source, call.result)
+            while len(cached) > DEVICE_EXECUTABLES:
+                cached.popitem(last=False)[1].free()
+        cached.move_to_end(key)
+        return executable
 
     def _wait_for(self, operation: InFlight | None) -> None:
         """Block until an operation in flight is done; raise its error, if any."""
@@ -166,7 +166,6 @@ class Engine:
         algorithm = selection.algorithm
         if not self.library.uses_non_blocking:
             self.library.use_non_blocking()
-            self.cache.by_kind.clear()  # its direct calls use MPI's blocking form
         if algorithm is not None and call.module.on_device and algorithm.uses_shared_memory:
             self._make_executable(call, selection, ScratchPool())()
             return None
@@ -186,43 +185,22 @@ class Engine:
             self.progress.advance()
         return operation
 
-    def cache_start(self, call: CollectiveCall, key: Hashable, x: Any, out: Any) -> None:
-        """Add an asynchronous call that has started to the call cache if it runs a plan that uses shared memory."""
-        executable: Any = self.cache.find_by_address(("asynchronous", *_key(call, self.buffer_kind(call))))
-        if executable is not None:
-            description = describe_call(self.state, call, executable.algorithm, asynchronous=True)
-            repeated: Any = RepeatedStart(executable, call.operation.value, description)
-            self.cache.add_by_array(key, repeated, x, out)
-
-    def start_again(self, repeated: RepeatedStart, keep: object) -> InFlight:
-        """Begin a collective that started before on the same arrays; `keep` is kept alive until its end."""
-        record = self.state.start(repeated.name, repeated.description)
+    def start_cached(self, cached: LibraryCall | PlanStart, x: Any, result: Any) -> InFlight:
+        """Begin an asynchronous call that the call cache has found, and return the operation in flight."""
+        record = self.state.start(cached.name, cached.description)
         try:
-            operation: InFlight = repeated.executable.start(keep)
+            operation = cached.start(x, result)
         except BaseException as error:
             record.end(failed=True)
             self.state.take_exception(record.name, error)
             raise
+        if isinstance(operation, MpiTransfer):
+            self.progress.add_transfer(operation)
         self._track(operation, record)
-        self.progress.add(operation)
-        self.progress.advance()
+        if not isinstance(operation, MpiTransfer):
+            self.progress.add(operation)
+            self.progress.advance()
         return operation
-
-    def start_unbound(self, collective: UnboundLibraryCollective, x: Any, out: Any) -> tuple[InFlight, Any]:
-        """Begin a call of the MPI library's own collective that `collective` accepts.
-
-        Return the operation in flight, and the array to return to the user.
-        """
-        record = self.state.start(collective.name, collective.description)
-        try:
-            operation, value = collective.start(x, out)
-        except BaseException as error:
-            record.end(failed=True)
-            self.state.take_exception(record.name, error)
-            raise
-        self.progress.add_transfer(operation)
-        self._track(operation, record)
-        return operation, value
 
     def _track(self, operation: InFlight, record: WaitReason) -> None:
         """Record the start of an operation, which keeps the communicator alive until its end."""
@@ -237,7 +215,9 @@ class Engine:
         algorithm = selection.algorithm
         if algorithm is None or not algorithm.uses_shared_memory:
             return self._start_messages(call, selection)
-        return self._bind_asynchronous(call, selection).start(call)
+        executable: Any = self._make_executable(call, selection)
+        operation: InFlight = executable.start()
+        return operation
 
     def _start_messages(self, call: CollectiveCall, selection: Selection) -> InFlight:
         """Begin a plan of messages; its tag is used again only after its last operation is complete on this rank."""
@@ -246,23 +226,10 @@ class Engine:
         previous = self._with_tag.get(tag)
         if previous is not None:
             self.progress.wait_until(lambda: previous.done)
-        executable = self._make_message_executable(call, selection, ScratchPool(), tag)
-        self.node.symmetric.free_with(executable, call.source, call.result)
-        self._with_tag[tag] = operation = executable.start()
+        executable: Any = self._make_message_executable(call, selection, ScratchPool(), tag)
+        operation: InFlight = executable.start()
+        self._with_tag[tag] = operation
         return operation
-
-    def _bind_asynchronous(
-        self, call: CollectiveCall, selection: Selection
-    ) -> SharedMemoryExecutable | PipelineExecutable:
-        """Return the executable of a plan that uses shared memory for asynchronous runs, which are one at a time."""
-        key = "asynchronous", *_key(call, self.buffer_kind(call))
-        executable = self.cache.find_by_address(key)
-        if executable is None or call.reduction.factor is not None:
-            executable = self._make_executable(as_unowned(call), selection, self._asynchronous_scratch)
-            self.node.symmetric.free_with(executable, call.source, call.result)
-            if call.reduction.factor is None:
-                self.cache.add_by_address(key, executable)
-        return cast("SharedMemoryExecutable | PipelineExecutable", executable)
 
     def finish(self) -> None:
         """Block until all asynchronous collectives of this communicator are done."""
@@ -303,6 +270,9 @@ class Engine:
     def free(self) -> None:
         """Free all requests and shared memory; to be called before MPI is finalized."""
         self.cache.clear()
+        while self._on_device:
+            self._on_device.popitem()[1].free()
+        self._context.native.clear()
         self.library.ops.free()
         self.node.free()
         self.state.close()
@@ -321,6 +291,9 @@ class Engine:
     ) -> PlanExecutable:
         """Return an executable of the selected plan; one of messages in device memory must still be bound by `bind`.
 
+        Args:
+            scratch: the scratch memory of a plan in device memory; None for that of blocking calls.
+
         Raises:
             UnavailableError: the algorithm needs shared memory, but the ranks cannot share memory.
             UsageError: the algorithm works on one node only, but the ranks are on several nodes.
@@ -334,7 +307,7 @@ class Engine:
         if self._is_two_level(algorithm):
             from hpccoll.runtime.hierarchical.executable import PipelineExecutable
 
-            return PipelineExecutable(context, call, selection, scratch)
+            return PipelineExecutable(context, call, selection)
         if call.module.on_device:
             if call.reduction.combine is not None:
                 raise ReductionError(
@@ -346,7 +319,7 @@ class Engine:
             return DeviceExecutable(context, call, selection, scratch)
         from hpccoll.runtime.shared_memory.executable import SharedMemoryExecutable
 
-        return SharedMemoryExecutable(context, call, selection, scratch)
+        return SharedMemoryExecutable(context, call, selection)
 
     def _make_message_executable(
         self, call: CollectiveCall, selection: Selection, scratch: ScratchPool | None, tag: int = BLOCKING_TAG
@@ -358,23 +331,21 @@ class Engine:
             return MessageExecutable(self._context, call, selection, scratch, tag)
         from hpccoll.runtime.messages.native_executable import NativeMessageExecutable
 
-        return NativeMessageExecutable(self._context, call, selection, scratch, tag)
+        return NativeMessageExecutable(self._context, call, selection, tag)
 
-    def remember(
-        self, call: CollectiveCall, x: Any, out: Any, op: Any, algorithm: Any, counts: BlockCounts | None = None
-    ) -> None:
-        """Let later blocking calls of the same kind as `call` (see unbound.py) skip argument checks and binding.
+    def remember(self, call: CollectiveCall, request: Request, *, asynchronous: bool = False) -> None:
+        """Let later calls of the same kind as `call`, the checked call of a request, skip the checks.
 
         With a selection log, which lists the size of every message, every call must go through `select` instead.
         """
         if self.call_selector.log is None:
-            self.unbound.add(call, x, out, op, algorithm, counts)
+            self.cache.add(call, request, asynchronous=asynchronous)
 
-    def _make_unbound_program(self, call: CollectiveCall, selection: Selection) -> MessageCall | StagedCall | None:
-        """Return what runs a selected plan on any host arrays; None if a run needs an executable."""
+    def _make_cacheable(self, call: CollectiveCall, selection: Selection) -> PlanExecutable | None:
+        """Return an executable of a selected plan; None if blocking and asynchronous calls run it the same way."""
         if self._mixed_forms and selection.algorithm is not None and not selection.algorithm.uses_shared_memory:
             return None
-        return self._make_executable(call, selection).make_unbound()
+        return self._make_executable(call, selection)
 
     def _lower(
         self,
@@ -403,11 +374,8 @@ class Engine:
         )
 
 
-def _key(call: CollectiveCall, kind: BufferKind) -> tuple[Hashable, ...]:
-    """Return the cache key of a call: arguments, dtype, count, addresses. Calls with equal keys share an executable.
-
-    The kind of memory is part of the key, because a new symmetric buffer may get the address of a freed array.
-    """
+def _key(call: CollectiveCall) -> tuple[Hashable, ...]:
+    """Return the cache key of a call on device memory: arguments, dtype, count and addresses."""
     addresses = tuple(buffer.address if buffer else 0 for buffer in (call.source, call.result))
-    request = (call.operation, call.algorithm, call.library, call.root, call.reduction.key)
-    return (*request, kind, call.dtype.name, call.module.name, call.count, *addresses)
+    request = (call.operation, call.algorithm, call.root, call.reduction.key)
+    return (*request, call.dtype.name, call.module.name, call.count, *addresses)

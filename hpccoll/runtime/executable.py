@@ -1,6 +1,7 @@
 """The interface of executables, which carry out a collective on given buffers.
 
-Five modules define a kind of executable each: `messages.executable` (messages), `shared_memory.executable` (shared
+Six modules define a kind of executable each: `messages.executable` (messages in device memory),
+`messages.native_executable` (messages), `shared_memory.executable` (shared
 memory within a node), `hierarchical.executable` (shared memory and messages), `cuda.executable` (device memory) and
 `messages.mpi_collectives` (the MPI library's own collectives).
 """
@@ -8,7 +9,6 @@ memory within a node), `hierarchical.executable` (shared memory and messages), `
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Self
 
@@ -30,10 +30,6 @@ class Executable(Protocol):
     def live(self) -> bool:
         """Whether the executable can still run: neither it nor a symmetric buffer that it accesses was freed."""
 
-    @property
-    def in_flight(self) -> bool:
-        """Whether an asynchronous run of the executable has begun and is not done."""
-
     def __call__(self) -> object:
         """Run the collective once; block until this rank's part of it is complete."""
 
@@ -53,23 +49,6 @@ class Executable(Protocol):
 
     def abandon(self) -> None:
         """Refuse later runs and release nothing; for a forked child process, in which MPI cannot be used."""
-
-
-@dataclass(frozen=True, slots=True)
-class RepeatedStart:
-    """An asynchronous collective that `Engine.start_again` starts on the same arrays without checks of arguments.
-
-    `description` is the common part of the call's entries in the flight recorder.
-    """
-
-    executable: Any
-    name: str
-    description: bytes
-
-    @property
-    def live(self) -> bool:
-        """Whether the executable can still run."""
-        return bool(self.executable.live)
 
 
 class ReplaceablePartial(partial[object]):

@@ -1,17 +1,22 @@
-"""The base class of executables that run plans, and the state that the executables of one communicator share."""
+"""The kinds of calls by plans, the base class of their executables, and the state that one communicator's share."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from hpccoll.native import MessageCall, StagedCall
 from hpccoll.runtime.arrays import BoundCall, FlatArray, ScratchPool
-from hpccoll.runtime.collective_call import CollectiveCall, bind_epilogue, bind_prologue, describe_call
+from hpccoll.runtime.collective_call import (
+    CollectiveCall,
+    bind_epilogue,
+    bind_prologue,
+    describe_call,
+    without_arrays,
+)
 from hpccoll.runtime.executable import ReplaceablePartial, raise_freed
 from hpccoll.runtime.node_memory.node import NodeMemory
-from hpccoll.runtime.progress import InFlight, Progress
+from hpccoll.runtime.progress import Progress
 from hpccoll.runtime.recorder.call_recorder import CallRecorder
 from hpccoll.selection import Selection
 
@@ -22,8 +27,8 @@ if TYPE_CHECKING:
     from hpccoll.runtime.lowering import Program
 
 
-NATIVE_PROGRAMS: Final = 256  # most native programs that are kept
-Programs = TypeVar("Programs")
+NATIVE_CALLS: Final = 256  # most native calls that are kept
+Native = TypeVar("Native")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +39,8 @@ class Context:
     (its instructions) from a cache. `staged` selects loads and stores in shared-memory slots. `sizes` is the number of
     elements of each chunk in a program for one segment, otherwise None.
     `takes_device_memory` returns whether MPI accepts device memory; its first call may start probe processes.
+    Blocking plans of messages use `scratch`; plans that use shared memory, of which one runs at a time also if they are
+    asynchronous, use `shared_scratch`.
     """
 
     comm: MPI.Intracomm
@@ -43,36 +50,82 @@ class Context:
     scratch: ScratchPool
     lower: Callable[..., Program]
     takes_device_memory: Callable[[], bool]
+    shared_scratch: ScratchPool = field(default_factory=ScratchPool)
     native: dict[Hashable, Any] = field(default_factory=dict)
 
-    def get_native(self, kind: Hashable, make: Callable[[], Programs]) -> Programs:
-        """Return the native program or programs of a kind of calls, made by `make` at the first call."""
-        program: Programs | None = self.native.get(kind)
-        if program is None:
-            if len(self.native) >= NATIVE_PROGRAMS:
+    def get_native(self, key: Hashable, make: Callable[[], Native]) -> Native:
+        """Return the native call of a kind, made by `make` at the first call."""
+        native: Native | None = self.native.get(key)
+        if native is None:
+            if len(self.native) >= NATIVE_CALLS:
                 self.native.clear()
-            program = self.native[kind] = make()
-        return program
+            native = self.native[key] = make()
+        return native
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlanKind:
+    """A kind of calls by a plan: calls that agree in everything but the addresses of their arrays.
+
+    Args:
+        call: a call of this kind, without arrays.
+        in_place: whether each chunk that is in both input and output is at the same address in both.
+    """
+
+    context: Context
+    algorithm: Algorithm | None
+    chunks: int
+    call: CollectiveCall
+    in_place: bool
+
+    @property
+    def nbytes(self) -> tuple[int, int]:
+        """The bytes of input and output."""
+        source, result = (buffer.nbytes if buffer else 0 for buffer in (self.call.source, self.call.result))
+        return source, result
+
+    def lower(self, sizes: tuple[int, ...] | None = None, *, staged: bool = False) -> Program:
+        """Return this rank's program (its instructions) by `Context.lower`."""
+        call = self.call
+        shape = call.root, call.count, call.dtype.itemsize, self.in_place, call.module.on_device
+        return self.context.lower(self.algorithm, self.chunks, *shape, staged, sizes)
+
+    def make_key(self, form: str) -> tuple[Hashable, ...]:
+        """Return the key of a native call in `Context.native`; `form` tells the forms of one kind apart."""
+        call = self.call
+        shape = call.operation, call.root, call.count, call.dtype.name, call.reduction.key, self.in_place, *self.nbytes
+        return form, self.algorithm, self.chunks, *shape
+
+    def get_facts(self) -> tuple[object, ...]:
+        """Return the arguments that must be equal on all ranks of a node, in the order of `node_memory.node.FACTS`."""
+        call, algorithm = self.call, self.algorithm
+        memory = "device" if call.module.on_device else "host"
+        name = algorithm.name if algorithm else ""
+        arguments = (name, self.chunks, call.root, call.count, call.dtype.name, call.reduction.name)
+        return (call.operation.value, *arguments, memory)
+
+    def describe(self) -> bytes:
+        """Return the common part of the calls' entries in the flight recorder."""
+        return describe_call(self.context.state, self.call, self.algorithm)
 
 
 class PlanExecutable(ReplaceablePartial):
     """The base class of executables that run plans; if `scratch` is None, scratch memory is the communicator's."""
 
     __slots__ = (
-        "_after", "_algorithm", "_before", "_begin", "_call", "_chunks", "_context", "_in_place",
-        "_scratch", "_state", "live", "operation",
+        "_after", "_algorithm", "_before", "_begin", "_call", "_context", "_kind", "_scratch", "_state", "live",
     )  # fmt: skip
 
     def __init__(
         self, context: Context, call: CollectiveCall, selection: Selection, scratch: ScratchPool | None
     ) -> None:
-        self._context, self._algorithm, self._chunks = context, selection.algorithm, selection.chunks
+        self._context, self._algorithm = context, selection.algorithm
         self._scratch = scratch or context.scratch
-        self._call, self._before, self._in_place = bind_prologue(call, context.comm.rank)
+        self._call, self._before, in_place = bind_prologue(call, context.comm.rank)
         self._after = bind_epilogue(call, context.comm.size)
+        self._kind = PlanKind(context, selection.algorithm, selection.chunks, without_arrays(self._call), in_place)
         self.live, self._state = True, context.state
-        self._begin = context.state.bind(call.operation.value, describe_call(context.state, call, selection.algorithm))
-        self.operation: InFlight | None = None  # the latest asynchronous run
+        self._begin = context.state.bind(call.operation.value, self._kind.describe())
 
     @property
     def algorithm(self) -> Algorithm | None:
@@ -89,35 +142,17 @@ class PlanExecutable(ReplaceablePartial):
         """The calls of a run, to time one by one; empty if nothing is bound."""
         return ()
 
-    @property
-    def in_flight(self) -> bool:
-        """Whether an asynchronous run has begun and is not done."""
-        return self.operation is not None and not self.operation.done
-
-    def _lower(self, sizes: tuple[int, ...] | None = None, *, staged: bool = False) -> Program:
-        """Return this rank's program (its instructions) by `Context.lower`."""
-        call = self._call
-        shape = call.root, call.count, call.dtype.itemsize, self._in_place, call.module.on_device
-        return self._context.lower(self._algorithm, self._chunks, *shape, staged, sizes)
-
-    def _get_program_key(self, form: str) -> tuple[Hashable, ...]:
-        """Return the cache key of a native program; `form` tells the programs of one collective apart."""
-        call = self._call
-        sizes = tuple(buffer.nbytes if buffer else 0 for buffer in (call.source, call.result))
-        shape = call.root, call.count, call.dtype.name, call.reduction.key, self._in_place, *sizes
-        return form, self._algorithm, self._chunks, *shape
+    def _lower(self) -> Program:
+        """Return this rank's program (its instructions)."""
+        return self._kind.lower()
 
     def _take_scratch(self, count: int) -> FlatArray:
         """Return `count` elements of scratch memory, which later operations overwrite."""
         return self._scratch.take(self._call.module, self._call.dtype, count)
 
     def _describe(self) -> tuple[object, ...]:
-        """Return the arguments that must be equal on all ranks of a node, in the order of `node_memory.node.FACTS`."""
-        call, algorithm = self._call, self._algorithm
-        memory = "device" if call.module.on_device else "host"
-        name = algorithm.name if algorithm else ""
-        arguments = (name, self._chunks, call.root, call.count, call.dtype.name, call.reduction.name)
-        return (call.operation.value, *arguments, memory)
+        """Return the arguments that must be equal on all ranks of a node."""
+        return self._kind.get_facts()
 
     def bind(self) -> None:
         """Prepare for many runs; only messages in device memory need it."""
@@ -126,14 +161,10 @@ class PlanExecutable(ReplaceablePartial):
         """Run once without binding anything for later runs."""
         self()
 
-    def make_unbound(self) -> MessageCall | StagedCall | None:
-        """Return the same program for any plain arrays, which keeps no array; None if a run needs an executable."""
-        return None
-
     def free(self) -> None:
         """Release memory and bound functions; a later run raises UsageError."""
         self.live, self._before, self._after = False, (), ()
-        self._call = replace(self._call, source=None, result=None, value=None)
+        self._call = without_arrays(self._call)
 
     def abandon(self) -> None:
         """Refuse later runs and release nothing; for a forked child process, in which MPI cannot be used."""

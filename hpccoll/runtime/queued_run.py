@@ -14,19 +14,27 @@ from functools import partial
 from hpccoll.errors import HpccollError
 from hpccoll.native import QueuedRun
 from hpccoll.runtime.arrays import BoundCall
-from hpccoll.runtime.collective_call import CollectiveCall, call_in_order
+from hpccoll.runtime.collective_call import call_in_order
 from hpccoll.runtime.progress import InFlight
 
 
 class RunInQueue(InFlight):
-    """A native run in flight of `call`, which the progress thread advances, too; it leaves `queue` when it is done."""
+    """A native run in flight, which the progress thread advances, too; it leaves `queue` when it is done.
 
-    __slots__ = ("_is_marked", "_queue", "call", "native")
+    Args:
+        buffers: address and bytes of the input and of the output.
+    """
 
-    def __init__(self, native: QueuedRun, queue: deque[RunInQueue], call: CollectiveCall) -> None:
+    __slots__ = ("_buffers", "_is_marked", "_queue", "native")
+
+    def __init__(self, native: QueuedRun, queue: deque[RunInQueue], buffers: Sequence[tuple[int, int]]) -> None:
         super().__init__()
-        self.native, self._queue, self.call, self._is_marked = native, queue, call, False
+        self.native, self._queue, self._buffers, self._is_marked = native, queue, buffers, False
         queue.append(self)
+
+    def accesses(self, address: int, nbytes: int) -> bool:
+        """Whether the run's input or output has some of `nbytes` bytes at an address."""
+        return any(begin < address + nbytes and address < begin + size for begin, size in self._buffers)
 
     def _advance(self) -> bool:
         try:
@@ -88,15 +96,15 @@ def get_last(queue: deque[RunInQueue]) -> QueuedRun | None:
 
 
 def call_or_defer(
-    steps: Sequence[BoundCall], call: CollectiveCall, queue: Iterable[RunInQueue]
+    steps: Sequence[BoundCall], buffers: Sequence[tuple[int, int]], queue: Iterable[RunInQueue]
 ) -> Callable[[], None] | None:
-    """Call the steps before a run of `call` now, or return a function for it if an earlier run shares its memory.
+    """Call the steps before a run now, or return a function for it if an earlier run accesses the buffers.
 
     A call of hpccoll calls the function when the earlier runs of the queue are done; the progress thread cannot.
     """
     if not steps:
         return None
-    if any(earlier.call.shares_memory(call) for earlier in queue):
+    if any(earlier.accesses(*buffer) for earlier in queue for buffer in buffers):
         return partial(call_in_order, steps)
     call_in_order(steps)
     return None

@@ -123,7 +123,7 @@ def test_an_all_reduce_in_flight_counts_as_communication_and_only_calls_as_expos
 
 def test_the_gradients_are_symmetric_buffers(hpc, dp):
     """Ranks of a node read each other's gradients in place."""
-    from hpccoll.runtime.node_memory.symmetric import buffer_registry
+    from hpccoll.runtime.node_memory.symmetric import shared_buffers
 
     buckets = GradientBuckets(make_parameters(), dp, 1 << 20)
-    assert all(buffer_registry().find(buffer.data_ptr()) is not None for buffer in buckets.buffers)
+    assert all(shared_buffers().find(buffer.data_ptr()) is not None for buffer in buckets.buffers)

@@ -14,7 +14,7 @@ import pytest
 from hpccoll.communicator import Communicator
 from hpccoll.errors import CommunicationError
 from hpccoll.runtime.node_memory.file_memory import IN_FILE, FileMemories, FileMemory
-from hpccoll.runtime.node_memory.symmetric import buffer_registry
+from hpccoll.runtime.node_memory.symmetric import shared_buffers
 
 pytestmark = [
     pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed"),
@@ -47,7 +47,7 @@ def maps(comm, torch) -> bool:
 
 def count_moved() -> int:
     """Return the number of live memfds that hold moved tensors."""
-    registry = buffer_registry()
+    registry = shared_buffers()
     return sum(isinstance(registry.find(address), FileMemory) for address in registry.starts)
 
 

@@ -202,13 +202,13 @@ def test_autograd_keeps_no_views_of_freed_parameters(hpc, trainer, monkeypatch):
 
 def test_shards_are_symmetric_buffers_and_gathered_parameters_are_freed(hpc, trainer):
     """Ranks of a node read each other's shards in place."""
-    from hpccoll.runtime.node_memory.symmetric import buffer_registry
+    from hpccoll.runtime.node_memory.symmetric import shared_buffers
 
     if hpc.size == 1:
         return
     ours = trainer(Mesh(dp=hpc.size), replace(EVEN, zero=3))
     list(ours.run_steps())
-    assert all(buffer_registry().find(shard.data_ptr()) is not None for shard in ours.replicas.shards)
+    assert all(shared_buffers().find(shard.data_ptr()) is not None for shard in ours.replicas.shards)
     assert all(x.untyped_storage().nbytes() <= 4 for x in ours.layers.parameters)
     shapes = [shard.shape for shard in ours.layers.shards]
     assert [tuple(x.shape) for x in ours.layers.parameters] == shapes

@@ -61,7 +61,6 @@ class MpiExecutable(ReplaceablePartial):
 
     plan = None
     live = True
-    in_flight = False
     blocking: BoundCall  # blocking form beside plans in flight, called until the first asynchronous operation
     non_blocking: BoundCall  # non-blocking form (for host memory), called from the first asynchronous operation on
     request: MPI.Prequest | None = None
@@ -118,7 +117,7 @@ class MpiCollectives:
         takes_device_memory: Callable[[], bool],
         node: NodeMemory | None = None,
     ) -> None:
-        self._comm, self._progress, self.state = comm, progress, state
+        self._comm, self.progress, self.state = comm, progress, state
         self._takes_device_memory = takes_device_memory
         self._works_on_device: bool | None = None  # whether all ranks take device memory; None if not agreed on yet
         self._persistent = PERSISTENT.get(MPI.get_vendor()[0], ()) if has_persistent_collectives() else ()
@@ -150,7 +149,7 @@ class MpiCollectives:
         if call.operation.reduces and call.reduction.combine is not None:
             return "MPI would call the reduction's function on device memory"
         if self._works_on_device is None and not asynchronous:
-            wait_for_ranks(self._comm, self._progress)
+            wait_for_ranks(self._comm, self.progress)
             self._works_on_device = all(gather_or_raise(self._comm, self._takes_device_memory, UnavailableError))
         if not self._works_on_device:
             return "it does not take device memory here"
@@ -165,7 +164,7 @@ class MpiCollectives:
         mpi = self._translate(call)
         request, start, blocking = None, self._bind_non_blocking(mpi), self._bind_blocking(mpi)
         if on_all_ranks and call.operation in self._persistent and not mpi.module.on_device:
-            wait_for_ranks(self._comm, self._progress)
+            wait_for_ranks(self._comm, self.progress)
             request = getattr(self._comm, f"{mpi.method}_init")(*mpi.arguments)
             start, blocking = partial(_start, request), _bind_start_and_wait(request)
         name, description = call.operation.value, describe_call(self.state, call, None)
@@ -173,7 +172,7 @@ class MpiCollectives:
         bound = MpiExecutable()
         check = self._bind_check(call)
         bound.replace_function(record((*check, *mpi.surround(blocking))))
-        bound.blocking = record((*check, *mpi.surround(partial(self._progress.call, blocking))))
+        bound.blocking = record((*check, *mpi.surround(partial(self.progress.call, blocking))))
         bound.non_blocking = bound.blocking
         if not mpi.module.on_device:
             bound.non_blocking = record(mpi.surround(partial(self._complete, start)))
@@ -189,9 +188,7 @@ class MpiCollectives:
             if self.uses_non_blocking and not mpi.module.on_device:
                 run_all(mpi.surround(partial(self._complete, self._bind_non_blocking(mpi))))
             else:
-                run_all(
-                    (*self._bind_check(call), *mpi.surround(partial(self._progress.call, self._bind_blocking(mpi))))
-                )
+                run_all((*self._bind_check(call), *mpi.surround(partial(self.progress.call, self._bind_blocking(mpi)))))
 
     def bind_begin(self, call: CollectiveCall) -> Begin:
         """Return a function that records the beginning of a blocking call of the library."""
@@ -212,7 +209,7 @@ class MpiCollectives:
             else:
                 run_all(check)
                 blocking = partial(getattr(self._comm, method), *arguments)
-                blocking() if not self._progress.operations else self._progress.call(blocking)
+                blocking() if not self.progress.operations else self.progress.call(blocking)
         except BaseException:
             self.state.fail(place)
             raise
@@ -263,13 +260,13 @@ class MpiCollectives:
         request: MPI.Request | None = None
         try:
             request = start()
-            if self._progress or self._progress.deadline != NEVER:
-                self._progress.wait_until(request.Test)
+            if self.progress or self.progress.deadline != NEVER:
+                self.progress.wait_until(request.Test)
             else:
                 request.Wait()
         except BaseException:
             # If `request` is None, a signal handler may have raised after MPI had started the operation.
-            settle([self._progress.poll_mpi if request is None else request.Test])
+            settle([self.progress.poll_mpi if request is None else request.Test])
             raise
 
     def _bind_check(self, call: CollectiveCall) -> tuple[BoundCall, ...]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import weakref
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
 
@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpccoll.errors import CommunicationError
-from hpccoll.runtime.executable import Executable
 from hpccoll.runtime.node_memory.segment import MappedSegment
 
 IN_FILE: Final = 3 << 62  # these bits are set in every location in a file, and in no other location
@@ -33,13 +32,10 @@ class FileMemory:
     nbytes: int
     descriptor: int
     number: int
-    executables: weakref.WeakSet[Executable] = field(default_factory=weakref.WeakSet)
 
     def free(self) -> None:
-        """Close the memfd, and free the executables bound to the memory; called when the memory is released."""
+        """Close the memfd; called when the memory is released."""
         os.close(self.descriptor)
-        for executable in list(self.executables):
-            executable.free()
 
     def locate(self, address: int) -> int:
         """Return the location of an address in this memory for other ranks."""

@@ -49,7 +49,7 @@ class NodeMemory:
         self.ranks = tuple(rank for rank in range(comm.size) if layout.node[rank] == layout.node[comm.rank])
         self.others = tuple(rank for rank in self.ranks if rank != comm.rank)
         self.row = self.ranks.index(comm.rank)
-        self.symmetric = SymmetricBuffers(comm, self.ranks, progress)
+        self.symmetric = SymmetricBuffers(comm, self.ranks, progress, self._is_in_use)
         self.device: Any = None  # the `cuda.device.SharedDeviceMemory` made with the first device buffer
         self.oversubscribed = layout.oversubscribed
         self.pipelines: deque[Any] = deque()  # of RunInQueue
@@ -74,6 +74,10 @@ class NodeMemory:
         slots = self._slots(segment, words_bytes, staging + pipelines) if segment is not None else ()
         self.slots, self.pipeline_slots = slots[:staging], slots[staging:]
         self.remote = attach_peers(comm, self.ranks)
+
+    def _is_in_use(self, address: int, nbytes: int) -> bool:
+        """Whether an asynchronous run accesses some of `nbytes` bytes at an address of this rank."""
+        return any(run.accesses(address, nbytes) for run in (*self.runs, *self.pipelines))
 
     def _lines(self, segment: MappedSegment | None, kind: int) -> Words:
         """Return a cache line of words per rank, for use number `kind`; private memory if there is no segment."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from bisect import bisect_right, insort
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from mmap import PAGESIZE
@@ -20,6 +20,7 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from hpccoll.errors import MismatchError, UsageError
+from hpccoll.native import SharedBuffers
 from hpccoll.runtime.agreement import gather_or_raise, wait_for_ranks
 from hpccoll.runtime.arrays import Buffer, DType, cupy_as_torch_tensor, dtype_from_numpy, get_dtype
 from hpccoll.runtime.executable import Executable
@@ -62,45 +63,46 @@ class SymmetricBuffer:
             executable.free()
 
 
-class BufferRegistry:
-    """All symmetric buffers and memfds of this process, by address; `starts` are the addresses in ascending order."""
-
-    def __init__(self) -> None:
-        self.starts: list[int] = []
-        self._buffers: dict[int, SymmetricBuffer | FileMemory] = {}
-
-    def add(self, buffer: SymmetricBuffer | FileMemory, own: object) -> None:
-        """Add a buffer until `own`, which holds its memory, is garbage-collected."""
-        insort(self.starts, buffer.address)
-        self._buffers[buffer.address] = buffer
-        weakref.finalize(own, self.remove, buffer.address).atexit = False
-
-    def remove(self, address: int) -> None:
-        """Remove and free the buffer at `address`; called when this rank's memory at `address` is released."""
-        buffer = self._buffers.pop(address)
-        self.starts.remove(address)
-        buffer.free()
-
-    def find(self, address: int) -> SymmetricBuffer | FileMemory | None:
-        """Return the symmetric buffer or memfd that contains `address`; None if none does."""
-        at = bisect_right(self.starts, address) - 1
-        if at < 0:
-            return None
-        buffer = self._buffers[self.starts[at]]
-        return buffer if address < buffer.address + buffer.nbytes else None
-
-
 @cache
-def buffer_registry() -> BufferRegistry:
-    """Return the registry of all symmetric buffers of this process."""
-    return BufferRegistry()
+def shared_buffers() -> SharedBuffers:
+    """Return the registry of all symmetric buffers and memfds of this process, by address."""
+    return SharedBuffers()
+
+
+def _register(
+    buffer: SymmetricBuffer | FileMemory, own: object, location: int, owner: object, bases: list[int]
+) -> None:
+    """Add a buffer to `shared_buffers` until `own`, which holds its memory, is garbage-collected.
+
+    Args:
+        location: the location of the beginning; see `SymmetricBuffers.locate`.
+        owner: the `SymmetricBuffers` of the communicator whose ranks know the location; None for a memfd.
+        bases: the addresses of the other ranks' memory; empty for a memfd and for device memory.
+    """
+    shared_buffers().add(buffer.address, buffer.nbytes, location, owner, bases, buffer)
+    weakref.finalize(own, _remove, buffer.address).atexit = False
+
+
+def _remove(address: int) -> None:
+    """Remove and free the buffer at `address`; called when this rank's memory at `address` is released."""
+    shared_buffers().remove(address).free()
 
 
 class SymmetricBuffers:
-    """The symmetric buffers of one communicator, on the ranks of this node."""
+    """The symmetric buffers of one communicator, on the ranks of this node.
 
-    def __init__(self, comm: MPI.Intracomm, node_ranks: tuple[int, ...], progress: Progress) -> None:
-        self._comm, self._node_ranks, self._progress = comm, node_ranks, progress
+    Args:
+        is_in_use: whether an asynchronous run accesses memory of this rank; its arguments are address and bytes.
+    """
+
+    def __init__(
+        self,
+        comm: MPI.Intracomm,
+        node_ranks: tuple[int, ...],
+        progress: Progress,
+        is_in_use: Callable[[int, int], bool],
+    ) -> None:
+        self._comm, self._node_ranks, self._progress, self._is_in_use = comm, node_ranks, progress, is_in_use
         self._made = 0
         self._buffers: weakref.WeakValueDictionary[int, SymmetricBuffer] = weakref.WeakValueDictionary()
 
@@ -153,7 +155,9 @@ class SymmetricBuffers:
         self._made += 1
         buffer = SymmetricBuffer(self, self._made % _BUFFER_NUMBERS, address, nbytes, peers)
         self._buffers[buffer.number] = buffer
-        buffer_registry().add(buffer, own)
+        arrays = [peers[rank] for rank in self._node_ranks if rank in peers]
+        bases = [array.ctypes.data for array in arrays if isinstance(array, np.ndarray)]
+        _register(buffer, own, buffer.token, self, bases)
 
     def find(self, address: int, nbytes: int) -> SymmetricBuffer | None:
         """Return this communicator's symmetric buffer with `nbytes` bytes at `address`; None for other memory.
@@ -161,7 +165,7 @@ class SymmetricBuffers:
         Raises:
             UsageError: the symmetric buffer at `address` was freed, or belongs to another communicator.
         """
-        buffer = buffer_registry().find(address)
+        buffer = shared_buffers().find(address)
         if buffer is None or isinstance(buffer, FileMemory) or not nbytes:
             return None
         if buffer.freed:
@@ -207,7 +211,7 @@ class SymmetricBuffers:
         for buffer in buffers:
             if buffer is None:
                 continue
-            found = find_file_memory(buffer) or self.find(buffer.address, buffer.nbytes)
+            found = self.find(buffer.address, buffer.nbytes)
             if found is not None:
                 found.executables.add(executable)
 
@@ -223,12 +227,14 @@ class SymmetricBuffers:
         buffer = self.find(_address(array), 1)
         if buffer is None:
             raise UsageError("free takes an array that this communicator's `empty` returned")
-        self._progress.wait_until(lambda: not any(executable.in_flight for executable in buffer.executables))
+        self._progress.wait_until(lambda: not self._is_in_use(buffer.address, buffer.nbytes))
+        shared_buffers().free(buffer.address)
         buffer.free()
 
     def close(self) -> None:
         """Free all symmetric buffers of this communicator on this rank."""
         for buffer in list(self._buffers.values()):
+            shared_buffers().free(buffer.address)
             buffer.free()
 
 
@@ -238,14 +244,14 @@ def empty_in_file(nbytes: int) -> NDArray[np.uint8] | None:
     if made is None:
         return None
     own, memory = made
-    buffer_registry().add(memory, own)
+    _register(memory, own, memory.locate(memory.address), None, [])
     return own
 
 
 def find_file_memory(buffer: Buffer) -> FileMemory | None:
     """Return the memfd that contains a buffer; None if none does."""
-    registry = buffer_registry()
-    memory = registry.find(buffer.address) if registry.starts else None
+    shared = shared_buffers()
+    memory = shared.find(buffer.address) if len(shared) else None
     if not isinstance(memory, FileMemory) or not buffer.nbytes:
         return None
     return memory if buffer.address + buffer.nbytes <= memory.address + memory.nbytes else None

@@ -18,6 +18,7 @@ from hpccoll.runtime.lowering import LocalInstruction, MemoryKind, Program, Redu
 from hpccoll.runtime.node_memory.file_memory import is_in_file
 from hpccoll.runtime.node_memory.node import NodeMemory
 from hpccoll.runtime.node_memory.symmetric import is_token
+from hpccoll.runtime.plan_executable import Context
 
 # Times on 2 ranks of an AMD EPYC, staged and by cross-memory attach: all_reduce of 1 MiB 45 us and 95 us, of 16 MiB
 # 1.0 ms and 1.4 ms, of 64 MiB 5.5 ms both; all_gather of 4 MiB 304 us and 316 us, of 16 MiB 1.5 ms and 1.0 ms. 4 ranks
@@ -99,21 +100,11 @@ def locate_peers(node: NodeMemory, locations: Sequence[int]) -> tuple[list[int],
     return addresses, processes, keep
 
 
-def make_peers(node: NodeMemory, call: CollectiveCall) -> Peers:
-    """Return what finds the other ranks' buffers; it knows the symmetric buffers that this rank passes to the call."""
-    numbers: list[int] = []
-    bases: list[int] = []
-    keep: list[Any] = []
-    for buffer in (call.source, call.result):
-        found = node.symmetric.find(buffer.address, buffer.nbytes) if buffer is not None else None
-        if found is None or found.token in numbers:
-            continue
-        numbers.append(found.token)
-        parts = [found.peers[rank] for rank in node.others]
-        bases += [int(part.__array_interface__["data"][0]) for part in parts for _ in USER_MEMORY]
-        keep.append(parts)
+def get_peers(context: Context, barrier: str) -> Peers:
+    """Return what finds the other ranks' buffers in entries of a barrier ("node" or "pipeline"); made once."""
+    node = context.node
     processes = [node.remote.process_ids[rank] if node.remote else 0 for rank in node.others for _ in USER_MEMORY]
-    return Peers(processes, numbers, bases, partial(locate_peers, node), keep)
+    return context.get_native(("peers", barrier), lambda: Peers(processes, partial(locate_peers, node)))
 
 
 def count_elements(plan: Plan, rank: int, count: Count) -> tuple[int, int]:
