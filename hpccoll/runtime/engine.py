@@ -98,11 +98,7 @@ class Engine:
         self.call_selector = CallSelector(self.size, self.nodes, self.node, self.library, selector, mixed_forms)
         self.call_selector.log = make_selection_log(comm.rank, comm.size)
         self.select, self.buffer_kind = self.call_selector.select, self.call_selector.buffer_kind
-        blocking, started = (
-            CallTable(np.ndarray, self.progress.operations, shared_buffers(), self.node.symmetric) for _ in range(2)
-        )
-        others = self.library, self.size, self.rank, self.select, self._make_cacheable
-        self.cache = CallCache((blocking, started), *others)
+        self.cache = self._make_cache()
         self._on_device: OrderedDict[Hashable, PlanExecutable] = OrderedDict()
         self.get_owner: Callable[[], object] = lambda: None  # operations in flight keep the communicator alive
         self._mixed_forms = mixed_forms
@@ -113,6 +109,14 @@ class Engine:
         self._started = StartedOperations(self.progress, self.state)
         self.state.on_interruption, self.state.settle = self._started.fail, self._started.settle
 
+    def _make_cache(self) -> CallCache:
+        """Return the cache of calls of known kinds, which is empty."""
+        blocking, asynchronous = (
+            CallTable(np.ndarray, self.progress.operations, shared_buffers(), self.node.symmetric) for _ in range(2)
+        )
+        others = self.library, self.size, self.rank, self.select, self._make_cacheable
+        return CallCache((blocking, asynchronous), *others)
+
     def run(self, call: CollectiveCall) -> None:
         """Run a collective and wait for its end."""
         try:
@@ -122,6 +126,7 @@ class Engine:
 
     def _run(self, call: CollectiveCall) -> None:
         """Run a collective as `run` does, but let an MPI.Exception propagate."""
+        self.buffer_kind(call)  # raises if a symmetric buffer was freed
         selection = self.select(call)
         algorithm = selection.algorithm
         if algorithm is None:
@@ -240,20 +245,15 @@ class Engine:
     def prepare(self, call: CollectiveCall) -> Executable:
         """Return an executable that can run many times until it or the engine is freed; run nothing. Collective."""
         selection = self.select(call, prepared=True)
-        executable = self.bind(call, selection, on_all_ranks=True)
+        executable = self.bind(call, selection)
         self.cache.keep(executable)
         return executable
 
-    def bind(self, call: CollectiveCall, selection: Selection, *, on_all_ranks: bool = False) -> Executable:
-        """Return an executable that can run many times; run nothing.
-
-        Args:
-            on_all_ranks: whether all ranks bind this collective now, in the same order. The MPI library's own may then
-                use a persistent request.
-        """
+    def bind(self, call: CollectiveCall, selection: Selection) -> Executable:
+        """Return an executable that can run many times; run nothing."""
         executable: Executable
         if selection.algorithm is None:
-            executable = self.library.bind(call, on_all_ranks=on_all_ranks)
+            executable = self.library.bind(call)
         else:
             executable = self._make_executable(call, selection)
             executable.bind()

@@ -1,4 +1,4 @@
-"""The call cache keeps few executables, drops the least recently used, and never runs one on memory that is gone."""
+"""Repeated calls: nothing is bound to arrays or kept, and no call runs on the memory of an earlier one."""
 
 from __future__ import annotations
 
@@ -14,22 +14,12 @@ import hpccoll
 from hpccoll.algorithms import list_algorithm_names
 from hpccoll.errors import UsageError
 from hpccoll.plan import Operation
-from hpccoll.runtime import call_cache, engine, lowering
-from hpccoll.runtime.arguments import check_call
+from hpccoll.runtime import lowering
 from hpccoll.runtime.messages import native_executable
-from hpccoll.selection import BufferKind
 
 
 @pytest.fixture
 def hpc(comm):
-    with hpccoll.Communicator(comm) as made:
-        yield made
-
-
-@pytest.fixture
-def few(comm, monkeypatch):
-    """A communicator with room for three executables."""
-    monkeypatch.setattr(call_cache, "CAPACITY", 3)
     with hpccoll.Communicator(comm) as made:
         yield made
 
@@ -50,18 +40,6 @@ def reduce_in_place(hpc, x):
     reduce(hpc, x, algorithm="shared_two_shot")
 
 
-def test_ring_and_library_calls_are_bound_on_symmetric_buffers_only(hpc):
-    x, symmetric = np.zeros(10, np.int64), hpc.empty(10, np.int64)
-    for _ in range(3):
-        reduce(hpc, x)
-        reduce(hpc, x, algorithm="mpi")
-    assert len(hpc._engine.cache) == 0
-    for _ in range(3):
-        for algorithm in ("shared_two_shot", "ring", "mpi"):
-            reduce(hpc, symmetric, algorithm=algorithm)
-    assert len(hpc._engine.cache) == 3
-
-
 @pytest.mark.needs_ranks(2)
 def test_every_rank_keeps_short_calls_with_a_root_in_its_call_table(hpc):
     """A rank whose buffers no other rank accesses keeps them, too."""
@@ -69,7 +47,7 @@ def test_every_rank_keeps_short_calls_with_a_root_in_its_call_table(hpc):
     for number in (1, 2, 3):
         hpc.broadcast(x, algorithm="shared")
         hpc.reduce(x, out=out if hpc.rank == 0 else None, algorithm="shared")
-        assert len(hpc._engine.cache.table) == 2, number
+        assert len(hpc._engine.cache.blocking) == 2, number
 
 
 def test_a_second_call_is_not_lowered_again(hpc, monkeypatch):
@@ -83,7 +61,7 @@ def test_a_second_call_is_not_lowered_again(hpc, monkeypatch):
         reduce_in_place(hpc, symmetric)
 
 
-def test_everything_that_differs_makes_another_executable(hpc):
+def test_everything_that_differs_makes_another_kind(hpc):
     x = hpc.empty(12, np.int64)
     x[:] = 1
     part, unsigned, halves = x[:5], x.view(np.uint64), x.view(np.int32)
@@ -100,50 +78,11 @@ def test_everything_that_differs_makes_another_executable(hpc):
     for _ in range(2):
         for call in calls:
             call()
-    assert len(hpc._engine.cache) == len(calls)
+    assert len(hpc._engine.cache.blocking) == len(calls)
 
 
-def test_dropped_executables_are_freed_and_never_run(comm, monkeypatch):
-    made, bind = [], engine.Engine.bind
-
-    def noted(self, *call):
-        made.append(bind(self, *call))
-        return made[-1]
-
-    monkeypatch.setattr(call_cache, "CAPACITY", 3)
-    monkeypatch.setattr(engine.Engine, "bind", noted)
-    hpc = hpccoll.Communicator(comm)
-    arrays = [hpc.empty(8 + i, np.int64) for i in range(10)]
-    for _ in range(6):
-        for x in arrays:
-            reduce_in_place(hpc, x)
-            assert len(hpc._engine.cache) <= 3
-    assert len(made) >= 10
-    assert sum(executable.live for executable in made) == 3
-    hpc.close()
-    for executable in made:
-        with pytest.raises(UsageError, match="prepare it again"):
-            executable()
-
-
-def test_the_least_recently_used_one_goes(few):
-    old, fresh = few.empty(5, np.int64), [few.empty(6 + i, np.int64) for i in range(3)]
-    for x in (old, *fresh[:2]):
-        reduce_in_place(few, x)
-    kept = find(few, old)
-    reduce_in_place(few, fresh[2])
-    assert kept.live
-    assert find(few, fresh[0]) is None
-
-
-def find(hpc, x):
-    """Return the executable of `reduce_in_place`, and mark it as recently used; None if there is none."""
-    call = check_call(Operation.ALL_REDUCE, x, None, hpc.rank, hpc.size, algorithm="shared_two_shot")
-    return hpc._engine.cache.find_by_address(engine._key(call, BufferKind.SYMMETRIC))
-
-
-def test_ranks_may_bind_at_different_times(hpc):
-    """One rank always brings new memory, the others the same: bound and unbound ranks meet."""
+def test_ranks_with_new_and_repeated_arrays_meet(hpc):
+    """One rank always brings new memory, the others the same."""
     mine = np.zeros(1000, np.int64)
     for turn in range(12):
         x = np.zeros(1000, np.int64) if hpc.rank == turn % hpc.size else mine
@@ -196,7 +135,6 @@ def test_buffers_are_not_kept_alive(hpc):
     for _ in range(4):
         reduce(hpc, x)
         reduce_in_place(hpc, symmetric)
-    assert len(hpc._engine.cache) == 1
     gone = [weakref.ref(each) for each in (x, symmetric)]
     del x, symmetric
     assert [each() for each in gone] == [None, None]
@@ -216,8 +154,7 @@ def test_large_new_buffers_leave_memory_flat(hpc):
 
 
 @pytest.mark.full_except_on(2, 3)
-def test_many_small_new_buffers_leave_no_objects_behind(comm, monkeypatch):
-    monkeypatch.setattr(call_cache, "CAPACITY", 4)  # so that much is dropped
+def test_many_small_new_buffers_leave_no_objects_behind(comm):
     hpc = hpccoll.Communicator(comm)
 
     def work(turns: int) -> None:
@@ -230,7 +167,8 @@ def test_many_small_new_buffers_leave_no_objects_behind(comm, monkeypatch):
                 hpc.all_reduce_init(x).free()
 
     def objects() -> int:
-        hpc._engine.cache.clear()
+        hpc._engine.cache.forget()
+        hpc._engine._context.native.clear()
         gc.collect()
         return len(gc.get_objects())
 

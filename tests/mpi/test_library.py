@@ -18,15 +18,16 @@ from hpccoll.errors import UsageError
 from hpccoll.plan import Operation
 from hpccoll.runtime.arguments import check_call
 from hpccoll.runtime.arrays import DTYPES, Reduction, get_dtype
+from hpccoll.runtime.arrays.interface import view_host_memory
 from hpccoll.runtime.collective_call import CollectiveCall
 from hpccoll.runtime.messages.mpi_calls import has_same_semantics
-from hpccoll.runtime.messages.mpi_collectives import PERSISTENT, MpiCollectives
+from hpccoll.runtime.messages.mpi_collectives import MpiCollectives
 from hpccoll.runtime.progress import InFlight, Progress
 from hpccoll.runtime.recorder.call_recorder import CallRecorder
 from tests.mpi.calls import Call
 from tests.mpi.cases import NAMES, OPS, Case, bits, legal
 
-FORMS = ("run", "bind", "together", "beside", "start")
+FORMS = ("run", "bind", "beside", "start")
 COUNTS = (0, 1, 7, 500)
 
 
@@ -68,7 +69,7 @@ def carried(library: MpiCollectives, call: Call, form: str) -> list[Any]:
         return [call.result()]
     if form == "beside":
         library.use_non_blocking()
-    bound = None if form == "run" else library.bind(job, on_all_ranks=form == "together")
+    bound = None if form == "run" else library.bind(job)
     for _ in range(3):
         call.load()
         if bound is None:
@@ -182,34 +183,29 @@ def test_a_rank_that_waits_carries_on_what_another_waits_for_first(comm, library
     gate.Free()
 
 
-def test_prepared_operations_are_persistent_where_that_is_faster(comm, hpc, library):
+def test_prepared_operations_live_until_they_are_freed(hpc, library):
     for operation in Operation:
-        case = Case(
-            get_algorithm(operation, list_algorithm_names(operation)[0]),
-            "uint8",
-            "sum" if operation.reduces else "none",
-            3,
-        )
-        asks = asked(Call(hpc, case))
-        prepared, bound = library.bind(asks, on_all_ranks=True), library.bind(asks)
-        assert (prepared.request is not None) == (operation in PERSISTENT.get(MPI.get_vendor()[0], ()))
-        assert bound.request is None  # other ranks may not bind now
+        reduction = "sum" if operation.reduces else "none"
+        case = Case(get_algorithm(operation, list_algorithm_names(operation)[0]), "uint8", reduction, 3)
+        prepared = library.bind(asked(Call(hpc, case)))
         assert prepared.plan is None
         assert prepared.live
         prepared.free()
         assert not prepared.live
         prepared.free()  # twice does no harm
+        with pytest.raises(UsageError, match="was freed"):
+            prepared()
 
 
 @pytest.mark.full_except_on(2, 3)
 def test_prepared_operations_do_not_run_out(comm, hpc, library):
-    """Persistent ones take tags or contexts of MPI, of which there are few; ranks free in other orders."""
+    """Ranks free them in other orders."""
     case = Case(get_algorithm(Operation.ALL_TO_ALL, "pairwise"), "int64", "none", 2)
     calls = [Call(hpc, case) for _ in range(50)]
     barrier = asked(Call(hpc, Case(get_algorithm(Operation.BARRIER, "dissemination"), "uint8", "none", 0)))
     for _ in range(60):
-        made = [library.bind(asked(call), on_all_ranks=True) for call in calls]
-        made += [library.bind(barrier, on_all_ranks=True) for _ in range(20)]
+        made = [library.bind(asked(call)) for call in calls]
+        made += [library.bind(barrier) for _ in range(20)]
         for each in made[::7]:
             each()
         random.Random(comm.rank).shuffle(made)
@@ -227,15 +223,16 @@ def test_what_is_bound_keeps_its_memory(comm, library):
     bound = []
     for _ in range(20):
         job, x, wanted = sums(rank, n, 5000)
-        bound.append((library.bind(job), wanted))
+        assert job.result is not None
+        bound.append((library.bind(job), job.result.address, wanted))
         del job, x
     gc.collect()
     fresh = [np.full(5000, -1, np.int64) for _ in range(40)]
-    for run, _ in bound:
+    for run, *_ in bound:
         run()
     assert all((each == -1).all() for each in fresh)
-    for run, wanted in bound:
-        assert run.memories[0].tolist() == wanted
+    for _, address, wanted in bound:
+        assert view_host_memory(address, 40_000).view(np.int64).tolist() == wanted
 
 
 def test_counts_that_mpi_cannot_take_are_refused(library):

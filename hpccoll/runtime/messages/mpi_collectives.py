@@ -1,17 +1,14 @@
 """Collectives of the MPI library itself, the only executables that do not run a plan of hpccoll.
 
-MPI matches blocking, non-blocking and persistent collectives only with their own kind (MPI 4.1, 6.12 and 6.13), so all
-ranks must choose the same form. The choice of form therefore depends on nothing that may differ between ranks, such as
-whether a buffer was used before or whether an asynchronous operation is still in flight.
+MPI matches blocking and non-blocking collectives only with their own kind (MPI 4.1, 6.12), so all ranks must choose the
+same form. The choice of form therefore depends on nothing that may differ between ranks, such as whether a buffer was
+used before or whether an asynchronous operation is still in flight.
 
 Until the first asynchronous operation of a communicator, all ranks use the blocking form. From the first asynchronous
-operation on, all ranks use the non-blocking form, tested in turn with other operations. Collectives in `PERSISTENT` use
-the persistent form if the call was prepared (as by `all_reduce_init`), which all ranks do together. Plans in flight on
-other communicators do not change the form, because only some ranks may have them. While plans are in flight, the
-blocking form runs in a thread (`Progress.call`), and the calling thread advances the plans. Collectives on device
-memory always use the blocking form.
-
-Cost: a bound call is one C call, on buffer specifications that are made once, in a function that records the call.
+operation on, all ranks use the non-blocking form, tested in turn with other operations. Plans in flight on other
+communicators do not change the form, because only some ranks may have them. While plans are in flight, the blocking
+form runs in a thread (`Progress.call`), and the calling thread advances the plans. Collectives on device memory always
+use the blocking form.
 """
 
 from __future__ import annotations
@@ -20,7 +17,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
-from weakref import WeakSet
 
 from mpi4py import MPI
 
@@ -29,8 +25,7 @@ from hpccoll.plan import Operation
 from hpccoll.runtime.agreement import gather_or_raise, wait_for_ranks
 from hpccoll.runtime.arrays import ArrayModule, BoundCall, FlatArray, run_all
 from hpccoll.runtime.collective_call import CollectiveCall, bind_epilogue, bind_prologue, describe_call
-from hpccoll.runtime.executable import ReplaceablePartial, raise_freed
-from hpccoll.runtime.job import has_persistent_collectives
+from hpccoll.runtime.executable import raise_freed
 from hpccoll.runtime.messages.entry_check import EntryCheck
 from hpccoll.runtime.messages.mpi_calls import (
     UserOps,
@@ -44,46 +39,9 @@ from hpccoll.runtime.messages.mpi_calls import (
 from hpccoll.runtime.node_memory.node import NodeMemory
 from hpccoll.runtime.progress import NEVER, Progress, settle
 from hpccoll.runtime.recorder.call_recorder import Begin, CallRecorder
-from hpccoll.runtime.work import MpiTransfer, raise_explained
+from hpccoll.runtime.work import MpiTransfer
 
-# Operations whose persistent form was no slower than the blocking form, for 8 bytes and 64 KiB on two ranks of a host.
-# Open MPI's persistent Reduce of 64 KiB takes three times as long as the blocking one (bench/call_overhead.py).
-PERSISTENT = {"MPICH": (Operation.BARRIER,), "Open MPI": (Operation.GATHER, Operation.SCATTER, Operation.ALL_TO_ALL)}
 MOST_ELEMENTS = 2**31 - 1  # largest count before MPI 4
-
-
-class MpiExecutable(ReplaceablePartial):
-    """A collective of the MPI library, bound to buffers; to be freed before MPI is finalized.
-
-    The function that records the call and calls MPI's function is replaced when the executable is freed or the first
-    asynchronous operation begins.
-    """
-
-    plan = None
-    live = True
-    blocking: BoundCall  # blocking form beside plans in flight, called until the first asynchronous operation
-    non_blocking: BoundCall  # non-blocking form (for host memory), called from the first asynchronous operation on
-    request: MPI.Prequest | None = None
-    memories: tuple[FlatArray, ...] = ()  # kept alive: buffer specifications hold only addresses
-
-    @property
-    def calls(self) -> tuple[BoundCall, ...]:
-        """The calls to time one by one: only this executable, because MPI runs a collective in one call."""
-        return (self,)
-
-    def free(self) -> None:
-        """Free the persistent request, if any; a later call raises UsageError."""
-        self.abandon()
-        self.memories = ()
-        if self.request is not None:
-            self.request.Free()
-            self.request = None
-
-    def abandon(self) -> None:
-        """Refuse later runs and release nothing; for a forked child process, in which MPI cannot be used."""
-        self.live = False
-        self.blocking = self.non_blocking = raise_freed
-        self.replace_function(raise_freed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +58,35 @@ class _MpiCall:
     def surround(self, call: BoundCall) -> tuple[BoundCall, ...]:
         """Return the calls of the prologue, then `call`, then the calls of the epilogue."""
         return (*self.prologue, call, *self.epilogue)
+
+
+class LibraryExecutable:
+    """A collective of the MPI library on given buffers; see `Executable`."""
+
+    plan = None
+
+    def __init__(self, library: MpiCollectives, call: CollectiveCall) -> None:
+        self._run: BoundCall = library.bind_run(call)
+        self.live = True
+
+    @property
+    def calls(self) -> tuple[BoundCall, ...]:
+        """The calls to time one by one: only this executable, because MPI runs a collective in one call."""
+        return (self,)
+
+    def run(self) -> None:
+        """Run the collective once, and return when this rank's part is done."""
+        self._run()
+
+    __call__ = run
+
+    def free(self) -> None:
+        """Let go of the buffers; a later run raises UsageError."""
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Refuse later runs."""
+        self._run, self.live = raise_freed, False
 
 
 class MpiCollectives:
@@ -120,12 +107,9 @@ class MpiCollectives:
         self._comm, self.progress, self.state = comm, progress, state
         self._takes_device_memory = takes_device_memory
         self._works_on_device: bool | None = None  # whether all ranks take device memory; None if not agreed on yet
-        self._persistent = PERSISTENT.get(MPI.get_vendor()[0], ()) if has_persistent_collectives() else ()
         self._has_large_counts = MPI.Get_version()[0] >= 4
-        self.uses_non_blocking = self._expects_plans = False  # the form changes once, at the first asynchronous call
-        self._bound: WeakSet[MpiExecutable] = WeakSet()
+        self.uses_non_blocking = False  # the form changes once, at the first asynchronous call
         self.ops, self.check = UserOps(), EntryCheck(node, comm.size)
-        progress.notify(self)
 
     def can_run(self, call: CollectiveCall, *, asynchronous: bool = False) -> bool:
         """Whether the library can run a call with the result that hpccoll promises; see `explain_refusal`."""
@@ -155,40 +139,27 @@ class MpiCollectives:
             return "it does not take device memory here"
         return "it has no asynchronous collectives on device memory" if asynchronous else ""
 
-    def bind(self, call: CollectiveCall, *, on_all_ranks: bool = False) -> MpiExecutable:
-        """Return an executable that runs a collective any number of times. `can_run(call)` must be true.
-
-        `on_all_ranks` states that all ranks bind this call now, in the same order; only then can the form be
-        persistent.
-        """
-        mpi = self._translate(call)
-        request, start, blocking = None, self._bind_non_blocking(mpi), self._bind_blocking(mpi)
-        if on_all_ranks and call.operation in self._persistent and not mpi.module.on_device:
-            wait_for_ranks(self._comm, self.progress)
-            request = getattr(self._comm, f"{mpi.method}_init")(*mpi.arguments)
-            start, blocking = partial(_start, request), _bind_start_and_wait(request)
-        name, description = call.operation.value, describe_call(self.state, call, None)
-        record = partial(self.state.surround, name, description, explain=partial(raise_explained, name))
-        bound = MpiExecutable()
-        check = self._bind_check(call)
-        bound.replace_function(record((*check, *mpi.surround(blocking))))
-        bound.blocking = record((*check, *mpi.surround(partial(self.progress.call, blocking))))
-        bound.non_blocking = bound.blocking
-        if not mpi.module.on_device:
-            bound.non_blocking = record(mpi.surround(partial(self._complete, start)))
-        bound.request, bound.memories = request, mpi.memories
-        self._set_form(bound)
-        self._bound.add(bound)
-        return bound
+    def bind(self, call: CollectiveCall) -> LibraryExecutable:
+        """Return an executable that runs a collective any number of times; `can_run(call)` must be true."""
+        return LibraryExecutable(self, call)
 
     def run(self, call: CollectiveCall) -> None:
         """Run a collective once and return when this rank's part is done; `can_run(call)` must be true."""
-        mpi = self._translate(call)
-        with self.state.record(self.bind_begin(call)):
-            if self.uses_non_blocking and not mpi.module.on_device:
-                run_all(mpi.surround(partial(self._complete, self._bind_non_blocking(mpi))))
-            else:
-                run_all((*self._bind_check(call), *mpi.surround(partial(self.progress.call, self._bind_blocking(mpi)))))
+        self.bind_run(call)()
+
+    def bind_run(self, call: CollectiveCall) -> BoundCall:
+        """Return a function that runs a collective; `can_run(call)` must be true."""
+        mpi, check, begin = self._translate(call), self._bind_check(call), self.bind_begin(call)
+        blocking, start = self._bind_blocking(mpi), self._bind_non_blocking(mpi)
+        in_blocking_form = (*check, *mpi.surround(partial(self.progress.call, blocking)))
+        in_other_form = mpi.surround(partial(self._complete, start))
+
+        def run() -> None:
+            with self.state.record(begin):
+                is_blocking = mpi.module.on_device or not self.uses_non_blocking
+                run_all(in_blocking_form if is_blocking else in_other_form)
+
+        return run
 
     def bind_begin(self, call: CollectiveCall) -> Begin:
         """Return a function that records the beginning of a blocking call of the library."""
@@ -236,24 +207,8 @@ class MpiCollectives:
         return request
 
     def use_non_blocking(self) -> None:
-        """Use the non-blocking form from now on, also in bound calls, as asynchronous operations may be in flight."""
-        if not self.uses_non_blocking:
-            self.uses_non_blocking = True
-            for bound in self._bound:
-                self._set_form(bound)
-
-    def expect_plans_in_flight(self) -> None:
-        """Advance plans in flight during bound calls from now on, also plans of other communicators."""
-        self._expects_plans = True
-        for bound in self._bound:
-            self._set_form(bound)
-
-    def _set_form(self, bound: MpiExecutable) -> None:
-        """Let a bound collective call the form that this communicator uses now."""
-        if self.uses_non_blocking or (self._expects_plans and bound.request is not None):
-            bound.replace_function(bound.non_blocking)
-        elif self._expects_plans:
-            bound.replace_function(bound.blocking)
+        """Use the non-blocking form from now on, as asynchronous operations may be in flight."""
+        self.uses_non_blocking = True
 
     def _complete(self, start: Callable[[], MPI.Request]) -> None:
         """Start a request and block until it is complete; meanwhile advance the operations in flight."""
@@ -312,21 +267,3 @@ def _call_checked(check: BoundCall, method: Callable[..., object], *arguments: A
     """Call `check`, then mpi4py's method."""
     check()
     method(*arguments)
-
-
-def _bind_start_and_wait(request: MPI.Prequest) -> BoundCall:
-    """Return a call that starts a persistent request and waits for it."""
-    start, wait = request.Start, request.Wait
-
-    def start_and_wait() -> None:
-        """Start the request, then block until it is complete."""
-        start()
-        wait()
-
-    return start_and_wait
-
-
-def _start(request: MPI.Prequest) -> MPI.Request:
-    """Start a persistent request and return it."""
-    request.Start()
-    return request

@@ -40,9 +40,9 @@ typedef struct {
     const Instructions *program_lists[2][SEGMENTS];
     Segments segments[2];
     Peers peers;
-    pid_t nobody[2], owners[2];
-    char *bases[2], *addresses[2];
-    uint64_t known[2];
+    pid_t nobody[2], owners[2], mapped_owners[2];
+    char *bases[1], *addresses[2], *mapped_addresses[2];
+    uint64_t locations[2], mapped[2];
     PipelinePart pipeline;
     StagedPart staged;
     DirectPart direct;
@@ -129,13 +129,14 @@ static void make_parts(Rank *self) {
     self->barrier = (Barrier){&self->entry_counter, 1, 0};
     self->node_barrier = (Barrier){&self->node_counter, 1, 0};
     int other = self->rank ^ 1;
-    self->bases[0] = self->bases[1] = (char *)inputs[other];
-    self->peers = (Peers){2, self->nobody, 1, &NUMBER, self->bases, self->known, self->addresses, self->owners, false};
-    self->pipeline = (PipelinePart){&library, (uint64_t)self->rank, 1, &self->barrier, 11, {0, 0}, SLOTS, self->slots,
-                                    NULL, NULL, NULL};
+    self->bases[0] = (char *)inputs[other];
+    self->peers = (Peers){2, self->nobody, self->locations, self->mapped, self->addresses, self->mapped_addresses,
+                          self->owners, self->mapped_owners, false};
+    self->pipeline = (PipelinePart){&library, (uint64_t)self->rank, 1, &self->barrier, 11, SLOTS, self->slots, NULL,
+                                    NULL, NULL};
     self->staged = (StagedPart){&self->node_barrier, 12, &self->node_programs[0],
                                 {self->slot_memories[0], self->slot_memories[1]}, 1, 1, false};
-    self->direct = (DirectPart){&self->node_barrier, 12, {0, 0}, &self->node_programs[1], self->slot_memories[0],
+    self->direct = (DirectPart){&self->node_barrier, 12, &self->node_programs[1], self->slot_memories[0],
                                 self->processes[0], &self->peers};
 }
 
@@ -208,13 +209,13 @@ static void check(const Rank *self, int number, int first, int last) {
 // Whether a rank's buffers permit access in place in a run: on both ranks of a node, on one, or on none.
 static bool is_direct(const Rank *self, int number) { return number % 3 == 0 || (number % 3 == 1 && self->row); }
 
-static void prepare_buffers(Rank *self, int number, uint64_t locations[2]) {
+static void prepare_buffers(Rank *self, int number, Location own[2]) {
     for (int i = 0; i < COUNT; i++) {
         inputs[self->rank][i] = self->rank * 1000 + number + i;
         outputs[self->rank][i] = -1;
     }
-    locations[0] = number % 2 ? (uint64_t)(uintptr_t)inputs[self->rank] : NUMBER;
-    locations[1] = (uint64_t)(uintptr_t)outputs[self->rank];
+    own[0] = number % 2 ? (Location){(uintptr_t)inputs[self->rank], NULL} : (Location){NUMBER, self->bases};
+    own[1] = (Location){(uintptr_t)outputs[self->rank], NULL};
 }
 
 static void run_one(Rank *self, int number, bool is_pipeline) {
@@ -223,16 +224,17 @@ static void run_one(Rank *self, int number, bool is_pipeline) {
     bool direct = is_direct(self, number), sleeps = (number + self->rank) % 3 == 0 && number % 3 != 1;
     run->is_pipeline = is_pipeline;
     run->task.advance = advance;
-    prepare_buffers(self, number, is_pipeline ? self->pipeline.locations : self->direct.locations);
+    Location own[2];
+    prepare_buffers(self, number, own);
     if (is_pipeline) {
         self->pipeline.peers = direct ? &self->peers : NULL;
         self->pipeline.direct = direct ? &self->segments[1] : NULL;
         run->pipeline = (PipelineRun){.part = &self->pipeline, .staged = &self->segments[0],
-                                      .input = input, .output = output, .lanes = run->lanes,
+                                      .own = {own[0], own[1]}, .input = input, .output = output, .lanes = run->lanes,
                                       .requests = run->requests, .most_requests = count_requests(&self->segments[0])};
     } else {
         run->node = (NodeRun){.staged = &self->staged, .direct = direct ? &self->direct : NULL,
-                              .input = input, .output = output};
+                              .own = {own[0], own[1]}, .input = input, .output = output};
     }
     finish(run, sleeps);
     check(self, number, is_pipeline ? 0 : self->node * ROWS, is_pipeline ? RANKS : (self->node + 1) * ROWS);

@@ -15,7 +15,7 @@ from hpccoll.plan import Operation
 from hpccoll.runtime import engine as module
 from hpccoll.runtime import lowering
 from hpccoll.runtime.arguments import check_call
-from hpccoll.runtime.arrays import NUMPY, NumPyModule, ScratchPool, premul_sum
+from hpccoll.runtime.arrays import NUMPY, NumPyModule, premul_sum
 from hpccoll.runtime.engine import FIRST_ASYNC_TAG, Engine
 from hpccoll.runtime.hierarchical.executable import PipelineExecutable
 from hpccoll.runtime.messages import native_executable
@@ -143,48 +143,41 @@ def test_selections_of_auto_are_logged(engine):
     assert lines == [(ALL_REDUCE, 24, BufferKind.HOST, selection, "float64", "sum")]
 
 
-def test_only_algorithms_that_use_shared_memory_are_bound(engine):
-    call = request(np.ones(3), algorithm="shared_two_shot")
-    kept = engine.run(call)
-    assert kept is not None
-    assert engine.run(call) is kept
-    for name in ("ring", "mpi"):
-        assert [engine.run(request(np.ones(3), algorithm=name)) for _ in range(3)] == [None] * 3
-    assert len(engine.cache) == 1
-
-
-def test_kept_executables_do_not_keep_memory_alive(engine):
-    x = np.ones(3)
+def test_runs_keep_nothing_but_native_calls_of_their_kind(engine):
+    """Calls that differ in addresses alone have one native call, which keeps no memory alive."""
+    x, name = np.ones(3), "shared_two_shot"
     for _ in range(3):
-        engine.run(request(x, algorithm="shared_two_shot"))
-    assert len(engine.cache) == 1
+        engine.run(request(x, algorithm=name))
+    kept = len(engine._context.native)
+    for _ in range(3):
+        engine.run(request(np.ones(3), algorithm=name))
+    assert len(engine._context.native) == kept > 0
     gone = weakref.ref(x)
     del x
     assert gone() is None
 
 
-def test_calls_that_differ_do_not_share_an_executable(engine):
+def test_calls_of_another_kind_have_native_calls_of_their_own(engine):
     memory, name = np.arange(8.0), "shared_two_shot"
     calls = [
         request(memory, algorithm=name),
         request(memory[:4], algorithm=name),
-        request(memory[4:], algorithm=name),
         request(memory.view(np.int64), algorithm=name),
         request(memory, op="prod", algorithm=name),
         request(memory, operation=Operation.BROADCAST, algorithm="shared"),
     ]
-    kept = [[engine.run(call) for call in calls] for _ in range(2)][1]
-    assert len(set(map(id, kept))) == len(calls)
-    assert len(engine.cache) == len(calls)
+    kept = []
+    for call in calls:
+        engine.run(call)
+        kept.append(len(engine._context.native))
+    assert kept == sorted(set(kept))
 
 
-def test_a_premultiplied_sum_is_never_kept(engine):
-    """The factor is no part of the key by which executables are found."""
+def test_a_premultiplied_sum_has_the_factor_of_each_call(engine):
     x = np.ones(3)
     for factor in (2.0, 3.0, 5.0):
-        assert engine.run(request(x, op=premul_sum(factor), algorithm="shared_two_shot")) is None
+        engine.run(request(x, op=premul_sum(factor), algorithm="shared_two_shot"))
     assert x.tolist() == [30.0] * 3
-    assert len(engine.cache) == 0
 
 
 def test_asynchronous_plans_of_messages_take_tags_in_turn_and_wait_for_a_tag_in_use(engine, monkeypatch):
@@ -211,10 +204,11 @@ def test_asynchronous_plans_of_messages_take_tags_in_turn_and_wait_for_a_tag_in_
 
 def test_a_started_message_algorithm_is_in_flight_under_its_own_tag(engine, monkeypatch):
     made = recorded(monkeypatch, native_executable, "NativeMessageExecutable")
+    pools = recorded(monkeypatch, native_executable, "make_message_call")
     operation = engine.start(request(np.ones(3), algorithm="ring"))
-    [(_, _, _, scratch, tag)] = made
+    [(_, _, _, tag)], [(_, pool)] = made, pools
     assert tag == FIRST_ASYNC_TAG
-    assert scratch not in (None, engine._context.scratch)
+    assert pool is not engine._context.scratch
     engine.progress.wait_until(operation.advance)
 
 
@@ -229,8 +223,8 @@ def test_a_started_shared_memory_algorithm_is_in_flight_until_it_is_waited_for(e
 def test_pipelines_run_in_the_order_of_their_calls(engine):
     queue = engine.node.pipelines
     engine.node.pipeline_slots = engine.node.slots  # one node has none for pipelines
-    first = PipelineExecutable(engine._context, request(np.ones(3)), SHARED, ScratchPool()).start(None)
-    second = PipelineExecutable(engine._context, request(np.ones(3)), SHARED, ScratchPool()).start(None)
+    first = PipelineExecutable(engine._context, request(np.ones(3)), SHARED).start()
+    second = PipelineExecutable(engine._context, request(np.ones(3)), SHARED).start()
     assert list(queue) == [first, second]
     assert not second.advance()
     assert first.advance()
@@ -286,23 +280,6 @@ def test_a_prepared_collective_runs_until_the_engine_frees_it(engine, name):
     with pytest.raises(UsageError, match="prepare it again"):
         run()
     assert engine.state.count == calls
-
-
-def test_only_prepared_collectives_may_become_persistent(engine, monkeypatch):
-    said = []
-
-    def bind(_, *, on_all_ranks):
-        said.append(on_all_ranks)
-        return SimpleNamespace(live=True)
-
-    monkeypatch.setattr(engine.library, "bind", bind)
-    monkeypatch.setattr(engine.cache, "keep", lambda _: None)
-    call = request(np.ones(3), algorithm="mpi")
-    for _ in range(3):
-        engine.run(call)
-    assert not said
-    engine.prepare(call)
-    assert said == [True]
 
 
 def test_plans_are_lowered_once_for_the_same_arguments(engine, monkeypatch):
@@ -371,24 +348,25 @@ def test_a_library_collective_is_no_plan(engine):
 
 
 @EVERY_KIND
-def test_an_executable_ends_with_the_symmetric_buffer_that_it_accesses(engine, name):
+def test_a_prepared_collective_ends_with_the_symmetric_buffer_that_it_accesses(engine, name):
     x = engine.node.symmetric.empty(4, "float64")
     x[:] = 1
     call = request(x, algorithm=name)
     prepared = engine.prepare(call)
-    kept = engine.run(call)
-    assert (prepared.live, kept.live) == (True, True)
+    engine.run(call)
+    assert prepared.live
     engine.node.symmetric.free(x)
-    assert (prepared.live, kept.live) == (False, False)
+    assert not prepared.live
+    with pytest.raises(UsageError, match="symmetric buffer was freed"):
+        engine.run(call)
 
 
-def test_free_frees_executables_and_symmetric_buffers(engine):
+def test_free_frees_native_calls_and_symmetric_buffers(engine):
     x = engine.node.symmetric.empty(4, "float64")
     x[:] = 1
-    kept = engine.run(request(x, algorithm="shared_two_shot"))
+    engine.run(request(x, algorithm="shared_two_shot"))
     engine.free()
-    assert not kept.live
-    assert len(engine.cache) == 0
+    assert not engine._context.native
     with pytest.raises(UsageError, match="symmetric buffer was freed"):
         engine.node.symmetric.free(x)
     engine.free()

@@ -77,7 +77,8 @@ def make_executable(
         return lower_plan(plan, node.rank, count, ITEMSIZE, sharing, staged=is_staged, sizes=elements)
 
     ranks: Any = SimpleNamespace(rank=node.rank, size=plan.ranks)
-    context = Context(ranks, node, Progress(), CallRecorder(), JunkScratch(), lower, lambda: False)
+    pools = JunkScratch(), lower, lambda: False, JunkScratch()
+    context = Context(ranks, node, Progress(), CallRecorder(), *pools)
     return SharedMemoryExecutable(context, call, Selection(None, 1, "")), source, result
 
 
@@ -89,7 +90,7 @@ def run_rank(
     for _ in range(calls):
         result[:] = JUNK
         source[:] = inputs
-        run = executable.start(None)
+        run = executable.start()
         while not run.advance():
             yield
         run.raise_error()
@@ -159,8 +160,8 @@ def test_no_run_begins_after_an_exception_inside_of_an_earlier_run():
     runs, reduction = [], Reduction.from_function(combine, commutative=False)
     for node in nodes:
         node.runs = deque()
-        executable, *arrays = make_executable(node, plan, 8, True, reduction)
-        runs.append([executable.start(arrays) for _ in range(2)])
+        executable = make_executable(node, plan, 8, True, reduction)[0]
+        runs.append([executable.start() for _ in range(2)])
     for first, _ in runs:
         assert not first.advance(), first.error
     is_interrupted = True

@@ -1,4 +1,4 @@
-"""Unbound collectives on several ranks: their results, sizes that share a selection, plans in flight, and the log."""
+"""Calls that skip the checks on several ranks: results, sizes that share a selection, plans in flight, and the log."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def hpc(comm):
         yield made
 
 
-def assert_unbound(hpc, monkeypatch):
-    """Let every call fail that is not unbound."""
+def forbid_checks(hpc, monkeypatch):
+    """Let every call fail that does not skip the checks."""
     monkeypatch.setattr(hpc, "_check", None)
 
 
@@ -34,7 +34,7 @@ def test_reductions_of_new_arrays(hpc, monkeypatch, op, algorithm):
     total = {"sum": hpc.size * (hpc.size + 1) / 2, "avg": (hpc.size + 1) / 2, "prod": np.prod(np.arange(hpc.size) + 1)}
     for turn in range(4):
         if turn == 1:
-            assert_unbound(hpc, monkeypatch)
+            forbid_checks(hpc, monkeypatch)
         for count in COUNTS:
             x, out = np.full(count, hpc.rank + 1.0), np.zeros(count)
             assert set(hpc.all_reduce(x, op, out=out, algorithm=algorithm).tolist()) == {total[op]}
@@ -45,14 +45,14 @@ def test_reductions_of_new_arrays(hpc, monkeypatch, op, algorithm):
 @pytest.mark.mpi(min_size=2)
 def test_a_second_barrier_within_a_node_skips_the_checks(hpc, monkeypatch):
     hpc.barrier(algorithm="shared")
-    assert_unbound(hpc, monkeypatch)
+    forbid_checks(hpc, monkeypatch)
     hpc.barrier(algorithm="shared")
 
 
 def test_the_library_is_called_with_the_size_of_each_call(hpc, monkeypatch):
     first = np.ones(1000)
     hpc.all_reduce(first, algorithm="mpi")
-    assert_unbound(hpc, monkeypatch)
+    forbid_checks(hpc, monkeypatch)
     for count in range(1000, 1024):
         assert hpc.all_reduce(np.ones(count), algorithm="mpi").tolist() == [hpc.size] * count
 
@@ -62,7 +62,7 @@ def test_blocks_of_new_arrays(hpc, monkeypatch, algorithm):
     n = hpc.size
     for turn in range(4):
         if turn == 1:
-            assert_unbound(hpc, monkeypatch)
+            forbid_checks(hpc, monkeypatch)
         for count in COUNTS:
             x, many = np.full(count, hpc.rank), np.repeat(np.arange(n), count) + 10 * hpc.rank
             assert hpc.all_gather(x, algorithm=algorithm).tolist() == [[rank] * count for rank in range(n)]
@@ -82,7 +82,7 @@ def test_asynchronous_calls_of_new_arrays(hpc, monkeypatch, kind):
     asynchronous = {"algorithm": "mpi", "async_op": True}
     for turn in range(3):
         if turn == 1:
-            assert_unbound(hpc, monkeypatch)
+            forbid_checks(hpc, monkeypatch)
         for count in COUNTS:
             x, many = make(np.full(count, rank + 1.0)), make(np.repeat(np.arange(n), count) + 10 * rank)
             rows = [count + other for other in range(n)]
@@ -122,7 +122,7 @@ def test_an_asynchronous_call_keeps_its_new_array(hpc, comm):
 
 @pytest.mark.parametrize("count", [5000, 40_001])
 @pytest.mark.parametrize("operation", [Operation.ALL_REDUCE, Operation.BROADCAST, Operation.ALL_GATHER])
-def test_bound_and_unbound_ranks_meet_in_every_algorithm(hpc, monkeypatch, operation, count):
+def test_ranks_with_new_and_repeated_arrays_meet_in_every_algorithm(hpc, monkeypatch, operation, count):
     """In every turn one rank brings a new array, and the others an array that they have used before."""
     monkeypatch.setattr(hpc._engine.node, "slot_bytes", 2**16)
     for algorithm in list_algorithm_names(operation):
@@ -145,7 +145,7 @@ def test_large_new_arrays_are_staged_in_segments(hpc, monkeypatch):
     monkeypatch.setattr(hpc._engine.node, "slot_bytes", 2**16)
     for turn in range(5):
         if turn == 1:
-            assert_unbound(hpc, monkeypatch)
+            forbid_checks(hpc, monkeypatch)
         x = np.arange(40_001.0) + turn
         hpc.all_reduce(x, algorithm="shared_two_shot")
         assert np.array_equal(x, hpc.size * (np.arange(40_001.0) + turn))
@@ -172,7 +172,7 @@ def test_a_plan_of_messages_skips_the_checks_while_plans_are_in_flight_too(hpc, 
     hpc.all_reduce(np.ones(1000), algorithm="ring", async_op=True).wait()  # the first one makes all kinds unknown
     hpc.all_reduce(np.ones(50), algorithm="ring")
     work = hpc.all_reduce(y, algorithm="ring", async_op=True)
-    assert_unbound(hpc, monkeypatch)
+    forbid_checks(hpc, monkeypatch)
     hpc.all_reduce(x, algorithm="ring")
     work.wait()
     assert x.tolist() == [hpc.size] * 50
@@ -188,7 +188,7 @@ def test_the_log_names_sizes_that_share_a_selection(comm, monkeypatch, capsys):
     assert len(lines) == (5 if comm.rank == 0 else 0)
 
 
-def test_a_rank_with_a_symmetric_buffer_meets_unbound_ranks(hpc):
+def test_a_rank_with_a_symmetric_buffer_meets_ranks_without(hpc):
     """The rank with the symmetric buffer begins a direct run, and all ranks then run staged."""
     buffer = hpc.empty(500, "float64")
     for turn in range(6):
@@ -198,60 +198,85 @@ def test_a_rank_with_a_symmetric_buffer_meets_unbound_ranks(hpc):
         assert set(x.tolist()) == {sum(rank + turn for rank in range(hpc.size))}
 
 
-class Direct:
-    """The kind of the calls of `all_gather` that give an output, whose direct calls are counted."""
-
-    def __init__(self, hpc):
-        for _ in range(2):
-            hpc.all_gather(np.ones(2), out=np.zeros((hpc.size, 2)), algorithm="mpi")
-        (self.kind,) = {each for each in hpc._cache.by_kind.values() if each.direct and each.output_given}
-        self.calls, self._run, self.kind.direct = 0, self.kind.direct, self
-
-    def __call__(self, x, out):
-        self.calls += 1
-        return self._run(x, out)
-
-
-def test_arrays_that_own_their_memory_go_straight_to_mpi(hpc):
-    direct = Direct(hpc)
+def test_the_library_is_called_beside_plans_in_flight_and_after_asynchronous_calls(hpc, monkeypatch):
+    """In the second case, by MPI's non-blocking form."""
+    n, rank = hpc.size, hpc.rank
+    hpc.all_gather(np.ones(2), algorithm="mpi")
+    forbid_checks(hpc, monkeypatch)
+    with hpccoll.Communicator(hpc._comm) as other:
+        work = other.all_reduce(np.ones(1000), algorithm="ring", async_op=True)
+        assert hpc.all_gather(np.full(2, 1.0 + rank), algorithm="mpi")[:, 0].tolist() == list(range(1, n + 1))
+        work.wait()
+    monkeypatch.undo()
+    hpc.all_reduce(np.ones(1000), async_op=True).wait()
+    forbid_checks(hpc, monkeypatch)
     for value in range(3):
-        out = np.zeros((hpc.size, 2))
-        assert hpc.all_gather(np.full(2, float(value + hpc.rank)), out=out, algorithm="mpi") is out
-        assert out[:, 0].tolist() == [value + rank for rank in range(hpc.size)]
-    assert direct.calls == 3
+        gathered = hpc.all_gather(np.full(2, value + rank * 1.0), algorithm="mpi")
+        assert gathered[:, 1].tolist() == [value + other for other in range(n)]
 
 
 @pytest.mark.parametrize("which", ["view", "strided", "symmetric", "output view", "output dtype", "output size"])
-def test_other_arrays_do_not_go_straight_to_mpi(hpc, which):
-    direct, n = Direct(hpc), hpc.size
+def test_the_library_gets_the_arrays_of_the_call(hpc, which):
+    n = hpc.size
+    hpc.all_gather(np.ones(2), out=np.zeros((n, 2)), algorithm="mpi")
     views = {"view": np.ones(6)[:2], "strided": np.ones(4)[::2], "symmetric": hpc.empty(2, "float64")}
     x = views.get(which, np.ones(2))
     x[...] = 1
     outputs = {"output view": np.zeros((n + 1, 2))[1:], "output dtype": np.zeros((n, 2), np.float32)}
     out = outputs.get(which, np.zeros((n, 3 if which == "output size" else 2)))
-    if which in ("output dtype", "output size"):
-        with pytest.raises(BufferError):
-            hpc.all_gather(x, out=out, algorithm="mpi")
-    else:
-        assert hpc.all_gather(x, out=out, algorithm="mpi").tolist() == [[1, 1]] * n
-    assert direct.calls == 0
+    for _ in range(2):
+        if which in ("output dtype", "output size"):
+            with pytest.raises(BufferError):
+                hpc.all_gather(x, out=out, algorithm="mpi")
+        else:
+            assert hpc.all_gather(x, out=out, algorithm="mpi").tolist() == [[1, 1]] * n
 
 
-def test_nothing_goes_straight_to_mpi_beside_plans_in_flight_and_after_asynchronous_calls(hpc):
-    direct = Direct(hpc)
-    with hpccoll.Communicator(hpc._comm) as other:
-        work = other.all_reduce(np.ones(1000), algorithm="ring", async_op=True)
-        in_flight = bool(hpc._engine.progress.operations)
-        hpc.all_gather(np.ones(2), out=np.zeros((hpc.size, 2)), algorithm="mpi")
-        assert direct.calls == (0 if in_flight else 1)
-        work.wait()
-    hpc.all_reduce(np.ones(1000), async_op=True).wait()
-    assert not hpc._cache.by_kind, "the direct calls of earlier kinds would use MPI's blocking form"
-    before = direct.calls
-    for _ in range(3):
-        assert hpc.all_gather(np.ones(2), algorithm="mpi").tolist() == [[1, 1]] * hpc.size
-    assert direct.calls == before
-    assert all(each.direct is None for each in hpc._cache.by_kind.values())
+@pytest.mark.parametrize("algorithm", ["shared_two_shot", "ring", "mpi", "auto"])
+def test_symmetric_buffers_skip_the_checks(hpc, monkeypatch, algorithm):
+    buffers = [hpc.empty(1000, "float64") for _ in range(3)]
+    for turn in range(4):
+        if turn == 1:
+            forbid_checks(hpc, monkeypatch)
+        for number, x in enumerate(buffers):
+            x[:] = hpc.rank + turn + number
+            hpc.all_reduce(x, algorithm=algorithm)
+            assert set(x.tolist()) == {sum(rank + turn + number for rank in range(hpc.size))}
+
+
+def test_ranks_may_pass_different_symmetric_buffers(hpc):
+    buffers = [hpc.empty(1000, "float64") for _ in range(3)]
+    for turn in range(12):
+        x = buffers[(turn + hpc.rank * turn) % 3]
+        x[:] = hpc.rank + turn
+        hpc.all_reduce(x, algorithm="shared_two_shot")
+        assert set(x.tolist()) == {sum(rank + turn for rank in range(hpc.size))}
+
+
+@pytest.mark.parametrize("algorithm", ["shared_two_shot", "mpi"])
+def test_asynchronous_calls_on_symmetric_buffers_skip_the_checks(hpc, monkeypatch, algorithm):
+    buffers = [hpc.empty(1000, "float64") for _ in range(3)]
+    for turn in range(4):
+        if turn == 1:
+            forbid_checks(hpc, monkeypatch)
+        for x in buffers:
+            x[:] = hpc.rank + turn
+        works = [hpc.all_reduce(x, algorithm=algorithm, async_op=True) for x in buffers]
+        for work in works:
+            assert set(work.wait().tolist()) == {sum(rank + turn for rank in range(hpc.size))}
+
+
+@pytest.mark.parametrize("root", [0, 1])
+@pytest.mark.parametrize("algorithm", ["auto", "mpi", "shared", "tree"])
+@pytest.mark.mpi(min_size=2)
+def test_a_second_scatter_skips_the_checks(hpc, monkeypatch, root, algorithm):
+    for turn in range(4):
+        if turn == 1:
+            forbid_checks(hpc, monkeypatch)
+        x = np.repeat(np.arange(hpc.size) + turn, 3) if hpc.rank == root else None
+        out = np.zeros(3, np.int64)
+        assert hpc.scatter(x, root, out=out, algorithm=algorithm) is out
+        assert out.tolist() == [hpc.rank + turn] * 3
 
 
 def call_with_counts(hpc, operation, counts, algorithm, root, shift=0):
@@ -301,11 +326,8 @@ def test_blocks_of_different_sizes_on_new_arrays(hpc, monkeypatch, operation, al
             name = "pairwise"
     drawn = [[0] * (n - 1) + [3], [rank % 3 for rank in range(1, n + 1)], [40] + [7] * (n - 1), [500] + [0] * (n - 1)]
     for turn in range(3):
-        if turn == 1 and algorithm in (
-            "mpi",
-            "messages",
-        ):  # a shared-memory plan with an empty block needs an executable
-            assert_unbound(hpc, monkeypatch)
+        if turn == 1 and algorithm != "auto":  # whose selection depends on the sum of the counts
+            forbid_checks(hpc, monkeypatch)
         for counts in drawn:
             for root in (0, n - 1):
                 call_with_counts(hpc, operation, counts, name, root, turn)
@@ -316,7 +338,7 @@ def test_the_library_is_called_with_the_counts_of_each_call(hpc, monkeypatch, op
     """Message sizes with the same leading bits share a selection, whatever the counts are."""
     n, root = hpc.size, hpc.size - 1
     call_with_counts(hpc, operation, [*[4] * (n - 1), 1000 - 4 * (n - 1)], "mpi", root)
-    assert_unbound(hpc, monkeypatch)
+    forbid_checks(hpc, monkeypatch)
     for first in (0, 4, 400):
         call_with_counts(
             hpc,
