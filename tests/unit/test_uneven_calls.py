@@ -72,7 +72,7 @@ def test_counts_may_be_a_generator(hpc):
         ("all_gather", {"counts": [4, 4]}, "all_gather: counts=(4, 4) are not 1 integers of at least 0"),
         ("gather", {"counts": [-1]}, "gather: counts=(-1,) are not 1 integers"),
         ("scatter", {"counts": 4}, "scatter: counts=4 are not 1 integers"),
-        ("reduce_scatter", {"counts": [4.0]}, "reduce_scatter: counts=(4.0,) are not 1 integers"),
+        ("reduce_scatter", {"counts": [4.0]}, "reduce_scatter: counts=[4.0] are not 1 integers"),
         ("all_gather", {"counts": [[4]]}, "all_gather: counts=[[4]] are not 1 integers"),
         ("all_to_all", {"counts": [4]}, "all_to_all: out_counts=None are not 1 integers"),
         ("all_to_all", {"out_counts": [4]}, "all_to_all: counts=None are not 1 integers"),
