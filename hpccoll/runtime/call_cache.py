@@ -13,11 +13,12 @@ import math
 import sys
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
+from functools import partial
 from operator import index
 from typing import Any, Final, TypeAlias
 
 from hpccoll.errors import UsageError
-from hpccoll.native import CallTable
+from hpccoll.native import CallTable, HostCall
 from hpccoll.plan import Operation
 from hpccoll.runtime.arguments import BlockCounts, empty_like, output_shape
 from hpccoll.runtime.arrays import is_torch_tensor
@@ -116,8 +117,8 @@ class PlanStart:
 
     def start(self, x: Any, result: Any) -> RunInQueue:
         """Start a call on a plain input and output, and return it in flight."""
-        addresses = (0, 0) if x is None else (get_address(x), get_address(result))
-        return self.start_at(*addresses, (x, result))
+        source, target = (0 if array is None else get_address(array) for array in (x, result))
+        return self.start_at(source, target, (x, result))
 
 
 class CallCache:
@@ -256,7 +257,8 @@ class CallCache:
         if native is None:
             return
         is_shared = selection.algorithm is not None and selection.algorithm.uses_shared_memory
-        arrays.add_to(self.blocking, request, native, waits=is_shared)
+        runs = native if isinstance(native, HostCall) else partial(_run_on_arrays, native)
+        arrays.add_to(self.blocking, request, runs, waits=is_shared)
 
     def _add_start(self, call: CollectiveCall, selection: Selection, arrays: Arrays, request: Request) -> None:
         """Add a plan that uses shared memory to the table of asynchronous calls."""
@@ -287,6 +289,11 @@ class CallCache:
             return *others, shape
         nbytes = int(sum(counts[0])) * math.prod(shape) * x.dtype.itemsize
         return *others, shape, round_message_size(nbytes)
+
+
+def _run_on_arrays(run: Callable[[int, int], None], x: Any, result: Any) -> None:
+    """Call `run` with the addresses of plain arrays (None in a barrier)."""
+    run(0 if x is None else get_address(x), 0 if result is None else get_address(result))
 
 
 def _is_shared(x: Any, out: Any) -> bool:
