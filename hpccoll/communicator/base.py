@@ -70,7 +70,7 @@ class CommunicatorBase:
         self._engine = Engine(comm, _takes_device_memory, mixed_forms=mixed_forms, name=name)
         node, self.node_count = self._engine.node, len(self._engine.nodes)
         self.local_rank = node.ranks.index(comm.rank)
-        self.maps_memory_of_peers = node.remote is not None and len(node.ranks) > 1  # see `empty_in_file`
+        self.maps_memory_of_peers = node.readable is not None and len(node.ranks) > 1  # see `empty_in_file`
         compares = is_enabled() if compare_arguments is None else compare_arguments
         self._argument_check = ArgumentCheck(comm, self._engine.progress) if compares else None
         self._mixed_forms = mixed_forms

@@ -14,7 +14,7 @@ import os
 import sys
 
 from hpccoll.errors import CommunicationError
-from hpccoll.runtime.node_memory.cross_memory import CrossMemory
+from hpccoll.runtime.node_memory.cross_memory import read_memory
 
 _PARENT, _CHILD = b"text of the parent", b"text of the child."
 
@@ -23,7 +23,7 @@ def read_process(pid: int, address: int, expected: bytes) -> str:
     """Read `expected` from the memory of process `pid` at `address`; return `worked` or the reason for failure."""
     copy = ctypes.create_string_buffer(len(expected))
     try:
-        CrossMemory({0: pid}).bind_read(0, address, ctypes.addressof(copy), len(expected))()
+        read_memory(pid, address, ctypes.addressof(copy), len(expected))
     except CommunicationError:
         number = ctypes.get_errno()
         return f"refused ({errno.errorcode.get(number, number)}: {os.strerror(number)})"

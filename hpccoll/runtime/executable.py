@@ -9,8 +9,7 @@ memory within a node), `hierarchical.executable` (shared memory and messages), `
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Self
+from typing import TYPE_CHECKING, NoReturn, Protocol
 
 from hpccoll.errors import UsageError
 from hpccoll.runtime.arrays import BoundCall
@@ -49,25 +48,6 @@ class Executable(Protocol):
 
     def abandon(self) -> None:
         """Refuse later runs and release nothing; for a forked child process, in which MPI cannot be used."""
-
-
-class ReplaceablePartial(partial[object]):
-    """The base of executables that are a `functools.partial` of the function that a call runs.
-
-    A class with `__call__` would add 0.1 us to each call. At first and after `replace_function(raise_freed)`, a call
-    raises UsageError.
-    """
-
-    __slots__ = ()
-    run = partial.func  # of this object
-
-    def __new__(cls, *_: object, **__: object) -> Self:
-        return super().__new__(cls, raise_freed)
-
-    def replace_function(self, function: BoundCall) -> None:
-        """Let later calls of this executable call `function`."""
-        state: Any = self  # the type stubs of partial lack __setstate__
-        state.__setstate__((function, (), {}, self.__dict__))
 
 
 def raise_freed() -> NoReturn:

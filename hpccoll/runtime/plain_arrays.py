@@ -38,10 +38,3 @@ def as_mpi_buffer(x: Any) -> Any:
 def flatten(x: Any, dtype: np.dtype[Any]) -> FlatArray:
     """Return a plain array as a flat NumPy array that shares its memory; `dtype` is its element type in NumPy."""
     return x.reshape(-1) if type(x) is np.ndarray else np.frombuffer(as_mpi_buffer(x), np.uint8).view(dtype)
-
-
-def overlap(x: Any, y: Any) -> bool:
-    """Whether two plain arrays of one type share memory."""
-    address = MPI.Get_address if type(x) is np.ndarray else get_address
-    begin, other = address(x), address(y)
-    return bool(begin < other + y.nbytes and other < begin + x.nbytes)

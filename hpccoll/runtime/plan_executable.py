@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -14,7 +15,7 @@ from hpccoll.runtime.collective_call import (
     describe_call,
     without_arrays,
 )
-from hpccoll.runtime.executable import ReplaceablePartial, raise_freed
+from hpccoll.runtime.executable import raise_freed
 from hpccoll.runtime.node_memory.node import NodeMemory
 from hpccoll.runtime.progress import Progress
 from hpccoll.runtime.recorder.call_recorder import CallRecorder
@@ -109,11 +110,12 @@ class PlanKind:
         return describe_call(self.context.state, self.call, self.algorithm)
 
 
-class PlanExecutable(ReplaceablePartial):
+class PlanExecutable(ABC):
     """The base class of executables that run plans; if `scratch` is None, scratch memory is the communicator's."""
 
     __slots__ = (
-        "_after", "_algorithm", "_before", "_begin", "_call", "_context", "_kind", "_scratch", "_state", "live",
+        "__weakref__", "_after", "_algorithm", "_before", "_begin", "_call", "_context", "_kind", "_scratch", "_state",
+        "live",
     )  # fmt: skip
 
     def __init__(
@@ -154,12 +156,20 @@ class PlanExecutable(ReplaceablePartial):
         """Return the arguments that must be equal on all ranks of a node."""
         return self._kind.get_facts()
 
-    def bind(self) -> None:
+    def bind(self) -> None:  # noqa: B027 - most executables need nothing
         """Prepare for many runs; only messages in device memory need it."""
+
+    @abstractmethod
+    def run(self) -> None:
+        """Run the collective once, and block until this rank's part of it is complete."""
+
+    def __call__(self) -> None:
+        """Run the collective once."""
+        self.run()
 
     def run_once(self) -> None:
         """Run once without binding anything for later runs."""
-        self()
+        self.run()
 
     def free(self) -> None:
         """Release memory and bound functions; a later run raises UsageError."""

@@ -89,7 +89,7 @@ def test_buffers_that_neighbours_reach_are_bit_equal_to_replay(nodes, name, data
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(two_level, "MESSAGE_BYTES", 1024)
         check(hpc, comm, list(drawn(hpc, name, data, slice(3, None, 12))), pool)
-        if hpc._engine.node.remote is not None:
+        if hpc._engine.node.readable is not None:
             patch.setattr(access, "find_least_remote_bytes", lambda *_: 1)
             check(hpc, comm, list(drawn(hpc, name, data, slice(5, None, 12))))
 

@@ -67,8 +67,6 @@ class PipelineExecutable(PlanExecutable):
             self._start = self.make_start()
         _run(self._context, self._begin, self._start, *self._addresses)
 
-    __call__ = run
-
     def get_native(self) -> Callable[[int, int], None] | None:
         """Return the function that runs this collective on other arrays in memory of the same kind.
 

@@ -129,7 +129,7 @@ class MessageExecutable(PlanExecutable):
     It can be called after `bind`.
     """
 
-    __slots__ = ("_calls", "_program", "_requests", "_space", "_tag")
+    __slots__ = ("_calls", "_function", "_program", "_requests", "_space", "_tag")
 
     def __init__(
         self,
@@ -149,6 +149,7 @@ class MessageExecutable(PlanExecutable):
         self._space = AddressSpace(self._call, program, self._take_scratch(program.work + program.landing))
         self._tag = tag
         self._calls: tuple[BoundCall, ...] | None = None
+        self._function: BoundCall = raise_freed
         self._requests: dict[int, MPI.Request] = {}
 
     @property
@@ -169,6 +170,10 @@ class MessageExecutable(PlanExecutable):
         """Advance plans in flight during every wait from now on."""
         if self.live:
             self._replace_calls(self._run_beside_others)
+
+    def run(self) -> None:
+        """Make the calls of a bound run."""
+        self._function()
 
     def run_once(self) -> None:
         """Run once without persistent requests."""
@@ -200,7 +205,7 @@ class MessageExecutable(PlanExecutable):
         if self.live:
             del self._space
         super().free()
-        self.replace_function(raise_freed)
+        self._function = raise_freed
         self._calls = ()
         while self._requests:
             self._requests.popitem()[1].Free()
@@ -208,7 +213,7 @@ class MessageExecutable(PlanExecutable):
     def abandon(self) -> None:
         """Refuse later runs and release nothing; for a forked child process, in which MPI cannot be used."""
         super().abandon()
-        self.replace_function(raise_freed)
+        self._function = raise_freed
 
     def _message_calls(
         self, *, persistent: bool, round_marks: Mapping[int, BoundCall] = NO_MARKS
@@ -223,7 +228,7 @@ class MessageExecutable(PlanExecutable):
     def _replace_calls(self, *calls: BoundCall) -> None:
         """Let later runs make these calls, and the flight recorder record these runs."""
         name, description = self._call.operation.value, describe_call(self._state, self._call, self._algorithm)
-        self.replace_function(self._state.surround(name, description, calls, partial(raise_explained, name)))
+        self._function = self._state.surround(name, description, calls, partial(raise_explained, name))
 
     def _run_beside_others(self) -> None:
         """Run once; operations in flight advance during every wait for a message of this run."""

@@ -56,7 +56,10 @@ UNEVEN_METHODS = {
 
 
 def explain_refusal(operation: Operation, dtype: DType, reduction: Reduction) -> str:
-    """Return why the MPI library's result may differ from hpccoll's by more than rounding; empty if it cannot."""
+    """Return why the MPI library's result may differ from hpccoll's by more than rounding; empty if it cannot.
+
+    Open MPI saturates sums of 8-bit and 16-bit integers (its issue 8045, which will not be fixed).
+    """
     if not operation.reduces or reduction.combine is not None:
         return ""
     name = reduction.name
@@ -71,14 +74,6 @@ def explain_refusal(operation: Operation, dtype: DType, reduction: Reduction) ->
     if name not in ("sum", "prod", "avg"):
         return f"MPI has no {name} of floating-point numbers"
     return "not every MPI library reduces 16-bit floats" if dtype.kind == "f" and dtype.itemsize == 2 else ""
-
-
-def has_same_semantics(operation: Operation, dtype: DType, reduction: Reduction) -> bool:
-    """Whether the MPI library's result equals hpccoll's, up to rounding in another order of reduction.
-
-    Open MPI saturates sums of 8-bit and 16-bit integers (its issue 8045, which will not be fixed).
-    """
-    return not explain_refusal(operation, dtype, reduction)
 
 
 def get_datatype(operation: Operation, dtype: DType, reduction: Reduction | None = None) -> MPI.Datatype:

@@ -58,8 +58,6 @@ class NativeMessageExecutable(PlanExecutable):
             step()
         get_message_call(self._kind)(*self._addresses)
 
-    __call__ = run
-
     def start(self) -> NativeMessageRun:
         """Do the local work before the plan, and return the run, which posts its messages as it advances."""
         self._require_live()

@@ -2,5 +2,5 @@
 
 Start with node.py. The ranks of a node map one segment of memory (segment.py). Ranks wait for each other at a barrier
 (node_barrier.py) or in pipeline slots (pipeline_slot.py). symmetric.py makes arrays that all ranks of a node can
-address. cross_memory.py reads and writes ordinary memory of other processes.
+address. cross_memory.py finds out whether ordinary memory of other processes can be read.
 """

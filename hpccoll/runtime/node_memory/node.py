@@ -19,7 +19,7 @@ from mpi4py import MPI
 
 from hpccoll.errors import DEBUG_HINT, MismatchError, UnavailableError, UsageError
 from hpccoll.runtime.job import RankLayout
-from hpccoll.runtime.node_memory.cross_memory import attach_peers
+from hpccoll.runtime.node_memory.cross_memory import find_readable_processes
 from hpccoll.runtime.node_memory.file_memory import file_memories, is_in_file
 from hpccoll.runtime.node_memory.node_barrier import FINGERPRINT, make_barrier
 from hpccoll.runtime.node_memory.pipeline_slot import PipelineSlot
@@ -73,7 +73,7 @@ class NodeMemory:
         self.barrier_lines = self._lines(segment, 0)
         slots = self._slots(segment, words_bytes, staging + pipelines) if segment is not None else ()
         self.slots, self.pipeline_slots = slots[:staging], slots[staging:]
-        self.remote = attach_peers(comm, self.ranks)
+        self.readable = find_readable_processes(comm, self.ranks)  # None without cross-memory attach
 
     def _is_in_use(self, address: int, nbytes: int) -> bool:
         """Whether an asynchronous run accesses some of `nbytes` bytes at an address of this rank."""
@@ -121,8 +121,8 @@ class NodeMemory:
             UsageError: the symmetric buffer was freed or deleted on this rank.
             CommunicationError: the memory of `rank` cannot be mapped.
         """
-        if self.remote is not None and is_in_file(location):
-            return file_memories().map(self.remote.process_ids[rank], location)
+        if self.readable is not None and is_in_file(location):
+            return file_memories().map(self.readable[rank], location)
         return self.symmetric.resolve(rank, location)
 
     def raise_mismatch(self, facts: Sequence[object]) -> NoReturn:

@@ -53,9 +53,9 @@ def can_access_in_place(node: NodeMemory, program: Program, call: CollectiveCall
         return any(is_token(node.symmetric.locate(buffer)) for _, buffer in buffers)
     for buffer in accessed:
         location = node.symmetric.locate(buffer)
-        if is_token(location) and not (is_in_file(location) and node.remote is None):
+        if is_token(location) and not (is_in_file(location) and node.readable is None):
             continue
-        if node.remote is None or call.module.on_device or buffer.nbytes < find_least_remote_bytes(node, program):
+        if node.readable is None or call.module.on_device or buffer.nbytes < find_least_remote_bytes(node, program):
             return False
     return True
 
@@ -92,7 +92,7 @@ def locate_peers(node: NodeMemory, locations: Sequence[int]) -> tuple[list[int],
     for rank, _, memory, offset in find_peer_buffers(node, locations):
         if memory is None:
             addresses.append(offset)
-            processes.append(node.remote.process_ids[rank] if node.remote is not None else 0)
+            processes.append(node.readable[rank] if node.readable is not None else 0)
         else:
             addresses.append(int(memory.__array_interface__["data"][0]) + offset)
             processes.append(0)
@@ -103,7 +103,7 @@ def locate_peers(node: NodeMemory, locations: Sequence[int]) -> tuple[list[int],
 def get_peers(context: Context, barrier: str) -> Peers:
     """Return what finds the other ranks' buffers in entries of a barrier ("node" or "pipeline"); made once."""
     node = context.node
-    processes = [node.remote.process_ids[rank] if node.remote else 0 for rank in node.others for _ in USER_MEMORY]
+    processes = [node.readable[rank] if node.readable is not None else 0 for rank in node.others for _ in USER_MEMORY]
     return context.get_native(("peers", barrier), lambda: Peers(processes, partial(locate_peers, node)))
 
 

@@ -75,8 +75,6 @@ class SharedMemoryExecutable(PlanExecutable):
             self._native = self._get_native()
         self._native(*self._addresses)
 
-    __call__ = run
-
     def get_native(self) -> DirectCall | StagedCall | None:
         """Return the call that runs this collective on other arrays in memory of the same kind.
 
