@@ -61,6 +61,12 @@ static void clear_kind(Kind *kind) {
     Py_CLEAR(kind->call);
 }
 
+// Releases a copy of `find_kind`.
+static void release_kind(Kind *kind) {
+    Py_CLEAR(kind->make_output);
+    Py_CLEAR(kind->call);
+}
+
 static void clear_kinds(CallTableObject *table) {
     Kind *kinds = table->kinds;
     Py_ssize_t slots = table->slots;
@@ -308,9 +314,9 @@ static int accepts(const Kind *kind, const Call *call) {
            call->output.count == kind->result_count && !overlap;
 }
 
-// Finds the kind of a call; `*kind` is NULL if the table does not know it, or the arrays differ. -1 with an exception.
-static int find_kind(const CallTableObject *table, PyObject *const *args, Py_ssize_t nargs, Call *call, const Kind **kind) {
-    *kind = NULL;
+// Finds the kind of a call and copies what a run needs, because a signal handler may change the table meanwhile. Returns
+// 1, 0 if the table does not know the kind or the arrays differ, or -1 with an exception.
+static int find_kind(const CallTableObject *table, PyObject *const *args, Py_ssize_t nargs, Call *call, Kind *kind) {
     if (nargs != 7) {
         PyErr_SetString(PyExc_TypeError, "a call has operation, x, out, op, root, algorithm and counts");
         return -1;
@@ -323,9 +329,14 @@ static int find_kind(const CallTableObject *table, PyObject *const *args, Py_ssi
     if (!found->call || (found->waits && PyDict_GET_SIZE(table->in_flight))) {
         return 0;
     }
-    int accepted = call->x ? accepts(found, call) : 1;
-    *kind = accepted == 1 ? found : NULL;
-    return accepted < 0 ? -1 : 0;
+    *kind = *found;
+    kind->call = Py_NewRef(found->call);
+    kind->make_output = Py_XNewRef(found->make_output);
+    int accepted = call->x ? accepts(kind, call) : 1;
+    if (accepted != 1) {
+        release_kind(kind);
+    }
+    return accepted;
 }
 
 // Returns the array for the result of a call, which the caller releases: the input itself if there is no other.
@@ -358,51 +369,46 @@ static int run_native(const CallTableObject *table, HostCallObject *native, cons
     return native->run(native, call->input.data, output.data);
 }
 
+// Runs a call of a kind; returns -1 with an exception.
+static int run_kind(const CallTableObject *table, const Kind *kind, const Call *call, PyObject *result) {
+    if (PyObject_TypeCheck(kind->call, &HostCallType)) {
+        return run_native(table, (HostCallObject *)kind->call, call, result);
+    }
+    PyObject *arrays[] = {call->x ? call->x : Py_None, result};
+    PyObject *done = PyObject_Vectorcall(kind->call, arrays, 2, NULL);
+    Py_XDECREF(done);
+    return done ? 0 : -1;
+}
+
 static PyObject *CallTable_run(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
     CallTableObject *table = (CallTableObject *)self;
     Call call;
-    const Kind *kind;
-    if (find_kind(table, args, nargs, &call, &kind)) {
-        return NULL;
+    Kind kind;
+    int found = find_kind(table, args, nargs, &call, &kind);
+    if (found != 1) {
+        return found < 0 ? NULL : Py_NewRef(Py_NotImplemented);
     }
-    if (!kind) {
-        Py_RETURN_NOTIMPLEMENTED;
+    PyObject *result = make_result(&kind, &call), *value = NULL;
+    if (result && !run_kind(table, &kind, &call, result)) {
+        value = Py_NewRef(get_value(&kind, &call, result));
     }
-    // Taken now, because a signal handler may clear the table during the call.
-    PyObject *runs = Py_NewRef(kind->call), *result = make_result(kind, &call);
-    PyObject *value = result ? Py_NewRef(get_value(kind, &call, result)) : NULL;
-    bool failed = !result;
-    if (result && PyObject_TypeCheck(runs, &HostCallType)) {
-        failed = run_native(table, (HostCallObject *)runs, &call, result) != 0;
-    } else if (result) {
-        PyObject *arrays[] = {call.x ? call.x : Py_None, result};
-        PyObject *done = PyObject_Vectorcall(runs, arrays, 2, NULL);
-        failed = !done;
-        Py_XDECREF(done);
-    }
-    Py_DECREF(runs);
+    release_kind(&kind);
     Py_XDECREF(result);
-    if (failed) {
-        Py_XDECREF(value);
-        return NULL;
-    }
     return value;
 }
 
 static PyObject *CallTable_find(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
     Call call;
-    const Kind *kind;
-    if (find_kind((CallTableObject *)self, args, nargs, &call, &kind)) {
-        return NULL;
+    Kind kind;
+    int found = find_kind((CallTableObject *)self, args, nargs, &call, &kind);
+    if (found != 1) {
+        return found < 0 ? NULL : Py_NewRef(Py_None);
     }
-    if (!kind) {
-        Py_RETURN_NONE;
-    }
-    PyObject *runs = Py_NewRef(kind->call), *result = make_result(kind, &call);
-    PyObject *found = result ? PyTuple_Pack(3, runs, result, get_value(kind, &call, result)) : NULL;
-    Py_DECREF(runs);
+    PyObject *result = make_result(&kind, &call);
+    PyObject *tuple = result ? PyTuple_Pack(3, kind.call, result, get_value(&kind, &call, result)) : NULL;
+    release_kind(&kind);
     Py_XDECREF(result);
-    return found;
+    return tuple;
 }
 
 // Describes the calls of a kind by the arrays of the first one; returns 1, 0 if the table does not accept them, or -1 with
