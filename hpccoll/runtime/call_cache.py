@@ -205,23 +205,8 @@ class CallCache:
             return False
         if similar is None:
             return False
-        library, arrays = similar
-        if counts is None:
-            if not x.nbytes:
-                return False
-            nbytes, result_nbytes = x.nbytes, arrays.result_nbytes * x.nbytes // arrays.nbytes
-            resized, arrays = (
-                library.resize(nbytes // (arrays.itemsize * arrays.divisor)),
-                replace(arrays, nbytes=nbytes, result_nbytes=result_nbytes),
-            )
-        else:
-            other = library.resize_blocks(tuple(x.shape), counts)
-            if other is None:
-                return False
-            resized, rows = other
-            nbytes = rows * math.prod(x.shape[1:]) * arrays.itemsize if arrays.result_nbytes or arrays.has_new else 0
-            arrays = replace(arrays, nbytes=x.nbytes, result_nbytes=nbytes, rows=x.shape[0], new_rows=rows)
-        return self._add_library(resized, arrays, request, asynchronous=asynchronous)
+        resized = _resize(*similar, x, counts)
+        return resized is not None and self._add_library(*resized, request, asynchronous=asynchronous)
 
     def keep(self, executable: Executable) -> None:
         """Record an executable that the user prepared, so that `clear` frees it unless the user already has."""
@@ -289,6 +274,23 @@ class CallCache:
             return *others, shape
         nbytes = int(sum(counts[0])) * math.prod(shape) * x.dtype.itemsize
         return *others, shape, round_message_size(nbytes)
+
+
+def _resize(
+    library: LibraryCall, arrays: Arrays, x: Any, counts: BlockCounts | None
+) -> tuple[LibraryCall, Arrays] | None:
+    """Return a library call and its arrays for the size of `x` and other counts; None if there is nothing to do."""
+    if counts is None:
+        nbytes, result_nbytes = x.nbytes, arrays.result_nbytes * x.nbytes // arrays.nbytes
+        count = nbytes // (arrays.itemsize * arrays.divisor)
+        return (library.resize(count), replace(arrays, nbytes=nbytes, result_nbytes=result_nbytes)) if count else None
+    resized = library.resize_blocks(tuple(x.shape), counts)
+    if resized is None:
+        return None
+    other, rows = resized
+    row_bytes = math.prod(x.shape[1:]) * arrays.itemsize
+    result_nbytes = rows * row_bytes if arrays.in_given or arrays.has_new else 0
+    return other, replace(arrays, nbytes=x.nbytes, result_nbytes=result_nbytes, rows=x.shape[0], new_rows=rows)
 
 
 def _run_on_arrays(run: Callable[[int, int], None], x: Any, result: Any) -> None:
