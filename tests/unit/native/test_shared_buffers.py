@@ -35,7 +35,8 @@ def test_an_empty_buffer_has_no_address(shared):
 
 
 def test_buffers_come_and_go_in_any_order(shared):
-    draw, kept = random.Random(3), {}
+    draw = random.Random(3)
+    kept: dict[int, object] = {}
     for _ in range(2000):
         address = 16 * draw.randrange(40)
         if address in kept:
