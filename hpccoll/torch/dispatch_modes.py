@@ -43,6 +43,8 @@ def _make_visible(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(method)
     def call(self: Any, *args: Any, **named: Any) -> Any:
+        if not (named or _len_torch_dispatch_stack()):
+            return method(self, *args)  # torch names only the options of a barrier; passing no names is faster
         if not _len_torch_dispatch_stack():
             return method(self, *args, **named)
         _enter_operator(self, name, args, named)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -115,6 +116,14 @@ def test_a_rank_outside_of_a_split_is_told_the_remedy(dist):
 def test_monitored_barrier(dist):
     for _ in range(3):
         dist.monitored_barrier()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_monitored_barrier_that_may_take_no_time_fails_at_once(dist, comm):
+    if dist.get_rank() == 0:
+        with pytest.raises(dist.DistBackendError, match="Rank 0 timed out in monitoredBarrier"):
+            dist.group.WORLD.monitored_barrier(timedelta(0))
+    comm.Barrier()
 
 
 def test_collectives_are_counted(dist):
