@@ -79,7 +79,8 @@ class GroupOperations:
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None, *more: Any, **named: Any) -> TorchWork:
         """Reduce several tensors in place on all ranks; a tensor that is listed twice is reduced once."""
-        tensors, opts = list_tensors(tensors), make_options("allreduce_coalesced", opts, more, named)
+        if type(opts) is not dist.AllreduceCoalescedOptions:
+            tensors, opts = list_tensors(tensors), make_options("allreduce_coalesced", opts, more, named)
         copies, op = CopiesBack(), parse_reduction(opts.reduceOp)
         flat = copies.prepare_separately(tensors)
         return self._start("all_reduce", [partial(self.comm.all_reduce, x, op) for x in flat], tensors, copies, opts)

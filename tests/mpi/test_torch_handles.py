@@ -69,6 +69,13 @@ def test_a_barrier_may_wait_for_a_dropped_operation_within_its_own_wait(dist, to
     assert x.tolist() == [total] * 40
 
 
+def test_a_refused_operation_leaves_its_outputs_alone(dist, torch):
+    outputs = [torch.full((2,), 5.0, dtype=torch.float64) for _ in range(dist.get_world_size())]
+    with pytest.raises(Exception, match="float32"):
+        dist.group.WORLD.allgather([outputs], [torch.ones(2)]).wait()
+    assert all(out.tolist() == [5.0, 5.0] for out in outputs)
+
+
 @pytest.mark.parametrize("async_op", [False, True])
 def test_a_tensor_that_is_listed_twice_is_reduced_once(dist, torch, total, async_op):
     x = torch.tensor([1.0 + dist.get_rank()])
