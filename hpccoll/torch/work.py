@@ -298,9 +298,10 @@ def _describe(name: str, comm: Communicator) -> str:
 
 
 def _explain_wait(comm: Communicator, timeout: timedelta, pending: Work[Any] | None = None) -> str:
-    """Return a message that states that the time is up, and which ranks are missing."""
+    """Return a message that states that the time is up, in Gloo's words, and which ranks are missing."""
+    seconds = timeout.total_seconds()
     with get_lock():
-        return f"not complete after a timeout of {timeout.total_seconds():g} s; {comm.explain_wait(pending)}"
+        return f"Timed out waiting {1000 * seconds:.0f}ms (timeout: {seconds:g} s); {comm.explain_wait(pending)}"
 
 
 @cache

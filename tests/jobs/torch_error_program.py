@@ -60,7 +60,7 @@ def blocking_calls_time_out(nodes: str = "") -> None:
             late = "other end of the message: rank" if name == "recv" else late
             # On a busy machine, a late rank may still be between its two barriers: "after call", not "in call".
             with expect(
-                name.split()[0], "on rank 0", "not complete after a timeout of 0.3 s", " call ", "(barrier", late
+                name.split()[0], "on rank 0", "Timed out waiting 300ms (timeout: 0.3 s)", " call ", "(barrier", late
             ):
                 call(group, n)
             if name != "recv":
@@ -80,9 +80,9 @@ def waits_time_out_and_may_be_repeated() -> None:
     group, x = make_hasty_group(SHORT), torch.ones(3)
     if dist.get_rank() == 0:
         work = dist.all_reduce(x, group=group, async_op=True)
-        with expect("all_reduce", "not complete after a timeout of 0.3 s", "1", "not called it"):
+        with expect("all_reduce", "Timed out waiting 300ms (timeout: 0.3 s)", "1", "not called it"):
             work.wait()
-        with expect("not complete after a timeout of 0.1 s"):
+        with expect("Timed out waiting 100ms (timeout: 0.1 s)"):
             work.wait(timedelta(seconds=0.1))
         dist.barrier()
     else:
