@@ -93,7 +93,7 @@ class HpccollBackend(GroupOperations, Backend):
 
     def monitored_barrier(self, opts: Any, wait_all_ranks: bool = False) -> None:
         """Block until all ranks have called this; raise DistBackendError that names missing ranks after a timeout."""
-        timeout = opts.timeout if opts.timeout > timedelta(0) else self.timeout
+        timeout = opts.timeout if opts.timeout >= timedelta(0) else self.timeout  # negative: not given
         self._monitored_barrier.run(timeout, names_all=wait_all_ranks)
 
     def get_error(self) -> Any:

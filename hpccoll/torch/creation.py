@@ -17,7 +17,7 @@ from hpccoll.torch.communicators import duplicate_world, list_kept, open_communi
 
 
 def create_group(options: Any, backend_options: Any, timeout: timedelta) -> Any:
-    """Return a backend, or a process group if torch accepts no backends in Python; collective over the group's ranks.
+    """Return a process group, or a backend if the group has several backends; collective over the group's ranks.
 
     Args:
         options: torch's description of the group: its ranks, its name and its store.
@@ -30,7 +30,13 @@ def create_group(options: Any, backend_options: Any, timeout: timedelta) -> Any:
     duplicate_world(timeout)
     members = _find_members(options)
     comm = open_communicator(members, str(options.group_id), timeout)
-    return make_group(comm, members, options.group_id, timeout, options.store, backend_options)
+    made = make_group(comm, members, options.group_id, timeout, options.store, backend_options)
+    if not takes_python_backends():
+        return made
+    from hpccoll.torch.message_group import MessageGroup, find_devices
+
+    devices = find_devices("hpccoll")
+    return MessageGroup(made, options.process_group, devices) if devices else made
 
 
 def make_group(

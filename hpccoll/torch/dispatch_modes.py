@@ -7,7 +7,7 @@ the operator and whose backend does not communicate.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any, Final, TypeVar
 
@@ -26,12 +26,16 @@ OPERATIONS: Final = (
 )  # fmt: skip
 
 
-def show_operations(cls: type[T]) -> type[T]:
-    """Let dispatch modes see the operations of a class of process groups; return the class."""
-    for name in OPERATIONS:
-        if hasattr(dist.ProcessGroup, name):  # some versions of torch have fewer names
-            setattr(cls, name, _make_visible(name, getattr(cls, name)))
-    return cls
+def show_operations(names: Sequence[str] = OPERATIONS) -> Callable[[type[T]], type[T]]:
+    """Return a decorator that lets dispatch modes see some operations of a class of process groups."""
+
+    def decorate(cls: type[T]) -> type[T]:
+        for name in names:
+            if hasattr(dist.ProcessGroup, name):  # some versions of torch have fewer names
+                setattr(cls, name, _make_visible(name, getattr(cls, name)))
+        return cls
+
+    return decorate
 
 
 def _make_visible(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
@@ -39,6 +43,8 @@ def _make_visible(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(method)
     def call(self: Any, *args: Any, **named: Any) -> Any:
+        if not (named or _len_torch_dispatch_stack()):
+            return method(self, *args)  # torch names only the options of a barrier; passing no names is faster
         if not _len_torch_dispatch_stack():
             return method(self, *args, **named)
         _enter_operator(self, name, args, named)

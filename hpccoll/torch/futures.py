@@ -47,10 +47,10 @@ class FutureOperation(Protocol):
 
 
 class FutureCompleter:
-    """The operations whose futures are incomplete, in the order of their start, and the thread that completes them."""
+    """Completes futures in a thread; `pending` has the operations with incomplete futures, in order of their start."""
 
     def __init__(self) -> None:
-        self._pending: list[FutureOperation] = []
+        self.pending: list[FutureOperation] = []
         self._dropped: deque[Any] = deque(maxlen=MOST_DROPPED)
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -65,8 +65,8 @@ class FutureCompleter:
     def add(self, operation: FutureOperation) -> None:
         """Complete the future of an operation as soon as possible."""
         with self._changed:
-            if operation not in self._pending:  # C++ code may ask for the future of a dropped handle
-                self._pending.append(operation)
+            if operation not in self.pending:  # C++ code may ask for the future of a dropped handle
+                self.pending.append(operation)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="hpccoll-futures", daemon=True)
                 self._thread.start()
@@ -99,10 +99,10 @@ class FutureCompleter:
         Returns immediately in a continuation, because collectives that a continuation starts come before those of the
         threads that wait here.
         """
-        if not self._pending or threading.current_thread() is self._thread:
+        if not self.pending or threading.current_thread() is self._thread:
             return
         backoff = Backoff(spins=True)
-        for operation in list(self._pending):
+        for operation in list(self.pending):
             while self._blocks_next_collective(operation, comm):
                 if comm.node_count > 1:
                     time.sleep(PAUSE_ACROSS_NODES_S)  # the thread polls as often, and the core is left to other ranks
@@ -113,27 +113,27 @@ class FutureCompleter:
     def _blocks_next_collective(self, operation: FutureOperation, comm: Any) -> bool:
         """Whether the next collective of a communicator must wait for the continuations of an operation."""
         is_collective = operation.comm is comm and not operation.is_message
-        return is_collective and operation.has_future and operation in self._pending
+        return is_collective and operation.has_future and operation in self.pending
 
     def _run(self) -> None:
         """Complete futures, for as long as the process lives."""
         while True:
             with self._changed:
-                while not self._pending:
+                while not self.pending:
                     self._changed.wait()
             self._complete_pending()
-            pause_s = get_pause_s(self._pending)
+            pause_s = get_pause_s(self.pending)
             with self._changed:
                 self._changed.wait(pause_s)
 
     def _complete_pending(self) -> None:
         """Complete the futures of finished operations; keep no reference to them, which would keep tensors alive."""
         late: list[Any] = []  # communicators whose earlier collective is incomplete
-        for operation in list(self._pending):
+        for operation in list(self.pending):
             if operation.comm in late and not operation.is_message:
                 continue
             if operation.complete_future():
-                self._pending.remove(operation)
+                self.pending.remove(operation)
             elif not operation.is_message:
                 late.append(operation.comm)
 

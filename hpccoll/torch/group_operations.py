@@ -27,7 +27,7 @@ from hpccoll.torch.compilation import exempt_from_compilation
 from hpccoll.torch.futures import get_completer
 from hpccoll.torch.reductions import parse_reduction
 from hpccoll.torch.sparse import add_sparse
-from hpccoll.torch.tensors import CopiesBack, as_array, is_sent_as_bytes, list_plain, overlaps_wrongly
+from hpccoll.torch.tensors import CopiesBack, as_array, count_elements, flatten, list_plain, overlaps_wrongly
 from hpccoll.torch.work import NOT_GIVEN, InFlightWork, Start, TorchWork, get_lock
 
 Tensors: TypeAlias = Sequence[Any]
@@ -74,14 +74,15 @@ class GroupOperations:
         if opts.asyncOp and self.comm.maps_memory_of_peers and is_called_by_backward():
             for each in tensors:
                 get_bucket_memory().note(each)
-        flat = copies.prepare_separately(list_plain(tensors))
+        flat = copies.prepare_separately(tensors)
         return self._start("all_reduce", [partial(self.comm.all_reduce, x, op) for x in flat], tensors, copies, opts)
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None, *more: Any, **named: Any) -> TorchWork:
         """Reduce several tensors in place on all ranks; a tensor that is listed twice is reduced once."""
-        tensors, opts = list_tensors(tensors), make_options("allreduce_coalesced", opts, more, named)
+        if type(opts) is not dist.AllreduceCoalescedOptions:
+            tensors, opts = list_tensors(tensors), make_options("allreduce_coalesced", opts, more, named)
         copies, op = CopiesBack(), parse_reduction(opts.reduceOp)
-        flat = copies.prepare_separately(list_plain(tensors))
+        flat = copies.prepare_separately(tensors)
         return self._start("all_reduce", [partial(self.comm.all_reduce, x, op) for x in flat], tensors, copies, opts)
 
     def _reduce_sparse(self, tensors: Tensors, opts: Any) -> TorchWork:
@@ -125,8 +126,8 @@ class GroupOperations:
         outputs, inputs = nest_lists(outputs, inputs)
         copies, starts = CopiesBack(), []
         for listed, tensor in zip(outputs, inputs, strict=True):
-            x, out = copies.prepare_input(tensor, as_bytes=True).reshape(-1), copies.join_outputs(listed)
-            sizes = [_count(each) for each in listed]
+            x, out = flatten(copies.prepare_input(tensor, as_bytes=True)), copies.join_outputs(listed)
+            sizes = [count_elements(each) for each in listed]
             if sizes[self.comm.rank] != x.numel():
                 raise BufferError(
                     f"all_gather: the list has {sizes[self.comm.rank]} elements for this rank, whose tensor has "
@@ -168,8 +169,8 @@ class GroupOperations:
             opts = make_options("reduce_scatter", opts, more, named)
         copies, starts, op = CopiesBack(), [], parse_reduction(opts.reduceOp)
         for output, listed in zip(outputs, inputs, strict=True):
-            x, out = copies.join_inputs(listed), copies.prepare_output(output).reshape(-1)
-            sizes = [_count(each) for each in listed]
+            x, out = copies.join_inputs(listed), flatten(copies.prepare_output(output))
+            sizes = [count_elements(each) for each in listed]
             counts = None if len(set(sizes)) == 1 else sizes
             at = self.comm.rank if counts is None else None
             starts.append(self._bind_reduce_scatter(_separate(x, out, at), out, op, counts))
@@ -177,7 +178,7 @@ class GroupOperations:
 
     def _bind_reduce_scatter(self, x: Any, out: Any, op: Any, counts: list[int] | None = None) -> Start:
         """Return the start of a reduce-scatter; `counts` are the blocks' numbers of elements, if they differ."""
-        return partial(self.comm.reduce_scatter, x.reshape(-1), op, counts=counts, out=out.reshape(-1))
+        return partial(self.comm.reduce_scatter, flatten(x), op, counts=counts, out=flatten(out))
 
     def all_to_all_single(
         self, output: Any, tensor: Any, output_sizes: Sequence[int], input_sizes: Sequence[int], opts: Any = None
@@ -196,13 +197,13 @@ class GroupOperations:
         """Send tensor r of a list to rank r, and receive tensor r of another list from rank r."""
         copies = CopiesBack()
         x, out = copies.join_inputs(inputs), copies.join_outputs(outputs)
-        sent, received = [_count(each) for each in inputs], [_count(each) for each in outputs]
+        sent, received = [count_elements(each) for each in inputs], [count_elements(each) for each in outputs]
         start = self._bind_exchange(_separate(x, out, -1), out, sent, received)
         return self._start("all_to_all", [start], outputs, copies, opts)
 
     def _bind_exchange(self, x: Any, out: Any, sent: list[int] | None, received: list[int] | None) -> Start:
         """Return a function that starts an all-to-all; if `sent` and `received` are None, all blocks have one size."""
-        return partial(self.comm.all_to_all, x.reshape(-1), counts=sent, out_counts=received, out=out.reshape(-1))
+        return partial(self.comm.all_to_all, flatten(x), counts=sent, out_counts=received, out=flatten(out))
 
     def gather(
         self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None, *more: Any, **named: Any
@@ -212,11 +213,11 @@ class GroupOperations:
             outputs, inputs = nest_lists(outputs, inputs)
             opts = make_options("gather", opts, more, named)
         copies, rank, root = CopiesBack(), self.comm.rank, opts.rootRank
-        x = copies.prepare_input(inputs[0], as_bytes=True).reshape(-1)
+        x = flatten(copies.prepare_input(inputs[0], as_bytes=True))
         if _is_long(x):
             starts: list[Start] = []
             if rank == root:
-                blocks = [copies.prepare_output(each, as_bytes=True).reshape(-1) for each in outputs[0]]
+                blocks = [flatten(copies.prepare_output(each, as_bytes=True)) for each in outputs[0]]
                 self._require_blocks("gather", blocks, x)
                 blocks[rank].copy_(x)
                 starts = [
@@ -238,11 +239,11 @@ class GroupOperations:
             outputs, inputs = nest_lists(outputs, inputs)
             opts = make_options("scatter", opts, more, named)
         copies, rank, root = CopiesBack(), self.comm.rank, opts.rootRank
-        out = copies.prepare_output(outputs[0], as_bytes=True).reshape(-1)
+        out = flatten(copies.prepare_output(outputs[0], as_bytes=True))
         if _is_long(out):
             starts: list[Start] = [partial(self.comm.irecv, out, root, LIST_TAG)]
             if rank == root:
-                blocks = [copies.prepare_input(each, as_bytes=True).reshape(-1) for each in inputs[0]]
+                blocks = [flatten(copies.prepare_input(each, as_bytes=True)) for each in inputs[0]]
                 self._require_blocks("scatter", blocks, out)
                 others = [(at, _separate(block, out, -1)) for at, block in enumerate(blocks) if at != rank]
                 out.copy_(blocks[rank])
@@ -310,16 +311,17 @@ class GroupOperations:
         if timeout is None or timeout <= NOT_GIVEN:  # torch's value for "not given" is negative
             timeout = self.timeout
         is_awaited = opts is not None and not getattr(opts, "asyncOp", True)
-        work = TorchWork(result) if is_awaited else InFlightWork(result)
+        work = TorchWork() if is_awaited else InFlightWork()
         if not is_message:
             self._sequence += 1
-            get_completer().wait_for_collectives(self.comm)
+            if (completer := get_completer()).pending:
+                completer.wait_for_collectives(self.comm)
         profiled = record_function(f"hpccoll:{name}").__enter__() if _profiler_enabled() else None
         try:
             if is_awaited and not is_message and threading.get_ident() == MAIN_THREAD:
-                work.run(name, self.comm, starts, copies.steps, timeout)
+                work.run(name, self.comm, starts, result, copies.steps, timeout)
                 return work
-            work.begin(name, self.comm, starts, copies.steps, timeout, is_message=is_message)
+            work.begin(name, self.comm, starts, result, copies.steps, timeout, is_message=is_message)
         finally:
             if profiled is not None:
                 profiled.__exit__(None, None, None)
@@ -351,11 +353,6 @@ class GroupOperations:
 def _flatten(outputs: Sequence[Tensors]) -> Tensors:
     """Return the tensors of the only inner list; an empty list on ranks that get no result."""
     return outputs[0] if outputs else []
-
-
-def _count(x: Any) -> int:
-    """Return the number of elements that hpccoll communicates for a tensor: bytes if it does not know the dtype."""
-    return int(x.numel() * x.element_size() if is_sent_as_bytes(x) else x.numel())
 
 
 def _require_tag(tag: int) -> None:

@@ -17,7 +17,7 @@ from hpccoll.torch.work import advance_operations
 
 
 @exempt_from_compilation
-@show_operations
+@show_operations()
 class HpccollProcessGroup(GroupOperations, dist.ProcessGroup):  # type: ignore[misc]
     """A process group over a communicator. Torch asks for operations by old and by new names, so it has both."""
 

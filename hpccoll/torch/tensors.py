@@ -26,6 +26,16 @@ def is_sent_as_bytes(x: Any) -> bool:
     return x.dtype not in _DTYPES
 
 
+def count_elements(x: Any) -> int:
+    """Return the number of elements that hpccoll communicates for a tensor: bytes if it does not know the dtype."""
+    return x.numel() if x.dtype in _DTYPES else x.nbytes  # type: ignore[no-any-return]
+
+
+def flatten(x: Any) -> Any:
+    """Return a contiguous tensor in one dimension; faster than `reshape`, which makes a new tensor."""
+    return x if x.dim() == 1 else x.reshape(-1)
+
+
 def as_array(x: Any) -> Any:
     """Return a NumPy array over the memory of a contiguous tensor, or the tensor itself if NumPy has no such dtype.
 
@@ -53,14 +63,27 @@ class CopiesBack:
         return plain if not as_bytes or plain.dtype in _DTYPES else plain.reshape(-1).view(torch.uint8)
 
     def prepare_separately(self, tensors: Sequence[Any]) -> list[Any]:
-        """Return the outputs for tensors; those that overlap earlier ones are copied, and copied back at the end."""
-        flat = [self.prepare_output(each) for each in tensors]
-        for at in range(1, len(flat)):
-            if any(overlaps_wrongly(earlier, flat[at], -1) for earlier in flat[:at]):
-                own, copy = flat[at], flat[at].clone()
-                flat[at] = copy
-                self.steps = *self.steps, partial(own.copy_, copy)
+        """Return the outputs for tensors, with each wrapper replaced by the tensors that it wraps.
+
+        Tensors that overlap earlier ones are copied, and copied back at the end.
+        """
+        flat = []
+        for each in list_plain(tensors):
+            flat.append(self.prepare_output(each))  # noqa: PERF401 - a comprehension is slower for a single tensor
+        if len(flat) > 1:
+            self._copy_overlapping(flat)
         return flat
+
+    def _copy_overlapping(self, flat: list[Any]) -> None:
+        """Replace each tensor that overlaps an earlier one in place by a copy, which is copied back at the end."""
+        by_storage: dict[int, list[Any]] = {}
+        for at, x in enumerate(flat):
+            earlier = by_storage.setdefault(x.untyped_storage().data_ptr(), [])
+            if any(overlaps_wrongly(each, x, -1) for each in earlier):
+                flat[at] = copy = x.clone()
+                self.steps = *self.steps, partial(x.copy_, copy)
+            else:
+                earlier.append(x)
 
     def join_inputs(self, tensors: Sequence[Any]) -> Any:
         """Return a flat tensor with the values of a list of tensors; without a copy if they are adjacent in memory."""
@@ -93,11 +116,11 @@ def find_flat(tensors: Sequence[Any]) -> Any | None:
     Raises:
         BufferError: the tensors differ in dtype.
     """
-    plain = [_as_plain(each) for each in tensors]
-    first = plain[0]
+    first = _as_plain(tensors[0])
     storage, offset = first.untyped_storage().data_ptr(), first.storage_offset()
     adjacent = True
-    for each, given in zip(plain, tensors, strict=True):
+    for given in tensors:
+        each = given if type(given) in PLAIN_TYPES and given.layout is torch.strided else _as_plain(given)
         if each.dtype is not first.dtype:
             raise BufferError(f"the list has tensors of {first.dtype} and {each.dtype}; pass tensors of one dtype")
         adjacent = adjacent and each.is_contiguous() and each.untyped_storage().data_ptr() == storage
@@ -127,9 +150,10 @@ def overlaps_wrongly(x: Any, out: Any, block: int | None) -> bool:
 
 def list_plain(tensors: Sequence[Any]) -> Sequence[Any]:
     """Return tensors with each wrapper, such as torch's TwoTensor, replaced by the tensors that it wraps."""
-    if all(type(each) in PLAIN_TYPES for each in tensors):
-        return tensors
-    return [inner for each in tensors for inner in _list_wrapped(each)]
+    for each in tensors:
+        if type(each) not in PLAIN_TYPES:
+            return [inner for given in tensors for inner in _list_wrapped(given)]
+    return tensors
 
 
 def _list_wrapped(x: Any) -> list[Any]:

@@ -11,6 +11,8 @@ from importlib.util import find_spec
 
 import pytest
 
+from tests.requirements import skip_or_fail
+
 pytestmark = [
     pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed"),
     pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning"),
@@ -65,6 +67,13 @@ def test_a_barrier_may_wait_for_a_dropped_operation_within_its_own_wait(dist, to
             work.wait_unrecorded()
     work.wait()
     assert x.tolist() == [total] * 40
+
+
+def test_a_refused_operation_leaves_its_outputs_alone(dist, torch):
+    outputs = [torch.full((2,), 5.0, dtype=torch.float64) for _ in range(dist.get_world_size())]
+    with pytest.raises(Exception, match="float32"):
+        dist.group.WORLD.allgather([outputs], [torch.ones(2)]).wait()
+    assert all(out.tolist() == [5.0, 5.0] for out in outputs)
 
 
 @pytest.mark.parametrize("async_op", [False, True])
@@ -165,6 +174,8 @@ def test_a_sharded_tensor_is_gathered(dist, torch):
     from torch.distributed._shard import sharded_tensor
     from torch.distributed._shard.sharding_spec import ChunkShardingSpec
 
+    if torch.backends.cuda.is_built() and not torch.cuda.is_available():
+        skip_or_fail("torch gathers a ShardedTensor on a GPU, which this machine lacks")
     n, rank = dist.get_world_size(), dist.get_rank()
     x = sharded_tensor.ones(ChunkShardingSpec(0, [f"rank:{at}/cpu" for at in range(n)]), 2 * n, 3)
     out = torch.zeros(2 * n, 3) if rank == 0 else None

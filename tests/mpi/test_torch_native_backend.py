@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -38,10 +39,17 @@ def get_backend(dist: Any) -> Any:
     return dist.group.WORLD._get_backend(torch.device("cpu"))
 
 
-def test_torch_keeps_the_process_group(dist):
-    from hpccoll.torch.backend import HpccollBackend
+def is_composed(dist: Any) -> bool:
+    """Whether the group has several backends."""
+    return type(dist.group.WORLD) is dist.ProcessGroup
 
-    assert type(dist.group.WORLD) is dist.ProcessGroup
+
+def test_torch_composes_backends(dist):
+    from hpccoll.torch.backend import HpccollBackend
+    from hpccoll.torch.message_group import MessageGroup
+
+    assert is_composed(dist) or type(dist.group.WORLD) is MessageGroup
+    assert is_composed(dist) == ("," in dist.get_backend())
     assert isinstance(get_backend(dist), HpccollBackend)
     assert get_backend(dist).name() == "hpccoll"
 
@@ -51,6 +59,30 @@ def test_every_question_for_a_feature_has_an_answer(dist):
     answers = {name: getattr(backend, name) for name in dir(backend) if "supports_" in name}
     supported = {name for name, answer in answers.items() if answer is True}
     assert supported == {"supports_splitting"}
+
+
+@pytest.mark.mpi(min_size=2)
+def test_messages_of_a_single_backend_know_their_sender_and_their_end(dist):
+    import torch
+
+    x, n, rank = torch.zeros(3), dist.get_world_size(), dist.get_rank()
+    sent = dist.isend(torch.full((3,), float(rank)), (rank + 1) % n)
+    if is_composed(dist):
+        with pytest.raises(RuntimeError, match="sourceRank"):
+            dist.recv(x)
+    else:
+        assert dist.recv(x) == (rank - 1) % n
+    sent.wait()
+    assert sent.is_completed() == (not is_composed(dist))
+    assert x.tolist() == [float((rank - 1) % n)] * 3
+
+
+def test_torch_knows_the_name_of_a_single_backend(dist):
+    import torch
+
+    if not is_composed(dist):
+        net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+        assert net._get_ddp_logging_data()["backend_name"] == "hpccoll"
 
 
 def split(dist: Any, ranks: list[list[int]]) -> Any:
@@ -84,6 +116,14 @@ def test_a_rank_outside_of_a_split_is_told_the_remedy(dist):
 def test_monitored_barrier(dist):
     for _ in range(3):
         dist.monitored_barrier()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_monitored_barrier_that_may_take_no_time_fails_at_once(dist, comm):
+    if dist.get_rank() == 0:
+        with pytest.raises(dist.DistBackendError, match="Rank 0 timed out in monitoredBarrier"):
+            dist.group.WORLD.monitored_barrier(timedelta(0))
+    comm.Barrier()
 
 
 def test_collectives_are_counted(dist):

@@ -2,8 +2,10 @@
 
     mpirun -n 2 python -m tests.mpi.torch_own_tests --backend hpccoll --every 3 OUTCOMES [TEST]...
 
-OUTCOMES is a file in JSON with `pass`, `skip` or `fail` by test. The tests believe that they run over Gloo: where they
-name a backend, they get BACKEND. Rank 0 also plays the process that starts the ranks of a test in PyTorch.
+OUTCOMES is a file in JSON with `pass`, `skip`, `fail` or `crash` by test. A test that hangs or crashes ends the job and
+has the outcome `crash`; the same command then continues after this test. The tests believe that they run over Gloo:
+where they name a backend, they get BACKEND. Rank 0 also plays the process that starts the ranks of a test in PyTorch.
+With `--cuda-on-cpu`, tests for CUDA devices run, too, on the CPU.
 """
 
 from __future__ import annotations
@@ -25,10 +27,11 @@ import torch.distributed as dist
 from mpi4py import MPI
 from torch.distributed import distributed_c10d
 
+from tests.mpi import torch_cuda_on_cpu
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-LIMIT_S = 120  # of a test; after this time, the job ends with the stacks of its threads
 LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -57,8 +60,8 @@ def load_tests() -> Any:
     return TestDistributed
 
 
-def run_test(tests: Any, name: str, world: MPI.Intracomm) -> str:
-    """Run a test on all ranks; return its outcome on all of them together."""
+def run_test(tests: Any, name: str, world: MPI.Intracomm, limit: float) -> str:
+    """Run a test on all ranks; return its outcome on all of them together, or end the job after `limit` seconds."""
     if getattr(getattr(tests, name), "__unittest_skip__", False):
         return "skip"
     before, launcher = dict(os.environ), None
@@ -69,7 +72,7 @@ def run_test(tests: Any, name: str, world: MPI.Intracomm) -> str:
     file_name, variables = world.bcast((launcher.file_name, variables) if launcher else None)
     os.environ.update(variables)
     tests.barrier.barrier_id = 0
-    faulthandler.dump_traceback_later(LIMIT_S, exit=True)
+    faulthandler.dump_traceback_later(limit, exit=True)
     outcomes = allgather_patiently(world, run_rank(tests, name, world.rank, file_name))
     faulthandler.cancel_dump_traceback_later()
     if launcher:
@@ -96,7 +99,10 @@ def run_rank(tests: Any, name: str, rank: int, file_name: str) -> str:
             dist.destroy_process_group()
     if not status or status in tests.skip_codes:
         return "skip" if status else "pass"
-    error = reader.recv() if reader.poll() else f"exit status {status}"
+    try:
+        error = reader.recv() if reader.poll() else f"exit status {status}"
+    except EOFError:  # the test has closed the pipe
+        error = f"exit status {status}"
     sys.stderr.write(f"{name} failed on rank {rank}:\n{error}\n")
     return "fail"
 
@@ -109,8 +115,8 @@ def allgather_patiently(world: MPI.Intracomm, outcome: str) -> list[str]:
     return world.allgather(outcome)
 
 
-def run_tests(backend: str, every: int, names: Sequence[str], path: Path) -> None:
-    """Run tests, and write their outcomes after each one; without `names`, run each `every`-th test."""
+def run_tests(backend: str, names: Sequence[str], path: Path, options: argparse.Namespace) -> None:
+    """Run tests without an outcome, and write the outcome of each; without `names`, run each `every`-th test."""
     world = MPI.COMM_WORLD.Dup()
     for name in LAUNCHER_VARIABLES:
         os.environ.pop(name, None)
@@ -119,12 +125,17 @@ def run_tests(backend: str, every: int, names: Sequence[str], path: Path) -> Non
     if backend == "hpccoll":
         import hpccoll.torch  # noqa: F401 - registers the backend
     substitute_backend(backend)
+    if options.cuda_on_cpu:
+        torch_cuda_on_cpu.run_cuda_tests_on_cpu(world.size)
     tests = load_tests()
-    outcomes: dict[str, str] = {}
-    for name in names or sorted(each for each in dir(tests) if each.startswith("test_"))[::every]:
-        outcomes[name] = run_test(tests, name, world)
+    outcomes = world.bcast(json.loads(path.read_text()) if world.rank == 0 and path.exists() else {})
+    named = names or sorted(each for each in dir(tests) if each.startswith("test_"))[:: options.every]
+    for name in [each for each in named if each not in outcomes]:
         if world.rank == 0:
-            path.write_text(json.dumps(outcomes))
+            path.write_text(json.dumps({**outcomes, name: "crash"}))
+        outcomes[name] = run_test(tests, name, world, options.limit)
+    if world.rank == 0:
+        path.write_text(json.dumps(outcomes))
 
 
 def main() -> None:
@@ -132,11 +143,13 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--backend", default="hpccoll")
     parser.add_argument("--every", type=int, default=1)
+    parser.add_argument("--cuda-on-cpu", action="store_true")
+    parser.add_argument("--limit", type=float, default=120, help="seconds of a test, then the job ends")
     parser.add_argument("outcomes", type=Path)
     parser.add_argument("names", nargs="*")
-    arguments = parser.parse_args()
+    options = parser.parse_args()
     sys.argv[1:] = []  # torch's tests read the command line
-    run_tests(arguments.backend, arguments.every, arguments.names, arguments.outcomes)
+    run_tests(options.backend, options.names, options.outcomes, options)
 
 
 if __name__ == "__main__":

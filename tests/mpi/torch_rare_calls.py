@@ -25,13 +25,9 @@ def start_rare(call: Call, group: Any, results: list[Any], x: torch.Tensor, op: 
     if call.kind == "join":
         train_unevenly(call, group, results)
         return None
-    results.append(x)
     if call.kind == "dropped_handle":
-        work = dist.all_reduce(x.t(), op, group=group, async_op=True)
-        if dist.get_backend(group) == "gloo":  # gloo promises nothing for a dropped handle
-            work.wait()
-        del work
-        return dist.barrier(group, async_op=call.asynchronous)
+        return drop_handles(call, group, results, x, op)
+    results.append(x)
     if call.kind == "coalesced_duplicates":
         results.append(other := x.flip(0).clone())
         return dist.all_reduce_coalesced([x, other, x], op, group=group, async_op=call.asynchronous)
@@ -40,7 +36,28 @@ def start_rare(call: Call, group: Any, results: list[Any], x: torch.Tensor, op: 
         return dist.all_reduce(y, op, group=group, async_op=call.asynchronous)
     results.append(other := x.flip(0).clone())
     wrapper = TwoTensor(x, other)
+    if call.sizes[0] > 1:
+        return dist.broadcast(wrapper, dist.get_global_rank(group, call.root), group=group, async_op=call.asynchronous)
     return dist.all_reduce(wrapper, op, group=group, async_op=call.asynchronous)
+
+
+def drop_handles(call: Call, group: Any, results: list[Any], x: torch.Tensor, op: Any) -> Any:
+    """Start operations whose handles are dropped, and a barrier, which waits for them; append the results."""
+    is_gloo = dist.get_backend(group) == "gloo"
+    columns = x.repeat(2, 1).t()  # hpccoll copies such a result to its place when the operation is complete
+    columns = columns.contiguous() if is_gloo else columns
+    gathered = torch.zeros(len(dist.get_process_group_ranks(group)) * len(x), dtype=x.dtype)
+    results += [x, columns, gathered]
+    works = [
+        dist.all_gather_into_tensor(gathered, x.clone(), group=group, async_op=True),
+        dist.all_reduce(x.t(), op, group=group, async_op=True),
+        dist.broadcast(columns, dist.get_global_rank(group, call.root), group=group, async_op=True),
+    ]
+    if is_gloo:  # gloo promises nothing for a dropped handle
+        for work in works:
+            work.wait()
+    del works
+    return dist.barrier(group, async_op=call.asynchronous)
 
 
 def train_unevenly(call: Call, group: Any, results: list[Any]) -> None:

@@ -44,6 +44,16 @@ def test_other_tensors_are_joined_by_copies_that_are_copied_back(pick):
     assert torch.equal(torch.cat([each.flatten() for each in tensors]), flat)
 
 
+def test_outputs_that_overlap_earlier_ones_are_copied_and_copied_back():
+    whole, other = torch.zeros(4), torch.zeros(4)
+    listed, copies = [whole[:2], whole[1:3], whole[2:], whole[:2], other], CopiesBack()
+    flat = copies.prepare_separately(listed)
+    assert [one is each for one, each in zip(flat, listed, strict=True)] == [True, False, True, False, True]
+    flat[1].fill_(5)
+    copies.steps[0]()
+    assert whole.tolist() == [0, 5, 5, 0]
+
+
 def test_tensors_of_different_dtypes_are_not_joined():
     with pytest.raises(BufferError, match=r"torch.float32 and torch.float64; pass tensors of one dtype"):
         find_flat([torch.ones(2), torch.ones(2, dtype=torch.float64)])

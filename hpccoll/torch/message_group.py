@@ -1,0 +1,73 @@
+"""The process group of a single backend, from torch 2.14: torch's own, but for messages between two ranks.
+
+Torch puts the handles of a backend in Python into a wrapper, which always answers False to `is_completed` and does not
+know the sender of a message that was received from any rank. Messages of this group therefore go from torch's Python
+code to the backend, and return hpccoll's own handles. All other operations go through torch's code in C++.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import torch.distributed as dist
+
+from hpccoll.torch.backend import HpccollBackend
+from hpccoll.torch.compilation import exempt_from_compilation
+from hpccoll.torch.dispatch_modes import show_operations
+from hpccoll.torch.work import TorchWork
+
+
+@exempt_from_compilation
+@show_operations(("send", "recv", "recv_anysource"))
+class MessageGroup(dist.ProcessGroup):  # type: ignore[misc]
+    """A process group of torch over one backend, which serves all devices of `devices`.
+
+    Args:
+        backend: the backend of the group.
+        torch_group: the group that torch has made, whose place this group takes.
+        devices: the devices whose tensors the backend communicates.
+    """
+
+    def __init__(self, backend: HpccollBackend, torch_group: Any, devices: Sequence[Any]) -> None:
+        super().__init__(torch_group.get_group_store(), backend.comm.rank, backend.comm.size)
+        self._backend = backend  # torch keeps only the part in C++ alive
+        kind = dist.ProcessGroup.BackendType.CUSTOM
+        self._set_default_backend(kind)
+        for device in devices:
+            self._register_backend(device, kind, backend)
+        if torch_group.bound_device_id:
+            self.bound_device_id = torch_group.bound_device_id
+
+    def getBackendName(self) -> str:  # noqa: N802 - torch's name
+        """Return the name of the backend."""
+        return self._backend.getBackendName()
+
+    def send(self, tensors: Sequence[Any], dst: int, tag: int = 0) -> TorchWork:
+        """Send tensors to a rank of the group."""
+        return self._backend.send(tensors, dst, tag)
+
+    def recv(self, tensors: Sequence[Any], src: int | None, tag: int = 0) -> TorchWork:
+        """Receive tensors from a rank of the group."""
+        return self._backend.recv(tensors, src, tag)
+
+    def recv_anysource(self, tensors: Sequence[Any], tag: int = 0) -> TorchWork:
+        """Receive tensors from any rank of the group."""
+        return self._backend.recv(tensors, None, tag)
+
+
+def find_devices(name: str) -> list[Any]:
+    """Return the devices of the group that torch is making if it has one backend, called `name`; an empty list if not.
+
+    Torch tells a backend nothing about other backends of its group, so this reads the variable of torch's function.
+    """
+    import torch
+
+    frame: Any = sys._getframe(1)  # noqa: SLF001 - documented, and faster than the module inspect
+    code = dist.distributed_c10d._new_process_group_helper.__code__  # noqa: SLF001 - torch has no public name
+    while frame is not None and frame.f_code is not code:
+        frame = frame.f_back
+    config = frame.f_locals.get("backend_config") if frame else None
+    backends = config.get_device_backend_map() if config else {}
+    return [torch.device(device) for device in backends] if set(backends.values()) == {name} else []
