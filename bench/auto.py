@@ -20,7 +20,7 @@ from compare import Bench, Case, Side
 from script import Result, main
 
 from hpccoll import peers
-from hpccoll.algorithms.registry import list_algorithm_names
+from hpccoll.algorithms import list_algorithm_names
 from hpccoll.errors import HpccollError, UsageError
 from hpccoll.measure.buffers import PreallocatedModule, make_buffer_module
 from hpccoll.measure.contenders import prepare_own, prepare_peer

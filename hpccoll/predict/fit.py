@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.optimize import least_squares
 
-from hpccoll.algorithms.registry import Algorithm
+from hpccoll.algorithms import Algorithm
 from hpccoll.errors import UsageError
 from hpccoll.plan import Floats, Link, Machine, Plan, simulate
 from hpccoll.predict.forecast import simulate_pipelined
