@@ -18,8 +18,8 @@ from hpccoll.errors import HpccollError, UsageError
 if TYPE_CHECKING:
     from hpccoll.compare.drift import Control
     from hpccoll.compare.measured_runs import ComparedSide
-    from hpccoll.compare.result_records import StopCause
     from hpccoll.compare.rounds import RoundOptions
+    from hpccoll.records import StopCause
 
 INTERRUPTED = 130
 AUTO_CONTROL = "auto"
@@ -151,34 +151,30 @@ def _compare(
     """Compare two sides, print the result and write the records; return the exit status."""
     from hpccoll.cli.compare_tables import print_comparison
     from hpccoll.compare.comparison import compare_sides
-    from hpccoll.compare.result_records import make_operation_record, make_row_record, make_summary_record
 
-    comparison = compare_sides(a, b, paired=paired, control=options.chosen_control)
     tolerance = options.allowed_slowdown
+    comparison = compare_sides(a, b, paired=paired, control=options.chosen_control, tolerance=tolerance)
     names_a, names_b = ([run.name for run in side.runs] for side in (a, b))
     if options.run and options.against:
         names_a, names_b = [options.against], [options.run]
     with open_json_lines(options.json_file) as lines:
         if options.json_file is not None:
             lines.write(make_serial_run_record())
-        for row in comparison.rows:
-            lines.write(make_row_record(row, tolerance).as_dict())
-        for operation in comparison.operations:
-            lines.write(make_operation_record(operation, tolerance).as_dict())
-        lines.write(make_summary_record(comparison, names_a, names_b, tolerance, stop).as_dict())
+        for record in (*comparison.rows, *comparison.operations, comparison.make_summary(names_a, names_b, stop)):
+            lines.write(record.as_dict())
     for torn in (*a.torn, *b.torn):
         click.echo(f"# {torn}", err=True)
     if options.json_file != STDOUT:
-        print_comparison(comparison, tolerance, all_rows=options.rows)
-    return 1 if comparison.list_regressions(tolerance) or comparison.wrong else 0
+        print_comparison(comparison, all_rows=options.rows)
+    return 1 if comparison.list_regressions() or comparison.wrong else 0
 
 
 def _check_guidelines(options: CompareOptions, path: str) -> int:
     """Check the guidelines in one set of results, print them and write their records; return the exit status."""
     from hpccoll.cli.compare_tables import print_guidelines
-    from hpccoll.compare.guidelines import GuidelineVerdict, check_guidelines
+    from hpccoll.compare.guidelines import check_guidelines
     from hpccoll.compare.measured_runs import read_side
-    from hpccoll.compare.result_records import make_guideline_record
+    from hpccoll.records import GuidelineVerdict
 
     side = read_side("A", (path, *options.also_a))
     checked = check_guidelines(side, options.allowed_slowdown)
@@ -191,7 +187,7 @@ def _check_guidelines(options: CompareOptions, path: str) -> int:
         if options.json_file is not None:
             lines.write(make_serial_run_record())
         for each in checked:
-            lines.write(make_guideline_record(each).as_dict())
+            lines.write(each.as_dict())
     for torn in side.torn:
         click.echo(f"# {torn}", err=True)
     if options.json_file != STDOUT:

@@ -13,6 +13,7 @@ from msgspec import Meta, Struct, field
 
 from hpccoll.plan import Operation
 from hpccoll.records.record import Amount, Count, Positive, Record, about
+from hpccoll.units import format_size
 
 SEND_RECV: Final = "send_recv"  # an operation that is not a collective, but timed and recorded like a collective
 FEWEST_FOR_P99: Final = 100  # with fewer samples, the 99th percentile is the maximum
@@ -60,7 +61,7 @@ class TimeSummary(Struct, frozen=True):
 
 
 class CaseKey(NamedTuple):
-    """The fields that identify a case across runs, for instance to skip it when a run is resumed."""
+    """The fields that identify a case across runs: to skip it when a run is resumed, and to compare runs."""
 
     op: str
     engine: str
@@ -72,6 +73,14 @@ class CaseKey(NamedTuple):
     redop: str | None
     root: int | None
     ranks: int
+    nodes: int
+
+    @property
+    def name(self) -> str:
+        """The case's name, such as `all_reduce 64 KiB hpccoll/ring`."""
+        engine = f"{self.engine}/{self.algorithm}" if self.algorithm else self.engine
+        place = "" if self.in_place else " out of place"
+        return f"{self.op} {format_size(self.nbytes)}{place} {engine}"
 
 
 class CollectiveCase(Record, frozen=True):
