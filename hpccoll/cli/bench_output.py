@@ -192,7 +192,7 @@ class BenchOutput:
         from hpccoll.measure.display import plot
         from hpccoll.measure.display.table import format_plain_table
         from hpccoll.measure.results import csv_file
-        from hpccoll.measure.verdict.fastest import make_size_verdicts
+        from hpccoll.measure.results.measured_case import list_table_cases
         from hpccoll.measure.verdict.text import format_footer, format_verdict
 
         if self._block:
@@ -201,12 +201,12 @@ class BenchOutput:
             print(format_plain_table(self.records), file=self._stream)
         else:
             self._rows.print_legend(self.records)
-        verdicts = make_size_verdicts(self.records)
-        print(format_footer(verdicts), file=self._stream)
+        cases = list_table_cases(self.records)
+        print(format_footer(cases), file=self._stream)
         for reason in dict.fromkeys(reason for session in self.sessions for reason in session.refused):
             click.echo(f"# left out: {reason}", err=True)
         if self.options.csv:
             csv_file.write_csv(self.records, self.options.csv)
         if self.options.plot and self.records:
             plot.write_plot(self.records, self.options.plot)
-        print(f"\n{format_verdict(verdicts, self.conditions, self._width)}", file=self._stream, flush=True)
+        print(f"\n{format_verdict(cases, self.conditions, self._width)}", file=self._stream, flush=True)

@@ -35,7 +35,7 @@ def render_page(
     more_sections: Sequence[PageSection] = (),
 ) -> str:
     """Return the page as HTML text: findings, then `more_sections`, scaling and operations; writes no file."""
-    styles = choose_line_styles(case for group in groups for case in group.list_cases())
+    styles = choose_line_styles(case for group in groups for case in group.cases)
     sections = [
         *more_sections,
         *build_scaling_sections(group_scaling_curves(groups), styles),

@@ -6,20 +6,21 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
+from hpccoll.measure.results.measured_case import MeasuredCase
+
 Name = TypeVar("Name", bound=Hashable)
-Case = TypeVar("Case")
 
 
-class FastestRange(NamedTuple, Generic[Case, Name]):
+class FastestRange(NamedTuple, Generic[Name]):
     """Cases of successive message sizes, in all of which each of `names` is the fastest or ties with the fastest."""
 
     names: tuple[Name, ...]  # the one that is the fastest at most sizes comes first
-    cases: tuple[Case, ...]
+    cases: tuple[MeasuredCase, ...]
 
 
 def find_fastest_ranges(
-    cases: Sequence[Case], list_fastest: Callable[[Case], Sequence[Name]]
-) -> list[FastestRange[Case, Name]]:
+    cases: Sequence[MeasuredCase], list_fastest: Callable[[MeasuredCase], Sequence[Name]]
+) -> list[FastestRange[Name]]:
     """Return the ranges in which one name is always the fastest or tied with it, each as long as possible.
 
     Args:

@@ -26,7 +26,7 @@ from hpccoll.doctor import Finding
 from hpccoll.doctor.finding import Severity
 from hpccoll.measure.display.result_rows import ResultRows
 from hpccoll.measure.results.collective_record import make_collective_record
-from hpccoll.measure.verdict.fastest import make_size_verdicts
+from hpccoll.measure.results.measured_case import list_table_cases
 from hpccoll.measure.verdict.text import format_verdict
 from hpccoll.measure.verdict.trust import RunConditions
 from hpccoll.parallel import Mesh
@@ -80,7 +80,7 @@ def print_bench(_: Path) -> None:
     block = len(ENGINES) + 2
     for first in range(0, len(records), block):
         rows.print_block(records[first : first + block])
-    print(format_verdict(make_size_verdicts(records), RunConditions(), width))
+    print(format_verdict(list_table_cases(records), RunConditions(), width))
 
 
 def print_scaling(path: Path) -> None:
