@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
+from hpccoll.cli.options import argument, declare, option, take_options
 from hpccoll.cli.output import STDOUT, is_printing_rank, json_option, open_json_lines
 from hpccoll.cli.progress import show_progress
 from hpccoll.cli.run_record import make_serial_run_record
@@ -28,24 +29,46 @@ CONTROLS = (AUTO_CONTROL, "mpi", "rows", "none")
 
 @dataclass(frozen=True, slots=True)
 class CompareOptions:
-    """The options of `hpccoll compare` as parsed by click."""
+    """The options of `hpccoll compare`."""
 
-    a: str | None
-    b: str | None
-    also_a: tuple[str, ...]
-    also_b: tuple[str, ...]
-    paired: bool
-    guidelines: bool
-    run: str | None
-    against: str | None
-    rounds: int
-    output: str | None
-    limit: float
-    seed: int
-    tolerance: str
-    control: str
-    rows: bool
-    json_file: str | None
+    a: str | None = argument(metavar="[A]", required=False)
+    b: str | None = argument(metavar="[B]", required=False)
+    also_a: tuple[str, ...] = option(
+        "--also-a", metavar="FILE", multiple=True, help="Another run of A; may be repeated."
+    )
+    also_b: tuple[str, ...] = option(
+        "--also-b", metavar="FILE", multiple=True, help="Another run of B; may be repeated."
+    )
+    paired: bool = option("--paired", is_flag=True, help="The k-th runs of A and B were measured one after the other.")
+    guidelines: bool = option("--guidelines", is_flag=True, help="Check the guidelines in A, as without B.")
+    run: str | None = option(
+        "--run", metavar="COMMAND", help="Run this command, as B, in turns with that of --against."
+    )
+    against: str | None = option("--against", metavar="COMMAND", help="The command of the baseline, A.")
+    rounds: int = option("--rounds", type=click.IntRange(2), default=8, show_default=True, help="Runs of each command.")
+    output: str | None = option(
+        "--output", metavar="DIRECTORY", help="Where the runs' files are kept; default: a new directory here."
+    )
+    limit: float = option(
+        "--limit",
+        type=click.FloatRange(0, min_open=True),
+        default=600.0,
+        show_default=True,
+        help="Most seconds per run.",
+    )
+    seed: int = option("--seed", default=0, show_default=True, help="Seed of the order of the two runs of a round.")
+    tolerance: str = option(
+        "--tolerance", default="0%", show_default=True, help="Slowdown that is no regression: 5% or 0.05."
+    )
+    control: str = option(
+        "--control",
+        type=click.Choice(CONTROLS),
+        default=AUTO_CONTROL,
+        show_default=True,
+        help="Rows whose common change is removed as drift.",
+    )
+    rows: bool = option("--rows", is_flag=True, help="Print all rows, also of long comparisons.")
+    json_file: str | None = declare(lambda _: json_option("Write JSON Lines; - for standard output."))
 
     @property
     def allowed_slowdown(self) -> float:
@@ -61,31 +84,8 @@ class CompareOptions:
 
 
 @click.command()
-@click.argument("a", metavar="[A]", required=False)
-@click.argument("b", metavar="[B]", required=False)
-@click.option("--also-a", metavar="FILE", multiple=True, help="Another run of A; may be repeated.")
-@click.option("--also-b", metavar="FILE", multiple=True, help="Another run of B; may be repeated.")
-@click.option("--paired", is_flag=True, help="The k-th runs of A and B were measured one after the other.")
-@click.option("--guidelines", is_flag=True, help="Check the guidelines in A, as without B.")
-@click.option("--run", metavar="COMMAND", help="Run this command, as B, in turns with that of --against.")
-@click.option("--against", metavar="COMMAND", help="The command of the baseline, A.")
-@click.option("--rounds", type=click.IntRange(2), default=8, show_default=True, help="Runs of each command.")
-@click.option("--output", metavar="DIRECTORY", help="Where the runs' files are kept; default: a new directory here.")
-@click.option(
-    "--limit", type=click.FloatRange(0, min_open=True), default=600.0, show_default=True, help="Most seconds per run."
-)
-@click.option("--seed", default=0, show_default=True, help="Seed of the order of the two runs of a round.")
-@click.option("--tolerance", default="0%", show_default=True, help="Slowdown that is no regression: 5% or 0.05.")
-@click.option(
-    "--control",
-    type=click.Choice(CONTROLS),
-    default=AUTO_CONTROL,
-    show_default=True,
-    help="Rows whose common change is removed as drift.",
-)
-@click.option("--rows", is_flag=True, help="Print all rows, also of long comparisons.")
-@json_option("Write JSON Lines; - for standard output.")
-def compare(**options: Any) -> int:
+@take_options(CompareOptions)
+def compare(options: CompareOptions) -> int:
     """Decide which differences between results of `hpccoll bench` are real, and which are noise.
 
     A and B are result files, or directories with several runs each. A is the baseline; a ratio above 1 means that B is
@@ -105,7 +105,7 @@ def compare(**options: Any) -> int:
     """  # noqa: D301 - \b is click's, and keeps the lines apart
     if not is_printing_rank():
         return 0
-    return _run(CompareOptions(**options))
+    return _run(options)
 
 
 def parse_tolerance(text: str) -> float:

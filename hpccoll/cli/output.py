@@ -14,14 +14,15 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from hpccoll.cli.options import declare
 from hpccoll.errors import UsageError
 from hpccoll.measure.results.output_file import require_writable
 from hpccoll.measure.results.result_file import SPACED, STDOUT, RecordWriter
 from hpccoll.text_table import TextColumn, find_output_width, format_table
 
 __all__ = [
-    "STDOUT", "get_launched_rank", "is_printing_rank", "json_option", "list_given_options", "open_json_lines",
-    "print_table", "print_text", "require_outputs_writable",
+    "STDOUT", "get_launched_rank", "is_printing_rank", "json_field", "json_option", "list_given_options",
+    "open_json_lines",    "print_table", "print_text", "require_outputs_writable",
 ]  # fmt: skip
 # Environment variables in which launchers pass a rank; in a SLURM job, a variable that mpirun sets has precedence.
 _TORCHRUN_RANK, _TORCHRUN_JOB = "RANK", "TORCHELASTIC_RUN_ID"  # users set RANK, too; torchrun always sets both
@@ -75,6 +76,11 @@ def json_option(
         return command
 
     return decorate
+
+
+def json_field(text: str, *, appends_with: str | None = None) -> Any:
+    """Return a field for the file of --json of a command of all ranks; the arguments are those of `json_option`."""
+    return declare(lambda _: json_option(text, all_ranks=True, appends_with=appends_with))
 
 
 def _require_new(json_file: str, alternative: str) -> None:
