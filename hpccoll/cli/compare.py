@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import click
 
 from hpccoll.cli.options import argument, declare, option, take_options
-from hpccoll.cli.output import STDOUT, is_printing_rank, json_option, open_json_lines
+from hpccoll.cli.output import STDOUT, is_printing_rank, json_option
 from hpccoll.cli.progress import show_progress
-from hpccoll.cli.run_record import make_serial_run_record
+from hpccoll.cli.run_record import write_serial_records
 from hpccoll.errors import HpccollError, UsageError
 
 if TYPE_CHECKING:
@@ -157,11 +157,8 @@ def _compare(
     names_a, names_b = ([run.name for run in side.runs] for side in (a, b))
     if options.run and options.against:
         names_a, names_b = [options.against], [options.run]
-    with open_json_lines(options.json_file) as lines:
-        if options.json_file is not None:
-            lines.write(make_serial_run_record())
-        for record in (*comparison.rows, *comparison.operations, comparison.make_summary(names_a, names_b, stop)):
-            lines.write(record.as_dict())
+    summary = comparison.make_summary(names_a, names_b, stop)
+    write_serial_records(options.json_file, [*comparison.rows, *comparison.operations, summary])
     for torn in (*a.torn, *b.torn):
         click.echo(f"# {torn}", err=True)
     if options.json_file != STDOUT:
@@ -183,11 +180,7 @@ def _check_guidelines(options: CompareOptions, path: str) -> int:
             f"A {path}: no guideline can be checked, because it has neither two sizes of an operation nor "
             "operations that replace each other; measure some: `hpccoll bench all_reduce reduce broadcast --json FILE`"
         )
-    with open_json_lines(options.json_file) as lines:
-        if options.json_file is not None:
-            lines.write(make_serial_run_record())
-        for each in checked:
-            lines.write(each.as_dict())
+    write_serial_records(options.json_file, checked)
     for torn in side.torn:
         click.echo(f"# {torn}", err=True)
     if options.json_file != STDOUT:

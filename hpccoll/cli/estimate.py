@@ -7,7 +7,7 @@ first, and meshes that need too much memory follow.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any, TypeVar
 
@@ -17,8 +17,8 @@ import msgspec
 from hpccoll.cli.completion import complete_machines, complete_presets
 from hpccoll.cli.estimate_tables import print_estimate, print_search
 from hpccoll.cli.machine_options import resolve_machine
-from hpccoll.cli.output import STDOUT, is_printing_rank, json_option, list_given_options, open_json_lines
-from hpccoll.cli.run_record import make_serial_run_record
+from hpccoll.cli.output import STDOUT, is_printing_rank, json_option, list_given_options
+from hpccoll.cli.run_record import write_serial_records
 from hpccoll.errors import UsageError
 from hpccoll.parallel.mesh import ZERO_LEVELS, Mesh, split_strategy_words
 from hpccoll.plan import Machine
@@ -120,7 +120,7 @@ def estimate(
         _run_search(name, setup, chosen, efficiency, top, options, json_file)
         return
     found = make_estimate(setup, chosen, efficiency)
-    write_estimates(json_file, name, [found])
+    write_serial_records(json_file, [make_estimate_record(name, found)])
     if json_file != STDOUT:
         print_estimate(name, found)
 
@@ -148,7 +148,7 @@ def _run_search(
     zeros = ZERO_STAGES if options["zero"] is None else (options["zero"],)
     recomputes = RECOMPUTE if options["recompute"] is None else (options["recompute"],)
     found: MeshSearch = search_meshes(setup, machine, efficiency, setup.mesh.ranks, zeros, recomputes)
-    write_estimates(json_file, name, [*found.fitting, *found.too_large])
+    write_serial_records(json_file, [make_estimate_record(name, each) for each in (*found.fitting, *found.too_large)])
     if json_file != STDOUT:
         print_search(name, setup, machine, found, top)
 
@@ -213,15 +213,6 @@ def _make_setup(model: TransformerShape, mesh: Mesh, options: dict[str, Any]) ->
         precision=Precision(options["dtype"], options["optimizer"]),
         **settings,
     )
-
-
-def write_estimates(json_file: str | None, name: str, estimates: Sequence[Estimate]) -> None:
-    """Write the records of estimates, if --json is given."""
-    with open_json_lines(json_file) as lines:
-        if json_file is not None:
-            lines.write(make_serial_run_record())
-            for each in estimates:
-                lines.write(make_estimate_record(name, each).as_dict())
 
 
 def make_estimate_record(name: str, found: Estimate) -> EstimateRecord:

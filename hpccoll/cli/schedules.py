@@ -12,9 +12,9 @@ from typing import Any, Literal
 
 import click
 
-from hpccoll.cli.output import STDOUT, is_printing_rank, list_given_options, open_json_lines, print_table, print_text
+from hpccoll.cli.output import STDOUT, is_printing_rank, list_given_options, print_table, print_text
 from hpccoll.cli.progress import show_progress
-from hpccoll.cli.run_record import make_serial_run_record
+from hpccoll.cli.run_record import open_serial_output
 from hpccoll.errors import HpccollError, PlanError, UsageError
 from hpccoll.parallel.schedule_files import is_schedule_file, prove_schedule_file
 from hpccoll.plan import PassTimes, Schedule, ScheduleProof, check_schedule, simulate_schedule
@@ -157,9 +157,7 @@ def run_cases(
     if not is_printing_rank():
         return
     records: list[ScheduleRecord] = []
-    with open_json_lines(json_file) as lines, show_progress("proven", len(cases)) as advance:
-        if json_file is not None:
-            lines.write(make_serial_run_record())
+    with open_serial_output(json_file) as lines, show_progress("proven", len(cases)) as advance:
         for case in cases:
             records.append(_run_case(command, case))
             lines.write(records[-1].as_dict())

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from math import prod
 
-from hpccoll.cli.estimate import resolve_estimated_machine, write_estimates
+from hpccoll.cli.estimate import make_estimate_record, resolve_estimated_machine
 from hpccoll.cli.estimate_tables import format_gb, print_estimate, print_rank_estimates
 from hpccoll.cli.output import STDOUT, get_launched_rank, is_printing_rank
+from hpccoll.cli.run_record import write_serial_records
 from hpccoll.errors import UnavailableError
 from hpccoll.parallel.mesh import Mesh
 from hpccoll.sizing import make_estimate
@@ -28,7 +29,7 @@ def estimate_training(strategy: str, options: TrainOptions, machine: str | None,
     found = make_estimate(setup, resolve_estimated_machine(machine, mesh.ranks))
     if not is_printing_rank():
         return 0 if found.fits else UnavailableError.exit_status
-    write_estimates(json_file, model, [found])
+    write_serial_records(json_file, [make_estimate_record(model, found)])
     if json_file != STDOUT:
         print_estimate(model, found)
         print_rank_estimates(found)

@@ -21,9 +21,9 @@ import numpy as np
 
 from hpccoll.algorithms import Algorithm, get_algorithm, list_algorithms, loader
 from hpccoll.cli.completion import complete_plans
-from hpccoll.cli.output import STDOUT, is_printing_rank, json_option, open_json_lines, print_table
+from hpccoll.cli.output import STDOUT, is_printing_rank, json_option, print_table
 from hpccoll.cli.progress import show_progress
-from hpccoll.cli.run_record import make_serial_run_record
+from hpccoll.cli.run_record import open_serial_output
 from hpccoll.cli.schedules import ScheduleOptions, add_schedule_options, are_schedules, run_cases
 from hpccoll.errors import HpccollError, PlanError, UnknownNameError, find_similar_names
 from hpccoll.plan import Count, Groups, Nodes, Operation, Proof
@@ -260,9 +260,7 @@ def verify(names: tuple[str, ...], ranks: str, json_file: str | None, schedule_o
     if not is_printing_rank():
         return
     results: list[ProvenPlanRecord] = []
-    with open_json_lines(json_file) as lines, show_progress("proven", len(algorithms) * len(counts)) as advance:
-        if json_file is not None:
-            lines.write(make_serial_run_record())
+    with open_serial_output(json_file) as lines, show_progress("proven", len(algorithms) * len(counts)) as advance:
 
         def add_result(result: ProvenPlanRecord) -> None:
             results.append(result)
