@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -74,12 +75,13 @@ def make_serial_run_record() -> dict[str, Any]:
     return _make_record(versions=versions, hosts=hosts, cores=cores, **facts)
 
 
-def open_serial_output(json_file: str | None) -> RecordWriter:
+@contextmanager
+def open_serial_output(json_file: str | None) -> Iterator[RecordWriter]:
     """Open the file of --json of a command that runs in one process, as `open_json_lines`; write its record `run`."""
-    lines = open_json_lines(json_file)
-    if json_file is not None:
-        lines.write(make_serial_run_record())
-    return lines
+    with open_json_lines(json_file) as lines:
+        if json_file is not None:
+            lines.write(make_serial_run_record())
+        yield lines
 
 
 def write_serial_records(json_file: str | None, records: Iterable[Record]) -> None:

@@ -34,9 +34,9 @@ from hpccoll.compare.measured_runs import ComparedSide
 from hpccoll.compare.results import Comparison
 from hpccoll.compare.run_table import RunTable, collect_runs
 from hpccoll.errors import UsageError
+from hpccoll.plan import Floats
 from hpccoll.records import CaseKey, ComparedOperationRecord, ComparedRowRecord, ComparedTimesRecord, Verdict
 
-Floats = NDArray[np.float64]
 SIGNIFICANCE = 0.02  # probability of any verdict other than `no evidence` where nothing differs
 OPERATION_SHARE = 0.8  # share of the significance for the tests of operations; the rest is for the tests of rows
 

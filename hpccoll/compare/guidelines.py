@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hpccoll.compare.hypothesis_tests import compare_samples, compute_interval, correct_by_holm
 from hpccoll.compare.measured_runs import ComparedSide
@@ -28,7 +27,6 @@ from hpccoll.compare.noise import DISTURBED_NOISE, PRIOR_DEGREES, compute_batch_
 from hpccoll.plan import Operation
 from hpccoll.records import CaseKey, GuidelineRecord, GuidelineVerdict
 
-Floats = NDArray[np.float64]
 SIGNIFICANCE = 0.01  # probability of any violation where all guidelines hold
 GUIDELINE_NOISE = 0.03  # standard deviation of the median of a run in logarithms, at least
 RUN_DEGREES = 30  # degrees of freedom of the variance within a run

@@ -14,10 +14,9 @@ from hpccoll.compare.drift import MAX_CONTROL_SPREAD, MIN_ROWS, Control, Drift, 
 from hpccoll.compare.measured_runs import ComparedSide, MeasuredRun
 from hpccoll.errors import UsageError
 from hpccoll.measure.statistics import compute_robust_deviation
+from hpccoll.plan import Floats
 from hpccoll.records import CaseKey
 from hpccoll.units import format_count
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,11 +13,13 @@ from hpccoll.plan.operation import Count
 from hpccoll.plan.plan import Plan
 from hpccoll.plan.step import IntArray, Op
 
-Array = NDArray[Any]
-Combine = Callable[[Array, Array], Array]
+ValueArray = NDArray[Any]
+CombineValues = Callable[[ValueArray, ValueArray], ValueArray]
 
 
-def replay(plan: Plan, count: Count, inputs: Sequence[Array | None], combine: Combine | None = None) -> list[Array]:
+def replay(
+    plan: Plan, count: Count, inputs: Sequence[ValueArray | None], combine: CombineValues | None = None
+) -> list[ValueArray]:
     """Return the output of every rank after `plan` runs on `inputs` in this process, bit-equal to the runtime's result.
 
     Args:
@@ -54,7 +56,7 @@ def _element_indices(chunks: Sequence[int], edges: IntArray) -> IntArray:
     return np.concatenate(ranges) if ranges else np.empty(0, np.int64)
 
 
-def _apply_op(op: int, own: Array, incoming: Array, combine: Combine | None) -> Array:
+def _apply_op(op: int, own: ValueArray, incoming: ValueArray, combine: CombineValues | None) -> ValueArray:
     """Return the new values of a chunk: `incoming` for a copy, else the reduction of `own` and `incoming`."""
     if op == Op.COPY or combine is None:
         return incoming

@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Annotated, ClassVar, Literal
 
 from hpccoll.records.collective import CaseKey
-from hpccoll.records.record import Amount, Count, Positive, Record, about
+from hpccoll.records.record import Amount, Natural, Positive, Record, about
 
 StopCause = Literal["complete", "interrupted", "failed"]
 
@@ -37,7 +37,7 @@ class ComparedTimesRecord(Record, frozen=True):
     p_value: Annotated[Amount, about("p-value, corrected for the number of tests (Holm).")]
     verdict: Annotated[Verdict, about("Whether B is faster (better), slower (worse), or neither is shown.")]
     regression: Annotated[bool, about("Whether the whole interval is above 1 plus the tolerance.")]
-    slower_rounds: Annotated[Count | None, about("Rounds in which B was slower; null unless runs are paired.")]
+    slower_rounds: Annotated[Natural | None, about("Rounds in which B was slower; null unless runs are paired.")]
 
 
 class ComparedRowRecord(ComparedTimesRecord, frozen=True, kw_only=True):
@@ -50,10 +50,10 @@ class ComparedRowRecord(ComparedTimesRecord, frozen=True, kw_only=True):
     algorithm: str | None
     buffer: str
     in_place: bool
-    nbytes: Annotated[Count, about("nccl-tests' S.")]
+    nbytes: Annotated[Natural, about("nccl-tests' S.")]
     dtype: str
     redop: Annotated[str | None, about("null if the operation does not reduce.")]
-    root: Annotated[Count | None, about("null if the operation has no root.")]
+    root: Annotated[Natural | None, about("null if the operation has no root.")]
     ranks: Positive
     nodes: Positive
     runs_a: Annotated[Positive, about("Runs of A with this row.")]
@@ -104,7 +104,7 @@ class GuidelineRecord(Record, frozen=True):
     algorithm: str | None
     buffer: str
     in_place: bool
-    nbytes: Annotated[Count, about("nccl-tests' S of the left side.")]
+    nbytes: Annotated[Natural, about("nccl-tests' S of the left side.")]
     dtype: str
     redop: Annotated[str | None, about("null if no operation reduces.")]
     ranks: Positive

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from hpccoll.communicator import Communicator
     from hpccoll.measure.clock import GlobalClock
 
-Step = TypeVar("Step")
+StepT = TypeVar("StepT")
 SKIPPED_STEPS, PROFILED_STEPS = 2, 3  # the first steps are slower, because they bind calls
 TRAINING, IN_FLIGHT, FIRST_TORCH_TRACK = 0, 1, 2
 _DIGITS = 3  # decimals of a microsecond
@@ -69,7 +69,7 @@ class StepProfiler:
         os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # otherwise torch's profiler prints lines to standard error
         self._torch_profile = torch.profiler.profile(activities=devices)
 
-    def record(self, steps: Iterator[Step]) -> Iterator[Step]:
+    def record(self, steps: Iterator[StepT]) -> Iterator[StepT]:
         """Yield the items of `steps`, which runs a training step for each, and record some of these steps."""
         for number, step in enumerate(self._start_before(steps), 1):
             if number == self._first + PROFILED_STEPS:
@@ -77,7 +77,7 @@ class StepProfiler:
             yield step
         self._stop()
 
-    def _start_before(self, steps: Iterator[Step]) -> Iterator[Step]:
+    def _start_before(self, steps: Iterator[StepT]) -> Iterator[StepT]:
         """Yield the items of `steps`, and start recording before the first step to record runs."""
         yield from islice(steps, self._first)
         self._torch_profile.start()

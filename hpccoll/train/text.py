@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from hpccoll.errors import UnavailableError, UsageError
-from hpccoll.train.samples import Array, Samples
+from hpccoll.train.samples import SampleArray, Samples
 
 HELD_OUT_STRIDE = 10  # every tenth file or image
 # Files that Python 3.11 and later versions have.
@@ -69,7 +69,7 @@ def _read_standard_library() -> tuple[bytes, bytes]:
 
 def _cut_windows(text: bytes, context: int) -> Samples:
     """Return the windows of a text: inputs and targets (windows, context)."""
-    tokens: Array = np.frombuffer(text, np.uint8).astype(np.int64)
+    tokens: SampleArray = np.frombuffer(text, np.uint8).astype(np.int64)
     count = (len(tokens) - 1) // context
     inputs, targets = (tokens[first : first + count * context].reshape(count, context) for first in (0, 1))
     return Samples(inputs, targets)

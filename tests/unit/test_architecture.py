@@ -337,15 +337,24 @@ def test_cycle_of_imports_is_found():
     assert find_import_cycles({"a": {"b"}, "b": {"c"}, "c": {"b", "d"}, "d": set()}) == [{"b", "c"}]
 
 
-def test_class_names_are_unique():
-    """A class name stands for one class in all of hpccoll, private classes included."""
+def list_type_names(tree: ast.Module) -> Iterator[str]:
+    """Yield the names of all classes of a file, and of its type aliases, such as `Name: TypeAlias = ...`."""
+    yield from (node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    for node in tree.body:
+        if isinstance(node, ast.AnnAssign) and ast.unparse(node.annotation) == "TypeAlias":
+            yield ast.unparse(node.target)
+        elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Subscript | ast.BinOp):
+            yield from re.findall(r"^_?[A-Z][a-z]\w*$", ast.unparse(node.targets[0]))
+
+
+def test_names_of_classes_and_type_aliases_are_unique():
+    """Such a name stands for one type in all of hpccoll, private ones included."""
     paths: dict[str, list[str]] = {}
     for path in FILES:
-        for node in ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ClassDef):
-                paths.setdefault(node.name, []).append(path)
-    repeated = {name: found for name, found in paths.items() if len(found) > 1}
-    assert not repeated
+        for name in list_type_names(ast.parse((ROOT / path).read_text(encoding="utf-8"))):
+            paths.setdefault(name, []).append(path)
+    assert {"Span", "Region", "Schema", "Floats"} <= paths.keys()
+    assert {name: places for name, places in paths.items() if len(places) > 1} == {}
 
 
 def test_every_room_has_a_floor_and_a_place_in_the_picture():

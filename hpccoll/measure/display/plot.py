@@ -52,7 +52,7 @@ _MOST_TICKS = 9
 
 _HEADINGS = ("Latency (µs)", "Bus bandwidth (GB/s)")
 
-Value: TypeAlias = Callable[[CollectiveRecord], tuple[float, float, float]]
+GetInterval: TypeAlias = Callable[[CollectiveRecord], tuple[float, float, float]]
 Styles: TypeAlias = Mapping[Implementation, SeriesStyle]
 
 
@@ -131,7 +131,7 @@ def _compute_bandwidth(record: CollectiveRecord) -> tuple[float, float, float]:
 
 
 def _draw_curve_with_band(
-    axes: Axes, style: SeriesStyle, solid: bool, records: Sequence[CollectiveRecord], get_value: Value, order: int
+    axes: Axes, style: SeriesStyle, solid: bool, records: Sequence[CollectiveRecord], get_value: GetInterval, order: int
 ) -> None:
     """Draw the medians of one implementation as a line, and their intervals as a band unless the line is grey.
 
