@@ -117,7 +117,7 @@ class BarrierSuite:
         """
         self._finished = tuple(finished)
         self.records += finished
-        self._begun = [_TimedBarrier(each) for each in self._list_missing(ArrivalPattern.NONE)]
+        self._begun = [_TimedBarrier(barrier) for barrier in self._list_missing(ArrivalPattern.NONE)]
         self._refresh()
         for row in self._random.sample(self._begun, len(self._begun)):
             self._take_turn(row, ArrivalPattern.NONE)
@@ -130,7 +130,10 @@ class BarrierSuite:
         for pattern in (ArrivalPattern.NONE, *self.options.patterns):
             rows = self._begun
             if pattern is not ArrivalPattern.NONE:
-                rows = [_TimedBarrier(each, self._choose_spread(each, pattern)) for each in self._list_missing(pattern)]
+                rows = [
+                    _TimedBarrier(barrier, self._choose_spread(barrier, pattern))
+                    for barrier in self._list_missing(pattern)
+                ]
                 self._refresh()
             for record in self._run_pattern(pattern, rows):
                 if record is not None:
@@ -146,7 +149,7 @@ class BarrierSuite:
     def _list_missing(self, pattern: ArrivalPattern) -> list[BarrierCall]:
         """Return the barriers without a record for a pattern."""
         keys = {record.key for record in self._finished}
-        return [each for each in self.barriers if self._make_key(each, pattern) not in keys]
+        return [barrier for barrier in self.barriers if self._make_key(barrier, pattern) not in keys]
 
     def _refresh(self) -> None:
         """Synchronise the clock again if it drifts; collective."""
@@ -163,7 +166,7 @@ class BarrierSuite:
 
         The barrier is the one with the shortest completion without skew, which also scales the patterns.
         """
-        times = [self._get_even_us(each) for each in self.barriers]
+        times = [self._get_even_us(barrier) for barrier in self.barriers]
         best, time_us = self.timer.comm.bcast((times.index(min(times)), min(times)))
         if self.timer.limit is not None:
             self.timer.limit.description = f"{self.barriers[best].name} in the rounds of the straggler report"
@@ -245,7 +248,11 @@ class BarrierSuite:
             return
         times = {row.barrier.name: float(np.median(join_rounds(row.parts).completion)) for row in rows}
         times |= {row.name: row.completion_us.p50 * 1e-6 for row in self.records if row.pattern == pattern}
-        plans = {each.name: each.plan for each in self.barriers if each.plan is not None and each.name in times}
+        plans = {
+            barrier.name: barrier.plan
+            for barrier in self.barriers
+            if barrier.plan is not None and barrier.name in times
+        }
         self.machine = fit_to_barriers(list(plans.values()), [times[name] for name in plans], self.nodes)
 
     def _make_record(

@@ -80,15 +80,15 @@ def summarize_ranks(report: StragglerReport, nodes: Sequence[str]) -> tuple[Rank
     """Return the evidence for each rank as entries of the record."""
     return tuple(
         RankLateness(
-            rank=each.rank,
-            node=nodes[each.rank],
-            last_arrivals=each.last_arrivals,
-            excess_us=_to_us(each.excess_s),
-            wait_us=_to_us(each.wait_s),
-            wait_deficit_us=_to_us(each.wait_deficit_s),
-            caused_us=_to_us(each.caused_s / max(report.rounds, 1)),
+            rank=rank.rank,
+            node=nodes[rank.rank],
+            last_arrivals=rank.last_arrivals,
+            excess_us=_to_us(rank.excess_s),
+            wait_us=_to_us(rank.wait_s),
+            wait_deficit_us=_to_us(rank.wait_deficit_s),
+            caused_us=_to_us(rank.caused_s / max(report.rounds, 1)),
         )
-        for each in report.ranks
+        for rank in report.ranks
     )
 
 
@@ -96,11 +96,11 @@ def summarize_nodes(report: StragglerReport, nodes: Sequence[str]) -> tuple[Node
     """Return the evidence for each node: the last arrivals of all its ranks, and the medians of its ranks."""
     found = []
     for node in dict.fromkeys(nodes):
-        own = [each for each in report.ranks if nodes[each.rank] == node]
+        own = [rank for rank in report.ranks if nodes[rank.rank] == node]
         if own:
-            excess = float(np.median([each.excess_s for each in own]))
-            deficit = float(np.median([each.wait_deficit_s for each in own]))
-            last = sum(each.last_arrivals for each in own)
+            excess = float(np.median([evidence.excess_s for evidence in own]))
+            deficit = float(np.median([evidence.wait_deficit_s for evidence in own]))
+            last = sum(evidence.last_arrivals for evidence in own)
             found.append(NodeLateness(node, len(own), last, _to_us(excess), _to_us(deficit)))
     return tuple(found)
 

@@ -100,7 +100,7 @@ class TimeLimit:
 
     def _send(self, number: int, dest: int) -> None:
         """Send a round's number, BETWEEN_BARRIERS or ANSWER to a rank; keep the request until MPI has sent it."""
-        self._requests = [each for each in self._requests if not each.test()[0]]
+        self._requests = [request for request in self._requests if not request.test()[0]]
         self._requests.append(self._comm.isend(number, dest))
         self._sent[dest] += 1
 

@@ -185,7 +185,7 @@ def _check_guidelines(options: CompareOptions, path: str) -> int:
         click.echo(f"# {torn}", err=True)
     if options.json_file != STDOUT:
         print_guidelines(checked, all_rows=options.rows)
-    return 1 if side.wrong or any(each.verdict is GuidelineVerdict.VIOLATED for each in checked) else 0
+    return 1 if side.wrong or any(guideline.verdict is GuidelineVerdict.VIOLATED for guideline in checked) else 0
 
 
 def _compare_commands(options: CompareOptions) -> int:

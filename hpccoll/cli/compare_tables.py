@@ -26,9 +26,12 @@ TIMES = ("B / A", "interval", "B slower in", "verdict")
 def print_comparison(comparison: Comparison, *, all_rows: bool) -> None:
     """Print the compared operations and rows, the circumstances, and the verdict; long tables only with `all_rows`."""
     rounds = comparison.runs[0] if comparison.paired else None
-    headings = [each for each in TIMES if rounds is not None or each != "B slower in"]
+    headings = [heading for heading in TIMES if rounds is not None or heading != "B slower in"]
     if comparison.operations:
-        cells = [[each.op, each.buffer, str(each.rows), *_format_times(each, rounds)] for each in comparison.operations]
+        cells = [
+            [operation.op, operation.buffer, str(operation.rows), *_format_times(operation, rounds)]
+            for operation in comparison.operations
+        ]
         shown = ("operation", "buffer", "rows", *headings)
         print_table("Operations: median over rows", shown, cells, ("rows", "B / A"))
         print_text("\n")
@@ -51,15 +54,15 @@ def print_guidelines(checked: Sequence[GuidelineRecord], *, all_rows: bool) -> N
     """Print the guidelines, those that hold only if there are few or with `all_rows`, and the number of violations."""
     shown = list(checked)
     if len(shown) > MAX_ROWS and not all_rows:
-        shown = [each for each in checked if each.verdict is not GuidelineVerdict.HOLDS]
-    for text, members in groupby(shown, key=lambda each: each.guideline):
+        shown = [guideline for guideline in checked if guideline.verdict is not GuidelineVerdict.HOLDS]
+    for text, members in groupby(shown, key=lambda guideline: guideline.guideline):
         headings = ("size", "contender", "left us", "right us", "left / right", "interval", "verdict")
         numbers = ("size", "left us", "right us", "left / right")
-        print_table(text, headings, [_format_guideline(each) for each in members], numbers)
+        print_table(text, headings, [_format_guideline(member) for member in members], numbers)
         print_text("\n")
     if len(shown) < len(checked):
         print_text(f"{len(checked) - len(shown)} guidelines hold and are not shown: --rows shows all")
-    counts = {verdict: sum(each.verdict is verdict for each in checked) for verdict in GuidelineVerdict}
+    counts = {verdict: sum(guideline.verdict is verdict for guideline in checked) for verdict in GuidelineVerdict}
     print_text(
         f"{format_count(len(checked), 'guideline')}: {counts[GuidelineVerdict.VIOLATED]} violated, "
         f"{counts[GuidelineVerdict.HOLDS]} hold, {counts[GuidelineVerdict.NO_EVIDENCE]} without evidence (the left "
@@ -109,7 +112,7 @@ def _describe_circumstances(comparison: Comparison) -> list[str]:
     runs = [format_count(count, "run") for count in comparison.runs]
     counts = f"{format_count(len(comparison.rows), 'row')} compared"
     lines = [f"runs:    A {runs[0]}, B {runs[1]}{' in turns' if comparison.paired else ''}; {counts}"]
-    lines += [f"differ:  {each}" for each in comparison.differences]
+    lines += [f"differ:  {difference}" for difference in comparison.differences]
     for side, names in (("A", comparison.only_a), ("B", comparison.only_b)):
         if names:
             lines.append(f"only {side}:  {format_count(len(names), 'row')}: {_join_names(names)}")

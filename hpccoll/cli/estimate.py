@@ -219,8 +219,8 @@ def make_estimate_record(name: str, found: Estimate) -> EstimateRecord:
     """Return an estimate as a record; `name` is the name of the model."""
     setup, time = found.setup, found.time
     by_collective: dict[str, float] = defaultdict(float)
-    for each in found.traffic:
-        by_collective[each.collective] += each.sent_bytes
+    for entry in found.traffic:
+        by_collective[entry.collective] += entry.sent_bytes
     return EstimateRecord(
         model=name,
         parameters=count_parameters(setup.model).total,
@@ -243,7 +243,7 @@ def make_estimate_record(name: str, found: Estimate) -> EstimateRecord:
             TrafficEntry(a.strategy, a.collective, a.calls, a.within_bytes, a.between_bytes, a.seconds)
             for a in found.traffic
         ),
-        overlap={each.strategy: each.ratio for each in found.overlaps},
+        overlap={overlap.strategy: overlap.ratio for overlap in found.overlaps},
         bubble=time.bubble,
         efficiency=found.efficiency,
         compute_s=time.compute_s,

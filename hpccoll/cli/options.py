@@ -52,19 +52,19 @@ def take_options(kind: type[Any]) -> Decorator:
 def make_options(kind: type[Any], values: dict[str, Any]) -> Any:
     """Remove the values of the options of a class from `values`, and return them as an object of the class."""
     own = {}
-    for each in fields(kind):
-        if _GROUP in each.metadata:
-            own[each.name] = make_options(each.metadata[_GROUP], values)
-        elif _DECORATE in each.metadata:
-            own[each.name] = values.pop(each.name)
+    for declared in fields(kind):
+        if _GROUP in declared.metadata:
+            own[declared.name] = make_options(declared.metadata[_GROUP], values)
+        elif _DECORATE in declared.metadata:
+            own[declared.name] = values.pop(declared.name)
     return kind(**own)
 
 
 def _add_options(kind: type[Any], command: Callable[..., Any]) -> Callable[..., Any]:
     """Return the command with the options of a class, in the order of its fields."""
-    for each in reversed(fields(kind)):
-        if _GROUP in each.metadata:
-            command = _add_options(each.metadata[_GROUP], command)
-        elif _DECORATE in each.metadata:
-            command = each.metadata[_DECORATE](each.name)(command)
+    for declared in reversed(fields(kind)):
+        if _GROUP in declared.metadata:
+            command = _add_options(declared.metadata[_GROUP], command)
+        elif _DECORATE in declared.metadata:
+            command = declared.metadata[_DECORATE](declared.name)(command)
     return command

@@ -131,7 +131,7 @@ def list_cases(names: Sequence[str], options: ScheduleOptions) -> list[ScheduleC
     Raises UsageError if a schedule allows none of the counts.
     """
     cases = []
-    expanded = [each for name in names for each in (list_schedule_names() if name == ALL else [name])]
+    expanded = [schedule for name in names for schedule in (list_schedule_names() if name == ALL else [name])]
     for name in dict.fromkeys(expanded):
         if is_schedule_file(name):
             cases.append(ScheduleCase(name, None, options))

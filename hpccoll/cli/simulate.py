@@ -291,7 +291,7 @@ def _write_map(algorithms: Sequence[Algorithm], chosen: ChosenMachine, max_ranks
     require_picture(map_file, "--map")
     machine = chosen.for_ranks(max_ranks)
     counts = list_rank_counts(max_ranks, machine)
-    if len(counts) < 2 or len({each.operation for each in algorithms}) > 1:
+    if len(counts) < 2 or len({algorithm.operation for algorithm in algorithms}) > 1:
         raise UsageError("--map compares algorithms of one OP over rank counts: name one OP, and --ranks 4 or more")
     with show_progress("simulated", len(algorithms) * len(counts)) as advance:
         grid = forecast_grid(algorithms, machine, counts, MAP_SIZES, advance)

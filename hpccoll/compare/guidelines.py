@@ -106,7 +106,7 @@ def _find_rows(keys: Sequence[CaseKey]) -> Iterator[tuple[str, CaseKey, tuple[Ca
     for key in keys:
         above = [each for each in keys if each.nbytes > key.nbytes and each == key._replace(nbytes=each.nbytes)]
         if above:
-            following = min(above, key=lambda each: each.nbytes)
+            following = min(above, key=lambda longer: longer.nbytes)
             yield f"{key.op} <= {key.op} of the next larger size", key, (following,)
 
 

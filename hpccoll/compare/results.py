@@ -59,7 +59,7 @@ class Comparison:
     def widest_interval(self) -> tuple[float, float]:
         """The smallest and the largest ratio B / A in the intervals of operations, or of rows without operations."""
         compared = self.operations or self.rows
-        return min(each.ratio_low for each in compared), max(each.ratio_high for each in compared)
+        return min(record.ratio_low for record in compared), max(record.ratio_high for record in compared)
 
     @property
     def lacks_evidence(self) -> bool:
@@ -67,18 +67,18 @@ class Comparison:
 
         A tolerance of 0 stands for DEFAULT_CHANGE.
         """
-        if any(each.verdict is not Verdict.NO_EVIDENCE for each in self.records):
+        if any(record.verdict is not Verdict.NO_EVIDENCE for record in self.records):
             return False
         (low, high), change = self.widest_interval, self.tolerance or DEFAULT_CHANGE
         return bool(self.doubts) or low < 1 / (1 + change) or high > 1 + change
 
     def list_names(self, verdict: Verdict) -> list[str]:
         """Return the names of the operations and rows that have a verdict."""
-        return [each.name for each in self.records if each.verdict is verdict]
+        return [record.name for record in self.records if record.verdict is verdict]
 
     def list_regressions(self) -> list[str]:
         """Return the names of the operations and rows in which B is slower by more than the tolerance."""
-        return [each.name for each in self.records if each.regression]
+        return [record.name for record in self.records if record.regression]
 
     def make_summary(self, a: Sequence[str], b: Sequence[str], stop: StopCause) -> CompareSummaryRecord:
         """Return the last record of the comparison; `a` and `b` are the files or the command of each side."""

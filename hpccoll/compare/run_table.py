@@ -127,7 +127,7 @@ def _mark_uneven_speed(
     Returns:
         Descriptions for messages: one if any row was marked, otherwise none.
     """
-    found = [_find_uneven_speed(keys, each, is_control, len(ratios) > 1) for each in ratios]
+    found = [_find_uneven_speed(keys, ratio, is_control, len(ratios) > 1) for ratio in ratios]
     uneven = [signs for _, signs in found if signs]
     if not uneven or 2 * len(uneven) > len(ratios) > 1:  # if most rounds are uneven, that is the noise between rounds
         return ()

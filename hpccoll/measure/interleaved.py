@@ -249,7 +249,7 @@ def _start_by_barrier(contender: Contender) -> None:
 
 def find_least_median_us(contenders: Iterable[Contender]) -> float:
     """Return the least median time of contenders without wrong results on this rank; infinity if there is none."""
-    return min((each.median_us for each in contenders if not each.wrong), default=float("inf"))
+    return min((contender.median_us for contender in contenders if not contender.wrong), default=float("inf"))
 
 
 def count_different_elements(found: HostArray, exact: HostArray) -> int:

@@ -46,7 +46,7 @@ def find_permuted_shards(sizes: Mesh, tensors: Mapping[str, ComparedTensor]) -> 
     """Return a fault if the shards of some tensors, but not of others, are in another order than the ranks of tp."""
     is_ordered = {}
     for name, tensor in tensors.items():
-        rows = {sizes.get_coordinates(each.rank)["tp"]: each.index.rows for each in tensor.shards}
+        rows = {sizes.get_coordinates(shard.rank)["tp"]: shard.index.rows for shard in tensor.shards}
         starts = [int(rows[tp][0]) for tp in sorted(rows) if rows[tp] is not None]
         if len(starts) > 1:
             is_ordered[name] = starts == sorted(starts)

@@ -160,7 +160,9 @@ def _list_rows_by_tp(tensors: ComparedTensors, sizes: Mesh, dim: int) -> dict[st
     found: dict[str, dict[int, Any]] = {}
     for name, tensor in tensors.items():
         rows = {
-            sizes.get_coordinates(each.rank)["tp"]: each.index.rows for each in tensor.shards if each.index.dim == dim
+            sizes.get_coordinates(shard.rank)["tp"]: shard.index.rows
+            for shard in tensor.shards
+            if shard.index.dim == dim
         }
         if len(rows) == sizes.tp and tensor.expected.dim() == 2:
             found[name] = rows
@@ -209,7 +211,7 @@ def simulate_row_faults(run: ReferenceRun, tensors: ComparedTensors) -> Iterator
         modules = {name: run.find_module(name) for name in chosen}
         hooks = [{modules[name]: _keep_inputs(split[name][tp]) for name in chosen} for tp in range(run.sizes.tp)]
         text = f"the output of {_format_layers(chosen)} is not summed over tp in the forward pass"
-        by_tp = [run.compute_gradients(changes=hook_forward(each))[1] for each in hooks]
+        by_tp = [run.compute_gradients(changes=hook_forward(hook))[1] for hook in hooks]
         yield SimulatedFault("missing_forward_sum_tp", text, by_tp)
         biased = [module for module in modules.values() if module.bias is not None]
         adding = {module: _add_to_output((run.sizes.tp - 1) * module.bias.detach()) for module in biased}

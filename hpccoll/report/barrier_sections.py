@@ -98,15 +98,15 @@ def _make_cost_table(even: Sequence[BarrierRecord], summary: BarrierSummaryRecor
 def _make_lateness_table(summary: BarrierSummaryRecord) -> PageTable:
     """Return the table of ranks with the evidence for lateness, the latest first."""
     columns = ("rank", "node", "last in", "late by", "waits", "waits less by")
-    ordered = sorted(summary.lateness, key=lambda each: -each.excess_us)[:_MAX_RANK_ROWS]
+    ordered = sorted(summary.lateness, key=lambda late: -late.excess_us)[:_MAX_RANK_ROWS]
     lines = tuple(
         (
-            str(each.rank),
-            each.node,
-            f"{each.last_arrivals} of {summary.rounds}",
-            *(_format_us(value) for value in (each.excess_us, each.wait_us, each.wait_deficit_us)),
+            str(late.rank),
+            late.node,
+            f"{late.last_arrivals} of {summary.rounds}",
+            *(_format_us(value) for value in (late.excess_us, late.wait_us, late.wait_deficit_us)),
         )
-        for each in ordered
+        for late in ordered
     )
     return PageTable("Which rank is late", columns, lines, frozenset(columns) - {"node"}, is_folded=len(lines) > 8)
 

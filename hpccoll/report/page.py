@@ -42,7 +42,9 @@ def render_page(
         *build_operation_sections(groups, styles, models),
     ]
     summary = _summarize_results(results)
-    counts = [(level.name.lower(), sum(each.severity is level for each in findings)) for level in reversed(Severity)]
+    counts = [
+        (level.name.lower(), sum(finding.severity is level for finding in findings)) for level in reversed(Severity)
+    ]
     omitted = [f"{n} record{'s' * (n > 1)} of kind {kind} not shown" for kind, n in sorted(results.others.items())]
     jinja = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     template = jinja.from_string(_read_template("page.html.j2"))

@@ -31,7 +31,7 @@ def list_schedules() -> list[ScheduleFamily]:
 
 def list_schedule_names() -> list[str]:
     """Return the sorted names of the schedules."""
-    return [each.name for each in list_schedules()]
+    return [schedule.name for schedule in list_schedules()]
 
 
 def get_schedule(name: str) -> ScheduleFamily:

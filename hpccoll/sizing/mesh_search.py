@@ -68,8 +68,8 @@ def search_meshes(
         tried = [replace(setup, zero=zero, recompute=recompute) for setup, zero, recompute in settings]
         smallest = min(tried, key=lambda setup: compute_memory(setup).total)
         found.too_large.append(make_estimate(smallest, machine, efficiency))
-    found.fitting.sort(key=lambda each: each.time.total_s)
-    found.too_large.sort(key=lambda each: each.memory.total)
+    found.fitting.sort(key=lambda estimate: estimate.time.total_s)
+    found.too_large.sort(key=lambda estimate: estimate.memory.total)
     return found
 
 

@@ -45,19 +45,19 @@ def simulate_step(
     among the forward and backward passes. The peak of memory is that of the estimate, which follows the plan of the
     schedule itself.
     """
-    found = [_simulate_traffic(each, setup, machine) for each in traffic]
+    found = [_simulate_traffic(entry, setup, machine) for entry in traffic]
     m, stages = setup.microbatches, setup.pipeline.stages_per_rank
-    blocking = sum(each.seconds for each in found if each.strategy not in (*GRADIENTS, "pp")) / (2 * m * stages)
+    blocking = sum(sent.seconds for sent in found if sent.strategy not in (*GRADIENTS, "pp")) / (2 * m * stages)
     flops, rate = count_pass_flops(setup), require_capacity(machine, "peak_flop_per_s")
-    forward, backward = (each / rate / stages for each in (flops.forward, flops.backward + flops.recomputed))
-    transfer = sum(each.seconds / each.calls for each in found if (each.strategy, each.collective) == ("pp", "send"))
+    forward, backward = (work / rate / stages for work in (flops.forward, flops.backward + flops.recomputed))
+    transfer = sum(sent.seconds / sent.calls for sent in found if (sent.strategy, sent.collective) == ("pp", "send"))
     times = PassTimes(forward + blocking, backward / 2 + blocking, backward / 2, transfer)
     schedule = setup.family.plan(setup.pipeline.stages, m)
     passes = simulate_schedule(schedule, times)
     idle = float(np.mean(passes.get_idle_times())) if setup.mesh.pp > 1 else 0.0
-    gradients = sum(each.seconds for each in found if each.strategy in GRADIENTS)
+    gradients = sum(sent.seconds for sent in found if sent.strategy in GRADIENTS)
     exposed_gradients = _compute_exposed(setup, gradients, backward, bucket_bytes)
-    tied = sum(each.seconds for each in found if (each.strategy, each.collective) == ("pp", "all_reduce"))
+    tied = sum(sent.seconds for sent in found if (sent.strategy, sent.collective) == ("pp", "all_reduce"))
     others = 2 * m * stages * blocking + idle + tied
     return SimulatedStep(
         found,

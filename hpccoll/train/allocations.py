@@ -21,7 +21,7 @@ from hpccoll.records import AllocatedBytes
 
 def list_storages(tensors: Iterable[Any]) -> dict[int, int]:
     """Return the number of bytes of each storage that the tensors use, by the address of the storage."""
-    return {storage.data_ptr(): storage.nbytes() for storage in (each.untyped_storage() for each in tensors)}
+    return {storage.data_ptr(): storage.nbytes() for storage in (tensor.untyped_storage() for tensor in tensors)}
 
 
 class AllocationLog(TorchDispatchMode):  # type: ignore[misc] # torch has no types here
@@ -83,9 +83,9 @@ def measure_allocated_bytes(log: AllocationLog, state: Mapping[str, Iterable[Any
     """
     found: dict[str, dict[int, int]] = {}
     for name, tensors in state.items():
-        known = {address for each in found.values() for address in each}
+        known = {address for storages in found.values() for address in storages}
         found[name] = {at: nbytes for at, nbytes in list_storages(tensors).items() if at not in known}
-    every = {address: nbytes for each in found.values() for address, nbytes in each.items()}
+    every = {address: nbytes for storages in found.values() for address, nbytes in storages.items()}
     buffers = found.get("buffers", {})
     before = sum(nbytes for address, nbytes in every.items() if address in buffers or log.is_older(address))
     return AllocatedBytes(

@@ -123,7 +123,7 @@ def _describe_extremes(cases: Sequence[MeasuredCase]) -> str:
     for op, members in list(by_operation.items())[:_MAX_OPERATIONS]:
         ranges = find_fastest_ranges(members, lambda case: case.tied)
         ends = [ranges[0], *ranges[1:][-1:]]
-        named = (f"{_shorten_names(each)} {_format_sizes(each)}" for each in ends)
+        named = (f"{_shorten_names(end)} {_format_sizes(end)}" for end in ends)
         parts.append(f"{op}: fastest is {' and '.join(named) if members[-1].nbytes else _shorten_names(ends[0])}")
     hidden = len(by_operation) - len(parts)
     return "; ".join(parts) + (f"; and {hidden} more operation{'s' * (hidden > 1)}" if hidden else "")

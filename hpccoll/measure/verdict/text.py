@@ -55,11 +55,11 @@ def format_footer(cases: Sequence[MeasuredCase]) -> str:
     Without a right result there is no second line. The second line begins with the bandwidth of `auto`; without `auto`,
     with that of the fastest at each size.
     """
-    rows = [row for each in cases for row in each.rows]
+    rows = [row for case in cases for row in case.rows]
     wrong = sum(row.wrong or 0 for row in rows)
-    columns = {"auto": [each.auto for each in cases], "the fastest": [each.fastest_record for each in cases]}
+    columns = {"auto": [case.auto for case in cases], "the fastest": [case.fastest_record for case in cases]}
     for engine in dict.fromkeys(row.engine for row in rows if row.engine != OWN):
-        columns[engine] = [next((row for row in each.rows if row.engine == engine), None) for each in cases]
+        columns[engine] = [next((row for row in case.rows if row.engine == engine), None) for case in cases]
     means = {
         name: sum(row.busbw for row in members) / len(members)
         for name, found in columns.items()
@@ -86,11 +86,11 @@ def _wrap(keyword: str, text: str, width: int) -> list[str]:
 def _format_sizes(cases: Sequence[MeasuredCase], conditions: RunConditions, width: int | None) -> list[str]:
     """Return the table with a line per message size; `cases` differ in message size and kind of memory only."""
     first = cases[0]
-    several = len({each.setting.buffer for each in cases}) > 1
+    several = len({case.setting.buffer for case in cases}) > 1
     engines = _list_other_engines(cases)
-    with_auto = any(each.auto for each in cases)
-    is_slower = any(each.auto and not each.is_auto_best for each in cases)
-    with_mpi = any(row.engine == REFERENCE for each in cases for row in each.rows)
+    with_auto = any(case.auto for case in cases)
+    is_slower = any(case.auto and not case.is_auto_best for case in cases)
+    with_mpi = any(row.engine == REFERENCE for case in cases for row in case.rows)
     columns = [
         TextColumn("size", is_number=True),
         *([TextColumn("memory")] if several else []),
@@ -104,18 +104,18 @@ def _format_sizes(cases: Sequence[MeasuredCase], conditions: RunConditions, widt
         *(TextColumn(f"x {engine}", is_number=True) for engine in engines),
         *([TextColumn(f"auto takes{' (x time)' * is_slower}")] if with_auto else []),
     ]
-    ordered = sorted(cases, key=lambda each: each.nbytes)
+    ordered = sorted(cases, key=lambda case: case.nbytes)
     rows = [
         [
-            format_size(each.nbytes),
-            *([each.setting.buffer] if several else []),
-            _join_choices(each.best_choices, 1) or each.choice,
-            _format_fastest_time(each),
-            *(_format_over(each, REFERENCE) if with_mpi else []),
-            *(_format_over(each, engine)[0] for engine in engines),
-            *([_format_auto(each)] if with_auto else []),
+            format_size(case.nbytes),
+            *([case.setting.buffer] if several else []),
+            _join_choices(case.best_choices, 1) or case.choice,
+            _format_fastest_time(case),
+            *(_format_over(case, REFERENCE) if with_mpi else []),
+            *(_format_over(case, engine)[0] for engine in engines),
+            *([_format_auto(case)] if with_auto else []),
         ]
-        for each in ordered
+        for case in ordered
     ]
     _name_second_choices(rows, columns, ordered, width or DEFAULT_WIDTH)
     title = f"{format_title(first.setting, memory=not several)}, {PLACES[first.in_place]}"
@@ -145,7 +145,7 @@ def _format_fastest_time(case: MeasuredCase) -> str:
 
 def _list_legend(cases: Sequence[MeasuredCase], conditions: RunConditions) -> Iterator[str]:
     """Yield what the names and the marks of a table mean."""
-    rows = [row for each in cases for row in each.rows]
+    rows = [row for case in cases for row in case.rows]
     measured = {row.engine for row in rows}
     if REFERENCE in measured:
         yield f"{REFERENCE}: {conditions.mpi_library or 'the MPI library'}"
@@ -156,9 +156,9 @@ def _list_legend(cases: Sequence[MeasuredCase], conditions: RunConditions) -> It
         yield "others: hpccoll's algorithms"
     if measured & {REFERENCE, *others}:
         yield "x: times as fast as"
-    if any(len(each.best_choices) > 1 for each in cases):
+    if any(len(case.best_choices) > 1 for case in cases):
         yield f'"or", "ties": the 95 % interval of their ratio begins at {TIE_RATIO} or less'
-    if any(each.fastest_record is not None and is_uncertain(each.fastest_record) for each in cases):
+    if any(case.fastest_record is not None and is_uncertain(case.fastest_record) for case in cases):
         yield f"{UNCERTAIN}: uncertain by over {100 * MAX_UNCERTAINTY:.0f} %"
 
 
@@ -202,13 +202,13 @@ def _format_auto(case: MeasuredCase) -> str:
 
 def _format_ranges(cases: Sequence[MeasuredCase], width: int) -> Iterator[str]:
     """Yield the lines that say what to use in each range of message sizes, per kind of memory."""
-    several = len({each.setting.buffer for each in cases}) > 1
-    for _, group in groupby(cases, key=lambda each: each.setting):
+    several = len({case.setting.buffer for case in cases}) > 1
+    for _, group in groupby(cases, key=lambda case: case.setting):
         members = list(group)
         engines = [REFERENCE, *_list_other_engines(members)]
         parts: list[str] = []
-        for each in find_fastest_ranges(members, lambda each: each.best_choices):
-            parts.append(_describe_range(each, engines, is_first=not any(AS_FAST in part for part in parts)))
+        for fastest_range in find_fastest_ranges(members, lambda member: member.best_choices):
+            parts.append(_describe_range(fastest_range, engines, is_first=not any(AS_FAST in part for part in parts)))
         memory = f"{members[0].setting.buffer} memory: " if several else ""
         has_ties = any(len(size.best_choices) > 1 for size in members)
         yield from _wrap("use", memory + "fastest or tied: " * has_ties + "; ".join(parts), width)
@@ -216,7 +216,7 @@ def _format_ranges(cases: Sequence[MeasuredCase], width: int) -> Iterator[str]:
 
 def _list_other_engines(cases: Sequence[MeasuredCase]) -> list[str]:
     """Return the engines of other libraries than MPI that were measured."""
-    engines = dict.fromkeys(row.engine for each in cases for row in each.rows)
+    engines = dict.fromkeys(row.engine for case in cases for row in case.rows)
     return [engine for engine in engines if engine not in (OWN, REFERENCE)]
 
 
@@ -225,14 +225,14 @@ def _describe_range(found: FastestRange[str], engines: Sequence[str], is_first: 
 
     The first factor of the first range is written in full: `85.0 to 120 times as fast as gloo`.
     """
-    first, last = (format_size(each.nbytes) for each in (found.cases[0], found.cases[-1]))
+    first, last = (format_size(case.nbytes) for case in (found.cases[0], found.cases[-1]))
     where = first if first == last else f"{first} to {last}"
     names = _join_choices(found.names)
     factors = [
         (_format_spread(ratios), engine)
         for engine in engines
         if engine not in found.names
-        and (ratios := [x for each in found.cases if (x := each.divide_times(engine, found.names[0])) is not None])
+        and (ratios := [x for case in found.cases if (x := case.divide_times(engine, found.names[0])) is not None])
     ]
     spelled = [
         f"{spread} {AS_FAST} {engine}" if is_first and at == 0 else f"{spread}x {engine}"
@@ -249,21 +249,21 @@ def _format_spread(ratios: Sequence[float]) -> str:
 
 def describe_auto(cases: Sequence[MeasuredCase]) -> str:
     """Return a sentence that compares what `auto` selects with the fastest; empty if hpccoll was not measured."""
-    measured = [each for each in cases if each.auto is not None]
+    measured = [case for case in cases if case.auto is not None]
     if not measured:
-        ours = any(row.engine == OWN for each in cases for row in each.rows)
+        ours = any(row.engine == OWN for case in cases for row in case.rows)
         return "not measured; add it by --algorithm auto" if ours else ""
-    best = sum(each.is_auto_best for each in measured)
-    slower = [each for each in measured if not each.is_auto_best]
+    best = sum(case.is_auto_best for case in measured)
+    slower = [case for case in measured if not case.is_auto_best]
     count = f"{best} of {len(measured)}" if slower else f"all {len(measured)}" if best > 1 else "the only"
-    ops = list(dict.fromkeys(each.setting.op for each in cases))
+    ops = list(dict.fromkeys(case.setting.op for case in cases))
     call = "hpccoll" if len(ops) > 1 else "comm.barrier()" if ops == ["barrier"] else f"comm.{ops[0]}(x)"
     subject = f"{call} runs auto, which takes"
     text = f"{subject} the fastest, or one that ties with it, at {count} size{'s' * (len(measured) > 1)}"
     if not slower:
         return text
-    slower.sort(key=lambda each: -each.auto_ratio)
-    listed = [f"{format_size(each.nbytes)} ({_describe_slower_auto(each)})" for each in slower[:_MAX_LISTED]]
+    slower.sort(key=lambda case: -case.auto_ratio)
+    listed = [f"{format_size(case.nbytes)} ({_describe_slower_auto(case)})" for case in slower[:_MAX_LISTED]]
     return f"{text}; slower at {', '.join(listed)}" + (" and more" if len(slower) > _MAX_LISTED else "")
 
 
@@ -276,10 +276,10 @@ def _describe_slower_auto(case: MeasuredCase) -> str:
 
 def describe_limit(cases: Sequence[MeasuredCase], limit: HardwareLimit | None) -> str:
     """Return a sentence that compares the fastest at the largest size with what memory or links allow."""
-    found = [each for each in cases if each.fastest_record is not None and each.nbytes >= LEAST_LIMITED]
+    found = [case for case in cases if case.fastest_record is not None and case.nbytes >= LEAST_LIMITED]
     if limit is None or not found:
         return ""
-    last = max(found, key=lambda each: (each.nbytes, -each.fastest_record.time_us.p50 if each.fastest_record else 0.0))
+    last = max(found, key=lambda case: (case.nbytes, -case.fastest_record.time_us.p50 if case.fastest_record else 0.0))
     operation = find_timed_operation(last.setting.op)
     if last.fastest_record is None or not isinstance(operation, Operation):
         return ""
@@ -287,7 +287,7 @@ def describe_limit(cases: Sequence[MeasuredCase], limit: HardwareLimit | None) -
     if not shortest:
         return ""
     factor = last.fastest_record.time_us.p50 / shortest
-    subject = f" of {last.setting.op}" if len({each.setting.op for each in cases}) > 1 else ""
+    subject = f" of {last.setting.op}" if len({case.setting.op for case in cases}) > 1 else ""
     return (
         f"lower bound{subject}: {_describe_bound(operation, last, limit)}: {format_us(shortest)}; "
         f"the fastest takes {factor:.2g} times that ({100 / factor:.0f} % of its speed)"
@@ -308,10 +308,10 @@ def _describe_bound(operation: Operation, case: MeasuredCase, limit: HardwareLim
 
 def list_next_commands(cases: Sequence[MeasuredCase], conditions: RunConditions) -> list[str]:
     """Return up to three commands that are worth typing next, each with its purpose."""
-    rows = [row for each in cases for row in each.rows]
-    ranks, ops = rows[0].ranks, " ".join(dict.fromkeys(each.setting.op for each in cases))
-    improvable = [each for each in cases if each.can_tuning_help]
-    slower = [format_size(each.nbytes) for each in improvable]
+    rows = [row for case in cases for row in case.rows]
+    ranks, ops = rows[0].ranks, " ".join(dict.fromkeys(case.setting.op for case in cases))
+    improvable = [case for case in cases if case.can_tuning_help]
+    slower = [format_size(case.nbytes) for case in improvable]
     commands = []
     if conditions.oversubscribed and conditions.cores and set(conditions.cores) != {1}:
         commands.append(f"for times of one rank per core: mpirun -n {max(conditions.cores)} hpccoll bench {ops}")
@@ -320,8 +320,8 @@ def list_next_commands(cases: Sequence[MeasuredCase], conditions: RunConditions)
     elif slower:
         sizes = ", ".join(dict.fromkeys(slower)) if len(slower) <= _MAX_LISTED else f"{len(slower)} sizes"
         tune = f"mpirun -n {ranks} hpccoll tune {ops}"
-        if any(each.setting.buffer == BufferKind.CUDA for each in improvable):
-            tune += f" --buffer {','.join(dict.fromkeys(each.setting.buffer for each in improvable))}"
+        if any(case.setting.buffer == BufferKind.CUDA for case in improvable):
+            tune += f" --buffer {','.join(dict.fromkeys(case.setting.buffer for case in improvable))}"
         commands.append(f"so that later runs of auto take the fastest at {sizes}: {tune}")
     elif sum(map(is_uncertain, rows)) > len(rows) / 4:
         commands.append(f"for narrower intervals: mpirun -n {ranks} hpccoll bench {ops} --budget 3")

@@ -49,7 +49,7 @@ class RunConditions:
 
 def describe_trust(cases: Sequence[MeasuredCase], conditions: RunConditions) -> list[str]:
     """Return, each in a sentence, whether results, the choice of the fastest, and times can be trusted."""
-    rows = [row for each in cases for row in each.rows]
+    rows = [row for case in cases for row in case.rows]
     wrong = sorted({get_choice(row) for row in rows if row.wrong})
     if wrong:
         bad = sum(bool(row.wrong) for row in rows)
@@ -67,13 +67,13 @@ def describe_trust(cases: Sequence[MeasuredCase], conditions: RunConditions) -> 
         f"times: {'unreliable: ' * are_unreliable(rows)}{doubts or certain}",
         _describe_starts(rows, conditions),
     ]
-    return [each for each in [*findings, f"missing: {'; '.join(missing)}" * bool(missing)] if each]
+    return [finding for finding in [*findings, f"missing: {'; '.join(missing)}" * bool(missing)] if finding]
 
 
 def _describe_clear_winners(cases: Sequence[MeasuredCase]) -> str:
     """Return at how many sizes the fastest is clear; empty where no size has two choices."""
-    compared = [each for each in cases if len({get_choice(row) for row in each.rows}) > 1]
-    clear = sum(len(each.best_choices) < 2 for each in compared)
+    compared = [case for case in cases if len({get_choice(row) for row in case.rows}) > 1]
+    clear = sum(len(case.best_choices) < 2 for case in compared)
     if not compared:
         return ""
     sizes = f"{len(compared)} size{'s' * (len(compared) > 1)}"
