@@ -33,10 +33,7 @@ from hpccoll.train.options import (
     OPTIMIZERS,
     SPLITS,
     CheckpointOptions,
-    CourseConfig,
     ExpertConfig,
-    GptConfig,
-    MlpConfig,
     ModelConfig,
     TrainOptions,
     require_torch,
@@ -59,7 +56,7 @@ HEADINGS = ("step", "loss", "grad norm", "step ms", "comm ms", "bubble", "peak M
 
 @click.command(epilog="Example: mpirun -n 4 hpccoll train dp=2,tp=2 --check --checkpoint state --json train.jsonl")
 @click.argument("strategies", metavar="STRATEGY", nargs=-1, required=True, shell_complete=complete_strategies)
-@click.option("--model", type=click.Choice(MODELS), default="mlp", show_default=True, help="The model to train.")
+@click.option("--model", type=click.Choice(list(MODELS)), default="mlp", show_default=True, help="The model to train.")
 @click.option("--width", type=click.IntRange(1), help="Features between layers; default 64, gpt 128.")
 @click.option("--layers", type=click.IntRange(1), help="Linear layers (default 4), or blocks of a gpt (default 3).")
 @click.option("--activation", type=click.Choice(ACTIVATIONS), help="Default tanh, course and gpt gelu.")
@@ -190,7 +187,7 @@ def _make_experts(experts: int | None = None, **options: Any) -> ExpertConfig:
 
 def _make_model(name: str, shape: dict[str, Any]) -> ModelConfig:
     """Return the model of --model with the options of its shape that were given; raise UsageError for others."""
-    model = next(each for each in (MlpConfig, CourseConfig, GptConfig) if each.name == name)
+    model = MODELS[name]
     unknown = [option for option in shape if option not in {field.name for field in fields(model)}]
     if unknown:
         raise UsageError(f"--{unknown[0]} is no option of --model {name}; leave it out, or choose another --model")
@@ -309,7 +306,7 @@ class _TrainOutput(RunOutput):
         prints = is_printing_rank()
         # With --checkpoint, the file of --json may have the records of an earlier part of this training.
         super().__init__(stack, run, RecordWriter(json_file if prints else None, resume=appends), json_file)
-        self._unit = "tokens" if isinstance(options.model, GptConfig) else "samples"
+        self._unit = options.model.unit
         self._prints_results = prints and not self.has_records_on_stdout
         stack.callback(self.print_results)  # after the progress bar has ended
         if prints:

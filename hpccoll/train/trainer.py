@@ -28,10 +28,9 @@ from hpccoll.runtime.joint_failure import run_on_first_rank
 from hpccoll.train import full_parameters
 from hpccoll.train.allocations import AllocationLog, measure_allocated_bytes
 from hpccoll.train.checkpoint import Checkpoint, CheckpointDirectory
-from hpccoll.train.datasets import load_samples
 from hpccoll.train.gradient_check import TOLERANCE, GradientCheck, compare_gradients, count_replica_differences
 from hpccoll.train.gradient_check import compute_reference_gradients as compute_reference
-from hpccoll.train.model import init_parameters, list_shards, list_tied_ranks, make_layers
+from hpccoll.train.model import make_model
 from hpccoll.train.optimizer import ShardOptimizer
 from hpccoll.train.options import TrainOptions
 from hpccoll.train.record import RankStep, combine_rank_steps, explain_non_finite, list_sent_bytes
@@ -79,12 +78,12 @@ class Trainer:
         mesh = mesh.place_stages(self.schedule.stage_ranks)
         self.comm, self.mesh, self.options, self.device = comm, mesh, options, device
         self.dtype = getattr(torch, options.dtype)
-        start = start or TrainingStart(0, 0, init_parameters(options.model, options.seed, self.dtype), resumed=False)
+        self.model = make_model(options.model)
+        start = start or TrainingStart(0, 0, self.model.init_parameters(options.seed, self.dtype), resumed=False)
         self.step, self.samples = start.step, start.samples
-        self.groups = MeshGroups.create(comm, mesh, list_tied_ranks(options.model, mesh, comm.rank))
+        self.groups = MeshGroups.create(comm, mesh, self.model.list_tied_ranks(mesh, comm.rank))
         has_weight_passes = mesh.pp > 1 and ActionKind.BACKWARD_WEIGHT in self.schedule.kinds
-        self.layers = make_layers(
-            options.model,
+        self.layers = self.model.make_layers(
             mesh,
             comm.rank,
             self.groups,
@@ -98,7 +97,7 @@ class Trainer:
         self.replicas = self._make_replicas()
         self.layers.run_part = self.replicas.run
         self.optimizer = self._make_optimizer(start.optimizer_state)
-        self.train, self.held_out = load_samples(options.model)
+        self.train, self.held_out = self.model.load_samples()
         self.coordinates, self.sampler = mesh.get_coordinates(comm.rank), mesh.get_sampler(comm.rank)
         self._copies = self._find_copies()
         self.stopped = False  # whether rank 0 saw the stop file
@@ -216,7 +215,7 @@ class Trainer:
         In the result, `first` (the first wrong element) is None except on rank 0. Overwrites the parameters' `grad`.
         """
         self.compute_gradients()
-        model = self.options.model
+        model = self.model
         own_gradients = self.replicas.gather_tensors([shard.grad for shard in self.replicas.shards])
         gradients = full_parameters.gather_shards(self.comm, self.mesh, model, own_gradients)
         with self.replicas.gathered():
@@ -229,7 +228,7 @@ class Trainer:
 
     def _check_gathered(self, gradients: list[list[Any]], parameters: list[list[Any]]) -> GradientCheck:
         """Compare all ranks' gradients with the reference, and replicated parameters with each other; rank 0 only."""
-        model = self.options.model
+        model = self.model
         full = full_parameters.assemble_parameters(self.mesh, model, parameters)
         inputs, targets = (self.to_device(x).cpu() for x in self.get_next_batch())
         options = self.options
@@ -273,7 +272,7 @@ class Trainer:
 
         Raises UsageError on all ranks if rank 0 cannot write the checkpoint.
         """
-        model = self.options.model
+        model = self.model
         arrays: dict[str, Any] = {}
         for prefix, own in {"": self.replicas.shards, **self.optimizer.state}.items():
             by_rank = full_parameters.gather_shards(self.comm, self.mesh, model, self.replicas.gather_tensors(own))
@@ -341,7 +340,7 @@ class Trainer:
         """Return the parameters whose shards are copies on the first rank of their group; local."""
         first_ranks = {shard.name: self._get_replicas(shard).ranks[0] for shard in self.layers.shards}
         copies = {
-            rank: {shard.name for shard in list_shards(self.options.model, self.mesh, rank) if shard.is_copy}
+            rank: {shard.name for shard in self.model.list_shards(self.mesh, rank) if shard.is_copy}
             for rank in set(first_ranks.values())
         }
         pairs = zip(self.layers.shards, self.layers.parameters, strict=True)
@@ -359,17 +358,17 @@ def load_start(
     """
     dtype = getattr(torch, options.dtype)
     none: tuple[Checkpoint | None, list[str]] = None, []
-    identity = options.get_checkpoint_identity()
+    model, identity = make_model(options.model), options.get_checkpoint_identity()
     newest = run_on_first_rank(comm.mpi, lambda: none if directory is None else directory.load_newest(identity))
     found, damaged = newest or none
     counts = np.array([found.step, found.samples] if found else [-1, -1])
     comm.broadcast(counts)
     step, samples = map(int, counts)
     if step < 0:
-        return TrainingStart(0, 0, init_parameters(options.model, options.seed, dtype), resumed=False), damaged
+        return TrainingStart(0, 0, model.init_parameters(options.seed, dtype), resumed=False), damaged
     loaded = found.parameters if found else None
     full, *state = (
-        full_parameters.broadcast_parameters(comm, options.model, loaded, dtype, prefix)
+        full_parameters.broadcast_parameters(comm, model, loaded, dtype, prefix)
         for prefix in ("", *options.optimizer.state_names)
     )
     by_name = dict(zip(options.optimizer.state_names, state, strict=True))
