@@ -9,9 +9,9 @@ import numpy as np
 
 from hpccoll.barrier_suite.prediction import BarrierPrediction
 from hpccoll.barrier_suite.round_times import RoundTimes
-from hpccoll.measure.statistics import summarize
 from hpccoll.plan import Floats
 from hpccoll.records import BarrierKey, BarrierRecord
+from hpccoll.statistics import summarize
 
 MOST_LATE = 0.5  # with more late rounds, the entries were not those of the pattern
 TOLERANCE_S, TOLERANCE = 10e-6, 0.1  # a round is late if a rank enters later than this, or this share of the spread

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from hpccoll.barrier_suite.arrival_patterns import ArrivalPattern
 from hpccoll.records import BarrierRecord, BarrierSummaryRecord
+from hpccoll.selection.tuning_table import TIE_RATIO
 from hpccoll.units import format_count
 
-TIE = 0.05  # barriers within this fraction of the best are listed as equally good
 MAX_RANK_ROWS = 16  # with more ranks, the table of ranks shows those with the greatest excess
 _COST_COLUMNS = (
     *("barrier", "time", "95 % interval", "predicted", "exit skew", "predicted skew", "absorbs"),
@@ -76,7 +76,7 @@ def _list_best(summary: BarrierSummaryRecord, get_us: Callable[[tuple[str, float
         for barrier in summary.barriers
     ]
     least = min(map(get_us, found))
-    best = [barrier[0] for barrier in found if get_us(barrier) <= (1 + TIE) * least]
+    best = [barrier[0] for barrier in found if get_us(barrier) <= TIE_RATIO * least]
     return f"{', '.join(best[:3])}{' and others' if len(best) > 3 else ''} ({format_us(least)} us)"
 
 

@@ -26,9 +26,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpccoll.errors import UsageError
-from hpccoll.measure.statistics import compute_robust_deviation
 from hpccoll.plan import Floats
 from hpccoll.records import CaseKey
+from hpccoll.statistics import compute_robust_deviation
 
 MPI_ENGINE = "mpi"
 MIN_ROWS = 5  # with fewer rows, the median over rows is that of one or two rows

@@ -13,9 +13,9 @@ from hpccoll.compare import noise
 from hpccoll.compare.drift import MAX_CONTROL_SPREAD, MIN_ROWS, Control, Drift, measure_drift
 from hpccoll.compare.measured_runs import ComparedSide, MeasuredRun
 from hpccoll.errors import UsageError
-from hpccoll.measure.statistics import compute_robust_deviation
 from hpccoll.plan import Floats
 from hpccoll.records import CaseKey
+from hpccoll.statistics import compute_robust_deviation
 from hpccoll.units import format_count
 
 

@@ -8,7 +8,6 @@ from typing import TypeAlias
 from hpccoll.measure.display.series_styles import LIBRARIES
 from hpccoll.measure.display.table import format_ratio, format_title
 from hpccoll.measure.results.measured_case import MeasuredCase
-from hpccoll.measure.statistics import is_interval_full
 from hpccoll.measure.verdict.main_finding import describe_fastest
 from hpccoll.records import CollectiveRecord
 from hpccoll.report.bound_models import BoundModels
@@ -17,6 +16,7 @@ from hpccoll.report.line_chart import ChartLine, ChartPoint, LineChart
 from hpccoll.report.line_styles import BOUND_STYLE, LineStyles
 from hpccoll.report.number_format import format_bounds, format_bytes_per_s, format_factor, format_seconds
 from hpccoll.report.page_section import FigurePanel, PageSection, PageTable, make_chart_panel, make_legend
+from hpccoll.statistics import is_interval_full
 from hpccoll.units import format_size
 
 ValueFunction: TypeAlias = Callable[[CollectiveRecord], tuple[float, float, float] | None]

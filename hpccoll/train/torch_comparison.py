@@ -10,10 +10,10 @@ import numpy as np
 import torch
 
 from hpccoll.errors import UsageError, WrongResultError
-from hpccoll.measure.statistics import median_interval, ratio_of_medians
 from hpccoll.parallel.mesh import Mesh
 from hpccoll.peers.torch_training import TORCH_SCHEDULES, TorchTraining, get_own_gradient
 from hpccoll.records import TrainCompareRecord, TrainStepRecord
+from hpccoll.statistics import median_interval, ratio_of_medians
 from hpccoll.train.full_parameters import assemble_parameters, gather_shards
 from hpccoll.train.gradient_check import TOLERANCE, GradientCheck, compare_gradients
 from hpccoll.train.model import make_model

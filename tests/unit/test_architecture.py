@@ -38,6 +38,7 @@ FLOORS = {
     "schedules": 2,
     "native": 3,
     "selection": 3,
+    "statistics": 3,
     "runtime": 4,
     "communicator": 5,
     "demo": 6,

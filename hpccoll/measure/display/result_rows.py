@@ -29,8 +29,8 @@ from hpccoll.measure.results.measured_case import (
     list_implementations,
     pair_places,
 )
-from hpccoll.measure.statistics import is_interval_full
 from hpccoll.records import CollectiveRecord
+from hpccoll.statistics import is_interval_full
 from hpccoll.units import format_size
 
 WRONG = "WRONG"

@@ -23,8 +23,8 @@ from hpccoll.measure.results.measured_case import (
     list_implementations,
     pair_places,
 )
-from hpccoll.measure.statistics import CONFIDENCE, Interval, is_interval_full
 from hpccoll.records import CollectiveRecord
+from hpccoll.statistics import CONFIDENCE, Interval, is_interval_full
 
 NOTHING = "N/A"  # as nccl-tests writes it
 BEST = "*"

@@ -15,9 +15,9 @@ from itertools import groupby
 from typing import NamedTuple
 
 from hpccoll.measure.contenders import AUTO, OWN
-from hpccoll.measure.statistics import Interval, ratio_of_medians
 from hpccoll.records import CollectiveRecord
 from hpccoll.selection.tuning_table import TIE_RATIO
+from hpccoll.statistics import Interval, ratio_of_medians
 
 REFERENCE = "mpi"
 _ENGINES = ("mpi", "nccl", "gloo", "torch-hpccoll", "hpccoll")  # in this order in tables and plots

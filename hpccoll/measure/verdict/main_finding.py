@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from hpccoll.measure.results.measured_case import REFERENCE, Implementation, MeasuredCase, compute_ratio, is_tie
-from hpccoll.measure.statistics import Interval
 from hpccoll.measure.verdict.size_ranges import FastestRange, find_fastest_ranges
 from hpccoll.selection.tuning_table import TIE_RATIO
+from hpccoll.statistics import Interval
 from hpccoll.units import format_size
 
 _MAX_TIED = 2  # names of tied implementations in a sentence; more are counted

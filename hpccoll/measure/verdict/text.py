@@ -12,12 +12,12 @@ from hpccoll.measure.contenders import OWN
 from hpccoll.measure.display.table import PLACES, format_ratio, format_title
 from hpccoll.measure.hardware_limit import LEAST_LIMITED, HardwareLimit, compute_lower_bounds
 from hpccoll.measure.results.measured_case import REFERENCE, MeasuredCase, get_choice, get_table
-from hpccoll.measure.statistics import MAX_UNCERTAINTY
 from hpccoll.measure.verdict.size_ranges import FastestRange, find_fastest_ranges
 from hpccoll.measure.verdict.trust import RunConditions, describe_trust, is_uncertain
 from hpccoll.plan import Operation
 from hpccoll.selection import BufferKind
 from hpccoll.selection.tuning_table import TIE_RATIO
+from hpccoll.statistics import MAX_UNCERTAINTY
 from hpccoll.text_table import TextColumn, format_table, lay_out_table
 from hpccoll.units import format_size
 

@@ -9,8 +9,8 @@ from hpccoll.measure.core_share import is_shared
 from hpccoll.measure.hardware_limit import HardwareLimit
 from hpccoll.measure.other_process_load import BUSY
 from hpccoll.measure.results.measured_case import MeasuredCase, get_choice
-from hpccoll.measure.statistics import MAX_UNCERTAINTY, is_interval_full
 from hpccoll.records import CollectiveRecord, StartMethod
+from hpccoll.statistics import MAX_UNCERTAINTY, is_interval_full
 from hpccoll.units import format_count
 
 MAX_UNCERTAIN = 0.5  # fraction of uncertain medians above which a benchmark says little

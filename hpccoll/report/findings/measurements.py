@@ -9,13 +9,13 @@ from typing import NamedTuple
 from hpccoll.doctor.finding import Finding, Severity
 from hpccoll.measure.display.table import format_title
 from hpccoll.measure.results.measured_case import Implementation, MeasuredCase
-from hpccoll.measure.statistics import Interval, ratio_of_medians
 from hpccoll.records import CollectiveRecord
 from hpccoll.report.bound_models import BoundModels
 from hpccoll.report.curves import CurveGroup, compute_busbw_interval, get_time_interval_s
 from hpccoll.report.load import RunMeasurement
 from hpccoll.report.number_format import format_bytes_per_s, format_factor, format_seconds
 from hpccoll.report.scaling_curves import ScalingCurves, group_scaling_curves
+from hpccoll.statistics import Interval, ratio_of_medians
 from hpccoll.units import format_count, format_size
 
 # A slowdown is reported if the low end of its confidence interval exceeds AUTO_LIMIT, MPI_LIMIT or ALGORITHM_LIMIT.
