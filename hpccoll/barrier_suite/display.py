@@ -71,12 +71,12 @@ def _describe_best(summary: BarrierSummaryRecord) -> str:
 
 def _list_best(summary: BarrierSummaryRecord, get_us: Callable[[tuple[str, float, float]], float]) -> str:
     """Return the names of the barriers with the least value, and that value."""
-    found = [
+    costs = [
         (f"{barrier.engine}/{barrier.algorithm}", barrier.completion_us, barrier.exit_skew_us)
         for barrier in summary.barriers
     ]
-    least = min(map(get_us, found))
-    best = [barrier[0] for barrier in found if get_us(barrier) <= TIE_RATIO * least]
+    least = min(map(get_us, costs))
+    best = [barrier[0] for barrier in costs if get_us(barrier) <= TIE_RATIO * least]
     return f"{', '.join(best[:3])}{' and others' if len(best) > 3 else ''} ({format_us(least)} us)"
 
 
@@ -153,9 +153,9 @@ def _make_pattern_table(
     title: str, rows: Sequence[BarrierRecord], patterns: Sequence[str], get_us: Callable[[BarrierRecord], float]
 ) -> SuiteTable:
     """Return a table with a row per barrier and a column per arrival pattern."""
-    found = {(row.name, row.pattern): format_us(get_us(row)) for row in rows}
+    cells = {(row.name, row.pattern): format_us(get_us(row)) for row in rows}
     names = list(dict.fromkeys(row.name for row in rows))
-    lines = tuple((name, *(found.get((name, pattern), "-") for pattern in patterns)) for name in names)
+    lines = tuple((name, *(cells.get((name, pattern), "-") for pattern in patterns)) for name in names)
     return SuiteTable(f"{title} by arrival pattern, medians in us", ("barrier", *patterns), lines, tuple(patterns))
 
 

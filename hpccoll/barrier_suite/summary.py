@@ -94,15 +94,15 @@ def summarize_ranks(report: StragglerReport, nodes: Sequence[str]) -> tuple[Rank
 
 def summarize_nodes(report: StragglerReport, nodes: Sequence[str]) -> tuple[NodeLateness, ...]:
     """Return the evidence for each node: the last arrivals of all its ranks, and the medians of its ranks."""
-    found = []
+    entries = []
     for node in dict.fromkeys(nodes):
         own = [rank for rank in report.ranks if nodes[rank.rank] == node]
         if own:
             excess = float(np.median([evidence.excess_s for evidence in own]))
             deficit = float(np.median([evidence.wait_deficit_s for evidence in own]))
             last = sum(evidence.last_arrivals for evidence in own)
-            found.append(NodeLateness(node, len(own), last, _to_us(excess), _to_us(deficit)))
-    return tuple(found)
+            entries.append(NodeLateness(node, len(own), last, _to_us(excess), _to_us(deficit)))
+    return tuple(entries)
 
 
 def find_late_node(report: StragglerReport, nodes: Sequence[str]) -> str | None:

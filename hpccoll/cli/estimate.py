@@ -119,10 +119,10 @@ def estimate(
     if search:
         _run_search(name, setup, chosen, efficiency, top, options, json_file)
         return
-    found = make_estimate(setup, chosen, efficiency)
-    write_serial_records(json_file, [make_estimate_record(name, found)])
+    step_estimate = make_estimate(setup, chosen, efficiency)
+    write_serial_records(json_file, [make_estimate_record(name, step_estimate)])
     if json_file != STDOUT:
-        print_estimate(name, found)
+        print_estimate(name, step_estimate)
 
 
 def resolve_estimated_machine(name: str | None, ranks: int) -> Machine:
@@ -147,10 +147,10 @@ def _run_search(
         raise UsageError("--search needs the number of ranks; add --ranks, such as --ranks 64")
     zeros = ZERO_STAGES if options["zero"] is None else (options["zero"],)
     recomputes = RECOMPUTE if options["recompute"] is None else (options["recompute"],)
-    found: MeshSearch = search_meshes(setup, machine, efficiency, setup.mesh.ranks, zeros, recomputes)
-    write_serial_records(json_file, [make_estimate_record(name, each) for each in (*found.fitting, *found.too_large)])
+    search: MeshSearch = search_meshes(setup, machine, efficiency, setup.mesh.ranks, zeros, recomputes)
+    write_serial_records(json_file, [make_estimate_record(name, each) for each in (*search.fitting, *search.too_large)])
     if json_file != STDOUT:
-        print_search(name, setup, machine, found, top)
+        print_search(name, setup, machine, search, top)
 
 
 def _make_model(preset: str | None, shape: dict[str, int], like_llama: bool) -> TransformerShape:

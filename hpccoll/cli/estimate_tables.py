@@ -66,12 +66,12 @@ def print_rank_estimates(found: Estimate) -> None:
         first = index * setup.mesh.stride("pp")
         ranks = range(first, first + setup.mesh.stride("pp"))
         memory, compute_s = compute_rank_memory(setup, index), compute_rank_seconds(found, index)
-        state = memory.weights + memory.gradients + memory.optimizer
+        of_training = memory.weights + memory.gradients + memory.optimizer
         rows.append(
             (
                 format_ranges(ranks),
                 format_ranges([stage for stage, rank in enumerate(placed) if rank == index]),
-                *(f"{nbytes / MB:,.1f}" for nbytes in (state, memory.total - state, memory.total)),
+                *(f"{nbytes / MB:,.1f}" for nbytes in (of_training, memory.total - of_training, memory.total)),
                 *(f"{seconds:.3g}" for seconds in (compute_s, found.time.total_s - compute_s)),
             )
         )

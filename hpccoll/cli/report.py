@@ -123,20 +123,20 @@ def _report_crash(directory: str, traces: str | None, json_file: str | None) -> 
     from hpccoll.runtime.failure_detection.job_evidence import make_evidence, observe_processes
     from hpccoll.runtime.recorder import read_recordings, write_torch_traces
 
-    found = read_recordings(directory)
+    recorded = read_recordings(directory)
     if traces is not None:
         try:
-            write_torch_traces(found.recordings, Path(traces))
+            write_torch_traces(recorded.recordings, Path(traces))
         except OSError as error:
             raise UsageError(
                 f"--torch-format {traces}: {error.strerror}; name a directory that can be written"
             ) from error
-    evidence = make_evidence(found.recordings, observe_processes(found.recordings))
+    evidence = make_evidence(recorded.recordings, observe_processes(recorded.recordings))
     analysis = analyze(evidence)
-    write_serial_records(json_file, [make_crash_record(evidence, analysis, found.problems)])
+    write_serial_records(json_file, [make_crash_record(evidence, analysis, recorded.problems)])
     if json_file != STDOUT:
         click.echo(format_analysis(evidence, analysis))
-    for problem in found.problems:
+    for problem in recorded.problems:
         click.echo(f"# skipped: {problem}", err=True)
     return 0
 

@@ -136,13 +136,13 @@ def list_cases(names: Sequence[str], options: ScheduleOptions) -> list[ScheduleC
         if is_schedule_file(name):
             cases.append(ScheduleCase(name, None, options))
             continue
-        family, found = get_schedule(name), []
+        family, of_family = get_schedule(name), []
         for stages, microbatches in product(options.stages, options.microbatches):
             if family.allows(stages, microbatches, options.stages_per_rank):
-                found.append(ScheduleCase(name, family, options, stages, microbatches))
-        if not found:
+                of_family.append(ScheduleCase(name, family, options, stages, microbatches))
+        if not of_family:
             family.shape(options.stages[0], options.microbatches[0], options.stages_per_rank)
-        cases += found
+        cases += of_family
     return cases
 
 

@@ -160,11 +160,13 @@ def _test(measured: RunTable, conditions: VerdictConditions, tolerance: float) -
     numbers = np.array([list(dict.fromkeys(groups)).index(group) for group in groups])
     a, b = measured.select(kept)
     usable = measured.usable[:, kept]
-    found = _subtract(a, b, measured.paired)
-    spread = noise.estimate_spread(found.values, found.per_run, numbers, measured.drift.control, measured.paired)
+    differences = _subtract(a, b, measured.paired)
+    spread = noise.estimate_spread(
+        differences.values, differences.per_run, numbers, measured.drift.control, measured.paired
+    )
     prior = spread.variance + noise.compute_excess(np.nanmean(measured.within[:, kept], axis=0))
     prior = prior + measured.drift.error**2 / 2
-    placement = np.where(found.degrees == 0, noise.PLACEMENT_NOISE**2, 0.0)
+    placement = np.where(differences.degrees == 0, noise.PLACEMENT_NOISE**2, 0.0)
     tested = [group for group in dict.fromkeys(groups) if groups.count(group) > 1]
     shares = (OPERATION_SHARE, 1 - OPERATION_SHARE) if tested else (0.0, 1.0)
     orders = [compare_samples(*measured.collect_samples(int(column))) for column in np.flatnonzero(kept)]
@@ -180,7 +182,7 @@ def _test(measured: RunTable, conditions: VerdictConditions, tolerance: float) -
     members = [np.array([each == group for each in groups]) for group in tested]
     joined = _join_operations(measured, keys, members, prior, conditions)
     errors = _estimate_errors(joined, measured.paired)
-    spreads = _find_spreads(joined, members, found.values, row_errors, measured.paired)
+    spreads = _find_spreads(joined, members, differences.values, row_errors, measured.paired)
     times = _test_columns(joined, errors, OPERATION_SHARE, None, measured.paired, tolerance, spreads)
     operations = tuple(
         ComparedOperationRecord(**group._asdict(), rows=groups.count(group), **asdict(each))
@@ -258,8 +260,8 @@ def _join_operations(
         variances.append(variance)
         doubts.append(conditions.find_doubt(usable[:, rows], measured.split, workloads))
     table_a, table_b = np.stack(joined_a, axis=1), np.stack(joined_b, axis=1)
-    found = _subtract(table_a, table_b, measured.paired)
-    between = noise.estimate_operation_variances(found.values, np.array(variances) * found.per_run)
+    differences = _subtract(table_a, table_b, measured.paired)
+    between = noise.estimate_operation_variances(differences.values, np.array(variances) * differences.per_run)
     few = np.minimum(*[np.count_nonzero(~np.isnan(table), axis=0) for table in (table_a, table_b)]) < noise.FEW_RUNS
     return _TestedColumns(
         table_a,
@@ -281,11 +283,11 @@ def _median_over(table: Floats, rows: NDArray[np.bool_]) -> Floats:
 
 def _estimate_errors(columns: _TestedColumns, paired: bool) -> _Errors:
     """Return the squared standard errors of the differences of all columns."""
-    found = _subtract(columns.a, columns.b, paired)
-    single = found.degrees == 0
+    differences = _subtract(columns.a, columns.b, paired)
+    single = differences.degrees == 0
     prior = columns.prior, columns.prior_degrees
-    per_run, degrees = noise.combine_variances(*prior, found.variance, found.degrees, columns.weight)
-    variance = per_run * found.per_run
+    per_run, degrees = noise.combine_variances(*prior, differences.variance, differences.degrees, columns.weight)
+    variance = per_run * differences.per_run
     summed = noise.add_variances(variance, degrees, columns.between, columns.between_degrees)
     squares, degrees = np.where(single, summed[0], variance), np.where(single, summed[1], degrees)
     doubtful = np.array([bool(doubt) for doubt in columns.doubts])

@@ -67,7 +67,7 @@ def check_guidelines(side: ComparedSide, tolerance: float = 0.0) -> list[Guideli
         return []
     ratios = [_measure_ratio(side, left, right) for _, left, right in pairs]
     tests = correct_by_holm(np.array([each.p_value for each in ratios]), SIGNIFICANCE)
-    found = []
+    checked = []
     for at, ((text, left, right), ratio) in enumerate(zip(pairs, ratios, strict=True)):
         confidence = float(1 - 2 * tests.interval_significance[at])  # two-sided, so that its lower end is one-sided
         low, high = compute_interval(ratio.value, ratio.error, ratio.degrees, confidence)
@@ -76,7 +76,7 @@ def check_guidelines(side: ComparedSide, tolerance: float = 0.0) -> list[Guideli
             verdict = GuidelineVerdict.VIOLATED
         known = {name: getattr(left, name) for name in CaseKey._fields if name in GuidelineRecord.__struct_fields__}
         redops = [key.redop for key in (left, *right) if key.redop is not None]
-        found.append(
+        checked.append(
             GuidelineRecord(
                 **known | {"redop": redops[0] if redops else None},
                 guideline=text,
@@ -90,7 +90,7 @@ def check_guidelines(side: ComparedSide, tolerance: float = 0.0) -> list[Guideli
                 verdict=verdict,
             )
         )
-    return found
+    return checked
 
 
 def _find_rows(keys: Sequence[CaseKey]) -> Iterator[tuple[str, CaseKey, tuple[CaseKey, ...]]]:

@@ -106,11 +106,11 @@ def _leave_out_disturbed(logs: Floats, disturbed: NDArray[np.bool_], split: int,
 
 def _describe_disturbances(operations: Sequence[set[str]], split: int) -> tuple[str, ...]:
     """Return a string for each side and operation that is disturbed, such as `all_reduce in 1 of 8 runs of B`."""
-    found = []
+    parts = []
     for name, runs in (("A", operations[:split]), ("B", operations[split:])):
         counts = Counter(op for disturbed in runs for op in sorted(disturbed))
-        found += [f"{op} in {count} of {format_count(len(runs), 'run')} of {name}" for op, count in counts.items()]
-    return tuple(found)
+        parts += [f"{op} in {count} of {format_count(len(runs), 'run')} of {name}" for op, count in counts.items()]
+    return tuple(parts)
 
 
 def _mark_uneven_speed(
@@ -127,11 +127,11 @@ def _mark_uneven_speed(
     Returns:
         Descriptions for messages: one if any row was marked, otherwise none.
     """
-    found = [_find_uneven_speed(keys, ratio, is_control, len(ratios) > 1) for ratio in ratios]
-    uneven = [signs for _, signs in found if signs]
+    speeds = [_find_uneven_speed(keys, ratio, is_control, len(ratios) > 1) for ratio in ratios]
+    uneven = [signs for _, signs in speeds if signs]
     if not uneven or 2 * len(uneven) > len(ratios) > 1:  # if most rounds are uneven, that is the noise between rounds
         return ()
-    disturbed |= np.tile([rows for rows, _ in found], (2, 1))
+    disturbed |= np.tile([rows for rows, _ in speeds], (2, 1))
     if len(ratios) > 1:
         return (f"the speed of the machine in {len(uneven)} of {len(ratios)} rounds",)
     return (f"the speed of the machine (times of engine mpi changed {', '.join(uneven[0])})",)

@@ -65,8 +65,8 @@ def apply_gathered_linears(
     """
     weights, biases = zip(*layers, strict=True)
     differentiated = weights if deferred is None else [None] * len(weights)
-    found: tuple[Any, ...] = _GatheredLinears.apply(x, tp, layers, deferred, *differentiated, *biases)
-    return found
+    outputs: tuple[Any, ...] = _GatheredLinears.apply(x, tp, layers, deferred, *differentiated, *biases)
+    return outputs
 
 
 def _all_gather(x: Any, tp: AxisGroup) -> Any:

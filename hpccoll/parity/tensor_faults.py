@@ -50,14 +50,14 @@ def find_factor(wrong: ComparedTensor, factors: Mapping[str, float]) -> Fault | 
 def list_factors(sizes: Mesh, microbatches: int, samples: int) -> dict[str, float]:
     """Return the factors that known faults multiply gradients with, by kind, the likelier kind first."""
     counts = {"microbatches": microbatches, **{axis: sizes.count(axis) for axis in AXES}}
-    found: dict[str, float] = {}
+    factors: dict[str, float] = {}
     for kind, count in counts.items():
         if count > 1:
-            found |= {kind: count, f"inverse_{kind}": 1 / count}
-    found |= {"twice": 2.0, "samples": float(samples), "inverse_samples": 1 / samples}
+            factors |= {kind: count, f"inverse_{kind}": 1 / count}
+    factors |= {"twice": 2.0, "samples": float(samples), "inverse_samples": 1 / samples}
     if sizes.samplers > 1 and not samples % sizes.samplers:
-        found["local_samples"] = samples / sizes.samplers
-    return found
+        factors["local_samples"] = samples / sizes.samplers
+    return factors
 
 
 def _explain_axis_factor(kind: str) -> str:

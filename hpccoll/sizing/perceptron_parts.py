@@ -103,16 +103,16 @@ def _trace_backward(
         finished = ParameterUnit(sum(each.parameters for each in layers[number + 1 :]))
         waiting = sum(each.deferred for each in layers[number + 1 :])
         is_held = model.keeps_outputs or (begins_stage and number == 0)
-        found = list(layer.list_moments(alive, 0.0 if is_held else layer.inputs))
+        of_layer = list(layer.list_moments(alive, 0.0 if is_held else layer.inputs))
         if is_recomputed and not layer.is_last:
-            found.append(layer.make_recomputation(alive, 0 if layers[-1].ends_stage else layers[-1].results))
+            of_layer.append(layer.make_recomputation(alive, 0 if layers[-1].ends_stage else layers[-1].results))
         if not layer.is_last:
             kept = 0 if layer.ends_stage and shares else layer.results
-            found.append(PartMoment(alive + kept, layer.results * (1 if layer.ends_stage else 2)))
+            of_layer.append(PartMoment(alive + kept, layer.results * (1 if layer.ends_stage else 2)))
             alive += layer.results
         moments += [
             moment._replace(finished=(*moment.finished, finished), deferred=moment.deferred + waiting)
-            for moment in found
+            for moment in of_layer
         ]
     return moments, alive
 

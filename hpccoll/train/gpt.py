@@ -55,36 +55,12 @@ def list_own_experts(model: GptConfig, mesh: Mesh, rank: int) -> range:
 def list_stage_names(model: GptConfig, mesh: Mesh, stage: int, experts: range) -> list[str]:
     """Return the names of a pipeline stage's parameters in the order of use; of all experts, only `experts`."""
     blocks = split_evenly(model.layers, mesh.stages)[stage]
-    found = ["embedding.weight", "position.weight"] if stage == 0 else []
+    own = ["embedding.weight", "position.weight"] if stage == 0 else []
     every = list(model.list_shapes())
     for block in range(blocks.start, blocks.stop):
         names = [name for name in every if name.startswith(f"blocks.{block}.")]
-        found += [name for name in names if find_expert(name) in (None, *experts)]
-    return [*found, "norm.weight", "norm.bias", "embedding.weight"] if stage == mesh.stages - 1 else found
-
-
-def list_tied_ranks(mesh: Mesh, rank: int) -> list[int]:
-    """Return the ranks whose copies of the embedding's shard of `rank` get gradients from different stages.
-
-    These are the ranks of the first and of the last stage; the list is empty if both are one rank, or if `rank` is
-    neither of them.
-    """
-    along_pp = mesh.get_group_ranks(rank, "pp")
-    found = [along_pp[mesh.get_stage_index(stage)] for stage in (0, mesh.stages - 1)]
-    return sorted(found) if rank in found and found[0] != found[1] else []
-
-
-def _make_shard(name: str, shape: tuple[int, ...], mesh: Mesh, rank: int) -> ParameterShard:
-    """Return a rank's shard of the parameter `name`."""
-    layer = name.split(".")[-2]
-    dim = 0 if layer in SPLIT_BY_OUTPUT else 1 if layer in SPLIT_BY_INPUT and len(shape) > 1 else None
-    slices = [slice(0, size) for size in shape]
-    at = mesh.get_coordinates(rank)
-    if dim is not None:
-        slices[dim] = split_evenly(shape[dim], mesh.tp)[at["tp"]]
-    is_tied_copy = layer == "embedding" and rank in list_tied_ranks(mesh, rank)[1:]
-    is_replica = (dim is None and at["tp"] > 0) or (find_expert(name) is None and at["ep"] > 0)
-    return ParameterShard(name, shape, tuple(slices), is_tied_copy or is_replica)
+        own += [name for name in names if find_expert(name) in (None, *experts)]
+    return [*own, "norm.weight", "norm.bias", "embedding.weight"] if stage == mesh.stages - 1 else own
 
 
 class GptLayers(RankLayers[GptConfig]):
@@ -232,6 +208,8 @@ class GptLayers(RankLayers[GptConfig]):
 class GptModel(TrainedModel[GptConfig]):
     """A language model over the bytes of a text."""
 
+    rank_layers = GptLayers
+
     def load_samples(self) -> tuple[Samples, Samples]:
         """Return the training and the held-out samples: pieces of a text."""
         return load_text(self.config.context, self.config.data)
@@ -241,15 +219,17 @@ class GptModel(TrainedModel[GptConfig]):
         shapes = self.config.list_shapes()
         experts = list_own_experts(self.config, mesh, rank)
         own = [name for stage in mesh.list_stages(rank) for name in list_stage_names(self.config, mesh, stage, experts)]
-        return [_make_shard(name, shapes[name], mesh, rank) for name in dict.fromkeys(own)]
+        return [self._make_shard(name, shapes[name], mesh, rank) for name in dict.fromkeys(own)]
 
     def list_tied_ranks(self, mesh: Mesh, rank: int) -> list[int]:
-        """Return the ranks whose copies of the embedding's shard of `rank` get gradients from different stages."""
-        return list_tied_ranks(mesh, rank)
+        """Return the ranks whose copies of the embedding's shard of `rank` get gradients from different stages.
 
-    def make_layers(self, *arguments: Any, **options: Any) -> GptLayers:
-        """Return the layers of a rank's pipeline stages."""
-        return GptLayers(self, *arguments, **options)
+        These are the ranks of the first and of the last stage; the list is empty if both are one rank, or if `rank` is
+        neither of them.
+        """
+        along_pp = mesh.get_group_ranks(rank, "pp")
+        tied = [along_pp[mesh.get_stage_index(stage)] for stage in (0, mesh.stages - 1)]
+        return sorted(tied) if rank in tied and tied[0] != tied[1] else []
 
     def sum_loss(self, y: Any, targets: Any) -> Any:
         """Return the sum over samples of the mean cross entropy of the positions."""
@@ -259,6 +239,18 @@ class GptModel(TrainedModel[GptConfig]):
         """Return the sum over samples of the loss of the unsplit model, with its load-balancing losses."""
         logits, balance_loss = run_gpt_in_one_process(self.config, full, x, cp)
         return self.sum_loss(logits, targets) + balance_loss * len(x)
+
+    def _make_shard(self, name: str, shape: tuple[int, ...], mesh: Mesh, rank: int) -> ParameterShard:
+        """Return a rank's shard of the parameter `name`."""
+        layer = name.split(".")[-2]
+        dim = 0 if layer in SPLIT_BY_OUTPUT else 1 if layer in SPLIT_BY_INPUT and len(shape) > 1 else None
+        slices = [slice(0, size) for size in shape]
+        at = mesh.get_coordinates(rank)
+        if dim is not None:
+            slices[dim] = split_evenly(shape[dim], mesh.tp)[at["tp"]]
+        is_tied_copy = layer == "embedding" and rank in self.list_tied_ranks(mesh, rank)[1:]
+        is_replica = (dim is None and at["tp"] > 0) or (find_expert(name) is None and at["ep"] > 0)
+        return ParameterShard(name, shape, tuple(slices), is_tied_copy or is_replica)
 
     def _draw_parameters(self, generator: Any, dtype: Any) -> dict[str, Any]:
         """Return normal weights, as in GPT-2, and zero biases.

@@ -146,23 +146,23 @@ class GptConfig:
     def list_shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shape of each parameter by name, in the order of the model."""
         width = self.width
-        found: dict[str, tuple[int, ...]] = {
+        shapes: dict[str, tuple[int, ...]] = {
             "embedding.weight": (BYTES, width),
             "position.weight": (self.context, width),
         }
         square, up, down = (width, width), (self.mlp_width, width), (width, self.mlp_width)
         for block in range(self.layers):
             at = f"blocks.{block}"
-            found |= {f"{at}.{name}.weight": square for name in ("query", "key", "value")}
+            shapes |= {f"{at}.{name}.weight": square for name in ("query", "key", "value")}
             mlp = {"up": up, "down": down} | ({"gate": up} if self.is_gated else {})
             sizes = {"out": square, "norm1": (width,), "norm2": (width,)} | (mlp if self.experts is None else {})
             for name, size in sizes.items():
-                found |= {f"{at}.{name}.weight": size, f"{at}.{name}.bias": size[:1]}
+                shapes |= {f"{at}.{name}.weight": size, f"{at}.{name}.bias": size[:1]}
             if self.experts is not None:
-                found[f"{at}.router.weight"] = (self.experts.count, width)
+                shapes[f"{at}.router.weight"] = (self.experts.count, width)
                 for expert in range(self.experts.count):
-                    found |= {f"{at}.experts.{expert}.{name}.weight": size for name, size in mlp.items()}
-        return found | {"norm.weight": (width,), "norm.bias": (width,)}
+                    shapes |= {f"{at}.experts.{expert}.{name}.weight": size for name, size in mlp.items()}
+        return shapes | {"norm.weight": (width,), "norm.bias": (width,)}
 
     @property
     def tokens(self) -> int:

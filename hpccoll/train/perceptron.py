@@ -88,6 +88,8 @@ class MlpLayers(RankLayers[MlpConfig]):
 class MlpModel(TrainedModel[MlpConfig]):
     """A classifier of handwritten digits."""
 
+    rank_layers = MlpLayers
+
     def load_samples(self) -> tuple[Samples, Samples]:
         """Return the training and the held-out samples: images of digits."""
         return load_digits()
@@ -106,10 +108,6 @@ class MlpModel(TrainedModel[MlpConfig]):
             shards.append(ParameterShard(f"layers.{layer}.weight", weight_shape, (rows, columns), is_copy[0]))
             shards.append(ParameterShard(f"layers.{layer}.bias", (out_features,), (rows,), is_copy[1]))
         return shards
-
-    def make_layers(self, *arguments: Any, **options: Any) -> MlpLayers:
-        """Return the layers of a rank's pipeline stages."""
-        return MlpLayers(self, *arguments, **options)
 
     def sum_loss(self, y: Any, targets: Any) -> Any:
         """Return the sum over samples of the cross entropy."""

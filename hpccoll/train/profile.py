@@ -128,10 +128,10 @@ def _export_torch_trace(profile: Any) -> tuple[list[dict[str, Any]], dict[str, s
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "torch.json"
         profile.export_chrome_trace(str(file))
-        found = json.loads(file.read_text(encoding="utf-8"))["traceEvents"]
-    events = [event for event in found if event["ph"] == "X" and event.get("cat") not in ("Trace", None)]
+        exported = json.loads(file.read_text(encoding="utf-8"))["traceEvents"]
+    events = [event for event in exported if event["ph"] == "X" and event.get("cat") not in ("Trace", None)]
     used = sorted({_name_track(event) for event in events})
-    named = {_name_track(event): event["args"]["name"] for event in found if event["name"] == "thread_name"}
+    named = {_name_track(event): event["args"]["name"] for event in exported if event["name"] == "thread_name"}
     return events, {track: f"torch: {named.get(track, track)}" for track in used}
 
 

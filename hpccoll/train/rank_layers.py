@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 from torch.utils.checkpoint import checkpoint
@@ -24,6 +24,8 @@ ConfigT = TypeVar("ConfigT", bound=ModelConfig)
 
 class TrainedModel(ABC, Generic[ConfigT]):
     """A model as torch trains it: its samples, its parameters, their shards on the ranks of a mesh, and its loss."""
+
+    rank_layers: ClassVar[type[RankLayers[Any]]]  # the layers of a rank's pipeline stages
 
     def __init__(self, config: ConfigT) -> None:
         self.config = config
@@ -51,10 +53,6 @@ class TrainedModel(ABC, Generic[ConfigT]):
         method and keeps its own shards.
         """
         return self._draw_parameters(torch.Generator().manual_seed(seed), dtype)
-
-    @abstractmethod
-    def make_layers(self, *arguments: Any, **options: Any) -> RankLayers[ConfigT]:
-        """Return the layers of a rank's pipeline stages; the arguments are those of RankLayers after the first one."""
 
     @abstractmethod
     def sum_loss(self, y: Any, targets: Any) -> Any:

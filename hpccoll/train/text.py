@@ -61,10 +61,10 @@ def _read_standard_library() -> tuple[bytes, bytes]:
         raise UnavailableError(
             f"the default text of a GPT needs {missing[0]}, which this Python does not have; give a file as --data"
         )
-    found = [text.read_bytes() for text in texts]
-    held_out = b"".join(found[HELD_OUT_STRIDE - 1 :: HELD_OUT_STRIDE])
-    del found[HELD_OUT_STRIDE - 1 :: HELD_OUT_STRIDE]
-    return b"".join(found), held_out
+    sources = [text.read_bytes() for text in texts]
+    held_out = b"".join(sources[HELD_OUT_STRIDE - 1 :: HELD_OUT_STRIDE])
+    del sources[HELD_OUT_STRIDE - 1 :: HELD_OUT_STRIDE]
+    return b"".join(sources), held_out
 
 
 def _cut_windows(text: bytes, context: int) -> Samples:

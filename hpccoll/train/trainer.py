@@ -83,7 +83,8 @@ class Trainer:
         self.step, self.samples = start.step, start.samples
         self.groups = MeshGroups.create(comm, mesh, self.model.list_tied_ranks(mesh, comm.rank))
         has_weight_passes = mesh.pp > 1 and ActionKind.BACKWARD_WEIGHT in self.schedule.kinds
-        self.layers = self.model.make_layers(
+        self.layers = self.model.rank_layers(
+            self.model,
             mesh,
             comm.rank,
             self.groups,
@@ -113,11 +114,11 @@ class Trainer:
         alone = {self.layers.tied_weight} if self.groups.tied is not None else set()
         return ZeroShards(self.layers.list_parameters(), groups, self.options.zero, alone)
 
-    def _make_optimizer(self, state: Mapping[str, Mapping[str, Any]]) -> ShardOptimizer:
+    def _make_optimizer(self, optimizer_state: Mapping[str, Mapping[str, Any]]) -> ShardOptimizer:
         """Return the optimizer of this rank's parameters, resuming the full tensors `state[kind][parameter]`."""
         own = {
             name: self.replicas.cut_tensors(copy_shards(self.layers.shards, full, self.device))
-            for name, full in state.items()
+            for name, full in optimizer_state.items()
         }
         return ShardOptimizer(self.options.optimizer, self.replicas.shards, self.options.steps, self.step, own)
 
@@ -162,13 +163,13 @@ class Trainer:
         """Run a step and set `allocated_bytes`; logging slows down every operation of torch in this step."""
         with AllocationLog() as log:
             loss = self._run_step()
-        state = {
+        lasting = {
             "weights": self.replicas.weights,
             "gradients": [shard.grad for shard in self.replicas.shards],
             "optimizer": [x for each in self.optimizer.state.values() for x in each],
             "buffers": self.replicas.buffers,
         }
-        own = measure_allocated_bytes(log, state)
+        own = measure_allocated_bytes(log, lasting)
         rows = self.comm.all_gather(np.array(astuple(own))).tolist()
         self.allocated_bytes = max((AllocatedBytes(*row) for row in rows), key=lambda each: each.total)
         return loss
@@ -360,18 +361,18 @@ def load_start(
     none: tuple[Checkpoint | None, list[str]] = None, []
     model, identity = make_model(options.model), options.get_checkpoint_identity()
     newest = run_on_first_rank(comm.mpi, lambda: none if directory is None else directory.load_newest(identity))
-    found, damaged = newest or none
-    counts = np.array([found.step, found.samples] if found else [-1, -1])
+    checkpoint, damaged = newest or none
+    counts = np.array([checkpoint.step, checkpoint.samples] if checkpoint else [-1, -1])
     comm.broadcast(counts)
     step, samples = map(int, counts)
     if step < 0:
         return TrainingStart(0, 0, model.init_parameters(options.seed, dtype), resumed=False), damaged
-    loaded = found.parameters if found else None
-    full, *state = (
+    loaded = checkpoint.parameters if checkpoint else None
+    full, *optimizer_state = (
         full_parameters.broadcast_parameters(comm, model, loaded, dtype, prefix)
         for prefix in ("", *options.optimizer.state_names)
     )
-    by_name = dict(zip(options.optimizer.state_names, state, strict=True))
+    by_name = dict(zip(options.optimizer.state_names, optimizer_state, strict=True))
     return TrainingStart(step, samples, full, resumed=True, optimizer_state=by_name), damaged
 
 

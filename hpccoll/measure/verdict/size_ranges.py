@@ -36,9 +36,9 @@ def find_fastest_ranges(
             groups[-1] = (kept, [*groups[-1][1], position])
         elif names:
             groups.append((list(names), [position]))
-    found = []
+    ranges = []
     for names, positions in groups:
         wins = Counter(fastest[position][0] for position in positions)
         ordered = tuple(sorted(names, key=wins.__getitem__, reverse=True))
-        found.append(FastestRange(ordered, tuple(cases[position] for position in positions)))
-    return found
+        ranges.append(FastestRange(ordered, tuple(cases[position] for position in positions)))
+    return ranges

@@ -276,10 +276,10 @@ def _describe_slower_auto(case: MeasuredCase) -> str:
 
 def describe_limit(cases: Sequence[MeasuredCase], limit: HardwareLimit | None) -> str:
     """Return a sentence that compares the fastest at the largest size with what memory or links allow."""
-    found = [case for case in cases if case.fastest_record is not None and case.nbytes >= LEAST_LIMITED]
-    if limit is None or not found:
+    timed = [case for case in cases if case.fastest_record is not None and case.nbytes >= LEAST_LIMITED]
+    if limit is None or not timed:
         return ""
-    last = max(found, key=lambda case: (case.nbytes, -case.fastest_record.time_us.p50 if case.fastest_record else 0.0))
+    last = max(timed, key=lambda case: (case.nbytes, -case.fastest_record.time_us.p50 if case.fastest_record else 0.0))
     operation = find_timed_operation(last.setting.op)
     if last.fastest_record is None or not isinstance(operation, Operation):
         return ""

@@ -116,14 +116,14 @@ class RoundPricer:
             costs.uses = 1
             self._add_bytes(costs)
             return costs
-        found = self._rounds.get(key)
-        if found is None:
+        priced = self._rounds.get(key)
+        if priced is None:
             if len(self._rounds) * self.size >= _MOST_CACHED:
                 self._add_up_cached()
             # The cache holds the peer arrays too: a new array could get the identity (the key) of a freed array.
-            found = self._rounds[key] = (moves, self._compute_costs(moves, sent))
-        found[1].uses += 1
-        return found[1]
+            priced = self._rounds[key] = (moves, self._compute_costs(moves, sent))
+        priced[1].uses += 1
+        return priced[1]
 
     def _price_shared_memory(self, steps: Sequence[Step]) -> RoundCosts:
         """Return the costs of a round of fences, or of loads and stores."""
