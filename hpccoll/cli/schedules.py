@@ -16,11 +16,11 @@ from hpccoll.cli.output import STDOUT, is_printing_rank, list_given_options, pri
 from hpccoll.cli.progress import show_progress
 from hpccoll.cli.run_record import open_serial_output
 from hpccoll.errors import HpccollError, PlanError, UsageError
-from hpccoll.parallel.schedule_files import is_schedule_file, prove_schedule_file
 from hpccoll.plan import PassTimes, Schedule, ScheduleProof, check_schedule, simulate_schedule
 from hpccoll.plan.interchange.torch_schedules import CSV_FORMATS, CsvFormat
 from hpccoll.records import ScheduleRecord
 from hpccoll.schedules import ScheduleFamily, get_schedule, list_schedule_names
+from hpccoll.schedules.schedule_files import is_schedule_file, prove_schedule_file
 from hpccoll.units import format_count, parse_rank_counts
 
 ALL = "schedules"  # the name that stands for all built-in schedules

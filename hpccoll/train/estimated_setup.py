@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hpccoll.errors import UsageError
 from hpccoll.parallel.mesh import Mesh
-from hpccoll.parallel.schedule_files import is_schedule_file
+from hpccoll.schedules.schedule_files import is_schedule_file
 from hpccoll.sizing import Precision, TrainingSetup
 from hpccoll.sizing.training_setup import TrainingProgram
 from hpccoll.train.options import TrainOptions

@@ -9,9 +9,9 @@ from typing import Any, ClassVar, Literal, TypeAlias
 from hpccoll.errors import UnavailableError, UsageError
 from hpccoll.optional_packages import format_install_command
 from hpccoll.parallel.mesh import ZERO_LEVELS, Mesh, split_strategy_words
-from hpccoll.parallel.schedule_files import is_schedule_file, prove_schedule_file
 from hpccoll.plan import ActionKind, Schedule
 from hpccoll.schedules import get_schedule
+from hpccoll.schedules.schedule_files import is_schedule_file, prove_schedule_file
 from hpccoll.sizing import TransformerShape
 from hpccoll.sizing.perceptron_shape import LinearShape, PerceptronShape
 from hpccoll.sizing.training_setup import ModelShape
