@@ -26,8 +26,8 @@ from compare import Bench, Case, Side
 from script import Result, main
 
 import hpccoll.torch  # noqa: F401 - registers the backend
-from hpccoll.measure.statistics import Interval, ratio_of_medians
 from hpccoll.records import SCHEMA
+from hpccoll.statistics import Interval, ratio_of_medians
 
 GLOO, OWN, PRODUCT = "gloo", "hpccoll", "product alone"
 LEAST_HIDDEN = 0.8

@@ -21,8 +21,7 @@ from typing import Any
 from marked_blocks import write_blocks
 from winners import draw_maps, format_first_double_tree, format_winners, make_grids
 
-from hpccoll.algorithms import Algorithm, chain, double_tree, get_algorithm, make_algorithm
-from hpccoll.algorithms.hierarchical import make_hierarchical
+from hpccoll.algorithms import Algorithm, chain, double_tree, get_algorithm, make_algorithm, make_hierarchical
 from hpccoll.plan import Groups, IntArray, Link, Machine, Operation, Rounds, run_across_groups, run_in_groups
 from hpccoll.predict.forecast import forecast
 from hpccoll.predict.machine_catalogue import load_machine

@@ -270,7 +270,7 @@ def make_gloo_call(comm: Any) -> Callable[[str, Floats, Floats], Callable[[], ob
 
 def make_records(samples: Mapping[str, Samples], options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Yield a record per operation, size and style: the times of all sides, the fastest peer, and hpccoll's ratios."""
-    from hpccoll.measure.statistics import median_interval, ratio_of_medians
+    from hpccoll.statistics import median_interval, ratio_of_medians
 
     keys = dict.fromkeys(key for by_key in samples.values() for key in by_key)
     for key in keys:

@@ -27,8 +27,8 @@ import psutil
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from hpccoll.measure.statistics import Interval, ratio_of_medians, summarize
 from hpccoll.records import SCHEMA
+from hpccoll.statistics import Interval, ratio_of_medians, summarize
 
 if TYPE_CHECKING:
     from hpccoll.communicator import Communicator

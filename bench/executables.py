@@ -20,7 +20,7 @@ from compare import Bench, Case, Floats, Must, Side, all_reduce_check, summary_o
 from mpi4py import MPI
 from script import Result, main
 
-from hpccoll.algorithms.registry import get_algorithm, make_algorithm
+from hpccoll.algorithms import get_algorithm, make_algorithm
 from hpccoll.algorithms.ring import all_gather
 from hpccoll.plan import IntArray, Operation, Rounds
 from hpccoll.records import SCHEMA

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from hpccoll.measure.results.result_file import RecordWriter
-from hpccoll.measure.statistics import median_interval
+from hpccoll.statistics import median_interval
 from hpccoll.units import format_size, parse_size
 
 BIN = Path(sys.executable).parent

@@ -22,9 +22,9 @@ from compare import Bench, Case
 from hpccoll.communicator import Communicator
 from hpccoll.errors import HpccollError
 from hpccoll.measure.results.result_file import RecordWriter, read_records
-from hpccoll.measure.statistics import CONFIDENCE
 from hpccoll.records import RunRecord
 from hpccoll.runtime import job
+from hpccoll.statistics import CONFIDENCE
 from hpccoll.units import format_size, parse_size
 
 Result = Case | dict[str, Any]  # a case, or a record of another kind as a dict, whose field `line` the table shows

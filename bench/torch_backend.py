@@ -32,8 +32,8 @@ from torch.distributed.fsdp import fully_shard
 from torch_operations import list_operations
 
 import hpccoll.torch  # noqa: F401 - registers the backend
-from hpccoll.measure.statistics import ratio_of_medians
 from hpccoll.records import SCHEMA
+from hpccoll.statistics import ratio_of_medians
 from hpccoll.torch.bucket_memory import LEAST_BYTES, move
 
 GLOO, OWN, ALONE = "gloo", "hpccoll", "without communication"

@@ -27,10 +27,10 @@ from torch import nn
 from torch_backend import ALONE, Call
 from train_step import make_dp_step
 
-from hpccoll.measure.statistics import Interval, ratio_of_medians
 from hpccoll.parallel.axis_group import AxisGroup, MeshGroups
 from hpccoll.parallel.mesh import Mesh
 from hpccoll.records import SCHEMA
+from hpccoll.statistics import Interval, ratio_of_medians
 from hpccoll.train.trainer import keep_freed_memory
 
 LAYERS, WIDTH, ROWS = 8, 384, 3072

@@ -15,9 +15,13 @@ def format_install_command(extra: str) -> str:
     except metadata.PackageNotFoundError:
         required = []
     wanted = [
-        name.strip() for name, _, marker in (each.partition(";") for each in required) if _selects_extra(marker, extra)
+        name.strip()
+        for name, _, marker in (package.partition(";") for package in required)
+        if _selects_extra(marker, extra)
     ]
-    return "pip install " + (" ".join(f'"{each}"' for each in wanted) or f'".[{extra}]" in the source tree of hpccoll')
+    return "pip install " + (
+        " ".join(f'"{package}"' for package in wanted) or f'".[{extra}]" in the source tree of hpccoll'
+    )
 
 
 def _selects_extra(marker: str, extra: str) -> bool:

@@ -43,7 +43,10 @@ def format_nearest_multiples(number: int, divisor: int) -> str:
 def format_nearest_divisors(number: int, total: int) -> str:
     """Return the divisors of `total` just below and above `number`, such as `2 or 4`."""
     divisors = [each for each in range(1, total + 1) if total % each == 0]
-    nearest = [max(each for each in divisors if each < number), *[each for each in divisors if each > number][:1]]
+    nearest = [
+        max(divisor for divisor in divisors if divisor < number),
+        *[divisor for divisor in divisors if divisor > number][:1],
+    ]
     return " or ".join(map(str, nearest))
 
 

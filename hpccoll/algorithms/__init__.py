@@ -1,22 +1,17 @@
-"""Collective algorithms as plans, one file per family; the first look-up in the registry imports all of them.
+"""Collective algorithms as plans, one file per family; the first look-up in the catalogue imports all of them.
 
 An algorithm is a function of the array `rank`, the rank count `n` and sometimes `root`, `chunks` and `nodes`. An
 algorithm's function only describes transfers: it returns lazy `Rounds`, whose steps are computed when they are read.
 Docstrings call the message size in bytes S (as nccl-tests does), the chunk count k, the node count N and the ranks per
 node L.
 
-Read the module `ring` first, then `registry`. `loader` loads a user's own algorithm.
+Read the module `ring` first, then `registry` and `catalogue`. `loader` loads a user's own algorithm.
 """
 
-from hpccoll.algorithms.registry import (
-    Algorithm,
-    algorithm,
-    get_algorithm,
-    list_algorithm_names,
-    list_algorithms,
-    make_algorithm,
-)
+from hpccoll.algorithms.catalogue import get_algorithm, list_algorithm_names, list_algorithms, make_hierarchical
+from hpccoll.algorithms.registry import Algorithm, algorithm, make_algorithm
 
 __all__ = [
     "Algorithm", "algorithm", "get_algorithm", "list_algorithm_names", "list_algorithms", "make_algorithm",
+    "make_hierarchical",
 ]  # fmt: skip

@@ -3,8 +3,8 @@
 The ranks of a node reduce-scatter the message, after which each owner (a rank that owns a slice) holds one slice of the
 node's sum. The owners of each slice all-reduce it across nodes, all slices at once. The reversed rounds of the
 reduce-scatter then gather the slices in every node. Each owner sends only its slice to other nodes.
-`make_hierarchical(intra, inter)` composes any reduce-scatter within nodes and any all-reduce across nodes; the
-algorithm `hierarchical` is a ring within nodes and a double tree across nodes.
+`compose_levels(intra, inter)` composes any reduce-scatter within nodes and any all-reduce across nodes; the algorithm
+`hierarchical` is a ring within nodes and a double tree across nodes.
 
 The slot of a rank is its number within its node (its local rank). Every node has as many owners as the smallest node
 has ranks. In nodes larger than the smallest one, each rank that owns no slice first sends its data to an owner, which
@@ -21,10 +21,11 @@ from math import lcm
 
 import numpy as np
 
+from hpccoll.algorithms import double_tree, ring  # noqa: F401 - registers the algorithms of both levels
 from hpccoll.algorithms.barriers import dissemination
 from hpccoll.algorithms.binomial_tree import broadcast as tree_broadcast
 from hpccoll.algorithms.powers_of_two import ceil_log2
-from hpccoll.algorithms.registry import Algorithm, algorithm, get_algorithm
+from hpccoll.algorithms.registry import Algorithm, algorithm, get_registered
 from hpccoll.errors import UsageError
 from hpccoll.plan import (
     SIGNAL,
@@ -122,16 +123,6 @@ def _period(n: int, groups: Groups, inter: Algorithm, chunks: int) -> int:
     return n if groups.common_size is None or groups.members is not None else period * groups.common_size
 
 
-@cache
-def make_hierarchical(intra: str = "ring", inter: str = "double_tree") -> Algorithm:
-    """Return an all-reduce made of `reduce_scatter/intra` within nodes and `all_reduce/inter` across nodes.
-
-    Raises:
-        UnknownNameError: the registry has no algorithm `intra` or `inter`; the message lists the known names.
-    """
-    return compose_levels(get_algorithm(Operation.REDUCE_SCATTER, intra), get_algorithm(Operation.ALL_REDUCE, inter))
-
-
 def compose_levels(intra: Algorithm, inter: Algorithm) -> Algorithm:
     """Return an all-reduce made of the reduce-scatter `intra` within nodes and the all-reduce `inter` across nodes.
 
@@ -158,7 +149,7 @@ def compose_levels(intra: Algorithm, inter: Algorithm) -> Algorithm:
 
 def _default_levels() -> tuple[Algorithm, Algorithm]:
     """Return the two parts of `all_reduce/hierarchical`: a ring within nodes, a double tree across nodes."""
-    return get_algorithm(Operation.REDUCE_SCATTER, "ring"), get_algorithm(Operation.ALL_REDUCE, "double_tree")
+    return get_registered(Operation.REDUCE_SCATTER, "ring"), get_registered(Operation.ALL_REDUCE, "double_tree")
 
 
 def all_reduce_cost(n: int, chunks: int, nodes: Groups | None = None) -> Cost:

@@ -18,10 +18,10 @@ from fractions import Fraction
 
 import numpy as np
 
-from hpccoll.algorithms import pairwise
+from hpccoll.algorithms import bruck, pairwise, ring  # noqa: F401 - registers the algorithms used across nodes
 from hpccoll.algorithms.hierarchical_all_to_all import period, split_into_even_groups
 from hpccoll.algorithms.hybrid_slices import TwoLevelRounds, iterate_group_peers
-from hpccoll.algorithms.registry import algorithm, get_algorithm
+from hpccoll.algorithms.registry import algorithm, get_registered
 from hpccoll.plan import (
     NO_PEER,
     Cost,
@@ -60,7 +60,7 @@ class _Columns(TwoLevelRounds):
 
     def between_nodes(self, operation: Operation, inter: str) -> Rounds:
         """Return rounds in which the ranks of each column (equal local ranks) run `operation/inter` on their blocks."""
-        rounds = run_across_groups(get_algorithm(operation, inter).make_rounds, self.groups, self.rank, self.size)
+        rounds = run_across_groups(get_registered(operation, inter).make_rounds, self.groups, self.rank, self.size)
 
         def to_column(region: Region) -> Region:
             size = int(np.max(region.size))
@@ -77,7 +77,7 @@ class _Columns(TwoLevelRounds):
 def _cost(n: int, nodes: Groups | None, operation: Operation, inter: str) -> Cost:
     """Return the cost of the hybrid reduce-scatter or all-gather with algorithm `inter` across nodes."""
     groups = split_into_even_groups(n, nodes)
-    size, between = groups.sizes[0], get_algorithm(operation, inter).plan(len(groups.sizes)).cost
+    size, between = groups.sizes[0], get_registered(operation, inter).plan(len(groups.sizes)).cost
     steps, mean, most = (between.steps, between.mean, between.most) if between else (0, Fraction(0), Fraction(0))
     return Cost(min(size - 1, 1) + steps, (size - 1 + mean) / size, (size - 1 + most) / size)
 

@@ -21,9 +21,10 @@ from functools import cache
 
 import numpy as np
 
+from hpccoll.algorithms import barriers, binomial_tree, chain, recursive_doubling, ring  # noqa: F401 - registers the algorithms used across nodes
 from hpccoll.algorithms.hierarchical import count_moved
 from hpccoll.algorithms.powers_of_two import ceil_log2
-from hpccoll.algorithms.registry import algorithm, get_algorithm
+from hpccoll.algorithms.registry import algorithm, get_registered
 from hpccoll.plan import (
     NO_PEER,
     SIGNAL,
@@ -99,7 +100,7 @@ class _SlicedNodes(TwoLevelRounds):
 @cache
 def _count_sent_per_node(operation: Operation, inter: str, nodes: int, root: int) -> tuple[Fraction, ...]:
     """Return the bytes that each node sends for one slice in `operation/inter`, in multiples of the slice size."""
-    rounds = get_algorithm(operation, inter).plan(nodes, root).rounds()
+    rounds = get_registered(operation, inter).plan(nodes, root).rounds()
     return tuple(count_moved(rounds, nodes))
 
 
@@ -111,7 +112,7 @@ def _crossing_cost(operation: Operation, inter: str, groups: Groups, root: int =
     """
     nodes = len(groups.sizes)
     sent = _count_sent_per_node(operation, inter, nodes, root)
-    cost = get_algorithm(operation, inter).plan(nodes, root).cost
+    cost = get_registered(operation, inter).plan(nodes, root).cost
     most = max(size - 1 + share for size, share in zip(groups.sizes, sent, strict=True))
     return cost.steps if cost else 0, sum(sent, Fraction(0)), Fraction(most)
 
@@ -133,7 +134,7 @@ def _all_reduce_cost(n: int, groups: Groups, inter: str) -> Cost:
 
 def _all_reduce(rank: IntArray, groups: Groups, inter: str) -> Rounds:
     """Return the rounds of the hybrid all-reduce with algorithm `inter` across nodes."""
-    slices = _SlicedNodes(rank, groups, get_algorithm(Operation.ALL_REDUCE, inter).make_rounds)
+    slices = _SlicedNodes(rank, groups, get_registered(Operation.ALL_REDUCE, inter).make_rounds)
     return slices.fence() + slices.reduce_slices() + slices.between_nodes + slices.store_slices() + slices.fence()
 
 
@@ -182,7 +183,7 @@ def _broadcast_cost(n: int, groups: Groups, root: int, inter: str) -> Cost:
 def _broadcast(rank: IntArray, groups: Groups, root: int, inter: str) -> Rounds:
     """Return the rounds of the hybrid broadcast with algorithm `inter` across nodes."""
     home, _ = _locate_root(groups, root)
-    make_plan = get_algorithm(Operation.BROADCAST, inter).plan
+    make_plan = get_registered(Operation.BROADCAST, inter).plan
     slices = _SlicedNodes(rank, groups, lambda node, nodes: make_plan(nodes, home).make(node))
 
     def load_from_root() -> list[Step]:
@@ -230,7 +231,7 @@ def _reduce_cost(n: int, groups: Groups, root: int, inter: str) -> Cost:
 def _reduce(rank: IntArray, groups: Groups, root: int, inter: str) -> Rounds:
     """Return the rounds of the hybrid reduce with algorithm `inter` across nodes."""
     home, _ = _locate_root(groups, root)
-    make_plan = get_algorithm(Operation.REDUCE, inter).plan
+    make_plan = get_registered(Operation.REDUCE, inter).plan
     slices = _SlicedNodes(rank, groups, lambda node, nodes: make_plan(nodes, home).make(node))
 
     def store_to_root() -> list[Step]:
@@ -274,7 +275,7 @@ def barrier(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
     """Plan a barrier: a fence on each node, dissemination among one rank per node, and a fence on each node."""
     groups = nodes or Groups((n,))
     signals = run_across_groups(
-        get_algorithm(Operation.BARRIER, "dissemination").make_rounds, groups, rank, 1
+        get_registered(Operation.BARRIER, "dissemination").make_rounds, groups, rank, 1
     ).map_regions(lambda _: SIGNAL, 0)
     fence = TwoLevelRounds(rank, groups, 0).fence()
     return fence + signals + fence if len(groups.sizes) > 1 else fence

@@ -20,7 +20,8 @@ from typing import NoReturn
 
 import numpy as np
 
-from hpccoll.algorithms.registry import Algorithm, algorithm, list_algorithms
+from hpccoll.algorithms.catalogue import list_algorithms
+from hpccoll.algorithms.registry import Algorithm, algorithm
 from hpccoll.errors import HpccollError, PlanError, UsageError
 from hpccoll.plan import (
     NO_CHUNK,

@@ -1,4 +1,7 @@
-"""The registry of algorithms: the decorator `@algorithm`, look-up by name, and the plans of an algorithm."""
+"""The registry of algorithms: the decorator `@algorithm`, the table that it fills, and the plans of an algorithm.
+
+The families of this package import this module, and `catalogue` imports them.
+"""
 
 from __future__ import annotations
 
@@ -90,7 +93,7 @@ def _list_parameters(function: Callable[..., object]) -> frozenset[str]:
     return frozenset(inspect.signature(function).parameters)
 
 
-_REGISTERED: dict[tuple[Operation, str], Algorithm] = {}
+REGISTERED: dict[tuple[Operation, str], Algorithm] = {}
 
 
 def algorithm(
@@ -108,11 +111,11 @@ def algorithm(
     """
 
     def register(make: Make) -> Make:
-        if not make.__module__.startswith("hpccoll.algorithms."):
-            _register_built_in()  # otherwise a built-in algorithm of this name would later replace the user's
-        _REGISTERED[operation, name] = make_algorithm(
-            operation, name, make, cost, period, uses_shared_memory=uses_shared_memory
-        )
+        made = make_algorithm(operation, name, make, cost, period, uses_shared_memory=uses_shared_memory)
+        if make.__module__.startswith("hpccoll.algorithms."):
+            REGISTERED.setdefault((operation, name), made)  # a user's algorithm of this name takes its place
+        else:
+            REGISTERED[operation, name] = made
         return make
 
     return register
@@ -132,54 +135,17 @@ def make_algorithm(
     return Algorithm(operation, name, make, cost, parameters, period, uses_shared_memory)
 
 
-@cache
-def _register_built_in() -> None:
-    """Import the files of the package, which registers their algorithms."""
-    from hpccoll.algorithms import (  # noqa: F401 - importing a module registers its algorithms
-        barriers,
-        bine,
-        binomial_tree,
-        bruck,
-        chain,
-        circulant,
-        direct,
-        double_tree,
-        dual_root,
-        hierarchical,
-        hierarchical_all_to_all,
-        hybrid_blocks,
-        hybrid_slices,
-        neighbor_exchange,
-        pairwise,
-        pat,
-        recursive_doubling,
-        ring,
-        scan_chain,
-        scan_doubling,
-        scan_tree,
-        scatter_all_gather,
-        shared_memory,
-        swing,
-    )
+def get_registered(operation: Operation, name: str) -> Algorithm:
+    """Return an algorithm of the table; for an unknown name raise UnknownNameError, which lists the known names.
 
-
-def list_algorithms() -> list[Algorithm]:
-    """Return all algorithms of the registry, sorted by operation and name."""
-    _register_built_in()
-    return [_REGISTERED[key] for key in sorted(_REGISTERED, key=lambda key: (key[0].value, key[1]))]
-
-
-@cache
-def get_algorithm(operation: Operation, name: str) -> Algorithm:
-    """Return an algorithm of the registry; for an unknown name raise UnknownNameError, which lists the valid names."""
-    _register_built_in()
-    known = _REGISTERED.get((operation, name))
+    Only algorithms whose files are imported are in the table: `catalogue.get_algorithm` imports all built-in ones.
+    """
+    known = REGISTERED.get((operation, name))
     if known is None:
-        raise UnknownNameError(f"algorithm for {operation.value}", name, list_algorithm_names(operation))
+        raise UnknownNameError(f"algorithm for {operation.value}", name, list_registered_names(operation))
     return known
 
 
-def list_algorithm_names(operation: Operation) -> list[str]:
-    """Return the sorted names of an operation's algorithms in the registry."""
-    _register_built_in()
-    return [name for registered, name in sorted(_REGISTERED, key=str) if registered is operation]
+def list_registered_names(operation: Operation) -> list[str]:
+    """Return the sorted names of an operation's algorithms in the table."""
+    return [name for registered, name in sorted(REGISTERED, key=str) if registered is operation]

@@ -24,13 +24,13 @@ import numpy as np
 from hpccoll.algorithms.registry import algorithm
 from hpccoll.plan import NO_PEER, Cost, Fence, IntArray, Load, Op, Operation, Rounds, Span, Step, Store
 
-MakeSteps = Callable[[], Sequence[Step]]
+MakeRound = Callable[[], Sequence[Step]]
 
 
-def between_fences(rank: IntArray, n: int, chunks: int, *work: MakeSteps) -> Rounds:
+def between_fences(rank: IntArray, n: int, chunks: int, *work: MakeRound) -> Rounds:
     """Return a fence of all n ranks, one round per function in `work`, and a second fence; no rounds if n == 1."""
     everyone = Fence(np.zeros_like(rank))
-    rounds: list[MakeSteps] = [lambda: [everyone], *work, lambda: [everyone]]
+    rounds: list[MakeRound] = [lambda: [everyone], *work, lambda: [everyone]]
     return Rounds(len(rounds) if n > 1 else 0, chunks, lambda t: rounds[t]())
 
 
@@ -77,7 +77,7 @@ def two_shot(rank: IntArray, n: int) -> Rounds:
     """Plan an all-reduce: every rank reduces its own chunk from the memory of all ranks and stores it to all."""
     own = Span(rank, 1, n)
     # The stores need no fence before them: rank r overwrites only chunk r of other ranks, which only rank r reads.
-    work: list[MakeSteps] = [lambda: _reduce_own_chunk(rank, n), lambda: [Store(p, own, own) for p in _peers(rank, n)]]
+    work: list[MakeRound] = [lambda: _reduce_own_chunk(rank, n), lambda: [Store(p, own, own) for p in _peers(rank, n)]]
     return between_fences(rank, n, n, *work)
 
 

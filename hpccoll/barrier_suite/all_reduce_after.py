@@ -42,10 +42,10 @@ def time_all_reduce_at_start(timer: RoundTimer, rounds: int) -> list[float] | No
     """
     one, total = np.zeros(1), np.zeros(1)
     delays = ArrivalPattern.NONE.make_delays(max(rounds // 10, 1), timer.comm.size, 0.0, 0)
-    found: list[float] = []
+    waits: list[float] = []
     times = None
     for _ in range(-(-rounds // len(delays))):
         times = timer.time_batch(lambda: timer.comm.Allreduce(one, total), delays, choose_window(times, 0.0))
         if times is not None:
-            found += times.wait.max(axis=1).tolist()
-    return found if timer.comm.rank == 0 else None
+            waits += times.wait.max(axis=1).tolist()
+    return waits if timer.comm.rank == 0 else None

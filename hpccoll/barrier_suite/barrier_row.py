@@ -3,25 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from hpccoll.barrier_suite.prediction import BarrierPrediction
 from hpccoll.barrier_suite.round_times import RoundTimes
-from hpccoll.measure.statistics import summarize
 from hpccoll.plan import Floats
 from hpccoll.records import BarrierKey, BarrierRecord
+from hpccoll.statistics import summarize
 
 MOST_LATE = 0.5  # with more late rounds, the entries were not those of the pattern
 TOLERANCE_S, TOLERANCE = 10e-6, 0.1  # a round is late if a rank enters later than this, or this share of the spread
 
 
-@dataclass(frozen=True, slots=True)
-class RowContext:
-    """What the record of a barrier's rounds states beside their times.
+def make_barrier_record(
+    key: BarrierKey,
+    times: RoundTimes,
+    *,
+    spread_s: float,
+    nodes: int,
+    clock_error_s: float,
+    machine: str | None = None,
+    prediction: BarrierPrediction | None = None,
+    even_completion_s: float | None = None,
+    all_reduce_s: Sequence[float] | None = None,
+) -> BarrierRecord:
+    """Return the record of the rounds of one barrier and pattern on so many ranks, which `key` states.
 
     Args:
+        key: the fields that identify the row.
+        times: the rounds.
         spread_s: the largest planned delay.
         nodes: the number of nodes.
         clock_error_s: the error of the clock on which the times were read.
@@ -30,45 +42,40 @@ class RowContext:
         even_completion_s: the barrier's median completion without skew; None if these rounds have no skew.
         all_reduce_s: times of an all-reduce after the barrier, if they were measured.
     """
-
-    spread_s: float
-    nodes: int
-    clock_error_s: float
-    machine: str | None
-    prediction: BarrierPrediction | None
-    even_completion_s: float | None
-    all_reduce_s: Sequence[float] | None
-
-
-def make_barrier_record(key: BarrierKey, times: RoundTimes, context: RowContext) -> BarrierRecord:
-    """Return the record of the rounds of one barrier and pattern on so many ranks, which `key` states."""
-    # Completions below zero, which the error of the clock can cause, count as zero; unsafe rounds are counted apart.
-    completion, skew = (_to_us(np.maximum(each, 0.0)) for each in (times.completion, times.exit_skew))
-    planned, prediction = times.planned - times.planned.min(axis=1, keepdims=True), context.prediction
     return BarrierRecord(
         **key._asdict(),
-        spread_us=round(context.spread_s * 1e6, 3),
-        nodes=context.nodes,
-        rounds=times.rounds,
-        late_rounds=_count_late_rounds(times, context.spread_s),
-        planned_us=_to_us(np.median(planned, axis=0)),
-        entry_us=_to_us(times.get_median_entries()),
-        exit_us=_to_us(times.get_median_exits()),
-        wait_us=_to_us(np.median(times.wait, axis=0)),
-        release_order=tuple(times.find_release_order()),
-        entry_spread_us=summarize(_to_us(times.entry_spread)),
-        completion_us=summarize(completion),
-        exit_skew_us=summarize(skew),
-        absorbed=_compute_absorbed(times, context.spread_s, context.even_completion_s),
-        unsafe=times.count_unsafe_rounds(context.clock_error_s),
-        clock_error_us=round(context.clock_error_s * 1e6, 3),
-        machine=context.machine,
+        **_summarize_times(times),
+        spread_us=round(spread_s * 1e6, 3),
+        nodes=nodes,
+        late_rounds=_count_late_rounds(times, spread_s),
+        absorbed=_compute_absorbed(times, spread_s, even_completion_s),
+        unsafe=times.count_unsafe_rounds(clock_error_s),
+        clock_error_us=round(clock_error_s * 1e6, 3),
+        machine=machine,
         predicted_us=None if prediction is None else round(max(prediction.completion_s, 0.0) * 1e6, 3),
         predicted_exit_skew_us=None if prediction is None else round(prediction.exit_skew_s * 1e6, 3),
-        all_reduce_us=None if context.all_reduce_s is None else summarize(_to_us(np.asarray(context.all_reduce_s))),
-        completion_samples_us=completion,
-        exit_skew_samples_us=skew,
+        all_reduce_us=None if all_reduce_s is None else summarize(_to_us(np.asarray(all_reduce_s))),
     )
+
+
+def _summarize_times(times: RoundTimes) -> dict[str, Any]:
+    """Return the fields of a record that follow from the times of rounds alone."""
+    # Completions below zero, which the error of the clock can cause, count as zero; unsafe rounds are counted apart.
+    completion, skew = (_to_us(np.maximum(each, 0.0)) for each in (times.completion, times.exit_skew))
+    planned = times.planned - times.planned.min(axis=1, keepdims=True)
+    return {
+        "rounds": times.rounds,
+        "planned_us": _to_us(np.median(planned, axis=0)),
+        "entry_us": _to_us(times.get_median_entries()),
+        "exit_us": _to_us(times.get_median_exits()),
+        "wait_us": _to_us(np.median(times.wait, axis=0)),
+        "release_order": tuple(times.find_release_order()),
+        "entry_spread_us": summarize(_to_us(times.entry_spread)),
+        "completion_us": summarize(completion),
+        "exit_skew_us": summarize(skew),
+        "completion_samples_us": completion,
+        "exit_skew_samples_us": skew,
+    }
 
 
 def _compute_absorbed(times: RoundTimes, spread_s: float, even_completion_s: float | None) -> float | None:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from hpccoll.barrier_suite.arrival_patterns import ArrivalPattern
 from hpccoll.records import BarrierRecord, BarrierSummaryRecord
+from hpccoll.selection.tuning_table import TIE_RATIO
 from hpccoll.units import format_count
 
-TIE = 0.05  # barriers within this fraction of the best are listed as equally good
 MAX_RANK_ROWS = 16  # with more ranks, the table of ranks shows those with the greatest excess
 _COST_COLUMNS = (
     *("barrier", "time", "95 % interval", "predicted", "exit skew", "predicted skew", "absorbs"),
@@ -64,16 +64,19 @@ def _describe_best(summary: BarrierSummaryRecord) -> str:
     """Return the fastest and the most even barriers, with those that tie with them."""
     if not summary.barriers:
         return "no barrier was measured without skew"
-    fastest = _list_best(summary, lambda each: each[1])
-    even = _list_best(summary, lambda each: each[2])
+    fastest = _list_best(summary, lambda barrier: barrier[1])
+    even = _list_best(summary, lambda barrier: barrier[2])
     return f"fastest {fastest} after the last entry; most even {even} between the first exit and the last"
 
 
 def _list_best(summary: BarrierSummaryRecord, get_us: Callable[[tuple[str, float, float]], float]) -> str:
     """Return the names of the barriers with the least value, and that value."""
-    found = [(f"{each.engine}/{each.algorithm}", each.completion_us, each.exit_skew_us) for each in summary.barriers]
-    least = min(map(get_us, found))
-    best = [each[0] for each in found if get_us(each) <= (1 + TIE) * least]
+    costs = [
+        (f"{barrier.engine}/{barrier.algorithm}", barrier.completion_us, barrier.exit_skew_us)
+        for barrier in summary.barriers
+    ]
+    least = min(map(get_us, costs))
+    best = [barrier[0] for barrier in costs if get_us(barrier) <= TIE_RATIO * least]
     return f"{', '.join(best[:3])}{' and others' if len(best) > 3 else ''} ({format_us(least)} us)"
 
 
@@ -110,7 +113,7 @@ def _make_cost_table(summary: BarrierSummaryRecord, rows: Sequence[BarrierRecord
     """Return the table of barriers without skew, the fastest first."""
     even = {row.name: row for row in rows if row.pattern == ArrivalPattern.NONE}
     lines = []
-    for cost in sorted(summary.barriers, key=lambda each: each.completion_us):
+    for cost in sorted(summary.barriers, key=lambda cost: cost.completion_us):
         row = even[f"{cost.engine}/{cost.algorithm}"]
         time = row.completion_us
         lines.append(
@@ -150,9 +153,9 @@ def _make_pattern_table(
     title: str, rows: Sequence[BarrierRecord], patterns: Sequence[str], get_us: Callable[[BarrierRecord], float]
 ) -> SuiteTable:
     """Return a table with a row per barrier and a column per arrival pattern."""
-    found = {(row.name, row.pattern): format_us(get_us(row)) for row in rows}
+    cells = {(row.name, row.pattern): format_us(get_us(row)) for row in rows}
     names = list(dict.fromkeys(row.name for row in rows))
-    lines = tuple((name, *(found.get((name, pattern), "-") for pattern in patterns)) for name in names)
+    lines = tuple((name, *(cells.get((name, pattern), "-") for pattern in patterns)) for name in names)
     return SuiteTable(f"{title} by arrival pattern, medians in us", ("barrier", *patterns), lines, tuple(patterns))
 
 
@@ -168,15 +171,15 @@ def _make_rank_table(row: BarrierRecord) -> SuiteTable:
 
 def _make_lateness_table(summary: BarrierSummaryRecord) -> SuiteTable:
     """Return the table of ranks with the evidence for lateness, the latest first."""
-    ordered = sorted(summary.lateness, key=lambda each: (-each.excess_us, each.rank))
+    ordered = sorted(summary.lateness, key=lambda late: (-late.excess_us, late.rank))
     lines = tuple(
         (
-            str(each.rank),
-            each.node,
-            str(each.last_arrivals),
-            *map(format_us, (each.excess_us, each.wait_us, each.wait_deficit_us, each.caused_us)),
+            str(late.rank),
+            late.node,
+            str(late.last_arrivals),
+            *map(format_us, (late.excess_us, late.wait_us, late.wait_deficit_us, late.caused_us)),
         )
-        for each in ordered[:MAX_RANK_ROWS]
+        for late in ordered[:MAX_RANK_ROWS]
     )
     columns = ("rank", "node", "last in", "late by", "waits", "waits less by", "all waited for it")
     more = f"; the latest {MAX_RANK_ROWS} of {summary.ranks} ranks" if summary.ranks > MAX_RANK_ROWS else ""
@@ -187,16 +190,16 @@ def _make_lateness_table(summary: BarrierSummaryRecord) -> SuiteTable:
 
 def _make_node_table(summary: BarrierSummaryRecord) -> SuiteTable:
     """Return the table of nodes with the evidence for lateness, the latest first."""
-    ordered = sorted(summary.node_lateness, key=lambda each: -each.excess_us)
+    ordered = sorted(summary.node_lateness, key=lambda late: -late.excess_us)
     lines = tuple(
         (
-            each.node,
-            str(each.ranks),
-            str(each.last_arrivals),
-            format_us(each.excess_us),
-            format_us(each.wait_deficit_us),
+            late.node,
+            str(late.ranks),
+            str(late.last_arrivals),
+            format_us(late.excess_us),
+            format_us(late.wait_deficit_us),
         )
-        for each in ordered[:MAX_RANK_ROWS]
+        for late in ordered[:MAX_RANK_ROWS]
     )
     columns = ("node", "ranks", "last in", "late by", "waits less by")
     return SuiteTable("Lateness by node, medians in us", columns, lines, columns[1:])

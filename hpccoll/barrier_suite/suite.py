@@ -15,14 +15,13 @@ import random
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 
 from hpccoll.barrier_suite.all_reduce_after import time_all_reduce_after
 from hpccoll.barrier_suite.arrival_patterns import ArrivalPattern
 from hpccoll.barrier_suite.barrier_calls import BarrierCall
-from hpccoll.barrier_suite.barrier_row import RowContext, make_barrier_record
+from hpccoll.barrier_suite.barrier_row import make_barrier_record
 from hpccoll.barrier_suite.prediction import BarrierPrediction, fit_to_barriers, predict_barrier
 from hpccoll.barrier_suite.round_timer import CommonClock, RoundTimer, choose_window
 from hpccoll.barrier_suite.round_times import RoundTimes, join_rounds
@@ -74,16 +73,6 @@ class _TimedBarrier:
         return self.parts[-1] if self.parts else None
 
 
-class SuiteProgress(Protocol):
-    """Receives the progress of a run of the suite, on rank 0."""
-
-    def show_share(self, share: float) -> None:
-        """Receive the share of the current pattern's rounds that has run, from 0 to 1."""
-
-    def end_pattern(self) -> None:
-        """Receive the end of a pattern."""
-
-
 class BarrierSuite:
     """Measures barriers, by `begin` and `run`, which are collective over the ranks of `timer`.
 
@@ -114,15 +103,12 @@ class BarrierSuite:
         self.machine, self.clock_error_s = machine, clock_error_s
         self.refused: list[str] = []  # why some barriers cannot run
         self.records: list[BarrierRecord] = []  # on rank 0: those of this run and of the resumed file
-        self.progress: SuiteProgress | None = None
+        # On rank 0: called with the share of the current pattern's rounds that has run, and at the end of a pattern.
+        self.on_share: Callable[[float], None] | None = None
+        self.on_pattern_end: Callable[[], None] | None = None
         self._finished: tuple[BarrierRecord, ...] = ()
         self._begun: list[_TimedBarrier] = []  # the barriers without skew, after their first turn
         self._random = random.Random(options.seed)  # noqa: S311 - the same order on every rank, not a secret
-
-    @property
-    def row_count(self) -> int:
-        """The number of rows of a complete run."""
-        return len(self.barriers) * (1 + len(self.options.patterns))
 
     def begin(self, finished: Collection[BarrierRecord] = ()) -> None:
         """Take a first turn of every barrier without skew that is not in `finished`; collective.
@@ -131,7 +117,7 @@ class BarrierSuite:
         """
         self._finished = tuple(finished)
         self.records += finished
-        self._begun = [_TimedBarrier(each) for each in self._list_missing(ArrivalPattern.NONE)]
+        self._begun = [_TimedBarrier(barrier) for barrier in self._list_missing(ArrivalPattern.NONE)]
         self._refresh()
         for row in self._random.sample(self._begun, len(self._begun)):
             self._take_turn(row, ArrivalPattern.NONE)
@@ -144,14 +130,17 @@ class BarrierSuite:
         for pattern in (ArrivalPattern.NONE, *self.options.patterns):
             rows = self._begun
             if pattern is not ArrivalPattern.NONE:
-                rows = [_TimedBarrier(each, self._choose_spread(each, pattern)) for each in self._list_missing(pattern)]
+                rows = [
+                    _TimedBarrier(barrier, self._choose_spread(barrier, pattern))
+                    for barrier in self._list_missing(pattern)
+                ]
                 self._refresh()
             for record in self._run_pattern(pattern, rows):
                 if record is not None:
                     self.records.append(record)
                 yield record
-            if self.progress is not None:
-                self.progress.end_pattern()
+            if self.on_pattern_end is not None:
+                self.on_pattern_end()
 
     def count_missing(self) -> list[int]:
         """Return how many rows of each pattern are still to be measured. Not collective."""
@@ -160,7 +149,7 @@ class BarrierSuite:
     def _list_missing(self, pattern: ArrivalPattern) -> list[BarrierCall]:
         """Return the barriers without a record for a pattern."""
         keys = {record.key for record in self._finished}
-        return [each for each in self.barriers if self._make_key(each, pattern) not in keys]
+        return [barrier for barrier in self.barriers if self._make_key(barrier, pattern) not in keys]
 
     def _refresh(self) -> None:
         """Synchronise the clock again if it drifts; collective."""
@@ -177,7 +166,7 @@ class BarrierSuite:
 
         The barrier is the one with the shortest completion without skew, which also scales the patterns.
         """
-        times = [self._get_even_us(each) for each in self.barriers]
+        times = [self._get_even_us(barrier) for barrier in self.barriers]
         best, time_us = self.timer.comm.bcast((times.index(min(times)), min(times)))
         if self.timer.limit is not None:
             self.timer.limit.description = f"{self.barriers[best].name} in the rounds of the straggler report"
@@ -210,9 +199,9 @@ class BarrierSuite:
             for row in self._random.sample(running, len(running)):
                 self._take_turn(row, pattern)
             running = [row for row in running if not self._is_done(row)]
-            if self.progress is not None:
+            if self.on_share is not None:
                 left = sum(self.options.rounds - row.done for row in running)
-                self.progress.show_share(1 - left / (self.options.rounds * len(rows)))
+                self.on_share(1 - left / (self.options.rounds * len(rows)))
         if self._measure_clock_error_s is not None:  # a clock that drifted away would make safe rounds look unsafe
             self.clock_error_s = max(self.clock_error_s, self._measure_clock_error_s())
         after = [self._time_all_reduce(row) if pattern is ArrivalPattern.NONE else None for row in rows]
@@ -259,7 +248,11 @@ class BarrierSuite:
             return
         times = {row.barrier.name: float(np.median(join_rounds(row.parts).completion)) for row in rows}
         times |= {row.name: row.completion_us.p50 * 1e-6 for row in self.records if row.pattern == pattern}
-        plans = {each.name: each.plan for each in self.barriers if each.plan is not None and each.name in times}
+        plans = {
+            barrier.name: barrier.plan
+            for barrier in self.barriers
+            if barrier.plan is not None and barrier.name in times
+        }
         self.machine = fit_to_barriers(list(plans.values()), [times[name] for name in plans], self.nodes)
 
     def _make_record(
@@ -271,7 +264,9 @@ class BarrierSuite:
         if plan is not None and self.machine is not None:
             prediction = predict_barrier(plan, self.machine, times.get_median_entries())
         even = self.get_even_record(row.barrier)
-        context = RowContext(
+        return make_barrier_record(
+            self._make_key(row.barrier, pattern),
+            times,
             spread_s=row.spread_s,
             nodes=len(self.nodes),
             clock_error_s=self.clock_error_s,
@@ -280,4 +275,3 @@ class BarrierSuite:
             even_completion_s=None if even is None else even.completion_us.p50 * 1e-6,
             all_reduce_s=all_reduce_s,
         )
-        return make_barrier_record(self._make_key(row.barrier, pattern), times, context)

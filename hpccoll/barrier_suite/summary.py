@@ -3,36 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from hpccoll.barrier_suite.arrival_patterns import ArrivalPattern
 from hpccoll.barrier_suite.straggler import StragglerReport
-from hpccoll.records import BarrierCost, BarrierRecord, BarrierSummaryRecord, InjectedDelay, NodeLateness, RankLateness
-
-
-@dataclass(frozen=True, slots=True)
-class SuiteConditions:
-    """The circumstances of a run that its summary states.
-
-    Args:
-        node_of_rank: the name of each rank's node.
-        clock: how the clocks were synchronised.
-        clock_residual_us: the largest error of the common clock after the run.
-        clock_cost_s: the seconds that synchronising took.
-        oversubscribed: whether ranks share cores.
-        inject_delay: the value of --inject-delay.
-        noise_rank: the value of --noise.
-    """
-
-    node_of_rank: tuple[str, ...]
-    clock: str
-    clock_residual_us: float
-    clock_cost_s: float
-    oversubscribed: bool
-    inject_delay: InjectedDelay | None
-    noise_rank: int | None
+from hpccoll.records import BarrierCost, BarrierRecord, BarrierSummaryRecord, NodeLateness, RankLateness
 
 
 def name_nodes(hosts: Sequence[str], node: Sequence[int]) -> tuple[str, ...]:
@@ -48,13 +25,20 @@ def name_nodes(hosts: Sequence[str], node: Sequence[int]) -> tuple[str, ...]:
 def make_summary(
     rows: Sequence[BarrierRecord],
     report: StragglerReport,
-    conditions: SuiteConditions,
+    nodes: Sequence[str],
     common_start_us: float | None,
+    **conditions: Any,
 ) -> BarrierSummaryRecord:
-    """Return the last record of a run; `common_start_us` is the time of an all-reduce after a common start."""
-    nodes = conditions.node_of_rank
+    """Return the last record of a run.
+
+    Args:
+        rows: the records of all barriers and patterns.
+        report: which rank is late.
+        nodes: the name of each rank's node.
+        common_start_us: the median time of an all-reduce after a common start.
+        conditions: the fields of the record that state how the run was made, such as `clock` and `inject_delay`.
+    """
     even = [row for row in rows if row.pattern == ArrivalPattern.NONE]
-    node_lateness = summarize_nodes(report, nodes)
     return BarrierSummaryRecord(
         straggler=report.straggler,
         straggler_node=find_late_node(report, nodes),
@@ -65,17 +49,12 @@ def make_summary(
         noise_us=_to_us(report.noise_s),
         threshold_us=_to_us(report.threshold_s),
         lateness=summarize_ranks(report, nodes),
-        node_lateness=node_lateness,
+        node_lateness=summarize_nodes(report, nodes),
         fastest=min(even, key=lambda row: row.completion_us.p50).name if even else None,
         most_even=min(even, key=lambda row: row.exit_skew_us.p50).name if even else None,
         barriers=tuple(make_cost(row, rows, common_start_us) for row in even),
         all_reduce_us=common_start_us,
-        inject_delay=conditions.inject_delay,
-        noise_rank=conditions.noise_rank,
-        clock=conditions.clock,
-        clock_residual_us=round(conditions.clock_residual_us, 3),
-        clock_cost_s=round(conditions.clock_cost_s, 3),
-        oversubscribed=conditions.oversubscribed,
+        **conditions,
     )
 
 
@@ -101,29 +80,29 @@ def summarize_ranks(report: StragglerReport, nodes: Sequence[str]) -> tuple[Rank
     """Return the evidence for each rank as entries of the record."""
     return tuple(
         RankLateness(
-            rank=each.rank,
-            node=nodes[each.rank],
-            last_arrivals=each.last_arrivals,
-            excess_us=_to_us(each.excess_s),
-            wait_us=_to_us(each.wait_s),
-            wait_deficit_us=_to_us(each.wait_deficit_s),
-            caused_us=_to_us(each.caused_s / max(report.rounds, 1)),
+            rank=rank.rank,
+            node=nodes[rank.rank],
+            last_arrivals=rank.last_arrivals,
+            excess_us=_to_us(rank.excess_s),
+            wait_us=_to_us(rank.wait_s),
+            wait_deficit_us=_to_us(rank.wait_deficit_s),
+            caused_us=_to_us(rank.caused_s / max(report.rounds, 1)),
         )
-        for each in report.ranks
+        for rank in report.ranks
     )
 
 
 def summarize_nodes(report: StragglerReport, nodes: Sequence[str]) -> tuple[NodeLateness, ...]:
     """Return the evidence for each node: the last arrivals of all its ranks, and the medians of its ranks."""
-    found = []
+    entries = []
     for node in dict.fromkeys(nodes):
-        own = [each for each in report.ranks if nodes[each.rank] == node]
+        own = [rank for rank in report.ranks if nodes[rank.rank] == node]
         if own:
-            excess = float(np.median([each.excess_s for each in own]))
-            deficit = float(np.median([each.wait_deficit_s for each in own]))
-            last = sum(each.last_arrivals for each in own)
-            found.append(NodeLateness(node, len(own), last, _to_us(excess), _to_us(deficit)))
-    return tuple(found)
+            excess = float(np.median([evidence.excess_s for evidence in own]))
+            deficit = float(np.median([evidence.wait_deficit_s for evidence in own]))
+            last = sum(evidence.last_arrivals for evidence in own)
+            entries.append(NodeLateness(node, len(own), last, _to_us(excess), _to_us(deficit)))
+    return tuple(entries)
 
 
 def find_late_node(report: StragglerReport, nodes: Sequence[str]) -> str | None:

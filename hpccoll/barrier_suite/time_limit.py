@@ -53,7 +53,7 @@ class TimeLimit:
     def __init__(self, world: MPI.Intracomm, limit_s: float, fail: Callable[[str], None] = _report_and_abort) -> None:
         self.description = "the start of the suite"  # the barrier and the pattern of the calls
         self._comm, self._limit_s, self._fail = world.Dup(), limit_s, fail
-        self._state = BETWEEN_BARRIERS, time.monotonic()  # the round, and the time at which it began
+        self._phase = BETWEEN_BARRIERS, time.monotonic()  # the round, and the time at which it began
         self._asked_s = 0.0  # the time of the last messages to the other ranks
         self._grace_s = GRACE_S  # the time in which the other ranks may react to these messages
         self._answered: set[int] = set()  # the ranks that have answered these messages
@@ -66,11 +66,11 @@ class TimeLimit:
 
     def begin_call(self, number: int) -> None:
         """Record that this rank enters the barrier of round `number`."""
-        self._state = number, time.monotonic()
+        self._phase = number, time.monotonic()
 
     def end_call(self) -> None:
         """Record that this rank has left the barrier."""
-        self._state = BETWEEN_BARRIERS, time.monotonic()
+        self._phase = BETWEEN_BARRIERS, time.monotonic()
 
     def close(self) -> None:
         """Stop watching, and receive all messages before the communicator is freed.
@@ -93,14 +93,14 @@ class TimeLimit:
         while not self._closed.wait(pause):
             for source in self._receive():
                 self._send(ANSWER, source)
-            state = self._state
-            if time.monotonic() - max(state[1], self._asked_s) > self._limit_s and self._is_hung(state):
-                self._report(state[0])
+            phase = self._phase
+            if time.monotonic() - max(phase[1], self._asked_s) > self._limit_s and self._is_hung(phase):
+                self._report(phase[0])
                 return
 
     def _send(self, number: int, dest: int) -> None:
         """Send a round's number, BETWEEN_BARRIERS or ANSWER to a rank; keep the request until MPI has sent it."""
-        self._requests = [each for each in self._requests if not each.test()[0]]
+        self._requests = [request for request in self._requests if not request.test()[0]]
         self._requests.append(self._comm.isend(number, dest))
         self._sent[dest] += 1
 
@@ -118,12 +118,12 @@ class TimeLimit:
                 asking.append(source)
         return asking
 
-    def _is_hung(self, state: tuple[int, float]) -> bool:
+    def _is_hung(self, phase: tuple[int, float]) -> bool:
         """Ask the other ranks whether they wait; return whether this rank is in a barrier, or a rank does not answer.
 
-        The result is False if this rank leaves `state`, its barrier or its work between two barriers, meanwhile.
+        The result is False if this rank leaves `phase`, its barrier or its work between two barriers, meanwhile.
         """
-        number, others = state[0], set(range(self._comm.size)) - {self._comm.rank}
+        number, others = phase[0], set(range(self._comm.size)) - {self._comm.rank}
         self._asked_s = time.monotonic()
         self._grace_s = max(GRACE_S, self._limit_s) if number == BETWEEN_BARRIERS else GRACE_S
         self._answered.clear()
@@ -131,7 +131,7 @@ class TimeLimit:
             self._send(number, dest)
         missing = others
         for _ in range(round(self._grace_s / PAUSE_S)):  # a count, because this process may be stopped meanwhile
-            if self._closed.wait(PAUSE_S) or self._state is not state:
+            if self._closed.wait(PAUSE_S) or self._phase is not phase:
                 return False  # another rank may have closed before it read the message
             self._receive()
             missing = others - set(self._find_waiting()) - (self._answered if number == BETWEEN_BARRIERS else set())
@@ -156,20 +156,20 @@ class TimeLimit:
         """Return the error message; `waiting` has the rounds of the waiting ranks, by rank."""
         rounds = sorted(set(waiting.values()) - {BETWEEN_BARRIERS})
         others = sorted(set(range(self._comm.size)) - set(waiting))
-        found = f"{self.description}: {_name_ranks(sorted(waiting))} waited longer than {self._limit_s:g} s "
-        found += f"in round {rounds[0]} of a batch" if rounds else "between two barriers"
+        message = f"{self.description}: {_name_ranks(sorted(waiting))} waited longer than {self._limit_s:g} s "
+        message += f"in round {rounds[0]} of a batch" if rounds else "between two barriers"
         if others and rounds:
             verb = "has" if len(others) == 1 else "have"
-            found += f"; {_name_ranks(others)} {verb} not entered it: stopped, slow or blocked elsewhere"
+            message += f"; {_name_ranks(others)} {verb} not entered it: stopped, slow or blocked elsewhere"
         elif others:
             silent = sorted(set(others) - self._answered)
-            found += f"; {_name_ranks(silent)} "
-            found += f"{'does' if len(silent) == 1 else 'do'} not respond: stopped or unreachable"
+            message += f"; {_name_ranks(silent)} "
+            message += f"{'does' if len(silent) == 1 else 'do'} not respond: stopped or unreachable"
         elif len(rounds) > 1:
-            found += f", others in round {rounds[-1]}: this barrier does not work with this MPI library"
+            message += f", others in round {rounds[-1]}: this barrier does not work with this MPI library"
         else:
-            found += ": all ranks have entered it, and it does not end"
-        return f"{found}; look at the processes of these ranks, or allow more time by --timeout {4 * self._limit_s:g}"
+            message += ": all ranks have entered it, and it does not end"
+        return f"{message}; look at the processes of these ranks, or allow more time by --timeout {4 * self._limit_s:g}"
 
 
 def _name_ranks(ranks: list[int]) -> str:

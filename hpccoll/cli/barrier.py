@@ -15,19 +15,19 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hpccoll.cli.machine_options import parse_seconds, resolve_machine
-from hpccoll.cli.output import STDOUT, json_option, print_table, print_text
-from hpccoll.cli.progress import show_progress
+from hpccoll.cli.options import option, take_options
+from hpccoll.cli.output import json_field, print_table, print_text
+from hpccoll.cli.run_output import RunOutput, open_resumed_file, read_resumed_file
 from hpccoll.cli.run_record import make_run_record
 from hpccoll.errors import UnavailableError, UnknownNameError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from hpccoll.barrier_suite.arrival_patterns import ArrivalPattern
     from hpccoll.barrier_suite.straggler import StragglerReport
     from hpccoll.barrier_suite.suite import BarrierSuite, SuiteOptions
     from hpccoll.measure.clock import JobClock
-    from hpccoll.measure.time_left import TimeLeft
     from hpccoll.plan import Machine
     from hpccoll.records import BarrierRecord, BarrierSummaryRecord, InjectedDelay
     from hpccoll.runtime.job import RankLayout
@@ -40,58 +40,61 @@ MOST_COMMON_STARTS = 200  # all-reduces that are timed after a common start
 
 @dataclass(frozen=True, slots=True)
 class BarrierOptions:
-    """The options of `hpccoll barrier` as parsed by click."""
+    """The options of `hpccoll barrier`."""
 
-    engine: str | None
-    algorithm: str | None
-    pattern: str
-    rounds: int
-    scale: float
-    spread: str | None
-    inject_delay: str | None
-    noise: int | None
-    timeout: float
-    clock: str | None
-    machine: str | None
-    seed: int
-    plot: str | None
-    json_file: str | None
-    resume: str | None
-    stop_file: str | None
+    engine: str | None = option(
+        "--engine", help="hpccoll, mpi, gloo, nccl, torch-hpccoll, joined by commas; default: the first four."
+    )
+    algorithm: str | None = option("--algorithm", help="Names of barriers, joined by commas; default: all.")
+    pattern: str = option("--pattern", default=ALL, show_default=True, help="Arrival patterns, joined by commas.")
+    rounds: int = option(
+        "-n", "--rounds", type=click.IntRange(1), default=100, show_default=True, help="Rounds per row."
+    )
+    scale: float = option(
+        "--scale",
+        type=click.FloatRange(0, min_open=True),
+        default=1.0,
+        show_default=True,
+        help="Spread of a pattern, as a multiple of the barrier's time without skew.",
+    )
+    spread: str | None = option(
+        "--spread", metavar="TIME", help="Spread of all patterns, such as 50us or 2s; replaces --scale."
+    )
+    inject_delay: str | None = option(
+        "--inject-delay", metavar="RANK:US", help="Make a rank late by so many microseconds in every round."
+    )
+    noise: int | None = option(
+        "--noise", type=click.IntRange(0), metavar="RANK", help="Keep the core of a rank busy by another process."
+    )
+    timeout: float = option(
+        "--timeout",
+        type=click.FloatRange(0, min_open=True),
+        default=60.0,
+        show_default=True,
+        help="Seconds after which a barrier counts as hung, or a rank that does not respond as stopped.",
+    )
+    clock: str | None = option(
+        "--clock", help="hca3, skampi, jones_koenig, or host; default: host on one node, else hca3."
+    )
+    machine: str | None = option(
+        "--machine", metavar="NAME|FILE.toml|fit:FILE", help="Machine model of predictions; default: fitted."
+    )
+    seed: int = option(
+        "--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of patterns and turns."
+    )
+    plot: str | None = option("--plot", metavar="FILE", help="Draw waits and exit skew per pattern (.png .svg .pdf).")
+    json_file: str | None = json_field("Write JSON Lines as rows finish; - for standard output.", appends_with="resume")
+    resume: str | None = option(
+        "--resume", metavar="FILE", help="Append to a result file; its rows are not measured again."
+    )
+    stop_file: str | None = option(
+        "--stop-file", metavar="FILE", help="Stop after the current pattern once this file exists (status 130)."
+    )
 
 
 @click.command()
-@click.option("--engine", help="hpccoll, mpi, gloo, nccl, torch-hpccoll, joined by commas; default: the first four.")
-@click.option("--algorithm", help="Names of barriers, joined by commas; default: all.")
-@click.option("--pattern", default=ALL, show_default=True, help="Arrival patterns, joined by commas.")
-@click.option("-n", "--rounds", type=click.IntRange(1), default=100, show_default=True, help="Rounds per row.")
-@click.option(
-    "--scale",
-    type=click.FloatRange(0, min_open=True),
-    default=1.0,
-    show_default=True,
-    help="Spread of a pattern, as a multiple of the barrier's time without skew.",
-)
-@click.option("--spread", metavar="TIME", help="Spread of all patterns, such as 50us or 2s; replaces --scale.")
-@click.option("--inject-delay", metavar="RANK:US", help="Make a rank late by so many microseconds in every round.")
-@click.option(
-    "--noise", type=click.IntRange(0), metavar="RANK", help="Keep the core of a rank busy by another process."
-)
-@click.option(
-    "--timeout",
-    type=click.FloatRange(0, min_open=True),
-    default=60.0,
-    show_default=True,
-    help="Seconds after which a barrier counts as hung, or a rank that does not respond as stopped.",
-)
-@click.option("--clock", help="hca3, skampi, jones_koenig, or host; default: host on one node, else hca3.")
-@click.option("--machine", metavar="NAME|FILE.toml|fit:FILE", help="Machine model of predictions; default: fitted.")
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of patterns and turns.")
-@click.option("--plot", metavar="FILE", help="Draw waits and exit skew per pattern (.png .svg .pdf).")
-@json_option("Write JSON Lines as rows finish; - for standard output.", all_ranks=True, appends_with="resume")
-@click.option("--resume", metavar="FILE", help="Append to a result file; its rows are not measured again.")
-@click.option("--stop-file", metavar="FILE", help="Stop after the current pattern once this file exists (status 130).")
-def barrier(**options: Any) -> int:
+@take_options(BarrierOptions)
+def barrier(options: BarrierOptions) -> int:
     """Time barriers on a common clock: cost, exit skew, waits; and name the rank that is late.
 
     Prints answers first (which rank is late, which barrier is best), then tables. The exit status is 1 if a rank left a
@@ -103,11 +106,6 @@ def barrier(**options: Any) -> int:
       mpirun -n 4 hpccoll barrier --inject-delay 2:200 --pattern random --json barrier.jsonl
       mpirun -n 3 hpccoll barrier --engine mpi --algorithm barrier --pattern ascending --spread 2s -n 1
     """  # noqa: D301 - \b is click's, and keeps the lines apart
-    return _run(BarrierOptions(**options))
-
-
-def _run(options: BarrierOptions) -> int:
-    """Run the suite on all ranks, with output by rank 0; return the exit status. Collective."""
     from hpccoll.runtime import job, joint_failure
 
     world = job.get_world()  # before options are checked, so that a job by the wrong launcher is reported as such
@@ -138,12 +136,13 @@ def _run(options: BarrierOptions) -> int:
 
 def _measure_rows(options: BarrierOptions, world: Any, suite: BarrierSuite, output: _BarrierOutput | None) -> bool:
     """Measure all rows and pass their records to `output`; return false if --stop-file ended the run. Collective."""
-    suite.progress = output
+    if output is not None:
+        suite.on_share, suite.on_pattern_end = output.show_share, output.end_block
     for record in suite.run():
         if output is not None and record is not None:
             output.add(record)
         # Only rank 0 looks for the stop file, because network file systems show new files to some nodes later.
-        if options.stop_file is not None and world.bcast(output is not None and output.should_stop()):
+        if options.stop_file is not None and world.bcast(output is not None and output.should_stop):
             return False
     return True
 
@@ -281,94 +280,68 @@ def _summarize(
     common_start_us: float | None,
 ) -> BarrierSummaryRecord | None:
     """Measure the clock's error again; return the last record on rank 0, None on other ranks. Collective."""
-    from hpccoll.barrier_suite.summary import SuiteConditions, make_summary, name_nodes
+    from hpccoll.barrier_suite.summary import make_summary, name_nodes
 
     residual_us = clock.measure_residual_us()
     if report is None:
         return None
-    conditions = SuiteConditions(
-        node_of_rank=name_nodes(layout.hosts, layout.node),
+    return make_summary(
+        suite.records,
+        report,
+        name_nodes(layout.hosts, layout.node),
+        common_start_us,
         clock=clock.name,
-        clock_residual_us=residual_us,
-        clock_cost_s=clock.cost_s,
+        clock_residual_us=round(residual_us, 3),
+        clock_cost_s=round(clock.cost_s, 3),
         oversubscribed=layout.oversubscribed,
         inject_delay=parse_inject_delay(options.inject_delay, layout.ranks),
         noise_rank=options.noise,
     )
-    return make_summary(suite.records, report, conditions, common_start_us)
 
 
-class _BarrierOutput:
+class _BarrierOutput(RunOutput):
     """The output of a run on rank 0: writes each record as it is made, and prints answers and tables at the end."""
 
     def __init__(self, options: BarrierOptions, stack: ExitStack, suite: BarrierSuite, run: dict[str, Any]) -> None:
-        from hpccoll.measure.results import output_file, result_file
+        from hpccoll.measure.results import output_file
 
         self.options, self.suite = options, suite
-        self.finished: list[BarrierRecord] = []
-        self._running = "barriers without skew"
-        path = options.resume or options.json_file
         if options.plot:
             output_file.require_picture(options.plot, "--plot")
-        if options.resume:
-            self.finished = _read_finished(options.resume, run)
-        option = "--resume" if options.resume else "--json"
-        self.writer = stack.enter_context(result_file.RecordWriter(path, option, resume=bool(options.resume)))
-        self.writer.write(run)
+        self.finished = _read_finished(options.resume, run)
+        writer = open_resumed_file(options.json_file, options.resume)
+        super().__init__(stack, run, writer, options.json_file, options.stop_file)
+        self._running = "barriers without skew"
         self._bar = stack.enter_context(ExitStack())  # closed before results are printed to the same terminal
-        self._advance: Callable[..., None] | None = None
-        self._time_left: TimeLeft | None = None
         for reason in suite.refused:
             click.echo(f"# not measured: {reason}", err=True)
 
     def add(self, record: BarrierRecord) -> None:
         """Write a row's record."""
-        self.writer.write(record.as_dict())
-        self._running = f"{record.name} {record.pattern}"
-        if self._advance is not None:
-            self._advance(self._running)
+        self.write(record, f"{record.name} {record.pattern}")
 
     def show_first_answer(self, summary: BarrierSummaryRecord) -> None:
         """Print which rank is late, then show the progress of the rows to come."""
         from hpccoll.barrier_suite.display import format_first_answer
         from hpccoll.measure.time_left import Block, TimeLeft
 
-        if self.options.json_file != STDOUT:
+        if not self.has_records_on_stdout:
             print_text(format_first_answer(summary), " " * 16)
             sys.stdout.flush()
         missing = self.suite.count_missing()
-        time_left = TimeLeft([Block(0, rows) for rows in missing], ROUND_S * self.options.rounds)
-        progress = show_progress("rows", sum(missing), lambda: time_left.seconds)
-        self._advance, self._time_left = self._bar.enter_context(progress), time_left
-
-    def show_share(self, share: float) -> None:
-        """Note which share of a pattern's rounds has run, and show the time left."""
-        if self._advance is not None and self._time_left is not None:
-            self._time_left.update(share)
-            self._advance(self._running, 0)
-
-    def end_pattern(self) -> None:
-        """Note that all rows of a pattern are measured."""
-        if self._time_left is not None:
-            self._time_left.end_block()
-
-    def should_stop(self) -> bool:
-        """Whether the file of --stop-file exists."""
-        from pathlib import Path
-
-        return Path(self.options.stop_file or "").is_file()
+        self._time_left = TimeLeft([Block(0, rows) for rows in missing], ROUND_S * self.options.rounds)
+        self.show_progress(self._bar, "rows", sum(missing))
 
     def finish(self, summary: BarrierSummaryRecord) -> None:
         """Write the summary, print answers and tables, and draw the picture."""
         self._bar.close()
-        self.writer.write(summary.as_dict())
+        self.write(summary)
         if self.options.plot:
             from hpccoll.barrier_suite.pictures import write_picture
 
             write_picture(self.suite.records, self.options.plot)
-        if self.options.json_file == STDOUT:
-            return
-        print_results(summary, self.suite.records)
+        if not self.has_records_on_stdout:
+            print_results(summary, self.suite.records)
 
 
 def print_results(summary: BarrierSummaryRecord, rows: Sequence[BarrierRecord]) -> None:
@@ -383,16 +356,14 @@ def print_results(summary: BarrierSummaryRecord, rows: Sequence[BarrierRecord]) 
     sys.stdout.flush()
 
 
-def _read_finished(path: str, run: Mapping[str, Any]) -> list[BarrierRecord]:
+def _read_finished(path: str | None, run: Mapping[str, Any]) -> list[BarrierRecord]:
     """Return the rows in the file of --resume that the run of a record may continue, [] if it does not exist."""
-    from pathlib import Path
-
-    from hpccoll.measure.results.result_file import read_records
     from hpccoll.records import BarrierRecord
 
-    if not Path(path).exists():  # a job that may be requeued always passes --resume
+    resumed = read_resumed_file(path, run)
+    if resumed is None:
         return []
-    contents = read_records(path).keep_comparable(run)
+    _, contents = resumed
     if contents.torn:
         click.echo(f"# {contents.torn}", err=True)
     rows = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import resource
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -12,9 +12,10 @@ import click
 
 from hpccoll.cli.bench_output import BenchOutput
 from hpccoll.cli.completion import complete_operations
-from hpccoll.cli.output import STDOUT, json_option
+from hpccoll.cli.options import Decorator, argument, declare, option, option_group, take_options
+from hpccoll.cli.output import STDOUT, json_field
 from hpccoll.cli.run_record import make_run_record
-from hpccoll.cli.start_options import StartOptions, make_starter, start_options, take_start_options
+from hpccoll.cli.start_options import StartOptions, make_starter
 from hpccoll.errors import UnknownNameError, UsageError
 from hpccoll.plan import Operation
 from hpccoll.units import list_message_sizes
@@ -37,36 +38,87 @@ DEFAULT_PLACE = "in"
 # Operations whose message size is that of a rank's block in the OSU benchmarks.
 BLOCK_OPERATIONS = Operation.ALL_GATHER, Operation.GATHER, Operation.SCATTER, Operation.ALL_TO_ALL
 
+SIZE_HELP = "Largest message: a rank's array; all n blocks together where there is a block per rank, as in all_gather."
+
+
+def _add_place_options(name: str) -> Decorator:
+    """Return the decorator that adds the three options of the parameter `name`."""
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        for flag, value, text in (
+            ("--both", "both", "In place and out of place."),
+            ("--out-of-place", "out", "Out of place."),
+            ("--in-place", "in", "In place (the default)."),
+        ):
+            command = click.option(flag, name, flag_value=value, help=text)(command)
+        return command
+
+    return decorate
+
 
 @dataclass(frozen=True, slots=True)
 class BenchOptions:
-    """The options of `hpccoll bench` as parsed by click."""
+    """The options of `hpccoll bench`."""
 
-    operations: tuple[str, ...]
-    min_bytes: str | None
-    max_bytes: str
-    factor: int
-    dtype: str
-    redop: str
-    root: int
-    iterations: int | None
-    budget: float | None
-    warmup: int
-    check: bool
-    engine: str | None
-    algorithm: str | None
-    full: bool
-    buffer: str
-    place: str | None
-    seed: int
-    plot: str | None
-    csv: str | None
-    json_file: str | None
-    resume: str | None
-    report_hint: bool
-    stop_file: str | None
-    message_size: str | None
-    starting: StartOptions
+    operations: tuple[str, ...] = argument(metavar="[OP]...", nargs=-1, shell_complete=complete_operations)
+    min_bytes: str | None = option(
+        "-b", "--min-bytes", help="Smallest message; default: 8, then the powers of the factor. See -e."
+    )
+    max_bytes: str = option("-e", "--max-bytes", default="64M", show_default=True, help=SIZE_HELP)
+    message_size: str | None = option(
+        "-m",
+        "--message-size",
+        metavar="[MIN:]MAX",
+        help="Message sizes as in the OSU benchmarks, in place of -b and -e: a rank's array, or its block in "
+        "all_gather, gather, scatter and all_to_all.",
+    )
+    factor: int = option("-f", "--factor", default=4, show_default=True, help="Ratio of successive sizes.")
+    dtype: str = option("-d", "--dtype", default="float32", show_default=True, help="Element type.")
+    redop: str = option("-o", "--redop", default="sum", show_default=True, help="Reduction.")
+    root: int = option("-r", "--root", default=0, show_default=True, help="Root rank.")
+    iterations: int | None = option(
+        "-n", "-i", "--iterations", "--iters", type=click.IntRange(1), help="Iterations per row; default: auto."
+    )
+    budget: float | None = option(
+        "--budget",
+        type=click.FloatRange(0, min_open=True),
+        help="Most seconds per row; default: 10 s per operation and size, 45 s for all.",
+    )
+    warmup: int = option(
+        "-w", "--warmup", type=click.IntRange(0), default=1, show_default=True, help="Untimed iterations."
+    )
+    check: bool = option(
+        "-c", "--check", type=click.IntRange(0, 1), default=1, show_default=True, help="Validate every result."
+    )
+    engine: str | None = option(
+        "--engine", help="mpi, hpccoll, nccl, gloo, torch-hpccoll, joined by commas; default: the first four."
+    )
+    algorithm: str | None = option(
+        "--algorithm",
+        help="auto, all, mpi, names or FILE.py:FUNCTION, joined by commas; default: auto and those likely to be "
+        "fastest.",
+    )
+    full: bool = option(
+        "--full", is_flag=True, help="All algorithms, in and out of place, in a table like that of nccl-tests."
+    )
+    buffer: str = option("--buffer", default="host", show_default=True, help="host, symmetric, cuda, joined by commas.")
+    place: str | None = declare(_add_place_options)
+    seed: int = option("--seed", default=0, show_default=True, help="Seed of the data and of the order of turns.")
+    plot: str | None = option(
+        "--plot", metavar="FILE", help="Plot latency and bus bandwidth against size (.png .svg .pdf)."
+    )
+    csv: str | None = option("--csv", metavar="FILE", help="Write the table as CSV, one line per row.")
+    json_file: str | None = json_field("Write JSON Lines as rows finish; - for standard output.", appends_with="resume")
+    resume: str | None = option(
+        "--resume", metavar="FILE", help="Append to a result file; its rows are not measured again."
+    )
+    report_hint: bool = option(
+        "--report-hint/--no-report-hint", default=True, help="Whether to name the command that makes a report."
+    )
+    stop_file: str | None = option(
+        "--stop-file", metavar="FILE", help="Stop after the current row once this file exists (exit status 130)."
+    )
+    starting: StartOptions = option_group(StartOptions)  # noqa: RUF009 - returns a field, as `option` does
     blocks: int = 1  # the number of blocks of the sizes of --message-size in a message
 
     @property
@@ -107,51 +159,9 @@ class BenchOptions:
         return PLACES[self.place or ("both" if self.full else DEFAULT_PLACE)]
 
 
-SIZE_HELP = "Largest message: a rank's array; all n blocks together where there is a block per rank, as in all_gather."
-
-
 @click.command()
-@click.argument("operations", metavar="[OP]...", nargs=-1, shell_complete=complete_operations)
-@click.option("-b", "--min-bytes", help="Smallest message; default: 8, then the powers of the factor. See -e.")
-@click.option("-e", "--max-bytes", default="64M", show_default=True, help=SIZE_HELP)
-@click.option(
-    "-m",
-    "--message-size",
-    metavar="[MIN:]MAX",
-    help="Message sizes as in the OSU benchmarks, in place of -b and -e: a rank's array, or its block in all_gather, "
-    "gather, scatter and all_to_all.",
-)
-@click.option("-f", "--factor", default=4, show_default=True, help="Ratio of successive sizes.")
-@click.option("-d", "--dtype", default="float32", show_default=True, help="Element type.")
-@click.option("-o", "--redop", default="sum", show_default=True, help="Reduction.")
-@click.option("-r", "--root", default=0, show_default=True, help="Root rank.")
-@click.option("-n", "-i", "--iterations", "--iters", type=click.IntRange(1), help="Iterations per row; default: auto.")
-@click.option(
-    "--budget",
-    type=click.FloatRange(0, min_open=True),
-    help="Most seconds per row; default: 10 s per operation and size, 45 s for all.",
-)
-@click.option("-w", "--warmup", type=click.IntRange(0), default=1, show_default=True, help="Untimed iterations.")
-@click.option("-c", "--check", type=click.IntRange(0, 1), default=1, show_default=True, help="Validate every result.")
-@click.option("--engine", help="mpi, hpccoll, nccl, gloo, torch-hpccoll, joined by commas; default: the first four.")
-@click.option(
-    "--algorithm",
-    help="auto, all, mpi, names or FILE.py:FUNCTION, joined by commas; default: auto and those likely to be fastest.",
-)
-@click.option("--full", is_flag=True, help="All algorithms, in and out of place, in a table like that of nccl-tests.")
-@click.option("--buffer", default="host", show_default=True, help="host, symmetric, cuda, joined by commas.")
-@click.option("--in-place", "place", flag_value="in", help="In place (the default).")
-@click.option("--out-of-place", "place", flag_value="out", help="Out of place.")
-@click.option("--both", "place", flag_value="both", help="In place and out of place.")
-@click.option("--seed", default=0, show_default=True, help="Seed of the data and of the order of turns.")
-@click.option("--plot", metavar="FILE", help="Plot latency and bus bandwidth against size (.png .svg .pdf).")
-@click.option("--csv", metavar="FILE", help="Write the table as CSV, one line per row.")
-@json_option("Write JSON Lines as rows finish; - for standard output.", all_ranks=True, appends_with="resume")
-@click.option("--resume", metavar="FILE", help="Append to a result file; its rows are not measured again.")
-@click.option("--report-hint/--no-report-hint", default=True, help="Whether to name the command that makes a report.")
-@click.option("--stop-file", metavar="FILE", help="Stop after the current row once this file exists (exit status 130).")
-@start_options
-def bench(**options: Any) -> int:
+@take_options(BenchOptions)
+def bench(options: BenchOptions) -> int:
     """Time collectives of other libraries, of auto and of hpccoll's algorithms side by side (default: all_reduce).
 
     Prints the rows of each message size as they finish, then a verdict: the fastest at each size, what auto selects,
@@ -163,12 +173,12 @@ def bench(**options: Any) -> int:
       mpirun -n 2 hpccoll bench all_gather reduce_scatter -b 1K -e 1M --engine mpi,hpccoll --json results.jsonl
       mpirun -n 4 hpccoll bench --buffer host,symmetric
     """  # noqa: D301 - \b is click's, and keeps the lines apart
-    json_file, resume = options["json_file"], options["resume"]
-    if json_file is not None and resume is not None:
+    if options.json_file is not None and options.resume is not None:
         raise UsageError(
-            f"--json {json_file} and --resume {resume} both name the file for the records; give one of them"
+            f"--json {options.json_file} and --resume {options.resume} both name the file for the records; "
+            "give one of them"
         )
-    return _run(BenchOptions(starting=take_start_options(options), **options))
+    return _run(options)
 
 
 def _run(options: BenchOptions) -> int:
@@ -232,7 +242,7 @@ def _run_cases(
                 records.close()
                 break
         if outputs is not None:
-            outputs.end_block()
+            outputs.end_size()
         if stopped:
             return wrong, True
     return wrong, False

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpccoll.cli.output import STDOUT
-from hpccoll.cli.progress import show_progress
+from hpccoll.cli.run_output import RunOutput, open_resumed_file, read_resumed_file
 from hpccoll.records import BenchSummaryRecord, CaseKey, CollectiveRecord
 from hpccoll.text_table import find_output_width
 from hpccoll.units import format_count, format_size
@@ -28,15 +26,15 @@ TIMES_LIMIT = 6  # a rough mean of all implementations, with resetting and check
 WIDTH = 120  # of rows and verdict where the terminal's width is unknown
 
 
-def _read_finished(path: str, run: dict[str, Any]) -> list[CollectiveRecord]:
+def _read_finished(path: str | None, run: dict[str, Any]) -> list[CollectiveRecord]:
     """Return the records in the file of --resume that the run with the record `run` may continue.
 
     Prints to standard error what is left out.
     """
-    from hpccoll.measure.results.result_file import read_records
-
-    contents = read_records(path)
-    comparable = contents.keep_comparable(run)
+    resumed = read_resumed_file(path, run)
+    if resumed is None:
+        return []
+    contents, comparable = resumed
     ignored = len(contents.records) - len(comparable.records)
     if ignored:
         reason = "of other hosts, ranks, devices or versions"
@@ -58,7 +56,7 @@ def print_memory_need(need: MemoryNeed) -> None:
         click.echo(f"# left out: {need.explain_left_out()}", err=True)
 
 
-class BenchOutput:
+class BenchOutput(RunOutput):
     """The output of a run on rank 0: writes each record to a file, prints rows as they finish, and ends with a verdict.
 
     The constructor tests that all output files can be written, reads the file of --resume and writes the run record.
@@ -74,26 +72,20 @@ class BenchOutput:
         need: MemoryNeed,
         limit: HardwareLimit | None,
     ) -> None:
-        from hpccoll.measure.results import output_file, result_file
+        from hpccoll.measure.results import output_file
         from hpccoll.measure.verdict.trust import RunConditions
 
         self.options, self.sessions, self.need = options, sessions, need
         self.conditions = RunConditions()
-        self.records: list[CollectiveRecord] = []
         self._block: list[CollectiveRecord] = []
-        self._running = ""  # the operation and size of the last row
-        path = options.resume or options.json_file
         if options.plot:
             output_file.require_picture(options.plot, "--plot")
         if options.csv:
             output_file.require_writable(options.csv, "--csv")
-        if options.resume and Path(options.resume).exists():  # a job that may be requeued always passes --resume
-            self.records += _read_finished(options.resume, run)
-        option = "--resume" if options.resume else "--json"
-        self.writer = stack.enter_context(result_file.RecordWriter(path, option, resume=bool(options.resume)))
-        self.writer.write(run)
+        self.records = _read_finished(options.resume, run)
+        writer = open_resumed_file(options.json_file, options.resume)
+        super().__init__(stack, run, writer, options.json_file, options.stop_file)
         stack.callback(self.finish)  # so that an exception does not prevent it
-        self._advance: Callable[..., None] | None = None
         self._time_left = self._estimate_time(limit)
         print_memory_need(need)
         self._open_text(stack)
@@ -104,7 +96,7 @@ class BenchOutput:
         from hpccoll.measure.display.table import FULL_WIDTH
         from hpccoll.measure.session import ALL
 
-        aside = self.options.json_file == STDOUT
+        aside = self.has_records_on_stdout
         self._stream = sys.stderr if aside else sys.stdout
         width = find_output_width(self._stream)
         self._full = (self.options.full or ALL in self.options.algorithms) and (width is None or width >= FULL_WIDTH)
@@ -116,8 +108,7 @@ class BenchOutput:
         # Rows are printed as they finish, but without a terminal, a log should state the time left as well.
         has_terminal = find_output_width(self._stream, {}) is not None
         if self._full or not (has_terminal or aside):
-            progress = show_progress("rows", self._count_left(), lambda: self._time_left.seconds)
-            self._advance = stack.enter_context(progress)
+            self.show_progress(stack, "rows", self._count_left())
         self._width = width
 
     def _estimate_time(self, limit: HardwareLimit | None) -> TimeLeft:
@@ -138,8 +129,7 @@ class BenchOutput:
     @property
     def should_stop(self) -> bool:
         """Whether the file of --stop-file exists and there are cases left to measure; local."""
-        file = self.options.stop_file
-        return file is not None and Path(file).exists() and self._count_left() > 0
+        return super().should_stop and self._count_left() > 0
 
     def _count_left(self) -> int:
         """Return the number of cases that are left to measure, with those that may turn out to be unable to run."""
@@ -148,20 +138,11 @@ class BenchOutput:
 
     def add(self, record: CollectiveRecord) -> None:
         """Write a record to the result file, keep the record for the verdict, and advance the progress bar."""
-        self.writer.write(record.as_dict())
+        self.write(record, f"{record.op} {format_size(record.nbytes)}")
         self.records.append(record)
         self._block.append(record)
-        self._running = f"{record.op} {format_size(record.nbytes)}"
-        if self._advance is not None:
-            self._advance(self._running)
 
-    def show_share(self, share: float) -> None:
-        """Note which share of the iterations of a message size has run, and show the time left."""
-        self._time_left.update(share)
-        if self._advance is not None:
-            self._advance(self._running, 0)
-
-    def end_block(self) -> None:
+    def end_size(self) -> None:
         """Print the rows of a message size, unless the full table is printed at the end."""
         from hpccoll.measure.time_left import Iterations
 
@@ -169,7 +150,7 @@ class BenchOutput:
             self._rows.print_block(self._block)
         rows = [Iterations(record.iterations, record.time_us.p50 * 1e-6) for record in self._block]
         self._block = []
-        self._time_left.end_block(rows)
+        self.end_block(rows)
 
     def write_summary(self, peak_bytes: int, sync_s: float, *, stopped: bool) -> None:
         """Write the record of what the run took."""
@@ -185,28 +166,28 @@ class BenchOutput:
             stopped=stopped,
             busy_cores=None if busy is None else round(busy, 3),
         )
-        self.writer.write(summary.as_dict())
+        self.write(summary)
 
     def finish(self) -> None:
         """Print the verdict, and the engines and algorithms that could not run; write the CSV file and the plot."""
         from hpccoll.measure.display import plot
         from hpccoll.measure.display.table import format_plain_table
         from hpccoll.measure.results import csv_file
-        from hpccoll.measure.verdict.fastest import make_size_verdicts
+        from hpccoll.measure.results.measured_case import list_table_cases
         from hpccoll.measure.verdict.text import format_footer, format_verdict
 
         if self._block:
-            self.end_block()
+            self.end_size()
         if self._full:
             print(format_plain_table(self.records), file=self._stream)
         else:
             self._rows.print_legend(self.records)
-        verdicts = make_size_verdicts(self.records)
-        print(format_footer(verdicts), file=self._stream)
+        cases = list_table_cases(self.records)
+        print(format_footer(cases), file=self._stream)
         for reason in dict.fromkeys(reason for session in self.sessions for reason in session.refused):
             click.echo(f"# left out: {reason}", err=True)
         if self.options.csv:
             csv_file.write_csv(self.records, self.options.csv)
         if self.options.plot and self.records:
             plot.write_plot(self.records, self.options.plot)
-        print(f"\n{format_verdict(verdicts, self.conditions, self._width)}", file=self._stream, flush=True)
+        print(f"\n{format_verdict(cases, self.conditions, self._width)}", file=self._stream, flush=True)

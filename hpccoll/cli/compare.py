@@ -6,20 +6,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from hpccoll.cli.output import STDOUT, is_printing_rank, json_option, open_json_lines
+from hpccoll.cli.options import argument, declare, option, take_options
+from hpccoll.cli.output import STDOUT, is_printing_rank, json_option
 from hpccoll.cli.progress import show_progress
-from hpccoll.cli.run_record import make_serial_run_record
+from hpccoll.cli.run_record import write_serial_records
 from hpccoll.errors import HpccollError, UsageError
 
 if TYPE_CHECKING:
     from hpccoll.compare.drift import Control
     from hpccoll.compare.measured_runs import ComparedSide
-    from hpccoll.compare.result_records import StopCause
     from hpccoll.compare.rounds import RoundOptions
+    from hpccoll.records import StopCause
 
 INTERRUPTED = 130
 AUTO_CONTROL = "auto"
@@ -28,24 +29,46 @@ CONTROLS = (AUTO_CONTROL, "mpi", "rows", "none")
 
 @dataclass(frozen=True, slots=True)
 class CompareOptions:
-    """The options of `hpccoll compare` as parsed by click."""
+    """The options of `hpccoll compare`."""
 
-    a: str | None
-    b: str | None
-    also_a: tuple[str, ...]
-    also_b: tuple[str, ...]
-    paired: bool
-    guidelines: bool
-    run: str | None
-    against: str | None
-    rounds: int
-    output: str | None
-    limit: float
-    seed: int
-    tolerance: str
-    control: str
-    rows: bool
-    json_file: str | None
+    a: str | None = argument(metavar="[A]", required=False)
+    b: str | None = argument(metavar="[B]", required=False)
+    also_a: tuple[str, ...] = option(
+        "--also-a", metavar="FILE", multiple=True, help="Another run of A; may be repeated."
+    )
+    also_b: tuple[str, ...] = option(
+        "--also-b", metavar="FILE", multiple=True, help="Another run of B; may be repeated."
+    )
+    paired: bool = option("--paired", is_flag=True, help="The k-th runs of A and B were measured one after the other.")
+    guidelines: bool = option("--guidelines", is_flag=True, help="Check the guidelines in A, as without B.")
+    run: str | None = option(
+        "--run", metavar="COMMAND", help="Run this command, as B, in turns with that of --against."
+    )
+    against: str | None = option("--against", metavar="COMMAND", help="The command of the baseline, A.")
+    rounds: int = option("--rounds", type=click.IntRange(2), default=8, show_default=True, help="Runs of each command.")
+    output: str | None = option(
+        "--output", metavar="DIRECTORY", help="Where the runs' files are kept; default: a new directory here."
+    )
+    limit: float = option(
+        "--limit",
+        type=click.FloatRange(0, min_open=True),
+        default=600.0,
+        show_default=True,
+        help="Most seconds per run.",
+    )
+    seed: int = option("--seed", default=0, show_default=True, help="Seed of the order of the two runs of a round.")
+    tolerance: str = option(
+        "--tolerance", default="0%", show_default=True, help="Slowdown that is no regression: 5% or 0.05."
+    )
+    control: str = option(
+        "--control",
+        type=click.Choice(CONTROLS),
+        default=AUTO_CONTROL,
+        show_default=True,
+        help="Rows whose common change is removed as drift.",
+    )
+    rows: bool = option("--rows", is_flag=True, help="Print all rows, also of long comparisons.")
+    json_file: str | None = declare(lambda _: json_option("Write JSON Lines; - for standard output."))
 
     @property
     def allowed_slowdown(self) -> float:
@@ -61,31 +84,8 @@ class CompareOptions:
 
 
 @click.command()
-@click.argument("a", metavar="[A]", required=False)
-@click.argument("b", metavar="[B]", required=False)
-@click.option("--also-a", metavar="FILE", multiple=True, help="Another run of A; may be repeated.")
-@click.option("--also-b", metavar="FILE", multiple=True, help="Another run of B; may be repeated.")
-@click.option("--paired", is_flag=True, help="The k-th runs of A and B were measured one after the other.")
-@click.option("--guidelines", is_flag=True, help="Check the guidelines in A, as without B.")
-@click.option("--run", metavar="COMMAND", help="Run this command, as B, in turns with that of --against.")
-@click.option("--against", metavar="COMMAND", help="The command of the baseline, A.")
-@click.option("--rounds", type=click.IntRange(2), default=8, show_default=True, help="Runs of each command.")
-@click.option("--output", metavar="DIRECTORY", help="Where the runs' files are kept; default: a new directory here.")
-@click.option(
-    "--limit", type=click.FloatRange(0, min_open=True), default=600.0, show_default=True, help="Most seconds per run."
-)
-@click.option("--seed", default=0, show_default=True, help="Seed of the order of the two runs of a round.")
-@click.option("--tolerance", default="0%", show_default=True, help="Slowdown that is no regression: 5% or 0.05.")
-@click.option(
-    "--control",
-    type=click.Choice(CONTROLS),
-    default=AUTO_CONTROL,
-    show_default=True,
-    help="Rows whose common change is removed as drift.",
-)
-@click.option("--rows", is_flag=True, help="Print all rows, also of long comparisons.")
-@json_option("Write JSON Lines; - for standard output.")
-def compare(**options: Any) -> int:
+@take_options(CompareOptions)
+def compare(options: CompareOptions) -> int:
     """Decide which differences between results of `hpccoll bench` are real, and which are noise.
 
     A and B are result files, or directories with several runs each. A is the baseline; a ratio above 1 means that B is
@@ -105,7 +105,7 @@ def compare(**options: Any) -> int:
     """  # noqa: D301 - \b is click's, and keeps the lines apart
     if not is_printing_rank():
         return 0
-    return _run(CompareOptions(**options))
+    return _run(options)
 
 
 def parse_tolerance(text: str) -> float:
@@ -151,34 +151,27 @@ def _compare(
     """Compare two sides, print the result and write the records; return the exit status."""
     from hpccoll.cli.compare_tables import print_comparison
     from hpccoll.compare.comparison import compare_sides
-    from hpccoll.compare.result_records import make_operation_record, make_row_record, make_summary_record
 
-    comparison = compare_sides(a, b, paired=paired, control=options.chosen_control)
     tolerance = options.allowed_slowdown
+    comparison = compare_sides(a, b, paired=paired, control=options.chosen_control, tolerance=tolerance)
     names_a, names_b = ([run.name for run in side.runs] for side in (a, b))
     if options.run and options.against:
         names_a, names_b = [options.against], [options.run]
-    with open_json_lines(options.json_file) as lines:
-        if options.json_file is not None:
-            lines.write(make_serial_run_record())
-        for row in comparison.rows:
-            lines.write(make_row_record(row, tolerance).as_dict())
-        for operation in comparison.operations:
-            lines.write(make_operation_record(operation, tolerance).as_dict())
-        lines.write(make_summary_record(comparison, names_a, names_b, tolerance, stop).as_dict())
+    summary = comparison.make_summary(names_a, names_b, stop)
+    write_serial_records(options.json_file, [*comparison.rows, *comparison.operations, summary])
     for torn in (*a.torn, *b.torn):
         click.echo(f"# {torn}", err=True)
     if options.json_file != STDOUT:
-        print_comparison(comparison, tolerance, all_rows=options.rows)
-    return 1 if comparison.list_regressions(tolerance) or comparison.wrong else 0
+        print_comparison(comparison, all_rows=options.rows)
+    return 1 if comparison.list_regressions() or comparison.wrong else 0
 
 
 def _check_guidelines(options: CompareOptions, path: str) -> int:
     """Check the guidelines in one set of results, print them and write their records; return the exit status."""
     from hpccoll.cli.compare_tables import print_guidelines
-    from hpccoll.compare.guidelines import GuidelineVerdict, check_guidelines
+    from hpccoll.compare.guidelines import check_guidelines
     from hpccoll.compare.measured_runs import read_side
-    from hpccoll.compare.result_records import make_guideline_record
+    from hpccoll.records import GuidelineVerdict
 
     side = read_side("A", (path, *options.also_a))
     checked = check_guidelines(side, options.allowed_slowdown)
@@ -187,16 +180,12 @@ def _check_guidelines(options: CompareOptions, path: str) -> int:
             f"A {path}: no guideline can be checked, because it has neither two sizes of an operation nor "
             "operations that replace each other; measure some: `hpccoll bench all_reduce reduce broadcast --json FILE`"
         )
-    with open_json_lines(options.json_file) as lines:
-        if options.json_file is not None:
-            lines.write(make_serial_run_record())
-        for each in checked:
-            lines.write(make_guideline_record(each).as_dict())
+    write_serial_records(options.json_file, checked)
     for torn in side.torn:
         click.echo(f"# {torn}", err=True)
     if options.json_file != STDOUT:
         print_guidelines(checked, all_rows=options.rows)
-    return 1 if side.wrong or any(each.verdict is GuidelineVerdict.VIOLATED for each in checked) else 0
+    return 1 if side.wrong or any(guideline.verdict is GuidelineVerdict.VIOLATED for guideline in checked) else 0
 
 
 def _compare_commands(options: CompareOptions) -> int:

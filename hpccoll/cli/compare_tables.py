@@ -11,36 +11,34 @@ import numpy as np
 from hpccoll.cli.output import print_table, print_text
 from hpccoll.compare.drift import Control
 from hpccoll.compare.evidence import DEFAULT_CHANGE
-from hpccoll.compare.guidelines import GuidelineVerdict
-from hpccoll.compare.results import Verdict
+from hpccoll.records import GuidelineVerdict, Verdict
 from hpccoll.units import format_count, format_size
 
 if TYPE_CHECKING:
-    from hpccoll.compare.guidelines import CheckedGuideline
-    from hpccoll.compare.measured_runs import RowKey
-    from hpccoll.compare.results import ComparedRow, ComparedTimes, Comparison
+    from hpccoll.compare.results import Comparison
+    from hpccoll.records import ComparedOperationRecord, ComparedRowRecord, GuidelineRecord
 
 MAX_ROWS = 40  # of a table, unless all rows are asked for
 MAX_NAMES = 6
 TIMES = ("B / A", "interval", "B slower in", "verdict")
 
 
-def print_comparison(comparison: Comparison, tolerance: float, *, all_rows: bool) -> None:
+def print_comparison(comparison: Comparison, *, all_rows: bool) -> None:
     """Print the compared operations and rows, the circumstances, and the verdict; long tables only with `all_rows`."""
     rounds = comparison.runs[0] if comparison.paired else None
-    headings = [each for each in TIMES if rounds is not None or each != "B slower in"]
+    headings = [heading for heading in TIMES if rounds is not None or heading != "B slower in"]
     if comparison.operations:
         cells = [
-            [each.group.op, each.group.buffer, str(each.rows), *_format_times(each.times, rounds)]
-            for each in comparison.operations
+            [operation.op, operation.buffer, str(operation.rows), *_format_times(operation, rounds)]
+            for operation in comparison.operations
         ]
         shown = ("operation", "buffer", "rows", *headings)
         print_table("Operations: median over rows", shown, cells, ("rows", "B / A"))
         print_text("\n")
     rows = list(comparison.rows)
     if len(rows) > MAX_ROWS and not all_rows:
-        rows = [row for row in rows if row.times.verdict is not Verdict.NO_EVIDENCE]
-    for op, members in groupby(rows, key=lambda row: row.key.case.op):
+        rows = [row for row in rows if row.verdict is not Verdict.NO_EVIDENCE]
+    for op, members in groupby(rows, key=lambda row: row.op):
         shown = ("size", "contender", "A us", "B us", "P(B slower)", *headings)
         cells = [_format_row(row, rounds) for row in members]
         numbers, drops = ("size", *shown[2:5], "B / A"), ("P(B slower)", "B slower in", "A us", "B us")
@@ -48,23 +46,23 @@ def print_comparison(comparison: Comparison, tolerance: float, *, all_rows: bool
         print_text("\n")
     if len(rows) < len(comparison.rows):
         print_text(f"{len(comparison.rows) - len(rows)} rows without evidence of a difference: --rows shows all")
-    for line in (*_describe_circumstances(comparison), *_describe_verdict(comparison, tolerance)):
+    for line in (*_describe_circumstances(comparison), *_describe_verdict(comparison)):
         print_text(line, indent="         ")
 
 
-def print_guidelines(checked: Sequence[CheckedGuideline], *, all_rows: bool) -> None:
+def print_guidelines(checked: Sequence[GuidelineRecord], *, all_rows: bool) -> None:
     """Print the guidelines, those that hold only if there are few or with `all_rows`, and the number of violations."""
     shown = list(checked)
     if len(shown) > MAX_ROWS and not all_rows:
-        shown = [each for each in checked if each.verdict is not GuidelineVerdict.HOLDS]
-    for text, members in groupby(shown, key=lambda each: each.text):
+        shown = [guideline for guideline in checked if guideline.verdict is not GuidelineVerdict.HOLDS]
+    for text, members in groupby(shown, key=lambda guideline: guideline.guideline):
         headings = ("size", "contender", "left us", "right us", "left / right", "interval", "verdict")
         numbers = ("size", "left us", "right us", "left / right")
-        print_table(text, headings, [_format_guideline(each) for each in members], numbers)
+        print_table(text, headings, [_format_guideline(member) for member in members], numbers)
         print_text("\n")
     if len(shown) < len(checked):
         print_text(f"{len(checked) - len(shown)} guidelines hold and are not shown: --rows shows all")
-    counts = {verdict: sum(each.verdict is verdict for each in checked) for verdict in GuidelineVerdict}
+    counts = {verdict: sum(guideline.verdict is verdict for guideline in checked) for verdict in GuidelineVerdict}
     print_text(
         f"{format_count(len(checked), 'guideline')}: {counts[GuidelineVerdict.VIOLATED]} violated, "
         f"{counts[GuidelineVerdict.HOLDS]} hold, {counts[GuidelineVerdict.NO_EVIDENCE]} without evidence (the left "
@@ -72,40 +70,39 @@ def print_guidelines(checked: Sequence[CheckedGuideline], *, all_rows: bool) -> 
     )
 
 
-def _format_times(times: ComparedTimes, rounds: int | None) -> list[str]:
+def _format_times(times: ComparedOperationRecord | ComparedRowRecord, rounds: int | None) -> list[str]:
     """Return the cells of ratio, interval, slower rounds (only if `rounds` is the number of pairs) and verdict."""
     slower = [] if rounds is None else [f"{times.slower_rounds} of {rounds}"]
-    return [f"{times.ratio:.3f}x", f"[{times.low:.4g},{times.high:.4g}]", *slower, times.verdict.value]
+    return [f"{times.ratio:.3f}x", f"[{times.ratio_low:.4g},{times.ratio_high:.4g}]", *slower, times.verdict.value]
 
 
-def _format_row(row: ComparedRow, rounds: int | None) -> list[str]:
+def _format_row(row: ComparedRowRecord, rounds: int | None) -> list[str]:
     """Return the cells of a row."""
     return [
-        format_size(row.key.case.nbytes),
-        _format_contender(row.key),
-        f"{row.a_us:.4g}",
-        f"{row.b_us:.4g}",
-        f"{row.order.probability:.2f}",
-        *_format_times(row.times, rounds),
+        format_size(row.nbytes),
+        _format_contender(row),
+        f"{row.p50_a_us:.4g}",
+        f"{row.p50_b_us:.4g}",
+        f"{row.slower_probability:.2f}",
+        *_format_times(row, rounds),
     ]
 
 
-def _format_contender(key: RowKey) -> str:
+def _format_contender(row: ComparedRowRecord | GuidelineRecord) -> str:
     """Return the engine and algorithm of a row, with its kind of memory and place where these are unusual."""
-    case = key.case
-    name = f"{case.engine}/{case.algorithm}" if case.algorithm else case.engine
-    return name + ("" if case.buffer == "host" else f" {case.buffer}") + ("" if case.in_place else " (out)")
+    name = f"{row.engine}/{row.algorithm}" if row.algorithm else row.engine
+    return name + ("" if row.buffer == "host" else f" {row.buffer}") + ("" if row.in_place else " (out)")
 
 
-def _format_guideline(each: CheckedGuideline) -> list[str]:
+def _format_guideline(each: GuidelineRecord) -> list[str]:
     """Return the cells of a checked guideline."""
     return [
-        format_size(each.left.case.nbytes),
-        _format_contender(each.left),
+        format_size(each.nbytes),
+        _format_contender(each),
         f"{each.left_us:.4g}",
         f"{each.right_us:.4g}",
         f"{each.ratio:.2f}x",
-        f"[{each.low:.2f},{each.high:.2f}]",
+        f"[{each.ratio_low:.2f},{each.ratio_high:.2f}]",
         each.verdict.value,
     ]
 
@@ -115,12 +112,12 @@ def _describe_circumstances(comparison: Comparison) -> list[str]:
     runs = [format_count(count, "run") for count in comparison.runs]
     counts = f"{format_count(len(comparison.rows), 'row')} compared"
     lines = [f"runs:    A {runs[0]}, B {runs[1]}{' in turns' if comparison.paired else ''}; {counts}"]
-    lines += [f"differ:  {each}" for each in comparison.differences]
-    for side, keys in (("A", comparison.only_a), ("B", comparison.only_b)):
-        if keys:
-            lines.append(f"only {side}:  {format_count(len(keys), 'row')}: {_join_names([key.name for key in keys])}")
+    lines += [f"differ:  {difference}" for difference in comparison.differences]
+    for side, names in (("A", comparison.only_a), ("B", comparison.only_b)):
+        if names:
+            lines.append(f"only {side}:  {format_count(len(names), 'row')}: {_join_names(names)}")
     if comparison.wrong:
-        lines.append(f"wrong:   not compared: {_join_names([key.name for key in comparison.wrong])}")
+        lines.append(f"wrong:   not compared: {_join_names(comparison.wrong)}")
     if comparison.disturbed:
         several = max(comparison.runs) > 1
         remedy = "disturbed runs are left out where others remain" if several else "measure again on idle cores"
@@ -144,10 +141,10 @@ def _describe_drift(comparison: Comparison) -> str:
     return removed + alike
 
 
-def _describe_lack_of_evidence(comparison: Comparison, tolerance: float) -> list[str]:
+def _describe_lack_of_evidence(comparison: Comparison) -> list[str]:
     """Return lines that say how large a difference can be that was not found, and what to measure to see it."""
-    (low, high), change = comparison.widest_interval, tolerance or DEFAULT_CHANGE
-    if not comparison.lacks_evidence(tolerance):
+    (low, high), change = comparison.widest_interval, comparison.tolerance or DEFAULT_CHANGE
+    if not comparison.lacks_evidence:
         return [f"verdict: no difference of {100 * change:.3g} % or more: all B / A are in [{low:.3f},{high:.3f}]"]
     reasons = comparison.doubts or (f"B / A may be anything in [{low:.3f},{high:.3f}]",)
     lines = [f"verdict: not enough evidence of a difference: {'; '.join(reasons)}"]
@@ -166,16 +163,16 @@ def _describe_lack_of_evidence(comparison: Comparison, tolerance: float) -> list
     return lines
 
 
-def _describe_verdict(comparison: Comparison, tolerance: float) -> list[str]:
+def _describe_verdict(comparison: Comparison) -> list[str]:
     """Return lines with the names of all that became worse or better, and of regressions beyond the tolerance."""
     worse, better = comparison.list_names(Verdict.WORSE), comparison.list_names(Verdict.BETTER)
     if not worse and not better:
-        return _describe_lack_of_evidence(comparison, tolerance)
+        return _describe_lack_of_evidence(comparison)
     lines = []
     for label, names in (("worse", worse), ("better", better)):
         if names:
             lines.append(f"verdict: {label}: {_join_names(names)}")
-    regressions = comparison.list_regressions(tolerance)
+    regressions, tolerance = comparison.list_regressions(), comparison.tolerance
     if worse:
         limit = f"slower by more than {100 * tolerance:.3g} %" if tolerance else "slower"
         lines.append(f"regress: {limit}: {_join_names(regressions) if regressions else 'none'}")

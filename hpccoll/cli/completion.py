@@ -30,7 +30,7 @@ def _list_plans() -> list[str]:
     from hpccoll.algorithms import list_algorithms
     from hpccoll.schedules import list_schedule_names
 
-    return [*_list_operations(), *(each.full_name for each in list_algorithms()), *list_schedule_names()]
+    return [*_list_operations(), *(algorithm.full_name for algorithm in list_algorithms()), *list_schedule_names()]
 
 
 def _list_examples() -> list[str]:

@@ -164,7 +164,7 @@ def _output_values(
 def _make_record(example: Example, algorithm: Algorithm | None, values: Sequence[RankValues]) -> dict[str, Any]:
     """Return the example's `DemoRecord` as a dict, which maps each variable's name to a list of every rank's value."""
     before, after = (
-        {title: [getattr(each, side)[index] for each in values] for index, title in enumerate(titles)}
+        {title: [getattr(value, side)[index] for value in values] for index, title in enumerate(titles)}
         for side, titles in zip(("before", "after"), example.titles, strict=True)
     )
     op, name = (algorithm.operation.value, algorithm.name) if algorithm else (None, None)

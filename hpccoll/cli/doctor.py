@@ -146,7 +146,7 @@ def _write_report(findings: Sequence[Finding], run: dict[str, Any], verbose: boo
         if json_file is not None:
             lines.write(run)
             for finding in findings:
-                lines.write(finding.as_dict())
+                lines.write(finding.make_record().as_dict())
     if json_file == STDOUT:
         return
     width = min(MAX_WIDTH, find_output_width() or MAX_WIDTH)

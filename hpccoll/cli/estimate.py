@@ -7,7 +7,7 @@ first, and meshes that need too much memory follow.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any, TypeVar
 
@@ -17,8 +17,8 @@ import msgspec
 from hpccoll.cli.completion import complete_machines, complete_presets
 from hpccoll.cli.estimate_tables import print_estimate, print_search
 from hpccoll.cli.machine_options import resolve_machine
-from hpccoll.cli.output import STDOUT, is_printing_rank, json_option, list_given_options, open_json_lines
-from hpccoll.cli.run_record import make_serial_run_record
+from hpccoll.cli.output import STDOUT, is_printing_rank, json_option, list_given_options
+from hpccoll.cli.run_record import write_serial_records
 from hpccoll.errors import UsageError
 from hpccoll.parallel.mesh import ZERO_LEVELS, Mesh, split_strategy_words
 from hpccoll.plan import Machine
@@ -119,10 +119,10 @@ def estimate(
     if search:
         _run_search(name, setup, chosen, efficiency, top, options, json_file)
         return
-    found = make_estimate(setup, chosen, efficiency)
-    write_estimates(json_file, name, [found])
+    step_estimate = make_estimate(setup, chosen, efficiency)
+    write_serial_records(json_file, [make_estimate_record(name, step_estimate)])
     if json_file != STDOUT:
-        print_estimate(name, found)
+        print_estimate(name, step_estimate)
 
 
 def resolve_estimated_machine(name: str | None, ranks: int) -> Machine:
@@ -147,10 +147,10 @@ def _run_search(
         raise UsageError("--search needs the number of ranks; add --ranks, such as --ranks 64")
     zeros = ZERO_STAGES if options["zero"] is None else (options["zero"],)
     recomputes = RECOMPUTE if options["recompute"] is None else (options["recompute"],)
-    found: MeshSearch = search_meshes(setup, machine, efficiency, setup.mesh.ranks, zeros, recomputes)
-    write_estimates(json_file, name, [*found.fitting, *found.too_large])
+    search: MeshSearch = search_meshes(setup, machine, efficiency, setup.mesh.ranks, zeros, recomputes)
+    write_serial_records(json_file, [make_estimate_record(name, each) for each in (*search.fitting, *search.too_large)])
     if json_file != STDOUT:
-        print_search(name, setup, machine, found, top)
+        print_search(name, setup, machine, search, top)
 
 
 def _make_model(preset: str | None, shape: dict[str, int], like_llama: bool) -> TransformerShape:
@@ -215,21 +215,12 @@ def _make_setup(model: TransformerShape, mesh: Mesh, options: dict[str, Any]) ->
     )
 
 
-def write_estimates(json_file: str | None, name: str, estimates: Sequence[Estimate]) -> None:
-    """Write the records of estimates, if --json is given."""
-    with open_json_lines(json_file) as lines:
-        if json_file is not None:
-            lines.write(make_serial_run_record())
-            for each in estimates:
-                lines.write(make_estimate_record(name, each).as_dict())
-
-
 def make_estimate_record(name: str, found: Estimate) -> EstimateRecord:
     """Return an estimate as a record; `name` is the name of the model."""
     setup, time = found.setup, found.time
     by_collective: dict[str, float] = defaultdict(float)
-    for each in found.traffic:
-        by_collective[each.collective] += each.sent_bytes
+    for entry in found.traffic:
+        by_collective[entry.collective] += entry.sent_bytes
     return EstimateRecord(
         model=name,
         parameters=count_parameters(setup.model).total,
@@ -252,7 +243,7 @@ def make_estimate_record(name: str, found: Estimate) -> EstimateRecord:
             TrafficEntry(a.strategy, a.collective, a.calls, a.within_bytes, a.between_bytes, a.seconds)
             for a in found.traffic
         ),
-        overlap={each.strategy: each.ratio for each in found.overlaps},
+        overlap={overlap.strategy: overlap.ratio for overlap in found.overlaps},
         bubble=time.bubble,
         efficiency=found.efficiency,
         compute_s=time.compute_s,

@@ -46,11 +46,11 @@ def print_estimate(name: str, found: Estimate) -> None:
     if found.traffic:
         traffic = [
             (
-                *(each.strategy, each.collective, f"{each.calls}"),
-                *(format_gb(nbytes) for nbytes in (each.within_bytes, each.between_bytes)),
-                f"{each.seconds:.3g}",
+                *(entry.strategy, entry.collective, f"{entry.calls}"),
+                *(format_gb(nbytes) for nbytes in (entry.within_bytes, entry.between_bytes)),
+                f"{entry.seconds:.3g}",
             )
-            for each in found.traffic
+            for entry in found.traffic
         ]
         print_table("\nBytes that a rank sends in a step", TRAFFIC_COLUMNS, traffic, numbers=TRAFFIC_COLUMNS[2:])
     if found.overlaps:
@@ -66,12 +66,12 @@ def print_rank_estimates(found: Estimate) -> None:
         first = index * setup.mesh.stride("pp")
         ranks = range(first, first + setup.mesh.stride("pp"))
         memory, compute_s = compute_rank_memory(setup, index), compute_rank_seconds(found, index)
-        state = memory.weights + memory.gradients + memory.optimizer
+        of_training = memory.weights + memory.gradients + memory.optimizer
         rows.append(
             (
                 format_ranges(ranks),
                 format_ranges([stage for stage, rank in enumerate(placed) if rank == index]),
-                *(f"{nbytes / MB:,.1f}" for nbytes in (state, memory.total - state, memory.total)),
+                *(f"{nbytes / MB:,.1f}" for nbytes in (of_training, memory.total - of_training, memory.total)),
                 *(f"{seconds:.3g}" for seconds in (compute_s, found.time.total_s - compute_s)),
             )
         )
@@ -137,17 +137,17 @@ def print_search(name: str, setup: TrainingSetup, machine: Machine, found: MeshS
         print_text(f"fits    yes: {len(found.fitting)} meshes within {usable:.1f} GB per rank", indent=" " * 8)
         print_text(f"best    {_describe_settings(best.setup)}: {best.time.total_s:.3g} s per step", indent=" " * 8)
         print_text(f"limit   {_describe_limit(best)}", indent=" " * 8)
-        rows = [_make_search_row(each) for each in found.fitting[:top]]
+        rows = [_make_search_row(estimate) for estimate in found.fitting[:top]]
         print_table("\nFastest meshes, each with its best settings", SEARCH_COLUMNS, rows, numbers=SEARCH_COLUMNS[3:7])
     else:
         print_text(f"fits    no: no mesh within {usable:.1f} GB per rank", indent=" " * 8)
     if found.too_large:
         print_text(f"\nMeshes that need too much memory with any settings: {len(found.too_large)}")
-        for each in found.too_large[:MOST_LISTED]:
-            memory = asdict(each.memory)
+        for estimate in found.too_large[:MOST_LISTED]:
+            memory = asdict(estimate.memory)
             largest = max(memory, key=lambda what: memory[what])
-            total = each.memory.total / GB
-            print_text(f"  {each.setup.mesh}: {total:.1f} GB, of which {memory[largest] / GB:.1f} GB are {largest}")
+            total = estimate.memory.total / GB
+            print_text(f"  {estimate.setup.mesh}: {total:.1f} GB, of which {memory[largest] / GB:.1f} GB are {largest}")
     if found.misfits:
         print_text(f"\nMeshes that do not divide the model or the batch: {len(found.misfits)}")
         for reason, count in Counter(found.misfits.values()).most_common(MOST_LISTED):

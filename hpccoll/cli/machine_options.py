@@ -109,7 +109,7 @@ def resolve_machine(
         per_byte = (parse_seconds_per_byte(costs.get(key, "0"), f"--{key}") for key in ("beta", "gamma"))
         machine = Machine.flat(alpha, *per_byte)
     elif name is not None and name.startswith(FIT_PREFIX):
-        machine, errors = _fit_to_file(name.removeprefix(FIT_PREFIX), {each.full_name for each in algorithms})
+        machine, errors = _fit_to_file(name.removeprefix(FIT_PREFIX), {algorithm.full_name for algorithm in algorithms})
         limit = _read_limit(name.removeprefix(FIT_PREFIX))
     else:
         machine = load_machine(name if name is not None else DEFAULT_MACHINE)

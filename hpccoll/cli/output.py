@@ -14,14 +14,15 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from hpccoll.cli.options import declare
 from hpccoll.errors import UsageError
 from hpccoll.measure.results.output_file import require_writable
 from hpccoll.measure.results.result_file import SPACED, STDOUT, RecordWriter
 from hpccoll.text_table import TextColumn, find_output_width, format_table
 
 __all__ = [
-    "STDOUT", "get_launched_rank", "is_printing_rank", "json_option", "list_given_options", "open_json_lines",
-    "print_table", "print_text", "require_outputs_writable",
+    "STDOUT", "get_launched_rank", "is_printing_rank", "json_field", "json_option", "list_given_options",
+    "open_json_lines",    "print_table", "print_text", "require_outputs_writable",
 ]  # fmt: skip
 # Environment variables in which launchers pass a rank; in a SLURM job, a variable that mpirun sets has precedence.
 _TORCHRUN_RANK, _TORCHRUN_JOB = "RANK", "TORCHELASTIC_RUN_ID"  # users set RANK, too; torchrun always sets both
@@ -77,6 +78,11 @@ def json_option(
     return decorate
 
 
+def json_field(text: str, *, appends_with: str | None = None) -> Any:
+    """Return a field for the file of --json of a command of all ranks; the arguments are those of `json_option`."""
+    return declare(lambda _: json_option(text, all_ranks=True, appends_with=appends_with))
+
+
 def _require_new(json_file: str, alternative: str) -> None:
     """Raise UsageError if the file of --json exists and is not empty; devices and pipes are no files."""
     file = Path(json_file)
@@ -88,7 +94,7 @@ def _require_new(json_file: str, alternative: str) -> None:
 def list_given_options(*names: str) -> list[str]:
     """Return those of the running command's options that the user gave, such as `--size`; `names` are parameters."""
     context = click.get_current_context()
-    options = {each.name: max(each.opts, key=len) for each in context.command.params}
+    options = {param.name: max(param.opts, key=len) for param in context.command.params}
     return [options[name] for name in names if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
 
 
@@ -116,9 +122,9 @@ def print_text(text: str, indent: str = "  ") -> None:
     if not is_printing_rank():
         return
     width = find_output_width()
-    for each in text.splitlines():
-        own = each[: len(each) - len(each.lstrip())]
-        line = _NUMBER_AND_UNIT.sub("\u00a0", each)  # textwrap does not break at no-break spaces
+    for source in text.splitlines():
+        own = source[: len(source) - len(source.lstrip())]
+        line = _NUMBER_AND_UNIT.sub("\u00a0", source)  # textwrap does not break at no-break spaces
         broken = textwrap.wrap(
             line, width or len(line) + 1, subsequent_indent=own + indent, break_long_words=False, break_on_hyphens=False
         )
@@ -150,7 +156,7 @@ def print_table(
         return
     width = find_output_width()
     importance = {heading: len(drops) - place for place, heading in enumerate(drops)}
-    shape = [TextColumn(each, each in numbers, each in wraps, importance.get(each, 0)) for each in columns]
+    shape = [TextColumn(column, column in numbers, column in wraps, importance.get(column, 0)) for column in columns]
     styled = width is not None and sys.stdout.isatty() and not plain
     print_text(title)
     print(format_table(shape, rows, width, styled=styled))

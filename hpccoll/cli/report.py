@@ -18,9 +18,9 @@ import click
 import numpy as np
 
 from hpccoll.atomic_files import write_atomically
-from hpccoll.cli.output import STDOUT, is_printing_rank, json_option, list_given_options, open_json_lines, print_text
+from hpccoll.cli.output import STDOUT, is_printing_rank, json_option, list_given_options, print_text
 from hpccoll.cli.progress import show_progress
-from hpccoll.cli.run_record import make_serial_run_record
+from hpccoll.cli.run_record import write_serial_records
 from hpccoll.errors import HpccollError, UsageError
 from hpccoll.text_table import find_output_width
 from hpccoll.units import format_count
@@ -107,11 +107,7 @@ def _write_page(files: tuple[str, ...], output: str, machine: str | None, no_bou
     page = render_page(results, groups, models, findings, more)
     with explain_write_errors(output, "-o"):
         write_atomically(output, page)
-    with open_json_lines(json_file) as lines:
-        if json_file is not None:
-            lines.write(make_serial_run_record())
-        for finding in findings:
-            lines.write(finding.as_dict())
+    write_serial_records(json_file, [finding.make_record() for finding in findings])
     if json_file != STDOUT:
         _print_findings(results, findings, output)
     return 1 if any(row.record.wrong for row in results.rows) else 0
@@ -127,23 +123,20 @@ def _report_crash(directory: str, traces: str | None, json_file: str | None) -> 
     from hpccoll.runtime.failure_detection.job_evidence import make_evidence, observe_processes
     from hpccoll.runtime.recorder import read_recordings, write_torch_traces
 
-    found = read_recordings(directory)
+    recorded = read_recordings(directory)
     if traces is not None:
         try:
-            write_torch_traces(found.recordings, Path(traces))
+            write_torch_traces(recorded.recordings, Path(traces))
         except OSError as error:
             raise UsageError(
                 f"--torch-format {traces}: {error.strerror}; name a directory that can be written"
             ) from error
-    evidence = make_evidence(found.recordings, observe_processes(found.recordings))
+    evidence = make_evidence(recorded.recordings, observe_processes(recorded.recordings))
     analysis = analyze(evidence)
-    with open_json_lines(json_file) as lines:
-        if json_file is not None:
-            lines.write(make_serial_run_record())
-            lines.write(make_crash_record(evidence, analysis, found.problems).as_dict())
+    write_serial_records(json_file, [make_crash_record(evidence, analysis, recorded.problems)])
     if json_file != STDOUT:
         click.echo(format_analysis(evidence, analysis))
-    for problem in found.problems:
+    for problem in recorded.problems:
         click.echo(f"# skipped: {problem}", err=True)
     return 0
 

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from hpccoll.cli.output import open_json_lines
+
 if TYPE_CHECKING:
     from hpccoll.measure.hardware_limit import HardwareLimit
+    from hpccoll.measure.results.result_file import RecordWriter
+    from hpccoll.records import Record
 
 # Maps fields of `SlurmJob` to SLURM variables; no other SLURM variable is recorded.
 SLURM_VARIABLES = {
@@ -68,6 +73,22 @@ def make_serial_run_record() -> dict[str, Any]:
     hosts, cores = (platform.node(),), (len(os.sched_getaffinity(0)),)
     facts: dict[str, Any] = {"ranks": 1, "nodes": 1, "devices": (), "oversubscribed": False, "commit": None}
     return _make_record(versions=versions, hosts=hosts, cores=cores, **facts)
+
+
+@contextmanager
+def open_serial_output(json_file: str | None) -> Iterator[RecordWriter]:
+    """Open the file of --json of a command that runs in one process, as `open_json_lines`; write its record `run`."""
+    with open_json_lines(json_file) as lines:
+        if json_file is not None:
+            lines.write(make_serial_run_record())
+        yield lines
+
+
+def write_serial_records(json_file: str | None, records: Iterable[Record]) -> None:
+    """Write the record of kind `run` and the records of a command that runs in one process, if --json is given."""
+    with open_serial_output(json_file) as lines:
+        for record in records:
+            lines.write(record.as_dict())
 
 
 def _make_record(**facts: Any) -> dict[str, Any]:

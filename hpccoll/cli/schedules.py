@@ -12,15 +12,15 @@ from typing import Any, Literal
 
 import click
 
-from hpccoll.cli.output import STDOUT, is_printing_rank, list_given_options, open_json_lines, print_table, print_text
+from hpccoll.cli.output import STDOUT, is_printing_rank, list_given_options, print_table, print_text
 from hpccoll.cli.progress import show_progress
-from hpccoll.cli.run_record import make_serial_run_record
+from hpccoll.cli.run_record import open_serial_output
 from hpccoll.errors import HpccollError, PlanError, UsageError
-from hpccoll.parallel.schedule_files import is_schedule_file, prove_schedule_file
 from hpccoll.plan import PassTimes, Schedule, ScheduleProof, check_schedule, simulate_schedule
 from hpccoll.plan.interchange.torch_schedules import CSV_FORMATS, CsvFormat
 from hpccoll.records import ScheduleRecord
 from hpccoll.schedules import ScheduleFamily, get_schedule, list_schedule_names
+from hpccoll.schedules.schedule_files import is_schedule_file, prove_schedule_file
 from hpccoll.units import format_count, parse_rank_counts
 
 ALL = "schedules"  # the name that stands for all built-in schedules
@@ -131,18 +131,18 @@ def list_cases(names: Sequence[str], options: ScheduleOptions) -> list[ScheduleC
     Raises UsageError if a schedule allows none of the counts.
     """
     cases = []
-    expanded = [each for name in names for each in (list_schedule_names() if name == ALL else [name])]
+    expanded = [schedule for name in names for schedule in (list_schedule_names() if name == ALL else [name])]
     for name in dict.fromkeys(expanded):
         if is_schedule_file(name):
             cases.append(ScheduleCase(name, None, options))
             continue
-        family, found = get_schedule(name), []
+        family, of_family = get_schedule(name), []
         for stages, microbatches in product(options.stages, options.microbatches):
             if family.allows(stages, microbatches, options.stages_per_rank):
-                found.append(ScheduleCase(name, family, options, stages, microbatches))
-        if not found:
+                of_family.append(ScheduleCase(name, family, options, stages, microbatches))
+        if not of_family:
             family.shape(options.stages[0], options.microbatches[0], options.stages_per_rank)
-        cases += found
+        cases += of_family
     return cases
 
 
@@ -157,9 +157,7 @@ def run_cases(
     if not is_printing_rank():
         return
     records: list[ScheduleRecord] = []
-    with open_json_lines(json_file) as lines, show_progress("proven", len(cases)) as advance:
-        if json_file is not None:
-            lines.write(make_serial_run_record())
+    with open_serial_output(json_file) as lines, show_progress("proven", len(cases)) as advance:
         for case in cases:
             records.append(_run_case(command, case))
             lines.write(records[-1].as_dict())

@@ -20,12 +20,11 @@ from hpccoll.cli.output import (
     is_printing_rank,
     json_option,
     list_given_options,
-    open_json_lines,
     print_table,
     print_text,
 )
 from hpccoll.cli.progress import show_progress
-from hpccoll.cli.run_record import make_serial_run_record
+from hpccoll.cli.run_record import open_serial_output
 from hpccoll.cli.schedules import (
     ScheduleOptions,
     add_schedule_options,
@@ -129,9 +128,7 @@ def _record_and_print(
     simulated: Iterator[SimulatedCase], chosen: ChosenMachine, json_file: str | None, *, show_path: bool
 ) -> None:
     """Write the records of simulated cases as they finish, then print them."""
-    with open_json_lines(json_file) as lines:
-        if json_file is not None:
-            lines.write(make_serial_run_record())
+    with open_serial_output(json_file) as lines:
         cases = []
         for case in simulated:
             lines.write(_make_record(case, chosen))
@@ -294,7 +291,7 @@ def _write_map(algorithms: Sequence[Algorithm], chosen: ChosenMachine, max_ranks
     require_picture(map_file, "--map")
     machine = chosen.for_ranks(max_ranks)
     counts = list_rank_counts(max_ranks, machine)
-    if len(counts) < 2 or len({each.operation for each in algorithms}) > 1:
+    if len(counts) < 2 or len({algorithm.operation for algorithm in algorithms}) > 1:
         raise UsageError("--map compares algorithms of one OP over rank counts: name one OP, and --ranks 4 or more")
     with show_progress("simulated", len(algorithms) * len(counts)) as advance:
         grid = forecast_grid(algorithms, machine, counts, MAP_SIZES, advance)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from hpccoll.cli.options import option
 from hpccoll.errors import UsageError
 from hpccoll.records import StartMethod
 
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from hpccoll.measure.iteration_start import IterationStarter
     from hpccoll.runtime.job import RankLayout
 
-Command = TypeVar("Command", bound=Callable[..., Any])
 AUTO, DEFAULT_CLOCK = "auto", "hca3"
 
 
@@ -23,9 +22,17 @@ AUTO, DEFAULT_CLOCK = "auto", "hca3"
 class StartOptions:
     """How iterations start; `window_us` is None for windows that adapt to the ranks."""
 
-    start: str
-    clock: str | None
-    window_us: float | None
+    start: str = option(
+        "--start",
+        type=click.Choice([AUTO, *(method.value for method in StartMethod)]),
+        default=AUTO,
+        show_default=True,
+        help="How iterations start: in windows of a global clock, or by a barrier (auto: if ranks share cores).",
+    )
+    clock: str | None = option("--clock", metavar="NAME", help="Synchronization: hca3 (default), skampi, jones_koenig.")
+    window_us: float | None = option(
+        "--window", type=click.FloatRange(0, min_open=True), help="Length of start windows in us."
+    )
 
     def check(self) -> None:
         """Raise UsageError if a name is unknown, or an option of windows is given for barriers."""
@@ -36,31 +43,6 @@ class StartOptions:
         if self.start == StartMethod.BARRIER and (self.clock or self.window_us):
             given = "--clock" if self.clock else "--window"
             raise UsageError(f"--start barrier uses no clock; leave out {given}, or use --start window")
-
-
-def start_options(command: Command) -> Command:
-    """Add the options to a click command; `take_start_options` collects their values."""
-    methods = click.Choice([AUTO, *(method.value for method in StartMethod)])
-    for option in (
-        click.option(
-            "--window", "window_us", type=click.FloatRange(0, min_open=True), help="Length of start windows in us."
-        ),
-        click.option("--clock", metavar="NAME", help="Synchronization: hca3 (default), skampi, jones_koenig."),
-        click.option(
-            "--start",
-            type=methods,
-            default=AUTO,
-            show_default=True,
-            help="How iterations start: in windows of a global clock, or by a barrier (auto: if ranks share cores).",
-        ),
-    ):
-        command = option(command)
-    return command
-
-
-def take_start_options(options: dict[str, Any]) -> StartOptions:
-    """Remove the values of the options from those of a command, and return them."""
-    return StartOptions(options.pop("start"), options.pop("clock"), options.pop("window_us"))
 
 
 def make_starter(options: StartOptions, comm: Any, layout: RankLayout, core_share: float | None) -> IterationStarter:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,6 @@ import click
 
 from hpccoll.cli.completion import complete_strategies
 from hpccoll.cli.output import (
-    STDOUT,
     is_printing_rank,
     json_option,
     list_given_options,
@@ -20,7 +19,7 @@ from hpccoll.cli.output import (
     print_text,
     require_outputs_writable,
 )
-from hpccoll.cli.progress import show_progress
+from hpccoll.cli.run_output import RunOutput
 from hpccoll.cli.run_record import make_run_record
 from hpccoll.cli.train_account import ACCOUNT_STEPS, account_training
 from hpccoll.cli.train_estimate import estimate_training
@@ -34,10 +33,7 @@ from hpccoll.train.options import (
     OPTIMIZERS,
     SPLITS,
     CheckpointOptions,
-    CourseConfig,
     ExpertConfig,
-    GptConfig,
-    MlpConfig,
     ModelConfig,
     TrainOptions,
     require_torch,
@@ -60,7 +56,7 @@ HEADINGS = ("step", "loss", "grad norm", "step ms", "comm ms", "bubble", "peak M
 
 @click.command(epilog="Example: mpirun -n 4 hpccoll train dp=2,tp=2 --check --checkpoint state --json train.jsonl")
 @click.argument("strategies", metavar="STRATEGY", nargs=-1, required=True, shell_complete=complete_strategies)
-@click.option("--model", type=click.Choice(MODELS), default="mlp", show_default=True, help="The model to train.")
+@click.option("--model", type=click.Choice(list(MODELS)), default="mlp", show_default=True, help="The model to train.")
 @click.option("--width", type=click.IntRange(1), help="Features between layers; default 64, gpt 128.")
 @click.option("--layers", type=click.IntRange(1), help="Linear layers (default 4), or blocks of a gpt (default 3).")
 @click.option("--activation", type=click.Choice(ACTIVATIONS), help="Default tanh, course and gpt gelu.")
@@ -191,7 +187,7 @@ def _make_experts(experts: int | None = None, **options: Any) -> ExpertConfig:
 
 def _make_model(name: str, shape: dict[str, Any]) -> ModelConfig:
     """Return the model of --model with the options of its shape that were given; raise UsageError for others."""
-    model = next(each for each in (MlpConfig, CourseConfig, GptConfig) if each.name == name)
+    model = MODELS[name]
     unknown = [option for option in shape if option not in {field.name for field in fields(model)}]
     if unknown:
         raise UsageError(f"--{unknown[0]} is no option of --model {name}; leave it out, or choose another --model")
@@ -288,7 +284,7 @@ def _open_outputs(given: _TrainArguments) -> CheckpointDirectory | None:
     return CheckpointDirectory(directory) if directory is not None else None
 
 
-class _TrainOutput:
+class _TrainOutput(RunOutput):
     """Write a run's records as steps finish, and print a table of steps at the end; on rank 0 only.
 
     The constructor writes the run record and shows a progress bar. When the caller closes the ExitStack `stack`,
@@ -309,23 +305,20 @@ class _TrainOutput:
 
         prints = is_printing_rank()
         # With --checkpoint, the file of --json may have the records of an earlier part of this training.
-        self._writer = stack.enter_context(RecordWriter(json_file if prints else None, resume=appends))
-        self._writer.write(run)
-        self._bar: Callable[[str], None] = lambda _: None
-        self._unit = "tokens" if isinstance(options.model, GptConfig) else "samples"
-        self._prints_results = prints and json_file != STDOUT
+        super().__init__(stack, run, RecordWriter(json_file if prints else None, resume=appends), json_file)
+        self._unit = options.model.unit
+        self._prints_results = prints and not self.has_records_on_stdout
         stack.callback(self.print_results)  # after the progress bar has ended
         if prints:
-            self._bar = stack.enter_context(show_progress("steps", max(options.steps - start.step, 0)))
+            self.show_progress(stack, "steps", max(options.steps - start.step, 0))
         self._steps: list[TrainStepRecord] = []
         self._summary: TrainSummaryRecord | None = None
         self._comparison: TrainCompareRecord | None = None
 
     def add_step(self, record: TrainStepRecord) -> None:
         """Keep a step's record, write it to the file of --json, and advance the progress bar."""
-        self._writer.write(record.as_dict())
+        self.write(record, format_progress(record, self._unit))
         self._steps.append(record)
-        self._bar(format_progress(record, self._unit))
 
     def warn(self, message: str) -> None:
         """Print a warning to standard error on rank 0."""
@@ -335,12 +328,12 @@ class _TrainOutput:
     def add_summary(self, summary: TrainSummaryRecord) -> None:
         """Keep the summary record and write it to the file of --json."""
         self._summary = summary
-        self._writer.write(summary.as_dict())
+        self.write(summary)
 
     def add_comparison(self, comparison: TrainCompareRecord) -> None:
         """Keep the comparison with torch and write it to the file of --json."""
         self._comparison = comparison
-        self._writer.write(comparison.as_dict())
+        self.write(comparison)
 
     def print_results(self) -> None:
         """Print a table of at most MAX_TABLE_STEPS evenly spaced steps, and the summary; only if `prints_results`."""

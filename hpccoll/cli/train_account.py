@@ -82,10 +82,10 @@ def account_training(strategies: Sequence[str], options: TrainOptions, json_file
 def find_wrong(record: TrainAccountRecord) -> list[str]:
     """Return the quantities that are not as estimated: bytes must be equal up to rounding, and memory within 5 %."""
     return [
-        each.quantity
-        for each in record.entries
-        if each.quantity.endswith(" bytes")
-        and not isclose(each.measured, each.estimated, rel_tol=TOLERANCES.get(each.quantity, ROUNDING))
+        entry.quantity
+        for entry in record.entries
+        if entry.quantity.endswith(" bytes")
+        and not isclose(entry.measured, entry.estimated, rel_tol=TOLERANCES.get(entry.quantity, ROUNDING))
     ]
 
 
@@ -107,11 +107,11 @@ def print_account(records: Sequence[TrainAccountRecord]) -> None:
 def format_rows(records: Sequence[TrainAccountRecord]) -> Iterator[tuple[str, ...]]:
     """Yield the cells of each quantity of each account, in the order of COLUMNS."""
     for record in records:
-        for each in record.entries:
-            write = _make_format(each.quantity)
-            measured, simulated, estimated = map(write, (each.measured, each.simulated, each.estimated))
-            even = "" if each.even is None else f" (even {write(each.even)})"
-            yield record.label, each.quantity.replace("bytes", "MB"), measured, simulated, estimated + even
+        for entry in record.entries:
+            write = _make_format(entry.quantity)
+            measured, simulated, estimated = map(write, (entry.measured, entry.simulated, entry.estimated))
+            even = "" if entry.even is None else f" (even {write(entry.even)})"
+            yield record.label, entry.quantity.replace("bytes", "MB"), measured, simulated, estimated + even
 
 
 def _make_format(quantity: str) -> Callable[[float], str]:

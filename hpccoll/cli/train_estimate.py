@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from math import prod
 
-from hpccoll.cli.estimate import resolve_estimated_machine, write_estimates
+from hpccoll.cli.estimate import make_estimate_record, resolve_estimated_machine
 from hpccoll.cli.estimate_tables import format_gb, print_estimate, print_rank_estimates
 from hpccoll.cli.output import STDOUT, get_launched_rank, is_printing_rank
+from hpccoll.cli.run_record import write_serial_records
 from hpccoll.errors import UnavailableError
 from hpccoll.parallel.mesh import Mesh
 from hpccoll.sizing import make_estimate
@@ -25,17 +26,17 @@ def estimate_training(strategy: str, options: TrainOptions, machine: str | None,
     mesh = Mesh.parse(strategy, _count_ranks(strategy))
     options.require_mesh_fits(mesh)
     setup, model = make_training_setup(options, mesh), options.model.name
-    found = make_estimate(setup, resolve_estimated_machine(machine, mesh.ranks))
+    step_estimate = make_estimate(setup, resolve_estimated_machine(machine, mesh.ranks))
     if not is_printing_rank():
-        return 0 if found.fits else UnavailableError.exit_status
-    write_estimates(json_file, model, [found])
+        return 0 if step_estimate.fits else UnavailableError.exit_status
+    write_serial_records(json_file, [make_estimate_record(model, step_estimate)])
     if json_file != STDOUT:
-        print_estimate(model, found)
-        print_rank_estimates(found)
-    if not found.fits:
+        print_estimate(model, step_estimate)
+        print_rank_estimates(step_estimate)
+    if not step_estimate.fits:
         raise UnavailableError(
-            f"{mesh} needs {format_gb(found.memory.total)} GB per rank, but a rank of {found.machine.name} has "
-            f"{format_gb(found.usable_bytes)} GB for it; "
+            f"{mesh} needs {format_gb(step_estimate.memory.total)} GB per rank, but a rank of "
+            f"{step_estimate.machine.name} has {format_gb(step_estimate.usable_bytes)} GB for it; "
             "give more ranks along tp or pp, --recompute, or a smaller --batch"
         )
     return 0

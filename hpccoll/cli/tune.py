@@ -12,8 +12,9 @@ import click
 
 from hpccoll.cli.bench_output import print_memory_need
 from hpccoll.cli.completion import complete_operations
-from hpccoll.cli.output import STDOUT, is_printing_rank, json_option, open_json_lines, print_table, print_text
-from hpccoll.cli.progress import show_progress
+from hpccoll.cli.options import argument, option, take_options
+from hpccoll.cli.output import STDOUT, is_printing_rank, json_field, open_json_lines, print_table, print_text
+from hpccoll.cli.run_output import RunOutput
 from hpccoll.cli.run_record import make_run_record
 from hpccoll.errors import UnknownNameError, UsageError
 from hpccoll.plan import Operation
@@ -32,36 +33,36 @@ TOTAL_BUDGET_S = 60.0  # shared by all rows; large messages may take longer for 
 
 @dataclass(frozen=True, slots=True)
 class TuneOptions:
-    """The options of `hpccoll tune` as parsed by click."""
+    """The options of `hpccoll tune`."""
 
-    operations: tuple[str, ...]
-    min_bytes: str | None
-    max_bytes: str
-    factor: int
-    dtype: str
-    buffer: str
-    budget: float | None
-    seed: int
-    output: str | None
-    json_file: str | None
-    show: bool
+    operations: tuple[str, ...] = argument(metavar="[OP]...", nargs=-1, shell_complete=complete_operations)
+    min_bytes: str | None = option(
+        "-b", "--min-bytes", help="Smallest message; default: 8, then the powers of the factor."
+    )
+    max_bytes: str = option("-e", "--max-bytes", default="64M", show_default=True, help="Largest message.")
+    factor: int = option(
+        "-f", "--factor", default=4, show_default=True, help="Ratio of one message size to the one before."
+    )
+    dtype: str = option(
+        "-d", "--dtype", default="float32", show_default=True, help="Element types, separated by commas."
+    )
+    buffer: str = option(
+        "--buffer", help="host, symmetric, cuda, separated by commas; default host,symmetric on one node."
+    )
+    budget: float | None = option(
+        "--budget", type=click.FloatRange(0, min_open=True), help="Most seconds per row; default: 60 s for all rows."
+    )
+    seed: int = option("--seed", default=0, show_default=True, help="Seed of the data and of the order of candidates.")
+    output: str | None = option(
+        "--output", metavar="FILE", help="Tuning table to write; default the file that auto reads."
+    )
+    json_file: str | None = json_field("Write JSON Lines as rows finish; - for standard output.")
+    show: bool = option("--show", is_flag=True, help="Print the stored table and measure nothing.")
 
 
 @click.command()
-@click.argument("operations", metavar="[OP]...", nargs=-1, shell_complete=complete_operations)
-@click.option("-b", "--min-bytes", help="Smallest message; default: 8, then the powers of the factor.")
-@click.option("-e", "--max-bytes", default="64M", show_default=True, help="Largest message.")
-@click.option("-f", "--factor", default=4, show_default=True, help="Ratio of one message size to the one before.")
-@click.option("-d", "--dtype", default="float32", show_default=True, help="Element types, separated by commas.")
-@click.option("--buffer", help="host, symmetric, cuda, separated by commas; default host,symmetric on one node.")
-@click.option(
-    "--budget", type=click.FloatRange(0, min_open=True), help="Most seconds per row; default: 60 s for all rows."
-)
-@click.option("--seed", default=0, show_default=True, help="Seed of the data and of the order of candidates.")
-@click.option("--output", metavar="FILE", help="Tuning table to write; default the file that auto reads.")
-@json_option("Write JSON Lines as rows finish; - for standard output.", all_ranks=True)
-@click.option("--show", is_flag=True, help="Print the stored table and measure nothing.")
-def tune(**options: Any) -> int:
+@take_options(TuneOptions)
+def tune(options: TuneOptions) -> int:
     """Measure every algorithm of each OP (default: all) and the MPI library's own collectives, and store their times.
 
     `algorithm="auto"` reads the table in later jobs with the same MPI library, kind of host and layout of ranks. New
@@ -73,7 +74,7 @@ def tune(**options: Any) -> int:
       mpirun -n 4 hpccoll tune all_reduce -b 1K -e 16M --buffer symmetric
       mpirun -n 4 hpccoll tune --show
     """  # noqa: D301 - \b is click's, and keeps the lines apart
-    return _run(TuneOptions(**options))
+    return _run(options)
 
 
 def _run(options: TuneOptions) -> int:
@@ -102,9 +103,7 @@ def _run(options: TuneOptions) -> int:
     run = make_run_record(world)
     with Communicator(world) as comm, ExitStack() as stack:
         sessions = make_tuning_sessions(sweep, world, comm, TOTAL_BUDGET_S, options.budget)
-        outputs = joint_failure.run_on_first_rank(
-            world, lambda: _TuneOutputs(options, stack, path, site, sessions, run)
-        )
+        outputs = joint_failure.run_on_first_rank(world, lambda: _TuneOutput(options, stack, path, site, sessions, run))
         if outputs is not None:
             print_memory_need(need)
         other_load = OtherProcessLoad(world)
@@ -115,7 +114,7 @@ def _run(options: TuneOptions) -> int:
     return 1 if wrong else 0
 
 
-def _run_sessions(sessions: list[TuningSession], outputs: _TuneOutputs | None) -> int:
+def _run_sessions(sessions: list[TuningSession], outputs: _TuneOutput | None) -> int:
     """Time all candidates of all sessions; return the number of wrong elements. Collective."""
     wrong = 0
     for session in sessions:
@@ -181,7 +180,7 @@ def _show_stored_table(options: TuneOptions, path: Path, site: TuningSite) -> No
         _print_series(table, path, [series for series in table.series if series.operation in operations])
 
 
-class _TuneOutputs:
+class _TuneOutput(RunOutput):
     """The output on rank 0: result records as measurements end, the tuning table after each message size, and progress.
 
     Raises UsageError if a file cannot be written. When the caller closes the ExitStack `stack`, `finish` is called.
@@ -204,12 +203,9 @@ class _TuneOutputs:
             require_writable(path, "--output")
         read_table_to_extend(path, site)  # fail before measuring if the file must not be overwritten
         self.stored = 0
-        self.lines = stack.enter_context(open_json_lines(options.json_file))
-        self.lines.write(run)
+        super().__init__(stack, run, open_json_lines(options.json_file), options.json_file)
         stack.callback(self.finish)  # also after an interruption, when the progress bar has ended
-        self.progress = stack.enter_context(
-            show_progress("rows", sum(len(session.list_cases()) for session in sessions))
-        )
+        self.show_progress(stack, "rows", sum(len(session.list_cases()) for session in sessions))
 
     @property
     def measured(self) -> list[TuningSeries]:
@@ -218,8 +214,7 @@ class _TuneOutputs:
 
     def add(self, record: CollectiveRecord) -> None:
         """Write the record of a measurement; if it completes a message size, write the tuning table, too."""
-        self.lines.write(record.as_dict())
-        self.progress(f"{record.op} {format_size(record.nbytes)}")
+        self.write(record, f"{record.op} {format_size(record.nbytes)}")
         if len(self.measured) > self.stored:
             self._store_table()
 
@@ -241,7 +236,7 @@ class _TuneOutputs:
         for session in self.sessions:
             for reason in session.refused:
                 click.echo(f"# left out: {reason}", err=True)
-        if self.options.json_file != STDOUT:
+        if not self.has_records_on_stdout:
             keys = {series.key for series in self.measured}
             _print_series(table, self.path, [series for series in table.series if series.key in keys])
 

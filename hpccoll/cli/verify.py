@@ -21,9 +21,9 @@ import numpy as np
 
 from hpccoll.algorithms import Algorithm, get_algorithm, list_algorithms, loader
 from hpccoll.cli.completion import complete_plans
-from hpccoll.cli.output import STDOUT, is_printing_rank, json_option, open_json_lines, print_table
+from hpccoll.cli.output import STDOUT, is_printing_rank, json_option, print_table
 from hpccoll.cli.progress import show_progress
-from hpccoll.cli.run_record import make_serial_run_record
+from hpccoll.cli.run_record import open_serial_output
 from hpccoll.cli.schedules import ScheduleOptions, add_schedule_options, are_schedules, run_cases
 from hpccoll.errors import HpccollError, PlanError, UnknownNameError, find_similar_names
 from hpccoll.plan import Count, Groups, Nodes, Operation, Proof
@@ -132,7 +132,7 @@ def resolve_algorithms(names: Sequence[str]) -> list[Algorithm]:
     for name in names:
         is_file = loader.is_file_reference(name)
         algorithms = [loader.load_algorithm(name)] if is_file else _resolve_registered(name)
-        by_name |= {each.full_name: each for each in algorithms}
+        by_name |= {algorithm.full_name: algorithm for algorithm in algorithms}
     return list(by_name.values())
 
 
@@ -150,7 +150,7 @@ def _find_operation(name: str) -> Operation:
     try:
         return Operation.from_name(name)
     except UnknownNameError:
-        algorithms = [each.full_name for each in list_algorithms() if each.name == name]
+        algorithms = [algorithm.full_name for algorithm in list_algorithms() if algorithm.name == name]
         if not algorithms and not find_similar_names(name, list_schedule_names()):
             raise
         hint = f"the algorithm {name} is {' or '.join(algorithms)}; " if algorithms else ""
@@ -207,16 +207,18 @@ def _print_results(algorithms: Sequence[Algorithm], results: Sequence[ProvenPlan
     columns = ("algorithm", "proven", "steps", "mean", "most", "cpu s", "stated cost")
     rows = []
     for algorithm in algorithms:
-        own = [each for each in results if (each.op, each.algorithm) == (algorithm.operation.value, algorithm.name)]
+        own = [
+            result for result in results if (result.op, result.algorithm) == (algorithm.operation.value, algorithm.name)
+        ]
         if not own:
             continue
-        largest = max(own, key=lambda each: each.ranks)
-        plans, failures = sum(each.plans for each in own), sum(len(each.failures) for each in own)
+        largest = max(own, key=lambda result: result.ranks)
+        plans, failures = sum(result.plans for result in own), sum(len(result.failures) for result in own)
         costs = (largest.steps, largest.sent_mean, largest.sent_most)
         cells = [f"{plans - failures}/{plans}", *("-" if cost is None else f"{cost:.6g}" for cost in costs)]
         formula = (algorithm.cost.__doc__ or "").split("\n", 1)[0]
-        rows.append([algorithm.full_name, *cells, f"{sum(each.seconds for each in own):.2f}", formula])
-    ranks = max((each.ranks for each in results), default=0)
+        rows.append([algorithm.full_name, *cells, f"{sum(result.seconds for result in own):.2f}", formula])
+    ranks = max((result.ranks for result in results), default=0)
     title = "Plans proven; steps and bytes sent per rank (mean and most, in multiples of S) on "
     title += format_count(ranks, "rank")
     print_table(title, columns, rows, numbers=columns[1:6], wraps=columns[-1:], drops=columns[-1:])
@@ -260,9 +262,7 @@ def verify(names: tuple[str, ...], ranks: str, json_file: str | None, schedule_o
     if not is_printing_rank():
         return
     results: list[ProvenPlanRecord] = []
-    with open_json_lines(json_file) as lines, show_progress("proven", len(algorithms) * len(counts)) as advance:
-        if json_file is not None:
-            lines.write(make_serial_run_record())
+    with open_serial_output(json_file) as lines, show_progress("proven", len(algorithms) * len(counts)) as advance:
 
         def add_result(result: ProvenPlanRecord) -> None:
             results.append(result)
@@ -272,7 +272,7 @@ def verify(names: tuple[str, ...], ranks: str, json_file: str | None, schedule_o
         prove_all(algorithms, counts, add_result)
     if json_file != STDOUT:
         _print_results(algorithms, results)
-        if any("nodes" in each.parameters for each in algorithms):
+        if any("nodes" in algorithm.parameters for algorithm in algorithms):
             _print_layouts(counts)
     failures = [failure for result in sorted(results, key=lambda each: each.ranks) for failure in result.failures]
     if failures:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 from hpccoll.cli.completion import complete_operations
-from hpccoll.cli.output import STDOUT, is_printing_rank, json_option, open_json_lines, print_text
-from hpccoll.cli.run_record import make_serial_run_record
+from hpccoll.cli.output import STDOUT, is_printing_rank, json_option, print_text
+from hpccoll.cli.run_record import write_serial_records
 from hpccoll.errors import UnavailableError, UsageError
 from hpccoll.plan import Operation
 from hpccoll.records import SelectionRecord
@@ -82,10 +82,7 @@ def which(
     if not is_printing_rank():
         return
     selection, refusal, place = _answer(question)
-    with open_json_lines(json_file) as lines:
-        if json_file is not None:
-            lines.write(make_serial_run_record())
-            lines.write(_make_record(question, selection).as_dict())
+    write_serial_records(json_file, [_make_record(question, selection)])
     if json_file != STDOUT:
         print_text(_format_answer(question, selection, refusal, place))
 

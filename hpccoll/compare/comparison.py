@@ -13,8 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
+from msgspec.structs import asdict
 from numpy.typing import NDArray
 
 from hpccoll.compare import noise
@@ -28,21 +30,25 @@ from hpccoll.compare.hypothesis_tests import (
     compute_p_values,
     correct_by_holm,
 )
-from hpccoll.compare.measured_runs import ComparedSide, RowKey
-from hpccoll.compare.results import (
-    ComparedOperation,
-    ComparedRow,
-    ComparedTimes,
-    Comparison,
-    OperationGroup,
-    Verdict,
-)
+from hpccoll.compare.measured_runs import ComparedSide
+from hpccoll.compare.results import Comparison
 from hpccoll.compare.run_table import RunTable, collect_runs
 from hpccoll.errors import UsageError
+from hpccoll.plan import Floats
+from hpccoll.records import CaseKey, ComparedOperationRecord, ComparedRowRecord, ComparedTimesRecord, Verdict
 
-Floats = NDArray[np.float64]
 SIGNIFICANCE = 0.02  # probability of any verdict other than `no evidence` where nothing differs
 OPERATION_SHARE = 0.8  # share of the significance for the tests of operations; the rest is for the tests of rows
+
+
+class OperationGroup(NamedTuple):
+    """The fields that all rows of a compared operation share."""
+
+    op: str
+    buffer: str
+    dtype: str
+    ranks: int
+    nodes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,19 +84,21 @@ class _Errors:
 class _TestResults:
     """Compared rows and operations, the spread over rows, and what decides the number of rounds to ask for.
 
-    `variance` is that of the ratio of the two runs of a round, in logarithms, of the noisiest operation. `significance`
-    is that of the test of one operation, or of one row if there are no operations.
+    `doubts` are the different reasons why operations, or else rows, allow no verdict. `variance` is that of the ratio
+    of the two runs of a round, in logarithms, of the noisiest operation. `significance` is that of the test of one
+    operation, or of one row if there are no operations.
     """
 
-    rows: tuple[ComparedRow, ...]
-    operations: tuple[ComparedOperation, ...]
+    rows: tuple[ComparedRowRecord, ...]
+    operations: tuple[ComparedOperationRecord, ...]
+    doubts: tuple[str, ...]
     spread: noise.Spread
     variance: float
     significance: float
 
 
 def compare_sides(
-    a: ComparedSide, b: ComparedSide, *, paired: bool = False, control: Control | None = None
+    a: ComparedSide, b: ComparedSide, *, paired: bool = False, control: Control | None = None, tolerance: float = 0.0
 ) -> Comparison:
     """Return which rows and operations of B are faster or slower than those of A.
 
@@ -99,6 +107,7 @@ def compare_sides(
         b: the runs that may be better or worse than the baseline.
         paired: whether the k-th runs of A and B were measured one after the other; runs without a partner are ignored.
         control: the control by which drift is removed; None selects it by `choose_control`.
+        tolerance: the fraction up to which a slowdown is no regression.
 
     Raises:
         UsageError: the sides have no row in common, or `control` is `mpi` and only one kind of row is there.
@@ -108,15 +117,14 @@ def compare_sides(
     common = _list_common([key for key in a.keys if key in keys_b], wrong, differences)
     measured = collect_runs(a, b, common, paired, control or choose_control(common, have_same_mpi(a, b)))
     conditions = VerdictConditions(paired, describe_contention(measured.runs), measured.drift.doubt)
-    tested = _test(measured, conditions)
+    tested = _test(measured, conditions, tolerance)
     sides = measured.runs[: measured.split], measured.runs[measured.split :]
     return Comparison(
-        rows=tested.rows,
-        operations=tested.operations,
+        *(tested.rows, tested.operations, tested.doubts, tolerance),
         controls=tuple(key for key, skip in zip(measured.keys, measured.drift.is_control, strict=True) if skip),
-        only_a=tuple(key for key in a.keys if key not in keys_b),
-        only_b=tuple(key for key in b.keys if key not in keys_a),
-        wrong=tuple(wrong),
+        only_a=tuple(key.name for key in a.keys if key not in keys_b),
+        only_b=tuple(key.name for key in b.keys if key not in keys_a),
+        wrong=tuple(key.name for key in wrong),
         runs=(len(sides[0]), len(sides[1])),
         paired=paired,
         control=measured.drift.control,
@@ -130,7 +138,7 @@ def compare_sides(
     )
 
 
-def _list_common(keys: Sequence[RowKey], wrong: Collection[RowKey], differences: Sequence[str]) -> list[RowKey]:
+def _list_common(keys: Sequence[CaseKey], wrong: Collection[CaseKey], differences: Sequence[str]) -> list[CaseKey]:
     """Return the rows `keys` without the `wrong` ones; raise UsageError if none is left."""
     right = [key for key in keys if key not in wrong]
     if right:
@@ -144,19 +152,21 @@ def _list_common(keys: Sequence[RowKey], wrong: Collection[RowKey], differences:
     )
 
 
-def _test(measured: RunTable, conditions: VerdictConditions) -> _TestResults:
+def _test(measured: RunTable, conditions: VerdictConditions, tolerance: float) -> _TestResults:
     """Test all rows that are not controls, and all operations with at least two such rows."""
     kept = ~measured.drift.is_control
     keys = [key for key, keep in zip(measured.keys, kept, strict=True) if keep]
-    groups = [OperationGroup(k.case.op, k.case.buffer, k.case.dtype, k.case.ranks, k.nodes) for k in keys]
+    groups = [OperationGroup(*(getattr(key, name) for name in OperationGroup._fields)) for key in keys]
     numbers = np.array([list(dict.fromkeys(groups)).index(group) for group in groups])
     a, b = measured.select(kept)
     usable = measured.usable[:, kept]
-    found = _subtract(a, b, measured.paired)
-    spread = noise.estimate_spread(found.values, found.per_run, numbers, measured.drift.control, measured.paired)
+    differences = _subtract(a, b, measured.paired)
+    spread = noise.estimate_spread(
+        differences.values, differences.per_run, numbers, measured.drift.control, measured.paired
+    )
     prior = spread.variance + noise.compute_excess(np.nanmean(measured.within[:, kept], axis=0))
     prior = prior + measured.drift.error**2 / 2
-    placement = np.where(found.degrees == 0, noise.PLACEMENT_NOISE**2, 0.0)
+    placement = np.where(differences.degrees == 0, noise.PLACEMENT_NOISE**2, 0.0)
     tested = [group for group in dict.fromkeys(groups) if groups.count(group) > 1]
     shares = (OPERATION_SHARE, 1 - OPERATION_SHARE) if tested else (0.0, 1.0)
     orders = [compare_samples(*measured.collect_samples(int(column))) for column in np.flatnonzero(kept)]
@@ -164,35 +174,42 @@ def _test(measured: RunTable, conditions: VerdictConditions) -> _TestResults:
     variances = prior + measured.disturbed[kept] + placement
     columns = _TestedColumns(a, b, variances, spread.degrees, noise.PRIOR_DEGREES, doubts)
     row_errors = _estimate_errors(columns, measured.paired)
-    times = _test_columns(columns, row_errors, shares[1], orders, measured.paired)
+    times = _test_columns(columns, row_errors, shares[1], orders, measured.paired, tolerance)
     rows = tuple(_make_row(measured, *each) for each in zip(np.flatnonzero(kept).tolist(), orders, times, strict=True))
     variance = float(np.median(row_errors.per_round))
     if not tested:
-        return _TestResults(rows, (), spread, variance, shares[1] * SIGNIFICANCE / len(keys))
+        return _TestResults(rows, (), _list_doubts(doubts), spread, variance, shares[1] * SIGNIFICANCE / len(keys))
     members = [np.array([each == group for each in groups]) for group in tested]
     joined = _join_operations(measured, keys, members, prior, conditions)
     errors = _estimate_errors(joined, measured.paired)
-    operation_times = _test_operations(joined, errors, members, found.values, row_errors, measured.paired)
-    operations = tuple(map(ComparedOperation, tested, map(groups.count, tested), operation_times))
-    variance = float(np.max(errors.per_round))
-    return _TestResults(rows, operations, spread, variance, shares[0] * SIGNIFICANCE / len(tested))
+    spreads = _find_spreads(joined, members, differences.values, row_errors, measured.paired)
+    times = _test_columns(joined, errors, OPERATION_SHARE, None, measured.paired, tolerance, spreads)
+    operations = tuple(
+        ComparedOperationRecord(**group._asdict(), rows=groups.count(group), **asdict(each))
+        for group, each in zip(tested, times, strict=True)
+    )
+    variance, significance = float(np.max(errors.per_round)), shares[0] * SIGNIFICANCE / len(tested)
+    return _TestResults(rows, operations, _list_doubts(joined.doubts), spread, variance, significance)
 
 
-def _test_operations(
+def _list_doubts(doubts: Sequence[str]) -> tuple[str, ...]:
+    """Return the different reasons without empty strings."""
+    return tuple(dict.fromkeys(doubt for doubt in doubts if doubt))
+
+
+def _find_spreads(
     joined: _TestedColumns,
-    errors: _Errors,
     members: Sequence[NDArray[np.bool_]],
     differences: Floats,
     row_errors: _Errors,
     paired: bool,
-) -> list[ComparedTimes]:
-    """Return the comparison of each operation, whose interval contains the spread of the `differences` of its rows."""
+) -> list[tuple[float, float] | None]:
+    """Return the spread of the `differences` of each operation's rows, which its interval must contain."""
     single = _subtract(joined.a, joined.b, paired).degrees == 0
-    spreads = [
+    return [
         noise.find_spread(differences[rows], row_errors.squares[rows], bool(alone))
         for rows, alone in zip(members, single, strict=True)
     ]
-    return _test_columns(joined, errors, OPERATION_SHARE, None, paired, spreads)
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +237,7 @@ def _subtract(a: Floats, b: Floats, paired: bool) -> _Differences:
 
 def _join_operations(
     measured: RunTable,
-    keys: Sequence[RowKey],
+    keys: Sequence[CaseKey],
     members: Sequence[NDArray[np.bool_]],
     prior: Floats,
     conditions: VerdictConditions,
@@ -243,8 +260,8 @@ def _join_operations(
         variances.append(variance)
         doubts.append(conditions.find_doubt(usable[:, rows], measured.split, workloads))
     table_a, table_b = np.stack(joined_a, axis=1), np.stack(joined_b, axis=1)
-    found = _subtract(table_a, table_b, measured.paired)
-    between = noise.estimate_operation_variances(found.values, np.array(variances) * found.per_run)
+    differences = _subtract(table_a, table_b, measured.paired)
+    between = noise.estimate_operation_variances(differences.values, np.array(variances) * differences.per_run)
     few = np.minimum(*[np.count_nonzero(~np.isnan(table), axis=0) for table in (table_a, table_b)]) < noise.FEW_RUNS
     return _TestedColumns(
         table_a,
@@ -266,11 +283,11 @@ def _median_over(table: Floats, rows: NDArray[np.bool_]) -> Floats:
 
 def _estimate_errors(columns: _TestedColumns, paired: bool) -> _Errors:
     """Return the squared standard errors of the differences of all columns."""
-    found = _subtract(columns.a, columns.b, paired)
-    single = found.degrees == 0
+    differences = _subtract(columns.a, columns.b, paired)
+    single = differences.degrees == 0
     prior = columns.prior, columns.prior_degrees
-    per_run, degrees = noise.combine_variances(*prior, found.variance, found.degrees, columns.weight)
-    variance = per_run * found.per_run
+    per_run, degrees = noise.combine_variances(*prior, differences.variance, differences.degrees, columns.weight)
+    variance = per_run * differences.per_run
     summed = noise.add_variances(variance, degrees, columns.between, columns.between_degrees)
     squares, degrees = np.where(single, summed[0], variance), np.where(single, summed[1], degrees)
     doubtful = np.array([bool(doubt) for doubt in columns.doubts])
@@ -285,8 +302,9 @@ def _test_columns(
     share: float,
     orders: Sequence[SampleOrder] | None,
     paired: bool,
+    tolerance: float,
     spreads: Sequence[tuple[float, float] | None] = (),
-) -> list[ComparedTimes]:
+) -> list[ComparedTimesRecord]:
     """Return the comparison of each column; all tests together have the significance `share` * SIGNIFICANCE.
 
     Intervals contain the `spreads` of columns that have one, and there is no verdict if a spread contains no change.
@@ -310,13 +328,13 @@ def _test_columns(
         verdict = Verdict.NO_EVIDENCE
         if tests.p_values[at] <= share * SIGNIFICANCE:
             verdict = Verdict.WORSE if difference > 0 else Verdict.BETTER
-        corrected = min(1.0, float(tests.p_values[at]) / share)
-        ratio = float(np.exp(difference))
-        times.append(ComparedTimes(ratio, low, high, confidence, corrected, verdict, slower[at], columns.doubts[at]))
+        corrected, ratio = min(1.0, float(tests.p_values[at]) / share), float(np.exp(difference))
+        regression = verdict is Verdict.WORSE and low > 1 + tolerance
+        times.append(ComparedTimesRecord(ratio, low, high, confidence, corrected, verdict, regression, slower[at]))
     return times
 
 
-def _make_row(measured: RunTable, column: int, order: SampleOrder, times: ComparedTimes) -> ComparedRow:
+def _make_row(measured: RunTable, column: int, order: SampleOrder, times: ComparedTimesRecord) -> ComparedRowRecord:
     """Return a compared row with the measured medians of both sides, which still contain drift."""
     key = measured.keys[column]
     sides = measured.runs[: measured.split], measured.runs[measured.split :]
@@ -326,6 +344,16 @@ def _make_row(measured: RunTable, column: int, order: SampleOrder, times: Compar
         for side, uses in zip(sides, used, strict=True)
     ]
     a_us, b_us = (float(np.mean([record.time_us.p50 for record in side])) for side in records)
-    samples = tuple(sum(len(record.samples_us) for record in side) for side in records)
-    runs = len(records[0]), len(records[1])
-    return ComparedRow(key, a_us, b_us, runs, (samples[0], samples[1]), order, times)
+    samples_a, samples_b = (sum(len(record.samples_us) for record in side) for side in records)
+    return ComparedRowRecord(
+        **key._asdict(),
+        **asdict(times),
+        runs_a=len(records[0]),
+        runs_b=len(records[1]),
+        samples_a=samples_a,
+        samples_b=samples_b,
+        p50_a_us=a_us,
+        p50_b_us=b_us,
+        slower_probability=order.probability,
+        cliffs_delta=order.cliffs_delta,
+    )

@@ -21,16 +21,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hpccoll.compare.measured_runs import RowKey
 from hpccoll.errors import UsageError
-from hpccoll.measure.statistics import compute_robust_deviation
+from hpccoll.plan import Floats
+from hpccoll.records import CaseKey
+from hpccoll.statistics import compute_robust_deviation
 
-Table: TypeAlias = NDArray[np.float64]  # one line per run, one column per row of the comparison; NaN if not measured
 MPI_ENGINE = "mpi"
 MIN_ROWS = 5  # with fewer rows, the median over rows is that of one or two rows
 MAX_CONTROL_SPREAD = 0.07  # standard deviation over rows of the ratios of engine mpi in two runs at one speed
@@ -53,7 +52,7 @@ class Drift:
     """The common drift per run, for each row, in logarithms of times, with the control that it was taken from."""
 
     control: Control
-    table: Table
+    table: Floats
     is_control: NDArray[np.bool_]  # per row, whether the row is a control and therefore not compared
     doubt: str = ""  # why nothing was removed; empty if the drift is established
     error: float = 0.0  # standard error of the drift between two runs
@@ -63,13 +62,13 @@ class Drift:
         return float(np.exp(np.median(self.table[split:].mean(axis=0) - self.table[:split].mean(axis=0))))
 
 
-def choose_control(keys: Sequence[RowKey], same_mpi: bool) -> Control:
+def choose_control(keys: Sequence[CaseKey], same_mpi: bool) -> Control:
     """Return the control that rows `keys` allow; `same_mpi` tells whether both sides use the same MPI library."""
-    own = [key for key in keys if key.case.engine != MPI_ENGINE]
+    own = [key for key in keys if key.engine != MPI_ENGINE]
     return Control.MPI if own and len(own) < len(keys) and same_mpi else Control.NONE
 
 
-def measure_drift(control: Control, keys: Sequence[RowKey], logs: Table, split: int, paired: bool) -> Drift:
+def measure_drift(control: Control, keys: Sequence[CaseKey], logs: Floats, split: int, paired: bool) -> Drift:
     """Return the common drift of `logs`, the logarithms of the median times of all runs of both sides.
 
     Args:
@@ -82,7 +81,7 @@ def measure_drift(control: Control, keys: Sequence[RowKey], logs: Table, split: 
     Raises:
         UsageError: the control is `mpi`, and either all rows or none are of engine `mpi`.
     """
-    is_control = np.array([control is Control.MPI and key.case.engine == MPI_ENGINE for key in keys])
+    is_control = np.array([control is Control.MPI and key.engine == MPI_ENGINE for key in keys])
     if control is Control.NONE:
         return Drift(control, np.zeros_like(logs), is_control, "no rows show the speed of the machine")
     if control is Control.MPI and (is_control.all() or not is_control.any()):
@@ -102,7 +101,7 @@ def measure_drift(control: Control, keys: Sequence[RowKey], logs: Table, split: 
 
 
 def _establish_mpi_drift(
-    found: Drift, keys: Sequence[RowKey], logs: Table, spread: float, split: int, paired: bool
+    found: Drift, keys: Sequence[CaseKey], logs: Floats, spread: float, split: int, paired: bool
 ) -> Drift:
     """Return the drift `found` from the rows of engine `mpi`, a finer one per workload, or none where it is doubtful.
 
@@ -127,7 +126,9 @@ def _establish_mpi_drift(
     return found
 
 
-def _measure_by_workload(keys: Sequence[RowKey], logs: Table, is_control: NDArray[np.bool_], common: Table) -> Table:
+def _measure_by_workload(
+    keys: Sequence[CaseKey], logs: Floats, is_control: NDArray[np.bool_], common: Floats
+) -> Floats:
     """Return the drift per row that the control of its workload shows, measured in turns with it; else `common`."""
     controls = {get_workload(key): at for at, key in enumerate(keys) if is_control[at]}
     table = np.array(common)
@@ -139,7 +140,7 @@ def _measure_by_workload(keys: Sequence[RowKey], logs: Table, is_control: NDArra
     return table
 
 
-def _is_finer(more: Table, logs: Table, keys: Sequence[RowKey], is_control: NDArray[np.bool_], split: int) -> bool:
+def _is_finer(more: Floats, logs: Floats, keys: Sequence[CaseKey], is_control: NDArray[np.bool_], split: int) -> bool:
     """Whether the removal of `more` drift makes the runs, or rounds, more alike in the operations' medians (MIN_GAIN).
 
     `split` is the number of runs of A if runs are paired, otherwise 0.
@@ -148,15 +149,15 @@ def _is_finer(more: Table, logs: Table, keys: Sequence[RowKey], is_control: NDAr
     for table in (logs, logs - more):
         lines = table[split:] - table[:split] if split else table - np.nanmean(table, axis=0)
         total = 0.0
-        for op in {key.case.op for key in keys}:
-            rows = lines[:, [key.case.op == op and not skip for key, skip in zip(keys, is_control, strict=True)]]
+        for op in {key.op for key in keys}:
+            rows = lines[:, [key.op == op and not skip for key, skip in zip(keys, is_control, strict=True)]]
             medians = np.array([np.median(row[~np.isnan(row)]) for row in rows if not np.isnan(row).all()])
             total += float(np.sum((medians - medians.mean()) ** 2)) if len(medians) else 0.0
         sums.append(total)
     return sums[1] <= (1 - MIN_GAIN) * sums[0]
 
 
-def _find_doubt(controls: int, spread: float, runs: Table, speeds: Table, fewest: int) -> str:
+def _find_doubt(controls: int, spread: float, runs: Floats, speeds: Floats, fewest: int) -> str:
     """Return why the drift is not established, as the end of a sentence; empty if it is.
 
     Args:
@@ -178,6 +179,6 @@ def _find_doubt(controls: int, spread: float, runs: Table, speeds: Table, fewest
     return "" if any(after <= (1 - MIN_GAIN) * before for before, after in sums) else UNEXPLAINED
 
 
-def get_workload(key: RowKey) -> RowKey:
+def get_workload(key: CaseKey) -> CaseKey:
     """Return the row's key without engine and algorithm: the rows of one workload are measured in turns."""
-    return RowKey(key.case._replace(engine="", algorithm=None), key.nodes)
+    return key._replace(engine="", algorithm=None)

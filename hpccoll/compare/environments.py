@@ -14,7 +14,7 @@ _FIELDS = ("hosts", "cores", "ranks", "nodes", "devices", "oversubscribed")
 def list_differences(a: ComparedSide, b: ComparedSide) -> list[str]:
     """Return a string for each field in which the runs of A and B differ, such as `hosts: A node1, B node2`."""
     versions = [run.environment.get("versions") or {} for side in (a, b) for run in side.runs]
-    packages = sorted({name for each in versions for name in each})
+    packages = sorted({name for by_name in versions for name in by_name})
     found_a, found_b = _describe_side(a, packages), _describe_side(b, packages)
     return [f"{name}: A {found_a[name]}, B {found_b[name]}" for name in found_a if found_a[name] != found_b[name]]
 
@@ -28,8 +28,8 @@ def have_same_mpi(*sides: ComparedSide) -> bool:
 def _describe_side(side: ComparedSide, packages: Sequence[str]) -> dict[str, str]:
     """Return the values of the compared fields over all runs of a side; several different values are joined."""
     environments = [run.environment for run in side.runs]
-    values = {name: _join(_format_value(each.get(name)) for each in environments) for name in _FIELDS}
-    return values | {name: _join(_get_version(each, name) for each in environments) for name in packages}
+    values = {name: _join(_format_value(environment.get(name)) for environment in environments) for name in _FIELDS}
+    return values | {name: _join(_get_version(environment, name) for environment in environments) for name in packages}
 
 
 def _get_version(environment: Mapping[str, Any], package: str) -> str:

@@ -26,7 +26,6 @@ from numpy.typing import NDArray
 from hpccoll.compare.measured_runs import MeasuredRun
 from hpccoll.units import format_count
 
-Floats = NDArray[np.float64]
 MIN_RUNS = 3
 MIN_SHARED_ROUNDS = 6
 MIN_ROWS, MIN_WORKLOADS = 5, 3  # of an operation, for a verdict on single runs

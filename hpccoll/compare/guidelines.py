@@ -17,18 +17,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hpccoll.compare.hypothesis_tests import compare_samples, compute_interval, correct_by_holm
-from hpccoll.compare.measured_runs import ComparedSide, RowKey
+from hpccoll.compare.measured_runs import ComparedSide
 from hpccoll.compare.noise import DISTURBED_NOISE, PRIOR_DEGREES, compute_batch_variance, find_disturbed_operations
 from hpccoll.plan import Operation
+from hpccoll.records import CaseKey, GuidelineRecord, GuidelineVerdict
 
-Floats = NDArray[np.float64]
 SIGNIFICANCE = 0.01  # probability of any violation where all guidelines hold
 GUIDELINE_NOISE = 0.03  # standard deviation of the median of a run in logarithms, at least
 RUN_DEGREES = 30  # degrees of freedom of the variance within a run
@@ -52,31 +50,6 @@ GUIDELINES: tuple[tuple[str, tuple[str, ...]], ...] = (
 )
 
 
-class GuidelineVerdict(StrEnum):
-    """Whether the left side of a guideline is slower than the right side."""
-
-    HOLDS = "holds"
-    VIOLATED = "violated"
-    NO_EVIDENCE = "no evidence"  # slower, but perhaps by chance or within the tolerance
-
-
-@dataclass(frozen=True, slots=True)
-class CheckedGuideline:
-    """A guideline, the rows of its left and right side, and the ratio left / right of their times."""
-
-    text: str
-    left: RowKey
-    right: tuple[RowKey, ...]
-    left_us: float
-    right_us: float
-    ratio: float
-    low: float
-    high: float
-    confidence: float
-    p_corrected: float
-    verdict: GuidelineVerdict
-
-
 @dataclass(frozen=True, slots=True)
 class _LogRatio:
     """The logarithm of the ratio left / right, its standard error and degrees of freedom, and its p-value."""
@@ -87,66 +60,74 @@ class _LogRatio:
     p_value: float
 
 
-def check_guidelines(side: ComparedSide, tolerance: float = 0.0) -> list[CheckedGuideline]:
+def check_guidelines(side: ComparedSide, tolerance: float = 0.0) -> list[GuidelineRecord]:
     """Return all guidelines that the rows of `side` allow to check, with corrected p-values."""
     pairs = list(_find_rows(side.keys))
     if not pairs:
         return []
     ratios = [_measure_ratio(side, left, right) for _, left, right in pairs]
     tests = correct_by_holm(np.array([each.p_value for each in ratios]), SIGNIFICANCE)
-    found = []
+    checked = []
     for at, ((text, left, right), ratio) in enumerate(zip(pairs, ratios, strict=True)):
         confidence = float(1 - 2 * tests.interval_significance[at])  # two-sided, so that its lower end is one-sided
         low, high = compute_interval(ratio.value, ratio.error, ratio.degrees, confidence)
         verdict = GuidelineVerdict.HOLDS if ratio.value <= 0 else GuidelineVerdict.NO_EVIDENCE
         if tests.p_values[at] <= SIGNIFICANCE and low > 1 + tolerance:
             verdict = GuidelineVerdict.VIOLATED
-        times = _get_median_us(side, [left]), _get_median_us(side, right)
-        interval = float(np.exp(ratio.value)), low, high, confidence, float(tests.p_values[at])
-        found.append(CheckedGuideline(text, left, right, *times, *interval, verdict))
-    return found
+        known = {name: getattr(left, name) for name in CaseKey._fields if name in GuidelineRecord.__struct_fields__}
+        redops = [key.redop for key in (left, *right) if key.redop is not None]
+        checked.append(
+            GuidelineRecord(
+                **known | {"redop": redops[0] if redops else None},
+                guideline=text,
+                left_us=_get_median_us(side, [left]),
+                right_us=_get_median_us(side, right),
+                ratio=float(np.exp(ratio.value)),
+                ratio_low=low,
+                ratio_high=high,
+                confidence=confidence,
+                p_value=float(tests.p_values[at]),
+                verdict=verdict,
+            )
+        )
+    return checked
 
 
-def _find_rows(keys: Sequence[RowKey]) -> Iterator[tuple[str, RowKey, tuple[RowKey, ...]]]:
+def _find_rows(keys: Sequence[CaseKey]) -> Iterator[tuple[str, CaseKey, tuple[CaseKey, ...]]]:
     """Yield the text, the left row and the right rows of each guideline whose rows are all among `keys`."""
     known = {_simplify(key): key for key in keys}
     for left, others in GUIDELINES:
         for key in keys:
-            if key.case.op == left and key.case.algorithm in (None, AUTO):
+            if key.op == left and key.algorithm in (None, AUTO):
                 right = [_find_row(known, key, op) for op in others]
                 if None not in right:
                     rows = tuple(row for row in right if row is not None)
                     yield f"{left} <= {' + '.join(others)}", key, rows
     for key in keys:
-        above = [
-            each
-            for each in keys
-            if each.case.nbytes > key.case.nbytes
-            and each == RowKey(key.case._replace(nbytes=each.case.nbytes), key.nodes)
-        ]
+        above = [each for each in keys if each.nbytes > key.nbytes and each == key._replace(nbytes=each.nbytes)]
         if above:
-            following = min(above, key=lambda each: each.case.nbytes)
-            yield f"{key.case.op} <= {key.case.op} of the next larger size", key, (following,)
+            following = min(above, key=lambda longer: longer.nbytes)
+            yield f"{key.op} <= {key.op} of the next larger size", key, (following,)
 
 
-def _simplify(key: RowKey, **changes: Any) -> tuple[object, ...]:
+def _simplify(key: CaseKey, **changes: Any) -> tuple[object, ...]:
     """Return the fields of a key by which the rows of a guideline are found."""
-    case = key.case._replace(**changes) if changes else key.case
+    case = key._replace(**changes)
     place = case.op in _ONLY_IN_PLACE or case.in_place
-    return (case.op, case.engine, case.algorithm, case.buffer, place, case.nbytes, case.dtype, case.ranks, key.nodes)
+    return (case.op, case.engine, case.algorithm, case.buffer, place, case.nbytes, case.dtype, case.ranks, case.nodes)
 
 
-def _find_row(known: Mapping[tuple[object, ...], RowKey], key: RowKey, op: str) -> RowKey | None:
+def _find_row(known: Mapping[tuple[object, ...], CaseKey], key: CaseKey, op: str) -> CaseKey | None:
     """Return the row of operation `op` with the engine, size and memory of `key`; None if it was not measured."""
-    places = (key.case.in_place,) if key.case.op not in _ONLY_IN_PLACE else (True, False)
+    places = (key.in_place,) if key.op not in _ONLY_IN_PLACE else (True, False)
     for place in places:
         row = known.get(_simplify(key, op=op, in_place=place))
-        if row is not None and (None in (row.case.redop, key.case.redop) or row.case.redop == key.case.redop):
+        if row is not None and (None in (row.redop, key.redop) or row.redop == key.redop):
             return row
     return None
 
 
-def _measure_ratio(side: ComparedSide, left: RowKey, right: Sequence[RowKey]) -> _LogRatio:
+def _measure_ratio(side: ComparedSide, left: CaseKey, right: Sequence[CaseKey]) -> _LogRatio:
     """Return the ratio of the left median to the sum of the right medians over all runs that have all rows."""
     from scipy.special import stdtr
 
@@ -176,6 +157,6 @@ def _measure_ratio(side: ComparedSide, left: RowKey, right: Sequence[RowKey]) ->
     return _LogRatio(value, error, degrees, p_value)
 
 
-def _get_median_us(side: ComparedSide, keys: Sequence[RowKey]) -> float:
+def _get_median_us(side: ComparedSide, keys: Sequence[CaseKey]) -> float:
     """Return the sum over rows of their medians in microseconds, each the mean over runs."""
     return float(sum(np.mean([run.rows[key].time_us.p50 for run in side.runs if key in run.rows]) for key in keys))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from hpccoll.plan import Floats
+
 MAX_HALF_WIDTH = 14.0  # of an interval, in logarithms: a factor of a million; few runs imply larger ones
 
 

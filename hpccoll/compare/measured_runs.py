@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from hpccoll.errors import UsageError
 from hpccoll.measure.core_share import is_shared
@@ -19,22 +19,6 @@ from hpccoll.measure.results.collective_record import read_collective_record
 from hpccoll.measure.results.result_file import find_result_files, read_records
 from hpccoll.measure.verdict.trust import are_unreliable
 from hpccoll.records import BenchSummaryRecord, CaseKey, CollectiveRecord, RunRecord
-from hpccoll.units import format_size
-
-
-class RowKey(NamedTuple):
-    """The fields that identify a row across runs: its benchmark case and the number of nodes."""
-
-    case: CaseKey
-    nodes: int
-
-    @property
-    def name(self) -> str:
-        """The row's name, such as `all_reduce 64 KiB hpccoll/ring`."""
-        case = self.case
-        engine = f"{case.engine}/{case.algorithm}" if case.algorithm else case.engine
-        place = "" if case.in_place else " out of place"
-        return f"{case.op} {format_size(case.nbytes)}{place} {engine}"
 
 
 @dataclass(slots=True)
@@ -43,7 +27,7 @@ class MeasuredRun:
 
     name: str
     environment: Mapping[str, Any]
-    rows: dict[RowKey, CollectiveRecord] = field(default_factory=dict)
+    rows: dict[CaseKey, CollectiveRecord] = field(default_factory=dict)
     busy_cores: float | None = None  # cores that other programs kept busy; None if unknown
 
     @property
@@ -75,12 +59,12 @@ class ComparedSide:
     torn: list[str] = field(default_factory=list)
 
     @property
-    def keys(self) -> list[RowKey]:
+    def keys(self) -> list[CaseKey]:
         """The rows that at least one run has, in the order measured."""
         return list(dict.fromkeys(key for run in self.runs for key in run.rows))
 
     @property
-    def wrong(self) -> list[RowKey]:
+    def wrong(self) -> list[CaseKey]:
         """The rows that have a wrong result in at least one run."""
         return [key for key in self.keys if any(key in run.rows and run.rows[key].wrong for run in self.runs)]
 
@@ -97,11 +81,6 @@ def order_by_turns(a: ComparedSide, b: ComparedSide) -> bool:
         return False
     rounds = list(zip(*starts, strict=True))
     return all(max(one) < min(following) for one, following in pairwise(rounds))
-
-
-def make_row_key(record: CollectiveRecord) -> RowKey:
-    """Return the fields that identify the row of a record across runs."""
-    return RowKey(record.key, record.nodes)
 
 
 def read_side(name: str, paths: Iterable[str | Path]) -> ComparedSide:
@@ -140,7 +119,7 @@ def _read_file(side: ComparedSide, file: Path) -> None:
             run.busy_cores = line.get("busy_cores")
         elif line["kind"] == CollectiveRecord.kind:
             record = read_collective_record(line, contents.locate(index))
-            if make_row_key(record) in run.rows:
+            if record.key in run.rows:
                 run = MeasuredRun(f"{file}, line {contents.lines[index]}", run.environment)
                 side.runs.append(run)
-            run.rows[make_row_key(record)] = record
+            run.rows[record.key] = record

@@ -44,10 +44,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpccoll.compare.drift import Control
-from hpccoll.measure.statistics import SampleValues, compute_robust_deviation
+from hpccoll.plan import Floats
 from hpccoll.records import CollectiveRecord
+from hpccoll.statistics import SampleValues, compute_robust_deviation
 
-Floats = NDArray[np.float64]
 PRIOR_DEGREES = 4  # the spread over rows counts as much as this many further runs of a row
 OPERATION_DEGREES = 6  # the same for operations, whose noise differs less from one to the other
 MAX_SPREAD_DEGREES = 60  # degrees of freedom of the spread over rows, at most

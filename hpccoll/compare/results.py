@@ -1,93 +1,44 @@
-"""The results of a comparison: ratios of times with intervals, and verdicts on rows and operations."""
+"""The result of a comparison: the records of its rows and operations, and what holds for all of them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
 from hpccoll.compare.drift import Control
 from hpccoll.compare.evidence import DEFAULT_CHANGE, MeasurementPlan
-from hpccoll.compare.hypothesis_tests import SampleOrder
-from hpccoll.compare.measured_runs import RowKey
-
-
-class Verdict(StrEnum):
-    """Whether B is faster than A (better), slower than A (worse), or neither has been shown."""
-
-    BETTER = "better"
-    WORSE = "worse"
-    NO_EVIDENCE = "no evidence"
-
-
-@dataclass(frozen=True, slots=True)
-class ComparedTimes:
-    """The ratio of the times of B and A with its interval, and the verdict on one row or operation."""
-
-    ratio: float
-    low: float
-    high: float
-    confidence: float
-    p_corrected: float
-    verdict: Verdict
-    slower_rounds: int | None  # the number of pairs of runs in which B was slower; None unless paired
-    doubt: str = ""  # why the runs allow no verdict, as a clause; empty if they do
-
-    def is_regression(self, tolerance: float) -> bool:
-        """Whether B is slower than A by more than the fraction `tolerance`: the whole interval is above it."""
-        return self.verdict is Verdict.WORSE and self.low > 1 + tolerance
-
-
-@dataclass(frozen=True, slots=True)
-class ComparedRow:
-    """A row that both sides have: medians in microseconds (means over runs), and the comparison without drift."""
-
-    key: RowKey
-    a_us: float
-    b_us: float
-    runs: tuple[int, int]
-    samples: tuple[int, int]
-    order: SampleOrder
-    times: ComparedTimes
-
-
-@dataclass(frozen=True, slots=True)
-class OperationGroup:
-    """The fields that all rows of a `ComparedOperation` share."""
-
-    op: str
-    buffer: str
-    dtype: str
-    ranks: int
-    nodes: int
-
-
-@dataclass(frozen=True, slots=True)
-class ComparedOperation:
-    """All compared rows of an operation together: the median of their ratios."""
-
-    group: OperationGroup
-    rows: int
-    times: ComparedTimes
+from hpccoll.records import (
+    CaseKey,
+    ComparedOperationRecord,
+    ComparedRowRecord,
+    CompareSummaryRecord,
+    StopCause,
+    Verdict,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
     """The result of a comparison of two sides, each with one or more runs.
 
-    `controls` are the rows that show the speed of the machine and are not compared, `wrong` those with a wrong result.
-    `drift` is the ratio B / A that was removed, as the median over rows; `drift_doubt` tells why none was removed.
-    `noise` is the estimated standard deviation of the ratio of two runs of the same software, for one row. `disturbed`
-    names the operations that other programs interrupted, with the number of runs, and the speed of the machine if it
-    changed between two runs. `unreliable` names the sides with runs whose times are unreliable. `plan` tells what to
-    measure to see smaller changes.
+    `doubts` are the different reasons why operations, or else rows, allow no verdict. `tolerance` is the fraction up to
+    which a slowdown is no regression. `controls` are the rows that show the speed of the machine and are not compared.
+    `only_a`, `only_b` and `wrong` name the rows that one side lacks, and those with a wrong result. `drift` is the
+    ratio B / A that was removed, as the median over rows; `drift_doubt` tells why none was removed. `noise` is the
+    estimated standard deviation of the ratio of two runs of the same software, for one row. `disturbed` names the
+    operations that other programs interrupted, with the number of runs, and the speed of the machine if it changed
+    between two runs. `unreliable` names the sides with runs whose times are unreliable. `plan` tells what to measure to
+    see smaller changes.
     """
 
-    rows: tuple[ComparedRow, ...]
-    operations: tuple[ComparedOperation, ...]
-    controls: tuple[RowKey, ...]
-    only_a: tuple[RowKey, ...]
-    only_b: tuple[RowKey, ...]
-    wrong: tuple[RowKey, ...]
+    rows: tuple[ComparedRowRecord, ...]
+    operations: tuple[ComparedOperationRecord, ...]
+    doubts: tuple[str, ...]
+    tolerance: float
+    controls: tuple[CaseKey, ...]
+    only_a: tuple[str, ...]
+    only_b: tuple[str, ...]
+    wrong: tuple[str, ...]
     runs: tuple[int, int]
     paired: bool
     control: Control
@@ -100,37 +51,48 @@ class Comparison:
     plan: MeasurementPlan
 
     @property
-    def compared(self) -> tuple[ComparedOperation | ComparedRow, ...]:
-        """What a comparison as a whole is judged by: the operations, or the rows if there are no operations."""
-        return self.operations or self.rows
-
-    @property
-    def doubts(self) -> tuple[str, ...]:
-        """The different reasons why operations, or else rows, allow no verdict."""
-        return tuple(dict.fromkeys(each.times.doubt for each in self.compared if each.times.doubt))
+    def records(self) -> tuple[ComparedOperationRecord | ComparedRowRecord, ...]:
+        """The operations, then the rows."""
+        return (*self.operations, *self.rows)
 
     @property
     def widest_interval(self) -> tuple[float, float]:
-        """The smallest and the largest ratio B / A that the intervals contain."""
-        times = [each.times for each in self.compared]
-        return min(each.low for each in times), max(each.high for each in times)
+        """The smallest and the largest ratio B / A in the intervals of operations, or of rows without operations."""
+        compared = self.operations or self.rows
+        return min(record.ratio_low for record in compared), max(record.ratio_high for record in compared)
 
-    def lacks_evidence(self, tolerance: float) -> bool:
+    @property
+    def lacks_evidence(self) -> bool:
         """Whether nothing became better or worse, and a change beyond the tolerance may still have happened.
 
-        `tolerance` is a fraction; 0 stands for DEFAULT_CHANGE.
+        A tolerance of 0 stands for DEFAULT_CHANGE.
         """
-        if any(self.list_names(verdict) for verdict in (Verdict.BETTER, Verdict.WORSE)):
+        if any(record.verdict is not Verdict.NO_EVIDENCE for record in self.records):
             return False
-        (low, high), change = self.widest_interval, tolerance or DEFAULT_CHANGE
+        (low, high), change = self.widest_interval, self.tolerance or DEFAULT_CHANGE
         return bool(self.doubts) or low < 1 / (1 + change) or high > 1 + change
 
     def list_names(self, verdict: Verdict) -> list[str]:
         """Return the names of the operations and rows that have a verdict."""
-        operations = [each.group.op for each in self.operations if each.times.verdict is verdict]
-        return operations + [each.key.name for each in self.rows if each.times.verdict is verdict]
+        return [record.name for record in self.records if record.verdict is verdict]
 
-    def list_regressions(self, tolerance: float) -> list[str]:
-        """Return the names of the operations and rows in which B is slower by more than the fraction `tolerance`."""
-        operations = [each.group.op for each in self.operations if each.times.is_regression(tolerance)]
-        return operations + [each.key.name for each in self.rows if each.times.is_regression(tolerance)]
+    def list_regressions(self) -> list[str]:
+        """Return the names of the operations and rows in which B is slower by more than the tolerance."""
+        return [record.name for record in self.records if record.regression]
+
+    def make_summary(self, a: Sequence[str], b: Sequence[str], stop: StopCause) -> CompareSummaryRecord:
+        """Return the last record of the comparison; `a` and `b` are the files or the command of each side."""
+        rounds = self.plan.compute_rounds(self.tolerance or DEFAULT_CHANGE) if self.lacks_evidence else None
+        shared = {name: getattr(self, name) for name in CompareSummaryRecord.__struct_fields__ if hasattr(self, name)}
+        return CompareSummaryRecord(
+            **shared,
+            a=tuple(a),
+            b=tuple(b),
+            runs_a=self.runs[0],
+            runs_b=self.runs[1],
+            worse=tuple(self.list_names(Verdict.WORSE)),
+            better=tuple(self.list_names(Verdict.BETTER)),
+            regressions=tuple(self.list_regressions()),
+            stop=stop,
+            rounds=rounds,
+        )

@@ -11,19 +11,19 @@ from numpy.typing import NDArray
 
 from hpccoll.compare import noise
 from hpccoll.compare.drift import MAX_CONTROL_SPREAD, MIN_ROWS, Control, Drift, measure_drift
-from hpccoll.compare.measured_runs import ComparedSide, MeasuredRun, RowKey
+from hpccoll.compare.measured_runs import ComparedSide, MeasuredRun
 from hpccoll.errors import UsageError
-from hpccoll.measure.statistics import compute_robust_deviation
+from hpccoll.plan import Floats
+from hpccoll.records import CaseKey
+from hpccoll.statistics import compute_robust_deviation
 from hpccoll.units import format_count
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class RunTable:
     """The runs of both sides as tables of logarithms: lines are runs, first those of A, and columns are rows."""
 
-    keys: tuple[RowKey, ...]
+    keys: tuple[CaseKey, ...]
     runs: tuple[MeasuredRun, ...]
     split: int  # the number of runs of A
     within: Floats  # variance of each median within its run
@@ -51,7 +51,7 @@ class RunTable:
         return np.concatenate(sides[0]), np.concatenate(sides[1])
 
 
-def collect_runs(a: ComparedSide, b: ComparedSide, keys: Sequence[RowKey], paired: bool, control: Control) -> RunTable:
+def collect_runs(a: ComparedSide, b: ComparedSide, keys: Sequence[CaseKey], paired: bool, control: Control) -> RunTable:
     """Return the logarithms of the medians of rows `keys` in all runs, with the drift that `control` shows."""
     pairs = min(len(a.runs), len(b.runs)) if paired else max(len(a.runs), len(b.runs))
     runs = (*a.runs[:pairs], *b.runs[:pairs])
@@ -73,7 +73,7 @@ def collect_runs(a: ComparedSide, b: ComparedSide, keys: Sequence[RowKey], paire
     medians, within = medians[:, kept], within[:, kept]
     drift = measure_drift(control, keys, medians, split, paired)
     operations = [noise.find_disturbed_operations(run.rows.values()) for run in runs]
-    disturbed = np.array([[key.case.op in found for key in keys] for found in operations])
+    disturbed = np.array([[key.op in found for key in keys] for found in operations])
     disturbed |= np.array([[run.is_unreliable] for run in runs])
     disturbances = _describe_disturbances(operations, split)
     adjusted = medians - drift.table
@@ -106,15 +106,15 @@ def _leave_out_disturbed(logs: Floats, disturbed: NDArray[np.bool_], split: int,
 
 def _describe_disturbances(operations: Sequence[set[str]], split: int) -> tuple[str, ...]:
     """Return a string for each side and operation that is disturbed, such as `all_reduce in 1 of 8 runs of B`."""
-    found = []
+    parts = []
     for name, runs in (("A", operations[:split]), ("B", operations[split:])):
         counts = Counter(op for disturbed in runs for op in sorted(disturbed))
-        found += [f"{op} in {count} of {format_count(len(runs), 'run')} of {name}" for op, count in counts.items()]
-    return tuple(found)
+        parts += [f"{op} in {count} of {format_count(len(runs), 'run')} of {name}" for op, count in counts.items()]
+    return tuple(parts)
 
 
 def _mark_uneven_speed(
-    disturbed: NDArray[np.bool_], keys: Sequence[RowKey], ratios: Floats, is_control: NDArray[np.bool_]
+    disturbed: NDArray[np.bool_], keys: Sequence[CaseKey], ratios: Floats, is_control: NDArray[np.bool_]
 ) -> tuple[str, ...]:
     """Mark rows of pairs of runs as disturbed if the machine's speed changed by different factors for different rows.
 
@@ -127,18 +127,18 @@ def _mark_uneven_speed(
     Returns:
         Descriptions for messages: one if any row was marked, otherwise none.
     """
-    found = [_find_uneven_speed(keys, each, is_control, len(ratios) > 1) for each in ratios]
-    uneven = [signs for _, signs in found if signs]
+    speeds = [_find_uneven_speed(keys, ratio, is_control, len(ratios) > 1) for ratio in ratios]
+    uneven = [signs for _, signs in speeds if signs]
     if not uneven or 2 * len(uneven) > len(ratios) > 1:  # if most rounds are uneven, that is the noise between rounds
         return ()
-    disturbed |= np.tile([rows for rows, _ in found], (2, 1))
+    disturbed |= np.tile([rows for rows, _ in speeds], (2, 1))
     if len(ratios) > 1:
         return (f"the speed of the machine in {len(uneven)} of {len(ratios)} rounds",)
     return (f"the speed of the machine (times of engine mpi changed {', '.join(uneven[0])})",)
 
 
 def _find_uneven_speed(
-    keys: Sequence[RowKey], ratios: Floats, is_control: NDArray[np.bool_], replaceable: bool
+    keys: Sequence[CaseKey], ratios: Floats, is_control: NDArray[np.bool_], replaceable: bool
 ) -> tuple[NDArray[np.bool_], list[str]]:
     """Return the rows that a change of the machine's speed between two runs disturbed, and descriptions of the change.
 
@@ -158,8 +158,8 @@ def _find_uneven_speed(
     if spread > MAX_CONTROL_SPREAD:
         uneven[:] = True
         signs = [f"differently from row to row by {spread:.0%}"]
-    for op in dict.fromkeys(key.case.op for key in keys):
-        rows = known & np.array([key.case.op == op for key in keys])
+    for op in dict.fromkeys(key.op for key in keys):
+        rows = known & np.array([key.op == op for key in keys])
         of_mpi, own = ratios[rows & is_control], ratios[rows & ~is_control]
         if len(of_mpi) >= noise.MIN_CONTROLS and len(own):
             change = float(np.median(of_mpi))

@@ -42,7 +42,7 @@ class Disagreement:
 def find_first_disagreement(job: JobEvidence) -> Disagreement | None:
     """Return the disagreement that began first, over all communicators; None if all recorded calls agree."""
     first = [found for calls in _align(job).values() if (found := _find_in_communicator(calls)) is not None]
-    return min(first, key=lambda each: each.began, default=None)
+    return min(first, key=lambda call: call.began, default=None)
 
 
 def _align(job: JobEvidence) -> Mapping[CommunicatorId, Mapping[int, Mapping[int, CallRecord]]]:

@@ -143,12 +143,12 @@ def _list_last_operations(job: JobEvidence) -> Iterator[str]:
     groups: dict[tuple[str, str], list[int]] = {}
     for rank, own in sorted(job.ranks.items()):
         groups.setdefault((_format_last(job, own), _format_state(own)), []).append(rank)
-    for (last, state), ranks in list(groups.items())[:MOST_LINES]:
+    for (last, own_state), ranks in list(groups.items())[:MOST_LINES]:
         ages = sorted(job.find_age(job.ranks[rank]) for rank in ranks)
         age = f"{ages[0]:.1f} s" if ages[-1] - ages[0] < 0.1 else f"{ages[0]:.1f} to {ages[-1]:.1f} s"
         verb = "for" if job.ranks[ranks[0]].awaited_calls else "which ended" if job.ranks[ranks[0]].calls else ""
         time = f", {verb} {age}{' ago' if verb == 'which ended' else ''}" if verb else ""
-        yield f"{format_ranks(ranks)}: {last}{_format_rounds([job.ranks[rank] for rank in ranks])}{time}{state}"
+        yield f"{format_ranks(ranks)}: {last}{_format_rounds([job.ranks[rank] for rank in ranks])}{time}{own_state}"
     if len(groups) > MOST_LINES:
         yield f"and {len(groups) - MOST_LINES} more groups of ranks"
 
@@ -156,10 +156,10 @@ def _list_last_operations(job: JobEvidence) -> Iterator[str]:
 def _format_rounds(group: Sequence[RankEvidence]) -> str:
     """Return how many rounds of their last calls' plan the ranks have completed; empty if this is unknown."""
     calls = [own.last_call for own in group if own.last_call is not None and own.last_call.rounds is not None]
-    found = sorted({call.round or 0 for call in calls})
-    if not found:
+    rounds = sorted({call.round or 0 for call in calls})
+    if not rounds:
         return ""
-    completed = f"{found[0]}" if len(found) == 1 else f"{found[0]} to {found[-1]}"
+    completed = f"{rounds[0]}" if len(rounds) == 1 else f"{rounds[0]} to {rounds[-1]}"
     return f", {completed} of {calls[0].rounds} rounds complete"
 
 

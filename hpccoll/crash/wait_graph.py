@@ -53,7 +53,7 @@ def list_awaited(job: JobEvidence, own: RankEvidence, call: CallRecord) -> froze
     if call.peer is None:
         return frozenset(job.list_members(call.communicator)) - {own.rank}
     peer = job.ranks.get(call.peer)
-    if peer is not None and any(_answers(each, own.rank, call) for each in peer.awaited_calls):
+    if peer is not None and any(_answers(awaited_call, own.rank, call) for awaited_call in peer.awaited_calls):
         return frozenset()
     return frozenset({call.peer})
 
@@ -85,6 +85,6 @@ def _list_reached(waits: Mapping[int, frozenset[int]], start: int) -> frozenset[
 def _find_cycle(reached: Mapping[int, frozenset[int]], rank: int) -> tuple[int, ...]:
     """Return the ranks of the cycle that contains a rank and waits for no other rank; empty if there is none."""
     members = reached[rank]
-    if rank in members and all(reached.get(each) == members for each in members):
+    if rank in members and all(reached.get(member) == members for member in members):
         return tuple(sorted(members))
     return ()

@@ -65,4 +65,4 @@ def get_example(name: str) -> Example:
 
 def find_example(operation: Operation) -> Example | None:
     """Return the first example of `operation` that accepts any algorithm of the operation, or None."""
-    return next((each for each in EXAMPLES if each.operation is operation and each.accepts_algorithm), None)
+    return next((example for example in EXAMPLES if example.operation is operation and example.accepts_algorithm), None)

@@ -34,11 +34,11 @@ class Finding:
     provides: tuple[str, ...] = ()  # capabilities of `--require` that this finding proves
     hosts: tuple[str, ...] = ()  # hosts with this finding; empty if it concerns this host or the whole job
 
-    def as_dict(self) -> dict[str, Any]:
+    def make_record(self) -> FindingRecord:
         """Return this finding as a record of kind `finding`, which --json writes."""
         severity: Any = self.severity.name.lower()
         texts = (self.area, severity, self.found, self.evidence, self.remedy or None)
-        return FindingRecord(*texts, self.provides, self.hosts).as_dict()
+        return FindingRecord(*texts, self.provides, self.hosts)
 
 
 Check = Callable[[], Sequence[Finding]]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hpccoll.errors import HpccollError, UsageError
-from hpccoll.measure.data import Array, get_reduction_function
+from hpccoll.measure.data import HostArray, get_reduction_function
 from hpccoll.measure.interleaved import Contender
 from hpccoll.measure.workload import Workload
 from hpccoll.plan import Operation, Plan, replay
@@ -46,11 +46,11 @@ def prepare_own(comm: Communicator, workload: Workload, algorithm: str) -> Conte
     return contender
 
 
-def _make_oracle(plan: Plan, workload: Workload) -> Callable[[], Array]:
+def _make_oracle(plan: Plan, workload: Workload) -> Callable[[], HostArray]:
     """Return a function that computes this rank's exact output by running all ranks' steps in this process."""
     task = workload.task
 
-    def replay_plan() -> Array:
+    def replay_plan() -> HostArray:
         """Return this rank's exact output."""
         combine = get_reduction_function(task.redop) if task.operation.reduces else None
         result = replay(plan, task.count, workload.make_inputs(), combine)[task.rank]

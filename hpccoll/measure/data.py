@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from hpccoll.plan import Operation
 from hpccoll.runtime.arrays import FUNCTIONS, DType
 
-Array = NDArray[Any]
+HostArray = NDArray[Any]
 PERIOD = 65521
 
 
@@ -24,8 +24,8 @@ PERIOD = 65521
 class ExpectedResult:
     """A rank's expected output: `values`, with errors of at most `bound` elementwise, or exactly if `bound` is None."""
 
-    values: Array
-    bound: Array | None = None
+    values: HostArray
+    bound: HostArray | None = None
 
     def __len__(self) -> int:
         return len(self.values)
@@ -34,7 +34,7 @@ class ExpectedResult:
         """Return the expected result of the first `count` elements."""
         return ExpectedResult(self.values[:count], None if self.bound is None else self.bound[:count])
 
-    def count_wrong(self, output: Array) -> int:
+    def count_wrong(self, output: HostArray) -> int:
         """Return how many elements of `output` differ from `values` by more than `bound`; NaNs match if it is None."""
         if self.bound is None:
             same = output == self.values
@@ -46,7 +46,7 @@ class ExpectedResult:
             return int(output.size - np.count_nonzero(np.abs(wide - self.values) <= self.bound))
 
 
-def make_input(dtype: DType, seed: int, rank: int, count: int, op: str = "sum") -> Array:
+def make_input(dtype: DType, seed: int, rank: int, count: int, op: str = "sum") -> HostArray:
     """Return the input of `rank`: a new array of `count` pseudo-random elements, different on every rank.
 
     Floats lie in [-1, 1), or near 1 for products, so that no result overflows. Sums and products of integers may
@@ -55,17 +55,17 @@ def make_input(dtype: DType, seed: int, rank: int, count: int, op: str = "sum") 
     return repeat(make_period(dtype, seed, rank, count, op), count)
 
 
-def repeat(period: Array, count: int) -> Array:
+def repeat(period: HostArray, count: int) -> HostArray:
     """Return a new array of `count` elements that repeats `period`."""
     return np.resize(period, count) if count else np.empty(0, period.dtype)
 
 
-def make_period(dtype: DType, seed: int, rank: int, count: int, op: str = "sum") -> Array:
+def make_period(dtype: DType, seed: int, rank: int, count: int, op: str = "sum") -> HostArray:
     """Return the elements that the input of `rank` repeats: PERIOD elements, or all `count` if the input is shorter."""
     rng = np.random.default_rng((seed, rank))
     size = min(count, PERIOD)
     if dtype.kind == "b":
-        period: Array = rng.integers(0, 2, size).astype(np.bool_)
+        period: HostArray = rng.integers(0, 2, size).astype(np.bool_)
     elif dtype.kind == "i":
         period = rng.integers(0, 256, size * dtype.itemsize, dtype=np.uint8).view(dtype.numpy)
     else:
@@ -77,14 +77,14 @@ def make_period(dtype: DType, seed: int, rank: int, count: int, op: str = "sum")
     return period.astype(dtype.numpy)
 
 
-def get_reduction_function(op: str) -> Callable[[Array, Array], Array]:
+def get_reduction_function(op: str) -> Callable[[HostArray, HostArray], HostArray]:
     """Return the NumPy function that reduces two arrays elementwise by reduction `op`; for `avg`, it is the sum."""
-    function: Callable[[Array, Array], Array] = getattr(np, FUNCTIONS[op])
+    function: Callable[[HostArray, HostArray], HostArray] = getattr(np, FUNCTIONS[op])
     return function
 
 
 def compute_expected_result(
-    operation: Operation, inputs: Sequence[Array | None], op: str, rank: int, root: int
+    operation: Operation, inputs: Sequence[HostArray | None], op: str, rank: int, root: int
 ) -> ExpectedResult | None:
     """Return the expected output of `rank` after the collective `operation`, or None if it has no output.
 
@@ -113,13 +113,13 @@ def compute_expected_result(
     return ExpectedResult(np.concatenate(given))
 
 
-def _block(array: Array, rank: int, n: int) -> slice:
+def _block(array: HostArray, rank: int, n: int) -> slice:
     """Return the slice of block `rank` of an array of n equal blocks."""
     count = len(array) // n
     return slice(rank * count, (rank + 1) * count)
 
 
-def expect_reduced(inputs: Iterable[Array], op: str) -> ExpectedResult:
+def expect_reduced(inputs: Iterable[HostArray], op: str) -> ExpectedResult:
     """Return the reduction of all inputs: exact for booleans, integers, min and max, else in double precision.
 
     The error bound, 4 (n + 1) eps times the reduction of |input|, holds for any order in which n inputs are reduced.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpccoll.measure.data import PERIOD, Array, ExpectedResult, expect_reduced, make_period
+from hpccoll.measure.data import PERIOD, ExpectedResult, HostArray, expect_reduced, make_period
 from hpccoll.plan import Operation
 
 if TYPE_CHECKING:
@@ -33,8 +33,8 @@ class ExpectedRange:
     They are compared without widening the output, in a fraction of the time of an `ExpectedResult` with a bound.
     """
 
-    low: Array
-    high: Array
+    low: HostArray
+    high: HostArray
 
     def __len__(self) -> int:
         return len(self.low)
@@ -43,7 +43,7 @@ class ExpectedRange:
         """Return the range of the first `count` elements."""
         return ExpectedRange(self.low[:count], self.high[:count])
 
-    def count_wrong(self, output: Array) -> int:
+    def count_wrong(self, output: HostArray) -> int:
         """Return how many elements of `output` lie outside the range; a NaN does."""
         return int(output.size - np.count_nonzero((output >= self.low) & (output <= self.high)))
 
@@ -55,7 +55,7 @@ class ExpectedSegment:
     period: ExpectedRange | ExpectedResult
     count: int
 
-    def count_wrong(self, output: Array) -> int:
+    def count_wrong(self, output: HostArray) -> int:
         """Return how many elements of `output`, which has `count` elements, are wrong."""
         wrong, length = 0, len(self.period)
         for begin in range(0, self.count, max(length, 1)):
@@ -76,7 +76,7 @@ class ExpectedOutput:
         """The number of elements."""
         return sum(segment.count for segment in self.segments)
 
-    def count_wrong(self, output: Array) -> int:
+    def count_wrong(self, output: HostArray) -> int:
         """Return how many elements of `output` are wrong; it must have `count` elements."""
         begin = wrong = 0
         for segment in self.segments:
@@ -96,7 +96,7 @@ def _narrow(expected: ExpectedResult, dtype: np.dtype[Any]) -> ExpectedRange | E
     return ExpectedRange(low, high)
 
 
-def make_own_period(task: WorkloadSpec, rank: int) -> Array | None:
+def make_own_period(task: WorkloadSpec, rank: int) -> HostArray | None:
     """Return the period of the input of `rank`; None if the rank has no input."""
     if task.operation is Operation.BARRIER or (task.operation in _ONLY_ROOT_SENDS and rank != task.root):
         return None
@@ -134,7 +134,7 @@ def _list_blocks(task: WorkloadSpec) -> Iterator[ExpectedResult]:
             yield ExpectedResult(_rotate(task, rank, first))
 
 
-def _rotate(task: WorkloadSpec, rank: int, first: int) -> Array:
+def _rotate(task: WorkloadSpec, rank: int, first: int) -> HostArray:
     """Return the elements that the input of `rank` repeats from its element `first` on, at most `task.count`."""
     period = make_period(task.dtype, task.seed, rank, count_input(task), task.redop)
     places: NDArray[np.int64] = (first + np.arange(min(task.count, PERIOD))) % max(len(period), 1)

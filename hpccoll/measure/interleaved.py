@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hpccoll.measure.data import Array
+from hpccoll.measure.data import HostArray
 from hpccoll.measure.iteration_start import BarrierStarter, IterationStarter, WindowStarter
 from hpccoll.measure.stopping import StoppingRule
 from hpccoll.measure.workload import IDENTICAL_RESULTS, Workload
@@ -47,7 +47,7 @@ class Contender:
     works_in_threads: bool = False  # whether the call needs cores for threads of its own
     wake_threads: Callable[[], object] | None = None  # the library's barrier, called before each timed call
     selected: str | None = None  # what `auto` selected: an algorithm, or `mpi`
-    oracle: Callable[[], Array] | None = None  # returns the exact bits that this rank's output must have
+    oracle: Callable[[], HostArray] | None = None  # returns the exact bits that this rank's output must have
     samples_us: list[float] = field(default_factory=list)
     stream_us: list[float] = field(default_factory=list)  # times by CUDA events; empty for host memory
     spent_s: float = 0.0
@@ -71,7 +71,7 @@ class Contender:
 class IterationTime(NamedTuple):
     """One iteration on this rank: seconds by the host's clock and by CUDA events, and whether it started late.
 
-    `delay_s` is that of `iteration_start.Start`.
+    `delay_s` is that of `IterationStart`.
     """
 
     seconds: float
@@ -249,10 +249,10 @@ def _start_by_barrier(contender: Contender) -> None:
 
 def find_least_median_us(contenders: Iterable[Contender]) -> float:
     """Return the least median time of contenders without wrong results on this rank; infinity if there is none."""
-    return min((each.median_us for each in contenders if not each.wrong), default=float("inf"))
+    return min((contender.median_us for contender in contenders if not contender.wrong), default=float("inf"))
 
 
-def count_different_elements(found: Array, exact: Array) -> int:
+def count_different_elements(found: HostArray, exact: HostArray) -> int:
     """Return the number of elements whose bits differ; two NaNs count as equal."""
     differ = found.view(np.uint8).reshape(len(found), -1) != exact.view(np.uint8).reshape(len(exact), -1)
     nan = np.isnan(found) & np.isnan(exact) if found.dtype.kind in "fcV" else np.zeros(len(found), np.bool_)

@@ -44,7 +44,7 @@ REFRESH_S = 1.0  # the clock is synchronized again after this time
 STALE_S = 5.0  # and not used any more after this time
 
 
-class Start(NamedTuple):
+class IterationStart(NamedTuple):
     """The announced time of a start on this rank's clock, and the time from the announcement until it was ready.
 
     `missed` is whether the rank was ready only after the start. After a barrier, no rank is late: `start_s` is
@@ -70,7 +70,7 @@ class IterationStarter(Protocol):
     def sync_s(self) -> float:
         """The seconds that synchronizing clocks has taken so far."""
 
-    def wait(self, works_in_threads: bool) -> Start:
+    def wait(self, works_in_threads: bool) -> IterationStart:
         """Block until all ranks may start; `works_in_threads`: the call needs cores for threads of its own."""
 
     def adapt(self, delays_s: NDArray[np.float64]) -> None:
@@ -99,12 +99,12 @@ class BarrierStarter:
         """Zero: there is no clock."""
         return 0.0
 
-    def wait(self, works_in_threads: bool) -> Start:
+    def wait(self, works_in_threads: bool) -> IterationStart:
         """Pass a barrier; if `works_in_threads`, sleep until all ranks are there, because MPI waits by polling."""
         if works_in_threads:
             wait_asleep(self.comm)
         self.comm.Barrier()
-        return Start(float("inf"), 0.0, missed=False)
+        return IterationStart(float("inf"), 0.0, missed=False)
 
     def adapt(self, delays_s: NDArray[np.float64]) -> None:
         """Do nothing."""
@@ -157,7 +157,7 @@ class WindowStarter:
         """The seconds that synchronizing clocks has taken so far on this rank."""
         return self._budget.spent_s
 
-    def wait(self, works_in_threads: bool) -> Start:
+    def wait(self, works_in_threads: bool) -> IterationStart:
         """Let rank 0 announce a start, and wait for it on the global clock.
 
         A barrier precedes the announcement, so that the window needs to be as long as a broadcast only.
@@ -173,7 +173,7 @@ class WindowStarter:
         self.comm.Bcast(announced)
         start_s = clock.to_local(announced.item())
         delay_s = read() - start_s + window_s
-        start = Start(start_s, delay_s, missed=delay_s > window_s)
+        start = IterationStart(start_s, delay_s, missed=delay_s > window_s)
         while read() < start_s:
             pass
         return start

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace as replace_fields
 
-from hpccoll.algorithms.registry import list_algorithm_names
+from hpccoll.algorithms import list_algorithm_names
 from hpccoll.measure.bandwidth import compute_count, compute_message_bytes
 from hpccoll.measure.buffers import PreallocatedModule
 from hpccoll.measure.contenders import AUTO, OWN, prepare_contenders

@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hpccoll.errors import UsageError
-from hpccoll.measure.statistics import CONFIDENCE, SampleValues, median_interval
 from hpccoll.records import StopReason
+from hpccoll.statistics import CONFIDENCE, SampleValues, median_interval
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hpccoll.algorithms.registry import get_algorithm
+from hpccoll.algorithms import get_algorithm
 from hpccoll.measure.buffers import make_buffer_module
 from hpccoll.measure.interleaved import Contender, InterleavedBenchmark, TimingOptions, find_least_median_us
 from hpccoll.measure.session import ALL, BenchmarkConfig, BenchmarkSession, free_contenders, share_budget

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpccoll.measure.bandwidth import TimedOperation
-from hpccoll.measure.data import Array, repeat
+from hpccoll.measure.data import HostArray, repeat
 from hpccoll.measure.expected_output import count_input, make_expected_output, make_own_period
 from hpccoll.plan import Operation
 from hpccoll.runtime.arrays import ArrayModule, DType, FlatArray
@@ -55,14 +55,14 @@ class Workload:
         self.source, self.result = self._allocate(module)
         self._host: NDArray[np.uint8] | None = None  # page-locked memory for outputs on a device
 
-    def _place(self, period: Array) -> FlatArray:
+    def _place(self, period: HostArray) -> FlatArray:
         """Return the array `period` in memory of the module."""
         placed = self.module.empty(len(period), self.task.dtype)
         self.module.bind_copy_from_host(placed, period.view(np.uint8))()
         self.module.synchronize()
         return placed
 
-    def make_inputs(self) -> list[Array | None]:
+    def make_inputs(self) -> list[HostArray | None]:
         """Return every rank's input as a new host array, or None for a rank without input."""
         task, periods = self.task, (make_own_period(self.task, rank) for rank in range(self.task.ranks))
         return [None if period is None else repeat(period, count_input(task)) for period in periods]

@@ -334,5 +334,5 @@ class MeshGroups:
 
     def list_groups(self) -> list[AxisGroup]:
         """Return all groups; a group that serves for several fields appears once."""
-        found = (getattr(self, field.name) for field in fields(self))
-        return list(dict.fromkeys(group for group in found if group is not None))
+        groups = (getattr(self, field.name) for field in fields(self))
+        return list(dict.fromkeys(group for group in groups if group is not None))

@@ -65,8 +65,8 @@ def apply_gathered_linears(
     """
     weights, biases = zip(*layers, strict=True)
     differentiated = weights if deferred is None else [None] * len(weights)
-    found: tuple[Any, ...] = _GatheredLinears.apply(x, tp, layers, deferred, *differentiated, *biases)
-    return found
+    outputs: tuple[Any, ...] = _GatheredLinears.apply(x, tp, layers, deferred, *differentiated, *biases)
+    return outputs
 
 
 def _all_gather(x: Any, tp: AxisGroup) -> Any:
@@ -138,11 +138,11 @@ class _GatheredLinears(torch.autograd.Function):  # type: ignore[misc] # torch h
         layers = list(zip(ctx.layers, grads, strict=True))
         products = [WeightProduct(weight, whole, grad) for (weight, _), grad in layers]
         addend = products[0].grad @ products[0].weight  # (b, t, h)
-        for each in products[1:]:
-            addend += each.grad @ each.weight
+        for product in products[1:]:
+            addend += product.grad @ product.weight
         biases = [None if bias is None else grad.flatten(0, 1).sum(0) for (_, bias), grad in layers]
         if ctx.deferred is None:
-            weights = [each.compute() for each in products]
+            weights = [product.compute() for product in products]
         else:
             ctx.deferred.extend(products)
             weights = [None] * len(products)

@@ -314,11 +314,11 @@ class ZeroShards:
 
     def gather_tensors(self, own: Sequence[Any]) -> list[Any]:
         """Return whole tensors like the parameters from tensors like `shards`, such as their gradients; collective."""
-        found: dict[Any, Any] = {}
+        tensors: dict[Any, Any] = {}
         for unit, shard in zip(self.units, own, strict=True):
             whole = unit.group.all_gather(shard.detach(), (unit.length,) * unit.group.size)
-            found |= zip(unit.parameters, unit.split(whole), strict=True)
-        return [found[parameter] for parameter in self.parameters]
+            tensors |= zip(unit.parameters, unit.split(whole), strict=True)
+        return [tensors[parameter] for parameter in self.parameters]
 
     def cut_tensors(self, tensors: Sequence[Any]) -> list[Any]:
         """Return tensors like `shards` from whole tensors like the parameters; local."""

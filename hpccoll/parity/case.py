@@ -20,8 +20,6 @@ from hpccoll.parallel.mesh import INNERMOST_FIRST, Mesh, slice_microbatches, spl
 if TYPE_CHECKING:
     from hpccoll.communicator import Communicator
 
-Tensors = Sequence[Any]
-
 
 class ParityMesh:
     """The mesh of ranks, as the functions `wrap` and `backward` of a `ParityCase` get it.
@@ -76,10 +74,10 @@ class ParityCase:
     """
 
     model: Any
-    batch: Tensors
+    batch: Sequence[Any]
     loss: Callable[..., Any]
     wrap: Callable[[Any, ParityMesh], Any] | None = None
-    backward: Callable[[Any, Tensors, ParityMesh], Any] | None = None
+    backward: Callable[[Any, Sequence[Any], ParityMesh], Any] | None = None
     microbatches: int = 1
 
     @property
@@ -87,7 +85,7 @@ class ParityCase:
         """The number of samples in the whole batch."""
         return len(self.batch[0])
 
-    def get_batch(self, step: int) -> Tensors:
+    def get_batch(self, step: int) -> Sequence[Any]:
         """Return the batch of a step: the samples of the case, rotated by one sample per step."""
         return [torch.roll(x, step, 0) for x in self.batch]
 

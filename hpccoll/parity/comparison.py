@@ -125,7 +125,7 @@ class MeshComparison:
         gradients: Mapping[str, list[FoundShard]],
     ) -> None:
         """Compare a step's loss, gradients and gradient norm, and explain the gradients that differ."""
-        expected_loss = reference.compute({each.sampler: each.seed for each in losses})
+        expected_loss = reference.compute({loss.sampler: loss.seed for loss in losses})
         noise_of_loss, noise = reference.measure_noise(expected_loss)
         expected = {name: x.cpu().double() for name, x in reference.gradients.items()}
         tolerance = self.choose_tolerance(reference)
@@ -143,7 +143,7 @@ class MeshComparison:
             self._add_tensor("gradient", each, faults.get(name, UNKNOWN))
         bound = max(tolerance * abs(expected_loss), SAFE_NOISE * noise_of_loss)
         self._add_number("loss", expected_loss, _average_loss(reference, losses), bound, fault)
-        norm, found_norm = _get_norm(expected.values()), _get_norm(each.assemble() for each in tensors.values())
+        norm, found_norm = _get_norm(expected.values()), _get_norm(tensor.assemble() for tensor in tensors.values())
         self._add_number("gradient norm", norm, found_norm, tolerance * norm, fault)
         if wrong:
             self.fault = seen_at, fault
@@ -177,13 +177,13 @@ class MeshComparison:
     def summarize(self) -> ParitySummaryRecord:
         """Return the summary of all comparisons."""
         # A gradient that is zero except for rounding has no meaningful relative error.
-        errors = [each.relative_error for each in self.records.values() if each.tolerance < 1]
+        errors = [record.relative_error for record in self.records.values() if record.tolerance < 1]
         return ParitySummaryRecord(
             mesh=str(self.sizes),
             ranks=self.sizes.ranks,
             tensors=len(self.records),
-            wrong=sum(each.fault is not None for each in self.records.values()),
-            max_error=None if None in errors else max(each for each in errors if each is not None),
+            wrong=sum(record.fault is not None for record in self.records.values()),
+            max_error=None if None in errors else max(error for error in errors if error is not None),
             first=self.first.name if self.first else None,
             quantity=self.first.quantity if self.first else None,
             step=self.first.step if self.first else None,
@@ -214,7 +214,7 @@ def _average_loss(reference: ReferenceRun, losses: list[RankLoss]) -> float:
     """Return the mean loss over all samples from the mean losses of the ranks' samples."""
     total = 0.0
     for sampler, own in enumerate(split_evenly(reference.case.samples, reference.sizes.samplers)):
-        known = [each.loss for each in losses if each.sampler == sampler and each.loss is not None]
+        known = [loss.loss for loss in losses if loss.sampler == sampler and loss.loss is not None]
         if not known:
             return math.nan
         total += sum(known) / len(known) * (own.stop - own.start) / reference.case.samples

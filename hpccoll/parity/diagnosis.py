@@ -29,24 +29,24 @@ def diagnose(run: ReferenceRun, tensors: Mapping[str, ComparedTensor], wrong: Se
         tensors: all compared gradients by name, in the order of the model.
         wrong: the names of the gradients that differ, in the same order.
     """
-    found = {name: fault for name in wrong if (fault := _find_in_tensor(run, tensors[name])) is not None}
-    unexplained = [name for name in wrong if name not in found]
+    faults = {name: fault for name in wrong if (fault := _find_in_tensor(run, tensors[name])) is not None}
+    unexplained = [name for name in wrong if name not in faults]
     if unexplained:
         for simulated in simulate_faults(run, tensors, unexplained):
             for name in unexplained:
-                if name not in found and simulated.explains(tensors[name], run.sizes):
-                    found[name] = Fault(simulated.kind, simulated.text)
-            if len(found) == len(wrong):
+                if name not in faults and simulated.explains(tensors[name], run.sizes):
+                    faults[name] = Fault(simulated.kind, simulated.text)
+            if len(faults) == len(wrong):
                 break
     fallback = find_permuted_shards(run.sizes, tensors) or UNKNOWN
-    return {name: found.get(name, fallback) for name in wrong}
+    return {name: faults.get(name, fallback) for name in wrong}
 
 
 def find_permuted_shards(sizes: Mesh, tensors: Mapping[str, ComparedTensor]) -> Fault | None:
     """Return a fault if the shards of some tensors, but not of others, are in another order than the ranks of tp."""
     is_ordered = {}
     for name, tensor in tensors.items():
-        rows = {sizes.get_coordinates(each.rank)["tp"]: each.index.rows for each in tensor.shards}
+        rows = {sizes.get_coordinates(shard.rank)["tp"]: shard.index.rows for shard in tensor.shards}
         starts = [int(rows[tp][0]) for tp in sorted(rows) if rows[tp] is not None]
         if len(starts) > 1:
             is_ordered[name] = starts == sorted(starts)

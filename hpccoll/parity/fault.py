@@ -49,12 +49,12 @@ class ComparedTensor:
     @property
     def differing(self) -> list[FoundShard]:
         """The shards that differ from one process by more than the bound."""
-        return [each for each in self.shards if exceeds(each.values, each.index.take(self.expected), self.bound)]
+        return [shard for shard in self.shards if exceeds(shard.values, shard.index.take(self.expected), self.bound)]
 
     @property
     def is_complete(self) -> bool:
         """Whether the shards contain all elements."""
-        rows = [each.index.rows for each in self.shards if each.index.dim is not None]
+        rows = [shard.index.rows for shard in self.shards if shard.index.dim is not None]
         if len(rows) < len(self.shards) or not rows:
             return bool(self.shards)
         dim = self.shards[0].index.dim or 0
@@ -63,25 +63,25 @@ class ComparedTensor:
     @property
     def error(self) -> float:
         """The largest difference of any element, relative to the largest magnitude; infinite if a shape differs."""
-        pairs = [(each.values, each.index.take(self.expected)) for each in self.shards]
+        pairs = [(shard.values, shard.index.take(self.expected)) for shard in self.shards]
         errors = [float((x - y).abs().max()) if x.shape == y.shape else math.inf for x, y in pairs]
         return max(errors, key=lambda error: (math.isnan(error), error), default=math.inf) / self.largest
 
     def assemble(self) -> Any:
         """Return the whole tensor: the first whole shard, or else each element from the highest rank that holds it."""
         whole = torch.zeros_like(self.expected)
-        for each in self.shards:
-            if each.index.dim is None:
-                return each.values
-            whole.index_copy_(each.index.dim, each.index.rows, each.values)
+        for shard in self.shards:
+            if shard.index.dim is None:
+                return shard.values
+            whole.index_copy_(shard.index.dim, shard.index.rows, shard.values)
         return whole
 
     def matches(self, predict: Predict, among: Iterable[FoundShard] | None = None) -> bool:
         """Whether the shards `among` (default: those that differ) equal their rank's prediction within 4 bounds."""
         chosen = list(self.differing if among is None else among)
-        scale = max([1.0, *(float(predict(each.rank).abs().max()) / self.largest for each in chosen)])
+        scale = max([1.0, *(float(predict(shard.rank).abs().max()) / self.largest for shard in chosen)])
         return bool(chosen) and not any(
-            exceeds(each.values, each.index.take(predict(each.rank)), 4 * self.bound * scale) for each in chosen
+            exceeds(shard.values, shard.index.take(predict(shard.rank)), 4 * self.bound * scale) for shard in chosen
         )
 
     @property
@@ -91,13 +91,13 @@ class ComparedTensor:
 
     def list_groups(self, sizes: Mesh, axis: str) -> list[list[FoundShard]]:
         """Return the shards of the same elements whose ranks differ along one axis only, group by group."""
-        by_rank = {each.rank: each for each in self.shards}
+        by_rank = {shard.rank: shard for shard in self.shards}
         groups = {tuple(sizes.get_group_ranks(rank, axis)) for rank in by_rank}
         return [[by_rank[rank] for rank in group if rank in by_rank] for group in sorted(groups)]
 
     def select(self, mask: Any) -> ComparedTensor:
         """Return the comparison of the elements where `mask` is true; all shards must be whole tensors."""
-        shards = [replace(each, values=each.values[mask]) for each in self.shards]
+        shards = [replace(shard, values=shard.values[mask]) for shard in self.shards]
         return replace(self, expected=self.expected[mask], shards=shards)
 
 
@@ -117,5 +117,5 @@ def fit_factor(pairs: Iterable[tuple[Any, Any]]) -> float:
 
 def format_shard_ranks(shards: Iterable[FoundShard]) -> str:
     """Return the ranks of shards as words: `rank 1`, `ranks 0, 2`."""
-    ranks = [each.rank for each in shards]
+    ranks = [shard.rank for shard in shards]
     return f"rank{'s' * (len(ranks) != 1)} {', '.join(map(str, ranks))}"

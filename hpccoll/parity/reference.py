@@ -100,9 +100,11 @@ class ReferenceRun:
             for name, x in self.parameters.items():
                 signs = torch.randint(2, x.shape, generator=generator).to(x) * 2 - 1
                 x.data.copy_(exact[name] * (1 + torch.finfo(x.dtype).eps * signs))
-            other_loss, found = self.compute_gradients(parts)
+            other_loss, gradients = self.compute_gradients(parts)
             loss_change = max(loss_change, abs(other_loss - loss))
-            changes = {name: max(change, changes[name]) for name, change in _subtract(found, self.gradients).items()}
+            changes = {
+                name: max(change, changes[name]) for name, change in _subtract(gradients, self.gradients).items()
+            }
         for name, x in self.parameters.items():
             x.data.copy_(exact[name])
         return loss_change, changes

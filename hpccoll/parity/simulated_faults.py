@@ -149,22 +149,24 @@ def _backpropagate(module: Any, name: str, pairs: Sequence[tuple[Any, Any]]) -> 
         output = module(*inputs)
         if gradient is None or output.shape != gradient.shape:
             return {}
-        found = torch.autograd.grad(output, list(parameters.values()), gradient, allow_unused=True)
-        for each, x in zip(total, found, strict=True):
+        gradients = torch.autograd.grad(output, list(parameters.values()), gradient, allow_unused=True)
+        for each, x in zip(total, gradients, strict=True):
             total[each] += 0 if x is None else x
     return {f"{name}.{each}" if name else each: x for each, x in total.items()}
 
 
 def _list_rows_by_tp(tensors: ComparedTensors, sizes: Mesh, dim: int) -> dict[str, dict[int, Any]]:
     """Return the rows of each tensor that is split along `dim`, by tensor and tp index."""
-    found: dict[str, dict[int, Any]] = {}
+    by_name: dict[str, dict[int, Any]] = {}
     for name, tensor in tensors.items():
         rows = {
-            sizes.get_coordinates(each.rank)["tp"]: each.index.rows for each in tensor.shards if each.index.dim == dim
+            sizes.get_coordinates(shard.rank)["tp"]: shard.index.rows
+            for shard in tensor.shards
+            if shard.index.dim == dim
         }
         if len(rows) == sizes.tp and tensor.expected.dim() == 2:
-            found[name] = rows
-    return found
+            by_name[name] = rows
+    return by_name
 
 
 def _choose_layers(run: ReferenceRun, names: Iterable[str]) -> list[list[str]]:
@@ -209,7 +211,7 @@ def simulate_row_faults(run: ReferenceRun, tensors: ComparedTensors) -> Iterator
         modules = {name: run.find_module(name) for name in chosen}
         hooks = [{modules[name]: _keep_inputs(split[name][tp]) for name in chosen} for tp in range(run.sizes.tp)]
         text = f"the output of {_format_layers(chosen)} is not summed over tp in the forward pass"
-        by_tp = [run.compute_gradients(changes=hook_forward(each))[1] for each in hooks]
+        by_tp = [run.compute_gradients(changes=hook_forward(hook))[1] for hook in hooks]
         yield SimulatedFault("missing_forward_sum_tp", text, by_tp)
         biased = [module for module in modules.values() if module.bias is not None]
         adding = {module: _add_to_output((run.sizes.tp - 1) * module.bias.detach()) for module in biased}
@@ -256,8 +258,10 @@ class _ShiftedVocabulary(TorchFunctionMode):  # type: ignore[misc] # torch has n
         total: Any = 0
         for true, count, assumed in self.shards:
             inside = (tokens >= assumed) & (tokens < assumed + count)
-            found = look_up(torch.where(inside, tokens - assumed + true, true))
-            total = total + torch.where(inside.reshape(inside.shape + (1,) * (found.dim() - inside.dim())), found, 0)
+            embedded = look_up(torch.where(inside, tokens - assumed + true, true))
+            total = total + torch.where(
+                inside.reshape(inside.shape + (1,) * (embedded.dim() - inside.dim())), embedded, 0
+            )
         return total
 
 
@@ -267,9 +271,9 @@ def simulate_vocabulary_offsets(run: ReferenceRun, tensors: ComparedTensors) -> 
         true = [(int(rows[tp][0]), len(rows[tp])) for tp in range(run.sizes.tp)]
         for (what, patched), (words, change) in product(_LOOK_UPS.items(), _OFFSETS.items()):
             shards = [(first, count, change(first)) for first, count in true]
-            found = run.compute_gradients(changes=_ShiftedVocabulary(shards, patched))[1]
+            gradients = run.compute_gradients(changes=_ShiftedVocabulary(shards, patched))[1]
             text = f"ranks of tp look up {what} in {name} {words}"
-            yield SimulatedFault("vocabulary_offset", text, [found])
+            yield SimulatedFault("vocabulary_offset", text, [gradients])
 
 
 _LOOK_UPS: Mapping[str, Any] = {

@@ -18,7 +18,7 @@ SMALL_PART = 0.5  # largest fraction of elements that differ if an end of a buck
 
 def find_not_finite(wrong: ComparedTensor) -> Fault | None:
     """Return a fault if a rank holds NaN or infinity."""
-    ranks = [each for each in wrong.shards if not bool(each.values.isfinite().all())]
+    ranks = [shard for shard in wrong.shards if not bool(shard.values.isfinite().all())]
     return Fault("not_finite", f"NaN or infinity on {format_shard_ranks(ranks)}") if ranks else None
 
 
@@ -32,7 +32,7 @@ def find_zero(wrong: ComparedTensor) -> Fault | None:
 
 def find_factor(wrong: ComparedTensor, factors: Mapping[str, float]) -> Fault | None:
     """Return a fault if all ranks hold the right gradient times one factor; `factors` are those of known faults."""
-    factor = fit_factor((each.values, each.index.take(wrong.expected)) for each in wrong.shards)
+    factor = fit_factor((shard.values, shard.index.take(wrong.expected)) for shard in wrong.shards)
     if not wrong.matches(lambda _: wrong.expected * factor, wrong.shards):
         return None
     close = 4 * wrong.bound / wrong.largest + 1e-9
@@ -50,14 +50,14 @@ def find_factor(wrong: ComparedTensor, factors: Mapping[str, float]) -> Fault | 
 def list_factors(sizes: Mesh, microbatches: int, samples: int) -> dict[str, float]:
     """Return the factors that known faults multiply gradients with, by kind, the likelier kind first."""
     counts = {"microbatches": microbatches, **{axis: sizes.count(axis) for axis in AXES}}
-    found: dict[str, float] = {}
+    factors: dict[str, float] = {}
     for kind, count in counts.items():
         if count > 1:
-            found |= {kind: count, f"inverse_{kind}": 1 / count}
-    found |= {"twice": 2.0, "samples": float(samples), "inverse_samples": 1 / samples}
+            factors |= {kind: count, f"inverse_{kind}": 1 / count}
+    factors |= {"twice": 2.0, "samples": float(samples), "inverse_samples": 1 / samples}
     if sizes.samplers > 1 and not samples % sizes.samplers:
-        found["local_samples"] = samples / sizes.samplers
-    return found
+        factors["local_samples"] = samples / sizes.samplers
+    return factors
 
 
 def _explain_axis_factor(kind: str) -> str:
@@ -111,9 +111,9 @@ def find_missing_reduction(wrong: ComparedTensor, sizes: Mesh) -> Fault | None:
 
 def find_missing_elements(wrong: ComparedTensor, sizes: Mesh) -> Fault | None:
     """Return a fault if only some elements differ, and these elements are zero or not reduced over an axis."""
-    if any(each.index.dim is not None for each in wrong.shards):
+    if any(shard.index.dim is not None for shard in wrong.shards):
         return None
-    differing = torch.stack([(each.values - wrong.expected).abs() > wrong.bound for each in wrong.shards]).any(0)
+    differing = torch.stack([(shard.values - wrong.expected).abs() > wrong.bound for shard in wrong.shards]).any(0)
     count = int(differing.sum())
     if not 0 < count < SMALL_PART * differing.numel():
         return None
@@ -134,7 +134,7 @@ def find_shift(wrong: ComparedTensor, gradients: Mapping[str, Any]) -> Fault | N
     """Return a fault if the values stand elsewhere in the bucket, the concatenation of all right gradients."""
     first, *others = wrong.shards
     found = first.values.flatten()
-    if first.index.dim is not None or len(found) < 4 or any(exceeds(each.values, first.values, 0) for each in others):
+    if first.index.dim is not None or len(found) < 4 or any(exceeds(other.values, first.values, 0) for other in others):
         return None
     inner = found[1:-1]  # the ends of the bucket may hold anything
     for names in (list(gradients), list(gradients)[::-1]):

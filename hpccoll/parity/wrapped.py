@@ -42,7 +42,7 @@ class WrappedRun:
 
     def _match_parameters(self, names: dict[int, str], initial: dict[str, Any]) -> dict[str, Any]:
         """Return the wrapped parameters by their name in the whole model: by identity, name or initial value."""
-        found = {}
+        by_name = {}
         for module in self._modules:
             for wrapped_name, x in module.named_parameters():
                 name = names.get(id(x)) or self._names.get(clean(wrapped_name))
@@ -55,8 +55,8 @@ class WrappedRun:
                         f"the wrapped model's parameter {wrapped_name} is not in the whole model; keep the names of "
                         "the whole model, or its parameters and their initial values"
                     )
-                found[name] = x
-        return found
+                by_name[name] = x
+        return by_name
 
     def _locate(self, initial: dict[str, Any]) -> dict[str, ShardIndex | None]:
         """Return the position of each wrapped parameter in the whole parameter; None if its values are not there."""

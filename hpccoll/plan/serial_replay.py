@@ -13,11 +13,13 @@ from hpccoll.plan.operation import Count
 from hpccoll.plan.plan import Plan
 from hpccoll.plan.step import IntArray, Op
 
-Array = NDArray[Any]
-Combine = Callable[[Array, Array], Array]
+ValueArray = NDArray[Any]
+CombineValues = Callable[[ValueArray, ValueArray], ValueArray]
 
 
-def replay(plan: Plan, count: Count, inputs: Sequence[Array | None], combine: Combine | None = None) -> list[Array]:
+def replay(
+    plan: Plan, count: Count, inputs: Sequence[ValueArray | None], combine: CombineValues | None = None
+) -> list[ValueArray]:
     """Return the output of every rank after `plan` runs on `inputs` in this process, bit-equal to the runtime's result.
 
     Args:
@@ -34,18 +36,18 @@ def replay(plan: Plan, count: Count, inputs: Sequence[Array | None], combine: Co
     sizes = operation.sizes_by_rank(count, n, chunks)
     edges = np.concatenate([np.zeros((n, 1), np.int64), np.cumsum(sizes, axis=1)], axis=1)
     dtype = next((array.dtype for array in inputs if array is not None), np.dtype(np.uint8))
-    state = [np.zeros(int(edges[rank, -1]), dtype) for rank in range(n)]
+    buffers = [np.zeros(int(edges[rank, -1]), dtype) for rank in range(n)]
     is_input = operation.input_mask(ranks, n, chunks, plan.root)
     for rank, array in enumerate(inputs):
         if array is not None and is_input[rank].any():
-            state[rank][np.repeat(is_input[rank], sizes[rank])] = array
+            buffers[rank][np.repeat(is_input[rank], sizes[rank])] = array
     for messages in list_messages_by_round(plan):
-        sent = [state[each.source][_element_indices(each.send, edges[each.source])] for each in messages]
+        sent = [buffers[each.source][_element_indices(each.send, edges[each.source])] for each in messages]
         for message, incoming in zip(messages, sent, strict=True):
-            own, place = state[message.dest], _element_indices(message.recv, edges[message.dest])
+            own, place = buffers[message.dest], _element_indices(message.recv, edges[message.dest])
             own[place] = _apply_op(message.op, own[place], incoming, combine)
     is_output = operation.output_mask(ranks, n, chunks, plan.root)
-    return [state[rank][np.repeat(is_output[rank], sizes[rank])] for rank in range(n)]
+    return [buffers[rank][np.repeat(is_output[rank], sizes[rank])] for rank in range(n)]
 
 
 def _element_indices(chunks: Sequence[int], edges: IntArray) -> IntArray:
@@ -54,7 +56,7 @@ def _element_indices(chunks: Sequence[int], edges: IntArray) -> IntArray:
     return np.concatenate(ranges) if ranges else np.empty(0, np.int64)
 
 
-def _apply_op(op: int, own: Array, incoming: Array, combine: Combine | None) -> Array:
+def _apply_op(op: int, own: ValueArray, incoming: ValueArray, combine: CombineValues | None) -> ValueArray:
     """Return the new values of a chunk: `incoming` for a copy, else the reduction of `own` and `incoming`."""
     if op == Op.COPY or combine is None:
         return incoming

@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.optimize import least_squares
 
-from hpccoll.algorithms.registry import Algorithm
+from hpccoll.algorithms import Algorithm
 from hpccoll.errors import UsageError
 from hpccoll.plan import Floats, Link, Machine, Plan, simulate
 from hpccoll.predict.forecast import simulate_pipelined
@@ -93,8 +93,8 @@ def fit_machine(rows: Sequence[MeasuredRow], source: str) -> MachineFit:
     """
     sizes = sorted({row.nbytes for row in rows})
     if len(sizes) < _MIN_SIZES:
-        found = f"{len(rows)} rows of {len(sizes)} sizes that the engine hpccoll measured on 2 ranks or more"
-        raise UsageError(f"{source}: a fit takes {_MIN_SIZES} sizes above 0 bytes; found {found}; run `hpccoll bench`")
+        usable = f"{len(rows)} rows of {len(sizes)} sizes that the engine hpccoll measured on 2 ranks or more"
+        raise UsageError(f"{source}: a fit takes {_MIN_SIZES} sizes above 0 bytes; found {usable}; run `hpccoll bench`")
     jobs = sorted({(row.plan.ranks, row.nodes) for row in rows})
     if len(jobs) > 1:
         listed = "; ".join(f"{format_count(ranks, 'rank')} on {format_count(nodes, 'node')}" for ranks, nodes in jobs)

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from hpccoll.algorithms import Algorithm
 from hpccoll.algorithms.pipelining import MESSAGE_BYTES, choose_segment_count
-from hpccoll.algorithms.registry import Algorithm
 from hpccoll.plan import Machine, Plan, Simulation, simulate
 from hpccoll.selection import choose_chunk_count
 

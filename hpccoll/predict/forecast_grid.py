@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hpccoll.algorithms.registry import Algorithm
+from hpccoll.algorithms import Algorithm
 from hpccoll.plan import Floats, Machine
 from hpccoll.predict.forecast import can_run_on, forecast
 from hpccoll.units import format_count

@@ -20,7 +20,7 @@ from hpccoll.units import GB
 _FOLDER, _SUFFIX = "machines", ".toml"
 _MAX_CHARACTERS = 2**20
 # Values outside the limits of these types are mistakes, or would overflow.
-Name: TypeAlias = Annotated[str, Meta(pattern=r"\S")]
+ModelName: TypeAlias = Annotated[str, Meta(pattern=r"\S")]
 Microseconds: TypeAlias = Annotated[float, Meta(ge=0, le=1e12)]
 Bandwidth: TypeAlias = Annotated[float, Meta(gt=1e-15, le=1e15)]  # GB/s
 Capacity: TypeAlias = Annotated[float, Meta(gt=0, le=1e9)]
@@ -52,13 +52,13 @@ class MachineDescription(Struct, frozen=True, forbid_unknown_fields=True):
     `peak_TFLOPS` (1e12 FLOP/s) and `memory_GB` (1e9 bytes) of a rank are needed to estimate training.
     """
 
-    name: Name
+    name: ModelName
     ranks_per_node: Annotated[int, Meta(ge=1, le=2**20)]
     within: LinkDescription
     between: LinkDescription
     nics_per_node: Annotated[int, Meta(ge=1)] = 1
     reduce_GBps: Bandwidth | None = None  # noqa: N815
-    sources: tuple[Name, ...] = ()
+    sources: tuple[ModelName, ...] = ()
     call_us: Microseconds = 0.0
     peak_TFLOPS: Capacity | None = None  # noqa: N815
     memory_GB: Capacity | None = None  # noqa: N815

@@ -15,10 +15,10 @@ from statistics import median
 
 from hpccoll.preflight.results import DirectedLink, PreflightResults
 from hpccoll.records import FaultEntry
+from hpccoll.statistics import compute_robust_deviation
 from hpccoll.units import GB
 
 DEVIATIONS = 4.0
-MAD_TO_SIGMA = 1.4826  # ratio of standard deviation to median absolute deviation of a normal distribution
 LATENCY_FACTOR = 0.6  # the threshold for 1/latency is multiplied by this, because latencies vary more than rates
 
 
@@ -33,8 +33,7 @@ def get_low_ratio(value: float, others: Sequence[float], threshold: float) -> fl
     if not others:
         return None
     middle = median(others)
-    spread = MAD_TO_SIGMA * median(abs(other - middle) for other in others)
-    is_low = value < threshold * middle and value < middle - DEVIATIONS * spread
+    is_low = value < threshold * middle and value < middle - DEVIATIONS * compute_robust_deviation(others)
     return value / middle if is_low else None
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar, NamedTuple
 from msgspec import Meta, Struct
 
 from hpccoll.records.collective import TimeSummary
-from hpccoll.records.record import Amount, Count, Positive, Record, about
+from hpccoll.records.record import Amount, Natural, Positive, Record, about
 
 
 class BarrierKey(NamedTuple):
@@ -34,12 +34,12 @@ class BarrierRecord(Record, frozen=True, kw_only=True):
     ranks: Positive
     nodes: Positive
     rounds: Annotated[Positive, about("Number of timed rounds.")]
-    late_rounds: Annotated[Count, about("Rounds in which a rank entered later than planned, beyond 10 us and 10 %.")]
+    late_rounds: Annotated[Natural, about("Rounds in which a rank entered later than planned, beyond 10 us and 10 %.")]
     planned_us: Annotated[tuple[Amount, ...], about("Median planned delay of each rank.")]
     entry_us: Annotated[tuple[Amount, ...], about("Median entry of each rank, after the first entry of a round.")]
     exit_us: Annotated[tuple[float, ...], about("Median exit of each rank, after the first entry of a round.")]
     wait_us: Annotated[tuple[float, ...], about("Median time of each rank in the barrier.")]
-    release_order: Annotated[tuple[Count, ...], about("Ranks in the order in which they leave.")]
+    release_order: Annotated[tuple[Natural, ...], about("Ranks in the order in which they leave.")]
     entry_spread_us: Annotated[TimeSummary, about("Time from the first to the last entry.")]
     completion_us: Annotated[TimeSummary, about("Time from the last entry to the last exit.")]
     exit_skew_us: Annotated[TimeSummary, about("Time from the first to the last exit.")]
@@ -47,7 +47,7 @@ class BarrierRecord(Record, frozen=True, kw_only=True):
         float | None,
         about("Fraction of the entry spread that it hides; null without spread, and if most rounds are late."),
     ]
-    unsafe: Annotated[Count, about("Rounds in which a rank left before the last entry.")]
+    unsafe: Annotated[Natural, about("Rounds in which a rank left before the last entry.")]
     clock_error_us: Annotated[Amount, about("Error of the common clock that the count of unsafe rounds allows.")]
     machine: Annotated[str | None, about("Machine model of the prediction; null without a prediction.")]
     predicted_us: Annotated[Amount | None, about("Simulated completion_us; null for barriers that are no plans.")]
@@ -73,9 +73,9 @@ class BarrierRecord(Record, frozen=True, kw_only=True):
 class RankLateness(Struct, frozen=True):
     """The evidence whether one rank is late to barriers."""
 
-    rank: Count
+    rank: Natural
     node: Annotated[str, about("Host name of the rank's node.")]
-    last_arrivals: Annotated[Count, about("Rounds in which the rank entered last, compared with its plan.")]
+    last_arrivals: Annotated[Natural, about("Rounds in which the rank entered last, compared with its plan.")]
     excess_us: Annotated[float, about("Median lateness beyond that of the other ranks.")]
     wait_us: Annotated[float, about("Median time in the barrier, without planned waits.")]
     wait_deficit_us: Annotated[float, about("Median time by which the rank waited less than the others.")]
@@ -87,7 +87,7 @@ class NodeLateness(Struct, frozen=True):
 
     node: str
     ranks: Positive
-    last_arrivals: Annotated[Count, about("Rounds in which a rank of the node entered last.")]
+    last_arrivals: Annotated[Natural, about("Rounds in which a rank of the node entered last.")]
     excess_us: Annotated[float, about("Median of the excess of its ranks.")]
     wait_deficit_us: Annotated[float, about("Median of the wait deficits of its ranks.")]
 
@@ -100,7 +100,7 @@ class BarrierCost(Struct, frozen=True):
     completion_us: Annotated[Amount, about("Median time from the last entry to the last exit.")]
     exit_skew_us: Annotated[Amount, about("Median time from the first to the last exit.")]
     absorbed: Annotated[float | None, about("With one late rank, fraction of its delay that the barrier hides.")]
-    unsafe: Annotated[Count, about("Rounds in which a rank left before the last entry, over all patterns.")]
+    unsafe: Annotated[Natural, about("Rounds in which a rank left before the last entry, over all patterns.")]
     all_reduce_us: Annotated[Amount | None, about("Median time of an all-reduce of 8 B after this barrier.")]
     bias: Annotated[float | None, about("all_reduce_us over its time after a common start, minus 1.")]
 
@@ -108,7 +108,7 @@ class BarrierCost(Struct, frozen=True):
 class InjectedDelay(Struct, frozen=True):
     """The delay that --inject-delay adds."""
 
-    rank: Count
+    rank: Natural
     us: Annotated[Amount, about("Microseconds by which the rank enters later in every round.")]
 
 
@@ -117,12 +117,12 @@ class BarrierSummaryRecord(Record, frozen=True, kw_only=True):
 
     kind: ClassVar[str] = "barrier_summary"
 
-    straggler: Annotated[Count | None, about("The rank that is late; null if the evidence does not suffice.")]
+    straggler: Annotated[Natural | None, about("The rank that is late; null if the evidence does not suffice.")]
     straggler_node: Annotated[str | None, about("Node of which all ranks are late; null if there is none.")]
     reason: Annotated[str, about("Why this rank, or none, is named.")]
     ranks: Positive
     nodes: Positive
-    rounds: Annotated[Count, about("Rounds of work and barrier that the straggler report is based on.")]
+    rounds: Annotated[Natural, about("Rounds of work and barrier that the straggler report is based on.")]
     noise_us: Annotated[Amount, about("Median spread of the ranks' lateness, without constant delays.")]
     threshold_us: Annotated[Amount, about("Excess above which a rank is late.")]
     lateness: Annotated[tuple[RankLateness, ...], about("Evidence per rank.")]
@@ -132,7 +132,7 @@ class BarrierSummaryRecord(Record, frozen=True, kw_only=True):
     barriers: Annotated[tuple[BarrierCost, ...], about("Cost and exit skew per barrier.")]
     all_reduce_us: Annotated[Amount | None, about("Median time of an all-reduce of 8 B after a common start.")]
     inject_delay: Annotated[InjectedDelay | None, about("The value of --inject-delay; null without it.")]
-    noise_rank: Annotated[Count | None, about("The value of --noise; null without it.")]
+    noise_rank: Annotated[Natural | None, about("The value of --noise; null without it.")]
     clock: Annotated[str, about("How the clocks were synchronised.")]
     clock_residual_us: Annotated[Amount, about("Largest error of the common clock, measured again after the run.")]
     clock_cost_s: Annotated[Amount, about("Seconds that synchronising the clocks took.")]

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Final, Literal, NamedTupl
 from msgspec import Meta, Struct, field
 
 from hpccoll.plan import Operation
-from hpccoll.records.record import Amount, Count, Positive, Record, about
+from hpccoll.records.record import Amount, Natural, Positive, Record, about
+from hpccoll.units import format_size
 
 SEND_RECV: Final = "send_recv"  # an operation that is not a collective, but timed and recorded like a collective
 FEWEST_FOR_P99: Final = 100  # with fewer samples, the 99th percentile is the maximum
@@ -60,7 +61,7 @@ class TimeSummary(Struct, frozen=True):
 
 
 class CaseKey(NamedTuple):
-    """The fields that identify a case across runs, for instance to skip it when a run is resumed."""
+    """The fields that identify a case across runs: to skip it when a run is resumed, and to compare runs."""
 
     op: str
     engine: str
@@ -72,6 +73,14 @@ class CaseKey(NamedTuple):
     redop: str | None
     root: int | None
     ranks: int
+    nodes: int
+
+    @property
+    def name(self) -> str:
+        """The case's name, such as `all_reduce 64 KiB hpccoll/ring`."""
+        engine = f"{self.engine}/{self.algorithm}" if self.algorithm else self.engine
+        place = "" if self.in_place else " out of place"
+        return f"{self.op} {format_size(self.nbytes)}{place} {engine}"
 
 
 class CollectiveCase(Record, frozen=True):
@@ -82,11 +91,11 @@ class CollectiveCase(Record, frozen=True):
     algorithm: Annotated[str | None, about("null if the engine does not name it.")]
     buffer: str
     in_place: bool
-    nbytes: Annotated[Count, about("nccl-tests' S.")]
-    count: Annotated[Count, about("Elements of a rank's vector, or of one block if the message has n blocks.")]
+    nbytes: Annotated[Natural, about("nccl-tests' S.")]
+    count: Annotated[Natural, about("Elements of a rank's vector, or of one block if the message has n blocks.")]
     dtype: str
     redop: Annotated[str | None, about("null if the operation does not reduce.")]
-    root: Annotated[Count | None, about("null if the operation has no root.")]
+    root: Annotated[Natural | None, about("null if the operation has no root.")]
     ranks: Positive
     nodes: Positive
 
@@ -106,7 +115,7 @@ class CollectiveRecord(CollectiveCase, frozen=True):
     time_us: TimeSummary
     algbw: Annotated[Amount, about("nbytes over the median time.")] = field(name="algbw_GBps")
     busbw: Annotated[Amount, about("algbw_GBps times nccl-tests' factor of the operation.")] = field(name="busbw_GBps")
-    wrong: Annotated[Count | None, about("Number of wrong elements; null if the results were not checked.")]
+    wrong: Annotated[Natural | None, about("Number of wrong elements; null if the results were not checked.")]
     bound_us: Annotated[Amount | None, about("A machine model's lower bound on the time; null without a model.")]
     samples_us: Annotated[
         tuple[Amount, ...], Meta(min_length=1), about("Time of each iteration, maximum over ranks, in order.")
@@ -121,7 +130,7 @@ class CollectiveRecord(CollectiveCase, frozen=True):
     start: Annotated[
         StartMethod | None, about("Whether iterations started at a time of a global clock or after a barrier.")
     ] = None
-    discarded: Annotated[Count | None, about("Rounds that do not count, because a rank missed their start.")] = None
+    discarded: Annotated[Natural | None, about("Rounds that do not count, because a rank missed their start.")] = None
     clock_residual_us: Annotated[
         Amount | None, about("Largest measured error of any rank's clock after the iterations; null without a clock.")
     ] = None
@@ -134,8 +143,8 @@ class BenchSummaryRecord(Record, frozen=True, kw_only=True):
 
     seconds: Annotated[Amount, about("Time since rank 0's process started.")]
     sync_s: Annotated[Amount, about("Seconds of the run that synchronizing clocks took on rank 0.")]
-    peak_bytes: Annotated[Count, about("Largest resident memory of any rank, including Python and libraries.")]
-    left_out_sizes: Annotated[tuple[Count, ...], about("Message sizes in bytes that did not fit into memory.")] = ()
+    peak_bytes: Annotated[Natural, about("Largest resident memory of any rank, including Python and libraries.")]
+    left_out_sizes: Annotated[tuple[Natural, ...], about("Message sizes in bytes that did not fit into memory.")] = ()
     stopped: Annotated[bool, about("Whether --stop-file ended the run early.")] = False
     busy_cores: Annotated[
         Amount | None, about("Mean number of cores that other programs kept busy; null if unknown.")

@@ -2,11 +2,29 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Annotated, ClassVar, Literal
 
-from hpccoll.records.record import Amount, Count, Positive, Record, about
+from hpccoll.records.collective import CaseKey
+from hpccoll.records.record import Amount, Natural, Positive, Record, about
 
-VerdictName = Literal["better", "worse", "no evidence"]
+StopCause = Literal["complete", "interrupted", "failed"]
+
+
+class Verdict(StrEnum):
+    """Whether B is faster than A (better), slower than A (worse), or neither has been shown."""
+
+    BETTER = "better"
+    WORSE = "worse"
+    NO_EVIDENCE = "no evidence"
+
+
+class GuidelineVerdict(StrEnum):
+    """Whether the left side of a guideline is slower than the right side."""
+
+    HOLDS = "holds"
+    VIOLATED = "violated"
+    NO_EVIDENCE = "no evidence"  # slower, but perhaps by chance or within the tolerance
 
 
 class ComparedTimesRecord(Record, frozen=True):
@@ -17,9 +35,9 @@ class ComparedTimesRecord(Record, frozen=True):
     ratio_high: Annotated[Amount, about("Upper end of the ratio's interval.")]
     confidence: Annotated[Amount, about("Confidence of the interval, corrected for the number of tests.")]
     p_value: Annotated[Amount, about("p-value, corrected for the number of tests (Holm).")]
-    verdict: Annotated[VerdictName, about("Whether B is faster (better), slower (worse), or neither is shown.")]
+    verdict: Annotated[Verdict, about("Whether B is faster (better), slower (worse), or neither is shown.")]
     regression: Annotated[bool, about("Whether the whole interval is above 1 plus the tolerance.")]
-    slower_rounds: Annotated[Count | None, about("Rounds in which B was slower; null unless runs are paired.")]
+    slower_rounds: Annotated[Natural | None, about("Rounds in which B was slower; null unless runs are paired.")]
 
 
 class ComparedRowRecord(ComparedTimesRecord, frozen=True, kw_only=True):
@@ -32,10 +50,10 @@ class ComparedRowRecord(ComparedTimesRecord, frozen=True, kw_only=True):
     algorithm: str | None
     buffer: str
     in_place: bool
-    nbytes: Annotated[Count, about("nccl-tests' S.")]
+    nbytes: Annotated[Natural, about("nccl-tests' S.")]
     dtype: str
     redop: Annotated[str | None, about("null if the operation does not reduce.")]
-    root: Annotated[Count | None, about("null if the operation has no root.")]
+    root: Annotated[Natural | None, about("null if the operation has no root.")]
     ranks: Positive
     nodes: Positive
     runs_a: Annotated[Positive, about("Runs of A with this row.")]
@@ -46,6 +64,16 @@ class ComparedRowRecord(ComparedTimesRecord, frozen=True, kw_only=True):
     p50_b_us: Annotated[Amount, about("Median time of B as measured, mean over runs.")]
     slower_probability: Annotated[Amount, about("Probability that a sample of B is above a sample of A (no drift).")]
     cliffs_delta: Annotated[float, about("Effect size: 2 slower_probability - 1.")]
+
+    @property
+    def key(self) -> CaseKey:
+        """The fields that identify the row across runs."""
+        return CaseKey(*(getattr(self, name) for name in CaseKey._fields))
+
+    @property
+    def name(self) -> str:
+        """The row's name, such as `all_reduce 64 KiB hpccoll/ring`."""
+        return self.key.name
 
 
 class ComparedOperationRecord(ComparedTimesRecord, frozen=True, kw_only=True):
@@ -60,6 +88,11 @@ class ComparedOperationRecord(ComparedTimesRecord, frozen=True, kw_only=True):
     nodes: Positive
     rows: Annotated[Positive, about("Number of rows.")]
 
+    @property
+    def name(self) -> str:
+        """The name of the operation."""
+        return self.op
+
 
 class GuidelineRecord(Record, frozen=True):
     """A self-consistency guideline, such as all_reduce <= reduce + broadcast, checked on one engine and size."""
@@ -71,7 +104,7 @@ class GuidelineRecord(Record, frozen=True):
     algorithm: str | None
     buffer: str
     in_place: bool
-    nbytes: Annotated[Count, about("nccl-tests' S of the left side.")]
+    nbytes: Annotated[Natural, about("nccl-tests' S of the left side.")]
     dtype: str
     redop: Annotated[str | None, about("null if no operation reduces.")]
     ranks: Positive
@@ -83,7 +116,7 @@ class GuidelineRecord(Record, frozen=True):
     ratio_high: Annotated[Amount, about("Upper end of the ratio's interval.")]
     confidence: Annotated[Amount, about("Confidence of the interval, corrected for the number of guidelines.")]
     p_value: Annotated[Amount, about("One-sided p-value, corrected for the number of guidelines (Holm).")]
-    verdict: Annotated[Literal["holds", "violated", "no evidence"], about("No evidence: above 1, but by chance.")]
+    verdict: Annotated[GuidelineVerdict, about("No evidence: above 1, but by chance.")]
 
 
 class CompareSummaryRecord(Record, frozen=True):
@@ -110,7 +143,7 @@ class CompareSummaryRecord(Record, frozen=True):
         tuple[str, ...], about("What other programs disturbed: operations, or the speed of the machine.")
     ]
     differences: Annotated[tuple[str, ...], about("Fields of machine, versions and ranks in which A and B differ.")]
-    stop: Annotated[Literal["complete", "interrupted", "failed"], about("Whether all rounds were run.")]
+    stop: Annotated[StopCause, about("Whether all rounds were run.")]
     doubts: Annotated[tuple[str, ...], about("Why the runs allow no verdict on operations, or else on rows.")] = ()
     rounds: Annotated[
         Positive | None, about("Rounds in turns that show a smaller change; null if none are asked for or too many.")

@@ -6,16 +6,14 @@ from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta, Struct
 
-from hpccoll.records.record import Amount, Count, Positive, Record, about
-
-Rank = Count
+from hpccoll.records.record import Amount, Natural, Positive, Record, about
 
 
 class RecordedOperation(Struct, frozen=True):
     """A call in a recording."""
 
     communicator: Annotated[str, about("The same on all ranks of the communicator.")]
-    number: Annotated[Count, about("Number of the collective on its communicator; 0 for a send or receive.")]
+    number: Annotated[Natural, about("Number of the collective on its communicator; 0 for a send or receive.")]
     operation: Annotated[str, about("Name of the operation, such as all_reduce.")]
     arguments: Annotated[dict[str, str], about("Algorithm, count, dtype, reduction, root and form, where they apply.")]
     finished: Annotated[bool, about("Whether the call had ended on this rank.")]
@@ -24,9 +22,9 @@ class RecordedOperation(Struct, frozen=True):
 class RankState(Struct, frozen=True):
     """The last operation of a rank."""
 
-    rank: Annotated[Rank, about("Rank in MPI.COMM_WORLD.")]
+    rank: Annotated[Natural, about("Rank in MPI.COMM_WORLD.")]
     host: Annotated[str, about("Name of the host.")]
-    pid: Annotated[Count, about("Number of the process.")]
+    pid: Annotated[Natural, about("Number of the process.")]
     process: Annotated[Literal["unknown", "alive", "stopped", "dead"], about("State of the process, if known.")]
     ending: Annotated[str, about("How the program ended; empty if it did not.")]
     location: Annotated[str, about("Line of the program that the rank executed; empty if unknown.")]
@@ -37,7 +35,7 @@ class RankState(Struct, frozen=True):
 class CallGroup(Struct, frozen=True):
     """The ranks that made the same call."""
 
-    ranks: Annotated[tuple[Rank, ...], about("Ranks in MPI.COMM_WORLD.")]
+    ranks: Annotated[tuple[Natural, ...], about("Ranks in MPI.COMM_WORLD.")]
     call: Annotated[RecordedOperation, about("Their call.")]
 
 
@@ -56,16 +54,16 @@ class CrashRecord(Record, frozen=True):
     kind: ClassVar[str] = "crash"
 
     ranks: Annotated[Positive, about("Number of ranks of the job.")]
-    missing: Annotated[tuple[Rank, ...], about("Ranks without a recording.")]
+    missing: Annotated[tuple[Natural, ...], about("Ranks without a recording.")]
     reason: Annotated[
         Literal["mismatch", "dead", "stopped", "absent", "cycle", "inside", "unknown"],
         about("Different calls, a dead or stopped process, ranks in no call, waits in a cycle, all ranks in one call."),
     ]
-    guilty: Annotated[tuple[Rank, ...], about("The ranks that caused the failure; empty if they are not known.")]
-    suspects: Annotated[tuple[Rank, ...], about("If it is a tie, the ranks of which one caused the failure.")]
+    guilty: Annotated[tuple[Natural, ...], about("The ranks that caused the failure; empty if they are not known.")]
+    suspects: Annotated[tuple[Natural, ...], about("If it is a tie, the ranks of which one caused the failure.")]
     call: Annotated[RecordedOperation | None, about("The call that ranks wait in; null if there is none.")]
-    arrived: Annotated[tuple[Rank, ...], about("Ranks that have begun this call.")]
-    absent: Annotated[tuple[Rank, ...], about("Ranks that have not begun this call.")]
+    arrived: Annotated[tuple[Natural, ...], about("Ranks that have begun this call.")]
+    absent: Annotated[tuple[Natural, ...], about("Ranks that have not begun this call.")]
     disagreement: Annotated[FirstDisagreement | None, about("Null if all recorded calls agree.")]
     states: Annotated[tuple[RankState, ...], about("The ranks with a recording.")]
     problems: Annotated[tuple[str, ...], about("Files that could not be read or belong to other jobs.")]

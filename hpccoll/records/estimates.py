@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar
 
 from msgspec import Struct
 
-from hpccoll.records.record import Amount, Count, Positive, Record, about
+from hpccoll.records.record import Amount, Natural, Positive, Record, about
 
 
 class EstimatedBytes(Struct, frozen=True):
@@ -35,7 +35,7 @@ class TrafficEntry(Struct, frozen=True):
 
     strategy: Annotated[str, about("dp, zero1, zero2, zero3, tp, sp, pp, cp or ep.")]
     collective: Annotated[str, about("Name of the operation.")]
-    calls: Annotated[Count, about("Calls of a rank.")]
+    calls: Annotated[Natural, about("Calls of a rank.")]
     within: Annotated[Amount, about("Bytes sent inside the node.")]
     between: Annotated[Amount, about("Bytes sent to other nodes.")]
     seconds: Annotated[Amount, about("Time of these calls, hidden or not.")]
@@ -56,7 +56,7 @@ class EstimateRecord(Record, frozen=True):
     batch: Annotated[Positive, about("Samples per step, over all ranks.")]
     sequence: Annotated[Positive, about("Tokens per sample.")]
     microbatches: Annotated[Positive, about("Micro-batches per step of each pipeline.")]
-    zero: Annotated[Count, about("ZeRO stage; 0 without ZeRO.")]
+    zero: Annotated[Natural, about("ZeRO stage; 0 without ZeRO.")]
     recompute: Annotated[str, about("Activations that the backward pass recomputes: none, selective or full.")]
     sequence_parallel: Annotated[bool, about("Whether tp also splits the activations outside its layers.")]
     schedule: str

@@ -85,7 +85,10 @@ def _apply_definition(name: str, definition: Schema) -> Schema:
 def _inline(schema: Schema, components: dict[str, Schema]) -> Schema:
     """Return msgspec's schema with references resolved, titles and defaults removed, unions with null simplified."""
     if "$ref" in schema:
-        return _inline(components[schema["$ref"].rpartition("/")[2]], components)
+        definition = components[schema["$ref"].rpartition("/")[2]]
+        if "enum" in definition and "description" in schema:  # the field says what its values mean in this record
+            definition = definition | {"description": schema["description"]}
+        return _inline(definition, components)
     plain = {key: value for key, value in schema.items() if key not in ("title", "default", "anyOf")}
     if "anyOf" in schema:
         (value, _) = schema["anyOf"]  # the second type is null, because the only unions in records are with null

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta, Struct
 
-from hpccoll.records.record import Amount, Count, Positive, Record, about
+from hpccoll.records.record import Amount, Natural, Positive, Record, about
 
 Rate = Annotated[float, Meta(gt=0)]
 
@@ -19,7 +19,7 @@ class PreflightPairRecord(Record, frozen=True):
     source: Annotated[str, about("The sending node's host name.")]
     destination: Annotated[str, about("The receiving node's host name.")]
     nbytes: Annotated[Positive, about("Size of the long message.")]
-    repeats: Annotated[Count, about("Number of measurements of the pair; 0 if none succeeded.")]
+    repeats: Annotated[Natural, about("Number of measurements of the pair; 0 if none succeeded.")]
     latency_us: Annotated[Amount | None, about("Half the best round trip; null if there was none.")]
     bandwidth_GBps: Annotated[Rate | None, about("Best transfer; null if the link is broken.")]  # noqa: N815
     transfer_us: Annotated[tuple[Amount, ...], about("Time of each transfer of the long message.")]
@@ -32,7 +32,7 @@ class PreflightNodeRecord(Record, frozen=True):
     kind: ClassVar[str] = "preflight_node"
 
     node: str
-    repeats: Count
+    repeats: Natural
     copy_GBps: Annotated[Amount | None, about("Bytes copied in memory, median of several time slices.")]  # noqa: N815
     compute_Gsin_per_s: Annotated[Amount | None, about("1e9 float64 sines per second, median.")]  # noqa: N815
     lost: Annotated[str | None, about("Why the node was left out; null if it was measured.")]
@@ -78,7 +78,7 @@ class ScalingRecord(Record, frozen=True):
     kind: ClassVar[str] = "scaling"
 
     op: str
-    nbytes: Annotated[Count, about("nccl-tests' S.")]
+    nbytes: Annotated[Natural, about("nccl-tests' S.")]
     in_place: bool
     dtype: str
     buffer: str
@@ -86,7 +86,7 @@ class ScalingRecord(Record, frozen=True):
     algorithm: str | None
     points: Annotated[tuple[ScalingPoint, ...], about("The fewest nodes first.")]
     redop: Annotated[str | None, about("null if the operation does not reduce.")] = None
-    root: Annotated[Count | None, about("null if the operation has no root.")] = None
+    root: Annotated[Natural | None, about("null if the operation has no root.")] = None
 
 
 class FindingRecord(Record, frozen=True):

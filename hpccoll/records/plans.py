@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
 from msgspec import Struct
 
 from hpccoll.plan import Operation
-from hpccoll.records.record import Amount, Count, Positive, Record, about
+from hpccoll.records.record import Amount, Natural, Positive, Record, about
 
 if TYPE_CHECKING:
     PlanOperationName: TypeAlias = str
@@ -18,10 +18,10 @@ else:
 class WaitEntry(Struct, frozen=True):
     """On the critical path of a simulated collective, a wait of `rank` for a message from `source`."""
 
-    round: Count
-    rank: Count
-    source: Count
-    nbytes: Count
+    round: Natural
+    rank: Natural
+    source: Natural
+    nbytes: Natural
     between: Annotated[bool, about("Whether the message crossed nodes.")]
     entered_us: Amount
 
@@ -29,9 +29,9 @@ class WaitEntry(Struct, frozen=True):
 class CriticalPathEntry(Struct, frozen=True):
     """The waits that delayed the last rank to finish in a simulated collective."""
 
-    last_rank: Count
-    waits: Count
-    waits_between: Count
+    last_rank: Natural
+    waits: Natural
+    waits_between: Natural
     ends: Annotated[tuple[WaitEntry, ...], about("The first and the last waits.")]
 
 
@@ -53,13 +53,13 @@ class SimulatedPlanRecord(Record, frozen=True):
     ranks: Positive
     nodes: Positive
     machine: str
-    nbytes: Annotated[Count, about("nccl-tests' S.")]
+    nbytes: Annotated[Natural, about("nccl-tests' S.")]
     chunks: Positive
-    root: Annotated[Count | None, about("null if the operation has no root.")]
+    root: Annotated[Natural | None, about("null if the operation has no root.")]
     simulated_ranks: Annotated[Positive, about("Ranks that were simulated to represent all.")]
-    rounds: Count
-    steps: Count
-    messages: Count
+    rounds: Natural
+    steps: Natural
+    messages: Natural
     time_us: Amount
     latency_bound_us: Amount
     bandwidth_bound_us: Amount
@@ -83,9 +83,9 @@ class ProvenPlanRecord(Record, frozen=True):
     plans: Annotated[Positive, about("Number of variants: roots times chunk counts times node layouts.")]
     proven: bool
     failures: Annotated[tuple[str, ...], about("One message per variant that is not proven.")]
-    rounds: Count | None
-    steps: Count | None
-    messages: Count | None
+    rounds: Natural | None
+    steps: Natural | None
+    messages: Natural | None
     sent_mean: Annotated[Amount | None, about("Bytes that a rank sends, divided by S; mean over ranks.")]
     sent_most: Annotated[Amount | None, about("Bytes that the busiest rank sends, divided by S.")]
     seconds: Amount
@@ -103,9 +103,9 @@ class ScheduleRecord(Record, frozen=True):
     stages: Annotated[Positive | None, about("Stages of the model, over all ranks.")] = None
     ranks: Annotated[Positive | None, about("Ranks of the pipeline.")] = None
     microbatches: Annotated[Positive | None, about("Micro-batches per training step.")] = None
-    messages: Count | None = None
-    activations: Annotated[tuple[Count, ...] | None, about("Most live micro-batches of each stage.")] = None
-    rank_activations: Annotated[tuple[Count, ...] | None, about("Most live activations on each rank.")] = None
+    messages: Natural | None = None
+    activations: Annotated[tuple[Natural, ...] | None, about("Most live micro-batches of each stage.")] = None
+    rank_activations: Annotated[tuple[Natural, ...] | None, about("Most live activations on each rank.")] = None
     time: Annotated[Amount | None, about("Predicted time of a training step, in the unit of --pass-times.")] = None
     idle_time: Annotated[Amount | None, about("Longest idle time of a rank.")] = None
     published_idle_time: Annotated[Amount | None, about("Idle time by the schedule's publication.")] = None
@@ -131,7 +131,7 @@ class SelectionRecord(Record, frozen=True):
     kind: ClassVar[str] = "selection"
 
     op: PlanOperationName
-    nbytes: Annotated[Count, about("nccl-tests' S.")]
+    nbytes: Annotated[Natural, about("nccl-tests' S.")]
     ranks: Positive
     nodes: Positive
     dtype: str

@@ -13,7 +13,7 @@ from hpccoll.errors import UsageError
 
 SCHEMA = "hpccoll/1"
 
-Count = Annotated[int, Meta(ge=0)]
+Natural = Annotated[int, Meta(ge=0)]
 Positive = Annotated[int, Meta(ge=1)]
 Amount = Annotated[float, Meta(ge=0)]  # a time, a rate or a ratio
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar
 from msgspec import Meta, Struct
 
 from hpccoll.errors import UsageError
-from hpccoll.records.record import Amount, Count, Positive, Record, about
+from hpccoll.records.record import Amount, Natural, Positive, Record, about
 
 
 class Versions(Struct, frozen=True, forbid_unknown_fields=True):
@@ -77,12 +77,12 @@ class RunRecord(Record, frozen=True, kw_only=True):
     clock: Annotated[str | None, about("Synchronization scheme of the clocks, as in `--clock`.")] = None
     clock_sync_s: Annotated[Amount | None, about("Time that synchronizing the clocks took.")] = None
     slurm: Annotated[SlurmJob | None, about("null outside SLURM.")] = None  # optional: older files lack the field
-    sizes: Annotated[tuple[Count, ...] | None, about("Message sizes asked for, in bytes; null without sizes.")] = None
+    sizes: Annotated[tuple[Natural, ...] | None, about("Message sizes asked for, in bytes; null without sizes.")] = None
     limit_us: Annotated[
         Amount | None,
         about("Shortest time in which the ranks of one node all copied limit_nbytes bytes, or nodes exchanged them."),
     ] = None
-    limit_nbytes: Annotated[Count | None, about("null if no limit was measured.")] = None
+    limit_nbytes: Annotated[Natural | None, about("null if no limit was measured.")] = None
     commit: str | None
     start_time: Annotated[str, Meta(extra_json_schema={"format": "date-time"})]
 

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta, Struct
 
-from hpccoll.records.record import Amount, Count, Positive, Record, about
+from hpccoll.records.record import Amount, Natural, Positive, Record, about
 
 SentBytes = dict[str, dict[str, Amount]]  # by axis and operation
 
@@ -14,12 +14,12 @@ SentBytes = dict[str, dict[str, Amount]]  # by axis and operation
 class AllocatedBytes(Struct, frozen=True):
     """Bytes of a rank's tensors in a training step, by content."""
 
-    weights: Annotated[Count, about("Parameters of the rank.")]
-    gradients: Annotated[Count, about("Gradients that the rank keeps until the optimizer has used them.")]
-    optimizer: Annotated[Count, about("State of the optimizer.")]
-    buffers: Annotated[Count, about("Buffers for gathered parameters, and for gradients that are not reduced yet.")]
-    activations: Annotated[Count, about("Peak of all other tensors: activations and intermediate results.")]
-    total: Annotated[Count, about("Peak of all tensors together, at most the sum of the other fields.")]
+    weights: Annotated[Natural, about("Parameters of the rank.")]
+    gradients: Annotated[Natural, about("Gradients that the rank keeps until the optimizer has used them.")]
+    optimizer: Annotated[Natural, about("State of the optimizer.")]
+    buffers: Annotated[Natural, about("Buffers for gathered parameters, and for gradients that are not reduced yet.")]
+    activations: Annotated[Natural, about("Peak of all other tensors: activations and intermediate results.")]
+    total: Annotated[Natural, about("Peak of all tensors together, at most the sum of the other fields.")]
 
 
 class MeshRecord(Record, frozen=True, kw_only=True):
@@ -32,7 +32,7 @@ class MeshRecord(Record, frozen=True, kw_only=True):
     pp: Annotated[Positive, about("Pipeline stages.")]
     cp: Annotated[Positive, about("Ranks along the axis that splits sequences.")] = 1
     ep: Annotated[Positive, about("Ranks along the axis that splits experts.")] = 1
-    zero: Annotated[Count, about("Level of ZeRO; 0 without ZeRO.")] = 0
+    zero: Annotated[Natural, about("Level of ZeRO; 0 without ZeRO.")] = 0
     sequence_parallel: Annotated[bool, about("Whether tp also splits tokens outside tensor-parallel layers.")] = False
 
 
@@ -51,7 +51,7 @@ class TrainStepRecord(MeshRecord, frozen=True, kw_only=True):
         Amount | None,
         about("Fraction of the step spent sending to and waiting for other stages, mean over ranks; null if pp is 1."),
     ]
-    peak_bytes: Annotated[Count, about("Peak memory, maximum over ranks: resident on a CPU, torch's on a GPU.")]
+    peak_bytes: Annotated[Natural, about("Peak memory, maximum over ranks: resident on a CPU, torch's on a GPU.")]
     grad_norm: Annotated[Amount, about("Euclidean norm of the gradient of all parameters.")]
     sent_bytes: Annotated[
         SentBytes | None,
@@ -74,13 +74,13 @@ class TrainSummaryRecord(MeshRecord, frozen=True, kw_only=True):
     parameters: Annotated[Positive, about("Number of trained values.")]
     dtype: str
     device: str
-    seed: Count
+    seed: Natural
     batch: Annotated[Positive, about("Samples per step, over all ranks.")]
     schedule: str
     lr: Amount
     microbatches: Annotated[Positive, about("Microbatches per step and data-parallel rank.")]
-    steps: Annotated[Count, about("Total steps, including those before the run was resumed.")]
-    resumed_at: Annotated[Count | None, about("Steps in the checkpoint; null if the run was not resumed.")]
+    steps: Annotated[Natural, about("Total steps, including those before the run was resumed.")]
+    resumed_at: Annotated[Natural | None, about("Steps in the checkpoint; null if the run was not resumed.")]
     stop: Literal["complete", "stop_file"]
     loss: Annotated[float | None, about("Loss of the last step; null if there was no step.")]
     accuracy: Annotated[
@@ -88,7 +88,7 @@ class TrainSummaryRecord(MeshRecord, frozen=True, kw_only=True):
         about("On the 10 % of the digits that are held out; null for other data, and if the run was stopped."),
     ]
     median_step_s: Annotated[Amount | None, about("Over the steps since the start or resumption.")]
-    wrong: Annotated[Count | None, about("Wrong elements of gradients and shared parameters; null if unchecked.")]
+    wrong: Annotated[Natural | None, about("Wrong elements of gradients and shared parameters; null if unchecked.")]
     max_error: Annotated[
         Amount | None, about("Largest error relative to the largest gradient of its parameter; null if unchecked.")
     ]

@@ -60,7 +60,7 @@ def draw_account(records: Sequence[TrainAccountRecord]) -> Figure:
 
 def _get_value(record: TrainAccountRecord, panel: str, side: str) -> float:
     """Return the height of a bar: the sum of the bytes of all collectives, a share, or the peak memory."""
-    values = {each.quantity: float(getattr(each, side)) for each in record.entries}
+    values = {entry.quantity: float(getattr(entry, side)) for entry in record.entries}
     peak = values.pop("peak bytes")
     if panel == "sent MB":
         return sum(value for quantity, value in values.items() if quantity.endswith("bytes")) / MB

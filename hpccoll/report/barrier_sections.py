@@ -44,14 +44,16 @@ def _build_section(
     panels = [_make_panel(f"{ident}-{at}", row) for at, row in enumerate(rows) if row.name == first]
     others = [_make_panel(f"{ident}-{at}", row) for at, row in enumerate(rows) if row.name != first]
     job = format_job_size((rows[0].ranks, rows[0].nodes))
-    found = "The run was cut short before it looked for a late rank." if summary is None else f"{_describe(summary)}"
+    description = (
+        "The run was cut short before it looked for a late rank." if summary is None else f"{_describe(summary)}"
+    )
     tables = [_make_cost_table(even, summary)] if even else []
     if summary is not None and summary.ranks > 1:
         tables.append(_make_lateness_table(summary))
     return PageSection(
         ident,
         f"Barriers: {job} ({run.title})",
-        f"{found} {_INTRO}",
+        f"{description} {_INTRO}",
         tuple(panels),
         tables=tuple(tables),
         folded_panels=tuple(others),
@@ -98,15 +100,15 @@ def _make_cost_table(even: Sequence[BarrierRecord], summary: BarrierSummaryRecor
 def _make_lateness_table(summary: BarrierSummaryRecord) -> PageTable:
     """Return the table of ranks with the evidence for lateness, the latest first."""
     columns = ("rank", "node", "last in", "late by", "waits", "waits less by")
-    ordered = sorted(summary.lateness, key=lambda each: -each.excess_us)[:_MAX_RANK_ROWS]
+    ordered = sorted(summary.lateness, key=lambda late: -late.excess_us)[:_MAX_RANK_ROWS]
     lines = tuple(
         (
-            str(each.rank),
-            each.node,
-            f"{each.last_arrivals} of {summary.rounds}",
-            *(_format_us(value) for value in (each.excess_us, each.wait_us, each.wait_deficit_us)),
+            str(late.rank),
+            late.node,
+            f"{late.last_arrivals} of {summary.rounds}",
+            *(_format_us(value) for value in (late.excess_us, late.wait_us, late.wait_deficit_us)),
         )
-        for each in ordered
+        for late in ordered
     )
     return PageTable("Which rank is late", columns, lines, frozenset(columns) - {"node"}, is_folded=len(lines) > 8)
 
@@ -139,8 +141,8 @@ def _build_scaling_section(even: Sequence[BarrierRecord]) -> PageSection:
 
 def _make_points(even: Sequence[BarrierRecord], name: str, part: str) -> tuple[ChartPoint, ...]:
     """Return the points of one barrier: times (`t`) or exit skews (`s`) over ranks; of equal ranks, the last run's."""
-    found = {row.ranks: row.completion_us if part == "t" else row.exit_skew_us for row in even if row.name == name}
-    return tuple(ChartPoint(ranks, us.p50, us.p50_low, us.p50_high) for ranks, us in sorted(found.items()))
+    times = {row.ranks: row.completion_us if part == "t" else row.exit_skew_us for row in even if row.name == name}
+    return tuple(ChartPoint(ranks, us.p50, us.p50_low, us.p50_high) for ranks, us in sorted(times.items()))
 
 
 def _format_us(value: float | None) -> str:

@@ -128,10 +128,10 @@ def collect_limits(rows: Iterable[RunMeasurement]) -> dict[JobSize, HardwareLimi
     """Return the fastest limit that the runs of each job measured."""
     limits: dict[JobSize, HardwareLimit] = {}
     for row in rows:
-        found, job = HardwareLimit.from_run(row.run.record), (row.record.ranks, row.record.nodes)
+        limit, job = HardwareLimit.from_run(row.run.record), (row.record.ranks, row.record.nodes)
         known = limits.get(job)
-        if found is not None and (known is None or found.us / found.nbytes < known.us / known.nbytes):
-            limits[job] = found
+        if limit is not None and (known is None or limit.us / limit.nbytes < known.us / known.nbytes):
+            limits[job] = limit
     return limits
 
 

@@ -1,93 +1,71 @@
-"""Groups measurements into curves (one engine and algorithm over message sizes) and curves into comparable groups.
+"""Groups measurements into the cases that are drawn and compared together: those of one operation and job size.
 
-If the runs used several MPI libraries, each library has its own curves. If a case was measured several times, the last
-measurement is drawn, and findings/noise.py compares the repetitions.
+If the runs used several MPI libraries, each library has its own implementations. If a case was measured several times,
+the last measurement is drawn, and findings/noise.py compares the repetitions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import groupby
 
 from hpccoll.measure.bandwidth import compute_busbw, find_timed_operation
 from hpccoll.measure.display.table import PLACES
-from hpccoll.measure.results.comparison import TableKey
-from hpccoll.measure.verdict.measured_case import Implementation, MeasuredCase
+from hpccoll.measure.results.measured_case import (
+    Implementation,
+    MeasuredCase,
+    TableKey,
+    list_implementations,
+    make_cases,
+)
 from hpccoll.records import CollectiveRecord
 from hpccoll.report.load import RunMeasurement
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
-    """The measurements of one implementation, in order of message size."""
-
-    implementation: Implementation
-    records: tuple[CollectiveRecord, ...]
-
-    def get_record(self, nbytes: int) -> CollectiveRecord | None:
-        """Return the record of a message of exactly `nbytes` bytes, or None."""
-        return next((record for record in self.records if record.nbytes == nbytes), None)
-
-
-@dataclass(frozen=True, slots=True)
 class CurveGroup:
-    """The curves of one operation on one job size, in place or out of place, that are drawn and compared together."""
+    """The cases of one operation on one job size, in place or out of place, with message sizes ascending.
 
-    setting: TableKey
-    in_place: bool
-    curves: tuple[Curve, ...]
+    A curve is the records of one implementation in these cases.
+    """
+
+    cases: tuple[MeasuredCase, ...]
 
     @property
-    def sizes(self) -> tuple[int, ...]:
-        """The message sizes of all curves, in ascending order."""
-        return tuple(sorted({record.nbytes for curve in self.curves for record in curve.records}))
+    def setting(self) -> TableKey:
+        """The fields that all records share, such as operation and ranks."""
+        return self.cases[0].setting
 
     @property
     def place(self) -> str:
         """`in-place` or `out-of-place`."""
-        return PLACES[self.in_place]
+        return PLACES[self.cases[0].in_place]
 
-    def list_cases(self) -> list[MeasuredCase]:
-        """Return the measurements of all curves as one case per message size, in ascending order."""
-        by_size: dict[int, dict[Implementation, CollectiveRecord]] = {nbytes: {} for nbytes in self.sizes}
-        for curve in self.curves:
-            for record in curve.records:
-                by_size[record.nbytes][curve.implementation] = record
-        return [MeasuredCase(self.setting, self.in_place, nbytes, records) for nbytes, records in by_size.items()]
+    @property
+    def implementations(self) -> list[Implementation]:
+        """The implementations that have a curve, sorted."""
+        return list_implementations(self.cases)
 
-    def find_fastest(self, nbytes: int) -> tuple[Implementation, CollectiveRecord] | None:
-        """Return the implementation of least median time at a size, and its record; None if all results are wrong."""
-        case = next(case for case in self.list_cases() if case.nbytes == nbytes)
-        return None if case.fastest is None else (case.fastest, case.records[case.fastest])
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The message sizes of all curves, in ascending order."""
+        return tuple(case.nbytes for case in self.cases)
 
-    def find_mpi_record(self, nbytes: int, library: str) -> CollectiveRecord | None:
-        """Return the record of engine `mpi` with the MPI library `library` at a message size, or None."""
-        names = [(curve.implementation.engine, curve.implementation.library) for curve in self.curves]
-        return self.curves[names.index(("mpi", library))].get_record(nbytes) if ("mpi", library) in names else None
+    def list_curve(self, name: Implementation) -> list[CollectiveRecord]:
+        """Return the records of an implementation, in order of message size."""
+        return [case.records[name] for case in self.cases if name in case.records]
 
 
 def group_curves(rows: Iterable[RunMeasurement]) -> list[CurveGroup]:
     """Return the groups of comparable curves in order of appearance, but in-place groups before out-of-place ones."""
     kept = list(rows)
     has_several_libraries = len({row.run.mpi for row in kept}) > 1
-    groups: dict[TableKey, dict[bool, dict[Implementation, dict[int, CollectiveRecord]]]] = {}
-    for row in kept:
-        record = row.record
-        setting = TableKey(*(getattr(record, name) for name in TableKey._fields))
-        implementation = Implementation(record.engine, record.algorithm, row.run.mpi if has_several_libraries else "")
-        curves = groups.setdefault(setting, {}).setdefault(record.in_place, {})
-        curves.setdefault(implementation, {})[record.nbytes] = record
-    return [
-        CurveGroup(setting, in_place, _make_curves(curves))
-        for setting, places in groups.items()
-        for in_place, curves in sorted(places.items(), reverse=True)
-    ]
-
-
-def _make_curves(records: dict[Implementation, dict[int, CollectiveRecord]]) -> tuple[Curve, ...]:
-    """Return one curve per implementation, sorted; `records` maps each implementation's message sizes to records."""
-    ordered = sorted(records.items(), key=lambda item: item[0].sort_key)
-    return tuple(Curve(name, tuple(by_size[nbytes] for nbytes in sorted(by_size))) for name, by_size in ordered)
+    cases = make_cases(
+        (Implementation(row.record.engine, row.record.algorithm, row.run.mpi * has_several_libraries), row.record)
+        for row in kept
+    )
+    return [CurveGroup(tuple(members)) for _, members in groupby(cases, key=lambda case: (case.setting, case.in_place))]
 
 
 def get_time_interval_s(record: CollectiveRecord) -> tuple[float, float, float]:

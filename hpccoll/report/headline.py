@@ -20,7 +20,7 @@ def choose_headline(findings: Sequence[Finding], groups: Sequence[CurveGroup]) -
     if findings and findings[0].severity is Severity.PROBLEM:
         return findings[0].found
     faults = [finding.found.split(": ")[0] for finding in findings if finding.area in _FAULT_AREAS]
-    compared = describe_main_finding(case for group in groups for case in group.list_cases())
+    compared = describe_main_finding(case for group in groups for case in group.cases)
     if compared:
         return "; ".join([*faults[:1], compared])
     return next(iter([*faults, *(finding.found for finding in findings)]), "")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from hpccoll.measure.display.series_styles import choose_series_styles
-from hpccoll.measure.verdict.measured_case import Implementation, MeasuredCase
+from hpccoll.measure.results.measured_case import Implementation, MeasuredCase
 
 _MARKER_PATHS = {
     "circle": "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0z",

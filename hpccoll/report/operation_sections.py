@@ -7,8 +7,7 @@ from typing import TypeAlias
 
 from hpccoll.measure.display.series_styles import LIBRARIES
 from hpccoll.measure.display.table import format_ratio, format_title
-from hpccoll.measure.results.comparison import compute_ratio
-from hpccoll.measure.statistics import is_interval_full
+from hpccoll.measure.results.measured_case import MeasuredCase
 from hpccoll.measure.verdict.main_finding import describe_fastest
 from hpccoll.records import CollectiveRecord
 from hpccoll.report.bound_models import BoundModels
@@ -17,6 +16,7 @@ from hpccoll.report.line_chart import ChartLine, ChartPoint, LineChart
 from hpccoll.report.line_styles import BOUND_STYLE, LineStyles
 from hpccoll.report.number_format import format_bounds, format_bytes_per_s, format_factor, format_seconds
 from hpccoll.report.page_section import FigurePanel, PageSection, PageTable, make_chart_panel, make_legend
+from hpccoll.statistics import is_interval_full
 from hpccoll.units import format_size
 
 ValueFunction: TypeAlias = Callable[[CollectiveRecord], tuple[float, float, float] | None]
@@ -52,9 +52,9 @@ def _build_section(
     return PageSection(
         element_id,
         f"{format_title(first.setting)}, {first.place}",
-        describe_fastest(first.list_cases()),
+        describe_fastest(first.cases),
         tuple(_build_panels(element_id, first, styles, models)),
-        make_legend({curve.implementation for group in places for curve in group.curves}, styles),
+        make_legend({name for group in places for name in group.implementations}, styles),
         tuple(
             PageTable(
                 f"All measurements, {group.place}",
@@ -75,7 +75,7 @@ def _build_section(
 
 def _build_panels(element_id: str, group: CurveGroup, styles: LineStyles, models: BoundModels) -> list[FigurePanel]:
     """Return the charts of time, bus bandwidth and time divided by the bound, except charts without any value."""
-    description = f"{format_title(group.setting)}, {group.place}. {describe_fastest(group.list_cases())}"
+    description = f"{format_title(group.setting)}, {group.place}. {describe_fastest(group.cases)}"
 
     def divide_by_bound(record: CollectiveRecord) -> tuple[float, float, float] | None:
         """Return the ratio of time to bound with its interval; None if there is no bound."""
@@ -108,24 +108,23 @@ def _build_panels(element_id: str, group: CurveGroup, styles: LineStyles, models
 def _build_lines(group: CurveGroup, styles: LineStyles, get_value: ValueFunction) -> tuple[ChartLine, ...]:
     """Return a line per curve with the values from `get_value`: muted lines first, other libraries' engines last."""
     lines = []
-    for curve in group.curves:
+    for name in group.implementations:
         points = [
             ChartPoint(record.nbytes, *interval, _describe_record(record))
-            for record in curve.records
+            for record in group.list_curve(name)
             if (interval := get_value(record)) is not None
         ]
-        lines.append(ChartLine(curve.implementation.label, styles[curve.implementation], tuple(points)))
+        lines.append(ChartLine(name.label, styles[name], tuple(points)))
     return tuple(sorted(lines, key=lambda line: (not line.style.is_muted, line.style.css_class in LIBRARIES)))
 
 
 def _build_bound_line(group: CurveGroup, models: BoundModels) -> list[ChartLine]:
     """Return a list with the line of the lower bound over message sizes; an empty list if no size has a bound."""
     points = []
-    for nbytes in group.sizes:
-        records = [record for curve in group.curves if (record := curve.get_record(nbytes))]
-        bound = models.compute_bound_s(records[0])
+    for case in group.cases:
+        bound = models.compute_bound_s(case.rows[0])
         if bound is not None:
-            points.append(ChartPoint(nbytes, bound, bound, bound))
+            points.append(ChartPoint(case.nbytes, bound, bound, bound))
     return [ChartLine("the lower bound", BOUND_STYLE, tuple(points))] if points else []
 
 
@@ -138,7 +137,7 @@ def _describe_record(record: CollectiveRecord) -> str:
 
 def _build_fastest_table(group: CurveGroup, models: BoundModels) -> PageTable:
     """Return a table of the fastest implementation per size, without columns that are empty in all rows."""
-    rows = [_build_fastest_row(group, nbytes, models) for nbytes in group.sizes]
+    rows = [_build_fastest_row(case, models) for case in group.cases]
     required = FASTEST_COLUMNS[:3]
     kept = [
         index
@@ -150,33 +149,28 @@ def _build_fastest_table(group: CurveGroup, models: BoundModels) -> PageTable:
     return PageTable("Fastest at each size", columns, cells, frozenset(columns) - _TEXT_COLUMNS)
 
 
-def _build_fastest_row(group: CurveGroup, nbytes: int, models: BoundModels) -> tuple[str, ...]:
+def _build_fastest_row(case: MeasuredCase, models: BoundModels) -> tuple[str, ...]:
     """Return the table row of one message size, with a cell per column of FASTEST_COLUMNS."""
-    fastest = group.find_fastest(nbytes)
-    if fastest is None:
-        return (format_size(nbytes), "all wrong", DASH, DASH, DASH)
-    implementation, record = fastest
-    reference, bound = group.find_mpi_record(nbytes, implementation.library), models.compute_bound_s(record)
-    ratio = None if reference is None or reference is record else compute_ratio(record, reference)
+    name = case.fastest
+    if name is None:
+        return (format_size(case.nbytes), "all wrong", DASH, DASH, DASH)
+    record = case.records[name]
+    bound, ratio = models.compute_bound_s(record), case.ratio_to_mpi(name)
     against_mpi = DASH if ratio is None else " ".join(format_ratio(ratio))
     seconds = get_time_interval_s(record)[0]
     over_bound = DASH if bound is None else format_factor(seconds / bound)
-    return (format_size(nbytes), implementation.label, format_seconds(seconds), against_mpi, over_bound)
+    return (format_size(case.nbytes), name.label, format_seconds(seconds), against_mpi, over_bound)
 
 
 def _build_all_rows(group: CurveGroup) -> tuple[tuple[str, ...], ...]:
     """Return a table row per measurement, in order of message size, with a cell per column of COLUMNS."""
     rows = []
-    for nbytes in group.sizes:
-        for curve in group.curves:
-            record = curve.get_record(nbytes)
-            if record is None:
-                continue
-            engine, algorithm, library = curve.implementation
+    for case in group.cases:
+        for (engine, algorithm, library), record in case.records.items():
             busbw = compute_busbw_interval(record)[0]
             rows.append(
                 (
-                    format_size(nbytes),
+                    format_size(case.nbytes),
                     f"{engine} ({library})" if library else engine,
                     algorithm or DASH,
                     *_format_median(record),

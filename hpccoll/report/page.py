@@ -35,14 +35,16 @@ def render_page(
     more_sections: Sequence[PageSection] = (),
 ) -> str:
     """Return the page as HTML text: findings, then `more_sections`, scaling and operations; writes no file."""
-    styles = choose_line_styles(case for group in groups for case in group.list_cases())
+    styles = choose_line_styles(case for group in groups for case in group.cases)
     sections = [
         *more_sections,
         *build_scaling_sections(group_scaling_curves(groups), styles),
         *build_operation_sections(groups, styles, models),
     ]
     summary = _summarize_results(results)
-    counts = [(level.name.lower(), sum(each.severity is level for each in findings)) for level in reversed(Severity)]
+    counts = [
+        (level.name.lower(), sum(finding.severity is level for finding in findings)) for level in reversed(Severity)
+    ]
     omitted = [f"{n} record{'s' * (n > 1)} of kind {kind} not shown" for kind, n in sorted(results.others.items())]
     jinja = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     template = jinja.from_string(_read_template("page.html.j2"))

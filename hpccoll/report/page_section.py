@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from hpccoll.measure.verdict.measured_case import Implementation
+from hpccoll.measure.results.measured_case import Implementation
 from hpccoll.report.line_chart import LineChart, render_line_chart
 from hpccoll.report.line_styles import LineStyle, LineStyles
 

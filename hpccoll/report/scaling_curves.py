@@ -9,8 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hpccoll.measure.results.comparison import TableKey
-from hpccoll.measure.verdict.measured_case import Implementation
+from hpccoll.measure.results.measured_case import Implementation, TableKey, list_implementations
 from hpccoll.records import CollectiveRecord
 from hpccoll.report.curves import CurveGroup
 
@@ -33,27 +32,25 @@ class ScalingCurves:
     @property
     def implementations(self) -> tuple[Implementation, ...]:
         """The implementations that occur in any of the groups, sorted."""
-        names = {curve.implementation for group in self.groups for curve in group.curves}
-        return tuple(sorted(names, key=lambda implementation: implementation.sort_key))
+        return tuple(list_implementations(case for group in self.groups for case in group.cases))
 
     def find_records(self, implementation: Implementation, nbytes: int) -> list[tuple[int, CollectiveRecord]]:
         """Return (position on the x axis, record) for every job that measured an implementation at a message size."""
         points = []
         for group in self.groups:
             x = group.setting.nodes if self.over == "nodes" else group.setting.ranks
-            for curve in group.curves:
-                if curve.implementation == implementation:
-                    points += [(x, record) for record in curve.records if _is_same_size(record.nbytes, nbytes)][:1]
+            curve = group.list_curve(implementation)
+            points += [(x, record) for record in curve if _is_same_size(record.nbytes, nbytes)][:1]
         return points
 
 
 def group_scaling_curves(groups: Sequence[CurveGroup]) -> list[ScalingCurves]:
     """Return the scaling curves of every operation that was measured on at least two job sizes."""
-    by_setting: dict[tuple[TableKey, bool], list[CurveGroup]] = {}
+    by_setting: dict[tuple[TableKey, str], list[CurveGroup]] = {}
     for group in groups:
         if group.setting.ranks > 1:
             setting = group.setting._replace(ranks=0, nodes=0)
-            by_setting.setdefault((setting, group.in_place), []).append(group)
+            by_setting.setdefault((setting, group.place), []).append(group)
     return [_make_scaling_curves(members) for members in by_setting.values() if len(members) > 1]
 
 

@@ -60,9 +60,13 @@ def _build_account_section(run: RecordedRun, accounts: Sequence[TrainAccountReco
     ident = f"ac{run.number}"
     columns = ("strategy", "quantity", "measured", "simulated", "estimated")
     rows = tuple(
-        (account.label, each.quantity, *(f"{value:.5g}" for value in (each.measured, each.simulated, each.estimated)))
+        (
+            account.label,
+            entry.quantity,
+            *(f"{value:.5g}" for value in (entry.measured, entry.simulated, entry.estimated)),
+        )
         for account in accounts
-        for each in account.entries
+        for entry in account.entries
     )
     panel = FigurePanel("Measured, simulated, estimated", render_account_svg(accounts), ident, has_scale_button=False)
     table = PageTable("All quantities", columns, rows, frozenset(columns[2:]))

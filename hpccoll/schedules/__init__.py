@@ -1,18 +1,13 @@
-"""Pipeline schedules as plans, one file per schedule; the first look-up in the registry imports all of them.
+"""Pipeline schedules as plans, one file per schedule; the first look-up in the catalogue imports all of them.
 
 A schedule is a function of the counts (`PipelineShape`) and a rank, which yields the passes of the rank in order; the
-registry adds the sends and receives. Read the module `gpipe` first, then `registry`. `hpccoll.plan.schedule` defines
-actions and schedules, and `hpccoll.plan.check_schedule` proves a schedule.
+registry adds the sends and receives. Read the module `gpipe` first, then `registry` and `catalogue`; `schedule_files`
+reads schedules of torch from CSV files. `hpccoll.plan.schedule` defines actions and schedules, and
+`hpccoll.plan.check_schedule` proves a schedule.
 """
 
-from hpccoll.schedules.registry import (
-    PipelineShape,
-    ScheduleFamily,
-    get_schedule,
-    list_schedule_names,
-    list_schedules,
-    make_schedule,
-)
+from hpccoll.schedules.catalogue import get_schedule, list_schedule_names, list_schedules, make_schedule
+from hpccoll.schedules.registry import PipelineShape, ScheduleFamily
 
 __all__ = [
     "PipelineShape", "ScheduleFamily", "get_schedule", "list_schedule_names", "list_schedules", "make_schedule",

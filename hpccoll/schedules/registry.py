@@ -1,13 +1,15 @@
-"""The registry of pipeline schedules: the decorator `@pipeline_schedule`, look-up by name, and a schedule's plans."""
+"""The registry of pipeline schedules: the decorator `@pipeline_schedule`, its table, and a schedule's plans.
+
+The schedules of this package import this module, and `catalogue` imports them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
 from typing import TypeAlias
 
-from hpccoll.errors import UnknownNameError, UsageError
+from hpccoll.errors import UsageError
 from hpccoll.plan import PassTimes, PipelineStep, Schedule
 from hpccoll.units import format_count
 
@@ -104,7 +106,7 @@ class ScheduleFamily:
         return Schedule(self.name, microbatches, stage_ranks, programs, stated).add_reductions().add_messages()
 
 
-_REGISTERED: dict[str, ScheduleFamily] = {}
+REGISTERED: dict[str, ScheduleFamily] = {}
 
 
 def _fits_always(_: PipelineShape) -> None:
@@ -123,47 +125,9 @@ def pipeline_schedule(
     """Return a decorator that registers a function as the schedule `name`; the arguments are `ScheduleFamily`'s."""
 
     def register(steps: MakeSteps) -> MakeSteps:
-        _REGISTERED[name] = ScheduleFamily(
+        REGISTERED[name] = ScheduleFamily(
             name, steps, activations, idle_time, find_misfit, stages_per_rank, has_v_placement
         )
         return steps
 
     return register
-
-
-@cache
-def _register_built_in() -> None:
-    """Import the files of the package, which registers their schedules."""
-    from hpccoll.schedules import (  # noqa: F401 - importing a module registers its schedule
-        dualpipev,
-        gpipe,
-        interleaved_1f1b,
-        looped_bfs,
-        one_forward_one_backward,
-        zb_h1,
-        zbv,
-    )
-
-
-def list_schedules() -> list[ScheduleFamily]:
-    """Return all schedules of the registry, sorted by name."""
-    _register_built_in()
-    return [_REGISTERED[name] for name in sorted(_REGISTERED)]
-
-
-def list_schedule_names() -> list[str]:
-    """Return the sorted names of the schedules in the registry."""
-    return [each.name for each in list_schedules()]
-
-
-def get_schedule(name: str) -> ScheduleFamily:
-    """Return a schedule of the registry; for an unknown name raise UnknownNameError, which lists the valid names."""
-    _register_built_in()
-    if name not in _REGISTERED:
-        raise UnknownNameError("pipeline schedule", name, sorted(_REGISTERED))
-    return _REGISTERED[name]
-
-
-def make_schedule(name: str, stages: int, microbatches: int, stages_per_rank: int | None = None) -> Schedule:
-    """Return the schedule `name` for the given counts; raise UsageError for an unknown name or excluded counts."""
-    return get_schedule(name).plan(stages, microbatches, stages_per_rank)

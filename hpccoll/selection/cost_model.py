@@ -13,7 +13,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from hpccoll.algorithms.registry import Algorithm, get_algorithm
+from hpccoll.algorithms import Algorithm, get_algorithm
 from hpccoll.plan import Operation
 from hpccoll.units import KiB
 

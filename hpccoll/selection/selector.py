@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
-from hpccoll.algorithms.registry import Algorithm, get_algorithm, list_algorithm_names
+from hpccoll.algorithms import Algorithm, get_algorithm, list_algorithm_names
 from hpccoll.plan import Operation
 from hpccoll.selection.cost_model import choose_chunk_count, find_fastest_algorithm
 from hpccoll.selection.rules import find_rule_candidates

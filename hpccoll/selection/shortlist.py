@@ -6,7 +6,7 @@ smaller or larger, or if the cost model predicts at most `NEAR` times the smalle
 
 from __future__ import annotations
 
-from hpccoll.algorithms.registry import get_algorithm
+from hpccoll.algorithms import get_algorithm
 from hpccoll.plan import Operation
 from hpccoll.selection.cost_model import MODELLED_ALGORITHMS, LinkCost, choose_chunk_count, predict_seconds
 from hpccoll.selection.rules import find_rule_candidates

@@ -111,12 +111,14 @@ class TuningSeries:
         if nearest is None:
             return None
         for point in self.points:
-            timings = sorted((each for each in point.timings if each.name in allowed), key=lambda each: each.us)
+            timings = sorted(
+                (timing for timing in point.timings if timing.name in allowed), key=lambda timing: timing.us
+            )
             if timings:
                 fastest = _break_tie(timings, previous)
                 previous = fastest.name
                 if point is nearest:
-                    runner_up = next((each for each in timings if each is not fastest), None)
+                    runner_up = next((timing for timing in timings if timing is not fastest), None)
                     return MeasuredWinner(fastest, runner_up, point)
         return None
 
@@ -131,7 +133,7 @@ class TuningSeries:
 
 def _is_tie(one: CandidateTiming, other: CandidateTiming) -> bool:
     """Whether the 95 % intervals of two candidates overlap and their medians differ by at most 5 %."""
-    shorter, longer = sorted((one, other), key=lambda each: each.us)
+    shorter, longer = sorted((one, other), key=lambda timing: timing.us)
     return longer.us <= TIE_RATIO * shorter.us and longer.low <= shorter.high
 
 
@@ -196,7 +198,7 @@ class TuningTable:
 
 
 def _point_as_json(point: TuningPoint) -> dict[str, Any]:
-    us = {each.name: [each.us, each.low, each.high] for each in point.timings}
+    us = {timing.name: [timing.us, timing.low, timing.high] for timing in point.timings}
     return {"nbytes": point.nbytes, "measured": point.measured, "us": us}
 
 
@@ -212,9 +214,11 @@ def _parse_series(data: Mapping[str, Any]) -> TuningSeries:
 def _parse_point(data: Mapping[str, Any]) -> TuningPoint:
     """Convert JSON values to a TuningPoint; raise KeyError, TypeError or ValueError if they are damaged."""
     timings = tuple(CandidateTiming(str(name), *map(float, us)) for name, us in data["us"].items())
-    for each in timings:
-        if not 0 <= each.low <= each.us <= each.high < math.inf:
-            raise ValueError(f"{each.name} has median {each.us} us outside its interval {each.low} to {each.high}")
+    for timing in timings:
+        if not 0 <= timing.low <= timing.us <= timing.high < math.inf:
+            raise ValueError(
+                f"{timing.name} has median {timing.us} us outside its interval {timing.low} to {timing.high}"
+            )
     nbytes = int(data["nbytes"])
     if nbytes < 0:
         raise ValueError(f"message size {nbytes} bytes is negative")

@@ -54,21 +54,21 @@ class _StageBytes:
             # Of equal parts, memory is at its peak in the last or in the first one.
             for number in sorted({0, part.count - 1}, reverse=True):
                 passed = part.count - 1 - number
-                for each in part.moments:
-                    kept = before + number * part.kept + min(each.alive, part.kept) + held
-                    recomputed = max(each.alive - part.kept, 0.0)
-                    gradient = each.gradient * e
-                    complete = e * sum(unit.elements for unit in each.finished if setup.holds_gradients(unit.kind))
+                for moment in part.moments:
+                    kept = before + number * part.kept + min(moment.alive, part.kept) + held
+                    recomputed = max(moment.alive - part.kept, 0.0)
+                    gradient = moment.gradient * e
+                    complete = e * sum(unit.elements for unit in moment.finished if setup.holds_gradients(unit.kind))
                     # ZeRO-2 and 3 add the gradients of a part to their sums when all of them are complete.
                     unsummed = gradient + complete * shards
                     self.largest_gradient = max(self.largest_gradient, unsummed)
                     if splits:
-                        kept += self.deferred + passed * part.deferred + each.deferred
+                        kept += self.deferred + passed * part.deferred + moment.deferred
                         kept += 0.0 if part.deferred else gradient
-                        self.moments.append(MomentBytes(kept, recomputed, each.in_flight, 0.0))
+                        self.moments.append(MomentBytes(kept, recomputed, moment.in_flight, 0.0))
                     else:
                         finished = self.gradients + passed * lacking + complete * (not shards)
-                        self.moments.append(MomentBytes(kept, recomputed, each.in_flight + unsummed, finished))
+                        self.moments.append(MomentBytes(kept, recomputed, moment.in_flight + unsummed, finished))
             held += part.held
             self.gradients += lacking * part.count
             self.at_once += 0.0 if part.deferred else lacking * part.count
@@ -90,7 +90,7 @@ def list_moments(setup: TrainingSetup, rank: int) -> Iterator[MomentBytes]:
     else:
         own = _StageBytes(setup, stages[0], splits=False)
         others = (family.activations(shape, stages[0]) - 1) * own.kept
-        yield from (each._replace(activations=others + each.activations) for each in own.moments)
+        yield from (moment._replace(activations=others + moment.activations) for moment in own.moments)
         return
     actions = [action for action in chain.from_iterable(steps) if action.kind in COUNTED]
     splits = any(action.kind == ActionKind.BACKWARD_WEIGHT for action in actions)
@@ -127,8 +127,10 @@ class _StepMemory:
     def _run_backward(self, stage: int, own: _StageBytes) -> Iterator[MomentBytes]:
         """Yield the moments of a backward pass, and count what it leaves."""
         before, is_first = sum(self.gradients.values()), not self.gradients[stage]
-        for each in own.moments:
-            yield each._replace(activations=self.now + each.activations, gradients=before + each.gradients * is_first)
+        for moment in own.moments:
+            yield moment._replace(
+                activations=self.now + moment.activations, gradients=before + moment.gradients * is_first
+            )
         if self.splits:
             self.now += own.deferred
         self.gradients[stage] = max(self.gradients[stage], own.at_once if self.splits else own.gradients)

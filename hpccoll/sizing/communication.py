@@ -70,23 +70,23 @@ def list_traffic(setup: TrainingSetup, machine: Machine) -> list[Traffic]:
     for channel in dict.fromkeys(chain.from_iterable(by_rank)):
         axes = tuple(axis for axis in channel.axes if getattr(setup.mesh, axis) > 1)
         by_group.setdefault((axes, channel.is_tied, channel.collective), []).append(channel)
-    found = []
+    traffic = []
     for channels in by_group.values():
         totals = [sum(each[channel].nbytes for channel in channels if channel in each) for each in by_rank]
         busiest = by_rank[totals.index(max(totals))]
-        found += [_make_traffic(setup, machine, each, busiest[each]) for each in channels if each in busiest]
-    return found
+        traffic += [_make_traffic(setup, machine, each, busiest[each]) for each in channels if each in busiest]
+    return traffic
 
 
 def _sum_calls(setup: TrainingSetup, rank: int) -> dict[_Channel, _Calls]:
     """Return the calls of a rank with the index `rank` along pp, by channel."""
-    found: dict[_Channel, _Calls] = {}
+    by_channel: dict[_Channel, _Calls] = {}
     for channel, calls in chain(
         _list_gradient_calls(setup, rank), _list_layer_calls(setup, rank), _list_pipeline_calls(setup, rank)
     ):
-        before = found.get(channel, _Calls(0.0, 0))
-        found[channel] = _Calls(before.nbytes + calls.nbytes, before.calls + calls.calls)
-    return found
+        before = by_channel.get(channel, _Calls(0.0, 0))
+        by_channel[channel] = _Calls(before.nbytes + calls.nbytes, before.calls + calls.calls)
+    return by_channel
 
 
 def _make_traffic(setup: TrainingSetup, machine: Machine, channel: _Channel, found: _Calls) -> Traffic:

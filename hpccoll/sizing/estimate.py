@@ -112,11 +112,11 @@ def compute_step_time(
     flops = count_pass_flops(setup)
     forward, backward = flops.forward / rate, (flops.backward + flops.recomputed) / rate
     compute = m * (forward + backward)
-    transfer = next((each.seconds / each.calls for each in traffic if each.strategy == "pp"), 0.0)
+    transfer = next((entry.seconds / entry.calls for entry in traffic if entry.strategy == "pp"), 0.0)
     idle = compute_idle_time(setup, flops, rate) + 2 * (setup.mesh.pp - 1) * transfer
     seconds: dict[str, float] = defaultdict(float)
-    for each in traffic:
-        seconds[each.strategy] += each.seconds
+    for entry in traffic:
+        seconds[entry.strategy] += entry.seconds
     hiding = {
         "dp": backward,
         "zero1": forward + backward,
@@ -142,7 +142,7 @@ def compute_idle_time(setup: TrainingSetup, flops: Flops, rate: float) -> float:
         return 0.0
     stages = setup.pipeline.stages_per_rank
     passes = (flops.forward, flops.forward + flops.recomputed, flops.forward)
-    times = PassTimes(*(each / rate / stages for each in passes))
+    times = PassTimes(*(work / rate / stages for work in passes))
     stated = setup.family.idle_time(setup.pipeline, times)
     if stated is not None:
         return stated

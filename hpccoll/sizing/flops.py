@@ -50,7 +50,7 @@ def count_pass_flops(setup: TrainingSetup, rank: int | None = None) -> Flops:
     `rank` is the index of the rank along pp; None stands for the slowest rank, which most often has the output layer.
     """
     if rank is None:
-        slowest = (count_pass_flops(setup, each) for each in setup.compared_ranks)
+        slowest = (count_pass_flops(setup, rank) for rank in setup.compared_ranks)
         return max(slowest, key=lambda each: each.forward)
     parts = list_rank_parts(setup, rank)
     return Flops(

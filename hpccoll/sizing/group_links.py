@@ -53,13 +53,13 @@ def find_group_links(
     """
     rank = np.arange(ranks)
     index = rank // stride % size
-    found = []
+    hops = []
     for shift in range(1, size if every_peer else 2):
         peer = rank + ((index + shift) % size - index) * stride
         sends = slice(None) if wraps else index < size - shift
-        found.append(_find_hop(rank[sends], peer[sends], machine))
-    shares, seconds, alphas = zip(*found, strict=True)
-    return GroupLinks(size, sum(shares) / len(found), sum(seconds) / len(found), max(alphas))
+        hops.append(_find_hop(rank[sends], peer[sends], machine))
+    shares, seconds, alphas = zip(*hops, strict=True)
+    return GroupLinks(size, sum(shares) / len(hops), sum(seconds) / len(hops), max(alphas))
 
 
 def _find_hop(rank: IntArray, peer: IntArray, machine: Machine) -> tuple[float, float, float]:

@@ -93,7 +93,7 @@ def compute_buffer_bytes(setup: TrainingSetup, rank: int) -> float:
 
 def compute_rank_memory(setup: TrainingSetup, rank: int) -> MemoryBytes:
     """Return the bytes of a rank with the index `rank` along pp."""
-    peak = max(list_moments(setup, rank), key=lambda each: each.total)
+    peak = max(list_moments(setup, rank), key=lambda moment: moment.total)
     weights = gradients = optimizer = 0.0
     for part in list_rank_parts(setup, rank):
         for unit in part.units:

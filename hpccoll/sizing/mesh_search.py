@@ -54,23 +54,23 @@ def search_meshes(
     The settings are ZeRO stages, recomputation and the size of micro-batches; sequence parallelism is used with tp. The
     model, batch, sequence, schedule and precision are those of `base`. Raises UsageError if the machine lacks a rate.
     """
-    found = MeshSearch()
+    search = MeshSearch()
     for mesh in list_meshes(ranks, base.model, machine):
         setups = list(_list_setups(base, mesh))
         possible = [setup for setup in setups if setup.find_misfit() is None]
         if not possible:
-            found.misfits[mesh] = str(setups[0].find_misfit())
+            search.misfits[mesh] = str(setups[0].find_misfit())
             continue
         if fastest := _find_fastest(possible, machine, efficiency, zeros, recomputes):
-            found.fitting.append(make_estimate(fastest, machine, efficiency))
+            search.fitting.append(make_estimate(fastest, machine, efficiency))
             continue
         settings = product(possible, zeros, recomputes)
         tried = [replace(setup, zero=zero, recompute=recompute) for setup, zero, recompute in settings]
         smallest = min(tried, key=lambda setup: compute_memory(setup).total)
-        found.too_large.append(make_estimate(smallest, machine, efficiency))
-    found.fitting.sort(key=lambda each: each.time.total_s)
-    found.too_large.sort(key=lambda each: each.memory.total)
-    return found
+        search.too_large.append(make_estimate(smallest, machine, efficiency))
+    search.fitting.sort(key=lambda estimate: estimate.time.total_s)
+    search.too_large.sort(key=lambda estimate: estimate.memory.total)
+    return search
 
 
 def _list_setups(base: TrainingSetup, mesh: Mesh) -> Iterator[TrainingSetup]:

@@ -77,7 +77,7 @@ def list_overlaps(setup: TrainingSetup, machine: Machine) -> list[Overlap]:
     """
     mesh, model, b = setup.mesh, setup.model, setup.precision.element_bytes
     peak, tokens = require_capacity(machine, "peak_flop_per_s"), setup.tokens
-    used, found = model.used_weights, []
+    used, overlaps = model.used_weights, []
 
     def get_bandwidth(size: int, first: str) -> float:
         seconds_per_byte = find_group_links(mesh.ranks, size, mesh.stride(first), machine).seconds_per_byte
@@ -87,15 +87,15 @@ def list_overlaps(setup: TrainingSetup, machine: Machine) -> list[Overlap]:
         stored = model.count_layer_parameters(1, mesh.ep).total if isinstance(model, TransformerShape) else used
         ratio = compute_dp_ratio(b, n, peak, tokens, get_bandwidth(n, "ep")) * stored / used
         compared = "all_gather of a layer: its forward pass" if setup.zero == 3 else "gradients: backward pass"
-        found.append(Overlap("zero3" if setup.zero == 3 else "dp", ratio, compared))
+        overlaps.append(Overlap("zero3" if setup.zero == 3 else "dp", ratio, compared))
     if (n := mesh.tp) > 1:
         ratio = compute_tp_ratio(b, n, peak, model.width, get_bandwidth(n, "tp"))
-        found.append(Overlap("tp", ratio, "all_gather of activations: a linear layer h x h"))
+        overlaps.append(Overlap("tp", ratio, "all_gather of activations: a linear layer h x h"))
     if (n := mesh.pp) > 1:
         weights = used * model.layers / setup.pipeline.stages / mesh.tp * setup.sequence_parallel_size
         ratio = compute_pp_ratio(b, model.width, peak, weights, get_bandwidth(n, "pp"))
-        found.append(Overlap("pp", ratio, "activations: forward pass of the next stage"))
+        overlaps.append(Overlap("pp", ratio, "activations: forward pass of the next stage"))
     if isinstance(model, TransformerShape) and (n := mesh.cp) > 1:
         ratio = compute_cp_ratio(b, model.kv_width, model.width, peak, setup.sequence // n, get_bandwidth(n, "cp"))
-        found.append(Overlap("cp", ratio, "keys and values: a block of causal attention"))
-    return found
+        overlaps.append(Overlap("cp", ratio, "keys and values: a block of causal attention"))
+    return overlaps

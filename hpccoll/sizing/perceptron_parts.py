@@ -81,7 +81,7 @@ class _LayerBytes:
 def _measure_layer(model: PerceptronShape, setup: TrainingSetup, index: int, stage: Sequence[int]) -> _LayerBytes:
     """Return the bytes of a layer."""
     layer, e = model.linears[index], setup.precision.element_bytes
-    inputs, outputs, results = (setup.tokens * e * each for each in layer.count_features(setup.mesh.tp))
+    inputs, outputs, results = (setup.tokens * e * features for features in layer.count_features(setup.mesh.tp))
     is_last = index == model.layers - 1
     parameters = layer.count_parameters(setup.mesh.tp)
     ends_stage = index == stage[-1] and not is_last
@@ -103,15 +103,16 @@ def _trace_backward(
         finished = ParameterUnit(sum(each.parameters for each in layers[number + 1 :]))
         waiting = sum(each.deferred for each in layers[number + 1 :])
         is_held = model.keeps_outputs or (begins_stage and number == 0)
-        found = list(layer.list_moments(alive, 0.0 if is_held else layer.inputs))
+        of_layer = list(layer.list_moments(alive, 0.0 if is_held else layer.inputs))
         if is_recomputed and not layer.is_last:
-            found.append(layer.make_recomputation(alive, 0 if layers[-1].ends_stage else layers[-1].results))
+            of_layer.append(layer.make_recomputation(alive, 0 if layers[-1].ends_stage else layers[-1].results))
         if not layer.is_last:
             kept = 0 if layer.ends_stage and shares else layer.results
-            found.append(PartMoment(alive + kept, layer.results * (1 if layer.ends_stage else 2)))
+            of_layer.append(PartMoment(alive + kept, layer.results * (1 if layer.ends_stage else 2)))
             alive += layer.results
         moments += [
-            each._replace(finished=(*each.finished, finished), deferred=each.deferred + waiting) for each in found
+            moment._replace(finished=(*moment.finished, finished), deferred=moment.deferred + waiting)
+            for moment in of_layer
         ]
     return moments, alive
 
@@ -124,12 +125,12 @@ def _make_part(model: PerceptronShape, setup: TrainingSetup, indices: Sequence[i
     # Samples, and inputs that the layer before keeps as its output, are counted elsewhere.
     kept = 0.0 if model.keeps_outputs and not is_recomputed and not begins_stage else layers[0].inputs
     moments, alive = _trace_backward(model, layers, kept, is_recomputed=is_recomputed, begins_stage=begins_stage)
-    flops = 2.0 * setup.tokens * sum(each.count_weights(tp) for each in own)
+    flops = 2.0 * setup.tokens * sum(linear.count_weights(tp) for linear in own)
     features, traffic = setup.tokens * setup.precision.element_bytes, list[PartTraffic]()
     for index, layer in zip(indices, own, strict=True):
         traffic += layer.list_traffic(features, is_recomputed, index == 0, index == model.layers - 1)
     return ModelPart(
-        (ParameterUnit(sum(each.count_parameters(tp) for each in own)),),
+        (ParameterUnit(sum(linear.count_parameters(tp) for linear in own)),),
         kept if is_recomputed else alive,
         moments,
         forward_flops=flops,

@@ -81,7 +81,7 @@ class PerceptronShape:
     @property
     def used_weights(self) -> float:
         """The mean number of weights of a layer."""
-        return sum(each.inputs * each.outputs for each in self.linears) / self.layers
+        return sum(linear.inputs * linear.outputs for linear in self.linears) / self.layers
 
     def count_attention_core_flops(self, _sequence: int) -> int:
         """Return 0, because a perceptron has no attention."""

@@ -45,22 +45,24 @@ def simulate_step(
     among the forward and backward passes. The peak of memory is that of the estimate, which follows the plan of the
     schedule itself.
     """
-    found = [_simulate_traffic(each, setup, machine) for each in traffic]
+    simulated = [_simulate_traffic(entry, setup, machine) for entry in traffic]
     m, stages = setup.microbatches, setup.pipeline.stages_per_rank
-    blocking = sum(each.seconds for each in found if each.strategy not in (*GRADIENTS, "pp")) / (2 * m * stages)
+    blocking = sum(sent.seconds for sent in simulated if sent.strategy not in (*GRADIENTS, "pp")) / (2 * m * stages)
     flops, rate = count_pass_flops(setup), require_capacity(machine, "peak_flop_per_s")
-    forward, backward = (each / rate / stages for each in (flops.forward, flops.backward + flops.recomputed))
-    transfer = sum(each.seconds / each.calls for each in found if (each.strategy, each.collective) == ("pp", "send"))
+    forward, backward = (work / rate / stages for work in (flops.forward, flops.backward + flops.recomputed))
+    transfer = sum(
+        sent.seconds / sent.calls for sent in simulated if (sent.strategy, sent.collective) == ("pp", "send")
+    )
     times = PassTimes(forward + blocking, backward / 2 + blocking, backward / 2, transfer)
     schedule = setup.family.plan(setup.pipeline.stages, m)
     passes = simulate_schedule(schedule, times)
     idle = float(np.mean(passes.get_idle_times())) if setup.mesh.pp > 1 else 0.0
-    gradients = sum(each.seconds for each in found if each.strategy in GRADIENTS)
+    gradients = sum(sent.seconds for sent in simulated if sent.strategy in GRADIENTS)
     exposed_gradients = _compute_exposed(setup, gradients, backward, bucket_bytes)
-    tied = sum(each.seconds for each in found if (each.strategy, each.collective) == ("pp", "all_reduce"))
+    tied = sum(sent.seconds for sent in simulated if (sent.strategy, sent.collective) == ("pp", "all_reduce"))
     others = 2 * m * stages * blocking + idle + tied
     return SimulatedStep(
-        found,
+        simulated,
         passes.time + exposed_gradients + tied,
         gradients + others,
         exposed_gradients + others,
@@ -101,10 +103,10 @@ def _simulate_experts(each: Traffic, routing: ExpertRouting, setup: TrainingSetu
     repeats = (each.calls - routing.passes) / (2 * routing.passes)
     sent_bytes = seconds = 0.0
     for passes in routing.rows.reshape(-1, routing.passes, n, n):
-        found = [simulate(plan, machine, tuple(rows.flat), row_bytes, trace=False) for rows in (*passes, *passes.mT)]
-        by_rank = np.sum([way.within + way.between for way in found], 0)
+        ways = [simulate(plan, machine, tuple(rows.flat), row_bytes, trace=False) for rows in (*passes, *passes.mT)]
+        by_rank = np.sum([way.within + way.between for way in ways], 0)
         sent_bytes = max(sent_bytes, repeats * float(by_rank.max()))
-        seconds = max(seconds, repeats * sum(way.seconds for way in found))
+        seconds = max(seconds, repeats * sum(way.seconds for way in ways))
     sent_bytes += routing.passes * float((numbers.within + numbers.between).max())
     seconds += routing.passes * numbers.seconds
     return replace(each, sent_bytes=sent_bytes, seconds=seconds)

@@ -105,7 +105,7 @@ def _make_layers(model: TransformerShape, setup: TrainingSetup) -> ModelPart:
     If the gradients of weights are computed later, inputs and gradients of outputs wait for that: 4 T h e, split over
     tp 2 T (h + k) e, and T f e per matrix of the MLP, of which the input of the last matrix waits first.
     """
-    found, tp = compute_layer_activations(model, setup), setup.mesh.tp
+    activations, tp = compute_layer_activations(model, setup), setup.mesh.tp
     counted = model.count_layer_parameters(tp, setup.mesh.ep)
     # Tokens use norms, biases of matrices that are split by input, and routers before they are gathered.
     has_experts = model.experts > 1
@@ -115,12 +115,12 @@ def _make_layers(model: TransformerShape, setup: TrainingSetup) -> ModelPart:
     if setup.recompute != "none":
         count = model.count_attention_core_flops if setup.recompute == "selective" else model.count_layer_flops
         recomputed_flops = count(setup.sequence)
-    alive, features = found.kept + found.recomputed, setup.tokens * setup.precision.element_bytes / tp
+    alive, features = activations.kept + activations.recomputed, setup.tokens * setup.precision.element_bytes / tp
     deferred = 4 * _compute_waiting(model, setup) + features * (2 * model.width + 2 * model.kv_width)
     deferred = alive if has_experts else deferred + features * model.mlp_width * model.mlp_matrices
     return ModelPart(
         _make_units(setup, counted.dense - token, token, counted.expert),
-        found.kept,
+        activations.kept,
         _list_layer_moments(model, setup, alive),
         forward_flops=model.count_layer_flops(setup.sequence) * setup.tokens / tp,
         output=_compute_output(model, setup),

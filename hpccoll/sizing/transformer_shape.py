@@ -25,7 +25,7 @@ from hpccoll.parallel.mesh import Mesh
 from hpccoll.sizing.model_part import ParameterCount
 
 _FILE = "presets.toml"
-Positive = Annotated[int, Meta(ge=1, le=2**31)]
+ShapeCount = Annotated[int, Meta(ge=1, le=2**31)]
 
 
 class TransformerShape(Struct, frozen=True, forbid_unknown_fields=True):
@@ -44,16 +44,16 @@ class TransformerShape(Struct, frozen=True, forbid_unknown_fields=True):
     parameters, in 1e9, or 0.
     """
 
-    layers: Positive
-    width: Positive
-    heads: Positive
+    layers: ShapeCount
+    width: ShapeCount
+    heads: ShapeCount
     kv_heads: Annotated[int, Meta(ge=0)] = 0
     feed_forward: Annotated[int, Meta(ge=0)] = 0
-    vocabulary: Positive = 50257
-    context: Positive = 1024
+    vocabulary: ShapeCount = 50257
+    context: ShapeCount = 1024
     like_llama: bool = False
-    experts: Positive = 1
-    active_experts: Positive = 1
+    experts: ShapeCount = 1
+    active_experts: ShapeCount = 1
     qkv_biases: bool = True
     dropout: bool = True
     gated: bool = False

@@ -156,7 +156,7 @@ def _list_times(
     """Return the time of a step and its communication shares, which include waits as in `TrainStepRecord`."""
     estimated = estimate.time
     total_s, idle_s = estimated.total_s, estimated.idle_s
-    communication_s = sum(each.seconds for each in estimate.traffic) + idle_s
+    communication_s = sum(entry.seconds for entry in estimate.traffic) + idle_s
     exposed_s = sum(estimated.exposed_s.values()) + idle_s
     entries = [
         AccountEntry("step s", median(step.step_s for step in steps), simulated.step_s, total_s),

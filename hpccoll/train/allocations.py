@@ -21,7 +21,7 @@ from hpccoll.records import AllocatedBytes
 
 def list_storages(tensors: Iterable[Any]) -> dict[int, int]:
     """Return the number of bytes of each storage that the tensors use, by the address of the storage."""
-    return {storage.data_ptr(): storage.nbytes() for storage in (each.untyped_storage() for each in tensors)}
+    return {storage.data_ptr(): storage.nbytes() for storage in (tensor.untyped_storage() for tensor in tensors)}
 
 
 class AllocationLog(TorchDispatchMode):  # type: ignore[misc] # torch has no types here
@@ -72,24 +72,24 @@ class AllocationLog(TorchDispatchMode):  # type: ignore[misc] # torch has no typ
         return max(itertools.accumulate(changes), default=0)
 
 
-def measure_allocated_bytes(log: AllocationLog, state: Mapping[str, Iterable[Any]]) -> AllocatedBytes:
+def measure_allocated_bytes(log: AllocationLog, lasting: Mapping[str, Iterable[Any]]) -> AllocatedBytes:
     """Return the bytes that a training step allocated; `log` has the allocations.
 
     Buffers that the first step allocates count throughout, because later steps begin with them.
 
     Args:
         log: the log of the whole step.
-        state: the tensors that outlive the step, by field of `AllocatedBytes`; a storage counts in its first field.
+        lasting: the tensors that outlive the step, by field of `AllocatedBytes`; a storage counts in its first field.
     """
-    found: dict[str, dict[int, int]] = {}
-    for name, tensors in state.items():
-        known = {address for each in found.values() for address in each}
-        found[name] = {at: nbytes for at, nbytes in list_storages(tensors).items() if at not in known}
-    every = {address: nbytes for each in found.values() for address, nbytes in each.items()}
-    buffers = found.get("buffers", {})
+    by_kind: dict[str, dict[int, int]] = {}
+    for name, tensors in lasting.items():
+        known = {address for storages in by_kind.values() for address in storages}
+        by_kind[name] = {at: nbytes for at, nbytes in list_storages(tensors).items() if at not in known}
+    every = {address: nbytes for storages in by_kind.values() for address, nbytes in storages.items()}
+    buffers = by_kind.get("buffers", {})
     before = sum(nbytes for address, nbytes in every.items() if address in buffers or log.is_older(address))
     return AllocatedBytes(
-        **{name: sum(each.values()) for name, each in found.items()},
+        **{name: sum(each.values()) for name, each in by_kind.items()},
         activations=log.compute_peak(left_out=every),
         total=before + log.compute_peak(left_out=buffers),
     )

@@ -1,4 +1,4 @@
-"""The training and the held-out samples of each model."""
+"""The training and the held-out samples of the perceptrons; text.py has those of a GPT."""
 
 from __future__ import annotations
 
@@ -7,19 +7,11 @@ from importlib import resources
 
 import numpy as np
 
-from hpccoll.train.options import CourseConfig, GptConfig, ModelConfig
 from hpccoll.train.samples import Samples
-from hpccoll.train.text import HELD_OUT_STRIDE, load_text
+from hpccoll.train.text import HELD_OUT_STRIDE
 
 COURSE_SAMPLES, COURSE_HELD_OUT = 1024, 128
 MAX_BRIGHTNESS = 16  # of a pixel of a digit
-
-
-def load_samples(model: ModelConfig) -> tuple[Samples, Samples]:
-    """Return the training and the held-out samples: text for a GPT, numbers for `course`, digits for `mlp`."""
-    if isinstance(model, GptConfig):
-        return load_text(model.context, model.data)
-    return make_course_samples(model.width) if isinstance(model, CourseConfig) else load_digits()
 
 
 def make_course_samples(width: int) -> tuple[Samples, Samples]:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from hpccoll.errors import UsageError
 from hpccoll.parallel.mesh import Mesh
-from hpccoll.parallel.schedule_files import is_schedule_file
-from hpccoll.sizing import Precision, TrainingSetup, TransformerShape
-from hpccoll.sizing.perceptron_shape import LinearShape, PerceptronShape
-from hpccoll.sizing.training_setup import ModelShape, TrainingProgram
-from hpccoll.train.options import BYTES, CourseConfig, GptConfig, ModelConfig, TrainOptions
+from hpccoll.schedules.schedule_files import is_schedule_file
+from hpccoll.sizing import Precision, TrainingSetup
+from hpccoll.sizing.training_setup import TrainingProgram
+from hpccoll.train.options import TrainOptions
 
 PROGRAM = TrainingProgram(
     frees_gradients=True,
@@ -30,7 +29,7 @@ def make_training_setup(options: TrainOptions, mesh: Mesh) -> TrainingSetup:
             "give --schedule 1f1b"
         )
     setup = TrainingSetup(
-        make_model_shape(model),
+        model.make_shape(),
         mesh,
         options.batch,
         model.tokens,
@@ -44,25 +43,3 @@ def make_training_setup(options: TrainOptions, mesh: Mesh) -> TrainingSetup:
     )
     setup.require_fits()
     return setup
-
-
-def make_model_shape(model: ModelConfig) -> ModelShape:
-    """Return the shape of a model of `hpccoll train`."""
-    if not isinstance(model, GptConfig):
-        shapes = [(*model.weight_shape(layer), model.choose_split(layer)) for layer in range(model.layers)]
-        linears = tuple(LinearShape(inputs, outputs, split) for outputs, inputs, split in shapes)
-        return PerceptronShape(linears, model.activation == "tanh", has_classes=not isinstance(model, CourseConfig))
-    return TransformerShape(
-        layers=model.layers,
-        width=model.width,
-        heads=model.heads,
-        feed_forward=model.mlp_width,
-        experts=model.experts.count if model.experts else 1,
-        active_experts=model.experts.top_k if model.experts else 1,
-        vocabulary=BYTES,
-        context=model.context,
-        qkv_biases=False,
-        dropout=False,
-        gated=model.is_gated,
-        tiled_attention=True,
-    )

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hpccoll.parallel.mesh import Mesh
-from hpccoll.train.model import list_full_parameters, list_shards
-from hpccoll.train.options import ModelConfig
+from hpccoll.train.rank_layers import TrainedModel
 
 if TYPE_CHECKING:
     from hpccoll.communicator import Communicator
@@ -20,7 +19,9 @@ if TYPE_CHECKING:
 GATHER_TAG = 3
 
 
-def gather_shards(comm: Communicator, mesh: Mesh, model: ModelConfig, own: Sequence[Any]) -> list[list[Any]] | None:
+def gather_shards(
+    comm: Communicator, mesh: Mesh, model: TrainedModel[Any], own: Sequence[Any]
+) -> list[list[Any]] | None:
     """Gather the tensors of every rank's shards on rank 0; blocking, collective over `comm`, all ranks of the mesh.
 
     Args:
@@ -35,7 +36,7 @@ def gather_shards(comm: Communicator, mesh: Mesh, model: ModelConfig, own: Seque
         return None
     by_rank = []
     for rank in range(comm.size):
-        shards = list_shards(model, mesh, rank)
+        shards = model.list_shards(mesh, rank)
         numbers = flat if rank == 0 else flat.new_empty(sum(shard.count for shard in shards))
         if rank != 0:
             comm.recv(numbers, rank, GATHER_TAG)
@@ -44,13 +45,13 @@ def gather_shards(comm: Communicator, mesh: Mesh, model: ModelConfig, own: Seque
     return by_rank
 
 
-def assemble_parameters(mesh: Mesh, model: ModelConfig, by_rank: Sequence[Sequence[Any]]) -> dict[str, Any]:
+def assemble_parameters(mesh: Mesh, model: TrainedModel[Any], by_rank: Sequence[Sequence[Any]]) -> dict[str, Any]:
     """Return the full parameters by name from the result of `gather_shards`; replicas come from the lowest rank."""
     full = {
-        shard.name: torch.empty(shard.full_shape, dtype=by_rank[0][0].dtype) for shard in list_full_parameters(model)
+        shard.name: torch.empty(shard.full_shape, dtype=by_rank[0][0].dtype) for shard in model.list_full_parameters()
     }
     for rank in reversed(range(mesh.ranks)):
-        for shard, tensor in zip(list_shards(model, mesh, rank), by_rank[rank], strict=True):
+        for shard, tensor in zip(model.list_shards(mesh, rank), by_rank[rank], strict=True):
             full[shard.name][shard.slices] = tensor
     return full
 
@@ -61,7 +62,7 @@ def join_name(prefix: str, name: str) -> str:
 
 
 def broadcast_parameters(
-    comm: Communicator, model: ModelConfig, full: Mapping[str, Any] | None, dtype: Any, prefix: str = ""
+    comm: Communicator, model: TrainedModel[Any], full: Mapping[str, Any] | None, dtype: Any, prefix: str = ""
 ) -> dict[str, Any]:
     """Return rank 0's full tensors on every rank, by the name of their parameter; collective.
 
@@ -70,9 +71,9 @@ def broadcast_parameters(
         dtype: the dtype of the tensors.
         prefix: empty for the parameters, or the name of a state of the optimizer.
     """
-    shards = list_full_parameters(model)
+    shards = model.list_full_parameters()
     flat = (
-        torch.empty(model.parameter_count, dtype=dtype)
+        torch.empty(model.config.parameter_count, dtype=dtype)
         if full is None
         else torch.cat([full[join_name(prefix, shard.name)].reshape(-1) for shard in shards])
     )

@@ -35,20 +35,14 @@ from hpccoll.parallel.tensor_parallel import copy_to_tensor_parallel, reduce_fro
 from hpccoll.parallel.vocabulary_parallel import embed_own_vocabulary, sum_cross_entropy
 from hpccoll.parallel.weight_gradients import apply_linear
 from hpccoll.train.options import BYTES, ExpertConfig, GptConfig
-from hpccoll.train.rank_layers import RankLayers, StagePart
+from hpccoll.train.rank_layers import RankLayers, StagePart, TrainedModel
+from hpccoll.train.samples import Samples
 from hpccoll.train.shards import ParameterShard, find_expert
+from hpccoll.train.text import load_text
 
 SPLIT_BY_OUTPUT = ("query", "key", "value", "up", "gate", "embedding")
 SPLIT_BY_INPUT = ("out", "down")
 INITIAL_DEVIATION = 0.02  # of weights, as in GPT-2
-
-
-def list_gpt_shards(model: GptConfig, mesh: Mesh, rank: int) -> list[ParameterShard]:
-    """Return a rank's parameter shards, those of each stage in the order of the model, and no shard twice."""
-    shapes = model.list_shapes()
-    experts = list_own_experts(model, mesh, rank)
-    own = [name for stage in mesh.list_stages(rank) for name in list_stage_names(model, mesh, stage, experts)]
-    return [_make_shard(name, shapes[name], mesh, rank) for name in dict.fromkeys(own)]
 
 
 def list_own_experts(model: GptConfig, mesh: Mesh, rank: int) -> range:
@@ -61,53 +55,12 @@ def list_own_experts(model: GptConfig, mesh: Mesh, rank: int) -> range:
 def list_stage_names(model: GptConfig, mesh: Mesh, stage: int, experts: range) -> list[str]:
     """Return the names of a pipeline stage's parameters in the order of use; of all experts, only `experts`."""
     blocks = split_evenly(model.layers, mesh.stages)[stage]
-    found = ["embedding.weight", "position.weight"] if stage == 0 else []
+    own = ["embedding.weight", "position.weight"] if stage == 0 else []
     every = list(model.list_shapes())
     for block in range(blocks.start, blocks.stop):
         names = [name for name in every if name.startswith(f"blocks.{block}.")]
-        found += [name for name in names if find_expert(name) in (None, *experts)]
-    return [*found, "norm.weight", "norm.bias", "embedding.weight"] if stage == mesh.stages - 1 else found
-
-
-def list_gpt_tied_ranks(mesh: Mesh, rank: int) -> list[int]:
-    """Return the ranks whose copies of the embedding's shard of `rank` get gradients from different stages.
-
-    These are the ranks of the first and of the last stage; the list is empty if both are one rank, or if `rank` is
-    neither of them.
-    """
-    along_pp = mesh.get_group_ranks(rank, "pp")
-    found = [along_pp[mesh.get_stage_index(stage)] for stage in (0, mesh.stages - 1)]
-    return sorted(found) if rank in found and found[0] != found[1] else []
-
-
-def _make_shard(name: str, shape: tuple[int, ...], mesh: Mesh, rank: int) -> ParameterShard:
-    """Return a rank's shard of the parameter `name`."""
-    layer = name.split(".")[-2]
-    dim = 0 if layer in SPLIT_BY_OUTPUT else 1 if layer in SPLIT_BY_INPUT and len(shape) > 1 else None
-    slices = [slice(0, size) for size in shape]
-    at = mesh.get_coordinates(rank)
-    if dim is not None:
-        slices[dim] = split_evenly(shape[dim], mesh.tp)[at["tp"]]
-    is_tied_copy = layer == "embedding" and rank in list_gpt_tied_ranks(mesh, rank)[1:]
-    is_replica = (dim is None and at["tp"] > 0) or (find_expert(name) is None and at["ep"] > 0)
-    return ParameterShard(name, shape, tuple(slices), is_tied_copy or is_replica)
-
-
-def init_gpt_parameters(model: GptConfig, generator: Any, dtype: Any) -> dict[str, Any]:
-    """Return the full initial parameters by name: normal weights, as in GPT-2, and zero biases.
-
-    The weights of the last layer of each attention and MLP are divided by the square root of the number of such layers.
-    """
-    parameters = {}
-    for name, shape in model.list_shapes().items():
-        layer = name.split(".")[-2]
-        if len(shape) == 1:
-            full = torch.ones(shape) if "norm" in layer and name.endswith("weight") else torch.zeros(shape)
-        else:
-            scale = (2 * model.layers) ** -0.5 if layer in SPLIT_BY_INPUT else 1.0
-            full = torch.randn(shape, dtype=torch.float64, generator=generator) * INITIAL_DEVIATION * scale
-        parameters[name] = full.to(dtype)
-    return parameters
+        own += [name for name in names if find_expert(name) in (None, *experts)]
+    return [*own, "norm.weight", "norm.bias", "embedding.weight"] if stage == mesh.stages - 1 else own
 
 
 class GptLayers(RankLayers[GptConfig]):
@@ -124,7 +77,7 @@ class GptLayers(RankLayers[GptConfig]):
     @property
     def _experts(self) -> range:
         """The numbers of this rank's experts in each block."""
-        return list_own_experts(self.model, self.mesh, self.rank)
+        return list_own_experts(self.config, self.mesh, self.rank)
 
     @property
     def _first_token(self) -> int:
@@ -134,16 +87,12 @@ class GptLayers(RankLayers[GptConfig]):
     def sum_loss(self, y: Any, targets: Any) -> Any:
         """Return the sum over samples of the mean cross entropy of this rank's logits (b, t, V/tp); collective."""
         targets = take_own_positions(targets, 1, self.groups.cp).flatten()
-        return sum_cross_entropy(y.flatten(0, 1), targets, self._first_token, self.tp) / self.model.context
-
-    def _list_shards(self, rank: int) -> list[ParameterShard]:
-        """Return a rank's parameter shards."""
-        return list_gpt_shards(self.model, self.mesh, rank)
+        return sum_cross_entropy(y.flatten(0, 1), targets, self._first_token, self.tp) / self.config.context
 
     def _list_parts(self, stage: int) -> list[StagePart]:
         """Return a part for each block, and for the embedding of the first and the head of the last stage."""
-        names = list_stage_names(self.model, self.mesh, stage, self._experts)
-        mine = split_evenly(self.model.layers, self.mesh.stages)
+        names = list_stage_names(self.config, self.mesh, stage, self._experts)
+        mine = split_evenly(self.config.layers, self.mesh.stages)
         parts = [StagePart(("embedding.weight", "position.weight"), self._embed, can_recompute=False)] * (stage == 0)
         for block in range(mine[stage].start, mine[stage].stop):
             at = f"blocks.{block}"
@@ -156,7 +105,7 @@ class GptLayers(RankLayers[GptConfig]):
     def _get_input_shape(self, stage: int) -> tuple[int, ...]:  # noqa: ARG002 - the same for all stages
         """Return the shape (t/sp, h) of a stage's input."""
         ranks = self.mesh.cp * (self.mesh.tp if self.sequence_parallel else 1)
-        return self.model.context // ranks, self.model.width
+        return self.config.context // ranks, self.config.width
 
     def _embed(self, tokens: Any) -> Any:
         """Return the sums of the embeddings of tokens and of positions: (b, t) -> (b, t/sp, h); collective over tp."""
@@ -175,14 +124,14 @@ class GptLayers(RankLayers[GptConfig]):
         """Return the output of a block: x (b, t/sp, h) -> (b, t/sp, h)."""
         x = x + self._split_by_input(f"{block}.out", self._attend(block, self._normalize(f"{block}.norm1", x)))
         h = self._normalize(f"{block}.norm2", x)
-        if self.model.experts is not None:
-            return x + self._mix_experts(block, self.model.experts, h)
+        if self.config.experts is not None:
+            return x + self._mix_experts(block, self.config.experts, h)
         hidden = self._activate(self._split_by_output(h, *self._list_first_layers(block)))  # (b, t, hidden/tp)
         return x + self._split_by_input(f"{block}.down", hidden)
 
     def _list_first_layers(self, mlp: str) -> list[str]:
         """Return the names of the layers of an MLP, or of an expert, whose input is the input of the MLP."""
-        return [f"{mlp}.up", f"{mlp}.gate"] if self.model.is_gated else [f"{mlp}.up"]
+        return [f"{mlp}.up", f"{mlp}.gate"] if self.config.is_gated else [f"{mlp}.up"]
 
     def _activate(self, features: Sequence[Any]) -> Any:
         """Return the features inside an MLP from the outputs of its first layers."""
@@ -221,7 +170,7 @@ class GptLayers(RankLayers[GptConfig]):
 
     def _attend(self, block: str, x: Any) -> Any:
         """Return the causal attention of this rank's heads: (b, t/sp, h) -> (b, t, h/tp)."""
-        heads = self.model.heads // self.mesh.tp
+        heads = self.config.heads // self.mesh.tp
         queries, keys, values = (
             features.unflatten(2, (heads, -1)).transpose(1, 2)  # (b, heads/tp, t, a)
             for features in self._split_by_output(x, *(f"{block}.{name}" for name in ("query", "key", "value")))
@@ -256,7 +205,72 @@ class GptLayers(RankLayers[GptConfig]):
         return functional.layer_norm(x, x.shape[-1:], self._by_name[f"{name}.weight"], self._by_name[f"{name}.bias"])
 
 
-def run_gpt_in_one_process(model: GptConfig, full: Mapping[str, Any], tokens: Any, cp: int = 1) -> tuple[Any, Any]:
+class GptModel(TrainedModel[GptConfig]):
+    """A language model over the bytes of a text."""
+
+    rank_layers = GptLayers
+
+    def load_samples(self) -> tuple[Samples, Samples]:
+        """Return the training and the held-out samples: pieces of a text."""
+        return load_text(self.config.context, self.config.data)
+
+    def list_shards(self, mesh: Mesh, rank: int) -> list[ParameterShard]:
+        """Return a rank's parameter shards, those of each stage in the order of the model, and no shard twice."""
+        shapes = self.config.list_shapes()
+        experts = list_own_experts(self.config, mesh, rank)
+        own = [name for stage in mesh.list_stages(rank) for name in list_stage_names(self.config, mesh, stage, experts)]
+        return [self._make_shard(name, shapes[name], mesh, rank) for name in dict.fromkeys(own)]
+
+    def list_tied_ranks(self, mesh: Mesh, rank: int) -> list[int]:
+        """Return the ranks whose copies of the embedding's shard of `rank` get gradients from different stages.
+
+        These are the ranks of the first and of the last stage; the list is empty if both are one rank, or if `rank` is
+        neither of them.
+        """
+        along_pp = mesh.get_group_ranks(rank, "pp")
+        tied = [along_pp[mesh.get_stage_index(stage)] for stage in (0, mesh.stages - 1)]
+        return sorted(tied) if rank in tied and tied[0] != tied[1] else []
+
+    def sum_loss(self, y: Any, targets: Any) -> Any:
+        """Return the sum over samples of the mean cross entropy of the positions."""
+        return functional.cross_entropy(y.flatten(0, 1), targets.flatten(), reduction="sum") / self.config.context
+
+    def sum_single_process_loss(self, full: Mapping[str, Any], x: Any, targets: Any, cp: int) -> Any:
+        """Return the sum over samples of the loss of the unsplit model, with its load-balancing losses."""
+        logits, balance_loss = run_gpt_in_one_process(self.config, full, x, cp)
+        return self.sum_loss(logits, targets) + balance_loss * len(x)
+
+    def _make_shard(self, name: str, shape: tuple[int, ...], mesh: Mesh, rank: int) -> ParameterShard:
+        """Return a rank's shard of the parameter `name`."""
+        layer = name.split(".")[-2]
+        dim = 0 if layer in SPLIT_BY_OUTPUT else 1 if layer in SPLIT_BY_INPUT and len(shape) > 1 else None
+        slices = [slice(0, size) for size in shape]
+        at = mesh.get_coordinates(rank)
+        if dim is not None:
+            slices[dim] = split_evenly(shape[dim], mesh.tp)[at["tp"]]
+        is_tied_copy = layer == "embedding" and rank in self.list_tied_ranks(mesh, rank)[1:]
+        is_replica = (dim is None and at["tp"] > 0) or (find_expert(name) is None and at["ep"] > 0)
+        return ParameterShard(name, shape, tuple(slices), is_tied_copy or is_replica)
+
+    def _draw_parameters(self, generator: Any, dtype: Any) -> dict[str, Any]:
+        """Return normal weights, as in GPT-2, and zero biases.
+
+        The weights of the last layer of each attention and MLP are divided by the square root of the number of such
+        layers.
+        """
+        parameters = {}
+        for name, shape in self.config.list_shapes().items():
+            layer = name.split(".")[-2]
+            if len(shape) == 1:
+                full = torch.ones(shape) if "norm" in layer and name.endswith("weight") else torch.zeros(shape)
+            else:
+                scale = (2 * self.config.layers) ** -0.5 if layer in SPLIT_BY_INPUT else 1.0
+                full = torch.randn(shape, dtype=torch.float64, generator=generator) * INITIAL_DEVIATION * scale
+            parameters[name] = full.to(dtype)
+        return parameters
+
+
+def run_gpt_in_one_process(model: GptConfig, full: Mapping[str, Any], tokens: Any, cp: int) -> tuple[Any, Any]:
     """Return the logits of the unsplit model, and the sum of its load-balancing losses times `aux_loss_coeff`; local.
 
     This is the reference for `--check`: (b, t) -> (b, t, V) and a scalar. The positions that a rank of `cp` ranks has

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 
 from hpccoll.parallel.mesh import Mesh
-from hpccoll.train.model import list_shards, sum_single_process_loss
-from hpccoll.train.options import ModelConfig
+from hpccoll.train.rank_layers import TrainedModel
 
 # These tolerances, relative to a parameter's largest gradient, exceed rounding errors but not the effect of a mistake.
 TOLERANCE = {"float32": 1e-5, "float64": 1e-12}
@@ -30,7 +29,7 @@ class GradientCheck:
 
 
 def compute_reference_gradients(
-    model: ModelConfig, full: Mapping[str, Any], inputs: Any, targets: Any, groups: Sequence[slice], cp: int
+    model: TrainedModel[Any], full: Mapping[str, Any], inputs: Any, targets: Any, groups: Sequence[slice], cp: int
 ) -> dict[str, Any]:
     """Return the gradient of the mean loss over a batch for each full parameter, computed in this process alone.
 
@@ -39,17 +38,21 @@ def compute_reference_gradients(
     """
     leaves = {name: parameter.detach().clone().requires_grad_() for name, parameter in full.items()}
     for group in groups:
-        (sum_single_process_loss(model, leaves, inputs[group], targets[group], cp) / len(targets)).backward()
+        (model.sum_single_process_loss(leaves, inputs[group], targets[group], cp) / len(targets)).backward()
     return {name: leaf.grad for name, leaf in leaves.items()}
 
 
 def compare_gradients(
-    model: ModelConfig, mesh: Mesh, gradients: Sequence[Sequence[Any]], reference: Mapping[str, Any], tolerance: float
+    model: TrainedModel[Any],
+    mesh: Mesh,
+    gradients: Sequence[Sequence[Any]],
+    reference: Mapping[str, Any],
+    tolerance: float,
 ) -> GradientCheck:
     """Compare all ranks' gradients, as returned by `gather_shards`, with the reference gradients; no communication."""
     wrong, worst, first = 0, 0.0, None
     for rank, own_gradients in enumerate(gradients):
-        for shard, gradient in zip(list_shards(model, mesh, rank), own_gradients, strict=True):
+        for shard, gradient in zip(model.list_shards(mesh, rank), own_gradients, strict=True):
             scale = float(reference[shard.name].abs().max())
             difference = (gradient - reference[shard.name][shard.slices]).abs()
             count = int((~(difference <= tolerance * scale)).sum())  # negated so that NaN counts as wrong
@@ -61,13 +64,13 @@ def compare_gradients(
 
 
 def count_replica_differences(
-    model: ModelConfig, mesh: Mesh, parameters: Sequence[Sequence[Any]], full: Mapping[str, Any]
+    model: TrainedModel[Any], mesh: Mesh, parameters: Sequence[Sequence[Any]], full: Mapping[str, Any]
 ) -> int:
     """Count elements of all ranks' shards (see `gather_shards`) that differ in any bit from the full parameters."""
     return sum(
         int((_view_bits(parameter) != _view_bits(full[shard.name][shard.slices])).sum())
         for rank, own_parameters in enumerate(parameters)
-        for shard, parameter in zip(list_shards(model, mesh, rank), own_parameters, strict=True)
+        for shard, parameter in zip(model.list_shards(mesh, rank), own_parameters, strict=True)
     )
 
 

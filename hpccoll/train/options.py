@@ -9,14 +9,16 @@ from typing import Any, ClassVar, Literal, TypeAlias
 from hpccoll.errors import UnavailableError, UsageError
 from hpccoll.optional_packages import format_install_command
 from hpccoll.parallel.mesh import ZERO_LEVELS, Mesh, split_strategy_words
-from hpccoll.parallel.schedule_files import is_schedule_file, prove_schedule_file
 from hpccoll.plan import ActionKind, Schedule
 from hpccoll.schedules import get_schedule
+from hpccoll.schedules.schedule_files import is_schedule_file, prove_schedule_file
+from hpccoll.sizing import TransformerShape
+from hpccoll.sizing.perceptron_shape import LinearShape, PerceptronShape
+from hpccoll.sizing.training_setup import ModelShape
 from hpccoll.units import format_count, format_nearest_divisors, format_nearest_multiples
 
 INPUTS, CLASSES = 64, 10  # pixels of an image, digits
 BYTES = 256  # vocabulary of a language model over bytes
-MODELS = ("mlp", "course", "gpt")
 ACTIVATIONS = ("tanh", "gelu", "swiglu")
 SPLITS = ("pairs", "all_gather")
 # Split by output; by input; by output, with gathered outputs; not split.
@@ -33,7 +35,12 @@ class MlpConfig:
 
     name: ClassVar[str] = "mlp"
     activations: ClassVar[tuple[str, ...]] = ("tanh", "gelu")
+    unit: ClassVar[str] = "samples"  # in which the speed of a training is shown
     tokens: ClassVar[int] = 1  # per sample
+    has_classes: ClassVar[bool] = True  # the model classifies samples, so that its accuracy can be stated
+    heads: ClassVar[None] = None  # this and what follows: only a GPT has them
+    context: ClassVar[None] = None
+    experts: ClassVar[None] = None
     width: int = 64  # features between two layers
     layers: int = 4  # linear layers, including the first and the last
     activation: str = "tanh"  # or gelu: function after each layer but the last
@@ -58,12 +65,31 @@ class MlpConfig:
             out_features * (in_features + 1) for out_features, in_features in map(self.weight_shape, range(self.layers))
         )
 
+    def require_fits(self, mesh: Mesh) -> None:
+        """Raise UsageError unless each rank of tp gets a part of the width."""
+        if mesh.tp > self.width and self.layers > 1:
+            raise UsageError(f"tp={mesh.tp} ranks cannot share a width of {self.width}; give --width {mesh.tp} or more")
+
+    def require_sequences_fit(self, mesh: Mesh, *, sequence_parallel: bool) -> None:  # noqa: ARG002 - no sequences
+        """Raise UsageError, because samples are no sequences that ranks can split."""
+        option = format_sequence_option(mesh)
+        raise UsageError(
+            f"{option} splits sequences, but --model {self.name} has none; add --model gpt, or leave {option} out"
+        )
+
+    def make_shape(self) -> ModelShape:
+        """Return the shape that the formulas of hpccoll/sizing take."""
+        shapes = [(*self.weight_shape(layer), self.choose_split(layer)) for layer in range(self.layers)]
+        linears = tuple(LinearShape(inputs, outputs, split) for outputs, inputs, split in shapes)
+        return PerceptronShape(linears, self.activation == "tanh", has_classes=self.has_classes)
+
 
 @dataclass(frozen=True, slots=True)
 class CourseConfig(MlpConfig):
     """The shape of a deep perceptron whose layers all have `width` inputs and outputs, trained by mean square loss."""
 
     name: ClassVar[str] = "course"
+    has_classes: ClassVar[bool] = False
     activation: str = "gelu"
 
     def weight_shape(self, layer: int) -> tuple[int, int]:  # noqa: ARG002 - all layers have the same shape
@@ -96,6 +122,8 @@ class GptConfig:
 
     name: ClassVar[str] = "gpt"
     activations: ClassVar[tuple[str, ...]] = ("gelu", "swiglu")
+    unit: ClassVar[str] = "tokens"
+    has_classes: ClassVar[bool] = False
     width: int = 128  # features of a position
     layers: int = 3  # blocks
     activation: str = "gelu"  # of the MLPs; swiglu gates the features of one linear layer by those of another
@@ -118,23 +146,23 @@ class GptConfig:
     def list_shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shape of each parameter by name, in the order of the model."""
         width = self.width
-        found: dict[str, tuple[int, ...]] = {
+        shapes: dict[str, tuple[int, ...]] = {
             "embedding.weight": (BYTES, width),
             "position.weight": (self.context, width),
         }
         square, up, down = (width, width), (self.mlp_width, width), (width, self.mlp_width)
         for block in range(self.layers):
             at = f"blocks.{block}"
-            found |= {f"{at}.{name}.weight": square for name in ("query", "key", "value")}
+            shapes |= {f"{at}.{name}.weight": square for name in ("query", "key", "value")}
             mlp = {"up": up, "down": down} | ({"gate": up} if self.is_gated else {})
             sizes = {"out": square, "norm1": (width,), "norm2": (width,)} | (mlp if self.experts is None else {})
             for name, size in sizes.items():
-                found |= {f"{at}.{name}.weight": size, f"{at}.{name}.bias": size[:1]}
+                shapes |= {f"{at}.{name}.weight": size, f"{at}.{name}.bias": size[:1]}
             if self.experts is not None:
-                found[f"{at}.router.weight"] = (self.experts.count, width)
+                shapes[f"{at}.router.weight"] = (self.experts.count, width)
                 for expert in range(self.experts.count):
-                    found |= {f"{at}.experts.{expert}.{name}.weight": size for name, size in mlp.items()}
-        return found | {"norm.weight": (width,), "norm.bias": (width,)}
+                    shapes |= {f"{at}.experts.{expert}.{name}.weight": size for name, size in mlp.items()}
+        return shapes | {"norm.weight": (width,), "norm.bias": (width,)}
 
     @property
     def tokens(self) -> int:
@@ -146,8 +174,61 @@ class GptConfig:
         """The number of trained values."""
         return sum(math.prod(shape) for shape in self.list_shapes().values())
 
+    def require_fits(self, mesh: Mesh) -> None:
+        """Raise UsageError unless the number of heads divides the width, and tp the number of heads."""
+        if self.width % self.heads:
+            widths = format_nearest_multiples(self.width, self.heads)
+            raise UsageError(f"--width {self.width} cannot be shared by --heads {self.heads}; give --width {widths}")
+        if self.heads % mesh.tp:
+            heads = format_nearest_multiples(self.heads, mesh.tp)
+            raise UsageError(
+                f"tp={mesh.tp} ranks cannot share --heads {self.heads} equally; "
+                f"give --heads {heads}, or tp={format_nearest_divisors(mesh.tp, self.heads)}"
+            )
+
+    def require_sequences_fit(self, mesh: Mesh, *, sequence_parallel: bool) -> None:
+        """Raise UsageError unless the ranks that split the positions of a sample can share them equally."""
+        if sequence_parallel and mesh.tp == 1:
+            raise UsageError(
+                f"--sequence-parallel splits sequences over tp, but {mesh} has no ranks along tp; "
+                "name a mesh such as tp=2, or leave --sequence-parallel out"
+            )
+        parts = {"twice cp": 2 * mesh.cp if mesh.cp > 1 else 1}
+        if sequence_parallel:
+            parts[f"{'cp times ' * (mesh.cp > 1)}tp"] = mesh.cp * mesh.tp
+        for name, count in parts.items():
+            if self.context % count:
+                contexts = format_nearest_multiples(self.context, math.lcm(*parts.values()))
+                raise UsageError(
+                    f"{mesh}: --context {self.context} cannot be split into {count} equal parts ({name}); "
+                    f"give --context {contexts}"
+                )
+
+    def make_shape(self) -> ModelShape:
+        """Return the shape that the formulas of hpccoll/sizing take."""
+        return TransformerShape(
+            layers=self.layers,
+            width=self.width,
+            heads=self.heads,
+            feed_forward=self.mlp_width,
+            experts=self.experts.count if self.experts else 1,
+            active_experts=self.experts.top_k if self.experts else 1,
+            vocabulary=BYTES,
+            context=self.context,
+            qkv_biases=False,
+            dropout=False,
+            gated=self.is_gated,
+            tiled_attention=True,
+        )
+
 
 ModelConfig = MlpConfig | GptConfig
+MODELS: dict[str, type[ModelConfig]] = {model.name: model for model in (MlpConfig, CourseConfig, GptConfig)}
+
+
+def format_sequence_option(mesh: Mesh) -> str:
+    """Return the option that asks to split sequences over ranks."""
+    return f"cp={mesh.cp}" if mesh.cp > 1 else "--sequence-parallel"
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,21 +303,16 @@ class TrainOptions:
             raise UsageError(
                 f"{named} cannot share {model.layers} layers; give --layers {stages} or more, or fewer stages"
             )
-        if isinstance(model, GptConfig):
-            _require_gpt_fits(model, mesh)
-        elif mesh.tp > model.width and model.layers > 1:
-            raise UsageError(
-                f"tp={mesh.tp} ranks cannot share a width of {model.width}; give --width {mesh.tp} or more"
-            )
+        model.require_fits(mesh)
         if self.batch < mesh.samplers * microbatches:
             split = f"dp={mesh.dp}" + f" times ep={mesh.ep}" * (mesh.ep > 1)
             raise UsageError(
                 f"--batch {self.batch} leaves micro-batches empty: {split} times {microbatches} micro-batches "
                 f"need at least {mesh.samplers * microbatches} samples; give a larger --batch or fewer --microbatches"
             )
-        _require_experts_fit(model.experts if isinstance(model, GptConfig) else None, mesh.ep)
+        _require_experts_fit(model.experts, mesh.ep)
         if mesh.cp > 1 or self.sequence_parallel:
-            _require_sequences_fit(model, mesh, sequence_parallel=self.sequence_parallel)
+            model.require_sequences_fit(mesh, sequence_parallel=self.sequence_parallel)
         if self.zero > 1:
             self._require_whole_backward_passes(mesh)
 
@@ -285,43 +361,6 @@ def split_strategy(strategy: str, options: TrainOptions) -> tuple[str, TrainOpti
             )
         options = replace(options, zero=ZERO_LEVELS[word])
     return axes, replace(options, sequence_parallel=True) if is_sequence_parallel else options
-
-
-def _require_gpt_fits(model: GptConfig, mesh: Mesh) -> None:
-    """Raise UsageError unless the number of heads divides the width, and tp the number of heads."""
-    if model.width % model.heads:
-        widths = format_nearest_multiples(model.width, model.heads)
-        raise UsageError(f"--width {model.width} cannot be shared by --heads {model.heads}; give --width {widths}")
-    if model.heads % mesh.tp:
-        heads = format_nearest_multiples(model.heads, mesh.tp)
-        raise UsageError(
-            f"tp={mesh.tp} ranks cannot share --heads {model.heads} equally; "
-            f"give --heads {heads}, or tp={format_nearest_divisors(mesh.tp, model.heads)}"
-        )
-
-
-def _require_sequences_fit(model: ModelConfig, mesh: Mesh, *, sequence_parallel: bool) -> None:
-    """Raise UsageError unless the model is a GPT whose positions the ranks that split them can share equally."""
-    option = f"cp={mesh.cp}" if mesh.cp > 1 else "--sequence-parallel"
-    if not isinstance(model, GptConfig):
-        raise UsageError(
-            f"{option} splits sequences, but --model {model.name} has none; add --model gpt, or leave {option} out"
-        )
-    if sequence_parallel and mesh.tp == 1:
-        raise UsageError(
-            f"--sequence-parallel splits sequences over tp, but {mesh} has no ranks along tp; "
-            "name a mesh such as tp=2, or leave --sequence-parallel out"
-        )
-    parts = {"twice cp": 2 * mesh.cp if mesh.cp > 1 else 1}
-    if sequence_parallel:
-        parts[f"{'cp times ' * (mesh.cp > 1)}tp"] = mesh.cp * mesh.tp
-    for name, count in parts.items():
-        if model.context % count:
-            contexts = format_nearest_multiples(model.context, math.lcm(*parts.values()))
-            raise UsageError(
-                f"{mesh}: --context {model.context} cannot be split into {count} equal parts ({name}); "
-                f"give --context {contexts}"
-            )
 
 
 def _require_experts_fit(experts: ExpertConfig | None, ep: int) -> None:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from hpccoll.communicator import Communicator
     from hpccoll.measure.clock import GlobalClock
 
-Step = TypeVar("Step")
+StepT = TypeVar("StepT")
 SKIPPED_STEPS, PROFILED_STEPS = 2, 3  # the first steps are slower, because they bind calls
 TRAINING, IN_FLIGHT, FIRST_TORCH_TRACK = 0, 1, 2
 _DIGITS = 3  # decimals of a microsecond
@@ -69,7 +69,7 @@ class StepProfiler:
         os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # otherwise torch's profiler prints lines to standard error
         self._torch_profile = torch.profiler.profile(activities=devices)
 
-    def record(self, steps: Iterator[Step]) -> Iterator[Step]:
+    def record(self, steps: Iterator[StepT]) -> Iterator[StepT]:
         """Yield the items of `steps`, which runs a training step for each, and record some of these steps."""
         for number, step in enumerate(self._start_before(steps), 1):
             if number == self._first + PROFILED_STEPS:
@@ -77,7 +77,7 @@ class StepProfiler:
             yield step
         self._stop()
 
-    def _start_before(self, steps: Iterator[Step]) -> Iterator[Step]:
+    def _start_before(self, steps: Iterator[StepT]) -> Iterator[StepT]:
         """Yield the items of `steps`, and start recording before the first step to record runs."""
         yield from islice(steps, self._first)
         self._torch_profile.start()
@@ -128,10 +128,10 @@ def _export_torch_trace(profile: Any) -> tuple[list[dict[str, Any]], dict[str, s
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "torch.json"
         profile.export_chrome_trace(str(file))
-        found = json.loads(file.read_text(encoding="utf-8"))["traceEvents"]
-    events = [event for event in found if event["ph"] == "X" and event.get("cat") not in ("Trace", None)]
+        exported = json.loads(file.read_text(encoding="utf-8"))["traceEvents"]
+    events = [event for event in exported if event["ph"] == "X" and event.get("cat") not in ("Trace", None)]
     used = sorted({_name_track(event) for event in events})
-    named = {_name_track(event): event["args"]["name"] for event in found if event["name"] == "thread_name"}
+    named = {_name_track(event): event["args"]["name"] for event in exported if event["name"] == "thread_name"}
     return events, {track: f"torch: {named.get(track, track)}" for track in used}
 
 
@@ -145,7 +145,7 @@ def _find_shift_us(activities: Iterable[Activity], events: Iterable[Mapping[str,
 
     A logged step begins slightly after torch has noted its begin, so that the smallest difference is the most precise.
     """
-    begins = {each.name: each.begin_s for each in activities if each.kind is ActivityKind.STEP}
+    begins = {activity.name: activity.begin_s for activity in activities if activity.kind is ActivityKind.STEP}
     marked = [event for event in events if event["cat"] == "user_annotation" and event["name"] in begins]
     return min(1e6 * begins[event["name"]] - float(event["ts"]) for event in marked)
 
@@ -154,17 +154,17 @@ def make_profile_trace(profiles: Sequence[RankProfile], clock_error_s: float = 0
     """Return the trace of all ranks as a dictionary of the Trace Event Format; times begin at 0."""
     arrivals: dict[str, dict[int, float]] = defaultdict(dict)
     for rank, profile in enumerate(profiles):
-        for each in profile.activities:
-            if each.collective and not each.in_background:
-                arrivals[each.collective][rank] = each.begin_s
-    zero_s = min(each.begin_s for profile in profiles for each in profile.activities)
+        for activity in profile.activities:
+            if activity.collective and not activity.in_background:
+                arrivals[activity.collective][rank] = activity.begin_s
+    zero_s = min(activity.begin_s for profile in profiles for activity in profile.activities)
     events: list[dict[str, Any]] = []
     for rank, profile in enumerate(profiles):
-        foreground = [each for each in profile.activities if not each.in_background]
-        waits = [wait for each in foreground for wait in _find_wait(each, rank, arrivals, clock_error_s)]
+        foreground = [activity for activity in profile.activities if not activity.in_background]
+        waits = [wait for activity in foreground for wait in _find_wait(activity, rank, arrivals, clock_error_s)]
         events += _list_metadata(rank, profile)
-        for each in [*profile.activities, *_list_computation(foreground), *waits]:
-            events.append(_make_event(each, rank, zero_s))
+        for activity in [*profile.activities, *_list_computation(foreground), *waits]:
+            events.append(_make_event(activity, rank, zero_s))
         thread_ids = {track: FIRST_TORCH_TRACK + at for at, track in enumerate(profile.torch_tracks)}
         for event in profile.torch_events:
             place = {
@@ -181,21 +181,21 @@ def _find_wait(
 ) -> Iterator[Activity]:
     """Yield the wait of `rank` for the last rank of a blocking collective, if it is longer than the clock's error."""
     begins = arrivals.get(activity.collective, {})
-    last = max(begins, key=lambda each: begins[each], default=rank)
+    last = max(begins, key=lambda other: begins[other], default=rank)
     if last != rank and begins[last] - activity.begin_s > clock_error_s:
         yield Activity(ActivityKind.WAIT, f"wait for rank {last}", activity.begin_s, min(begins[last], activity.end_s))
 
 
 def _list_computation(activities: Sequence[Activity]) -> Iterator[Activity]:
     """Yield the parts of all passes without communication and waits."""
-    others = [each for each in activities if each.kind in (ActivityKind.COMMUNICATION, ActivityKind.WAIT)]
-    others.sort(key=lambda each: each.begin_s)
+    others = [activity for activity in activities if activity.kind in (ActivityKind.COMMUNICATION, ActivityKind.WAIT)]
+    others.sort(key=lambda other: other.begin_s)
     for whole in activities:
         if whole.kind is not ActivityKind.PASS:
             continue
-        inside = [each for each in others if whole.begin_s <= each.begin_s and each.end_s <= whole.end_s]
-        begins = [whole.begin_s, *(each.end_s for each in inside)]
-        ends = [*(each.begin_s for each in inside), whole.end_s]
+        inside = [other for other in others if whole.begin_s <= other.begin_s and other.end_s <= whole.end_s]
+        begins = [whole.begin_s, *(activity.end_s for activity in inside)]
+        ends = [*(activity.begin_s for activity in inside), whole.end_s]
         for begin_s, end_s in zip(begins, ends, strict=True):
             yield Activity(ActivityKind.COMPUTE, "compute", begin_s, end_s)
 

@@ -1,4 +1,4 @@
-"""The common base of the trained models: a rank's parameter shards, and the pipeline stages that use them."""
+"""The common bases of the trained models: what a model is on a mesh, and a rank's shards and pipeline stages."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
+import torch
 from torch.utils.checkpoint import checkpoint
 
 from hpccoll.parallel.axis_group import MeshGroups
@@ -15,9 +16,59 @@ from hpccoll.parallel.mesh import Mesh
 from hpccoll.parallel.pipeline_parallel import PipelineStage
 from hpccoll.parallel.weight_gradients import WeightProduct
 from hpccoll.train.options import ModelConfig
+from hpccoll.train.samples import Samples
 from hpccoll.train.shards import ParameterShard, copy_shards
 
 ConfigT = TypeVar("ConfigT", bound=ModelConfig)
+
+
+class TrainedModel(ABC, Generic[ConfigT]):
+    """A model as torch trains it: its samples, its parameters, their shards on the ranks of a mesh, and its loss."""
+
+    rank_layers: ClassVar[type[RankLayers[Any]]]  # the layers of a rank's pipeline stages
+
+    def __init__(self, config: ConfigT) -> None:
+        self.config = config
+
+    @abstractmethod
+    def load_samples(self) -> tuple[Samples, Samples]:
+        """Return the training and the held-out samples."""
+
+    @abstractmethod
+    def list_shards(self, mesh: Mesh, rank: int) -> list[ParameterShard]:
+        """Return a rank's parameter shards, those of each stage in the order of the model."""
+
+    def list_full_parameters(self) -> list[ParameterShard]:
+        """Return all parameters unsplit, that is, as the shards of a mesh of one rank."""
+        return self.list_shards(Mesh(), 0)
+
+    def list_tied_ranks(self, mesh: Mesh, rank: int) -> list[int]:  # noqa: ARG002 - for models that tie weights
+        """Return the ranks that hold the shard of the tied weight for different stages, if `rank` is one of them."""
+        return []
+
+    def init_parameters(self, seed: int, dtype: Any) -> dict[str, Any]:
+        """Return the full initial parameters by name.
+
+        The parameters depend only on the arguments, so the model is the same on every mesh if each rank calls this
+        method and keeps its own shards.
+        """
+        return self._draw_parameters(torch.Generator().manual_seed(seed), dtype)
+
+    @abstractmethod
+    def sum_loss(self, y: Any, targets: Any) -> Any:
+        """Return the sum over samples of the loss of the unsplit model's output."""
+
+    @abstractmethod
+    def sum_single_process_loss(self, full: Mapping[str, Any], x: Any, targets: Any, cp: int) -> Any:
+        """Return the sum over samples of the loss of the unsplit model, the reference for the check; no communication.
+
+        The loss of a mixture of experts includes its load-balancing losses. The positions that a rank of `cp` ranks
+        has in all samples are one group of its router.
+        """
+
+    @abstractmethod
+    def _draw_parameters(self, generator: Any, dtype: Any) -> dict[str, Any]:
+        """Return the full initial parameters by name, drawn in float64 and then converted to `dtype`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +94,7 @@ class RankLayers(ABC, Generic[ConfigT]):
 
     def __init__(
         self,
-        model: ConfigT,
+        model: TrainedModel[ConfigT],
         mesh: Mesh,
         rank: int,
         groups: MeshGroups,
@@ -55,11 +106,12 @@ class RankLayers(ABC, Generic[ConfigT]):
         recompute: bool,
         sequence_parallel: bool,
     ) -> None:
-        self.model, self.mesh, self.rank, self.groups, self.tp = model, mesh, rank, groups, groups.tp
+        self.model, self.config = model, model.config
+        self.mesh, self.rank, self.groups, self.tp = mesh, rank, groups, groups.tp
         self.batch, self.deferred, self.recompute = batch, deferred, recompute
         self.sequence_parallel = sequence_parallel
         self.routed: list[Any] = []  # kept choices of each expert, by forward pass of a mixture of experts
-        self.shards = self._list_shards(rank)
+        self.shards = model.list_shards(mesh, rank)
         self.parameters = [x.requires_grad_() for x in copy_shards(self.shards, full, device)]
         self._by_name = {shard.name: x for shard, x in zip(self.shards, self.parameters, strict=True)}
         # Called with the number of a stage, the number of a part, the part and its input; set before the first pass.
@@ -75,10 +127,6 @@ class RankLayers(ABC, Generic[ConfigT]):
     @abstractmethod
     def sum_loss(self, y: Any, targets: Any) -> Any:
         """Return the sum over samples of the loss of this rank's output of the last stage; collective over tp."""
-
-    @abstractmethod
-    def _list_shards(self, rank: int) -> list[ParameterShard]:
-        """Return a rank's parameter shards, in the order of `parameters`."""
 
     @abstractmethod
     def _list_parts(self, stage: int) -> list[StagePart]:

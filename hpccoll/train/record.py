@@ -42,11 +42,11 @@ def list_sent_bytes(groups: Sequence[AxisGroup], axes: Sequence[str]) -> list[fl
 
 def _combine_sent_bytes(axes: Sequence[str], rows: Any) -> dict[str, dict[str, float]]:
     """Return the maximum over ranks of each element of `list_sent_bytes`, by axis and operation, without zeros."""
-    found: dict[str, dict[str, float]] = {}
+    by_axis: dict[str, dict[str, float]] = {}
     for (axis, operation), nbytes in zip(product(axes, OPERATIONS), rows.max(0), strict=True):
         if nbytes:
-            found.setdefault(axis, {})[operation] = float(nbytes)
-    return found
+            by_axis.setdefault(axis, {})[operation] = float(nbytes)
+    return by_axis
 
 
 def combine_rank_steps(

@@ -11,20 +11,20 @@ from typing import Any
 
 import numpy as np
 
-Array = np.ndarray[Any, np.dtype[Any]]
+SampleArray = np.ndarray[Any, np.dtype[Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class Samples:
     """The inputs and targets of all samples; dimension 0 counts the samples."""
 
-    inputs: Array
-    targets: Array
+    inputs: SampleArray
+    targets: SampleArray
 
     def __len__(self) -> int:
         return len(self.targets)
 
-    def get_batch(self, seed: int, first: int, size: int) -> tuple[Array, Array]:
+    def get_batch(self, seed: int, first: int, size: int) -> tuple[SampleArray, SampleArray]:
         """Return inputs and targets of samples `first` to `first + size - 1` in training order."""
         positions = np.arange(first, first + size)
         chosen = np.empty(size, np.int64)

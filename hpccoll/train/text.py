@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from hpccoll.errors import UnavailableError, UsageError
-from hpccoll.train.samples import Array, Samples
+from hpccoll.train.samples import SampleArray, Samples
 
 HELD_OUT_STRIDE = 10  # every tenth file or image
 # Files that Python 3.11 and later versions have.
@@ -61,15 +61,15 @@ def _read_standard_library() -> tuple[bytes, bytes]:
         raise UnavailableError(
             f"the default text of a GPT needs {missing[0]}, which this Python does not have; give a file as --data"
         )
-    found = [text.read_bytes() for text in texts]
-    held_out = b"".join(found[HELD_OUT_STRIDE - 1 :: HELD_OUT_STRIDE])
-    del found[HELD_OUT_STRIDE - 1 :: HELD_OUT_STRIDE]
-    return b"".join(found), held_out
+    sources = [text.read_bytes() for text in texts]
+    held_out = b"".join(sources[HELD_OUT_STRIDE - 1 :: HELD_OUT_STRIDE])
+    del sources[HELD_OUT_STRIDE - 1 :: HELD_OUT_STRIDE]
+    return b"".join(sources), held_out
 
 
 def _cut_windows(text: bytes, context: int) -> Samples:
     """Return the windows of a text: inputs and targets (windows, context)."""
-    tokens: Array = np.frombuffer(text, np.uint8).astype(np.int64)
+    tokens: SampleArray = np.frombuffer(text, np.uint8).astype(np.int64)
     count = (len(tokens) - 1) // context
     inputs, targets = (tokens[first : first + count * context].reshape(count, context) for first in (0, 1))
     return Samples(inputs, targets)

@@ -10,15 +10,15 @@ import numpy as np
 import torch
 
 from hpccoll.errors import UsageError, WrongResultError
-from hpccoll.measure.statistics import median_interval, ratio_of_medians
 from hpccoll.parallel.mesh import Mesh
 from hpccoll.peers.torch_training import TORCH_SCHEDULES, TorchTraining, get_own_gradient
 from hpccoll.records import TrainCompareRecord, TrainStepRecord
+from hpccoll.statistics import median_interval, ratio_of_medians
 from hpccoll.train.full_parameters import assemble_parameters, gather_shards
 from hpccoll.train.gradient_check import TOLERANCE, GradientCheck, compare_gradients
-from hpccoll.train.model import init_parameters, list_shards, list_tied_ranks, sum_loss
+from hpccoll.train.model import make_model
 from hpccoll.train.optimizer import ShardOptimizer
-from hpccoll.train.options import UNTIMED_STEPS, GptConfig, TrainOptions
+from hpccoll.train.options import UNTIMED_STEPS, TrainOptions
 from hpccoll.train.record import describe_mesh
 from hpccoll.train.torch_models import list_tensor_parallel_styles, make_torch_stage
 from hpccoll.units import format_nearest_divisors
@@ -37,7 +37,7 @@ def require_comparable(mesh: Mesh, options: TrainOptions) -> None:
             f"--compare needs a mesh of dp, tp and pp with two ranks or more, not {mesh}; give one such as dp=2,tp=2"
         )
     options.require_timed_steps("--compare")
-    if isinstance(model, GptConfig) and model.experts is not None:
+    if model.experts is not None:
         raise UsageError(f"--compare is not available for --experts {model.experts.count}; leave one of them out")
     for name in ("sequence_parallel", "recompute"):
         if getattr(options, name):
@@ -62,7 +62,7 @@ def _require_equal_parts(mesh: Mesh, options: TrainOptions) -> None:
             f"--compare needs parts of equal size: --batch {options.batch} is no multiple of {parts}; "
             f"give --batch {max(round(options.batch / parts), 1) * parts}"
         )
-    for shard in list_shards(options.model, Mesh(tp=mesh.tp), 0):
+    for shard in make_model(options.model).list_shards(Mesh(tp=mesh.tp), 0):
         for full, own in zip(shard.full_shape, shard.shape, strict=True):
             if own * mesh.tp != full and own != full:
                 raise UsageError(
@@ -73,13 +73,13 @@ def _require_equal_parts(mesh: Mesh, options: TrainOptions) -> None:
 
 def make_torch_training(mesh: Mesh, options: TrainOptions, rank: int, device: str) -> TorchTraining:
     """Return torch's training of the model of `options` with its initial parameters; collective."""
-    model = options.model
-    full = init_parameters(model, options.seed, getattr(torch, options.dtype))
-    stage = make_torch_stage(model, mesh, rank, full, device)
-    pairs = {tuple(list_tied_ranks(model, mesh, each)) for each in range(mesh.ranks)} - {()}
+    model = make_model(options.model)
+    full = model.init_parameters(options.seed, getattr(torch, options.dtype))
+    stage = make_torch_stage(options.model, mesh, rank, full, device)
+    pairs = {tuple(model.list_tied_ranks(mesh, each)) for each in range(mesh.ranks)} - {()}
 
     def loss(y: Any, targets: Any) -> Any:
-        return sum_loss(model, y, targets) * mesh.dp / options.batch
+        return model.sum_loss(y, targets) * mesh.dp / options.batch
 
     return TorchTraining(
         stage,
@@ -87,7 +87,7 @@ def make_torch_training(mesh: Mesh, options: TrainOptions, rank: int, device: st
         options.count_microbatches(mesh),
         options.schedule,
         {axis: getattr(mesh, axis) for axis in COMPARED_AXES},
-        list_tensor_parallel_styles(model, stage),
+        list_tensor_parallel_styles(stage),
         {"embedding.weight": sorted(pairs)} if pairs else {},
     )
 
@@ -127,7 +127,7 @@ class TorchSide:
 
         Raises WrongResultError on all ranks if the difference is larger than rounding explains. Collective.
         """
-        trainer, model, mesh = self.trainer, self.trainer.options.model, self.trainer.mesh
+        trainer, model, mesh = self.trainer, self.trainer.model, self.trainer.mesh
         shards = trainer.layers.shards
         own, other = (
             gather_shards(trainer.comm, mesh, model, gradients)

@@ -14,8 +14,8 @@ from torch import nn
 
 from hpccoll.parallel.mesh import Mesh, split_evenly
 from hpccoll.train.gpt import SPLIT_BY_INPUT
-from hpccoll.train.model import get_activation, list_stage_layers
-from hpccoll.train.options import BYTES, GptConfig, MlpConfig, ModelConfig
+from hpccoll.train.options import BYTES, CourseConfig, GptConfig, MlpConfig, ModelConfig
+from hpccoll.train.perceptron import get_activation, list_stage_layers
 
 GPT_STYLES = {  # names in `hpccoll.peers.torch_training.STYLES`, by the last part of a layer's name
     **dict.fromkeys(("query", "key", "value", "up", "gate"), "column"),
@@ -23,6 +23,9 @@ GPT_STYLES = {  # names in `hpccoll.peers.torch_training.STYLES`, by the last pa
     **dict.fromkeys(("norm1", "norm2", "norm"), "shared output"),
     "embedding": "vocabulary",
 }
+
+
+PERCEPTRON_STYLES = {"column": "column", "gathered": "gathered column", "row": "row"}  # by the layer's split
 
 
 class TorchBlock(nn.Module):  # type: ignore[misc] # torch has no types here
@@ -78,6 +81,10 @@ class TorchGptStage(nn.Module):  # type: ignore[misc]
             x = block(x)
         return nn.functional.linear(self.norm(x), self.embedding.weight) if self.is_last else x
 
+    def choose_style(self, layer: str) -> str | None:
+        """Return how DTensor splits a layer, or None for modules that every rank of tp has as a whole."""
+        return GPT_STYLES.get(layer)
+
 
 class TorchPerceptronStage(nn.Module):  # type: ignore[misc]
     """A pipeline stage of a perceptron; the only stage, if the mesh has no pp."""
@@ -85,7 +92,7 @@ class TorchPerceptronStage(nn.Module):  # type: ignore[misc]
     def __init__(self, model: MlpConfig, mesh: Mesh, stage: int) -> None:
         super().__init__()
         layers = list_stage_layers(model, mesh, stage)
-        self.last, self.activate = model.layers - 1, get_activation(model)
+        self.last, self.activate, self.choose_split = model.layers - 1, get_activation(model), model.choose_split
         self.layers = nn.ModuleDict({str(layer): nn.Linear(*reversed(model.weight_shape(layer))) for layer in layers})
 
     def forward(self, x: Any) -> Any:
@@ -94,30 +101,24 @@ class TorchPerceptronStage(nn.Module):  # type: ignore[misc]
             x = linear(x) if int(layer) == self.last else self.activate(linear(x))
         return x
 
+    def choose_style(self, layer: str) -> str | None:
+        """Return how DTensor splits a layer, or None for modules that every rank of tp has as a whole."""
+        return PERCEPTRON_STYLES.get(self.choose_split(int(layer))) if layer.isdecimal() else None
+
+
+STAGES = {MlpConfig: TorchPerceptronStage, CourseConfig: TorchPerceptronStage, GptConfig: TorchGptStage}
+
 
 def make_torch_stage(model: ModelConfig, mesh: Mesh, rank: int, full: Mapping[str, Any], device: str) -> Any:
     """Return the pipeline stage of a rank, not split over tp, with the given full parameters; local."""
     (stage,) = mesh.list_stages(rank)
     with torch.device("meta"):
-        if isinstance(model, GptConfig):
-            module: Any = TorchGptStage(model, mesh, stage)
-        else:
-            module = TorchPerceptronStage(model, mesh, stage)
+        module: Any = STAGES[type(model)](model, mesh, stage)
     module.load_state_dict({name: full[name] for name in module.state_dict()}, assign=True)
     return module.to(device)
 
 
-def list_tensor_parallel_styles(model: ModelConfig, module: Any) -> dict[str, str]:
+def list_tensor_parallel_styles(stage: Any) -> dict[str, str]:
     """Return how DTensor splits the layers of a stage, by the names of the layers; hpccoll splits them alike."""
-    return {name: style for name, _ in module.named_modules() if (style := _choose_style(model, name)) is not None}
-
-
-def _choose_style(model: ModelConfig, name: str) -> str | None:
-    """Return how DTensor splits a layer, or None for modules that every rank of tp has as a whole."""
-    *_, layer = name.split(".")
-    if isinstance(model, GptConfig):
-        return GPT_STYLES.get(layer)
-    if not layer.isdecimal():
-        return None
-    styles = {"column": "column", "gathered": "gathered column", "row": "row"}
-    return styles.get(model.choose_split(int(layer)))
+    names = (name for name, _ in stage.named_modules())
+    return {name: style for name in names if (style := stage.choose_style(name.split(".")[-1])) is not None}

@@ -28,10 +28,9 @@ from hpccoll.runtime.joint_failure import run_on_first_rank
 from hpccoll.train import full_parameters
 from hpccoll.train.allocations import AllocationLog, measure_allocated_bytes
 from hpccoll.train.checkpoint import Checkpoint, CheckpointDirectory
-from hpccoll.train.datasets import load_samples
 from hpccoll.train.gradient_check import TOLERANCE, GradientCheck, compare_gradients, count_replica_differences
 from hpccoll.train.gradient_check import compute_reference_gradients as compute_reference
-from hpccoll.train.model import init_parameters, list_shards, list_tied_ranks, make_layers
+from hpccoll.train.model import make_model
 from hpccoll.train.optimizer import ShardOptimizer
 from hpccoll.train.options import TrainOptions
 from hpccoll.train.record import RankStep, combine_rank_steps, explain_non_finite, list_sent_bytes
@@ -79,12 +78,13 @@ class Trainer:
         mesh = mesh.place_stages(self.schedule.stage_ranks)
         self.comm, self.mesh, self.options, self.device = comm, mesh, options, device
         self.dtype = getattr(torch, options.dtype)
-        start = start or TrainingStart(0, 0, init_parameters(options.model, options.seed, self.dtype), resumed=False)
+        self.model = make_model(options.model)
+        start = start or TrainingStart(0, 0, self.model.init_parameters(options.seed, self.dtype), resumed=False)
         self.step, self.samples = start.step, start.samples
-        self.groups = MeshGroups.create(comm, mesh, list_tied_ranks(options.model, mesh, comm.rank))
+        self.groups = MeshGroups.create(comm, mesh, self.model.list_tied_ranks(mesh, comm.rank))
         has_weight_passes = mesh.pp > 1 and ActionKind.BACKWARD_WEIGHT in self.schedule.kinds
-        self.layers = make_layers(
-            options.model,
+        self.layers = self.model.rank_layers(
+            self.model,
             mesh,
             comm.rank,
             self.groups,
@@ -98,7 +98,7 @@ class Trainer:
         self.replicas = self._make_replicas()
         self.layers.run_part = self.replicas.run
         self.optimizer = self._make_optimizer(start.optimizer_state)
-        self.train, self.held_out = load_samples(options.model)
+        self.train, self.held_out = self.model.load_samples()
         self.coordinates, self.sampler = mesh.get_coordinates(comm.rank), mesh.get_sampler(comm.rank)
         self._copies = self._find_copies()
         self.stopped = False  # whether rank 0 saw the stop file
@@ -114,11 +114,11 @@ class Trainer:
         alone = {self.layers.tied_weight} if self.groups.tied is not None else set()
         return ZeroShards(self.layers.list_parameters(), groups, self.options.zero, alone)
 
-    def _make_optimizer(self, state: Mapping[str, Mapping[str, Any]]) -> ShardOptimizer:
+    def _make_optimizer(self, optimizer_state: Mapping[str, Mapping[str, Any]]) -> ShardOptimizer:
         """Return the optimizer of this rank's parameters, resuming the full tensors `state[kind][parameter]`."""
         own = {
             name: self.replicas.cut_tensors(copy_shards(self.layers.shards, full, self.device))
-            for name, full in state.items()
+            for name, full in optimizer_state.items()
         }
         return ShardOptimizer(self.options.optimizer, self.replicas.shards, self.options.steps, self.step, own)
 
@@ -163,13 +163,13 @@ class Trainer:
         """Run a step and set `allocated_bytes`; logging slows down every operation of torch in this step."""
         with AllocationLog() as log:
             loss = self._run_step()
-        state = {
+        lasting = {
             "weights": self.replicas.weights,
             "gradients": [shard.grad for shard in self.replicas.shards],
             "optimizer": [x for each in self.optimizer.state.values() for x in each],
             "buffers": self.replicas.buffers,
         }
-        own = measure_allocated_bytes(log, state)
+        own = measure_allocated_bytes(log, lasting)
         rows = self.comm.all_gather(np.array(astuple(own))).tolist()
         self.allocated_bytes = max((AllocatedBytes(*row) for row in rows), key=lambda each: each.total)
         return loss
@@ -216,7 +216,7 @@ class Trainer:
         In the result, `first` (the first wrong element) is None except on rank 0. Overwrites the parameters' `grad`.
         """
         self.compute_gradients()
-        model = self.options.model
+        model = self.model
         own_gradients = self.replicas.gather_tensors([shard.grad for shard in self.replicas.shards])
         gradients = full_parameters.gather_shards(self.comm, self.mesh, model, own_gradients)
         with self.replicas.gathered():
@@ -229,7 +229,7 @@ class Trainer:
 
     def _check_gathered(self, gradients: list[list[Any]], parameters: list[list[Any]]) -> GradientCheck:
         """Compare all ranks' gradients with the reference, and replicated parameters with each other; rank 0 only."""
-        model = self.options.model
+        model = self.model
         full = full_parameters.assemble_parameters(self.mesh, model, parameters)
         inputs, targets = (self.to_device(x).cpu() for x in self.get_next_batch())
         options = self.options
@@ -273,7 +273,7 @@ class Trainer:
 
         Raises UsageError on all ranks if rank 0 cannot write the checkpoint.
         """
-        model = self.options.model
+        model = self.model
         arrays: dict[str, Any] = {}
         for prefix, own in {"": self.replicas.shards, **self.optimizer.state}.items():
             by_rank = full_parameters.gather_shards(self.comm, self.mesh, model, self.replicas.gather_tensors(own))
@@ -341,7 +341,7 @@ class Trainer:
         """Return the parameters whose shards are copies on the first rank of their group; local."""
         first_ranks = {shard.name: self._get_replicas(shard).ranks[0] for shard in self.layers.shards}
         copies = {
-            rank: {shard.name for shard in list_shards(self.options.model, self.mesh, rank) if shard.is_copy}
+            rank: {shard.name for shard in self.model.list_shards(self.mesh, rank) if shard.is_copy}
             for rank in set(first_ranks.values())
         }
         pairs = zip(self.layers.shards, self.layers.parameters, strict=True)
@@ -359,20 +359,20 @@ def load_start(
     """
     dtype = getattr(torch, options.dtype)
     none: tuple[Checkpoint | None, list[str]] = None, []
-    identity = options.get_checkpoint_identity()
+    model, identity = make_model(options.model), options.get_checkpoint_identity()
     newest = run_on_first_rank(comm.mpi, lambda: none if directory is None else directory.load_newest(identity))
-    found, damaged = newest or none
-    counts = np.array([found.step, found.samples] if found else [-1, -1])
+    checkpoint, damaged = newest or none
+    counts = np.array([checkpoint.step, checkpoint.samples] if checkpoint else [-1, -1])
     comm.broadcast(counts)
     step, samples = map(int, counts)
     if step < 0:
-        return TrainingStart(0, 0, init_parameters(options.model, options.seed, dtype), resumed=False), damaged
-    loaded = found.parameters if found else None
-    full, *state = (
-        full_parameters.broadcast_parameters(comm, options.model, loaded, dtype, prefix)
+        return TrainingStart(0, 0, model.init_parameters(options.seed, dtype), resumed=False), damaged
+    loaded = checkpoint.parameters if checkpoint else None
+    full, *optimizer_state = (
+        full_parameters.broadcast_parameters(comm, model, loaded, dtype, prefix)
         for prefix in ("", *options.optimizer.state_names)
     )
-    by_name = dict(zip(options.optimizer.state_names, state, strict=True))
+    by_name = dict(zip(options.optimizer.state_names, optimizer_state, strict=True))
     return TrainingStart(step, samples, full, resumed=True, optimizer_state=by_name), damaged
 
 

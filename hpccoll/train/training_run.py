@@ -64,9 +64,7 @@ def _make_summary(
     held_out = None if stopped else trainer.evaluate()
     return TrainSummaryRecord(
         **describe_mesh(trainer.mesh, options),
-        **{name: getattr(options.model, name) for name in ("width", "layers", "activation")},
-        heads=getattr(options.model, "heads", None),
-        context=getattr(options.model, "context", None),
+        **{name: getattr(options.model, name) for name in ("width", "layers", "activation", "heads", "context")},
         **{name: getattr(options, name) for name in ("dtype", "device", "seed", "batch", "schedule")},
         model=options.model.name,
         optimizer=options.optimizer.name,
@@ -78,7 +76,7 @@ def _make_summary(
         stop="stop_file" if stopped else "complete",
         loss=records[-1].loss if records else None,
         held_out_loss=None if held_out is None else held_out[0],
-        accuracy=held_out[1] if held_out is not None and options.model.name == "mlp" else None,
+        accuracy=held_out[1] if held_out is not None and options.model.has_classes else None,
         median_step_s=float(np.median([record.step_s for record in records])) if records else None,
         wrong=check.wrong if check else None,
         max_error=check.error if check else None,

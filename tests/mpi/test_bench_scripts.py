@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from hpccoll.measure.results.result_file import read_records
-from hpccoll.measure.statistics import Interval
 from hpccoll.records import make_json_schema
+from hpccoll.statistics import Interval
 from tests.record_schema import require_valid
 
 BENCH = Path(__file__).parents[2] / "bench"

@@ -15,7 +15,7 @@ from hpccoll.measure import iteration_start
 from hpccoll.measure.clock import SyncBudget
 from hpccoll.measure.core_share import OWN_CORE, measure_core_share
 from hpccoll.measure.interleaved import Contender, InterleavedBenchmark, TimingOptions
-from hpccoll.measure.iteration_start import LATE_S, BarrierStarter, Start, WindowStarter, choose_span_s
+from hpccoll.measure.iteration_start import LATE_S, BarrierStarter, IterationStart, WindowStarter, choose_span_s
 from hpccoll.measure.stopping import StoppingRule
 from hpccoll.records import StartMethod
 
@@ -93,7 +93,7 @@ def test_samples_are_those_of_rounds_that_all_ranks_started_in_time(comm, monkey
 
 @needs_cores
 def test_a_fixed_window_that_every_rank_misses_is_a_usage_error(comm, monkeypatch):
-    monkeypatch.setattr(Start, "is_late", lambda *_: True)
+    monkeypatch.setattr(IterationStart, "is_late", lambda *_: True)
     benchmark, _ = race(comm, comm.Barrier, WindowStarter(comm, window_s=1e-9))
     with pytest.raises(UsageError, match=r"--window 0.001 is too short: .* missed the start .* leave the option out"):
         list(benchmark.run())
@@ -101,7 +101,7 @@ def test_a_fixed_window_that_every_rank_misses_is_a_usage_error(comm, monkeypatc
 
 @needs_cores
 def test_barriers_replace_windows_that_every_rank_misses(comm, monkeypatch):
-    monkeypatch.setattr(Start, "is_late", lambda start, *_: start.start_s < float("inf"))
+    monkeypatch.setattr(IterationStart, "is_late", lambda start, *_: start.start_s < float("inf"))
     benchmark, contender = race(comm, comm.Barrier, WindowStarter(comm))
     list(benchmark.run())
     assert contender.start is StartMethod.BARRIER
@@ -144,7 +144,7 @@ def test_a_barrier_start_is_never_late(comm):
 
 
 def test_a_rank_may_start_a_long_iteration_later_than_a_short_one():
-    start = Start(100.0, 0.0, missed=False)
+    start = IterationStart(100.0, 0.0, missed=False)
     assert not start.is_late(100.0 + LATE_S / 2, 1e-6)
     assert start.is_late(100.0 + 2 * LATE_S, 1e-6)
     assert not start.is_late(100.0 + 2 * LATE_S, 1e-3)

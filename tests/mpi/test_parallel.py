@@ -27,7 +27,8 @@ from hpccoll.parallel.axis_group import AxisGroup  # noqa: E402
 from hpccoll.train import full_parameters  # noqa: E402
 from hpccoll.train import trainer as training  # noqa: E402
 from hpccoll.train.checkpoint import CheckpointDirectory  # noqa: E402
-from hpccoll.train.model import MlpLayers, init_parameters, list_shards  # noqa: E402
+from hpccoll.train.model import make_model  # noqa: E402
+from hpccoll.train.perceptron import MlpLayers, MlpModel  # noqa: E402
 
 TOLERANCE = {"float64": 1e-12, "float32": 1e-5}
 STEPS = 5
@@ -95,7 +96,7 @@ class OneProcess:
         between = {"tanh": torch.nn.Tanh, "gelu": torch.nn.GELU}[mlp.activation]
         linears = [torch.nn.Linear(*reversed(mlp.weight_shape(layer)), dtype=dtype) for layer in range(mlp.layers)]
         self.model = torch.nn.Sequential(*[part for each in linears for part in (each, between())][:-1])
-        full = init_parameters(mlp, settings.seed, dtype)
+        full = make_model(mlp).init_parameters(settings.seed, dtype)
         with torch.no_grad():
             for layer, linear in enumerate(linears):
                 linear.weight.copy_(full[f"layers.{layer}.weight"])
@@ -264,7 +265,8 @@ def sum_what_is_averaged(patch):
 
 def begin_each_rank_by_itself(patch):
     rank = MPI.COMM_WORLD.rank
-    patch.setattr(training, "init_parameters", lambda model, seed, dtype: init_parameters(model, seed + rank, dtype))
+    original = MlpModel.init_parameters
+    patch.setattr(MlpModel, "init_parameters", lambda model, seed, dtype: original(model, seed + rank, dtype))
 
 
 PLANTED = [
@@ -344,19 +346,19 @@ def test_all_ranks_fail_if_the_first_cannot_use_the_checkpoints(hpc, trainer, tm
 
 
 def gathered(hpc, trainer):
-    model = trainer.options.model
+    model = trainer.model
     by_rank = full_parameters.gather_shards(hpc, trainer.mesh, model, trainer.layers.parameters)
     return full_parameters.assemble_parameters(trainer.mesh, model, by_rank) if by_rank else None
 
 
 def test_gathered_shards_are_those_of_every_rank(hpc):
     for mesh in meshes(hpc):
-        parts = list_shards(UNEVEN.model, mesh, hpc.rank)
+        parts = make_model(UNEVEN.model).list_shards(mesh, hpc.rank)
         mine = [torch.full(piece.shape, float(hpc.rank)) for piece in parts]
-        found = full_parameters.gather_shards(hpc, mesh, UNEVEN.model, mine)
+        found = full_parameters.gather_shards(hpc, mesh, make_model(UNEVEN.model), mine)
         assert (found is not None) == (hpc.rank == 0)
         for rank, theirs in enumerate(found or []):
-            shapes = [piece.shape for piece in list_shards(UNEVEN.model, mesh, rank)]
+            shapes = [piece.shape for piece in make_model(UNEVEN.model).list_shards(mesh, rank)]
             assert [tuple(each.shape) for each in theirs] == shapes
             assert all(bool((each == rank).all()) for each in theirs)
 

@@ -27,7 +27,7 @@ from hpccoll.parallel.mesh import Mesh, slice_microbatches, split_evenly
 from hpccoll.parity import ParityCase, ParityMesh, ParityOptions, check_parity
 from hpccoll.records import ParitySummaryRecord
 from hpccoll.schedules import list_schedules
-from hpccoll.train.model import init_parameters
+from hpccoll.train.model import make_model
 from hpccoll.train.options import (
     BYTES,
     CLASSES,
@@ -315,7 +315,7 @@ def build(case: TrainCase, modules: list[TrainerModule]) -> ParityCase:
     options, config = case.options, case.options.model
     dtype, count = getattr(torch, options.dtype), options.batch
     model = DenseGpt(config, case.mesh.cp) if isinstance(config, GptConfig) else DensePerceptron(config)
-    full = init_parameters(config, seed=3, dtype=dtype)
+    full = make_model(config).init_parameters(seed=3, dtype=dtype)
     # Larger weights than the initial ones make the attention depend on its input.
     scale = 8 if isinstance(config, GptConfig) else 1
     model.to(dtype).load_state_dict({name: x if x.dim() == 1 else scale * x for name, x in full.items()})

@@ -38,6 +38,7 @@ FLOORS = {
     "schedules": 2,
     "native": 3,
     "selection": 3,
+    "statistics": 3,
     "runtime": 4,
     "communicator": 5,
     "demo": 6,
@@ -134,6 +135,8 @@ NOT_FOR_A_COMMUNICATOR = {  # imported when a call needs them, because imports d
         "hpccoll.runtime.messages.executable",
     ),
 }
+# `Communicator.cart` makes a communicator of a class that is derived from Communicator.
+CYCLE_OF_CARTESIAN = {"hpccoll.communicator.communicator", "hpccoll.communicator.cartesian"}
 MOST_LINES_OF_FILE = 420
 MOST_LINES_OF_FUNCTION = 39
 
@@ -280,21 +283,79 @@ def violations(path: str, source: str) -> list[str]:
     ]
 
 
+def module_of(path: str) -> str:
+    """Return the module of a file: `hpccoll.plan` for hpccoll/plan/__init__.py."""
+    return path.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
+
+
+def find_import_cycles(imported: dict[str, set[str]]) -> list[set[str]]:
+    """Return the sets of modules that import each other, directly or by way of others (Tarjan's components)."""
+    numbers: dict[str, int] = {}
+    lowest: dict[str, int] = {}
+    stack: list[str] = []
+    cycles = []
+
+    def visit(module: str) -> None:
+        numbers[module] = lowest[module] = len(numbers)
+        stack.append(module)
+        for other in sorted(imported[module]):
+            if other not in numbers:
+                visit(other)
+            if other in stack:
+                lowest[module] = min(lowest[module], lowest[other])
+        if lowest[module] == numbers[module]:
+            members = {stack.pop()}
+            while module not in members:
+                members.add(stack.pop())
+            if len(members) > 1:
+                cycles.append(members)
+
+    for module in imported:
+        if module not in numbers:
+            visit(module)
+    return cycles
+
+
 @pytest.mark.parametrize("path", FILES)
 def test_file_keeps_the_rules(path):
     found = violations(path, (ROOT / path).read_text(encoding="utf-8"))
     assert not found, "\n".join(found)
 
 
-def test_class_names_are_unique():
-    """A class name stands for one class in all of hpccoll, private classes included."""
+def test_no_files_import_each_other():
+    """Imports inside functions count, those for type checkers alone do not."""
+    modules = {module_of(path): ast.parse((ROOT / path).read_text(encoding="utf-8"), path) for path in FILES}
+    paths = dict(zip(modules, FILES, strict=True))
+    imported = {
+        module: {each.module for each in imports(tree, paths[module]) if not each.typed} & modules.keys() - {module}
+        for module, tree in modules.items()
+    }
+    assert imported["hpccoll.algorithms.catalogue"] >= {"hpccoll.algorithms.ring", "hpccoll.algorithms.registry"}
+    assert [cycle for cycle in find_import_cycles(imported) if cycle != CYCLE_OF_CARTESIAN] == []
+
+
+def test_cycle_of_imports_is_found():
+    assert find_import_cycles({"a": {"b"}, "b": {"c"}, "c": {"b", "d"}, "d": set()}) == [{"b", "c"}]
+
+
+def list_type_names(tree: ast.Module) -> Iterator[str]:
+    """Yield the names of all classes of a file, and of its type aliases, such as `Name: TypeAlias = ...`."""
+    yield from (node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    for node in tree.body:
+        if isinstance(node, ast.AnnAssign) and ast.unparse(node.annotation) == "TypeAlias":
+            yield ast.unparse(node.target)
+        elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Subscript | ast.BinOp):
+            yield from re.findall(r"^_?[A-Z][a-z]\w*$", ast.unparse(node.targets[0]))
+
+
+def test_names_of_classes_and_type_aliases_are_unique():
+    """Such a name stands for one type in all of hpccoll, private ones included."""
     paths: dict[str, list[str]] = {}
     for path in FILES:
-        for node in ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ClassDef):
-                paths.setdefault(node.name, []).append(path)
-    repeated = {name: found for name, found in paths.items() if len(found) > 1}
-    assert not repeated
+        for name in list_type_names(ast.parse((ROOT / path).read_text(encoding="utf-8"))):
+            paths.setdefault(name, []).append(path)
+    assert {"Span", "Region", "Schema", "Floats"} <= paths.keys()
+    assert {name: places for name, places in paths.items() if len(places) > 1} == {}
 
 
 def test_every_room_has_a_floor_and_a_place_in_the_picture():

@@ -19,7 +19,6 @@ import numpy as np
 import pytest
 
 from hpccoll.errors import HpccollError
-from hpccoll.parallel.schedule_files import prove_schedule_file
 from hpccoll.plan import Operation
 from hpccoll.plan.interchange.torch_schedules import format_schedule_csv
 from hpccoll.predict.machine_catalogue import load_machine
@@ -27,6 +26,7 @@ from hpccoll.report.load import load_results
 from hpccoll.runtime.recorder import FlightRecorder, read_recording
 from hpccoll.runtime.recorder.call_recorder import CallRecorder
 from hpccoll.schedules import make_schedule
+from hpccoll.schedules.schedule_files import prove_schedule_file
 from hpccoll.selection import tuning_files
 from hpccoll.selection.tuning_files import read_table, write_table
 from hpccoll.selection.tuning_table import BufferKind, CandidateTiming, TuningPoint, TuningSeries, TuningTable

@@ -18,7 +18,7 @@ from hpccoll.measure.clock.clock_fit import (
 from hpccoll.measure.clock.ping_pong import PingPongs
 from hpccoll.runtime.recorder import ClockModel
 
-Pair = tuple[int, int]  # the reference rank, which has a global clock already, and its client
+ClockPair = tuple[int, int]  # the reference rank, which has a global clock already, and its client
 EXCHANGES = 10  # per batch
 
 
@@ -31,19 +31,19 @@ class ClockScheme:
     """
 
     name: str
-    list_rounds: Callable[[int], list[list[Pair]]]
+    list_rounds: Callable[[int], list[list[ClockPair]]]
     fit: Callable[[PingPongs], ClockModel]
     exchanges: int = EXCHANGES
     has_drift: bool = True
     sweeps: int | None = None
 
-    def list_waves(self, ranks: int, *, one_pair: bool) -> Iterator[list[Pair]]:
+    def list_waves(self, ranks: int, *, one_pair: bool) -> Iterator[list[ClockPair]]:
         """Yield the pairs of each round that measure at the same time: only one pair if `one_pair` is set."""
         for pairs in self.list_rounds(ranks):
             yield from ([pair] for pair in pairs) if one_pair else (pairs,)
 
 
-def list_tree_rounds(ranks: int) -> list[list[Pair]]:
+def list_tree_rounds(ranks: int) -> list[list[ClockPair]]:
     """Return the rounds of a binomial tree: in each round, every rank that has a global clock serves another rank."""
     known, rounds = 1, []
     while known < ranks:
@@ -52,7 +52,7 @@ def list_tree_rounds(ranks: int) -> list[list[Pair]]:
     return rounds
 
 
-def list_star_rounds(ranks: int) -> list[list[Pair]]:
+def list_star_rounds(ranks: int) -> list[list[ClockPair]]:
     """Return one round per rank but 0, in which rank 0 serves this rank."""
     return [[(0, rank)] for rank in range(1, ranks)]
 

@@ -18,7 +18,7 @@ from hpccoll.measure.clock.clock_fit import drop_doubtful_drift
 from hpccoll.measure.clock.global_clock import GlobalClock
 from hpccoll.measure.clock.local_clock import LocalClock
 from hpccoll.measure.clock.ping_pong import BatchPlan, PingPongPartner, PingPongs, wait_quietly
-from hpccoll.measure.clock.schemes import ClockScheme, Pair, get_clock_scheme
+from hpccoll.measure.clock.schemes import ClockPair, ClockScheme, get_clock_scheme
 from hpccoll.runtime import job
 from hpccoll.runtime.recorder import ClockModel
 from hpccoll.runtime.recorder.flight_recorder import get_recorder
@@ -124,7 +124,7 @@ class _Measurement:
             recorder.set_clock(self.model)
         return GlobalClock(self.scheme.name, self.local, self.model, self.measured, cost_s)
 
-    def _run_wave(self, wave: Iterable[Pair], plan: BatchPlan) -> None:
+    def _run_wave(self, wave: Iterable[ClockPair], plan: BatchPlan) -> None:
         """Measure if this rank is in a pair of the wave; as a client, fit this rank's model."""
         for reference, client in wave:
             if self.comm.rank == reference:

@@ -17,9 +17,14 @@ from hpccoll.errors import UsageError
 from hpccoll.measure.bandwidth import compute_busbw, find_timed_operation
 from hpccoll.measure.display.series_styles import COLOURS, SeriesStyle, choose_series_styles
 from hpccoll.measure.display.table import PLACES, format_title
-from hpccoll.measure.results.comparison import EngineComparison, TableKey, compare_engines
+from hpccoll.measure.results.measured_case import (
+    Implementation,
+    MeasuredCase,
+    TableKey,
+    list_cases,
+    list_implementations,
+)
 from hpccoll.measure.results.output_file import save_picture
-from hpccoll.measure.verdict.measured_case import Implementation, list_measured_cases
 from hpccoll.records import CollectiveRecord
 from hpccoll.units import format_size
 
@@ -47,7 +52,7 @@ _MOST_TICKS = 9
 
 _HEADINGS = ("Latency (µs)", "Bus bandwidth (GB/s)")
 
-Value: TypeAlias = Callable[[CollectiveRecord], tuple[float, float, float]]
+GetInterval: TypeAlias = Callable[[CollectiveRecord], tuple[float, float, float]]
 Styles: TypeAlias = Mapping[Implementation, SeriesStyle]
 
 
@@ -56,13 +61,13 @@ def write_plot(records: Iterable[CollectiveRecord], path: str | Path) -> None:
 
     Raises UsageError if the suffix is unknown, the file cannot be written, or no record has more than 0 bytes.
     """
-    cases = [case for case in compare_engines(records) if case.nbytes > 0]
+    cases = [case for case in list_cases(records) if case.nbytes > 0]
     if not cases:
         raise UsageError(f"--plot {path}: nothing to draw: no row has more than 0 bytes; give a --max-bytes above 0")
     save_picture(draw_figure(cases), path, "--plot", dpi=160, bbox_inches="tight")
 
 
-def draw_figure(cases: Sequence[EngineComparison]) -> Figure:
+def draw_figure(cases: Sequence[MeasuredCase]) -> Figure:
     """Return a matplotlib figure: per `TableKey` (operation, type, ranks, ...) a row of two panels and a legend."""
     # Avoid matplotlib's pyplot, which would choose a backend and keep every figure until the process exits.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -71,18 +76,17 @@ def draw_figure(cases: Sequence[EngineComparison]) -> Figure:
     settings = list(dict.fromkeys(case.setting for case in cases))
     figure = Figure(figsize=(13.6, 5 * len(settings)), layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
-    styles = choose_series_styles(list_measured_cases(cases))
+    styles = choose_series_styles(cases)
     rows = figure.subfigures(len(settings), 1, squeeze=False)[:, 0]
     for row, setting in zip(rows, settings, strict=True):
         _draw_row(row, setting, [case for case in cases if case.setting == setting], styles[setting.op])
     return figure
 
 
-def _draw_row(row: Any, setting: TableKey, cases: Sequence[EngineComparison], styles: Styles) -> None:
+def _draw_row(row: Any, setting: TableKey, cases: Sequence[MeasuredCase], styles: Styles) -> None:
     """Draw one row of the figure, for one operation, type, buffer and job size: title, two panels and legend."""
-    measured = list_measured_cases(cases)
-    names = sorted({name for case in measured for name in case.records}, key=lambda n: (styles[n].is_muted, n.sort_key))
-    places = sorted({case.in_place for case in measured})
+    names = sorted(list_implementations(cases), key=lambda name: styles[name].is_muted)
+    places = sorted({case.in_place for case in cases})
     suffix = f", {PLACES[places[0]]}" if len(places) == 1 else ""
     row.suptitle(format_title(setting) + suffix, x=0.01, ha="left", fontsize=13, fontweight="bold", color=_INK)
     *panels, margin = row.subplots(1, 3, width_ratios=[1, 1, 0.5])
@@ -90,7 +94,7 @@ def _draw_row(row: Any, setting: TableKey, cases: Sequence[EngineComparison], st
         _format_x_axis(axes, heading, [case.nbytes for case in cases])
         for name in names:
             for place in places:
-                records = [c.records[name] for c in measured if c.in_place == place and name in c.records]
+                records = [c.records[name] for c in cases if c.in_place == place and name in c.records]
                 order = 5 if name.algorithm == "auto" else 3 + styles[name].is_library - styles[name].is_muted
                 _draw_curve_with_band(axes, styles[name], place or len(places) == 1, records, get_value, order)
         _format_y_axis(axes, setting)
@@ -127,7 +131,7 @@ def _compute_bandwidth(record: CollectiveRecord) -> tuple[float, float, float]:
 
 
 def _draw_curve_with_band(
-    axes: Axes, style: SeriesStyle, solid: bool, records: Sequence[CollectiveRecord], get_value: Value, order: int
+    axes: Axes, style: SeriesStyle, solid: bool, records: Sequence[CollectiveRecord], get_value: GetInterval, order: int
 ) -> None:
     """Draw the medians of one implementation as a line, and their intervals as a band unless the line is grey.
 

@@ -21,9 +21,16 @@ from hpccoll.measure.display.table import (
     format_time,
     format_title,
 )
-from hpccoll.measure.results.comparison import EngineComparison, compare_engines
-from hpccoll.measure.statistics import is_interval_full
+from hpccoll.measure.results.measured_case import (
+    Implementation,
+    MeasuredCase,
+    find_best,
+    list_cases,
+    list_implementations,
+    pair_places,
+)
 from hpccoll.records import CollectiveRecord
+from hpccoll.statistics import is_interval_full
 from hpccoll.units import format_size
 
 WRONG = "WRONG"
@@ -59,12 +66,18 @@ class ResultRows:
     def print_block(self, records: Sequence[CollectiveRecord]) -> None:
         """Print the rows of one message size, which differ in engine, algorithm, place and kind of memory only."""
         lines: list[str] = []
-        for case in compare_engines(records):
-            title = format_title(case.setting, memory="memory" not in [column.name for column in self._columns])
+        for pair in pair_places(list_cases(records)):
+            title = format_title(pair[0].setting, memory="memory" not in [column.name for column in self._columns])
             if title != self._title:
                 lines += ["", f"# {title}", *self._format_heading()]
                 self._title = title
-            lines += [self._format_row(case, record) for entry in case.entries for record in entry.records]
+            best = find_best(pair)
+            lines += [
+                self._format_row(case, name, is_best=name == best)
+                for name in list_implementations(pair)
+                for case in pair
+                if name in case.records
+            ]
         if lines:
             self._stream.write("\n".join([*lines, ""]) + "\n")
             self._stream.flush()
@@ -80,10 +93,10 @@ class ResultRows:
         names, units = (self._align([getattr(column, part) for column in self._columns]) for part in ("name", "unit"))
         return [f"#{line[1:]}" for line in (names, units)]
 
-    def _format_row(self, case: EngineComparison, record: CollectiveRecord) -> str:
+    def _format_row(self, case: MeasuredCase, name: Implementation, *, is_best: bool) -> str:
         """Return one row as a line."""
-        ratio, bounds = format_ratio(case.ratio_to_mpi(record))
-        is_best = case.best is not None and any(record is each for each in case.best.records)
+        record = case.records[name]
+        ratio, bounds = format_ratio(case.ratio_to_mpi(name))
         cells = {
             "size": format_size(record.nbytes),
             "memory": record.buffer,

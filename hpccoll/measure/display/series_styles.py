@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from hpccoll.measure.verdict.measured_case import Implementation, MeasuredCase
+from hpccoll.measure.results.measured_case import Implementation, MeasuredCase, list_implementations
 
 COLOURS = {  # on white; the style sheet of the report has the same colours, and lighter ones for dark screens
     "c1": "#0a66c2",
@@ -71,7 +71,7 @@ def _choose_for_operation(
     cases: Sequence[MeasuredCase], indices: dict[Implementation, int]
 ) -> dict[Implementation, SeriesStyle]:
     """Return the styles for one operation; `indices` has the colours used so far, to be reused, and is updated."""
-    names = sorted({name for case in cases for name in case.records}, key=lambda name: name.sort_key)
+    names = list_implementations(cases)
     first_library = min(name.library for name in names)
     styles = {
         name: SeriesStyle(name.engine, _LIBRARY_MARKERS[name.engine])

@@ -14,9 +14,17 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
-from hpccoll.measure.results.comparison import EngineComparison, EngineRecords, TableKey, compare_engines
-from hpccoll.measure.statistics import CONFIDENCE, Interval, is_interval_full
+from hpccoll.measure.results.measured_case import (
+    Implementation,
+    MeasuredCase,
+    TableKey,
+    find_best,
+    list_cases,
+    list_implementations,
+    pair_places,
+)
 from hpccoll.records import CollectiveRecord
+from hpccoll.statistics import CONFIDENCE, Interval, is_interval_full
 
 NOTHING = "N/A"  # as nccl-tests writes it
 BEST = "*"
@@ -50,17 +58,20 @@ def list_table_columns(places: Sequence[bool]) -> list[TableColumn]:
     ]
 
 
-def format_cells(entry: EngineRecords, places: Sequence[bool], case: EngineComparison) -> list[str]:
+def format_cells(name: Implementation, places: Sequence[bool], pair: Sequence[MeasuredCase]) -> list[str]:
     """Return the cells of one line of the plain table, one per column of `list_table_columns(places)`."""
-    row = entry.records[0]
+    cases = {case.in_place: case for case in pair if name in case.records}
+    records = {place: case.records[name] for place, case in cases.items()}
+    row = next(iter(records.values()))
     root = -1 if row.root is None else row.root
     head = [str(row.nbytes), str(row.count), row.dtype, row.redop or "none", str(root)]
-    timings = [cell for place in PLACES for cell in format_timings(entry.get_record(place))]
+    timings = [cell for place in PLACES for cell in format_timings(records.get(place))]
     extras: list[str] = []
-    for record in (entry.get_record(place) for place in PLACES if place in places):
-        extras += [format_interval(record), *format_ratio(case.ratio_to_mpi(record))] if record else ["-"] * 3
-    mark = BEST if entry is case.best else ""
-    return [*head, *timings, entry.engine, entry.algorithm or "-", *extras, mark]
+    for place in (place for place in PLACES if place in places):
+        record, case = records.get(place), cases.get(place)
+        extras += [format_interval(record), *format_ratio(case.ratio_to_mpi(name))] if record and case else ["-"] * 3
+    mark = BEST if name == find_best(pair) else ""
+    return [*head, *timings, name.engine, name.algorithm or "-", *extras, mark]
 
 
 def format_timings(record: CollectiveRecord | None) -> list[str]:
@@ -101,25 +112,24 @@ def format_title(setting: TableKey, *, memory: bool = True) -> str:
 
 def format_plain_table(records: Iterable[CollectiveRecord]) -> str:
     """Return all tables (one per operation, type, job size, ...) and the legend as plain text."""
-    cases = compare_engines(records)
-    places = _list_places(cases)
+    cases = list_cases(records)
+    places = tuple(sorted({case.in_place for case in cases}))
     shape = list_table_columns(places)
-    rows = [format_cells(entry, places, case) for case in cases for entry in case.entries]
+    sizes = [
+        (pair[0].setting, [format_cells(name, places, pair) for name in list_implementations(pair)])
+        for pair in pair_places(cases)
+    ]
+    rows = [row for _, own in sizes for row in own]
     widths = [max([len(c.name), len(c.unit), *(len(row[i]) for row in rows)]) for i, c in enumerate(shape)]
     widths[0] += 2  # for the "# " in front of the headings
     lines: list[str] = []
-    for setting, sizes in groupby(cases, key=lambda case: case.setting):
+    for setting, members in groupby(sizes, key=lambda size: size[0]):
         lines += ["", f"# {format_title(setting)}", *_format_heading(shape, widths)]
-        for i, case in enumerate(sizes):
+        for i, (_, own) in enumerate(members):
             lines += [""] * (i > 0)
-            lines += [_format_line(format_cells(entry, places, case), shape, widths) for entry in case.entries]
+            lines += [_format_line(row, shape, widths) for row in own]
     legend = [LEGEND, *([UNSURE_LEGEND] if any("]?" in line for line in lines) else [])]
     return "\n".join([*lines[1:], *(f"# {line}" for line in legend)])
-
-
-def _list_places(cases: Iterable[EngineComparison]) -> tuple[bool, ...]:
-    """Return the places that were measured: False for out of place, True for in place."""
-    return tuple(sorted({record.in_place for case in cases for c in case.entries for record in c.records}))
 
 
 def _get_gap(column: TableColumn) -> str:

@@ -8,8 +8,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from hpccoll.measure.bandwidth import compute_algbw, compute_busbw, find_timed_operation
-from hpccoll.measure.statistics import summarize
 from hpccoll.records import CollectiveCase, CollectiveRecord, Staging, StopReason
+from hpccoll.statistics import summarize
 
 
 def make_collective_record(

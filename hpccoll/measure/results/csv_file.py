@@ -9,7 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from hpccoll.atomic_files import write_atomically
-from hpccoll.measure.results.comparison import EngineComparison, compare_engines
+from hpccoll.measure.results.measured_case import (
+    Implementation,
+    MeasuredCase,
+    list_cases,
+    list_implementations,
+    pair_places,
+)
 from hpccoll.measure.results.output_file import explain_write_errors
 from hpccoll.records import CollectiveCase, CollectiveRecord, TimeSummary
 
@@ -25,10 +31,11 @@ def write_csv(records: Iterable[CollectiveRecord], path: str | Path) -> None:
     Raises UsageError if the file cannot be written.
     """
     lines = [
-        _flatten_record(record, case)
-        for case in compare_engines(records)
-        for entry in case.entries
-        for record in entry.records
+        _flatten_record(name, case)
+        for pair in pair_places(list_cases(records))
+        for name in list_implementations(pair)
+        for case in pair
+        if name in case.records
     ]
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
@@ -38,11 +45,11 @@ def write_csv(records: Iterable[CollectiveRecord], path: str | Path) -> None:
         write_atomically(path, text.getvalue())
 
 
-def _flatten_record(record: CollectiveRecord, case: EngineComparison) -> dict[str, Any]:
+def _flatten_record(name: Implementation, case: MeasuredCase) -> dict[str, Any]:
     """Return the CSV cells of a record by column name, with the ratio of engine `mpi`'s time to the record's."""
-    cells = record.as_dict()
+    cells = case.records[name].as_dict()
     cells |= {f"{name}_us": value for name, value in cells["time_us"].items()}
-    ratio = case.ratio_to_mpi(record)
+    ratio = case.ratio_to_mpi(name)
     bounds = (ratio.value, ratio.low, ratio.high) if ratio else (None, None, None)
     cells |= dict(zip(_RATIO, bounds, strict=True))
     return {name: cells[name] for name in COLUMNS}

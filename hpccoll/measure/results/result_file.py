@@ -63,12 +63,12 @@ class FileContents:
 
     def collectives(self) -> list[CollectiveRecord]:
         """Return each benchmark case's last record of kind `collective`; raise UsageError if a record is invalid."""
-        found = (
+        records = (
             read_collective_record(record, self.locate(index))
             for index, record in enumerate(self.records)
             if record["kind"] == CollectiveRecord.kind
         )
-        return list({record.key: record for record in found}.values())
+        return list({record.key: record for record in records}.values())
 
 
 def read_records(path: str | Path, option: str = "--resume") -> FileContents:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from hpccoll.measure.results.comparison import REFERENCE, compute_ratio, is_tie
-from hpccoll.measure.statistics import Interval
-from hpccoll.measure.verdict.measured_case import Implementation, MeasuredCase
+from hpccoll.measure.results.measured_case import REFERENCE, Implementation, MeasuredCase, compute_ratio, is_tie
 from hpccoll.measure.verdict.size_ranges import FastestRange, find_fastest_ranges
 from hpccoll.selection.tuning_table import TIE_RATIO
+from hpccoll.statistics import Interval
 from hpccoll.units import format_size
 
 _MAX_TIED = 2  # names of tied implementations in a sentence; more are counted
@@ -38,7 +37,7 @@ def describe_fastest(cases: Sequence[MeasuredCase]) -> str:
 
     `cases` differ only in message size, which ascends.
     """
-    ranges = find_fastest_ranges(cases, MeasuredCase.list_tied)
+    ranges = find_fastest_ranges(cases, lambda case: case.tied)
     if not ranges:
         return "All results were wrong."
     if all(case.nbytes == 0 for case in cases):
@@ -47,13 +46,13 @@ def describe_fastest(cases: Sequence[MeasuredCase]) -> str:
     return f"Fastest: {'; '.join(parts)}. Tied: not shown to be more than {TIE_RATIO - 1:.0%} slower."
 
 
-def _format_sizes(fastest: FastestRange[MeasuredCase, Implementation]) -> str:
+def _format_sizes(fastest: FastestRange[Implementation]) -> str:
     """Return the message sizes of a range, such as `at 8 B` or `from 8 B to 2 KiB`."""
     first, last = fastest.cases[0].nbytes, fastest.cases[-1].nbytes
     return f"at {format_size(first)}" if first == last else f"from {format_size(first)} to {format_size(last)}"
 
 
-def _format_names(fastest: FastestRange[MeasuredCase, Implementation]) -> str:
+def _format_names(fastest: FastestRange[Implementation]) -> str:
     """Return the fastest implementation's label, and the labels or the number of those that tie with it."""
     first, *tied = fastest.names
     if not tied:
@@ -63,7 +62,7 @@ def _format_names(fastest: FastestRange[MeasuredCase, Implementation]) -> str:
     return f"{first.label} (tied: {', '.join(listed)}{f' and {more} more' if more else ''})"
 
 
-def _shorten_names(fastest: FastestRange[MeasuredCase, Implementation]) -> str:
+def _shorten_names(fastest: FastestRange[Implementation]) -> str:
     """Return the fastest implementation's label, and the number of those that tie with it."""
     first, *tied = fastest.names
     return f"{first.label} (tied with {len(tied)})" if tied else first.label
@@ -122,9 +121,9 @@ def _describe_extremes(cases: Sequence[MeasuredCase]) -> str:
             members.append(case)
     parts = []
     for op, members in list(by_operation.items())[:_MAX_OPERATIONS]:
-        ranges = find_fastest_ranges(members, MeasuredCase.list_tied)
+        ranges = find_fastest_ranges(members, lambda case: case.tied)
         ends = [ranges[0], *ranges[1:][-1:]]
-        named = (f"{_shorten_names(each)} {_format_sizes(each)}" for each in ends)
+        named = (f"{_shorten_names(end)} {_format_sizes(end)}" for end in ends)
         parts.append(f"{op}: fastest is {' and '.join(named) if members[-1].nbytes else _shorten_names(ends[0])}")
     hidden = len(by_operation) - len(parts)
     return "; ".join(parts) + (f"; and {hidden} more operation{'s' * (hidden > 1)}" if hidden else "")

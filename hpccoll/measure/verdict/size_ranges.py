@@ -6,20 +6,21 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
+from hpccoll.measure.results.measured_case import MeasuredCase
+
 Name = TypeVar("Name", bound=Hashable)
-Case = TypeVar("Case")
 
 
-class FastestRange(NamedTuple, Generic[Case, Name]):
+class FastestRange(NamedTuple, Generic[Name]):
     """Cases of successive message sizes, in all of which each of `names` is the fastest or ties with the fastest."""
 
     names: tuple[Name, ...]  # the one that is the fastest at most sizes comes first
-    cases: tuple[Case, ...]
+    cases: tuple[MeasuredCase, ...]
 
 
 def find_fastest_ranges(
-    cases: Sequence[Case], list_fastest: Callable[[Case], Sequence[Name]]
-) -> list[FastestRange[Case, Name]]:
+    cases: Sequence[MeasuredCase], list_fastest: Callable[[MeasuredCase], Sequence[Name]]
+) -> list[FastestRange[Name]]:
     """Return the ranges in which one name is always the fastest or tied with it, each as long as possible.
 
     Args:
@@ -35,9 +36,9 @@ def find_fastest_ranges(
             groups[-1] = (kept, [*groups[-1][1], position])
         elif names:
             groups.append((list(names), [position]))
-    found = []
+    ranges = []
     for names, positions in groups:
         wins = Counter(fastest[position][0] for position in positions)
         ordered = tuple(sorted(names, key=wins.__getitem__, reverse=True))
-        found.append(FastestRange(ordered, tuple(cases[position] for position in positions)))
-    return found
+        ranges.append(FastestRange(ordered, tuple(cases[position] for position in positions)))
+    return ranges

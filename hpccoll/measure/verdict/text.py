@@ -11,14 +11,13 @@ from hpccoll.measure.bandwidth import find_timed_operation
 from hpccoll.measure.contenders import OWN
 from hpccoll.measure.display.table import PLACES, format_ratio, format_title
 from hpccoll.measure.hardware_limit import LEAST_LIMITED, HardwareLimit, compute_lower_bounds
-from hpccoll.measure.results.comparison import REFERENCE
-from hpccoll.measure.statistics import MAX_UNCERTAINTY
-from hpccoll.measure.verdict.fastest import SizeVerdict, get_choice, get_table
+from hpccoll.measure.results.measured_case import REFERENCE, MeasuredCase, get_choice, get_table
 from hpccoll.measure.verdict.size_ranges import FastestRange, find_fastest_ranges
 from hpccoll.measure.verdict.trust import RunConditions, describe_trust, is_uncertain
 from hpccoll.plan import Operation
 from hpccoll.selection import BufferKind
 from hpccoll.selection.tuning_table import TIE_RATIO
+from hpccoll.statistics import MAX_UNCERTAINTY
 from hpccoll.text_table import TextColumn, format_table, lay_out_table
 from hpccoll.units import format_size
 
@@ -31,36 +30,36 @@ _NO_BREAK = "\xa0"
 _BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:B|[KMGT]iB|GB/s|us|ms|s|%)(?!\w))")
 
 
-def format_verdict(verdicts: Sequence[SizeVerdict], conditions: RunConditions, width: int | None = None) -> str:
+def format_verdict(cases: Sequence[MeasuredCase], conditions: RunConditions, width: int | None = None) -> str:
     """Return the verdict on a benchmark in lines of `width` characters (None: 120, tables as wide as needed)."""
-    if not verdicts:
+    if not cases:
         return "No results: nothing was measured."
     fill = width or DEFAULT_WIDTH
     lines: list[str] = []
-    for _, group in groupby(verdicts, key=get_table):
+    for _, group in groupby(cases, key=get_table):
         members = list(group)
         table = _format_sizes(members, conditions, width)
         lines += [*[""] * bool(lines), *table, *_format_ranges(members, fill)]
-    lines += _wrap("auto", describe_auto(verdicts), fill)
-    lines += _wrap("limit", describe_limit(verdicts, conditions.limit), fill)
-    for at, finding in enumerate(describe_trust(verdicts, conditions)):
+    lines += _wrap("auto", describe_auto(cases), fill)
+    lines += _wrap("limit", describe_limit(cases, conditions.limit), fill)
+    for at, finding in enumerate(describe_trust(cases, conditions)):
         lines += _wrap("" if at else "trust", finding, fill)
-    for command in list_next_commands(verdicts, conditions):
+    for command in list_next_commands(cases, conditions):
         lines += _wrap("next", command, fill)
     return "\n".join(lines)
 
 
-def format_footer(verdicts: Sequence[SizeVerdict]) -> str:
+def format_footer(cases: Sequence[MeasuredCase]) -> str:
     """Return two lines like the last of nccl-tests: wrong elements, and the bus bandwidth, averaged over message sizes.
 
     Without a right result there is no second line. The second line begins with the bandwidth of `auto`; without `auto`,
     with that of the fastest at each size.
     """
-    rows = [row for each in verdicts for row in each.rows]
+    rows = [row for case in cases for row in case.rows]
     wrong = sum(row.wrong or 0 for row in rows)
-    columns = {"auto": [each.auto for each in verdicts], "the fastest": [each.fastest for each in verdicts]}
+    columns = {"auto": [case.auto for case in cases], "the fastest": [case.fastest_record for case in cases]}
     for engine in dict.fromkeys(row.engine for row in rows if row.engine != OWN):
-        columns[engine] = [next((row for row in each.rows if row.engine == engine), None) for each in verdicts]
+        columns[engine] = [next((row for row in case.rows if row.engine == engine), None) for case in cases]
     means = {
         name: sum(row.busbw for row in members) / len(members)
         for name, found in columns.items()
@@ -84,14 +83,14 @@ def _wrap(keyword: str, text: str, width: int) -> list[str]:
     return [line.replace(_NO_BREAK, " ") for line in lines]
 
 
-def _format_sizes(verdicts: Sequence[SizeVerdict], conditions: RunConditions, width: int | None) -> list[str]:
-    """Return the table with a line per message size; `verdicts` differ in message size and kind of memory only."""
-    first = verdicts[0]
-    several = len({each.setting.buffer for each in verdicts}) > 1
-    engines = _list_other_engines(verdicts)
-    with_auto = any(each.auto for each in verdicts)
-    is_slower = any(each.auto and not each.is_auto_best for each in verdicts)
-    with_mpi = any(row.engine == REFERENCE for each in verdicts for row in each.rows)
+def _format_sizes(cases: Sequence[MeasuredCase], conditions: RunConditions, width: int | None) -> list[str]:
+    """Return the table with a line per message size; `cases` differ in message size and kind of memory only."""
+    first = cases[0]
+    several = len({case.setting.buffer for case in cases}) > 1
+    engines = _list_other_engines(cases)
+    with_auto = any(case.auto for case in cases)
+    is_slower = any(case.auto and not case.is_auto_best for case in cases)
+    with_mpi = any(row.engine == REFERENCE for case in cases for row in case.rows)
     columns = [
         TextColumn("size", is_number=True),
         *([TextColumn("memory")] if several else []),
@@ -105,61 +104,61 @@ def _format_sizes(verdicts: Sequence[SizeVerdict], conditions: RunConditions, wi
         *(TextColumn(f"x {engine}", is_number=True) for engine in engines),
         *([TextColumn(f"auto takes{' (x time)' * is_slower}")] if with_auto else []),
     ]
-    ordered = sorted(verdicts, key=lambda each: each.nbytes)
+    ordered = sorted(cases, key=lambda case: case.nbytes)
     rows = [
         [
-            format_size(each.nbytes),
-            *([each.setting.buffer] if several else []),
-            _join_choices(each.best_choices, 1) or each.choice,
-            _format_fastest_time(each),
-            *(_format_over(each, REFERENCE) if with_mpi else []),
-            *(_format_over(each, engine)[0] for engine in engines),
-            *([_format_auto(each)] if with_auto else []),
+            format_size(case.nbytes),
+            *([case.setting.buffer] if several else []),
+            _join_choices(case.best_choices, 1) or case.choice,
+            _format_fastest_time(case),
+            *(_format_over(case, REFERENCE) if with_mpi else []),
+            *(_format_over(case, engine)[0] for engine in engines),
+            *([_format_auto(case)] if with_auto else []),
         ]
-        for each in ordered
+        for case in ordered
     ]
     _name_second_choices(rows, columns, ordered, width or DEFAULT_WIDTH)
     title = f"{format_title(first.setting, memory=not several)}, {PLACES[first.in_place]}"
-    legend = f"({'; '.join(_list_legend(verdicts, conditions))})"
+    legend = f"({'; '.join(_list_legend(cases, conditions))})"
     return [title, *format_table(columns, rows, width).splitlines(), *textwrap.wrap(legend, width or DEFAULT_WIDTH)]
 
 
 def _name_second_choices(
-    rows: Sequence[list[str]], columns: Sequence[TextColumn], verdicts: Sequence[SizeVerdict], width: int
+    rows: Sequence[list[str]], columns: Sequence[TextColumn], cases: Sequence[MeasuredCase], width: int
 ) -> None:
     """Name two choices in cells of the column `fastest` without a clear winner, as far as the table's width allows."""
     at = [column.heading for column in columns].index("fastest")
-    for row, verdict in zip(rows, verdicts, strict=True):
+    for row, case in zip(rows, cases, strict=True):
         shorter, dropped = row[at], lay_out_table(columns, rows, width).dropped
-        row[at] = _join_choices(verdict.best_choices) or shorter
+        row[at] = _join_choices(case.best_choices) or shorter
         layout = lay_out_table(columns, rows, width)
         if layout.dropped != dropped or len(layout.blocks) > 1:
             row[at] = shorter
 
 
-def _format_fastest_time(verdict: SizeVerdict) -> str:
+def _format_fastest_time(case: MeasuredCase) -> str:
     """Return the median of the fastest, after a mark if the median is uncertain."""
-    if verdict.fastest is None:
+    if case.fastest_record is None:
         return "all wrong"
-    return UNCERTAIN * is_uncertain(verdict.fastest) + format_us(verdict.fastest.time_us.p50)
+    return UNCERTAIN * is_uncertain(case.fastest_record) + format_us(case.fastest_record.time_us.p50)
 
 
-def _list_legend(verdicts: Sequence[SizeVerdict], conditions: RunConditions) -> Iterator[str]:
+def _list_legend(cases: Sequence[MeasuredCase], conditions: RunConditions) -> Iterator[str]:
     """Yield what the names and the marks of a table mean."""
-    rows = [row for each in verdicts for row in each.rows]
+    rows = [row for case in cases for row in case.rows]
     measured = {row.engine for row in rows}
     if REFERENCE in measured:
         yield f"{REFERENCE}: {conditions.mpi_library or 'the MPI library'}"
-    others = _list_other_engines(verdicts)
+    others = _list_other_engines(cases)
     if others:
         yield f"{', '.join(others)}: torch.distributed"
     if any(get_choice(row) not in (REFERENCE, *others) for row in rows):
         yield "others: hpccoll's algorithms"
     if measured & {REFERENCE, *others}:
         yield "x: times as fast as"
-    if any(each.tied for each in verdicts):
+    if any(len(case.best_choices) > 1 for case in cases):
         yield f'"or", "ties": the 95 % interval of their ratio begins at {TIE_RATIO} or less'
-    if any(each.fastest is not None and is_uncertain(each.fastest) for each in verdicts):
+    if any(case.fastest_record is not None and is_uncertain(case.fastest_record) for case in cases):
         yield f"{UNCERTAIN}: uncertain by over {100 * MAX_UNCERTAINTY:.0f} %"
 
 
@@ -181,59 +180,59 @@ def _format_digits(value: float) -> str:
     return f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f}"
 
 
-def _format_over(verdict: SizeVerdict, engine: str) -> tuple[str, str]:
+def _format_over(case: MeasuredCase, engine: str) -> tuple[str, str]:
     """Return the speed of the fastest implementation relative to `engine`, and the interval of this ratio."""
-    if verdict.choice == engine:
+    if case.choice == engine:
         return "1x", ""
-    ratio = verdict.compare_engine(engine)
+    ratio = case.compare_engine(engine)
     if ratio is None:
         return "-", ""
     return f"{_format_digits(ratio.value)}x", format_ratio(ratio)[1]
 
 
-def _format_auto(verdict: SizeVerdict) -> str:
+def _format_auto(case: MeasuredCase) -> str:
     """Return what `auto` selected, and whether `auto` ties with the fastest or how much longer it takes."""
-    if verdict.auto is None:
+    if case.auto is None:
         return "-"
-    name = get_choice(verdict.auto)
-    if not verdict.is_auto_best:
-        return f"{name} ({verdict.auto_ratio:.2f}x)"
-    return name if name == verdict.choice else f"{name} (ties)"
+    name = get_choice(case.auto)
+    if not case.is_auto_best:
+        return f"{name} ({case.auto_ratio:.2f}x)"
+    return name if name == case.choice else f"{name} (ties)"
 
 
-def _format_ranges(verdicts: Sequence[SizeVerdict], width: int) -> Iterator[str]:
+def _format_ranges(cases: Sequence[MeasuredCase], width: int) -> Iterator[str]:
     """Yield the lines that say what to use in each range of message sizes, per kind of memory."""
-    several = len({each.setting.buffer for each in verdicts}) > 1
-    for _, group in groupby(verdicts, key=lambda each: each.setting):
+    several = len({case.setting.buffer for case in cases}) > 1
+    for _, group in groupby(cases, key=lambda case: case.setting):
         members = list(group)
         engines = [REFERENCE, *_list_other_engines(members)]
         parts: list[str] = []
-        for each in find_fastest_ranges(members, lambda each: each.best_choices):
-            parts.append(_describe_range(each, engines, is_first=not any(AS_FAST in part for part in parts)))
+        for fastest_range in find_fastest_ranges(members, lambda member: member.best_choices):
+            parts.append(_describe_range(fastest_range, engines, is_first=not any(AS_FAST in part for part in parts)))
         memory = f"{members[0].setting.buffer} memory: " if several else ""
-        has_ties = any(size.tied for size in members)
+        has_ties = any(len(size.best_choices) > 1 for size in members)
         yield from _wrap("use", memory + "fastest or tied: " * has_ties + "; ".join(parts), width)
 
 
-def _list_other_engines(verdicts: Sequence[SizeVerdict]) -> list[str]:
+def _list_other_engines(cases: Sequence[MeasuredCase]) -> list[str]:
     """Return the engines of other libraries than MPI that were measured."""
-    engines = dict.fromkeys(row.engine for each in verdicts for row in each.rows)
+    engines = dict.fromkeys(row.engine for case in cases for row in case.rows)
     return [engine for engine in engines if engine not in (OWN, REFERENCE)]
 
 
-def _describe_range(found: FastestRange[SizeVerdict, str], engines: Sequence[str], is_first: bool) -> str:
+def _describe_range(found: FastestRange[str], engines: Sequence[str], is_first: bool) -> str:
     """Return what is the fastest in a range of sizes and by how much: `8 B to 2 KiB mpi (85.0 to 120x gloo)`.
 
     The first factor of the first range is written in full: `85.0 to 120 times as fast as gloo`.
     """
-    first, last = (format_size(each.nbytes) for each in (found.cases[0], found.cases[-1]))
+    first, last = (format_size(case.nbytes) for case in (found.cases[0], found.cases[-1]))
     where = first if first == last else f"{first} to {last}"
     names = _join_choices(found.names)
     factors = [
         (_format_spread(ratios), engine)
         for engine in engines
         if engine not in found.names
-        and (ratios := [x for each in found.cases if (x := each.divide_times(engine, found.names[0])) is not None])
+        and (ratios := [x for case in found.cases if (x := case.divide_times(engine, found.names[0])) is not None])
     ]
     spelled = [
         f"{spread} {AS_FAST} {engine}" if is_first and at == 0 else f"{spread}x {engine}"
@@ -248,56 +247,56 @@ def _format_spread(ratios: Sequence[float]) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def describe_auto(verdicts: Sequence[SizeVerdict]) -> str:
+def describe_auto(cases: Sequence[MeasuredCase]) -> str:
     """Return a sentence that compares what `auto` selects with the fastest; empty if hpccoll was not measured."""
-    measured = [each for each in verdicts if each.auto is not None]
+    measured = [case for case in cases if case.auto is not None]
     if not measured:
-        ours = any(row.engine == OWN for each in verdicts for row in each.rows)
+        ours = any(row.engine == OWN for case in cases for row in case.rows)
         return "not measured; add it by --algorithm auto" if ours else ""
-    best = sum(each.is_auto_best for each in measured)
-    slower = [each for each in measured if not each.is_auto_best]
+    best = sum(case.is_auto_best for case in measured)
+    slower = [case for case in measured if not case.is_auto_best]
     count = f"{best} of {len(measured)}" if slower else f"all {len(measured)}" if best > 1 else "the only"
-    ops = list(dict.fromkeys(each.setting.op for each in verdicts))
+    ops = list(dict.fromkeys(case.setting.op for case in cases))
     call = "hpccoll" if len(ops) > 1 else "comm.barrier()" if ops == ["barrier"] else f"comm.{ops[0]}(x)"
     subject = f"{call} runs auto, which takes"
     text = f"{subject} the fastest, or one that ties with it, at {count} size{'s' * (len(measured) > 1)}"
     if not slower:
         return text
-    slower.sort(key=lambda each: -each.auto_ratio)
-    listed = [f"{format_size(each.nbytes)} ({_describe_slower_auto(each)})" for each in slower[:_MAX_LISTED]]
+    slower.sort(key=lambda case: -case.auto_ratio)
+    listed = [f"{format_size(case.nbytes)} ({_describe_slower_auto(case)})" for case in slower[:_MAX_LISTED]]
     return f"{text}; slower at {', '.join(listed)}" + (" and more" if len(slower) > _MAX_LISTED else "")
 
 
-def _describe_slower_auto(verdict: SizeVerdict) -> str:
+def _describe_slower_auto(case: MeasuredCase) -> str:
     """Return what `auto` selected and its time relative to the fastest: `ring: 1.16x the time of tree`."""
-    name = get_choice(verdict.auto) if verdict.auto else "-"
-    fastest = "the same algorithm called by name" if name == verdict.choice else verdict.choice
-    return f"{name}: {verdict.auto_ratio:.2f}x the time of {fastest}"
+    name = get_choice(case.auto) if case.auto else "-"
+    fastest = "the same algorithm called by name" if name == case.choice else case.choice
+    return f"{name}: {case.auto_ratio:.2f}x the time of {fastest}"
 
 
-def describe_limit(verdicts: Sequence[SizeVerdict], limit: HardwareLimit | None) -> str:
+def describe_limit(cases: Sequence[MeasuredCase], limit: HardwareLimit | None) -> str:
     """Return a sentence that compares the fastest at the largest size with what memory or links allow."""
-    found = [each for each in verdicts if each.fastest is not None and each.nbytes >= LEAST_LIMITED]
-    if limit is None or not found:
+    timed = [case for case in cases if case.fastest_record is not None and case.nbytes >= LEAST_LIMITED]
+    if limit is None or not timed:
         return ""
-    last = max(found, key=lambda each: (each.nbytes, -each.fastest.time_us.p50 if each.fastest else 0.0))
+    last = max(timed, key=lambda case: (case.nbytes, -case.fastest_record.time_us.p50 if case.fastest_record else 0.0))
     operation = find_timed_operation(last.setting.op)
-    if last.fastest is None or not isinstance(operation, Operation):
+    if last.fastest_record is None or not isinstance(operation, Operation):
         return ""
     shortest = compute_lower_bounds(operation, last.nbytes, last.setting.ranks, limit).seconds * 1e6
     if not shortest:
         return ""
-    factor = last.fastest.time_us.p50 / shortest
-    subject = f" of {last.setting.op}" if len({each.setting.op for each in verdicts}) > 1 else ""
+    factor = last.fastest_record.time_us.p50 / shortest
+    subject = f" of {last.setting.op}" if len({case.setting.op for case in cases}) > 1 else ""
     return (
         f"lower bound{subject}: {_describe_bound(operation, last, limit)}: {format_us(shortest)}; "
         f"the fastest takes {factor:.2g} times that ({100 / factor:.0f} % of its speed)"
     )
 
 
-def _describe_bound(operation: Operation, verdict: SizeVerdict, limit: HardwareLimit) -> str:
+def _describe_bound(operation: Operation, case: MeasuredCase, limit: HardwareLimit) -> str:
     """Return what must be moved at least, and the speed at which that was measured."""
-    ranks, size = verdict.setting.ranks, format_size(verdict.nbytes)
+    ranks, size = case.setting.ranks, format_size(case.nbytes)
     gigabytes = limit.nbytes / limit.us / 1e3 if limit.us else 0.0
     if limit.nodes > 1:
         return f"each node sends its share of {size} once (exchange measured here: {gigabytes:.3g} GB/s)"
@@ -307,12 +306,12 @@ def _describe_bound(operation: Operation, verdict: SizeVerdict, limit: HardwareL
     return f"a call in place on {size} reads its input and writes its output once {copied}"
 
 
-def list_next_commands(verdicts: Sequence[SizeVerdict], conditions: RunConditions) -> list[str]:
+def list_next_commands(cases: Sequence[MeasuredCase], conditions: RunConditions) -> list[str]:
     """Return up to three commands that are worth typing next, each with its purpose."""
-    rows = [row for each in verdicts for row in each.rows]
-    ranks, ops = rows[0].ranks, " ".join(dict.fromkeys(each.setting.op for each in verdicts))
-    improvable = [each for each in verdicts if each.can_tuning_help]
-    slower = [format_size(each.nbytes) for each in improvable]
+    rows = [row for case in cases for row in case.rows]
+    ranks, ops = rows[0].ranks, " ".join(dict.fromkeys(case.setting.op for case in cases))
+    improvable = [case for case in cases if case.can_tuning_help]
+    slower = [format_size(case.nbytes) for case in improvable]
     commands = []
     if conditions.oversubscribed and conditions.cores and set(conditions.cores) != {1}:
         commands.append(f"for times of one rank per core: mpirun -n {max(conditions.cores)} hpccoll bench {ops}")
@@ -321,8 +320,8 @@ def list_next_commands(verdicts: Sequence[SizeVerdict], conditions: RunCondition
     elif slower:
         sizes = ", ".join(dict.fromkeys(slower)) if len(slower) <= _MAX_LISTED else f"{len(slower)} sizes"
         tune = f"mpirun -n {ranks} hpccoll tune {ops}"
-        if any(each.setting.buffer == BufferKind.CUDA for each in improvable):
-            tune += f" --buffer {','.join(dict.fromkeys(each.setting.buffer for each in improvable))}"
+        if any(case.setting.buffer == BufferKind.CUDA for case in improvable):
+            tune += f" --buffer {','.join(dict.fromkeys(case.setting.buffer for case in improvable))}"
         commands.append(f"so that later runs of auto take the fastest at {sizes}: {tune}")
     elif sum(map(is_uncertain, rows)) > len(rows) / 4:
         commands.append(f"for narrower intervals: mpirun -n {ranks} hpccoll bench {ops} --budget 3")

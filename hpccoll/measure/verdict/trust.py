@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from hpccoll.measure.core_share import is_shared
 from hpccoll.measure.hardware_limit import HardwareLimit
 from hpccoll.measure.other_process_load import BUSY
-from hpccoll.measure.statistics import MAX_UNCERTAINTY, is_interval_full
-from hpccoll.measure.verdict.fastest import SizeVerdict, get_choice
+from hpccoll.measure.results.measured_case import MeasuredCase, get_choice
 from hpccoll.records import CollectiveRecord, StartMethod
+from hpccoll.statistics import MAX_UNCERTAINTY, is_interval_full
 from hpccoll.units import format_count
 
 MAX_UNCERTAIN = 0.5  # fraction of uncertain medians above which a benchmark says little
@@ -47,9 +47,9 @@ class RunConditions:
     mpi_library: str = ""
 
 
-def describe_trust(verdicts: Sequence[SizeVerdict], conditions: RunConditions) -> list[str]:
+def describe_trust(cases: Sequence[MeasuredCase], conditions: RunConditions) -> list[str]:
     """Return, each in a sentence, whether results, the choice of the fastest, and times can be trusted."""
-    rows = [row for each in verdicts for row in each.rows]
+    rows = [row for case in cases for row in case.rows]
     wrong = sorted({get_choice(row) for row in rows if row.wrong})
     if wrong:
         bad = sum(bool(row.wrong) for row in rows)
@@ -62,18 +62,18 @@ def describe_trust(verdicts: Sequence[SizeVerdict], conditions: RunConditions) -
     missing = [*["the run was stopped early"] * conditions.stopped, *conditions.unavailable]
     doubts = "; ".join(_list_doubts(rows, conditions))
     certain = f"reliable: no median is uncertain by more than {100 * MAX_UNCERTAINTY:.0f} %"
-    findings = [f"results: {results}", _describe_clear_winners(verdicts)]
+    findings = [f"results: {results}", _describe_clear_winners(cases)]
     findings += [
         f"times: {'unreliable: ' * are_unreliable(rows)}{doubts or certain}",
         _describe_starts(rows, conditions),
     ]
-    return [each for each in [*findings, f"missing: {'; '.join(missing)}" * bool(missing)] if each]
+    return [finding for finding in [*findings, f"missing: {'; '.join(missing)}" * bool(missing)] if finding]
 
 
-def _describe_clear_winners(verdicts: Sequence[SizeVerdict]) -> str:
+def _describe_clear_winners(cases: Sequence[MeasuredCase]) -> str:
     """Return at how many sizes the fastest is clear; empty where no size has two choices."""
-    compared = [each for each in verdicts if len({get_choice(row) for row in each.rows}) > 1]
-    clear = sum(not each.tied for each in compared)
+    compared = [case for case in cases if len({get_choice(row) for row in case.rows}) > 1]
+    clear = sum(len(case.best_choices) < 2 for case in compared)
     if not compared:
         return ""
     sizes = f"{len(compared)} size{'s' * (len(compared) > 1)}"

@@ -76,18 +76,18 @@ def record_history(plan: Plan, nodes: Sequence[int] = ()) -> PlanHistory:
 
     Cost: O(rounds * ranks * ranks * chunks) time and memory, too much for thousands of ranks.
     """
-    rounds, state = plan.rounds(), _State(plan)
-    frames = [state.advance(0, (), ())]
+    rounds, contents = plan.rounds(), _ChunkContents(plan)
+    frames = [contents.advance(0, (), ())]
     for number in range(1, rounds.count + 1):
         steps = rounds.at(number - 1)
         messages = tuple(message for step in steps for message in list_step_messages(step, plan.ranks))
-        frames.append(state.advance(number, messages, steps))
+        frames.append(contents.advance(number, messages, steps))
     named = zip(frames, _name_phases(plan.operation, frames), strict=True)
     in_phases = tuple(replace(frame, phase=name or "fence" * bool(frame.fences)) for frame, name in named)
     return PlanHistory(plan, rounds.chunks, in_phases, tuple(nodes))
 
 
-class _State:
+class _ChunkContents:
     """The current chunk contents of all ranks, as the arrays `counts` and `origin` of `Frame`."""
 
     def __init__(self, plan: Plan) -> None:

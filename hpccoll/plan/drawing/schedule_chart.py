@@ -55,11 +55,11 @@ def lay_out_schedule(simulation: ScheduleSimulation) -> Scene:
         y = EDGE + TITLE + rank * (ROW + GAP)
         shapes.append(TextLabel((EDGE, y + ROW / 2 + 4), f"rank {rank}", 11, INK, "start"))
         shapes.append(OutlinedBox((EDGE + MARGIN, y, simulation.time * unit, ROW), EMPTY))
-    for each in simulation.steps:
-        x, y = EDGE + MARGIN + each.start * unit, EDGE + TITLE + each.rank * (ROW + GAP)
-        height = ROW / len(each.step)
-        for line, action in enumerate(each.step):
-            box = (x, y + line * height, (each.end - each.start) * unit, height)
+    for step in simulation.steps:
+        x, y = EDGE + MARGIN + step.start * unit, EDGE + TITLE + step.rank * (ROW + GAP)
+        height = ROW / len(step.step)
+        for line, action in enumerate(step.step):
+            box = (x, y + line * height, (step.end - step.start) * unit, height)
             shapes += _draw_pass(schedule, action, box)
     bottom = EDGE + TITLE + schedule.ranks * (ROW + GAP)
     shapes += _draw_legend(schedule, bottom + LEGEND / 2)
@@ -108,13 +108,13 @@ def _draw_legend(schedule: Schedule, y: float) -> list[SceneShape]:
 def format_schedule_grid(simulation: ScheduleSimulation) -> str:
     """Return a simulated schedule, whose times are whole numbers, as text: a line per rank, a column per time unit."""
     schedule = simulation.schedule
-    if any(each.start % 1 or each.end % 1 for each in simulation.steps):
+    if any(step.start % 1 or step.end % 1 for step in simulation.steps):
         raise UsageError(f"a text chart of {schedule.name} needs times that are whole numbers; draw .svg or .png")
     cells = [[""] * int(simulation.time) for _ in range(schedule.ranks)]
-    for each in simulation.steps:
-        cells[each.rank][int(each.start)] = "+".join(map(str, each.step))
-        for slot in range(int(each.start) + 1, int(each.end)):
-            cells[each.rank][slot] = "-"
+    for step in simulation.steps:
+        cells[step.rank][int(step.start)] = "+".join(map(str, step.step))
+        for slot in range(int(step.start) + 1, int(step.end)):
+            cells[step.rank][slot] = "-"
     widths = [max([len(str(slot)), *(len(row[slot]) for row in cells)]) for slot in range(int(simulation.time))]
     head = ["time  ", *(f"{slot:<{width}}" for slot, width in enumerate(widths))]
     lines = [" ".join(head)]

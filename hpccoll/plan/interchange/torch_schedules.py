@@ -138,9 +138,9 @@ def _place_stages(programs: list[tuple[PipelineStep, ...]], count: int, name: st
 
 def _count_microbatches(actions: list[PipelineAction], count: int, name: str) -> int:
     """Return the number of micro-batches, which are numbered from 0 without gaps."""
-    found = {action.microbatch for action in actions if action.microbatch >= 0}
-    microbatches = max(found, default=-1) + 1
-    missing = next((each for each in range(min(microbatches, count + 1)) if each not in found), None)
+    named = {action.microbatch for action in actions if action.microbatch >= 0}
+    microbatches = max(named, default=-1) + 1
+    missing = next((each for each in range(min(microbatches, count + 1)) if each not in named), None)
     if missing is not None:
         raise PlanError(f"{name}: micro-batch {missing} does not occur, but micro-batch {microbatches - 1} does; "
                         "number the micro-batches from 0 without gaps")  # fmt: skip

@@ -72,8 +72,8 @@ def check(plan: Plan, counts: Sequence[Count] = (0, 1, 7)) -> Proof:
         raise PlanError(f"{name}: the scan of rank {unordered} is not reduced in the order of the ranks")
     proof = walk.make_proof()
     if plan.cost is not None and plan.cost != proof.cost:
-        stated, found = _format_cost(plan.cost), _format_cost(proof.cost)
-        raise PlanError(f"{name} states {stated}; the plan takes {found}")
+        stated, taken = _format_cost(plan.cost), _format_cost(proof.cost)
+        raise PlanError(f"{name} states {stated}; the plan takes {taken}")
     return proof
 
 

@@ -81,7 +81,7 @@ class _RaceChecker:
     def collect_accesses(self, blocks: Iterable[TransferBlock]) -> _Accesses:
         """Return all accesses, each once, and fill `self.fences`; raise PlanError if a round alone breaks a rule."""
         places = self.n * self.chunks
-        found = [np.zeros(0, np.int64)]
+        accesses = [np.zeros(0, np.int64)]
         for block in blocks:
             for at, leader in block.fences:
                 self.add_fence(at, leader)
@@ -92,8 +92,8 @@ class _RaceChecker:
             writes = np.where(kind == LOAD, _LOAD_WRITE, _WRITE)
             for actor, place, access in ((reader, block.out, _READ), (writer, block.into, writes)):
                 # Packing each access into one integer makes sorting faster.
-                found.append(((actor * places + place) * len(_VERBS) + access) * self.rounds + t)
-        numbers = np.sort(np.concatenate(found))
+                accesses.append(((actor * places + place) * len(_VERBS) + access) * self.rounds + t)
+        numbers = np.sort(np.concatenate(accesses))
         rest, t = np.divmod(numbers[np.diff(numbers, prepend=-1) != 0], self.rounds)
         rest, access = np.divmod(rest, len(_VERBS))
         return _Accesses(*np.divmod(rest, places), access, t)
@@ -130,10 +130,10 @@ class _RaceChecker:
 
     def have_fence(self, a: IntArray, b: IntArray, after: IntArray, before: IntArray) -> NDArray[np.bool_]:
         """Return whether ranks a[i] and b[i] share a fence between the rounds after[i] and before[i], for all i."""
-        found = np.zeros(len(a), np.bool_)
+        between = np.zeros(len(a), np.bool_)
         for t, leader in self.fences:
-            found |= (after < t) & (t < before) & (leader[a] == leader[b]) & (leader[a] != NO_PEER)
-        return found
+            between |= (after < t) & (t < before) & (leader[a] == leader[b]) & (leader[a] != NO_PEER)
+        return between
 
     def check_lifetimes(self, accesses: _Accesses) -> None:
         """Raise PlanError for an access to another rank's memory that is not between two fences of both ranks."""

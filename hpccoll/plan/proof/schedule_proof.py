@@ -176,7 +176,7 @@ class _ProgramChecker:
     def find_unmet(self, action: PipelineAction) -> str | None:
         """Return which action must come before `action` on this rank but does not, or None."""
         for alternatives in self.list_needs(action):
-            if not any(each in self.done for each in alternatives):
+            if not any(alternative in self.done for alternative in alternatives):
                 needed = alternatives[0]
                 return f"it needs the {_NAMES[needed.kind]} {' or '.join(map(str, alternatives))}; put it before"
         return None

@@ -85,11 +85,11 @@ class TransferReader:
             rounds: list[int] = []
             self.round, chunks = t, 0
             while t < self.rounds.count and t - self.round < most_rounds and chunks < _BLOCK_CHUNKS:
-                found = self.rounds.at(t)
-                self._check_kinds(t, found)
-                steps += found
-                rounds += [t] * len(found)
-                chunks += self.n * sum(map(self._count_chunks, found))
+                round_steps = self.rounds.at(t)
+                self._check_kinds(t, round_steps)
+                steps += round_steps
+                rounds += [t] * len(round_steps)
+                chunks += self.n * sum(map(self._count_chunks, round_steps))
                 t += 1
             yield self._read_block(t, steps, rounds)
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from hpccoll.plan.step import NO_CHUNK, Floats, IntArray, Region, Span
 
-Bytes: TypeAlias = int | Floats  # whole numbers as floats, which are exact and multiply faster
+ByteCounts: TypeAlias = int | Floats  # whole numbers as floats, which are exact and multiply faster
 
 _TABLES = 64  # number of cached tables, each with one entry per chunk
 
@@ -41,7 +41,7 @@ class ChunkBytes:
         shorter = (d for d in range(1, length) if length % d == 0)
         return next((d for d in shorter if np.array_equal(self.sizes[d:], self.sizes[:-d])), length)
 
-    def region_bytes(self, region: Region) -> Bytes:
+    def region_bytes(self, region: Region) -> ByteCounts:
         """Return the bytes of a region: one number for all ranks, or one per rank."""
         if self.common_size is not None:
             size = region.size

@@ -120,17 +120,17 @@ class LinkTable:
         if counts is None:
             return unshared
         leaving, entering = counts
-        return [np.maximum(np.maximum(leaving[self.nic], entering[self.nic[each.dest_index]]), 1) for each in peers]
+        return [np.maximum(np.maximum(leaving[self.nic], entering[self.nic[peer.dest_index]]), 1) for peer in peers]
 
     def _never_shares_nic(self, peers: Sequence[PeerLinks]) -> bool:
         """Whether no two ranks share a NIC even if all messages of the round, empty ones too, are sent; cached."""
-        if self.machine.ranks_per_node == self.machine.nics_per_node or all(each.far is None for each in peers):
+        if self.machine.ranks_per_node == self.machine.nics_per_node or all(peer.far is None for peer in peers):
             return True
-        key = tuple(id(each) for each in peers)
+        key = tuple(id(peer) for peer in peers)
         if key not in self._no_sharing:
             if len(self._no_sharing) >= _MOST_CACHED:
                 self._no_sharing.clear()
-            self._no_sharing[key] = (peers, self._count_per_nic(peers, [each.sends for each in peers]) is None)
+            self._no_sharing[key] = (peers, self._count_per_nic(peers, [peer.sends for peer in peers]) is None)
         return self._no_sharing[key][1]
 
     def _count_per_nic(self, peers: Sequence[PeerLinks], sent: Sequence[Mask]) -> tuple[IntArray, IntArray] | None:

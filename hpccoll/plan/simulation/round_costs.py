@@ -20,7 +20,7 @@ import numpy as np
 from hpccoll.errors import UsageError
 from hpccoll.plan.operation import Mask, Operation
 from hpccoll.plan.plan import Plan
-from hpccoll.plan.simulation.chunk_bytes import Bytes, ChunkBytes
+from hpccoll.plan.simulation.chunk_bytes import ByteCounts, ChunkBytes
 from hpccoll.plan.simulation.links import NEVER, LinkTable, PeerLinks
 from hpccoll.plan.simulation.machine import Machine
 from hpccoll.plan.step import NO_PEER, Fence, Floats, IntArray, Load, Move, Op, Step, Store
@@ -116,14 +116,14 @@ class RoundPricer:
             costs.uses = 1
             self._add_bytes(costs)
             return costs
-        found = self._rounds.get(key)
-        if found is None:
+        priced = self._rounds.get(key)
+        if priced is None:
             if len(self._rounds) * self.size >= _MOST_CACHED:
                 self._add_up_cached()
             # The cache holds the peer arrays too: a new array could get the identity (the key) of a freed array.
-            found = self._rounds[key] = (moves, self._compute_costs(moves, sent))
-        found[1].uses += 1
-        return found[1]
+            priced = self._rounds[key] = (moves, self._compute_costs(moves, sent))
+        priced[1].uses += 1
+        return priced[1]
 
     def _price_shared_memory(self, steps: Sequence[Step]) -> RoundCosts:
         """Return the costs of a round of fences, or of loads and stores."""
@@ -152,7 +152,7 @@ class RoundPricer:
         between += costs.between if costs.uses == 1 else costs.between * costs.uses
         self.messages += costs.messages * costs.uses
 
-    def _cache_key(self, moves: Sequence[Move], sent: Sequence[Bytes]) -> tuple[object, ...] | None:
+    def _cache_key(self, moves: Sequence[Move], sent: Sequence[ByteCounts]) -> tuple[object, ...] | None:
         """Return a cache key that is equal for rounds of equal costs; None if computing the costs again is cheaper."""
         parts: list[object] = []
         for move, nbytes in zip(moves, sent, strict=True):
@@ -165,7 +165,7 @@ class RoundPricer:
             parts += (id(move.dest), id(move.source), held, int(move.op) if isinstance(move.op, int) else id(move.op))
         return tuple(parts)
 
-    def _compute_costs(self, moves: Sequence[Move], sent: Sequence[Bytes]) -> RoundCosts:
+    def _compute_costs(self, moves: Sequence[Move], sent: Sequence[ByteCounts]) -> RoundCosts:
         peers = [self.links.peer_links(move) for move in moves]
         nbytes = [np.broadcast_to(np.asarray(each, np.float64), (self.size,)) for each in sent]
         sent_masks = [self._sent_mask(each, b) for each, b in zip(peers, nbytes, strict=True)]

@@ -69,13 +69,13 @@ class ScheduleSimulation:
     time: float = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "time", max((each.end for each in self.steps), default=0))
+        object.__setattr__(self, "time", max((step.end for step in self.steps), default=0))
 
     def get_idle_times(self) -> list[float]:
         """Return for each rank the part of `time` in which the rank computes nothing."""
         idle = [self.time] * self.schedule.ranks
-        for each in self.steps:
-            idle[each.rank] -= each.end - each.start
+        for step in self.steps:
+            idle[step.rank] -= step.end - step.start
         return idle
 
     @property
@@ -87,9 +87,9 @@ class ScheduleSimulation:
         """Return the steps as a timeline in which a unit of time is a microsecond."""
         slices = tuple(
             Slice(
-                each.rank, format_step(each.step), each.start, each.end - each.start, {"does": format_step(each.step)}
+                step.rank, format_step(step.step), step.start, step.end - step.start, {"does": format_step(step.step)}
             )
-            for each in self.steps
+            for step in self.steps
         )
         return Timeline(self.schedule.name, self.schedule.ranks, "simulated", slices)
 

@@ -174,8 +174,8 @@ class _Run:
                 state = self.segment_starts[number]
                 for t in range(number * self.segment, (number + 1) * self.segment):
                     state = self.advance_traced(t, second_pricer.price(self.rounds.at(t)), state)
-            found, self.last_traced = self.last_traced, []
-            return found
+            traced, self.last_traced = self.last_traced, []
+            return traced
 
         segments = (trace_segment(number) for number in range(len(self.segment_starts) - 1, -1, -1))
         return find_critical_path(segments, clocks, self.plan.ranks, pricer.machine)

@@ -8,14 +8,14 @@ from typing import NamedTuple
 
 from hpccoll.doctor.finding import Finding, Severity
 from hpccoll.measure.display.table import format_title
-from hpccoll.measure.statistics import Interval, ratio_of_medians
-from hpccoll.measure.verdict.measured_case import Implementation
+from hpccoll.measure.results.measured_case import Implementation, MeasuredCase
 from hpccoll.records import CollectiveRecord
 from hpccoll.report.bound_models import BoundModels
 from hpccoll.report.curves import CurveGroup, compute_busbw_interval, get_time_interval_s
 from hpccoll.report.load import RunMeasurement
 from hpccoll.report.number_format import format_bytes_per_s, format_factor, format_seconds
 from hpccoll.report.scaling_curves import ScalingCurves, group_scaling_curves
+from hpccoll.statistics import Interval, ratio_of_medians
 from hpccoll.units import format_count, format_size
 
 # A slowdown is reported if the low end of its confidence interval exceeds AUTO_LIMIT, MPI_LIMIT or ALGORITHM_LIMIT.
@@ -81,8 +81,8 @@ def find_slow_implementations(groups: Iterable[CurveGroup]) -> Iterator[Finding]
         if group.setting.ranks < 2:
             continue
         lags: dict[Implementation, list[Lag]] = {}
-        for nbytes in group.sizes:
-            for implementation, lag in _compare_to_fastest(group, nbytes):
+        for case in group.cases:
+            for implementation, lag in _compare_to_fastest(case):
                 lags.setdefault(implementation, []).append(lag)
         yield from _find_slow_auto(group, lags)
         yield from _find_slow_mpi(group, lags)
@@ -90,18 +90,16 @@ def find_slow_implementations(groups: Iterable[CurveGroup]) -> Iterator[Finding]
         yield from _find_slow_engines(group, lags)
 
 
-def _compare_to_fastest(group: CurveGroup, nbytes: int) -> Iterator[tuple[Implementation, Lag]]:
+def _compare_to_fastest(case: MeasuredCase) -> Iterator[tuple[Implementation, Lag]]:
     """Yield (implementation, slowdown) for each significantly slower one that uses the fastest one's MPI library."""
-    fastest = group.find_fastest(nbytes)
-    if fastest is None or fastest[1].time_us.min <= 0:
+    fastest = case.fastest
+    if fastest is None or case.records[fastest].time_us.min <= 0:
         return
-    for curve in group.curves:
-        record = curve.get_record(nbytes)
-        if record is None or record is fastest[1] or curve.implementation.library != fastest[0].library:
-            continue
-        ratio = ratio_of_medians(record.samples_us, fastest[1].samples_us)
-        if ratio.low > 1:
-            yield curve.implementation, Lag(ratio, nbytes, fastest[0])
+    for name, record in case.records.items():
+        if name != fastest and name.library == fastest.library:
+            ratio = ratio_of_medians(record.samples_us, case.records[fastest].samples_us)
+            if ratio.low > 1:
+                yield name, Lag(ratio, case.nbytes, fastest)
 
 
 def _select_far_behind(lags: Iterable[Lag], limit: float) -> list[Lag]:
@@ -195,14 +193,15 @@ def _select_slowest(lags: dict[Implementation, list[Lag]]) -> list[tuple[float, 
 def find_missed_bounds(groups: Iterable[CurveGroup], models: BoundModels) -> Iterator[Finding]:
     """Yield a note per operation on several nodes if its fastest time for the largest message far exceeds the bound."""
     for group in groups:
-        fastest = group.find_fastest(group.sizes[-1]) if group.setting.nodes > 1 else None
-        bound = None if fastest is None else models.compute_bound_s(fastest[1])
-        if fastest is None or bound is None:
+        name = group.cases[-1].fastest if group.setting.nodes > 1 else None
+        record = None if name is None else group.cases[-1].records[name]
+        bound = None if record is None else models.compute_bound_s(record)
+        if name is None or record is None or bound is None:
             continue
-        time, low, _ = get_time_interval_s(fastest[1])
+        time, low, _ = get_time_interval_s(record)
         if low / bound > BOUND_LIMIT:
             found = f"even the fastest {group.setting.op} takes {format_factor(time / bound)} the lower bound"
-            times = f"{fastest[0].label} {format_seconds(time)}, bound {format_seconds(bound)}"
+            times = f"{name.label} {format_seconds(time)}, bound {format_seconds(bound)}"
             evidence = f"{format_title(group.setting)}, {format_size(group.sizes[-1])}: {times}"
             remedy = (
                 "check links and binding: run hpccoll preflight on the same nodes and hpccoll doctor under the same "

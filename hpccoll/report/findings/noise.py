@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from hpccoll.doctor.finding import Finding, Severity
-from hpccoll.measure.statistics import CONFIDENCE, MAX_UNCERTAINTY, Interval, is_interval_full, ratio_of_medians
 from hpccoll.records import CaseKey
 from hpccoll.report.load import RunMeasurement
 from hpccoll.report.number_format import format_bounds, format_seconds
+from hpccoll.statistics import CONFIDENCE, MAX_UNCERTAINTY, Interval, is_interval_full, ratio_of_medians
 from hpccoll.units import format_count, format_size
 
 MACHINE_FRACTION = 0.25  # report noise of the machine only if at least this fraction of the rows is affected

@@ -11,7 +11,16 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from hpccoll.algorithms import bine, direct, dual_root, get_algorithm, hierarchical, make_algorithm, swing
+from hpccoll.algorithms import (
+    bine,
+    direct,
+    dual_root,
+    get_algorithm,
+    hierarchical,
+    make_algorithm,
+    make_hierarchical,
+    swing,
+)
 from hpccoll.errors import PlanError, UnknownNameError, UsageError
 from hpccoll.plan import Cost, Groups, Move, Op, Operation, Plan, Rounds, Span, check, empty_rounds, run_in_groups
 from hpccoll.plan import groups as grouping
@@ -146,11 +155,7 @@ def test_both_trees_of_the_dual_root_are_binary_in_post_order(n):
 @pytest.mark.parametrize("nodes", LAYOUTS, ids=str)
 @pytest.mark.parametrize("name", ["hierarchical", *map("+".join, PAIRS)])
 def test_hierarchies_of_any_two_on_any_nodes(name, nodes):
-    made = (
-        get_algorithm(Operation.ALL_REDUCE, name)
-        if "+" not in name
-        else hierarchical.make_hierarchical(*name.split("+"))
-    )
+    made = get_algorithm(Operation.ALL_REDUCE, name) if "+" not in name else make_hierarchical(*name.split("+"))
     for chunks in (1, 3):
         plan = made.plan(8, 0, chunks, nodes)
         assert check(plan, counts=(0, 1, 7, 1_000_003)).cost == plan.cost
@@ -162,7 +167,7 @@ def node_of(nodes: grouping.Nodes, n: int) -> np.ndarray:
 
 @pytest.mark.parametrize("nodes", [(4,) * 4, tuple(tuple(range(first, 16, 4)) for first in range(4))], ids=str)
 def test_a_hierarchy_sends_only_its_slices_between_nodes(nodes):
-    plan = hierarchical.make_hierarchical("ring", "ring").plan(16, nodes=nodes)
+    plan = make_hierarchical("ring", "ring").plan(16, nodes=nodes)
     node, rounds = node_of(nodes, 16), plan.moves()
     crossing = np.zeros(16, np.int64)
     for move in (move for moves in rounds for move in moves):
@@ -177,17 +182,17 @@ def test_a_hierarchy_costs_what_its_parts_cost_written_out():
     # 4 nodes of 2: a ring of 2 there and back, 2 ceil(log2 4) + 3 - 1 rounds of a double tree on half of the message.
     assert plan_of("hierarchical", 8, 3, (2, 2, 2, 2)).cost == Cost(2 + 6, 1 + Fraction(6, 8), 1 + Fraction(2, 2))
     # 3 and 5 ranks: two further ranks send to slots 0 and 1 of the second node.
-    found = check(hierarchical.make_hierarchical("ring", "recursive_doubling").plan(8, nodes=(3, 5))).cost
+    found = check(make_hierarchical("ring", "recursive_doubling").plan(8, nodes=(3, 5))).cost
     mean = (2 * 2 + 6 * Fraction(4, 3) + 2 * 1) / Fraction(8)
     assert found == Cost(2 * (1 + 2) + 1, mean, 1 + Fraction(4, 3) + Fraction(1, 3))
 
 
 def test_hierarchies_are_made_once_and_unknown_levels_are_named():
-    assert hierarchical.make_hierarchical("ring", "swing") is hierarchical.make_hierarchical("ring", "swing")
-    assert hierarchical.make_hierarchical("ring", "swing").full_name == "all_reduce/hierarchical(ring,swing)"
-    assert "chunks" not in hierarchical.make_hierarchical("ring", "swing").parameters
+    assert make_hierarchical("ring", "swing") is make_hierarchical("ring", "swing")
+    assert make_hierarchical("ring", "swing").full_name == "all_reduce/hierarchical(ring,swing)"
+    assert "chunks" not in make_hierarchical("ring", "swing").parameters
     with pytest.raises(UnknownNameError, match=r"unknown algorithm for reduce_scatter 'swing'; .*choose one of"):
-        hierarchical.make_hierarchical("swing", "ring")
+        make_hierarchical("swing", "ring")
 
 
 def test_a_level_of_ones_own_may_state_no_cost():

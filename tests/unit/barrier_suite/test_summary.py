@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from hpccoll.barrier_suite.barrier_row import RowContext, make_barrier_record
+from hpccoll.barrier_suite.barrier_row import make_barrier_record
 from hpccoll.barrier_suite.display import format_answers, format_first_answer, list_tables
 from hpccoll.barrier_suite.round_times import RoundTimes
 from hpccoll.barrier_suite.straggler import find_straggler
-from hpccoll.barrier_suite.summary import SuiteConditions, make_summary, name_nodes
+from hpccoll.barrier_suite.summary import make_summary, name_nodes
 from hpccoll.records import BarrierKey, BarrierRecord, InjectedDelay
 
 NODES = ("a", "a", "b", "b")
@@ -26,6 +26,9 @@ def make_times(late_us: list[float], *, completion_us: float = 10.0, unsafe: boo
     return RoundTimes(planned, entry, np.minimum(leave, entry + 1e-7) if unsafe else leave)
 
 
+NO_OPTIONS = {"inject_delay": None, "noise_rank": None}
+
+
 def make_row(
     name: str,
     pattern: str = "none",
@@ -36,16 +39,23 @@ def make_row(
     **times,
 ) -> BarrierRecord:
     even_s = None if even_us is None else even_us * 1e-6
-    context = RowContext(late_us * 1e-6, 2, 1e-6, None, None, even_s, [2e-5] if pattern == "none" else None)
     found = make_times([0, 0, 0, late_us], **times)
     planned = found.planned + 1e-6 * np.array([0, 0, 0, 0 if unplanned else late_us])
-    return make_barrier_record(BarrierKey("mpi", name, pattern, 4), replace(found, planned=planned), context)
+    return make_barrier_record(
+        BarrierKey("mpi", name, pattern, 4),
+        replace(found, planned=planned),
+        spread_s=late_us * 1e-6,
+        nodes=2,
+        clock_error_s=1e-6,
+        even_completion_s=even_s,
+        all_reduce_s=[2e-5] if pattern == "none" else None,
+    )
 
 
 def summarize(late_us: list[float], rows: list[BarrierRecord] | None = None, nodes: tuple[str, ...] = NODES):
-    conditions = SuiteConditions(nodes, "hca3", 0.5, 1.0, False, None, None)
+    conditions = {"clock": "hca3", "clock_residual_us": 0.5, "clock_cost_s": 1.0, "oversubscribed": False}
     rows = [make_row("barrier")] if rows is None else rows
-    return make_summary(rows, find_straggler(make_times(late_us), 3e-7), conditions, 16.0)
+    return make_summary(rows, find_straggler(make_times(late_us), 3e-7), nodes, 16.0, **conditions, **NO_OPTIONS)
 
 
 def test_one_late_rank_is_named_with_its_node():
@@ -122,7 +132,7 @@ def test_nothing_is_said_of_absorption_if_most_rounds_do_not_follow_the_pattern(
 def test_a_completion_below_zero_by_the_error_of_the_clock_counts_as_zero():
     times = make_times([0, 0, 0, 0])
     early = RoundTimes(times.planned, times.entry, np.tile(times.entry.max(axis=1, keepdims=True), 4) - 1e-7)
-    record = make_barrier_record(BarrierKey("mpi", "a", "none", 4), early, RowContext(0.0, 1, 1e-6, *[None] * 4))
+    record = make_barrier_record(BarrierKey("mpi", "a", "none", 4), early, spread_s=0.0, nodes=1, clock_error_s=1e-6)
     assert set(record.completion_samples_us) == {0.0}
     assert record.unsafe == 0
 

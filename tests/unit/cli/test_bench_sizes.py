@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hpccoll.cli.bench import BenchOptions, bench
-from hpccoll.cli.start_options import take_start_options
+from hpccoll.cli.options import make_options
 from hpccoll.errors import UsageError
 from hpccoll.units import KiB
 
@@ -14,7 +14,7 @@ def take(*arguments: str, ranks: int = 4) -> list[int]:
     """Return the sizes in bytes of a command line on so many ranks."""
     parameters = bench.make_context("bench", list(arguments)).params
     parameters.pop("overwrite")  # which the decorator of --json takes
-    options = BenchOptions(starting=take_start_options(parameters), **parameters)
+    options: BenchOptions = make_options(BenchOptions, parameters)
     return options.take_message_size(ranks).sizes
 
 

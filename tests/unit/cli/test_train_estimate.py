@@ -10,7 +10,7 @@ from hpccoll.cli import main as cli
 from hpccoll.errors import UsageError
 from hpccoll.parallel.mesh import Mesh
 from hpccoll.sizing.parameters import count_parameters, count_rank_parameters
-from hpccoll.train.estimated_setup import make_model_shape, make_training_setup
+from hpccoll.train.estimated_setup import make_training_setup
 from hpccoll.train.options import CourseConfig, GptConfig, MlpConfig, TrainOptions
 from tests.record_schema import require_valid
 
@@ -80,6 +80,6 @@ SWIGLU = GptConfig(activation="swiglu", width=96, layers=2, context=32)
 
 @pytest.mark.parametrize("config", [GptConfig(), SWIGLU, MlpConfig(width=30, layers=5), CourseConfig(layers=3)])
 def test_the_shape_of_a_model_has_its_parameters(config):
-    assert count_parameters(make_model_shape(config)).total == config.parameter_count
+    assert count_parameters(config.make_shape()).total == config.parameter_count
     setup = make_training_setup(TrainOptions(config, 1), Mesh())
     assert count_rank_parameters(setup, 0).total == config.parameter_count

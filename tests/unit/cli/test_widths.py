@@ -20,13 +20,13 @@ import hpccoll.cli.tune
 from hpccoll.barrier_suite.arrival_patterns import ArrivalPattern
 from hpccoll.barrier_suite.barrier_calls import list_barrier_names
 from hpccoll.barrier_suite.straggler import ArrivalEvidence, StragglerReport
-from hpccoll.barrier_suite.summary import SuiteConditions, make_summary
+from hpccoll.barrier_suite.summary import make_summary
 from hpccoll.cli.output import print_table
 from hpccoll.doctor import Finding
 from hpccoll.doctor.finding import Severity
 from hpccoll.measure.display.result_rows import ResultRows
 from hpccoll.measure.results.collective_record import make_collective_record
-from hpccoll.measure.verdict.fastest import make_size_verdicts
+from hpccoll.measure.results.measured_case import list_table_cases
 from hpccoll.measure.verdict.text import format_verdict
 from hpccoll.measure.verdict.trust import RunConditions
 from hpccoll.parallel import Mesh
@@ -80,7 +80,7 @@ def print_bench(_: Path) -> None:
     block = len(ENGINES) + 2
     for first in range(0, len(records), block):
         rows.print_block(records[first : first + block])
-    print(format_verdict(make_size_verdicts(records), RunConditions(), width))
+    print(format_verdict(list_table_cases(records), RunConditions(), width))
 
 
 def print_scaling(path: Path) -> None:
@@ -184,8 +184,8 @@ def print_barrier(_: Path) -> None:
         tuple(ArrivalEvidence(rank, rank, 1e-3 / (rank + 1), 1e-3, 1e-3, 1e-1) for rank in range(64)),
     )  # fmt: skip
     nodes = tuple(f"cluster-node-{rank // 4:04}" for rank in range(64))
-    conditions = SuiteConditions(nodes, "hca3", 1.234, 5.678, True, None, None)
-    summary = make_summary(rows, report, conditions, 1111.222)
+    conditions = {"clock": "hca3", "clock_residual_us": 1.234, "clock_cost_s": 5.678, "oversubscribed": True}
+    summary = make_summary(rows, report, nodes, 1111.222, **conditions, inject_delay=None, noise_rank=None)
     hpccoll.cli.barrier.print_results(summary, rows)
 
 

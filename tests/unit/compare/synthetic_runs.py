@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
-from hpccoll.compare.measured_runs import ComparedSide, MeasuredRun, make_row_key
+from hpccoll.compare.measured_runs import ComparedSide, MeasuredRun
 from hpccoll.measure.results.collective_record import make_collective_record
 from hpccoll.records import CollectiveCase, CollectiveRecord, StopReason
 
@@ -68,7 +68,7 @@ def make_records(
 def make_run(records: list[CollectiveRecord], **environment: Any) -> MeasuredRun:
     """Return a run with the given records and fields of its record of kind `run`."""
     known = {"hosts": ["vm", "vm"], "ranks": 2, "versions": {"mpi": "MPICH 5.0.2"}}
-    return MeasuredRun("run", known | environment, {make_row_key(record): record for record in records})
+    return MeasuredRun("run", known | environment, {record.key: record for record in records})
 
 
 def make_side(name: str, *runs: list[CollectiveRecord], **environment: Any) -> ComparedSide:

@@ -13,13 +13,11 @@ from hpccoll.compare.guidelines import (
     GUIDELINE_NOISE,
     GUIDELINES,
     RUN_DEGREES,
-    CheckedGuideline,
-    GuidelineVerdict,
     check_guidelines,
 )
 from hpccoll.measure.results.collective_record import make_collective_record
 from hpccoll.plan import Operation
-from hpccoll.records import StopReason
+from hpccoll.records import GuidelineRecord, GuidelineVerdict, StopReason
 from tests.unit.compare.synthetic_runs import CASE, make_records, make_side
 
 MPI = (("mpi", None),)
@@ -44,11 +42,11 @@ def test_equal_operations_fulfil_all_guidelines():
 
 def test_an_operation_slower_than_its_replacement_violates_its_guidelines():
     checked = check({"gather": 2.0, "all_reduce": 3.5}, contenders=MPI, operations=ALL)
-    violated = {each.text for each in checked if each.verdict is GuidelineVerdict.VIOLATED}
+    violated = {each.guideline for each in checked if each.verdict is GuidelineVerdict.VIOLATED}
     assert violated >= {"gather <= all_gather", "all_reduce <= reduce + broadcast"}
     assert all(text.split()[0] in ("gather", "all_reduce") for text in violated)
-    [one] = [each for each in checked if each.text == "gather <= all_gather" and each.left.case.nbytes == 1024]
-    assert 1.4 < one.low < one.ratio < one.high
+    [one] = [each for each in checked if each.guideline == "gather <= all_gather" and each.nbytes == 1024]
+    assert 1.4 < one.ratio_low < one.ratio < one.ratio_high
     assert one.right_us == pytest.approx(one.left_us / one.ratio)
     tolerant = check({"gather": 2.0, "all_reduce": 3.5}, 2.0, contenders=MPI, operations=ALL)
     assert not [each for each in tolerant if each.verdict is GuidelineVerdict.VIOLATED]
@@ -58,7 +56,7 @@ def test_a_small_message_that_takes_longer_than_a_larger_one_violates_monotony()
     records = make_records(3, contenders=MPI, operations=("gather",))
     slow = make_records(4, {("gather", "mpi"): 30.0}, contenders=MPI, operations=("gather",))
     checked = check_guidelines(make_side("A", [slow[0], *records[1:]]))
-    assert [(each.text, each.verdict.value) for each in checked] == [
+    assert [(each.guideline, each.verdict.value) for each in checked] == [
         ("gather <= gather of the next larger size", "violated"),
         ("gather <= gather of the next larger size", "holds"),
     ]
@@ -66,7 +64,7 @@ def test_a_small_message_that_takes_longer_than_a_larger_one_violates_monotony()
 
 def test_only_auto_and_other_libraries_are_checked_across_operations():
     checked = check(operations=("gather", "all_gather"))
-    replaced = {each.left.case.algorithm for each in checked if each.text == "gather <= all_gather"}
+    replaced = {each.algorithm for each in checked if each.guideline == "gather <= all_gather"}
     assert replaced == {None, "auto"}
 
 
@@ -74,7 +72,7 @@ def test_an_operation_that_runs_only_in_place_stands_for_both_places():
     out = make_records(3, contenders=MPI, operations=("scatter",), sizes=(1024,), in_place=False)
     within = make_records(3, contenders=MPI, operations=("broadcast",), sizes=(1024,))
     [found] = check_guidelines(make_side("A", [*out, *within]))
-    assert found.text == "scatter <= broadcast"
+    assert found.guideline == "scatter <= broadcast"
 
 
 def test_an_operation_in_place_does_not_replace_one_out_of_place():
@@ -87,7 +85,7 @@ def test_several_runs_narrow_the_interval():
     options: dict[str, Any] = {"contenders": MPI, "operations": ("gather", "all_gather"), "sizes": (1024,)}
     runs = [make_records(seed, **options) for seed in range(16)]
     [one], [many] = (check_guidelines(make_side("A", *some)) for some in (runs[:1], runs))
-    assert many.high / many.low < one.high / one.low
+    assert many.ratio_high / many.ratio_low < one.ratio_high / one.ratio_low
 
 
 @pytest.mark.parametrize(("count", "verdict"), [(3, "no evidence"), (20, "violated")])
@@ -96,7 +94,7 @@ def test_three_samples_are_too_few_for_a_violation(count, verdict):
     assert [each.verdict.value for each in checked] == [verdict]
 
 
-def check_samples(**samples_us: list[float]) -> list[CheckedGuideline]:
+def check_samples(**samples_us: list[float]) -> list[GuidelineRecord]:
     """Return the guidelines of operations of one size with the given samples."""
     rows = [(replace(CASE, op=op, redop="sum" if op == "all_reduce" else None), us) for op, us in samples_us.items()]
     records = [make_collective_record(row, us, StopReason.ITERATIONS, 0) for row, us in rows]
@@ -109,18 +107,18 @@ def test_the_test_of_medians_asks_only_whether_the_left_side_is_slower(p_value, 
     error = GUIDELINE_NOISE * (1 + 2 * 0.5**2) ** 0.5  # of the left median, and of the sum of two equal ones
     slower_us = 20e3 * exp(error * t.isf(p_value / 3, RUN_DEGREES))
     found, *others = check_samples(all_reduce=[slower_us] * 20, reduce_scatter=[10e3] * 20, all_gather=[10e3] * 20)
-    assert [each.p_corrected for each in others] == [1, 1]  # so Holm multiplies the p-value of the first by 3
-    assert found.p_corrected == pytest.approx(p_value, rel=1e-4)
+    assert [each.p_value for each in others] == [1, 1]  # so Holm multiplies the p-value of the first by 3
+    assert found.p_value == pytest.approx(p_value, rel=1e-4)
     assert found.verdict.value == verdict
-    assert (found.low > 1) == (verdict == "violated")
+    assert (found.ratio_low > 1) == (verdict == "violated")
 
 
 def test_the_test_of_samples_asks_only_whether_the_left_side_is_slower():
     [found] = check_samples(gather=[95.0, 96.0, 97.0, 98.0], all_gather=[5.0, 6.0, 7.0, 8.0])
-    assert found.p_corrected == pytest.approx(1 / 70)  # of the 70 orders of 4 and 4 samples, one is so extreme
+    assert found.p_value == pytest.approx(1 / 70)  # of the 70 orders of 4 and 4 samples, one is so extreme
 
 
 def test_a_slower_median_violates_nothing_if_most_samples_are_faster():
     [found] = check_samples(gather=[1.0, 1.1, 50.0, 51.0, 52.0], all_gather=[4.0, 4.1, 4.2, 90.0, 91.0])
     assert found.ratio > 10
-    assert found.p_corrected == 1
+    assert found.p_value == 1

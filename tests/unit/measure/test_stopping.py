@@ -9,10 +9,10 @@ import pytest
 
 from hpccoll.errors import UsageError
 from hpccoll.measure.interleaved import Contender, TimingOptions
-from hpccoll.measure.statistics import median_interval
 from hpccoll.measure.stopping import StoppingRule
 from hpccoll.measure.tuning import PruningBenchmark
 from hpccoll.records import StopReason
+from hpccoll.statistics import median_interval
 
 RULE = StoppingRule(min_iterations=8, max_iterations=100, rel_halfwidth=0.05, budget_s=1.0)
 STEADY, WILD = [10.0] * 20, [1.0, 100.0] * 10

@@ -9,9 +9,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from hpccoll.algorithms import get_algorithm, list_algorithms, make_algorithm
+from hpccoll.algorithms import get_algorithm, list_algorithms, make_algorithm, make_hierarchical
 from hpccoll.algorithms import shared_memory as family
-from hpccoll.algorithms.hierarchical import make_hierarchical
 from hpccoll.errors import PlanError, UsageError
 from hpccoll.plan import (
     SIGNAL,

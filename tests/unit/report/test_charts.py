@@ -215,10 +215,10 @@ def test_styles_within_an_operation_differ_unless_muted():
     from tests.unit.report.test_load import FOUR, TWO
 
     drawn = group_curves(load_results([TWO, FOUR]).rows)
-    styles = choose_line_styles(case for picture in drawn for case in picture.list_cases())
+    styles = choose_line_styles(case for picture in drawn for case in picture.cases)
     for picture in drawn:
         found = styles[picture.setting.op]
-        loud = [found[curve.implementation] for curve in picture.curves if not found[curve.implementation].is_muted]
+        loud = [found[name] for name in picture.implementations if not found[name].is_muted]
         assert len({style.css_class for style in loud}) == len({style.marker for style in loud}) == len(loud) > 1
         assert found[next(name for name in found if name.engine == "mpi")].css_class == "mpi"
 

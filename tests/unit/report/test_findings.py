@@ -279,7 +279,7 @@ def test_the_doctors_warnings_are_repeated(write):
         Finding("limits", Severity.OK, "fine", "ulimit"),
         Finding("binding", Severity.PROBLEM, "all ranks are on core 0", "sched_getaffinity", "--bind-to core"),
     ]
-    file = write([records()[0], *(each.as_dict() for each in told)], "doctor.jsonl")
+    file = write([records()[0], *(each.make_record().as_dict() for each in told)], "doctor.jsonl")
     passed = one(found(TWO, file), "doctor, binding", Severity.PROBLEM, "all ranks are on core 0")
     assert "doctor.jsonl" in passed.evidence
     assert not [each for each in found(file) if "fine" in each.found]

@@ -106,32 +106,25 @@ def test_an_empty_directory_is_refused(tmp_path):
 def test_pictures_hold_every_row_once_in_place_first():
     results = load_results([TWO, FOUR])
     drawn = group_curves(results.rows)
-    assert sum(len(curve.records) for picture in drawn for curve in picture.curves) == len(results.rows)
-    kinds = [(picture.setting.op, picture.setting.ranks, picture.in_place) for picture in drawn]
+    assert sum(len(case.records) for picture in drawn for case in picture.cases) == len(results.rows)
+    kinds = [(picture.setting.op, picture.setting.ranks, picture.cases[0].in_place) for picture in drawn]
     ops = ("all_reduce", "all_gather")
     assert kinds == [(op, ranks, place) for ranks in (2, 4) for op in ops for place in (True, False)]
     for picture in drawn:
-        for nbytes in picture.sizes:
-            best = picture.find_fastest(nbytes)
-            assert best is not None
-            assert best[1].time_us.p50 == min(curve.get_record(nbytes).time_us.p50 for curve in picture.curves)
+        for case in picture.cases:
+            assert case.fastest is not None
+            assert case.records[case.fastest].time_us.p50 == min(record.time_us.p50 for record in case.rows)
 
 
 def test_runs_on_two_mpi_libraries_are_lines_of_their_own(tmp_path):
     file = tmp_path / "other.jsonl"
     file.write_text(TWO.read_text().replace("MPICH 5.0.2", "Open MPI 5.0.11"))
-    names = {
-        curve.implementation.label
-        for picture in group_curves(load_results([TWO, file]).rows)
-        for curve in picture.curves
-    }
+    names = {name.label for picture in group_curves(load_results([TWO, file]).rows) for name in picture.implementations}
     assert {"mpi (MPICH 5.0.2)", "mpi (Open MPI 5.0.11)", "ring (MPICH 5.0.2)"} <= names
     again = tmp_path / "again.jsonl"
     shutil.copy(TWO, again)
     assert "mpi" in {
-        curve.implementation.label
-        for picture in group_curves(load_results([TWO, again]).rows)
-        for curve in picture.curves
+        name.label for picture in group_curves(load_results([TWO, again]).rows) for name in picture.implementations
     }
 
 

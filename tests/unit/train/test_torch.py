@@ -14,13 +14,13 @@ from hpccoll.train.text import load_text
 
 torch = pytest.importorskip("torch")
 
-from hpccoll.train import model as models  # noqa: E402 - torch may not be here
 from hpccoll.train.gradient_check import (  # noqa: E402
     TOLERANCE,
     GradientCheck,
     compare_gradients,
     count_replica_differences,
 )
+from hpccoll.train.model import make_model  # noqa: E402 - torch may not be here
 from hpccoll.train.optimizer import ShardOptimizer, compute_lr_factor  # noqa: E402
 from hpccoll.train.trainer import keep_freed_memory  # noqa: E402
 
@@ -35,11 +35,13 @@ MESHES = [
     "mlp", [MlpConfig(width=7, layers=4), MlpConfig(width=10, layers=5), MlpConfig(width=6, layers=3)]
 )
 def test_the_shards_of_a_replica_make_the_full_model(mesh, mlp):
-    seen = {piece.name: torch.zeros(piece.full_shape, dtype=torch.int64) for piece in models.list_full_parameters(mlp)}
+    seen = {
+        piece.name: torch.zeros(piece.full_shape, dtype=torch.int64) for piece in make_model(mlp).list_full_parameters()
+    }
     for rank in range(mesh.ranks):
         if mesh.get_coordinates(rank)["dp"]:
             continue
-        for piece in models.list_shards(mlp, mesh, rank):
+        for piece in make_model(mlp).list_shards(mesh, rank):
             if not piece.is_copy:
                 seen[piece.name][piece.slices] += 1
     assert all(bool((each == 1).all()) for each in seen.values())
@@ -49,11 +51,13 @@ def test_the_shards_of_a_replica_make_the_full_model(mesh, mlp):
 @pytest.mark.parametrize("mesh", [Mesh(tp=4), Mesh(2, 2, 2), Mesh(tp=3, pp=2, stage_ranks=(0, 1, 1, 0))])
 def test_the_shards_of_a_gpt_make_the_full_model(mesh, activation):
     gpt = GptConfig(width=8, layers=5, heads=4, context=3, activation=activation)
-    seen = {piece.name: torch.zeros(piece.full_shape, dtype=torch.int64) for piece in models.list_full_parameters(gpt)}
+    seen = {
+        piece.name: torch.zeros(piece.full_shape, dtype=torch.int64) for piece in make_model(gpt).list_full_parameters()
+    }
     for rank in range(mesh.ranks):
         if mesh.get_coordinates(rank)["dp"]:
             continue
-        for piece in models.list_shards(gpt, mesh, rank):
+        for piece in make_model(gpt).list_shards(mesh, rank):
             if not piece.is_copy:
                 seen[piece.name][piece.slices] += 1
     assert all(bool((each == 1).all()) for each in seen.values())
@@ -85,7 +89,7 @@ def test_a_python_without_its_sources_is_reported(monkeypatch, tmp_path):
 
 
 def test_layers_and_shards_start_with_different_parameters():
-    full = models.init_parameters(MlpConfig(width=64, layers=4), 0, torch.float64)
+    full = make_model(MlpConfig(width=64, layers=4)).init_parameters(0, torch.float64)
     weights = [full[f"layers.{layer}.weight"] for layer in range(3)]
     assert not any(bool((a == b).any()) for a, b in [(weights[0], weights[1]), (weights[1], weights[2])])
     top, bottom = weights[1].split(32)
@@ -95,7 +99,7 @@ def test_layers_and_shards_start_with_different_parameters():
         assert float(each.abs().max()) <= into**-0.5, name
         if each.numel() > 1000:
             assert float(each.std()) == pytest.approx(into**-0.5 / 3**0.5, rel=0.05)
-    single = models.init_parameters(MlpConfig(width=64, layers=4), 0, torch.float32)
+    single = make_model(MlpConfig(width=64, layers=4)).init_parameters(0, torch.float32)
     assert all(bool((single[name] == each.to(torch.float32)).all()) for name, each in full.items())
 
 
@@ -120,10 +124,10 @@ def test_an_optimizer_that_resumes_takes_the_steps_of_torch(resumed_at):
 
 @pytest.mark.parametrize(("dtype", "small"), [("float32", 1e-4), ("float64", 1e-11)])
 def test_small_differences_of_gradients_are_counted_on_all_ranks(dtype, small):
-    model, mesh = MlpConfig(width=4, layers=2), Mesh(dp=2)
-    shapes = {piece.name: piece.full_shape for piece in models.list_full_parameters(model)}
+    model, mesh = make_model(MlpConfig(width=4, layers=2)), Mesh(dp=2)
+    shapes = {piece.name: piece.full_shape for piece in model.list_full_parameters()}
     expected = {name: torch.full(shape, 2.0, dtype=getattr(torch, dtype)) for name, shape in shapes.items()}
-    ranks = [[expected[piece.name].clone() for piece in models.list_shards(model, mesh, rank)] for rank in range(2)]
+    ranks = [[expected[piece.name].clone() for piece in model.list_shards(mesh, rank)] for rank in range(2)]
     assert compare_gradients(model, mesh, ranks, expected, TOLERANCE[dtype]) == GradientCheck(0, 0.0, None)
     ranks[1][2][3] *= 1 + small
     found = compare_gradients(model, mesh, ranks, expected, TOLERANCE[dtype])
@@ -134,9 +138,9 @@ def test_small_differences_of_gradients_are_counted_on_all_ranks(dtype, small):
 
 
 def test_replicas_are_compared_bit_by_bit():
-    model, mesh = MlpConfig(width=4, layers=2), Mesh(dp=2)
-    full = {piece.name: torch.zeros(piece.full_shape) for piece in models.list_full_parameters(model)}
-    ranks = [[torch.zeros(piece.shape) for piece in models.list_shards(model, mesh, rank)] for rank in range(2)]
+    model, mesh = make_model(MlpConfig(width=4, layers=2)), Mesh(dp=2)
+    full = {piece.name: torch.zeros(piece.full_shape) for piece in model.list_full_parameters()}
+    ranks = [[torch.zeros(piece.shape) for piece in model.list_shards(mesh, rank)] for rank in range(2)]
     assert count_replica_differences(model, mesh, ranks, full) == 0
     ranks[1][0].flatten()[1] = -0.0
     assert count_replica_differences(model, mesh, ranks, full) == 1

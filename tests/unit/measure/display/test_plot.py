@@ -13,7 +13,7 @@ from hpccoll.errors import UsageError
 from hpccoll.measure.display.plot import draw_figure, write_plot
 from hpccoll.measure.display.series_styles import COLOURS, MAX_COLOURED
 from hpccoll.measure.results.collective_record import make_collective_record
-from hpccoll.measure.results.comparison import compare_engines
+from hpccoll.measure.results.measured_case import list_cases
 from hpccoll.measure.results.output_file import require_picture
 from hpccoll.records import CollectiveCase, StopReason
 
@@ -55,7 +55,7 @@ def winners(names):
 
 def drawn(records):
     """The latency panel, the bandwidth panel and the legend's margin of the first row."""
-    figure = draw_figure(compare_engines(records))
+    figure = draw_figure(list_cases(records))
     return figure.subfigs[0].axes
 
 
@@ -138,7 +138,7 @@ def test_in_place_is_solid_and_out_of_place_dashed():
 
 
 def test_a_single_place_is_solid_and_in_the_title():
-    figure = draw_figure(compare_engines(race(NAMES[:1], places=(False,))))
+    figure = draw_figure(list_cases(race(NAMES[:1], places=(False,))))
     row = figure.subfigs[0]
     assert row.get_suptitle() == "all_reduce, float32, sum, 4 ranks on 1 node, host memory, out-of-place"
     assert row.axes[0].lines[0].get_linestyle() == "-"
@@ -163,7 +163,7 @@ def test_heights_are_named_in_full():
 
 
 def test_the_legend_covers_no_data():
-    figure = draw_figure(compare_engines(race(NAMES, places=(False, True))))
+    figure = draw_figure(list_cases(race(NAMES, places=(False, True))))
     figure.canvas.draw()
     latency, bandwidth, margin = figure.subfigs[0].axes
     legend = margin.get_legend()
@@ -173,7 +173,7 @@ def test_the_legend_covers_no_data():
 
 
 def test_each_operation_has_its_own_row():
-    figure = draw_figure(compare_engines([*race(), *race(op="reduce", root=0)]))
+    figure = draw_figure(list_cases([*race(), *race(op="reduce", root=0)]))
     assert [row.get_suptitle().split(",")[0] for row in figure.subfigs] == ["all_reduce", "reduce"]
 
 

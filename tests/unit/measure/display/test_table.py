@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from hpccoll.errors import UsageError
 from hpccoll.measure.display.table import format_plain_table, list_table_columns
 from hpccoll.measure.results.collective_record import make_collective_record
-from hpccoll.measure.results.comparison import compare_engines
 from hpccoll.measure.results.csv_file import COLUMNS, write_csv
+from hpccoll.measure.results.measured_case import find_best, list_cases, list_implementations, pair_places
 from hpccoll.records import CollectiveCase, StopReason
 
 ROW = CollectiveCase("all_reduce", "mpi", None, "host", False, 1_048_576, 262_144, "float32", "sum", None, 4, 1)
@@ -40,42 +40,41 @@ def data(text):
 
 
 def test_rows_of_one_size_stand_side_by_side_in_a_fixed_order():
-    cases = compare_engines([record(nbytes=8), *RACE, record(op="reduce", root=0)])
-    assert [(case.setting.op, case.nbytes) for case in cases] == [
+    pairs = pair_places(list_cases([record(nbytes=8), *RACE, record(op="reduce", root=0)]))
+    assert [(pair[0].setting.op, pair[0].nbytes) for pair in pairs] == [
         *[("all_reduce", 8), ("all_reduce", 1_048_576), ("reduce", 1_048_576)],
     ]
-    names = [(entry.engine, entry.algorithm) for entry in cases[1].entries]
+    names = [(name.engine, name.algorithm) for name in list_implementations(pairs[1])]
     assert names == [("mpi", None), ("gloo", None), ("hpccoll", "bruck"), ("hpccoll", "ring")]
 
 
 @pytest.mark.parametrize("other", [{"dtype": "int8"}, {"buffer": "cuda"}, {"ranks": 2}, {"root": 1}, {"redop": "max"}])
 def test_only_like_is_compared_with_like(other):
     first, second = record(), record("hpccoll", "ring", **other)
-    cases = compare_engines([first, second])
-    assert len(cases) == 2
-    assert cases[1].ratio_to_mpi(second) is None
+    _, other_case = list_cases([first, second])
+    assert other_case.ratio_to_mpi(*other_case.records) is None
 
 
 def test_ratios_are_to_mpi_in_the_same_place_and_above_one_where_faster():
-    case = compare_engines(RACE)[0]
-    for entry in case.entries:
-        for each in entry.records:
-            ratio = case.ratio_to_mpi(each)
-            if entry.engine == "mpi":
+    for case in list_cases(RACE):
+        for name in case.records:
+            ratio = case.ratio_to_mpi(name)
+            if name.engine == "mpi":
                 assert ratio is None
                 continue
             assert ratio is not None
-            expected = {"ring": 2.0, "bruck": 100 / 120, None: 0.25}[entry.algorithm]
+            expected = {"ring": 2.0, "bruck": 100 / 120, None: 0.25}[name.algorithm]
             assert ratio.value == pytest.approx(expected, rel=0.001)
             assert ratio.low < expected < ratio.high
-    lone = record("hpccoll", "ring", in_place=True)
-    assert compare_engines([record(), lone])[0].ratio_to_mpi(lone) is None
+    lone, _ = list_cases([record(), record("hpccoll", "ring", in_place=True)])
+    assert lone.ratio_to_mpi(*lone.records) is None
 
 
 def best(records):
     """The algorithm of the best of a single case."""
-    (case,) = compare_engines(records)
-    return case.best.algorithm if case.best else None
+    (pair,) = pair_places(list_cases(records))
+    found = find_best(pair)
+    return found.algorithm if found else None
 
 
 def test_the_best_is_the_fastest_whose_results_were_right():
@@ -88,8 +87,8 @@ def test_the_best_is_the_fastest_whose_results_were_right():
 
 def test_of_a_row_that_was_measured_twice_the_last_counts():
     last = record(us=5.0)
-    case = compare_engines([record(us=1.0), last])[0]
-    assert [entry.records for entry in case.entries] == [(last,)]
+    (case,) = list_cases([record(us=1.0), last])
+    assert case.rows == (last,)
 
 
 @pytest.mark.parametrize("places", [(False,), (True,), (False, True)])

@@ -10,8 +10,7 @@ from msgspec.structs import replace
 
 from hpccoll.measure.hardware_limit import HardwareLimit, _compute_duration
 from hpccoll.measure.results.collective_record import make_collective_record
-from hpccoll.measure.results.comparison import is_tie
-from hpccoll.measure.verdict.fastest import get_choice, make_size_verdicts
+from hpccoll.measure.results.measured_case import get_choice, is_tie, list_table_cases
 from hpccoll.measure.verdict.size_ranges import find_fastest_ranges
 from hpccoll.measure.verdict.text import format_footer, format_us, format_verdict
 from hpccoll.measure.verdict.trust import RunConditions
@@ -48,7 +47,7 @@ THREE = [*rows_of(8, mpi=2.0, ring=4.0, taken="mpi"), *rows_of(64 * KiB), *rows_
 
 def verdict(records, width=None, **conditions):
     """The whole text."""
-    return format_verdict(make_size_verdicts(records), RunConditions(**conditions), width)
+    return format_verdict(list_table_cases(records), RunConditions(**conditions), width)
 
 
 def line(records, size, width=None, **conditions):
@@ -71,8 +70,8 @@ def test_a_line_per_size_has_the_fastest_its_time_its_factors_and_what_auto_take
 
 def test_a_row_of_auto_counts_for_what_it_selected():
     assert get_choice(auto(1.0, "mpi")) == get_choice(record("mpi", 1.0)) == "mpi"
-    (found,) = make_size_verdicts([record("mpi", 2.0), auto(1.0, "mpi"), record("ring", 3.0)])
-    assert (found.choice, found.tied, list(found.by_choice)) == ("mpi", (), ["mpi", "ring"])
+    (found,) = list_table_cases([record("mpi", 2.0), auto(1.0, "mpi"), record("ring", 3.0)])
+    assert (found.best_choices, list(found.by_choice)) == (("mpi",), ["mpi", "ring"])
     assert found.is_auto_best
 
 
@@ -83,8 +82,8 @@ def test_a_tie_is_called_a_tie(ring, told):
 
 def test_a_wide_interval_makes_a_tie_of_a_large_difference():
     noisy = [record("mpi", 20.0, spread=0.3), record("ring", 15.0, spread=0.3)]
-    (found,) = make_size_verdicts(noisy)
-    assert (found.choice, found.tied) == ("ring", ("mpi",))
+    (found,) = list_table_cases(noisy)
+    assert found.best_choices == ("ring", "mpi")
 
 
 @pytest.mark.parametrize(
@@ -111,10 +110,10 @@ def test_every_line_names_the_same_choices_at_a_size_without_a_clear_winner():
 @pytest.mark.parametrize(("ring", "low"), [(10.5, 1.04), (10.65, 1.05), (10.7, 1.06), (12.0, 1.19)])
 def test_the_printed_interval_decides_ties(ring, low):
     rows = [record("mpi", ring, spread=0.005), record("ring", 10.0, spread=0.005)]
-    (found,) = make_size_verdicts(rows)
+    (found,) = list_table_cases(rows)
     cells = line(rows, "1 KiB")
     assert cells[4].startswith(f"[{low:.2f},")
-    assert (found.tied == ("mpi",)) == is_tie(*rows) == is_tie(*rows[::-1]) == (low <= 1.05)
+    assert (found.best_choices == ("ring", "mpi")) == is_tie(*rows) == is_tie(*rows[::-1]) == (low <= 1.05)
     assert cells[1] == ("ring or mpi" if low <= 1.05 else "ring")
     legend = '"or", "ties": the 95 % interval of their ratio begins at 1.05 or less'
     assert (legend in " ".join(verdict(rows).splitlines())) == (low <= 1.05)
@@ -167,7 +166,7 @@ def test_a_wrong_result_is_never_the_fastest_and_nothing_is_trusted():
     rows = [*rows_of(8), record("tree", 0.1, nbytes=8, wrong=3)]
     assert line(rows, "8 B")[1] == "ring"
     assert paragraph(rows, "trust")[0].startswith("results: NO: 1 of 5 rows have wrong results (tree)")
-    assert "values : 3 FAILED" in format_footer(make_size_verdicts(rows))
+    assert "values : 3 FAILED" in format_footer(list_table_cases(rows))
     alone = [record("tree", 0.1, nbytes=8, wrong=3)]
     assert "all wrong" in line(alone, "8 B")
 
@@ -203,7 +202,7 @@ def test_one_size_and_a_barrier_have_a_verdict():
 
 
 def test_ranges_of_sizes_end_where_another_is_faster_but_not_at_a_tie():
-    verdicts = make_size_verdicts([*THREE, *rows_of(8 * MiB, mpi=10.1)])
+    verdicts = list_table_cases([*THREE, *rows_of(8 * MiB, mpi=10.1)])
     found = find_fastest_ranges(verdicts, lambda each: each.best_choices)
     assert [(each.names, [size.nbytes for size in each.cases]) for each in found] == [
         (("mpi",), [8]),
@@ -409,7 +408,7 @@ def test_kinds_of_memory_stand_side_by_side():
 
 def test_the_footer_is_that_of_nccl_tests():
     rows = [record("mpi", 100.0, nbytes=MiB), auto(50.0, "ring", nbytes=MiB)]
-    footer = format_footer(make_size_verdicts(rows))
+    footer = format_footer(list_table_cases(rows))
     assert re.search(r"^# Out of bounds values : 0 OK$", footer, re.MULTILINE)
     busbw = MiB / 50e-6 / 1e9 * 1.5
     average = rf"^# Avg bus bandwidth    : {busbw:.3f} \(GB/s, auto; .*mpi {busbw / 2:.3f}\)"

@@ -231,7 +231,7 @@ def test_the_best_broadcast_of_logp_by_hand():
 def test_24576_ranks_in_seconds_and_little_memory():
     machine = Machine("Summit", 6, Link(3.4e-6, 2e-11, 1e-6), Link(9.6e-6, 8e-11, 1e-6), 2, 3e-12)
     limits = {"ring": 3.0, "double_tree": 3.0, "hierarchical(ring,ring)": 5.0}
-    from hpccoll.algorithms.hierarchical import make_hierarchical
+    from hpccoll.algorithms import make_hierarchical
 
     tracemalloc.start()
     for algorithm in (RING, get_algorithm(Operation.ALL_REDUCE, "double_tree"), make_hierarchical("ring", "ring")):

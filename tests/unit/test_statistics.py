@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpccoll.errors import UsageError
-from hpccoll.measure.statistics import median_interval, median_ranks, ratio_of_medians, summarize
+from hpccoll.statistics import median_interval, median_ranks, ratio_of_medians, summarize
 
 
 def covered_exactly(n: int, rank: int) -> float:

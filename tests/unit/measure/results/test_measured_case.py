@@ -9,9 +9,8 @@ from msgspec.structs import replace
 
 from hpccoll.measure.display.series_styles import MAX_COLOURED, choose_series_styles
 from hpccoll.measure.results.collective_record import make_collective_record
-from hpccoll.measure.results.comparison import compare_engines
+from hpccoll.measure.results.measured_case import Implementation, list_cases
 from hpccoll.measure.verdict.main_finding import describe_fastest, describe_main_finding
-from hpccoll.measure.verdict.measured_case import Implementation, MeasuredCase, list_measured_cases
 from hpccoll.measure.verdict.size_ranges import find_fastest_ranges
 from hpccoll.records import CollectiveCase, StopReason
 
@@ -32,19 +31,19 @@ def cases(times, wrong=(), **row):
         for name, own in times.items()
         for at, time in enumerate(own)
     ]
-    return list_measured_cases(compare_engines(records))
+    return list_cases(records)
 
 
 def test_times_within_five_percent_tie():
     (case,) = cases({RING: [100], TREE: [103], AUTO: [115]})
-    assert case.list_tied() == (Implementation(*RING), Implementation(*TREE))
+    assert case.tied == (Implementation(*RING), Implementation(*TREE))
     (case,) = cases({RING: [100], TREE: [103]}, wrong=[(RING, 0)])
     assert case.fastest == Implementation(*TREE)
 
 
 def test_a_tie_does_not_end_a_range():
     measured = cases({RING: [10, 20.4, 40, 99], TREE: [15, 20, 60, 50]})
-    ranges = find_fastest_ranges(measured, MeasuredCase.list_tied)
+    ranges = find_fastest_ranges(measured, lambda case: case.tied)
     assert [(each.cases[0].nbytes, each.cases[-1].nbytes, each.names[0].label) for each in ranges] == [
         (8, 512, "ring"),
         (4096, 4096, "tree"),
