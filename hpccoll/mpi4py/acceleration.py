@@ -1,0 +1,115 @@
+"""The hpccoll communicator that carries out the collectives of one MPI communicator, and what it carries out."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, Final
+
+import numpy as np
+from mpi4py import MPI
+
+from hpccoll.communicator import Communicator
+from hpccoll.mpi4py.configuration import AUTO, get_configuration
+from hpccoll.plan import Operation
+from hpccoll.runtime.arguments import check_call
+from hpccoll.selection import MPI_LIBRARY
+
+CALLS_BEFORE: Final = 3  # of a communicator other than MPI.COMM_WORLD, until it gets an hpccoll communicator
+MOST_OPEN: Final = 128  # hpccoll communicators; MPICH allows about 2,000 MPI communicators, and each of these uses two
+_BLOCKS_IN_INPUT: Final = (Operation.ALL_TO_ALL, Operation.REDUCE_SCATTER)
+_BLOCKS_IN_MESSAGE: Final = (*_BLOCKS_IN_INPUT, Operation.ALL_GATHER)
+
+
+class Acceleration:
+    """The state of one MPI communicator, whichever Python objects refer to it; an attribute of the communicator.
+
+    The hpccoll communicator is made in a collective call, because this is collective. All ranks count the same calls,
+    so they make it in the same call.
+    """
+
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        self.comm, self.size, self.rank = comm, comm.Get_size(), comm.Get_rank()
+        self.communicator: Communicator | None = None
+        self.is_refused = self.size == 1  # whether all calls go to the MPI library
+        self._calls = CALLS_BEFORE if comm.handle == MPI.COMM_WORLD.handle else 0
+        self._selected: dict[tuple[object, ...], str | None] = {}
+        self._version = 0
+        self.slots: Any = None  # see objects.py
+
+    def enter(self) -> Communicator | None:
+        """Return the hpccoll communicator in a collective call that all ranks make; None if MPI carries it out.
+
+        Makes the communicator if this is the call of the communicator's life in which that is done.
+        """
+        if self.communicator is None and not self.is_refused:
+            self._calls += 1
+            if self._calls > CALLS_BEFORE:
+                self._open()
+        return self.communicator
+
+    def _open(self) -> None:
+        """Make the hpccoll communicator if all ranks can; collective."""
+        open_states, answer = list_open(), np.array([len(list_open()) < MOST_OPEN])
+        self.comm.Allreduce(MPI.IN_PLACE, answer, MPI.LAND)
+        if not answer[0]:
+            self.is_refused = True
+            return
+        self.communicator = Communicator(self.comm)
+        open_states.append(self)
+
+    def close(self) -> None:
+        """Close the hpccoll communicator, before the MPI communicator is freed; collective."""
+        communicator, self.communicator, self.is_refused = self.communicator, None, True
+        if communicator is not None:
+            list_open().remove(self)
+            communicator.close()
+
+    def select(self, operation: Operation, op: str, dtype: np.dtype[Any], count: int, root: int = 0) -> str | None:
+        """Return the algorithm of a call; None if the MPI library carries it out. The same on all ranks.
+
+        Args:
+            count: elements of one block in an operation with a block per rank, else of the whole vector.
+        """
+        configuration = get_configuration()
+        if self._version != configuration.version:
+            self._selected, self._version = {}, configuration.version
+        key = operation, op, dtype, count, root
+        try:
+            return self._selected[key]
+        except KeyError:
+            self._selected[key] = algorithm = self._select(*key)
+            return algorithm
+
+    def _select(self, operation: Operation, op: str, dtype: np.dtype[Any], count: int, root: int) -> str | None:
+        """Return the algorithm as `select` does, not from its memory."""
+        blocks = self.size if operation in _BLOCKS_IN_MESSAGE else 1
+        algorithm = get_configuration().find_algorithm(operation, count * dtype.itemsize * blocks)
+        if algorithm == MPI_LIBRARY or self.communicator is None:
+            return None
+        if algorithm != AUTO:
+            return algorithm
+        x = np.empty(count * (blocks if operation in _BLOCKS_IN_INPUT else 1), dtype)
+        call = check_call(operation, x, None, self.rank, self.size, root, op)
+        return AUTO if self.communicator._engine.select(call).algorithm is not None else None
+
+
+@cache
+def list_open() -> list[Acceleration]:
+    """Return the states of this process with an open hpccoll communicator, which they keep until they are closed."""
+    return []
+
+
+@cache
+def get_keyval() -> int:
+    """Return the key under which MPI communicators keep their `Acceleration`."""
+    return MPI.Comm.Create_keyval()
+
+
+def find_acceleration(comm: MPI.Comm) -> Acceleration:
+    """Return the state of an intracommunicator; makes one at the first call, which is local."""
+    plain = MPI.Intracomm(comm)
+    state = plain.Get_attr(get_keyval())
+    if state is None:
+        state = Acceleration(plain)
+        plain.Set_attr(get_keyval(), state)
+    return state

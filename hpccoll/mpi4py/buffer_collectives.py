@@ -1,0 +1,146 @@
+"""The collectives of buffers: mpi4py's methods with an upper-case first letter, over hpccoll.
+
+A call takes one of three ways:
+
+1. A call on plain NumPy arrays of a kind that ran before is one call of the communicator's `CallTable`.
+2. Other calls read their buffers (`messages.py`), and run as a collective of hpccoll (`buffer_calls.py`).
+3. The MPI library carries out calls that hpccoll has no algorithm for, or for which it selects the MPI library's.
+
+The way depends only on what is equal on all ranks of a legal call: the operation, the reduction, the type signature and
+the number of bytes. Methods that hpccoll does not carry out are inherited from mpi4py, and cost nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from mpi4py import MPI
+
+from hpccoll.communicator import Communicator
+from hpccoll.mpi4py import buffer_calls
+from hpccoll.mpi4py.acceleration import Acceleration, find_acceleration
+from hpccoll.mpi4py.configuration import AUTO, get_configuration
+from hpccoll.plan import Operation
+from hpccoll.runtime.arguments import SUM
+
+# A look-up in an Enum or in a module takes longer than that of a global name.
+_ALL_REDUCE: Final = Operation.ALL_REDUCE
+_ALL_GATHER: Final = Operation.ALL_GATHER
+_ALL_TO_ALL: Final = Operation.ALL_TO_ALL
+_BARRIER: Final = Operation.BARRIER
+_BROADCAST: Final = Operation.BROADCAST
+_REDUCE: Final = Operation.REDUCE
+_REDUCE_SCATTER: Final = Operation.REDUCE_SCATTER
+_IN_PLACE: Final = MPI.IN_PLACE
+_PLAIN: Final = MPI.Comm
+_OPS: Final = (MPI.SUM, MPI.PROD, MPI.MIN, MPI.MAX, MPI.BAND, MPI.BOR, MPI.BXOR)
+_REDUCTIONS: Final = dict(zip((id(op) for op in _OPS), ("sum", "prod", "min", "max", "band", "bor", "bxor"), strict=True))
+
+
+def find_reduction(op: Any) -> str | None:
+    """Return the name of a predefined MPI.Op in hpccoll; None if hpccoll has no such reduction."""
+    name = _REDUCTIONS.get(id(op))
+    if name is None and isinstance(op, MPI.Op):
+        name = next((_REDUCTIONS[id(other)] for other in _OPS if other == op), None)
+    return name
+
+
+def _miss(*_: Any) -> Any:
+    """Return NotImplemented, as a `CallTable` does for a call that it cannot run."""
+    return NotImplemented
+
+
+class BufferCollectives:
+    """mpi4py's collectives of buffers; a base class of classes that inherit from `MPI.Intracomm`, too."""
+
+    _state: Acceleration | None = None
+    _own_rank = -1
+    _run_in_table: Any = staticmethod(_miss)  # that of the hpccoll communicator, once there is one
+
+    def Barrier(self) -> None:
+        """Wait until all ranks have called this."""
+        if self._run_in_table(_BARRIER, None, None, SUM, 0, AUTO) is NotImplemented and not buffer_calls.barrier(self):
+            _PLAIN.Barrier(self)  # type: ignore[arg-type]
+
+    def Bcast(self, buf: Any, root: int = 0) -> None:
+        """Copy the root's buffer into the buffers of all ranks."""
+        if self._run_in_table(_BROADCAST, buf, None, SUM, root, AUTO) is NotImplemented and not (
+            buffer_calls.broadcast(self, buf, root)
+        ):
+            _PLAIN.Bcast(self, buf, root)  # type: ignore[arg-type]
+
+    def Allreduce(self, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM) -> None:
+        """Reduce the buffers of all ranks, and return the result on all ranks."""
+        name = _REDUCTIONS.get(id(op)) or find_reduction(op)
+        if name is not None:
+            if sendbuf is _IN_PLACE or sendbuf is None:
+                result = self._run_in_table(_ALL_REDUCE, recvbuf, None, name, 0, AUTO)
+            else:
+                result = self._run_in_table(_ALL_REDUCE, sendbuf, recvbuf, name, 0, AUTO)
+            if result is not NotImplemented or buffer_calls.all_reduce(self, sendbuf, recvbuf, name):
+                return
+        _PLAIN.Allreduce(self, sendbuf, recvbuf, op)  # type: ignore[arg-type]
+
+    def Reduce(self, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM, root: int = 0) -> None:
+        """Reduce the buffers of all ranks into the root's."""
+        name = _REDUCTIONS.get(id(op)) or find_reduction(op)
+        if name is not None:
+            if root != self._own_rank:
+                result = self._run_in_table(_REDUCE, sendbuf, None, name, root, AUTO)
+            elif sendbuf is _IN_PLACE or sendbuf is None:
+                result = self._run_in_table(_REDUCE, recvbuf, None, name, root, AUTO)
+            else:
+                result = self._run_in_table(_REDUCE, sendbuf, recvbuf, name, root, AUTO)
+            if result is not NotImplemented or buffer_calls.reduce(self, sendbuf, recvbuf, name, root):
+                return
+        _PLAIN.Reduce(self, sendbuf, recvbuf, op, root)  # type: ignore[arg-type]
+
+    def Reduce_scatter_block(self, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM) -> None:
+        """Reduce the buffers of all ranks, and return one of n blocks of the result on each of n ranks."""
+        name = _REDUCTIONS.get(id(op)) or find_reduction(op)
+        if name is not None:
+            result = self._run_in_table(_REDUCE_SCATTER, sendbuf, recvbuf, name, 0, AUTO)
+            if result is not NotImplemented or buffer_calls.reduce_scatter(self, sendbuf, recvbuf, name):
+                return
+        _PLAIN.Reduce_scatter_block(self, sendbuf, recvbuf, op)  # type: ignore[arg-type]
+
+    def Allgather(self, sendbuf: Any, recvbuf: Any) -> None:
+        """Collect the buffers of all ranks on all ranks."""
+        if self._run_in_table(_ALL_GATHER, sendbuf, recvbuf, SUM, 0, AUTO) is NotImplemented and not (
+            buffer_calls.all_gather(self, sendbuf, recvbuf)
+        ):
+            _PLAIN.Allgather(self, sendbuf, recvbuf)  # type: ignore[arg-type]
+
+    def Alltoall(self, sendbuf: Any, recvbuf: Any) -> None:
+        """Send one block of the buffer to each rank."""
+        if self._run_in_table(_ALL_TO_ALL, sendbuf, recvbuf, SUM, 0, AUTO) is NotImplemented and not (
+            buffer_calls.all_to_all(self, sendbuf, recvbuf)
+        ):
+            _PLAIN.Alltoall(self, sendbuf, recvbuf)  # type: ignore[arg-type]
+
+    def barrier(self) -> None:
+        """Wait until all ranks have called this."""
+        self.Barrier()
+
+    def _enter(self) -> tuple[Acceleration, Communicator] | None:
+        """Return what carries out a collective that all ranks call now; None if MPI does.
+
+        Called once in each such call, because all ranks count the calls.
+        """
+        state = self._state
+        if state is None:
+            if not self:
+                return None
+            state = self._state = find_acceleration(self)  # type: ignore[arg-type]
+        communicator = state.enter()
+        if communicator is None:
+            return None
+        if not get_configuration().choices:
+            self._run_in_table, self._own_rank = communicator._run_in_table, state.rank
+        else:
+            self._run_in_table = _miss
+        return state, communicator
+
+    def _forget(self) -> None:
+        """Let later calls go to the MPI library, which reports that the communicator was freed."""
+        self._state, self._run_in_table = None, _miss

@@ -1,0 +1,154 @@
+"""mpi4py's communicator classes with collectives over hpccoll, and the methods that make new communicators."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from mpi4py import MPI
+
+from hpccoll.mpi4py.acceleration import find_acceleration
+from hpccoll.mpi4py.buffer_collectives import BufferCollectives
+from hpccoll.mpi4py.object_collectives import ObjectsOverBuffers
+
+_PREDEFINED: Final = ("COMM_WORLD", "COMM_SELF", "COMM_NULL")
+
+
+class NewCommunicators:
+    """The methods of communicators that return other communicators, which are accelerated as well.
+
+    `Dup`, `Clone` and `Idup` need no method here, because mpi4py's return an object of the class of `self`. `Spawn`,
+    `Connect` and `Accept` return communicators of mpi4py, because the other job may run without hpccoll.
+    """
+
+    __slots__ = ()
+
+    def Create(self, *args: Any, **kwargs: Any) -> Any:
+        """Create a communicator of a group; see mpi4py."""
+        return accelerate(super().Create(*args, **kwargs))  # type: ignore[misc]
+
+    def Split(self, *args: Any, **kwargs: Any) -> Any:
+        """Split the communicator by color and key; see mpi4py."""
+        return accelerate(super().Split(*args, **kwargs))  # type: ignore[misc]
+
+    def Split_type(self, *args: Any, **kwargs: Any) -> Any:
+        """Split the communicator by a type of resource; see mpi4py."""
+        return accelerate(super().Split_type(*args, **kwargs))  # type: ignore[misc]
+
+    def Shrink(self, *args: Any, **kwargs: Any) -> Any:
+        """Create a communicator without failed processes; see mpi4py."""
+        return accelerate(super().Shrink(*args, **kwargs))  # type: ignore[misc]
+
+    def Free(self) -> None:
+        """Free the communicator and its hpccoll communicator; collective."""
+        self._release()
+        super().Free()  # type: ignore[misc]
+
+    def free(self) -> None:
+        """Call `Free` if the communicator is neither null nor predefined; collective."""
+        if _find_predefined(self) is None:
+            self.Free()
+
+    def Disconnect(self) -> None:
+        """Wait for pending communication and free the communicator; collective."""
+        self._release()
+        super().Disconnect()  # type: ignore[misc]
+
+    def _release(self) -> None:
+        """Close the hpccoll communicator, if there is one and MPI will free this communicator."""
+
+    def __reduce__(self) -> Any:
+        name = _find_predefined(self)
+        return (get_predefined, (name,)) if name else super().__reduce__()
+
+
+class AcceleratedCollectives(NewCommunicators, ObjectsOverBuffers, BufferCollectives):
+    """The methods of intracommunicators that hpccoll replaces."""
+
+    def Create_group(self, *args: Any, **kwargs: Any) -> Any:
+        """Create a communicator of a group, called by the group's ranks only; see mpi4py."""
+        return accelerate(super().Create_group(*args, **kwargs))  # type: ignore[misc]
+
+    def Create_cart(self, *args: Any, **kwargs: Any) -> Any:
+        """Create a communicator on a grid; see mpi4py."""
+        return accelerate(super().Create_cart(*args, **kwargs))  # type: ignore[misc]
+
+    def Create_graph(self, *args: Any, **kwargs: Any) -> Any:
+        """Create a communicator on a graph; see mpi4py."""
+        return accelerate(super().Create_graph(*args, **kwargs))  # type: ignore[misc]
+
+    def Create_dist_graph(self, *args: Any, **kwargs: Any) -> Any:
+        """Create a communicator on a distributed graph; see mpi4py."""
+        return accelerate(super().Create_dist_graph(*args, **kwargs))  # type: ignore[misc]
+
+    def Create_dist_graph_adjacent(self, *args: Any, **kwargs: Any) -> Any:
+        """Create a communicator on a distributed graph of which each rank knows its neighbors; see mpi4py."""
+        return accelerate(super().Create_dist_graph_adjacent(*args, **kwargs))  # type: ignore[misc]
+
+    def Create_intercomm(self, *args: Any, **kwargs: Any) -> Any:
+        """Create an intercommunicator, whose `Merge` returns an accelerated communicator; see mpi4py."""
+        return accelerate(super().Create_intercomm(*args, **kwargs))  # type: ignore[misc]
+
+    def _release(self) -> None:
+        if _find_predefined(self) is None:
+            find_acceleration(self).close()  # type: ignore[arg-type]
+            self._forget()
+
+
+class AcceleratedIntracomm(AcceleratedCollectives, MPI.Intracomm):
+    """An intracommunicator of mpi4py whose collectives run over hpccoll."""
+
+
+class AcceleratedCartcomm(AcceleratedCollectives, MPI.Cartcomm):
+    """A communicator of mpi4py on a grid, whose collectives run over hpccoll; those of neighbors run over MPI."""
+
+    def Sub(self, *args: Any, **kwargs: Any) -> Any:
+        """Create communicators on the grid's subgrids; see mpi4py."""
+        return accelerate(super().Sub(*args, **kwargs))
+
+
+class AcceleratedGraphcomm(AcceleratedCollectives, MPI.Graphcomm):
+    """A communicator of mpi4py on a graph, whose collectives run over hpccoll; those of neighbors run over MPI."""
+
+
+class AcceleratedDistgraphcomm(AcceleratedCollectives, MPI.Distgraphcomm):
+    """A communicator of mpi4py on a distributed graph; its collectives, but those of neighbors, run over hpccoll."""
+
+
+class AcceleratedIntercomm(NewCommunicators, MPI.Intercomm):
+    """An intercommunicator of mpi4py, whose collectives run over MPI; the communicators made of it are accelerated."""
+
+    def Merge(self, *args: Any, **kwargs: Any) -> Any:
+        """Create a communicator of the ranks of both groups; see mpi4py."""
+        return accelerate(super().Merge(*args, **kwargs))
+
+    def Create_group(self, *args: Any, **kwargs: Any) -> Any:
+        """Create an intercommunicator of some of the ranks; see mpi4py."""
+        return accelerate(super().Create_group(*args, **kwargs))  # type: ignore[misc]
+
+
+_CLASSES: Final[dict[type, Any]] = {
+    MPI.Intracomm: AcceleratedIntracomm,
+    MPI.Cartcomm: AcceleratedCartcomm,
+    MPI.Graphcomm: AcceleratedGraphcomm,
+    MPI.Distgraphcomm: AcceleratedDistgraphcomm,
+    MPI.Intercomm: AcceleratedIntercomm,
+}
+
+
+def accelerate(comm: Any) -> Any:
+    """Return a communicator with the handle of `comm` whose collectives run over hpccoll; local.
+
+    Communicators of other classes than mpi4py's own, such as those of a user, are returned as they are.
+    """
+    found = _CLASSES.get(type(comm))
+    return comm if found is None else found(comm)
+
+
+def get_predefined(name: str) -> Any:
+    """Return the communicator of MPI with this name; called when one is unpickled."""
+    return getattr(MPI, name)
+
+
+def _find_predefined(comm: Any) -> str | None:
+    """Return the name of a predefined communicator, None for others."""
+    return next((name for name in _PREDEFINED if comm == getattr(MPI, name)), None)
