@@ -22,6 +22,7 @@ from hpccoll.mpi4py.acceleration import Acceleration, find_acceleration
 from hpccoll.mpi4py.configuration import AUTO, get_configuration
 from hpccoll.plan import Operation
 from hpccoll.runtime.arguments import SUM
+from hpccoll.runtime.progress import POLLED_TAG
 
 # A look-up in an Enum or in a module takes longer than that of a global name.
 _ALL_REDUCE: Final = Operation.ALL_REDUCE
@@ -33,6 +34,8 @@ _REDUCE: Final = Operation.REDUCE
 _REDUCE_SCATTER: Final = Operation.REDUCE_SCATTER
 _IN_PLACE: Final = MPI.IN_PLACE
 _PLAIN: Final = MPI.Comm
+_ANY_SOURCE: Final = MPI.ANY_SOURCE
+
 _OPS: Final = (MPI.SUM, MPI.PROD, MPI.MIN, MPI.MAX, MPI.BAND, MPI.BOR, MPI.BXOR)
 _REDUCTIONS: Final = dict(zip((id(op) for op in _OPS), ("sum", "prod", "min", "max", "band", "bor", "bxor"), strict=True))
 
@@ -58,9 +61,16 @@ class BufferCollectives:
     _run_in_table: Any = staticmethod(_miss)  # that of the hpccoll communicator, once there is one
 
     def Barrier(self) -> None:
-        """Wait until all ranks have called this."""
+        """Wait until all ranks have called this.
+
+        MPI advances before and after, as in its own barrier, because programs expect that the first test after a
+        barrier finds a message, or the end of an access to a window, that came before the barrier.
+        """
+        _PLAIN.Iprobe(self, _ANY_SOURCE, POLLED_TAG)  # type: ignore[arg-type]
         if self._run_in_table(_BARRIER, None, None, SUM, 0, AUTO) is NotImplemented and not buffer_calls.barrier(self):
             _PLAIN.Barrier(self)  # type: ignore[arg-type]
+        else:
+            _PLAIN.Iprobe(self, _ANY_SOURCE, POLLED_TAG)  # type: ignore[arg-type]
 
     def Bcast(self, buf: Any, root: int = 0) -> None:
         """Copy the root's buffer into the buffers of all ranks."""

@@ -10,7 +10,7 @@ from hpccoll.mpi4py.acceleration import find_acceleration
 from hpccoll.mpi4py.buffer_collectives import BufferCollectives
 from hpccoll.mpi4py.object_collectives import ObjectsOverBuffers
 
-_PREDEFINED: Final = ("COMM_WORLD", "COMM_SELF", "COMM_NULL")
+_PREDEFINED: Final = ("COMM_WORLD", "COMM_SELF")
 
 
 class NewCommunicators:
@@ -45,8 +45,9 @@ class NewCommunicators:
 
     def free(self) -> None:
         """Call `Free` if the communicator is neither null nor predefined; collective."""
-        if _find_predefined(self) is None:
-            self.Free()
+        if not _is_constant(self):
+            self._release()
+            super().free()  # type: ignore[misc]
 
     def Disconnect(self) -> None:
         """Wait for pending communication and free the communicator; collective."""
@@ -58,7 +59,14 @@ class NewCommunicators:
 
     def __reduce__(self) -> Any:
         name = _find_predefined(self)
-        return (get_predefined, (name,)) if name else super().__reduce__()
+        if name is None:
+            return super().__reduce__()
+        return (get_predefined, (name,)) if _is_constant(self) else (type(self), (get_predefined(name),))
+
+    @classmethod
+    def fromhandle(cls, handle: int) -> Any:
+        """Return a communicator with an MPI handle."""
+        return accelerate(super().fromhandle(handle))  # type: ignore[misc]
 
 
 class AcceleratedCollectives(NewCommunicators, ObjectsOverBuffers, BufferCollectives):
@@ -89,7 +97,7 @@ class AcceleratedCollectives(NewCommunicators, ObjectsOverBuffers, BufferCollect
         return accelerate(super().Create_intercomm(*args, **kwargs))  # type: ignore[misc]
 
     def _release(self) -> None:
-        if _find_predefined(self) is None:
+        if self and _find_predefined(self) is None:
             find_acceleration(self).close()  # type: ignore[arg-type]
             self._forget()
 
@@ -144,9 +152,20 @@ def accelerate(comm: Any) -> Any:
     return comm if found is None else found(comm)
 
 
+def reduce_plain(comm: MPI.Intracomm) -> Any:
+    """Return how to unpickle an intracommunicator of mpi4py's own class, although COMM_WORLD and COMM_SELF are replaced."""
+    name = _find_predefined(comm)
+    return (type(comm), (get_predefined(name),)) if name else comm.__reduce__()
+
+
 def get_predefined(name: str) -> Any:
     """Return the communicator of MPI with this name; called when one is unpickled."""
     return getattr(MPI, name)
+
+
+def _is_constant(comm: Any) -> bool:
+    """Whether an object is one that has replaced a constant of mpi4py."""
+    return comm is MPI.COMM_WORLD or comm is MPI.COMM_SELF
 
 
 def _find_predefined(comm: Any) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 import sys
 from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
@@ -81,9 +82,9 @@ class _MpiLoader(Loader):
 
 def _replace_constants(module: ModuleType) -> None:
     """Replace COMM_WORLD and COMM_SELF of mpi4py.MPI, unless this was done before or HPCCOLL_MPI4PY is off."""
-    from hpccoll.mpi4py.communicators import AcceleratedIntracomm, accelerate
+    from hpccoll.mpi4py.communicators import AcceleratedIntracomm, accelerate, reduce_plain
 
     if not get_configuration().runs_collectives or isinstance(module.COMM_WORLD, AcceleratedIntracomm):
         return
-    sys.modules["mpi4py"].__dict__.setdefault("MPI", module)
+    copyreg.pickle(module.Intracomm, reduce_plain)
     module.COMM_WORLD, module.COMM_SELF = accelerate(module.COMM_WORLD), accelerate(module.COMM_SELF)
