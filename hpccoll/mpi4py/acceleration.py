@@ -54,7 +54,11 @@ class Acceleration:
         if not answer[0]:
             self.is_refused = True
             return
-        self.communicator = Communicator(self.comm)
+        # Only blocking collectives of the user's communicator, because non-blocking ones of the user may be in flight.
+        # `Dup` would copy the user's attributes.
+        own = MPI.Intracomm(self.comm.Split(0, self.rank))
+        own.Set_errhandler(MPI.ERRORS_RETURN)
+        self.communicator = Communicator(own, adopt=True)
         open_states.append(self)
 
     def close(self) -> None:

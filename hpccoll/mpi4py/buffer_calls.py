@@ -182,7 +182,7 @@ def all_to_all(comm: BufferCollectives, sendbuf: Any, recvbuf: Any) -> bool:
 
 def _enter_rooted(comm: BufferCollectives, root: Any) -> tuple[Any, Any] | None:
     """Return what carries out a collective with a root; None if MPI does, such as to report a wrong root."""
-    if not isinstance(root, int) or not 0 <= root < comm.size:  # type: ignore[attr-defined]
+    if not hasattr(root, "__index__") or not 0 <= root < comm.size:  # type: ignore[attr-defined]
         return None
     return comm._enter()
 

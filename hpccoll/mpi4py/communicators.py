@@ -7,7 +7,6 @@ from typing import Any, Final
 from mpi4py import MPI
 
 from hpccoll.mpi4py.acceleration import find_acceleration
-from hpccoll.mpi4py.buffer_collectives import BufferCollectives
 from hpccoll.mpi4py.object_collectives import ObjectsOverBuffers
 
 _PREDEFINED: Final = ("COMM_WORLD", "COMM_SELF")
@@ -69,7 +68,7 @@ class NewCommunicators:
         return accelerate(super().fromhandle(handle))  # type: ignore[misc]
 
 
-class AcceleratedCollectives(NewCommunicators, ObjectsOverBuffers, BufferCollectives):
+class AcceleratedCollectives(NewCommunicators, ObjectsOverBuffers):
     """The methods of intracommunicators that hpccoll replaces."""
 
     def Create_group(self, *args: Any, **kwargs: Any) -> Any:
