@@ -101,11 +101,29 @@ class AcceleratedCollectives(NewCommunicators, ObjectsOverBuffers):
             self._forget()
 
 
-class AcceleratedIntracomm(AcceleratedCollectives, MPI.Intracomm):
+class EqualToBase(type):
+    """The class of accelerated classes, which compare equal to mpi4py's classes that they stand for.
+
+    Programs compare `type(comm)` to a class of mpi4py, or to the type of an object that mpi4py has made.
+    """
+
+    def __eq__(cls, other: object) -> bool:
+        return cls is other or _get_mpi_class(cls) is other
+
+    def __hash__(cls) -> int:
+        return hash(_get_mpi_class(cls))
+
+
+def _get_mpi_class(cls: type) -> type:
+    """Return the class of mpi4py that an accelerated class inherits from."""
+    return next(base for base in cls.__mro__ if base.__module__ == "mpi4py.MPI")
+
+
+class AcceleratedIntracomm(AcceleratedCollectives, MPI.Intracomm, metaclass=EqualToBase):
     """An intracommunicator of mpi4py whose collectives run over hpccoll."""
 
 
-class AcceleratedCartcomm(AcceleratedCollectives, MPI.Cartcomm):
+class AcceleratedCartcomm(AcceleratedCollectives, MPI.Cartcomm, metaclass=EqualToBase):
     """A communicator of mpi4py on a grid, whose collectives run over hpccoll; those of neighbors run over MPI."""
 
     def Sub(self, *args: Any, **kwargs: Any) -> Any:
@@ -113,15 +131,15 @@ class AcceleratedCartcomm(AcceleratedCollectives, MPI.Cartcomm):
         return accelerate(super().Sub(*args, **kwargs))
 
 
-class AcceleratedGraphcomm(AcceleratedCollectives, MPI.Graphcomm):
+class AcceleratedGraphcomm(AcceleratedCollectives, MPI.Graphcomm, metaclass=EqualToBase):
     """A communicator of mpi4py on a graph, whose collectives run over hpccoll; those of neighbors run over MPI."""
 
 
-class AcceleratedDistgraphcomm(AcceleratedCollectives, MPI.Distgraphcomm):
+class AcceleratedDistgraphcomm(AcceleratedCollectives, MPI.Distgraphcomm, metaclass=EqualToBase):
     """A communicator of mpi4py on a distributed graph; its collectives, but those of neighbors, run over hpccoll."""
 
 
-class AcceleratedIntercomm(NewCommunicators, MPI.Intercomm):
+class AcceleratedIntercomm(NewCommunicators, MPI.Intercomm, metaclass=EqualToBase):
     """An intercommunicator of mpi4py, whose collectives run over MPI; the communicators made of it are accelerated."""
 
     def Merge(self, *args: Any, **kwargs: Any) -> Any:
@@ -142,18 +160,25 @@ _CLASSES: Final[dict[type, Any]] = {
 }
 
 
+def list_intracommunicator_classes() -> list[type]:
+    """Return the classes whose collectives run over hpccoll."""
+    return [cls for cls in _CLASSES.values() if issubclass(cls, MPI.Intracomm)]
+
+
 def accelerate(comm: Any) -> Any:
     """Return a communicator with the handle of `comm` whose collectives run over hpccoll; local.
 
     Communicators of other classes than mpi4py's own, such as those of a user, are returned as they are.
     """
+    if isinstance(comm, NewCommunicators):
+        return comm
     found = _CLASSES.get(type(comm))
     return comm if found is None else found(comm)
 
 
 def reduce_plain(comm: MPI.Intracomm) -> Any:
     """Return how to unpickle an intracommunicator of mpi4py's own class, although COMM_WORLD and COMM_SELF are replaced."""
-    name = _find_predefined(comm)
+    name = None if isinstance(comm, NewCommunicators) else _find_predefined(comm)
     return (type(comm), (get_predefined(name),)) if name else comm.__reduce__()
 
 

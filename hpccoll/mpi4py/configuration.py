@@ -83,12 +83,17 @@ def configure(operation: str, algorithm: str, *, least: str | int = 0, end: str 
         >>> hpccoll.mpi4py.configure("Allreduce", "auto", least="1M")
     """
     configuration = get_configuration()
+    configuration.choices.append(make_choice(operation, algorithm, least, end))
+    configuration.version += 1
+
+
+def make_choice(operation: str, algorithm: str, least: str | int, end: str | int | None) -> AlgorithmChoice:
+    """Return a checked choice; the arguments and errors are those of `configure`."""
     found = Operation.from_name(operation)
     if algorithm not in (AUTO, MPI_LIBRARY):
         get_algorithm(found, algorithm)
     sizes = [None if size is None else size if isinstance(size, int) else parse_size(size) for size in (least, end)]
-    configuration.choices.append(AlgorithmChoice(found, algorithm, sizes[0] or 0, sizes[1]))
-    configuration.version += 1
+    return AlgorithmChoice(found, algorithm, sizes[0] or 0, sizes[1])
 
 
 @cache
@@ -101,16 +106,17 @@ def get_configuration() -> Mpi4pyConfiguration:
     mode = os.environ.get(MODE, "") or "all"
     if mode not in _MODES:
         raise UsageError(f"{MODE}={mode} is not one of {', '.join(_MODES)}; set one of these, or unset it for all")
-    return Mpi4pyConfiguration(mode)
+    return Mpi4pyConfiguration(mode, read_choices(os.environ.get(CHOICES, "")))
 
 
-def read_choices() -> None:
-    """Make the choices of the environment variable HPCCOLL_MPI4PY_ALGORITHMS, such as `Allreduce:1M-=ring,Bcast=mpi`.
+def read_choices(given: str) -> list[AlgorithmChoice]:
+    """Return the choices of the variable HPCCOLL_MPI4PY_ALGORITHMS, such as `Allreduce:64K-1M=ring,Bcast=mpi`.
 
     Raises:
-        UsageError: the variable has another form.
+        UnknownNameError: there is no such operation or algorithm.
+        UsageError: the string has another form.
     """
-    given = os.environ.get(CHOICES, "")
+    choices = []
     for item in filter(None, given.split(",")):
         place, equals, algorithm = item.partition("=")
         operation, _, sizes = place.partition(":")
@@ -120,4 +126,5 @@ def read_choices() -> None:
                 f"{CHOICES}={given}: {item!r} is not OPERATION=ALGORITHM or OPERATION:LEAST-END=ALGORITHM; write for "
                 "example Allreduce:64K-1M=ring,Bcast=mpi"
             )
-        configure(operation.strip(), algorithm.strip(), least=least or 0, end=end or None)
+        choices.append(make_choice(operation.strip(), algorithm.strip(), least or 0, end or None))
+    return choices

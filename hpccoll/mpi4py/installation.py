@@ -82,9 +82,17 @@ class _MpiLoader(Loader):
 
 def _replace_constants(module: ModuleType) -> None:
     """Replace COMM_WORLD and COMM_SELF of mpi4py.MPI, unless this was done before or HPCCOLL_MPI4PY is off."""
-    from hpccoll.mpi4py.communicators import AcceleratedIntracomm, accelerate, reduce_plain
+    from hpccoll.mpi4py.call_summary import count_calls, is_counting
+    from hpccoll.mpi4py.communicators import (
+        AcceleratedIntracomm,
+        accelerate,
+        list_intracommunicator_classes,
+        reduce_plain,
+    )
 
     if not get_configuration().runs_collectives or isinstance(module.COMM_WORLD, AcceleratedIntracomm):
         return
     copyreg.pickle(module.Intracomm, reduce_plain)
+    if is_counting():
+        count_calls(list_intracommunicator_classes())
     module.COMM_WORLD, module.COMM_SELF = accelerate(module.COMM_WORLD), accelerate(module.COMM_SELF)

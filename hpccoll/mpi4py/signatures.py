@@ -59,10 +59,12 @@ def _list_element_types(datatype: MPI.Datatype) -> set[np.dtype[Any]]:
     """Return the element types of all basic types in a datatype; `BYTES` for those without one."""
     if datatype.is_predefined:
         return {list_basic_types().get(datatype.handle, BYTES)}
-    integers, _, _, parts = datatype.Get_contents()
-    if datatype.combiner == MPI.COMBINER_STRUCT:  # integers: the number of blocks, then the length of each block
-        parts = [part for part, length in zip(parts, integers[1:], strict=False) if length]
-    found = {dtype for part in parts if part.Get_size() for dtype in _list_element_types(part)}
+    integers, _, counts, parts = datatype.Get_contents()
+    lengths = [1] * len(parts)
+    if datatype.combiner == MPI.COMBINER_STRUCT:  # the number of blocks, then the length of each block
+        lengths = (integers or counts)[1 : 1 + len(parts)]
+    sent = [part for part, length in zip(parts, lengths, strict=True) if length and part.Get_size()]
+    found = {dtype for part in sent for dtype in _list_element_types(part)}
     for part in parts:
         if not part.is_predefined:
             part.Free()
