@@ -342,7 +342,8 @@ def _require_one_group(comm: MPI.Intracomm) -> MPI.Intracomm:
             "this MPI communicator is an intercommunicator, which joins two groups of ranks; hpccoll needs one group: "
             "pass comm.Merge()"
         )
-    return job.load_mpi().Intracomm(comm)
+    plain: MPI.Intracomm = job.load_mpi().Intracomm(comm)
+    return plain
 
 
 def _takes_device_memory() -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any, Final
 
@@ -12,9 +13,12 @@ from hpccoll.communicator import Communicator
 from hpccoll.mpi4py.configuration import AUTO, get_configuration
 from hpccoll.plan import Operation
 from hpccoll.runtime.arguments import check_call
+from hpccoll.runtime.failure_detection.watchdog import read_timeout
 from hpccoll.selection import MPI_LIBRARY
 
-CALLS_BEFORE: Final = 3  # of a communicator other than MPI.COMM_WORLD, until it gets an hpccoll communicator
+# Of a communicator other than MPI.COMM_WORLD, until it gets an hpccoll communicator, which takes about 5 ms. With
+# HPCCOLL_TIMEOUT all get one in their first call, because the MPI library does not report a rank that is missing.
+CALLS_BEFORE: Final = 3
 MOST_OPEN: Final = 128  # hpccoll communicators; MPICH allows about 2,000 MPI communicators, and each of these uses two
 _BLOCKS_IN_INPUT: Final = (Operation.ALL_TO_ALL, Operation.REDUCE_SCATTER)
 _BLOCKS_IN_MESSAGE: Final = (*_BLOCKS_IN_INPUT, Operation.ALL_GATHER)
@@ -31,7 +35,8 @@ class Acceleration:
         self.comm, self.size, self.rank = comm, comm.Get_size(), comm.Get_rank()
         self.communicator: Communicator | None = None
         self.is_refused = self.size == 1  # whether all calls go to the MPI library
-        self._calls = CALLS_BEFORE if comm.handle == MPI.COMM_WORLD.handle else 0
+        is_first = comm.handle == MPI.COMM_WORLD.handle or read_timeout() is not None
+        self._calls = CALLS_BEFORE if is_first else 0
         self._selected: dict[tuple[object, ...], str | None] = {}
         self._version = 0
         self.slots: Any = None  # see objects.py
@@ -49,17 +54,30 @@ class Acceleration:
 
     def _open(self) -> None:
         """Make the hpccoll communicator if all ranks can; collective."""
-        open_states, answer = list_open(), np.array([len(list_open()) < MOST_OPEN])
-        self.comm.Allreduce(MPI.IN_PLACE, answer, MPI.LAND)
-        if not answer[0]:
-            self.is_refused = True
-            return
-        # Only blocking collectives of the user's communicator, because non-blocking ones of the user may be in flight.
-        # `Dup` would copy the user's attributes.
-        own = MPI.Intracomm(self.comm.Split(0, self.rank))
+        answer = np.array([len(list_open()) < MOST_OPEN])
+        with self._record_wait():
+            self.comm.Allreduce(MPI.IN_PLACE, answer, MPI.LAND)
+            if not answer[0]:
+                self.is_refused = True
+                return
+            # Only blocking collectives of the user's communicator, because non-blocking ones may be in flight. `Dup`
+            # would copy the user's attributes.
+            own = MPI.Intracomm(self.comm.Split(0, self.rank))
         own.Set_errhandler(MPI.ERRORS_RETURN)
         self.communicator = Communicator(own, adopt=True)
-        open_states.append(self)
+        list_open().append(self)
+
+    def _record_wait(self) -> AbstractContextManager[object]:
+        """Record the wait for the other ranks in the flight recorder, if MPI.COMM_WORLD has an hpccoll communicator."""
+        world = find_acceleration(MPI.COMM_WORLD).communicator
+        if world is None:
+            return nullcontext()
+        group, everyone = self.comm.Get_group(), MPI.COMM_WORLD.Get_group()
+        ranks = group.Translate_ranks(None, everyone)
+        group.Free()
+        everyone.Free()
+        peers = tuple(rank for rank in ranks if rank not in (world.rank, MPI.UNDEFINED))
+        return world._state.wait("first collective of a communicator", peers=peers)
 
     def close(self) -> None:
         """Close the hpccoll communicator, before the MPI communicator is freed; collective."""
@@ -113,7 +131,7 @@ def find_acceleration(comm: MPI.Comm) -> Acceleration:
     """Return the state of an intracommunicator; makes one at the first call, which is local."""
     plain = MPI.Intracomm(comm)
     state = plain.Get_attr(get_keyval())
-    if state is None:
+    if not isinstance(state, Acceleration):
         state = Acceleration(plain)
         plain.Set_attr(get_keyval(), state)
     return state

@@ -1,8 +1,8 @@
 """Carries out mpi4py's collectives of buffers by collectives of hpccoll.
 
 Each function returns whether hpccoll has carried out the call. If not, the caller lets the MPI library do it: on all
-ranks of a legal call, because the functions decide by the operation, the reduction, the type signature and the number of
-bytes. A rank whose buffer has gaps (a derived datatype), is not aligned or on a device packs it into a flat array.
+ranks of a legal call, because the functions decide by the operation, the reduction, the type signature and the number
+of bytes. A rank whose buffer has gaps (a derived datatype), is not aligned or on a device packs it into a flat array.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ def all_to_all(comm: BufferCollectives, sendbuf: Any, recvbuf: Any) -> bool:
 
 def _enter_rooted(comm: BufferCollectives, root: Any) -> tuple[Any, Any] | None:
     """Return what carries out a collective with a root; None if MPI does, such as to report a wrong root."""
-    if not hasattr(root, "__index__") or not 0 <= root < comm.size:  # type: ignore[attr-defined]
+    if not hasattr(root, "__index__") or not 0 <= root < comm.size:
         return None
     return comm._enter()
 

@@ -12,7 +12,7 @@ the number of bytes. Methods that hpccoll does not carry out are inherited from 
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from mpi4py import MPI
 
@@ -37,7 +37,15 @@ _PLAIN: Final = MPI.Comm
 _ANY_SOURCE: Final = MPI.ANY_SOURCE
 
 _OPS: Final = (MPI.SUM, MPI.PROD, MPI.MIN, MPI.MAX, MPI.BAND, MPI.BOR, MPI.BXOR)
-_REDUCTIONS: Final = dict(zip((id(op) for op in _OPS), ("sum", "prod", "min", "max", "band", "bor", "bxor"), strict=True))
+_REDUCTIONS: Final = dict(
+    zip((id(op) for op in _OPS), ("sum", "prod", "min", "max", "band", "bor", "bxor"), strict=True)
+)
+
+
+if TYPE_CHECKING:  # the classes that inherit from `BufferCollectives` inherit from MPI.Intracomm, too
+    _Intracomm = MPI.Intracomm
+else:
+    _Intracomm = object
 
 
 def find_reduction(op: Any) -> str | None:
@@ -53,7 +61,7 @@ def _miss(*_: Any) -> Any:
     return NotImplemented
 
 
-class BufferCollectives:
+class BufferCollectives(_Intracomm):
     """mpi4py's collectives of buffers; a base class of classes that inherit from `MPI.Intracomm`, too."""
 
     _state: Acceleration | None = None
@@ -66,18 +74,18 @@ class BufferCollectives:
         MPI advances before and after, as in its own barrier, because programs expect that the first test after a
         barrier finds a message, or the end of an access to a window, that came before the barrier.
         """
-        _PLAIN.Iprobe(self, _ANY_SOURCE, POLLED_TAG)  # type: ignore[arg-type]
+        _PLAIN.Iprobe(self, _ANY_SOURCE, POLLED_TAG)
         if self._run_in_table(_BARRIER, None, None, SUM, 0, AUTO) is NotImplemented and not buffer_calls.barrier(self):
-            _PLAIN.Barrier(self)  # type: ignore[arg-type]
+            _PLAIN.Barrier(self)
         else:
-            _PLAIN.Iprobe(self, _ANY_SOURCE, POLLED_TAG)  # type: ignore[arg-type]
+            _PLAIN.Iprobe(self, _ANY_SOURCE, POLLED_TAG)
 
     def Bcast(self, buf: Any, root: int = 0) -> None:
         """Copy the root's buffer into the buffers of all ranks."""
         if self._run_in_table(_BROADCAST, buf, None, SUM, root, AUTO) is NotImplemented and not (
             buffer_calls.broadcast(self, buf, root)
         ):
-            _PLAIN.Bcast(self, buf, root)  # type: ignore[arg-type]
+            _PLAIN.Bcast(self, buf, root)
 
     def Allreduce(self, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM) -> None:
         """Reduce the buffers of all ranks, and return the result on all ranks."""
@@ -89,7 +97,7 @@ class BufferCollectives:
                 result = self._run_in_table(_ALL_REDUCE, sendbuf, recvbuf, name, 0, AUTO)
             if result is not NotImplemented or buffer_calls.all_reduce(self, sendbuf, recvbuf, name):
                 return
-        _PLAIN.Allreduce(self, sendbuf, recvbuf, op)  # type: ignore[arg-type]
+        _PLAIN.Allreduce(self, sendbuf, recvbuf, op)
 
     def Reduce(self, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM, root: int = 0) -> None:
         """Reduce the buffers of all ranks into the root's."""
@@ -103,7 +111,7 @@ class BufferCollectives:
                 result = self._run_in_table(_REDUCE, sendbuf, recvbuf, name, root, AUTO)
             if result is not NotImplemented or buffer_calls.reduce(self, sendbuf, recvbuf, name, root):
                 return
-        _PLAIN.Reduce(self, sendbuf, recvbuf, op, root)  # type: ignore[arg-type]
+        _PLAIN.Reduce(self, sendbuf, recvbuf, op, root)
 
     def Reduce_scatter_block(self, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM) -> None:
         """Reduce the buffers of all ranks, and return one of n blocks of the result on each of n ranks."""
@@ -112,21 +120,21 @@ class BufferCollectives:
             result = self._run_in_table(_REDUCE_SCATTER, sendbuf, recvbuf, name, 0, AUTO)
             if result is not NotImplemented or buffer_calls.reduce_scatter(self, sendbuf, recvbuf, name):
                 return
-        _PLAIN.Reduce_scatter_block(self, sendbuf, recvbuf, op)  # type: ignore[arg-type]
+        _PLAIN.Reduce_scatter_block(self, sendbuf, recvbuf, op)
 
     def Allgather(self, sendbuf: Any, recvbuf: Any) -> None:
         """Collect the buffers of all ranks on all ranks."""
         if self._run_in_table(_ALL_GATHER, sendbuf, recvbuf, SUM, 0, AUTO) is NotImplemented and not (
             buffer_calls.all_gather(self, sendbuf, recvbuf)
         ):
-            _PLAIN.Allgather(self, sendbuf, recvbuf)  # type: ignore[arg-type]
+            _PLAIN.Allgather(self, sendbuf, recvbuf)
 
     def Alltoall(self, sendbuf: Any, recvbuf: Any) -> None:
         """Send one block of the buffer to each rank."""
         if self._run_in_table(_ALL_TO_ALL, sendbuf, recvbuf, SUM, 0, AUTO) is NotImplemented and not (
             buffer_calls.all_to_all(self, sendbuf, recvbuf)
         ):
-            _PLAIN.Alltoall(self, sendbuf, recvbuf)  # type: ignore[arg-type]
+            _PLAIN.Alltoall(self, sendbuf, recvbuf)
 
     def barrier(self) -> None:
         """Wait until all ranks have called this."""
@@ -139,9 +147,9 @@ class BufferCollectives:
         """
         state = self._state
         if state is None:
-            if not self:
+            if self == MPI.COMM_NULL:
                 return None
-            state = self._state = find_acceleration(self)  # type: ignore[arg-type]
+            state = self._state = find_acceleration(self)
         communicator = state.enter()
         if communicator is None:
             return None

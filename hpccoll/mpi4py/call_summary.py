@@ -18,25 +18,18 @@ from typing import Any, Final
 
 from mpi4py import MPI
 
+from hpccoll.mpi4py.buffer_collectives import BufferCollectives
 from hpccoll.mpi4py.configuration import SUMMARY
 from hpccoll.mpi4py.messages import read_message
+from hpccoll.mpi4py.object_collectives import ObjectsOverBuffers
 from hpccoll.units import KiB, MiB
 
 MOST_ROWS: Final = 20  # of the screen
 _CLASSES: Final = ((KiB, "< 1 KiB"), (64 * KiB, "< 64 KiB"), (MiB, "< 1 MiB"), (64 * MiB, "< 64 MiB"))
-_OVER_HPCCOLL: Final = frozenset(
-    "Barrier Bcast Allreduce Reduce Reduce_scatter_block Allgather Alltoall bcast allreduce reduce allgather gather "
-    "scatter alltoall".split()
-)
-_OVER_MPI: Final = (
-    "Allgatherv Alltoallv Alltoallw Gather Gatherv Scatter Scatterv Reduce_scatter Scan Exscan scan exscan "
-    "Neighbor_allgather Neighbor_allgatherv Neighbor_alltoall Neighbor_alltoallv Neighbor_alltoallw neighbor_allgather "
-    "neighbor_alltoall"
-).split()
-_FORMS: Final = (
-    "barrier bcast allreduce reduce reduce_scatter_block reduce_scatter allgather allgatherv alltoall alltoallv "
-    "alltoallw gather gatherv scatter scatterv scan exscan"
-).split()
+_STEMS: Final = """allgather allgatherv allreduce alltoall alltoallv alltoallw barrier bcast exscan gather gatherv
+neighbor_allgather neighbor_allgatherv neighbor_alltoall neighbor_alltoallv neighbor_alltoallw reduce reduce_scatter
+reduce_scatter_block scan scatter scatterv"""
+_COLLECTIVES: Final = frozenset(_STEMS.split())
 
 
 @dataclass(slots=True)
@@ -65,12 +58,16 @@ def is_counting() -> bool:
 
 def count_calls(classes: Sequence[type]) -> None:
     """Replace the collectives of communicator classes by methods that also count the calls."""
-    forms = [name for form in _FORMS for name in (f"I{form}", f"{form.capitalize()}_init")]
     for cls in classes:
-        for name in (*sorted(_OVER_HPCCOLL), *_OVER_MPI, *forms):
-            if hasattr(cls, name):
-                setattr(cls, name, _count(name, getattr(cls, name)))
+        for name in filter(_is_collective, dir(cls)):
+            setattr(cls, name, _count(name, getattr(cls, name)))
     get_summary()
+
+
+def _is_collective(name: str) -> bool:
+    """Whether a method is a collective, in its blocking, non-blocking or persistent form."""
+    stem = name.removesuffix("_init")
+    return stem.lower() in _COLLECTIVES or (stem[0] == "I" and stem[1:] in _COLLECTIVES)
 
 
 def _count(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
@@ -103,7 +100,7 @@ def _count_over_hpccoll(comm: Any) -> int:
 
 def _explain(comm: Any, name: str) -> str:
     """Return why the MPI library carried out a call."""
-    if name not in _OVER_HPCCOLL:
+    if not (name in vars(BufferCollectives) or name in vars(ObjectsOverBuffers)):
         return "hpccoll has no such call"
     if comm._state is None or comm._state.communicator is None:
         return "one rank" if comm.Get_size() == 1 else "a new communicator"

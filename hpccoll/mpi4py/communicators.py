@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from mpi4py import MPI
 
@@ -12,7 +12,13 @@ from hpccoll.mpi4py.object_collectives import ObjectsOverBuffers
 _PREDEFINED: Final = ("COMM_WORLD", "COMM_SELF")
 
 
-class NewCommunicators:
+if TYPE_CHECKING:  # the classes that inherit from `NewCommunicators` inherit from MPI.Comm, too
+    _Comm = MPI.Comm
+else:
+    _Comm = object
+
+
+class NewCommunicators(_Comm):
     """The methods of communicators that return other communicators, which are accelerated as well.
 
     `Dup`, `Clone` and `Idup` need no method here, because mpi4py's return an object of the class of `self`. `Spawn`,
@@ -23,35 +29,35 @@ class NewCommunicators:
 
     def Create(self, *args: Any, **kwargs: Any) -> Any:
         """Create a communicator of a group; see mpi4py."""
-        return accelerate(super().Create(*args, **kwargs))  # type: ignore[misc]
+        return accelerate(super().Create(*args, **kwargs))
 
     def Split(self, *args: Any, **kwargs: Any) -> Any:
         """Split the communicator by color and key; see mpi4py."""
-        return accelerate(super().Split(*args, **kwargs))  # type: ignore[misc]
+        return accelerate(super().Split(*args, **kwargs))
 
     def Split_type(self, *args: Any, **kwargs: Any) -> Any:
         """Split the communicator by a type of resource; see mpi4py."""
-        return accelerate(super().Split_type(*args, **kwargs))  # type: ignore[misc]
+        return accelerate(super().Split_type(*args, **kwargs))
 
     def Shrink(self, *args: Any, **kwargs: Any) -> Any:
         """Create a communicator without failed processes; see mpi4py."""
-        return accelerate(super().Shrink(*args, **kwargs))  # type: ignore[misc]
+        return accelerate(super().Shrink(*args, **kwargs))
 
     def Free(self) -> None:
         """Free the communicator and its hpccoll communicator; collective."""
         self._release()
-        super().Free()  # type: ignore[misc]
+        super().Free()
 
     def free(self) -> None:
         """Call `Free` if the communicator is neither null nor predefined; collective."""
         if not _is_constant(self):
             self._release()
-            super().free()  # type: ignore[misc]
+            super().free()
 
     def Disconnect(self) -> None:
         """Wait for pending communication and free the communicator; collective."""
         self._release()
-        super().Disconnect()  # type: ignore[misc]
+        super().Disconnect()
 
     def _release(self) -> None:
         """Close the hpccoll communicator, if there is one and MPI will free this communicator."""
@@ -65,7 +71,7 @@ class NewCommunicators:
     @classmethod
     def fromhandle(cls, handle: int) -> Any:
         """Return a communicator with an MPI handle."""
-        return accelerate(super().fromhandle(handle))  # type: ignore[misc]
+        return accelerate(super().fromhandle(handle))
 
 
 class AcceleratedCollectives(NewCommunicators, ObjectsOverBuffers):
@@ -73,31 +79,31 @@ class AcceleratedCollectives(NewCommunicators, ObjectsOverBuffers):
 
     def Create_group(self, *args: Any, **kwargs: Any) -> Any:
         """Create a communicator of a group, called by the group's ranks only; see mpi4py."""
-        return accelerate(super().Create_group(*args, **kwargs))  # type: ignore[misc]
+        return accelerate(super().Create_group(*args, **kwargs))
 
     def Create_cart(self, *args: Any, **kwargs: Any) -> Any:
         """Create a communicator on a grid; see mpi4py."""
-        return accelerate(super().Create_cart(*args, **kwargs))  # type: ignore[misc]
+        return accelerate(super().Create_cart(*args, **kwargs))
 
     def Create_graph(self, *args: Any, **kwargs: Any) -> Any:
         """Create a communicator on a graph; see mpi4py."""
-        return accelerate(super().Create_graph(*args, **kwargs))  # type: ignore[misc]
+        return accelerate(super().Create_graph(*args, **kwargs))
 
     def Create_dist_graph(self, *args: Any, **kwargs: Any) -> Any:
         """Create a communicator on a distributed graph; see mpi4py."""
-        return accelerate(super().Create_dist_graph(*args, **kwargs))  # type: ignore[misc]
+        return accelerate(super().Create_dist_graph(*args, **kwargs))
 
     def Create_dist_graph_adjacent(self, *args: Any, **kwargs: Any) -> Any:
         """Create a communicator on a distributed graph of which each rank knows its neighbors; see mpi4py."""
-        return accelerate(super().Create_dist_graph_adjacent(*args, **kwargs))  # type: ignore[misc]
+        return accelerate(super().Create_dist_graph_adjacent(*args, **kwargs))
 
     def Create_intercomm(self, *args: Any, **kwargs: Any) -> Any:
         """Create an intercommunicator, whose `Merge` returns an accelerated communicator; see mpi4py."""
-        return accelerate(super().Create_intercomm(*args, **kwargs))  # type: ignore[misc]
+        return accelerate(super().Create_intercomm(*args, **kwargs))
 
     def _release(self) -> None:
-        if self and _find_predefined(self) is None:
-            find_acceleration(self).close()  # type: ignore[arg-type]
+        if self != MPI.COMM_NULL and _find_predefined(self) is None:
+            find_acceleration(self).close()
             self._forget()
 
 
@@ -146,10 +152,6 @@ class AcceleratedIntercomm(NewCommunicators, MPI.Intercomm, metaclass=EqualToBas
         """Create a communicator of the ranks of both groups; see mpi4py."""
         return accelerate(super().Merge(*args, **kwargs))
 
-    def Create_group(self, *args: Any, **kwargs: Any) -> Any:
-        """Create an intercommunicator of some of the ranks; see mpi4py."""
-        return accelerate(super().Create_group(*args, **kwargs))  # type: ignore[misc]
-
 
 _CLASSES: Final[dict[type, Any]] = {
     MPI.Intracomm: AcceleratedIntracomm,
@@ -177,7 +179,7 @@ def accelerate(comm: Any) -> Any:
 
 
 def reduce_plain(comm: MPI.Intracomm) -> Any:
-    """Return how to unpickle an intracommunicator of mpi4py's own class, although COMM_WORLD and COMM_SELF are replaced."""
+    """Return how to unpickle an intracommunicator of mpi4py's own class, although COMM_WORLD is replaced."""
     name = None if isinstance(comm, NewCommunicators) else _find_predefined(comm)
     return (type(comm), (get_predefined(name),)) if name else comm.__reduce__()
 

@@ -82,6 +82,7 @@ class _MpiLoader(Loader):
 
 def _replace_constants(module: ModuleType) -> None:
     """Replace COMM_WORLD and COMM_SELF of mpi4py.MPI, unless this was done before or HPCCOLL_MPI4PY is off."""
+    from hpccoll.mpi4py.acceleration import find_acceleration
     from hpccoll.mpi4py.call_summary import count_calls, is_counting
     from hpccoll.mpi4py.communicators import (
         AcceleratedIntracomm,
@@ -89,10 +90,15 @@ def _replace_constants(module: ModuleType) -> None:
         list_intracommunicator_classes,
         reduce_plain,
     )
+    from hpccoll.runtime.failure_detection.watchdog import read_timeout
 
     if not get_configuration().runs_collectives or isinstance(module.COMM_WORLD, AcceleratedIntracomm):
         return
     copyreg.pickle(module.Intracomm, reduce_plain)
     if is_counting():
         count_calls(list_intracommunicator_classes())
-    module.COMM_WORLD, module.COMM_SELF = accelerate(module.COMM_WORLD), accelerate(module.COMM_SELF)
+    constants = vars(module)
+    for name in ("COMM_WORLD", "COMM_SELF"):
+        constants[name] = accelerate(constants[name])
+    if read_timeout() is not None and module.Is_initialized():  # a rank that leaves before its first call is reported
+        find_acceleration(module.COMM_WORLD).enter()

@@ -17,12 +17,9 @@ import numpy as np
 from mpi4py import MPI
 
 from hpccoll.mpi4py.device_memory import copy_from_device, copy_to_device, find_device
-from hpccoll.mpi4py.signatures import BYTES, find_element_type, list_basic_types
+from hpccoll.mpi4py.signatures import BYTES, find_element_type, list_basic_types, list_element_types
 
-_NUMPY_TYPES: Final = {  # element types that both libraries send as the same basic type
-    np.dtype(name): np.dtype(name)
-    for name in "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float32 float64 complex64 complex128".split()
-}
+_NUMPY_TYPES: Final = {dtype: dtype for dtype in list_element_types()}  # both libraries send them as one basic type
 
 
 class Message:
@@ -40,7 +37,8 @@ class Message:
 
     def __init__(self, owner: Any, address: int, items: int, datatype: MPI.Datatype, blocks: int, device: Any) -> None:
         self._owner, self._address, self._items, self._type = owner, address, items, datatype
-        self._blocks, self._device, self._flat = max(blocks, 1), device, None
+        self._blocks, self._device = max(blocks, 1), device
+        self._flat: Any = None
         self.dtype = find_element_type(datatype)
         self.nbytes = items * datatype.Get_size()
         self.count = self.nbytes // self.dtype.itemsize
@@ -172,7 +170,7 @@ def _split_specification(given: Any) -> tuple[Any, int | None, int, Any]:
     datatype = rest.pop() if rest and isinstance(rest[-1], MPI.Datatype | str) else None
     if len(rest) == 1 and isinstance(rest[0], list | tuple):
         rest = list(rest[0])
-    if len(rest) > 2:  # noqa: PLR2004 - count and displacement
+    if len(rest) > 2:
         raise ValueError(given)
     count, displacement = [*rest, None, None][:2]
     return buffer, None if count is None else index(count), 0 if displacement is None else index(displacement), datatype
@@ -192,13 +190,14 @@ def _find_datatype(given: Any) -> MPI.Datatype:
 def _find_format(buffer: Any) -> str:
     """Return the format of a buffer's elements, in the characters of the struct module."""
     with suppress(TypeError, BufferError):
-        return memoryview(buffer).format
+        return str(memoryview(buffer).format)
     interface = getattr(buffer, "__cuda_array_interface__", None)
     if interface is not None:
-        return np.dtype(interface["typestr"]).char
-    return np.from_dlpack(buffer).dtype.char
+        return str(np.dtype(interface["typestr"]).char)
+    return str(np.from_dlpack(buffer).dtype.char)
 
 
 def _view_memory(address: int, nbytes: int) -> Any:
     """Return memory as a flat array of bytes that does not keep the memory alive."""
-    return np.frombuffer(MPI.buffer.fromaddress(address, nbytes), BYTES) if nbytes else np.empty(0, BYTES)
+    memory: Any = MPI.buffer.fromaddress(address, nbytes)
+    return np.frombuffer(memory, BYTES) if nbytes else np.empty(0, BYTES)

@@ -36,10 +36,11 @@ class ObjectSlots:
     def __init__(self, ranks: int) -> None:
         self.inline_bytes = max(LEAST_INLINE_BYTES, min(MOST_INLINE_BYTES, SLOTS_BYTES // ranks // 64 * 64))
         self.nbytes = HEADER_BYTES + self.inline_bytes
-        self.own = np.zeros(self.nbytes, np.uint8)
-        self.all = np.zeros((ranks, self.nbytes), np.uint8)
+        self.own: Any = np.zeros(self.nbytes, np.uint8)
+        self.all: Any = np.zeros((ranks, self.nbytes), np.uint8)
         self.sent: Any = None  # of alltoall
-        self.own_view, self.all_view = memoryview(self.own), memoryview(self.all.reshape(-1))
+        flat: Any = self.all.reshape(-1)
+        self.own_view, self.all_view = self.own.data, flat.data
 
     def read_headers(self) -> list[ObjectHeader]:
         """Return the headers of all ranks' slots."""
@@ -47,7 +48,7 @@ class ObjectSlots:
 
     def fits(self, header: ObjectHeader) -> bool:
         """Whether the bytes of an object are in its slot."""
-        return header.nbytes <= self.inline_bytes
+        return bool(header.nbytes <= self.inline_bytes)
 
     def decode(self, header: ObjectHeader, rank: int) -> Any:
         """Return the object in the slot of a rank."""
@@ -61,7 +62,7 @@ class ObjectsOverBuffers(BufferCollectives):
         """Return the root's object on all ranks."""
         entered = self._enter_objects(root)
         if entered is None:
-            return _PLAIN.bcast(self, obj, root)  # type: ignore[arg-type]
+            return _PLAIN.bcast(self, obj, root)
         state, communicator, slots = entered
         encoded = encode(obj) if state.rank == root else None
         if encoded is not None:
@@ -78,14 +79,14 @@ class ObjectsOverBuffers(BufferCollectives):
         """Return the reduction of all ranks' objects on all ranks."""
         entered = self._enter_objects() if _is_predefined(op) else None
         if entered is not None:
-            state, communicator, slots = entered
+            _, communicator, slots = entered
             headers = _gather_slots(communicator, slots, encoded := encode(sendobj))
             if all(slots.fits(header) for header in headers):
                 return _combine([slots.decode(header, rank) for rank, header in enumerate(headers)], op)
             name = _find_array_reduction(headers, op)
             if name is not None:
                 return _reduce_arrays(communicator, Operation.ALL_REDUCE, encoded, headers, name, 0)
-        return _PLAIN.allreduce(self, sendobj, op)  # type: ignore[arg-type]
+        return _PLAIN.allreduce(self, sendobj, op)
 
     def reduce(self, sendobj: Any, op: Any = MPI.SUM, root: int = 0) -> Any:
         """Return the reduction of all ranks' objects on the root, None on other ranks."""
@@ -100,13 +101,13 @@ class ObjectsOverBuffers(BufferCollectives):
             name = _find_array_reduction(headers, op)
             if name is not None:
                 return _reduce_arrays(communicator, Operation.REDUCE, encoded, headers, name, root)
-        return _PLAIN.reduce(self, sendobj, op, root)  # type: ignore[arg-type]
+        return _PLAIN.reduce(self, sendobj, op, root)
 
     def allgather(self, sendobj: Any) -> list[Any]:
         """Return the objects of all ranks, in rank order."""
         entered = self._enter_objects()
         if entered is None:
-            return _PLAIN.allgather(self, sendobj)  # type: ignore[arg-type, no-any-return]
+            return _PLAIN.allgather(self, sendobj)
         _, communicator, slots = entered
         headers = _gather_slots(communicator, slots, encoded := encode(sendobj))
         if all(slots.fits(header) for header in headers):
@@ -128,7 +129,7 @@ class ObjectsOverBuffers(BufferCollectives):
         """Return the objects of all ranks on the root, in rank order; None on other ranks."""
         entered = self._enter_objects(root)
         if entered is None:
-            return _PLAIN.gather(self, sendobj, root)  # type: ignore[arg-type, no-any-return]
+            return _PLAIN.gather(self, sendobj, root)
         state, communicator, slots = entered
         encoded = encode(sendobj)
         encoded.write(slots.own_view)
@@ -147,12 +148,12 @@ class ObjectsOverBuffers(BufferCollectives):
         """Return element r of the root's sequence on each rank r."""
         entered = self._enter_objects(root)
         if entered is None:
-            return _PLAIN.scatter(self, sendobj, root)  # type: ignore[arg-type]
+            return _PLAIN.scatter(self, sendobj, root)
         state, communicator, slots = entered
         encoded = _encode_items(sendobj, state.size) if state.rank == root else []
         for item, slot in zip(encoded, slots.all, strict=False):
             item.write(memoryview(slot))
-        _PLAIN.Scatter(self, slots.all if encoded else None, slots.own, root)  # type: ignore[arg-type]
+        _PLAIN.Scatter(self, slots.all if encoded else None, slots.own, root)
         for rank, item in enumerate(encoded):
             if rank != root and item.nbytes > slots.inline_bytes:
                 communicator.send(item.flatten(), rank)
@@ -165,7 +166,7 @@ class ObjectsOverBuffers(BufferCollectives):
         """Send element r of the sequence to each rank r, and return the elements for this rank."""
         entered = self._enter_objects()
         if entered is None:
-            return _PLAIN.alltoall(self, sendobj)  # type: ignore[arg-type, no-any-return]
+            return _PLAIN.alltoall(self, sendobj)
         state, communicator, slots = entered
         encoded = _encode_items(sendobj, state.size)
         if slots.sent is None:
@@ -179,7 +180,7 @@ class ObjectsOverBuffers(BufferCollectives):
         """Return what carries out a collective of objects that all ranks call now; None if mpi4py does."""
         if not get_configuration().runs_objects or not hasattr(root, "__index__"):
             return None
-        entered = self._enter() if 0 <= root < self.size else None  # type: ignore[attr-defined]
+        entered = self._enter() if 0 <= root < self.size else None
         if entered is None:
             return None
         state, communicator = entered
@@ -278,7 +279,7 @@ def _exchange_rest(communicator: Communicator, slots: ObjectSlots, encoded: list
     headers, rank = slots.read_headers(), communicator.rank
     sources = [source for source, header in enumerate(headers) if source != rank and not slots.fits(header)]
     received = {source: np.empty(headers[source].nbytes, np.uint8) for source in sources}
-    works = [communicator.irecv(data, source) for source, data in received.items()]
+    works: list[Any] = [communicator.irecv(data, source) for source, data in received.items()]
     for dest, item in enumerate(encoded):
         if dest != rank and item.nbytes > slots.inline_bytes:
             works.append(communicator.isend(item.flatten(), dest))

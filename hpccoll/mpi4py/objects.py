@@ -1,8 +1,9 @@
 """Python objects as headers and bytes: arrays as they lie in memory, numbers in eight bytes, other objects pickled.
 
-A collective of objects first exchanges one slot per rank, all of one size: a header of 64 bytes, then the object's bytes
-if they fit. The header says what the object is, so ranks may pass objects of different types and sizes, and objects of
-up to 4 KiB need no second exchange. Arrays in tuples, lists and dicts are taken out before the rest is pickled.
+A collective of objects first exchanges one slot per rank, all of one size: a header of 64 bytes, then the object's
+bytes if they fit. The header says what the object is, so ranks may pass objects of different types and sizes, and
+objects of up to 4 KiB need no second exchange. Arrays in tuples, lists and dicts are taken out before the rest is
+pickled.
 
 Header: kind, library, order, number of dims, element type or number of arrays, device, bytes, shape (up to six dims).
 """
@@ -127,7 +128,7 @@ def _encode_nested(rest: Any, arrays: Sequence[Any]) -> EncodedObject | None:
         at += -at % ALIGNMENT
         starts.append(at)
         at += array.nbytes if array else 0
-    data = np.empty(at + len(pickled), np.uint8)
+    data: Any = np.empty(at + len(pickled), np.uint8)
     for number, (start, array) in enumerate(zip(starts, encoded, strict=True)):
         if array is not None:
             HEADER.pack_into(data, HEADER_BYTES * number, *array.header)

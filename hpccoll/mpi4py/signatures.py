@@ -31,6 +31,11 @@ _ALIASES: Final = {  # the names of MPI's basic types, by the element type that 
 }
 
 
+def list_element_types() -> list[np.dtype[Any]]:
+    """Return the element types that NumPy and hpccoll have in common with MPI's basic types."""
+    return [np.dtype(name) for name in _ALIASES]
+
+
 @cache
 def list_basic_types() -> dict[int, np.dtype[Any]]:
     """Return the NumPy dtype of each of MPI's basic types that hpccoll can reduce, by the type's handle."""

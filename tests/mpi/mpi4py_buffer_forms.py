@@ -55,12 +55,12 @@ def _typed(values: Any, _: int) -> DrawnBuffer:
 
 def _counted(values: Any, blocks: int) -> DrawnBuffer:
     x = np.concatenate([values, values[:1]])
-    return DrawnBuffer((x, values.size // blocks, find_type(x.dtype)), lambda: x[:-1].copy())
+    return DrawnBuffer((x, values.size // blocks, find_type(x.dtype)), x[:-1].copy)
 
 
 def _displaced(values: Any, blocks: int) -> DrawnBuffer:
     x = np.concatenate([values[:1], values, values[:1]])
-    return DrawnBuffer([x, (values.size // blocks, 1), find_type(x.dtype)], lambda: x[1:-1].copy())
+    return DrawnBuffer([x, (values.size // blocks, 1), find_type(x.dtype)], x[1:-1].copy)
 
 
 def _unaligned(values: Any, _: int) -> DrawnBuffer:
@@ -96,7 +96,7 @@ def _tensor(values: Any, _: int) -> DrawnBuffer:
         x = torch.from_numpy(values.copy())
     except (ImportError, TypeError):
         return _plain(values, 1)
-    return DrawnBuffer(x, lambda: x.numpy().copy())
+    return DrawnBuffer([x, find_type(values.dtype)], lambda: x.numpy().copy())
 
 
 def _column(values: Any, blocks: int) -> DrawnBuffer:
@@ -107,7 +107,7 @@ def _column(values: Any, blocks: int) -> DrawnBuffer:
     vector = find_type(values.dtype).Create_vector(rows, 1, 3)
     column = vector.Create_resized(0, 3 * rows * values.itemsize).Commit()
     vector.Free()
-    return DrawnBuffer([x.reshape(-1)[1:], 1, column], lambda: x[:, 1].copy(), column.Free)
+    return DrawnBuffer([x.reshape(-1)[1:], 1, column], x[:, 1].copy, column.Free)
 
 
 def _resized(values: Any, blocks: int) -> DrawnBuffer:
@@ -115,7 +115,7 @@ def _resized(values: Any, blocks: int) -> DrawnBuffer:
     x = np.zeros(2 * values.size, values.dtype)
     x[::2] = values
     resized = find_type(values.dtype).Create_resized(0, 2 * values.itemsize).Commit()
-    return DrawnBuffer([x, values.size // blocks, resized], lambda: x[::2].copy(), resized.Free)
+    return DrawnBuffer([x, values.size // blocks, resized], x[::2].copy, resized.Free)
 
 
 def _structure(values: Any, blocks: int) -> DrawnBuffer:
