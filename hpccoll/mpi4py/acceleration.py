@@ -79,6 +79,13 @@ class Acceleration:
         peers = tuple(rank for rank in ranks if rank not in (world.rank, MPI.UNDEFINED))
         return world._state.wait("first collective of a communicator", peers=peers)
 
+    def refuse(self) -> None:
+        """Leave all collectives to the MPI library, unless there is an hpccoll communicator already.
+
+        For communicators that shall survive the failure of a process, which those of hpccoll do not.
+        """
+        self.is_refused = self.communicator is None
+
     def close(self) -> None:
         """Close the hpccoll communicator, before the MPI communicator is freed; collective."""
         communicator, self.communicator, self.is_refused = self.communicator, None, True

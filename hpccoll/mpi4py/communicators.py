@@ -101,6 +101,16 @@ class AcceleratedCollectives(NewCommunicators, ObjectsOverBuffers):
         """Create an intercommunicator, whose `Merge` returns an accelerated communicator; see mpi4py."""
         return accelerate(super().Create_intercomm(*args, **kwargs))
 
+    def Agree(self, *args: Any, **kwargs: Any) -> Any:
+        """Agree on an integer although processes have failed; collectives then stay with the MPI library."""
+        find_acceleration(self).refuse()
+        return super().Agree(*args, **kwargs)
+
+    def Iagree(self, *args: Any, **kwargs: Any) -> Any:
+        """Begin to agree on an integer, as `Agree` does; see mpi4py."""
+        find_acceleration(self).refuse()
+        return super().Iagree(*args, **kwargs)
+
     def _release(self) -> None:
         if self != MPI.COMM_NULL and _find_predefined(self) is None:
             find_acceleration(self).close()
