@@ -36,11 +36,10 @@ _IN_PLACE: Final = MPI.IN_PLACE
 _PLAIN: Final = MPI.Comm
 _ANY_SOURCE: Final = MPI.ANY_SOURCE
 
-_OPS: Final = (MPI.SUM, MPI.PROD, MPI.MIN, MPI.MAX, MPI.BAND, MPI.BOR, MPI.BXOR)
-_REDUCTIONS: Final = dict(
-    zip((id(op) for op in _OPS), ("sum", "prod", "min", "max", "band", "bor", "bxor"), strict=True)
-)
-
+_NAMES: Final = ("sum", "prod", "min", "max", "band", "bor", "bxor")
+_ALL_OPS: Final = [op for op in vars(MPI).values() if isinstance(op, MPI.Op)]
+_BY_HANDLE: Final = {getattr(MPI, name.upper()).handle: name for name in _NAMES}
+_BY_ID: Final = {id(op): _BY_HANDLE.get(op.handle) for op in _ALL_OPS}  # None for MPI's other reductions
 
 if TYPE_CHECKING:  # the classes that inherit from `BufferCollectives` inherit from MPI.Intracomm, too
     _Intracomm = MPI.Intracomm
@@ -49,11 +48,8 @@ else:
 
 
 def find_reduction(op: Any) -> str | None:
-    """Return the name of a predefined MPI.Op in hpccoll; None if hpccoll has no such reduction."""
-    name = _REDUCTIONS.get(id(op))
-    if name is None and isinstance(op, MPI.Op):
-        name = next((_REDUCTIONS[id(other)] for other in _OPS if other == op), None)
-    return name
+    """Return the name of an MPI.Op in hpccoll; None if hpccoll has no such reduction."""
+    return _BY_HANDLE.get(op.handle) if isinstance(op, MPI.Op) else None
 
 
 def _miss(*_: Any) -> Any:
@@ -89,7 +85,7 @@ class BufferCollectives(_Intracomm):
 
     def Allreduce(self, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM) -> None:
         """Reduce the buffers of all ranks, and return the result on all ranks."""
-        name = _REDUCTIONS.get(id(op)) or find_reduction(op)
+        name = _BY_ID[id(op)] if id(op) in _BY_ID else find_reduction(op)
         if name is not None:
             if sendbuf is _IN_PLACE or sendbuf is None:
                 result = self._run_in_table(_ALL_REDUCE, recvbuf, None, name, 0, AUTO)
@@ -101,7 +97,7 @@ class BufferCollectives(_Intracomm):
 
     def Reduce(self, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM, root: int = 0) -> None:
         """Reduce the buffers of all ranks into the root's."""
-        name = _REDUCTIONS.get(id(op)) or find_reduction(op)
+        name = _BY_ID[id(op)] if id(op) in _BY_ID else find_reduction(op)
         if name is not None:
             if root != self._own_rank:
                 result = self._run_in_table(_REDUCE, sendbuf, None, name, root, AUTO)
@@ -115,7 +111,7 @@ class BufferCollectives(_Intracomm):
 
     def Reduce_scatter_block(self, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM) -> None:
         """Reduce the buffers of all ranks, and return one of n blocks of the result on each of n ranks."""
-        name = _REDUCTIONS.get(id(op)) or find_reduction(op)
+        name = _BY_ID[id(op)] if id(op) in _BY_ID else find_reduction(op)
         if name is not None:
             result = self._run_in_table(_REDUCE_SCATTER, sendbuf, recvbuf, name, 0, AUTO)
             if result is not NotImplemented or buffer_calls.reduce_scatter(self, sendbuf, recvbuf, name):

@@ -94,7 +94,8 @@ def _count(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
 
 def _count_over_hpccoll(comm: Any) -> int:
     """Return how many collectives hpccoll has carried out on a communicator."""
-    communicator = comm._state.communicator if comm._state is not None else None
+    state = getattr(comm, "_state", None)
+    communicator = None if state is None else state.communicator
     return 0 if communicator is None else communicator._state.count
 
 
@@ -102,8 +103,12 @@ def _explain(comm: Any, name: str) -> str:
     """Return why the MPI library carried out a call."""
     if not (name in vars(BufferCollectives) or name in vars(ObjectsOverBuffers)):
         return "hpccoll has no such call"
+    if comm.Get_size() == 1:
+        return "one rank"
     if comm._state is None or comm._state.communicator is None:
-        return "one rank" if comm.Get_size() == 1 else "a new communicator"
+        return "a new communicator"
+    if name == "scatter":
+        return "fits into one message"
     return "reduction or type" if "uce" in name else "MPI's is faster"
 
 

@@ -14,8 +14,9 @@ _PREDEFINED: Final = ("COMM_WORLD", "COMM_SELF")
 
 if TYPE_CHECKING:  # the classes that inherit from `NewCommunicators` inherit from MPI.Comm, too
     _Comm = MPI.Comm
+    _Intracomm = MPI.Intracomm
 else:
-    _Comm = object
+    _Comm = _Intracomm = object
 
 
 class NewCommunicators(_Comm):
@@ -74,8 +75,8 @@ class NewCommunicators(_Comm):
         return accelerate(super().fromhandle(handle))
 
 
-class AcceleratedCollectives(NewCommunicators, ObjectsOverBuffers):
-    """The methods of intracommunicators that hpccoll replaces."""
+class NewIntracommunicators(NewCommunicators, _Intracomm):
+    """The methods of intracommunicators that return other communicators."""
 
     def Create_group(self, *args: Any, **kwargs: Any) -> Any:
         """Create a communicator of a group, called by the group's ranks only; see mpi4py."""
@@ -100,6 +101,10 @@ class AcceleratedCollectives(NewCommunicators, ObjectsOverBuffers):
     def Create_intercomm(self, *args: Any, **kwargs: Any) -> Any:
         """Create an intercommunicator, whose `Merge` returns an accelerated communicator; see mpi4py."""
         return accelerate(super().Create_intercomm(*args, **kwargs))
+
+
+class AcceleratedCollectives(NewIntracommunicators, ObjectsOverBuffers):
+    """The methods of intracommunicators of several ranks that hpccoll replaces."""
 
     def Agree(self, *args: Any, **kwargs: Any) -> Any:
         """Agree on an integer although processes have failed; collectives then stay with the MPI library."""
@@ -155,6 +160,18 @@ class AcceleratedDistgraphcomm(AcceleratedCollectives, MPI.Distgraphcomm, metacl
     """A communicator of mpi4py on a distributed graph; its collectives, but those of neighbors, run over hpccoll."""
 
 
+class OneRankIntracomm(NewIntracommunicators, MPI.Intracomm, metaclass=EqualToBase):
+    """An intracommunicator of one rank, whose collectives are mpi4py's."""
+
+
+class OneRankCartcomm(NewIntracommunicators, MPI.Cartcomm, metaclass=EqualToBase):
+    """A communicator of one rank on a grid, whose collectives are mpi4py's."""
+
+    def Sub(self, *args: Any, **kwargs: Any) -> Any:
+        """Create communicators on the grid's subgrids; see mpi4py."""
+        return accelerate(super().Sub(*args, **kwargs))
+
+
 class AcceleratedIntercomm(NewCommunicators, MPI.Intercomm, metaclass=EqualToBase):
     """An intercommunicator of mpi4py, whose collectives run over MPI; the communicators made of it are accelerated."""
 
@@ -172,9 +189,13 @@ _CLASSES: Final[dict[type, Any]] = {
 }
 
 
+_ONE_RANK_CLASSES: Final[dict[type, Any]] = {MPI.Intracomm: OneRankIntracomm, MPI.Cartcomm: OneRankCartcomm}
+
+
 def list_intracommunicator_classes() -> list[type]:
-    """Return the classes whose collectives run over hpccoll."""
-    return [cls for cls in _CLASSES.values() if issubclass(cls, MPI.Intracomm)]
+    """Return the classes of all intracommunicators."""
+    classes = [*_CLASSES.values(), *_ONE_RANK_CLASSES.values()]
+    return [cls for cls in classes if issubclass(cls, MPI.Intracomm)]
 
 
 def accelerate(comm: Any) -> Any:
@@ -184,7 +205,10 @@ def accelerate(comm: Any) -> Any:
     """
     if isinstance(comm, NewCommunicators):
         return comm
-    found = _CLASSES.get(type(comm))
+    classes = _CLASSES
+    if MPI.Is_initialized() and comm != MPI.COMM_NULL and comm.Get_size() == 1:
+        classes = _CLASSES | _ONE_RANK_CLASSES
+    found = classes.get(type(comm))
     return comm if found is None else found(comm)
 
 

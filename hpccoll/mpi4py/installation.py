@@ -85,14 +85,14 @@ def _replace_constants(module: ModuleType) -> None:
     from hpccoll.mpi4py.acceleration import find_acceleration
     from hpccoll.mpi4py.call_summary import count_calls, is_counting
     from hpccoll.mpi4py.communicators import (
-        AcceleratedIntracomm,
+        NewCommunicators,
         accelerate,
         list_intracommunicator_classes,
         reduce_plain,
     )
     from hpccoll.runtime.failure_detection.watchdog import read_timeout
 
-    if not get_configuration().runs_collectives or isinstance(module.COMM_WORLD, AcceleratedIntracomm):
+    if not get_configuration().runs_collectives or isinstance(module.COMM_WORLD, NewCommunicators):
         return
     copyreg.pickle(module.Intracomm, reduce_plain)
     if is_counting():

@@ -21,7 +21,7 @@ from tests.jobs.launch import BIN, LIMIT_S, environment
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = ["installation", "tutorial", "coming-from", "timing", "troubleshooting", "flight-recorder", "reference/records"]
-PAGES += ["torch", "schedules", *sorted(f"howto/{path.stem}" for path in (DOCS / "howto").glob("*.md"))]
+PAGES += ["mpi4py", "torch", "schedules", *sorted(f"howto/{path.stem}" for path in (DOCS / "howto").glob("*.md"))]
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 IN_EVERY_NAMESPACE = """
 import runpy, sys
