@@ -1,7 +1,7 @@
 """Solves linear equations by conjugate gradients: `mpirun -n 4 python conjugate_gradients.py [UNKNOWNS]`.
 
-The matrix is symmetric and positive definite. Each rank holds a block of its rows. Every iteration takes an `Allgatherv`
-of a vector and two `allreduce` of numbers.
+The matrix is symmetric and positive definite. Each rank holds a block of its rows. Every iteration takes an
+`Allgatherv` of a vector and two `allreduce` of numbers.
 """
 
 import sys

@@ -33,8 +33,6 @@ while iteration < most_iterations and change[0] > 1e-4:
 
 mean = ring.allreduce(old[1:-1, 1:-1].sum()) / cells**2
 blocks = ring.gather(old[1:-1, 1:-1], root=0)
-if ring.rank == 0:
-    square = np.concatenate(blocks)
-    print(
-        f"{iteration} iterations: last change {change[0]:.6f}, mean {mean:.6f}, center {square[cells // 2, cells // 2]:.6f}"
-    )
+if blocks is not None:  # on the root
+    center = np.concatenate(blocks)[cells // 2, cells // 2]
+    print(f"{iteration} iterations: last change {change[0]:.6f}, mean {mean:.6f}, center {center:.6f}")

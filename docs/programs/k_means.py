@@ -23,9 +23,12 @@ if comm.rank == 0:
 own = comm.scatter(parts, root=0)
 centers = comm.bcast(parts[0][:clusters].copy() if comm.rank == 0 else None, root=0)
 
-for iteration in range(100):
+moved = np.inf
+while True:
     distances = ((own[:, None] - centers) ** 2).sum(axis=2)
     nearest = distances.argmin(axis=1)
+    if moved < 1e-9:
+        break
     totals = np.zeros((clusters, dims + 1))  # the sum of the points of each cluster, and their number
     np.add.at(totals[:, :dims], nearest, own)
     np.add.at(totals[:, dims], nearest, 1)
@@ -33,8 +36,6 @@ for iteration in range(100):
     new_centers = totals[:, :dims] / np.maximum(totals[:, dims:], 1)
     moved = np.abs(new_centers - centers).max()
     centers = new_centers
-    if moved < 1e-9:
-        break
 
 inertia = comm.reduce(distances.min(axis=1).sum(), op=MPI.SUM, root=0)
 sizes = comm.allgather(np.bincount(nearest, minlength=clusters))

@@ -39,7 +39,8 @@ class Acceleration:
         self._calls = CALLS_BEFORE if is_first else 0
         self._selected: dict[tuple[object, ...], str | None] = {}
         self._version = 0
-        self.slots: Any = None  # see objects.py
+        self.slots: Any = None  # see object_collectives.py
+        self.reason = ""  # why `select` left the latest call to the MPI library
 
     def enter(self) -> Communicator | None:
         """Return the hpccoll communicator in a collective call that all ranks make; None if MPI carries it out.
@@ -104,10 +105,12 @@ class Acceleration:
             self._selected, self._version = {}, configuration.version
         key = operation, op, dtype, count, root
         try:
-            return self._selected[key]
+            algorithm = self._selected[key]
         except KeyError:
             self._selected[key] = algorithm = self._select(*key)
-            return algorithm
+        if algorithm is None:
+            self.reason = "chosen by the user" if configuration.choices else "auto selects MPI's"
+        return algorithm
 
     def _select(self, operation: Operation, op: str, dtype: np.dtype[Any], count: int, root: int) -> str | None:
         """Return the algorithm as `select` does, not from its memory."""

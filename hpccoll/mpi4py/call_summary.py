@@ -109,7 +109,8 @@ def _explain(comm: Any, name: str) -> str:
         return "a new communicator"
     if name == "scatter":
         return "fits into one message"
-    return "reduction or type" if "uce" in name else "MPI's is faster"
+    reason, comm._state.reason = comm._state.reason, ""
+    return reason or "reduction, type or no data"
 
 
 def _find_class(name: str, arguments: list[Any]) -> int:

@@ -97,14 +97,13 @@ def test_the_summary_lists_what_ran_where() -> None:
 
 
 def test_algorithms_are_chosen_by_operation_and_size() -> None:
-    code = "for n in (10, 10000):\n    x, y = np.ones(n), np.empty(n)\n    w.Allreduce(x, y)\n    assert (y == w.size).all()\n"
+    code = "for n in (10, 10000):\n    x, y = np.ones(n), np.empty(n)\n    w.Allreduce(x, y)\n"
+    code += "    assert (y == w.size).all()\n"
     code += "import hpccoll.mpi4py\nhpccoll.mpi4py.configure('Allreduce', 'mpi', least='1K')\nw.Allreduce(x, y)"
-    done = run(
-        code, HPCCOLL_SUMMARY="1", HPCCOLL_MPI4PY_ALGORITHMS="Allreduce:-1K=ring,Allreduce:1K-=recursive_doubling"
-    )
-    assert re.search(r"^Allreduce +< 1 MiB +2 +[\d.]+ +50 %  reduction or type \(1\)$", done.stderr, re.MULTILINE), (
-        done.stderr
-    )
+    choices = "Allreduce:-1K=ring,Allreduce:1K-=recursive_doubling"
+    done = run(code, HPCCOLL_SUMMARY="1", HPCCOLL_MPI4PY_ALGORITHMS=choices)
+    row = r"^Allreduce +< 1 MiB +2 +[\d.]+ +50 %  chosen by the user \(1\)$"
+    assert re.search(row, done.stderr, re.MULTILINE), done.stderr
     assert re.search(r"^Allreduce +< 1 KiB +1 +[\d.]+ +100 %$", done.stderr, re.MULTILINE)
     wrong = run("", HPCCOLL_MPI4PY_ALGORITHMS="Allreduce:5=ring")
     assert "write for example Allreduce:64K-1M=ring,Bcast=mpi" in wrong.stderr
