@@ -21,7 +21,7 @@ if comm.rank == 0:
     everything = middles[generator.integers(clusters, size=points)] + generator.normal(size=(points, dims))
     parts = np.array_split(everything, comm.size)
 own = comm.scatter(parts, root=0)
-centers = comm.bcast(parts[0][:clusters].copy() if comm.rank == 0 else None, root=0)
+centers = comm.bcast(None if parts is None else parts[0][:clusters].copy(), root=0)
 
 moved = np.inf
 while True:
