@@ -21,37 +21,44 @@ from hpccoll.mpi4py.array_libraries import find_library, to_library, to_numpy
 from hpccoll.mpi4py.nested_arrays import put_arrays_back, take_arrays_out
 
 PICKLE, ARRAY, SCALAR, FLOAT, INTEGER, NESTED = range(6)  # kinds of objects
-HEADER: Final = struct.Struct("<BBBBhhq6q")
-HEADER_BYTES: Final = HEADER.size
-MOST_DIMS: Final = 6
+FIELDS: Final = struct.Struct("<BBBBhhq")  # all fields but the shape
+SHAPES: Final = [struct.Struct(f"<{dims}q") for dims in range(7)]  # by number of dims
+HEADER_BYTES: Final = FIELDS.size + SHAPES[-1].size
+MOST_DIMS: Final = len(SHAPES) - 1
 ALIGNMENT: Final = 64  # of arrays in the bytes of an object
 LEAST_NESTED_BYTES: Final = 512  # smaller arrays in containers are pickled
 _FLOAT: Final = struct.Struct("<d")
 _INTEGER: Final = struct.Struct("<q")
 _TYPES: Final = {np.dtype(char).num: np.dtype(char) for char in "?bBhHiIlLqQefdgFDG"}  # element types by number
-_NO_SHAPE: Final = (0,) * MOST_DIMS
 
 
 class EncodedObject:
     """An object as a header and bytes.
 
     Attributes:
-        header: the fields of the header.
+        header: the fields of the header but the shape.
+        shape: the shape of an array; empty for other objects.
         nbytes: the number of bytes after the header.
         data: the bytes, as an object with the buffer protocol; of an array the user's own memory, if it has no gaps.
     """
 
-    __slots__ = ("data", "header", "nbytes")
+    __slots__ = ("data", "header", "nbytes", "shape")
 
-    def __init__(self, header: tuple[int, ...], data: Any, nbytes: int) -> None:
-        self.header, self.data, self.nbytes = header, data, nbytes
+    def __init__(self, header: tuple[int, ...], data: Any, nbytes: int, shape: tuple[int, ...] = ()) -> None:
+        self.header, self.data, self.nbytes, self.shape = header, data, nbytes, shape
 
     def write(self, slot: memoryview) -> None:
         """Write the header into a slot, and the bytes if they fit."""
-        HEADER.pack_into(slot, 0, *self.header)
+        self.write_header(slot, 0)
         end = HEADER_BYTES + self.nbytes
         if end <= len(slot):
-            slot[HEADER_BYTES:end] = memoryview(self.data).cast("B") if self.nbytes else b""
+            slot[HEADER_BYTES:end] = self.data
+
+    def write_header(self, memory: Any, offset: int) -> None:
+        """Write the header into a buffer."""
+        FIELDS.pack_into(memory, offset, *self.header)
+        if self.shape:
+            SHAPES[len(self.shape)].pack_into(memory, offset + FIELDS.size, *self.shape)
 
     def flatten(self) -> Any:
         """Return the bytes as a flat NumPy array, which may be the user's memory."""
@@ -61,12 +68,13 @@ class EncodedObject:
 class ObjectHeader:
     """The header of an object that was received."""
 
-    __slots__ = ("device", "dims", "kind", "library", "nbytes", "number", "order", "shape")
+    __slots__ = ("device", "kind", "library", "nbytes", "number", "order", "shape")
 
     def __init__(self, slot: Any, offset: int = 0) -> None:
-        fields = HEADER.unpack_from(slot, offset)
-        self.kind, self.library, self.order, self.dims, self.number, self.device, self.nbytes = fields[:7]
-        self.shape = fields[7 : 7 + self.dims]
+        self.kind, self.library, self.order, dims, self.number, self.device, self.nbytes = FIELDS.unpack_from(
+            slot, offset
+        )
+        self.shape: tuple[int, ...] = SHAPES[dims].unpack_from(slot, offset + FIELDS.size) if dims else ()
 
     @property
     def layout(self) -> tuple[Any, ...]:
@@ -87,11 +95,11 @@ def encode(obj: Any) -> EncodedObject:
     """
     kind = type(obj)
     if kind is float:
-        return EncodedObject((FLOAT, 0, 0, 0, 0, 0, 8, *_NO_SHAPE), _FLOAT.pack(obj), 8)
+        return EncodedObject((FLOAT, 0, 0, 0, 0, 0, 8), _FLOAT.pack(obj), 8)
     if kind is int and -(2**63) <= obj < 2**63:
-        return EncodedObject((INTEGER, 0, 0, 0, 0, 0, 8, *_NO_SHAPE), _INTEGER.pack(obj), 8)
+        return EncodedObject((INTEGER, 0, 0, 0, 0, 0, 8), _INTEGER.pack(obj), 8)
     if isinstance(obj, np.generic) and obj.dtype.num in _TYPES and kind is obj.dtype.type:
-        return EncodedObject((SCALAR, 0, 0, 0, obj.dtype.num, 0, obj.nbytes, *_NO_SHAPE), obj.tobytes(), obj.nbytes)
+        return EncodedObject((SCALAR, 0, 0, 0, obj.dtype.num, 0, obj.nbytes), obj.tobytes(), obj.nbytes)
     library = find_library(obj)
     encoded = _encode_array(obj, library) if library is not None else None
     if encoded is not None:
@@ -102,7 +110,7 @@ def encode(obj: Any) -> EncodedObject:
         if encoded is not None:
             return encoded
     data = MPI.pickle.dumps(obj)
-    return EncodedObject((PICKLE, 0, 0, 0, 0, 0, len(data), *_NO_SHAPE), data, len(data))
+    return EncodedObject((PICKLE, 0, 0, 0, 0, 0, len(data)), data, len(data))
 
 
 def _encode_array(obj: Any, library: int) -> EncodedObject | None:
@@ -112,9 +120,8 @@ def _encode_array(obj: Any, library: int) -> EncodedObject | None:
         return None
     order = int(array.flags.f_contiguous and not array.flags.c_contiguous)
     flat = array.T if order else np.ascontiguousarray(array)
-    shape = (*array.shape, *_NO_SHAPE[array.ndim :])
-    header = (ARRAY, library, order, array.ndim, array.dtype.num, device, array.nbytes, *shape)
-    return EncodedObject(header, flat.reshape(-1).view(np.uint8), array.nbytes)
+    header = ARRAY, library, order, array.ndim, array.dtype.num, device, array.nbytes
+    return EncodedObject(header, flat.reshape(-1).view(np.uint8), array.nbytes, array.shape)
 
 
 def _encode_nested(rest: Any, arrays: Sequence[Any]) -> EncodedObject | None:
@@ -131,10 +138,10 @@ def _encode_nested(rest: Any, arrays: Sequence[Any]) -> EncodedObject | None:
     data: Any = np.empty(at + len(pickled), np.uint8)
     for number, (start, array) in enumerate(zip(starts, encoded, strict=True)):
         if array is not None:
-            HEADER.pack_into(data, HEADER_BYTES * number, *array.header)
+            array.write_header(data, HEADER_BYTES * number)
             data[start : start + array.nbytes] = array.data
     data[at:] = np.frombuffer(pickled, np.uint8)
-    return EncodedObject((NESTED, 0, 0, 0, len(encoded), 0, data.nbytes, *_NO_SHAPE), data, data.nbytes)
+    return EncodedObject((NESTED, 0, 0, 0, len(encoded), 0, data.nbytes), data, data.nbytes)
 
 
 def decode(header: ObjectHeader, memory: Any, offset: int = 0, *, copy: bool = True) -> Any:
