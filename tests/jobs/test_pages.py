@@ -44,7 +44,7 @@ def run_command(line: str, folder: Path) -> subprocess.CompletedProcess[str]:
     command, _, comment = line.partition("#")
     words = shlex.split(command)
     variables = {}
-    while re.fullmatch(r"[A-Z_]+=\S*", words[0]):
+    while re.fullmatch(r"[A-Z0-9_]+=\S*", words[0]):
         name, _, value = words.pop(0).partition("=")
         variables[name] = value
     env = environment(PATH=f"{BIN}:{os.environ['PATH']}", **variables)
