@@ -33,13 +33,22 @@ _BROADCAST: Final = Operation.BROADCAST
 _REDUCE: Final = Operation.REDUCE
 _REDUCE_SCATTER: Final = Operation.REDUCE_SCATTER
 _IN_PLACE: Final = MPI.IN_PLACE
-_PLAIN: Final = MPI.Comm
+# A look-up in the class takes longer than that of a global name.
+_PLAIN_BARRIER: Final = MPI.Comm.Barrier
+_PLAIN_BCAST: Final = MPI.Comm.Bcast
+_PLAIN_ALLREDUCE: Final = MPI.Comm.Allreduce
+_PLAIN_REDUCE: Final = MPI.Comm.Reduce
+_PLAIN_REDUCE_SCATTER_BLOCK: Final = MPI.Comm.Reduce_scatter_block
+_PLAIN_ALLGATHER: Final = MPI.Comm.Allgather
+_PLAIN_ALLTOALL: Final = MPI.Comm.Alltoall
+_PLAIN_IPROBE: Final = MPI.Comm.Iprobe
 _ANY_SOURCE: Final = MPI.ANY_SOURCE
 
 _NAMES: Final = ("sum", "prod", "min", "max", "band", "bor", "bxor")
 _ALL_OPS: Final = [op for op in vars(MPI).values() if isinstance(op, MPI.Op)]
 _BY_HANDLE: Final = {getattr(MPI, name.upper()).handle: name for name in _NAMES}
 _BY_ID: Final = {id(op): _BY_HANDLE.get(op.handle) for op in _ALL_OPS}  # None for MPI's other reductions
+MOST_OPS: Final = 1000  # whose names are kept, because a look-up by the handle takes longer
 
 if TYPE_CHECKING:  # the classes that inherit from `BufferCollectives` inherit from MPI.Intracomm, too
     _Intracomm = MPI.Intracomm
@@ -49,7 +58,13 @@ else:
 
 def find_reduction(op: Any) -> str | None:
     """Return the name of an MPI.Op in hpccoll; None if hpccoll has no such reduction."""
-    return _BY_HANDLE.get(op.handle) if isinstance(op, MPI.Op) else None
+    if not isinstance(op, MPI.Op):
+        return None
+    name = _BY_HANDLE.get(op.handle)
+    if len(_ALL_OPS) < MOST_OPS and id(op) not in _BY_ID:
+        _ALL_OPS.append(op)  # keeps the object alive, so that no other object gets its id
+        _BY_ID[id(op)] = name
+    return name
 
 
 def _miss(*_: Any) -> Any:
@@ -70,22 +85,25 @@ class BufferCollectives(_Intracomm):
         MPI advances before and after, as in its own barrier, because programs expect that the first test after a
         barrier finds a message, or the end of an access to a window, that came before the barrier.
         """
-        _PLAIN.Iprobe(self, _ANY_SOURCE, POLLED_TAG)
+        _PLAIN_IPROBE(self, _ANY_SOURCE, POLLED_TAG)
         if self._run_in_table(_BARRIER, None, None, SUM, 0, AUTO) is NotImplemented and not buffer_calls.barrier(self):
-            _PLAIN.Barrier(self)
+            _PLAIN_BARRIER(self)
         else:
-            _PLAIN.Iprobe(self, _ANY_SOURCE, POLLED_TAG)
+            _PLAIN_IPROBE(self, _ANY_SOURCE, POLLED_TAG)
 
     def Bcast(self, buf: Any, root: int = 0) -> None:
         """Copy the root's buffer into the buffers of all ranks."""
         if self._run_in_table(_BROADCAST, buf, None, SUM, root, AUTO) is NotImplemented and not (
             buffer_calls.broadcast(self, buf, root)
         ):
-            _PLAIN.Bcast(self, buf, root)
+            _PLAIN_BCAST(self, buf, root)
 
     def Allreduce(self, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM) -> None:
         """Reduce the buffers of all ranks, and return the result on all ranks."""
-        name = _BY_ID[id(op)] if id(op) in _BY_ID else find_reduction(op)
+        try:
+            name = _BY_ID[id(op)]
+        except KeyError:
+            name = find_reduction(op)
         if name is not None:
             if sendbuf is _IN_PLACE or sendbuf is None:
                 result = self._run_in_table(_ALL_REDUCE, recvbuf, None, name, 0, AUTO)
@@ -93,11 +111,14 @@ class BufferCollectives(_Intracomm):
                 result = self._run_in_table(_ALL_REDUCE, sendbuf, recvbuf, name, 0, AUTO)
             if result is not NotImplemented or buffer_calls.all_reduce(self, sendbuf, recvbuf, name):
                 return
-        _PLAIN.Allreduce(self, sendbuf, recvbuf, op)
+        _PLAIN_ALLREDUCE(self, sendbuf, recvbuf, op)
 
     def Reduce(self, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM, root: int = 0) -> None:
         """Reduce the buffers of all ranks into the root's."""
-        name = _BY_ID[id(op)] if id(op) in _BY_ID else find_reduction(op)
+        try:
+            name = _BY_ID[id(op)]
+        except KeyError:
+            name = find_reduction(op)
         if name is not None:
             if root != self._own_rank:
                 result = self._run_in_table(_REDUCE, sendbuf, None, name, root, AUTO)
@@ -107,30 +128,33 @@ class BufferCollectives(_Intracomm):
                 result = self._run_in_table(_REDUCE, sendbuf, recvbuf, name, root, AUTO)
             if result is not NotImplemented or buffer_calls.reduce(self, sendbuf, recvbuf, name, root):
                 return
-        _PLAIN.Reduce(self, sendbuf, recvbuf, op, root)
+        _PLAIN_REDUCE(self, sendbuf, recvbuf, op, root)
 
     def Reduce_scatter_block(self, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM) -> None:
         """Reduce the buffers of all ranks, and return one of n blocks of the result on each of n ranks."""
-        name = _BY_ID[id(op)] if id(op) in _BY_ID else find_reduction(op)
+        try:
+            name = _BY_ID[id(op)]
+        except KeyError:
+            name = find_reduction(op)
         if name is not None:
             result = self._run_in_table(_REDUCE_SCATTER, sendbuf, recvbuf, name, 0, AUTO)
             if result is not NotImplemented or buffer_calls.reduce_scatter(self, sendbuf, recvbuf, name):
                 return
-        _PLAIN.Reduce_scatter_block(self, sendbuf, recvbuf, op)
+        _PLAIN_REDUCE_SCATTER_BLOCK(self, sendbuf, recvbuf, op)
 
     def Allgather(self, sendbuf: Any, recvbuf: Any) -> None:
         """Collect the buffers of all ranks on all ranks."""
         if self._run_in_table(_ALL_GATHER, sendbuf, recvbuf, SUM, 0, AUTO) is NotImplemented and not (
             buffer_calls.all_gather(self, sendbuf, recvbuf)
         ):
-            _PLAIN.Allgather(self, sendbuf, recvbuf)
+            _PLAIN_ALLGATHER(self, sendbuf, recvbuf)
 
     def Alltoall(self, sendbuf: Any, recvbuf: Any) -> None:
         """Send one block of the buffer to each rank."""
         if self._run_in_table(_ALL_TO_ALL, sendbuf, recvbuf, SUM, 0, AUTO) is NotImplemented and not (
             buffer_calls.all_to_all(self, sendbuf, recvbuf)
         ):
-            _PLAIN.Alltoall(self, sendbuf, recvbuf)
+            _PLAIN_ALLTOALL(self, sendbuf, recvbuf)
 
     def barrier(self) -> None:
         """Wait until all ranks have called this."""

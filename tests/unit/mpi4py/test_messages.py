@@ -67,6 +67,7 @@ def test_derived_types_are_packed_and_unpacked():
     message = read_message(given, writable=True)
     flat, store = message.open_for_writing(message.dtype)
     flat[:] = 0
+    assert store is not None
     store()
     assert matrix[:, 1].tolist() == [0] * 4
     assert matrix[:, 0].tolist() == [0, 3, 6, 9]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -9,7 +11,7 @@ from hpccoll.mpi4py.nested_arrays import ArrayPlace, put_arrays_back, take_array
 from hpccoll.mpi4py.objects import HEADER_BYTES, PICKLE, ObjectHeader, decode, encode
 
 ARRAY = np.arange(600.0)
-OBJECTS = [
+OBJECTS: list[Any] = [
     *(3, -(2**63), 2**63, True, 2.5, 1j, None, "text", b"", np.float32(2), np.bool_(True), np.complex128(1j)),
     *(ARRAY, ARRAY[::2], np.zeros((0, 3)), np.array(2.0), np.ones(3, bool), ARRAY.astype(">f8"), np.array(["a", "b"])),
     *(np.asfortranarray(np.ones((3, 4))), np.ones((1, 2, 1, 2, 1, 2, 3)), np.ma.masked_array([1, 2], [True, False])),
@@ -68,7 +70,7 @@ def test_one_object_at_two_places_stays_one_object():
 
 
 def test_a_container_that_contains_itself_is_pickled_as_a_whole():
-    loop = [ARRAY]
+    loop: list[Any] = [ARRAY]
     loop.append(loop)
     assert take_arrays_out(loop, 512) == (loop, [])
     got = roundtrip(loop)
@@ -76,7 +78,7 @@ def test_a_container_that_contains_itself_is_pickled_as_a_whole():
 
 
 def test_the_users_containers_are_not_changed():
-    given = {"a": [ARRAY, (ARRAY, 1)]}
+    given: dict[str, Any] = {"a": [ARRAY, (ARRAY, 1)]}
     put_arrays_back(*take_arrays_out(given, 512))
     assert given["a"][0] is ARRAY
     assert given["a"][1][0] is ARRAY
