@@ -62,7 +62,8 @@ def test_the_environment_turns_hpccoll_off() -> None:
 
 
 def test_one_line_or_one_communicator_can_be_changed() -> None:
-    code = "from hpccoll.mpi4py import MPI, wrap\nw = MPI.COMM_WORLD\nr = w.allreduce(w.rank)\nw.rank or print(type(w).__name__, r)"
+    code = "from hpccoll.mpi4py import MPI, wrap\nw = MPI.COMM_WORLD\n"
+    code += "r = w.allreduce(w.rank)\nw.rank or print(type(w).__name__, r)"
     assert run_script(["-c", code], 2).stdout == "AcceleratedIntracomm 1\n"
     code = "from mpi4py import MPI\nimport hpccoll.mpi4py\nw = MPI.COMM_WORLD\nc = hpccoll.mpi4py.wrap(w.Dup())\n"
     code += "r = [c.allreduce(i) for i in range(5)]\nw.rank or print(type(w).__name__, type(c).__name__, r)\nc.Free()"
