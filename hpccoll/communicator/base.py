@@ -313,13 +313,14 @@ class CommunicatorBase:
 
 
 def _require_one_group(comm: MPI.Intracomm) -> MPI.Intracomm:
-    """Return `comm`; raise UsageError if it is an intercommunicator."""
+    """Return `comm` as an object of mpi4py's own class; raise UsageError if it is an intercommunicator."""
     if comm.Is_inter():
         raise UsageError(
             "this MPI communicator is an intercommunicator, which joins two groups of ranks; hpccoll needs one group: "
             "pass comm.Merge()"
         )
-    return comm
+    plain: MPI.Intracomm = job.load_mpi().Intracomm(comm)
+    return plain
 
 
 def _takes_device_memory() -> bool:

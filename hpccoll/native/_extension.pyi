@@ -393,8 +393,9 @@ class MpiFunctions:
     Args:
         functions: addresses of MPI_Isend, MPI_Irecv, MPI_Isend_c, MPI_Irecv_c, MPI_Test, MPI_Iprobe and MPI_Get_count;
             0 for a missing function for large messages.
-        byte, self: the handles MPI_BYTE and MPI_COMM_SELF.
-        any_source, any_tag: MPI_ANY_SOURCE and MPI_ANY_TAG.
+        byte: the handle MPI_BYTE.
+        polled, polled_tag: the communicator's handle and the tag of the probes that let MPI advance.
+        any_source: MPI_ANY_SOURCE.
         source_offset: where a status has the rank of the sender.
         has_pointers: whether handles are pointers.
         is_threaded: whether the progress thread may call MPI.
@@ -405,9 +406,9 @@ class MpiFunctions:
         cls,
         functions: Sequence[int],
         byte: int,
-        self_comm: int,
+        polled: int,
         any_source: int,
-        any_tag: int,
+        polled_tag: int,
         source_offset: int,
         has_pointers: bool,
         is_threaded: bool,

@@ -35,14 +35,14 @@ enum { TESTS_WITH_GIL = 30, TESTS_WITH_GIL_OVERSUBSCRIBED = 3 };
 static const int64_t SPIN_NS = 50000, LIMIT_NS = 400000, BUSY_LIMIT_NS = 10000, SETTLE_NS = 500000000;
 
 static PyObject *MpiFunctions_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"functions", "byte", "self", "any_source", "any_tag", "source_offset", "has_pointers",
+    static char *names[] = {"functions", "byte", "polled", "any_source", "polled_tag", "source_offset", "has_pointers",
                             "is_threaded", "raise_error", NULL};
-    unsigned long long functions[MPI_FUNCTIONS], byte, self_comm;
-    int any_source, any_tag, source_offset, has_pointers, is_threaded;
+    unsigned long long functions[MPI_FUNCTIONS], byte, polled;
+    int any_source, polled_tag, source_offset, has_pointers, is_threaded;
     PyObject *raise_error;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "(KKKKKKK)KKiiippO", names, &functions[0], &functions[1],
                                      &functions[2], &functions[3], &functions[4], &functions[5], &functions[6], &byte,
-                                     &self_comm, &any_source, &any_tag, &source_offset, &has_pointers, &is_threaded,
+                                     &polled, &any_source, &polled_tag, &source_offset, &has_pointers, &is_threaded,
                                      &raise_error)) {
         return NULL;
     }
@@ -60,7 +60,7 @@ static PyObject *MpiFunctions_new(PyTypeObject *type, PyObject *args, PyObject *
         found[i] = (AnyFunction *)(uintptr_t)functions[i];
     }
     self->functions = (MpiLibrary){found[0], found[1],  found[2],   found[3], found[4],      found[5],    found[6],
-                                   byte,     self_comm, any_source, any_tag,  source_offset, has_pointers};
+                                   byte,     polled, any_source, polled_tag,  source_offset, has_pointers};
     self->is_threaded = is_threaded;
     self->raise_error = Py_NewRef(raise_error);
     return (PyObject *)self;

@@ -128,8 +128,8 @@ void poll_mpi(const void *library) {
     MessageStatus status;
     int flag = 0;
     if (mpi->has_pointers) {
-        ((ProbeOfPointers *)mpi->iprobe)(mpi->any_source, mpi->any_tag, as_pointer(mpi->self), &flag, &status);
+        ((ProbeOfPointers *)mpi->iprobe)(mpi->any_source, mpi->polled_tag, as_pointer(mpi->polled), &flag, &status);
     } else {
-        ((ProbeOfIntegers *)mpi->iprobe)(mpi->any_source, mpi->any_tag, (int32_t)mpi->self, &flag, &status);
+        ((ProbeOfIntegers *)mpi->iprobe)(mpi->any_source, mpi->polled_tag, (int32_t)mpi->polled, &flag, &status);
     }
 }

@@ -12,8 +12,8 @@ typedef void AnyFunction(void);
 // Functions of the MPI library that the process has loaded; `isend_large` and `irecv_large`, of MPI 4, may be NULL.
 typedef struct {
     AnyFunction *isend, *irecv, *isend_large, *irecv_large, *test, *iprobe, *get_count;
-    uint64_t byte, self;  // the handles MPI_BYTE and MPI_COMM_SELF
-    int any_source, any_tag;
+    uint64_t byte, polled;  // the handles MPI_BYTE and, for `poll_mpi`, MPI_COMM_WORLD
+    int any_source, polled_tag;
     int source_offset;  // of the rank of the sender in a status, in bytes
     bool has_pointers;  // whether handles are pointers
 } MpiLibrary;

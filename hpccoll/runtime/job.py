@@ -131,7 +131,8 @@ def get_world() -> MPI.Intracomm:
         UnavailableError: mpi4py or the MPI library is not installed.
         LauncherError: the launcher belongs to another MPI library.
     """
-    comm: MPI.Intracomm = load_mpi().COMM_WORLD
+    module = load_mpi()
+    comm: MPI.Intracomm = module.Intracomm(module.COMM_WORLD)  # an object of mpi4py's class: see hpccoll/mpi4py
     launcher.require_one_job(os.environ, comm.size, get_mpi_library())
     _report_start(comm)
     return comm

@@ -32,6 +32,9 @@ Result = TypeVar("Result")
 NEVER: Final = float("inf")
 TIME_IS_UP: Final = "other ranks did not arrive in time"
 SETTLE_S: Final = 0.5  # longer than other ranks take to read the notice of an interruption (endings.NOTICE_TICK_S)
+# Of probes of MPI.COMM_WORLD that let MPI advance; hpccoll sends no message with it. MPICH does not advance accesses to
+# windows during a probe of MPI.COMM_SELF.
+POLLED_TAG: Final = 32767
 POLLS: Final = 16  # polls between two pauses of `wait_until`; each poll moves a few KiB of a long message
 
 
@@ -392,7 +395,7 @@ def settle(conditions: Iterable[Callable[[], object]]) -> None:
 @cache
 def get_progress() -> Progress:
     """Return the one `Progress` of this process; MPI must be initialized."""
-    progress = Progress(partial(MPI.COMM_SELF.Iprobe, MPI.ANY_SOURCE, MPI.ANY_TAG))
+    progress = Progress(partial(MPI.COMM_WORLD.Iprobe, MPI.ANY_SOURCE, POLLED_TAG))
     os.register_at_fork(before=progress.prepare_fork, after_in_child=progress.abandon)
     atexit.register(progress.end)
     # MPI_Finalize first frees COMM_SELF's attributes; no thread may call MPI afterwards.

@@ -21,7 +21,7 @@ from tests.jobs.launch import BIN, LIMIT_S, environment
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = ["installation", "tutorial", "coming-from", "timing", "troubleshooting", "flight-recorder", "reference/records"]
-PAGES += ["torch", "schedules", *sorted(f"howto/{path.stem}" for path in (DOCS / "howto").glob("*.md"))]
+PAGES += ["mpi4py", "torch", "schedules", *sorted(f"howto/{path.stem}" for path in (DOCS / "howto").glob("*.md"))]
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 IN_EVERY_NAMESPACE = """
 import runpy, sys
@@ -44,7 +44,7 @@ def run_command(line: str, folder: Path) -> subprocess.CompletedProcess[str]:
     command, _, comment = line.partition("#")
     words = shlex.split(command)
     variables = {}
-    while re.fullmatch(r"[A-Z_]+=\S*", words[0]):
+    while re.fullmatch(r"[A-Z0-9_]+=\S*", words[0]):
         name, _, value = words.pop(0).partition("=")
         variables[name] = value
     env = environment(PATH=f"{BIN}:{os.environ['PATH']}", **variables)

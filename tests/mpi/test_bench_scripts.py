@@ -26,6 +26,7 @@ SCRIPTS = {
     "call_overhead": "8",
     "polling": "8",
     "recorder": "8",
+    "mpi4py_dropin": "8,1K",
 }
 few_ranks = pytest.mark.needs_ranks(1, 3)  # with more ranks than cores, small messages would take minutes
 NUMBER = {"type": "number"}

@@ -44,6 +44,7 @@ FLOORS = {
     "demo": 6,
     "doctor": 6,
     "lab": 6,
+    "mpi4py": 6,
     "parallel": 6,
     "predict": 6,
     "preflight": 6,
@@ -120,7 +121,7 @@ PURE = {"plan", "algorithms", "schedules"}
 PURE_MAY_TAKE = {"numpy"}
 OUTSIDE_WORLD = {"asyncio", "multiprocessing", "os", "pathlib", "socket", "subprocess", "tempfile", "threading", "time"}
 DEVICES = {"mpi4py", "cupy", "cupyx", "torch"}
-DRIVES_DEVICES = {"runtime", "peers", "torch", "parity"}
+DRIVES_DEVICES = {"runtime", "peers", "torch", "parity", "mpi4py"}
 COMPUTES = {"parallel", "train"}  # rooms that compute with torch; what they send goes through the communicator
 NAMES_THAT_SAY_NOTHING = {"utils", "util", "helpers", "common", "misc"}
 NOT_FOR_A_COMMUNICATOR = {  # imported when a call needs them, because imports dominate the start of many ranks

@@ -11,6 +11,7 @@ from mpi4py import MPI
 
 from hpccoll.errors import UnavailableError
 from hpccoll.native import MpiFunctions
+from hpccoll.runtime.progress import POLLED_TAG
 from hpccoll.runtime.work import explain_mpi_error
 
 _NAMES: Final = "MPI_Isend", "MPI_Irecv", "MPI_Isend_c", "MPI_Irecv_c", "MPI_Test", "MPI_Iprobe", "MPI_Get_count"
@@ -30,9 +31,9 @@ def get_mpi_functions() -> MpiFunctions:
     return MpiFunctions(
         addresses,
         get_handle(MPI.BYTE),
-        get_handle(MPI.COMM_SELF),
+        get_handle(MPI.COMM_WORLD),
         MPI.ANY_SOURCE,
-        MPI.ANY_TAG,
+        POLLED_TAG,
         _find_source_offset(),
         MPI._sizeof(MPI.Comm) == ctypes.sizeof(ctypes.c_void_p),  # noqa: SLF001 - documented by mpi4py
         MPI.Query_thread() >= MPI.THREAD_MULTIPLE,

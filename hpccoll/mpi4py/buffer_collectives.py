@@ -1,0 +1,186 @@
+"""The collectives of buffers: mpi4py's methods with an upper-case first letter, over hpccoll.
+
+A call takes one of three ways:
+
+1. A call on plain NumPy arrays of a kind that ran before is one call of the communicator's `CallTable`.
+2. Other calls read their buffers (`messages.py`), and run as a collective of hpccoll (`buffer_calls.py`).
+3. The MPI library carries out calls that hpccoll has no algorithm for, or for which it selects the MPI library's.
+
+The way depends only on what is equal on all ranks of a legal call: the operation, the reduction, the type signature and
+the number of bytes. Methods that hpccoll does not carry out are inherited from mpi4py, and cost nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from mpi4py import MPI
+
+from hpccoll.communicator import Communicator
+from hpccoll.mpi4py import buffer_calls
+from hpccoll.mpi4py.acceleration import Acceleration, find_acceleration
+from hpccoll.mpi4py.configuration import AUTO, get_configuration
+from hpccoll.plan import Operation
+from hpccoll.runtime.arguments import SUM
+from hpccoll.runtime.progress import POLLED_TAG
+
+# A look-up in an Enum or in a module takes longer than that of a global name.
+_ALL_REDUCE: Final = Operation.ALL_REDUCE
+_ALL_GATHER: Final = Operation.ALL_GATHER
+_ALL_TO_ALL: Final = Operation.ALL_TO_ALL
+_BARRIER: Final = Operation.BARRIER
+_BROADCAST: Final = Operation.BROADCAST
+_REDUCE: Final = Operation.REDUCE
+_REDUCE_SCATTER: Final = Operation.REDUCE_SCATTER
+_IN_PLACE: Final = MPI.IN_PLACE
+# A look-up in the class takes longer than that of a global name.
+_PLAIN_BARRIER: Final = MPI.Comm.Barrier
+_PLAIN_BCAST: Final = MPI.Comm.Bcast
+_PLAIN_ALLREDUCE: Final = MPI.Comm.Allreduce
+_PLAIN_REDUCE: Final = MPI.Comm.Reduce
+_PLAIN_REDUCE_SCATTER_BLOCK: Final = MPI.Comm.Reduce_scatter_block
+_PLAIN_ALLGATHER: Final = MPI.Comm.Allgather
+_PLAIN_ALLTOALL: Final = MPI.Comm.Alltoall
+_PLAIN_IPROBE: Final = MPI.Comm.Iprobe
+_ANY_SOURCE: Final = MPI.ANY_SOURCE
+
+_NAMES: Final = ("sum", "prod", "min", "max", "band", "bor", "bxor")
+_ALL_OPS: Final = [op for op in vars(MPI).values() if isinstance(op, MPI.Op)]
+_BY_HANDLE: Final = {getattr(MPI, name.upper()).handle: name for name in _NAMES}
+_BY_ID: Final = {id(op): _BY_HANDLE.get(op.handle) for op in _ALL_OPS}  # None for MPI's other reductions
+MOST_OPS: Final = 1000  # whose names are kept, because a look-up by the handle takes longer
+
+if TYPE_CHECKING:  # the classes that inherit from `BufferCollectives` inherit from MPI.Intracomm, too
+    _Intracomm = MPI.Intracomm
+else:
+    _Intracomm = object
+
+
+def find_reduction(op: Any) -> str | None:
+    """Return the name of an MPI.Op in hpccoll; None if hpccoll has no such reduction."""
+    if not isinstance(op, MPI.Op):
+        return None
+    name = _BY_HANDLE.get(op.handle)
+    if len(_ALL_OPS) < MOST_OPS and id(op) not in _BY_ID:
+        _ALL_OPS.append(op)  # keeps the object alive, so that no other object gets its id
+        _BY_ID[id(op)] = name
+    return name
+
+
+def _miss(*_: Any) -> Any:
+    """Return NotImplemented, as a `CallTable` does for a call that it cannot run."""
+    return NotImplemented
+
+
+class BufferCollectives(_Intracomm):
+    """mpi4py's collectives of buffers; a base class of classes that inherit from `MPI.Intracomm`, too."""
+
+    _state: Acceleration | None = None
+    _own_rank = -1
+    _run_in_table: Any = staticmethod(_miss)  # that of the hpccoll communicator, once there is one
+
+    def Barrier(self) -> None:
+        """Wait until all ranks have called this.
+
+        MPI advances before and after, as in its own barrier, because programs expect that the first test after a
+        barrier finds a message, or the end of an access to a window, that came before the barrier.
+        """
+        _PLAIN_IPROBE(self, _ANY_SOURCE, POLLED_TAG)
+        if self._run_in_table(_BARRIER, None, None, SUM, 0, AUTO, None) is NotImplemented and not buffer_calls.barrier(
+            self
+        ):
+            _PLAIN_BARRIER(self)
+        else:
+            _PLAIN_IPROBE(self, _ANY_SOURCE, POLLED_TAG)
+
+    def Bcast(self, buf: Any, root: int = 0) -> None:
+        """Copy the root's buffer into the buffers of all ranks."""
+        if self._run_in_table(_BROADCAST, buf, None, SUM, root, AUTO, None) is NotImplemented and not (
+            buffer_calls.broadcast(self, buf, root)
+        ):
+            _PLAIN_BCAST(self, buf, root)
+
+    def Allreduce(self, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM) -> None:
+        """Reduce the buffers of all ranks, and return the result on all ranks."""
+        try:
+            name = _BY_ID[id(op)]
+        except KeyError:
+            name = find_reduction(op)
+        if name is not None:
+            if sendbuf is _IN_PLACE or sendbuf is None:
+                result = self._run_in_table(_ALL_REDUCE, recvbuf, None, name, 0, AUTO, None)
+            else:
+                result = self._run_in_table(_ALL_REDUCE, sendbuf, recvbuf, name, 0, AUTO, None)
+            if result is not NotImplemented or buffer_calls.all_reduce(self, sendbuf, recvbuf, name):
+                return
+        _PLAIN_ALLREDUCE(self, sendbuf, recvbuf, op)
+
+    def Reduce(self, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM, root: int = 0) -> None:
+        """Reduce the buffers of all ranks into the root's."""
+        try:
+            name = _BY_ID[id(op)]
+        except KeyError:
+            name = find_reduction(op)
+        if name is not None:
+            if root != self._own_rank:
+                result = self._run_in_table(_REDUCE, sendbuf, None, name, root, AUTO, None)
+            elif sendbuf is _IN_PLACE or sendbuf is None:
+                result = self._run_in_table(_REDUCE, recvbuf, None, name, root, AUTO, None)
+            else:
+                result = self._run_in_table(_REDUCE, sendbuf, recvbuf, name, root, AUTO, None)
+            if result is not NotImplemented or buffer_calls.reduce(self, sendbuf, recvbuf, name, root):
+                return
+        _PLAIN_REDUCE(self, sendbuf, recvbuf, op, root)
+
+    def Reduce_scatter_block(self, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM) -> None:
+        """Reduce the buffers of all ranks, and return one of n blocks of the result on each of n ranks."""
+        try:
+            name = _BY_ID[id(op)]
+        except KeyError:
+            name = find_reduction(op)
+        if name is not None:
+            result = self._run_in_table(_REDUCE_SCATTER, sendbuf, recvbuf, name, 0, AUTO, None)
+            if result is not NotImplemented or buffer_calls.reduce_scatter(self, sendbuf, recvbuf, name):
+                return
+        _PLAIN_REDUCE_SCATTER_BLOCK(self, sendbuf, recvbuf, op)
+
+    def Allgather(self, sendbuf: Any, recvbuf: Any) -> None:
+        """Collect the buffers of all ranks on all ranks."""
+        if self._run_in_table(_ALL_GATHER, sendbuf, recvbuf, SUM, 0, AUTO, None) is NotImplemented and not (
+            buffer_calls.all_gather(self, sendbuf, recvbuf)
+        ):
+            _PLAIN_ALLGATHER(self, sendbuf, recvbuf)
+
+    def Alltoall(self, sendbuf: Any, recvbuf: Any) -> None:
+        """Send one block of the buffer to each rank."""
+        if self._run_in_table(_ALL_TO_ALL, sendbuf, recvbuf, SUM, 0, AUTO, None) is NotImplemented and not (
+            buffer_calls.all_to_all(self, sendbuf, recvbuf)
+        ):
+            _PLAIN_ALLTOALL(self, sendbuf, recvbuf)
+
+    def barrier(self) -> None:
+        """Wait until all ranks have called this."""
+        self.Barrier()
+
+    def _enter(self) -> tuple[Acceleration, Communicator] | None:
+        """Return what carries out a collective that all ranks call now; None if MPI does.
+
+        Called once in each such call, because all ranks count the calls.
+        """
+        state = self._state
+        if state is None:
+            if self == MPI.COMM_NULL:
+                return None
+            state = self._state = find_acceleration(self)
+        communicator = state.enter()
+        if communicator is None:
+            return None
+        if not get_configuration().choices:
+            self._run_in_table, self._own_rank = communicator._run_in_table, state.rank
+        else:
+            self._run_in_table = _miss
+        return state, communicator
+
+    def _forget(self) -> None:
+        """Let later calls go to the MPI library, which reports that the communicator was freed."""
+        self._state, self._run_in_table = None, _miss

@@ -1,0 +1,233 @@
+"""mpi4py's communicator classes with collectives over hpccoll, and the methods that make new communicators."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from mpi4py import MPI
+
+from hpccoll.mpi4py.acceleration import find_acceleration
+from hpccoll.mpi4py.object_collectives import ObjectsOverBuffers
+
+_PREDEFINED: Final = ("COMM_WORLD", "COMM_SELF")
+
+
+if TYPE_CHECKING:  # the classes that inherit from `NewCommunicators` inherit from MPI.Comm, too
+    _Comm = MPI.Comm
+    _Intracomm = MPI.Intracomm
+else:
+    _Comm = _Intracomm = object
+
+
+class NewCommunicators(_Comm):
+    """The methods of communicators that return other communicators, which are accelerated as well.
+
+    `Dup`, `Clone` and `Idup` need no method here, because mpi4py's return an object of the class of `self`. `Spawn`,
+    `Connect` and `Accept` return communicators of mpi4py, because the other job may run without hpccoll.
+    """
+
+    __slots__ = ()
+
+    def Create(self, *args: Any, **kwargs: Any) -> Any:
+        """Create a communicator of a group; see mpi4py."""
+        return accelerate(super().Create(*args, **kwargs))
+
+    def Split(self, *args: Any, **kwargs: Any) -> Any:
+        """Split the communicator by color and key; see mpi4py."""
+        return accelerate(super().Split(*args, **kwargs))
+
+    def Split_type(self, *args: Any, **kwargs: Any) -> Any:
+        """Split the communicator by a type of resource; see mpi4py."""
+        return accelerate(super().Split_type(*args, **kwargs))
+
+    def Shrink(self, *args: Any, **kwargs: Any) -> Any:
+        """Create a communicator without failed processes; see mpi4py."""
+        return accelerate(super().Shrink(*args, **kwargs))
+
+    def Free(self) -> None:
+        """Free the communicator and its hpccoll communicator; collective."""
+        self._release()
+        super().Free()
+
+    def free(self) -> None:
+        """Call `Free` if the communicator is neither null nor predefined; collective."""
+        if not _is_constant(self):
+            self._release()
+            super().free()
+
+    def Disconnect(self) -> None:
+        """Wait for pending communication and free the communicator; collective."""
+        self._release()
+        super().Disconnect()
+
+    def _release(self) -> None:
+        """Close the hpccoll communicator, if there is one and MPI will free this communicator."""
+
+    def __reduce__(self) -> Any:
+        name = _find_predefined(self)
+        if name is None:
+            return super().__reduce__()
+        return (get_predefined, (name,)) if _is_constant(self) else (type(self), (get_predefined(name),))
+
+    @classmethod
+    def fromhandle(cls, handle: int) -> Any:
+        """Return a communicator with an MPI handle."""
+        return accelerate(super().fromhandle(handle))
+
+
+class NewIntracommunicators(NewCommunicators, _Intracomm):
+    """The methods of intracommunicators that return other communicators."""
+
+    def Create_group(self, *args: Any, **kwargs: Any) -> Any:
+        """Create a communicator of a group, called by the group's ranks only; see mpi4py."""
+        return accelerate(super().Create_group(*args, **kwargs))
+
+    def Create_cart(self, *args: Any, **kwargs: Any) -> Any:
+        """Create a communicator on a grid; see mpi4py."""
+        return accelerate(super().Create_cart(*args, **kwargs))
+
+    def Create_graph(self, *args: Any, **kwargs: Any) -> Any:
+        """Create a communicator on a graph; see mpi4py."""
+        return accelerate(super().Create_graph(*args, **kwargs))
+
+    def Create_dist_graph(self, *args: Any, **kwargs: Any) -> Any:
+        """Create a communicator on a distributed graph; see mpi4py."""
+        return accelerate(super().Create_dist_graph(*args, **kwargs))
+
+    def Create_dist_graph_adjacent(self, *args: Any, **kwargs: Any) -> Any:
+        """Create a communicator on a distributed graph of which each rank knows its neighbors; see mpi4py."""
+        return accelerate(super().Create_dist_graph_adjacent(*args, **kwargs))
+
+    def Create_intercomm(self, *args: Any, **kwargs: Any) -> Any:
+        """Create an intercommunicator, whose `Merge` returns an accelerated communicator; see mpi4py."""
+        return accelerate(super().Create_intercomm(*args, **kwargs))
+
+
+class AcceleratedCollectives(NewIntracommunicators, ObjectsOverBuffers):
+    """The methods of intracommunicators of several ranks that hpccoll replaces."""
+
+    def Agree(self, *args: Any, **kwargs: Any) -> Any:
+        """Agree on an integer although processes have failed; collectives then stay with the MPI library."""
+        find_acceleration(self).refuse()
+        return super().Agree(*args, **kwargs)
+
+    def Iagree(self, *args: Any, **kwargs: Any) -> Any:
+        """Begin to agree on an integer, as `Agree` does; see mpi4py."""
+        find_acceleration(self).refuse()
+        return super().Iagree(*args, **kwargs)
+
+    def _release(self) -> None:
+        if self != MPI.COMM_NULL and _find_predefined(self) is None:
+            find_acceleration(self).close()
+            self._forget()
+
+
+class EqualToBase(type):
+    """The class of accelerated classes, which compare equal to mpi4py's classes that they stand for.
+
+    Programs compare `type(comm)` to a class of mpi4py, or to the type of an object that mpi4py has made.
+    """
+
+    def __eq__(cls, other: object) -> bool:
+        return cls is other or _get_mpi_class(cls) is other
+
+    def __hash__(cls) -> int:
+        return hash(_get_mpi_class(cls))
+
+
+def _get_mpi_class(cls: type) -> type:
+    """Return the class of mpi4py that an accelerated class inherits from."""
+    return next(base for base in cls.__mro__ if base.__module__ == "mpi4py.MPI")
+
+
+class AcceleratedIntracomm(AcceleratedCollectives, MPI.Intracomm, metaclass=EqualToBase):
+    """An intracommunicator of mpi4py whose collectives run over hpccoll."""
+
+
+class AcceleratedCartcomm(AcceleratedCollectives, MPI.Cartcomm, metaclass=EqualToBase):
+    """A communicator of mpi4py on a grid, whose collectives run over hpccoll; those of neighbors run over MPI."""
+
+    def Sub(self, *args: Any, **kwargs: Any) -> Any:
+        """Create communicators on the grid's subgrids; see mpi4py."""
+        return accelerate(super().Sub(*args, **kwargs))
+
+
+class AcceleratedGraphcomm(AcceleratedCollectives, MPI.Graphcomm, metaclass=EqualToBase):
+    """A communicator of mpi4py on a graph, whose collectives run over hpccoll; those of neighbors run over MPI."""
+
+
+class AcceleratedDistgraphcomm(AcceleratedCollectives, MPI.Distgraphcomm, metaclass=EqualToBase):
+    """A communicator of mpi4py on a distributed graph; its collectives, but those of neighbors, run over hpccoll."""
+
+
+class OneRankIntracomm(NewIntracommunicators, MPI.Intracomm, metaclass=EqualToBase):
+    """An intracommunicator of one rank, whose collectives are mpi4py's."""
+
+
+class OneRankCartcomm(NewIntracommunicators, MPI.Cartcomm, metaclass=EqualToBase):
+    """A communicator of one rank on a grid, whose collectives are mpi4py's."""
+
+    def Sub(self, *args: Any, **kwargs: Any) -> Any:
+        """Create communicators on the grid's subgrids; see mpi4py."""
+        return accelerate(super().Sub(*args, **kwargs))
+
+
+class AcceleratedIntercomm(NewCommunicators, MPI.Intercomm, metaclass=EqualToBase):
+    """An intercommunicator of mpi4py, whose collectives run over MPI; the communicators made of it are accelerated."""
+
+    def Merge(self, *args: Any, **kwargs: Any) -> Any:
+        """Create a communicator of the ranks of both groups; see mpi4py."""
+        return accelerate(super().Merge(*args, **kwargs))
+
+
+_CLASSES: Final[dict[type, Any]] = {
+    MPI.Intracomm: AcceleratedIntracomm,
+    MPI.Cartcomm: AcceleratedCartcomm,
+    MPI.Graphcomm: AcceleratedGraphcomm,
+    MPI.Distgraphcomm: AcceleratedDistgraphcomm,
+    MPI.Intercomm: AcceleratedIntercomm,
+}
+
+
+_ONE_RANK_CLASSES: Final[dict[type, Any]] = {MPI.Intracomm: OneRankIntracomm, MPI.Cartcomm: OneRankCartcomm}
+
+
+def list_intracommunicator_classes() -> list[type]:
+    """Return the classes of all intracommunicators."""
+    classes = [*_CLASSES.values(), *_ONE_RANK_CLASSES.values()]
+    return [cls for cls in classes if issubclass(cls, MPI.Intracomm)]
+
+
+def accelerate(comm: Any) -> Any:
+    """Return a communicator with the handle of `comm` whose collectives run over hpccoll; local.
+
+    Communicators of other classes than mpi4py's own, such as those of a user, are returned as they are.
+    """
+    if isinstance(comm, NewCommunicators):
+        return comm
+    classes = _CLASSES
+    if MPI.Is_initialized() and comm != MPI.COMM_NULL and comm.Get_size() == 1:
+        classes = _CLASSES | _ONE_RANK_CLASSES
+    found = classes.get(type(comm))
+    return comm if found is None else found(comm)
+
+
+def reduce_plain(comm: MPI.Intracomm) -> Any:
+    """Return how to unpickle an intracommunicator of mpi4py's own class, although COMM_WORLD is replaced."""
+    name = None if isinstance(comm, NewCommunicators) else _find_predefined(comm)
+    return (type(comm), (get_predefined(name),)) if name else comm.__reduce__()
+
+
+def get_predefined(name: str) -> Any:
+    """Return the communicator of MPI with this name; called when one is unpickled."""
+    return getattr(MPI, name)
+
+
+def _is_constant(comm: Any) -> bool:
+    """Whether an object is one that has replaced a constant of mpi4py."""
+    return comm is MPI.COMM_WORLD or comm is MPI.COMM_SELF
+
+
+def _find_predefined(comm: Any) -> str | None:
+    """Return the name of a predefined communicator, None for others."""
+    return next((name for name in _PREDEFINED if comm == getattr(MPI, name)), None)

@@ -1,0 +1,130 @@
+"""What runs over hpccoll, and by which algorithms: environment variables, and `configure` for programs."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Final
+
+from hpccoll.algorithms import get_algorithm
+from hpccoll.errors import UsageError
+from hpccoll.plan import Operation
+from hpccoll.selection import MPI_LIBRARY
+from hpccoll.units import parse_size
+
+MODE: Final = "HPCCOLL_MPI4PY"
+CHOICES: Final = "HPCCOLL_MPI4PY_ALGORITHMS"
+SUMMARY: Final = "HPCCOLL_SUMMARY"
+AUTO: Final = "auto"
+_MODES: Final = ("off", "collectives", "all")
+
+
+@dataclass(frozen=True, slots=True)
+class AlgorithmChoice:
+    """The algorithm of an operation for messages of `least` up to, but not including, `end` bytes; None: no limit."""
+
+    operation: Operation
+    algorithm: str
+    least: int
+    end: int | None
+
+    def includes(self, nbytes: int) -> bool:
+        """Whether a message of `nbytes` bytes is in the range."""
+        return self.least <= nbytes and (self.end is None or nbytes < self.end)
+
+
+@dataclass(slots=True)
+class Mpi4pyConfiguration:
+    """The settings of this process, which must be equal on all ranks of the job."""
+
+    mode: str
+    choices: list[AlgorithmChoice] = field(default_factory=list)
+    version: int = 0  # counts the changes, so that communicators forget the algorithms that they selected before
+
+    @property
+    def runs_collectives(self) -> bool:
+        """Whether collectives of buffers run over hpccoll."""
+        return self.mode != "off"
+
+    @property
+    def runs_objects(self) -> bool:
+        """Whether collectives of Python objects run over hpccoll, too."""
+        return self.mode == "all"
+
+    def find_algorithm(self, operation: Operation, nbytes: int) -> str:
+        """Return the algorithm that the user has chosen last for an operation and size, or `AUTO`."""
+        for choice in reversed(self.choices):
+            if choice.operation is operation and choice.includes(nbytes):
+                return choice.algorithm
+        return AUTO
+
+
+def configure(operation: str, algorithm: str, *, least: str | int = 0, end: str | int | None = None) -> None:
+    """Choose the algorithm of later collectives of mpi4py programs, by operation and message size.
+
+    All ranks must make the same choices, between the same collectives. A later choice takes precedence over earlier
+    ones. The environment variable HPCCOLL_MPI4PY_ALGORITHMS makes choices for programs that are not modified.
+
+    Args:
+        operation: the name in hpccoll or MPI, such as `all_reduce` or `Allreduce`.
+        algorithm: the name of an algorithm for this operation, `auto`, or `mpi` for the MPI library's own collective.
+        least: the smallest message in bytes, such as 65536 or "64K"; of an operation with one block per rank (such as
+            Allgather) all blocks together.
+        end: the first larger size for which this choice is not made; None means that there is no limit.
+
+    Raises:
+        UnknownNameError: there is no such operation or algorithm.
+        UsageError: a size is not a number of bytes.
+
+    Example:
+        >>> import hpccoll.mpi4py
+        >>> hpccoll.mpi4py.configure("Allreduce", "ring", least="1M")
+        >>> hpccoll.mpi4py.configure("Allreduce", "auto", least="1M")
+    """
+    configuration = get_configuration()
+    configuration.choices.append(make_choice(operation, algorithm, least, end))
+    configuration.version += 1
+
+
+def make_choice(operation: str, algorithm: str, least: str | int, end: str | int | None) -> AlgorithmChoice:
+    """Return a checked choice; the arguments and errors are those of `configure`."""
+    found = Operation.from_name(operation)
+    if algorithm not in (AUTO, MPI_LIBRARY):
+        get_algorithm(found, algorithm)
+    sizes = [None if size is None else size if isinstance(size, int) else parse_size(size) for size in (least, end)]
+    return AlgorithmChoice(found, algorithm, sizes[0] or 0, sizes[1])
+
+
+@cache
+def get_configuration() -> Mpi4pyConfiguration:
+    """Return the one configuration of this process, first read from the environment.
+
+    Raises:
+        UsageError: an environment variable has an unknown value.
+    """
+    mode = os.environ.get(MODE, "") or "all"
+    if mode not in _MODES:
+        raise UsageError(f"{MODE}={mode} is not one of {', '.join(_MODES)}; set one of these, or unset it for all")
+    return Mpi4pyConfiguration(mode, read_choices(os.environ.get(CHOICES, "")))
+
+
+def read_choices(given: str) -> list[AlgorithmChoice]:
+    """Return the choices of the variable HPCCOLL_MPI4PY_ALGORITHMS, such as `Allreduce:64K-1M=ring,Bcast=mpi`.
+
+    Raises:
+        UnknownNameError: there is no such operation or algorithm.
+        UsageError: the string has another form.
+    """
+    choices = []
+    for item in filter(None, given.split(",")):
+        place, equals, algorithm = item.partition("=")
+        operation, _, sizes = place.partition(":")
+        least, dash, end = sizes.partition("-")
+        if not equals or (sizes and not dash):
+            raise UsageError(
+                f"{CHOICES}={given}: {item!r} is not OPERATION=ALGORITHM or OPERATION:LEAST-END=ALGORITHM; write for "
+                "example Allreduce:64K-1M=ring,Bcast=mpi"
+            )
+        choices.append(make_choice(operation.strip(), algorithm.strip(), least or 0, end or None))
+    return choices

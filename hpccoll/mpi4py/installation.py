@@ -1,0 +1,104 @@
+"""Replaces mpi4py's COMM_WORLD and COMM_SELF by communicators whose collectives run over hpccoll."""
+
+from __future__ import annotations
+
+import copyreg
+import sys
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+
+from hpccoll.mpi4py.configuration import get_configuration
+
+_MPI = "mpi4py.MPI"
+
+
+def load_accelerated_mpi() -> ModuleType:
+    """Return mpi4py's module MPI after it was imported and its constants were replaced; initializes MPI."""
+    install_at_import()
+    from mpi4py import MPI
+
+    _replace_constants(MPI)
+    return MPI
+
+
+def install_at_import() -> None:
+    """Let the import of mpi4py.MPI replace its constants; nothing is imported now."""
+    if not get_configuration().runs_collectives:
+        return
+    if not any(isinstance(finder, _MpiFinder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _MpiFinder())
+
+
+class _MpiFinder(MetaPathFinder):
+    """Finds mpi4py.MPI as Python does, and replaces its constants when it was imported."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return the specification of mpi4py.MPI with a loader of this module; None for other modules."""
+        if fullname != _MPI:
+            return None
+        for finder in sys.meta_path:
+            spec = None if finder is self else finder.find_spec(fullname, path, target)
+            if spec is not None and spec.loader is not None:
+                spec.loader = _MpiLoader(spec.loader)
+                return spec
+        return PathFinder.find_spec(fullname, path, target)
+
+
+class _MpiLoader(Loader):
+    """Loads mpi4py.MPI by another loader, then replaces its constants."""
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        """Return the module that the other loader creates."""
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Initialize the module as the program's settings in `mpi4py.rc` say, and replace its constants."""
+        import mpi4py
+
+        options = mpi4py.rc
+        checks = options.initialize and options.threads and options.thread_level == "multiple"
+        finalize = options.finalize
+        if checks:  # hpccoll initializes MPI with the same options, after it has checked the launcher
+            options.initialize, options.finalize = False, True if finalize is None else finalize
+        try:
+            self._loader.exec_module(module)
+        finally:
+            if checks:
+                options.initialize, options.finalize = True, finalize
+        if checks:
+            from hpccoll.runtime import job
+
+            sys.modules[_MPI] = module
+            job.load_mpi()
+        _replace_constants(module)
+
+
+def _replace_constants(module: ModuleType) -> None:
+    """Replace COMM_WORLD and COMM_SELF of mpi4py.MPI, unless this was done before or HPCCOLL_MPI4PY is off."""
+    from hpccoll.mpi4py.acceleration import find_acceleration
+    from hpccoll.mpi4py.call_summary import count_calls, is_counting
+    from hpccoll.mpi4py.communicators import (
+        NewCommunicators,
+        accelerate,
+        list_intracommunicator_classes,
+        reduce_plain,
+    )
+    from hpccoll.runtime.failure_detection.watchdog import read_timeout
+
+    if not get_configuration().runs_collectives or isinstance(module.COMM_WORLD, NewCommunicators):
+        return
+    copyreg.pickle(module.Intracomm, reduce_plain)
+    if is_counting():
+        count_calls(list_intracommunicator_classes())
+    constants = vars(module)
+    for name in ("COMM_WORLD", "COMM_SELF"):
+        constants[name] = accelerate(constants[name])
+    if read_timeout() is not None and module.Is_initialized():  # a rank that leaves before its first call is reported
+        find_acceleration(module.COMM_WORLD).enter()

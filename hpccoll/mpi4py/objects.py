@@ -1,0 +1,178 @@
+"""Python objects as headers and bytes: arrays as they lie in memory, numbers in eight bytes, other objects pickled.
+
+A collective of objects first exchanges one slot per rank, all of one size: a header of 64 bytes, then the object's
+bytes if they fit. The header says what the object is, so ranks may pass objects of different types and sizes, and
+objects of up to 4 KiB need no second exchange. Arrays in tuples, lists and dicts are taken out before the rest is
+pickled.
+
+Header: kind, library, order, number of dims, element type or number of arrays, device, bytes, shape (up to six dims).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+from mpi4py import MPI
+
+from hpccoll.mpi4py.array_libraries import find_library, to_library, to_numpy
+from hpccoll.mpi4py.nested_arrays import put_arrays_back, take_arrays_out
+
+PICKLE, ARRAY, SCALAR, FLOAT, INTEGER, NESTED = range(6)  # kinds of objects
+FIELDS: Final = struct.Struct("<BBBBhhq")  # all fields but the shape
+SHAPES: Final = [struct.Struct(f"<{dims}q") for dims in range(7)]  # by number of dims
+HEADER_BYTES: Final = FIELDS.size + SHAPES[-1].size
+MOST_DIMS: Final = len(SHAPES) - 1
+ALIGNMENT: Final = 64  # of arrays in the bytes of an object
+LEAST_NESTED_BYTES: Final = 512  # smaller arrays in containers are pickled
+_FLOAT: Final = struct.Struct("<d")
+_INTEGER: Final = struct.Struct("<q")
+_TYPES: Final = {np.dtype(char).num: np.dtype(char) for char in "?bBhHiIlLqQefdgFDG"}  # element types by number
+
+
+class EncodedObject:
+    """An object as a header and bytes.
+
+    Attributes:
+        header: the fields of the header but the shape.
+        shape: the shape of an array; empty for other objects.
+        nbytes: the number of bytes after the header.
+        data: the bytes, as an object with the buffer protocol; of an array the user's own memory, if it has no gaps.
+    """
+
+    __slots__ = ("data", "header", "nbytes", "shape")
+
+    def __init__(self, header: tuple[int, ...], data: Any, nbytes: int, shape: tuple[int, ...] = ()) -> None:
+        self.header, self.data, self.nbytes, self.shape = header, data, nbytes, shape
+
+    def write(self, slot: memoryview) -> None:
+        """Write the header into a slot, and the bytes if they fit."""
+        self.write_header(slot, 0)
+        end = HEADER_BYTES + self.nbytes
+        if end <= len(slot):
+            slot[HEADER_BYTES:end] = self.data
+
+    def write_header(self, memory: Any, offset: int) -> None:
+        """Write the header into a buffer."""
+        FIELDS.pack_into(memory, offset, *self.header)
+        if self.shape:
+            SHAPES[len(self.shape)].pack_into(memory, offset + FIELDS.size, *self.shape)
+
+    def flatten(self) -> Any:
+        """Return the bytes as a flat NumPy array, which may be the user's memory."""
+        return np.frombuffer(self.data, np.uint8)
+
+
+class ObjectHeader:
+    """The header of an object that was received."""
+
+    __slots__ = ("device", "kind", "library", "nbytes", "number", "order", "shape")
+
+    def __init__(self, slot: Any, offset: int = 0) -> None:
+        self.kind, self.library, self.order, dims, self.number, self.device, self.nbytes = FIELDS.unpack_from(
+            slot, offset
+        )
+        self.shape: tuple[int, ...] = SHAPES[dims].unpack_from(slot, offset + FIELDS.size) if dims else ()
+
+    @property
+    def layout(self) -> tuple[Any, ...]:
+        """Everything that equal arrays of two ranks have in common, but the order of their elements."""
+        return self.kind, self.library, self.number, self.device, self.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The element type of an array or scalar."""
+        return _TYPES[self.number]
+
+
+def encode(obj: Any) -> EncodedObject:
+    """Return an object as a header and bytes.
+
+    Raises:
+        Exception: whatever pickling raises for an object that cannot be pickled.
+    """
+    kind = type(obj)
+    if kind is float:
+        return EncodedObject((FLOAT, 0, 0, 0, 0, 0, 8), _FLOAT.pack(obj), 8)
+    if kind is int and -(2**63) <= obj < 2**63:
+        return EncodedObject((INTEGER, 0, 0, 0, 0, 0, 8), _INTEGER.pack(obj), 8)
+    if isinstance(obj, np.generic) and obj.dtype.num in _TYPES and kind is obj.dtype.type:
+        return EncodedObject((SCALAR, 0, 0, 0, obj.dtype.num, 0, obj.nbytes), obj.tobytes(), obj.nbytes)
+    library = find_library(obj)
+    encoded = _encode_array(obj, library) if library is not None else None
+    if encoded is not None:
+        return encoded
+    if kind in (tuple, list, dict):
+        rest, arrays = take_arrays_out(obj, LEAST_NESTED_BYTES)
+        encoded = _encode_nested(rest, arrays) if arrays else None
+        if encoded is not None:
+            return encoded
+    data = MPI.pickle.dumps(obj)
+    return EncodedObject((PICKLE, 0, 0, 0, 0, 0, len(data)), data, len(data))
+
+
+def _encode_array(obj: Any, library: int) -> EncodedObject | None:
+    """Return an array as a header and its memory; None if it must be pickled."""
+    array, device = to_numpy(obj, library)
+    if array is None or array.dtype.num not in _TYPES or not array.dtype.isnative or array.ndim > MOST_DIMS:
+        return None
+    order = int(array.flags.f_contiguous and not array.flags.c_contiguous)
+    flat = array.T if order else np.ascontiguousarray(array)
+    header = ARRAY, library, order, array.ndim, array.dtype.num, device, array.nbytes
+    return EncodedObject(header, flat.reshape(-1).view(np.uint8), array.nbytes, array.shape)
+
+
+def _encode_nested(rest: Any, arrays: Sequence[Any]) -> EncodedObject | None:
+    """Return an object without its arrays, and these arrays, as a header and bytes; None if one must be pickled."""
+    encoded = [_encode_array(array, find_library(array) or 0) for array in arrays]
+    if any(array is None for array in encoded) or len(encoded) >= 2**15:
+        return None
+    pickled = MPI.pickle.dumps(rest)
+    starts, at = [], HEADER_BYTES * len(encoded)
+    for array in encoded:
+        at += -at % ALIGNMENT
+        starts.append(at)
+        at += array.nbytes if array else 0
+    data: Any = np.empty(at + len(pickled), np.uint8)
+    for number, (start, array) in enumerate(zip(starts, encoded, strict=True)):
+        if array is not None:
+            array.write_header(data, HEADER_BYTES * number)
+            data[start : start + array.nbytes] = array.data
+    data[at:] = np.frombuffer(pickled, np.uint8)
+    return EncodedObject((NESTED, 0, 0, 0, len(encoded), 0, data.nbytes), data, data.nbytes)
+
+
+def decode(header: ObjectHeader, memory: Any, offset: int = 0, *, copy: bool = True) -> Any:
+    """Return the object of a header and its bytes.
+
+    Args:
+        memory: a buffer with the object's bytes at `offset`.
+        copy: whether arrays must not share `memory`.
+    """
+    if header.kind == FLOAT:
+        return _FLOAT.unpack_from(memory, offset)[0]
+    if header.kind == INTEGER:
+        return _INTEGER.unpack_from(memory, offset)[0]
+    if header.kind == ARRAY:
+        return to_library(make_array(header, memory, offset, copy=copy), header.library, header.device)
+    if header.kind == SCALAR:
+        return np.ndarray((), header.dtype, memory, offset)[()]
+    view = memoryview(memory)
+    if header.kind == PICKLE:
+        return MPI.pickle.loads(view[offset : offset + header.nbytes])
+    arrays, at = [], HEADER_BYTES * header.number
+    for number in range(header.number):
+        inner = ObjectHeader(view, offset + HEADER_BYTES * number)
+        at += -at % ALIGNMENT
+        arrays.append(decode(inner, memory, offset + at, copy=copy))
+        at += inner.nbytes
+    return put_arrays_back(MPI.pickle.loads(view[offset + at : offset + header.nbytes]), arrays)
+
+
+def make_array(header: ObjectHeader, memory: Any, offset: int = 0, *, copy: bool) -> Any:
+    """Return the NumPy array of a header on `memory`, or a copy of it."""
+    order: Any = "F" if header.order else "C"
+    array: Any = np.ndarray(header.shape, header.dtype, memory, offset, order=order)
+    return array.copy(order) if copy else array

@@ -1,0 +1,84 @@
+"""Objects survive being encoded and decoded: type, values, shape and order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hpccoll.mpi4py.nested_arrays import ArrayPlace, put_arrays_back, take_arrays_out
+from hpccoll.mpi4py.objects import HEADER_BYTES, PICKLE, ObjectHeader, decode, encode
+
+ARRAY = np.arange(600.0)
+OBJECTS: list[Any] = [
+    *(3, -(2**63), 2**63, True, 2.5, 1j, None, "text", b"", np.float32(2), np.bool_(True), np.complex128(1j)),
+    *(ARRAY, ARRAY[::2], np.zeros((0, 3)), np.array(2.0), np.ones(3, bool), ARRAY.astype(">f8"), np.array(["a", "b"])),
+    *(np.asfortranarray(np.ones((3, 4))), np.ones((1, 2, 1, 2, 1, 2, 3)), np.ma.masked_array([1, 2], [True, False])),
+    *((ARRAY, 1), {"a": ARRAY, "b": [ARRAY[:100], {"c": (ARRAY,)}]}, [ARRAY] * 3, [1] * 500, ((), [])),
+]
+
+
+def roundtrip(obj):
+    encoded = encode(obj)
+    slot = memoryview(bytearray(HEADER_BYTES + encoded.nbytes))
+    encoded.write(slot)
+    header = ObjectHeader(slot)
+    assert header.nbytes == encoded.nbytes
+    return decode(header, slot, HEADER_BYTES)
+
+
+def require_same(got, expected):
+    assert type(got) is type(expected)
+    if isinstance(expected, np.ndarray):
+        assert got.dtype == expected.dtype
+        assert got.shape == expected.shape
+        assert got.flags.f_contiguous == (expected.flags.f_contiguous or not expected.flags.contiguous)
+        assert got.flags.writeable
+        np.testing.assert_array_equal(got, expected)
+    elif isinstance(expected, tuple | list):
+        assert len(got) == len(expected)
+        for one, other in zip(got, expected, strict=True):
+            require_same(one, other)
+    elif isinstance(expected, dict):
+        require_same(list(got.items()), list(expected.items()))
+    else:
+        assert got == expected
+
+
+@pytest.mark.parametrize("obj", OBJECTS, ids=lambda obj: f"{type(obj).__name__}-{str(obj)[:12]}")
+def test_an_object_comes_back_as_it_was(obj):
+    if isinstance(obj, np.ndarray) and not obj.flags.contiguous:
+        obj = obj.copy()
+    require_same(roundtrip(obj), obj)
+
+
+def test_arrays_in_containers_are_not_pickled():
+    assert encode((ARRAY, {"a": [ARRAY]})).header[0] != PICKLE
+    assert encode([1, 2]).header[0] == PICKLE
+    rest, arrays = take_arrays_out({"a": [ARRAY, 5], "b": ARRAY}, 512)
+    assert [array is ARRAY for array in arrays] == [True]
+    assert isinstance(rest["a"][0], ArrayPlace)
+    assert rest["a"][0] is rest["b"]
+
+
+def test_one_object_at_two_places_stays_one_object():
+    shared = [ARRAY]
+    got = roundtrip((shared, shared, ARRAY))
+    assert got[0] is got[1]
+    assert got[0][0] is got[2]
+
+
+def test_a_container_that_contains_itself_is_pickled_as_a_whole():
+    loop: list[Any] = [ARRAY]
+    loop.append(loop)
+    assert take_arrays_out(loop, 512) == (loop, [])
+    got = roundtrip(loop)
+    assert got[1] is got
+
+
+def test_the_users_containers_are_not_changed():
+    given: dict[str, Any] = {"a": [ARRAY, (ARRAY, 1)]}
+    put_arrays_back(*take_arrays_out(given, 512))
+    assert given["a"][0] is ARRAY
+    assert given["a"][1][0] is ARRAY
