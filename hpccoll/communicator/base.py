@@ -165,41 +165,34 @@ class CommunicatorBase:
         if op is not SUM and type(op) is not str:
             op = normalize_reduction(op)
         rows = None if counts is None and out_counts is None else self._cache.intern_counts(counts, out_counts)
-        if not async_op:
-            result = self._run_in_table(operation, x, out, op, root, algorithm, rows)
-            if result is not NotImplemented:
-                return result
-        return self._run(operation, x, out, op, root, algorithm, async_op, rows)
+        if async_op:
+            return self._start(operation, x, out, op, root, algorithm, rows)
+        result = self._run_in_table(operation, x, out, op, root, algorithm, rows)
+        return self._run(operation, x, out, op, root, algorithm, rows) if result is NotImplemented else result
+
+    def _make_request(self, operation: Operation, x: Any, out: Any, *others: Any) -> Request:
+        """Return a call's arguments as the call cache takes them."""
+        has_input = operation is not _SCATTER or self.rank == others[1]
+        result = None if operation is _GATHER and self.rank != others[1] else out
+        # A rank without input has its output in the place of the input.
+        arrays = (x, result) if has_input else (result, None)
+        return self._cache.intern((operation, *arrays, *others))
 
     def _run(
-        self,
-        operation: Operation,
-        x: Any,
-        out: Any,
-        op: Any,
-        root: Any,
-        algorithm: AlgorithmLike,
-        async_op: bool,
-        rows: Any = None,
+        self, operation: Operation, x: Any, out: Any, op: Any, root: Any, algorithm: AlgorithmLike, rows: Any = None
     ) -> Any:
         """Run a collective that the call table does not know as it is; `op` is a reduction or its name.
 
         `rows` is the pair of `counts` and `out_counts`, or None for equal blocks.
         """
-        has_input = operation is not _SCATTER or self.rank == root
-        result = None if operation is _GATHER and self.rank != root else out
-        cache = self._cache
-        # A rank without input has its output in the place of the input.
-        request = cache.intern((operation, *((x, result) if has_input else (result, None)), op, root, algorithm, rows))
-        if async_op:
-            return self._start((operation, x, out, op, root, algorithm, rows), request)
+        request = self._make_request(operation, x, out, op, root, algorithm, rows)
         found = self._run_in_table(*request)
-        if found is NotImplemented and cache.add_similar(request):
+        if found is NotImplemented and self._cache.add_similar(request):
             found = self._run_in_table(*request)
         if found is not NotImplemented:
             return found
         if operation.reduces and isinstance(x, SCALARS):
-            return self._reduce_scalar(operation, x, out, op, root, algorithm, async_op)
+            return self._reduce_scalar(operation, x, out, op, root, algorithm, False)
         call = self._check("blocking", operation, x, out, op, root, algorithm, rows)
         self._engine.run(call)
         if call.finish is not None:
@@ -208,33 +201,34 @@ class CommunicatorBase:
             self._engine.remember(call, request)
         return call.value
 
-    def _start(self, arguments: Any, request: Request) -> Work[Any]:
+    def _start(self, *arguments: Any) -> Work[Any]:
         """Start an asynchronous collective as `_start_work` does; an interruption makes the communicator unusable."""
         before = self._state.count
         try:
-            return self._start_work(arguments, request)
+            return self._start_work(*arguments)
         except BaseException as error:
             if self._state.count != before:  # part of it may have started, and the user gets no Work
-                self._state.take_exception(request[0].value, error)
+                self._state.take_exception(arguments[0].value, error)
                 if self._state.is_unusable:
                     settle([self._engine.progress.poll_mpi])  # lets an operation end whose start was interrupted
             raise
 
-    def _start_work(self, arguments: Any, request: Request) -> Work[Any]:
-        """Start an asynchronous collective, without most checks if a call of its kind has started before.
+    def _start_work(self, *arguments: Any) -> Work[Any]:
+        """Start an asynchronous collective, without checks if a call of its kind has started before.
 
-        Args:
-            arguments: the arguments of `_check`.
-            request: the same as the call cache takes them.
+        `arguments` are those of `_run`.
         """
-        operation, x, out, op, root, algorithm, _ = arguments
-        engine, cache = self._engine, self._cache
+        engine, cache, request = self._engine, self._cache, arguments
         found = self._find_start(*request)
+        if found is None:
+            request = self._make_request(*arguments)
+            found = self._find_start(*request)
         if found is None and cache.add_similar(request, asynchronous=True):
             found = self._find_start(*request)
         if found is not None:
             cached, result, value = found
             return Work(self.rank, engine.progress, engine.start_cached(cached, request[1], result), value)
+        operation, x, out, op, root, algorithm, _ = arguments
         if operation.reduces and isinstance(x, SCALARS):
             return cast("Work[Any]", self._reduce_scalar(operation, x, out, op, root, algorithm, True))
         call = self._check("async", *arguments)

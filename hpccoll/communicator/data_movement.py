@@ -401,7 +401,7 @@ class DataMovementMethods(CommunicatorBase):
         Example:
             >>> comm.barrier()
         """
-        result = NotImplemented if async_op else self._run_in_table(_BARRIER, None, None, SUM, 0, algorithm, None)
-        if result is NotImplemented:
-            result = self._run(_BARRIER, None, None, SUM, 0, algorithm, async_op)
-        return result
+        if async_op:
+            return self._start(_BARRIER, None, None, SUM, 0, algorithm, None)
+        result = self._run_in_table(_BARRIER, None, None, SUM, 0, algorithm, None)
+        return self._run(_BARRIER, None, None, SUM, 0, algorithm) if result is NotImplemented else result

@@ -69,7 +69,7 @@ class ReductionMethods(CommunicatorBase):
         if async_op or type(op) is not str:
             return self._collective(_ALL_REDUCE, x, out, op, 0, algorithm, async_op)
         result = self._run_in_table(_ALL_REDUCE, x, out, op, 0, algorithm, None)
-        return self._run(_ALL_REDUCE, x, out, op, 0, algorithm, False) if result is NotImplemented else result
+        return self._run(_ALL_REDUCE, x, out, op, 0, algorithm) if result is NotImplemented else result
 
     @overload
     def reduce(

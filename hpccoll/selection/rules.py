@@ -44,8 +44,6 @@ def _prefer_shared(below: int, *above: str, most_ranks: int = 4) -> tuple[SizeRu
 # 3097.
 # For 4 KiB and 16 KiB on 4 ranks, shared_one_shot takes 36 and 85 where the MPI library takes 156 and 378; for 16 KiB,
 # shared_two_shot takes as long as shared_one_shot there.
-# recursive_doubling on symmetric memory: 3.4 (34) for 1 KiB, 7.9 (191) for 16 KiB, 26 (246) for 128 KiB on 2 (4) ranks.
-# shared_two_shot on symmetric memory: 4.3 (49) for 1 KiB, 4.2 (128) for 16 KiB, 8.7 (99) for 128 KiB.
 # In shared_one_shot, the work of a rank grows with the number of ranks, because each rank reads the messages of all
 # ranks. On 16 cores of an Intel Xeon, for 1 KiB, 4 KiB, 16 KiB and 64 KiB, shared_one_shot takes 5.0, 8.3, 25 and 93 on
 # 8 ranks, and 7.7, 12, 49 and 200 on 16 ranks. shared_two_shot takes 11 for 16 KiB and 24 for 64 KiB on 8 ranks, 17 and
@@ -59,11 +57,9 @@ ONE_NODE_RULES: dict[tuple[Operation, BufferKind], tuple[SizeRule, ...]] = {
         SizeRule(256 * KiB, ("shared_two_shot", MPI_LIBRARY)),
         SizeRule(ANY_SIZE, ("shared_two_shot", "rabenseifner")),
     ),
-    (Operation.ALL_REDUCE, BufferKind.SYMMETRIC): (
-        SizeRule(64, (MPI_LIBRARY, "shared_one_shot")),
-        SizeRule(8 * KiB, ("recursive_doubling",)),
-        SizeRule(ANY_SIZE, ("shared_two_shot",)),
-    ),
+    # Symmetric buffers on 2 ranks, for 8 B, 4 KiB and 64 KiB: `shared_two_shot` 1.2, 1.4 and 2.1 us, MPI 3.3, 6.1 and
+    # 24 us; on 4 ranks that share 2 cores 9.9, 10 and 13 us, MPI 19, 33 and 96 us.
+    (Operation.ALL_REDUCE, BufferKind.SYMMETRIC): (SizeRule(ANY_SIZE, ("shared_two_shot",)),),
     (Operation.BARRIER, BufferKind.HOST): (
         SizeRule(ANY_SIZE, ("shared", MPI_LIBRARY), most_ranks=16),
         SizeRule(ANY_SIZE, (MPI_LIBRARY, "shared")),
@@ -98,16 +94,24 @@ ONE_NODE_RULES: dict[tuple[Operation, BufferKind], tuple[SizeRule, ...]] = {
         SizeRule(ANY_SIZE, (MPI_LIBRARY,)),
     ),
     (Operation.ALL_TO_ALL, BufferKind.HOST): _prefer_shared(64 * KiB + 1, MPI_LIBRARY),
+    # Symmetric buffers on 2 ranks, from 8 B to 4 KiB: `shared` 1.3 to 1.9 us, MPI 3.1 to 5.5 us. On 4 ranks that share
+    # 2 cores, `shared` takes 10 us, MPI 18 to 30 us, but 5 to 7 us where not every rank waits for all others.
     **{
-        (operation, BufferKind.SYMMETRIC): (SizeRule(16 * KiB, (MPI_LIBRARY,)), SizeRule(ANY_SIZE, ("shared",)))
-        for operation in Operation
-        if operation not in (Operation.ALL_REDUCE, Operation.BARRIER) and not operation.is_scan
+        (operation, BufferKind.SYMMETRIC): (SizeRule(ANY_SIZE, ("shared",)),)
+        for operation in (Operation.ALL_GATHER, Operation.REDUCE_SCATTER, Operation.ALL_TO_ALL)
+    },
+    **{
+        (operation, BufferKind.SYMMETRIC): (
+            SizeRule(4 * KiB, ("shared",), most_ranks=2),
+            SizeRule(4 * KiB, (MPI_LIBRARY,)),
+            SizeRule(ANY_SIZE, ("shared",)),
+        )
+        for operation in (Operation.BROADCAST, Operation.REDUCE, Operation.GATHER, Operation.SCATTER)
     },
 }
 
-# Prepared calls on one node, in host memory. Persistent requests make plans of messages faster than the MPI library.
-# On 2 ranks, for 8 B (4 KiB) in blocks of different sizes, MPI takes 1.9 (2.2) us for a prepared gather, `tree` 1.4
-# (1.7) us. For scatter, MPI takes 1.7 (1.8) us, `tree` 1.4 (1.5) us.
+# Prepared calls on one node, in host memory. On 2 ranks, for 8 B (4 KiB) in blocks of different sizes, MPI takes 1.9
+# (2.2) us for a prepared gather, `tree` 1.4 (1.7) us. For scatter, MPI takes 1.7 (1.8) us, `tree` 1.4 (1.5) us.
 PREPARED_RULES: dict[Operation, tuple[SizeRule, ...]] = {
     Operation.GATHER: (SizeRule(16 * KiB, ("tree",), most_ranks=2),),
     Operation.SCATTER: (SizeRule(16 * KiB, ("tree",), most_ranks=2),),
