@@ -23,6 +23,7 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 from script import Result, main
 
+from hpccoll import PROC_NULL
 from hpccoll.communicator import Communicator
 
 Floats = NDArray[np.float64]
@@ -71,14 +72,13 @@ class OwnCalls:
 
     def __init__(self, comm: Communicator) -> None:
         self._comm = comm
+        self._previous = comm.rank - 1 if comm.rank else PROC_NULL
+        self._next = comm.rank + 1 if comm.rank + 1 < comm.size else PROC_NULL
 
     def exchange(self, edges: tuple[Floats, Floats], halos: tuple[Floats, Floats]) -> None:
         """See `Calls`."""
-        comm = self._comm
-        neighbours = [rank for rank in (comm.rank - 1, comm.rank + 1) if 0 <= rank < comm.size]
-        for rank in neighbours:
-            side = int(rank > comm.rank)
-            comm.sendrecv(edges[side], rank, rank, out=halos[side])
+        self._comm.sendrecv(edges[0], self._previous, self._next, out=halos[1])
+        self._comm.sendrecv(edges[1], self._next, self._previous, out=halos[0])
 
     def add(self, x: Floats) -> None:
         """See `Calls`."""
