@@ -117,7 +117,8 @@ class PlanStart:
 
     def start(self, x: Any, result: Any) -> RunInQueue:
         """Start a call on a plain input and output, and return it in flight."""
-        source, target = (0 if array is None else get_address(array) for array in (x, result))
+        source = 0 if x is None else get_address(x)
+        target = source if result is x else 0 if result is None else get_address(result)
         return self.start_at(source, target, (x, result))
 
 

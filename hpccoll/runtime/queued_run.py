@@ -102,8 +102,6 @@ def call_or_defer(
 
     A call of hpccoll calls the function when the earlier runs of the queue are done; the progress thread cannot.
     """
-    if not steps:
-        return None
     if any(earlier.accesses(*buffer) for earlier in queue for buffer in buffers):
         return partial(call_in_order, steps)
     call_in_order(steps)

@@ -89,7 +89,8 @@ class PipelineExecutable(PlanExecutable):
 
         def start(source: int, result: int, keep: object) -> RunInQueue:
             buffers = (source, nbytes[0]), (result, nbytes[1])
-            before, previous = call_or_defer(steps, buffers, queue), get_last(queue)
+            before = call_or_defer(steps, buffers, queue) if steps else None
+            previous = get_last(queue)
             return RunInQueue(PipelineRun(native, staged, source, result, previous, before, keep), queue, buffers)
 
         return start

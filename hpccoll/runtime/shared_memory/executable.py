@@ -99,7 +99,8 @@ class SharedMemoryExecutable(PlanExecutable):
 
         def start(source: int, result: int, keep: object) -> RunInQueue:
             buffers = (source, nbytes[0]), (result, nbytes[1])
-            before, previous = call_or_defer(steps, buffers, runs), get_last(runs)
+            before = call_or_defer(steps, buffers, runs) if steps else None
+            previous = get_last(runs)
             native = NodeRun(staged, direct, source, result, previous, before, keep)
             return RunInQueue(native, runs, buffers)
 
