@@ -208,8 +208,11 @@ def accelerate(comm: Any) -> Any:
     classes = _CLASSES
     if MPI.Is_initialized() and comm != MPI.COMM_NULL and comm.Get_size() == 1:
         classes = _CLASSES | _ONE_RANK_CLASSES
-    found = classes.get(type(comm))
-    return comm if found is None else found(comm)
+    accelerated = classes.get(type(comm))
+    try:
+        return comm if accelerated is None else accelerated(comm)
+    except TypeError:  # Open MPI calls a distributed graph Cartesian if it was made from a Cartesian communicator
+        return comm
 
 
 def reduce_plain(comm: MPI.Intracomm) -> Any:
