@@ -132,49 +132,34 @@ def reduce_scatter(comm: BufferCollectives, sendbuf: Any, recvbuf: Any, op: str)
 
 def all_gather(comm: BufferCollectives, sendbuf: Any, recvbuf: Any) -> bool:
     """Carry out an all_gather of equal blocks."""
-    entered = comm._enter()
-    if entered is None:
-        return False
-    state, communicator = entered
-    in_place = is_in_place(sendbuf)
-    received = read_message(recvbuf, state.size, writable=True)
-    algorithm = _select(state, Operation.ALL_GATHER, SUM, received)
-    if received is None or algorithm is None:
-        return False
-    out, store = received.open_for_writing(received.dtype, keep=in_place)
-    if in_place:
-        x = out[state.rank * received.count : (state.rank + 1) * received.count]
-    else:
-        sent = read_message(sendbuf, writable=False)
-        if sent is None or sent.nbytes != received.nbytes:
-            return False
-        x = _read_apart(sent, out)
-    communicator._collective(Operation.ALL_GATHER, x, out, SUM, 0, algorithm, False)
-    if store is not None:
-        store()
-    return True
+    return _collect_blocks(comm, Operation.ALL_GATHER, sendbuf, recvbuf)
 
 
 def all_to_all(comm: BufferCollectives, sendbuf: Any, recvbuf: Any) -> bool:
     """Carry out an all_to_all of equal blocks."""
+    return _collect_blocks(comm, Operation.ALL_TO_ALL, sendbuf, recvbuf)
+
+
+def _collect_blocks(comm: BufferCollectives, operation: Operation, sendbuf: Any, recvbuf: Any) -> bool:
+    """Carry out an all_gather or all_to_all, in which each rank gets one block from every rank."""
     entered = comm._enter()
     if entered is None:
         return False
     state, communicator = entered
-    in_place = is_in_place(sendbuf)
+    in_place, gathers = is_in_place(sendbuf), operation is Operation.ALL_GATHER
     received = read_message(recvbuf, state.size, writable=True)
-    algorithm = _select(state, Operation.ALL_TO_ALL, SUM, received)
+    algorithm = _select(state, operation, SUM, received)
     if received is None or algorithm is None:
         return False
     out, store = received.open_for_writing(received.dtype, keep=in_place)
     if in_place:
-        x = out.copy()
+        x = out[state.rank * received.count : (state.rank + 1) * received.count] if gathers else out.copy()
     else:
-        sent = read_message(sendbuf, state.size, writable=False)
+        sent = read_message(sendbuf, 0 if gathers else state.size, writable=False)
         if sent is None or sent.nbytes != received.nbytes:
             return False
         x = _read_apart(sent, out)
-    communicator._collective(Operation.ALL_TO_ALL, x, out, SUM, 0, algorithm, False)
+    communicator._collective(operation, x, out, SUM, 0, algorithm, False)
     if store is not None:
         store()
     return True

@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from hpccoll.native import EntryRing
 from hpccoll.runtime.arrays import BoundCall, FlatArray, ScratchPool
 from hpccoll.runtime.collective_call import (
     CollectiveCall,
@@ -108,6 +109,11 @@ class PlanKind:
     def describe(self) -> bytes:
         """Return the common part of the calls' entries in the flight recorder."""
         return describe_call(self.context.state, self.call, self.algorithm)
+
+    def get_entry(self) -> tuple[CallRecorder, EntryRing, str, bytes]:
+        """Return what a native call needs to record its runs: `calls`, `ring`, `name` and `description`."""
+        state = self.context.state
+        return state, state.recorder.take_entry, self.call.operation.value, self.describe()
 
 
 class PlanExecutable(ABC):

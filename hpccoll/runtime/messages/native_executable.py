@@ -88,7 +88,7 @@ def make_message_call(kind: PlanKind, pool: ScratchPool) -> MessageCall:
     Raises:
         ReductionError: the array module does not know the reduction for this dtype.
     """
-    context, call, state = kind.context, kind.call, kind.context.state
+    context, call = kind.context, kind.call
     if call.operation.reduces:
         call.module.require_reduction(call.reduction.function, call.dtype)
     lowered, progress = kind.lower(), context.progress
@@ -99,10 +99,7 @@ def make_message_call(kind: PlanKind, pool: ScratchPool) -> MessageCall:
         MemoryTable([0, 0, get_address(scratch)], [], scratch),
         get_handle(context.comm),
         BLOCKING_TAG,
-        state,
-        state.recorder.take_entry,
-        call.operation.value,
-        kind.describe(),
+        *kind.get_entry(),
         progress.oversubscribed,
         progress.attend,
         progress.operations,

@@ -141,7 +141,7 @@ def get_direct_call(kind: PlanKind) -> DirectCall:
 
 def _make_staged_call(kind: PlanKind) -> StagedCall:
     """Return the call that runs a kind of collective through the slots."""
-    node, call, state = kind.context.node, kind.call, kind.context.state
+    node, call = kind.context.node, kind.call
     segments, in_entry = find_segments(node, kind.lower(), call)
     programs = [kind.lower(segment.sizes, staged=True) for segment in segments]
     slot_bytes = ENTRY_PAYLOAD_BYTES if in_entry else node.slot_bytes
@@ -154,17 +154,14 @@ def _make_staged_call(kind: PlanKind) -> StagedCall:
         len(segments),
         in_entry,
         fingerprint_of(facts),
-        state,
-        state.recorder.take_entry,
-        call.operation.value,
-        kind.describe(),
+        *kind.get_entry(),
         partial(node.raise_mismatch, facts),
     )
 
 
 def _make_direct_call(kind: PlanKind) -> DirectCall:
     """Return the call that runs a kind of collective in place, or through the slots if some rank does."""
-    node, call, state, facts = kind.context.node, kind.call, kind.context.state, kind.get_facts()
+    node, facts = kind.context.node, kind.get_facts()
     return DirectCall(
         node.barrier,
         _make_direct_program(kind),
@@ -174,10 +171,7 @@ def _make_direct_call(kind: PlanKind) -> DirectCall:
         shared_buffers(),
         node.symmetric,
         partial(get_staged_call, kind),
-        state,
-        state.recorder.take_entry,
-        call.operation.value,
-        kind.describe(),
+        *kind.get_entry(),
         partial(node.raise_mismatch, facts),
     )
 
