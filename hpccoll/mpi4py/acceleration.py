@@ -16,8 +16,9 @@ from hpccoll.runtime.arguments import check_call
 from hpccoll.runtime.failure_detection.watchdog import read_timeout
 from hpccoll.selection import MPI_LIBRARY
 
-# Of a communicator other than MPI.COMM_WORLD, until it gets an hpccoll communicator, which takes about 5 ms. With
-# HPCCOLL_TIMEOUT all get one in their first call, because the MPI library does not report a rank that is missing.
+# Collectives that the MPI library carries out before a communicator other than MPI.COMM_WORLD gets an hpccoll
+# communicator, which takes some milliseconds to make. With HPCCOLL_TIMEOUT it is made in the first call, because the
+# MPI library does not report missing ranks.
 CALLS_BEFORE: Final = 3
 MOST_OPEN: Final = 128  # hpccoll communicators; MPICH allows about 2,000 MPI communicators, and each of these uses two
 _BLOCKS_IN_INPUT: Final = (Operation.ALL_TO_ALL, Operation.REDUCE_SCATTER)
@@ -38,14 +39,13 @@ class Acceleration:
         is_first = comm.handle == MPI.COMM_WORLD.handle or read_timeout() is not None
         self._calls = CALLS_BEFORE if is_first else 0
         self._selected: dict[tuple[object, ...], str | None] = {}
-        self._version = 0
         self.slots: Any = None  # see object_collectives.py
         self.reason = ""  # why `select` left the latest call to the MPI library
 
     def enter(self) -> Communicator | None:
-        """Return the hpccoll communicator in a collective call that all ranks make; None if MPI carries it out.
+        """Count a collective call of all ranks; return the hpccoll communicator, or None if the MPI library calls.
 
-        Makes the communicator if this is the call of the communicator's life in which that is done.
+        The first call after CALLS_BEFORE calls makes the hpccoll communicator, which is collective.
         """
         if self.communicator is None and not self.is_refused:
             self._calls += 1
@@ -67,6 +67,16 @@ class Acceleration:
         own.Set_errhandler(MPI.ERRORS_RETURN)
         self.communicator = Communicator(own, adopt=True)
         list_open().append(self)
+        get_configuration().communicators.add(self)
+
+    def forget_selections(self) -> None:
+        """Select the algorithms of later collectives again, because the configuration has changed.
+
+        Calls of known kinds would otherwise go on without a selection (see `BufferCollectives`).
+        """
+        self._selected.clear()
+        if self.communicator is not None:
+            self.communicator._cache.forget()
 
     def _record_wait(self) -> AbstractContextManager[object]:
         """Record the wait for the other ranks in the flight recorder, if MPI.COMM_WORLD has an hpccoll communicator."""
@@ -100,16 +110,13 @@ class Acceleration:
         Args:
             count: elements of one block in an operation with a block per rank, else of the whole vector.
         """
-        configuration = get_configuration()
-        if self._version != configuration.version:
-            self._selected, self._version = {}, configuration.version
         key = operation, op, dtype, count, root
         try:
             algorithm = self._selected[key]
         except KeyError:
             self._selected[key] = algorithm = self._select(*key)
         if algorithm is None:
-            self.reason = "chosen by the user" if configuration.choices else "auto selects MPI's"
+            self.reason = "chosen by the user" if get_configuration().choices else "auto selects MPI's"
         return algorithm
 
     def _select(self, operation: Operation, op: str, dtype: np.dtype[Any], count: int, root: int) -> str | None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Final
+from typing import Final, Protocol
+from weakref import WeakSet
 
 from hpccoll.algorithms import get_algorithm
 from hpccoll.errors import UsageError
@@ -34,13 +35,20 @@ class AlgorithmChoice:
         return self.least <= nbytes and (self.end is None or nbytes < self.end)
 
 
+class ConfiguredCommunicator(Protocol):
+    """A communicator that keeps what was selected for its collectives."""
+
+    def forget_selections(self) -> None:
+        """Select again in later collectives, because the configuration has changed."""
+
+
 @dataclass(slots=True)
 class Mpi4pyConfiguration:
     """The settings of this process, which must be equal on all ranks of the job."""
 
     mode: str
     choices: list[AlgorithmChoice] = field(default_factory=list)
-    version: int = 0  # counts the changes, so that communicators forget the algorithms that they selected before
+    communicators: WeakSet[ConfiguredCommunicator] = field(default_factory=WeakSet)  # those that have run collectives
 
     @property
     def runs_collectives(self) -> bool:
@@ -69,9 +77,9 @@ def configure(operation: str, algorithm: str, *, least: str | int = 0, end: str 
     Args:
         operation: the name in hpccoll or MPI, such as `all_reduce` or `Allreduce`.
         algorithm: the name of an algorithm for this operation, `auto`, or `mpi` for the MPI library's own collective.
-        least: the smallest message in bytes, such as 65536 or "64K"; of an operation with one block per rank (such as
-            Allgather) all blocks together.
-        end: the first larger size for which this choice is not made; None means that there is no limit.
+        least: the smallest message size in bytes that the choice covers, such as 65536 or "64K". For operations with
+            one block per rank, such as Allgather, this is the size of all blocks together.
+        end: the end of the range of sizes, exclusive; None means no limit.
 
     Raises:
         UnknownNameError: there is no such operation or algorithm.
@@ -84,7 +92,8 @@ def configure(operation: str, algorithm: str, *, least: str | int = 0, end: str 
     """
     configuration = get_configuration()
     configuration.choices.append(make_choice(operation, algorithm, least, end))
-    configuration.version += 1
+    for communicator in configuration.communicators:
+        communicator.forget_selections()
 
 
 def make_choice(operation: str, algorithm: str, least: str | int, end: str | int | None) -> AlgorithmChoice:

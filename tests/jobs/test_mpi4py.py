@@ -97,6 +97,14 @@ def test_the_summary_lists_what_ran_where() -> None:
     assert "collectives of rank" not in run(code).stderr
 
 
+def test_a_later_choice_holds_for_calls_of_a_kind_that_ran_before() -> None:
+    code = "import hpccoll.mpi4py\nx, y = np.ones(10), np.empty(10)\nfor _ in range(4): w.Allreduce(x, y)\n"
+    code += "hpccoll.mpi4py.configure('Allreduce', 'mpi')\nfor _ in range(4): w.Allreduce(x, y)\n"
+    done = run(code, HPCCOLL_SUMMARY="1")
+    row = r"^Allreduce +< 1 KiB +8 +[\d.]+ +50 %  chosen by the user \(4\)$"
+    assert re.search(row, done.stderr, re.MULTILINE), done.stderr
+
+
 def test_algorithms_are_chosen_by_operation_and_size() -> None:
     code = "for n in (10, 10000):\n    x, y = np.ones(n), np.empty(n)\n    w.Allreduce(x, y)\n"
     code += "    assert (y == w.size).all()\n"
