@@ -163,7 +163,7 @@ class BufferCollectives(_Intracomm):
         self.Barrier()
 
     def _enter(self) -> tuple[Acceleration, Communicator] | None:
-        """Return what carries out a collective that all ranks call now; None if MPI does.
+        """Count a collective call of all ranks; return what carries it out, or None if the MPI library does.
 
         Called once in each such call, because all ranks count the calls.
         """

@@ -123,7 +123,7 @@ class AcceleratedCollectives(NewIntracommunicators, ObjectsOverBuffers):
 
 
 class EqualToBase(type):
-    """The class of accelerated classes, which compare equal to mpi4py's classes that they stand for.
+    """The metaclass of accelerated classes: an accelerated class equals the class of mpi4py that it replaces.
 
     Programs compare `type(comm)` to a class of mpi4py, or to the type of an object that mpi4py has made.
     """
@@ -216,7 +216,7 @@ def accelerate(comm: Any) -> Any:
 
 
 def reduce_plain(comm: MPI.Intracomm) -> Any:
-    """Return how to unpickle an intracommunicator of mpi4py's own class, although COMM_WORLD is replaced."""
+    """Return the pickle reduction of an intracommunicator of mpi4py's own class, although COMM_WORLD is replaced."""
     name = None if isinstance(comm, NewCommunicators) else _find_predefined(comm)
     return (type(comm), (get_predefined(name),)) if name else comm.__reduce__()
 

@@ -337,7 +337,7 @@ class CallTable:
 
     Args:
         array_type: numpy.ndarray.
-        in_flight: a dict; while it is not empty, no call of a kind that waits is found.
+        in_flight: a dict; while it is not empty, no call of a kind that needs this is found.
         shared, owner: see `DirectCall`.
     """
 
@@ -362,7 +362,7 @@ class CallTable:
         make_output: Callable[[Any], Any] | None,
         in_given: bool,
         returns_none: bool,
-        waits: bool,
+        needs_idle: bool,
         nbytes: int,
         result_nbytes: int,
         result_count: int,
@@ -377,7 +377,7 @@ class CallTable:
             make_output: returns a new output for an input; None if the result is in the input or in `out`.
             in_given: whether the result is in `out`.
             returns_none: whether the user gets None.
-            waits: whether the call waits for operations in flight to end.
+            needs_idle: whether the call must not run while operations are in flight.
             nbytes, result_nbytes, result_count: bytes of the input; bytes and elements of the result.
             divisor, rows: a divisor of the input's first dim; and its size, or -1 for any.
         """

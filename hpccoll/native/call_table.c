@@ -29,9 +29,9 @@ typedef struct {
     PyObject *dtype;        // keeps the dtype of the key alive
     PyObject *make_output;  // returns a new output for an input
     npy_intp nbytes, result_nbytes, result_count;
-    npy_intp divisor, rows;  // of the input's first dim: divisor, and size or -1 for any
+    npy_intp divisor, rows;  // the input's first dim is a multiple of `divisor`, and equals `rows` unless that is -1
     Target target;
-    bool returns_none, waits;
+    bool returns_none, needs_idle;  // `needs_idle`: not while operations are in flight
 } Kind;
 
 typedef struct {
@@ -181,7 +181,7 @@ static int read_numpy(const CallTableObject *table, PyArrayObject *given, Array 
     }
     *array = (Array){PyArray_DATA(given), identify_dtype(PyArray_DESCR(given)), count, false, PRIVATE};
     Location location;
-    // Arrays that own their memory are in none that other ranks can address.
+    // Memory that NumPy has allocated is private, so only views need the look-up.
     if (count && !PyArray_CHKFLAGS(given, NPY_ARRAY_OWNDATA)) {
         array->memory = locate_memory(table->shared, table->owner, array->data, 1, &location);
     }
@@ -326,7 +326,7 @@ static int find_kind(const CallTableObject *table, PyObject *const *args, Py_ssi
         return plain;
     }
     const Kind *found = find_slot(table->kinds, table->slots, &call->key);
-    if (!found->call || (found->waits && PyDict_GET_SIZE(table->in_flight))) {
+    if (!found->call || (found->needs_idle && PyDict_GET_SIZE(table->in_flight))) {
         return 0;
     }
     *kind = *found;
@@ -436,15 +436,15 @@ static int describe_kind(CallTableObject *table, PyObject *example, Kind *kind, 
 }
 
 static PyObject *CallTable_add(PyObject *self, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"example", "call", "make_output", "in_given", "returns_none", "waits", "nbytes",
+    static char *names[] = {"example", "call", "make_output", "in_given", "returns_none", "needs_idle", "nbytes",
                             "result_nbytes", "result_count", "divisor", "rows", NULL};
     CallTableObject *table = (CallTableObject *)self;
     PyObject *example, *runs, *make_output;
-    int in_given, returns_none, waits;
+    int in_given, returns_none, needs_idle;
     Kind kind = {.rows = -1};
     Call call;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OOpppnnnnn", names, &PyTuple_Type, &example, &runs, &make_output,
-                                     &in_given, &returns_none, &waits, &kind.nbytes, &kind.result_nbytes,
+                                     &in_given, &returns_none, &needs_idle, &kind.nbytes, &kind.result_nbytes,
                                      &kind.result_count, &kind.divisor, &kind.rows)) {
         return NULL;
     }
@@ -457,7 +457,7 @@ static PyObject *CallTable_add(PyObject *self, PyObject *args, PyObject *kwargs)
     kind.call = Py_NewRef(runs);
     kind.make_output = make_output == Py_None ? NULL : Py_NewRef(make_output);
     kind.returns_none = returns_none;
-    kind.waits = waits;
+    kind.needs_idle = needs_idle;
     for (int i = 0; i < OBJECTS; i++) {
         Py_INCREF(kind.key.objects[i]);
     }

@@ -70,7 +70,7 @@ PyTypeObject PeersType = {
     .tp_dealloc = Peers_dealloc,
 };
 
-// Takes the addresses and processes of all buffers that Python has found; returns -1 with an exception.
+// Copies the addresses and processes that Python has returned; returns -1 with an exception.
 static int take_addresses(Peers *peers, PyObject *addresses, PyObject *owners) {
     if (PyList_GET_SIZE(addresses) != peers->buffers) {
         PyErr_SetString(PyExc_ValueError, "a list has the wrong length");
@@ -142,7 +142,7 @@ StagedCallObject *get_staged(DirectCallObject *call) {
     return call->staged;
 }
 
-// Runs in place or, if some rank started a staged run, through the slots; records nothing.
+// Runs in place, or through the slots if the buffers of some rank cannot be accessed in place. The caller records it.
 static int run_parts(DirectCallObject *call, char *input, char *output) {
     const DirectPart *part = &call->part;
     Location own[2];

@@ -36,15 +36,15 @@ typedef struct {
     char *const *bases;
 } Location;
 
-// The buffers of the node's other ranks: two for each rank, its input and its output. `addresses` and `owners` belong to
-// `locations` if `are_known`. `mapped` are the locations that Python has mapped at `mapped_addresses`, each in the
-// process of its `mapped_owners`.
+// The buffers of the node's other ranks: two for each rank, its input and its output. `locations` are those of the
+// current call; if `are_known`, `addresses` and `owners` are valid for them. `mapped`, `mapped_addresses` and
+// `mapped_owners` are those of the latest call in which Python mapped locations, which is reused for equal locations.
 typedef struct {
     int64_t buffers;
     const pid_t *processes;       // of each buffer's rank; 0 if its memory cannot be accessed
     uint64_t *locations, *mapped;
     char **addresses, **mapped_addresses;
-    pid_t *owners, *mapped_owners;  // the processes in which the addresses are valid; 0: this one
+    pid_t *owners, *mapped_owners;  // the processes in which the addresses are valid; 0 for this process
     bool are_known;
 } Peers;
 

@@ -2,9 +2,10 @@
 
 Calls are of one kind if they agree in operation, dtype, number of elements, reduction, root, algorithm, counts, in
 whether the user passes the output, and in the kind of the arrays' memory. The first call of a kind checks all its
-arguments and adds what carries out the later ones to the `CallTable` of the extension, which finds it by one look-up:
-a native call of a plan, or a `LibraryCall`. If `auto` selects the MPI library's own collective, calls of other sizes
-with the same leading bits, and with other counts of such a sum, need no checks either: the selection is the same.
+arguments and adds a callable for later calls to the `CallTable` of the extension, which finds it by one look-up: a
+native call of a plan, or a `LibraryCall`. If `auto` selects the MPI library's own collective, calls whose message size
+rounds to the same value (`round_message_size`), and calls with other counts of a similar total, skip the checks as
+well, because the selection is the same.
 """
 
 from __future__ import annotations
@@ -42,9 +43,9 @@ _MOST_SIMILAR: Final = 512  # most library calls that are kept for other sizes, 
 
 @dataclass(frozen=True, slots=True)
 class Arrays:
-    """What the arrays of a kind of call have in common; the arguments of `CallTable.add` have the same names.
+    """The sizes of the arrays of all calls of one kind, and where their result is; see `CallTable.add`.
 
-    `new_rows` is the first dim of a new output with blocks of different sizes; `rows` is that of the input, or -1.
+    `new_rows` is the first dim of a new output if blocks differ in size, else -1; `rows` is that of the input.
     """
 
     operation: Operation
@@ -81,7 +82,7 @@ class Arrays:
             new_rows=result.shape[0] if uneven and result else -1,
         )
 
-    def add_to(self, table: CallTable, request: Request, call: Any, *, waits: bool = False) -> bool:
+    def add_to(self, table: CallTable, request: Request, call: Any, *, needs_idle: bool = False) -> bool:
         """Let a table carry out calls like `request` by `call`; return False if the arrays are not plain."""
         return table.add(
             request,
@@ -89,7 +90,7 @@ class Arrays:
             self._make_output if self.has_new else None,
             in_given=self.in_given,
             returns_none=self.returns_none,
-            waits=waits,
+            needs_idle=needs_idle,
             nbytes=self.nbytes,
             result_nbytes=self.result_nbytes,
             result_count=self.result_nbytes // self.itemsize,
@@ -244,7 +245,7 @@ class CallCache:
             return
         is_shared = selection.algorithm is not None and selection.algorithm.uses_shared_memory
         runs = native if isinstance(native, HostCall) else partial(_run_on_arrays, native)
-        arrays.add_to(self.blocking, request, runs, waits=is_shared)
+        arrays.add_to(self.blocking, request, runs, needs_idle=is_shared)
 
     def _add_start(self, call: CollectiveCall, selection: Selection, arrays: Arrays, request: Request) -> None:
         """Add a plan that uses shared memory to the table of asynchronous calls."""

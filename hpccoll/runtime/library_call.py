@@ -28,11 +28,11 @@ _SOURCE, _RESULT = object(), object()  # stand for mpi4py's specifications of in
 
 
 class LibraryCall:
-    """Carries out the calls of one kind; called with the arrays of input and output, which are the same in place.
+    """Carries out the calls of one kind; called with the input and the output array, which are one array in place.
 
     Args:
         call: the first call of this kind.
-        ranks, rank: the number of ranks, and this rank, whose block is its input or output where each rank has one.
+        ranks, rank: the number of ranks, and this rank.
         asynchronous: whether `start` carries out the calls.
     """
 
@@ -62,15 +62,15 @@ class LibraryCall:
         return self._description
 
     def resize(self, count: int) -> LibraryCall:
-        """Return the same for another number of elements, of the vector or of every block."""
+        """Return a `LibraryCall` for another number of elements, of the vector or of every block."""
         other = copy(self)
         other.set_count(count)
         return other
 
     def resize_blocks(self, shape: tuple[int, ...], counts: BlockCounts) -> tuple[LibraryCall, int] | None:
-        """Return the same for an input (or output, if there is no input) of this shape and other numbers of rows.
+        """Return a `LibraryCall` for other numbers of rows, and the number of rows of its result.
 
-        The second item is the number of rows of the result. Return None if the numbers of rows are wrong.
+        `shape` is that of the input, or of the output if there is no input. Return None if the numbers are wrong.
         """
         exchanges = self._operation is Operation.ALL_TO_ALL
         try:

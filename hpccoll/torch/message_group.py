@@ -1,4 +1,4 @@
-"""The process group of a single backend, from torch 2.14: torch's own, but for messages between two ranks.
+"""A process group of one backend, from torch 2.14, which sends and receives messages in Python.
 
 Torch puts the handles of a backend in Python into a wrapper, which always answers False to `is_completed` and does not
 know the sender of a message that was received from any rank. Messages of this group therefore go from torch's Python
@@ -32,7 +32,7 @@ class MessageGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     def __init__(self, backend: HpccollBackend, torch_group: Any, devices: Sequence[Any]) -> None:
         super().__init__(torch_group.get_group_store(), backend.comm.rank, backend.comm.size)
-        self._backend = backend  # torch keeps only the part in C++ alive
+        self._backend = backend  # keeps the Python object alive; torch holds its C++ part only
         kind = dist.ProcessGroup.BackendType.CUSTOM
         self._set_default_backend(kind)
         for device in devices:
@@ -60,7 +60,8 @@ class MessageGroup(dist.ProcessGroup):  # type: ignore[misc]
 def find_devices(name: str) -> list[Any]:
     """Return the devices of the group that torch is making if it has one backend, called `name`; an empty list if not.
 
-    Torch tells a backend nothing about other backends of its group, so this reads the variable of torch's function.
+    Torch tells a backend nothing about other backends of its group, so this reads the local variable `backend_config`
+    of torch's `_new_process_group_helper` from the call stack.
     """
     import torch
 

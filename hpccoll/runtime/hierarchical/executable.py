@@ -117,7 +117,7 @@ def _run(
         except BaseException:
             settle([run.is_settled])
             raise
-    if context.node.pipelines:  # earlier runs have ended, and `advance` releases their arrays
+    if context.node.pipelines:  # earlier runs end before this one; `advance` then releases their arrays
         context.progress.advance()
 
 

@@ -45,7 +45,7 @@ class NativeMessageExecutable(PlanExecutable):
 
     @property
     def calls(self) -> tuple[BoundCall, ...]:
-        """The calls to time one by one, which send the messages of the native program in the same order."""
+        """The calls of the plan in Python, to time one by one; they send the same messages in the same order."""
         if self._call_by_call is None:
             self._require_live()
             self._call_by_call = MessageExecutable(self._context, self._call, self._selection)
@@ -59,7 +59,7 @@ class NativeMessageExecutable(PlanExecutable):
         get_message_call(self._kind)(*self._addresses)
 
     def start(self) -> NativeMessageRun:
-        """Do the local work before the plan, and return the run, which posts its messages as it advances."""
+        """Do the local work before the plan, and return the run in flight, whose `advance` posts its messages."""
         self._require_live()
         for step in self._before:
             step()
@@ -83,7 +83,7 @@ def get_message_call(kind: PlanKind) -> MessageCall:
 
 
 def make_message_call(kind: PlanKind, pool: ScratchPool) -> MessageCall:
-    """Return a native call of a kind with scratch memory from a pool; only the first call of a kind is lowered.
+    """Return a native call of a kind with scratch memory from a pool; the program of a kind is made once.
 
     Raises:
         ReductionError: the array module does not know the reduction for this dtype.

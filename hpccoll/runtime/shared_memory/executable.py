@@ -91,8 +91,8 @@ class SharedMemoryExecutable(PlanExecutable):
         kind, runs = self._kind, self._runs
         direct = get_direct_call(kind) if self.direct else None
         staged: StagedCall | None = None
-        # Another rank's buffers may require a staged run, and the progress thread cannot make its call. UsageError: the
-        # slots have no room for the plan, so no rank runs staged.
+        # A rank whose buffers cannot be accessed in place makes all ranks run staged, and the progress thread cannot
+        # make the staged call then. If the slots have no room for the plan (UsageError), no rank can run staged.
         with suppress(UsageError) if self.direct else nullcontext():
             staged = get_staged_call(kind)
         steps, nbytes = self._before, kind.nbytes
