@@ -24,8 +24,6 @@ def _register_built_in() -> None:
         dual_root,
         hierarchical,
         hierarchical_all_to_all,
-        hybrid_blocks,
-        hybrid_slices,
         neighbor_exchange,
         pairwise,
         pat,
@@ -37,6 +35,8 @@ def _register_built_in() -> None:
         scatter_all_gather,
         shared_memory,
         swing,
+        two_level_blocks,
+        two_level_slices,
     )
 
 

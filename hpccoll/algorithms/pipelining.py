@@ -19,7 +19,7 @@ MOST_SEGMENTS: Final = 256
 def choose_segment_count(plan: Plan, sizes: IntArray, itemsize: int, message_bytes: int = MESSAGE_BYTES) -> int:
     """Return the number of segments, equal on all ranks, that makes messages between nodes about `message_bytes` long.
 
-    `plan` is a plan of a hybrid algorithm; `sizes` are the element counts of its C chunks, shape (C,).
+    `plan` is a plan of a two-level algorithm; `sizes` are the element counts of its C chunks, shape (C,).
     """
     return min(max(-(-_count_longest_message(plan, sizes) * itemsize // message_bytes), 1), MOST_SEGMENTS)
 

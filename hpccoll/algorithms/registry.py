@@ -45,7 +45,7 @@ class Algorithm:
         return f"{self.operation.value}/{self.name}"
 
     @property
-    def is_hybrid(self) -> bool:
+    def is_two_level(self) -> bool:
         """Whether ranks use shared memory within nodes and messages between nodes."""
         return self.uses_shared_memory and "nodes" in self.parameters
 

@@ -96,7 +96,7 @@ class TuningSession(BenchmarkSession):
         """Return the names of all algorithms that support the benchmark's kind of buffer and number of nodes."""
         known = [get_algorithm(task.operation, name) for name in super().list_algorithms(task)]
         host, alone = self.config.buffer != BufferKind.CUDA, self.config.nodes == 1
-        return [each.name for each in known if not each.uses_shared_memory or (host and (alone or each.is_hybrid))]
+        return [each.name for each in known if not each.uses_shared_memory or (host and (alone or each.is_two_level))]
 
     def _make_series(self, task: WorkloadSpec, records: Sequence[CollectiveRecord]) -> TuningSeries:
         """Return the times of one message size as a `TuningSeries`, without algorithms whose results were wrong."""

@@ -239,6 +239,6 @@ def _compute_derivatives(parameters: _ParameterLayout, row: MeasuredRow, values:
 
 def _simulate_seconds(row: MeasuredRow, machine: Machine) -> float:
     """Return the simulated time in seconds of a measurement's plan with the machine model `machine`."""
-    if row.algorithm.is_hybrid:
+    if row.algorithm.is_two_level:
         return simulate_pipelined(row.plan, machine, row.count, row.itemsize).seconds
     return simulate(row.plan, machine, row.count, row.itemsize, trace=False).seconds

@@ -51,19 +51,19 @@ def forecast(
         chunks: number of chunks; None for the number that a run would use.
         root: the root rank; ignored by operations without one.
         full: simulate every rank, even if symmetry makes a few ranks enough.
-        trace: find the critical path; with `trace`, the simulation does not split hybrid plans into pipelined segments.
+        trace: find the critical path; with `trace`, two-level plans are not split into pipelined segments.
     """
     if chunks is None:
         chunks = choose_forecast_chunks(algorithm, n, nbytes)
     plan = algorithm.plan(n, root, chunks, fill_nodes(n, machine))
     count = plan.operation.count_elements(nbytes, ITEMSIZE, n)
-    if algorithm.is_hybrid and not trace:
+    if algorithm.is_two_level and not trace:
         return simulate_pipelined(plan, machine, count, ITEMSIZE, full=full)
     return simulate(plan, machine, count, ITEMSIZE, full=full, trace=trace)
 
 
 def simulate_pipelined(plan: Plan, machine: Machine, count: int, itemsize: int, *, full: bool = False) -> Simulation:
-    """Simulate a hybrid plan (shared memory inside nodes, messages between nodes) split into segments as in a real run.
+    """Simulate a two-level plan (shared memory inside nodes, messages between them) in segments, as in a real run.
 
     Work inside nodes overlaps with messages between nodes; on a single node the plan is not split. The first segment
     takes the simulated time of the plan; each later segment adds its time on the busiest node's link.

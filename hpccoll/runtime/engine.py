@@ -280,7 +280,7 @@ class Engine:
 
     def _is_two_level(self, algorithm: Algorithm) -> bool:
         """Whether there are several nodes, and the algorithm uses messages between nodes and shared memory in them."""
-        return algorithm.is_hybrid and len(self.nodes) > 1
+        return algorithm.is_two_level and len(self.nodes) > 1
 
     def _require_shared_memory(self, algorithm: Algorithm) -> None:
         """Raise UnavailableError or UsageError unless the ranks can run this algorithm, which uses shared memory."""
@@ -306,7 +306,7 @@ class Engine:
             return self._make_message_executable(call, selection, scratch)
         self._require_shared_memory(algorithm)
         if self._is_two_level(algorithm):
-            from hpccoll.runtime.hierarchical.executable import PipelineExecutable
+            from hpccoll.runtime.two_level.executable import PipelineExecutable
 
             return PipelineExecutable(context, call, selection)
         if call.module.on_device:

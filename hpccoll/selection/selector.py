@@ -102,7 +102,7 @@ class Selector:
         for name in list_algorithm_names(operation):
             candidate = get_algorithm(operation, name)
             if candidate.uses_shared_memory:
-                is_allowed = shared and (candidate.is_hybrid or self._nodes == 1)
+                is_allowed = shared and (candidate.is_two_level or self._nodes == 1)
             else:
                 is_allowed = not self._avoids_messages(shared=shared)
             if is_allowed:

@@ -44,4 +44,4 @@ def _can_run(operation: Operation, name: str, buffer: BufferKind, nodes: int) ->
     """Whether an algorithm works on this kind of memory and number of nodes."""
     algorithm = get_algorithm(operation, name)
     host = buffer is not BufferKind.CUDA
-    return not algorithm.uses_shared_memory or (host and (algorithm.is_hybrid or nodes == 1))
+    return not algorithm.uses_shared_memory or (host and (algorithm.is_two_level or nodes == 1))

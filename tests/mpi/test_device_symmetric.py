@@ -37,7 +37,7 @@ from tests.unit.runtime.cuda.host_kernels import COMPILER
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="g++ is not here")
 
-SHARED = {known.full_name: known for known in list_algorithms() if known.uses_shared_memory and not known.is_hybrid}
+SHARED = {known.full_name: known for known in list_algorithms() if known.uses_shared_memory and not known.is_two_level}
 COUNT = 3000
 
 

@@ -19,15 +19,15 @@ from hpccoll.errors import MismatchError, UsageError
 from hpccoll.measure.data import make_input
 from hpccoll.plan import replay
 from hpccoll.runtime.arrays import get_dtype
-from hpccoll.runtime.hierarchical import executable as two_level
 from hpccoll.runtime.job import RANKS_PER_NODE, detect_layout
 from hpccoll.runtime.shared_memory import access
+from hpccoll.runtime.two_level import executable as two_level
 from tests.mpi.calls import check
 from tests.mpi.cases import Case
 from tests.mpi.test_matrix import SAMPLE, counts
 from tests.mpi.test_symmetric import Pool
 
-MIXED = {known.full_name: known for known in list_algorithms() if known.is_hybrid}
+MIXED = {known.full_name: known for known in list_algorithms() if known.is_two_level}
 ROWS = {name: [row for row in SAMPLE if row[0] == name] for name in MIXED}
 LAYOUTS = (
     pytest.param("1", marks=[pytest.mark.full, pytest.mark.needs_ranks(2)]),

@@ -65,7 +65,7 @@ def test_the_sample_covers_every_pair():
 
 
 # Those of two levels are on one node as the shared ones; test_hierarchical.py runs them on several.
-ONE_LEVEL = [name for name, known in VARIANTS.items() if not known.is_hybrid]
+ONE_LEVEL = [name for name, known in VARIANTS.items() if not known.is_two_level]
 
 
 @pytest.mark.parametrize("name", ONE_LEVEL)

@@ -24,7 +24,7 @@ from tests.mpi.cases import Case
 from tests.mpi.test_matrix import SAMPLE, counts
 from tests.requirements import skip_or_fail
 
-SHARED = {known.full_name: known for known in list_algorithms() if known.uses_shared_memory and not known.is_hybrid}
+SHARED = {known.full_name: known for known in list_algorithms() if known.uses_shared_memory and not known.is_two_level}
 ROWS = {name: [row for row in SAMPLE if row[0] == name] for name in SHARED}
 KEPT = 12  # MiB of memory that may grow while buffers come and go: allocators do not give back at once
 

@@ -107,7 +107,7 @@ INNER_FLOORS = {  # within a package; a module may import from its own entry and
         **{name: (4, name) for name in ("plan_executable", "plain_arrays")},
         "messages": (5, "messages"),
         "shared_memory": (5, "shared_memory"),
-        "hierarchical": (6, "hierarchical"),
+        "two_level": (6, "two_level"),
         "cuda": (6, "cuda"),
         "library_call": (6, "library_call"),
         "call_cache": (7, "call_cache"),
@@ -127,7 +127,7 @@ NAMES_THAT_SAY_NOTHING = {"utils", "util", "helpers", "common", "misc"}
 NOT_FOR_A_COMMUNICATOR = {  # imported when a call needs them, because imports dominate the start of many ranks
     *("cupy", "importlib.metadata", "msgspec", "psutil", "subprocess", "torch"),
     *(f"hpccoll.plan.{name}" for name in ("drawing", "interchange", "proof", "rounds", "serial_replay", "simulation")),
-    *(f"hpccoll.runtime.{name}" for name in ("command", "cuda", "hierarchical", "lowering", "shared_memory")),
+    *(f"hpccoll.runtime.{name}" for name in ("command", "cuda", "lowering", "shared_memory", "two_level")),
     *(
         "hpccoll.algorithms.ring",
         "hpccoll.crash",

@@ -17,10 +17,10 @@ from hpccoll.runtime import lowering
 from hpccoll.runtime.arguments import check_call
 from hpccoll.runtime.arrays import NUMPY, NumPyModule, premul_sum
 from hpccoll.runtime.engine import FIRST_ASYNC_TAG, Engine
-from hpccoll.runtime.hierarchical.executable import PipelineExecutable
 from hpccoll.runtime.messages import native_executable
 from hpccoll.runtime.node_memory import node
 from hpccoll.runtime.progress import InFlight, Progress
+from hpccoll.runtime.two_level.executable import PipelineExecutable
 from hpccoll.selection import BufferKind, Selection, SelectionKey, choose_chunk_count
 
 ALL_REDUCE = Operation.ALL_REDUCE

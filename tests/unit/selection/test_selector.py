@@ -233,7 +233,7 @@ def test_rules_across_nodes_name_what_crosses_them(operation):
     assert [rule.below_bytes for rule in rules] == sorted({rule.below_bytes for rule in rules})
     assert rules[-1].below_bytes == float("inf")
     assert all(
-        name == MPI_LIBRARY or get_algorithm(operation, name).is_hybrid for rule in rules for name in rule.candidates
+        name == MPI_LIBRARY or get_algorithm(operation, name).is_two_level for rule in rules for name in rule.candidates
     )
 
 

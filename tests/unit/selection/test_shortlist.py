@@ -24,7 +24,7 @@ def test_there_are_few_that_can_run_and_what_auto_takes_is_among_them(operation,
         assert len(set(names)) == len(names)
         for name in names:
             algorithm = get_algorithm(operation, name)
-            assert not algorithm.uses_shared_memory or (shared and (nodes == 1 or algorithm.is_hybrid))
+            assert not algorithm.uses_shared_memory or (shared and (nodes == 1 or algorithm.is_two_level))
         taken = Selector(ranks, nodes).select(SelectionKey(operation, nbytes, 4, buffer, library=False, shared=shared))
         assert taken.name in names or taken.name == MPI_LIBRARY
 

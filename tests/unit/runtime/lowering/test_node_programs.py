@@ -34,7 +34,7 @@ from tests.unit.runtime.simulated import JUNK
 from tests.unit.runtime.simulated_node import ITEMSIZE, Array, leg, mixed, simulate, users
 
 SHARED = [
-    known for known in list_algorithms() if known.uses_shared_memory and not known.is_hybrid
+    known for known in list_algorithms() if known.uses_shared_memory and not known.is_two_level
 ]  # on one node the mixed are as these
 MESSAGES = [known for known in list_algorithms() if not known.uses_shared_memory]
 CASES = {

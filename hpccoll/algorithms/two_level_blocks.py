@@ -1,4 +1,4 @@
-"""Hybrid collectives on blocks, in two levels: loads and stores within nodes, messages between nodes.
+"""Two-level collectives on blocks: loads and stores within nodes, messages between nodes.
 
 The slot of a rank is its number within its node (its local rank); the ranks of one slot on all nodes form a column. The
 ranks of a column (equal local ranks) send all blocks from or for these ranks between nodes. Within a node each rank
@@ -20,8 +20,8 @@ import numpy as np
 
 from hpccoll.algorithms import bruck, pairwise, ring  # noqa: F401 - registers the algorithms used across nodes
 from hpccoll.algorithms.hierarchical_all_to_all import period, split_into_even_groups
-from hpccoll.algorithms.hybrid_slices import TwoLevelRounds, iterate_group_peers
 from hpccoll.algorithms.registry import algorithm, get_registered
+from hpccoll.algorithms.two_level_slices import TwoLevelRounds, iterate_group_peers
 from hpccoll.plan import (
     NO_PEER,
     Cost,
@@ -75,7 +75,7 @@ class _Columns(TwoLevelRounds):
 
 
 def _cost(n: int, nodes: Groups | None, operation: Operation, inter: str) -> Cost:
-    """Return the cost of the hybrid reduce-scatter or all-gather with algorithm `inter` across nodes."""
+    """Return the cost of the two-level reduce-scatter or all-gather with algorithm `inter` across nodes."""
     groups = split_into_even_groups(n, nodes)
     size, between = groups.sizes[0], get_registered(operation, inter).plan(len(groups.sizes)).cost
     steps, mean, most = (between.steps, between.mean, between.most) if between else (0, Fraction(0), Fraction(0))
@@ -83,7 +83,7 @@ def _cost(n: int, nodes: Groups | None, operation: Operation, inter: str) -> Cos
 
 
 def _reduce_scatter(rank: IntArray, n: int, nodes: Groups | None, inter: str) -> Rounds:
-    """Return the rounds of the hybrid reduce-scatter with algorithm `inter` across nodes."""
+    """Return the rounds of the two-level reduce-scatter with algorithm `inter` across nodes."""
     columns = _Columns(rank, n, nodes)
     own = columns.blocks(columns.slot)
     loads = columns.transfer(lambda: [Load(peer, own, own, Op.OWN_FIRST) for peer, _ in columns.peers()])
@@ -113,7 +113,7 @@ def reduce_scatter_bruck(rank: IntArray, n: int, nodes: Groups | None = None) ->
 
 
 def _all_gather(rank: IntArray, n: int, nodes: Groups | None, inter: str) -> Rounds:
-    """Return the rounds of the hybrid all-gather with algorithm `inter` across nodes."""
+    """Return the rounds of the two-level all-gather with algorithm `inter` across nodes."""
     columns = _Columns(rank, n, nodes)
     loads = columns.transfer(
         lambda: [Load(peer, columns.blocks(slot), columns.blocks(slot)) for peer, slot in columns.peers()]

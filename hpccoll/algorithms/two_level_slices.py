@@ -1,4 +1,4 @@
-"""Hybrid collectives on whole vectors, in two levels: loads and stores within nodes, messages between nodes.
+"""Two-level collectives on whole vectors: loads and stores within nodes, messages between nodes.
 
 The slot of a rank is its number within its node (its local rank). The message is cut into as many slices as the
 smallest node has ranks. In every node the rank of slot s owns slice s: it reduces that slice from the memory of all
@@ -124,7 +124,7 @@ def _locate_root(groups: Groups, root: int) -> tuple[int, int]:
 
 
 def _all_reduce_cost(n: int, groups: Groups, inter: str) -> Cost:
-    """Return the cost of the hybrid all-reduce with algorithm `inter` across nodes."""
+    """Return the cost of the two-level all-reduce with algorithm `inter` across nodes."""
     owners, transfers = min(groups.sizes), 2 * min(max(groups.sizes) - 1, 1)
     steps, sent, _ = _crossing_cost(Operation.ALL_REDUCE, inter, groups)
     shares = _count_sent_per_node(Operation.ALL_REDUCE, inter, len(groups.sizes), 0)
@@ -133,7 +133,7 @@ def _all_reduce_cost(n: int, groups: Groups, inter: str) -> Cost:
 
 
 def _all_reduce(rank: IntArray, groups: Groups, inter: str) -> Rounds:
-    """Return the rounds of the hybrid all-reduce with algorithm `inter` across nodes."""
+    """Return the rounds of the two-level all-reduce with algorithm `inter` across nodes."""
     slices = _SlicedNodes(rank, groups, get_registered(Operation.ALL_REDUCE, inter).make_rounds)
     return slices.fence() + slices.reduce_slices() + slices.between_nodes + slices.store_slices() + slices.fence()
 
@@ -170,7 +170,7 @@ def all_reduce_doubling(rank: IntArray, n: int, nodes: Groups | None = None) -> 
 
 
 def _broadcast_cost(n: int, groups: Groups, root: int, inter: str) -> Cost:
-    """Return the cost of the hybrid broadcast with algorithm `inter` across nodes."""
+    """Return the cost of the two-level broadcast with algorithm `inter` across nodes."""
     (home, slot), owners = _locate_root(groups, root), min(groups.sizes)
     steps, sent, most = _crossing_cost(Operation.BROADCAST, inter, groups, home)
     loads = owners - (slot < owners)
@@ -181,7 +181,7 @@ def _broadcast_cost(n: int, groups: Groups, root: int, inter: str) -> Cost:
 
 
 def _broadcast(rank: IntArray, groups: Groups, root: int, inter: str) -> Rounds:
-    """Return the rounds of the hybrid broadcast with algorithm `inter` across nodes."""
+    """Return the rounds of the two-level broadcast with algorithm `inter` across nodes."""
     home, _ = _locate_root(groups, root)
     make_plan = get_registered(Operation.BROADCAST, inter).plan
     slices = _SlicedNodes(rank, groups, lambda node, nodes: make_plan(nodes, home).make(node))
@@ -218,7 +218,7 @@ def broadcast_tree(rank: IntArray, n: int, root: int, nodes: Groups | None = Non
 
 
 def _reduce_cost(n: int, groups: Groups, root: int, inter: str) -> Cost:
-    """Return the cost of the hybrid reduce with algorithm `inter` across nodes."""
+    """Return the cost of the two-level reduce with algorithm `inter` across nodes."""
     (home, slot), owners = _locate_root(groups, root), min(groups.sizes)
     steps, sent, most = _crossing_cost(Operation.REDUCE, inter, groups, home)
     stores = owners - (slot < owners)
@@ -229,7 +229,7 @@ def _reduce_cost(n: int, groups: Groups, root: int, inter: str) -> Cost:
 
 
 def _reduce(rank: IntArray, groups: Groups, root: int, inter: str) -> Rounds:
-    """Return the rounds of the hybrid reduce with algorithm `inter` across nodes."""
+    """Return the rounds of the two-level reduce with algorithm `inter` across nodes."""
     home, _ = _locate_root(groups, root)
     make_plan = get_registered(Operation.REDUCE, inter).plan
     slices = _SlicedNodes(rank, groups, lambda node, nodes: make_plan(nodes, home).make(node))

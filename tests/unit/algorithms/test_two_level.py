@@ -13,7 +13,7 @@ from hpccoll.plan import Groups, Link, Load, Machine, Move, Operation, Store, ch
 from hpccoll.predict.forecast import forecast, simulate_pipelined
 from tests.unit.plan.shared_referee import fault_in_some_order
 
-MIXED = [known for known in list_algorithms() if known.is_hybrid]
+MIXED = [known for known in list_algorithms() if known.is_two_level]
 LAYOUTS = (
     [2, 2],
     [1, 1, 1, 1],
