@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
-from hpccoll.cli.output import is_printing_rank, print_text
+from hpccoll.cli.output import is_printing_rank, print_table, print_text
 from hpccoll.errors import UsageError
+
+if TYPE_CHECKING:
+    from hpccoll.profile.what_if import Prediction
 
 DIRECTORY: Final = "job.hpccoll"
 
@@ -42,10 +45,16 @@ def profile(
 
     SCRIPT is a Python program that communicates by mpi4py, torch.distributed or hpccoll. Its results, and the
     algorithms of its collectives, are those of the program without the recording. RECORDING is the directory that -o
-    named: the command prints how efficient the job was, which ranks are late, and which calls cost the most.
+    named: the command prints how efficient the job was, which ranks are late, and which calls cost the most. After
+    RECORDING, -o FILE.html writes a page, --export FILE the calls (.json .csv .goal .et), --what-if CHANGE predicts the
+    time with a change, and --apply FILE.sh writes the fastest algorithms for the drop-in for mpi4py.
     """
     if is_recording(words[0]) and not is_module:
-        return _explain(words, output) if is_printing_rank() else 0
+        if not is_printing_rank():
+            return 0
+        options = [*words[1:], *([] if output is None else ["-o", output])]
+        status: int = explain.main(options, f"hpccoll profile {words[0]}", standalone_mode=False, obj=words[0])
+        return status
     from hpccoll.profile import RecordingOptions, run_program
 
     directory = output or DIRECTORY
@@ -69,12 +78,49 @@ def is_recording(path: str) -> bool:
     return Path(path).is_dir() and any(Path(path).glob(f"rank-*{NAMES_SUFFIX}"))
 
 
-def _explain(words: tuple[str, ...], output: str | None) -> int:
-    """Print the explanation of a recording; return the exit status."""
+@click.command()
+@click.option("-o", "--output", metavar="FILE.html", help="Write the page there.")
+@click.option("--export", "exports", multiple=True, metavar="FILE", help="Write the calls: .json .csv .goal .et")
+@click.option(
+    "--what-if", "changes", multiple=True, is_flag=False, flag_value="default", metavar="CHANGE",
+    help="Predict the time of the job with a change, such as bandwidth=2.",
+)  # fmt: skip
+@click.option("--apply", "script", metavar="FILE.sh", help="Write the fastest algorithms as a script to source.")
+def explain(output: str | None, exports: tuple[str, ...], changes: tuple[str, ...], script: str | None) -> int:
+    """Explain the recording that the context's object names."""
+    from hpccoll.atomic_files import write_atomically
+    from hpccoll.measure.results.output_file import explain_write_errors
     from hpccoll.profile import explain_profile, format_screen, read_profile
+    from hpccoll.profile.exports import export_profile
+    from hpccoll.profile.what_if import DEFAULT_CHANGES, WhatIf, format_configuration
 
-    if len(words) > 1:
-        raise UsageError(f"{' '.join(words[1:])}: a recording takes no arguments; give options before {words[0]}")
-    explanation = explain_profile(read_profile(words[0]))
+    explanation = explain_profile(read_profile(click.get_current_context().obj))
+    what_if = WhatIf(explanation.graph) if changes or script else None
+    wanted = [each for change in changes for each in (DEFAULT_CHANGES if change == "default" else (change,))]
+    predictions = what_if.predict(wanted) if what_if else []
     print_text(format_screen(explanation))
+    if predictions:
+        _print_predictions(predictions)
+    if output is not None:
+        from hpccoll.profile.page import render_profile_page
+
+        with explain_write_errors(output, "-o"):
+            write_atomically(output, render_profile_page(explanation, predictions))
+    for file in exports:
+        with explain_write_errors(file, "--export"):
+            export_profile(explanation.graph, file)
+    if what_if is not None and script is not None:
+        with explain_write_errors(script, "--apply"):
+            write_atomically(script, format_configuration(what_if.choose_algorithms()))
     return 0
+
+
+def _print_predictions(predictions: list[Prediction]) -> None:
+    """Print a row per change, and the assumptions below the table."""
+    headings = ("what if", "time", "saving", "replay error")
+    rows = [(each.change, f"{each.seconds:.4g} s", f"{each.saving:.1%}", f"{each.error:.1%}") for each in predictions]
+    print_text("")
+    print_table("the recorded run with one change", headings, rows, headings[1:])
+    for each in predictions:
+        if each.assumption:
+            print_text(f"# {each.change}: {each.assumption}")

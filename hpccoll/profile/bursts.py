@@ -40,7 +40,7 @@ class JoinedBursts:
 
 def find_split_calls(graph: CallGraph) -> list[SplitCall]:
     """Return the call sites with bursts of collectives, the most costly first."""
-    follows = _find_followers(graph)
+    follows = find_followers(graph)
     base_s = replay_job(graph).run_s if follows.any() else 0.0
     found = []
     for site, op in {(int(graph.site[call]), int(graph.op[call])) for call in np.flatnonzero(follows)}:
@@ -62,7 +62,7 @@ def join_bursts(graph: CallGraph, follows: np.ndarray) -> JoinedBursts:
     return JoinedBursts(np.where(follows, 0.0, graph.gap_s), np.where(follows, 0.0, graph.transfer_s))
 
 
-def _find_followers(graph: CallGraph) -> np.ndarray:
+def find_followers(graph: CallGraph) -> np.ndarray:
     """Return which calls continue a burst, as an array of bool."""
     same = np.zeros(len(graph.rank), bool)
     for values in (graph.rank, graph.site, graph.op, graph.comm):

@@ -47,6 +47,8 @@ class CallGraph:
     op: Integers  # an index of `operations`
     nbytes: Integers
     comm: Integers
+    dest: Integers  # the rank to which a call sends; -1: none
+    source: Integers  # the rank from which a call receives; -1: none, or any
     is_blocked: NDArray[np.bool_]  # the rank had given up its core for most of the gap before the call
     operations: tuple[str, ...]
     first: Integers  # (ranks,), the first call of each rank
@@ -83,9 +85,24 @@ def build_graph(profile: JobProfile) -> CallGraph:
     return CallGraph(
         profile, columns.rank, begin, end, np.maximum(begin - previous, 0.0), matches, wait, end - begin - wait,
         last_needed, entries["site"].astype(np.int64), entries["op"].astype(np.int64),
-        entries["nbytes"].astype(np.int64), entries["comm"].astype(np.int64),
+        entries["nbytes"].astype(np.int64), entries["comm"].astype(np.int64), *_find_ends(profile, entries),
         is_blocked, (*profile.operations, END_OPERATION), first, start,
     )  # fmt: skip
+
+
+def _find_ends(profile: JobProfile, entries: NDArray[Any]) -> tuple[Integers, Integers]:
+    """Return the ranks in the world to which each call sends, and from which it receives; -1 for none."""
+    names = np.array([*profile.operations, END_OPERATION])[entries["op"]]
+    dest = np.where(np.isin(names, ("send", "sendrecv")), entries["peer"], -1)
+    source = np.where(names == "recv", entries["peer"], np.where(names == "sendrecv", entries["request"], -1))
+    ends = []
+    for peers in (dest, source):
+        world = np.full(len(entries), -1)
+        for comm, members in enumerate(profile.comms):
+            at = (entries["comm"] == comm) & (peers >= 0) & (peers < len(members))
+            world[at] = np.array(members or [-1])[peers[at]]
+        ends.append(world)
+    return ends[0], ends[1]
 
 
 def _join_ranks(profile: JobProfile) -> CallColumns:

@@ -82,13 +82,13 @@ def _classify(graph: CallGraph, rank: int, expected: Floats, excess: Floats) -> 
 
 def _find_costliest(graph: CallGraph, waiting: np.ndarray) -> tuple[int, int]:
     """Return the call site and the operation at which the marked calls wait the most in total."""
-    keys = graph.site[waiting] * len(graph.operations) + _describe_operations(graph)[waiting]
+    keys = graph.site[waiting] * len(graph.operations) + canonical_operations(graph)[waiting]
     found, place = np.unique(keys, return_inverse=True)
     key = int(found[np.argmax(np.bincount(place, graph.wait_s[waiting]))])
     return key // len(graph.operations), key % len(graph.operations)
 
 
-def _describe_operations(graph: CallGraph) -> Integers:
+def canonical_operations(graph: CallGraph) -> Integers:
     """Return the operation of each call as an index of `operations`, which has some names several times."""
     first = {name: index for index, name in reversed(list(enumerate(graph.operations)))}
     canonical = np.array([first[name] for name in graph.operations])
@@ -97,7 +97,7 @@ def _describe_operations(graph: CallGraph) -> Integers:
 
 def _count_last(graph: CallGraph, rank: int, site: int, op: int) -> tuple[float, int]:
     """Return the share of an operation's calls at a site in which `rank` was last, and the number of calls."""
-    at_site = (graph.site == site) & (_describe_operations(graph) == op) & (graph.last_needed >= 0)
+    at_site = (graph.site == site) & (canonical_operations(graph) == op) & (graph.last_needed >= 0)
     groups = graph.matches.group
     _, first = np.unique(groups[at_site & (groups >= 0)], return_index=True)
     collectives = np.flatnonzero(at_site & (groups >= 0))[first]

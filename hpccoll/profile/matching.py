@@ -37,10 +37,10 @@ class CallColumns:
 
 @dataclass(frozen=True, slots=True)
 class Matches:
-    """What each call needs, and the number of its collective or message on all its ranks (-1: none).
+    """What each call needs, and the number of its collective or message (-1: none).
 
-    `needs` are up to two calls that must have begun. A call with a `group` needs all calls that `enters` shows with this
-    number to have begun.
+    `needs` are up to two calls that must have begun. A call with a `group` needs all calls that `enters` shows with
+    this number to have begun.
     """
 
     needs: NDArray[np.int64]  # (calls, 2)
