@@ -49,6 +49,7 @@ class CallGraph:
     comm: Integers
     dest: Integers  # the rank to which a call sends; -1: none
     source: Integers  # the rank from which a call receives; -1: none, or any
+    root: Integers  # of a collective, in its communicator; -1: none
     is_blocked: NDArray[np.bool_]  # the rank had given up its core for most of the gap before the call
     operations: tuple[str, ...]
     first: Integers  # (ranks,), the first call of each rank
@@ -90,8 +91,8 @@ def build_graph(profile: JobProfile) -> CallGraph:
     )  # fmt: skip
 
 
-def _find_ends(profile: JobProfile, entries: NDArray[Any]) -> tuple[Integers, Integers]:
-    """Return the ranks in the world to which each call sends, and from which it receives; -1 for none."""
+def _find_ends(profile: JobProfile, entries: NDArray[Any]) -> tuple[Integers, Integers, Integers]:
+    """Return the ranks in the world to which each call sends and from which it receives, and roots; -1 for none."""
     names = np.array([*profile.operations, END_OPERATION])[entries["op"]]
     dest = np.where(np.isin(names, ("send", "sendrecv")), entries["peer"], -1)
     source = np.where(names == "recv", entries["peer"], np.where(names == "sendrecv", entries["request"], -1))
@@ -102,7 +103,8 @@ def _find_ends(profile: JobProfile, entries: NDArray[Any]) -> tuple[Integers, In
             at = (entries["comm"] == comm) & (peers >= 0) & (peers < len(members))
             world[at] = np.array(members or [-1])[peers[at]]
         ends.append(world)
-    return ends[0], ends[1]
+    root = np.where(entries["flags"] & EntryFlag.COLLECTIVE != 0, entries["peer"].astype(np.int64), -1)
+    return ends[0], ends[1], root
 
 
 def _join_ranks(profile: JobProfile) -> CallColumns:

@@ -11,6 +11,7 @@ from hpccoll.profile.dependencies import CallGraph, build_graph
 from hpccoll.profile.efficiency import Efficiencies, compute_efficiencies
 from hpccoll.profile.lateness import LateRank, find_late_ranks
 from hpccoll.profile.load import JobProfile
+from hpccoll.profile.slow_links import SlowLink, find_slow_links
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,7 @@ class Explanation:
     efficiencies: Efficiencies
     late: tuple[LateRank, ...]
     split: tuple[SplitCall, ...]
+    links: tuple[SlowLink, ...]
     sites: tuple[SiteCost, ...]
 
 
@@ -42,7 +44,7 @@ def explain_profile(profile: JobProfile) -> Explanation:
     graph = build_graph(profile)
     return Explanation(
         profile, graph, compute_efficiencies(graph), tuple(find_late_ranks(graph)), tuple(find_split_calls(graph)),
-        tuple(rank_sites(graph)),
+        tuple(find_slow_links(graph)), tuple(rank_sites(graph)),
     )  # fmt: skip
 
 

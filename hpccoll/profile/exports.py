@@ -23,8 +23,8 @@ SUFFIXES: Final = {
     ".et": "Chakra execution traces, one per rank: NAME.RANK.et",
 }
 CSV_COLUMNS: Final = (
-    "rank", "operation", "method", "file", "line", "function", "nbytes", "communicator", "begin_us", "end_us", "wait_us",
-    "transfer_us",
+    "rank", "operation", "method", "file", "line", "function", "nbytes", "communicator", "begin_us", "end_us",
+    "wait_us", "transfer_us",
 )  # fmt: skip
 
 
@@ -81,14 +81,7 @@ def format_csv(graph: CallGraph) -> str:
         site = graph.profile.sites[graph.site[call]]
         times = (graph.begin_s[call] - origin, graph.end_s[call] - origin, graph.wait_s[call], graph.transfer_s[call])
         op = int(graph.op[call])
-        row = (
-            int(graph.rank[call]),
-            graph.operations[op],
-            graph.profile.names[op],
-            site.file,
-            site.line,
-            site.function,
-        )
+        named = (graph.operations[op], graph.profile.names[op], site.file, site.line, site.function)
         numbers = (int(graph.nbytes[call]), int(graph.comm[call]))
         writer.writerow([int(graph.rank[call]), *named, *numbers, *(f"{1e6 * float(value):.3f}" for value in times)])
     return text.getvalue()

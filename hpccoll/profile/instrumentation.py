@@ -74,7 +74,7 @@ class Instrumentation:
         """Start the recorder on the common clock of the job, and replace the methods."""
         if self.recorder is not None:
             return
-        world = module.COMM_WORLD
+        world = module.Intracomm(module.COMM_WORLD)  # not that of the drop-in
         recorder = self.start(world.Get_rank(), world.Get_size())
         _set_job_clock(recorder, world)
         recorder.begin()

@@ -27,12 +27,12 @@ def run_program(words: list[str], *, is_module: bool, uses_drop_in: bool, option
         raise UsageError(
             f"{words[0]}: there is no such script; give the path of a script, or -m and the name of a module"
         )
-    instrumentation = Instrumentation(options)
-    instrumentation.install()
     if uses_drop_in:
         from hpccoll.mpi4py.installation import install_at_import
 
         install_at_import()
+    instrumentation = Instrumentation(options)
+    instrumentation.install()  # after the drop-in, whose classes are then recorded
     sys.argv = words
     try:
         if is_module:

@@ -7,6 +7,7 @@ from typing import Final
 from hpccoll.profile.bursts import SplitCall
 from hpccoll.profile.explanation import Explanation
 from hpccoll.profile.lateness import LateRank
+from hpccoll.profile.slow_links import SlowLink
 from hpccoll.units import format_count, format_size
 
 GOOD: Final = 0.8
@@ -60,6 +61,7 @@ def list_findings(explanation: Explanation) -> list[str]:
     run_s = explanation.efficiencies.run_s
     rows = [(late.saved_s, _describe_late(explanation, late)) for late in explanation.late]
     rows += [(split.saved_s, _describe_split(explanation, split)) for split in explanation.split]
+    rows += [(link.saved_s, _describe_link(explanation, link)) for link in explanation.links]
     return [text for saved_s, text in sorted(rows, key=lambda row: -row[0]) if saved_s >= LEAST_SHARE * run_s]
 
 
@@ -71,6 +73,17 @@ def _describe_late(explanation: Explanation, late: LateRank) -> str:
         f"rank {late.rank} ({late.host}) arrives last in {late.last_share:.0%} of the {late.calls:,} {late.operation}"
     )
     return f"{what} calls of {site} and costs {share:.0%} of the job ({late.saved_s:.3g} s; {late.kind.value})"
+
+
+def _describe_link(explanation: Explanation, link: SlowLink) -> str:
+    """Return the sentence about a slow link."""
+    hosts = [explanation.profile.ranks[rank].host for rank in (link.source, link.dest)]
+    share = link.saved_s / explanation.efficiencies.run_s
+    return (
+        f"messages of {format_size(link.nbytes)} from rank {link.source} ({hosts[0]}) to rank {link.dest} ({hosts[1]}) "
+        f"take {link.seconds / link.usual_s:.0f} times as long as between other ranks, and cost {share:.0%} of the job "
+        f"({link.saved_s:.3g} s)"
+    )
 
 
 def _describe_split(explanation: Explanation, split: SplitCall) -> str:

@@ -36,7 +36,11 @@ FORMS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """The predicted run time of a changed job, and what was assumed; `error` is that of replaying the recorded run."""
+    """The predicted run time of a changed job, and what was assumed.
+
+    `error` is that of replaying the recorded run without a change, with the transfers of the fitted network if the
+    prediction uses them.
+    """
 
     change: str
     seconds: float
@@ -52,12 +56,13 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class ChangedJob:
-    """The computing and transfer times of a changed job."""
+    """The computing and transfer times of a changed job; `uses_model` if they come from the fitted network."""
 
     name: str
     gap_s: Floats
     transfer_s: Floats
     assumption: str = ""
+    uses_model: bool = False
 
 
 class WhatIf:
@@ -72,6 +77,9 @@ class WhatIf:
         self.transfers: TransferKinds = classify_transfers(graph)
         self.network: NetworkModel = fit_network(graph, self.transfers)
         self.error = abs(replay_job(graph).run_s / graph.run_s - 1)
+        modelled = np.array([self.network.predict_s(kind) for kind in self.transfers.kinds] + [0.0])
+        transfer_s = np.where(self.transfers.index < 0, graph.transfer_s, modelled[self.transfers.index])
+        self.network_error = abs(replay_job(graph, transfer_s=transfer_s).run_s / graph.run_s - 1)
 
     def predict(self, changes: Iterable[str]) -> list[Prediction]:
         """Return a prediction for each change; FORMS lists the forms of changes.
@@ -85,7 +93,8 @@ class WhatIf:
     def _predict(self, changed: ChangedJob) -> Prediction:
         """Return the prediction of a changed job."""
         seconds = replay_job(self.graph, changed.gap_s, changed.transfer_s).run_s
-        return Prediction(changed.name, seconds, self.graph.run_s, self.error, changed.assumption)
+        error = self.network_error if changed.uses_model else self.error
+        return Prediction(changed.name, seconds, self.graph.run_s, error, changed.assumption)
 
     def _make_change(self, change: str) -> ChangedJob:
         """Return the job with one change."""
@@ -119,7 +128,7 @@ class WhatIf:
         transfer_s = scale_transfers(self.graph, self.transfers, self.network, self.network, factor=factor)
         ranks = format_count(factor * len(self.graph.start_s), "rank")
         assumption = f"{scaling or 'weak'} scaling: the recorded ranks stand for all, messages keep their sizes"
-        return ChangedJob(ranks, gap_s, transfer_s, assumption)
+        return ChangedJob(ranks, gap_s, transfer_s, assumption, uses_model=True)
 
     def _change_network(self, change: str, name: str, value: str) -> ChangedJob:
         """Return the job on another network, or with other algorithms."""
@@ -140,7 +149,7 @@ class WhatIf:
         else:
             raise UsageError(f"--what-if {change}: is no change; the forms are {FORMS}")
         transfer_s = scale_transfers(self.graph, self.transfers, network, changed)
-        return ChangedJob(title, self.graph.gap_s, transfer_s)
+        return ChangedJob(title, self.graph.gap_s, transfer_s, uses_model=True)
 
     def _change_algorithms(self, change: str, value: str) -> ChangedJob:
         """Return the job with other algorithms: `auto`, or that of an operation."""
@@ -153,7 +162,8 @@ class WhatIf:
             get_algorithm(known, algorithm)
             changed, title = replace(changed, algorithms={known.value: algorithm}), f"{known.value} by {algorithm}"
         transfer_s = scale_algorithms(self.graph, self.transfers, changed, only_faster=not slash)
-        return ChangedJob(title, self.graph.gap_s, transfer_s, "time of the algorithm on the fitted network")
+        assumption = "the algorithms take the times that they have on the fitted network"
+        return ChangedJob(title, self.graph.gap_s, transfer_s, assumption, uses_model=True)
 
     def choose_algorithms(self) -> dict[str, list[tuple[int, str]]]:
         """Return, for each operation, pairs of a message size and the fastest algorithm of the fitted network."""
