@@ -52,8 +52,8 @@ def profile(
     if is_recording(words[0]) and not is_module:
         if not is_printing_rank():
             return 0
-        options = [*words[1:], *([] if output is None else ["-o", output])]
-        status: int = explain.main(options, f"hpccoll profile {words[0]}", standalone_mode=False, obj=words[0])
+        more = [*words[1:], *([] if output is None else ["-o", output])]
+        status: int = explain.main(more, f"hpccoll profile {words[0]}", standalone_mode=False, obj=words[0])
         return status
     from hpccoll.profile import RecordingOptions, run_program
 

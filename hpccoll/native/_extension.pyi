@@ -581,6 +581,7 @@ class TracedCall:
         form: int,
         flags: int,
         default_peer: int,
+        default_tag: int,
         counts_pickled: bool,
         binds: bool,
         arguments: dict[str, tuple[int, str | None]],

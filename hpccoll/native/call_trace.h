@@ -18,7 +18,7 @@ typedef struct {
 enum { TRACE_COLLECTIVE = 1, TRACE_START = 2, TRACE_COMPLETE = 4, TRACE_INIT = 8, TRACE_FAILED = 16, TRACE_BLOCKED = 32,
        TRACE_IN_PLACE = 64, TRACE_MORE = 128 };
 
-enum { TRACE_NO_PEER = -1 };
+enum { TRACE_NOT_GIVEN = -9 };
 
 // A call site: a place in a code object.
 typedef struct {

@@ -16,7 +16,7 @@ typedef struct {
     vectorcallfunc vectorcall;
     CallTraceObject *trace;
     PyObject *function;
-    int op, form, flags, default_peer;
+    int op, form, flags, default_peer, default_tag;
     bool counts_pickled, binds;
     Argument arguments[ARGUMENTS];
 } TracedCallObject;
@@ -134,9 +134,9 @@ static void describe_call(TracedCallObject *self, TraceEntry *entry, PyObject *c
     entry->op = (int16_t)self->op;
     entry->flags = (int16_t)self->flags;
     entry->peer = find_number(&arguments[PEER], self->default_peer, args, nargs, names);
-    entry->tag = find_number(&arguments[TAG], 0, args, nargs, names);
+    entry->tag = find_number(&arguments[TAG], self->default_tag, args, nargs, names);
     if (arguments[SOURCE].index >= 0) {
-        entry->request = find_number(&arguments[SOURCE], -1, args, nargs, names);
+        entry->request = find_number(&arguments[SOURCE], TRACE_NOT_GIVEN, args, nargs, names);
     }
     if (arguments[COMM].index >= 0) {
         PyObject *comm = find_argument(&arguments[COMM], args, nargs, names);
@@ -182,7 +182,7 @@ static void finish_entry(TracedCallObject *self, TraceEntry *entry, PyObject *re
 static PyObject *run_traced(TracedCallObject *self, TraceSite *site, PyObject *const *args, size_t nargsf, PyObject *names) {
     CallTraceObject *trace = self->trace;
     Py_ssize_t nargs = PyVectorcall_NARGS(nargsf);
-    TraceEntry entry = {.peer = TRACE_NO_PEER, .site = site->id};
+    TraceEntry entry = {.peer = TRACE_NOT_GIVEN, .site = site->id};
     PyObject *requests = list_requests(self, args, nargs);
     Py_ssize_t count = requests ? PySequence_Fast_GET_SIZE(requests) : 0;
     int64_t *handles = count ? PyMem_Malloc((size_t)count * sizeof *handles) : NULL;
@@ -254,13 +254,13 @@ static int parse_argument(PyObject *given, Argument *argument) {
     return 0;
 }
 
-// TracedCall(trace, function, op, form, flags, default_peer, counts_pickled, binds, {name: (index, keyword)})
+// TracedCall(trace, function, op, form, flags, default_peer, default_tag, counts_pickled, binds, {name: (index, keyword)})
 static PyObject *TracedCall_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     static const char *const keys[] = {"buffer", "other_buffer", "peer", "tag", "comm", "source", "is_async"};
     PyObject *trace, *function, *arguments;
-    int op, form, flags, default_peer, counts_pickled, binds;
-    if (kwargs || !PyArg_ParseTuple(args, "O!OiiiippO!", &CallTraceType, &trace, &function, &op, &form, &flags,
-                                    &default_peer, &counts_pickled, &binds, &PyDict_Type, &arguments)) {
+    int op, form, flags, default_peer, default_tag, counts_pickled, binds;
+    if (kwargs || !PyArg_ParseTuple(args, "O!OiiiiippO!", &CallTraceType, &trace, &function, &op, &form, &flags,
+                                    &default_peer, &default_tag, &counts_pickled, &binds, &PyDict_Type, &arguments)) {
         if (!PyErr_Occurred()) {
             PyErr_SetString(PyExc_TypeError, "TracedCall takes no keyword arguments");
         }
@@ -277,6 +277,7 @@ static PyObject *TracedCall_new(PyTypeObject *type, PyObject *args, PyObject *kw
     self->form = form;
     self->flags = flags;
     self->default_peer = default_peer;
+    self->default_tag = default_tag;
     self->counts_pickled = counts_pickled;
     self->binds = binds;
     for (int i = 0; i < ARGUMENTS; i++) {

@@ -11,7 +11,8 @@ from typing import Final
 
 import numpy as np
 
-from hpccoll.profile.dependencies import CallGraph, Floats
+from hpccoll.plan import Floats
+from hpccoll.profile.dependencies import CallGraph
 from hpccoll.profile.replay import replay_job
 
 FEWEST_CALLS: Final = 4

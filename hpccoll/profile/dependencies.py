@@ -16,12 +16,11 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from hpccoll.plan import Floats, IntArray
 from hpccoll.profile.layout import EntryFlag
 from hpccoll.profile.load import JobProfile
 from hpccoll.profile.matching import CallColumns, Matches, match_calls
 
-Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
 END_OPERATION: Final = "end"
 
 
@@ -35,24 +34,24 @@ class CallGraph:
     """
 
     profile: JobProfile
-    rank: Integers
+    rank: IntArray
     begin_s: Floats
     end_s: Floats
     gap_s: Floats
     matches: Matches
     wait_s: Floats
     transfer_s: Floats
-    last_needed: Integers
-    site: Integers
-    op: Integers  # an index of `operations`
-    nbytes: Integers
-    comm: Integers
-    dest: Integers  # the rank to which a call sends; -1: none
-    source: Integers  # the rank from which a call receives; -1: none, or any
-    root: Integers  # of a collective, in its communicator; -1: none
+    last_needed: IntArray
+    site: IntArray
+    op: IntArray  # an index of `operations`
+    nbytes: IntArray
+    comm: IntArray
+    dest: IntArray  # the rank to which a call sends; -1: none
+    source: IntArray  # the rank from which a call receives; -1: none, or any
+    root: IntArray  # of a collective, in its communicator; -1: none
     is_blocked: NDArray[np.bool_]  # the rank had given up its core for most of the gap before the call
     operations: tuple[str, ...]
-    first: Integers  # (ranks,), the first call of each rank
+    first: IntArray  # (ranks,), the first call of each rank
     start_s: Floats  # (ranks,)
 
     @property
@@ -91,7 +90,7 @@ def build_graph(profile: JobProfile) -> CallGraph:
     )  # fmt: skip
 
 
-def _find_ends(profile: JobProfile, entries: NDArray[Any]) -> tuple[Integers, Integers, Integers]:
+def _find_ends(profile: JobProfile, entries: NDArray[Any]) -> tuple[IntArray, IntArray, IntArray]:
     """Return the ranks in the world to which each call sends and from which it receives, and roots; -1 for none."""
     names = np.array([*profile.operations, END_OPERATION])[entries["op"]]
     dest = np.where(np.isin(names, ("send", "sendrecv")), entries["peer"], -1)
@@ -121,7 +120,7 @@ def _join_ranks(profile: JobProfile) -> CallColumns:
     return CallColumns(joined[0], ranks, joined[1], joined[2])
 
 
-def _divide_lists(entries: NDArray[Any], begin: Floats, end: Floats, last_needed: Integers) -> None:
+def _divide_lists(entries: NDArray[Any], begin: Floats, end: Floats, last_needed: IntArray) -> None:
     """Divide the time of a call on several requests among its entries, which wait for their needs in turn."""
     for call in np.flatnonzero(entries["flags"] & EntryFlag.MORE).tolist():
         needed = last_needed[call - 1]
@@ -141,7 +140,7 @@ def _drop_late_needs(matches: Matches, begin: Floats, end: Floats) -> None:
     group[(group >= 0) & (latest[group] >= end)] = -1
 
 
-def _find_last_needed(matches: Matches, begin: Floats) -> Integers:
+def _find_last_needed(matches: Matches, begin: Floats) -> IntArray:
     """Return the call that entered last of those that each call needs; -1 for none."""
     call, time = np.full(len(begin), -1), np.full(len(begin), -np.inf)
     entering = np.flatnonzero(matches.enters >= 0)

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hpccoll.profile.dependencies import CallGraph, Floats
+from hpccoll.plan import Floats
+from hpccoll.profile.dependencies import CallGraph
 from hpccoll.profile.replay import replay_job
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from hpccoll.profile.dependencies import CallGraph, Integers
+from hpccoll.plan import IntArray
+from hpccoll.profile.dependencies import CallGraph
 
 _FIRST_COLLECTIVE_TAG = 2**20
 
@@ -27,7 +28,7 @@ def format_goal(graph: CallGraph) -> str:
     return f"num_ranks {graph.profile.size}\n\n" + "\n".join(programs)
 
 
-def _add_call(program: _RankProgram, graph: CallGraph, call: int, sent: Integers) -> None:
+def _add_call(program: _RankProgram, graph: CallGraph, call: int, sent: IntArray) -> None:
     """Append the computing before a call, and its messages; `sent` are the bytes of each matched message."""
     program.add(f"calc {round(1e9 * float(graph.gap_s[call]))}")
     number, nbytes = int(graph.matches.instance[call]), max(int(graph.nbytes[call]), 1)

@@ -77,6 +77,7 @@ class Instrumentation:
         world = module.Intracomm(module.COMM_WORLD)  # not that of the drop-in
         recorder = self.start(world.Get_rank(), world.Get_size())
         _set_job_clock(recorder, world)
+        recorder.set_constants(module.ANY_SOURCE, module.ANY_TAG, module.PROC_NULL)
         recorder.begin()
         classes = [module.Comm, module.Intracomm, module.Topocomm, module.Cartcomm, module.Request, module.Prequest]
         _replace_methods(recorder, classes)
@@ -134,8 +135,8 @@ def make_traced(recorder: ProfileRecorder, code: int, method: TracedMethod, orig
     is_class_method = isinstance(original, classmethod)
     function = original.__func__ if is_class_method else original
     traced = TracedCall(
-        recorder.trace, function, code, int(method.form), method.flags, method.default_peer, method.counts_pickled,
-        True, method.places,
+        recorder.trace, function, code, int(method.form), method.flags, method.default_peer, method.default_tag,
+        method.counts_pickled, True, method.places,
     )  # fmt: skip
     return classmethod(traced) if is_class_method else traced
 

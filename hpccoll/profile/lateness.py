@@ -12,7 +12,8 @@ from typing import Final
 
 import numpy as np
 
-from hpccoll.profile.dependencies import CallGraph, Floats, Integers
+from hpccoll.plan import Floats, IntArray
+from hpccoll.profile.dependencies import CallGraph
 from hpccoll.profile.replay import replay_job
 
 _LONGER: Final = 1.1  # times the expected gap, from which on a gap counts as longer
@@ -88,7 +89,7 @@ def _find_costliest(graph: CallGraph, waiting: np.ndarray) -> tuple[int, int]:
     return key // len(graph.operations), key % len(graph.operations)
 
 
-def canonical_operations(graph: CallGraph) -> Integers:
+def canonical_operations(graph: CallGraph) -> IntArray:
     """Return the operation of each call as an index of `operations`, which has some names several times."""
     first = {name: index for index, name in reversed(list(enumerate(graph.operations)))}
     canonical = np.array([first[name] for name in graph.operations])

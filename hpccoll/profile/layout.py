@@ -25,6 +25,9 @@ TIME: Final = struct.Struct("<q")
 CAPACITY: Final = 2**18  # entries of a ring: 16 MiB
 CALLS_SUFFIX, NAMES_SUFFIX = ".calls", ".names"
 
+NOT_GIVEN: Final = -9  # a peer or tag that is not among the arguments
+ANY, NOBODY = -1, -3  # peers and tags, after the numbers of the MPI library were replaced
+
 ENTRY: Final = np.dtype(
     [
         ("begin_ns", "<i8"),
@@ -35,7 +38,10 @@ ENTRY: Final = np.dtype(
         ("number", "<i4"),  # of a collective among those of its communicator
         ("site", "<i4"),
         ("comm", "<i4"),  # -1: none
-        ("peer", "<i4"),  # destination, source or root in the communicator; -1: none or any
+        (
+            "peer",
+            "<i4",
+        ),  # destination, source or root in the communicator, NOT_GIVEN, or such as MPI.ANY_SOURCE
         ("tag", "<i4"),
         ("op", "<i2"),  # an index of `operations` of the file of names
         ("flags", "<i2"),

@@ -118,6 +118,11 @@ class _RankTables:
     comms: list[tuple[int, ...]] = field(default_factory=list)
     clock: ClockModel = field(default_factory=ClockModel)
     clock_error_s: float = 0.0
+    constants: tuple[int, int, int] = (
+        layout.NOT_GIVEN,
+        layout.NOT_GIVEN,
+        layout.NOBODY,
+    )  # any source, any tag, no rank
     folded: list[list[int]] = field(default_factory=list)
 
     @classmethod
@@ -149,6 +154,8 @@ class _RankTables:
                 self.comms.append(tuple(fields["members"]))
             case "clock":
                 self.clock, self.clock_error_s = ClockModel(*fields["model"]), fields["error_s"]
+            case "constants":
+                self.constants = fields["any_source"], fields["any_tag"], fields["no_rank"]
             case "folded":
                 self.folded += fields["sites"]
 
@@ -185,6 +192,7 @@ def _make_rank(tables: _RankTables, path: Path, numbering: _Numbering) -> Record
     entries["site"] = sites[entries["site"]] if len(sites) else entries["site"]
     known = entries["comm"] >= 0
     entries["comm"][known] = comms[entries["comm"][known]] if len(comms) else -1
+    _replace_constants(entries, tables)
     begin_s, end_s = (_convert(tables.clock, entries[name]) for name in ("begin_ns", "end_ns"))
     program = _convert(tables.clock, np.array([header[5], header[6]]))
     last = float(program[1]) if header[6] else float(end_s.max(initial=program[0]))
@@ -192,6 +200,19 @@ def _make_rank(tables: _RankTables, path: Path, numbering: _Numbering) -> Record
     return RecordedRank(
         rank, str(tables.program["host"]), entries, begin_s, end_s, float(program[0]), last, bool(header[6]), folded
     )
+
+
+def _replace_constants(entries: NDArray[Any], tables: _RankTables) -> None:
+    """Replace MPI's numbers for any source, any tag and no rank in entries."""
+    any_source, any_tag, no_rank = tables.constants
+    exchanges = np.array([name == "sendrecv" for name in tables.program["operations"]])[entries["op"]]
+    for peers in (entries["peer"], entries["request"]):
+        chosen = slice(None) if peers.dtype == np.int32 else exchanges
+        values = peers[chosen]
+        missing = (values == any_source) | (values == layout.NOT_GIVEN)
+        peers[chosen] = np.where(missing, layout.ANY, np.where(values == no_rank, layout.NOBODY, values))
+    tags = entries["tag"]
+    tags[(tags == any_tag) | (tags == layout.NOT_GIVEN)] = layout.ANY
 
 
 def _convert(clock: ClockModel, times_ns: NDArray[Any]) -> NDArray[np.float64]:

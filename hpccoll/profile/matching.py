@@ -1,7 +1,7 @@
 """Finds the calls of different ranks that belong together: the members of a collective, and both ends of a message.
 
-Collectives are matched by their numbers on the communicator, messages by communicator, ranks and tag in their order.
-Receives from any rank are matched last, with the sends that are left over.
+Collectives are matched by their numbers on the communicator, messages by communicator, ranks and tag in their order. A
+receive from any rank is matched with the send that began first.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from hpccoll.profile.layout import EntryFlag
+from hpccoll.plan import IntArray
+from hpccoll.profile.layout import ANY, EntryFlag
 from hpccoll.profile.load import JobProfile
 
-Integers = NDArray[np.int64]
 ALL_WAIT: Final = frozenset(
     {"all_reduce", "all_gather", "all_to_all", "reduce_scatter", "barrier", "new_group"}
 )  # operations whose ranks cannot leave before all have entered
@@ -30,7 +30,7 @@ class CallColumns:
     """The calls of all ranks, one rank after the other: entries of the type `layout.ENTRY`, and times in seconds."""
 
     entries: NDArray[Any]
-    rank: Integers
+    rank: IntArray
     begin_s: NDArray[np.float64]
     end_s: NDArray[np.float64]
 
@@ -44,9 +44,9 @@ class Matches:
     """
 
     needs: NDArray[np.int64]  # (calls, 2)
-    group: Integers
-    enters: Integers
-    instance: Integers
+    group: IntArray
+    enters: IntArray
+    instance: IntArray
 
     @classmethod
     def make_empty(cls, calls: int) -> Matches:
@@ -72,8 +72,7 @@ class _Matcher:
     matches: Matches
     collectives: dict[tuple[int, int, int], dict[int, _Operation]] = field(default_factory=lambda: defaultdict(dict))
     sends: dict[tuple[int, int, int, int], deque[_Operation]] = field(default_factory=lambda: defaultdict(deque))
-    receives: dict[tuple[int, int, int, int], list[_Operation]] = field(default_factory=lambda: defaultdict(list))
-    from_any: list[tuple[int, int, int, _Operation]] = field(default_factory=list)
+    receives: list[tuple[tuple[int, int, int, int], _Operation]] = field(default_factory=list)
     instances: int = 0
 
 
@@ -133,7 +132,7 @@ def _add_operation(matcher: _Matcher, operation: _Operation, starts: int = 0) ->
         _add_message(matcher, members, (comm, rank, int(row["peer"]), int(row["tag"])), operation, is_send=True)
     if name in ("recv", "sendrecv"):
         source = int(row["request"]) if name == "sendrecv" else int(row["peer"])
-        tag = -1 if name == "sendrecv" else int(row["tag"])
+        tag = ANY if name == "sendrecv" else int(row["tag"])
         _add_message(matcher, members, (comm, rank, source, tag), operation, is_send=False)
 
 
@@ -147,15 +146,13 @@ def _add_message(
 ) -> None:
     """Add one end of a message; `where` has communicator, rank, peer in the communicator, and tag."""
     comm, rank, peer, tag = where
-    if not 0 <= peer < len(members):
-        if not is_send and peer == -1:
-            matcher.from_any.append((comm, rank, tag, operation))
+    if peer >= len(members) or (peer < 0 and (is_send or peer != ANY)):
         return  # no peer
-    other = members[peer]
+    other = ANY if peer < 0 else members[peer]
     if is_send:
         matcher.sends[comm, rank, other, tag].append(operation)
     else:
-        matcher.receives[comm, other, rank, tag].append(operation)
+        matcher.receives.append(((comm, other, rank, tag), operation))
 
 
 def _match_collective(matcher: _Matcher, members: tuple[int, ...], by_rank: dict[int, _Operation]) -> None:
@@ -192,29 +189,22 @@ def _match_collective(matcher: _Matcher, members: tuple[int, ...], by_rank: dict
 
 
 def _match_messages(matcher: _Matcher) -> None:
-    """Fill in what sends and receives need."""
-    for (comm, source, dest, tag), receives in list(matcher.receives.items()):
-        for receive in receives:
-            send = _take_send(matcher, comm, source, dest, tag)
-            if send is not None:
-                _join_message(matcher, send, receive)
-    for comm, dest, tag, receive in matcher.from_any:
-        sources = sorted(
-            {key[1] for key, queue in matcher.sends.items() if key[0] == comm and key[2] == dest and queue}
-        )
-        sends = (_take_send(matcher, comm, source, dest, tag) for source in sources)
-        send = next((each for each in sends if each is not None), None)
-        if send is not None:
-            _join_message(matcher, send, receive)
-
-
-def _take_send(matcher: _Matcher, comm: int, source: int, dest: int, tag: int) -> _Operation | None:
-    """Return the first send that matches a receive and is not yet matched; tag -1 stands for any."""
-    if tag >= 0:
-        queue = matcher.sends.get((comm, source, dest, tag))
-        return queue.popleft() if queue else None
-    queues = [queue for key, queue in matcher.sends.items() if key[:3] == (comm, source, dest) and queue]
-    return min(queues, key=lambda queue: queue[0].entered).popleft() if queues else None
+    """Fill in what sends and receives need; receives take sends in the order in which they were posted."""
+    tags: dict[tuple[int, int, int], list[int]] = defaultdict(list)
+    for comm, source, dest, tag in matcher.sends:
+        tags[comm, source, dest].append(tag)
+    for (comm, source, dest, tag), receive in matcher.receives:
+        sources = range(matcher.profile.size) if source == ANY else (source,)
+        wanted = [
+            (comm, each, dest, known)
+            for each in sources
+            for known in (tags[comm, each, dest] if tag == ANY else (tag,))
+            if matcher.sends.get((comm, each, dest, known))
+        ]
+        if wanted:
+            begin_s = matcher.columns.begin_s
+            first = min(wanted, key=lambda key: (begin_s[matcher.sends[key][0].entered], key))
+            _join_message(matcher, matcher.sends[first].popleft(), receive)
 
 
 def _join_message(matcher: _Matcher, send: _Operation, receive: _Operation) -> None:

@@ -14,9 +14,9 @@ import numpy as np
 
 from hpccoll.algorithms import get_algorithm, list_algorithm_names
 from hpccoll.errors import HpccollError
-from hpccoll.plan import Machine, Operation
+from hpccoll.plan import Floats, IntArray, Machine, Operation
 from hpccoll.predict.forecast import forecast
-from hpccoll.profile.dependencies import CallGraph, Floats, Integers
+from hpccoll.profile.dependencies import CallGraph
 from hpccoll.profile.lateness import canonical_operations
 
 _FIRST_ALPHA_S, _FIRST_BETA = 2e-6, 2e-10  # of the fit's choice of algorithms
@@ -24,7 +24,7 @@ _BLOCKS = frozenset({"all_gather", "gather"})  # whose message size is that of a
 
 
 @dataclass(frozen=True, slots=True)
-class TransferKind:
+class MessageClass:
     """Transfers that take equally long: the operation, the ranks of its communicator, and the message size in bytes."""
 
     operation: str
@@ -36,8 +36,8 @@ class TransferKind:
 class TransferKinds:
     """The kind of each call as an index of `kinds`; -1: the call has no transfer on the network."""
 
-    kinds: tuple[TransferKind, ...]
-    index: Integers
+    kinds: tuple[MessageClass, ...]
+    index: IntArray
 
 
 def classify_transfers(graph: CallGraph) -> TransferKinds:
@@ -50,14 +50,14 @@ def classify_transfers(graph: CallGraph) -> TransferKinds:
     names = canonical_operations(graph)
     is_own = inside & np.isin(names, [i for i, name in enumerate(graph.operations) if name not in ("wait", "start")])
     op[instance[is_own]] = names[is_own]
-    numbers: dict[TransferKind, int] = {}
+    numbers: dict[MessageClass, int] = {}
     index = np.full(len(instance), -1)
     members = np.array([len(comm) for comm in graph.profile.comms] or [1])
     for call in np.flatnonzero(inside & (graph.transfer_s > 0)).tolist():
         operation = graph.operations[op[instance[call]]]
         ranks = int(members[graph.comm[call]]) if graph.comm[call] >= 0 else graph.profile.size
         size = int(nbytes[instance[call]]) * (ranks if operation in _BLOCKS else 1)
-        kind = TransferKind("send" if operation in ("recv", "sendrecv") else operation, ranks, size)
+        kind = MessageClass("send" if operation in ("recv", "sendrecv") else operation, ranks, size)
         index[call] = numbers.setdefault(kind, len(numbers))
     return TransferKinds(tuple(numbers), index)
 
@@ -74,7 +74,7 @@ class NetworkModel:
     machine: Machine | None = None
     algorithms: dict[str, str] = field(default_factory=dict)
 
-    def predict_s(self, kind: TransferKind) -> float:
+    def predict_s(self, kind: MessageClass) -> float:
         """Return the modelled time of a transfer."""
         machine = self.machine or Machine.flat(self.alpha_s, self.beta_s_per_byte, 0.0)
         if kind.operation == "send" or kind.ranks < 2:
@@ -84,7 +84,7 @@ class NetworkModel:
         return simulate_kind(kind, machine, named) if named else find_fastest(kind, machine)[1]
 
 
-def find_fastest(kind: TransferKind, machine: Machine) -> tuple[str, float]:
+def find_fastest(kind: MessageClass, machine: Machine) -> tuple[str, float]:
     """Return the name of the fastest algorithm of messages for a transfer, and its simulated seconds.
 
     An operation without plans, such as the making of a communicator, is modelled as a barrier.
@@ -102,7 +102,7 @@ def find_fastest(kind: TransferKind, machine: Machine) -> tuple[str, float]:
     return algorithm, seconds
 
 
-def simulate_kind(kind: TransferKind, machine: Machine, algorithm: str) -> float:
+def simulate_kind(kind: MessageClass, machine: Machine, algorithm: str) -> float:
     """Return the simulated seconds of an algorithm for a transfer."""
     operation = Operation(kind.operation)
     return forecast(get_algorithm(operation, algorithm), kind.ranks, machine, max(kind.nbytes, 4)).seconds
@@ -128,7 +128,7 @@ def fit_network(graph: CallGraph, transfers: TransferKinds) -> NetworkModel:
     return NetworkModel(max(alpha_s, 1e-9), max(beta, 1e-13))
 
 
-def _count_costs(kind: TransferKind, machine: Machine) -> tuple[float, float]:
+def _count_costs(kind: MessageClass, machine: Machine) -> tuple[float, float]:
     """Return how many alphas and betas the fastest algorithm of a transfer takes."""
     if kind.operation == "send":
         return 1.0, float(kind.nbytes)

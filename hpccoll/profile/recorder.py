@@ -120,6 +120,10 @@ class ProfileRecorder:
         """Write how the time of rank 0's clock is computed from this rank's."""
         self._write(kind="clock", model=list(model), error_s=error_s)
 
+    def set_constants(self, any_source: int, any_tag: int, no_rank: int) -> None:
+        """Write the numbers of the MPI library that stand for any source, any tag and no rank."""
+        self._write(kind="constants", any_source=any_source, any_tag=any_tag, no_rank=no_rank)
+
     def begin(self) -> None:
         """Record from now on: this is the begin of the run."""
         layout.TIME.pack_into(self.memory, layout.BEGIN_AT, time.perf_counter_ns())

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hpccoll.profile.dependencies import CallGraph, Floats
+from hpccoll.plan import Floats
+from hpccoll.profile.dependencies import CallGraph
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from hpccoll.errors import UnavailableError, UnknownNameError
 from hpccoll.profile.replay_steps import ReplayStep
 
 ENGINES: Final = ("mpi", "hpccoll", "gloo")
-Array = NDArray[np.float32]
+ReplayArray = NDArray[np.float32]
 
 
 class ReplayEngine(Protocol):
@@ -53,9 +53,9 @@ class _Buffers:
     """Arrays that are used again for the same size."""
 
     def __init__(self) -> None:
-        self._arrays: dict[tuple[int, int], Array] = {}
+        self._arrays: dict[tuple[int, int], ReplayArray] = {}
 
-    def get(self, elements: int, which: int = 0) -> Array:
+    def get(self, elements: int, which: int = 0) -> ReplayArray:
         """Return an array; arrays with different `which` are different."""
         key = elements, which
         if key not in self._arrays:

@@ -10,7 +10,8 @@ from typing import Final
 
 import numpy as np
 
-from hpccoll.profile.dependencies import CallGraph, Floats
+from hpccoll.plan import Floats
+from hpccoll.profile.dependencies import CallGraph
 from hpccoll.profile.replay import replay_job
 
 SLOWER: Final = 3.0  # times the median of the pairs, from which on a link is slow
@@ -51,8 +52,8 @@ def find_slow_links(graph: CallGraph) -> list[SlowLink]:
             if seconds > SLOWER * usual_s:
                 calls = received[same & (pair == each)]
                 saved_s = base_s - replay_job(graph, transfer_s=_shorten(graph, calls, usual_s)).run_s
-                link = divmod(each, size)
-                found.append(SlowLink(*link, len(calls), message_bytes, seconds, usual_s, saved_s))
+                source, dest = divmod(each, size)
+                found.append(SlowLink(source, dest, len(calls), message_bytes, seconds, usual_s, saved_s))
     return sorted(found, key=lambda link: -link.saved_s)
 
 

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final
 
-from hpccoll.profile.layout import EntryFlag
+from hpccoll.profile.layout import NOT_GIVEN, EntryFlag
 
 ArgumentPlace = tuple[int, str | None]
 Places = dict[str, ArgumentPlace]
-BY_NAME, NO_PEER = 99, -1
+BY_NAME = 99
 
 
 class CallForm(IntEnum):
@@ -53,7 +53,12 @@ class TracedMethod:
     @property
     def default_peer(self) -> int:
         """The peer, if it is not among the arguments of a call."""
-        return 0 if self.is_collective and "peer" in self.places else NO_PEER
+        return 0 if self.is_collective and "peer" in self.places else NOT_GIVEN
+
+    @property
+    def default_tag(self) -> int:
+        """The tag, if it is not among the arguments of a call: receives of mpi4py take any."""
+        return NOT_GIVEN if self.operation in ("recv", "probe") and self.owner == "Comm" else 0
 
 
 _COMM: Final[Places] = {"comm": (0, None)}

@@ -10,10 +10,10 @@ import numpy as np
 
 from hpccoll.algorithms import get_algorithm
 from hpccoll.errors import UsageError
-from hpccoll.plan import Machine, Operation
+from hpccoll.plan import Floats, Machine, Operation
 from hpccoll.predict.machine_catalogue import load_machine
 from hpccoll.profile.bursts import find_followers, join_bursts
-from hpccoll.profile.dependencies import CallGraph, Floats
+from hpccoll.profile.dependencies import CallGraph
 from hpccoll.profile.lateness import balance_gaps, expect_gaps, heal_rank
 from hpccoll.profile.network_model import (
     NetworkModel,
@@ -135,12 +135,11 @@ class WhatIf:
         network = self.network
         if name in ("bandwidth", "latency"):
             factor = _parse_factor(change, value)
-            costs = (
-                {"beta_s_per_byte": network.beta_s_per_byte / factor}
-                if name == "bandwidth"
-                else {"alpha_s": network.alpha_s * factor}
-            )
-            changed, title = replace(network, **costs), f"{factor:g} times the {name}"
+            if name == "bandwidth":
+                changed = replace(network, beta_s_per_byte=network.beta_s_per_byte / factor)
+            else:
+                changed = replace(network, alpha_s=network.alpha_s * factor)
+            title = f"{factor:g} times the {name}"
         elif name == "machine" and value:
             machine = load_machine(value)
             changed, title = replace(network, machine=machine), f"network of {machine.name}"

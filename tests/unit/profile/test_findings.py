@@ -48,6 +48,32 @@ def emulate(fault, seed, steps=STEPS):
     return make_profile(builders, float(clock.max())), float(clock.max())
 
 
+def find_late(found, rank, kind):
+    late = found.late[0]
+    named = (late.rank, late.kind) == (rank, kind) and list_findings(found)[0].startswith(f"rank {rank} ")
+    return named, late.saved_s
+
+
+def find_link(found, _):
+    link = found.links[0]
+    said = "from rank 2 (host) to rank 3 (host)" in list_findings(found)[0]
+    return (link.source, link.dest) == (2, 3) and said, link.saved_s
+
+
+def find_split(found, steps):
+    split = found.split[0]
+    said = "10 calls all_reduce 100 times" in list_findings(found)[0]
+    return (split.calls, split.bursts) == (100 * steps, steps) and said, split.saved_s
+
+
+FINDERS = {
+    "imbalance": lambda found, _: find_late(found, 2, LatenessKind.IMBALANCE),
+    "io": lambda found, _: find_late(found, 1, LatenessKind.OUTSIDE),
+    "link": find_link,
+    "split": find_split,
+}
+
+
 @pytest.mark.parametrize("fault", ["imbalance", "io", "link", "split"])
 def test_a_planted_fault_is_named_with_its_cost(fault):
     hits, steps = 0, 10 if fault == "split" else STEPS
@@ -55,18 +81,8 @@ def test_a_planted_fault_is_named_with_its_cost(fault):
         profile, seconds = emulate(fault, seed, steps)
         saving = seconds - emulate("", seed, steps)[1]
         found = explain_profile(profile)
-        text = list_findings(found)[0]
-        if fault in ("imbalance", "io"):
-            first, rank = found.late[0], 2 if fault == "imbalance" else 1
-            kind = LatenessKind.IMBALANCE if fault == "imbalance" else LatenessKind.OUTSIDE
-            named = first.rank == rank and first.kind is kind and text.startswith(f"rank {rank} ")
-        elif fault == "link":
-            first = found.links[0]
-            named = (first.source, first.dest) == (2, 3) and "from rank 2 (host) to rank 3 (host)" in text
-        else:
-            first = found.split[0]
-            named = (first.calls, first.bursts) == (100 * steps, steps) and "10 calls all_reduce 100 times" in text
-        hits += named and abs(first.saved_s / saving - 1) < 0.15
+        named, saved_s = FINDERS[fault](found, steps)
+        hits += named and abs(saved_s / saving - 1) < 0.15
     assert hits >= 9, f"{fault}: named with its cost in {hits} of {len(SEEDS)} jobs"
 
 

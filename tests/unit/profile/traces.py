@@ -34,8 +34,8 @@ class TraceBuilder:
         for index, row in enumerate(self.rows):
             for name, value in row.items():
                 entries[name][index] = value
-        times = (entries[name] * 1e-9 for name in ("begin_ns", "end_ns"))
-        return RecordedRank(rank, "host", entries, *times, 0.0, end, True)
+        begin_s, end_s = entries["begin_ns"] * 1e-9, entries["end_ns"] * 1e-9
+        return RecordedRank(rank, "host", entries, begin_s, end_s, 0.0, end, True)
 
 
 def make_profile(builders: list[TraceBuilder], end: float) -> JobProfile:
