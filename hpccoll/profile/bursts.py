@@ -1,7 +1,8 @@
 """Call sites that communicate in many small steps, such as a vector that is reduced number by number.
 
-A burst is a run of calls of one operation from one call site on a rank, with less time between them than they take. The
-cost of the bursts is what the replay saves if each burst is a single call, which takes the time of its first call.
+A burst is a run of calls of one operation from one call site on a rank, with less time between them than they take, and
+without a gap that is ten times as long as is usual there. The cost of the bursts is what the replay saves if each burst
+is a single call, which takes the time of its first call.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from hpccoll.profile.replay import replay_job
 
 FEWEST_CALLS: Final = 4
 _MOST_BYTES: Final = 65536  # larger calls are not worth joining
+_LONGER_GAP, _SHORTEST_S = 10.0, 2e-6  # times the usual gap, from which on a burst ends; a gap that ends none
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +73,10 @@ def find_followers(graph: CallGraph) -> np.ndarray:
     continues = ~same & (graph.matches.group >= 0)
     continues[0] = False
     is_small = (graph.nbytes >= 0) & (graph.nbytes <= _MOST_BYTES)
-    typical = np.zeros(len(graph.rank))
+    limit = np.zeros(len(graph.rank))
     for site in np.unique(graph.site[continues]):
         at_site = graph.site == site
-        typical[at_site] = np.median((graph.end_s - graph.begin_s)[at_site])
-    return continues & is_small & (graph.gap_s < np.maximum(typical, 2e-6))
+        duration_s = float(np.median((graph.end_s - graph.begin_s)[at_site]))
+        usual_gap_s = float(np.median(graph.gap_s[at_site & continues]))
+        limit[at_site] = min(duration_s, _LONGER_GAP * usual_gap_s)
+    return continues & is_small & (graph.gap_s <= np.maximum(limit, _SHORTEST_S))

@@ -9,6 +9,7 @@ it keeps its own noise.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -102,6 +103,7 @@ def find_fastest(kind: MessageClass, machine: Machine) -> tuple[str, float]:
     return algorithm, seconds
 
 
+@lru_cache(maxsize=4096)
 def simulate_kind(kind: MessageClass, machine: Machine, algorithm: str) -> float:
     """Return the simulated seconds of an algorithm for a transfer."""
     operation = Operation(kind.operation)
