@@ -537,7 +537,10 @@ class CallTrace:
 
     pickled_bytes: int
     is_active: bool
-
+    @property
+    def last_end_ns(self) -> int: ...
+    @property
+    def last_site_id(self) -> int: ...
     def __new__(
         cls,
         memory: object,

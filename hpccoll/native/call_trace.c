@@ -232,6 +232,7 @@ void note_gap(CallTraceObject *trace, int64_t begin_ns, TraceEntry *entry) {
 void note_end(CallTraceObject *trace, int64_t end_ns, TraceSite *site) {
     trace->last_end_ns = end_ns;
     trace->last_site = site;
+    trace->last_site_id = site ? site->id : trace->last_site_id;
     trace->is_usage_known = site && site->long_gaps >= LONG_GAP_SCORE;
     if (trace->is_usage_known) {
         read_usage(&trace->used_ns, &trace->switches);
@@ -287,6 +288,8 @@ static PyMethodDef CallTrace_methods[] = {
 
 static PyMemberDef CallTrace_members[] = {
     {"pickled_bytes", T_LONGLONG, offsetof(CallTraceObject, pickled_bytes), 0, "Bytes of the objects of the current call."},
+    {"last_end_ns", T_LONGLONG, offsetof(CallTraceObject, last_end_ns), READONLY, "The end of the previous call."},
+    {"last_site_id", T_INT, offsetof(CallTraceObject, last_site_id), READONLY, "The call site of the previous call."},
     {"is_active", T_BOOL, offsetof(CallTraceObject, is_active), 0, "Whether calls are recorded."},
     {NULL, 0, 0, 0, NULL},
 };

@@ -43,6 +43,7 @@ typedef struct {
     TraceSite *last_site;
     unsigned long busy_thread;
     int64_t pickled_bytes;
+    int last_site_id; // of the previous call
     int64_t last_end_ns, used_ns, switches; // of the thread at the end of the previous call
     bool is_usage_known, is_active;
 } CallTraceObject;

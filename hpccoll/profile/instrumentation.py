@@ -10,6 +10,7 @@ import atexit
 import functools
 import pickle
 import sys
+import time
 from collections.abc import Callable, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -17,6 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from hpccoll.native import TracedCall, replace_attribute
+from hpccoll.profile.layout import NOT_GIVEN, EntryFlag
 from hpccoll.profile.recorder import ProfileRecorder, RecordingOptions
 from hpccoll.profile.traced_methods import TracedMethod, list_methods
 
@@ -34,6 +36,7 @@ class Instrumentation:
     def __init__(self, options: RecordingOptions) -> None:
         self.options = options
         self.recorder: ProfileRecorder | None = None
+        self._work_methods: dict[str, Any] = {}  # the original ones
         self._hooks: dict[str, Callable[[ModuleType], None]] = {
             _MPI: self._trace_mpi,
             _OWN: self._trace_own,
@@ -101,6 +104,7 @@ class Instrumentation:
 
             own = [cls for cls in module.Communicator.__mro__ if cls is not object]
             _replace_methods(self.recorder, own, owners={"Communicator"})
+            self._work_methods = {name: vars(Work)[name] for name in ("wait", "test")}
             _replace_methods(self.recorder, [Work], owners={"Work"})
             _forget_freed(self.recorder, module.Communicator, ("close",))
 
@@ -128,6 +132,16 @@ class Instrumentation:
                 works.append(sys.modules[_OWN_WORKS].TorchWork)
             _replace_methods(self.recorder, classes, owners={"ProcessGroup"})
             _replace_methods(self.recorder, works, owners={"TorchWork"})
+            for work in works[1:]:
+                self._leave_work()  # whose methods TorchWork calls
+                _trace_futures(self.recorder, work)
+
+    def _leave_work(self) -> None:
+        """Restore the methods of hpccoll's Work."""
+        from hpccoll.runtime.work import Work
+
+        for name, original in self._work_methods.items():
+            replace_attribute(Work, name, original)
 
 
 def make_traced(recorder: ProfileRecorder, code: int, method: TracedMethod, original: Any) -> Any:
@@ -168,6 +182,36 @@ def _forget_freed(recorder: ProfileRecorder, cls: type, names: Sequence[str]) ->
 
         release.__name__, release.__doc__ = name, original.__doc__
         replace_attribute(owner, name, release)
+
+
+def _trace_futures(recorder: ProfileRecorder, cls: type) -> None:
+    """Record when an operation is complete whose future DistributedDataParallel waits for in C++.
+
+    The wait is taken to begin at the end of the rank's previous call, because the last bucket of gradients is ready at
+    the end of the backward pass.
+    """
+    trace, original = recorder.trace, vars(cls)["complete_future"]
+    code = next(index for index, method in enumerate(list_methods()) if method.owner == "TorchWork")
+
+    def complete_future(self: Any) -> bool:
+        done: bool = original(self)
+        if done and self.has_future and not getattr(self, "is_profiled", False):
+            self.is_profiled = True
+            times = trace.last_end_ns, time.perf_counter_ns()
+            trace.write(code, *times, 0, id(self), 0, NOT_GIVEN, 0, trace.last_site_id, EntryFlag.COMPLETE)
+        return done
+
+    get_outcome = vars(cls)["_get_outcome"]
+
+    def get_outcome_unrecorded(self: Any, future: object) -> Any:
+        was_active, trace.is_active = trace.is_active, False  # its wait is over when it begins
+        try:
+            return get_outcome(self, future)
+        finally:
+            trace.is_active = was_active
+
+    replace_attribute(cls, "complete_future", complete_future)
+    replace_attribute(cls, "_get_outcome", get_outcome_unrecorded)
 
 
 def _count_pickled(recorder: ProfileRecorder, module: ModuleType) -> None:

@@ -22,6 +22,7 @@ LAYOUT_VERSION: Final = 1
 HEADER: Final = struct.Struct("<8q")  # magic, version, capacity, written, folded, begin of the program, its end, unused
 BEGIN_AT, END_AT = 40, 48  # the bytes of the header with the begin and end of the program; the end is 0 while it runs
 TIME: Final = struct.Struct("<q")
+PERIOD_NS: Final = 10**9  # of which --every N records one in N
 CAPACITY: Final = 2**18  # entries of a ring: 16 MiB
 CALLS_SUFFIX, NAMES_SUFFIX = ".calls", ".names"
 

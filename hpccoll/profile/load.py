@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -100,7 +100,7 @@ def read_profile(directory: str) -> JobProfile:
     if missing:
         raise UsageError(f"{directory}: lacks the files of ranks {missing[:8]} of {size}; copy them from their nodes")
     numbering = _Numbering()
-    ranks = tuple(_make_rank(tables[rank], path, numbering) for rank in range(size))
+    ranks = _cut_to_common_time([_make_rank(tables[rank], path, numbering) for rank in range(size)])
     problems = [f"rank {rank.rank} has not ended its program" for rank in ranks if not rank.has_ended]
     return JobProfile(
         ranks, tuple(numbering.sites), tuple(members for members, _ in numbering.comms), tuple(first.program["names"]),
@@ -193,13 +193,39 @@ def _make_rank(tables: _RankTables, path: Path, numbering: _Numbering) -> Record
     known = entries["comm"] >= 0
     entries["comm"][known] = comms[entries["comm"][known]] if len(comms) else -1
     _replace_constants(entries, tables)
-    begin_s, end_s = (_convert(tables.clock, entries[name]) for name in ("begin_ns", "end_ns"))
-    program = _convert(tables.clock, np.array([header[5], header[6]]))
+    begin_s, end_s = (_convert(tables.clock, _skip_gaps(tables, entries[name])) for name in ("begin_ns", "end_ns"))
+    program = _convert(tables.clock, _skip_gaps(tables, np.array([header[5], header[6]])))
     last = float(program[1]) if header[6] else float(end_s.max(initial=program[0]))
     folded = tuple((int(sites[row[0]]), row[1], row[2], row[3], row[4]) for row in tables.folded)
     return RecordedRank(
         rank, str(tables.program["host"]), entries, begin_s, end_s, float(program[0]), last, bool(header[6]), folded
     )
+
+
+def _skip_gaps(tables: _RankTables, times_ns: NDArray[Any]) -> NDArray[Any]:
+    """Return times on a clock that stands still before --from, and in the seconds that --every leaves out."""
+    program = tables.program
+    from_ns, every = int(program["begin_ns"] + program["from_s"] * 1e9), int(program["every"])
+    since_ns = np.maximum(times_ns - from_ns, 0) if program["from_s"] else times_ns - from_ns
+    period, rest_ns = np.divmod(since_ns, layout.PERIOD_NS)
+    if every == 1:
+        return since_ns + from_ns
+    recorded_ns = np.where(period % every == 0, rest_ns, layout.PERIOD_NS)
+    return period // every * layout.PERIOD_NS + recorded_ns + from_ns
+
+
+def _cut_to_common_time(ranks: list[RecordedRank]) -> tuple[RecordedRank, ...]:
+    """Return the ranks with the calls from the time on at which all of them have kept their calls."""
+    kept = [rank.begin_s[0] for rank in ranks if rank.folded and len(rank.begin_s)]
+    if not kept:
+        return tuple(ranks)
+    begin_s = float(max(kept))
+    cut = []
+    for rank in ranks:
+        later = rank.begin_s >= begin_s
+        calls = {"entries": rank.entries[later], "begin_s": rank.begin_s[later], "end_s": rank.end_s[later]}
+        cut.append(replace(rank, program_begin_s=begin_s, **calls))
+    return tuple(cut)
 
 
 def _replace_constants(entries: NDArray[Any], tables: _RankTables) -> None:

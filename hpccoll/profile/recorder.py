@@ -27,7 +27,6 @@ from hpccoll.profile.traced_methods import list_methods
 if TYPE_CHECKING:
     from hpccoll.runtime.recorder import ClockModel
 
-PERIOD_NS: Final = 10**9
 LIBRARIES: Final = frozenset({"torch", "hpccoll", "mpi4py"})
 LIVE_PREFIX: Final = "hpccoll-profile-"
 _FOREVER_NS: Final = 2**62
@@ -81,8 +80,8 @@ class ProfileRecorder:
         to_ns = _FOREVER_NS if options.to_s is None else begin_ns + round(options.to_s * 1e9)
         from_ns = begin_ns + round(options.from_s * 1e9)
         self.trace = CallTrace(
-            self.memory, self.describe_site, self.describe_comm, measure_buffer, self._fold, from_ns, to_ns, PERIOD_NS,
-            options.every,
+            self.memory, self.describe_site, self.describe_comm, measure_buffer, self._fold, from_ns, to_ns,
+            layout.PERIOD_NS, options.every,
         )  # fmt: skip
         methods = list_methods()
         self._write(

@@ -113,9 +113,9 @@ def test_old_calls_are_folded(tmp_path):
     run([sys.executable, program, calls], 2)
     for rank in read_profile(job).ranks:
         folded = sum(row[2] for row in rank.folded)
-        assert folded + len(rank.entries) == 1000
-        assert len(rank.entries) <= 64
-        assert rank.entries["number"].tolist() == list(range(folded, 1000))
+        assert 936 <= folded <= 1000 - len(rank.entries)
+        assert 32 <= len(rank.entries) <= 64
+        assert rank.entries["number"].tolist() == list(range(1000 - len(rank.entries), 1000))
 
 
 TORCH = """
@@ -147,3 +147,18 @@ def test_ddp_over_hpccoll(tmp_path):
     ]  # fmt: skip
     assert len(reductions) == 2 * 3  # one bucket per step and rank
     assert np.all(graph.nbytes[reductions] == 4 * (8 * 4 + 4))
+
+
+def test_a_part_of_the_time_is_recorded(tmp_path):
+    program, job = tmp_path / "timed.py", tmp_path / "job"
+    program.write_text(
+        "import time\nfrom mpi4py import MPI\n"
+        "for step in range(50):\n    time.sleep(0.1)\n    MPI.COMM_WORLD.barrier()\n"
+    )
+    run([BIN / "hpccoll", "profile", "-o", job, "--from", "0.5", "--every", "2", program], 2)
+    explanation = explain_profile(read_profile(str(job)))
+    calls = [len(rank.entries) for rank in explanation.profile.ranks]
+    assert all(15 <= count <= 30 for count in calls)  # about half of 45
+    assert 2.0 < explanation.efficiencies.run_s < 3.5  # the other seconds are left out
+    numbers = explanation.profile.ranks[0].entries["number"]
+    assert np.diff(numbers).max() > 5
