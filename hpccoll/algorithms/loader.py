@@ -209,10 +209,12 @@ def _take_rank(steps: Sequence[Step], index: int, ranks: int) -> list[object]:
         return int(np.broadcast_to(np.asarray(value), (ranks,))[index])
 
     def list_chunks(peer: int, region: Region) -> list[int]:
+        """Return the chunks of the rank in a region; none without a peer."""
         ids = region.ids(ranks)[index].tolist() if peer != NO_PEER else []
         return [chunk for chunk in ids if chunk != NO_CHUNK]
 
     def take_fields(step: Step) -> object:
+        """Return the peers, chunks and op of the rank in a step."""
         if isinstance(step, Fence):
             return take(step.leader)
         if isinstance(step, Store):

@@ -142,10 +142,12 @@ def _make_cost_table(summary: BarrierSummaryRecord, rows: Sequence[BarrierRecord
 
 
 def _get_completion(row: BarrierRecord) -> float:
+    """Return a row's median completion time in microseconds."""
     return row.completion_us.p50
 
 
 def _get_exit_skew(row: BarrierRecord) -> float:
+    """Return a row's median exit skew in microseconds."""
     return row.exit_skew_us.p50
 
 

@@ -45,6 +45,7 @@ def _add_place_options(name: str) -> Decorator:
     """Return the decorator that adds the three options of the parameter `name`."""
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the command with the options --in-place, --out-of-place and --both."""
         for flag, value, text in (
             ("--both", "both", "In place and out of place."),
             ("--out-of-place", "out", "Out of place."),

@@ -92,5 +92,6 @@ def _do_all_ranks_fail(message: str) -> bool:
 
 
 def _print_and_wait(message: str) -> None:
+    """Print a message on standard error, and wait until the launcher has read it."""
     print(message, file=sys.stderr, flush=True)
     time.sleep(GRACE_S / 4)  # until the launcher has read the message

@@ -64,10 +64,13 @@ def json_option(
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the command with the options --json and --overwrite."""
+
         @click.option("--json", "json_file", metavar="FILE", help=text)
         @click.option("--overwrite", is_flag=True, help="Replace the file of --json if it exists.")
         @wraps(function)
         def command(*arguments: Any, overwrite: bool, json_file: str | None, **options: Any) -> Any:
+            """Refuse to replace an existing file of --json without --overwrite; then run the command."""
             appends = appends_with is not None and options[appends_with] is not None
             if json_file is not None and not (overwrite or appends) and (all_ranks or is_printing_rank()):
                 _require_new(json_file, f", or --{appends_with} {json_file} to continue it" if appends_with else "")

@@ -186,7 +186,10 @@ def _make_experts(experts: int | None = None, **options: Any) -> ExpertConfig:
 
 
 def _make_model(name: str, shape: dict[str, Any]) -> ModelConfig:
-    """Return the model of --model with the options of its shape that were given; raise UsageError for others."""
+    """Return the model configuration for --model; `shape` has the model options that the user gave, by field name.
+
+    Raises UsageError for an option that the model does not have, and for an activation that it does not support.
+    """
     model = MODELS[name]
     unknown = [option for option in shape if option not in {field.name for field in fields(model)}]
     if unknown:

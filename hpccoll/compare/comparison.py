@@ -180,7 +180,7 @@ def _test(measured: RunTable, conditions: VerdictConditions, tolerance: float) -
     if not tested:
         return _TestResults(rows, (), _list_doubts(doubts), spread, variance, shares[1] * SIGNIFICANCE / len(keys))
     members = [np.array([each == group for each in groups]) for group in tested]
-    joined = _join_operations(measured, keys, members, prior, conditions)
+    joined = _pool_rows_by_operation(measured, keys, members, prior, conditions)
     errors = _estimate_errors(joined, measured.paired)
     spreads = _find_spreads(joined, members, differences.values, row_errors, measured.paired)
     times = _test_columns(joined, errors, OPERATION_SHARE, None, measured.paired, tolerance, spreads)
@@ -235,14 +235,14 @@ def _subtract(a: Floats, b: Floats, paired: bool) -> _Differences:
     return _Differences(of_b - of_a, per_run, variance, degrees)
 
 
-def _join_operations(
+def _pool_rows_by_operation(
     measured: RunTable,
     keys: Sequence[CaseKey],
     members: Sequence[NDArray[np.bool_]],
     prior: Floats,
     conditions: VerdictConditions,
 ) -> _TestedColumns:
-    """Return one column per operation, the medians over its rows in each run.
+    """Return columns to test, one per operation: in each run, the median over the operation's rows.
 
     Rows of one workload share buffers and time, so the number of workloads is that of independent rows. `members` says
     for each operation which of the rows `keys` it has; `prior` is the variance per run of each row.

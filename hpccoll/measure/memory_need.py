@@ -38,7 +38,7 @@ class MemoryNeed:
     messages: int
 
     def describe(self) -> str:
-        """Return what the largest message needs on each rank, and what is free."""
+        """Return a sentence with the memory that the largest message needs on each rank, and the free memory."""
         largest = max(self.sizes, default=0)
         need = f"{self.messages} messages of {format_size(largest)}, {format_size(self.messages * largest)} per rank"
         return f"memory: {need}; {format_size(self.free_bytes)} per rank is free"

@@ -97,6 +97,7 @@ class GradientBuckets:
         self._buckets.append(bucket)
 
         def note_gradient(parameter: Any) -> None:
+            """Record that a parameter's gradient is complete, and start the all-reduces of complete buckets."""
             note_backward_pass(parameter, bucket.missing, bucket.views[parameter])
             self._start_complete_buckets()
 

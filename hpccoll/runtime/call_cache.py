@@ -124,7 +124,7 @@ class PlanStart:
 
 
 class CallCache:
-    """Finds what carries out a communicator's calls, by their kind.
+    """Maps each kind of call on a communicator to the executable that carries out calls of this kind.
 
     Args:
         tables: the call tables of blocking and of asynchronous calls.
@@ -160,7 +160,11 @@ class CallCache:
         return operation, x, out, op, root, algorithm, counts
 
     def intern_counts(self, counts: Any, out_counts: Any) -> BlockCounts:
-        """Return numbers of rows as a pair, which is the same object for equal numbers; wrong ones are not changed."""
+        """Return numbers of rows as a pair; equal numbers give the same pair object.
+
+        `counts` and `out_counts` are the numbers of rows sent to and received from each rank. Invalid numbers are
+        returned as they were given.
+        """
         try:
             pair = tuple(counts) if counts is not None else None, tuple(out_counts) if out_counts is not None else None
             known = self._counts.get(pair)
@@ -176,7 +180,10 @@ class CallCache:
         return pair
 
     def add(self, call: CollectiveCall, request: Request, *, asynchronous: bool = False) -> None:
-        """Let later calls of the same kind as `call`, the checked call of a request, skip the checks."""
+        """Record how to carry out calls of the same kind as `call`, so that later ones skip the argument checks.
+
+        `request` has the arguments of `call`, which were checked.
+        """
         operation, x, out, *_, counts = request
         if call.reduction.factor is not None or call.module.on_device:
             return
@@ -222,7 +229,7 @@ class CallCache:
         self._counts.clear()
 
     def abandon(self) -> None:
-        """Forget all kinds of calls, let prepared executables refuse to run, free nothing; for a forked child."""
+        """In a forked child, forget all kinds of calls and let prepared executables refuse to run; free nothing."""
         self.forget()
         for executable in self._prepared:
             executable.abandon()
@@ -258,7 +265,7 @@ class CallCache:
         arrays.add_to(self.asynchronous, request, start)
 
     def _keep(self, request: Request, asynchronous: bool, library: LibraryCall, arrays: Arrays) -> None:
-        """Keep a library call for calls of other sizes or counts."""
+        """Keep a library call as the template of calls with other sizes or counts."""
         if request[1] is None or not arrays.nbytes:
             return
         if len(self._similar) >= _MOST_SIMILAR:
@@ -266,7 +273,7 @@ class CallCache:
         self._similar[self._generalize(request, asynchronous=asynchronous)] = library, arrays
 
     def _generalize(self, request: Request, *, asynchronous: bool) -> Hashable:
-        """Return a key that a call shares with those of other sizes or counts for which `auto` selects the same."""
+        """Return the cache key of a call without its size and counts; `auto` selects the same for all its calls."""
         operation, x, out, op, root, algorithm, counts = request
         others = operation, type(x), x.dtype, op, root, algorithm, out is None, asynchronous
         if counts is None:

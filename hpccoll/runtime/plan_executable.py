@@ -87,7 +87,11 @@ class PlanKind:
         return source, result
 
     def lower(self, sizes: tuple[int, ...] | None = None, *, staged: bool = False) -> Program:
-        """Return this rank's program (its instructions) by `Context.lower`."""
+        """Return this rank's program (its instructions) for calls of this kind, from the communicator's cache.
+
+        `sizes` is the number of elements of each chunk, for a program that works on one segment; None for whole chunks.
+        `staged` selects loads and stores in shared-memory slots instead of the users' arrays.
+        """
         call = self.call
         shape = call.root, call.count, call.dtype.itemsize, self.in_place, call.module.on_device
         return self.context.lower(self.algorithm, self.chunks, *shape, staged, sizes)

@@ -29,6 +29,7 @@ def list_meshes(ranks: int, model: ModelShape, machine: Machine) -> Iterator[Mes
     limits = {"tp": machine.ranks_per_node, "ep": model.experts}
 
     def extend(sizes: tuple[int, ...], rest: int) -> Iterator[Mesh]:
+        """Yield the meshes that begin with these axis sizes; `rest` is the number of ranks left to divide."""
         if len(sizes) == len(INNERMOST_FIRST) - 1:
             tp, ep, cp, dp = sizes
             yield Mesh(dp, tp, rest, cp, ep)

@@ -85,6 +85,7 @@ class TrainingSetup:
 
     @cached_property
     def _hash(self) -> int:
+        """The hash of the fields that differ most between setups, computed once."""
         return hash((self.model, self.mesh, self.microbatches, self.recompute))
 
     def __hash__(self) -> int:
@@ -142,6 +143,7 @@ class TrainingSetup:
 
     @cached_property
     def _replica_counts(self) -> dict[ReplicaKind, int]:
+        """The number of ranks that have the same parameters, by kind of parameter."""
         return {kind: self.mesh.count(*axes) for kind, axes in REPLICA_AXES.items()}
 
     def lacks_gradients(self, kind: ReplicaKind) -> bool:

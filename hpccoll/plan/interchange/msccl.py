@@ -108,6 +108,7 @@ def _pieces(gpus: list[_MscclGpu], message: PlanMessage) -> Iterator[tuple[Buffe
 
 
 def _indices(start: BufferIndex, count: int) -> list[BufferIndex]:
+    """Return `count` consecutive chunks of a buffer, as pairs of buffer and index."""
     return [(start[0], start[1] + i) for i in range(count)]
 
 

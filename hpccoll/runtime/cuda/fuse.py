@@ -78,6 +78,7 @@ class _FusionGroup:
         count = len(self.loads)
 
         def number(register: int) -> int:
+            """Return the number of a register in the chain: loads first, then reduces."""
             return -1 - register if register < 0 else count + register
 
         reduces = tuple((number(left), number(right)) for left, right in self.reduces)

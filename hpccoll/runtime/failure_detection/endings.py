@@ -232,6 +232,7 @@ class JobEndings:
 
         @wraps(leave)
         def note_and_exit(status: Any = None, /) -> None:
+            """Record the exit status and the number of calls, then exit."""
             self._exit = f"sys.exit({'' if status is None else repr(status)[:80]})", self._count_calls()
             leave(status)
 

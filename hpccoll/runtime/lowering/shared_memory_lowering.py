@@ -58,12 +58,16 @@ class SharedMemoryLowering:
         return frozenset(memory for memory, is_accessed in memories if is_accessed)
 
     def _output_mask(self, rank: int) -> NDArray[np.bool_]:
+        """Return which chunks belong to a rank's output, shape (C,)."""
         plan = self._plan
         masks = plan.operation.output_mask(np.array([rank]), plan.ranks, len(self._sizes), plan.root)
         return np.asarray(masks[0])
 
     def begin(self, locations: ChunkLocations) -> None:
-        """Set this rank's `locations`; if staged, copy to shared memory the chunks that others load before a write."""
+        """Start lowering with the memory locations of this rank's chunks; if staged, append copies to shared memory.
+
+        The copies are of the chunks that other ranks load before they are written for the first time.
+        """
         self._locations = locations
         if self._staged:
             chunks = np.nonzero(self._accesses.loaded_before_write[self._rank])[0]

@@ -53,6 +53,7 @@ class NativeMessageExecutable(PlanExecutable):
         return self._call_by_call.calls
 
     def run(self) -> None:
+        """The function that runs the collective once on this executable's buffers."""
         self._require_live()
         for step in self._before:
             step()
@@ -138,6 +139,7 @@ class NativeMessageRun(InFlight):
         self._run = run
 
     def _advance(self) -> bool:
+        """Advance the native run without blocking; return whether it is complete."""
         return self._run.advance()
 
     def is_settled(self) -> bool:

@@ -25,8 +25,9 @@ MOST_FILE_BYTES: Final = 2**24  # of a file that readers accept; a file of ENTRI
 MOST_RANKS: Final = 2**21  # of a job, and of all lists of members in a file together
 
 HEADER_BYTES: Final = 4096
-# Magic, version, bytes of the header, of a copy of the tables and of an entry, entries of the ring; rank and size in
-# MPI.COMM_WORLD, process id, monotonic and wall-clock time (ns since 1970) of the creation, and the host's name.
+# The fields of the header, in order: MAGIC, VERSION, HEADER_BYTES, TABLE_BYTES, ENTRY_BYTES, the number of entries of
+# the ring, the rank and the size of MPI.COMM_WORLD, the process id, the monotonic and the wall-clock time (ns since
+# 1970) at which the file was made, and the host's name.
 HEADER: Final = struct.Struct("<8s5I3Iqq64s")
 CLOCK_AT: Final = 256
 CLOCK: Final = struct.Struct("<5d")  # the fields of `ClockModel`; a CRC-32 of these bytes (0: no model) follows

@@ -65,6 +65,7 @@ class SharedMemoryExecutable(PlanExecutable):
         return (self,)
 
     def run(self) -> None:
+        """The function that runs the collective once on this executable's buffers."""
         if not self.live:
             self._require_live()
         if self._runs:  # earlier asynchronous runs, which use the same barrier and slots
@@ -98,6 +99,7 @@ class SharedMemoryExecutable(PlanExecutable):
         steps, nbytes = self._before, kind.nbytes
 
         def start(source: int, result: int, keep: object) -> RunInQueue:
+            """Start a run at these addresses; `keep` is referenced until it ends."""
             buffers = (source, nbytes[0]), (result, nbytes[1])
             before = call_or_defer(steps, buffers, runs) if steps else None
             previous = get_last(runs)
@@ -177,7 +179,7 @@ def _make_direct_call(kind: PlanKind) -> DirectCall:
 
 
 def _get_divisor(kind: PlanKind) -> int:
-    """Return the number by which the result is divided: that of the ranks for `avg`."""
+    """Return the number that divides the result: the number of ranks for `avg`, 1 for other reductions."""
     return kind.context.comm.size if kind.call.reduction.divides else 1
 
 

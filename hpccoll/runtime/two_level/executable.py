@@ -62,6 +62,7 @@ class PipelineExecutable(PlanExecutable):
         return (self,)
 
     def run(self) -> None:
+        """The function that runs the collective once on this executable's buffers."""
         self._require_live()
         if self._start is None:
             self._start = self.make_start()
@@ -88,6 +89,7 @@ class PipelineExecutable(PlanExecutable):
         )
 
         def start(source: int, result: int, keep: object) -> RunInQueue:
+            """Start a run at these addresses; `keep` is referenced until it ends."""
             buffers = (source, nbytes[0]), (result, nbytes[1])
             before = call_or_defer(steps, buffers, queue) if steps else None
             previous = get_last(queue)
