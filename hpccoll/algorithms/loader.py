@@ -202,7 +202,7 @@ def prove_single_rank_columns(plan: Plan) -> None:
 
 
 def _take_rank(steps: Sequence[Step], index: int, ranks: int) -> list[object]:
-    """Return what the rank at `index` does in steps of `ranks` ranks, as comparable values (peers, chunks, op)."""
+    """Return the steps of the rank at `index` as values that can be compared: peers, chunks and ops."""
 
     def take(value: Ints) -> int:
         """Return entry `index` of `value`, which is one number for all ranks or an array with an entry per rank."""

@@ -201,8 +201,8 @@ def _run(options: BenchOptions) -> int:
         starter = make_starter(options.starting, sessions[0].world, layout, core_share)
         for session in sessions:
             session.starter = starter
-        facts = {**starter.describe_clock(), "core_share": core_share}
-        run = make_run_record(world, sizes=options.sizes, limit=limit, facts=facts)
+        clock_fields = {**starter.describe_clock(), "core_share": core_share}
+        run = make_run_record(world, sizes=options.sizes, limit=limit, fields=clock_fields)
         outputs = joint_failure.run_on_first_rank(
             world, lambda: BenchOutput(options, stack, sessions, run, need, limit)
         )

@@ -27,7 +27,7 @@ def argument(**settings: Any) -> Any:
 
 
 def declare(decorate: Callable[[str], Decorator]) -> Any:
-    """Return a field whose value comes from the options that a decorator adds; it is made from the field's name."""
+    """Return a field whose options the function `decorate` adds, given the field's name."""
     return field(metadata={_DECORATE: decorate})
 
 

@@ -374,7 +374,7 @@ def print_comparison(found: TrainCompareRecord) -> None:
 
 
 def format_progress(step: TrainStepRecord, unit: str) -> str:
-    """Return the measurements of a step as the text beside the progress bar; `unit` is what a token is."""
+    """Return the measurements of a step beside the progress bar; `unit` names the tokens, such as `bytes`."""
     words = [f"loss {step.loss:.4g}", f"{step.tokens_per_s:,.0f} {unit}/s", f"step {1e3 * step.step_s:.3g} ms"]
     words.append(f"comm {1e3 * step.comm_s:.3g} ms ({1e3 * step.exposed_comm_s:.3g} exposed)")
     if step.bubble is not None:

@@ -223,7 +223,7 @@ class WindowStarter:
         return described | {name: round(error_us, 3) for name, error_us in bounds.items()}
 
     def explain_misses(self, discarded: int, rounds: int, delays_s: NDArray[np.float64]) -> UsageError:
-        """Return the error of a fixed window that is too short; `delays_s` are what ranks needed."""
+        """Return the error of a fixed window that is too short; `delays_s` are the times that ranks needed."""
         enough_us = max(MARGIN * float(np.quantile(delays_s, READY)), SHORTEST_WINDOW_S) * 1e6
         missed = f"a rank missed the start of {discarded} of {rounds} rounds"
         remedy = f"use --window {enough_us:.0f} or leave the option out"

@@ -44,14 +44,14 @@ class CommunicationTimer:
         self._operations, self._since = 0, 0.0
 
     def begin_operation(self) -> None:
-        """Count one more operation in flight."""
+        """Record that one more operation is in flight; the first one starts the timer."""
         with self._counter_lock:
             if not self._operations:
                 self._since = time.perf_counter()
             self._operations += 1
 
     def end_operation(self) -> None:
-        """Count one operation in flight less."""
+        """Record that an operation in flight has ended; the last one stops the timer."""
         with self._counter_lock:
             self._operations -= 1
             if not self._operations:
@@ -168,7 +168,7 @@ class AxisGroup:
                 self._end(work)
 
     def _end(self, work: Work[Any]) -> None:
-        """Note that a started collective is complete."""
+        """Record that a started collective is complete."""
         _, operation, collective, begin = self._started.pop(id(work))
         self.timer.end_operation()
         self.timer.log.add(

@@ -80,7 +80,7 @@ class ZeroUnit:
         return int(self.length * self.group.size)
 
     def split(self, flat: Any) -> list[Any]:
-        """Return views of the elements of each parameter in a flat tensor (p)."""
+        """Return a flat tensor of p elements as one view per parameter."""
         *parts, _ = flat.split([*self._sizes, self.count - sum(self._sizes)])
         return [part.view(shape) for part, shape in zip(parts, self._shapes, strict=True)]
 
@@ -98,7 +98,7 @@ class ZeroUnit:
             begin += size
 
     def install(self, whole: Any) -> None:
-        """Let the parameters be views of a tensor (p)."""
+        """Make the parameters views of `whole`, a flat tensor of p elements."""
         self.whole = whole
         for parameter, view in zip(self.parameters, self.split(whole), strict=True):
             parameter.data = view

@@ -82,12 +82,12 @@ def _is_additive(run: ReferenceRun, own: Sequence[Gradients]) -> bool:
 
 
 def _scale(gradients: Gradients, factor: float) -> Gradients:
-    """Return gradients times a factor."""
+    """Return all gradients multiplied by a factor, by name."""
     return {name: x * factor for name, x in gradients.items()}
 
 
 def _add(addends: Sequence[Gradients]) -> Gradients:
-    """Return the sum of gradients."""
+    """Return the sum of several sets of gradients, by name."""
     return {name: sum(x[name] for x in addends) for name in addends[0]}
 
 

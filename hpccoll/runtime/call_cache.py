@@ -43,7 +43,7 @@ _MOST_SIMILAR: Final = 512  # most library calls that are kept for other sizes, 
 
 @dataclass(frozen=True, slots=True)
 class Arrays:
-    """The sizes of the arrays of all calls of one kind, and where their result is; see `CallTable.add`.
+    """The array sizes that all calls of one kind share, and whether the result is `out`, the input or a new array.
 
     `new_rows` is the first dim of a new output if blocks differ in size, else -1; `rows` is that of the input.
     """
@@ -62,7 +62,7 @@ class Arrays:
 
     @classmethod
     def of(cls, call: CollectiveCall, out: Any, ranks: int) -> Arrays:
-        """Return what the calls of the same kind as `call` have in common; `out` is the user's output or None."""
+        """Return the properties that all calls of the same kind as `call` share; `out` is the user's output or None."""
         uneven, result = not isinstance(call.count, int), call.result
         buffer = call.source or result
         in_given = out is not None and result is not None
@@ -83,7 +83,7 @@ class Arrays:
         )
 
     def add_to(self, table: CallTable, request: Request, call: Any, *, needs_idle: bool = False) -> bool:
-        """Let a table carry out calls like `request` by `call`; return False if the arrays are not plain."""
+        """Add a table entry by which later calls like `request` run `call`; return False if arrays are not plain."""
         return table.add(
             request,
             call,
@@ -107,7 +107,7 @@ class Arrays:
 
 @dataclass(frozen=True, slots=True)
 class PlanStart:
-    """Starts the asynchronous calls of one kind by a plan that uses shared memory.
+    """Starts asynchronous calls of one kind, which run as a plan in shared memory.
 
     `description` is the common part of the calls' entries in the flight recorder.
     """
@@ -204,7 +204,7 @@ class CallCache:
             self._add_plan(call, selection, arrays, request)
 
     def add_similar(self, request: Request, *, asynchronous: bool = False) -> bool:
-        """Let the library carry out a call whose size or counts are new; return False if no similar call is known."""
+        """Add a library call for new sizes or counts, made from a similar known call; return False if none is known."""
         x, out, counts = request[1], request[2], request[6]
         if not self._similar or x is None or not is_plain(x) or _is_shared(x, out):
             return False
@@ -288,7 +288,7 @@ class CallCache:
 def _resize(
     library: LibraryCall, arrays: Arrays, x: Any, counts: BlockCounts | None
 ) -> tuple[LibraryCall, Arrays] | None:
-    """Return a library call and its arrays for the size of `x` and other counts; None if there is nothing to do."""
+    """Return a library call and its arrays for the size of `x` and other counts; None if counts are invalid or 0."""
     if counts is None:
         nbytes, result_nbytes = x.nbytes, arrays.result_nbytes * x.nbytes // arrays.nbytes
         count = nbytes // (arrays.itemsize * arrays.divisor)

@@ -93,7 +93,7 @@ class InFlight(ABC):
             self.awaited.mark_started()
 
     def is_settled(self) -> bool:
-        """Whether other ranks no longer read this rank's memory for what the operation has begun; lets MPI advance.
+        """Whether other ranks have finished reading this rank's memory for this operation; lets MPI advance.
 
         Called after an interruption, when nothing advances the operation any more.
         """
@@ -313,7 +313,7 @@ class Progress:
             self.idle(backoff)
 
     def attend(self) -> bool:
-        """Advance the operations in flight during a native wait; return whether there are any.
+        """Advance the operations in flight during a wait of native code; return whether there are any.
 
         Without operations in flight, MPI is polled, because a message that MPI has buffered moves on only inside an MPI
         call.
@@ -328,7 +328,7 @@ class Progress:
         return is_busy
 
     def idle(self, backoff: Backoff) -> None:
-        """Pause once between two polls of shared memory, and advance the operations in flight.
+        """Pause once between two polls of shared memory, while the operations in flight advance.
 
         If operations are in flight, the pause does not sleep, because each poll may move data. If no operation is in
         flight, MPI is polled after each sleep, because a message that MPI has buffered moves on only inside an MPI

@@ -94,7 +94,7 @@ class TrainingSetup:
 
     @cached_property
     def unsharded(self) -> TrainingSetup:
-        """The setup without ZeRO."""
+        """The same setup without ZeRO."""
         return replace(self, zero=0) if self.zero else self
 
     @cached_property
@@ -109,7 +109,7 @@ class TrainingSetup:
 
     @cached_property
     def family(self) -> ScheduleFamily:
-        """The pipeline schedule."""
+        """The pipeline schedule by its name, for any counts."""
         return get_schedule(self.schedule)
 
     @cached_property
@@ -171,7 +171,7 @@ class TrainingSetup:
             raise UsageError(f"{self.mesh}: {misfit}")
 
     def find_misfit(self) -> str | None:
-        """Return which axis of the mesh does not divide what it splits, with a remedy; None if all axes do."""
+        """Return an axis of the mesh that does not divide its quantity, with a remedy; None if all axes do."""
         mesh, sp, per_sampler = self.mesh, self.sequence_parallel_size, self.mesh.samplers * self.microbatches
         divided = (
             *self.model.list_splits(mesh, self.pipeline.stages),

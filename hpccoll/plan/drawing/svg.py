@@ -36,7 +36,7 @@ def _n(value: float) -> str:
 
 
 def _style(shape: SceneShape) -> str:
-    """Return the SVG attributes for the colours, line widths and font of a shape, without its position."""
+    """Return a shape's SVG attributes for colours, line width and font, but not its position."""
     match shape:
         case TextLabel(_, _, size, fill, anchor, bold):
             weight = ' font-weight="bold"' if bold else ""

@@ -79,7 +79,7 @@ class NativeMessageExecutable(PlanExecutable):
 
 
 def get_message_call(kind: PlanKind) -> MessageCall:
-    """Return the native call of a kind, which is made once."""
+    """Return the native call that runs plans of messages for calls of a kind; made once per kind."""
     return kind.context.get_native(kind.make_key("messages"), lambda: make_message_call(kind, kind.context.scratch))
 
 
