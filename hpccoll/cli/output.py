@@ -59,7 +59,8 @@ def json_option(
     Args:
         text: the help of --json.
         all_ranks: whether all ranks of an MPI job raise the error; else only the rank that prints. If all ranks raise
-            it, the command must open the file after a collective call, or late ranks take the new file for an old one.
+            it, the command must open the file after a collective call; otherwise a late rank takes the new file for an
+            old one.
         appends_with: name of the option with which the command appends to the file; the file may then exist.
     """
 

@@ -53,12 +53,15 @@ class OperationGroup(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _TestedColumns:
-    """Logarithms of medians without drift: lines are runs, columns are rows or operations, NaN is not measured.
+    """The tables that the tests read: logarithms of medians without drift, `a` and `b` of the two sides.
 
-    `prior` and `prior_degrees` are the variance per run that the spread over rows implies, and its degrees of freedom.
-    `weight` is the number of runs that `prior` counts as where a side has several runs.
-    `doubts` has the reason why a column allows no verdict, or an empty string.
-    `between` is the variance over operations of the difference of two runs, with its degrees of freedom.
+    A table has a line per run and a column per row or operation; NaN marks a missing measurement. For each
+    column, `prior` has the variance of one run that follows from the spread over rows, and `doubts` the reason why the
+    column allows no verdict, or an empty string.
+
+    `prior_degrees` is the degrees of freedom of `prior`, and `weight` the number of runs as which it counts where a
+    side has several runs. `between` is the variance over
+    operations of the difference of two runs, with its degrees of freedom.
     """
 
     a: Floats
@@ -214,7 +217,10 @@ def _find_spreads(
 
 @dataclass(frozen=True, slots=True)
 class _Differences:
-    """The average of B minus that of A per column, 1/a + 1/b for a runs of A and b of B, and the variance per run."""
+    """Per column, the mean of B minus the mean of A, and the variance of one run with its degrees of freedom.
+
+    `per_run` is 1/a + 1/b for a runs of A and b runs of B.
+    """
 
     values: Floats
     per_run: Floats

@@ -1,8 +1,8 @@
 """Leaves out the message sizes of a benchmark whose buffers do not fit into the memory of a node.
 
 With one kind of buffer, a benchmark holds at most MESSAGES messages per rank at a time, however many algorithms it
-compares: input, output, scratch of the algorithms, and one more for the buffers of other libraries. If it compares
-shared memory with other memory, the shared input and output take two more.
+compares: input, output, scratch of the algorithms, and one more for the buffers of other libraries. If it
+compares shared memory with other memory, a second input and output in shared memory take two more.
 """
 
 from __future__ import annotations

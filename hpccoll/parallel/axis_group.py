@@ -76,7 +76,7 @@ class AxisGroup:
         self.ranks, self.index, self.size, self.axis = ranks, ranks.index(comm.rank), len(ranks), axis
         self._name = f"{axis} {','.join(map(str, ranks))}"
         self._collectives = 0  # number of collectives that this rank has called
-        # Collectives in flight by the id of the work, with operation, name and start.
+        # The collectives in flight: for the id of each work, its operation, its name and its start time.
         self._started: dict[int, tuple[Work[Any], str, str, float]] = {}
         self.timer = timer or CommunicationTimer()
         self._group = comm.new_group(ranks) if len(ranks) > 1 else None

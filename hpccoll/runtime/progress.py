@@ -32,8 +32,8 @@ Result = TypeVar("Result")
 NEVER: Final = float("inf")
 TIME_IS_UP: Final = "other ranks did not arrive in time"
 SETTLE_S: Final = 0.5  # longer than other ranks take to read the notice of an interruption (endings.NOTICE_TICK_S)
-# Of probes of MPI.COMM_WORLD that let MPI advance; hpccoll sends no message with it. MPICH does not advance accesses to
-# windows during a probe of MPI.COMM_SELF.
+# The tag of the probes of MPI.COMM_WORLD that let MPI advance; hpccoll sends no message with this tag. MPICH does not
+# advance accesses to windows during a probe of MPI.COMM_SELF.
 POLLED_TAG: Final = 32767
 POLLS: Final = 16  # polls between two pauses of `wait_until`; each poll moves a few KiB of a long message
 

@@ -109,7 +109,7 @@ def _find_fastest(
                 if any(compute_rank_memory(tried, rank).total > usable for rank in tried.compared_ranks):
                     continue
                 time = compute_step_time(tried, machine, efficiency, list_traffic(tried, machine))
-                # Other stages of ZeRO need at least the time without its communication.
+                # A lower bound for the other stages of ZeRO: the time without the communication of ZeRO.
                 others = {strategy: each for strategy, each in time.exposed_s.items() if strategy not in GRADIENTS}
                 bounds[recompute] = replace(time, exposed_s=others).total_s
                 if time.total_s < least_s:

@@ -103,7 +103,7 @@ class SharedMemoryLowering:
         """Append a fence, then copies of the deferred results from scratch to the chunks that they belong to.
 
         A last fence that only waits for readers of slots is left out, because each rank uses two slots (shared buffers)
-        in turn. The last fence of a barrier is what its ranks wait for.
+        in turn. The last fence of a barrier is kept.
         """
         is_last = t == len(self._accesses.rounds) - 1
         if self._staged and is_last and not self._is_barrier and not self._accesses.has_late_stores():
