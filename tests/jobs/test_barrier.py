@@ -1,4 +1,4 @@
-"""`mpirun -n N hpccoll barrier`, run for real: records, answers, resumption, and a barrier that hangs."""
+"""`mpirun -n N hpccoll barrier` in real jobs: records, answers, resumption, and a barrier that hangs."""
 
 from __future__ import annotations
 

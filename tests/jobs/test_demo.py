@@ -1,4 +1,4 @@
-"""`mpirun -n N hpccoll demo NAME`, run for real; what the ranks hold is written out here."""
+"""`mpirun -n N hpccoll demo NAME` in real jobs: the values of all ranks are as listed here."""
 
 from __future__ import annotations
 

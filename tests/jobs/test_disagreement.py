@@ -1,4 +1,4 @@
-"""HPCCOLL_DEBUG=1: ranks that call a collective differently are told, every one of them."""
+"""HPCCOLL_DEBUG=1: if ranks call a collective differently, every rank raises an error."""
 
 from __future__ import annotations
 

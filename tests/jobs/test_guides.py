@@ -1,4 +1,4 @@
-"""The guides for learners hold: every command runs, every shown line is printed, every piece of Python works."""
+"""The guides for learners are correct: every command runs, prints the shown lines, and every Python program works."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page on parity holds: its model is right, its faulty step is named, and its fixture works."""
+"""The page on parity is correct: its model passes, its faulty step is named, and its fixture works."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What has been started completes although its rank makes no call of hpccoll: it is in a call of another library."""
+"""Operations in flight complete although their rank makes no call of hpccoll, but is in another library's call."""
 
 from __future__ import annotations
 

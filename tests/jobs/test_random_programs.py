@@ -1,4 +1,4 @@
-"""Random programs on emulated nodes, and without single copy between processes."""
+"""Random programs on emulated nodes, and without cross-memory attach."""
 
 from __future__ import annotations
 

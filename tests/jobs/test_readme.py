@@ -1,4 +1,4 @@
-"""What the README shows is what happens: its Python runs, its make targets and options exist."""
+"""The README is correct: its Python runs, and its make targets and options exist."""
 
 from __future__ import annotations
 

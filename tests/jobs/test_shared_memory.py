@@ -1,4 +1,4 @@
-"""Shared memory of real jobs: nothing of it is left behind however a job ends, and who may not use it is told."""
+"""Shared memory of real jobs: nothing is left behind however a job ends, and errors explain why it is not available."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scripts of bench/ that compare hpccoll with the truth, with Gloo and with other programs; few repetitions."""
+"""The scripts of bench/ that compare times of hpccoll with known times, Gloo and other programs; few repetitions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`mpirun -n N hpccoll train`, run for real: what it writes, resumes, refuses, and leaves when it dies."""
+"""`mpirun -n N hpccoll train` in real jobs: records, resumption, refused options, and files after a crash."""
 
 from __future__ import annotations
 

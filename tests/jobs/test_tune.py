@@ -1,4 +1,4 @@
-"""`mpirun -n N hpccoll tune`, run for real: what it stores, merges, refuses, and leaves when it dies; who reads it."""
+"""`mpirun -n N hpccoll tune` in real jobs: stored and merged tables, their readers, refused options, and crashes."""
 
 from __future__ import annotations
 

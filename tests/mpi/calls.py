@@ -1,7 +1,7 @@
-"""Calls a collective on guarded memory in every way there is, and holds what comes against replay.
+"""Calls a collective in every possible way on guarded memory, and compares the results with `replay`.
 
-The oracle is `replay` of the very plan that the runtime lowers; `measure.data.expect` says independently of all plans
-what is right. The elements beside each buffer must stay as they were.
+The expected result is that of `replay` of the plan that the runtime lowers. `measure.data.expect` computes the correct
+result independently of all plans. The elements beside each buffer must not change.
 """
 
 from __future__ import annotations

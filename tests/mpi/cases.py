@@ -1,9 +1,9 @@
-"""One collective with all that it can vary in: its inputs, and what every rank must hold after.
+"""One case of a collective: its arguments, its inputs, and the expected results of all ranks.
 
-Legend: n ranks; a blocked operation moves n blocks of `count` elements, the others one vector of `count` elements.
+With n ranks, an operation on blocks moves n blocks of `count` elements, and the others one vector of `count` elements.
 
-The oracle is `replay` of the very plan that the runtime lowers, with the same scaling before and the same division
-after; `measure.data.expect` says independently of all plans what is right.
+The expected result is that of `replay` of the plan that the runtime lowers, with the same scaling before and the same
+division after the plan. `measure.data.expect` computes the correct result independently of all plans.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""A device that is none: memory that the ranks of a host share, streams that run late, events that processes share.
+"""A simulated CUDA device: memory that ranks of a host share, streams that run late, events shared by processes.
 
-It keeps CUDA's rules, as far as fences and symmetric buffers lean on them. What is queued on a stream runs in order,
-later, in a thread of the stream's own, while the host goes on. Recording an event queues it; waiting for an event
-queues a wait for what was last recorded when the host called it, and for nothing where nothing was. A kernel's
-parameters are read when it is queued. Memory that is freed is spoilt for all who still have it mapped.
+The device follows CUDA's rules for fences and symmetric buffers. Work queued on a stream runs later, in order, in a
+thread of the stream, while the host continues. Recording an event is queued. Waiting for an event queues a wait for its
+latest record at the time of the call; without a record, the wait ends at once. A kernel's parameters are read when the
+kernel is queued. Freed memory is overwritten, also for ranks that still map it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Many collectives under way at once, finished in any order."""
+"""Many collectives in flight at the same time, completed in any order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is wrong with a call is said before anything is sent: alike on every rank, and the communicator goes on."""
+"""Wrong arguments raise the same error on every rank before anything is sent; the communicator remains usable."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Symmetric device memory without a device: the real fences, kernels and lifetimes on streams that run late.
+"""Symmetric device memory on a simulated device: the real fences, kernels and lifetimes on streams that run late.
 
-`late_device` stands in for the driver; its memory is shared for real, among the ranks of the run, and the kernels' own
-text runs in it. What the order of record, meeting and wait is for shows when one of them is left out.
+`late_device` replaces the CUDA driver. Its memory is really shared by the ranks of the run, and the source of the
+kernels runs in it. Some tests leave out an event's record, the node barrier or the wait of a fence, and must then see
+wrong results.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Groups of ranks: in any order, several at once, within each other, beside the world."""
+"""Groups of ranks: in any order, several at once, nested, and beside the world."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""More than 2**31 elements: MPI's counts are 32 bits wide, ours are not."""
+"""More than 2**31 elements: MPI's counts have 32 bits, those of hpccoll do not."""
 
 from __future__ import annotations
 

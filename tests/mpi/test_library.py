@@ -1,4 +1,4 @@
-"""The MPI library's own collectives in hpccoll's place: the same results, in whatever order ranks wait."""
+"""The MPI library's own collectives, called by hpccoll, have the same results in any order of waits."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Every collective by every algorithm, bit for bit as replay of the same plan.
+"""Every collective by every algorithm has the bits of replay of the same plan.
 
-Here every two of algorithm, dtype, reduction, size, in or out of place, and way of running meet; `make test-full` runs
-the whole product of all but the size. Counts and roots are drawn by hypothesis.
+The tests combine every two values of algorithm, dtype, reduction, size, place (in or out of place) and way of calling;
+`make test-full` runs all combinations of all factors but the size. Hypothesis draws counts and roots.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Messages between two ranks: every dtype, any size, beside collectives that are under way."""
+"""Messages between two ranks: every dtype, any size, beside collectives in flight."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The peers on real ranks: values exactly, for every operation, dtype and reduction that they offer."""
+"""Peers on real ranks return exact values, for every operation, dtype and reduction that they offer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs that are legal in MPI end, whatever is in flight: on this communicator, on another one, or between ranks."""
+"""Programs that are legal in MPI end, with operations in flight on one or several communicators or between ranks."""
 
 from __future__ import annotations
 

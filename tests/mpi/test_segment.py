@@ -1,4 +1,4 @@
-"""Memory that ranks share, by nameless memory and by files: what is written is seen, and nothing is left behind."""
+"""Memory that ranks share, as memfds and as files: all ranks see what one writes, and nothing is left behind."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Device memory's rules, kept for real on the host: a stream that runs nothing before it is synchronised.
+"""Messages in device memory, tested on the host with a stream that runs no work before it is synchronised.
 
-`Stream` is a module whose kernels and copies only queue. Whatever the runtime forgets to wait for is not there when
-MPI looks: a send without a synchronisation sends what was in the buffer before, and a receive that starts too early
-is overwritten. Once with messages through pinned host memory, once with MPI taking the memory itself.
+`Stream` is an array module whose kernels and copies are only queued. If the runtime forgets a synchronisation, a send
+sends the previous contents of its buffer, and a receive that starts too early is overwritten. The tests run with
+messages through pinned host memory, and with an MPI that accepts the memory itself.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Loads and stores in shared memory: bit for bit as replay, in all kinds of memory, at any timing, without leaks."""
+"""Loads and stores in shared memory have the bits of replay, in all kinds of memory, at any timing, without leaks."""
 
 from __future__ import annotations
 

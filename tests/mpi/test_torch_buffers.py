@@ -1,4 +1,4 @@
-"""Torch tensors on the CPU: the same collectives on the same memory, seen as NumPy."""
+"""Torch tensors on the CPU: the same collectives on the same memory, as NumPy arrays."""
 
 from __future__ import annotations
 

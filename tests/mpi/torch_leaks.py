@@ -1,4 +1,4 @@
-"""Calls collectives of torch.distributed very often, and reports what the process keeps: descriptors, mappings, memory.
+"""Calls collectives of torch.distributed very often, and reports leaked descriptors, mappings and memory.
 
 mpirun -n 2 python -m tests.mpi.torch_leaks --calls 100000
 """

@@ -1,4 +1,4 @@
-"""What every unit test gets: a registry as it was before, and output without a limit of its width."""
+"""Fixtures of all unit tests: they restore the registry, and print without a limit of the line width."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The rules that the tree promises, read from the source itself: floors, pure rooms, sizes, docstrings.
+"""The rules of the source tree, read from the source itself: floors, imports, sizes, docstrings.
 
-docs/architecture.md draws the floors. A file imports only from lower floors or from its own room, so each floor can be
-understood, tested and replaced without those above it; plans can be written and proven where there is no MPI at all.
+docs/architecture.md draws the floors. A file imports only from lower floors or from its own package, so that each floor
+can be understood, tested and replaced without those above it; plans can be written and proven without MPI.
 """
 
 from __future__ import annotations

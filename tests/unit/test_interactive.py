@@ -1,4 +1,4 @@
-"""The public API where people try it out: completion, help, notebooks, and `python -m mpi4py`."""
+"""The public API in interactive use: completion, help, notebooks, and `python -m mpi4py`."""
 
 from __future__ import annotations
 

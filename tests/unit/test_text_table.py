@@ -1,4 +1,4 @@
-"""Tables fit the width of the terminal: what breaks, what is left out, and that no number is ever cut."""
+"""Tables fit the width of the terminal: broken headings, columns left out, and no number is ever cut."""
 
 from __future__ import annotations
 

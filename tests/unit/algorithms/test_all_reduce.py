@@ -1,7 +1,7 @@
-"""The all-reduce algorithms beyond the basic ones: what each promises besides being right, and faults planted in them.
+"""The all-reduce algorithms beyond the basic ones: the properties that their papers state, and planted faults.
 
-That every registered algorithm is right at its stated cost is held in test_collectives; here stand the shapes and
-orders that give each its name, layouts of nodes, and the compositions that are not registered.
+test_collectives proves that every registered algorithm is correct and has its stated cost. The tests here check the
+orders and message patterns that distinguish the algorithms, layouts of nodes, and compositions that are not registered.
 """
 
 from __future__ import annotations

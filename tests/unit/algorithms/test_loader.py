@@ -1,4 +1,4 @@
-"""A user's own algorithm: found, taken up, and refuted with the place where it is wrong."""
+"""A user's own algorithm: loaded, registered, and refused with the place of its fault."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What makes each algorithm of all_gather, reduce_scatter, broadcast, reduce, all_to_all and barrier itself.
+"""The properties that distinguish the algorithms of all_gather, reduce_scatter, broadcast, reduce and others.
 
-That every registered plan is right at its stated cost is proven elsewhere; here are the figures of the literature, the
-shapes that the papers promise. Faults planted in them stand in test_algorithms_slips.py.
+Other tests prove that every registered plan is correct and has its stated cost. The tests here check figures and
+message patterns of the papers; test_slips.py plants faults.
 """
 
 from __future__ import annotations

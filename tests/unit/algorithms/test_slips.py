@@ -1,6 +1,7 @@
-"""A slip that an author could make in each algorithm but those of all_reduce: a plan that looks like it, and is wrong.
+"""A mistake that an author could make in each algorithm but those of all_reduce is found by the proof.
 
-The mutants of test_mutants.py change one message each; these are wrong everywhere at once, as a wrong formula is.
+The mutants of test_mutants.py change one message each. The plans here are wrong in every round, as after a mistake in a
+formula.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Plans of two levels: proven on every layout of nodes, right in any order, and what crosses between nodes."""
+"""Two-level plans: proven on every layout of nodes, correct in any order of ranks, and their bytes between nodes."""
 
 from __future__ import annotations
 

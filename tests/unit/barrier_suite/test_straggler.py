@@ -1,4 +1,4 @@
-"""Who is late: injected delays are found and the guilty is named, noise and victims are not."""
+"""The late rank: injected delays are found and the guilty rank is named; noise and waiting ranks are not."""
 
 from __future__ import annotations
 

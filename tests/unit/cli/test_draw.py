@@ -1,4 +1,4 @@
-"""`hpccoll draw`: every suffix, and what is said where something cannot be drawn."""
+"""`hpccoll draw`: every suffix, and the errors for plans that cannot be drawn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The analysis names the guilty rank, the victims never, and says where the recordings are a tie."""
+"""The analysis names the guilty rank and never a waiting one, and reports a tie where the recordings are ambiguous."""
 
 from __future__ import annotations
 

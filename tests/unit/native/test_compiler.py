@@ -1,4 +1,4 @@
-"""The compilation of the extension: which compiler, and what is said where there is none or a C file has changed."""
+"""The compilation of the extension: the choice of the compiler, and errors if there is none or a C file has changed."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Plans written out rank by rank, and a referee of them that shares nothing with hpccoll.plan.proof.checker.
+"""Scripts (plans written out rank by rank), and a referee that judges them independently of plan.proof.checker.
 
-The referee runs a script on symbolic expressions in plain Python: no weights, no hashes, no NumPy, no masks. What each
-operation brings and wants is said here once more.
+The referee runs a script on symbolic expressions in plain Python, without weights, hashes, NumPy and masks. It has its
+own definition of the input and the required output of each operation.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Runs plans of loads, stores and fences rank by rank in one process, in an order that means ill.
+"""Runs plans of loads, stores and fences rank by rank in one process, in random and adverse orders of the ranks.
 
-Shares nothing with hpccoll.plan.proof.races: there are no rules here, only ranks that run on in their own time, chunk
-by chunk, taking turns at random. A rank's memory is junk before it comes and after it has gone. What a load brings into
-the loader's own place is seen by the loader at once and by others after its next fence. What comes out right in many
-orders is judged as in referee.py, on symbolic expressions.
+The module shares no code with hpccoll.plan.proof.races and knows no rules: the ranks take turns at random, chunk by
+chunk. A rank's memory holds junk before the rank enters the collective and after it has left. The result of a load is
+visible to the loading rank at once, and to others after the loading rank's next fence. The results of many orders are
+judged as in referee.py, on symbolic expressions.
 """
 
 from __future__ import annotations

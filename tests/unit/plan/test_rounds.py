@@ -1,4 +1,4 @@
-"""Regions and rounds: what the ways to put plans together do to who sends what to whom."""
+"""Regions and rounds: the effect of each combination of rounds on the messages of ranks."""
 
 from __future__ import annotations
 

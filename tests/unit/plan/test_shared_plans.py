@@ -1,4 +1,4 @@
-"""Plans of loads, stores and fences: proofs, what is refused and why, and how they go together with others."""
+"""Plans of loads, stores and fences: proofs, refused plans with reasons, and combinations with other rounds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Descriptions of machines: those that come along, a user's own, and whatever else may stand in a file."""
+"""Descriptions of machines: the built-in ones, a user's own, and invalid files."""
 
 from __future__ import annotations
 

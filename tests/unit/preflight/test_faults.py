@@ -1,4 +1,4 @@
-"""Faults in made-up results: slow nodes, slow links of nodes, slow links between two nodes; no fault by chance."""
+"""Faults in synthetic results: slow nodes, slow links of nodes, slow links between two nodes; no fault by chance."""
 
 from __future__ import annotations
 

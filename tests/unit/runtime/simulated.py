@@ -1,8 +1,8 @@
-"""All ranks' programs run at once in one process, by a scheduler that means ill.
+"""Runs the programs of all ranks at once in one process, by a scheduler that delays ranks and messages at random.
 
-Messages are as unkind as MPI allows: a payload is read only when it is delivered, so a buffer that is written too soon
-spoils it; a receive buffer holds junk from the moment the receive starts; deliveries and ranks take turns at random.
-What comes out right here owes nothing to luck with timing.
+Messages behave as badly as MPI allows: a payload is read only when it is delivered, so a buffer that is overwritten too
+early corrupts it; a receive buffer holds junk from the start of the receive; deliveries and ranks take turns at random.
+A correct result therefore does not depend on timing.
 """
 
 from __future__ import annotations

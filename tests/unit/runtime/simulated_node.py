@@ -1,8 +1,8 @@
-"""All ranks' loads, stores and fences run at once in one process, by a scheduler that means ill.
+"""Runs all ranks' loads, stores and fences in one process, by a scheduler that delays ranks at random.
 
-Ranks are ordered by their meetings and by nothing else: between two meetings each runs on in its own time, a piece of
-an instruction at a time. A rank's memories hold junk before it comes and after it has gone, and scratch and slots hold
-junk when a collective begins, so what is read too soon or too late shows.
+Only fences order the ranks: between two fences, each rank runs independently, a part of an instruction at a time. A
+rank's memories hold junk before it enters and after it leaves a collective, and scratch and slots hold junk when a
+collective begins, so that a read that is too early or too late gives a wrong result.
 """
 
 from __future__ import annotations

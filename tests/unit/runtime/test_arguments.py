@@ -1,4 +1,4 @@
-"""Arguments of collectives: which array is input, which output, how large a block is."""
+"""Arguments of collectives: input arrays, output arrays, and the size of a block."""
 
 from __future__ import annotations
 

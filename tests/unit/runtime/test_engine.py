@@ -1,4 +1,4 @@
-"""The engine on one rank: what it selects, binds, keeps and frees. MPI runs without mpirun."""
+"""The engine on one rank: selected algorithms, bound calls, cached and freed objects. MPI runs without mpirun."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The relay between MPICH and SLURM: when it runs, what it changes, and that SLURM's socket is back afterwards."""
+"""The relay between MPICH and SLURM: when it runs, what it changes, and that SLURM's socket is restored afterwards."""
 
 from __future__ import annotations
 

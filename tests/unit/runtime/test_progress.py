@@ -1,4 +1,4 @@
-"""In-flight operations advance in every wait, and a wait pauses for longer the longer it lasts."""
+"""In-flight operations advance in every wait, and the pauses of a long wait become longer."""
 
 from __future__ import annotations
 

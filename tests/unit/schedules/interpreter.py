@@ -1,9 +1,9 @@
-"""An interpreter of pipeline schedules that is written from the rules of NCCL and torch, without hpccoll's classes.
+"""An interpreter of pipeline schedules, written from the rules of NCCL and torch without hpccoll's classes.
 
-A schedule is a list of cells in torch's notation per rank. Ranks run side by side. A send or receive joins the stream
-of its pair of ranks and does not block its rank; the first send and the first receive of a pair's two streams meet and
-carry a value. A pass blocks until its inputs are there, and a wait for a send until the send has met its receive. What
-is wrong at the end is returned in words.
+A schedule is a list of cells in torch's notation per rank. The ranks run side by side. A send or receive is appended to
+the stream of its pair of ranks and does not block its rank; the first send and the first receive of a pair's two
+streams are matched and transfer a value. A pass blocks until its inputs are there, and a wait for a send blocks until
+the send is matched. The result is a string that states the first fault, or None.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Schedules equal those of torch.distributed.pipelining, and files go from one to the other in both formats."""
+"""Schedules equal those of torch.distributed.pipelining, and files are converted in both directions and formats."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `auto` takes: the fastest that was measured and may be taken; without a table, rules and the cost model."""
+"""The selection of `auto`: the fastest measured candidate that can run; without a table, rules and the cost model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows that are printed as they finish: what is in a line, what is dropped where the terminal is narrow."""
+"""Rows printed as they finish: the cells of a line, and the columns left out on a narrow terminal."""
 
 from __future__ import annotations
 

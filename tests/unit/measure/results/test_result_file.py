@@ -1,4 +1,4 @@
-"""The result file: what is written stays readable, whatever happens to the writer."""
+"""The result file stays readable, however its writer ends."""
 
 from __future__ import annotations
 

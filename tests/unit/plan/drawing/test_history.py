@@ -1,4 +1,4 @@
-"""The history of a plan: every picture is drawn from it, so it must be what the plan does, round by round."""
+"""The history of a plan, from which pictures are drawn, equals the plan's effect round by round."""
 
 from __future__ import annotations
 

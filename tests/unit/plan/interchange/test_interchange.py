@@ -1,4 +1,4 @@
-"""Plans in other tools' words: JSON both ways, GOAL and MSCCL files that run as those tools would run them."""
+"""Plans in other formats: JSON both ways, and GOAL and MSCCL files that independent executors run."""
 
 from __future__ import annotations
 

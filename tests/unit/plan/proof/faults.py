@@ -1,4 +1,7 @@
-"""Faults to plant in plans that are written out: each changes a script at one message, or finds no room for itself."""
+"""Faults to plant in scripts (plans written out rank by rank): each function changes one message of a script.
+
+A function raises NoRoom if its fault cannot be planted at the given site.
+"""
 
 from __future__ import annotations
 

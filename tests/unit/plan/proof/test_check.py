@@ -1,4 +1,4 @@
-"""What check says of each kind of fault: the round, the rank, the chunk, and what is missing or doubled."""
+"""The errors of `check` for each kind of fault: round, rank, chunk, and missing or repeated contributions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Free programs: what meets, what hangs and who hangs, held against an executor that advances ranks at random."""
+"""Free programs: matched messages, deadlocks and the blocked ranks, compared with an executor in random order."""
 
 from __future__ import annotations
 

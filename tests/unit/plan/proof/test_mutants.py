@@ -1,7 +1,8 @@
-"""Whether the proof can fail: plans with one planted fault each, and an independent referee that says which are wrong.
+"""Mutation tests of the proof: plans with one planted fault each, and an independent referee that judges them.
 
-Check and referee must agree on every mutant: check misses nothing, and cries wolf at nothing. A mutant that is right
-and costs what was stated is equivalent: it is replayed on numbers, and stands in EQUIVALENT with the reason.
+`check` and the referee must agree on every mutant: `check` must refuse all wrong mutants and accept all others. A
+mutant that is correct at the stated cost is equivalent: it is replayed on numbers, and EQUIVALENT lists it with the
+reason.
 """
 
 from __future__ import annotations

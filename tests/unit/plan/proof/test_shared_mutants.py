@@ -1,7 +1,8 @@
-"""Whether the proof of loads, stores and fences can fail: plans with one fault each, and ranks taking turns at random.
+"""Mutation tests of the proof of loads, stores and fences: plans with one fault each, run in random orders of ranks.
 
-What check accepts must come out right in every order that is tried. What it refuses must go wrong in one of them, but
-for rules of the vocabulary (WORDS), which are no hazard, and for races that do no harm, which stand in HARMLESS.
+A mutant that `check` accepts must be correct in every tested order. A mutant that `check` refuses must be wrong in at
+least one order, except for violations of rules that cause no hazard (WORDS), and for harmless races, which HARMLESS
+lists.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What loads, stores and fences cost: cases by hand, periods, and what the machine cannot do."""
+"""The simulated cost of loads, stores and fences: cases computed by hand, periods, and refused machines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The simulator: small cases by hand, exactness of symmetry, and bounds that no plan is faster than."""
+"""The simulator: small cases computed by hand, exact symmetry, and lower bounds that no plan beats."""
 
 from __future__ import annotations
 

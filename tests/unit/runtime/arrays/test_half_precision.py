@@ -1,4 +1,4 @@
-"""Float16 and bfloat16: the bits of NumPy and ml_dtypes, whichever way they are computed."""
+"""Float16 and bfloat16 results have the bits of NumPy and ml_dtypes by every method of computation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reductions and element types: what is defined for what, and what NumPy makes of it bit by bit."""
+"""Reductions and element types: which combinations are defined, and results with NumPy's bits."""
 
 from __future__ import annotations
 

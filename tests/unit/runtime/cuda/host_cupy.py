@@ -1,7 +1,7 @@
-"""CuPy as the runtime calls it, on host memory: two devices, their streams, and the rules that CuPy enforces.
+"""A substitute for CuPy on host memory, with two devices, their streams, and the rules that CuPy enforces.
 
 An array belongs to the device that was current when it was made. A computation whose arrays are not on the current
-device is refused, and so is unowned memory at address zero without a device number. `calls` notes what was called.
+device is refused, and so is unowned memory at address zero without a device number. `calls` records the calls.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The fused kernels: their text run on the host bit for bit as NumPy, and compiled for the devices that there are."""
+"""The fused kernels: their source run on the host has NumPy's bits, and compiles for all devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs of messages against replay, for every algorithm and all ranks at once, without MPI."""
+"""Programs of messages have the results of replay, for every algorithm and all ranks at once, without MPI."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages that are sent as private copies because their round overwrites what they were read from."""
+"""Messages that are sent as private copies because their round overwrites the original memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loads, stores and fences against replay: all ranks at once, at any timing, in place, in parts and back to back."""
+"""Loads, stores and fences have the results of replay: all ranks at once, at any timing, in place and in segments."""
 
 from __future__ import annotations
 

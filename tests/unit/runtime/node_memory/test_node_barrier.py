@@ -1,4 +1,4 @@
-"""Where the ranks of a node wait for each other, with threads for ranks and ordinary memory for the shared words."""
+"""The barrier of a node's ranks, with threads as ranks and ordinary memory for the shared words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a recorder file keeps, and what a reader of broken files is told."""
+"""The contents of a recorder file, and the errors for damaged files."""
 
 from __future__ import annotations
 
