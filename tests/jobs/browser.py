@@ -59,7 +59,7 @@ def chromium() -> str:
 
 
 def look(page: Path, scratch: Path, questions: str, *flags: str) -> dict[str, Any]:
-    """Return what `questions`, a function of JavaScript that fills an object, finds in the page.
+    """Return the object that `questions`, a function of JavaScript, fills in the page.
 
     Args:
         page: the file.

@@ -68,7 +68,7 @@ def mapped_somewhere(path: Path) -> bool:
 
 @contextmanager
 def swept() -> Iterator[set[Path]]:
-    """Give what was in the memory file system; in the end remove what MPI itself left there meanwhile."""
+    """Yield the files in the memory file system; at the end remove those that MPI itself has left meanwhile."""
     before = set(MEMORY.iterdir())
     try:
         yield before

@@ -52,7 +52,7 @@ def rows(path: Path) -> list[dict[str, Any]]:
 
 
 def candidates(table: TuningTable) -> dict[tuple[str, str, int], set[str]]:
-    """Who was measured, by operation, buffer and size."""
+    """Return the measured candidates by operation, buffer and size."""
     return {
         (each.operation.value, str(each.buffer), point.nbytes): {timing.name for timing in point.timings}
         for each in table.series
@@ -72,7 +72,7 @@ def winners(table: TuningTable) -> list[MeasuredWinner]:
 
 @pytest.fixture(scope="module")
 def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with what a quick run on two ranks wrote: t.json and t.jsonl."""
+    """A folder with the results of a quick run on two ranks: t.json and t.jsonl."""
     folder = tmp_path_factory.mktemp("tuned")
     words = ("all_reduce", "barrier", *QUICK, "--output", str(folder / "t.json"), "--json", str(folder / "t.jsonl"))
     done = hpccoll(2, "tune", *words)

@@ -91,7 +91,7 @@ class Call:
             self.x[:] = self.given
 
     def arguments(self) -> tuple[Any, dict[str, Any]]:
-        """What to call the collective with."""
+        """The arguments with which the collective is called."""
         case = self.case
         how: dict[str, Any] = {"algorithm": self.algorithm}
         if case.operation.has_root:
@@ -140,7 +140,7 @@ class Call:
         return found
 
     def result(self) -> Array | None:
-        """A copy of what this rank got; checks that nothing else changed."""
+        """Return a copy of this rank's result; check that no other memory has changed."""
         assert all(guarded.intact() for guarded in self.guards), "elements beside a buffer were written"
         reads_only = (self.out is not None and not self.case.in_place) or not self.case.wants(self.rank)
         if reads_only and self.given is not None and self.x is not None:

@@ -270,7 +270,7 @@ def test_a_closed_communicator_says_so(hpc, comm):
 
 
 def test_floating_point_trouble_stays_within_the_numbers(hpc):
-    """Overflow gives infinity, whatever NumPy was told to do: one rank that raised would leave the others."""
+    """Overflow gives infinity with any NumPy error setting, because an exception on one rank would block the others."""
     big = np.full(5, np.finfo(np.float32).max, np.float32)
     with np.errstate(all="raise"):
         for _ in range(3):

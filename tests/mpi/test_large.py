@@ -31,7 +31,7 @@ def filled_period(rank: int) -> Any:
 
 
 def filled(rank: int) -> np.ndarray:
-    """COUNT bytes that repeat with a prime period, so that no two parts look alike."""
+    """Return COUNT bytes that repeat with a prime period, so that no two blocks are equal."""
     return np.resize(filled_period(rank), COUNT)
 
 

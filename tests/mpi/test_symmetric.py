@@ -114,7 +114,7 @@ OPERATIONS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce
 
 
 def stressed(hpc, calls, seed):
-    """Run mixed collectives of random sizes back to back, with random delays; return how many came out wrong."""
+    """Run mixed collectives of random sizes back to back, with random delays; return the number of wrong results."""
     same, own = random.Random(seed), random.Random(1000 * seed + hpc.rank)
     n, most = hpc.size, 3000
     shared = [hpc.empty(n * most, "int64") for _ in range(2)]
@@ -138,7 +138,10 @@ def stressed(hpc, calls, seed):
 
 
 def one(hpc, operation, name, count, root, turn, x, out):
-    """Run one collective and return whether it came out wrong. Rank r brings turn + 7 r + 1000 j in block j."""
+    """Run one collective and return whether its result is wrong.
+
+    The input of rank r is turn + 7 r + 1000 j in block j.
+    """
     n, rank = hpc.size, hpc.rank
     blocks = n if operation in ("reduce_scatter", "scatter", "all_to_all") else 1
     x = x[: blocks * count].reshape(blocks, count) if blocks > 1 else x[:count]

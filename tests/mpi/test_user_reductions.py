@@ -41,7 +41,7 @@ def hpc(comm):
 
 
 def expect(operation: Operation, data: Sequence[Numbers], rank: int, function: Any) -> Numbers | None:
-    """What a rank must hold; None if it gets nothing."""
+    """Return the expected result of a rank; None on a rank without a result."""
     if operation is Operation.EXSCAN and rank == 0:
         return None
     total: Numbers = reduce(function, data[: rank + (operation is Operation.SCAN)] if operation.is_scan else data)

@@ -86,7 +86,7 @@ def find_leftovers(folder):
 
 
 def wait_for_removal(folder, limit_s=60.0):
-    """Wait until nothing of a lab is left; return what is left at the time limit."""
+    """Wait until everything of a lab is removed; return the remains at the time limit."""
     end = time.monotonic() + limit_s
     while (folder.exists() or find_leftovers(folder)) and time.monotonic() < end:
         time.sleep(0.1)

@@ -15,7 +15,7 @@ import hpccoll
 
 
 def complete(text, **names):
-    """Return what Python's own completion offers for a text, without brackets."""
+    """Return the completions that Python offers for a string, without brackets."""
     completer = rlcompleter.Completer(names)
     found: list[str] = []
     while (each := completer.complete(text, len(found))) is not None:

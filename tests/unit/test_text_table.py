@@ -118,7 +118,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def ask(columns: int, *command: str, **variables: str) -> str:
-    """Return what `find_output_width` returns in a process whose standard output is a terminal of so many columns."""
+    """Return the result of `find_output_width` in a process whose standard output is a terminal of so many columns."""
     controller, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
     environ = {name: value for name, value in os.environ.items() if name != "COLUMNS"} | variables

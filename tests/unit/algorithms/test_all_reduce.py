@@ -260,6 +260,7 @@ def test_auto_leaves_out_what_its_model_cannot_tell():
 
 
 def complaint(plan: Plan) -> str:
+    """Return the error message of `check`; None if it accepts the plan."""
     with pytest.raises(PlanError) as caught:
         check(plan)
     return str(caught.value)

@@ -18,12 +18,13 @@ from hpccoll.plan import Op, Operation, Picks, Plan, Rounds, check
 
 
 def plan_of(name: str, n: int, root: int = 0, chunks: int = 1) -> Plan:
-    """The plan, to be held against the proof alone, not against its cost."""
+    """Return the plan without its stated cost, so that only the proof can refuse it."""
     operation, _, algorithm = name.partition("/")
     return replace(get_algorithm(Operation.from_name(operation), algorithm).plan(n, root, chunks), cost=None)
 
 
 def complaint(plan: Plan) -> str:
+    """Return the error message of `check`; None if it accepts the plan."""
     with pytest.raises(PlanError) as caught:
         check(plan)
     return str(caught.value)

@@ -83,7 +83,7 @@ def test_quotients_have_the_bits_of_numpy(name, divisor):
 
 
 def test_every_float16_and_bfloat16_is_converted_as_by_numpy():
-    """Every bit pattern meets 1 and itself."""
+    """Every bit pattern is reduced with 1 and with itself."""
     patterns = np.arange(2**16, dtype=np.uint16)
     for name in ("float16", "bfloat16"):
         dtype = DTYPES[name]

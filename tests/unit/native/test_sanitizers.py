@@ -19,7 +19,7 @@ CHECKED = "interpreter.c", "check.c", "reductions.c", "half.c", "messages.c", "w
 
 
 def compile_driver(folder: Path, driver: str, sources: tuple[str, ...], sanitizers: str, **changes: str) -> Path:
-    """Compile a driver with sanitizers; `changes` maps text of the sources to what replaces it."""
+    """Compile a driver with sanitizers; `changes` maps strings of the sources to their replacements."""
     compiler = shutil.which("gcc") or skip_or_fail("gcc is not installed")
     copied = []
     (folder / "mailbox_mpi.h").write_text((HERE / "mailbox_mpi.h").read_text())

@@ -19,7 +19,7 @@ Arrays = list[NDArray[Any]]
 
 
 def inputs(plan: Plan, count: int) -> Arrays:
-    """What every rank brings: count elements, or as many for each block."""
+    """Return the input of every rank: `count` elements, or as many per block."""
     n, chance = plan.ranks, np.random.default_rng(count)
     elements = {Operation.REDUCE_SCATTER: n, Operation.ALL_TO_ALL: n, Operation.SCATTER: n}.get(plan.operation, 1)
     brings = [r == plan.root or plan.operation not in (Operation.BROADCAST, Operation.SCATTER) for r in range(n)]
@@ -27,7 +27,7 @@ def inputs(plan: Plan, count: int) -> Arrays:
 
 
 def plainly(plan: Plan, data: Arrays, count: int) -> Arrays:
-    """What every rank should hold, without any plan."""
+    """Return the expected result of every rank, computed without any plan."""
     n, nothing = plan.ranks, np.empty(0, np.int64)
     ranks = range(n)
     block = [slice(r * count, (r + 1) * count) for r in ranks]
@@ -97,7 +97,7 @@ def written(left: NDArray[Any], right: NDArray[Any]) -> NDArray[Any]:
 
 
 def expressions(plan: Plan, chunk: int = 0) -> list[str]:
-    """How each rank that wants chunk `chunk` reduced it, ranks as letters; one element a chunk."""
+    """Return the order in which each rank reduces chunk `chunk`, with ranks as letters and one element per chunk."""
     n, chunks = plan.ranks, plan.moves().chunks
     count = 1 if plan.operation is Operation.REDUCE_SCATTER else chunks
     letters = [np.array([chr(ord("a") + rank)] * chunks, object) for rank in range(n)]

@@ -33,7 +33,7 @@ def records(path=TWO):
 
 
 def steady(found):
-    """Give every row samples without noise, around its median, so that only what is planted stands out."""
+    """Give every row samples without noise around its median, so that only planted differences are significant."""
     for record in found:
         if record["kind"] == "collective":
             middle = record["time_us"]["p50"]

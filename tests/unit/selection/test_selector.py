@@ -71,7 +71,7 @@ def test_every_operation_has_candidates_that_exist(operation):
 
 
 def table(*points, operation=Operation.ALL_REDUCE, itemsize=4, buffer=BufferKind.HOST):
-    """A table of one series; a point is its size and what each candidate took, exactly or within an interval."""
+    """Return a table of one series; a point has a size and each candidate's time, exact or with an interval."""
     made = []
     for nbytes, times in points:
         intervals = {name: us if isinstance(us, tuple) else (us, us, us) for name, us in times.items()}

@@ -72,7 +72,7 @@ def test_drawings_are_those_of_the_golden_files(name, ranks, suffix):
 
 
 def extent(shape) -> list[tuple[float, float]]:
-    """The corners of what a shape covers."""
+    """Return the corners of the area that a shape covers."""
     match shape:
         case FilledBoxes(_, boxes):
             return [point for x, y, w, h in boxes for point in ((x, y), (x + w, y + h))]

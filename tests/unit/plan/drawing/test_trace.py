@@ -22,7 +22,7 @@ def plan_of(name: str, ranks: int, chunks: int = 1) -> Plan:
 
 
 def check_timeline(timeline: Timeline) -> list[dict[str, Any]]:
-    """Hold a trace against what every trace must be; return its events."""
+    """Check the properties that every trace must have; return its events."""
     whole = json.loads(format_trace_json(timeline))
     assert whole == json.loads(json.dumps(make_trace(timeline)))
     events: list[dict[str, Any]] = whole["traceEvents"]

@@ -30,6 +30,7 @@ def told(send=ONE, recv=ONE, op=Op.COPY) -> Move:
 
 
 def complaint(plan: Plan, **options) -> str:
+    """Return the error message of `check`; None if it accepts the plan."""
     with pytest.raises(PlanError) as caught:
         check(plan, **options)
     return str(caught.value)

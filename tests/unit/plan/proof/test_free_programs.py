@@ -25,6 +25,7 @@ def proven(program: Any, *arguments, **options) -> int:
 
 
 def complaint(program: Any, *arguments, **options) -> str:
+    """Return the error message of `check_program`; None if it accepts the program."""
     with pytest.raises(PlanError) as caught:
         proven(program, *arguments, **options)
     return str(caught.value)

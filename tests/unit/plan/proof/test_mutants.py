@@ -109,6 +109,7 @@ class Mutant:
 
 
 def complaint(plan: Plan) -> str | None:
+    """Return the error message of `check`; None if it accepts the plan."""
     try:
         check(plan)
     except PlanError as error:

@@ -40,7 +40,7 @@ def functions(dtype):
 
 
 class HostDriver(HostKernels):
-    """Runs a launch where it stands."""
+    """Runs a launch at once, on the host."""
 
     processors = 1
 
@@ -54,7 +54,7 @@ def driver(tmp_path_factory):
 
 
 class Field:
-    """Memory of many places of one element type, `SOURCE` of several owners; beside them lies what must stay."""
+    """The memories of a program in one array, `SOURCE` of several owners, with guard elements that must not change."""
 
     def __init__(self, dtype, count, offsets):
         self.kind, self.count = get_dtype(dtype), count
@@ -100,7 +100,7 @@ def steps_of(field, pattern):
 
 
 def carried_out(steps, field, function):
-    """What the steps leave, by NumPy, one after the other: the bits of replay."""
+    """Return the result of the steps, carried out one after the other by NumPy: the bits of replay."""
     held = {place: field.array(place.owner).copy() for place in field.places()}
     with np.errstate(all="ignore"):
         for step in steps:
@@ -216,7 +216,7 @@ def test_one_launch_for_all_blocks_that_are_alike():
 
 
 def test_what_depends_on_each_other_is_not_put_together():
-    """What overlaps out of step must be done in turn: neither one kernel nor one launch."""
+    """Steps whose ranges overlap at different offsets must run in order: not in one kernel, and not in one launch."""
     field = Field("float32", 600, (0,) * 3)
     a, b, c = field.places()
     steps = [Copy(a.part(0, 300), b.part(0, 300)), Copy(b.part(100, 400), c.part(0, 300))]

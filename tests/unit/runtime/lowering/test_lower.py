@@ -30,7 +30,7 @@ def mixed(left, right):
 
 
 def layout(operation: Operation, rank: int, n: int, root: int, count: int, in_place: bool):
-    """Source and result of a rank as the communicator hands them over: apart, or sharing what is brought and wanted."""
+    """Return the input and output of a rank: separate, or sharing the chunks that are in both."""
     blocks = {"own": 1, "all": n, "none": 0}
     brings = {
         Operation.REDUCE_SCATTER: "all", Operation.ALL_TO_ALL: "all",

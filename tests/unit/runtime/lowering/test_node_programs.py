@@ -55,7 +55,7 @@ def drawn(algorithm: Algorithm, n: int, root: int) -> Plan:
 
 
 def brought(plan: Plan, count: int, seed: int) -> list[Array]:
-    """What each rank brings, at random."""
+    """Return the random inputs of all ranks."""
     rng, chunks = np.random.default_rng(seed), plan.column(0).chunks
     sizes = plan.operation.chunk_sizes(count, plan.ranks, chunks)
     lengths = [len(users(plan, rank, sizes, in_place=False)[0]) for rank in range(plan.ranks)]
@@ -153,7 +153,7 @@ def test_nobody_is_touched_after_the_last_meeting_and_only_the_arena_does_withou
 
 
 def as_shared(algorithm: Algorithm, n: int, root: int, *, push: bool) -> Plan | None:
-    """A plan of messages as one of loads, or of stores where nothing is reduced, between fences; None if refused."""
+    """Return a plan of messages as loads (or stores, if nothing is reduced) between fences; None if it is refused."""
     plan = drawn(algorithm, n, root)
     script = plan.rounds()
 
@@ -193,8 +193,10 @@ def _of(region: Region, ranks: IntArray, n: int) -> Region:
 
 @pytest.mark.parametrize("push", [False, True])
 def test_plans_with_many_fences_end_as_in_replay(push):
-    """What is loaded in one round is what landed in the one before. Reached directly, no rank may pass on what it
-    does not want: there is no shared memory for that."""
+    """A load of one round reads the result of the round before.
+
+    With access in place, no rank may pass on chunks outside of its result, because they are in no shared memory.
+    """
     tried = {True: 0, False: 0}
     for algorithm in MESSAGES:
         for n in (3, 4):

@@ -25,7 +25,7 @@ def barriers(n: int, *, oversubscribed: bool = True, progress: Progress | None =
 
 
 def together(work: Callable[[int], Any], n: int) -> list[Any]:
-    """Run `work(rank)` in a thread each; return what each gives."""
+    """Run `work(rank)` in a thread for each rank; return the results."""
     with ThreadPoolExecutor(n) as pool:
         return list(pool.map(work, range(n), timeout=60))
 
@@ -116,7 +116,7 @@ def test_all_have_arrived_at_a_slot_once_the_last_has(n):
 
 @pytest.mark.parametrize("behind", range(4))
 def test_a_rank_that_is_an_entry_ahead_does_not_disturb_who_still_reads(behind):
-    """The fast rank is let through by a word that says the slow one has come, as it has by then."""
+    """The fast rank reads that the slow rank has entered, while the slow rank still reads the previous entry."""
     lines = np.zeros((3, WORDS), np.uint64)  # of the slow rank as the fast one sees it, the fast rank, the slow rank
     come = lines[0]
     come[0] = 1000
