@@ -263,7 +263,7 @@ class Side:
         return dist.scatter(out, listed, root, group=group, async_op=call.asynchronous)
 
     def _ring(self, call: Call, group: Any, results: list[Any]) -> Any:
-        """Carry out a send to the next rank and a receive from the previous one; append its results; return its handles."""
+        """Send to the next rank and receive from the previous one; append the result; return the handles."""
         me, n, _ = self._me(call)
         if n == 1:
             return None
