@@ -21,6 +21,7 @@ from hpccoll.runtime.recorder.call_recorder import Interruption
 
 @pytest.fixture
 def hpc(comm):
+    """A communicator of hpccoll over all ranks."""
     with hpccoll.Communicator(comm) as made:
         yield made
 

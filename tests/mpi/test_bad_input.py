@@ -17,6 +17,7 @@ from hpccoll.runtime.arrays import DTYPES
 
 @pytest.fixture(scope="module")
 def hpc(comm):
+    """A communicator of hpccoll over all ranks."""
     with hpccoll.Communicator(comm) as made:
         yield made
 

@@ -20,6 +20,7 @@ from hpccoll.runtime.messages import native_executable
 
 @pytest.fixture
 def hpc(comm):
+    """A communicator of hpccoll over all ranks."""
     with hpccoll.Communicator(comm) as made:
         yield made
 

@@ -19,6 +19,7 @@ COUNTS = (6, 7, 1000, 1001, 9000, 40_000)
 
 @pytest.fixture
 def hpc(comm):
+    """A communicator of hpccoll over all ranks."""
     with hpccoll.Communicator(comm) as made:
         yield made
 

@@ -15,6 +15,7 @@ from hpccoll.plan import Operation
 
 @pytest.fixture
 def hpc(comm):
+    """A communicator of hpccoll over all ranks."""
     with hpccoll.Communicator(comm) as made:
         yield made
 

@@ -19,6 +19,7 @@ PERIOD = 65_521
 
 @pytest.fixture
 def hpc(comm):
+    """A communicator of hpccoll over all ranks."""
     need = 11 * GIB
     if comm.bcast(psutil.virtual_memory().available < need):
         skip_or_fail(f"the test needs {need // GIB} GiB of free memory")

@@ -33,6 +33,7 @@ COUNTS = (0, 1, 7, 500)
 
 @pytest.fixture(scope="module")
 def hpc(comm) -> Iterator[hpccoll.Communicator]:
+    """A communicator of hpccoll over all ranks."""
     with hpccoll.Communicator(comm) as made:
         yield made
 

@@ -40,6 +40,7 @@ def counts(size: str, n: int, turn: int) -> st.SearchStrategy[int]:
 
 @pytest.fixture(scope="module")
 def hpc(comm):
+    """A communicator of hpccoll over all ranks."""
     with hpccoll.Communicator(comm) as made:
         yield made
 

@@ -23,6 +23,7 @@ from hpccoll.runtime.recorder.flight_recorder import get_recorder
 
 @pytest.fixture(scope="module")
 def hpc(comm):
+    """A communicator of hpccoll over all ranks."""
     with hpccoll.Communicator(comm) as made:
         yield made
 

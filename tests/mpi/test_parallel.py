@@ -57,6 +57,7 @@ CASES = {
 
 @pytest.fixture
 def hpc(comm):
+    """A communicator of hpccoll over all ranks."""
     with hpccoll.Communicator(comm) as made:
         yield made
 

@@ -25,6 +25,7 @@ PAIRS = keep_every(3, list(product(NAMES, NAMES)))
 
 @pytest.fixture(scope="module")
 def hpc(comm):
+    """A communicator of hpccoll over all ranks."""
     with hpccoll.Communicator(comm) as made:
         yield made
 

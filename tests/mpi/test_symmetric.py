@@ -31,6 +31,7 @@ KEPT = 12  # MiB of memory that may grow while buffers come and go: allocators d
 
 @pytest.fixture(scope="module")
 def hpc(comm):
+    """A communicator of hpccoll over all ranks."""
     with hpccoll.Communicator(comm) as made:
         yield made
 

@@ -24,6 +24,7 @@ def torch() -> Any:
 
 @pytest.fixture(scope="module")
 def hpc(comm):
+    """A communicator of hpccoll over all ranks."""
     with hpccoll.Communicator(comm) as made:
         yield made
 

@@ -36,6 +36,7 @@ def bring(rank: int, count: int) -> Numbers:
 
 @pytest.fixture(scope="module")
 def hpc(comm):
+    """A communicator of hpccoll over all ranks."""
     with hpccoll.Communicator(comm) as made:
         yield made
 

@@ -13,6 +13,7 @@ N, RANK, ROOT = 4, 2, 1
 
 
 def ones(*extents: int) -> np.ndarray:
+    """Return an array of ones of float32."""
     return np.ones(extents, np.float32)
 
 

@@ -256,11 +256,11 @@ def mutants() -> tuple[Mutant, ...]:
                         plan = from_json(json.dumps(changed))
                     except (NoRoom, UsageError):
                         continue
-                    found.append(Mutant(kind, plan, complaint(plan)))
+                    found.append(Mutant(kind, plan, find_error(plan)))
     return tuple(found)
 
 
-def complaint(plan: Plan) -> str | None:
+def find_error(plan: Plan) -> str | None:
     """Return the error message of `check`; None if it accepts the plan."""
     try:
         check(plan)
