@@ -28,12 +28,12 @@ from hpccoll.cli.output import (
     require_outputs_writable,
 )
 from hpccoll.cli.run_record import make_run_record, make_serial_run_record
+from hpccoll.doctor import Finding
 from hpccoll.doctor.checks import HostReport, check_host, check_job
 from hpccoll.doctor.mpi_job import MpiJob, describe_unlaunched_process, start_mpi_job
 from hpccoll.doctor.requirements import REQUIRABLE, require_capabilities
 from hpccoll.doctor.shared_memory import remove_stale_files
 from hpccoll.errors import UnavailableError, UnknownNameError
-from hpccoll.records import Finding
 from hpccoll.text_table import find_output_width
 
 SHM = Path("/dev/shm")  # noqa: S108 - the memory file system, not a place for temporary files
@@ -146,7 +146,7 @@ def _write_report(findings: Sequence[Finding], run: dict[str, Any], verbose: boo
         if json_file is not None:
             lines.write(run)
             for finding in findings:
-                lines.write(finding.as_dict())
+                lines.write(finding.make_record().as_dict())
     if json_file == STDOUT:
         return
     width = min(MAX_WIDTH, find_output_width() or MAX_WIDTH)
@@ -160,11 +160,11 @@ def format_findings(findings: Sequence[Finding], verbose: bool, width: int) -> l
     Only problems and warnings are shown, unless `verbose`; their evidence is shortened. Remedies are not wrapped,
     however long they are.
     """
-    shown = [finding for finding in findings if verbose or finding.severity.value in ("warning", "problem")]
+    shown = [finding for finding in findings if verbose or finding.severity.name.lower() in ("warning", "problem")]
     lines, area_width = [], max((len(finding.area) for finding in shown), default=0)
     indent = " " * (area_width + 11)
     for finding in shown:
-        severity = finding.severity.value
+        severity = finding.severity.name.lower()
         hosts = f" [{', '.join(finding.hosts[:4])}{', ...' * (len(finding.hosts) > 4)}]" if finding.hosts else ""
         head = f"{finding.area:<{area_width}}  {severity:<7}  "
         lines += _wrap(head, finding.found + hosts, indent, width)
@@ -172,7 +172,7 @@ def format_findings(findings: Sequence[Finding], verbose: bool, width: int) -> l
         lines += _wrap(indent, f"evidence: {finding.evidence if verbose else short}", indent, width)
         if finding.remedy:
             lines.append(f"{indent}remedy: {finding.remedy}")  # never wrapped, so that a command can be copied
-    counts = Counter(finding.severity.value for finding in findings)
+    counts = Counter(finding.severity.name.lower() for finding in findings)
     totals = [f"{counts[name]} {name}{'s' * (counts[name] != 1)}" for name in ("problem", "warning", "note")]
     hint = "" if verbose or len(shown) == len(findings) else "; -v shows all"
     return [*lines, *[""] * bool(lines), f"{', '.join(totals)}, {counts['ok']} ok{hint}"]

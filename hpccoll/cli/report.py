@@ -26,7 +26,7 @@ from hpccoll.text_table import find_output_width
 from hpccoll.units import format_count
 
 if TYPE_CHECKING:
-    from hpccoll.records import Finding
+    from hpccoll.doctor.finding import Finding
     from hpccoll.report.bound_models import BoundModels
     from hpccoll.report.curves import CurveGroup
     from hpccoll.report.findings import BenchRequest
@@ -107,7 +107,7 @@ def _write_page(files: tuple[str, ...], output: str, machine: str | None, no_bou
     page = render_page(results, groups, models, findings, more)
     with explain_write_errors(output, "-o"):
         write_atomically(output, page)
-    write_serial_records(json_file, findings)
+    write_serial_records(json_file, [finding.make_record() for finding in findings])
     if json_file != STDOUT:
         _print_findings(results, findings, output)
     return 1 if any(row.record.wrong for row in results.rows) else 0
@@ -195,7 +195,7 @@ def _print_findings(results: Results, findings: Sequence[Finding], output: str) 
     width = find_output_width() or _WIDTH
     fill = partial(textwrap.fill, width=width, break_on_hyphens=False)  # does not split options at hyphens
     for finding in findings:
-        severity = finding.severity.value
+        severity = finding.severity.name.lower()
         print(fill(f"{severity:<8} {finding.area}: {finding.found}", subsequent_indent=indent))
         for name, text in (("evidence", finding.evidence), ("remedy", finding.remedy)):
             if text:

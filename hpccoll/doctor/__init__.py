@@ -6,7 +6,7 @@ the directory that contains proc, sys and dev: `/`, or another directory in test
 runs all checks.
 """
 
-from hpccoll.records import Finding
+from hpccoll.doctor.finding import Finding
 
 __all__ = [
     "Finding",

@@ -11,7 +11,7 @@ from hpccoll.doctor import slurm
 from hpccoll.doctor.clock import check_clock
 from hpccoll.doctor.cores import check_cores, check_rank_placement, read_cpu_quota
 from hpccoll.doctor.environment import check_environment, report_network_variables
-from hpccoll.doctor.finding import Check, merge_findings, run_check
+from hpccoll.doctor.finding import Check, Finding, Severity, merge_findings, run_check
 from hpccoll.doctor.gpu import check_cuda_aware_mpi, check_gpus
 from hpccoll.doctor.limits import check_limits
 from hpccoll.doctor.mpi_job import VERSIONS, MpiJob, RankInfo, check_versions
@@ -20,7 +20,6 @@ from hpccoll.doctor.network import check_network
 from hpccoll.doctor.numa import check_topology
 from hpccoll.doctor.shared_memory import check_shared_memory
 from hpccoll.doctor.torch_backends import check_torch, is_torch_installed, run_torch_probe
-from hpccoll.records import Finding, Severity
 
 _AREA_ORDER = (
     *("versions", "mpi", "launcher", "slurm", "cores", "binding", "shared memory", "limits", "clock", "topology"),
@@ -93,4 +92,4 @@ def check_job(hosts: Sequence[HostReport], job: MpiJob, limit_s: float) -> list[
     if ranks > 1:
         findings += run_check("binding", lambda: check_rank_placement(job.ranks, quotas))
     order = {area: place for place, area in enumerate(_AREA_ORDER)}
-    return sorted(findings, key=lambda finding: (order.get(finding.area, len(order)), -finding.severity.level))
+    return sorted(findings, key=lambda finding: (order.get(finding.area, len(order)), -finding.severity))

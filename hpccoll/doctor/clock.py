@@ -6,8 +6,8 @@ import itertools
 import time
 from pathlib import Path
 
+from hpccoll.doctor.finding import Finding, Severity
 from hpccoll.doctor.kernel_files import read_text
-from hpccoll.records import Finding, Severity
 
 AREA = "clock"
 _SLOW_SOURCES = ("hpet", "acpi_pm", "jiffies", "refined-jiffies", "pit")
@@ -67,7 +67,7 @@ def check_frequency(root: Path) -> list[Finding]:
     findings = []
     if governor is not None:
         steady = governor == "performance"
-        remedy = None if steady else "for measurements, as root: cpupower frequency-set -g performance"
+        remedy = "" if steady else "for measurements, as root: cpupower frequency-set -g performance"
         evidence = f"{cpus}/cpu0/cpufreq/scaling_governor: {governor}"
         severity = Severity.OK if steady else Severity.NOTE
         findings.append(Finding(AREA, severity, f"frequency governor {governor}", evidence, remedy))

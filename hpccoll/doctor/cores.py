@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from hpccoll.doctor.finding import Finding, Severity
 from hpccoll.doctor.kernel_files import format_list, read_int, read_text
 from hpccoll.doctor.mpi_job import RankInfo
-from hpccoll.records import Finding, Severity
 from hpccoll.units import format_count, format_ranges
 
 AREA = "cores"
@@ -27,7 +27,7 @@ def check_cores(root: Path = Path("/")) -> list[Finding]:
     """Return findings on the cores and the CPU quota of this process, from files below `root`."""
     usable, online = sorted(os.sched_getaffinity(0)), os.cpu_count() or 1
     physical = count_physical_cores(usable, root)
-    found, remedy = f"{len(usable)} of {online} logical cores may be used", None
+    found, remedy = f"{len(usable)} of {online} logical cores may be used", ""
     if physical < len(usable):
         found += f" ({physical} physical cores with hyperthreads)"
         remedy = "for steady times, start at most one rank per physical core"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from hpccoll.doctor.finding import Finding, Severity
 from hpccoll.doctor.kernel_files import format_list
-from hpccoll.records import Finding, Severity
 
 AREA = "environment"
 KNOWN_VARIABLES = (

@@ -1,15 +1,44 @@
-"""Runs one check of `hpccoll doctor`, and merges the findings of several hosts."""
+"""`Finding`: the observation of a check with its severity, evidence and remedy."""
 
 from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from typing import Any
 
-from msgspec.structs import replace
-
-from hpccoll.records import Finding, Severity
+from hpccoll.records import FindingRecord
 
 _MAX_EVIDENCE_HOSTS = 4
+
+
+class Severity(IntEnum):
+    """The severity of a finding; a more severe member compares greater."""
+
+    OK = 0  # no problem
+    NOTE = 1  # worth knowing; nothing to fix
+    WARNING = 2  # makes programs slow, or makes them fail in some cases
+    PROBLEM = 3  # something does not work, or results may be wrong
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One result of a check: the observation with its severity, evidence and remedy."""
+
+    area: str  # the subject, such as `mpi` or `shared memory`
+    severity: Severity  # how severe it is
+    found: str  # the observation, in one sentence
+    evidence: str  # the source of the observation: a value, a file, or a command and how it ended
+    remedy: str = ""  # commands and settings that fix the problem; empty if there is none
+    provides: tuple[str, ...] = ()  # capabilities of `--require` that this finding proves
+    hosts: tuple[str, ...] = ()  # hosts with this finding; empty if it concerns this host or the whole job
+
+    def make_record(self) -> FindingRecord:
+        """Return this finding as a record of kind `finding`, which --json writes."""
+        severity: Any = self.severity.name.lower()
+        texts = (self.area, severity, self.found, self.evidence, self.remedy or None)
+        return FindingRecord(*texts, self.provides, self.hosts)
 
 
 Check = Callable[[], Sequence[Finding]]

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from hpccoll.doctor.finding import Finding, Severity
 from hpccoll.doctor.kernel_files import format_list
 from hpccoll.optional_packages import format_install_command
-from hpccoll.records import Finding, Severity
 from hpccoll.runtime.command import CommandResult, run_command, run_python
 from hpccoll.runtime.cuda.probe import LIMIT_S, OPERATIONS, has_passed, probe_operation
 from hpccoll.units import format_count
@@ -132,7 +132,7 @@ def parse_smi_topology(result: CommandResult) -> list[Finding]:
     kinds = sorted({row[1 + j] for i, row in enumerate(rows) for j in gpus if i != j and len(row) > len(gpus)})
     if not result.succeeded or not kinds:
         return []
-    severity, remedy = Severity.OK, None
+    severity, remedy = Severity.OK, ""
     if any(kind in _SLOW_LINKS for kind in kinds):
         severity = Severity.NOTE
         remedy = "put ranks that communicate most on GPUs with NV links or PIX: CUDA_VISIBLE_DEVICES orders them"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import resource
 from pathlib import Path
 
+from hpccoll.doctor.finding import Finding, Severity
 from hpccoll.doctor.kernel_files import read_text
-from hpccoll.records import Finding, Severity
 from hpccoll.runtime.command import run_python
 from hpccoll.units import format_size
 

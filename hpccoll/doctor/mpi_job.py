@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from hpccoll.doctor.finding import Finding, Severity
 from hpccoll.doctor.kernel_files import format_list
 from hpccoll.errors import LauncherError, UnavailableError
-from hpccoll.records import Finding, Severity
 from hpccoll.runtime import job
 from hpccoll.runtime.start_limit import kill_after
 from hpccoll.units import format_count, format_ranges

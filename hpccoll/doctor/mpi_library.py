@@ -13,8 +13,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from hpccoll.doctor.finding import Finding, Severity
 from hpccoll.optional_packages import format_install_command
-from hpccoll.records import Finding, Severity
 from hpccoll.runtime.command import CommandResult, run_command, run_python, standalone_mpi_environment
 
 AREA, LAUNCHER = "mpi", "launcher"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from hpccoll.doctor.finding import Finding, Severity
 from hpccoll.doctor.kernel_files import format_list, read_int, read_text
-from hpccoll.records import Finding, Severity
 
 AREA = "network"
 _LOOPBACK = 772  # ARPHRD_LOOPBACK in the kernel's include/uapi/linux/if_arp.h
@@ -33,7 +33,7 @@ def check_interfaces(root: Path) -> Finding:
     evidence = f"{directory}/*/operstate, speed, mtu"
     if not up:
         return Finding(AREA, Severity.NOTE, "no network interface is up: jobs stay on this host", evidence)
-    return Finding(AREA, Severity.OK, f"up: {format_list(up)}", evidence, _CHOOSE_INTERFACE if len(up) > 1 else None)
+    return Finding(AREA, Severity.OK, f"up: {format_list(up)}", evidence, _CHOOSE_INTERFACE if len(up) > 1 else "")
 
 
 def check_infiniband(root: Path) -> list[Finding]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from hpccoll.doctor.finding import Finding, Severity
 from hpccoll.doctor.kernel_files import read_text
-from hpccoll.records import Finding, Severity
 
 AREA = "topology"
 _FIRST_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO in the kernel's include/linux/proc_ns.h

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hpccoll.doctor.finding import Finding, Severity
 from hpccoll.errors import UnavailableError
-from hpccoll.records import Finding, Severity
 
 # For each capability, the areas whose findings explain why it is missing.
 _EXPLAINED_BY = {
@@ -41,9 +41,7 @@ def _explain_missing(name: str, findings: Sequence[Finding]) -> str:
     """Return, as one string, the findings that explain why the capability `name` is missing."""
     for area in _EXPLAINED_BY[name]:
         relevant = [finding for finding in findings if finding.area == area]
-        failures = [
-            f"{finding.found} ({finding.evidence})" for finding in relevant if finding.severity is not Severity.OK
-        ]
+        failures = [f"{finding.found} ({finding.evidence})" for finding in relevant if finding.severity > Severity.OK]
         if relevant:
             return "; ".join(failures or [finding.found for finding in relevant])
     return "no check proved it"

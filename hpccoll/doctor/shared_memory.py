@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 
+from hpccoll.doctor.finding import Finding, Severity
 from hpccoll.doctor.kernel_files import read_int, read_text
 from hpccoll.doctor.numa import is_inside_pid_namespace
-from hpccoll.records import Finding, Severity
 from hpccoll.units import GiB, format_count, format_size
 
 AREA = "shared memory"
@@ -94,7 +94,7 @@ def check_huge_pages(root: Path) -> Finding:
     reserved = read_int(root / "proc/sys/vm/nr_hugepages")
     evidence = f"{directory}: enabled {enabled}, shmem_enabled {shmem}; nr_hugepages {reserved}"
     if shmem in ("never", "deny", None):
-        remedy = f"to try them, as root: echo advise > {directory / 'shmem_enabled'}" if shmem else None
+        remedy = f"to try them, as root: echo advise > {directory / 'shmem_enabled'}" if shmem else ""
         return Finding(AREA, Severity.NOTE, "shared memory uses small pages", evidence, remedy)
     return Finding(AREA, Severity.OK, "shared memory may use huge pages", evidence)
 

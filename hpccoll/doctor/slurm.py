@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from hpccoll.records import Finding, Severity
+from hpccoll.doctor.finding import Finding, Severity
 from hpccoll.runtime.command import CommandResult, run_command
 
 AREA = "slurm"

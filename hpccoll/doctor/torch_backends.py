@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
+from hpccoll.doctor.finding import Finding, Severity
 from hpccoll.optional_packages import format_install_command
-from hpccoll.records import Finding, Severity
 from hpccoll.runtime.command import CommandResult, run_python
 from hpccoll.units import format_count
 

@@ -37,10 +37,10 @@ from hpccoll.records.comparisons import (
 )
 from hpccoll.records.crash import CallGroup, CrashRecord, FirstDisagreement, RankState, RecordedOperation
 from hpccoll.records.estimates import EstimateRecord
-from hpccoll.records.findings import Finding, Severity
 from hpccoll.records.json_schema import make_json_schema
 from hpccoll.records.nodes import (
     FaultEntry,
+    FindingRecord,
     LabRecord,
     PreflightNodeRecord,
     PreflightPairRecord,
@@ -84,7 +84,7 @@ __all__ = [
     "DemoRecord",
     "EstimateRecord",
     "FaultEntry",
-    "Finding",
+    "FindingRecord",
     "FirstDisagreement",
     "GuidelineRecord",
     "GuidelineVerdict",
@@ -107,7 +107,6 @@ __all__ = [
     "ScalingRecord",
     "ScheduleRecord",
     "SelectionRecord",
-    "Severity",
     "SimulatedPlanRecord",
     "Staging",
     "StartMethod",

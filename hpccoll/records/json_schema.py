@@ -22,8 +22,8 @@ from hpccoll.records.comparisons import (
 )
 from hpccoll.records.crash import CrashRecord
 from hpccoll.records.estimates import EstimateRecord
-from hpccoll.records.findings import Finding
 from hpccoll.records.nodes import (
+    FindingRecord,
     LabRecord,
     PreflightNodeRecord,
     PreflightPairRecord,
@@ -38,7 +38,7 @@ from hpccoll.records.training import TrainAccountRecord, TrainCompareRecord, Tra
 
 Schema = dict[str, Any]
 _RECORDS: tuple[type[Record], ...] = (
-    *(RunRecord, CollectiveRecord, BenchSummaryRecord, DemoRecord, Finding),
+    *(RunRecord, CollectiveRecord, BenchSummaryRecord, DemoRecord, FindingRecord),
     *(PreflightPairRecord, PreflightNodeRecord),
     *(PreflightSummaryRecord, ScalingRecord, TrainStepRecord, TrainSummaryRecord, LabRecord),
     *(CrashRecord, ScheduleRecord, SelectionRecord, TrainAccountRecord, TrainCompareRecord),

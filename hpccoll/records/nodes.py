@@ -1,4 +1,4 @@
-"""Records of nodes: kinds `preflight_pair`, `preflight_node`, `preflight_summary`, `scaling` and `lab`."""
+"""Records of nodes: kinds `preflight_pair`, `preflight_node`, `preflight_summary`, `scaling`, `finding` and `lab`."""
 
 from __future__ import annotations
 
@@ -87,6 +87,22 @@ class ScalingRecord(Record, frozen=True):
     points: Annotated[tuple[ScalingPoint, ...], about("The fewest nodes first.")]
     redop: Annotated[str | None, about("null if the operation does not reduce.")] = None
     root: Annotated[Natural | None, about("null if the operation has no root.")] = None
+
+
+class FindingRecord(Record, frozen=True):
+    """The outcome of one check (`hpccoll doctor`), or a conclusion from results (`hpccoll report`)."""
+
+    kind: ClassVar[str] = "finding"
+
+    area: Annotated[str, about("Its subject, such as mpi, binding, link or noise.")]
+    severity: Literal["ok", "note", "warning", "problem"]
+    found: str
+    evidence: str
+    remedy: Annotated[str | None, about("null if nothing needs to be done.")]
+    provides: Annotated[tuple[str, ...], about("The values of --require that it satisfies.")]
+    hosts: Annotated[
+        tuple[str, ...], about("Affected host names; empty for the whole job, and if there is only one host.")
+    ]
 
 
 class LabShapeEntry(Struct, frozen=True):

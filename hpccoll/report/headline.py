@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hpccoll.doctor.finding import Finding, Severity
 from hpccoll.measure.verdict.main_finding import describe_main_finding
-from hpccoll.records import Finding, Severity
 from hpccoll.report.curves import CurveGroup
 
 _FAULT_AREAS = ("link", "node")  # areas of the preflight's findings

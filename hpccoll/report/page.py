@@ -13,7 +13,7 @@ from importlib import resources
 from jinja2 import Environment, StrictUndefined
 
 from hpccoll import __version__
-from hpccoll.records import Finding, Severity
+from hpccoll.doctor.finding import Finding, Severity
 from hpccoll.report.bound_models import BoundModels, format_job_size
 from hpccoll.report.curves import CurveGroup
 from hpccoll.report.environment import collect_environment_facts
@@ -42,7 +42,9 @@ def render_page(
         *build_operation_sections(groups, styles, models),
     ]
     summary = _summarize_results(results)
-    counts = [(level.value, sum(finding.severity is level for finding in findings)) for level in reversed(Severity)]
+    counts = [
+        (level.name.lower(), sum(finding.severity is level for finding in findings)) for level in reversed(Severity)
+    ]
     omitted = [f"{n} record{'s' * (n > 1)} of kind {kind} not shown" for kind, n in sorted(results.others.items())]
     jinja = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     template = jinja.from_string(_read_template("page.html.j2"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from hpccoll.records import Finding
+from hpccoll.doctor.finding import Finding
 from hpccoll.report.bound_models import BoundModels
 from hpccoll.report.curves import CurveGroup
 from hpccoll.report.findings.measurements import (
@@ -47,4 +47,4 @@ def collect_findings(
         *find_poor_scaling(groups),
         *relay_doctor_findings(results),
     ]
-    return sorted(findings, key=lambda finding: -finding.severity.level)
+    return sorted(findings, key=lambda finding: -finding.severity)

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
+from hpccoll.doctor.finding import Finding, Severity
 from hpccoll.measure.display.table import format_title
 from hpccoll.measure.results.measured_case import Implementation, MeasuredCase
-from hpccoll.records import CollectiveRecord, Finding, Severity
+from hpccoll.records import CollectiveRecord
 from hpccoll.report.bound_models import BoundModels
 from hpccoll.report.curves import CurveGroup, compute_busbw_interval, get_time_interval_s
 from hpccoll.report.load import RunMeasurement

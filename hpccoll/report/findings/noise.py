@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from hpccoll.records import CaseKey, Finding, Severity
+from hpccoll.doctor.finding import Finding, Severity
+from hpccoll.records import CaseKey
 from hpccoll.report.load import RunMeasurement
 from hpccoll.report.number_format import format_bounds, format_seconds
 from hpccoll.statistics import CONFIDENCE, MAX_UNCERTAINTY, Interval, is_interval_full, ratio_of_medians

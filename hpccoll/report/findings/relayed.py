@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from hpccoll.records import Finding, Severity
+from hpccoll.doctor.finding import Finding, Severity
 from hpccoll.report.load import RecordedRun, Results, get_list
 
 _AREAS = {"slow_node": "node", "lost_node": "node"}
@@ -42,7 +42,7 @@ def _relay_summary(run: RecordedRun, summary: Mapping[str, Any]) -> Iterator[Fin
             Severity.PROBLEM if kind in _PROBLEMS else Severity.WARNING,
             str(fault.get("found")),
             evidence,
-            remedy or None,
+            remedy,
             hosts=tuple(str(node) for node in get_list(fault, "nodes")),
         )
     if not faults:
@@ -70,13 +70,13 @@ def relay_stragglers(results: Results) -> Iterator[Finding]:
 def relay_doctor_findings(results: Results) -> Iterator[Finding]:
     """Yield the warnings and problems that `hpccoll doctor` recorded."""
     for run, record in results.doctor_findings:
-        severity = record.get("severity")
-        if severity in (Severity.WARNING.value, Severity.PROBLEM.value):
+        severity = str(record.get("severity", "")).upper()
+        if severity in (Severity.WARNING.name, Severity.PROBLEM.name):
             yield Finding(
                 f"doctor, {record.get('area', '')}",
-                Severity(severity),
+                Severity[severity],
                 str(record.get("found", "")),
                 f"{record.get('evidence', '')} ({run.title})",
-                str(record.get("remedy") or "") or None,
+                str(record.get("remedy") or ""),
                 hosts=tuple(map(str, get_list(record, "hosts"))),
             )

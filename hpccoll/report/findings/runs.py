@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from hpccoll.doctor.finding import Finding, Severity
 from hpccoll.measure.bandwidth import compute_count, compute_message_bytes, find_timed_operation
 from hpccoll.measure.display.table import PLACES
 from hpccoll.measure.workload import list_places
-from hpccoll.records import Finding, Severity
 from hpccoll.report.findings.noise import describe_row
 from hpccoll.report.load import RecordedRun, Results, RunMeasurement, get_list
 from hpccoll.units import format_count, format_size

@@ -22,6 +22,8 @@ from hpccoll.barrier_suite.barrier_calls import list_barrier_names
 from hpccoll.barrier_suite.straggler import ArrivalEvidence, StragglerReport
 from hpccoll.barrier_suite.summary import make_summary
 from hpccoll.cli.output import print_table
+from hpccoll.doctor import Finding
+from hpccoll.doctor.finding import Severity
 from hpccoll.measure.display.result_rows import ResultRows
 from hpccoll.measure.results.collective_record import make_collective_record
 from hpccoll.measure.results.measured_case import list_table_cases
@@ -32,16 +34,7 @@ from hpccoll.plan import Operation
 from hpccoll.preflight.link_benchmark import LinkSample
 from hpccoll.preflight.node_benchmark import NodeSpeed
 from hpccoll.preflight.results import PreflightResults
-from hpccoll.records import (
-    BarrierRecord,
-    CollectiveCase,
-    CollectiveRecord,
-    Finding,
-    Severity,
-    StopReason,
-    TimeSummary,
-    TrainStepRecord,
-)
+from hpccoll.records import BarrierRecord, CollectiveCase, CollectiveRecord, StopReason, TimeSummary, TrainStepRecord
 from hpccoll.selection.tuning_table import (
     BufferKind,
     CandidateTiming,

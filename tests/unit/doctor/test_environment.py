@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from hpccoll.doctor import environment, slurm
-from hpccoll.records import Finding, Severity
+from hpccoll.doctor.finding import Finding, Severity
 from hpccoll.runtime.command import CommandResult
 
 
 def worst(findings: list[Finding]) -> Severity:
-    return max((finding.severity for finding in findings), key=lambda severity: severity.level)
+    return max(finding.severity for finding in findings)
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def worst(findings: list[Finding]) -> Severity:
 def test_harmful_values_of_variables_are_reported(name, value, severity):
     found = environment.check_environment({"OMP_NUM_THREADS": "2"} | {name: value}, 2, 4, 4)
     assert worst(found) is severity
-    if severity.level > Severity.NOTE.level:
+    if severity > Severity.NOTE:
         assert name in found[0].found
         assert found[0].remedy
 
@@ -73,7 +73,7 @@ def test_slurm_tasks_and_gpu_binding():
     for hidden in ({"SLURM_GPUS_PER_TASK": "1"}, {"SLURM_TRES_PER_TASK": "cpu:4,gres/gpu:1"}):
         (found,) = slurm.check_gpu_binding(hidden)
         assert "CUDA IPC" in found.found
-        assert "--gpu-bind=none" in (found.remedy or "")
+        assert "--gpu-bind=none" in found.remedy
     assert slurm.check_gpu_binding({"SLURM_TRES_PER_TASK": "cpu:4"}) == []
 
 
@@ -105,5 +105,5 @@ def test_a_plugin_that_cuts_off_messages_of_mpich_is_a_warning_with_another_laun
     findings = slurm.check_pmi2_messages(offered, library)
     assert [finding.severity for finding in findings] == [Severity.WARNING] * warned
     if warned:
-        assert "mpirun of MPICH 5.0.2" in (findings[0].remedy or "")
-        assert "HPCCOLL_START_TIMEOUT" in (findings[0].remedy or "")
+        assert "mpirun of MPICH 5.0.2" in findings[0].remedy
+        assert "HPCCOLL_START_TIMEOUT" in findings[0].remedy

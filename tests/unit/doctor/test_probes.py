@@ -25,9 +25,9 @@ from hpccoll.doctor import (
     shared_memory,
     torch_backends,
 )
+from hpccoll.doctor.finding import Finding, Severity
 from hpccoll.doctor.requirements import require_capabilities
 from hpccoll.errors import UnavailableError
-from hpccoll.records import Finding, Severity
 from hpccoll.runtime.command import CommandResult, run_python
 from hpccoll.runtime.start_limit import kill_after
 
@@ -53,7 +53,7 @@ def test_crashed_probes_become_findings():
     assert gpu.check_cuda_ipc(crashed).severity is Severity.PROBLEM
     hung = run_python(["-c", "import time; time.sleep(600)"], 0.5)
     (slow,) = torch_backends.check_torch(hung)
-    assert "--limit" in (slow.remedy or "")
+    assert "--limit" in slow.remedy
     aware = gpu.judge_operations(
         [("send_recv", crashed), ("broadcast", CommandResult("x", True, True, "worked", "worked on 2 ranks\n"))]
     )
@@ -85,7 +85,7 @@ def test_many_stale_files_are_removed_by_an_option_and_not_by_a_line_of_27_paths
     (found,) = shared_memory.check_stale_files(tmp_path)
     assert found.remedy is not None
     assert found.remedy.startswith("hpccoll doctor --remove-stale")
-    assert "mpich" not in (found.remedy or "")
+    assert "mpich" not in found.remedy
     assert "removed 27 files (27 KiB)" in shared_memory.remove_stale_files(tmp_path).found
     assert not list(tmp_path.iterdir())
 
@@ -101,7 +101,7 @@ def test_in_a_container_no_file_is_removed_because_processes_outside_of_it_may_u
     assert left.exists()
     (found,) = shared_memory.check_stale_files(tmp_path / "shm", tmp_path)
     assert found.remedy is not None
-    assert "rm " not in (found.remedy or "")
+    assert "rm " not in found.remedy
 
 
 def test_files_in_use_are_not_removed(tmp_path):
@@ -196,7 +196,7 @@ def test_missing_device_is_a_problem_only_if_the_kernel_has_one():
     assert gpu.report_no_device(info).severity is Severity.NOTE
     hidden = gpu.report_no_device(info | {"nodes": ["/dev/nvidia0"], "visible": ""})
     assert hidden.severity is Severity.PROBLEM
-    assert "--gpus all" in (hidden.remedy or "")
+    assert "--gpus all" in hidden.remedy
 
 
 class SharedGpu:
@@ -250,8 +250,8 @@ def test_nvidia_smi_output():
     assert [each.severity for each in gpu.parse_smi_query(calm)] == [Severity.OK]
     text = row.format(mig="Enabled", persistence="Disabled")
     _, mig, persistence = gpu.parse_smi_query(CommandResult("nvidia-smi", True, True, "worked", text))
-    assert "nvidia-smi -mig 0" in (mig.remedy or "")
-    assert "nvidia-smi -pm 1" in (persistence.remedy or "")
+    assert "nvidia-smi -mig 0" in mig.remedy
+    assert "nvidia-smi -pm 1" in persistence.remedy
     matrix = "\tGPU0\tGPU1\tNIC0\nGPU0\t X \t{0}\tPXB\t0-31\nGPU1\t{0}\t X \tSYS\t0-31\n\nLegend:\n  X = Self\n"
     (fast,) = gpu.parse_smi_topology(CommandResult("nvidia-smi topo -m", True, True, "worked", matrix.format("NV12")))
     assert (fast.severity, fast.found) == (Severity.OK, "links between GPUs: NV12")
@@ -269,7 +269,7 @@ def test_exclusive_devices_and_missing_peer_access():
         Severity.OK
     ] * 2
     strict = info | {"devices": [{"name": "A", "mode": "exclusive_process"}], "peers": {}}
-    assert "nvidia-smi -c DEFAULT" in (gpu.check_devices(strict)[1].remedy or "")
+    assert "nvidia-smi -c DEFAULT" in gpu.check_devices(strict)[1].remedy
     apart = gpu.check_devices(info | {"peers": {"0-1": False, "1-0": True}})[1]
     assert "1 of 2 pairs" in apart.found
 
@@ -315,7 +315,7 @@ def test_a_note_states_what_the_thread_level_turns_off():
     mpich = TOLD | {"library": "MPICH 5.0.2", "threads": "multiple"}
     [note] = mpi_library.check_thread_level(mpich)
     assert note.severity is Severity.NOTE
-    assert "mpi4py.rc.thread_level" in (note.remedy or "")
+    assert "mpi4py.rc.thread_level" in note.remedy
     assert not mpi_library.check_thread_level(mpich | {"threads": "funneled"})
     assert not mpi_library.check_thread_level(mpich | {"library": "Open MPI 5.0.11"})
 

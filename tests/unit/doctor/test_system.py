@@ -9,9 +9,8 @@ import pytest
 
 from hpccoll import units
 from hpccoll.doctor import clock, cores, mpi_job, network, numa, shared_memory
-from hpccoll.doctor.finding import merge_findings, run_check
+from hpccoll.doctor.finding import Finding, Severity, merge_findings, run_check
 from hpccoll.doctor.mpi_job import RankInfo
-from hpccoll.records import Finding, Severity
 
 CLOCKSOURCE = "sys/devices/system/clocksource/clocksource0"
 STEADY = "flags\t\t: fpu tsc constant_tsc nonstop_tsc"
@@ -26,7 +25,7 @@ def written(root: Path, contents: dict[str, str]) -> Path:
 
 
 def worst(findings: list[Finding]) -> Severity:
-    return max((finding.severity for finding in findings), key=lambda severity: severity.level)
+    return max(finding.severity for finding in findings)
 
 
 @pytest.mark.parametrize(
@@ -54,9 +53,9 @@ def test_frequency_governor_and_turbo(tmp_path):
     cpu = "sys/devices/system/cpu"
     written(tmp_path, {f"{cpu}/cpu0/cpufreq/scaling_governor": "powersave", f"{cpu}/intel_pstate/no_turbo": "0"})
     governor, turbo = clock.check_frequency(tmp_path)
-    assert "frequency-set -g performance" in (governor.remedy or "")
+    assert "frequency-set -g performance" in governor.remedy
     assert turbo.remedy.endswith("no_turbo")
-    assert "echo 1" in (turbo.remedy or "")
+    assert "echo 1" in turbo.remedy
     written(tmp_path, {f"{cpu}/cpu0/cpufreq/scaling_governor": "performance", f"{cpu}/intel_pstate/no_turbo": "1"})
     (calm,) = clock.check_frequency(tmp_path)
     assert calm.severity is Severity.OK
@@ -106,7 +105,7 @@ def test_quota_below_the_visible_cores_is_a_warning(tmp_path):
     quota = cores.check_cores(tmp_path)[-1]
     assert quota.severity is Severity.WARNING
     assert "0.1 cores" in quota.found
-    assert "at most 1 rank" in (quota.remedy or "")
+    assert "at most 1 rank" in quota.remedy
 
 
 def test_hyperthreads_are_counted_once(tmp_path):
@@ -143,7 +142,7 @@ def test_more_ranks_than_cores_or_quota_is_a_warning():
     crowded = cores.check_rank_placement(ranks((0, 1), (0, 1)), {"a": 1.0})[0]
     assert crowded.severity is Severity.WARNING
     assert "2 ranks on 1 core (of 2 visible)" in crowded.found
-    assert "OMPI_MCA_mpi_yield_when_idle=1" in (crowded.remedy or "")
+    assert "OMPI_MCA_mpi_yield_when_idle=1" in crowded.remedy
     two_hosts = [RankInfo(0, "a", (0,), {}), RankInfo(1, "b", (0,), {})]
     assert worst(cores.check_rank_placement(two_hosts, {})) is Severity.OK
 
@@ -168,7 +167,7 @@ def test_numa_nodes_with_distances(tmp_path):
     shape, moves = numa.check_numa_nodes(tmp_path)
     assert "2 NUMA nodes, distances up to 21" in shape.found
     assert "node1: cores 4-7" in shape.evidence
-    assert "kernel.numa_balancing=0" in (moves.remedy or "")
+    assert "kernel.numa_balancing=0" in moves.remedy
 
 
 def test_containers_and_virtual_machines_are_named(tmp_path):
@@ -207,7 +206,7 @@ def test_interfaces_and_infiniband(tmp_path):
 def test_shared_memory_that_is_missing_is_a_problem(tmp_path):
     found = shared_memory.check_shm_space(tmp_path / "dev/shm")
     assert found.severity is Severity.PROBLEM
-    assert "mount -t tmpfs" in (found.remedy or "")
+    assert "mount -t tmpfs" in found.remedy
 
 
 def test_exception_in_a_check_becomes_a_finding():

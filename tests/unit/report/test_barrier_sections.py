@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hpccoll.cli import main as cli
-from hpccoll.records import Severity
+from hpccoll.doctor.finding import Severity
 from hpccoll.report.arrival_chart import render_arrival_chart
 from hpccoll.report.barrier_sections import build_barrier_sections
 from hpccoll.report.findings.relayed import relay_stragglers

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from hpccoll.records import Severity
+from hpccoll.doctor.finding import Severity
 from hpccoll.report.bound_models import BoundModels, fit_machines, list_job_sizes, use_named_machine
 from hpccoll.report.curves import group_curves
 from hpccoll.report.findings import BenchRequest, collect_findings
@@ -77,7 +77,7 @@ def test_wrong_results_are_the_first_finding_and_a_problem(write):
     wrong = one(findings, "results", Severity.PROBLEM, "wrong results", rows[5]["op"])
     assert findings[0] is wrong
     assert "3 of" in wrong.evidence
-    assert "hpccoll verify" in (wrong.remedy or "")
+    assert "hpccoll verify" in wrong.remedy
 
 
 def test_unchecked_results_are_reported(write):
@@ -112,7 +112,7 @@ def test_staged_device_memory_and_unused_gpus_are_reported(write):
     rows = steady(records())
     rows[0]["devices"] = ["NVIDIA H100"] * 2
     note = one(found(write(rows)), "cuda", Severity.NOTE, "only host memory")
-    assert "--buffer cuda" in (note.remedy or "")
+    assert "--buffer cuda" in note.remedy
     for record in rows[1:]:
         record |= {"buffer": "cuda", "staging": "pinned"}
     findings = found(write(rows))
@@ -126,7 +126,7 @@ def test_incomplete_files_and_missing_sizes_are_reported(write, tmp_path):
     rows = [each for each in records() if each.get("nbytes") != 262144 or each["op"] != "all_gather"]
     short = one(found(write(rows), wants=lambda _: wanted), "run", Severity.WARNING, "2 sizes are missing")
     assert "all_gather out-of-place 256 KiB; all_gather in-place 256 KiB" in short.evidence
-    assert "--resume" in (short.remedy or "")
+    assert "--resume" in short.remedy
     torn = tmp_path / "torn.jsonl"
     torn.write_bytes(TWO.read_bytes()[:-9])
     one(found(torn), "run", Severity.WARNING, "while writing")
@@ -206,9 +206,9 @@ def rename(rows, engine, new_engine, new_algorithm=None, **of):
 def test_the_remedy_for_a_slow_engine_names_no_algorithm(write):
     rows = slowed(rename(flat(), "mpi", "gloo"), 25.0, op="all_reduce", engine="gloo", in_place=True)
     slow = one(found(write(rows)), "engine", Severity.NOTE, "gloo's all_reduce is more than 10x slower")
-    assert "algorithm" not in (slow.remedy or "")
-    assert "tune" not in (slow.remedy or "")
-    assert "use hpccoll" in (slow.remedy or "")
+    assert "algorithm" not in slow.remedy
+    assert "tune" not in slow.remedy
+    assert "use hpccoll" in slow.remedy
 
 
 def test_an_engine_that_auto_cannot_select_is_no_reason_to_tune(write):
@@ -218,12 +218,10 @@ def test_an_engine_that_auto_cannot_select_is_no_reason_to_tune(write):
     faster = [each for each in findings if "nccl is faster than auto" in each.found]
     assert faster
     assert {each.area for each in faster} == {"engine"}
-    assert not [each for each in findings if "hpccoll tune" in (each.remedy or "") and "auto is slower" in each.found]
+    assert not [each for each in findings if "hpccoll tune" in each.remedy and "auto is slower" in each.found]
     mpi = [each for each in findings if "MPI library's" in each.found]
     assert mpi
-    assert all(
-        "of nccl at these sizes" in (each.remedy or "") and "algorithm=" not in (each.remedy or "") for each in mpi
-    )
+    assert all("of nccl at these sizes" in each.remedy and "algorithm=" not in each.remedy for each in mpi)
 
 
 def test_a_wrong_result_is_never_the_fastest(write):
@@ -241,7 +239,7 @@ def test_a_drop_in_bandwidth_over_nodes_is_reported(write):
     falls = [each for each in findings if each.area == "scaling"]
     assert len(falls) == 4  # two operations in two places
     assert "from 2 to 4 nodes" in falls[0].found
-    assert "hpccoll preflight" in (falls[0].remedy or "")
+    assert "hpccoll preflight" in falls[0].remedy
     inside = [record | {"nodes": 1} for record in flat()]
     assert not [each for each in found(write(inside, "two.jsonl"), write(four, "f.jsonl")) if each.area == "scaling"]
 
@@ -264,7 +262,7 @@ def test_the_preflights_faults_are_repeated(write):
     assert fault.severity is Severity.WARNING
     assert "node3's link is slow" in fault.found
     assert fault.hosts == ("node3",)
-    assert "sbatch --exclude=node3" in (fault.remedy or "")
+    assert "sbatch --exclude=node3" in fault.remedy
     rows = records(PAIRS)
     faults = rows[-1]["faults"]
     faults[0] |= {"kind": "broken_link"}
@@ -275,13 +273,13 @@ def test_the_preflights_faults_are_repeated(write):
 
 
 def test_the_doctors_warnings_are_repeated(write):
-    from hpccoll.records import Finding
+    from hpccoll.doctor.finding import Finding
 
     told = [
         Finding("limits", Severity.OK, "fine", "ulimit"),
         Finding("binding", Severity.PROBLEM, "all ranks are on core 0", "sched_getaffinity", "--bind-to core"),
     ]
-    file = write([records()[0], *(each.as_dict() for each in told)], "doctor.jsonl")
+    file = write([records()[0], *(each.make_record().as_dict() for each in told)], "doctor.jsonl")
     passed = one(found(TWO, file), "doctor, binding", Severity.PROBLEM, "all ranks are on core 0")
     assert "doctor.jsonl" in passed.evidence
     assert not [each for each in found(file) if "fine" in each.found]
