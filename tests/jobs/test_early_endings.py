@@ -13,6 +13,8 @@ import pytest
 from tests.depth import keep_every
 from tests.jobs.launch import run_script
 
+pytestmark = pytest.mark.thorough
+
 SCRIPT = """
 import atexit, json, os, sys, time
 import numpy as np

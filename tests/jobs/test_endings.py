@@ -10,6 +10,8 @@ import pytest
 from tests.depth import keep_every
 from tests.jobs.launch import BIN, LIMIT_S, environment
 
+pytestmark = pytest.mark.thorough
+
 SCRIPT = """
 import numpy as np
 import hpccoll

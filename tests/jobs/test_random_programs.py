@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.thorough
+
 MPIRUN = Path(sys.executable).with_name("mpirun")
 
 

@@ -13,6 +13,8 @@ import pytest
 from tests.depth import keep, keep_every
 from tests.jobs.launch import BIN, LIMIT_S, environment
 
+pytestmark = pytest.mark.thorough
+
 MEMORY = Path("/dev/shm")
 BUSY = """
 import os, signal, sys, threading

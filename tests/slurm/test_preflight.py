@@ -6,6 +6,8 @@ import pytest
 
 from tests.slurm.batch import submit
 
+pytestmark = pytest.mark.thorough
+
 FILE = "preflight.jsonl"
 RATE, QUARTER = "400M", "100M"
 
