@@ -14,6 +14,7 @@ model = torch.nn.parallel.DistributedDataParallel(
     torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.Linear(256, 8))
 )
 optimizer = torch.optim.SGD(model.parameters(), 0.01)
+loss = torch.zeros(())
 dist.barrier()
 begin = time.perf_counter()
 for step in range(60):

@@ -21,6 +21,7 @@ if "even" not in sys.argv[1:]:
 grid = np.zeros((shares[rank] + 2, columns))
 grid[:, 0] = 1.0
 up, down = (rank - 1 if rank else MPI.PROC_NULL), (rank + 1 if rank < size - 1 else MPI.PROC_NULL)
+change = 0.0
 comm.Barrier()
 begin = time.perf_counter()
 for _ in range(steps):

@@ -223,8 +223,8 @@ def _cut_to_common_time(ranks: list[RecordedRank]) -> tuple[RecordedRank, ...]:
     cut = []
     for rank in ranks:
         later = rank.begin_s >= begin_s
-        calls = {"entries": rank.entries[later], "begin_s": rank.begin_s[later], "end_s": rank.end_s[later]}
-        cut.append(replace(rank, program_begin_s=begin_s, **calls))
+        entries, begins_s, ends_s = rank.entries[later], rank.begin_s[later], rank.end_s[later]
+        cut.append(replace(rank, program_begin_s=begin_s, entries=entries, begin_s=begins_s, end_s=ends_s))
     return tuple(cut)
 
 
