@@ -31,6 +31,9 @@ DIRECTORY: Final = "job.hpccoll"
 @click.option(
     "--every", type=click.IntRange(1), default=1, show_default=True, metavar="N", help="Record one of N seconds."
 )
+@click.option("--export", "exports", multiple=True, metavar="FILE", help="Of a recording: .json .csv .goal .et")
+@click.option("--what-if", "changes", multiple=True, metavar="CHANGE", help="Of a recording: such as bandwidth=2.")
+@click.option("--apply", "script", metavar="FILE.sh", help="Of a recording: write the fastest algorithms.")
 @click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED, metavar="SCRIPT [ARGUMENT]... | RECORDING")
 def profile(
     output: str | None,
@@ -39,6 +42,9 @@ def profile(
     from_s: float,
     to_s: float | None,
     every: int,
+    exports: tuple[str, ...],
+    changes: tuple[str, ...],
+    script: str | None,
     words: tuple[str, ...],
 ) -> int:
     """Record where an unmodified program communicates, or explain a recording.
@@ -52,9 +58,13 @@ def profile(
     if is_recording(words[0]) and not is_module:
         if not is_printing_rank():
             return 0
-        more = [*words[1:], *([] if output is None else ["-o", output])]
+        given = [*(("--export", file) for file in exports), *(("--what-if", change) for change in changes)]
+        given += [(name, value) for name, value in (("-o", output), ("--apply", script)) if value is not None]
+        more = [*words[1:], *(word for pair in given for word in pair)]
         status: int = explain.main(more, f"hpccoll profile {words[0]}", standalone_mode=False, obj=words[0])
         return status
+    if exports or changes or script is not None:
+        raise UsageError(f"{words[0]}: is no recording; --export, --what-if and --apply explain one")
     from hpccoll.profile import RecordingOptions, run_program
 
     directory = output or DIRECTORY
