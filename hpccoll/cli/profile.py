@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -11,6 +12,7 @@ from hpccoll.cli.output import is_printing_rank, print_table, print_text
 from hpccoll.errors import UsageError
 
 if TYPE_CHECKING:
+    from hpccoll.profile import RecordingOptions
     from hpccoll.profile.what_if import Prediction
 
 DIRECTORY: Final = "job.hpccoll"
@@ -55,29 +57,39 @@ def profile(
     RECORDING, -o FILE.html writes a page, --export FILE the calls (.json .csv .goal .et), --what-if CHANGE predicts the
     time with a change, and --apply FILE.sh writes the fastest algorithms for the drop-in for mpi4py.
     """
+    given = [*(("--export", file) for file in exports), *(("--what-if", change) for change in changes)]
+    given += [("--apply", script)] if script is not None else []
     if is_recording(words[0]) and not is_module:
-        if not is_printing_rank():
-            return 0
-        given = [*(("--export", file) for file in exports), *(("--what-if", change) for change in changes)]
-        given += [(name, value) for name, value in (("-o", output), ("--apply", script)) if value is not None]
+        given += [("-o", output)] if output is not None else []
         more = [*words[1:], *(word for pair in given for word in pair)]
-        status: int = explain.main(more, f"hpccoll profile {words[0]}", standalone_mode=False, obj=words[0])
-        return status
-    if exports or changes or script is not None:
+        return _explain(words[0], more) if is_printing_rank() else 0
+    if given:
         raise UsageError(f"{words[0]}: is no recording; --export, --what-if and --apply explain one")
-    from hpccoll.profile import RecordingOptions, run_program
-
     directory = output or DIRECTORY
     if to_s is not None and to_s <= from_s:
         raise UsageError(f"--from {from_s:g} --to {to_s:g} records nothing; give --to a later time")
     if Path(directory).is_file():
         raise UsageError(f"-o {directory}: is a file; name a directory for the recording")
-    options = RecordingOptions(directory, from_s, to_s, every)
+    from hpccoll.profile import RecordingOptions
+
+    return _record(words, RecordingOptions(directory, from_s, to_s, every), is_module=is_module, drop_in=drop_in)
+
+
+def _explain(recording: str, words: Sequence[str]) -> int:
+    """Explain a recording, with the options in `words`; return the exit status."""
+    status: int = explain.main(words, f"hpccoll profile {recording}", standalone_mode=False, obj=recording)
+    return status
+
+
+def _record(words: Sequence[str], options: RecordingOptions, *, is_module: bool, drop_in: bool) -> int:
+    """Run and record a program; return the exit status."""
+    from hpccoll.profile import run_program
+
     rank = run_program(list(words), is_module=is_module, uses_drop_in=drop_in, options=options)
     if rank is None:
         raise UsageError(f"{words[0]}: has not used mpi4py, torch.distributed or hpccoll, so nothing was recorded")
     if rank == 0:
-        click.echo(f"# recorded in {directory}; hpccoll profile {directory} explains it", err=True)
+        click.echo(f"# recorded in {options.directory}; hpccoll profile {options.directory} explains it", err=True)
     return 0
 
 
