@@ -101,4 +101,4 @@ def _replace_constants(module: ModuleType) -> None:
     for name in ("COMM_WORLD", "COMM_SELF"):
         constants[name] = accelerate(constants[name])
     if read_timeout() is not None and module.Is_initialized():  # a rank that leaves before its first call is reported
-        find_acceleration(module.COMM_WORLD).enter()
+        find_acceleration(module.COMM_WORLD).open()

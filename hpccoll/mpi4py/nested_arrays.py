@@ -9,6 +9,8 @@ from hpccoll.mpi4py.array_libraries import find_library
 
 MOST_ITEMS: Final = 256  # containers with more items are pickled as they are
 MOST_DEPTH: Final = 8
+CONTAINERS: Final = frozenset((tuple, list, dict))
+LEAVES: Final = frozenset((int, float, complex, bool, str, bytes, type(None)))
 
 
 class ArrayPlace:
@@ -21,6 +23,19 @@ class ArrayPlace:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ArrayPlace, (self.number,)
+
+
+def may_hold_arrays(container: Any, depth: int = 0) -> bool:
+    """Whether `take_arrays_out` may find arrays in a tuple, list or dict. Cost: 0.5 us for a small dict."""
+    if len(container) > MOST_ITEMS or depth > MOST_DEPTH:
+        return False
+    for item in container.values() if type(container) is dict else container:
+        kind = type(item)
+        if kind in LEAVES:
+            continue
+        if may_hold_arrays(item, depth + 1) if kind in CONTAINERS else find_library(item) is not None:
+            return True
+    return False
 
 
 def take_arrays_out(obj: Any, least_bytes: int) -> tuple[Any, list[Any]]:

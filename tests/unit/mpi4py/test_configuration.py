@@ -10,7 +10,7 @@ from hpccoll.plan import Operation
 
 
 def find(given, nbytes, operation=Operation.ALL_REDUCE):
-    return Mpi4pyConfiguration("all", read_choices(given)).find_algorithm(operation, nbytes)
+    return Mpi4pyConfiguration("all", choices=read_choices(given)).find_algorithm(operation, nbytes)
 
 
 def test_a_choice_holds_for_its_range_of_sizes():
