@@ -83,7 +83,7 @@ MISTAKES_IN_OTHER_CALLS = {
     "sys.exit(0) if w.rank else w.Allreduce(np.ones(1, int), np.ones(1, int), MPI.LAND)": "rank 1 of 2",
     "time.sleep(100) if w.rank else w.Gatherv(np.ones(1), np.empty(2))": "not arrived rank 1",
     f"w.Scan({ONE}) if w.rank else w.Reduce({ONE})": "rank 0: reduce, algorithm shared",
-    "w.Allgatherv(np.ones(1), np.ones(2)) if w.rank else w.Alltoallv(np.ones(2), np.ones(2))": "rank 0: MPI's Alltoallv",
+    "x = np.ones(2)\nw.Allgatherv(x[:1], x) if w.rank else w.Alltoallv(x, x)": "rank 0: MPI's Alltoallv",
     "time.sleep(100) if w.rank else w.alltoall([None, b'x' * 10000])": "not arrived rank 1",
 }
 
