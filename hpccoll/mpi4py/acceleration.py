@@ -28,7 +28,7 @@ _BLOCKS_IN_INPUT: Final = (Operation.ALL_TO_ALL, Operation.REDUCE_SCATTER)
 _BLOCKS_IN_MESSAGE: Final = (*_BLOCKS_IN_INPUT, Operation.ALL_GATHER)
 
 # A kind of calls: operation, reduction, element type, count, root.
-CallKind: TypeAlias = tuple[Operation, str, np.dtype[Any], Count, int]
+CollectiveKind: TypeAlias = tuple[Operation, str, np.dtype[Any], Count, int]
 
 
 class Acceleration:
@@ -44,13 +44,13 @@ class Acceleration:
         self.communicator: Communicator | None = None
         self.is_refused = self.size == 1  # whether all calls go to the MPI library
         self._calls_before = read_calls_before()
-        self._counted: dict[CallKind, int] = {}
-        self._selected: dict[CallKind, str | None] = {}
+        self._counted: dict[CollectiveKind, int] = {}
+        self._selected: dict[CollectiveKind, str | None] = {}
         self.slots: Any = None  # see object_collectives.py
         self.watched = 0  # calls of the MPI library that were recorded, see watched_calls.py
         self.reason = ""  # why `select` left the latest call to the MPI library
 
-    def is_due(self, kind: CallKind, worth: int = 1) -> bool:
+    def is_due(self, kind: CollectiveKind, worth: int = 1) -> bool:
         """Count a call of a kind as `worth` small calls; return whether hpccoll may carry out such calls now.
 
         A long message counts as several calls, because hpccoll saves more time. The same on all ranks. Collective,
@@ -143,23 +143,23 @@ class Acceleration:
             self.reason = CHOSEN if get_configuration().choices else "auto selects MPI's"
         return algorithm
 
-    def is_passed(self, kind: CallKind) -> bool:
+    def is_passed(self, kind: CollectiveKind) -> bool:
         """Whether the MPI library carries out all calls of a kind from now on."""
         return self._selected.get(kind, AUTO) is None
 
-    def _count_bytes(self, kind: CallKind) -> int:
+    def _count_bytes(self, kind: CollectiveKind) -> int:
         """Return the size of the message of a kind of calls."""
         operation, _, dtype, count, _ = kind
         if isinstance(count, tuple):
             return sum(count) * dtype.itemsize
         return count * dtype.itemsize * (self.size if operation in _BLOCKS_IN_MESSAGE else 1)
 
-    def _find_choice(self, kind: CallKind) -> str | None:
+    def _find_choice(self, kind: CollectiveKind) -> str | None:
         """Return the algorithm that the user has chosen for a kind of calls, or None."""
         algorithm = get_configuration().find_algorithm(kind[0], self._count_bytes(kind))
         return None if algorithm == AUTO else algorithm
 
-    def _select(self, kind: CallKind) -> str | None:
+    def _select(self, kind: CollectiveKind) -> str | None:
         """Return the algorithm as `select` does, not from its memory."""
         chosen = self._find_choice(kind)
         if chosen is not None or self.communicator is None:
@@ -167,7 +167,7 @@ class Acceleration:
         call = self.make_example(kind)
         return AUTO if self.communicator._engine.select(call).algorithm is not None else None
 
-    def make_example(self, kind: CallKind) -> CollectiveCall:
+    def make_example(self, kind: CollectiveKind) -> CollectiveCall:
         """Return a call of a kind, on new arrays."""
         operation, op, dtype, count, root = kind
         if isinstance(count, int):

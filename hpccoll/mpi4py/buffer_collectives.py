@@ -4,7 +4,8 @@ A call takes one of three ways:
 
 1. A call on plain NumPy arrays of a kind that ran before is one call of the communicator's `CallTable`.
 2. Other calls read their buffers (`messages.py`), and run as a collective of hpccoll (`buffer_calls.py`).
-3. The MPI library carries out calls that hpccoll has no algorithm for, or for which it selects the MPI library's.
+3. The MPI library carries out the first calls of each kind (`acceleration.py`), and calls that hpccoll has no algorithm
+   for, or for which it selects the MPI library's (`passed_calls.py`).
 
 The way depends only on what is equal on all ranks of a legal call: the operation, the reduction, the type signature and
 the number of bytes. Methods that hpccoll does not carry out are inherited from mpi4py, and cost nothing.

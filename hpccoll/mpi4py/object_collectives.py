@@ -4,6 +4,10 @@ Each call exchanges one slot per rank (see `objects.py`). What does not fit into
 equal arrays as a collective on their memory, other objects as bytes. All ranks see the headers, so all ranks know
 whether there is a second exchange. Reductions by a function of the user, and of large objects other than equal arrays,
 are mpi4py's.
+
+After a call in which no rank had an array, mpi4py carries out the next 8 calls of the operation, and up to 256 after
+later ones, because it takes less time for small objects. The call itself tells all ranks so: they see all headers
+or, in a scatter, a bit that the root sets.
 """
 
 from __future__ import annotations
@@ -15,18 +19,14 @@ import numpy as np
 from mpi4py import MPI
 
 from hpccoll.communicator import Communicator
-from hpccoll.errors import UsageError
-from hpccoll.mpi4py.acceleration import Acceleration
 from hpccoll.mpi4py.array_libraries import to_library
 from hpccoll.mpi4py.buffer_collectives import BufferCollectives, find_reduction
 from hpccoll.mpi4py.configuration import AUTO, get_configuration
+from hpccoll.mpi4py.object_slots import SLOT_OPERATIONS, SMALL_KINDS, ObjectSlots, count_slot_bytes
 from hpccoll.mpi4py.objects import (
     ARRAY,
-    FLOAT,
     HEADER_BYTES,
-    INTEGER,
     PICKLE,
-    SCALAR,
     EncodedObject,
     ObjectHeader,
     decode,
@@ -40,13 +40,8 @@ from hpccoll.plan import Operation
 from hpccoll.runtime.arguments import SUM
 from hpccoll.runtime.arrays import DTYPES
 
-MOST_INLINE_BYTES: Final = 4096  # of an object in a slot
-SLOTS_BYTES: Final = 2**18  # of the slots of all ranks, if there are many
-LEAST_INLINE_BYTES: Final = 256
 OBJECT_WORTH: Final = 10  # calls of buffers: objects may be long arrays, and their size is not known before the call
 MOST_MPI_BYTES: Final = 2**31 - 1  # of one message, by MPI libraries that lack MPI 4's large counts
-FEWEST_LEFT, MOST_LEFT = 4, 256  # calls that mpi4py carries out after one of small objects
-SMALL_KINDS: Final = frozenset((PICKLE, SCALAR, FLOAT, INTEGER))
 ALL_SMALL: Final = 0x80  # added to the kind of a scattered object, if the objects for all ranks are small
 _ARITHMETIC: Final = {"sum": "iufc", "prod": "iufc", "band": "iu", "bor": "iu", "bxor": "iu"}
 _SUPPORTED: Final = {dtype.numpy for dtype in DTYPES.values()}
@@ -55,15 +50,6 @@ _ALL_TO_ALL: Final = Operation.ALL_TO_ALL
 _BROADCAST: Final = Operation.BROADCAST
 _GATHER: Final = Operation.GATHER
 _SCATTER: Final = Operation.SCATTER
-_SLOT_OPERATIONS: Final = {  # the collectives on slots that carry out the collectives of objects
-    Operation.ALL_REDUCE: _ALL_GATHER,
-    Operation.REDUCE: _ALL_GATHER,
-    _ALL_GATHER: _ALL_GATHER,
-    _GATHER: _ALL_GATHER,
-    _BROADCAST: _BROADCAST,
-    _SCATTER: _SCATTER,
-    _ALL_TO_ALL: _ALL_TO_ALL,
-}
 _PLAIN_OBJECTS: Final = {
     name: find_method(name) for name in ("bcast", "allreduce", "reduce", "allgather", "gather", "scatter", "alltoall")
 }
@@ -73,87 +59,6 @@ _PLAIN_SCATTER: Final = find_method("Scatter")
 _PLAIN_ALLTOALL: Final = find_method("Alltoall")
 _PLAIN_ALLGATHER: Final = find_method("Allgather")
 _PLAIN_ALLGATHERV: Final = find_method("Allgatherv")
-
-
-class ObjectSlots:
-    """The slots of one communicator: one for this rank's object, and one per rank for those received or scattered.
-
-    `algorithms` has the algorithms of the collectives on slots that have run before, by mpi4py's operation and root;
-    None stands for the MPI library's collective. `left` has the numbers of the next calls that mpi4py carries out,
-    because the latest objects were small and no arrays: these take less time there. All ranks know this, so they all
-    count the same calls.
-    """
-
-    def __init__(self, state: Acceleration) -> None:
-        self.state, self.rank, self.ranks = state, state.rank, state.size
-        self.nbytes = count_slot_bytes(state.size)
-        self.inline_bytes = self.nbytes - HEADER_BYTES
-        self.own: Any = np.zeros(self.nbytes, np.uint8)
-        self.all: Any = np.zeros((self.ranks, self.nbytes), np.uint8)
-        self.sent: Any = None  # of alltoall
-        flat: Any = self.all.reshape(-1)
-        self.own_view, self.all_view = self.own.data, flat.data
-        self.algorithms: dict[tuple[Operation, int], str | None] = {}
-        self.left: dict[tuple[Operation, int], int] = {}
-        self._lengths: dict[tuple[Operation, int], int] = {}
-
-    @property
-    def communicator(self) -> Communicator:
-        """The hpccoll communicator of all objects that do not fit into slots."""
-        communicator = self.state.communicator
-        if communicator is None:
-            raise UsageError("this communicator was freed; use one that is open, or free it later")
-        return communicator
-
-    def run(self, use: Operation, x: Any, out: Any, root: int = 0) -> bool:
-        """Run a collective on slots; return False if the MPI library carries it out, by a call of the caller."""
-        algorithm = self.algorithms[use, root]
-        if algorithm is None:
-            return False
-        communicator, operation = self.communicator, _SLOT_OPERATIONS[use]
-        root = root if operation is _BROADCAST else 0
-        if communicator._run_in_table(operation, x, out, SUM, root, algorithm, None) is NotImplemented:
-            communicator._collective(operation, x, out, SUM, root, algorithm, False)
-        return True
-
-    def note_objects(self, use: Operation, root: int, *, are_small: bool) -> None:
-        """Leave the next calls of an operation to mpi4py if the latest objects were small; more each time."""
-        key = use, root
-        if are_small:
-            self._lengths[key] = self.left[key] = min(2 * self._lengths.get(key, FEWEST_LEFT), MOST_LEFT)
-        else:
-            self._lengths.pop(key, None)
-
-    def read_headers(self) -> list[ObjectHeader]:
-        """Return the headers of all ranks' slots."""
-        return [ObjectHeader(self.all_view, offset) for offset in range(0, self.all.nbytes, self.nbytes)]
-
-    def fits(self, header: ObjectHeader) -> bool:
-        """Whether the bytes of an object are in its slot."""
-        return bool(header.nbytes <= self.inline_bytes)
-
-    def is_small(self, header: ObjectHeader) -> bool:
-        """Whether an object is no array, and its bytes are in its slot."""
-        return header.kind in SMALL_KINDS and self.fits(header)
-
-    def decode(self, header: ObjectHeader, rank: int) -> Any:
-        """Return the object in the slot of a rank."""
-        return decode(header, self.all_view, rank * self.nbytes + HEADER_BYTES)
-
-    def decode_all(self, headers: list[ObjectHeader]) -> list[Any] | None:
-        """Return the objects of all ranks; None if one of them does not fit into its slot."""
-        for header in headers:
-            if header.nbytes > self.inline_bytes:
-                return None
-        return [
-            decode(header, self.all_view, offset)
-            for header, offset in zip(headers, range(HEADER_BYTES, self.all.nbytes, self.nbytes), strict=True)
-        ]
-
-
-def count_slot_bytes(ranks: int) -> int:
-    """Return the bytes of a slot on a number of ranks."""
-    return HEADER_BYTES + max(LEAST_INLINE_BYTES, min(MOST_INLINE_BYTES, SLOTS_BYTES // ranks // 64 * 64))
 
 
 class ObjectsOverBuffers(BufferCollectives):
@@ -306,7 +211,7 @@ class ObjectsOverBuffers(BufferCollectives):
         state = self._find_state()
         if state is None:
             return None
-        operation = _SLOT_OPERATIONS[use]
+        operation = SLOT_OPERATIONS[use]
         at = index(root) if operation.has_root else 0
         kind = operation, SUM, BYTES, count_slot_bytes(state.size), at
         if not state.is_due(kind, OBJECT_WORTH):
