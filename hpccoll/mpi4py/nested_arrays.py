@@ -43,29 +43,29 @@ def take_arrays_out(obj: Any, least_bytes: int) -> tuple[Any, list[Any]]:
 
     An array, a tuple, a list or a dict that occurs several times occurs as often in the result, as one object.
     """
-    places: dict[int, Any] = {}
+    replaced: dict[int, Any] = {}
     arrays: list[Any] = []
-    entered: set[int] = set()
+    visited: set[int] = set()
 
     def replace(item: Any, depth: int) -> Any:
-        if id(item) in places:
-            return places[id(item)]
+        if id(item) in replaced:
+            return replaced[id(item)]
         if find_library(item) is not None and item.nbytes >= least_bytes:
-            places[id(item)] = ArrayPlace(len(arrays))
+            replaced[id(item)] = ArrayPlace(len(arrays))
             arrays.append(item)
-            return places[id(item)]
+            return replaced[id(item)]
         kind: Any = type(item)
         if kind not in (tuple, list, dict) or len(item) > MOST_ITEMS or depth > MOST_DEPTH:
             return item
-        if id(item) in entered:
+        if id(item) in visited:
             raise RecursionError("a container contains itself")
-        entered.add(id(item))
-        before = len(arrays)
+        visited.add(id(item))
+        count_before = len(arrays)
         if kind is dict:
             copy = {key: replace(value, depth + 1) for key, value in item.items()}
         else:
             copy = kind([replace(value, depth + 1) for value in item])
-        places[id(item)] = result = copy if len(arrays) > before else item
+        replaced[id(item)] = result = copy if len(arrays) > count_before else item
         return result
 
     try:
@@ -76,13 +76,13 @@ def take_arrays_out(obj: Any, least_bytes: int) -> tuple[Any, list[Any]]:
 
 def put_arrays_back(obj: Any, arrays: Sequence[Any]) -> Any:
     """Return the container from which `take_arrays_out` took arrays, with the given arrays at their places."""
-    done: dict[int, Any] = {}
+    restored: dict[int, Any] = {}
 
     def replace(item: Any, depth: int) -> Any:
         if type(item) is ArrayPlace:
             return arrays[item.number]
-        if id(item) in done or type(item) not in (tuple, list, dict) or depth > MOST_DEPTH + 1:
-            return done.get(id(item), item)
+        if id(item) in restored or type(item) not in (tuple, list, dict) or depth > MOST_DEPTH + 1:
+            return restored.get(id(item), item)
         result: Any = item
         if type(item) is dict:
             for key, value in item.items():
@@ -91,7 +91,7 @@ def put_arrays_back(obj: Any, arrays: Sequence[Any]) -> Any:
             item[:] = [replace(value, depth + 1) for value in item]
         else:
             result = tuple([replace(value, depth + 1) for value in item])
-        done[id(item)] = result
+        restored[id(item)] = result
         return result
 
     return replace(obj, 0)
