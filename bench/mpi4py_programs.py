@@ -124,7 +124,7 @@ def prepare_ultranest() -> Callable[[], list[float]]:
 
 PROGRAMS: dict[str, Callable[[], Callable[[], list[float]]]] = {
     "jacobi": lambda: run_docs_program("jacobi", "256", "1000"),
-    "conjugate_gradients": lambda: run_docs_program("conjugate_gradients", "20000"),
+    "conjugate_gradients": lambda: run_docs_program("conjugate_gradients", "2000"),
     "k_means": lambda: run_docs_program("k_means", "20000", "8"),
     "heat k-means": prepare_heat_k_means,
     "heat SVD": prepare_heat_svd,
