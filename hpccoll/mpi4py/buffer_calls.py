@@ -27,12 +27,12 @@ _KINDS: Final = {"sum": "iufc", "prod": "iufc", "min": "iuf", "max": "iuf", "ban
 
 
 def is_in_place(buffer: Any) -> bool:
-    """Whether mpi4py takes a buffer as MPI_IN_PLACE."""
+    """Whether mpi4py treats a buffer as MPI_IN_PLACE."""
     return buffer is None or buffer is MPI.IN_PLACE
 
 
 def barrier(comm: BufferCollectives) -> bool:
-    """Carry out a barrier."""
+    """Carry out mpi4py's Barrier by hpccoll; return False if the MPI library must carry it out instead."""
     state = comm._find_state()
     algorithm = None if state is None else state.select(Operation.BARRIER, SUM, BYTES, 0)
     if algorithm is None:
@@ -42,7 +42,7 @@ def barrier(comm: BufferCollectives) -> bool:
 
 
 def broadcast(comm: BufferCollectives, buffer: Any, root: int) -> bool:
-    """Carry out a broadcast."""
+    """Carry out mpi4py's Bcast by hpccoll; return False if the MPI library must carry it out instead."""
     state = _find_rooted_state(comm, root)
     if state is None:
         return False
@@ -62,22 +62,25 @@ def broadcast(comm: BufferCollectives, buffer: Any, root: int) -> bool:
 
 
 def all_reduce(comm: BufferCollectives, sendbuf: Any, recvbuf: Any, op: str) -> bool:
-    """Carry out an all_reduce."""
+    """Carry out mpi4py's Allreduce by hpccoll; return False if the MPI library must carry it out instead."""
     return _reduce_vector(comm, Operation.ALL_REDUCE, sendbuf, recvbuf, op, 0)
 
 
 def scan(comm: BufferCollectives, sendbuf: Any, recvbuf: Any, op: str) -> bool:
-    """Carry out an inclusive scan."""
+    """Carry out mpi4py's Scan by hpccoll; return False if the MPI library must carry it out instead."""
     return _reduce_vector(comm, Operation.SCAN, sendbuf, recvbuf, op, 0)
 
 
 def exclusive_scan(comm: BufferCollectives, sendbuf: Any, recvbuf: Any, op: str) -> bool:
-    """Carry out an exclusive scan, which leaves the result of rank 0 as it is."""
+    """Carry out mpi4py's Exscan by hpccoll; return False if the MPI library must carry it out instead.
+
+    Rank 0's result stays as it is.
+    """
     return _reduce_vector(comm, Operation.EXSCAN, sendbuf, recvbuf, op, 0)
 
 
 def reduce(comm: BufferCollectives, sendbuf: Any, recvbuf: Any, op: str, root: int) -> bool:
-    """Carry out a reduce."""
+    """Carry out mpi4py's Reduce by hpccoll; return False if the MPI library must carry it out instead."""
     state = _find_rooted_state(comm, root)
     if state is None:
         return False
@@ -96,7 +99,7 @@ def reduce(comm: BufferCollectives, sendbuf: Any, recvbuf: Any, op: str, root: i
 def _reduce_vector(
     comm: BufferCollectives, operation: Operation, sendbuf: Any, recvbuf: Any, op: str, root: int
 ) -> bool:
-    """Carry out a reduction of whole buffers on a rank that gets the result."""
+    """Carry out a reduction of whole buffers on a rank that gets the result; return whether hpccoll did."""
     state = comm._find_state()
     if state is None:
         return False
@@ -123,7 +126,7 @@ def _reduce_vector(
 
 
 def reduce_scatter(comm: BufferCollectives, sendbuf: Any, recvbuf: Any, op: str) -> bool:
-    """Carry out a reduce_scatter of equal blocks."""
+    """Carry out mpi4py's Reduce_scatter_block by hpccoll; return False if the MPI library must carry it out instead."""
     state = comm._find_state()
     if state is None:
         return False
@@ -149,17 +152,17 @@ def reduce_scatter(comm: BufferCollectives, sendbuf: Any, recvbuf: Any, op: str)
 
 
 def all_gather(comm: BufferCollectives, sendbuf: Any, recvbuf: Any) -> bool:
-    """Carry out an all_gather of equal blocks."""
+    """Carry out mpi4py's Allgather by hpccoll; return False if the MPI library must carry it out instead."""
     return _collect_blocks(comm, Operation.ALL_GATHER, sendbuf, recvbuf)
 
 
 def all_to_all(comm: BufferCollectives, sendbuf: Any, recvbuf: Any) -> bool:
-    """Carry out an all_to_all of equal blocks."""
+    """Carry out mpi4py's Alltoall by hpccoll; return False if the MPI library must carry it out instead."""
     return _collect_blocks(comm, Operation.ALL_TO_ALL, sendbuf, recvbuf)
 
 
 def _collect_blocks(comm: BufferCollectives, operation: Operation, sendbuf: Any, recvbuf: Any) -> bool:
-    """Carry out an all_gather or all_to_all, in which each rank gets one block from every rank."""
+    """Carry out an all_gather or all_to_all, with one block from every rank; return whether hpccoll did."""
     state = comm._find_state()
     if state is None:
         return False
@@ -200,6 +203,6 @@ def _select(state: Acceleration, operation: Operation, op: str, message: Message
 
 
 def _read_apart(message: Message, out: Any) -> Any:
-    """Return the elements of a message in the element type of `out`, in memory that does not overlap with `out`."""
+    """Return a message's elements in the element type of `out`, in memory that does not overlap with `out`."""
     x = message.read(out.dtype)
     return x.copy() if np.may_share_memory(x, out) else x

@@ -48,6 +48,7 @@ def take_arrays_out(obj: Any, least_bytes: int) -> tuple[Any, list[Any]]:
     visited: set[int] = set()
 
     def replace(item: Any, depth: int) -> Any:
+        """Return an item with its arrays taken out; `depth` is the number of containers around it."""
         if id(item) in replaced:
             return replaced[id(item)]
         if find_library(item) is not None and item.nbytes >= least_bytes:
@@ -79,6 +80,7 @@ def put_arrays_back(obj: Any, arrays: Sequence[Any]) -> Any:
     restored: dict[int, Any] = {}
 
     def replace(item: Any, depth: int) -> Any:
+        """Return an item with arrays in place of each `ArrayPlace`; `depth` is the number of containers around it."""
         if type(item) is ArrayPlace:
             return arrays[item.number]
         if id(item) in restored or type(item) not in (tuple, list, dict) or depth > MOST_DEPTH + 1:

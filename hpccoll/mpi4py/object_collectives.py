@@ -62,7 +62,7 @@ _PLAIN_ALLGATHERV: Final = find_method("Allgatherv")
 
 
 class ObjectsOverBuffers(BufferCollectives):
-    """mpi4py's collectives of Python objects."""
+    """mpi4py's lower-case collectives (bcast, gather, ...), which send pickled objects by hpccoll's collectives."""
 
     def bcast(self, obj: Any, root: int = 0) -> Any:
         """Return the root's object on all ranks."""
