@@ -2,7 +2,7 @@
 
 The programs are the three of docs/programs, and programs of heat, pylops-mpi and UltraNest, which are installed by
 
-    pip install --no-deps heat pylops-mpi pylops ultranest
+    pip install --no-deps heat pylops-mpi pylops pyproximal ultranest
 
 Each run is a job of its own. Programs take turns; the time is that of the slowest rank from a barrier after the imports
 to the end of the program, and the table has the fastest of `--turns` runs, because other programs of the machine make
