@@ -28,10 +28,15 @@ def wrap(comm: Any) -> Any:
         >>> isinstance(wrap(MPI.COMM_WORLD), MPI.Intracomm)
         True
     """
-    from hpccoll.mpi4py.communicators import accelerate
+    from hpccoll.mpi4py.call_summary import count_calls, is_counting
+    from hpccoll.mpi4py.communicators import accelerate, list_intracommunicator_classes
     from hpccoll.mpi4py.configuration import get_configuration
 
-    return accelerate(comm) if get_configuration().runs_collectives else comm
+    if not get_configuration().runs_collectives:
+        return comm
+    if is_counting():
+        count_calls(list_intracommunicator_classes())
+    return accelerate(comm)
 
 
 def __getattr__(name: str) -> Any:

@@ -4,56 +4,74 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 from mpi4py import MPI
 
 from hpccoll.communicator import Communicator
-from hpccoll.mpi4py.configuration import AUTO, get_configuration
-from hpccoll.plan import Operation
+from hpccoll.mpi4py.configuration import AUTO, CALLS_BEFORE, get_configuration
+from hpccoll.plan import Count, Operation
 from hpccoll.runtime.arguments import check_call
+from hpccoll.runtime.collective_call import CollectiveCall
 from hpccoll.runtime.failure_detection.watchdog import read_timeout
 from hpccoll.selection import MPI_LIBRARY
+from hpccoll.units import KiB
 
-# Collectives that the MPI library carries out before a communicator other than MPI.COMM_WORLD gets an hpccoll
-# communicator, which takes some milliseconds to make. With HPCCOLL_TIMEOUT it is made in the first call, because the
-# MPI library does not report missing ranks.
-CALLS_BEFORE: Final = 3
+FEW_CALLS: Final = "few such calls so far"  # reasons why the MPI library carries out a call
+CHOSEN: Final = "chosen by the user"
+
+POINT_BYTES: Final = 16 * KiB  # of a message that counts as one more call, see `Acceleration.is_due`
+MOST_COUNTED: Final = 4096  # kinds of calls that are counted
 MOST_OPEN: Final = 128  # hpccoll communicators; MPICH allows about 2,000 MPI communicators, and each of these uses two
 _BLOCKS_IN_INPUT: Final = (Operation.ALL_TO_ALL, Operation.REDUCE_SCATTER)
 _BLOCKS_IN_MESSAGE: Final = (*_BLOCKS_IN_INPUT, Operation.ALL_GATHER)
+
+# A kind of calls: operation, reduction, element type, count, root.
+CollectiveKind: TypeAlias = tuple[Operation, str, np.dtype[Any], Count, int]
 
 
 class Acceleration:
     """The state of one MPI communicator, whichever Python objects refer to it; an attribute of the communicator.
 
-    The hpccoll communicator is made in a collective call, because this is collective. All ranks count the same calls,
-    so they make it in the same call.
+    To make the hpccoll communicator takes some milliseconds, and so does the first call of each kind. The MPI library
+    therefore carries out the first calls of each kind. All ranks count the same calls, so they make the hpccoll
+    communicator, which is collective, in the same call.
     """
 
     def __init__(self, comm: MPI.Intracomm) -> None:
         self.comm, self.size, self.rank = comm, comm.Get_size(), comm.Get_rank()
         self.communicator: Communicator | None = None
         self.is_refused = self.size == 1  # whether all calls go to the MPI library
-        is_first = comm.handle == MPI.COMM_WORLD.handle or read_timeout() is not None
-        self._calls = CALLS_BEFORE if is_first else 0
-        self._selected: dict[tuple[object, ...], str | None] = {}
+        self._calls_before = read_calls_before()
+        self._counted: dict[CollectiveKind, int] = {}
+        self._selected: dict[CollectiveKind, str | None] = {}
         self.slots: Any = None  # see object_collectives.py
+        self.watched = 0  # calls of the MPI library that were recorded, see watched_calls.py
         self.reason = ""  # why `select` left the latest call to the MPI library
 
-    def enter(self) -> Communicator | None:
-        """Count a collective call of all ranks; return the hpccoll communicator, or None if the MPI library calls.
+    def is_due(self, kind: CollectiveKind, worth: int = 1) -> bool:
+        """Count a call of a kind as `worth` small calls; return whether hpccoll may carry out such calls now.
 
-        The first call after CALLS_BEFORE calls makes the hpccoll communicator, which is collective.
+        A long message counts as several calls, because hpccoll saves more time. The same on all ranks. Collective,
+        because the call after which hpccoll is due makes the hpccoll communicator.
         """
-        if self.communicator is None and not self.is_refused:
-            self._calls += 1
-            if self._calls > CALLS_BEFORE:
-                self._open()
-        return self.communicator
+        if kind in self._selected:
+            return True
+        if self.is_refused:
+            return False
+        if len(self._counted) >= MOST_COUNTED:
+            self._counted.clear()
+        counted = self._counted.get(kind, 0)
+        self._counted[kind] = counted + worth + self._count_bytes(kind) // POINT_BYTES
+        if counted < self._calls_before and not self._find_choice(kind):
+            self.reason = FEW_CALLS
+            return False
+        if self.communicator is None:
+            self.open()
+        return self.communicator is not None
 
-    def _open(self) -> None:
+    def open(self) -> None:
         """Make the hpccoll communicator if all ranks can; collective."""
         answer = np.array([len(list_open()) < MOST_OPEN])
         with self._record_wait():
@@ -75,6 +93,7 @@ class Acceleration:
         Calls of known kinds would otherwise go on without a selection (see `BufferCollectives`).
         """
         self._selected.clear()
+        self.slots = None
         if self.communicator is not None:
             self.communicator._cache.forget()
 
@@ -100,36 +119,71 @@ class Acceleration:
     def close(self) -> None:
         """Close the hpccoll communicator, before the MPI communicator is freed; collective."""
         communicator, self.communicator, self.is_refused = self.communicator, None, True
+        self._selected.clear()
+        self.slots = None
         if communicator is not None:
             list_open().remove(self)
             communicator.close()
 
-    def select(self, operation: Operation, op: str, dtype: np.dtype[Any], count: int, root: int = 0) -> str | None:
-        """Return the algorithm of a call; None if the MPI library carries it out. The same on all ranks.
+    def select(self, operation: Operation, op: str, dtype: np.dtype[Any], count: Count, root: int = 0) -> str | None:
+        """Count a call; return its algorithm, or None if the MPI library carries it out. The same on all ranks.
 
         Args:
-            count: elements of one block in an operation with a block per rank, else of the whole vector.
+            count: elements of one block in an operation with a block per rank, else of the whole vector; or a tuple of
+                the elements of each rank's block.
         """
-        key = operation, op, dtype, count, root
+        kind = operation, op, dtype, count, root
+        if not self.is_due(kind):
+            return None
         try:
-            algorithm = self._selected[key]
+            algorithm = self._selected[kind]
         except KeyError:
-            self._selected[key] = algorithm = self._select(*key)
+            self._selected[kind] = algorithm = self._select(kind)
         if algorithm is None:
-            self.reason = "chosen by the user" if get_configuration().choices else "auto selects MPI's"
+            self.reason = CHOSEN if get_configuration().choices else "auto selects MPI's"
         return algorithm
 
-    def _select(self, operation: Operation, op: str, dtype: np.dtype[Any], count: int, root: int) -> str | None:
+    def is_passed(self, kind: CollectiveKind) -> bool:
+        """Whether the MPI library carries out all calls of a kind from now on."""
+        return self._selected.get(kind, AUTO) is None
+
+    def _count_bytes(self, kind: CollectiveKind) -> int:
+        """Return the size of the message of a kind of calls."""
+        operation, _, dtype, count, _ = kind
+        if isinstance(count, tuple):
+            return sum(count) * dtype.itemsize
+        return count * dtype.itemsize * (self.size if operation in _BLOCKS_IN_MESSAGE else 1)
+
+    def _find_choice(self, kind: CollectiveKind) -> str | None:
+        """Return the algorithm that the user has chosen for a kind of calls, or None."""
+        algorithm = get_configuration().find_algorithm(kind[0], self._count_bytes(kind))
+        return None if algorithm == AUTO else algorithm
+
+    def _select(self, kind: CollectiveKind) -> str | None:
         """Return the algorithm as `select` does, not from its memory."""
-        blocks = self.size if operation in _BLOCKS_IN_MESSAGE else 1
-        algorithm = get_configuration().find_algorithm(operation, count * dtype.itemsize * blocks)
-        if algorithm == MPI_LIBRARY or self.communicator is None:
-            return None
-        if algorithm != AUTO:
-            return algorithm
-        x = np.empty(count * (blocks if operation in _BLOCKS_IN_INPUT else 1), dtype)
-        call = check_call(operation, x, None, self.rank, self.size, root, op)
+        chosen = self._find_choice(kind)
+        if chosen is not None or self.communicator is None:
+            return None if chosen == MPI_LIBRARY else chosen
+        call = self.make_example(kind)
         return AUTO if self.communicator._engine.select(call).algorithm is not None else None
+
+    def make_example(self, kind: CollectiveKind) -> CollectiveCall:
+        """Return a call of a kind, on new arrays."""
+        operation, op, dtype, count, root = kind
+        if isinstance(count, int):
+            x = np.empty(count * (self.size if operation in _BLOCKS_IN_INPUT else 1), dtype)
+            return check_call(operation, x, None, self.rank, self.size, root, op)
+        x = np.empty(sum(count) if operation in _BLOCKS_IN_INPUT else count[self.rank], dtype)
+        return check_call(operation, x, None, self.rank, self.size, root, op, counts=(count, None))
+
+
+def read_calls_before() -> int:
+    """Return after how many small calls of a kind hpccoll carries out such calls.
+
+    With HPCCOLL_TIMEOUT, this is 0 by default, because hpccoll compares the calls of the ranks.
+    """
+    given = get_configuration().calls_before
+    return given if given is not None else CALLS_BEFORE if read_timeout() is None else 0
 
 
 @cache

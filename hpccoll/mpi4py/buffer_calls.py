@@ -7,12 +7,16 @@ of bytes. A rank whose buffer has gaps (a derived datatype), is not aligned or o
 
 from __future__ import annotations
 
+from operator import index
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from mpi4py import MPI
 
+from hpccoll.mpi4py.acceleration import Acceleration
 from hpccoll.mpi4py.messages import Message, read_message
+from hpccoll.mpi4py.passed_calls import pass_later_calls
+from hpccoll.mpi4py.signatures import BYTES
 from hpccoll.plan import Operation
 from hpccoll.runtime.arguments import SUM
 
@@ -29,32 +33,29 @@ def is_in_place(buffer: Any) -> bool:
 
 def barrier(comm: BufferCollectives) -> bool:
     """Carry out mpi4py's Barrier by hpccoll; return False if the MPI library must carry it out instead."""
-    entered = comm._enter()
-    if entered is None:
-        return False
-    state, communicator = entered
-    algorithm = state.select(Operation.BARRIER, SUM, np.dtype(np.uint8), 0)
+    state = comm._find_state()
+    algorithm = None if state is None else state.select(Operation.BARRIER, SUM, BYTES, 0)
     if algorithm is None:
         return False
-    communicator.barrier(algorithm=algorithm)
+    comm._bind_table().barrier(algorithm=algorithm)
     return True
 
 
 def broadcast(comm: BufferCollectives, buffer: Any, root: int) -> bool:
     """Carry out mpi4py's Bcast by hpccoll; return False if the MPI library must carry it out instead."""
-    entered = _enter_rooted(comm, root)
-    if entered is None:
+    state = _find_rooted_state(comm, root)
+    if state is None:
         return False
-    state, communicator = entered
     message = read_message(buffer, writable=state.rank != root)
     algorithm = _select(state, Operation.BROADCAST, SUM, message, root)
     if message is None or algorithm is None:
+        pass_later_calls(comm, Operation.BROADCAST, (buffer, None), message, SUM, root)
         return False
     if state.rank == root:
         array, store = message.read(message.dtype), None
     else:
         array, store = message.open_for_writing(message.dtype)
-    communicator._collective(Operation.BROADCAST, array, None, SUM, root, algorithm, False)
+    comm._bind_table()._collective(Operation.BROADCAST, array, None, SUM, root, algorithm, False)
     if store is not None:
         store()
     return True
@@ -62,44 +63,63 @@ def broadcast(comm: BufferCollectives, buffer: Any, root: int) -> bool:
 
 def all_reduce(comm: BufferCollectives, sendbuf: Any, recvbuf: Any, op: str) -> bool:
     """Carry out mpi4py's Allreduce by hpccoll; return False if the MPI library must carry it out instead."""
-    entered = comm._enter()
-    if entered is None:
-        return False
-    return _reduce_vector(entered, Operation.ALL_REDUCE, sendbuf, recvbuf, op, 0)
+    return _reduce_vector(comm, Operation.ALL_REDUCE, sendbuf, recvbuf, op, 0)
+
+
+def scan(comm: BufferCollectives, sendbuf: Any, recvbuf: Any, op: str) -> bool:
+    """Carry out mpi4py's Scan by hpccoll; return False if the MPI library must carry it out instead."""
+    return _reduce_vector(comm, Operation.SCAN, sendbuf, recvbuf, op, 0)
+
+
+def exclusive_scan(comm: BufferCollectives, sendbuf: Any, recvbuf: Any, op: str) -> bool:
+    """Carry out mpi4py's Exscan by hpccoll; return False if the MPI library must carry it out instead.
+
+    Rank 0's result stays as it is.
+    """
+    return _reduce_vector(comm, Operation.EXSCAN, sendbuf, recvbuf, op, 0)
 
 
 def reduce(comm: BufferCollectives, sendbuf: Any, recvbuf: Any, op: str, root: int) -> bool:
     """Carry out mpi4py's Reduce by hpccoll; return False if the MPI library must carry it out instead."""
-    entered = _enter_rooted(comm, root)
-    if entered is None:
+    state = _find_rooted_state(comm, root)
+    if state is None:
         return False
-    state, communicator = entered
     if state.rank == root:
-        return _reduce_vector(entered, Operation.REDUCE, sendbuf, recvbuf, op, root)
+        return _reduce_vector(comm, Operation.REDUCE, sendbuf, recvbuf, op, root)
     message = read_message(sendbuf, writable=False)
     algorithm = _select(state, Operation.REDUCE, op, message, root)
     if message is None or algorithm is None:
+        pass_later_calls(comm, Operation.REDUCE, (sendbuf, None), message, op, root)
         return False
-    communicator._collective(Operation.REDUCE, message.read(message.dtype), None, op, root, algorithm, False)
+    x = message.read(message.dtype)
+    comm._bind_table()._collective(Operation.REDUCE, x, None, op, root, algorithm, False)
     return True
 
 
-def _reduce_vector(entered: Any, operation: Operation, sendbuf: Any, recvbuf: Any, op: str, root: int) -> bool:
+def _reduce_vector(
+    comm: BufferCollectives, operation: Operation, sendbuf: Any, recvbuf: Any, op: str, root: int
+) -> bool:
     """Carry out a reduction of whole buffers on a rank that gets the result; return whether hpccoll did."""
-    state, communicator = entered
+    state = comm._find_state()
+    if state is None:
+        return False
     received = read_message(recvbuf, writable=True)
     algorithm = _select(state, operation, op, received, root)
+    in_place = is_in_place(sendbuf)
     if received is None or algorithm is None:
+        pass_later_calls(comm, operation, (recvbuf, None) if in_place else (sendbuf, recvbuf), received, op, root)
         return False
-    if is_in_place(sendbuf):
+    if in_place:
         out, store = received.open_for_writing(received.dtype, keep=True)
-        communicator._collective(operation, out, None, op, root, algorithm, False)
+        comm._bind_table()._collective(operation, out, None, op, root, algorithm, False)
     else:
         sent = read_message(sendbuf, writable=False)
         if sent is None or (sent.dtype, sent.count) != (received.dtype, received.count):
             return False
-        out, store = received.open_for_writing(received.dtype)
-        communicator._collective(operation, _read_apart(sent, out), out, op, root, algorithm, False)
+        has_result = operation is not Operation.EXSCAN or state.rank > 0
+        out, store = received.open_for_writing(received.dtype) if has_result else (None, None)
+        x = _read_apart(sent, out) if has_result else sent.read(sent.dtype)
+        comm._bind_table()._collective(operation, x, out, op, root, algorithm, False)
     if store is not None:
         store()
     return True
@@ -107,14 +127,14 @@ def _reduce_vector(entered: Any, operation: Operation, sendbuf: Any, recvbuf: An
 
 def reduce_scatter(comm: BufferCollectives, sendbuf: Any, recvbuf: Any, op: str) -> bool:
     """Carry out mpi4py's Reduce_scatter_block by hpccoll; return False if the MPI library must carry it out instead."""
-    entered = comm._enter()
-    if entered is None:
+    state = comm._find_state()
+    if state is None:
         return False
-    state, communicator = entered
     in_place = is_in_place(sendbuf)
     received = read_message(recvbuf, state.size if in_place else 0, writable=True)
     algorithm = _select(state, Operation.REDUCE_SCATTER, op, received)
     if received is None or algorithm is None:
+        pass_later_calls(comm, Operation.REDUCE_SCATTER, (sendbuf, recvbuf), received, op)
         return False
     out, store = received.open_for_writing(received.dtype, keep=in_place)
     if in_place:
@@ -124,7 +144,8 @@ def reduce_scatter(comm: BufferCollectives, sendbuf: Any, recvbuf: Any, op: str)
         if sent is None or (sent.dtype, sent.count) != (received.dtype, received.count):
             return False
         x = _read_apart(sent, out)
-    communicator._collective(Operation.REDUCE_SCATTER, x, out[: received.count], op, 0, algorithm, False)
+    block = out[: received.count]
+    comm._bind_table()._collective(Operation.REDUCE_SCATTER, x, block, op, 0, algorithm, False)
     if store is not None:
         store()
     return True
@@ -142,14 +163,14 @@ def all_to_all(comm: BufferCollectives, sendbuf: Any, recvbuf: Any) -> bool:
 
 def _collect_blocks(comm: BufferCollectives, operation: Operation, sendbuf: Any, recvbuf: Any) -> bool:
     """Carry out an all_gather or all_to_all, with one block from every rank; return whether hpccoll did."""
-    entered = comm._enter()
-    if entered is None:
+    state = comm._find_state()
+    if state is None:
         return False
-    state, communicator = entered
     in_place, gathers = is_in_place(sendbuf), operation is Operation.ALL_GATHER
     received = read_message(recvbuf, state.size, writable=True)
     algorithm = _select(state, operation, SUM, received)
     if received is None or algorithm is None:
+        pass_later_calls(comm, operation, (sendbuf, recvbuf), received)
         return False
     out, store = received.open_for_writing(received.dtype, keep=in_place)
     if in_place:
@@ -159,30 +180,26 @@ def _collect_blocks(comm: BufferCollectives, operation: Operation, sendbuf: Any,
         if sent is None or sent.nbytes != received.nbytes:
             return False
         x = _read_apart(sent, out)
-    communicator._collective(operation, x, out, SUM, 0, algorithm, False)
+    comm._bind_table()._collective(operation, x, out, SUM, 0, algorithm, False)
     if store is not None:
         store()
     return True
 
 
-def _enter_rooted(comm: BufferCollectives, root: Any) -> tuple[Any, Any] | None:
-    """Count a call with a root; return the state and communicator that carry it out, or None if MPI does.
-
-    MPI carries out calls with a wrong root, to report it.
-    """
+def _find_rooted_state(comm: BufferCollectives, root: Any) -> Acceleration | None:
+    """Return the state for a collective with a root; None if MPI carries it out, such as to report a wrong root."""
     if not hasattr(root, "__index__") or not 0 <= root < comm.size:
         return None
-    return comm._enter()
+    return comm._find_state()
 
 
-def _select(state: Any, operation: Operation, op: str, message: Message | None, root: int = 0) -> str | None:
+def _select(state: Acceleration, operation: Operation, op: str, message: Message | None, root: int = 0) -> str | None:
     """Return the algorithm of a call whose buffer is `message`; None if MPI carries it out or refuses it."""
     if message is None or not message.count:
         return None
     if operation.reduces and not (message.reducible and message.dtype.kind in _KINDS[op]):
         return None
-    algorithm: str | None = state.select(operation, op, message.dtype, message.count, root)
-    return algorithm
+    return state.select(operation, op, message.dtype, message.count, index(root))
 
 
 def _read_apart(message: Message, out: Any) -> Any:

@@ -4,7 +4,8 @@ A call takes one of three ways:
 
 1. A call on plain NumPy arrays of a kind that ran before is one call of the communicator's `CallTable`.
 2. Other calls read their buffers (`messages.py`), and run as a collective of hpccoll (`buffer_calls.py`).
-3. The MPI library carries out calls that hpccoll has no algorithm for, or for which it selects the MPI library's.
+3. The MPI library carries out the first calls of each kind (`acceleration.py`), and calls that hpccoll has no algorithm
+   for, or for which it selects the MPI library's (`passed_calls.py`).
 
 The way depends only on what is equal on all ranks of a legal call: the operation, the reduction, the type signature and
 the number of bytes. Methods that hpccoll does not carry out are inherited from mpi4py, and cost nothing.
@@ -17,9 +18,11 @@ from typing import TYPE_CHECKING, Any, Final
 from mpi4py import MPI
 
 from hpccoll.communicator import Communicator
+from hpccoll.errors import UsageError
 from hpccoll.mpi4py import buffer_calls
 from hpccoll.mpi4py.acceleration import Acceleration, find_acceleration
 from hpccoll.mpi4py.configuration import AUTO, get_configuration
+from hpccoll.mpi4py.watched_calls import find_method
 from hpccoll.plan import Operation
 from hpccoll.runtime.arguments import SUM
 from hpccoll.runtime.progress import POLLED_TAG
@@ -32,15 +35,19 @@ _BARRIER: Final = Operation.BARRIER
 _BROADCAST: Final = Operation.BROADCAST
 _REDUCE: Final = Operation.REDUCE
 _REDUCE_SCATTER: Final = Operation.REDUCE_SCATTER
+_SCAN: Final = Operation.SCAN
+_EXSCAN: Final = Operation.EXSCAN
 _IN_PLACE: Final = MPI.IN_PLACE
 # A look-up in the class takes longer than that of a global name.
-_PLAIN_BARRIER: Final = MPI.Comm.Barrier
-_PLAIN_BCAST: Final = MPI.Comm.Bcast
-_PLAIN_ALLREDUCE: Final = MPI.Comm.Allreduce
-_PLAIN_REDUCE: Final = MPI.Comm.Reduce
-_PLAIN_REDUCE_SCATTER_BLOCK: Final = MPI.Comm.Reduce_scatter_block
-_PLAIN_ALLGATHER: Final = MPI.Comm.Allgather
-_PLAIN_ALLTOALL: Final = MPI.Comm.Alltoall
+_PLAIN_BARRIER: Final = find_method("Barrier")
+_PLAIN_BCAST: Final = find_method("Bcast")
+_PLAIN_ALLREDUCE: Final = find_method("Allreduce")
+_PLAIN_REDUCE: Final = find_method("Reduce")
+_PLAIN_REDUCE_SCATTER_BLOCK: Final = find_method("Reduce_scatter_block")
+_PLAIN_ALLGATHER: Final = find_method("Allgather")
+_PLAIN_ALLTOALL: Final = find_method("Alltoall")
+_PLAIN_SCAN: Final = find_method("Scan")
+_PLAIN_EXSCAN: Final = find_method("Exscan")
 _PLAIN_IPROBE: Final = MPI.Comm.Iprobe
 _ANY_SOURCE: Final = MPI.ANY_SOURCE
 
@@ -158,28 +165,62 @@ class BufferCollectives(_Intracomm):
         ):
             _PLAIN_ALLTOALL(self, sendbuf, recvbuf)
 
+    def Scan(self, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM) -> None:
+        """Reduce the buffers of the ranks up to this one."""
+        try:
+            name = _BY_ID[id(op)]
+        except KeyError:
+            name = find_reduction(op)
+        if name is not None:
+            if sendbuf is _IN_PLACE or sendbuf is None:
+                result = self._run_in_table(_SCAN, recvbuf, None, name, 0, AUTO, None)
+            else:
+                result = self._run_in_table(_SCAN, sendbuf, recvbuf, name, 0, AUTO, None)
+            if result is not NotImplemented or buffer_calls.scan(self, sendbuf, recvbuf, name):
+                return
+        _PLAIN_SCAN(self, sendbuf, recvbuf, op)
+
+    def Exscan(self, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM) -> None:
+        """Reduce the buffers of the ranks before this one."""
+        try:
+            name = _BY_ID[id(op)]
+        except KeyError:
+            name = find_reduction(op)
+        if name is not None:
+            if sendbuf is _IN_PLACE or sendbuf is None:
+                result = self._run_in_table(_EXSCAN, recvbuf, None, name, 0, AUTO, None)
+            elif self._own_rank:
+                result = self._run_in_table(_EXSCAN, sendbuf, recvbuf, name, 0, AUTO, None)
+            else:  # rank 0 has no result
+                result = self._run_in_table(_EXSCAN, sendbuf, None, name, 0, AUTO, None)
+            if result is not NotImplemented or buffer_calls.exclusive_scan(self, sendbuf, recvbuf, name):
+                return
+        _PLAIN_EXSCAN(self, sendbuf, recvbuf, op)
+
     def barrier(self) -> None:
         """Wait until all ranks have called this."""
         self.Barrier()
 
-    def _enter(self) -> tuple[Acceleration, Communicator] | None:
-        """Count a collective call; return the state and communicator that carry it out, or None if MPI does.
+    def _find_state(self) -> Acceleration | None:
+        """Return the state of the MPI communicator; None if it was freed."""
+        if self._state is None and self != MPI.COMM_NULL:
+            self._state = find_acceleration(self)
+        return self._state
 
-        Called once in each such call, because all ranks count the calls.
+    def _bind_table(self) -> Communicator:
+        """Return the hpccoll communicator, and find later calls on plain arrays in its table.
+
+        With algorithms that the user has chosen, each call selects its algorithm.
         """
         state = self._state
-        if state is None:
-            if self == MPI.COMM_NULL:
-                return None
-            state = self._state = find_acceleration(self)
-        communicator = state.enter()
-        if communicator is None:
-            return None
-        if not get_configuration().choices:
-            self._run_in_table, self._own_rank = communicator._run_in_table, state.rank
-        else:
+        if state is None or state.communicator is None:
+            raise UsageError("this communicator has no hpccoll communicator; call a collective on all its ranks first")
+        communicator = state.communicator
+        if get_configuration().choices:
             self._run_in_table = _miss
-        return state, communicator
+        else:
+            self._run_in_table, self._own_rank = communicator._run_in_table, state.rank
+        return communicator
 
     def _forget(self) -> None:
         """Let later calls go to the MPI library, which reports that the communicator was freed."""

@@ -1,6 +1,6 @@
-"""With HPCCOLL_SUMMARY=1, counts the collectives of a program and prints a screen about them when it ends.
+"""With HPCCOLL_SUMMARY=1, counts the collectives of a program and prints a table of them when it ends.
 
-The screen has one row per operation and size class: calls, time, the share of the calls that hpccoll carried out, and
+The table has one row per operation and size class: calls, time, the share of the calls that hpccoll carried out, and
 why the MPI library carried out the others. Rank 0 prints its own calls. Without the variable, nothing is counted.
 """
 
@@ -18,18 +18,16 @@ from typing import Any, Final
 
 from mpi4py import MPI
 
+from hpccoll.mpi4py.acceleration import FEW_CALLS
 from hpccoll.mpi4py.buffer_collectives import BufferCollectives
 from hpccoll.mpi4py.configuration import SUMMARY
 from hpccoll.mpi4py.messages import read_message
 from hpccoll.mpi4py.object_collectives import ObjectsOverBuffers
+from hpccoll.mpi4py.watched_calls import COLLECTIVES
 from hpccoll.units import KiB, MiB
 
-MOST_ROWS: Final = 20  # of the screen
+MOST_ROWS: Final = 20  # of the table
 _CLASSES: Final = ((KiB, "< 1 KiB"), (64 * KiB, "< 64 KiB"), (MiB, "< 1 MiB"), (64 * MiB, "< 64 MiB"))
-_STEMS: Final = """allgather allgatherv allreduce alltoall alltoallv alltoallw barrier bcast exscan gather gatherv
-neighbor_allgather neighbor_allgatherv neighbor_alltoall neighbor_alltoallv neighbor_alltoallw reduce reduce_scatter
-reduce_scatter_block scan scatter scatterv"""
-_COLLECTIVES: Final = frozenset(_STEMS.split())
 
 
 @dataclass(slots=True)
@@ -44,7 +42,7 @@ class OperationCalls:
 
 @cache
 def get_summary() -> dict[tuple[str, int], OperationCalls]:
-    """Return the calls of this process by operation and number of the size class; registers the screen at exit."""
+    """Return the calls of this process by operation and number of the size class; prints them at exit."""
     calls: dict[tuple[str, int], OperationCalls] = {}
     if MPI.COMM_WORLD.Get_rank() == 0:
         atexit.register(print_summary, calls)
@@ -57,8 +55,10 @@ def is_counting() -> bool:
 
 
 def count_calls(classes: Sequence[type]) -> None:
-    """Replace the collectives of communicator classes by methods that also count the calls."""
+    """Replace the collectives of communicator classes by methods that also count the calls, unless this was done."""
     for cls in classes:
+        if hasattr(vars(cls).get("Barrier"), "counts_calls"):
+            return
         for name in filter(_is_collective, dir(cls)):
             setattr(cls, name, _count(name, getattr(cls, name)))
     get_summary()
@@ -67,7 +67,7 @@ def count_calls(classes: Sequence[type]) -> None:
 def _is_collective(name: str) -> bool:
     """Whether a method is a collective, in its blocking, non-blocking or persistent form."""
     stem = name.removesuffix("_init")
-    return stem.lower() in _COLLECTIVES or (stem[0] == "I" and stem[1:] in _COLLECTIVES)
+    return stem.lower() in COLLECTIVES or (stem[0] == "I" and stem[1:] in COLLECTIVES)
 
 
 def _count(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
@@ -90,14 +90,14 @@ def _count(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
             else:
                 calls.reasons[_explain(self, name)] += 1
 
+    vars(counted)["counts_calls"] = True
     return counted
 
 
 def _count_over_hpccoll(comm: Any) -> int:
     """Return how many collectives hpccoll has carried out on a communicator."""
     state = getattr(comm, "_state", None)
-    communicator = None if state is None else state.communicator
-    return 0 if communicator is None else communicator._state.count
+    return 0 if state is None or state.communicator is None else state.communicator._state.count - state.watched
 
 
 def _explain(comm: Any, name: str) -> str:
@@ -106,10 +106,8 @@ def _explain(comm: Any, name: str) -> str:
         return "hpccoll has no such call"
     if comm.Get_size() == 1:
         return "one rank"
-    if comm._state is None or comm._state.communicator is None:
-        return "a new communicator"
-    if name == "scatter":
-        return "fits into one message"
+    if comm._state is None:
+        return FEW_CALLS
     reason, comm._state.reason = comm._state.reason, ""
     return reason or "reduction, type or no data"
 
@@ -128,7 +126,7 @@ def _find_class(name: str, arguments: list[Any]) -> int:
 
 def print_summary(calls: dict[tuple[str, int], OperationCalls]) -> None:
     """Print the calls of this process, those that took the longest first, on standard error."""
-    rows = [("collective", "size", "calls", "time (ms)", "hpccoll", "over MPI because")]
+    rows = [("collective", "size", "calls", "time (ms)", "hpccoll", "calls left to the MPI library")]
     for (name, number), row in sorted(calls.items(), key=lambda item: -item[1].seconds)[:MOST_ROWS]:
         size = _CLASSES[number][1] if number < len(_CLASSES) else ">= 64 MiB"
         reasons = ", ".join(f"{reason} ({count})" for reason, count in row.reasons.most_common())

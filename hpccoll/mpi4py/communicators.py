@@ -8,6 +8,7 @@ from mpi4py import MPI
 
 from hpccoll.mpi4py.acceleration import find_acceleration
 from hpccoll.mpi4py.object_collectives import ObjectsOverBuffers
+from hpccoll.mpi4py.watched_calls import watch_inherited_methods
 
 _PREDEFINED: Final = ("COMM_WORLD", "COMM_SELF")
 
@@ -197,6 +198,9 @@ def list_intracommunicator_classes() -> list[type]:
     """Return the classes of all intracommunicators."""
     classes = [*_CLASSES.values(), *_ONE_RANK_CLASSES.values()]
     return [cls for cls in classes if issubclass(cls, MPI.Intracomm)]
+
+
+watch_inherited_methods(_CLASSES[cls] for cls in _CLASSES if cls is not MPI.Intercomm)
 
 
 def accelerate(comm: Any) -> Any:

@@ -16,8 +16,11 @@ from hpccoll.units import parse_size
 
 MODE: Final = "HPCCOLL_MPI4PY"
 CHOICES: Final = "HPCCOLL_MPI4PY_ALGORITHMS"
+AFTER: Final = "HPCCOLL_MPI4PY_AFTER"
 SUMMARY: Final = "HPCCOLL_SUMMARY"
 AUTO: Final = "auto"
+# Small calls of a kind that the MPI library carries out, because hpccoll's first call of a kind takes milliseconds.
+CALLS_BEFORE: Final = 100
 _MODES: Final = ("off", "collectives", "all")
 
 
@@ -47,6 +50,7 @@ class Mpi4pyConfiguration:
     """The settings of this process, which must be equal on all ranks of the job."""
 
     mode: str
+    calls_before: int | None = None
     choices: list[AlgorithmChoice] = field(default_factory=list)
     communicators: WeakSet[ConfiguredCommunicator] = field(default_factory=WeakSet)  # those that have run collectives
 
@@ -115,7 +119,19 @@ def get_configuration() -> Mpi4pyConfiguration:
     mode = os.environ.get(MODE, "") or "all"
     if mode not in _MODES:
         raise UsageError(f"{MODE}={mode} is not one of {', '.join(_MODES)}; set one of these, or unset it for all")
-    return Mpi4pyConfiguration(mode, read_choices(os.environ.get(CHOICES, "")))
+    return Mpi4pyConfiguration(mode, read_calls_before(), read_choices(os.environ.get(CHOICES, "")))
+
+
+def read_calls_before() -> int | None:
+    """Return after how many small calls of a kind hpccoll carries out such calls; None if the user has not said so.
+
+    Raises:
+        UsageError: the environment variable HPCCOLL_MPI4PY_AFTER is no number of calls.
+    """
+    given = os.environ.get(AFTER, "")
+    if given and not given.isdecimal():
+        raise UsageError(f"{AFTER}={given} is no number of calls; set 0 or more, or unset it for {CALLS_BEFORE}")
+    return int(given) if given else None
 
 
 def read_choices(given: str) -> list[AlgorithmChoice]:

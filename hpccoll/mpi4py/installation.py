@@ -62,17 +62,18 @@ class _MpiLoader(Loader):
         """Initialize the module as the program's settings in `mpi4py.rc` say, and replace its constants."""
         import mpi4py
 
-        options = mpi4py.rc
-        checks = options.initialize and options.threads and options.thread_level == "multiple"
-        finalize = options.finalize
-        if checks:  # hpccoll initializes MPI with the same options, after it has checked the launcher
-            options.initialize, options.finalize = False, True if finalize is None else finalize
+        settings = mpi4py.rc
+        # With these settings, which are mpi4py's defaults, hpccoll initializes MPI after it has checked the launcher.
+        is_default = settings.initialize and settings.threads and settings.thread_level == "multiple"
+        finalize = settings.finalize
+        if is_default:
+            settings.initialize, settings.finalize = False, True if finalize is None else finalize
         try:
             self._loader.exec_module(module)
         finally:
-            if checks:
-                options.initialize, options.finalize = True, finalize
-        if checks:
+            if is_default:
+                settings.initialize, settings.finalize = True, finalize
+        if is_default:
             from hpccoll.runtime import job
 
             sys.modules[_MPI] = module
@@ -101,4 +102,4 @@ def _replace_constants(module: ModuleType) -> None:
     for name in ("COMM_WORLD", "COMM_SELF"):
         constants[name] = accelerate(constants[name])
     if read_timeout() is not None and module.Is_initialized():  # a rank that leaves before its first call is reported
-        find_acceleration(module.COMM_WORLD).enter()
+        find_acceleration(module.COMM_WORLD).open()

@@ -19,7 +19,7 @@ from mpi4py import MPI
 from hpccoll.mpi4py.device_memory import copy_from_device, copy_to_device, find_device
 from hpccoll.mpi4py.signatures import BYTES, find_element_type, list_basic_types, list_element_types
 
-_NUMPY_TYPES: Final = {dtype: dtype for dtype in list_element_types()}  # both libraries send them as one basic type
+_ELEMENT_TYPES: Final = {dtype: dtype for dtype in list_element_types()}  # both libraries send them as one basic type
 
 
 class Message:
@@ -46,9 +46,9 @@ class Message:
 
     @classmethod
     def of_array(cls, array: Any, blocks: int) -> Message:
-        """Return the message of a NumPy array without gaps, whose element type is in `_NUMPY_TYPES`."""
+        """Return the message of a NumPy array without gaps, whose element type is in `_ELEMENT_TYPES`."""
         self = cls.__new__(cls)
-        self._flat, self._blocks, self.dtype, self.reducible = array, max(blocks, 1), _NUMPY_TYPES[array.dtype], True
+        self._flat, self._blocks, self.dtype, self.reducible = array, max(blocks, 1), _ELEMENT_TYPES[array.dtype], True
         self.count, self.nbytes = array.size // self._blocks, array.nbytes // self._blocks
         return self
 
@@ -88,13 +88,13 @@ class Message:
         """Whether MPI sends the elements as they lie in memory: the datatype is predefined and has no gaps."""
         return bool(self._type.is_predefined) and self._type.Get_extent() == (0, self._type.Get_size())
 
-    def _make_whole_type(self) -> MPI.Datatype:
-        """Return a new datatype of all elements, relative to the user's address; MPI packs one of these."""
+    def _make_placed_type(self) -> MPI.Datatype:
+        """Return a new datatype of all elements at their places, relative to the address of `_BASE`."""
         repeated = self._type.Create_contiguous(self._items * self._blocks)
-        whole = repeated.Create_hindexed([1], [self._address - _BASE.ctypes.data])
-        sized = whole.Create_resized(0, 1).Commit()
+        placed = repeated.Create_hindexed([1], [self._address - _BASE.ctypes.data])
+        sized = placed.Create_resized(0, 1).Commit()
         repeated.Free()
-        whole.Free()
+        placed.Free()
         return sized
 
     def _pack(self) -> Any:
@@ -102,9 +102,9 @@ class Message:
         if self._device is not None:
             return copy_from_device(self._device, self._address, self.nbytes * self._blocks)
         flat = np.empty(self.nbytes * self._blocks, BYTES)
-        whole = self._make_whole_type()
-        whole.Pack(_BASE, flat, 0, MPI.COMM_SELF)
-        whole.Free()
+        placed = self._make_placed_type()
+        placed.Pack(_BASE, flat, 0, MPI.COMM_SELF)
+        placed.Free()
         return flat
 
     def _unpack(self, flat: Any) -> None:
@@ -112,33 +112,37 @@ class Message:
         if self._device is not None:
             copy_to_device(self._device, self._address, flat)
             return
-        whole = self._make_whole_type()
-        whole.Unpack(flat, 0, _BASE, MPI.COMM_SELF)
-        whole.Free()
+        placed = self._make_placed_type()
+        placed.Unpack(flat, 0, _BASE, MPI.COMM_SELF)
+        placed.Free()
 
 
-_BASE: Final = np.zeros(1, BYTES)  # the address to which the displacements of `_make_whole_type` refer
+_BASE: Final = np.zeros(1, BYTES)  # the address to which the displacements of `_make_placed_type` refer
 
 
-def read_message(given: Any, blocks: int = 0, *, writable: bool) -> Message | None:
+def read_message(specification: Any, blocks: int = 0, *, writable: bool) -> Message | None:
     """Return the message of a buffer as mpi4py reads it; None if mpi4py refuses it.
 
     Args:
         blocks: the number of blocks in the buffer, of which `count` describes one; 0 if the buffer is one block.
     """
-    if type(given) is np.ndarray and given.dtype in _NUMPY_TYPES and (given.flags.writeable or not writable):
-        if given.flags.c_contiguous and not (blocks and given.size % blocks):
-            return Message.of_array(given, blocks)
-        if given.flags.f_contiguous and not (blocks and given.size % blocks):
-            return Message.of_array(given.T, blocks)
+    if (
+        type(specification) is np.ndarray
+        and specification.dtype in _ELEMENT_TYPES
+        and (specification.flags.writeable or not writable)
+    ):
+        if specification.flags.c_contiguous and not (blocks and specification.size % blocks):
+            return Message.of_array(specification, blocks)
+        if specification.flags.f_contiguous and not (blocks and specification.size % blocks):
+            return Message.of_array(specification.T, blocks)
     with suppress(Exception):
-        return _read_specification(given, blocks, writable=writable)
+        return _read_specification(specification, blocks, writable=writable)
     return None
 
 
-def _read_specification(given: Any, blocks: int, *, writable: bool) -> Message | None:
+def _read_specification(specification: Any, blocks: int, *, writable: bool) -> Message | None:
     """Return the message of any buffer that mpi4py accepts; raise an error or return None for others."""
-    buffer, count, displacement, datatype = _split_specification(given)
+    buffer, count, displacement, datatype = _split_specification(specification)
     if buffer is None or buffer is MPI.BOTTOM:
         if datatype is None:
             return None
@@ -162,16 +166,16 @@ def _read_specification(given: Any, blocks: int, *, writable: bool) -> Message |
     return Message((memory, buffer), address, count, datatype, blocks, device)
 
 
-def _split_specification(given: Any) -> tuple[Any, int | None, int, Any]:
+def _split_specification(specification: Any) -> tuple[Any, int | None, int, Any]:
     """Return buffer, count, displacement and datatype of a specification; count and datatype may be None."""
-    if not isinstance(given, list | tuple):
-        return given, None, 0, None
-    buffer, *rest = given
+    if not isinstance(specification, list | tuple):
+        return specification, None, 0, None
+    buffer, *rest = specification
     datatype = rest.pop() if rest and isinstance(rest[-1], MPI.Datatype | str) else None
     if len(rest) == 1 and isinstance(rest[0], list | tuple):
         rest = list(rest[0])
     if len(rest) > 2:
-        raise ValueError(given)
+        raise ValueError(specification)
     count, displacement = [*rest, None, None][:2]
     return buffer, None if count is None else index(count), 0 if displacement is None else index(displacement), datatype
 

@@ -4,55 +4,61 @@ Each call exchanges one slot per rank (see `objects.py`). What does not fit into
 equal arrays as a collective on their memory, other objects as bytes. All ranks see the headers, so all ranks know
 whether there is a second exchange. Reductions by a function of the user, and of large objects other than equal arrays,
 are mpi4py's.
+
+After a call in which no rank had an array, mpi4py carries out the next 8 calls of the operation, and up to 256 after
+later ones, because it takes less time for small objects. The call itself tells all ranks so: they see all headers
+or, in a scatter, a bit that the root sets.
 """
 
 from __future__ import annotations
 
+from operator import index
 from typing import Any, Final
 
 import numpy as np
 from mpi4py import MPI
 
 from hpccoll.communicator import Communicator
-from hpccoll.mpi4py.acceleration import Acceleration
 from hpccoll.mpi4py.array_libraries import to_library
 from hpccoll.mpi4py.buffer_collectives import BufferCollectives, find_reduction
-from hpccoll.mpi4py.configuration import get_configuration
-from hpccoll.mpi4py.objects import ARRAY, HEADER_BYTES, EncodedObject, ObjectHeader, decode, encode, make_array
+from hpccoll.mpi4py.configuration import AUTO, get_configuration
+from hpccoll.mpi4py.object_slots import SLOT_OPERATIONS, SMALL_KINDS, ObjectSlots, count_slot_bytes
+from hpccoll.mpi4py.objects import (
+    ARRAY,
+    HEADER_BYTES,
+    PICKLE,
+    EncodedObject,
+    ObjectHeader,
+    decode,
+    encode,
+    make_array,
+)
+from hpccoll.mpi4py.passed_calls import bind_method
+from hpccoll.mpi4py.signatures import BYTES, list_element_types
+from hpccoll.mpi4py.watched_calls import find_method
 from hpccoll.plan import Operation
+from hpccoll.runtime.arguments import SUM
 from hpccoll.runtime.arrays import DTYPES
 
-MOST_INLINE_BYTES: Final = 4096  # of an object in a slot
-SLOTS_BYTES: Final = 2**18  # of the slots of all ranks, if there are many
-LEAST_INLINE_BYTES: Final = 256
-_PLAIN: Final = MPI.Comm
+OBJECT_WORTH: Final = 10  # calls of buffers: objects may be long arrays, and their size is not known before the call
+MOST_MPI_BYTES: Final = 2**31 - 1  # of one message, by MPI libraries that lack MPI 4's large counts
+ALL_SMALL: Final = 0x80  # added to the kind of a scattered object, if the objects for all ranks are small
 _ARITHMETIC: Final = {"sum": "iufc", "prod": "iufc", "band": "iu", "bor": "iu", "bxor": "iu"}
 _SUPPORTED: Final = {dtype.numpy for dtype in DTYPES.values()}
-
-
-class ObjectSlots:
-    """The slots of one communicator: one for this rank's object, and one per rank for those received or scattered."""
-
-    def __init__(self, ranks: int) -> None:
-        self.inline_bytes = max(LEAST_INLINE_BYTES, min(MOST_INLINE_BYTES, SLOTS_BYTES // ranks // 64 * 64))
-        self.nbytes = HEADER_BYTES + self.inline_bytes
-        self.own: Any = np.zeros(self.nbytes, np.uint8)
-        self.all: Any = np.zeros((ranks, self.nbytes), np.uint8)
-        self.sent: Any = None  # of alltoall
-        flat: Any = self.all.reshape(-1)
-        self.own_view, self.all_view = self.own.data, flat.data
-
-    def read_headers(self) -> list[ObjectHeader]:
-        """Return the headers of all ranks' slots."""
-        return [ObjectHeader(self.all_view, offset) for offset in range(0, self.all.nbytes, self.nbytes)]
-
-    def fits(self, header: ObjectHeader) -> bool:
-        """Whether the bytes of an object are in its slot."""
-        return bool(header.nbytes <= self.inline_bytes)
-
-    def decode(self, header: ObjectHeader, rank: int) -> Any:
-        """Return the object in the slot of a rank."""
-        return decode(header, self.all_view, rank * self.nbytes + HEADER_BYTES)
+_ALL_GATHER: Final = Operation.ALL_GATHER  # a look-up in an Enum takes longer than that of a global name
+_ALL_TO_ALL: Final = Operation.ALL_TO_ALL
+_BROADCAST: Final = Operation.BROADCAST
+_GATHER: Final = Operation.GATHER
+_SCATTER: Final = Operation.SCATTER
+_PLAIN_OBJECTS: Final = {
+    name: find_method(name) for name in ("bcast", "allreduce", "reduce", "allgather", "gather", "scatter", "alltoall")
+}
+_PLAIN_BCAST: Final = find_method("Bcast")
+_PLAIN_GATHER: Final = find_method("Gather")
+_PLAIN_SCATTER: Final = find_method("Scatter")
+_PLAIN_ALLTOALL: Final = find_method("Alltoall")
+_PLAIN_ALLGATHER: Final = find_method("Allgather")
+_PLAIN_ALLGATHERV: Final = find_method("Allgatherv")
 
 
 class ObjectsOverBuffers(BufferCollectives):
@@ -60,66 +66,67 @@ class ObjectsOverBuffers(BufferCollectives):
 
     def bcast(self, obj: Any, root: int = 0) -> Any:
         """Return the root's object on all ranks."""
-        entered = self._enter_objects(root)
-        if entered is None:
-            return _PLAIN.bcast(self, obj, root)
-        state, communicator, slots = entered
-        encoded = encode(obj) if state.rank == root else None
+        slots = self._enter_objects(_BROADCAST, root)
+        if slots is None:
+            return _PLAIN_OBJECTS["bcast"](self, obj, root)
+        encoded = encode(obj) if slots.rank == root else None
         if encoded is not None:
             encoded.write(slots.own_view)
-        communicator.broadcast(slots.own, root)
+        if not slots.run(_BROADCAST, slots.own, None, root):
+            _PLAIN_BCAST(self, slots.own, root)
         header = ObjectHeader(slots.own_view)
         if slots.fits(header):
+            slots.note_objects(_BROADCAST, root, are_small=header.kind == PICKLE)
             return decode(header, slots.own_view, HEADER_BYTES)
+        slots.note_objects(_BROADCAST, root, are_small=False)
         data = np.empty(header.nbytes, np.uint8) if encoded is None else encoded.flatten()
-        communicator.broadcast(data, root, algorithm=_find_algorithm(Operation.BROADCAST, header.nbytes))
+        self._run_collective(_BROADCAST, data, None, root=root)
         return decode(header, data, copy=encoded is not None)
 
     def allreduce(self, sendobj: Any, op: Any = MPI.SUM) -> Any:
         """Return the reduction of all ranks' objects on all ranks."""
-        entered = self._enter_objects() if _is_predefined(op) else None
-        if entered is not None:
-            _, communicator, slots = entered
-            headers = _gather_slots(communicator, slots, encoded := encode(sendobj))
-            if all(slots.fits(header) for header in headers):
-                return _combine([slots.decode(header, rank) for rank, header in enumerate(headers)], op)
+        slots = self._enter_objects(Operation.ALL_REDUCE) if _is_predefined(op) else None
+        if slots is not None:
+            headers = self._gather_slots(slots, Operation.ALL_REDUCE, encoded := encode(sendobj))
+            items = slots.decode_all(headers)
+            if items is not None:
+                return _combine(items, op)
             name = _find_array_reduction(headers, op)
             if name is not None:
-                return _reduce_arrays(communicator, Operation.ALL_REDUCE, encoded, headers, name, 0)
-        return _PLAIN.allreduce(self, sendobj, op)
+                return self._reduce_arrays(Operation.ALL_REDUCE, encoded, headers, name, 0)
+        return _PLAIN_OBJECTS["allreduce"](self, sendobj, op)
 
     def reduce(self, sendobj: Any, op: Any = MPI.SUM, root: int = 0) -> Any:
         """Return the reduction of all ranks' objects on the root, None on other ranks."""
-        entered = self._enter_objects(root) if _is_predefined(op) else None
-        if entered is not None:
-            state, communicator, slots = entered
-            headers = _gather_slots(communicator, slots, encoded := encode(sendobj))
+        slots = self._enter_objects(Operation.REDUCE, root) if _is_predefined(op) else None
+        if slots is not None:
+            headers = self._gather_slots(slots, Operation.REDUCE, encoded := encode(sendobj), root)
             if all(slots.fits(header) for header in headers):
-                if state.rank != root:
-                    return None
-                return _combine([slots.decode(header, rank) for rank, header in enumerate(headers)], op)
+                return None if slots.rank != root else _combine(slots.decode_all(headers) or [], op)
             name = _find_array_reduction(headers, op)
             if name is not None:
-                return _reduce_arrays(communicator, Operation.REDUCE, encoded, headers, name, root)
-        return _PLAIN.reduce(self, sendobj, op, root)
+                return self._reduce_arrays(Operation.REDUCE, encoded, headers, name, root)
+        return _PLAIN_OBJECTS["reduce"](self, sendobj, op, root)
 
     def allgather(self, sendobj: Any) -> list[Any]:
         """Return the objects of all ranks, in rank order."""
-        entered = self._enter_objects()
-        if entered is None:
-            return _PLAIN.allgather(self, sendobj)
-        _, communicator, slots = entered
-        headers = _gather_slots(communicator, slots, encoded := encode(sendobj))
-        if all(slots.fits(header) for header in headers):
-            return [slots.decode(header, rank) for rank, header in enumerate(headers)]
+        slots = self._enter_objects(_ALL_GATHER)
+        if slots is None:
+            gathered: list[Any] = _PLAIN_OBJECTS["allgather"](self, sendobj)
+            return gathered
+        headers = self._gather_slots(slots, _ALL_GATHER, encoded := encode(sendobj))
+        items = slots.decode_all(headers)
+        are_small = items is not None and all(header.kind == PICKLE for header in headers)
+        slots.note_objects(_ALL_GATHER, 0, are_small=are_small)
+        if items is not None:
+            return items
         if _are_equal_arrays(headers):
             blocks = np.empty((len(headers), encoded.nbytes), np.uint8)
-            algorithm = _find_algorithm(Operation.ALL_GATHER, blocks.nbytes)
-            communicator.all_gather(encoded.flatten(), out=blocks, algorithm=algorithm)
+            self._run_collective(_ALL_GATHER, encoded.flatten(), blocks)
             return [decode(header, block, copy=False) for header, block in zip(headers, blocks, strict=True)]
         counts = [0 if slots.fits(header) else header.nbytes for header in headers]
         own = np.empty(0, np.uint8) if encoded.nbytes <= slots.inline_bytes else encoded.flatten()
-        data, starts = communicator.all_gather(own, counts=counts), np.cumsum([0, *counts])
+        data, starts = self._gather_bytes(slots, own, counts), np.cumsum([0, *counts])
         return [
             slots.decode(header, rank) if slots.fits(header) else decode(header, data, int(starts[rank]))
             for rank, header in enumerate(headers)
@@ -127,83 +134,152 @@ class ObjectsOverBuffers(BufferCollectives):
 
     def gather(self, sendobj: Any, root: int = 0) -> list[Any] | None:
         """Return the objects of all ranks on the root, in rank order; None on other ranks."""
-        entered = self._enter_objects(root)
-        if entered is None:
-            return _PLAIN.gather(self, sendobj, root)
-        state, communicator, slots = entered
+        slots = self._enter_objects(_GATHER, root)
+        if slots is None:
+            gathered: list[Any] | None = _PLAIN_OBJECTS["gather"](self, sendobj, root)
+            return gathered
         encoded = encode(sendobj)
         encoded.write(slots.own_view)
-        communicator.gather(slots.own, root, out=slots.all if state.rank == root else None)
-        if state.rank != root:
+        # In shared memory, an all_gather takes less time than the MPI library's gather, and informs all ranks.
+        if slots.run(_GATHER, slots.own, slots.all, root):
+            slots.note_objects(_GATHER, root, are_small=all(map(slots.is_small, slots.read_headers())))
+        else:
+            _PLAIN_GATHER(self, slots.own, slots.all if slots.rank == root else None, root)
+        if slots.rank != root:
             if encoded.nbytes > slots.inline_bytes:
-                communicator.send(encoded.flatten(), root)
+                slots.communicator.send(encoded.flatten(), root)
             return None
         headers = slots.read_headers()
-        return [
-            slots.decode(header, rank) if slots.fits(header) else _receive(communicator, header, rank, encoded)
+        return slots.decode_all(headers) or [
+            slots.decode(header, rank) if slots.fits(header) else _receive(slots.communicator, header, rank, encoded)
             for rank, header in enumerate(headers)
         ]
 
     def scatter(self, sendobj: Any, root: int = 0) -> Any:
         """Return element r of the root's sequence on each rank r."""
-        entered = self._enter_objects(root)
-        if entered is None:
-            return _PLAIN.scatter(self, sendobj, root)
-        state, communicator, slots = entered
-        encoded = _encode_items(sendobj, state.size) if state.rank == root else []
-        for item, slot in zip(encoded, slots.all, strict=False):
-            item.write(memoryview(slot))
-        _PLAIN.Scatter(self, slots.all if encoded else None, slots.own, root)
+        slots = self._enter_objects(_SCATTER, root)
+        if slots is None:
+            return _PLAIN_OBJECTS["scatter"](self, sendobj, root)
+        encoded = _encode_items(sendobj, slots.ranks) if slots.rank == root else []
+        are_small = all(item.header[0] in SMALL_KINDS and item.nbytes <= slots.inline_bytes for item in encoded)
+        for rank, item in enumerate(encoded):
+            slot = slots.all_view[rank * slots.nbytes : (rank + 1) * slots.nbytes]
+            item.write(slot)
+            slot[0] |= ALL_SMALL * are_small
+        _PLAIN_SCATTER(self, slots.all if encoded else None, slots.own, root)
         for rank, item in enumerate(encoded):
             if rank != root and item.nbytes > slots.inline_bytes:
-                communicator.send(item.flatten(), rank)
+                slots.communicator.send(item.flatten(), rank)
+        slots.note_objects(_SCATTER, root, are_small=bool(slots.own[0] & ALL_SMALL))
+        slots.own[0] &= ALL_SMALL - 1
         header = ObjectHeader(slots.own_view)
         if slots.fits(header):
             return decode(header, slots.own_view, HEADER_BYTES)
-        return _receive(communicator, header, root, encoded[root] if encoded else None)
+        return _receive(slots.communicator, header, root, encoded[root] if encoded else None)
 
     def alltoall(self, sendobj: Any) -> list[Any]:
         """Send element r of the sequence to each rank r, and return the elements for this rank."""
-        entered = self._enter_objects()
-        if entered is None:
-            return _PLAIN.alltoall(self, sendobj)
-        state, communicator, slots = entered
-        encoded = _encode_items(sendobj, state.size)
+        slots = self._enter_objects(_ALL_TO_ALL)
+        if slots is None:
+            exchanged: list[Any] = _PLAIN_OBJECTS["alltoall"](self, sendobj)
+            return exchanged
+        encoded = _encode_items(sendobj, slots.ranks)
         if slots.sent is None:
             slots.sent = np.zeros_like(slots.all)
         for item, slot in zip(encoded, slots.sent, strict=True):
             item.write(memoryview(slot))
-        communicator.all_to_all(slots.sent, out=slots.all)
-        return _exchange_rest(communicator, slots, encoded)
+        if not slots.run(_ALL_TO_ALL, slots.sent, slots.all):
+            _PLAIN_ALLTOALL(self, slots.sent, slots.all)
+        return _exchange_rest(slots.communicator, slots, encoded)
 
-    def _enter_objects(self, root: int = 0) -> tuple[Acceleration, Communicator, ObjectSlots] | None:
-        """Count a call; return the state, communicator and slots that carry it out, or None if mpi4py does."""
-        if not get_configuration().runs_objects or not hasattr(root, "__index__"):
+    def _enter_objects(self, use: Operation, root: int = 0) -> ObjectSlots | None:
+        """Return what carries out a collective of objects that all ranks call now; None if mpi4py does."""
+        state = self._state
+        slots: ObjectSlots | None = None if state is None else state.slots
+        if slots is None:
+            return self._prepare_slots(use, root)
+        left = slots.left.get((use, root))
+        if left:
+            slots.left[use, root] = left - 1
             return None
-        entered = self._enter() if 0 <= root < self.size else None
-        if entered is None:
+        return self._prepare_slots(use, root) if left is None else slots
+
+    def _prepare_slots(self, use: Operation, root: int) -> ObjectSlots | None:
+        """Count a call; return the slots with the algorithm of later calls, or None if mpi4py carries out the call."""
+        if not get_configuration().runs_objects or not hasattr(root, "__index__") or not 0 <= root < self.size:
             return None
-        state, communicator = entered
+        state = self._find_state()
+        if state is None:
+            return None
+        operation = SLOT_OPERATIONS[use]
+        at = index(root) if operation.has_root else 0
+        kind = operation, SUM, BYTES, count_slot_bytes(state.size), at
+        if not state.is_due(kind, OBJECT_WORTH):
+            return None
+        algorithm = None if use is _SCATTER else state.select(*kind)
         if state.slots is None:
-            state.slots = ObjectSlots(state.size)
-        return state, communicator, state.slots
+            state.slots = ObjectSlots(state)
+        slots: ObjectSlots = state.slots
+        slots.algorithms[use, root], slots.left[use, root] = algorithm, 0
+        return slots
+
+    def _gather_slots(
+        self, slots: ObjectSlots, use: Operation, encoded: EncodedObject, root: int = 0
+    ) -> list[ObjectHeader]:
+        """Exchange the slots of all ranks; return their headers."""
+        encoded.write(slots.own_view)
+        if not slots.run(use, slots.own, slots.all, root):
+            _PLAIN_ALLGATHER(self, slots.own, slots.all)
+        return slots.read_headers()
+
+    def _gather_bytes(self, slots: ObjectSlots, own: Any, counts: list[int]) -> Any:
+        """Return the bytes of all ranks, one after the other; `counts` has their numbers.
+
+        The MPI library gathers them, because hpccoll's first call of new counts takes milliseconds.
+        """
+        if sum(counts) > MOST_MPI_BYTES:
+            return slots.communicator.all_gather(own, counts=counts)
+        data = np.empty(sum(counts), np.uint8)
+        _PLAIN_ALLGATHERV(self, own, (data, counts))
+        return data
+
+    def _run_collective(self, operation: Operation, x: Any, out: Any, op: str = SUM, root: int = 0) -> None:
+        """Run a collective on the bytes or elements of objects, over hpccoll or by the MPI library."""
+        state = self._state
+        if state is None or state.communicator is None:
+            return
+        algorithm = state.select(operation, op, x.dtype, x.size, root)
+        if algorithm is None and (x.dtype not in list_element_types() or x.nbytes * state.size > MOST_MPI_BYTES):
+            algorithm = AUTO
+        if algorithm is None:
+            bind_method(operation, self, getattr(MPI, op.upper()), root, in_place=out is None)(x, out)
+        else:
+            state.communicator._collective(operation, x, out, op, root, algorithm, False)
+
+    def _reduce_arrays(
+        self, operation: Operation, encoded: EncodedObject, headers: list[ObjectHeader], op: str, root: int
+    ) -> Any:
+        """Reduce equal arrays of all ranks; return a new array, or None where there is no result.
+
+        If the arrays of the ranks differ in the order of their elements, all are reduced in C order.
+        """
+        header = headers[self.rank]
+        data = encoded.flatten()
+        is_mixed = len({other.order for other in headers}) > 1
+        if is_mixed and header.order:
+            data = make_array(header, data, copy=False).ravel("C").view(np.uint8)
+        x = data.view(header.dtype)
+        out = np.empty_like(x) if operation is Operation.ALL_REDUCE or self.rank == root else None
+        self._run_collective(operation, x, out, op, root)
+        if out is None:
+            return None
+        header.order = 0 if is_mixed else header.order
+        return to_library(make_array(header, out, copy=False), header.library, header.device)
 
 
 def _is_predefined(op: Any) -> bool:
     """Whether an operation is one of MPI's, and not a function of the user."""
     return isinstance(op, MPI.Op) and op.is_predefined
-
-
-def _find_algorithm(operation: Operation, nbytes: int) -> str:
-    """Return the algorithm that the user has chosen for an operation and size, or `auto`."""
-    return get_configuration().find_algorithm(operation, nbytes)
-
-
-def _gather_slots(communicator: Communicator, slots: ObjectSlots, encoded: EncodedObject) -> list[ObjectHeader]:
-    """Exchange the slots of all ranks; return their headers."""
-    encoded.write(slots.own_view)
-    communicator.all_gather(slots.own, out=slots.all)
-    return slots.read_headers()
 
 
 def _combine(items: list[Any], op: Any) -> Any:
@@ -229,28 +305,6 @@ def _find_array_reduction(headers: list[ObjectHeader], op: Any) -> str | None:
         return None
     dtype = headers[0].dtype
     return name if dtype.kind in _ARITHMETIC.get(name, "") and dtype in _SUPPORTED else None
-
-
-def _reduce_arrays(
-    communicator: Communicator, operation: Operation, encoded: EncodedObject, headers: list[ObjectHeader], op: str,
-    root: int,
-) -> Any:  # fmt: skip
-    """Reduce equal arrays of all ranks; return a new array, or None where there is no result.
-
-    If the arrays of the ranks differ in the order of their elements, all are reduced in C order.
-    """
-    header = headers[communicator.rank]
-    data = encoded.flatten()
-    is_mixed = len({other.order for other in headers}) > 1
-    if is_mixed and header.order:
-        data = make_array(header, data, copy=False).ravel("C").view(np.uint8)
-    x = data.view(header.dtype)
-    out = np.empty_like(x) if operation is Operation.ALL_REDUCE or communicator.rank == root else None
-    communicator._collective(operation, x, out, op, root, _find_algorithm(operation, x.nbytes), False)
-    if out is None:
-        return None
-    header.order = 0 if is_mixed else header.order
-    return to_library(make_array(header, out, copy=False), header.library, header.device)
 
 
 def _encode_items(sendobj: Any, ranks: int) -> list[EncodedObject]:

@@ -18,7 +18,7 @@ import numpy as np
 from mpi4py import MPI
 
 from hpccoll.mpi4py.array_libraries import find_library, to_library, to_numpy
-from hpccoll.mpi4py.nested_arrays import put_arrays_back, take_arrays_out
+from hpccoll.mpi4py.nested_arrays import CONTAINERS, LEAVES, may_hold_arrays, put_arrays_back, take_arrays_out
 
 PICKLE, ARRAY, SCALAR, FLOAT, INTEGER, NESTED = range(6)  # kinds of objects
 FIELDS: Final = struct.Struct("<BBBBhhq")  # all fields but the shape
@@ -27,6 +27,7 @@ HEADER_BYTES: Final = FIELDS.size + SHAPES[-1].size
 MOST_DIMS: Final = len(SHAPES) - 1
 ALIGNMENT: Final = 64  # of arrays in the bytes of an object
 LEAST_NESTED_BYTES: Final = 512  # smaller arrays in containers are pickled
+COPIED_BYTES: Final = 4096  # pickles up to this size are copied, because bytes are unpickled faster than other buffers
 _FLOAT: Final = struct.Struct("<d")
 _INTEGER: Final = struct.Struct("<q")
 _TYPES: Final = {np.dtype(char).num: np.dtype(char) for char in "?bBhHiIlLqQefdgFDG"}  # element types by number
@@ -98,19 +99,24 @@ def encode(obj: Any) -> EncodedObject:
         return EncodedObject((FLOAT, 0, 0, 0, 0, 0, 8), _FLOAT.pack(obj), 8)
     if kind is int and -(2**63) <= obj < 2**63:
         return EncodedObject((INTEGER, 0, 0, 0, 0, 0, 8), _INTEGER.pack(obj), 8)
-    if isinstance(obj, np.generic) and obj.dtype.num in _TYPES and kind is obj.dtype.type:
-        return EncodedObject((SCALAR, 0, 0, 0, obj.dtype.num, 0, obj.nbytes), obj.tobytes(), obj.nbytes)
-    library = find_library(obj)
-    encoded = _encode_array(obj, library) if library is not None else None
+    if kind in CONTAINERS:
+        encoded = _encode_nested(*take_arrays_out(obj, LEAST_NESTED_BYTES)) if may_hold_arrays(obj) else None
+    else:
+        encoded = None if kind in LEAVES else _encode_elements(obj)
     if encoded is not None:
         return encoded
-    if kind in (tuple, list, dict):
-        rest, arrays = take_arrays_out(obj, LEAST_NESTED_BYTES)
-        encoded = _encode_nested(rest, arrays) if arrays else None
-        if encoded is not None:
-            return encoded
     data = MPI.pickle.dumps(obj)
     return EncodedObject((PICKLE, 0, 0, 0, 0, 0, len(data)), data, len(data))
+
+
+def _encode_elements(obj: Any) -> EncodedObject | None:
+    """Return an array or a NumPy number as a header and its memory; None if it must be pickled."""
+    if isinstance(obj, np.generic):
+        if obj.dtype.num not in _TYPES or type(obj) is not obj.dtype.type:
+            return None
+        return EncodedObject((SCALAR, 0, 0, 0, obj.dtype.num, 0, obj.nbytes), obj.tobytes(), obj.nbytes)
+    library = find_library(obj)
+    return None if library is None else _encode_array(obj, library)
 
 
 def _encode_array(obj: Any, library: int) -> EncodedObject | None:
@@ -125,9 +131,12 @@ def _encode_array(obj: Any, library: int) -> EncodedObject | None:
 
 
 def _encode_nested(rest: Any, arrays: Sequence[Any]) -> EncodedObject | None:
-    """Return an object without its arrays, and these arrays, as a header and bytes; None if one must be pickled."""
+    """Return an object without its arrays, and these arrays, as a header and bytes.
+
+    Return None if there are no arrays, or one must be pickled.
+    """
     encoded = [_encode_array(array, find_library(array) or 0) for array in arrays]
-    if any(array is None for array in encoded) or len(encoded) >= 2**15:
+    if not encoded or any(array is None for array in encoded) or len(encoded) >= 2**15:
         return None
     pickled = MPI.pickle.dumps(rest)
     starts, at = [], HEADER_BYTES * len(encoded)
@@ -161,7 +170,8 @@ def decode(header: ObjectHeader, memory: Any, offset: int = 0, *, copy: bool = T
         return np.ndarray((), header.dtype, memory, offset)[()]
     view = memoryview(memory)
     if header.kind == PICKLE:
-        return MPI.pickle.loads(view[offset : offset + header.nbytes])
+        pickled = view[offset : offset + header.nbytes]
+        return MPI.pickle.loads(pickled if header.nbytes > COPIED_BYTES else bytes(pickled))
     arrays, at = [], HEADER_BYTES * header.number
     for number in range(header.number):
         inner = ObjectHeader(view, offset + HEADER_BYTES * number)

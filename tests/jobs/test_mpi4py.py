@@ -13,18 +13,19 @@ from tests.jobs.launch import run_script
 PROGRAMS = sorted((Path(__file__).parents[2] / "docs" / "programs").glob("*.py"))
 OVER_HPCCOLL = ["-m", "hpccoll.mpi4py"]
 START = "import sys, time\nimport numpy as np\nfrom mpi4py import MPI\nw = MPI.COMM_WORLD\n"
+AFTER = "HPCCOLL_MPI4PY_AFTER"
 ONE = "np.ones(1), np.empty(1)"
 
 
 def run(code: str, ranks: int = 2, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run a program over hpccoll."""
-    return run_script([*OVER_HPCCOLL, "-c", START + code], ranks, **variables)
+    """Run a program over hpccoll, from its first calls on."""
+    return run_script([*OVER_HPCCOLL, "-c", START + code], ranks, **{AFTER: "0", **variables})
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.stem)
 def test_classic_programs_print_what_they_print_over_plain_mpi4py(program: Path, ranks: int) -> None:
-    plain, ours = (run_script([*words, str(program)], ranks) for words in ([], OVER_HPCCOLL))
+    plain, ours = (run_script([*words, str(program)], ranks, **{AFTER: "3"}) for words in ([], OVER_HPCCOLL))
     assert plain.returncode == ours.returncode == 0, plain.stderr + ours.stderr
     assert plain.stdout == ours.stdout
     assert re.search(r"\d", ours.stdout)
@@ -33,7 +34,7 @@ def test_classic_programs_print_what_they_print_over_plain_mpi4py(program: Path,
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_random_programs_have_the_results_of_plain_mpi4py(ranks: int) -> None:
     words = ["-m", "tests.mpi.mpi4py_random_programs", "--operations", "250", "--seed", str(ranks)]
-    done = run_script([*OVER_HPCCOLL, *words], ranks)
+    done = run_script([*OVER_HPCCOLL, *words], ranks, **{AFTER: "2"})
     assert "250 operations: none wrong" in done.stdout, done.stdout + done.stderr[-5000:]
 
 
@@ -78,6 +79,20 @@ MISTAKES = {
     "time.sleep(100) if w.rank else w.gather([1])": "not arrived rank 1",
     "c = w.Split(0)\ntime.sleep(100) if w.rank else c.Barrier()": "rank 1 is in no call, and other ranks wait for it",
 }
+MISTAKES_IN_OTHER_CALLS = {
+    "sys.exit(0) if w.rank else w.Allreduce(np.ones(1, int), np.ones(1, int), MPI.LAND)": "rank 1 of 2",
+    "time.sleep(100) if w.rank else w.Gatherv(np.ones(1), np.empty(2))": "not arrived rank 1",
+    f"w.Scan({ONE}) if w.rank else w.Reduce({ONE})": "rank 0: reduce, algorithm shared",
+    "x = np.ones(2)\nw.Allgatherv(x[:1], x) if w.rank else w.Alltoallv(x, x)": "rank 0: MPI's Alltoallv",
+    "time.sleep(100) if w.rank else w.alltoall([None, b'x' * 10000])": "not arrived rank 1",
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES_IN_OTHER_CALLS)
+def test_a_mistake_in_a_call_of_the_mpi_library_ends_with_a_report(mistake: str) -> None:
+    done = run(mistake, HPCCOLL_TIMEOUT="2")
+    assert done.returncode > 0
+    assert MISTAKES_IN_OTHER_CALLS[mistake] in done.stderr, done.stderr
 
 
 @pytest.mark.parametrize("first", [f"w.Allreduce({ONE})\n", ""], ids=["later", "first"])
@@ -89,12 +104,50 @@ def test_a_mistake_ends_with_a_report_that_names_the_rank(mistake: str, first: s
 
 
 def test_the_summary_lists_what_ran_where() -> None:
-    code = f"for _ in range(5): w.Allreduce({ONE})\nw.Scan({ONE})\nw.allreduce(np.ones(10000))"
+    code = f"for _ in range(5): w.Allreduce({ONE})\nw.Gather(np.ones(1), np.empty(2))\nw.allreduce(np.ones(10000))"
     done = run(code, HPCCOLL_SUMMARY="1")
     assert "hpccoll carried out 6 of 7 collectives of rank 0" in done.stderr, done.stderr
     assert re.search(r"^Allreduce +< 1 KiB +5 +[\d.]+ +100 %$", done.stderr, re.MULTILINE)
-    assert re.search(r"^Scan +< 1 KiB +1 +[\d.]+ +0 %  hpccoll has no such call \(1\)$", done.stderr, re.MULTILINE)
+    assert re.search(r"^Gather +< 1 KiB +1 +[\d.]+ +0 %  hpccoll has no such call \(1\)$", done.stderr, re.MULTILINE)
     assert "collectives of rank" not in run(code).stderr
+
+
+def test_a_wrapped_communicator_has_a_summary() -> None:
+    code = f"import hpccoll.mpi4py\nc = hpccoll.mpi4py.wrap(w)\nfor _ in range(3): c.Allreduce({ONE})"
+    done = run_script(["-c", START + code], 2, HPCCOLL_SUMMARY="1", **{AFTER: "1"})
+    assert "hpccoll carried out 2 of 3 collectives of rank 0" in done.stderr, done.stderr
+    assert re.search(r"^Allreduce .* 67 %  few such calls so far \(1\)$", done.stderr, re.MULTILINE)
+
+
+def test_hpccoll_waits_for_several_calls_of_a_kind() -> None:
+    code = f"for _ in range(101): w.Allreduce({ONE})\nx = np.ones(10**6)\nfor _ in range(3): w.Allreduce(x, x.copy())"
+    done = run_script([*OVER_HPCCOLL, "-c", START + code], 2, HPCCOLL_SUMMARY="1")
+    assert re.search(r"^Allreduce +< 1 KiB +101 .* 1 %  few such calls so far \(100\)$", done.stderr, re.MULTILINE)
+    assert re.search(r"^Allreduce +< 64 MiB +3 .* 67 %  few such calls so far \(1\)$", done.stderr, re.MULTILINE)
+
+
+def test_ranks_with_other_buffers_take_the_same_way_as_plain_arrays() -> None:
+    """A collective of objects runs before one of buffers of the same size."""
+    code = "n = 2**20\nfor _ in range(6):\n    w.bcast(np.zeros(n, np.uint8)); w.allgather(np.zeros(n, np.uint8))\n"
+    code += "    x = np.full(n, w.rank, np.uint8); y = np.zeros(2 * n, np.uint8)\n"
+    code += "    t = MPI.UINT8_T.Create_contiguous(n).Commit(); b = [x, 1, t] if w.rank else x\n"
+    code += "    w.Allgather(b, y); w.Bcast(b)\n    assert y.sum() == n and x.sum() == 0\nprint('equal')"
+    assert run(code).stdout.count("equal") == 2
+
+
+@pytest.mark.parametrize("name", ["Scan", "Exscan"])
+def test_scans_in_all_forms(name: str) -> None:
+    code = "for dtype in ('i4', 'f8', 'c16'):\n  for n in (1, 5, 3000):\n    p = MPI.Intracomm(w)\n"
+    code += "    x = np.arange(n).astype(dtype) + w.rank; y, z = np.zeros(n, dtype), np.zeros(n, dtype)\n"
+    code += (
+        f"    for give in (lambda v: v, lambda v: [v, MPI._typedict[v.dtype.char]]):\n        w.{name}(x, give(y))\n"
+    )
+    code += f"        p.{name}(x, z); assert (y == z).all(); y[:] = z[:] = x\n"
+    code += f"        w.{name}(MPI.IN_PLACE, y); p.{name}(MPI.IN_PLACE, z); assert w.rank == 0 or (y == z).all()\n"
+    code += "print(type(w).__name__)"
+    done = run(code, ranks=3, HPCCOLL_SUMMARY="1")
+    assert done.stdout.count("AcceleratedIntracomm") == 3, done.stderr
+    assert "hpccoll carried out 36 of 36" in done.stderr, done.stderr
 
 
 def test_a_later_choice_holds_for_calls_of_a_kind_that_ran_before() -> None:

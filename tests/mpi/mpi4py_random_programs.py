@@ -83,15 +83,16 @@ class RandomProgram:
         comm, twin, root, dtype, size = self.draw()
         name = self.shared.choice(
             ["Bcast", "Allreduce", "Allreduce", "Reduce", "Allgather", "Alltoall", "Reduce_scatter_block", "Gather",
-             "Scatter", "Scan", "Exscan", "Barrier", "Allgatherv", "Alltoallv"]
+             "Scatter", "Scan", "Exscan", "Barrier", "Allgatherv", "Alltoallv", "Gatherv", "Scatterv",
+             "Reduce_scatter"]
         )  # fmt: skip
         op = self.draw_op(dtype)
         is_in_place = self.own.random() < 0.3
         if name == "Barrier":
             comm.Barrier()
             return
-        if name in ("Allgatherv", "Alltoallv"):
-            self.uneven(name, comm, twin, dtype)
+        if name.endswith("v") or name == "Reduce_scatter":
+            self.uneven(name, comm, twin, root, dtype)
             return
         n = comm.size
         sent = size * (n if name in ("Alltoall", "Reduce_scatter_block", "Scatter") else 1)
@@ -146,23 +147,32 @@ class RandomProgram:
         self.expect(name, given.read(), expected)
         given.free()
 
-    def uneven(self, name: str, comm: Any, twin: Any, dtype: np.dtype[Any]) -> None:
+    def uneven(self, name: str, comm: Any, twin: Any, root: int, dtype: np.dtype[Any]) -> None:
         """Run a collective of blocks of different sizes."""
         n, rank = comm.size, comm.rank
         shared = random.Random(self.shared.random())  # the number of ranks may differ between parts of the job
         table = [[shared.choice([0, 1, 5, 300]) for _ in range(n)] for _ in range(n)]
+        counts, own = table[0], table[0][rank]
         sent, received = (table[rank], [row[rank] for row in table])
-        if name == "Allgatherv":
-            sent, received = [table[0][rank]], table[0]
+        if name != "Alltoallv":
+            sent = counts if name in ("Scatterv", "Reduce_scatter") else [own]
+            received = counts if name in ("Allgatherv", "Gatherv") else [own]
         x, y = self.values(dtype, sum(sent)), np.zeros(sum(received), dtype)
         z = y.copy()
-        if name == "Allgatherv":
-            comm.Allgatherv(x, [y, received])
-            twin.Allgatherv(x, [z, received])
-        else:
-            comm.Alltoallv([x, sent], [y, received])
-            twin.Alltoallv([x, sent], [z, received])
-        self.expect(name, y, z)
+        is_root = rank == root
+        for to, out in ((comm, y), (twin, z)):
+            if name == "Alltoallv":
+                to.Alltoallv([x, sent], [out, received])
+            elif name == "Allgatherv":
+                to.Allgatherv(x, [out, counts])
+            elif name == "Gatherv":
+                to.Gatherv(x, [out, counts] if is_root else None, root)
+            elif name == "Scatterv":
+                to.Scatterv([x, counts] if is_root else None, out, root)
+            else:
+                to.Reduce_scatter(x, out, counts)
+        if name != "Gatherv" or is_root:
+            self.expect(name, y, z)
 
     def draw_object(self, dtype: np.dtype[Any], size: int) -> Any:
         """Return a Python object of this rank's choice."""
@@ -195,18 +205,33 @@ class RandomProgram:
         obj = obj if name != "scatter" or comm.rank == root else None
         self.expect(name, getattr(comm, name)(obj, **call), getattr(twin, name)(obj, **call))
 
+    def draw_form(self, name: str, root: int, n: int, dtype: np.dtype[Any], size: int) -> Callable[[], Any]:
+        """Return a function that returns new arguments of a non-blocking or persistent collective, and its result."""
+        many = size * n
+        sizes = {"alltoall": (many, many), "allgather": (size, many), "reduce_scatter_block": (many, size)}
+        sent, received = sizes.get(name, (size, size))
+        x, before = self.values(dtype, sent), self.values(dtype, received)
+
+        def make() -> tuple[tuple[Any, ...], Any]:
+            if name == "bcast":
+                given = x.copy()
+                return (given, root), given
+            result = before.copy()
+            return (x, result), result
+
+        return make
+
     def non_blocking(self) -> None:
         """Start a collective that `wait` completes beside other requests."""
         comm, twin, root, dtype, size = self.draw()
-        x, y = self.values(dtype, size), np.zeros(size, dtype)
-        z = y.copy()
-        if self.shared.random() < 0.5:
-            request, other = comm.Iallreduce(x, y), twin.Iallreduce(x, z)
-        else:
-            y, z = x.copy(), x.copy()
-            request, other = comm.Ibcast(y, root=root), twin.Ibcast(z, root=root)
+        name = self.shared.choice(
+            ["allreduce", "allreduce", "bcast", "allgather", "alltoall", "scan", "reduce_scatter_block"]
+        )
+        make = self.draw_form(name, root, comm.size, dtype, size)
+        (given, y), (expected, z) = make(), make()
+        request, other = (getattr(to, f"I{name}")(*args) for to, args in ((comm, given), (twin, expected)))
 
-        def check(kept: Any = x) -> None:  # mpi4py keeps no buffer of a non-blocking reduction alive
+        def check(kept: Any = (given, expected)) -> None:  # mpi4py keeps no buffer of a non-blocking call alive
             other.Wait()
             self.expect("nonblocking", y, z)
             del kept
@@ -216,14 +241,15 @@ class RandomProgram:
     def persistent(self) -> None:
         """Prepare a collective, and run it a few times between other collectives."""
         comm, twin, root, dtype, size = self.draw()
-        x, y = self.values(dtype, size), np.zeros(size, dtype)
-        z = y.copy()
-        request = comm.Allreduce_init(x, y)
+        name = self.shared.choice(["Allreduce", "Bcast", "Allgather", "Alltoall"])
+        make = self.draw_form(name.lower(), root, comm.size, dtype, size)
+        (given, y), (expected, z) = make(), make()
+        request = getattr(comm, f"{name}_init")(*given)
         for _ in range(3):
             request.Start()
             comm.bcast(None, root=root)
             request.Wait()
-        twin.Allreduce(x, z)
+        getattr(twin, name)(*expected)
         self.expect("persistent", y, z)
         request.Free()
 

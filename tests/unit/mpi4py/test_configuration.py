@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from hpccoll.errors import UnknownNameError, UsageError
-from hpccoll.mpi4py.configuration import Mpi4pyConfiguration, make_choice, read_choices
+from hpccoll.mpi4py.configuration import AFTER, Mpi4pyConfiguration, make_choice, read_calls_before, read_choices
 from hpccoll.plan import Operation
 
 
 def find_algorithm(given, nbytes, operation=Operation.ALL_REDUCE):
     """Return the algorithm that a configuration gives for a message size."""
-    return Mpi4pyConfiguration("all", read_choices(given)).find_algorithm(operation, nbytes)
+    return Mpi4pyConfiguration("all", choices=read_choices(given)).find_algorithm(operation, nbytes)
 
 
 def test_a_choice_holds_for_its_range_of_sizes():
@@ -43,3 +43,13 @@ def test_unknown_operations_and_algorithms_are_refused():
         make_choice("Allreduce", "rong", 0, None)
     with pytest.raises(UsageError, match="size"):
         make_choice("Allreduce", "ring", "many", None)
+
+
+def test_the_number_of_calls_before_hpccoll_is_read(monkeypatch):
+    monkeypatch.delenv(AFTER, raising=False)
+    assert read_calls_before() is None
+    monkeypatch.setenv(AFTER, "7")
+    assert read_calls_before() == 7
+    monkeypatch.setenv(AFTER, "-1")
+    with pytest.raises(UsageError, match="HPCCOLL_MPI4PY_AFTER=-1 is no number of calls"):
+        read_calls_before()

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hpccoll.mpi4py.nested_arrays import ArrayPlace, put_arrays_back, take_arrays_out
+from hpccoll.mpi4py.nested_arrays import ArrayPlace, may_hold_arrays, put_arrays_back, take_arrays_out
 from hpccoll.mpi4py.objects import HEADER_BYTES, PICKLE, ObjectHeader, decode, encode
 
 ARRAY = np.arange(600.0)
@@ -84,3 +84,24 @@ def test_the_users_containers_are_not_changed():
     put_arrays_back(*take_arrays_out(given, 512))
     assert given["a"][0] is ARRAY
     assert given["a"][1][0] is ARRAY
+
+
+@pytest.mark.parametrize(
+    ("container", "expected"),
+    [
+        ({"a": 1, "b": [2.0, "c", None]}, False),
+        ({"a": 1, "b": [2.0, ("c", ARRAY)]}, True),
+        ([object(), {1, 2}], False),
+        ([ARRAY] * 300, False),
+        ((), False),
+    ],
+)
+def test_containers_without_arrays_are_not_searched(container, expected):
+    assert may_hold_arrays(container) is expected
+    assert bool(take_arrays_out(container, 512)[1]) is expected
+
+
+def test_a_container_that_contains_itself_has_no_arrays():
+    container: list[Any] = [1]
+    container.append(container)
+    assert not may_hold_arrays(container)
