@@ -72,8 +72,14 @@ def _parse_rank_counts(text: str) -> list[int]:
     return [int(count) for count in counts]
 
 
+def _find_rank_counts(text: str, algorithms: Sequence[Algorithm]) -> list[int]:
+    """Return the rank counts to simulate: those of `--ranks`, or those of published schedules if it is not given."""
+    own = sorted({algorithm.only_ranks for algorithm in algorithms if algorithm.only_ranks is not None})
+    return _parse_rank_counts(text) if list_given_options("ranks") or not own else own
+
+
 @click.command(epilog="Example: hpccoll simulate all_reduce/ring all_reduce/double_tree --ranks 24576 --machine summit")
-@click.argument("names", nargs=-1, metavar="OP/ALGORITHM... | SCHEDULE...", shell_complete=complete_plans)
+@click.argument("names", nargs=-1, metavar="OP/ALGORITHM... | SCHEDULE... | FILE...", shell_complete=complete_plans)
 @click.option("--ranks", default="16", show_default=True, metavar="N,...", help="Rank counts; with --map the largest.")
 @click.option("--size", default="8K", show_default=True, metavar="SIZE,...", help="Message sizes S: 8, 64K, 1.5M.")
 @add_machine_options
@@ -99,7 +105,8 @@ def simulate(
 ) -> None:
     """Predict the time, steps, bytes and critical path of algorithms on a machine model.
 
-    OP without ALGORITHM selects all algorithms of an operation; FILE.py:FUNCTION is your own algorithm. --machine is
+    OP without ALGORITHM selects all algorithms of an operation; FILE.py:FUNCTION is your own algorithm; FILE.xml and
+    FILE.json are published schedules, as in `hpccoll verify`, on their own number of ranks. --machine is
     the name of a built-in machine model (summit, dgx-h100, h200, workstation, laptop), a TOML file, or fit:FILE to fit
     a model to bench results. --alpha, --beta and --gamma replace --machine.
 
@@ -111,7 +118,7 @@ def simulate(
         return
     _require_used_options(map_file)
     algorithms = resolve_algorithms(names or ("all_reduce",))
-    counts, sizes = _parse_rank_counts(ranks), [parse_size(part) for part in size.split(",")]
+    counts, sizes = _find_rank_counts(ranks, algorithms), [parse_size(part) for part in size.split(",")]
     chosen = resolve_machine(counts, machine, algorithms if names else [])
     if not is_printing_rank():
         return
@@ -119,7 +126,7 @@ def simulate(
         _write_map(algorithms, chosen, max(counts), map_file)
         return
     # Shared-memory algorithms are left out on several nodes, unless the user gave the algorithm's full name.
-    combinations = product(counts, sizes, algorithms)
+    combinations = [c for c in product(counts, sizes, algorithms) if c[2].only_ranks in (None, c[0])]
     selected = [c for c in combinations if can_run_on(c[2], c[0], chosen.for_ranks(c[0])) or c[2].full_name in names]
     _record_and_print(_simulate_cases(selected, chosen, chunks, root, full), chosen, json_file, show_path=show_path)
 

@@ -23,6 +23,7 @@ from hpccoll.algorithms import Algorithm, get_algorithm, list_algorithms, loader
 from hpccoll.cli.completion import complete_plans
 from hpccoll.cli.output import STDOUT, is_printing_rank, json_option, print_table
 from hpccoll.cli.progress import show_progress
+from hpccoll.cli.published import are_published, verify_published
 from hpccoll.cli.run_record import open_serial_output
 from hpccoll.cli.schedules import ScheduleOptions, add_schedule_options, are_schedules, run_cases
 from hpccoll.errors import HpccollError, PlanError, UnknownNameError, find_similar_names
@@ -239,7 +240,7 @@ def _print_layouts(ranks: Sequence[int]) -> None:
 @click.argument(
     "names",
     nargs=-1,
-    metavar="[OP/ALGORITHM | FILE.py:FUNCTION | SCHEDULE | FILE.csv]...",
+    metavar="[OP/ALGORITHM | FILE.py:FUNCTION | SCHEDULE | FILE.csv | FILE.xml | FILE.json]...",
     shell_complete=complete_plans,
 )
 @click.option("--ranks", default="1:32", show_default=True, metavar="N,FIRST:LAST,...", help="Rank counts to prove.")
@@ -254,7 +255,14 @@ def verify(names: tuple[str, ...], ranks: str, json_file: str | None, schedule_o
 
     SCHEDULE is a pipeline schedule such as 1f1b, or `schedules` for all of them; FILE.csv is a schedule in a format of
     torch.distributed.pipelining. A wrong schedule is refused with rank, action and reason.
+
+    FILE.xml and FILE.json are schedules of MSCCL, MSCCL++, TE-CCL or TACCL. A wrong one is refused with rank, thread
+    block, step and chunk. `hpccoll verify --help` ends with an example for algorithms; for a file, type
+    `hpccoll verify allreduce.xml`.
     """
+    if are_published(names):
+        verify_published(names, json_file)
+        return
     if are_schedules(names, "ranks"):
         run_cases("verify", names, schedule_options, json_file)
         return

@@ -1,0 +1,91 @@
+"""Files of published schedules (MSCCL, MSCCL++, TE-CCL, TACCL), read, proven and converted to plans."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from pathlib import PurePath
+from typing import Final
+
+from hpccoll.errors import DeadlockError, PlanError, UsageError
+from hpccoll.plan import Plan, Proof, check
+from hpccoll.plan.published import BlockProgram, PublishedProof, convert_to_plan, parse_published, prove_program
+from hpccoll.private_files import read_limited
+
+MOST_BYTES: Final = 2**28  # of a file
+_NAME = str.maketrans({letter: "_" for letter in " /:()[]{}'\"\\,;"})
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedVerdict:
+    """The verdict on a file: the program and its proof, or the `failure`; its plan and `check`'s proof, or why not.
+
+    `seconds` is the time from reading the file to the verdict.
+    """
+
+    path: str
+    program: BlockProgram | None
+    proof: PublishedProof | None
+    failure: str | None
+    plan: Plan | None
+    plan_proof: Proof | None
+    no_plan: str | None
+    seconds: float
+
+
+def is_published_file(name: str) -> bool:
+    """Whether `name` has the suffix of a published schedule, .xml or .json."""
+    return name.lower().endswith((".xml", ".json"))
+
+
+def read_published(path: str) -> BlockProgram:
+    """Return the program of a published schedule, named after its file, without proving it.
+
+    Raises:
+        UsageError: the file cannot be read, or has an unknown format.
+        PlanError: a step names a rank, chunk or step that does not exist.
+    """
+    try:
+        text = read_limited(path, MOST_BYTES).decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} cannot be read: {error}; name a file of a published schedule") from error
+    name = PurePath(path).name
+    program = parse_published(text, name)
+    return replace(program, name=PurePath(path).stem.translate(_NAME))
+
+
+def judge_published(path: str) -> PublishedVerdict:
+    """Return the verdict on a published schedule; raise UsageError if the file cannot be read."""
+    start = time.perf_counter()
+    program, proof, failure, plan, plan_proof, no_plan = None, None, None, None, None, None
+    try:
+        program = read_published(path)
+        proof = prove_program(program)
+    except PlanError as error:
+        failure = str(error)
+    if program is not None and proof is not None:
+        try:
+            plan = convert_to_plan(program, proof.executed)
+            plan_proof = check(plan)
+        except PlanError as error:
+            plan, no_plan = None, str(error)
+    seconds = time.perf_counter() - start
+    return PublishedVerdict(path, program, proof, failure, plan, plan_proof, no_plan, seconds)
+
+
+def load_published_plan(path: str) -> Plan:
+    """Return the proven plan of a published schedule.
+
+    Raises:
+        UsageError: the file cannot be read.
+        DeadlockError, PlanError: the schedule is wrong, or no plan can express it; the message says which.
+    """
+    program = read_published(path)
+    try:
+        plan = convert_to_plan(program, prove_program(program).executed)
+        check(plan)
+    except DeadlockError as error:
+        raise DeadlockError(f"{path}: {error}", error.stuck) from error
+    except PlanError as error:
+        raise PlanError(f"{path}: {error}") from error
+    return plan
