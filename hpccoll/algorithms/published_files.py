@@ -9,7 +9,7 @@ from typing import Final
 
 from hpccoll.errors import DeadlockError, PlanError, UsageError
 from hpccoll.plan import Plan, Proof, check
-from hpccoll.plan.published import BlockProgram, PublishedProof, convert_to_plan, parse_published, prove_program
+from hpccoll.plan.published import BlockProgram, PublishedProof, convert_to_plan, parse_published, prove_program, refuse_deadlock
 from hpccoll.private_files import read_limited
 
 MOST_BYTES: Final = 2**28  # of a file
@@ -54,13 +54,20 @@ def read_published(path: str) -> BlockProgram:
     return replace(program, name=PurePath(path).stem.translate(_NAME))
 
 
-def judge_published(path: str) -> PublishedVerdict:
-    """Return the verdict on a published schedule; raise UsageError if the file cannot be read."""
+def judge_published(path: str, buffered: int | None = None) -> PublishedVerdict:
+    """Return the verdict on a published schedule; raise UsageError if the file cannot be read.
+
+    Args:
+        path: the file.
+        buffered: a number of buffered messages per link with which the schedule must not deadlock; None for no limit.
+    """
     start = time.perf_counter()
     program, proof, failure, plan, plan_proof, no_plan = None, None, None, None, None, None
     try:
         program = read_published(path)
         proof = prove_program(program)
+        if buffered is not None:
+            refuse_deadlock(program, buffered)
     except PlanError as error:
         failure = str(error)
     if program is not None and proof is not None:

@@ -31,14 +31,17 @@ def are_published(names: Sequence[str]) -> bool:
     return bool(published)
 
 
-def verify_published(paths: Sequence[str], json_file: str | None) -> None:
-    """Prove the schedules of all files, print a table, and raise HpccollError if one is wrong."""
+def verify_published(paths: Sequence[str], buffered: int | None, json_file: str | None) -> None:
+    """Prove the schedules of all files, print a table, and raise HpccollError if one is wrong.
+
+    `buffered` is a number of buffered messages per link with which no schedule may deadlock, or None.
+    """
     if not is_printing_rank():
         return
     verdicts = []
     with open_serial_output(json_file) as lines, show_progress("proven", len(paths)) as advance:
         for path in paths:
-            verdict = judge_published(path)
+            verdict = judge_published(path, buffered)
             verdicts.append(verdict)
             lines.write(_make_record(verdict).as_dict())
             advance(PurePath(path).name)

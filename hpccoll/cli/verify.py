@@ -26,7 +26,7 @@ from hpccoll.cli.progress import show_progress
 from hpccoll.cli.published import are_published, verify_published
 from hpccoll.cli.run_record import open_serial_output
 from hpccoll.cli.schedules import ScheduleOptions, add_schedule_options, are_schedules, run_cases
-from hpccoll.errors import HpccollError, PlanError, UnknownNameError, find_similar_names
+from hpccoll.errors import HpccollError, PlanError, UnknownNameError, UsageError, find_similar_names
 from hpccoll.plan import Count, Groups, Nodes, Operation, Proof
 from hpccoll.records import ProvenPlanRecord
 from hpccoll.schedules import list_schedule_names
@@ -244,9 +244,16 @@ def _print_layouts(ranks: Sequence[int]) -> None:
     shell_complete=complete_plans,
 )
 @click.option("--ranks", default="1:32", show_default=True, metavar="N,FIRST:LAST,...", help="Rank counts to prove.")
+@click.option("--buffered", type=click.IntRange(1), metavar="K", help="Refuse a FILE that deadlocks with K messages per link.")
 @add_schedule_options("2:8", "1:16")
 @json_option()
-def verify(names: tuple[str, ...], ranks: str, json_file: str | None, schedule_options: ScheduleOptions) -> None:
+def verify(
+    names: tuple[str, ...],
+    ranks: str,
+    buffered: int | None,
+    json_file: str | None,
+    schedule_options: ScheduleOptions,
+) -> None:
     """Prove plans: every contribution arrives exactly once, in a fixed order, and nothing can deadlock.
 
     Without a name all plans are proven; OP without ALGORITHM selects all algorithms of an operation; FILE.py:FUNCTION
@@ -257,12 +264,13 @@ def verify(names: tuple[str, ...], ranks: str, json_file: str | None, schedule_o
     torch.distributed.pipelining. A wrong schedule is refused with rank, action and reason.
 
     FILE.xml and FILE.json are schedules of MSCCL, MSCCL++, TE-CCL or TACCL. A wrong one is refused with rank, thread
-    block, step and chunk. `hpccoll verify --help` ends with an example for algorithms; for a file, type
-    `hpccoll verify allreduce.xml`.
+    block, step and chunk: `hpccoll verify allreduce.xml --buffered 1`.
     """
     if are_published(names):
-        verify_published(names, json_file)
+        verify_published(names, buffered, json_file)
         return
+    if buffered is not None:
+        raise UsageError("--buffered is for files of published schedules, FILE.xml or FILE.json; leave it out")
     if are_schedules(names, "ranks"):
         run_cases("verify", names, schedule_options, json_file)
         return

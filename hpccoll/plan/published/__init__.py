@@ -5,9 +5,10 @@
 """
 
 from hpccoll.plan.published.block_program import BlockProgram
-from hpccoll.plan.published.execution import has_deadlock
 from hpccoll.plan.published.parsing import parse_published
 from hpccoll.plan.published.plan_conversion import convert_to_plan
-from hpccoll.plan.published.proof import PublishedProof, prove_program
+from hpccoll.plan.published.proof import PublishedProof, prove_program, refuse_deadlock
 
-__all__ = ["BlockProgram", "PublishedProof", "convert_to_plan", "has_deadlock", "parse_published", "prove_program"]
+__all__ = [
+    "BlockProgram", "PublishedProof", "convert_to_plan", "parse_published", "prove_program", "refuse_deadlock",
+]  # fmt: skip

@@ -142,9 +142,14 @@ class _MscclReader:
                     home = cells.home(rank, buffer, k)
                     if home is not None:
                         homes[self.locate(rank, buffer, k)] = home
+        plan_chunks = cells.plan_chunks
+        if self.operation is Operation.ALL_TO_ALL and cells.per == 1:  # the plan has work space for blocks in transit
+            most = max(sizes.chunks[SCRATCH] for sizes in self.sizes.values())
+            homes |= {(rank, SCRATCH, k): 2 * self.n + k for rank in ranks for k in range(most)}
+            plan_chunks += -(-most // self.n) * self.n
         return BlockProgram(
             self.root.get("name", "msccl"), "MSCCL", self.operation, self.n, cells.chunks, blocks, inputs, outputs,
-            homes, cells.plan_chunks, sum(self.sent.values()),
+            homes, plan_chunks, sum(self.sent.values()),
         )  # fmt: skip
 
     def locate(self, rank: int, buffer: str, index: int) -> Cell:

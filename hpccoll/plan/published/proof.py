@@ -62,6 +62,13 @@ def prove_program(program: BlockProgram) -> PublishedProof:
     return PublishedProof(execution.executed, buffered, *check.count_transfers())
 
 
+def refuse_deadlock(program: BlockProgram, buffered: int) -> None:
+    """Raise DeadlockError, with the blocked steps, if `program` deadlocks with `buffered` messages per link."""
+    execution = execute(program, buffered)
+    if execution.stuck:
+        raise make_deadlock_error(program, execution, buffered)
+
+
 def make_deadlock_error(program: BlockProgram, execution: Execution, buffered: int | None) -> DeadlockError:
     """Return (not raise) the error that names the blocked steps of an execution."""
     listed = [f"{step.describe()} {why}" for step, why in execution.stuck]
@@ -127,6 +134,10 @@ class _ValueCheck:
         chunk, mask = parts[0].contents
         for part in parts[1:]:
             other, more = part.contents
+            if other != chunk or mask & more:
+                misplaced = next((made for each in parts for made in _list_origins(each) if self.is_misplaced(made)), None)
+                if misplaced is not None:
+                    raise PlanError(f"{self.program.name}: {self.describe_misplaced(misplaced)}")
             if other != chunk:
                 raise self.error(step, f"adds chunk {other} to chunk {chunk}{_from_whom(parts)}")
             if mask & more:
@@ -178,8 +189,10 @@ class _ValueCheck:
         wrong = [cell for cell, required in self.program.outputs.items() if self.read(cell) != required]
         if not wrong:
             return
-        misplaced = next((write for write in self.writes if self.is_misplaced(write)), None)
-        if misplaced is not None and misplaced.cell in set(wrong):
+        places = {(cell[0], self.program.outputs[cell][0]) for cell in wrong} | set(wrong)
+        misplaced = next((write for write in self.writes if self.is_misplaced(write)
+                          and not places.isdisjoint((write.cell, (write.cell[0], write.contents[0])))), None)  # fmt: skip
+        if misplaced is not None:
             raise PlanError(f"{self.program.name}: {self.describe_misplaced(misplaced)}")
         raise PlanError(f"{self.program.name}: {self.describe_wrong(min(wrong))}")
 
@@ -211,8 +224,12 @@ class _ValueCheck:
             return f"{where}: it holds chunk {write.contents[0]}, {_format_step(write)}"
         missing, extra = mask & ~write.contents[1], write.contents[1] & ~mask
         faults = [f"{_format_ranks(missing)} missing"] * bool(missing) + [f"{_format_ranks(extra)} extra"] * bool(extra)
-        loss = self.find_loss(write, chunk, missing)
-        cause = f"; {loss.step.describe()} overwrites a part that is used nowhere else" if loss and loss.step else ""
+        loss, unused = self.find_loss(write, chunk, missing), self.find_unused(chunk, missing)
+        cause = ""
+        if loss is not None and loss.step is not None:
+            cause = f"; {loss.step.describe()} overwrites a part that is used nowhere else"
+        elif unused is not None and unused.step is not None:
+            cause = f"; {unused.step.describe()} receives a part that nothing uses"
         return f"{where}: contributions of {', '.join(faults)}, {_format_step(write)}{cause}"
 
     def find_loss(self, write: _Write, chunk: int, missing: int) -> _Write | None:
@@ -226,6 +243,11 @@ class _ValueCheck:
         return next((made for made in _list_origins(write) if is_loss(made)), None) or next(
             (made for made in self.writes if is_loss(made) and made.replaced and not made.replaced.used), None
         )
+
+    def find_unused(self, chunk: int, missing: int) -> _Write | None:
+        """Return a received value with a missing contribution that no later step reads."""
+        unused = (write for write in self.writes if write.crossed and not write.used)
+        return next((made for made in unused if made.contents[0] == chunk and made.contents[1] & missing), None)
 
 
 def _list_origins(write: _Write) -> Iterator[_Write]:
