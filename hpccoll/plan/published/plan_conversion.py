@@ -32,10 +32,11 @@ _START = -1  # the round that made the input
 
 @dataclass(slots=True)
 class _Version:
-    """Contents that a plan's chunk has from one round on: the rounds that wrote, last read and overwrite them."""
+    """Contents that a plan's chunk has from one round on: contributors, and rounds that wrote, read and overwrite."""
 
     cell: PlanCell
     written: int
+    mask: int
     read: int = _START
     overwritten: int | None = None
 
@@ -122,10 +123,10 @@ class _Converter:
         self.current: dict[PlanCell, _Version] = {}
         self.terms: dict[Cell, tuple[_Version, ...]] = {}  # the versions whose sum a cell holds
         self.contents: dict[Cell, int] = {}  # the chunk of the collective's data in a cell
-        for cell, (chunk, _) in program.inputs.items():
+        for cell, (chunk, mask) in program.inputs.items():
             if cell in program.homes:
                 place = cell[0], program.homes[cell]
-                self.terms[cell] = (self.current.setdefault(place, _Version(place, _START)),)
+                self.terms[cell] = (self.current.setdefault(place, _Version(place, _START, mask)),)
             self.contents[cell] = chunk
 
     def apply(self, effect: Effect) -> None:
@@ -158,15 +159,21 @@ class _Converter:
         others = [term for term in terms if term is not version]
         reduces = len(others) < len(terms)
         for term in others:
-            version = self.move(term, place, Op.OWN_FIRST if reduces else Op.COPY)
+            version = self.move(term, place, reduces=reduces)
             reduces = True
         if version is None:
             raise PlanError(f"{self.program.name} cannot be a plan: a chunk has no contents")
         return version
 
-    def move(self, source: _Version, place: PlanCell, op: Op) -> _Version:
-        """Add the transfer of one version to the earliest round that fits; return the version that it makes."""
-        old = self.current.get(place)
+    def move(self, source: _Version, place: PlanCell, *, reduces: bool) -> _Version:
+        """Add the transfer of one version to the earliest round that fits; return the version that it makes.
+
+        The published formats leave the order of a reduction's operands open. The plan puts the operand with the lowest
+        contributor first, so that two ranks that exchange their sums get the same bits.
+        """
+        old, op, mask = self.current.get(place), Op.COPY, source.mask
+        if reduces and old is not None:
+            op, mask = Op.INCOMING_FIRST if _lowest(source.mask) < _lowest(old.mask) else Op.OWN_FIRST, mask | old.mask
         t = source.written + 1
         if old is not None:
             t = max(t, old.read, old.written + (op is Op.COPY), 0)
@@ -174,9 +181,14 @@ class _Converter:
             where = f"rank {source.cell[0]} overwrites chunk {source.cell[1]} before the plan could send it"
             raise PlanError(f"{self.program.name} cannot be a plan: {where} (the program keeps a copy in scratch)")
         source.read = max(source.read, t)
-        made = _Version(place, t)
+        made = _Version(place, t, mask)
         if old is not None:
             old.overwritten = t
         self.current[place] = made
         self.rounds.add(t, source.cell, place, op)
         return made
+
+
+def _lowest(mask: int) -> int:
+    """Return the lowest bit that is set in a mask."""
+    return mask & -mask

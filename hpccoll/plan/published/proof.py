@@ -16,7 +16,7 @@ from hpccoll.plan.published.block_program import IN_FLIGHT, BlockProgram, BlockS
 from hpccoll.plan.published.execution import ExecutedStep, Execution, execute, has_deadlock
 
 MOST_BUFFERED = 8  # the largest number of buffered messages per link that is tried
-_MOST_STUCK = 6  # blocked steps that an error lists
+_MOST_STUCK, _MOST_SENDS = 6, 4  # blocked steps, and senders of one value, that an error lists
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,6 +277,7 @@ def _format_ranks(mask: int) -> str:
 
 
 def _from_whom(parts: list[_Write]) -> str:
-    """Return the sender of the part that came as a message, in words."""
-    sent = next((part.step for part in parts if part.cell[1][0] == IN_FLIGHT and part.step), None)
-    return f", which {sent.describe()} sent" if sent else ""
+    """Return the senders that passed on the part that came as a message, the last one first, in words."""
+    part = next((part for part in parts if part.cell[1][0] == IN_FLIGHT and part.step), None)
+    sends = [] if part is None else [made.step for made in _list_origins(part) if made.cell[1][0] == IN_FLIGHT]
+    return "".join(f", which {step.describe()} sent" for step in sends[:_MOST_SENDS] if step)
