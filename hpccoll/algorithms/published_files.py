@@ -9,7 +9,14 @@ from typing import Final
 
 from hpccoll.errors import DeadlockError, PlanError, UsageError
 from hpccoll.plan import Plan, Proof, check
-from hpccoll.plan.published import BlockProgram, PublishedProof, convert_to_plan, parse_published, prove_program, refuse_deadlock
+from hpccoll.plan.published import (
+    BlockProgram,
+    PublishedProof,
+    convert_to_plan,
+    parse_published,
+    prove_program,
+    refuse_deadlock,
+)
 from hpccoll.private_files import read_limited
 
 MOST_BYTES: Final = 2**28  # of a file

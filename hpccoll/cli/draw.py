@@ -81,7 +81,11 @@ def _render_trace(plan: Plan, machine: Machine | None, nbytes: int) -> bytes:
 
 
 @click.command(epilog="Example: hpccoll draw all_reduce/ring --ranks 5 -o ring.gif")
-@click.argument("name", metavar="OP/ALGORITHM | FILE.py:FUNCTION | SCHEDULE | FILE.csv | FILE.xml | FILE.json", shell_complete=complete_plans)
+@click.argument(
+    "name",
+    metavar="OP/ALGORITHM | FILE.py:FUNCTION | SCHEDULE | FILE.csv | FILE.xml | FILE.json",
+    shell_complete=complete_plans,
+)
 @click.option(
     "-o",
     "--output",
@@ -133,7 +137,14 @@ def draw(
 
 
 def _draw_plan(
-    name: str, output: str, ranks: int | None, root: int, chunks: int, nodes: str | None, machine: str | None, nbytes: int
+    name: str,
+    output: str,
+    ranks: int | None,
+    root: int,
+    chunks: int,
+    nodes: str | None,
+    machine: str | None,
+    nbytes: int,
 ) -> None:
     """Draw a collective algorithm."""
     algorithm = _get_algorithm(name)

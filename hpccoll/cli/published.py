@@ -80,7 +80,9 @@ def _print_verdicts(verdicts: Sequence[PublishedVerdict]) -> None:
     rows = []
     for verdict in verdicts:
         record = _make_record(verdict)
-        buffers = "-" if record.transfers is None else f">{MOST_BUFFERED}" if record.buffered is None else record.buffered
+        buffers = (
+            "-" if record.transfers is None else f">{MOST_BUFFERED}" if record.buffered is None else record.buffered
+        )
         plan = "-" if record.rounds is None else f"{record.rounds} rounds"
         cells = (record.tool, record.op, record.ranks, "right" if record.proven else "WRONG", buffers)
         counts = (record.transfers, record.redundant, plan, f"{record.seconds:.2f}")

@@ -244,7 +244,9 @@ def _print_layouts(ranks: Sequence[int]) -> None:
     shell_complete=complete_plans,
 )
 @click.option("--ranks", default="1:32", show_default=True, metavar="N,FIRST:LAST,...", help="Rank counts to prove.")
-@click.option("--buffered", type=click.IntRange(1), metavar="K", help="Refuse a FILE that deadlocks with K messages per link.")
+@click.option(
+    "--buffered", type=click.IntRange(1), metavar="K", help="Refuse a FILE that deadlocks with K messages per link."
+)
 @add_schedule_options("2:8", "1:16")
 @json_option()
 def verify(

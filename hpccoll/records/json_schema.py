@@ -31,7 +31,14 @@ from hpccoll.records.nodes import (
     ScalingRecord,
 )
 from hpccoll.records.parity import ParityRecord, ParitySummaryRecord
-from hpccoll.records.plans import DemoRecord, ProvenPlanRecord, PublishedScheduleRecord, ScheduleRecord, SelectionRecord, SimulatedPlanRecord
+from hpccoll.records.plans import (
+    DemoRecord,
+    ProvenPlanRecord,
+    PublishedScheduleRecord,
+    ScheduleRecord,
+    SelectionRecord,
+    SimulatedPlanRecord,
+)
 from hpccoll.records.record import SCHEMA, Record
 from hpccoll.records.run import RunRecord
 from hpccoll.records.training import TrainAccountRecord, TrainCompareRecord, TrainStepRecord, TrainSummaryRecord

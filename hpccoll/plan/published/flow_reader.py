@@ -227,7 +227,9 @@ def _make_program(
             when = arrivals.get(transfer.source)
             why = f"arrives there in epoch {when}" if when is not None else "never arrives there"
             raise PlanError(f"{name}: {step.describe()} sends a chunk from rank {key[0]} that {why}")
-        waits = [Wait(("have", *transfer.source), done[transfer.source], is_counted=True)] if done[transfer.source] else []
+        waits = (
+            [Wait(("have", *transfer.source), done[transfer.source], is_counted=True)] if done[transfer.source] else []
+        )
         terms: tuple[Cell, ...] = (transfer.source,)
         if transfer.reduces:
             terms = (transfer.target, transfer.source)

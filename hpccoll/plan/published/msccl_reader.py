@@ -129,9 +129,7 @@ class _MscclReader:
     def make_program(self, blocks: tuple[tuple[BlockStep, ...], ...]) -> BlockProgram:
         """Return the program, with the cells of inputs and outputs."""
         cells, ranks = self.cells, range(self.n)
-        inputs = {
-            self.locate(r, INPUT, k): cells.initial(r, k) for r in ranks for k in range(cells.count_inputs(r))
-        }
+        inputs = {self.locate(r, INPUT, k): cells.initial(r, k) for r in ranks for k in range(cells.count_inputs(r))}
         outputs = {
             self.locate(r, OUTPUT, k): cells.required(r, k) for r in ranks for k in range(cells.count_outputs(r))
         }
@@ -177,7 +175,9 @@ class _MscclReader:
             if index != position:
                 where = f"{self.name}: rank {rank}, thread block {block}"
                 raise PlanError(f"{where}: step {position} has the number s={index}; number the steps from 0")
-            steps.append(self.read_step(_Place(rank, block, index, peers["send"], peers["recv"], channel), element, lengths))
+            steps.append(
+                self.read_step(_Place(rank, block, index, peers["send"], peers["recv"], channel), element, lengths)
+            )
         return tuple(steps)
 
     def read_step(self, place: _Place, element: ET.Element, lengths: dict[int, int]) -> BlockStep:
@@ -328,7 +328,9 @@ def _list_effects(
         return [Effect(cell, (own,)) for cell, own in zip(targets, sources, strict=True)]
     if kind == "re":
         return [Effect(cell, (cell, own)) for cell, own in zip(targets, sources, strict=True)]
-    terms = [(own, new) for own, new in zip(sources, incoming, strict=True)] if sources else [(new,) for new in incoming]
+    terms = (
+        [(own, new) for own, new in zip(sources, incoming, strict=True)] if sources else [(new,) for new in incoming]
+    )
     effects = [Effect(cell, term) for cell, term in zip(targets, terms, strict=True)] if targets else []
     if outgoing:
         kept = [(cell,) for cell in targets] if targets else terms

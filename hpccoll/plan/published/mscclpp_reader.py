@@ -105,10 +105,13 @@ class _MscclppReader:
     def read(self) -> BlockProgram:
         """Return the program of the whole file."""
         cells = self.cells
-        blocks = tuple(
-            _BlockReader(self, gpu, block).read() for gpu in self.gpus for block in gpu["threadblocks"]
-        )
-        ends = [(r, b, k) for r in range(self.n) for b, count in ((INPUT, cells.count_inputs(r)), (OUTPUT, cells.count_outputs(r))) for k in range(count)]
+        blocks = tuple(_BlockReader(self, gpu, block).read() for gpu in self.gpus for block in gpu["threadblocks"])
+        ends = [
+            (r, b, k)
+            for r in range(self.n)
+            for b, count in ((INPUT, cells.count_inputs(r)), (OUTPUT, cells.count_outputs(r)))
+            for k in range(count)
+        ]
         homes = {self.locate(*end): home for end in ends if (home := cells.home(*end)) is not None}
         return BlockProgram(
             str(self.document["name"]), "MSCCL++", self.operation, self.n, cells.chunks, blocks,
@@ -167,7 +170,9 @@ class _BlockReader:
         elif kind in SWITCHED:
             effects = self.read_switch(kind, op, place)
         elif kind not in (*SIGNALS, *WAITS, "nop", "flush", "sem_acquire", "sem_release"):
-            raise UsageError(f"{self.file.name}: rank {self.rank} has the operation {kind!r}, which hpccoll cannot read")
+            raise UsageError(
+                f"{self.file.name}: rank {self.rank} has the operation {kind!r}, which hpccoll cannot read"
+            )
         if kind in READS_PACKETS:
             first = 0 if kind in ("rppkt", "upkt") else 1
             waits += [Wait(("packet", *cell), 1, is_counted=True) for cell in self.list_packets(op, "src_buff", first)]
@@ -188,7 +193,9 @@ class _BlockReader:
         if kind in SIGNALS:
             posts += [Post(self.find_signal(op, channel, outgoing=True)) for channel in op["channel_ids"]]
         if kind in WAITS:
-            waits += [self.wait_again(self.find_signal(op, channel, outgoing=False), 0) for channel in op["channel_ids"]]
+            waits += [
+                self.wait_again(self.find_signal(op, channel, outgoing=False), 0) for channel in op["channel_ids"]
+            ]
         for number in op.get("semaphore_ids", ()):
             semaphore: Semaphore = ("semaphore", self.rank, number)
             if kind == "sem_release":
@@ -224,7 +231,9 @@ class _BlockReader:
             if len({len(cells) for cells in (*sources, *targets)}) > 1:
                 raise self.error(place, "reduces buffers of different sizes")
             sums = [Effect(target, parts) for target, parts in zip(targets[0], zip(*sources, strict=True), strict=True)]
-            again = [Effect(target, (kept,)) for cells in targets[1:] for target, kept in zip(cells, targets[0], strict=True)]
+            again = [
+                Effect(target, (kept,)) for cells in targets[1:] for target, kept in zip(cells, targets[0], strict=True)
+            ]
             effects = sums + again
         self.file.transfers += sum(effect.target[0] != part[0] for effect in effects for part in effect.sources)
         return effects
@@ -242,7 +251,9 @@ class _BlockReader:
             first = next((k for k, cells in enumerate(into) if cells and cells[0][0] == self.rank), 0)
             effects += [Effect(cell, terms) for cell, terms in zip(into[first], zip(*parts, strict=True), strict=True)]
             others = [cells for k, cells in enumerate(into) if k != first]
-            effects += [Effect(cell, (kept,)) for cells in others for cell, kept in zip(cells, into[first], strict=True)]
+            effects += [
+                Effect(cell, (kept,)) for cells in others for cell, kept in zip(cells, into[first], strict=True)
+            ]
         self.file.transfers += sum(effect.target[0] != part[0] for effect in effects for part in effect.sources)
         return effects
 

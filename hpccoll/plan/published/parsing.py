@@ -31,4 +31,6 @@ def parse_published(text: str, name: str) -> BlockProgram:
             return parse_taccl(document, name)
         if "gpus" in document and "collective" in document:
             return parse_mscclpp(document, name)
-    raise UsageError(f"{name} is no schedule of MSCCL, MSCCL++, TE-CCL, TACCL or SCCL: it lacks the keys of all of them")
+    raise UsageError(
+        f"{name} is no schedule of MSCCL, MSCCL++, TE-CCL, TACCL or SCCL: it lacks the keys of all of them"
+    )

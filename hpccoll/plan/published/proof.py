@@ -135,7 +135,9 @@ class _ValueCheck:
         for part in parts[1:]:
             other, more = part.contents
             if other != chunk or mask & more:
-                misplaced = next((made for each in parts for made in _list_origins(each) if self.is_misplaced(made)), None)
+                misplaced = next(
+                    (made for each in parts for made in _list_origins(each) if self.is_misplaced(made)), None
+                )
                 if misplaced is not None:
                     raise PlanError(f"{self.program.name}: {self.describe_misplaced(misplaced)}")
             if other != chunk:
@@ -234,6 +236,7 @@ class _ValueCheck:
 
     def find_loss(self, write: _Write, chunk: int, missing: int) -> _Write | None:
         """Return the write that replaced a value with a missing contribution before anybody used it."""
+
         def is_loss(made: _Write) -> bool:
             old = made.replaced
             if old is None or old in made.parts or old.contents[0] != chunk:

@@ -137,7 +137,9 @@ def test_at_least_thirty_mutants_are_refused() -> None:
 
 def test_a_ring_of_sends_before_receives_deadlocks_with_few_buffers() -> None:
     """Two ranks send two messages each before they receive: one buffer per link is too few, two are enough."""
-    step = '<step s="{}" type="{}" srcbuf="o" srcoff="{}" dstbuf="o" dstoff="{}" cnt="1" depid="-1" deps="-1" hasdep="0"/>'
+    step = (
+        '<step s="{}" type="{}" srcbuf="o" srcoff="{}" dstbuf="o" dstoff="{}" cnt="1" depid="-1" deps="-1" hasdep="0"/>'
+    )
     gpus = ""
     for rank in (0, 1):
         steps = [("s", 2 * rank), ("s", 2 * rank + 1), ("r", 2 - 2 * rank), ("r", 3 - 2 * rank)]
