@@ -41,7 +41,7 @@ from hpccoll.units import format_count, format_size, parse_size, sizes_between
 if TYPE_CHECKING:
     from hpccoll.plan.simulation import CriticalPath, MessageWait
 
-MAX_RANKS = 2**17
+MAX_RANKS = 2**20
 MAX_FULL_TRACE = 2**27  # ranks times rounds up to which --full also finds the critical path
 PRINTED_WAITS, RECORDED_WAITS = 3, 32  # waits at each end of a critical path that are printed, written with --json
 MAX_PRINTED_PATHS = 4

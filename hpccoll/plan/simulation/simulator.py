@@ -27,6 +27,14 @@ from hpccoll.plan.rounds import Rounds
 from hpccoll.plan.simulation.chunk_bytes import ChunkBytes
 from hpccoll.plan.simulation.critical_path import CriticalPath, MoveNumbers, TracedRound, find_critical_path
 from hpccoll.plan.simulation.machine import Machine
+from hpccoll.plan.simulation.repeated_rounds import (
+    FIRST_BLOCK,
+    LEAST_ROUNDS,
+    MOST_RANKS,
+    find_run_end,
+    list_strides,
+    sign_costs,
+)
 from hpccoll.plan.simulation.round_costs import RoundCosts, RoundPricer
 from hpccoll.plan.simulation.symmetry import find_period
 from hpccoll.plan.step import Floats, IntArray
@@ -143,6 +151,8 @@ class _Run:
     def forward(self) -> Floats:
         """Return the clocks after all rounds; keep the first state of each segment and the last segment's trace."""
         state = ClockState(self.entered_s, np.zeros(self.pricer.size))
+        if not self.trace and len(self.rounds) >= LEAST_ROUNDS and self.pricer.size <= MOST_RANKS:
+            return self.advance_repeated(state).clocks
         for first in range(0, len(self.rounds), self.segment):
             self.segment_starts.append(state)
             stop = min(first + self.segment, len(self.rounds))
@@ -152,6 +162,42 @@ class _Run:
                 self.steps += costs.messages > 0
                 state = self.advance_traced(t, costs, state) if traced else advance_clocks(state, costs)
         return state.clocks
+
+    def advance_repeated(self, state: ClockState) -> ClockState:
+        """Return the state after all rounds; of rounds that repeat, only the first cycles are simulated."""
+        probe = RoundPricer(self.plan, self.pricer.machine, self.pricer.chunks, self.pricer.size)
+        strides = list_strides(self.pricer.chunks, self.pricer.machine.ranks_per_node)
+        t, stop, block = 0, len(self.rounds), FIRST_BLOCK
+        while t < stop:
+            ends = {s: find_run_end(lambda at: sign_costs(probe.price(self.rounds.at(at))), t, stop, s) for s in strides}
+            stride = max(ends, key=lambda s: ends[s], default=1)
+            end = ends.get(stride, t)
+            if end == t:  # no run begins here: simulate a block of rounds before the next attempt
+                end, block, stride = min(t + block, stop), 2 * block, stop
+            while end - t >= 2 * stride:
+                before, cycle = state, []
+                for at in range(t, t + stride):
+                    state = self.advance(at, state, cycle)
+                t += stride
+                gains = np.concatenate([state.clocks - before.clocks, state.port - before.port])
+                if np.allclose(gains, gains[0], rtol=1e-9, atol=0):
+                    cycles = (end - t) // stride
+                    state = ClockState(state.clocks + cycles * gains[0], state.port + cycles * gains[0])
+                    for costs in cycle:
+                        self.pricer.add_repeated(costs, cycles)
+                        self.steps += cycles * (costs.messages > 0)
+                    t += cycles * stride
+            while t < end:
+                state = self.advance(t, state, [])
+                t += 1
+        return state
+
+    def advance(self, t: int, state: ClockState, priced: list[RoundCosts]) -> ClockState:
+        """Return the state after round t, and append the round's costs to `priced`."""
+        costs = self.pricer.price(self.rounds.at(t))
+        self.steps += costs.messages > 0
+        priced.append(costs)
+        return advance_clocks(state, costs)
 
     def advance_traced(self, t: int, costs: RoundCosts, state: ClockState) -> ClockState:
         """Return the state after round t; append to `last_traced` which message each rank waited for."""
