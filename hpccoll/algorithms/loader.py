@@ -44,9 +44,11 @@ from hpccoll.plan import (
     Store,
     check,
 )
+from hpccoll.plan.proof.symmetric_proof import can_prove_by_symmetry, prove_by_symmetry
 from hpccoll.units import format_count
 
 _CHUNKS = (1, 2, 8)  # chunk counts with which a pipelined algorithm is proven
+MOST_FULLY_PROVEN = 1024  # ranks; plans for more ranks are proven by symmetry if they have one
 _PREFIX = "hpccoll own "  # starts the names of loaded modules; no importable module has a space in its name
 
 
@@ -189,10 +191,15 @@ def prove_algorithm(
         plan = candidate.plan(ranks, root, chunks, nodes)
         if is_user_defined(candidate):
             _check_returned_types(candidate, plan)
-        proof = check(plan, counts)
+        proof = prove_by_symmetry(plan) if _is_symmetric(plan) else check(plan, counts)
         if is_user_defined(candidate):
             prove_single_rank_columns(plan)
     return proof
+
+
+def _is_symmetric(plan: Plan) -> bool:
+    """Whether a plan is for so many ranks that it is proven by its symmetry, and has one."""
+    return plan.ranks > MOST_FULLY_PROVEN and can_prove_by_symmetry(plan)
 
 
 def _check_returned_types(candidate: Algorithm, plan: Plan) -> None:

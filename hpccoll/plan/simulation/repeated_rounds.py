@@ -34,12 +34,15 @@ def sign_costs(costs: RoundCosts) -> bytes:
     return b"|".join(part.tobytes() if isinstance(part, np.ndarray) else repr(part).encode() for part in parts)
 
 
-def list_strides(chunk_bytes: ChunkBytes, ranks_per_node: int) -> list[int]:
-    """Return the strides with which the costs of rounds may repeat: those of the chunk sizes, and of nodes as well."""
+def list_strides(chunk_bytes: ChunkBytes, ranks: int) -> list[int]:
+    """Return the strides with which the costs of rounds may repeat: of chunk sizes, and of all simulated ranks as well.
+
+    A message that passes all simulated ranks takes as many rounds, so the gains of such a cycle are those that settle.
+    """
     if chunk_bytes.sizes.ndim == 2:
         return []
     period = chunk_bytes.period
-    return [stride for stride in sorted({period, lcm(period, ranks_per_node)}) if stride <= MOST_STRIDE]
+    return [stride for stride in sorted({period, lcm(period, ranks)}) if stride <= MOST_STRIDE]
 
 
 def find_run_end(sign: Callable[[int], bytes], first: int, stop: int, stride: int) -> int:

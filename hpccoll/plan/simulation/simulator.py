@@ -166,11 +166,11 @@ class _Run:
     def advance_repeated(self, state: ClockState) -> ClockState:
         """Return the state after all rounds; of rounds that repeat, only the first cycles are simulated."""
         probe = RoundPricer(self.plan, self.pricer.machine, self.pricer.chunks, self.pricer.size)
-        strides = list_strides(self.pricer.chunks, self.pricer.machine.ranks_per_node)
+        strides = list_strides(self.pricer.chunks, self.pricer.size)
         t, stop, block = 0, len(self.rounds), FIRST_BLOCK
         while t < stop:
             ends = {s: find_run_end(lambda at: sign_costs(probe.price(self.rounds.at(at))), t, stop, s) for s in strides}
-            stride = max(ends, key=lambda s: ends[s], default=1)
+            stride = max(ends, key=lambda s: (ends[s], s), default=1)
             end = ends.get(stride, t)
             if end == t:  # no run begins here: simulate a block of rounds before the next attempt
                 end, block, stride = min(t + block, stop), 2 * block, stop
