@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, replace
-from pathlib import PurePath
 from typing import Final
 
 from hpccoll.errors import DeadlockError, PlanError, UsageError
@@ -20,15 +18,12 @@ from hpccoll.plan.published import (
 from hpccoll.private_files import read_limited
 
 MOST_BYTES: Final = 2**28  # of a file
-_NAME = str.maketrans({letter: "_" for letter in " /:()[]{}'\"\\,;"})
+_NAME = str.maketrans(dict.fromkeys(" /:()[]{}'\"\\,;", "_"))
 
 
 @dataclass(frozen=True, slots=True)
 class PublishedVerdict:
-    """The verdict on a file: the program and its proof, or the `failure`; its plan and `check`'s proof, or why not.
-
-    `seconds` is the time from reading the file to the verdict.
-    """
+    """The verdict on a file: the program and its proof, or the `failure`; its plan and `check`'s proof, or why not."""
 
     path: str
     program: BlockProgram | None
@@ -37,7 +32,6 @@ class PublishedVerdict:
     plan: Plan | None
     plan_proof: Proof | None
     no_plan: str | None
-    seconds: float
 
 
 def is_published_file(name: str) -> bool:
@@ -56,9 +50,8 @@ def read_published(path: str) -> BlockProgram:
         text = read_limited(path, MOST_BYTES).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} cannot be read: {error}; name a file of a published schedule") from error
-    name = PurePath(path).name
-    program = parse_published(text, name)
-    return replace(program, name=PurePath(path).stem.translate(_NAME))
+    name = path.replace("\\", "/").rpartition("/")[2]
+    return replace(parse_published(text, name), name=name.rpartition(".")[0].translate(_NAME))
 
 
 def judge_published(path: str, buffered: int | None = None) -> PublishedVerdict:
@@ -68,7 +61,6 @@ def judge_published(path: str, buffered: int | None = None) -> PublishedVerdict:
         path: the file.
         buffered: a number of buffered messages per link with which the schedule must not deadlock; None for no limit.
     """
-    start = time.perf_counter()
     program, proof, failure, plan, plan_proof, no_plan = None, None, None, None, None, None
     try:
         program = read_published(path)
@@ -83,8 +75,7 @@ def judge_published(path: str, buffered: int | None = None) -> PublishedVerdict:
             plan_proof = check(plan)
         except PlanError as error:
             plan, no_plan = None, str(error)
-    seconds = time.perf_counter() - start
-    return PublishedVerdict(path, program, proof, failure, plan, plan_proof, no_plan, seconds)
+    return PublishedVerdict(path, program, proof, failure, plan, plan_proof, no_plan)
 
 
 def load_published_plan(path: str) -> Plan:

@@ -48,7 +48,8 @@ def export(
     """Write a plan for other tools: .json for any tool, .goal to simulate it with LogGOPSim, .xml for MSCCL on GPUs.
 
     The plan is proven before it is written. FILE.json is a plan that this command wrote, or one written by hand, or
-    like FILE.xml a published schedule, as in `hpccoll verify`. A pipeline schedule, such as 1f1b, is written as .csv for torch.distributed.pipelining, in the format of --format.
+    like FILE.xml a published schedule, as in `hpccoll verify`. A pipeline schedule, such as 1f1b, is written as .csv
+    for torch.distributed.pipelining, in the format of --format.
     """
     if are_schedules([name], "ranks", "root", "chunks", "size"):
         _export_schedule(name, output, schedule_options)

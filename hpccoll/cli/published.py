@@ -5,6 +5,7 @@ With --json, the command writes one `PublishedScheduleRecord` per file.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import PurePath
 
@@ -41,19 +42,21 @@ def verify_published(paths: Sequence[str], buffered: int | None, json_file: str 
     verdicts = []
     with open_serial_output(json_file) as lines, show_progress("proven", len(paths)) as advance:
         for path in paths:
+            start = time.perf_counter()
             verdict = judge_published(path, buffered)
-            verdicts.append(verdict)
-            lines.write(_make_record(verdict).as_dict())
+            record = _make_record(verdict, time.perf_counter() - start)
+            verdicts.append((verdict, record))
+            lines.write(record.as_dict())
             advance(PurePath(path).name)
     if json_file != STDOUT:
         _print_verdicts(verdicts)
-    failures = [f"{verdict.path}: {verdict.failure}" for verdict in verdicts if verdict.failure is not None]
+    failures = [f"{verdict.path}: {verdict.failure}" for verdict, _ in verdicts if verdict.failure is not None]
     if failures:
         head = f"{format_count(len(failures), 'schedule')} of {len(verdicts)} refused:\n"
         raise HpccollError(head + "\n".join(failures))
 
 
-def _make_record(verdict: PublishedVerdict) -> PublishedScheduleRecord:
+def _make_record(verdict: PublishedVerdict, seconds: float) -> PublishedScheduleRecord:
     """Return the record of a verdict."""
     program, proof, plan = verdict.program, verdict.proof, verdict.plan_proof
     return PublishedScheduleRecord(
@@ -71,15 +74,14 @@ def _make_record(verdict: PublishedVerdict) -> PublishedScheduleRecord:
         rounds=plan.rounds if plan else None,
         sent_most=float(plan.cost.most) if plan else None,
         no_plan=verdict.no_plan,
-        seconds=round(verdict.seconds, 6),
+        seconds=round(seconds, 6),
     )
 
 
-def _print_verdicts(verdicts: Sequence[PublishedVerdict]) -> None:
+def _print_verdicts(verdicts: Sequence[tuple[PublishedVerdict, PublishedScheduleRecord]]) -> None:
     """Print one row per file."""
     rows = []
-    for verdict in verdicts:
-        record = _make_record(verdict)
+    for verdict, record in verdicts:
         buffers = (
             "-" if record.transfers is None else f">{MOST_BUFFERED}" if record.buffered is None else record.buffered
         )
@@ -92,6 +94,6 @@ def _print_verdicts(verdicts: Sequence[PublishedVerdict]) -> None:
         "buffers: the least number of buffered messages per link without a deadlock; redundant: chunks that the "
         "receiver has already, or never uses; plan: simulate, draw, export and bench take the file"
     )
-    for verdict in verdicts:
+    for verdict, _ in verdicts:
         if verdict.no_plan is not None:
             print_text(f"{verdict.path} is right, but has no plan: {verdict.no_plan}")

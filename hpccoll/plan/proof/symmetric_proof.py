@@ -1,11 +1,11 @@
 """The proof of a plan for many ranks by its symmetry under rotation of ranks and chunks together.
 
-Let n ranks have n chunks, and let a plan do the same at rank r + p as at rank r, with all peers and all chunks increased
-by p (modulo n). Then the execution of the plan, rotated by p, is the execution itself: chunk c + p of rank r + p has the
-contributions of chunk c of rank r, with all ranks increased by p. The promise of an all_gather, a reduce_scatter and an
-all_reduce is invariant under the same rotation. So if chunks 0 to p - 1 are right at all ranks, all chunks are. This is
-an argument about all ranks, not a sample: `prove_by_symmetry` checks the rotation for every rank of every round, that
-each send meets its receive, and that both ends have the same number of chunks.
+Let n ranks have n chunks, and let a plan do the same at rank r + p as at rank r, with all peers and all chunks
+increased by p (modulo n). Then the execution of the plan, rotated by p, is the execution itself: chunk c + p of rank
+r + p has the contributions of chunk c of rank r, with all ranks increased by p. The promise of an all_gather, a
+reduce_scatter and an all_reduce is invariant under the same rotation. So if chunks 0 to p - 1 are right at all ranks,
+all chunks are. This is an argument about all ranks, not a sample: `prove_by_symmetry` checks the rotation for every
+rank of every round, that each send meets its receive, and that both ends have the same number of chunks.
 
 Instead of n * n chunks, the proof keeps n * p, so its memory is O(n p), and its time O(n p) per round. It needs regions
 that are cyclic intervals (`Span`), and messages that leave chunks in place; other plans are not proven this way.
@@ -19,10 +19,10 @@ from fractions import Fraction
 import numpy as np
 
 from hpccoll.errors import PlanError
-from hpccoll.plan.operation import Mask, Operation
+from hpccoll.plan.operation import Mask, Operation, Weights
 from hpccoll.plan.plan import Cost, Plan
 from hpccoll.plan.proof.checker import Proof
-from hpccoll.plan.step import NO_PEER, IntArray, Ints, Move, Op, Span, Step
+from hpccoll.plan.step import NO_PEER, IntArray, Ints, Move, Op, Region, Span, Step
 from hpccoll.units import format_count
 
 OPERATIONS = (Operation.ALL_GATHER, Operation.REDUCE_SCATTER, Operation.ALL_REDUCE)
@@ -103,7 +103,7 @@ class _SymmetricProof:
             self.moved += np.where(away, sizes, 0)
             crossed += int(np.count_nonzero(away))
             for chunk in range(self.period):
-                self.move_chunk(step, chunk, before, written)
+                self.move_chunk(step, (step.send, step.recv), chunk, before, written)
         self.messages += crossed
         self.steps += crossed > 0
 
@@ -139,16 +139,15 @@ class _SymmetricProof:
             raise self.error(int(uneven[0]), "expects another number of chunks than its sender sends")
 
     def move_chunk(
-        self, step: Move, chunk: int, before: tuple[IntArray, np.ndarray, np.ndarray], written: Mask  # type: ignore[type-arg]
-    ) -> None:  # fmt: skip
+        self, step: Move, spans: tuple[Span, Span], chunk: int, before: tuple[IntArray, Weights, Weights], written: Mask
+    ) -> None:
         """Copy or reduce one chunk at the ranks that receive it."""
-        assert isinstance(step.send, Span)
-        assert isinstance(step.recv, Span)
-        sends = np.nonzero((step.dest != NO_PEER) & _holds(step.send, chunk, self.rank))[0]
+        send, recv = spans
+        sends = np.nonzero((step.dest != NO_PEER) & _holds(send, chunk, self.rank))[0]
         into = step.dest[sends]
-        place = _place(step.send, chunk, sends)
-        if not np.array_equal(_chunk_at(step.recv, place, into), np.full(len(into), chunk)):
-            raise self.error(int(into[0]), f"receives chunk {chunk} into another chunk; prove fewer ranks without symmetry")
+        if (_chunk_at(recv, _place(send, chunk, sends), into) != chunk).any():
+            why = f"receives chunk {chunk} into another chunk; prove fewer ranks without symmetry"
+            raise self.error(int(into[0]), why)
         counts, sums, order = (kept[chunk, sends] for kept in before)
         unread = np.nonzero(counts == 0)[0]
         if len(unread):
@@ -182,8 +181,10 @@ class _SymmetricProof:
                 raise PlanError(f"{where}: ranks reduce chunk {chunk} in different orders")
 
 
-def _first_chunk(span: Span) -> Ints:
+def _first_chunk(span: Region) -> Ints:
     """Return the first chunk of a span at each rank."""
+    if not isinstance(span, Span):
+        raise PlanError("a list of chunks has no first chunk; prove fewer ranks without symmetry")
     first: Ints = span.base + span.unit * (span.first % max(span.mod, 1))
     return first
 

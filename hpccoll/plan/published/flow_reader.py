@@ -9,9 +9,10 @@ microsoft/TE-CCL (teccl/solvers) and microsoft/taccl (taccl/serialization.py).
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 from hpccoll.errors import PlanError, UsageError
@@ -60,7 +61,9 @@ def parse_teccl(document: dict[str, Any], name: str) -> BlockProgram:
     """Return the program of a TE-CCL schedule; raise UsageError for an unreadable one, PlanError for a wrong one."""
     flows = next(value for key, value in document.items() if key.endswith("-Flows"))
     if any("volume" in flow for flow in flows[:1]):
-        paths = next((value for key, value in document.items() if key.lower().endswith("chunk paths")), {})
+        paths: dict[str, Any] = next(
+            (value for key, value in document.items() if key.lower().endswith("chunk paths")), {}
+        )
         return _read_all_to_all(paths, name)
     matches = [_match(_FLOW, flow, name) for flow in flows]
     nodes = sorted({int(rank) for match in matches for rank in match.group(2, 3, 4)})
@@ -99,8 +102,10 @@ def _read_all_to_all(paths: dict[str, Any], name: str) -> BlockProgram:
     outputs: dict[Cell, tuple[int, int]] = {}
     for rank in range(n):
         inputs |= {(rank, INPUT, k): cells.initial(rank, k) for k in range(n * most)}
-        for own in range(rank * most, rank * most + most):  # TE-CCL leaves out the block that stays at its rank
-            transfers.append(Transfer(-1, (rank, INPUT, own), (rank, OUTPUT, own), "copy of the own block"))
+        transfers += [  # TE-CCL leaves out the block that stays at its rank
+            Transfer(-1, (rank, INPUT, own), (rank, OUTPUT, own), "copy of the own block")
+            for own in range(rank * most, rank * most + most)
+        ]
     for match, pieces in demands:
         dest, source = ranks[int(match[1])], ranks[int(match[3])]
         volume = 0.0
@@ -170,15 +175,14 @@ def parse_taccl(document: dict[str, Any], name: str) -> BlockProgram:
         raise UsageError(f"{name}: the collective {collective!r} is none of {', '.join(known)}")
     per = len(addresses) // n if operation.has_blocks else len(addresses)
     cells = CollectiveCells(operation, n, per)
-    transfers, clock = [], 0
-    for step in document["steps"]:
+    transfers = []
+    for clock, step in enumerate(document["steps"]):
         for address, source, dest, *rest in step["sends"]:
             time = rest[0] if rest else 0
             reduces = len(rest) > 2 and rest[2] == "rrc"
             words = f"chunk {address} {source}->{dest} in step {clock}"
             moved = Transfer(clock, (source, OUTPUT, address), (dest, OUTPUT, address), words, reduces)
             transfers.append((time if rest else clock, moved))
-        clock += 1
     times = {time: k for k, time in enumerate(sorted({time for time, _ in transfers}))}
     ordered = [Transfer(times[t], m.source, m.target, m.words, m.reduces) for t, m in transfers]
     inputs = {}
@@ -199,46 +203,50 @@ def _make_program(
     name: str, tool: str, cells: CollectiveCells, transfers: list[Transfer], inputs: dict[Cell, tuple[int, int]],
     outputs: dict[Cell, tuple[int, int]], homes: dict[Cell, int], plan_chunks: int, remarks: tuple[str, ...] = (),
 ) -> BlockProgram:  # fmt: skip
-    """Return the program in which every transfer waits for the first earlier transfer that filled its source."""
-    arrivals: dict[Cell, int] = {}
-    reductions: dict[Cell, int] = defaultdict(int)
-    blocks: dict[tuple[int, int], list[BlockStep]] = {}
-    places: dict[tuple[int, int], int] = {}
-    transfers = sorted(transfers, key=lambda transfer: transfer.epoch)
-    for transfer in transfers:
-        if not transfer.reduces:
-            arrivals.setdefault(transfer.target, transfer.epoch)
-    done: dict[Cell, int] = defaultdict(int)
-    begun = 0
-    pending: list[Transfer] = []
-    for transfer in [*transfers, None]:
-        if transfer is None or transfer.epoch != begun:
-            for earlier in pending:
-                done[earlier.target] += 1
-            pending, begun = [], transfer.epoch if transfer is not None else begun
-        if transfer is None:
-            break
-        pending.append(transfer)
+    """Return the program in which every transfer waits for the earlier transfers to its source."""
+    links = _Links(name, inputs)
+    ordered = sorted(transfers, key=lambda transfer: transfer.epoch)
+    for _, same in groupby(ordered, key=lambda transfer: transfer.epoch):
+        links.add_epoch(list(same), ordered)
+    return BlockProgram(
+        name, tool, cells.operation, cells.ranks, cells.chunks, tuple(map(tuple, links.blocks.values())), inputs,
+        outputs, homes, plan_chunks, len(transfers), remarks,
+    )  # fmt: skip
+
+
+class _Links:
+    """The steps of each link, which is a thread block of its sender, and how many transfers filled each cell."""
+
+    def __init__(self, name: str, inputs: dict[Cell, tuple[int, int]]) -> None:
+        self.name, self.inputs = name, inputs
+        self.blocks: dict[tuple[int, int], list[BlockStep]] = {}
+        self.numbers: dict[tuple[int, int], int] = {}
+        self.begun: Counter[Cell] = Counter()
+        self.done: Counter[Cell] = Counter()
+
+    def add_epoch(self, transfers: list[Transfer], everything: list[Transfer]) -> None:
+        """Add the transfers of one epoch, which use what earlier epochs brought; errors look at `everything`."""
+        for transfer in transfers:
+            self.add(transfer, everything)
+        self.done.update(transfer.target for transfer in transfers)
+
+    def add(self, transfer: Transfer, everything: list[Transfer]) -> None:
+        """Add a transfer; raise PlanError if its chunk is not at its sender."""
         key = (transfer.source[0], transfer.target[0])
-        place = places.setdefault(key, sum(pair[0] == key[0] for pair in places))
-        steps = blocks.setdefault(key, [])
-        step = BlockStep(key[0], place, len(steps), transfer.words)
-        if transfer.source not in inputs and not done[transfer.source]:
-            when = arrivals.get(transfer.source)
-            why = f"arrives there in epoch {when}" if when is not None else "never arrives there"
-            raise PlanError(f"{name}: {step.describe()} sends a chunk from rank {key[0]} that {why}")
-        waits = (
-            [Wait(("have", *transfer.source), done[transfer.source], is_counted=True)] if done[transfer.source] else []
-        )
+        number = self.numbers.setdefault(key, sum(pair[0] == key[0] for pair in self.numbers))
+        steps = self.blocks.setdefault(key, [])
+        arrived = self.done[transfer.source]
+        if transfer.source not in self.inputs and not arrived:
+            when = next((each.epoch for each in everything if each.target == transfer.source), None)
+            why = "never arrives there" if when is None else f"arrives there in epoch {when}"
+            place = BlockStep(key[0], number, len(steps), transfer.words).describe()
+            raise PlanError(f"{self.name}: {place} sends a chunk from rank {key[0]} that {why}")
+        waits = [Wait(("have", *transfer.source), arrived, is_counted=True)] if arrived else []
         terms: tuple[Cell, ...] = (transfer.source,)
         if transfer.reduces:
             terms = (transfer.target, transfer.source)
-            if reductions[transfer.target]:
-                waits.append(Wait(("have", *transfer.target), reductions[transfer.target], is_counted=True))
-        reductions[transfer.target] += 1
-        steps.append(BlockStep(key[0], place, len(steps), transfer.words, (Effect(transfer.target, terms),),
-                               tuple(waits), (Post(("have", *transfer.target)),)))  # fmt: skip
-    return BlockProgram(
-        name, tool, cells.operation, cells.ranks, cells.chunks, tuple(map(tuple, blocks.values())), inputs, outputs,
-        homes, plan_chunks, len(transfers), remarks,
-    )  # fmt: skip
+            if self.begun[transfer.target]:  # sums of one cell are made one after the other
+                waits.append(Wait(("have", *transfer.target), self.begun[transfer.target], is_counted=True))
+        self.begun[transfer.target] += 1
+        effects, posts = (Effect(transfer.target, terms),), (Post(("have", *transfer.target)),)
+        steps.append(BlockStep(key[0], number, len(steps), transfer.words, effects, tuple(waits), posts))

@@ -213,9 +213,10 @@ class _MscclReader:
             slot, outgoing = (("received", *link), number), _list_slot(link, number, count)
         effects = _list_effects(kind, sources, targets, incoming, outgoing)
         step = replace(step, effects=tuple(effects), waits=tuple(waits), posts=tuple(posts), slot=slot)
-        for kinds, at, link in ((SENDS, 0, (place.rank, place.send)), (RECEIVES, 1, (place.recv, place.rank))):
+        ends = ((SENDS, 0, place.rank, place.send), (RECEIVES, 1, place.recv, place.rank))
+        for kinds, at, source_rank, dest_rank in ends:
             if kind in kinds:
-                self.counts.setdefault((*link, place.channel), ([], []))[at].append(step)
+                self.counts.setdefault((source_rank, dest_rank, place.channel), ([], []))[at].append(step)
         return step
 
     def read_dependency(self, step: BlockStep, element: ET.Element, lengths: dict[int, int]) -> list[Wait]:

@@ -192,8 +192,8 @@ class _ValueCheck:
         if not wrong:
             return
         places = {(cell[0], self.program.outputs[cell][0]) for cell in wrong} | set(wrong)
-        misplaced = next((write for write in self.writes if self.is_misplaced(write)
-                          and not places.isdisjoint((write.cell, (write.cell[0], write.contents[0])))), None)  # fmt: skip
+        candidates = (write for write in self.writes if self.is_misplaced(write))
+        misplaced = next((w for w in candidates if w.cell in places or (w.cell[0], w.contents[0]) in places), None)
         if misplaced is not None:
             raise PlanError(f"{self.program.name}: {self.describe_misplaced(misplaced)}")
         raise PlanError(f"{self.program.name}: {self.describe_wrong(min(wrong))}")

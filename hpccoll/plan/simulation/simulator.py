@@ -166,31 +166,40 @@ class _Run:
     def advance_repeated(self, state: ClockState) -> ClockState:
         """Return the state after all rounds; of rounds that repeat, only the first cycles are simulated."""
         probe = RoundPricer(self.plan, self.pricer.machine, self.pricer.chunks, self.pricer.size)
+
+        def sign(at: int) -> bytes:
+            return sign_costs(probe.price(self.rounds.at(at)))
+
         strides = list_strides(self.pricer.chunks, self.pricer.size)
         t, stop, block = 0, len(self.rounds), FIRST_BLOCK
         while t < stop:
-            ends = {s: find_run_end(lambda at: sign_costs(probe.price(self.rounds.at(at))), t, stop, s) for s in strides}
-            stride = max(ends, key=lambda s: (ends[s], s), default=1)
+            ends = {each: find_run_end(sign, t, stop, each) for each in strides}
+            stride = max(ends, key=lambda each: (ends[each], each), default=stop)
             end = ends.get(stride, t)
             if end == t:  # no run begins here: simulate a block of rounds before the next attempt
                 end, block, stride = min(t + block, stop), 2 * block, stop
             while end - t >= 2 * stride:
-                before, cycle = state, []
-                for at in range(t, t + stride):
-                    state = self.advance(at, state, cycle)
-                t += stride
-                gains = np.concatenate([state.clocks - before.clocks, state.port - before.port])
-                if np.allclose(gains, gains[0], rtol=1e-9, atol=0):
-                    cycles = (end - t) // stride
-                    state = ClockState(state.clocks + cycles * gains[0], state.port + cycles * gains[0])
-                    for costs in cycle:
-                        self.pricer.add_repeated(costs, cycles)
-                        self.steps += cycles * (costs.messages > 0)
-                    t += cycles * stride
-            while t < end:
-                state = self.advance(t, state, [])
-                t += 1
+                state, t = self.advance_cycle(state, t, end, stride)
+            for at in range(t, end):
+                state = self.advance(at, state, [])
+            t = end
         return state
+
+    def advance_cycle(self, state: ClockState, t: int, end: int, stride: int) -> tuple[ClockState, int]:
+        """Simulate a cycle of rounds, or all cycles before `end` if they gain the same; return state and next round."""
+        before, cycle = state, list[RoundCosts]()
+        for at in range(t, t + stride):
+            state = self.advance(at, state, cycle)
+        t += stride
+        gains = np.concatenate([state.clocks - before.clocks, state.port - before.port])
+        if not np.allclose(gains, gains[0], rtol=1e-9, atol=0):
+            return state, t
+        cycles = (end - t) // stride
+        for costs in cycle:
+            self.pricer.add_repeated(costs, cycles)
+            self.steps += cycles * (costs.messages > 0)
+        later = cycles * gains[0]
+        return ClockState(state.clocks + later, state.port + later), t + cycles * stride
 
     def advance(self, t: int, state: ClockState, priced: list[RoundCosts]) -> ClockState:
         """Return the state after round t, and append the round's costs to `priced`."""
