@@ -127,6 +127,7 @@ def make_plan(
     builders = [_step_builders(*both) for both in zip(messages, fences, strict=True)]
 
     def make(rank: IntArray) -> Rounds:
+        """Return the rounds of the ranks in `rank`."""
         return Rounds(len(builders), chunks, lambda t: [build(rank, ranks) for build in builders[t]])
 
     return Plan(operation, algorithm, ranks, root, make, cost)
