@@ -277,6 +277,11 @@ def verify(
     if are_schedules(names, "ranks"):
         run_cases("verify", names, schedule_options, json_file)
         return
+    _verify_algorithms(names, ranks, json_file)
+
+
+def _verify_algorithms(names: Sequence[str], ranks: str, json_file: str | None) -> None:
+    """Prove the plans of algorithms, print them, and raise HpccollError if one is wrong."""
     algorithms, counts = resolve_algorithms(names), parse_rank_counts(ranks)
     if not is_printing_rank():
         return

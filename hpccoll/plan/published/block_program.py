@@ -15,7 +15,7 @@ from hpccoll.plan.operation import Operation
 
 Cell: TypeAlias = tuple[int, str, int]  # rank, buffer (i, o, s, or the name of a link) and index
 Semaphore: TypeAlias = tuple[str | int, ...]
-Contents: TypeAlias = tuple[int, int]  # chunk of the collective's data, and the set of its contributors as a bit mask
+CellContents: TypeAlias = tuple[int, int]  # a chunk of the collective's data, and the bit mask of its contributors
 INPUT, OUTPUT, SCRATCH = "i", "o", "s"
 IN_FLIGHT = ">"  # begins the buffer names of messages in flight
 
@@ -29,7 +29,7 @@ class Effect:
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class SemaphoreWait:
     """The step waits until `semaphore` is at least `count`; `is_counted` if several blocks raise it, by one each."""
 
     semaphore: Semaphore
@@ -58,7 +58,7 @@ class BlockStep:
     index: int
     words: str
     effects: tuple[Effect, ...] = ()
-    waits: tuple[Wait, ...] = ()
+    waits: tuple[SemaphoreWait, ...] = ()
     posts: tuple[Post, ...] = ()
     slot: tuple[Semaphore, int] | None = None
 
@@ -81,8 +81,8 @@ class BlockProgram:
     ranks: int
     chunks: int
     blocks: tuple[tuple[BlockStep, ...], ...]
-    inputs: dict[Cell, Contents]
-    outputs: dict[Cell, Contents]
+    inputs: dict[Cell, CellContents]
+    outputs: dict[Cell, CellContents]
     homes: dict[Cell, int]
     plan_chunks: int
     messages: int
@@ -105,13 +105,13 @@ class CollectiveCells:
             return n * n * self.per
         return n * self.per if self.operation.has_blocks else self.per
 
-    def initial(self, rank: int, index: int) -> Contents:
+    def initial(self, rank: int, index: int) -> CellContents:
         """Return the contents of chunk `index` of a rank's input."""
         if self.operation is Operation.ALL_TO_ALL:
             return rank * self.ranks * self.per + index, 1 << rank
         return (rank * self.per + index if self.operation is Operation.ALL_GATHER else index), 1 << rank
 
-    def required(self, rank: int, index: int) -> Contents:
+    def required(self, rank: int, index: int) -> CellContents:
         """Return the contents that chunk `index` of a rank's output must have."""
         n, per = self.ranks, self.per
         if self.operation is Operation.ALL_TO_ALL:

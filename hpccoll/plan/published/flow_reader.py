@@ -26,7 +26,7 @@ from hpccoll.plan.published.block_program import (
     CollectiveCells,
     Effect,
     Post,
-    Wait,
+    SemaphoreWait,
 )
 
 _FLOW = re.compile(r"Chunk (\d+) from (\d+) traveled over (\d+)->(\d+)(?: with volume ([\d.e+-]+))? in epoch (\d+)")
@@ -241,12 +241,12 @@ class _Links:
             why = "never arrives there" if when is None else f"arrives there in epoch {when}"
             place = BlockStep(key[0], number, len(steps), transfer.words).describe()
             raise PlanError(f"{self.name}: {place} sends a chunk from rank {key[0]} that {why}")
-        waits = [Wait(("have", *transfer.source), arrived, is_counted=True)] if arrived else []
+        waits = [SemaphoreWait(("have", *transfer.source), arrived, is_counted=True)] if arrived else []
         terms: tuple[Cell, ...] = (transfer.source,)
         if transfer.reduces:
             terms = (transfer.target, transfer.source)
             if self.begun[transfer.target]:  # sums of one cell are made one after the other
-                waits.append(Wait(("have", *transfer.target), self.begun[transfer.target], is_counted=True))
+                waits.append(SemaphoreWait(("have", *transfer.target), self.begun[transfer.target], is_counted=True))
         self.begun[transfer.target] += 1
         effects, posts = (Effect(transfer.target, terms),), (Post(("have", *transfer.target)),)
         steps.append(BlockStep(key[0], number, len(steps), transfer.words, effects, tuple(waits), posts))

@@ -27,7 +27,7 @@ from hpccoll.plan.published.block_program import (
     CollectiveCells,
     Effect,
     Post,
-    Wait,
+    SemaphoreWait,
 )
 
 COLLECTIVES = {
@@ -201,7 +201,7 @@ class _MscclReader:
             link = self.find_link(step, "recv", place.recv, place.rank, place.channel)
             number = self.received[link]
             self.received[link] += 1
-            waits.append(Wait(("sent", *link), number + 1))
+            waits.append(SemaphoreWait(("sent", *link), number + 1))
             posts.append(Post(("received", *link), number + 1))
             incoming = _list_slot(link, number, count)
         outgoing: list[Cell] = []
@@ -219,7 +219,7 @@ class _MscclReader:
                 self.counts.setdefault((source_rank, dest_rank, place.channel), ([], []))[at].append(step)
         return step
 
-    def read_dependency(self, step: BlockStep, element: ET.Element, lengths: dict[int, int]) -> list[Wait]:
+    def read_dependency(self, step: BlockStep, element: ET.Element, lengths: dict[int, int]) -> list[SemaphoreWait]:
         """Return the wait for a step of another thread block, as a list of at most one."""
         block, index = self.integer(element, "depid"), self.integer(element, "deps")
         if block < 0:
@@ -227,7 +227,7 @@ class _MscclReader:
         if block not in lengths or not 0 <= index < lengths[block]:
             raise PlanError(f"{self.name}: {step.describe()} waits for step {index} of thread block {block}, "
                             "which does not exist")  # fmt: skip
-        return [Wait(("done", step.rank, block), index + 1)]
+        return [SemaphoreWait(("done", step.rank, block), index + 1)]
 
     def list_cells(self, step: BlockStep, buffer: str, first: int, count: int) -> list[Cell]:
         """Return the cells of `count` chunks; raise PlanError if the rank's buffer does not have them."""

@@ -29,7 +29,7 @@ from hpccoll.plan.published.block_program import (
     Effect,
     Post,
     Semaphore,
-    Wait,
+    SemaphoreWait,
 )
 
 COLLECTIVES = {
@@ -162,7 +162,7 @@ class _BlockReader:
             self.waited[semaphore] += 1
             count = self.waited[semaphore] * op["num_threadblocks"]
             return [BlockStep(*place, posts=(Post(semaphore),)),
-                    BlockStep(*place, waits=(Wait(semaphore, count, is_counted=True),))]  # fmt: skip
+                    BlockStep(*place, waits=(SemaphoreWait(semaphore, count, is_counted=True),))]  # fmt: skip
         posts, waits = self.read_signals(kind, op)
         effects: list[Effect] = []
         if kind in COPIES or kind in REDUCTIONS:
@@ -175,7 +175,10 @@ class _BlockReader:
             )
         if kind in READS_PACKETS:
             first = 0 if kind in ("rppkt", "upkt") else 1
-            waits += [Wait(("packet", *cell), 1, is_counted=True) for cell in self.list_packets(op, "src_buff", first)]
+            waits += [
+                SemaphoreWait(("packet", *cell), 1, is_counted=True)
+                for cell in self.list_packets(op, "src_buff", first)
+            ]
         if kind in WRITES_PACKETS:
             first = 1 if kind in ("respkt", "recpkt", "recspkt") else 0
             posts += [Post(("packet", *cell)) for cell in self.list_packets(op, "dst_buff", first)]
@@ -186,10 +189,10 @@ class _BlockReader:
         place = (self.rank, int(self.block["id"]), 0, op["name"])
         return [cell for buffer in op[key][first:] for cell in self.list_cells(buffer, op, place)]
 
-    def read_signals(self, kind: str, op: dict[str, Any]) -> tuple[list[Post], list[Wait]]:
+    def read_signals(self, kind: str, op: dict[str, Any]) -> tuple[list[Post], list[SemaphoreWait]]:
         """Return the semaphores that an operation raises, and those that it waits for."""
         posts: list[Post] = []
-        waits: list[Wait] = []
+        waits: list[SemaphoreWait] = []
         if kind in SIGNALS:
             posts += [Post(self.find_signal(op, channel, outgoing=True)) for channel in op["channel_ids"]]
         if kind in WAITS:
@@ -204,10 +207,10 @@ class _BlockReader:
                 waits.append(self.wait_again(semaphore, int(self.gpu["semaphores"][number]["init_value"])))
         return posts, waits
 
-    def wait_again(self, semaphore: Semaphore, start: int) -> Wait:
+    def wait_again(self, semaphore: Semaphore, start: int) -> SemaphoreWait:
         """Return the next wait of this thread block for a semaphore, which starts at `start`."""
         self.waited[semaphore] += 1
-        return Wait(semaphore, self.waited[semaphore] - start, is_counted=True)
+        return SemaphoreWait(semaphore, self.waited[semaphore] - start, is_counted=True)
 
     def find_signal(self, op: dict[str, Any], channel: int, *, outgoing: bool) -> Semaphore:
         """Return the semaphore of a channel: the one at the peer for a signal, the own one for a wait."""

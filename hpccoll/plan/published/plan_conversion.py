@@ -22,7 +22,7 @@ from hpccoll.plan.interchange.json_plans import make_plan
 from hpccoll.plan.messages import PlanMessage
 from hpccoll.plan.operation import Operation
 from hpccoll.plan.plan import Plan
-from hpccoll.plan.published.block_program import IN_FLIGHT, BlockProgram, Cell, Contents, Effect
+from hpccoll.plan.published.block_program import IN_FLIGHT, BlockProgram, Cell, CellContents, Effect
 from hpccoll.plan.published.execution import ExecutedStep
 from hpccoll.plan.step import Op
 
@@ -103,7 +103,7 @@ def _require_equal_routes(program: BlockProgram, executed: Sequence[ExecutedStep
 
 def _list_crossings(program: BlockProgram, executed: Sequence[ExecutedStep]) -> Iterator[tuple[int, int, int]]:
     """Yield the chunk, sender and receiver of every chunk that an effect moves between ranks."""
-    contents: dict[Cell, Contents] = dict(program.inputs)
+    contents: dict[Cell, CellContents] = dict(program.inputs)
     for step in executed:
         for effect in step.step.effects:
             contents[effect.target] = contents[effect.sources[0]]

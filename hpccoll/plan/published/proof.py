@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from hpccoll.errors import DeadlockError, PlanError
-from hpccoll.plan.published.block_program import IN_FLIGHT, BlockProgram, BlockStep, Cell, Contents, Effect
+from hpccoll.plan.published.block_program import IN_FLIGHT, BlockProgram, BlockStep, Cell, CellContents, Effect
 from hpccoll.plan.published.execution import ExecutedStep, Execution, execute, has_deadlock
 
 MOST_BUFFERED = 8  # the largest number of buffered messages per link that is tried
@@ -38,7 +38,7 @@ class PublishedProof:
 class _Write:
     """A value that a step wrote: contents, the writes that it was made of, and the write that it replaced."""
 
-    contents: Contents
+    contents: CellContents
     step: BlockStep | None
     cell: Cell
     parts: tuple[_Write, ...] = ()
@@ -87,7 +87,7 @@ class _ValueCheck:
         self.writes: list[_Write] = []
         self.last_write: dict[Cell, ExecutedStep] = {}
         self.last_reads: dict[Cell, list[ExecutedStep]] = {}
-        self.held: set[tuple[int, Contents]] = {(cell[0], contents) for cell, contents in program.inputs.items()}
+        self.held: set[tuple[int, CellContents]] = {(cell[0], contents) for cell, contents in program.inputs.items()}
         self.unordered: PlanError | None = None
         self.transfers = 0  # chunks that moved between ranks
 
@@ -198,7 +198,7 @@ class _ValueCheck:
             raise PlanError(f"{self.program.name}: {self.describe_misplaced(misplaced)}")
         raise PlanError(f"{self.program.name}: {self.describe_wrong(min(wrong))}")
 
-    def read(self, cell: Cell) -> Contents | None:
+    def read(self, cell: Cell) -> CellContents | None:
         """Return the contents of a cell, or None if it was never written."""
         write = self.cells.get(cell)
         return None if write is None else write.contents
