@@ -13,6 +13,7 @@ import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_file_location
 from types import ModuleType
@@ -21,13 +22,15 @@ from typing import NoReturn
 import numpy as np
 
 from hpccoll.algorithms.catalogue import list_algorithms
-from hpccoll.algorithms.registry import Algorithm, algorithm
+from hpccoll.algorithms.published_files import is_published_file, load_published_plan
+from hpccoll.algorithms.registry import REGISTERED, Algorithm, algorithm, make_algorithm
 from hpccoll.errors import HpccollError, PlanError, UsageError
 from hpccoll.plan import (
     NO_CHUNK,
     NO_PEER,
     Count,
     Fence,
+    IntArray,
     Ints,
     Load,
     Move,
@@ -41,15 +44,17 @@ from hpccoll.plan import (
     Store,
     check,
 )
+from hpccoll.plan.proof.symmetric_proof import can_prove_by_symmetry, prove_by_symmetry
 from hpccoll.units import format_count
 
 _CHUNKS = (1, 2, 8)  # chunk counts with which a pipelined algorithm is proven
+MOST_FULLY_PROVEN = 1024  # ranks; plans for more ranks are proven by symmetry if they have one
 _PREFIX = "hpccoll own "  # starts the names of loaded modules; no importable module has a space in its name
 
 
 def is_file_reference(text: str) -> bool:
-    """Whether `text` names a function in a file rather than an algorithm in the registry."""
-    return text.endswith(".py") or ".py:" in text
+    """Whether `text` names a function in a file, or a published schedule, rather than an algorithm in the registry."""
+    return text.endswith(".py") or ".py:" in text or is_published_file(text)
 
 
 def is_user_defined(known: Algorithm) -> bool:
@@ -60,10 +65,14 @@ def is_user_defined(known: Algorithm) -> bool:
 def load_algorithm(reference: str) -> Algorithm:
     """Run the file of `FILE.py:FUNCTION`, add the function to the registry, and return it as an unproven algorithm.
 
+    `reference` may also be the file of a published schedule, which `published_files` proves.
+
     Raises:
         UsageError: no such file or function, an unknown operation, or the name of a built-in algorithm.
         HpccollError: the file raises an exception; the message names file and line.
     """
+    if is_published_file(reference):
+        return _register_published(reference)
     path, colon, name = reference.rpartition(":")
     if not colon or not path.endswith(".py"):
         raise UsageError(f"{reference}: name a function in the file, as in {reference.rstrip(':')}:my_all_reduce")
@@ -108,6 +117,22 @@ def load_and_prove(names: Sequence[str], operations: Sequence[Operation], ranks:
             prove_algorithm(own, ranks, root if "root" in own.parameters else 0, chunks)
         loaded.append(own.name)
     return tuple(loaded)
+
+
+def _register_published(path: str) -> Algorithm:
+    """Add the plan of a published schedule to the registry, and return it as an algorithm for its number of ranks."""
+    plan = load_published_plan(path)
+
+    def make_rounds(rank: IntArray, n: int) -> Rounds:  # noqa: ARG001 - `Algorithm.plan` refuses another n
+        return plan.make(rank)
+
+    make_rounds.__module__ = _PREFIX + path
+    made = replace(make_algorithm(plan.operation, plan.algorithm, make_rounds), only_ranks=plan.ranks)
+    known = REGISTERED.get((plan.operation, plan.algorithm))
+    if known is not None and known.only_ranks is None:
+        raise UsageError(f"{path} has the name of the algorithm {known.full_name}; give the file another name")
+    REGISTERED[plan.operation, plan.algorithm] = made
+    return made
 
 
 class _UncachedLoader(SourceFileLoader):
@@ -166,10 +191,15 @@ def prove_algorithm(
         plan = candidate.plan(ranks, root, chunks, nodes)
         if is_user_defined(candidate):
             _check_returned_types(candidate, plan)
-        proof = check(plan, counts)
+        proof = prove_by_symmetry(plan) if _is_symmetric(plan) else check(plan, counts)
         if is_user_defined(candidate):
             prove_single_rank_columns(plan)
     return proof
+
+
+def _is_symmetric(plan: Plan) -> bool:
+    """Whether a plan is for so many ranks that it is proven by its symmetry, and has one."""
+    return plan.ranks > MOST_FULLY_PROVEN and can_prove_by_symmetry(plan)
 
 
 def _check_returned_types(candidate: Algorithm, plan: Plan) -> None:

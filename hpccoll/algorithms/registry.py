@@ -38,6 +38,7 @@ class Algorithm:
     parameters: frozenset[str]
     period: Period = None
     uses_shared_memory: bool = False  # whether the rounds contain loads, stores or fences
+    only_ranks: int | None = None  # the only number of ranks with a plan, as for a schedule that was read from a file
 
     @property
     def full_name(self) -> str:
@@ -48,6 +49,12 @@ class Algorithm:
     def is_two_level(self) -> bool:
         """Whether ranks use shared memory within nodes and messages between nodes."""
         return self.uses_shared_memory and "nodes" in self.parameters
+
+    def refuse_other_ranks(self, ranks: int) -> None:
+        """Raise UsageError if the algorithm is a schedule for another number of ranks."""
+        if self.only_ranks not in (None, ranks):
+            own = f"{self.full_name} is a schedule for {self.only_ranks} ranks"
+            raise UsageError(f"{own}, and cannot run on {ranks}; use --ranks {self.only_ranks}")
 
     def plan(self, ranks: int, root: int = 0, chunks: int = 1, nodes: Nodes = None) -> Plan:
         """Return the plan for `ranks` ranks; arguments that the algorithm does not use are ignored.
@@ -69,6 +76,7 @@ class Algorithm:
                 f"{self.full_name} cannot run with ranks={ranks}, root={root}, chunks={chunks}: "
                 "need ranks >= 1, chunks >= 1 and 0 <= root < ranks"
             )
+        self.refuse_other_ranks(ranks)
         values = {"root": root, "chunks": chunks, "nodes": Groups.from_nodes(ranks, nodes)}
         arguments: dict[str, Any] = {name: value for name, value in values.items() if name in self.parameters}
 

@@ -81,7 +81,11 @@ def _render_trace(plan: Plan, machine: Machine | None, nbytes: int) -> bytes:
 
 
 @click.command(epilog="Example: hpccoll draw all_reduce/ring --ranks 5 -o ring.gif")
-@click.argument("name", metavar="OP/ALGORITHM | FILE.py:FUNCTION | SCHEDULE | FILE.csv", shell_complete=complete_plans)
+@click.argument(
+    "name",
+    metavar="OP/ALGORITHM | FILE.py:FUNCTION | SCHEDULE | FILE.csv | FILE.xml | FILE.json",
+    shell_complete=complete_plans,
+)
 @click.option(
     "-o",
     "--output",
@@ -110,6 +114,7 @@ def draw(
 ) -> None:
     """Draw an algorithm: the messages of each round, and the data of every rank after the round; as text without -o.
 
+    FILE.xml and FILE.json are published schedules, as in `hpccoll verify`, drawn on their own number of ranks.
     For a pipeline schedule, such as 1f1b, or its CSV file: a chart with a line per rank and time to the right.
 
     \b
@@ -128,15 +133,23 @@ def draw(
     if measured:
         _measure(name, output, ranks, root, parse_size(size))
         return
-    _draw_plan(name, output, DEFAULT_RANKS if ranks is None else ranks, root, chunks, nodes, machine, parse_size(size))
+    _draw_plan(name, output, ranks, root, chunks, nodes, machine, parse_size(size))
 
 
 def _draw_plan(
-    name: str, output: str, ranks: int, root: int, chunks: int, nodes: str | None, machine: str | None, nbytes: int
+    name: str,
+    output: str,
+    ranks: int | None,
+    root: int,
+    chunks: int,
+    nodes: str | None,
+    machine: str | None,
+    nbytes: int,
 ) -> None:
     """Draw a collective algorithm."""
-    drawing_format = _get_format(output, ranks, chunks)
     algorithm = _get_algorithm(name)
+    ranks = ranks if ranks is not None else algorithm.only_ranks or DEFAULT_RANKS
+    drawing_format = _get_format(output, ranks, chunks)
     timed_on = _load_machine(output, machine)
     sizes = _find_node_sizes(nodes, ranks, timed_on)
     plan = _make_plan(algorithm, ranks, root, chunks, sizes)

@@ -14,13 +14,16 @@ from hpccoll.cli.schedules import ScheduleOptions, add_schedule_options, are_sch
 from hpccoll.errors import UnknownNameError, UsageError
 from hpccoll.measure.results.output_file import explain_write_errors
 from hpccoll.plan import Operation, Plan, check
+from hpccoll.plan.interchange.json_plans import FORMAT
 from hpccoll.units import format_count, parse_size
 
+DEFAULT_RANKS = 4
+MOST_HEAD = 2**12  # characters of a JSON file in which hpccoll's plans state their format
 SUFFIXES = {".json": "a plan, round by round", ".goal": "LogGOPSim's GOAL", ".xml": "MSCCL's algorithm file"}
 
 
 @click.command(epilog="Example: hpccoll export all_reduce/ring -o ring.xml --ranks 8")
-@click.argument("name", metavar="OP/ALGORITHM | FILE.py:FUNCTION | FILE.json | SCHEDULE | FILE.csv")
+@click.argument("name", metavar="OP/ALGORITHM | FILE.py:FUNCTION | FILE.json | FILE.xml | SCHEDULE | FILE.csv")
 @click.option(
     "-o",
     "--output",
@@ -44,8 +47,9 @@ def export(
 ) -> None:
     """Write a plan for other tools: .json for any tool, .goal to simulate it with LogGOPSim, .xml for MSCCL on GPUs.
 
-    The plan is proven before it is written. FILE.json is a plan that this command wrote, or one written by hand. A
-    pipeline schedule, such as 1f1b, is written as .csv for torch.distributed.pipelining, in the format of --format.
+    The plan is proven before it is written. FILE.json is a plan that this command wrote, or one written by hand, or
+    like FILE.xml a published schedule, as in `hpccoll verify`. A pipeline schedule, such as 1f1b, is written as .csv
+    for torch.distributed.pipelining, in the format of --format.
     """
     if are_schedules([name], "ranks", "root", "chunks", "size"):
         _export_schedule(name, output, schedule_options)
@@ -54,11 +58,7 @@ def export(
     if suffix not in SUFFIXES:
         valid = ", ".join(f"{known} ({what})" for known, what in SUFFIXES.items())
         raise UsageError(f"-o {output}: {suffix or 'no suffix'} is not a format; end the name in {valid}")
-    plan = (
-        _read_plan(name, ranks)
-        if name.endswith(".json")
-        else _make_plan(name, 4 if ranks is None else ranks, root, chunks, nbytes)
-    )
+    plan = _read_plan(name, ranks) if _is_plan_file(name) else _make_plan(name, ranks, root, chunks, nbytes)
     if not is_printing_rank():
         return
     proof = check(plan)
@@ -84,7 +84,17 @@ def _export_schedule(name: str, output: str, options: ScheduleOptions) -> None:
     click.echo(f"{output}: {schedule.name} on {format_count(schedule.ranks, 'rank')}, proven, as {csv_format}")
 
 
-def _make_plan(name: str, ranks: int, root: int, chunks: int | None, nbytes: int) -> Plan:
+def _is_plan_file(name: str) -> bool:
+    """Whether `name` is a JSON file of hpccoll's own format, and not a published schedule in JSON."""
+    if not name.endswith(".json"):
+        return False
+    try:
+        return f'"{FORMAT}"' in Path(name).read_text(encoding="utf-8")[:MOST_HEAD]
+    except (OSError, UnicodeDecodeError):
+        return True  # `_read_plan` explains the error
+
+
+def _make_plan(name: str, ranks: int | None, root: int, chunks: int | None, nbytes: int) -> Plan:
     """Return the proven plan of a built-in algorithm, or of a user's own algorithm loaded from a file."""
     from hpccoll.selection import choose_chunk_count
 
@@ -96,6 +106,8 @@ def _make_plan(name: str, ranks: int, root: int, chunks: int | None, nbytes: int
         if not slash:
             raise UnknownNameError(f"algorithm for {operation_name}", algorithm_name, list_algorithm_names(operation))
         algorithm = get_algorithm(operation, algorithm_name)
+    if ranks is None:
+        ranks = algorithm.only_ranks or DEFAULT_RANKS
     if chunks is None:
         chunks = choose_chunk_count(algorithm, ranks, nbytes) if ranks >= 1 else 1
     loader.prove_algorithm(algorithm, ranks, root, chunks)

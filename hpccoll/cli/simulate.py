@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
+from math import lcm
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -33,7 +34,7 @@ from hpccoll.cli.schedules import (
 )
 from hpccoll.cli.verify import resolve_algorithms
 from hpccoll.errors import UsageError
-from hpccoll.plan import Simulation
+from hpccoll.plan import Machine, Operation, Simulation
 from hpccoll.predict.forecast import can_run_on, choose_forecast_chunks, fill_nodes, forecast
 from hpccoll.records.plans import CriticalPathEntry, FitErrors, SimulatedPlanRecord, WaitEntry
 from hpccoll.units import format_count, format_size, parse_size, sizes_between
@@ -41,7 +42,10 @@ from hpccoll.units import format_count, format_size, parse_size, sizes_between
 if TYPE_CHECKING:
     from hpccoll.plan.simulation import CriticalPath, MessageWait
 
-MAX_RANKS = 2**17
+MAX_RANKS = 2**20
+MOST_UNSYMMETRIC = 2**17  # ranks of which each may do something else in each of many rounds
+FEW_ROUNDS, MOST_STEPS = 2**10, 2**10  # rounds of all ranks, and messages of a round, that are simulated in seconds
+MAX_TRACED_ROUNDS = 2**18  # rounds of a plan up to which its critical path is found
 MAX_FULL_TRACE = 2**27  # ranks times rounds up to which --full also finds the critical path
 PRINTED_WAITS, RECORDED_WAITS = 3, 32  # waits at each end of a critical path that are printed, written with --json
 MAX_PRINTED_PATHS = 4
@@ -72,8 +76,14 @@ def _parse_rank_counts(text: str) -> list[int]:
     return [int(count) for count in counts]
 
 
+def _find_rank_counts(text: str, algorithms: Sequence[Algorithm]) -> list[int]:
+    """Return the rank counts to simulate: those of `--ranks`, or those of published schedules if it is not given."""
+    own = sorted({algorithm.only_ranks for algorithm in algorithms if algorithm.only_ranks is not None})
+    return _parse_rank_counts(text) if list_given_options("ranks") or not own else own
+
+
 @click.command(epilog="Example: hpccoll simulate all_reduce/ring all_reduce/double_tree --ranks 24576 --machine summit")
-@click.argument("names", nargs=-1, metavar="OP/ALGORITHM... | SCHEDULE...", shell_complete=complete_plans)
+@click.argument("names", nargs=-1, metavar="OP/ALGORITHM... | SCHEDULE... | FILE...", shell_complete=complete_plans)
 @click.option("--ranks", default="16", show_default=True, metavar="N,...", help="Rank counts; with --map the largest.")
 @click.option("--size", default="8K", show_default=True, metavar="SIZE,...", help="Message sizes S: 8, 64K, 1.5M.")
 @add_machine_options
@@ -99,7 +109,8 @@ def simulate(
 ) -> None:
     """Predict the time, steps, bytes and critical path of algorithms on a machine model.
 
-    OP without ALGORITHM selects all algorithms of an operation; FILE.py:FUNCTION is your own algorithm. --machine is
+    OP without ALGORITHM selects all algorithms of an operation; FILE.py:FUNCTION is your own algorithm; FILE.xml and
+    FILE.json are published schedules, as in `hpccoll verify`, on their own number of ranks. --machine is
     the name of a built-in machine model (summit, dgx-h100, h200, workstation, laptop), a TOML file, or fit:FILE to fit
     a model to bench results. --alpha, --beta and --gamma replace --machine.
 
@@ -111,7 +122,7 @@ def simulate(
         return
     _require_used_options(map_file)
     algorithms = resolve_algorithms(names or ("all_reduce",))
-    counts, sizes = _parse_rank_counts(ranks), [parse_size(part) for part in size.split(",")]
+    counts, sizes = _find_rank_counts(ranks, algorithms), [parse_size(part) for part in size.split(",")]
     chosen = resolve_machine(counts, machine, algorithms if names else [])
     if not is_printing_rank():
         return
@@ -119,7 +130,7 @@ def simulate(
         _write_map(algorithms, chosen, max(counts), map_file)
         return
     # Shared-memory algorithms are left out on several nodes, unless the user gave the algorithm's full name.
-    combinations = product(counts, sizes, algorithms)
+    combinations = [c for c in product(counts, sizes, algorithms) if c[2].only_ranks in (None, c[0])]
     selected = [c for c in combinations if can_run_on(c[2], c[0], chosen.for_ranks(c[0])) or c[2].full_name in names]
     _record_and_print(_simulate_cases(selected, chosen, chunks, root, full), chosen, json_file, show_path=show_path)
 
@@ -153,10 +164,31 @@ def _simulate_cases(
             machine = chosen.for_ranks(n)
             count = chunks or choose_forecast_chunks(algorithm, n, nbytes)
             cost = algorithm.plan(n, 0, count, fill_nodes(n, machine)).cost
-            trace = not full or (cost is not None and cost.steps * n <= MAX_FULL_TRACE)
+            _require_symmetry(algorithm, n, machine)
+            updates = (cost.steps * n if full else cost.steps) if cost is not None else n
+            trace = updates <= (MAX_FULL_TRACE if full else MAX_TRACED_ROUNDS)
             simulation = forecast(algorithm, n, machine, nbytes, chunks=count, root=root, full=full, trace=trace)
             yield SimulatedCase(algorithm, count, simulation)
             advance(algorithm.full_name)
+
+
+def _require_symmetry(algorithm: Algorithm, n: int, machine: Machine) -> None:
+    """Raise UsageError if the simulation of more than MOST_UNSYMMETRIC ranks would take minutes."""
+    if n <= MOST_UNSYMMETRIC:
+        return
+    plan = algorithm.plan(n, 0, 1, fill_nodes(n, machine))
+    rounds, per_node = plan.column(0), machine.ranks_per_node
+    steps = len(rounds.at(0)) if len(rounds) else 0
+    is_symmetric = plan.period is not None and n % lcm(plan.period, per_node) == 0
+    exchanges = plan.operation is Operation.ALL_TO_ALL
+    if steps <= MOST_STEPS and (len(rounds) <= FEW_ROUNDS or (is_symmetric and not exchanges)):
+        return
+    many = f"{len(rounds)} rounds" if steps <= MOST_STEPS else f"{steps} messages per rank and round"
+    why = "are the same for all ranks" if is_symmetric else "differ by rank"
+    remedy = f"use --ranks {MOST_UNSYMMETRIC} or fewer"
+    if plan.period is not None and not exchanges and not is_symmetric:
+        remedy += f", or a multiple of {lcm(plan.period, per_node)} ranks"
+    raise UsageError(f"{plan.name} on {n} ranks has {many}, which {why}: its simulation would take minutes; {remedy}")
 
 
 def _make_record(case: SimulatedCase, chosen: ChosenMachine) -> dict[str, Any]:

@@ -23,9 +23,10 @@ from hpccoll.algorithms import Algorithm, get_algorithm, list_algorithms, loader
 from hpccoll.cli.completion import complete_plans
 from hpccoll.cli.output import STDOUT, is_printing_rank, json_option, print_table
 from hpccoll.cli.progress import show_progress
+from hpccoll.cli.published import are_published, verify_published
 from hpccoll.cli.run_record import open_serial_output
 from hpccoll.cli.schedules import ScheduleOptions, add_schedule_options, are_schedules, run_cases
-from hpccoll.errors import HpccollError, PlanError, UnknownNameError, find_similar_names
+from hpccoll.errors import HpccollError, PlanError, UnknownNameError, UsageError, find_similar_names
 from hpccoll.plan import Count, Groups, Nodes, Operation, Proof
 from hpccoll.records import ProvenPlanRecord
 from hpccoll.schedules import list_schedule_names
@@ -240,13 +241,22 @@ def _print_layouts(ranks: Sequence[int]) -> None:
 @click.argument(
     "names",
     nargs=-1,
-    metavar="[OP/ALGORITHM | FILE.py:FUNCTION | SCHEDULE | FILE.csv]...",
+    metavar="[OP/ALGORITHM | FILE.py:FUNCTION | SCHEDULE | FILE.csv | FILE.xml | FILE.json]...",
     shell_complete=complete_plans,
 )
 @click.option("--ranks", default="1:32", show_default=True, metavar="N,FIRST:LAST,...", help="Rank counts to prove.")
+@click.option(
+    "--buffered", type=click.IntRange(1), metavar="K", help="Refuse a FILE that deadlocks with K messages per link."
+)
 @add_schedule_options("2:8", "1:16")
 @json_option()
-def verify(names: tuple[str, ...], ranks: str, json_file: str | None, schedule_options: ScheduleOptions) -> None:
+def verify(
+    names: tuple[str, ...],
+    ranks: str,
+    buffered: int | None,
+    json_file: str | None,
+    schedule_options: ScheduleOptions,
+) -> None:
     """Prove plans: every contribution arrives exactly once, in a fixed order, and nothing can deadlock.
 
     Without a name all plans are proven; OP without ALGORITHM selects all algorithms of an operation; FILE.py:FUNCTION
@@ -255,10 +265,23 @@ def verify(names: tuple[str, ...], ranks: str, json_file: str | None, schedule_o
 
     SCHEDULE is a pipeline schedule such as 1f1b, or `schedules` for all of them; FILE.csv is a schedule in a format of
     torch.distributed.pipelining. A wrong schedule is refused with rank, action and reason.
+
+    FILE.xml and FILE.json are schedules of MSCCL, MSCCL++, TE-CCL or TACCL. A wrong one is refused with rank, thread
+    block, step and chunk: `hpccoll verify allreduce.xml --buffered 1`.
     """
+    if are_published(names):
+        verify_published(names, buffered, json_file)
+        return
+    if buffered is not None:
+        raise UsageError("--buffered is for files of published schedules, FILE.xml or FILE.json; leave it out")
     if are_schedules(names, "ranks"):
         run_cases("verify", names, schedule_options, json_file)
         return
+    _verify_algorithms(names, ranks, json_file)
+
+
+def _verify_algorithms(names: Sequence[str], ranks: str, json_file: str | None) -> None:
+    """Prove the plans of algorithms, print them, and raise HpccollError if one is wrong."""
     algorithms, counts = resolve_algorithms(names), parse_rank_counts(ranks)
     if not is_printing_rank():
         return

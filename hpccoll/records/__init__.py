@@ -49,7 +49,14 @@ from hpccoll.records.nodes import (
     ScalingRecord,
 )
 from hpccoll.records.parity import ParityRecord, ParitySummaryRecord, Quantity
-from hpccoll.records.plans import DemoRecord, ProvenPlanRecord, ScheduleRecord, SelectionRecord, SimulatedPlanRecord
+from hpccoll.records.plans import (
+    DemoRecord,
+    ProvenPlanRecord,
+    PublishedScheduleRecord,
+    ScheduleRecord,
+    SelectionRecord,
+    SimulatedPlanRecord,
+)
 from hpccoll.records.record import SCHEMA, Record, explain_validation_error
 from hpccoll.records.run import RunRecord, Versions
 from hpccoll.records.training import (
@@ -97,6 +104,7 @@ __all__ = [
     "PreflightPairRecord",
     "PreflightSummaryRecord",
     "ProvenPlanRecord",
+    "PublishedScheduleRecord",
     "Quantity",
     "RankLateness",
     "RankState",

@@ -31,7 +31,14 @@ from hpccoll.records.nodes import (
     ScalingRecord,
 )
 from hpccoll.records.parity import ParityRecord, ParitySummaryRecord
-from hpccoll.records.plans import DemoRecord, ProvenPlanRecord, ScheduleRecord, SelectionRecord, SimulatedPlanRecord
+from hpccoll.records.plans import (
+    DemoRecord,
+    ProvenPlanRecord,
+    PublishedScheduleRecord,
+    ScheduleRecord,
+    SelectionRecord,
+    SimulatedPlanRecord,
+)
 from hpccoll.records.record import SCHEMA, Record
 from hpccoll.records.run import RunRecord
 from hpccoll.records.training import TrainAccountRecord, TrainCompareRecord, TrainStepRecord, TrainSummaryRecord
@@ -51,6 +58,7 @@ DEFINITIONS: dict[str, type[Record]] = {
     **{record.kind: record for record in _RECORDS},
     "simulated": SimulatedPlanRecord,  # has kind `plan` like ProvenPlanRecord, but another `command`
     "plan": ProvenPlanRecord,
+    "published_schedule": PublishedScheduleRecord,
 }
 
 

@@ -91,6 +91,28 @@ class ProvenPlanRecord(Record, frozen=True):
     seconds: Amount
 
 
+class PublishedScheduleRecord(Record, frozen=True):
+    """The proof of a schedule that another tool published (`hpccoll verify FILE`)."""
+
+    kind: ClassVar[str] = "published_schedule"
+
+    command: Literal["verify"]
+    file: str
+    proven: bool
+    failure: Annotated[str | None, about("Rank, step and reason; null if the schedule is proven.")]
+    tool: Annotated[str | None, about("The format: MSCCL, MSCCL++, TE-CCL or TACCL; null if the file is refused.")]
+    op: PlanOperationName | None
+    ranks: Positive | None
+    chunks: Annotated[Positive | None, about("Chunks of the collective's data.")]
+    buffered: Annotated[Positive | None, about("Least number of buffered messages per link without a deadlock.")]
+    transfers: Annotated[Natural | None, about("Chunks that move between ranks.")]
+    redundant: Annotated[Natural | None, about("Chunks that the receiver has already or never uses.")]
+    rounds: Annotated[Natural | None, about("Rounds of the plan; null if there is none.")]
+    sent_most: Annotated[Amount | None, about("Bytes that the busiest rank sends in the plan, divided by S.")]
+    no_plan: Annotated[str | None, about("Why a right schedule has no plan.")]
+    seconds: Amount
+
+
 class ScheduleRecord(Record, frozen=True):
     """The proof and the predicted times of one pipeline schedule (`hpccoll verify` and `hpccoll simulate`)."""
 

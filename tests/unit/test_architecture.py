@@ -72,6 +72,7 @@ INNER_FLOORS = {  # within a package; a module may import from its own entry and
         "simulation": (1, "simulation"),
         "interchange": (1, "interchange"),
         "drawing": (2, "drawing"),
+        "published": (2, "published"),
         "__init__": (3, "__init__"),  # exports the vocabulary and the main functions to other packages
     },
     "runtime": {

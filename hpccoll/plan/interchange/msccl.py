@@ -33,7 +33,7 @@ MOST_BYTES = 2**40  # the largest message for which the runtime may choose the f
 COLLECTIVES = {
     Operation.ALL_REDUCE: "allreduce",
     Operation.ALL_GATHER: "allgather",
-    Operation.REDUCE_SCATTER: "reduce_scatter",
+    Operation.REDUCE_SCATTER: "reducescatter",
     Operation.BROADCAST: "broadcast",
     Operation.REDUCE: "reduce",
     Operation.ALL_TO_ALL: "alltoall",

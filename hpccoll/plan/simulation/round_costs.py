@@ -146,6 +146,13 @@ class RoundPricer:
             self._add_bytes(costs)
         self._rounds.clear()
 
+    def add_repeated(self, costs: RoundCosts, times: int) -> None:
+        """Add the bytes and messages of `times` further rounds with the given costs to the totals."""
+        within, between = self._sums
+        within += costs.within * times
+        between += costs.between * times
+        self.messages += costs.messages * times
+
     def _add_bytes(self, costs: RoundCosts) -> None:
         """Add the bytes and messages of all rounds with these costs to the totals."""
         within, between = self._sums

@@ -27,6 +27,14 @@ from hpccoll.plan.rounds import Rounds
 from hpccoll.plan.simulation.chunk_bytes import ChunkBytes
 from hpccoll.plan.simulation.critical_path import CriticalPath, MoveNumbers, TracedRound, find_critical_path
 from hpccoll.plan.simulation.machine import Machine
+from hpccoll.plan.simulation.repeated_rounds import (
+    FIRST_BLOCK,
+    LEAST_ROUNDS,
+    MOST_RANKS,
+    find_run_end,
+    list_strides,
+    sign_costs,
+)
 from hpccoll.plan.simulation.round_costs import RoundCosts, RoundPricer
 from hpccoll.plan.simulation.symmetry import find_period
 from hpccoll.plan.step import Floats, IntArray
@@ -147,6 +155,8 @@ class _Run:
         the trace of the last segment.
         """
         state = ClockState(self.entered_s, np.zeros(self.pricer.size))
+        if not self.trace and len(self.rounds) >= LEAST_ROUNDS and self.pricer.size <= MOST_RANKS:
+            return self.advance_repeated(state).clocks
         for first in range(0, len(self.rounds), self.segment):
             self.segment_starts.append(state)
             stop = min(first + self.segment, len(self.rounds))
@@ -156,6 +166,51 @@ class _Run:
                 self.steps += costs.messages > 0
                 state = self.advance_traced(t, costs, state) if traced else advance_clocks(state, costs)
         return state.clocks
+
+    def advance_repeated(self, state: ClockState) -> ClockState:
+        """Return the state after all rounds; of rounds that repeat, only the first cycles are simulated."""
+        probe = RoundPricer(self.plan, self.pricer.machine, self.pricer.chunks, self.pricer.size)
+
+        def sign(at: int) -> bytes:
+            return sign_costs(probe.price(self.rounds.at(at)))
+
+        strides = list_strides(self.pricer.chunks, self.pricer.size)
+        t, stop, block = 0, len(self.rounds), FIRST_BLOCK
+        while t < stop:
+            ends = {each: find_run_end(sign, t, stop, each) for each in strides}
+            stride = max(ends, key=lambda each: (ends[each], each), default=stop)
+            end = ends.get(stride, t)
+            if end == t:  # no run begins here: simulate a block of rounds before the next attempt
+                end, block, stride = min(t + block, stop), 2 * block, stop
+            while end - t >= 2 * stride:
+                state, t = self.advance_cycle(state, t, end, stride)
+            for at in range(t, end):
+                state = self.advance(at, state, [])
+            t = end
+        return state
+
+    def advance_cycle(self, state: ClockState, t: int, end: int, stride: int) -> tuple[ClockState, int]:
+        """Simulate a cycle of rounds, or all cycles before `end` if they gain the same; return state and next round."""
+        before, cycle = state, list[RoundCosts]()
+        for at in range(t, t + stride):
+            state = self.advance(at, state, cycle)
+        t += stride
+        gains = np.concatenate([state.clocks - before.clocks, state.port - before.port])
+        if not np.allclose(gains, gains[0], rtol=1e-9, atol=0):
+            return state, t
+        cycles = (end - t) // stride
+        for costs in cycle:
+            self.pricer.add_repeated(costs, cycles)
+            self.steps += cycles * (costs.messages > 0)
+        later = cycles * gains[0]
+        return ClockState(state.clocks + later, state.port + later), t + cycles * stride
+
+    def advance(self, t: int, state: ClockState, priced: list[RoundCosts]) -> ClockState:
+        """Return the state after round t, and append the round's costs to `priced`."""
+        costs = self.pricer.price(self.rounds.at(t))
+        self.steps += costs.messages > 0
+        priced.append(costs)
+        return advance_clocks(state, costs)
 
     def advance_traced(self, t: int, costs: RoundCosts, state: ClockState) -> ClockState:
         """Return the state after round t; append to `last_traced` which message each rank waited for."""

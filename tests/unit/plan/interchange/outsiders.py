@@ -104,13 +104,13 @@ def read_msccl(text: str, memory: list[dict[str, np.ndarray]]) -> dict[tuple[int
     places = {"inplace", "outofplace", "minBytes", "maxBytes"}
     assert set(top) == {"name", "proto", "nchannels", "nchunksperloop", "ngpus", "coll"} | places
     assert {top["inplace"], top["outofplace"]} == {"0", "1"}
-    assert top["coll"] in {"allreduce", "allgather", "reduce", "broadcast", "alltoall", "reduce_scatter"}
+    assert top["coll"] in {"allreduce", "allgather", "reduce", "broadcast", "alltoall", "reducescatter"}
     blocks = {}
     assert [int(gpu.attrib["id"]) for gpu in algo] == list(range(n))
     for rank, gpu in enumerate(algo):
         sizes = {key: int(gpu.attrib[f"{key}_chunks"]) for key in "ios"}
         assert sizes["i"] * (n if top["coll"] == "allgather" else 1) == loop
-        assert sizes["o"] * (n if top["coll"] == "reduce_scatter" else 1) == loop
+        assert sizes["o"] * (n if top["coll"] == "reducescatter" else 1) == loop
         memory[rank]["s"] = np.zeros(sizes["s"], np.int64)
         assert [int(tb.attrib["id"]) for tb in gpu] == list(range(len(gpu)))
         used: set[tuple[str, str]] = set()

@@ -1,0 +1,99 @@
+"""Published schedules in `hpccoll verify`: one line per file, and the reason for each file that is refused.
+
+With --json, the command writes one `PublishedScheduleRecord` per file.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import PurePath
+
+from hpccoll.algorithms.published_files import PublishedVerdict, is_published_file, judge_published
+from hpccoll.cli.output import STDOUT, is_printing_rank, list_given_options, print_table, print_text
+from hpccoll.cli.progress import show_progress
+from hpccoll.cli.run_record import open_serial_output
+from hpccoll.errors import HpccollError, UsageError
+from hpccoll.plan.published.proof import MOST_BUFFERED
+from hpccoll.records import PublishedScheduleRecord
+from hpccoll.units import format_count
+
+COLUMNS = ("file", "tool", "operation", "ranks", "verdict", "buffers", "chunks moved", "redundant", "plan", "s")
+
+
+def are_published(names: Sequence[str]) -> bool:
+    """Whether all of `names` are files of published schedules; raise UsageError if only some are."""
+    published = [name for name in names if is_published_file(name)]
+    if published and len(published) < len(names):
+        other = next(name for name in names if name not in published)
+        raise UsageError(f"{published[0]} is a file of a schedule and {other} is not; use two commands")
+    if published and (unused := list_given_options("ranks")):
+        raise UsageError(f"a file has a schedule for one number of ranks; leave {' and '.join(unused)} out")
+    return bool(published)
+
+
+def verify_published(paths: Sequence[str], buffered: int | None, json_file: str | None) -> None:
+    """Prove the schedules of all files, print a table, and raise HpccollError if one is wrong.
+
+    `buffered` is a number of buffered messages per link with which no schedule may deadlock, or None.
+    """
+    if not is_printing_rank():
+        return
+    verdicts = []
+    with open_serial_output(json_file) as lines, show_progress("proven", len(paths)) as advance:
+        for path in paths:
+            start = time.perf_counter()
+            verdict = judge_published(path, buffered)
+            record = _make_record(verdict, time.perf_counter() - start)
+            verdicts.append((verdict, record))
+            lines.write(record.as_dict())
+            advance(PurePath(path).name)
+    if json_file != STDOUT:
+        _print_verdicts(verdicts)
+    failures = [f"{verdict.path}: {verdict.failure}" for verdict, _ in verdicts if verdict.failure is not None]
+    if failures:
+        head = f"{format_count(len(failures), 'schedule')} of {len(verdicts)} refused:\n"
+        raise HpccollError(head + "\n".join(failures))
+
+
+def _make_record(verdict: PublishedVerdict, seconds: float) -> PublishedScheduleRecord:
+    """Return the record of a verdict."""
+    program, proof, plan = verdict.program, verdict.proof, verdict.plan_proof
+    return PublishedScheduleRecord(
+        command="verify",
+        file=verdict.path,
+        proven=verdict.failure is None,
+        failure=verdict.failure,
+        tool=program.tool if program else None,
+        op=program.operation.value if program else None,
+        ranks=program.ranks if program else None,
+        chunks=program.chunks if program else None,
+        buffered=proof.buffered if proof else None,
+        transfers=proof.transfers if proof else None,
+        redundant=proof.redundant if proof else None,
+        rounds=plan.rounds if plan else None,
+        sent_most=float(plan.cost.most) if plan else None,
+        no_plan=verdict.no_plan,
+        seconds=round(seconds, 6),
+    )
+
+
+def _print_verdicts(verdicts: Sequence[tuple[PublishedVerdict, PublishedScheduleRecord]]) -> None:
+    """Print one row per file."""
+    rows = []
+    for verdict, record in verdicts:
+        buffers = (
+            "-" if record.transfers is None else f">{MOST_BUFFERED}" if record.buffered is None else record.buffered
+        )
+        plan = "-" if record.rounds is None else f"{record.rounds} rounds"
+        cells = (record.tool, record.op, record.ranks, "right" if record.proven else "WRONG", buffers)
+        counts = (record.transfers, record.redundant, plan, f"{record.seconds:.2f}")
+        rows.append([verdict.path, *("-" if cell is None else str(cell) for cell in (*cells, *counts))])
+    print_table("Published schedules", COLUMNS, rows, numbers=(COLUMNS[3], *COLUMNS[5:8], "s"), drops=("s", "tool"))
+    print_text(
+        "buffers: the least number of buffered messages per link without a deadlock; redundant: chunks that the "
+        "receiver has already, or never uses; plan: simulate, draw, export and bench take the file"
+    )
+    for verdict, _ in verdicts:
+        if verdict.no_plan is not None:
+            print_text(f"{verdict.path} is right, but has no plan: {verdict.no_plan}")

@@ -1,0 +1,214 @@
+"""The proof of a plan for many ranks by its symmetry under rotation of ranks and chunks together.
+
+Let n ranks have n chunks, and let a plan do the same at rank r + p as at rank r, with all peers and all chunks
+increased by p (modulo n). Then the execution of the plan, rotated by p, is the execution itself: chunk c + p of rank
+r + p has the contributions of chunk c of rank r, with all ranks increased by p. The promise of an all_gather, a
+reduce_scatter and an all_reduce is invariant under the same rotation. So if chunks 0 to p - 1 are right at all ranks,
+all chunks are. This is an argument about all ranks, not a sample: `prove_by_symmetry` checks the rotation for every
+rank of every round, that each send meets its receive, and that both ends have the same number of chunks.
+
+Instead of n * n chunks, the proof keeps n * p, so its memory is O(n p), and its time O(n p) per round. It needs regions
+that are cyclic intervals (`Span`), and messages that leave chunks in place; other plans are not proven this way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+
+import numpy as np
+
+from hpccoll.errors import PlanError
+from hpccoll.plan.operation import Mask, Operation, Weights
+from hpccoll.plan.plan import Cost, Plan
+from hpccoll.plan.proof.checker import Proof
+from hpccoll.plan.step import NO_PEER, IntArray, Ints, Move, Op, Region, Span, Step
+from hpccoll.units import format_count
+
+OPERATIONS = (Operation.ALL_GATHER, Operation.REDUCE_SCATTER, Operation.ALL_REDUCE)
+_MIX = np.uint64(0x9E3779B97F4A7C15)
+
+
+def can_prove_by_symmetry(plan: Plan) -> bool:
+    """Whether a plan states a period, has one chunk per rank, and has only messages of cyclic intervals in its rounds.
+
+    Only the first round is looked at; `prove_by_symmetry` raises PlanError if a later one differs.
+    """
+    n = plan.ranks
+    if plan.operation not in OPERATIONS or plan.period is None or n % plan.period:
+        return False
+    rounds = plan.column(0)
+    return rounds.chunks == n > 1 and len(rounds) > 0 and all(_is_span_move(step) for step in rounds.at(0))
+
+
+def _is_span_move(step: Step) -> bool:
+    return isinstance(step, Move) and isinstance(step.send, Span) and isinstance(step.recv, Span)
+
+
+def prove_by_symmetry(plan: Plan) -> Proof:
+    """Return the proof of a plan for which `can_prove_by_symmetry` holds; raise PlanError if it is wrong."""
+    return _SymmetricProof(plan).prove()
+
+
+class _SymmetricProof:
+    """The contents of chunks 0 to p - 1 at all ranks: sums of random weights and numbers of contributions."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan, self.n, self.period = plan, plan.ranks, plan.period or plan.ranks
+        self.rank = np.arange(self.n)
+        self.weight = np.random.default_rng(1).integers(1, 2**64, (self.n, 2), dtype=np.uint64)
+        self.round = 0
+        self.moved = np.zeros(self.n, np.int64)
+        self.messages = self.steps = 0
+        shape = (self.period, self.n)
+        self.count = np.zeros(shape, np.int64)
+        self.sums = np.zeros((*shape, 2), np.uint64)
+        self.order = np.zeros(shape, np.uint64)
+        for chunk in range(self.period):
+            holders = self.rank == chunk if plan.operation is Operation.ALL_GATHER else np.full(self.n, fill_value=True)
+            self.count[chunk, holders] = 1
+            self.sums[chunk, holders] = self.weight[holders]
+            self.order[chunk, holders] = self.weight[holders, 0]
+
+    def prove(self) -> Proof:
+        """Execute all rounds, compare the end with the promise, and return the proof."""
+        rounds = self.plan.rounds()
+        for t in range(len(rounds)):
+            self.round = t
+            self.run_round(rounds.at(t))
+        self.check_end()
+        cost = Cost(self.steps, Fraction(int(self.moved.sum()), self.n**2), Fraction(int(self.moved.max()), self.n))
+        if self.plan.cost is not None and self.plan.cost != cost:
+            raise PlanError(f"{self.plan.name} on {format_count(self.n, 'rank')} states a cost of {self.plan.cost}; "
+                            f"the plan takes {cost}")  # fmt: skip
+        return Proof(cost, len(rounds), self.messages)
+
+    def error(self, rank: int, why: str) -> PlanError:
+        """Return (not raise) the error that names the plan, the round and a rank."""
+        return PlanError(f"{self.plan.name} on {format_count(self.n, 'rank')}, round {self.round}: rank {rank} {why}")
+
+    def run_round(self, steps: Sequence[Step]) -> None:
+        """Check the steps of a round, and apply them to the contents at the start of the round."""
+        before = self.count.copy(), self.sums.copy(), self.order.copy()
+        written = np.zeros(self.count.shape, np.bool_)
+        crossed = 0
+        for step in steps:
+            if not isinstance(step, Move) or not isinstance(step.send, Span) or not isinstance(step.recv, Span):
+                raise self.error(0, "has no message of a cyclic interval; prove fewer ranks without symmetry")
+            sends, receives = step.dest != NO_PEER, step.source != NO_PEER
+            self.check_rotation(step, sends, receives)
+            self.check_ends(step, sends, receives)
+            sizes = np.broadcast_to(np.asarray(step.send.size), self.n)
+            away = sends & (step.dest != self.rank)
+            self.moved += np.where(away, sizes, 0)
+            crossed += int(np.count_nonzero(away))
+            for chunk in range(self.period):
+                self.move_chunk(step, (step.send, step.recv), chunk, before, written)
+        self.messages += crossed
+        self.steps += crossed > 0
+
+    def check_rotation(self, step: Move, sends: Mask, receives: Mask) -> None:
+        """Raise PlanError unless rank r + p does what rank r does, with peers and chunks increased by p."""
+        for what, values, active, turns in (
+            ("destination", step.dest, sends, self.n), ("source", step.source, receives, self.n),
+            ("operation", step.op, receives, 0),
+            ("number of chunks", step.send.size, sends, 0), ("number of chunks", step.recv.size, receives, 0),
+            ("first chunk", _first_chunk(step.send), sends, self.n),
+            ("first chunk", _first_chunk(step.recv), receives, self.n),
+        ):  # fmt: skip
+            row = np.broadcast_to(np.asarray(values, np.int64), (self.n,))
+            turned = np.roll(row, -self.period)  # entry r is that of rank r + p
+            wanted = (row + self.period) % turns if turns else row
+            differ = active & ((turned % turns if turns else turned) != wanted)
+            wrong = np.nonzero(differ | (np.roll(active, -self.period) != active))[0]
+            if len(wrong):
+                raise self.error(int(wrong[0]), f"and rank {(int(wrong[0]) + self.period) % self.n} differ in their "
+                                                f"{what} by more than the period {self.period}")  # fmt: skip
+
+    def check_ends(self, step: Move, sends: Mask, receives: Mask) -> None:
+        """Raise PlanError unless every send has its receive, of the same number of chunks."""
+        alone = np.nonzero(sends & (step.source[np.where(sends, step.dest, 0)] != self.rank))[0]
+        if len(alone):
+            raise self.error(int(alone[0]), f"sends to rank {step.dest[alone[0]]}, which does not receive from it")
+        alone = np.nonzero(receives & (step.dest[np.where(receives, step.source, 0)] != self.rank))[0]
+        if len(alone):
+            raise self.error(int(alone[0]), f"receives from rank {step.source[alone[0]]}, which does not send to it")
+        sent = np.broadcast_to(np.asarray(step.send.size), self.n)[np.where(receives, step.source, 0)]
+        uneven = np.nonzero(receives & (sent != np.broadcast_to(np.asarray(step.recv.size), self.n)))[0]
+        if len(uneven):
+            raise self.error(int(uneven[0]), "expects another number of chunks than its sender sends")
+
+    def move_chunk(
+        self, step: Move, spans: tuple[Span, Span], chunk: int, before: tuple[IntArray, Weights, Weights], written: Mask
+    ) -> None:
+        """Copy or reduce one chunk at the ranks that receive it."""
+        send, recv = spans
+        sends = np.nonzero((step.dest != NO_PEER) & _holds(send, chunk, self.rank))[0]
+        into = step.dest[sends]
+        if (_chunk_at(recv, _place(send, chunk, sends), into) != chunk).any():
+            why = f"receives chunk {chunk} into another chunk; prove fewer ranks without symmetry"
+            raise self.error(int(into[0]), why)
+        counts, sums, order = (kept[chunk, sends] for kept in before)
+        unread = np.nonzero(counts == 0)[0]
+        if len(unread):
+            raise self.error(int(sends[unread[0]]), f"sends chunk {chunk} before it was written")
+        op = np.broadcast_to(np.asarray(step.op, np.int64), (self.n,))[into]
+        copies = op == Op.COPY
+        if (copies & written[chunk, into]).any():
+            raise self.error(int(into[0]), f"receives chunk {chunk} from two messages of which the later overwrites")
+        own = self.order[chunk, into]
+        left, right = np.where(op == Op.OWN_FIRST, own, order), np.where(op == Op.OWN_FIRST, order, own)
+        mixed = left * _MIX ^ (right + _MIX) * (_MIX | np.uint64(2))
+        self.order[chunk, into] = np.where(copies, order, mixed ^ (mixed >> np.uint64(29)))
+        self.count[chunk, into] = counts + np.where(copies, 0, self.count[chunk, into])
+        self.sums[chunk, into] = sums + np.where(copies[:, None], np.uint64(0), self.sums[chunk, into])
+        written[chunk, into] = True
+
+    def check_end(self) -> None:
+        """Raise PlanError unless chunks 0 to p - 1 have every contribution once where the promise needs them."""
+        for chunk in range(self.period):
+            gathers = self.plan.operation is Operation.ALL_GATHER
+            count = 1 if gathers else self.n
+            total = self.weight[chunk] if gathers else self.weight.sum(axis=0, dtype=np.uint64)
+            outputs = self.rank == chunk if self.plan.operation is Operation.REDUCE_SCATTER else self.rank >= 0
+            right = (self.count[chunk] == count) & (self.sums[chunk] == total).all(axis=1)
+            wrong = np.nonzero(outputs & ~right)[0]
+            where = f"{self.plan.name} on {format_count(self.n, 'rank')}"
+            if len(wrong):
+                raise PlanError(f"{where}: in the end rank {wrong[0]} chunk {chunk} is wrong: it has "
+                                f"{self.count[chunk, wrong[0]]} contributions; need {count}, each once")  # fmt: skip
+            if len(np.unique(self.order[chunk, outputs])) > 1:
+                raise PlanError(f"{where}: ranks reduce chunk {chunk} in different orders")
+
+
+def _first_chunk(span: Region) -> Ints:
+    """Return the first chunk of a span at each rank."""
+    if not isinstance(span, Span):
+        raise PlanError("a list of chunks has no first chunk; prove fewer ranks without symmetry")
+    first: Ints = span.base + span.unit * (span.first % max(span.mod, 1))
+    return first
+
+
+def _at(value: Ints, ranks: IntArray) -> IntArray:
+    """Return the entries of `ranks` of a value that is one number, or an array with one entry per rank."""
+    return np.full(len(ranks), value) if isinstance(value, int) else np.asarray(value)[ranks]
+
+
+def _place(span: Span, chunk: int, ranks: IntArray) -> IntArray:
+    """Return the place of a chunk in the spans of `ranks`, which may be beyond the end of the span."""
+    distance = chunk - _at(span.base, ranks)
+    unit = (distance // span.unit - _at(span.first, ranks)) % max(span.mod, 1)
+    return unit * span.unit + distance % span.unit
+
+
+def _holds(span: Span, chunk: int, ranks: IntArray) -> Mask:
+    """Return whether the span of each rank has a chunk."""
+    distance = chunk - _at(span.base, ranks)
+    inside = (distance >= 0) & (distance < span.mod * span.unit)
+    return inside & (_place(span, chunk, ranks) < _at(span.size, ranks))
+
+
+def _chunk_at(span: Span, place: IntArray, ranks: IntArray) -> IntArray:
+    """Return the chunk at a place of the span of each of `ranks`."""
+    unit = (_at(span.first, ranks) + place // span.unit) % max(span.mod, 1)
+    return _at(span.base, ranks) + unit * span.unit + place % span.unit

@@ -1,0 +1,130 @@
+"""The execution of a program of thread blocks: an order of its steps, or the steps at which it deadlocks.
+
+Every block runs as far as it can. Semaphores only grow, so a step that can run stays able to run, and any order of
+execution reaches the same end: a deadlock is found if there is one. With a number of buffered messages per link, a send
+also waits for a free buffer of its link.
+
+Each step has a vector clock, the number of steps of every block that surely come before it. Two steps are ordered by
+the program if and only if one is in the clock of the other (Lamport 1978; Fidge 1988).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+
+from hpccoll.plan.published.block_program import BlockProgram, BlockStep, Semaphore
+from hpccoll.plan.step import IntArray
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutedStep:
+    """A step, the number of its block in the program, its position in the block, and its vector clock."""
+
+    step: BlockStep
+    block: int
+    position: int
+    clock: IntArray
+
+
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """The executed steps in order, and for a deadlock the next step of each blocked block, with the reason."""
+
+    executed: list[ExecutedStep]
+    stuck: list[tuple[BlockStep, str]]
+
+
+def execute(program: BlockProgram, buffered: int | None = None) -> Execution:
+    """Return an execution of `program` with at most `buffered` messages in flight per link; None for no limit."""
+    return _Executor(program, buffered).run()
+
+
+def has_deadlock(program: BlockProgram, buffered: int) -> bool:
+    """Whether `program` deadlocks with at most `buffered` messages in flight per link."""
+    return bool(_Executor(program, buffered, with_clocks=False).run().stuck)
+
+
+def _get_value(post: tuple[int, IntArray]) -> int:
+    return post[0]
+
+
+class _Executor:
+    """The semaphores and the current step of every block."""
+
+    def __init__(self, program: BlockProgram, buffered: int | None, *, with_clocks: bool = True) -> None:
+        self.blocks, self.buffered = program.blocks, buffered
+        self.at = [0] * len(self.blocks)
+        width = len(self.blocks) if with_clocks else 0
+        self.clocks = [np.zeros(width, np.int64) for _ in self.blocks]
+        self.counts: dict[Semaphore, int] = {}
+        self.posts: dict[Semaphore, list[tuple[int, IntArray]]] = {}  # values after each post, with the poster's clock
+        self.waiting: dict[Semaphore, set[int]] = {}
+
+    def run(self) -> Execution:
+        """Run all blocks until they end or are blocked."""
+        executed: list[ExecutedStep] = []
+        runnable = deque(range(len(self.blocks)))
+        while runnable:
+            block = runnable.popleft()
+            while self.at[block] < len(self.blocks[block]):
+                step = self.blocks[block][self.at[block]]
+                missing = self.find_missing(step)
+                if missing is not None:
+                    self.waiting.setdefault(missing, set()).add(block)
+                    break
+                executed.append(self.complete(block, step))
+                for post in step.posts:
+                    runnable.extend(sorted(self.waiting.pop(post.semaphore, ())))
+        stuck = [(self.blocks[block][at], block) for block, at in enumerate(self.at) if at < len(self.blocks[block])]
+        return Execution(executed, [(step, self.explain(step)) for step, _ in stuck])
+
+    def find_missing(self, step: BlockStep) -> Semaphore | None:
+        """Return a semaphore for which the step still waits, or None if the step can run."""
+        for wait in step.waits:
+            if self.counts.get(wait.semaphore, 0) < wait.count:
+                return wait.semaphore
+        if step.slot is not None and self.buffered is not None:
+            received, sent = step.slot
+            if self.counts.get(received, 0) < sent + 1 - self.buffered:
+                return received
+        return None
+
+    def complete(self, block: int, step: BlockStep) -> ExecutedStep:
+        """Execute a step: join the clocks of the posts that it waited for, and raise its semaphores."""
+        clock = self.clocks[block]
+        if len(clock):
+            clock = clock.copy()
+            for wait in step.waits:
+                posts = self.posts.get(wait.semaphore, [])
+                reached = bisect_left(posts, wait.count, key=_get_value)
+                # The posts that set a value come from one block, so the last one comes after those before it.
+                for _, posted in posts[0 if wait.is_counted else reached : reached + 1]:
+                    np.maximum(clock, posted, out=clock)
+            clock[block] = self.at[block] + 1
+            self.clocks[block] = clock
+        self.at[block] += 1
+        for post in step.posts:
+            count = self.counts.get(post.semaphore, 0)
+            self.counts[post.semaphore] = count + 1 if post.value is None else max(count, post.value)
+            self.posts.setdefault(post.semaphore, []).append((self.counts[post.semaphore], clock))
+        return ExecutedStep(step, block, self.at[block] - 1, clock)
+
+    def explain(self, step: BlockStep) -> str:
+        """Return what a blocked step waits for, in words."""
+        missing = self.find_missing(step)
+        if missing is None:
+            return "waits"
+        kind, *place = missing
+        if kind == "sent":
+            return f"waits for a message from rank {place[0]} on channel {place[2]}"
+        if kind == "received":
+            return f"waits for a free buffer of its link to rank {place[1]}, channel {place[2]}"
+        if kind == "done":
+            return f"waits for thread block {place[1]} of its rank"
+        if kind == "packet":
+            return f"waits for a packet in {place[1]}[{place[2]}]"
+        return f"waits for a signal ({' '.join(map(str, missing))})"

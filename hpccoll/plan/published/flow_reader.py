@@ -1,0 +1,252 @@
+"""Readers of schedules that are lists of transfers: TE-CCL's JSON and the algorithms of TACCL and SCCL.
+
+TE-CCL lists flows such as "Chunk 0 from 4 traveled over 4->7 in epoch 0 via switches 1". An all-gather is read from its
+flows, an all-to-all from its paths, which state how each piece of a chunk travels. TACCL and SCCL list the sends of
+each step. A rank may send a chunk only after a transfer of an earlier epoch or step has brought it there. Sources:
+microsoft/TE-CCL (teccl/solvers) and microsoft/taccl (taccl/serialization.py).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from hpccoll.errors import PlanError, UsageError
+from hpccoll.plan.operation import Operation
+from hpccoll.plan.published.block_program import (
+    INPUT,
+    OUTPUT,
+    BlockProgram,
+    BlockStep,
+    Cell,
+    CollectiveCells,
+    Effect,
+    Post,
+    SemaphoreWait,
+)
+
+_FLOW = re.compile(r"Chunk (\d+) from (\d+) traveled over (\d+)->(\d+)(?: with volume ([\d.e+-]+))? in epoch (\d+)")
+_HOP = re.compile(r"(\d+)->(\d+) with volume ([\d.e+-]+) in epoch (\d+)")
+_DEMAND = re.compile(r"Demand at (\d+) for chunk (\d+) from (\d+)")
+_VOLUME_ERROR = 1e-3  # TE-CCL's solver leaves out volumes below 1e-5, and rounds
+RELAY = "x"  # the buffer of chunks that a rank passes on
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """A transfer of a cell's contents between two ranks in an epoch or step, and its words in the file."""
+
+    epoch: int
+    source: Cell
+    target: Cell
+    words: str
+    reduces: bool = False
+
+
+def is_teccl(document: dict[str, Any]) -> bool:
+    """Whether a JSON document is a schedule of TE-CCL."""
+    return any(key.endswith("-Flows") for key in document)
+
+
+def is_taccl(document: dict[str, Any]) -> bool:
+    """Whether a JSON document is an algorithm of TACCL or SCCL."""
+    return document.get("sccl_type") == "algorithm" or document.get("msccl_type") == "algorithm"
+
+
+def parse_teccl(document: dict[str, Any], name: str) -> BlockProgram:
+    """Return the program of a TE-CCL schedule; raise UsageError for an unreadable one, PlanError for a wrong one."""
+    flows = next(value for key, value in document.items() if key.endswith("-Flows"))
+    if any("volume" in flow for flow in flows[:1]):
+        paths: dict[str, Any] = next(
+            (value for key, value in document.items() if key.lower().endswith("chunk paths")), {}
+        )
+        return _read_all_to_all(paths, name)
+    matches = [_match(_FLOW, flow, name) for flow in flows]
+    nodes = sorted({int(rank) for match in matches for rank in match.group(2, 3, 4)})
+    ranks = {node: rank for rank, node in enumerate(nodes)}
+    per = 1 + max(int(match[1]) for match in matches)
+    cells = CollectiveCells(Operation.ALL_GATHER, len(nodes), per)
+    transfers = []
+    for match in matches:
+        index = ranks[int(match[2])] * per + int(match[1])
+        ends = [(ranks[int(node)], OUTPUT, index) for node in match.group(3, 4)]
+        transfers.append(Transfer(int(match[6]), ends[0], ends[1], match[0]))
+    outputs = {(r, OUTPUT, k): cells.required(r, k) for r in range(len(nodes)) for k in range(cells.chunks)}
+    inputs = {(r, OUTPUT, r * per + k): cells.initial(r, k) for r in range(len(nodes)) for k in range(per)}
+    homes = {cell: cell[2] for cell in outputs}
+    return _make_program(name, "TE-CCL", cells, transfers, inputs, outputs, homes, cells.chunks)
+
+
+def _match(pattern: re.Pattern[str], words: Any, name: str) -> re.Match[str]:
+    """Return the match of a line of the file; raise UsageError if it has another form."""
+    match = pattern.match(words) if isinstance(words, str) else None
+    if match is None:
+        raise UsageError(f"{name}: {words!r:.80} has not the form of TE-CCL's lines, {pattern.pattern[:40]}...")
+    return match
+
+
+def _read_all_to_all(paths: dict[str, Any], name: str) -> BlockProgram:
+    """Return the program of an all-to-all, of which every demand has one or several paths."""
+    demands = [(_match(_DEMAND, demand, name), pieces) for demand, pieces in paths.items()]
+    nodes = sorted({int(node) for match, _ in demands for node in match.group(1, 3)})
+    ranks = {node: rank for rank, node in enumerate(nodes)}
+    n = len(nodes)
+    most = max((len(pieces) for _, pieces in demands), default=1)
+    cells = CollectiveCells(Operation.ALL_TO_ALL, n, most)
+    transfers: list[Transfer] = []
+    inputs: dict[Cell, tuple[int, int]] = {}
+    outputs: dict[Cell, tuple[int, int]] = {}
+    for rank in range(n):
+        inputs |= {(rank, INPUT, k): cells.initial(rank, k) for k in range(n * most)}
+        transfers += [  # TE-CCL leaves out the block that stays at its rank
+            Transfer(-1, (rank, INPUT, own), (rank, OUTPUT, own), "copy of the own block")
+            for own in range(rank * most, rank * most + most)
+        ]
+    for match, pieces in demands:
+        dest, source = ranks[int(match[1])], ranks[int(match[3])]
+        volume = 0.0
+        for piece, hops in enumerate(pieces):
+            volume += _add_path(hops, (source, dest, piece), cells, ranks, transfers, f"{name}: {match[0]}")
+            outputs[dest, OUTPUT, source * most + piece] = cells.required(dest, source * most + piece)
+        if abs(volume - 1) > _VOLUME_ERROR:
+            raise PlanError(f"{name}: {match[0]} is met by a volume of {volume:.6g} chunks; need 1")
+    served = {(match[1], match[3]) for match, _ in demands}
+    if len(served) != n * (n - 1):
+        lacking = next((d, s) for d in nodes for s in nodes if d != s and (str(d), str(s)) not in served)
+        raise PlanError(f"{name}: rank {lacking[0]} has no demand met from rank {lacking[1]}")
+    homes, chunks = _place_relays(transfers, n) if most == 1 else ({}, 0)
+    remark = () if most == 1 else (f"chunks are cut into up to {most} pieces of different sizes",)
+    return _make_program(name, "TE-CCL", cells, transfers, inputs, outputs, homes, chunks, remark)
+
+
+def _add_path(
+    hops: Sequence[Any], demand: tuple[int, int, int], cells: CollectiveCells, ranks: dict[int, int],
+    transfers: list[Transfer], where: str,
+) -> float:  # fmt: skip
+    """Append the transfers of one path, and return its volume; raise PlanError if the path has a gap."""
+    source, dest, piece = demand
+    at, epoch, volume = source, -1, 0.0
+    identity = (source * cells.ranks + dest) * cells.per + piece
+    for hop in hops:
+        match = _match(_HOP, hop[1], where)
+        begin, end, now = ranks.get(int(match[1]), -1), ranks.get(int(match[2]), -1), int(match[4])
+        if begin != at or end < 0:
+            raise PlanError(f"{where}: {hop[1]} does not begin at rank {at}, where the chunk is")
+        if now <= epoch:
+            raise PlanError(f"{where}: {hop[1]} leaves before the chunk arrives, which it does in epoch {epoch}")
+        start = (at, INPUT, dest * cells.per + piece) if at == source else (at, RELAY, identity)
+        stop = (end, OUTPUT, source * cells.per + piece) if end == dest else (end, RELAY, identity)
+        transfers.append(Transfer(now, start, stop, hop[1]))
+        at, epoch, volume = end, now, float(match[3])
+    if at != dest:
+        raise PlanError(f"{where}: the path ends at rank {at}; need rank {dest}")
+    return volume
+
+
+def _place_relays(transfers: list[Transfer], n: int) -> tuple[dict[Cell, int], int]:
+    """Return the plan's chunks of all cells of an all-to-all, and their number; relays get chunks of work space."""
+    homes = {(r, INPUT, k): k for r in range(n) for k in range(n)} | {
+        (r, OUTPUT, k): n + k for r in range(n) for k in range(n)
+    }
+    used = [2 * n] * n
+    for transfer in transfers:
+        cell = transfer.target
+        if cell not in homes:
+            homes[cell] = used[cell[0]]
+            used[cell[0]] += 1
+    return homes, -(-max(used) // n) * n
+
+
+def parse_taccl(document: dict[str, Any], name: str) -> BlockProgram:
+    """Return the program of an algorithm of TACCL or SCCL; raise UsageError or PlanError as `parse_teccl` does."""
+    collective = str(document["collective"]["name"]).lower()
+    known = {
+        "allgather": Operation.ALL_GATHER, "allreduce": Operation.ALL_REDUCE,
+        "reducescatter": Operation.REDUCE_SCATTER, "reduce_scatter": Operation.REDUCE_SCATTER,
+    }  # fmt: skip
+    operation = next((known[key] for key in known if collective.startswith(key)), None)
+    n = document["collective"]["nodes"]
+    addresses = {chunk["addr"] for chunk in document["collective"]["chunks"]}
+    if operation is None or (operation.has_blocks and len(addresses) % n):
+        raise UsageError(f"{name}: the collective {collective!r} is none of {', '.join(known)}")
+    per = len(addresses) // n if operation.has_blocks else len(addresses)
+    cells = CollectiveCells(operation, n, per)
+    transfers = []
+    for clock, step in enumerate(document["steps"]):
+        for address, source, dest, *rest in step["sends"]:
+            time = rest[0] if rest else 0
+            reduces = len(rest) > 2 and rest[2] == "rrc"
+            words = f"chunk {address} {source}->{dest} in step {clock}"
+            moved = Transfer(clock, (source, OUTPUT, address), (dest, OUTPUT, address), words, reduces)
+            transfers.append((time if rest else clock, moved))
+    times = {time: k for k, time in enumerate(sorted({time for time, _ in transfers}))}
+    ordered = [Transfer(times[t], m.source, m.target, m.words, m.reduces) for t, m in transfers]
+    inputs = {}
+    for rank in range(n):
+        for k in range(cells.count_inputs(rank)):
+            contents = cells.initial(rank, k)
+            inputs[rank, OUTPUT, contents[0]] = contents
+    outputs = {}
+    for rank in range(n):
+        for k in range(cells.count_outputs(rank)):
+            contents = cells.required(rank, k)
+            outputs[rank, OUTPUT, contents[0]] = contents
+    homes = {(rank, OUTPUT, k): k for rank in range(n) for k in range(cells.chunks)}
+    return _make_program(name, "TACCL", cells, ordered, inputs, outputs, homes, cells.chunks)
+
+
+def _make_program(
+    name: str, tool: str, cells: CollectiveCells, transfers: list[Transfer], inputs: dict[Cell, tuple[int, int]],
+    outputs: dict[Cell, tuple[int, int]], homes: dict[Cell, int], plan_chunks: int, remarks: tuple[str, ...] = (),
+) -> BlockProgram:  # fmt: skip
+    """Return the program in which every transfer waits for the earlier transfers to its source."""
+    links = _Links(name, inputs)
+    ordered = sorted(transfers, key=lambda transfer: transfer.epoch)
+    for _, same in groupby(ordered, key=lambda transfer: transfer.epoch):
+        links.add_epoch(list(same), ordered)
+    return BlockProgram(
+        name, tool, cells.operation, cells.ranks, cells.chunks, tuple(map(tuple, links.blocks.values())), inputs,
+        outputs, homes, plan_chunks, len(transfers), remarks,
+    )  # fmt: skip
+
+
+class _Links:
+    """The steps of each link, which is a thread block of its sender, and how many transfers filled each cell."""
+
+    def __init__(self, name: str, inputs: dict[Cell, tuple[int, int]]) -> None:
+        self.name, self.inputs = name, inputs
+        self.blocks: dict[tuple[int, int], list[BlockStep]] = {}
+        self.numbers: dict[tuple[int, int], int] = {}
+        self.begun: Counter[Cell] = Counter()
+        self.done: Counter[Cell] = Counter()
+
+    def add_epoch(self, transfers: list[Transfer], everything: list[Transfer]) -> None:
+        """Add the transfers of one epoch, which use what earlier epochs brought; errors look at `everything`."""
+        for transfer in transfers:
+            self.add(transfer, everything)
+        self.done.update(transfer.target for transfer in transfers)
+
+    def add(self, transfer: Transfer, everything: list[Transfer]) -> None:
+        """Add a transfer; raise PlanError if its chunk is not at its sender."""
+        key = (transfer.source[0], transfer.target[0])
+        number = self.numbers.setdefault(key, sum(pair[0] == key[0] for pair in self.numbers))
+        steps = self.blocks.setdefault(key, [])
+        arrived = self.done[transfer.source]
+        if transfer.source not in self.inputs and not arrived:
+            when = next((each.epoch for each in everything if each.target == transfer.source), None)
+            why = "never arrives there" if when is None else f"arrives there in epoch {when}"
+            place = BlockStep(key[0], number, len(steps), transfer.words).describe()
+            raise PlanError(f"{self.name}: {place} sends a chunk from rank {key[0]} that {why}")
+        waits = [SemaphoreWait(("have", *transfer.source), arrived, is_counted=True)] if arrived else []
+        terms: tuple[Cell, ...] = (transfer.source,)
+        if transfer.reduces:
+            terms = (transfer.target, transfer.source)
+            if self.begun[transfer.target]:  # sums of one cell are made one after the other
+                waits.append(SemaphoreWait(("have", *transfer.target), self.begun[transfer.target], is_counted=True))
+        self.begun[transfer.target] += 1
+        effects, posts = (Effect(transfer.target, terms),), (Post(("have", *transfer.target)),)
+        steps.append(BlockStep(key[0], number, len(steps), transfer.words, effects, tuple(waits), posts))

@@ -1,0 +1,194 @@
+"""Conversion of a proven program of thread blocks to a plan, which can be drawn, simulated, exported and run.
+
+A plan has no scratch buffer, and its messages are part of rounds. So a message that a rank only keeps in scratch is
+sent in the round in which its contents are reduced or copied into the output. A partial sum that a rank sends on
+without storing it is stored in the rank's chunk. A message takes part in the first round after the round that makes
+its contents, but no later than the round that overwrites them at the sender. Where these rules contradict each other,
+the conversion refuses the program. Switch operations become messages between ranks.
+
+In an all-to-all in equal pieces, the plan sends a whole block where the program sends the first of its pieces, if all
+pieces travel over the same links.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from hpccoll.errors import PlanError
+from hpccoll.plan.interchange.json_plans import make_plan
+from hpccoll.plan.messages import PlanMessage
+from hpccoll.plan.operation import Operation
+from hpccoll.plan.plan import Plan
+from hpccoll.plan.published.block_program import IN_FLIGHT, BlockProgram, Cell, CellContents, Effect
+from hpccoll.plan.published.execution import ExecutedStep
+from hpccoll.plan.step import Op
+
+PlanCell: TypeAlias = tuple[int, int]  # rank and chunk of the plan
+_START = -1  # the round that made the input
+
+
+@dataclass(slots=True)
+class _Version:
+    """Contents that a plan's chunk has from one round on: contributors, and rounds that wrote, read and overwrite."""
+
+    cell: PlanCell
+    written: int
+    mask: int
+    read: int = _START
+    overwritten: int | None = None
+
+
+@dataclass(slots=True)
+class _RoundList:
+    """The messages of each round, and the number of the last message of the round that writes each chunk."""
+
+    messages: dict[int, list[PlanMessage]] = field(default_factory=dict)
+    writers: dict[int, dict[PlanCell, int]] = field(default_factory=dict)
+    latest: dict[int, dict[tuple[int, int, Op], int]] = field(default_factory=dict)
+
+    def add(self, t: int, source: PlanCell, target: PlanCell, op: Op) -> None:
+        """Add the transfer of a chunk to round t; chunks for the same rank share a message where their order allows."""
+        listed, writers = self.messages.setdefault(t, []), self.writers.setdefault(t, {})
+        latest, ends = self.latest.setdefault(t, {}), (source[0], target[0], op)
+        at = latest.get(ends, -1)
+        if writers.get(target, -1) < at:
+            old = listed[at]
+            listed[at] = PlanMessage(*ends[:2], (*old.send, source[1]), (*old.recv, target[1]), op)
+        else:
+            at = latest[ends] = len(listed)
+            listed.append(PlanMessage(source[0], target[0], (source[1],), (target[1],), op))
+        writers[target] = at
+
+    def list_rounds(self) -> list[list[PlanMessage]]:
+        """Return the messages of all rounds."""
+        return [self.messages[t] for t in sorted(self.messages)]
+
+
+def convert_to_plan(program: BlockProgram, executed: Sequence[ExecutedStep]) -> Plan:
+    """Return the plan of a proven program, from its executed steps; raise PlanError if no plan can express it.
+
+    The plan is not proven: `check` does that.
+    """
+    if not program.plan_chunks:
+        why = program.remarks[0] if program.remarks else "its chunks do not fit those of a plan"
+        raise PlanError(f"{program.name} cannot be a plan: {why}")
+    pieces = _count_pieces(program)
+    if pieces > 1:
+        _require_equal_routes(program, executed, pieces)
+    converter = _Converter(program, pieces)
+    for step in executed:
+        for effect in step.step.effects:
+            converter.apply(effect)
+    rounds = converter.rounds.list_rounds()
+    name = "".join(letter if letter.isalnum() or letter in "_.+-" else "-" for letter in program.name)[:80]
+    return make_plan(program.operation, name or "published", program.ranks, 0, program.plan_chunks, rounds)
+
+
+def _count_pieces(program: BlockProgram) -> int:
+    """Return the number of pieces of each block of an all-to-all; 1 for other operations."""
+    return program.chunks // program.ranks**2 if program.operation is Operation.ALL_TO_ALL else 1
+
+
+def _require_equal_routes(program: BlockProgram, executed: Sequence[ExecutedStep], pieces: int) -> None:
+    """Raise PlanError unless all pieces of each block cross the same links equally often."""
+    routes: dict[int, Counter[tuple[int, int, int]]] = {piece: Counter() for piece in range(pieces)}
+    for chunk, source, dest in _list_crossings(program, executed):
+        routes[chunk % pieces][chunk // pieces, source, dest] += 1
+    if any(route != routes[0] for route in routes.values()):
+        raise PlanError(f"{program.name} cannot be a plan: the {pieces} pieces of a block take different routes")
+
+
+def _list_crossings(program: BlockProgram, executed: Sequence[ExecutedStep]) -> Iterator[tuple[int, int, int]]:
+    """Yield the chunk, sender and receiver of every chunk that an effect moves between ranks."""
+    contents: dict[Cell, CellContents] = dict(program.inputs)
+    for step in executed:
+        for effect in step.step.effects:
+            contents[effect.target] = contents[effect.sources[0]]
+            for source in effect.sources:
+                if source[0] != effect.target[0] and source[1][0] != IN_FLIGHT:
+                    yield contents[source][0], source[0], effect.target[0]
+                elif source[1][0] == IN_FLIGHT:
+                    yield contents[source][0], source[0], step.step.rank
+
+
+class _Converter:
+    """The versions of the plan's chunks while the program's effects become messages of rounds."""
+
+    def __init__(self, program: BlockProgram, pieces: int) -> None:
+        self.program, self.pieces = program, pieces
+        self.rounds = _RoundList()
+        self.current: dict[PlanCell, _Version] = {}
+        self.terms: dict[Cell, tuple[_Version, ...]] = {}  # the versions whose sum a cell holds
+        self.contents: dict[Cell, int] = {}  # the chunk of the collective's data in a cell
+        for cell, (chunk, mask) in program.inputs.items():
+            if cell in program.homes:
+                place = cell[0], program.homes[cell]
+                self.terms[cell] = (self.current.setdefault(place, _Version(place, _START, mask)),)
+            self.contents[cell] = chunk
+
+    def apply(self, effect: Effect) -> None:
+        """Turn one effect into messages, or note what a cell outside the plan holds."""
+        target, chunk = effect.target, self.contents[effect.sources[0]]
+        self.contents[target] = chunk
+        if self.pieces > 1 and chunk % self.pieces:
+            return
+        terms = tuple(version for source in effect.sources for version in self.terms[source])
+        if target in self.program.homes:
+            self.terms[target] = (self.store((target[0], self.program.homes[target]), terms),)
+        elif target[1][0] == IN_FLIGHT and not self.is_sendable(terms, target[0]):
+            self.terms[target] = (self.store((target[0], self.find_place(chunk)), terms),)
+        else:
+            self.terms[target] = terms
+
+    def is_sendable(self, terms: tuple[_Version, ...], rank: int) -> bool:
+        """Whether a rank can send the sum of `terms` from a chunk that it has in the plan."""
+        return len(terms) == 1 and terms[0].cell[0] == rank
+
+    def find_place(self, chunk: int) -> int:
+        """Return the plan's chunk in which a rank stores a value that the program only passes on."""
+        if self.program.operation is Operation.ALL_TO_ALL:
+            raise PlanError(f"{self.program.name} cannot be a plan: ranks pass blocks on from scratch")
+        return chunk
+
+    def store(self, place: PlanCell, terms: tuple[_Version, ...]) -> _Version:
+        """Add the messages that bring the sum of `terms` into a plan's chunk; return the new version."""
+        version = self.current.get(place)
+        others = [term for term in terms if term is not version]
+        reduces = len(others) < len(terms)
+        for term in others:
+            version = self.move(term, place, reduces=reduces)
+            reduces = True
+        if version is None:
+            raise PlanError(f"{self.program.name} cannot be a plan: a chunk has no contents")
+        return version
+
+    def move(self, source: _Version, place: PlanCell, *, reduces: bool) -> _Version:
+        """Add the transfer of one version to the earliest round that fits; return the version that it makes.
+
+        The published formats leave the order of a reduction's operands open. The plan puts the operand with the lowest
+        contributor first, so that two ranks that exchange their sums get the same bits.
+        """
+        old, op, mask = self.current.get(place), Op.COPY, source.mask
+        if reduces and old is not None:
+            op, mask = Op.INCOMING_FIRST if _lowest(source.mask) < _lowest(old.mask) else Op.OWN_FIRST, mask | old.mask
+        t = source.written + 1
+        if old is not None:
+            t = max(t, old.read, old.written + (op is Op.COPY), 0)
+        if source.overwritten is not None and t > source.overwritten:
+            where = f"rank {source.cell[0]} overwrites chunk {source.cell[1]} before the plan could send it"
+            raise PlanError(f"{self.program.name} cannot be a plan: {where} (the program keeps a copy in scratch)")
+        source.read = max(source.read, t)
+        made = _Version(place, t, mask)
+        if old is not None:
+            old.overwritten = t
+        self.current[place] = made
+        self.rounds.add(t, source.cell, place, op)
+        return made
+
+
+def _lowest(mask: int) -> int:
+    """Return the lowest bit that is set in a mask."""
+    return mask & -mask

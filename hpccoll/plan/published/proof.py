@@ -1,0 +1,286 @@
+"""The proof of a published schedule: its end, its values, its order and its redundant transfers.
+
+The program is executed with unlimited buffers, on contents that are a chunk and a set of contributors. The proof
+refuses a deadlock, a read of a cell that was never written, a sum of two different chunks or with a contribution that
+is already in it, an output with wrong contents, and a data race: two steps that are not ordered by the program and of
+which one changes a cell that the other uses. Errors name the rank, the thread block, the step and the chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from hpccoll.errors import DeadlockError, PlanError
+from hpccoll.plan.published.block_program import IN_FLIGHT, BlockProgram, BlockStep, Cell, CellContents, Effect
+from hpccoll.plan.published.execution import ExecutedStep, Execution, execute, has_deadlock
+
+MOST_BUFFERED = 8  # the largest number of buffered messages per link that is tried
+_MOST_STUCK, _MOST_SENDS = 6, 4  # blocked steps, and senders of one value, that an error lists
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedProof:
+    """The proof of a published schedule.
+
+    `buffered` is the least number of buffered messages per link without a deadlock, at most MOST_BUFFERED, or None if
+    more are needed. `transfers` counts the chunks that move between ranks, and `redundant` those of them that the
+    receiver already has, or that it never uses.
+    """
+
+    executed: list[ExecutedStep]
+    buffered: int | None
+    transfers: int
+    redundant: int
+
+
+@dataclass(slots=True)
+class _Write:
+    """A value that a step wrote: contents, the writes that it was made of, and the write that it replaced."""
+
+    contents: CellContents
+    step: BlockStep | None
+    cell: Cell
+    parts: tuple[_Write, ...] = ()
+    replaced: _Write | None = None
+    crossed: bool = False  # whether the value came from another rank
+    known: bool = False  # whether the receiver already had the contents
+    used: bool = field(default=False)
+
+
+def prove_program(program: BlockProgram) -> PublishedProof:
+    """Return the proof of `program`; raise DeadlockError or PlanError, with the place in the file, if it is wrong."""
+    execution = execute(program)
+    _ValueCheck(program).explain_first(execution)
+    if execution.stuck:
+        raise make_deadlock_error(program, execution, None)
+    check = _ValueCheck(program)
+    for executed in execution.executed:
+        check.apply(executed)
+    check.compare_outputs()
+    buffered = next((k for k in range(1, MOST_BUFFERED + 1) if not has_deadlock(program, k)), None)
+    return PublishedProof(execution.executed, buffered, *check.count_transfers())
+
+
+def refuse_deadlock(program: BlockProgram, buffered: int) -> None:
+    """Raise DeadlockError, with the blocked steps, if `program` deadlocks with `buffered` messages per link."""
+    execution = execute(program, buffered)
+    if execution.stuck:
+        raise make_deadlock_error(program, execution, buffered)
+
+
+def make_deadlock_error(program: BlockProgram, execution: Execution, buffered: int | None) -> DeadlockError:
+    """Return (not raise) the error that names the blocked steps of an execution."""
+    listed = [f"{step.describe()} {why}" for step, why in execution.stuck]
+    more = f"; and {len(listed) - _MOST_STUCK} more" if len(listed) > _MOST_STUCK else ""
+    limit = "" if buffered is None else f" with {buffered} buffered message{'s' * (buffered > 1)} per link"
+    stuck = {step.rank: step.words for step, _ in reversed(execution.stuck)}
+    return DeadlockError(f"{program.name}: deadlock{limit}: {'; '.join(listed[:_MOST_STUCK])}{more}", stuck)
+
+
+class _ValueCheck:
+    """The contents of all cells while a program is executed, and the steps that last used each cell."""
+
+    def __init__(self, program: BlockProgram) -> None:
+        self.program = program
+        self.cells = {cell: _Write(contents, None, cell) for cell, contents in program.inputs.items()}
+        self.writes: list[_Write] = []
+        self.last_write: dict[Cell, ExecutedStep] = {}
+        self.last_reads: dict[Cell, list[ExecutedStep]] = {}
+        self.held: set[tuple[int, CellContents]] = {(cell[0], contents) for cell, contents in program.inputs.items()}
+        self.unordered: PlanError | None = None
+        self.transfers = 0  # chunks that moved between ranks
+
+    def explain_first(self, execution: Execution) -> None:
+        """Raise the error of a deadlock's earlier cause: a wrong value that the executed steps already made."""
+        if execution.stuck:
+            for executed in execution.executed:
+                self.apply(executed)
+            misplaced = next((write for write in self.writes if self.is_misplaced(write)), None)
+            if misplaced is not None and misplaced.step is not None:
+                deadlock = make_deadlock_error(self.program, execution, None)
+                raise DeadlockError(f"{deadlock}. Before, {self.describe_misplaced(misplaced)}", deadlock.stuck)
+
+    def error(self, step: BlockStep, why: str) -> PlanError:
+        """Return (not raise) the error that names the schedule and a step."""
+        return PlanError(f"{self.program.name}: {step.describe()} {why}")
+
+    def apply(self, executed: ExecutedStep) -> None:
+        """Execute the effects of a step; raise PlanError for a read or a sum that cannot be right, or for a race."""
+        step = executed.step
+        for effect in executed.step.effects:
+            parts = []
+            for source in effect.sources:
+                write = self.cells.get(source)
+                if write is None:
+                    raise self.error(step, f"reads {_format_cell(source)}, which was never written")
+                self.check_order(executed, source, write, is_write=False)
+                write.used = True
+                parts.append(write)
+            made = self.combine(step, effect, parts)
+            replaced = self.cells.get(effect.target)
+            if replaced is None or replaced.contents != made.contents:
+                self.check_order(executed, effect.target, replaced, is_write=True)
+            made.replaced = replaced
+            self.cells[effect.target] = made
+            self.writes.append(made)
+            self.last_write[effect.target], self.last_reads[effect.target] = executed, []
+            self.note_transfer(effect, made)
+        if self.unordered is not None:
+            raise self.unordered
+
+    def combine(self, step: BlockStep, effect: Effect, parts: list[_Write]) -> _Write:
+        """Return the sum of `parts`; raise PlanError for different chunks or a repeated contribution."""
+        chunk, mask = parts[0].contents
+        for part in parts[1:]:
+            other, more = part.contents
+            if other != chunk or mask & more:
+                misplaced = next(
+                    (made for each in parts for made in _list_origins(each) if self.is_misplaced(made)), None
+                )
+                if misplaced is not None:
+                    raise PlanError(f"{self.program.name}: {self.describe_misplaced(misplaced)}")
+            if other != chunk:
+                raise self.error(step, f"adds chunk {other} to chunk {chunk}{_from_whom(parts)}")
+            if mask & more:
+                twice = _format_ranks(mask & more)
+                raise self.error(step, f"adds the contribution of {twice} to chunk {chunk} a second time"
+                                       f"{_from_whom(parts)}")  # fmt: skip
+            mask |= more
+        return _Write((chunk, mask), step, effect.target, tuple(parts))
+
+    def check_order(self, executed: ExecutedStep, cell: Cell, write: _Write | None, *, is_write: bool) -> None:
+        """Note an error if an earlier conflicting use of a cell is not ordered before the step."""
+        if cell[1][0] == IN_FLIGHT:
+            return
+        earlier = [self.last_write[cell]] if cell in self.last_write else []
+        if is_write:
+            earlier += self.last_reads.get(cell, [])
+        else:
+            self.last_reads.setdefault(cell, []).append(executed)
+        for other in earlier:
+            if other.step is not executed.step and executed.clock[other.block] <= other.position:
+                chunk = f"chunk {write.contents[0]} in " if write is not None else ""
+                verb, did = ("overwrites", "uses") if is_write else ("reads", "writes")
+                self.unordered = self.unordered or self.error(
+                    executed.step,
+                    f"{verb} {chunk}{_format_cell(cell)}, which {other.step.describe()} {did}; "
+                    "nothing orders the two steps: a dependency is missing",
+                )
+
+    def note_transfer(self, effect: Effect, made: _Write) -> None:
+        """Mark a value that came from another rank, and whether its receiver already had it."""
+        rank = effect.target[0]
+        for part in made.parts:
+            if part.cell[0] != rank:  # the cell of a message belongs to its sender
+                made.crossed = True
+                made.known |= (rank, part.contents) in self.held
+                self.transfers += 1
+                self.held.add((rank, part.contents))
+        if effect.target[1][0] != IN_FLIGHT:
+            self.held.add((rank, made.contents))
+
+    def count_transfers(self) -> tuple[int, int]:
+        """Return the number of chunks moved between ranks, and how many of them were known or are never used."""
+        final = {id(self.cells[cell]) for cell in self.program.outputs if cell in self.cells}
+        crossed = [write for write in self.writes if write.crossed]
+        return self.transfers, sum(write.known or not (write.used or id(write) in final) for write in crossed)
+
+    def compare_outputs(self) -> None:
+        """Raise PlanError unless every output has its required contents at the end."""
+        wrong = [cell for cell, required in self.program.outputs.items() if self.read(cell) != required]
+        if not wrong:
+            return
+        places = {(cell[0], self.program.outputs[cell][0]) for cell in wrong} | set(wrong)
+        candidates = (write for write in self.writes if self.is_misplaced(write))
+        misplaced = next((w for w in candidates if w.cell in places or (w.cell[0], w.contents[0]) in places), None)
+        if misplaced is not None:
+            raise PlanError(f"{self.program.name}: {self.describe_misplaced(misplaced)}")
+        raise PlanError(f"{self.program.name}: {self.describe_wrong(min(wrong))}")
+
+    def read(self, cell: Cell) -> CellContents | None:
+        """Return the contents of a cell, or None if it was never written."""
+        write = self.cells.get(cell)
+        return None if write is None else write.contents
+
+    def is_misplaced(self, write: _Write) -> bool:
+        """Whether a step wrote another chunk into an output's cell than the one that belongs there."""
+        required = self.program.outputs.get(write.cell)
+        return required is not None and required[0] != write.contents[0]
+
+    def describe_misplaced(self, write: _Write) -> str:
+        """Return which step writes a wrong chunk, and where the chunk came from."""
+        required = self.program.outputs[write.cell]
+        step = write.step.describe() if write.step else "the input"
+        return (f"{step} writes chunk {write.contents[0]} where chunk {required[0]} belongs, "
+                f"{_format_cell(write.cell)}{_from_whom(list(write.parts))}")  # fmt: skip
+
+    def describe_wrong(self, cell: Cell) -> str:
+        """Return what is wrong with an output, and the step that is the likely cause."""
+        chunk, mask = self.program.outputs[cell]
+        write = self.cells.get(cell)
+        where = f"in the end rank {cell[0]} chunk {chunk} is wrong ({_format_cell(cell)})"
+        if write is None:
+            return f"{where}: nothing writes it"
+        if write.contents[0] != chunk:
+            return f"{where}: it holds chunk {write.contents[0]}, {_format_step(write)}"
+        missing, extra = mask & ~write.contents[1], write.contents[1] & ~mask
+        faults = [f"{_format_ranks(missing)} missing"] * bool(missing) + [f"{_format_ranks(extra)} extra"] * bool(extra)
+        loss, unused = self.find_loss(write, chunk, missing), self.find_unused(chunk, missing)
+        cause = ""
+        if loss is not None and loss.step is not None:
+            cause = f"; {loss.step.describe()} overwrites a part that is used nowhere else"
+        elif unused is not None and unused.step is not None:
+            cause = f"; {unused.step.describe()} receives a part that nothing uses"
+        return f"{where}: contributions of {', '.join(faults)}, {_format_step(write)}{cause}"
+
+    def find_loss(self, write: _Write, chunk: int, missing: int) -> _Write | None:
+        """Return the write that replaced a value with a missing contribution before anybody used it."""
+
+        def is_loss(made: _Write) -> bool:
+            old = made.replaced
+            if old is None or old in made.parts or old.contents[0] != chunk:
+                return False
+            return bool(old.contents[1] & missing & ~made.contents[1])
+
+        return next((made for made in _list_origins(write) if is_loss(made)), None) or next(
+            (made for made in self.writes if is_loss(made) and made.replaced and not made.replaced.used), None
+        )
+
+    def find_unused(self, chunk: int, missing: int) -> _Write | None:
+        """Return a received value with a missing contribution that no later step reads."""
+        unused = (write for write in self.writes if write.crossed and not write.used)
+        return next((made for made in unused if made.contents[0] == chunk and made.contents[1] & missing), None)
+
+
+def _list_origins(write: _Write) -> Iterator[_Write]:
+    """Yield a write and all writes that it was made of, each once, the latest first."""
+    waiting, seen = [write], {id(write)}
+    while waiting:
+        made = waiting.pop(0)
+        yield made
+        for part in made.parts:
+            if id(part) not in seen:
+                seen.add(id(part))
+                waiting.append(part)
+
+
+def _format_step(write: _Write) -> str:
+    return f"written by {write.step.describe()}" if write.step else "which no step writes"
+
+
+def _format_cell(cell: Cell) -> str:
+    return f"{cell[1]}[{cell[2]}] of rank {cell[0]}"
+
+
+def _format_ranks(mask: int) -> str:
+    ranks = [rank for rank in range(mask.bit_length()) if mask >> rank & 1]
+    listed = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
+    return f"rank{'s' * (len(ranks) > 1)} {listed}"
+
+
+def _from_whom(parts: list[_Write]) -> str:
+    """Return the senders that passed on the part that came as a message, the last one first, in words."""
+    part = next((part for part in parts if part.cell[1][0] == IN_FLIGHT and part.step), None)
+    sends = [] if part is None else [made.step for made in _list_origins(part) if made.cell[1][0] == IN_FLIGHT]
+    return "".join(f", which {step.describe()} sent" for step in sends[:_MOST_SENDS] if step)
