@@ -45,7 +45,7 @@ Samples = dict[tuple[str, int], list[list[float]]]  # microseconds of each check
 
 
 @contextmanager
-def start_jobs(checkouts: list[Path], ranks: int) -> Iterator[list[list[Connection]]]:
+def start_jobs(checkouts: list[Path], ranks: int, priority: int) -> Iterator[list[list[Connection]]]:
     """Start a job of each checkout; give the connections to its ranks. End the jobs afterwards.
 
     Raises:
@@ -59,7 +59,7 @@ def start_jobs(checkouts: list[Path], ranks: int) -> Iterator[list[list[Connecti
             environment = os.environ | {
                 "PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
             }  # fmt: skip
-            words = [str(MPIRUN), "-n", str(ranks), sys.executable, "-W", "ignore", str(RANK), address]
+            words = [str(MPIRUN), "-n", str(ranks), sys.executable, "-W", "ignore", str(RANK), address, str(priority)]
             job = stack.enter_context(subprocess.Popen(words, env=environment, stdin=subprocess.DEVNULL))
             jobs.append(job)
             stack.callback(job.terminate)
@@ -136,6 +136,9 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=0.4, help="seconds per launch, operation and size (0.4)")
     parser.add_argument("--sizes", default="8,16K,256K,1M,16M", help="message sizes, joined by commas (%(default)s)")
     parser.add_argument("--only", default="", help="time operations whose names contain this")
+    parser.add_argument(
+        "--priority", type=int, default=0, help="real-time priority of ranks while they time calls (0: none)"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="append the records to FILE")
     options = parser.parse_args()
     if len(options.checkouts) != 2:
@@ -143,7 +146,7 @@ def main() -> int:
     samples, launches = Samples(), list[Samples]()
     for _ in range(options.launches):
         launches.append({})
-        with start_jobs([each.resolve() for each in options.checkouts], options.n) as jobs:
+        with start_jobs([each.resolve() for each in options.checkouts], options.n, options.priority) as jobs:
             sizes = [parse_size(size) for size in options.sizes.split(",")]
             measure(jobs, launches[-1], sizes, options.only, options.seconds)
         for key, columns in launches[-1].items():

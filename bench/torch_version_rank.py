@@ -1,13 +1,16 @@
 """A rank of a checkout's job: times batches of calls of torch.distributed as torch_backend_versions.py asks.
 
-    PYTHONPATH=CHECKOUT mpirun -n 2 python bench/torch_version_rank.py SOCKET
+    PYTHONPATH=CHECKOUT mpirun -n 2 python bench/torch_version_rank.py SOCKET PRIORITY
 
 It imports only what every checkout has: hpccoll.torch. The socket gives requests (operation, bytes, calls), and takes
-the microseconds per call; None ends the job.
+the microseconds per call; None ends the job. The rank has real-time priority PRIORITY while it times calls; 0 is normal
+priority. A batch that takes longer than BATCH_S ends the job.
 """
 
 from __future__ import annotations
 
+import faulthandler
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -23,10 +26,11 @@ from torch_operations import list_operations
 
 import hpccoll.torch
 
+BATCH_S = 20.0
 FRESH = "all_reduce, fresh"  # on tensors that no call has seen before
 
 
-def serve(address: str) -> None:
+def serve(address: str, priority: int) -> None:
     """Time batches of calls as the main process asks, until it sends None."""
     torch.set_num_threads(1)
     dist.init_process_group("hpccoll")
@@ -39,7 +43,7 @@ def serve(address: str) -> None:
             if wanted != nbytes:
                 nbytes, calls = wanted, list_operations(wanted, rank, n)
             call = partial(calls[name], dist.group.WORLD) if name != FRESH else _make_fresh(nbytes, batch)
-            main_process.send(time_batch(call, batch))
+            main_process.send(time_batch(call, batch, priority))
     dist.destroy_process_group()
 
 
@@ -49,15 +53,23 @@ def _make_fresh(nbytes: int, batch: int) -> Callable[[], object]:
     return lambda: dist.all_reduce(next(tensors))
 
 
-def time_batch(call: Callable[[], object], batch: int) -> float:
+def time_batch(call: Callable[[], object], batch: int, priority: int) -> float:
     """Return this rank's microseconds per call, over `batch` calls after a call that is not timed and a barrier."""
-    call()
-    MPI.COMM_WORLD.Barrier()
-    begin = time.perf_counter()
-    for _ in range(batch):
+    faulthandler.dump_traceback_later(BATCH_S, exit=True)
+    if priority:
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(priority))
+    try:
         call()
-    return (time.perf_counter() - begin) / batch * 1e6
+        MPI.COMM_WORLD.Barrier()
+        begin = time.perf_counter()
+        for _ in range(batch):
+            call()
+        return (time.perf_counter() - begin) / batch * 1e6
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+        if priority:
+            os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1])
+    serve(sys.argv[1], int(sys.argv[2]))

@@ -221,10 +221,12 @@ class GroupOperations:
                 self._require_blocks("gather", blocks, x)
                 blocks[rank].copy_(x)
                 starts = [
-                    partial(self.comm.irecv, block, at, LIST_TAG) for at, block in enumerate(blocks) if at != rank
+                    partial(self.comm.irecv, as_array(block), at, LIST_TAG)
+                    for at, block in enumerate(blocks)
+                    if at != rank
                 ]
             else:
-                starts = [partial(self.comm.isend, x, root, LIST_TAG)]
+                starts = [partial(self.comm.isend, as_array(x), root, LIST_TAG)]
             return self._start("gather", starts, _flatten(outputs), copies, opts, is_message=True)
         out = copies.join_outputs(outputs[0]) if rank == root else None
         if out is not None:
@@ -241,13 +243,13 @@ class GroupOperations:
         copies, rank, root = CopiesBack(), self.comm.rank, opts.rootRank
         out = flatten(copies.prepare_output(outputs[0], as_bytes=True))
         if _is_long(out):
-            starts: list[Start] = [partial(self.comm.irecv, out, root, LIST_TAG)]
+            starts: list[Start] = [partial(self.comm.irecv, as_array(out), root, LIST_TAG)]
             if rank == root:
                 blocks = [flatten(copies.prepare_input(each, as_bytes=True)) for each in inputs[0]]
                 self._require_blocks("scatter", blocks, out)
                 others = [(at, _separate(block, out, -1)) for at, block in enumerate(blocks) if at != rank]
                 out.copy_(blocks[rank])
-                starts = [partial(self.comm.isend, block, at, LIST_TAG) for at, block in others]
+                starts = [partial(self.comm.isend, as_array(block), at, LIST_TAG) for at, block in others]
             return self._start("scatter", starts, outputs, copies, opts, is_message=True)
         x = _separate(copies.join_inputs(inputs[0]), out, root) if rank == root else None
         counts = [out.numel()] * self.comm.size  # only calls with counts skip most argument checks when repeated
