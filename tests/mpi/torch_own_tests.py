@@ -1,10 +1,10 @@
 """Runs tests of PyTorch over a backend, and writes the outcome of each.
 
     mpirun -n 2 python -m tests.mpi.torch_own_tests --backend hpccoll --every 3 OUTCOMES [TEST]...
-    mpirun -n 4 python -m tests.mpi.torch_own_tests --file test/distributed/test_c10d_common.py OUTCOMES [TEST]...
+    mpirun -n 4 python -m tests.mpi.torch_own_tests --file test/distributed/algorithms/test_join.py OUTCOMES [TEST]...
 
-Without --file, the tests are `distributed_test`, which PyTorch ships with itself; a file is one of PyTorch's source
-tree, of whose tests those run that start as many processes as the job has ranks.
+Without --file, the tests are `distributed_test`, which PyTorch ships with itself. The option, which may be repeated,
+names a file of PyTorch's source tree; of its tests, those run that start as many processes as the job has ranks.
 
 OUTCOMES is a file in JSON with `pass`, `skip`, `fail` or `crash` by test. A test that hangs or crashes ends the job and
 has the outcome `crash`; the same command then continues after this test. The tests believe that they run over Gloo:
@@ -47,11 +47,12 @@ LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "
 
 
 def substitute_backend(backend: str) -> None:
-    """Let `init_process_group` and `new_group` use a backend in place of Gloo."""
+    """Let `init_process_group` and `new_group` use a backend in place of all but the backend that does nothing."""
     init, new = distributed_c10d.init_process_group, distributed_c10d.new_group
 
-    def init_process_group(_: Any = None, *args: Any, **options: Any) -> None:
-        init(backend, *args, **{name: value for name, value in options.items() if name != "backend"})
+    def init_process_group(given: Any = None, *args: Any, **options: Any) -> None:
+        given = options.pop("backend", given)
+        init(given if given == "fake" else backend, *args, **options)
 
     def new_group(*args: Any, **options: Any) -> Any:
         return new(*args, **options | ({"backend": backend} if options.get("backend") else {}))
@@ -74,20 +75,21 @@ def load_tests() -> dict[str, Any]:
     return dict.fromkeys(unittest.TestLoader().getTestCaseNames(TestDistributed), TestDistributed)
 
 
-def load_file(path: Path, ranks: int) -> dict[str, Any]:
-    """Return the class of each test in a file of PyTorch's source tree that starts this number of processes."""
+def load_files(paths: Sequence[Path], ranks: int) -> dict[str, Any]:
+    """Return the class of each test in files of PyTorch's source tree that starts this number of processes."""
     bases = common_distributed.MultiProcessTestCase, common_distributed.MultiProcContinuousTest
     for base in bases:
         base._spawn_processes = lambda *_: None  # the ranks of the job take the place of the processes
-    sys.path.insert(0, str(path.parent))
-    module = importlib.import_module(path.stem)
     tests = {}
-    classes: list[tuple[str, Any]] = inspect.getmembers(module, inspect.isclass)
-    for name, cls in classes:
-        if issubclass(cls, bases) and cls.__module__ == module.__name__:
-            for test in unittest.TestLoader().getTestCaseNames(cls):
-                if get_world_size(cls, test) == ranks:
-                    tests[f"{name}.{test}"] = cls
+    for path in paths:
+        sys.path.insert(0, str(path.parent))
+        module = importlib.import_module(path.stem)
+        classes: list[tuple[str, Any]] = inspect.getmembers(module, inspect.isclass)
+        for name, cls in classes:
+            if issubclass(cls, bases) and cls.__module__ == module.__name__:
+                for test in unittest.TestLoader().getTestCaseNames(cls):
+                    if get_world_size(cls, test) == ranks:
+                        tests[f"{path.stem}.{name}.{test}"] = cls
     return tests
 
 
@@ -185,7 +187,7 @@ def run_tests(backend: str, names: Sequence[str], path: Path, options: argparse.
     substitute_backend(backend)
     if options.cuda_on_cpu:
         torch_cuda_on_cpu.run_cuda_tests_on_cpu(world.size)
-    tests = load_file(options.file, world.size) if options.file else load_tests()
+    tests = load_files(options.file, world.size) if options.file else load_tests()
     outcomes = world.bcast(json.loads(path.read_text()) if world.rank == 0 and path.exists() else {})
     named = names or sorted(tests)[:: options.every]
     for name in [each for each in named if each not in outcomes]:
@@ -201,7 +203,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--backend", default="hpccoll")
     parser.add_argument("--every", type=int, default=1)
-    parser.add_argument("--file", type=Path, help="a file of tests of PyTorch's source tree")
+    parser.add_argument("--file", type=Path, action="append", help="a file of tests of PyTorch's source tree")
     parser.add_argument("--cuda-on-cpu", action="store_true")
     parser.add_argument("--limit", type=float, default=120, help="seconds of a test, then the job ends")
     parser.add_argument("outcomes", type=Path)
