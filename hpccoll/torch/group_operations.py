@@ -252,9 +252,7 @@ class GroupOperations:
                 starts = [partial(self.comm.isend, as_array(block), at, LIST_TAG) for at, block in others]
             return self._start("scatter", starts, outputs, copies, opts, is_message=True)
         x = _separate(copies.join_inputs(inputs[0]), out, root) if rank == root else None
-        counts = [out.numel()] * self.comm.size  # only calls with counts skip most argument checks when repeated
-        start = partial(self.comm.scatter, x, root, counts=counts, out=out)
-        return self._start("scatter", [start], outputs, copies, opts)
+        return self._start("scatter", [partial(self.comm.scatter, x, root, out=out)], outputs, copies, opts)
 
     def _require_blocks(self, name: str, blocks: Tensors, own: Any) -> None:
         """Raise BufferError unless a list has one tensor for each rank, each of the size of `own`."""
