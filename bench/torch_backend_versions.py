@@ -30,8 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch_operations import list_operations
-from torch_version_rank import FRESH
+from torch_operations import FRESH, list_operations
 
 from hpccoll.statistics import ratio_of_medians
 from hpccoll.units import format_size, parse_size
@@ -136,13 +135,13 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=0.4, help="seconds per launch, operation and size (0.4)")
     parser.add_argument("--sizes", default="8,16K,256K,1M,16M", help="message sizes, joined by commas (%(default)s)")
     parser.add_argument("--only", default="", help="time operations whose names contain this")
-    parser.add_argument(
-        "--priority", type=int, default=0, help="real-time priority of ranks while they time calls (0: none)"
-    )
+    parser.add_argument("--priority", type=int, default=0, help="real-time priority (0: none)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="append the records to FILE")
     options = parser.parse_args()
     if len(options.checkouts) != 2:
         parser.error("pass two checkouts")
+    if options.priority:  # of this process and the ranks; mpirun, which polls, keeps normal priority
+        os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(options.priority))
     samples, launches = Samples(), list[Samples]()
     for _ in range(options.launches):
         launches.append({})

@@ -3,7 +3,7 @@
     PYTHONPATH=CHECKOUT mpirun -n 2 python bench/torch_version_rank.py SOCKET PRIORITY
 
 It imports only what every checkout has: hpccoll.torch. The socket gives requests (operation, bytes, calls), and takes
-the microseconds per call; None ends the job. The rank has real-time priority PRIORITY while it times calls; 0 is normal
+the microseconds per call; None ends the job. The rank has real-time priority PRIORITY while it serves; 0 is normal
 priority. A batch that takes longer than BATCH_S ends the job.
 """
 
@@ -22,12 +22,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from mpi4py import MPI
-from torch_operations import list_operations
+from torch_operations import FRESH, list_operations
 
 import hpccoll.torch
 
 BATCH_S = 20.0
-FRESH = "all_reduce, fresh"  # on tensors that no call has seen before
 
 
 def serve(address: str, priority: int) -> None:
@@ -35,6 +34,8 @@ def serve(address: str, priority: int) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("hpccoll")
     rank, n = dist.get_rank(), dist.get_world_size()
+    if priority:
+        os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(priority))
     with Client(address, "AF_UNIX") as main_process:
         main_process.send(str(Path(hpccoll.__file__).parents[1]))
         nbytes, calls = 0, dict[str, Callable[[Any], object]]()
@@ -43,7 +44,7 @@ def serve(address: str, priority: int) -> None:
             if wanted != nbytes:
                 nbytes, calls = wanted, list_operations(wanted, rank, n)
             call = partial(calls[name], dist.group.WORLD) if name != FRESH else _make_fresh(nbytes, batch)
-            main_process.send(time_batch(call, batch, priority))
+            main_process.send(time_batch(call, batch))
     dist.destroy_process_group()
 
 
@@ -53,22 +54,17 @@ def _make_fresh(nbytes: int, batch: int) -> Callable[[], object]:
     return lambda: dist.all_reduce(next(tensors))
 
 
-def time_batch(call: Callable[[], object], batch: int, priority: int) -> float:
+def time_batch(call: Callable[[], object], batch: int) -> float:
     """Return this rank's microseconds per call, over `batch` calls after a call that is not timed and a barrier."""
     faulthandler.dump_traceback_later(BATCH_S, exit=True)
-    if priority:
-        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(priority))
-    try:
+    call()
+    MPI.COMM_WORLD.Barrier()
+    begin = time.perf_counter()
+    for _ in range(batch):
         call()
-        MPI.COMM_WORLD.Barrier()
-        begin = time.perf_counter()
-        for _ in range(batch):
-            call()
-        return (time.perf_counter() - begin) / batch * 1e6
-    finally:
-        faulthandler.cancel_dump_traceback_later()
-        if priority:
-            os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+    seconds = time.perf_counter() - begin
+    faulthandler.cancel_dump_traceback_later()
+    return seconds / batch * 1e6
 
 
 if __name__ == "__main__":
