@@ -1,7 +1,7 @@
 """The operations of torch.distributed on one group, over a communicator of hpccoll.
 
-Methods are named and called as torch.distributed names and calls those of a process group; `opts` are torch's own
-objects of opts (`root`, `reduceOp`, `timeout`, `asyncOp`). Every method returns a `TorchWork`.
+Methods are named and called as torch.distributed names and calls those of a process group; `opts` are torch's options
+of the operation (`rootRank`, `reduceOp`, `timeout`, `asyncOp`). Every operation returns a `TorchWork`.
 
 Legend: n ranks in the group; a list of lists has one inner list, because a process has one device.
 """
@@ -56,13 +56,8 @@ class GroupOperations:
             tensors, opts = list_tensors(tensors), make_options("broadcast", opts, more, named)
         copies = CopiesBack()
         flat = [copies.prepare_output(each, as_bytes=True) for each in list_plain(tensors)]
-        return self._start(
-            "broadcast",
-            [partial(self.comm.broadcast, x, opts.rootRank) for x in flat],
-            tensors,
-            copies,
-            opts,
-        )
+        starts: list[Start] = [partial(self.comm.broadcast, x, opts.rootRank) for x in flat]
+        return self._start("broadcast", starts, tensors, copies, opts)
 
     def allreduce(self, tensors: Tensors, opts: Any = None, *more: Any, **named: Any) -> TorchWork:
         """Reduce tensors in place on all ranks."""
@@ -100,14 +95,8 @@ class GroupOperations:
             tensors, opts = list_tensors(tensors), make_options("reduce", opts, more, named)
         copies, root, op = CopiesBack(), opts.rootRank, parse_reduction(opts.reduceOp)
         prepare = copies.prepare_output if self.comm.rank == root else copies.prepare_input
-        flat = [prepare(each) for each in list_plain(tensors)]
-        return self._start(
-            "reduce",
-            [partial(self.comm.reduce, x, root, op) for x in flat],
-            tensors,
-            copies,
-            opts,
-        )
+        starts: list[Start] = [partial(self.comm.reduce, prepare(each), root, op) for each in list_plain(tensors)]
+        return self._start("reduce", starts, tensors, copies, opts)
 
     def all_gather_single(self, output: Any, tensor: Any, opts: Any = None) -> TorchWork:
         """Gather the tensors of all ranks in one tensor: (n * rows, ...) or (n, rows, ...)."""
@@ -274,18 +263,16 @@ class GroupOperations:
         _require_tag(tag)
         copies = CopiesBack()
         flat = [as_array(copies.prepare_input(each, as_bytes=True)) for each in list_plain(list_tensors(tensors))]
-        return self._start(
-            "send", [partial(self.comm.isend, x, dst, tag) for x in flat], tensors, copies, None, is_message=True
-        )
+        starts: list[Start] = [partial(self.comm.isend, x, dst, tag) for x in flat]
+        return self._start("send", starts, tensors, copies, None, is_message=True)
 
     def recv(self, tensors: Tensors, src: int | None, tag: int = 0) -> TorchWork:
         """Receive tensors from a rank of the group."""
         _require_tag(tag)
         copies = CopiesBack()
         flat = [as_array(copies.prepare_output(each, as_bytes=True)) for each in list_plain(list_tensors(tensors))]
-        return self._start(
-            "recv", [partial(self.comm.irecv, x, src, tag) for x in flat], tensors, copies, None, is_message=True
-        )
+        starts: list[Start] = [partial(self.comm.irecv, x, src, tag) for x in flat]
+        return self._start("recv", starts, tensors, copies, None, is_message=True)
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> TorchWork:
         """Receive tensors from any rank of the group."""
