@@ -35,6 +35,8 @@ COMMANDS = {
     "lab": "Start a throw-away SLURM cluster on this machine.",
     "parity": "Compare the gradients of your torch model on a mesh with those of one process.",
     "preflight": "Name the nodes and links of a job that are slow or broken.",
+    "profile": "Record where an unmodified program communicates, and explain what it costs.",
+    "replay": "Run the recorded communication of a program as a benchmark of several engines.",
     "report": "Show result files as one HTML page, with findings in words.",
     "scaling": "Compare the results of several runs over numbers of nodes.",
     "schema": "Print the JSON Schema of the records.",
@@ -46,7 +48,7 @@ COMMANDS = {
 }
 # The groups of commands in `hpccoll --help`.
 COMMAND_GROUPS = {
-    "Measure": ("bench", "barrier", "compare", "report", "scaling", "tune"),
+    "Measure": ("bench", "barrier", "compare", "profile", "replay", "report", "scaling", "tune"),
     "Understand": ("which", "demo", "verify", "draw", "simulate", "export"),
     "Train": ("train", "estimate", "parity"),
     "Clusters": ("doctor", "preflight", "lab"),

@@ -1,6 +1,7 @@
 """The types of the native extension. Addresses, sizes and offsets are in bytes."""
 
 from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import Any, Final, Self
 
 import numpy as np
@@ -520,3 +521,76 @@ def set_polling(polls: bool, /) -> None: ...
 def stop_progress() -> None: ...
 def exit_after(seconds: float, status: int, /) -> None:
     """End the process with `status` after `seconds`, even if a thread holds the GIL; only the first call counts."""
+
+class CallTrace:
+    """The entries of the communication calls of a rank, in the layout of hpccoll/profile/layout.py.
+
+    Args:
+        memory: writable memory: the header and the ring of entries.
+        describe_site: returns the id of the call site of a frame.
+        describe_comm: returns the id of a communicator; its argument is None for the default one.
+        measure: returns the bytes of a buffer whose form is not an array or [array, datatype].
+        fold: called with the serial number of the first entry and the number of entries that will be overwritten.
+        from_ns, to_ns: only calls that begin at these times of the monotonic clock are recorded.
+        period_ns, every: only the first of every `every` periods is recorded.
+    """
+
+    pickled_bytes: int
+    is_active: bool
+    @property
+    def last_end_ns(self) -> int: ...
+    @property
+    def last_site_id(self) -> int: ...
+    def __new__(
+        cls,
+        memory: object,
+        describe_site: Callable[[FrameType], int],
+        describe_comm: Callable[[Any], int],
+        measure: Callable[[Any], int],
+        fold: Callable[[int, int], None],
+        from_ns: int,
+        to_ns: int,
+        period_ns: int,
+        every: int,
+    ) -> Self: ...
+    def write(
+        self,
+        op: int,
+        begin_ns: int,
+        end_ns: int,
+        nbytes: int,
+        request: int,
+        comm: int,
+        peer: int,
+        tag: int,
+        site: int,
+        flags: int,
+        /,
+    ) -> None: ...
+    def find_comm(self, comm: object, /) -> int: ...
+    def forget(self, comm: object, /) -> None: ...
+
+class TracedCall:
+    """A function that writes an entry of a trace when it is called; hpccoll/profile/traced_methods.py makes them.
+
+    `arguments` maps what the entry contains to the index of a positional argument and its name as a keyword.
+    """
+
+    def __new__(
+        cls,
+        trace: CallTrace,
+        function: Callable[..., Any],
+        op: int,
+        form: int,
+        flags: int,
+        default_peer: int,
+        default_tag: int,
+        counts_pickled: bool,
+        binds: bool,
+        arguments: dict[str, tuple[int, str | None]],
+        /,
+    ) -> Self: ...
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+def replace_attribute(cls: type[Any], name: str, value: object, /) -> Any:
+    """Replace an attribute of a type, also of one that Python code cannot change, and return the previous value."""

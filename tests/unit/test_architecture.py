@@ -58,8 +58,9 @@ FLOORS = {
     "parity": 9,
     "report": 9,
     "train": 9,
-    "cli": 10,
-    "__init__": 11,  # the front door shows what is behind it; what others take from it is placed below
+    "profile": 10,
+    "cli": 11,
+    "__init__": 12,  # the front door shows what is behind it; what others take from it is placed below
 }
 INNER_FLOORS = {  # within a package; a module may import from its own entry and from lower floors
     "plan": {
@@ -121,7 +122,7 @@ PURE = {"plan", "algorithms", "schedules"}
 PURE_MAY_TAKE = {"numpy"}
 OUTSIDE_WORLD = {"asyncio", "multiprocessing", "os", "pathlib", "socket", "subprocess", "tempfile", "threading", "time"}
 DEVICES = {"mpi4py", "cupy", "cupyx", "torch"}
-DRIVES_DEVICES = {"runtime", "peers", "torch", "parity", "mpi4py"}
+DRIVES_DEVICES = {"runtime", "peers", "torch", "parity", "mpi4py", "profile"}
 COMPUTES = {"parallel", "train"}  # rooms that compute with torch; what they send goes through the communicator
 NAMES_THAT_SAY_NOTHING = {"utils", "util", "helpers", "common", "misc"}
 NOT_FOR_A_COMMUNICATOR = {  # imported when a call needs them, because imports dominate the start of many ranks
@@ -380,14 +381,14 @@ PLANTED = [
     ("hpccoll/algorithms/a.py", "from mpi4py import MPI", "pure Python and NumPy"),
     ("hpccoll/algorithms/a.py", "import click", "pure Python and NumPy"),
     ("hpccoll/runtime/job.py", "from hpccoll import Communicator", "of floor 5 from floor 4"),
-    ("hpccoll/runtime/job.py", "import hpccoll", "of floor 11 from floor 4"),
+    ("hpccoll/runtime/job.py", "import hpccoll", "of floor 12 from floor 4"),
     ("hpccoll/measure/a.py", "from mpi4py import MPI", "only runtime"),
     (
         "hpccoll/measure/a.py",
         "import importlib\ntorch = importlib.import_module('torch')",
         "only runtime",
     ),
-    ("hpccoll/measure/a.py", "from hpccoll.cli import main", "of floor 10 from floor 8"),
+    ("hpccoll/measure/a.py", "from hpccoll.cli import main", "of floor 11 from floor 8"),
     ("hpccoll/communicator/base.py", "import torch.distributed", "only runtime"),
     ("hpccoll/parallel/a.py", "import torch.distributed", "only runtime"),
     ("hpccoll/parallel/a.py", "from hpccoll.torch import register", "of floor 6 from floor 6"),

@@ -1,0 +1,148 @@
+"""`hpccoll profile`: record a program's communication, or explain a recording."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from hpccoll.cli.output import is_printing_rank, print_table, print_text
+from hpccoll.errors import UsageError
+
+if TYPE_CHECKING:
+    from hpccoll.profile import RecordingOptions
+    from hpccoll.profile.what_if import Prediction
+
+DIRECTORY: Final = "job.hpccoll"
+
+
+@click.command(
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+    epilog="Example: mpirun -n 4 hpccoll profile -o job.hpccoll script.py, then hpccoll profile job.hpccoll",
+)
+@click.option(
+    "-o", "--output", metavar="PATH",
+    help=f"The directory for the recording (default {DIRECTORY}); for a recording, the HTML page to write.",
+)  # fmt: skip
+@click.option("-m", "is_module", is_flag=True, help="Run a module in place of a script.")
+@click.option("--drop-in", is_flag=True, help="Run the collectives of an mpi4py program over hpccoll.")
+@click.option("--from", "from_s", type=float, default=0.0, metavar="SECONDS", help="Record from then on.")
+@click.option("--to", "to_s", type=float, metavar="SECONDS", help="Record until then.")
+@click.option(
+    "--every", type=click.IntRange(1), default=1, show_default=True, metavar="N", help="Record one of N seconds."
+)
+@click.option("--export", "exports", multiple=True, metavar="FILE", help="Of a recording: .json .csv .goal .et")
+@click.option("--what-if", "changes", multiple=True, metavar="CHANGE", help="Of a recording: such as bandwidth=2.")
+@click.option("--apply", "script", metavar="FILE.sh", help="Of a recording: write the fastest algorithms.")
+@click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED, metavar="SCRIPT [ARGUMENT]... | RECORDING")
+def profile(
+    output: str | None,
+    is_module: bool,
+    drop_in: bool,
+    from_s: float,
+    to_s: float | None,
+    every: int,
+    exports: tuple[str, ...],
+    changes: tuple[str, ...],
+    script: str | None,
+    words: tuple[str, ...],
+) -> int:
+    """Record where an unmodified program communicates, or explain a recording.
+
+    SCRIPT is a Python program that communicates by mpi4py, torch.distributed or hpccoll. Its results, and the
+    algorithms of its collectives, are those of the program without the recording. RECORDING is the directory that -o
+    named: the command prints how efficient the job was, which ranks are late, and which calls cost the most. After
+    RECORDING, -o FILE.html writes a page, --export FILE the calls (.json .csv .goal .et), --what-if CHANGE predicts the
+    time with a change, and --apply FILE.sh writes the fastest algorithms for the drop-in for mpi4py.
+    """
+    given = [*(("--export", file) for file in exports), *(("--what-if", change) for change in changes)]
+    given += [("--apply", script)] if script is not None else []
+    if is_recording(words[0]) and not is_module:
+        given += [("-o", output)] if output is not None else []
+        more = [*words[1:], *(word for pair in given for word in pair)]
+        return _explain(words[0], more) if is_printing_rank() else 0
+    if given:
+        raise UsageError(f"{words[0]}: is no recording; --export, --what-if and --apply explain one")
+    directory = output or DIRECTORY
+    if to_s is not None and to_s <= from_s:
+        raise UsageError(f"--from {from_s:g} --to {to_s:g} records nothing; give --to a later time")
+    if Path(directory).is_file():
+        raise UsageError(f"-o {directory}: is a file; name a directory for the recording")
+    from hpccoll.profile import RecordingOptions
+
+    return _record(words, RecordingOptions(directory, from_s, to_s, every), is_module=is_module, drop_in=drop_in)
+
+
+def _explain(recording: str, words: Sequence[str]) -> int:
+    """Explain a recording, with the options in `words`; return the exit status."""
+    status: int = explain.main(words, f"hpccoll profile {recording}", standalone_mode=False, obj=recording)
+    return status
+
+
+def _record(words: Sequence[str], options: RecordingOptions, *, is_module: bool, drop_in: bool) -> int:
+    """Run and record a program; return the exit status."""
+    from hpccoll.profile import run_program
+
+    rank = run_program(list(words), is_module=is_module, uses_drop_in=drop_in, options=options)
+    if rank is None:
+        raise UsageError(f"{words[0]}: has not used mpi4py, torch.distributed or hpccoll, so nothing was recorded")
+    if rank == 0:
+        click.echo(f"# recorded in {options.directory}; hpccoll profile {options.directory} explains it", err=True)
+    return 0
+
+
+def is_recording(path: str) -> bool:
+    """Whether a path is a directory with the files of a profile."""
+    from hpccoll.profile import NAMES_SUFFIX
+
+    return Path(path).is_dir() and any(Path(path).glob(f"rank-*{NAMES_SUFFIX}"))
+
+
+@click.command()
+@click.option("-o", "--output", metavar="FILE.html", help="Write the page there.")
+@click.option("--export", "exports", multiple=True, metavar="FILE", help="Write the calls: .json .csv .goal .et")
+@click.option(
+    "--what-if", "changes", multiple=True, is_flag=False, flag_value="default", metavar="CHANGE",
+    help="Predict the time of the job with a change, such as bandwidth=2.",
+)  # fmt: skip
+@click.option("--apply", "script", metavar="FILE.sh", help="Write the fastest algorithms as a script to source.")
+def explain(output: str | None, exports: tuple[str, ...], changes: tuple[str, ...], script: str | None) -> int:
+    """Explain the recording that the context's object names."""
+    from hpccoll.atomic_files import write_atomically
+    from hpccoll.measure.results.output_file import explain_write_errors
+    from hpccoll.profile import explain_profile, format_screen, read_profile
+    from hpccoll.profile.exports import export_profile
+    from hpccoll.profile.what_if import DEFAULT_CHANGES, WhatIf, format_configuration
+
+    explanation = explain_profile(read_profile(click.get_current_context().obj))
+    what_if = WhatIf(explanation.graph) if changes or script else None
+    wanted = [each for change in changes for each in (DEFAULT_CHANGES if change == "default" else (change,))]
+    predictions = what_if.predict(wanted) if what_if else []
+    print_text(format_screen(explanation))
+    if predictions:
+        _print_predictions(predictions)
+    if output is not None:
+        from hpccoll.profile.page import render_profile_page
+
+        with explain_write_errors(output, "-o"):
+            write_atomically(output, render_profile_page(explanation, predictions))
+    for file in exports:
+        with explain_write_errors(file, "--export"):
+            export_profile(explanation.graph, file)
+    if what_if is not None and script is not None:
+        with explain_write_errors(script, "--apply"):
+            write_atomically(script, format_configuration(what_if.choose_algorithms()))
+    return 0
+
+
+def _print_predictions(predictions: list[Prediction]) -> None:
+    """Print a row per change, and the assumptions below the table."""
+    headings = ("what if", "time", "saving", "replay error")
+    rows = [(each.change, f"{each.seconds:.4g} s", f"{each.saving:.1%}", f"{each.error:.1%}") for each in predictions]
+    print_text("")
+    print_table("the recorded run with one change", headings, rows, headings[1:])
+    for each in predictions:
+        if each.assumption:
+            print_text(f"# {each.change}: {each.assumption}")

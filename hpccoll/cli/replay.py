@@ -1,0 +1,46 @@
+"""`hpccoll replay`: run the recorded communication of a program as a benchmark."""
+
+from __future__ import annotations
+
+import click
+
+from hpccoll.cli.output import is_printing_rank, print_table, print_text
+from hpccoll.errors import UsageError
+
+
+@click.command(epilog="Example: mpirun -n 4 hpccoll replay job.hpccoll --engine mpi,hpccoll")
+@click.argument("recording")
+@click.option("--engine", "engines", default="mpi,hpccoll", show_default=True, help="Of mpi, hpccoll and gloo.")
+@click.option("--spin", is_flag=True, help="Keep the processor busy in place of computing, instead of sleeping.")
+@click.option("--no-compute", is_flag=True, help="Leave the computing out.")
+@click.option("-n", "--iterations", type=click.IntRange(1), default=3, show_default=True, help="Runs of each engine.")
+@click.option("--anonymous", metavar="DIR", help="Write a copy without names of files and hosts, and run nothing.")
+def replay(recording: str, engines: str, spin: bool, no_compute: bool, iterations: int, anonymous: str | None) -> int:
+    """Run the communication of a recorded job with several engines, in turns.
+
+    RECORDING is a directory that `hpccoll profile -o` wrote, of a job with as many ranks as this one. In place of
+    computing, ranks sleep. Messages between two ranks go through MPI in all engines.
+    """
+    if anonymous is not None:
+        from hpccoll.profile.anonymous import write_anonymous
+
+        if is_printing_rank():
+            write_anonymous(recording, anonymous)
+            print_text(f"{anonymous}: {recording} without names of files, functions and hosts")
+        return 0
+    from hpccoll.profile import read_profile
+    from hpccoll.profile.benchmark import ReplayBenchmark
+    from hpccoll.profile.dependencies import build_graph
+
+    if spin and no_compute:
+        raise UsageError("--spin --no-compute: give one of them")
+    graph = build_graph(read_profile(recording))
+    benchmark = ReplayBenchmark(graph, engines.split(","), spins=spin, computes=not no_compute)
+    times = benchmark.run(iterations)
+    rows = [("recorded", f"{graph.run_s:.4g} s", "", "")]
+    for each in times:
+        bounds = f"{min(each.seconds):.4g} to {max(each.seconds):.4g} s"
+        rows.append((each.engine, f"{each.median_s:.4g} s", bounds, f"{times[0].median_s / each.median_s:.2f}"))
+    headings = ("engine", "median", "range", f"times as fast as {times[0].engine}")
+    print_table(f"{recording}: {iterations} runs of each engine, in turns", headings, rows, headings[1:])
+    return 0

@@ -1,0 +1,48 @@
+"""`hpccoll profile`: records an unmodified program's communication, explains its cost, and predicts what would help.
+
+layout.py describes the files. recorder.py and instrumentation.py write them, load.py reads them. dependencies.py finds
+for how long each call waits for other ranks; replay.py simulates the job. efficiency.py, lateness.py and bursts.py
+explain the times, and screen.py prints them. Each name is imported at its first use, because a program that only
+records needs none of the readers.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hpccoll.profile.explanation import Explanation, explain_profile
+    from hpccoll.profile.layout import NAMES_SUFFIX
+    from hpccoll.profile.load import JobProfile, read_profile
+    from hpccoll.profile.program import run_program
+    from hpccoll.profile.recorder import RecordingOptions
+    from hpccoll.profile.screen import format_screen
+
+__all__ = [
+    "NAMES_SUFFIX",
+    "Explanation",
+    "JobProfile",
+    "RecordingOptions",
+    "explain_profile",
+    "format_screen",
+    "read_profile",
+    "run_program",
+]
+_FILES = {
+    "NAMES_SUFFIX": "layout",
+    "Explanation": "explanation",
+    "JobProfile": "load",
+    "RecordingOptions": "recorder",
+    "explain_profile": "explanation",
+    "format_screen": "screen",
+    "read_profile": "load",
+    "run_program": "program",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name at its first use."""
+    if name not in _FILES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_FILES[name]}"), name)

@@ -1,0 +1,55 @@
+"""Copies a profile without what identifies its program, its user and its machine."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from hpccoll.errors import UsageError
+from hpccoll.profile import layout
+
+
+def write_anonymous(directory: str, copy: str) -> None:
+    """Write a copy of a profile in which files, functions, arguments and hosts have numbers for names.
+
+    Sizes, times, line numbers and communicators stay. Data of the user is in no profile.
+
+    Raises:
+        UsageError: the copy cannot be written, or its directory exists.
+    """
+    source, target = Path(directory), Path(copy)
+    try:
+        target.mkdir(parents=True)
+        numbers: dict[str, int] = {}
+        for file in sorted(source.glob(f"rank-*{layout.NAMES_SUFFIX}")):
+            lines = file.read_text(encoding="utf-8").splitlines()
+            hidden = [json.dumps(_hide(json.loads(line), numbers)) for line in lines]
+            (target / file.name).write_text("\n".join([*hidden, ""]), encoding="utf-8")
+        for file in source.glob(f"rank-*{layout.CALLS_SUFFIX}"):
+            shutil.copyfile(file, target / file.name)
+    except OSError as error:
+        raise UsageError(f"--anonymous {copy}: {error.strerror}; name a new directory") from error
+
+
+def _hide(fields: dict[str, Any], numbers: dict[str, int]) -> dict[str, Any]:
+    """Return the fields of a line with numbers in place of names; `numbers` are those given so far."""
+
+    def number(kind: str, name: str) -> str:
+        return f"{kind}{numbers.setdefault(f'{kind} {name}', len(numbers))}"
+
+    match fields["kind"]:
+        case "program":
+            return fields | {
+                "host": number("host", fields["host"]),
+                "argv": ["program"],
+                "pid": 0,
+                "calls": "",
+                "time_ns": 0,
+            }
+        case "site":
+            return fields | {"file": number("file", fields["file"]), "function": number("function", fields["function"])}
+        case "comm":
+            return fields | {"name": ""}
+    return fields

@@ -1,0 +1,110 @@
+"""Runs the recorded communication of a job as a benchmark, with sleeping or spinning in place of computing.
+
+The engines carry out the collectives in turns; messages between two ranks go through MPI in all engines. A non-blocking
+collective is carried out where it was started, and blocks there.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from mpi4py import MPI
+
+from hpccoll.errors import UsageError
+from hpccoll.profile.dependencies import CallGraph
+from hpccoll.profile.replay_engines import ReplayEngine, make_engine
+from hpccoll.profile.replay_steps import make_steps
+
+_SHORTEST_S: Final = 5e-5  # computing for less is left out, because sleeping takes as long
+
+
+@dataclass(frozen=True, slots=True)
+class EngineTime:
+    """The times of the runs of an engine, in seconds, each the maximum over the ranks."""
+
+    engine: str
+    seconds: tuple[float, ...]
+
+    @property
+    def median_s(self) -> float:
+        """The median of the runs."""
+        return float(np.median(self.seconds))
+
+
+class ReplayBenchmark:
+    """Runs the steps of a rank with several engines.
+
+    Args:
+        graph: the recorded calls.
+        engines: names of `replay_engines.ENGINES`.
+        spins: whether the processor is busy in place of computing, instead of sleeping.
+        computes: whether computing takes time at all.
+
+    Raises:
+        UsageError: the job has another number of ranks than the recording.
+        UnknownNameError: there is no such engine.
+    """
+
+    def __init__(self, graph: CallGraph, engines: Sequence[str], *, spins: bool, computes: bool = True) -> None:
+        world = MPI.COMM_WORLD
+        size = len(graph.start_s)
+        if world.size != size:
+            raise UsageError(f"the recording has {size} ranks, and this job {world.size}; start it by mpirun -n {size}")
+        self._world, self._engines = world, [make_engine(name) for name in engines]
+        self._steps, self._computes = make_steps(graph, world.rank), computes
+        self._pass_time: Callable[[float], None] = _spin if spins else time.sleep
+        self._most = np.zeros(max(int(graph.nbytes.max(initial=1)), 1), np.uint8)
+        for members in graph.profile.comms:  # collective, in the same order on all ranks
+            for engine in self._engines:
+                engine.add_group(members)
+
+    def run(self, repetitions: int) -> list[EngineTime]:
+        """Return the times of all engines, which run in turn. Collective."""
+        times: dict[str, list[float]] = {engine.name: [] for engine in self._engines}
+        for _ in range(repetitions):
+            for engine in self._engines:
+                self._world.Barrier()
+                begin_s = time.perf_counter()
+                self._run_steps(engine)
+                seconds = time.perf_counter() - begin_s
+                times[engine.name].append(float(self._world.allreduce(seconds, MPI.MAX)))
+        return [EngineTime(name, tuple(seconds)) for name, seconds in times.items()]
+
+    def _run_steps(self, engine: ReplayEngine) -> None:
+        """Carry out all steps of this rank."""
+        open_receives: dict[int, list[MPI.Request]] = {}
+        sends: list[MPI.Request] = []
+        for step in self._steps:
+            if self._computes and step.gap_s > _SHORTEST_S:
+                self._pass_time(step.gap_s)
+            match step.operation:
+                case "none":
+                    pass
+                case "send":
+                    sends.append(self._world.Isend(self._most[: step.nbytes], step.peer))
+                case "start_recv" | "recv":
+                    open_receives.setdefault(step.peer, []).append(self._world.Irecv(self._most.copy(), step.peer))
+                    if step.operation == "recv":
+                        _wait_first(open_receives, step.peer)
+                case "wait":
+                    _wait_first(open_receives, step.peer)
+                case _:
+                    engine.run(step)
+        MPI.Request.Waitall([*sends, *(request for requests in open_receives.values() for request in requests)])
+
+
+def _wait_first(open_receives: dict[int, list[MPI.Request]], peer: int) -> None:
+    """Wait for the receive from `peer` that was started first, if there is one."""
+    if open_receives.get(peer):
+        open_receives[peer].pop(0).Wait()
+
+
+def _spin(seconds: float) -> None:
+    """Keep the processor busy."""
+    end_s = time.perf_counter() + seconds
+    while time.perf_counter() < end_s:
+        pass

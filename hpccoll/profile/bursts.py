@@ -1,0 +1,82 @@
+"""Call sites that communicate in many small steps, such as a vector that is reduced number by number.
+
+A burst is a run of calls of one operation from one call site on a rank, with less time between them than they take, and
+without a gap that is ten times as long as is usual there. The cost of the bursts is what the replay saves if each burst
+is a single call, which takes the time of its first call.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from hpccoll.plan import Floats
+from hpccoll.profile.dependencies import CallGraph
+from hpccoll.profile.replay import replay_job
+
+FEWEST_CALLS: Final = 4
+_MOST_BYTES: Final = 65536  # larger calls are not worth joining
+_LONGER_GAP, _SHORTEST_S = 10.0, 2e-6  # times the usual gap, from which on a burst ends; a gap that ends none
+
+
+@dataclass(frozen=True, slots=True)
+class SplitCall:
+    """A call site whose calls could be joined: `calls` in `bursts` on a rank, of `nbytes` each."""
+
+    site: int
+    operation: str
+    calls: int
+    bursts: int
+    nbytes: int
+    saved_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedBursts:
+    """The gaps and transfers of all calls, after the bursts of a call site were joined."""
+
+    gap_s: Floats
+    transfer_s: Floats
+
+
+def find_split_calls(graph: CallGraph) -> list[SplitCall]:
+    """Return the call sites with bursts of collectives, the most costly first."""
+    follows = find_followers(graph)
+    base_s = replay_job(graph).run_s if follows.any() else 0.0
+    found = []
+    for site, op in {(int(graph.site[call]), int(graph.op[call])) for call in np.flatnonzero(follows)}:
+        at_site = (graph.site == site) & (graph.op == op)
+        rank = int(graph.rank[np.flatnonzero(at_site)[0]])
+        own = at_site & (graph.rank == rank)
+        joined = join_bursts(graph, follows & at_site)
+        saved_s = base_s - replay_job(graph, joined.gap_s, joined.transfer_s).run_s
+        calls = int(own.sum())
+        bursts = calls - int((own & follows).sum())
+        if calls >= FEWEST_CALLS * bursts:
+            nbytes = int(np.median(graph.nbytes[own]))
+            found.append(SplitCall(site, graph.operations[op], calls, bursts, nbytes, saved_s))
+    return sorted(found, key=lambda split: -split.saved_s)
+
+
+def join_bursts(graph: CallGraph, follows: np.ndarray) -> JoinedBursts:
+    """Return the times of all calls, if the calls marked by `follows` were part of the first call of their burst."""
+    return JoinedBursts(np.where(follows, 0.0, graph.gap_s), np.where(follows, 0.0, graph.transfer_s))
+
+
+def find_followers(graph: CallGraph) -> np.ndarray:
+    """Return which calls continue a burst, as an array of bool."""
+    same = np.zeros(len(graph.rank), bool)
+    for values in (graph.rank, graph.site, graph.op, graph.comm):
+        same[1:] |= values[1:] != values[:-1]
+    continues = ~same & (graph.matches.group >= 0)
+    continues[0] = False
+    is_small = (graph.nbytes >= 0) & (graph.nbytes <= _MOST_BYTES)
+    limit = np.zeros(len(graph.rank))
+    for site in np.unique(graph.site[continues]):
+        at_site = graph.site == site
+        duration_s = float(np.median((graph.end_s - graph.begin_s)[at_site]))
+        usual_gap_s = float(np.median(graph.gap_s[at_site & continues]))
+        limit[at_site] = min(duration_s, _LONGER_GAP * usual_gap_s)
+    return continues & is_small & (graph.gap_s <= np.maximum(limit, _SHORTEST_S))

@@ -1,0 +1,66 @@
+"""What a profile says about a job, in the order of the first screen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from hpccoll.profile.bursts import SplitCall, find_split_calls
+from hpccoll.profile.dependencies import CallGraph, build_graph
+from hpccoll.profile.efficiency import Efficiencies, compute_efficiencies
+from hpccoll.profile.lateness import LateRank, find_late_ranks
+from hpccoll.profile.load import JobProfile
+from hpccoll.profile.slow_links import SlowLink, find_slow_links
+
+
+@dataclass(frozen=True, slots=True)
+class SiteCost:
+    """The time in calls of one operation from one call site, as means over the ranks."""
+
+    site: int
+    operation: str
+    calls: int  # on all ranks
+    nbytes: int  # the median of a call
+    wait_s: float
+    transfer_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """A profile with everything that its screen and page show."""
+
+    profile: JobProfile
+    graph: CallGraph
+    efficiencies: Efficiencies
+    late: tuple[LateRank, ...]
+    split: tuple[SplitCall, ...]
+    links: tuple[SlowLink, ...]
+    sites: tuple[SiteCost, ...]
+
+
+def explain_profile(profile: JobProfile) -> Explanation:
+    """Return the explanation of a profile."""
+    graph = build_graph(profile)
+    return Explanation(
+        profile, graph, compute_efficiencies(graph), tuple(find_late_ranks(graph)), tuple(find_split_calls(graph)),
+        tuple(find_slow_links(graph)), tuple(rank_sites(graph)),
+    )  # fmt: skip
+
+
+def rank_sites(graph: CallGraph) -> list[SiteCost]:
+    """Return the call sites, those that cost the most time first."""
+    ranks = len(graph.start_s)
+    names = sorted(set(graph.operations))
+    number = np.array([names.index(name) for name in graph.operations])[graph.op]
+    inside = graph.site >= 0
+    keys = graph.site[inside] * len(names) + number[inside]
+    found, place = np.unique(keys, return_inverse=True)
+    wait, transfer = (np.bincount(place, values[inside]) for values in (graph.wait_s, graph.transfer_s))
+    order = np.argsort(place, kind="stable")
+    parts = np.split(graph.nbytes[inside][order], np.cumsum(np.bincount(place))[:-1]) if len(found) else []
+    costs = [
+        SiteCost(int(key) // len(names), names[int(key) % len(names)], len(sizes), int(np.median(sizes)), w, t)
+        for key, sizes, w, t in zip(found, parts, (wait / ranks).tolist(), (transfer / ranks).tolist(), strict=True)
+    ]
+    return sorted(costs, key=lambda cost: -(cost.wait_s + cost.transfer_s))

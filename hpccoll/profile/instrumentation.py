@@ -1,0 +1,280 @@
+"""Replaces methods of mpi4py and of hpccoll by methods that are recorded, when the program imports these packages.
+
+The methods of mpi4py's own classes are replaced, so communicators keep their class, and those that other libraries make
+are recorded, too. A recorded call inside of another one, such as those of hpccoll on MPI, has no entry of its own.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import pickle
+import sys
+import time
+from collections.abc import Callable, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+from hpccoll.native import TracedCall, replace_attribute
+from hpccoll.profile.layout import NOT_GIVEN, EntryFlag
+from hpccoll.profile.recorder import ProfileRecorder, RecordingOptions
+from hpccoll.profile.traced_methods import TracedMethod, list_methods
+
+_MPI, _OWN, _DROP_IN, _TORCH = "mpi4py.MPI", "hpccoll.communicator", "hpccoll.mpi4py.communicators", "torch.distributed"
+_OWN_GROUPS, _OWN_WORKS = "hpccoll.torch.group_operations", "hpccoll.torch.work"
+
+
+class Instrumentation:
+    """Records the calls of the program of this process.
+
+    Args:
+        options: what is recorded, and where.
+    """
+
+    def __init__(self, options: RecordingOptions) -> None:
+        self.options = options
+        self.recorder: ProfileRecorder | None = None
+        self._work_methods: dict[str, Any] = {}  # the original ones
+        self._hooks: dict[str, Callable[[ModuleType], None]] = {
+            _MPI: self._trace_mpi,
+            _OWN: self._trace_own,
+            _DROP_IN: self._trace_drop_in,
+            _TORCH: self._trace_torch,
+        }
+
+    def install(self) -> None:
+        """Let later imports of the packages replace their methods; those that are imported are replaced now."""
+        sys.meta_path.insert(0, _HookFinder(self._hooks))
+        for name, hook in self._hooks.items():
+            if name in sys.modules:
+                hook(sys.modules[name])
+
+    def start(self, rank: int, size: int) -> ProfileRecorder:
+        """Return the recorder, which is made at the first call."""
+        if self.recorder is None:
+            self.recorder = ProfileRecorder(self.options, rank, size)
+            atexit.register(self.recorder.end)
+        return self.recorder
+
+    def _trace_mpi(self, module: ModuleType) -> None:
+        """Replace the methods of mpi4py when MPI is initialized."""
+        if module.Is_initialized():
+            self._start_mpi(module)
+            return
+        for name in ("Init", "Init_thread"):
+            original = getattr(module, name)
+
+            def initialize(*args: Any, _original: Callable[..., Any] = original) -> Any:
+                result = _original(*args)
+                self._start_mpi(module)
+                return result
+
+            setattr(module, name, initialize)
+
+    def _start_mpi(self, module: ModuleType) -> None:
+        """Start the recorder on the common clock of the job, and replace the methods."""
+        if self.recorder is not None:
+            return
+        world = module.Intracomm(module.COMM_WORLD)  # not that of the drop-in
+        recorder = self.start(world.Get_rank(), world.Get_size())
+        _set_job_clock(recorder, world)
+        recorder.set_constants(module.ANY_SOURCE, module.ANY_TAG, module.PROC_NULL)
+        recorder.begin()
+        classes = [module.Comm, module.Intracomm, module.Topocomm, module.Cartcomm, module.Request, module.Prequest]
+        _replace_methods(recorder, classes)
+        _forget_freed(recorder, module.Comm, ("Free", "Disconnect", "free"))
+        _count_pickled(recorder, module)
+        for name in (_OWN, _DROP_IN):
+            if name in sys.modules:
+                self._hooks[name](sys.modules[name])
+
+    def _trace_drop_in(self, module: ModuleType) -> None:
+        """Replace the collectives that hpccoll's drop-in for mpi4py defines."""
+        if self.recorder is not None:
+            classes = [cls for top in module.list_intracommunicator_classes() for cls in top.__mro__]
+            own = [cls for cls in dict.fromkeys(classes) if cls.__module__.startswith("hpccoll.")]
+            _replace_methods(self.recorder, own, owners={"Comm", "Intracomm"})
+
+    def _trace_own(self, module: ModuleType) -> None:
+        """Replace the methods of hpccoll's Communicator and Work."""
+        if self.recorder is not None:
+            from hpccoll.runtime.work import Work
+
+            own = [cls for cls in module.Communicator.__mro__ if cls is not object]
+            _replace_methods(self.recorder, own, owners={"Communicator"})
+            self._work_methods = {name: vars(Work)[name] for name in ("wait", "test")}
+            _replace_methods(self.recorder, [Work], owners={"Work"})
+            _forget_freed(self.recorder, module.Communicator, ("close",))
+
+    def _trace_torch(self, module: ModuleType) -> None:
+        """Let `init_process_group` of torch.distributed replace the methods of process groups."""
+        original = module.init_process_group
+
+        @functools.wraps(original)
+        def init_process_group(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            self._start_torch(module)
+            return result
+
+        module.init_process_group = module.distributed_c10d.init_process_group = init_process_group  # type: ignore[attr-defined]
+
+    def _start_torch(self, module: ModuleType) -> None:
+        """Start the recorder, unless MPI has, and replace the methods of process groups and of their works."""
+        if self.recorder is None:
+            self.start(module.get_rank(), module.get_world_size()).begin()
+        if self.recorder is not None:
+            classes = [module.ProcessGroup]
+            works = [module.Work]
+            if _OWN_GROUPS in sys.modules:
+                classes.append(sys.modules[_OWN_GROUPS].GroupOperations)
+                works.append(sys.modules[_OWN_WORKS].TorchWork)
+            _replace_methods(self.recorder, classes, owners={"ProcessGroup"})
+            _replace_methods(self.recorder, works, owners={"TorchWork"})
+            for work in works[1:]:
+                self._leave_work()  # whose methods TorchWork calls
+                _trace_futures(self.recorder, work)
+
+    def _leave_work(self) -> None:
+        """Restore the methods of hpccoll's Work."""
+        from hpccoll.runtime.work import Work
+
+        for name, original in self._work_methods.items():
+            replace_attribute(Work, name, original)
+
+
+def make_traced(recorder: ProfileRecorder, code: int, method: TracedMethod, original: Any) -> Any:
+    """Return the method that replaces `original`; class methods stay class methods."""
+    is_class_method = isinstance(original, classmethod)
+    function = original.__func__ if is_class_method else original
+    traced = TracedCall(
+        recorder.trace, function, code, int(method.form), method.flags, method.default_peer, method.default_tag,
+        method.counts_pickled, True, method.places,
+    )  # fmt: skip
+    return classmethod(traced) if is_class_method else traced
+
+
+def _replace_methods(recorder: ProfileRecorder, classes: Sequence[type], owners: set[str] | None = None) -> None:
+    """Replace the recorded methods that classes define themselves; `owners` are the names of the described classes."""
+    for code, method in enumerate(list_methods()):
+        for cls in classes:
+            if (cls.__name__ == method.owner if owners is None else method.owner in owners) and method.name in vars(
+                cls
+            ):
+                original = vars(cls)[method.name]
+                if (
+                    not isinstance(getattr(original, "__func__", original), TracedCall)
+                    and type(original) is not TracedCall
+                ):
+                    replace_attribute(cls, method.name, make_traced(recorder, code, method, original))
+
+
+def _forget_freed(recorder: ProfileRecorder, cls: type, names: Sequence[str]) -> None:
+    """Let methods that free a communicator forget it, because MPI uses its handle again."""
+    for name in names:
+        owner = next(base for base in cls.__mro__ if name in vars(base))
+        original = vars(owner)[name]
+
+        def release(self: Any, *args: Any, _original: Any = original) -> Any:
+            recorder.trace.forget(self)
+            return _original(self, *args)
+
+        release.__name__, release.__doc__ = name, original.__doc__
+        replace_attribute(owner, name, release)
+
+
+def _trace_futures(recorder: ProfileRecorder, cls: type) -> None:
+    """Record when an operation is complete whose future DistributedDataParallel waits for in C++.
+
+    The wait is taken to begin at the end of the rank's previous call, because the last bucket of gradients is ready at
+    the end of the backward pass.
+    """
+    trace, original = recorder.trace, vars(cls)["complete_future"]
+    code = next(index for index, method in enumerate(list_methods()) if method.owner == "TorchWork")
+
+    def complete_future(self: Any) -> bool:
+        done: bool = original(self)
+        if done and self.has_future and not getattr(self, "is_profiled", False):
+            self.is_profiled = True
+            times = trace.last_end_ns, time.perf_counter_ns()
+            trace.write(code, *times, 0, id(self), 0, NOT_GIVEN, 0, trace.last_site_id, EntryFlag.COMPLETE)
+        return done
+
+    get_outcome = vars(cls)["_get_outcome"]
+
+    def get_outcome_unrecorded(self: Any, future: object) -> Any:
+        was_active, trace.is_active = trace.is_active, False  # its wait is over when it begins
+        try:
+            return get_outcome(self, future)
+        finally:
+            trace.is_active = was_active
+
+    replace_attribute(cls, "complete_future", complete_future)
+    replace_attribute(cls, "_get_outcome", get_outcome_unrecorded)
+
+
+def _count_pickled(recorder: ProfileRecorder, module: ModuleType) -> None:
+    """Let mpi4py's pickle count the bytes of the objects that a call sends, or else of those that it receives."""
+    trace = recorder.trace
+
+    def dumps(obj: Any, *args: Any) -> Any:
+        data = pickle.dumps(obj, *args)
+        trace.pickled_bytes += len(data)
+        return data
+
+    def loads(data: Any, *args: Any) -> Any:
+        if not trace.pickled_bytes:
+            trace.pickled_bytes = len(data)
+        return pickle.loads(data, *args)  # noqa: S301 - mpi4py's own function
+
+    module.pickle.__init__(dumps, loads, module.pickle.PROTOCOL)
+
+
+def _set_job_clock(recorder: ProfileRecorder, world: Any) -> None:
+    """Write the model of the common clock of the job's ranks. Collective."""
+    from hpccoll.measure.clock import JobClock
+    from hpccoll.runtime import job
+
+    clock = JobClock(world, job.detect_layout(world), None)
+    recorder.set_clock(clock.current.model, clock.error_s)
+
+
+class _HookFinder(MetaPathFinder):
+    """Finds modules as Python does, and calls a function when one of them was imported."""
+
+    def __init__(self, hooks: dict[str, Callable[[ModuleType], None]]) -> None:
+        self._hooks, self._searching = hooks, False
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return the specification of a hooked module, with a loader that calls its hook; None for other modules."""
+        hook = self._hooks.get(fullname)
+        if hook is None or self._searching:
+            return None
+        self._searching = True
+        try:
+            specs = (finder.find_spec(fullname, path, target) for finder in sys.meta_path if finder is not self)
+            spec = next((spec for spec in specs if spec is not None), None)
+        finally:
+            self._searching = False
+        if spec is not None and spec.loader is not None:
+            spec.loader = _HookLoader(spec.loader, hook)
+        return spec
+
+
+class _HookLoader(Loader):
+    """Loads a module by another loader, then calls a function with it."""
+
+    def __init__(self, loader: Loader, hook: Callable[[ModuleType], None]) -> None:
+        self._loader, self._hook = loader, hook
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        """Return the module that the other loader creates."""
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Execute the module, then call the function."""
+        self._loader.exec_module(module)
+        self._hook(module)

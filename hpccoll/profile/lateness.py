@@ -1,0 +1,155 @@
+"""Ranks that others wait for: how often each arrives last, what this costs the job, and the likely kind of reason.
+
+The cost of a late rank is the run time that the replay saves if the rank computes before each call no longer than the
+median of the other ranks does before the same call of theirs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+import numpy as np
+
+from hpccoll.plan import Floats, IntArray
+from hpccoll.profile.dependencies import CallGraph
+from hpccoll.profile.replay import replay_job
+
+_LONGER: Final = 1.1  # times the expected gap, from which on a gap counts as longer
+_LASTING_SHARE: Final = 0.6  # of the computing time before which a rank is longer, above which it always is
+_BLOCKED_SHARE: Final = 0.5  # of the excess time, in gaps in which the rank gave up its core
+_MOST_RANKS: Final = 8  # whose cost is replayed
+
+
+class LatenessKind(Enum):
+    """The likely kind of reason of a late rank."""
+
+    IMBALANCE = "in most iterations: more work than the others, or a slow core"
+    OUTSIDE = "after waits outside of communication, such as input and output"
+    NOISE = "now and then: noise of the system, or work that varies"
+
+
+@dataclass(frozen=True, slots=True)
+class LateRank:
+    """A rank for which others wait, at the call site and operation where they wait the most.
+
+    `saved_s` is the run time that its being as fast as the others would save, `last_share` its share of being last in
+    the `calls` of the operation at the site that wait for it or, for collectives, for any rank.
+    """
+
+    rank: int
+    host: str
+    site: int
+    operation: str
+    calls: int
+    last_share: float
+    saved_s: float
+    kind: LatenessKind
+
+
+def find_late_ranks(graph: CallGraph) -> list[LateRank]:
+    """Return the ranks that compute longer than others, and for which others wait, the most costly first.
+
+    Cost: one replay per rank, of at most eight.
+    """
+    expected = expect_gaps(graph)
+    excess = np.maximum(graph.gap_s - expected, 0.0)
+    cause = np.where(graph.last_needed >= 0, graph.rank[graph.last_needed], -1)
+    base_s = replay_job(graph).run_s
+    late = []
+    for rank in np.argsort(-graph.sum_by_rank(excess))[:_MOST_RANKS].tolist():
+        waiting = (cause == rank) & (graph.rank != rank) & (graph.wait_s > 0)
+        saved_s = base_s - replay_job(graph, heal_rank(graph, rank, expected)).run_s
+        if waiting.any() and saved_s > 0:
+            kind = _classify(graph, rank, expected, excess)
+            site, op = _find_costliest(graph, waiting)
+            last_share, calls = _count_last(graph, rank, site, op)
+            host = graph.profile.ranks[rank].host
+            late.append(LateRank(rank, host, site, graph.operations[op], calls, last_share, saved_s, kind))
+    return sorted(late, key=lambda each: -each.saved_s)
+
+
+def _classify(graph: CallGraph, rank: int, expected: Floats, excess: Floats) -> LatenessKind:
+    """Return the likely kind of reason for the excess of a rank."""
+    own = graph.rank == rank
+    longer = own & (graph.gap_s > _LONGER * expected)
+    if expected[longer].sum() >= _LASTING_SHARE * expected[own].sum():
+        return LatenessKind.IMBALANCE
+    if excess[own & graph.is_blocked].sum() >= _BLOCKED_SHARE * excess[own].sum():
+        return LatenessKind.OUTSIDE
+    return LatenessKind.NOISE
+
+
+def _find_costliest(graph: CallGraph, waiting: np.ndarray) -> tuple[int, int]:
+    """Return the call site and the operation at which the marked calls wait the most in total."""
+    keys = graph.site[waiting] * len(graph.operations) + canonical_operations(graph)[waiting]
+    found, place = np.unique(keys, return_inverse=True)
+    key = int(found[np.argmax(np.bincount(place, graph.wait_s[waiting]))])
+    return key // len(graph.operations), key % len(graph.operations)
+
+
+def canonical_operations(graph: CallGraph) -> IntArray:
+    """Return the operation of each call as an index of `operations`, which has some names several times."""
+    first = {name: index for index, name in reversed(list(enumerate(graph.operations)))}
+    canonical = np.array([first[name] for name in graph.operations])
+    return canonical[graph.op]
+
+
+def _count_last(graph: CallGraph, rank: int, site: int, op: int) -> tuple[float, int]:
+    """Return the share of an operation's calls at a site in which `rank` was last, and the number of calls."""
+    at_site = (graph.site == site) & (canonical_operations(graph) == op) & (graph.last_needed >= 0)
+    groups = graph.matches.group
+    _, first = np.unique(groups[at_site & (groups >= 0)], return_index=True)
+    collectives = np.flatnonzero(at_site & (groups >= 0))[first]
+    last = graph.rank[graph.last_needed[collectives]] == rank
+    messages = at_site & (groups < 0) & (graph.rank[graph.last_needed] == rank)
+    late = np.concatenate([last, graph.wait_s[messages] > 0])
+    return (float(late.mean()), len(late)) if len(late) else (0.0, 0)
+
+
+def expect_gaps(graph: CallGraph) -> Floats:
+    """Return, for each call, the median gap of the other ranks before their call of the same site and ordinal number.
+
+    Where fewer than two other ranks have such a call, this is the call's own gap.
+    """
+    ranks = len(graph.start_s)
+    order = np.lexsort((np.arange(len(graph.rank)), graph.rank, graph.op, graph.site))
+    keys = np.stack([graph.site, graph.op, graph.rank])[:, order]
+    begins = np.append(True, np.any(keys[:, 1:] != keys[:, :-1], axis=0))
+    starts = np.flatnonzero(begins)
+    ordinal = np.empty(len(order), np.int64)
+    ordinal[order] = np.arange(len(order)) - np.repeat(starts, np.diff(np.append(starts, len(order))))
+    _, row = np.unique(np.stack([graph.site, graph.op, ordinal]), axis=1, return_inverse=True)
+    row = row.reshape(-1)
+    table = np.full((row.max() + 1, ranks), np.nan)
+    table[row, graph.rank] = graph.gap_s
+    expected = graph.gap_s.copy()
+    for rank in range(ranks):
+        own = graph.rank == rank
+        others = np.delete(table, rank, axis=1)[row[own]]
+        known = np.count_nonzero(~np.isnan(others), axis=1) >= min(2, ranks - 1)
+        if others.shape[1] and known.any():
+            medians = np.nanmedian(others[known], axis=1)
+            expected[np.flatnonzero(own)[known]] = medians
+    return expected
+
+
+def heal_rank(graph: CallGraph, rank: int, expected: Floats) -> Floats:
+    """Return the gaps of all calls, if `rank` computed no longer than `expected` before each call."""
+    return np.where(graph.rank == rank, np.minimum(graph.gap_s, expected), graph.gap_s)
+
+
+def balance_gaps(graph: CallGraph) -> Floats:
+    """Return the gaps of all calls, if all ranks computed equally long before the calls of the same site and number.
+
+    Each gap is the mean of those of all ranks that have such a call.
+    """
+    ordinal = np.zeros(len(graph.rank), np.int64)
+    counts: dict[tuple[int, int, int], int] = {}
+    keys = zip(graph.rank.tolist(), graph.site.tolist(), graph.op.tolist(), strict=True)
+    for call, key in enumerate(keys):
+        ordinal[call] = counts[key] = counts.get(key, -1) + 1
+    _, row = np.unique(np.stack([graph.site, graph.op, ordinal]), axis=1, return_inverse=True)
+    row = row.reshape(-1)
+    return (np.bincount(row, graph.gap_s) / np.bincount(row))[row]

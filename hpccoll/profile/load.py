@@ -1,0 +1,263 @@
+"""Reads the files of a profile, with the same numbers for call sites and communicators on all ranks."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpccoll.errors import UsageError
+from hpccoll.private_files import read_limited
+from hpccoll.profile import layout
+from hpccoll.runtime.recorder.clock_model import ClockModel
+
+_MOST_BYTES: Final = 2**30
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class CallSite:
+    """A line of the program that communicates."""
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{Path(self.file).name}:{self.line}"
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedRank:
+    """The calls of one rank; times are seconds of the common clock.
+
+    Args:
+        entries: of the type `layout.ENTRY`, whose `site` and `comm` are indices of the job's lists.
+        begin_s, end_s: shape (calls,).
+        program_begin_s, program_end_s: of the recording; the end of the last call if the program was killed.
+        folded: rows of calls that were folded: site, op, calls, nanoseconds, bytes.
+    """
+
+    rank: int
+    host: str
+    entries: NDArray[Any]
+    begin_s: NDArray[np.float64]
+    end_s: NDArray[np.float64]
+    program_begin_s: float
+    program_end_s: float
+    has_ended: bool
+    folded: tuple[tuple[int, int, int, int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class JobProfile:
+    """The recorded calls of all ranks of a job.
+
+    Args:
+        ranks: by rank.
+        sites: the call sites.
+        comms: the members of each communicator, by their ranks in the world; empty if they are unknown.
+        names, operations: of the codes of entries: the method, and hpccoll's name of the operation.
+        argv: the command line of the program.
+        clock_error_s: the largest possible error of a comparison of two ranks' times.
+    """
+
+    ranks: tuple[RecordedRank, ...]
+    sites: tuple[CallSite, ...]
+    comms: tuple[tuple[int, ...], ...]
+    names: tuple[str, ...]
+    operations: tuple[str, ...]
+    argv: tuple[str, ...]
+    clock_error_s: float
+    problems: tuple[str, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+        return len(self.ranks)
+
+
+def read_profile(directory: str) -> JobProfile:
+    """Return the profile that `hpccoll profile -o DIRECTORY` wrote, also while the job runs and after it was killed.
+
+    Raises:
+        UsageError: the directory has no profile, or lacks the files of some ranks.
+    """
+    path = Path(directory)
+    files = {int(file.stem.removeprefix("rank-")): file for file in path.glob(f"rank-*{layout.NAMES_SUFFIX}")}
+    if not files:
+        raise UsageError(
+            f"{directory}: is no profile; make one by mpirun -n 4 hpccoll profile -o {directory} script.py"
+        )
+    tables = {rank: _RankTables.read(file) for rank, file in sorted(files.items())}
+    first = next(iter(tables.values()))
+    size = int(first.program["size"])
+    missing = sorted(set(range(size)) - set(tables))
+    if missing:
+        raise UsageError(f"{directory}: lacks the files of ranks {missing[:8]} of {size}; copy them from their nodes")
+    numbering = _Numbering()
+    ranks = _cut_to_common_time([_make_rank(tables[rank], path, numbering) for rank in range(size)])
+    problems = [f"rank {rank.rank} has not ended its program" for rank in ranks if not rank.has_ended]
+    return JobProfile(
+        ranks, tuple(numbering.sites), tuple(members for members, _ in numbering.comms), tuple(first.program["names"]),
+        tuple(first.program["operations"]), tuple(first.program["argv"]),
+        max(table.clock_error_s for table in tables.values()), tuple(problems),
+    )  # fmt: skip
+
+
+@dataclass(slots=True)
+class _RankTables:
+    """The lines of a file of names."""
+
+    program: dict[str, Any]
+    sites: list[CallSite] = field(default_factory=list)
+    comms: list[tuple[int, ...]] = field(default_factory=list)
+    clock: ClockModel = field(default_factory=ClockModel)
+    clock_error_s: float = 0.0
+    constants: tuple[int, int, int] = (
+        layout.NOT_GIVEN,
+        layout.NOT_GIVEN,
+        layout.NOBODY,
+    )  # any source, any tag, no rank
+    folded: list[list[int]] = field(default_factory=list)
+
+    @classmethod
+    def read(cls, path: Path) -> _RankTables:
+        """Return the tables of a file; a last line that was cut off is left out."""
+        tables = None
+        for number, line in enumerate(read_limited(path, _MOST_BYTES).split(b"\n")):
+            try:
+                fields = json.loads(line) if line else {}
+                if number == 0:
+                    tables = cls(fields)
+                    int(fields["size"])
+                elif tables is not None and fields:
+                    tables.add(fields)
+            except (KeyError, TypeError, ValueError) as error:
+                if number == 0:
+                    raise UsageError(f"{path}: is no file of a profile; record the job again") from error
+                break
+        if tables is None:
+            raise UsageError(f"{path}: is empty; record the job again")
+        return tables
+
+    def add(self, fields: dict[str, Any]) -> None:
+        """Add the fields of a line."""
+        match fields["kind"]:
+            case "site":
+                self.sites.append(CallSite(fields["file"], fields["line"], fields["function"]))
+            case "comm":
+                self.comms.append(tuple(fields["members"]))
+            case "clock":
+                self.clock, self.clock_error_s = ClockModel(*fields["model"]), fields["error_s"]
+            case "constants":
+                self.constants = fields["any_source"], fields["any_tag"], fields["no_rank"]
+            case "folded":
+                self.folded += fields["sites"]
+
+
+@dataclass(slots=True)
+class _Numbering:
+    """The numbers of call sites and communicators in the job.
+
+    The k-th communicator of a group of ranks is the same one on all of them, because making it is collective.
+    """
+
+    sites: dict[CallSite, int] = field(default_factory=dict)
+    comms: dict[tuple[tuple[int, ...], int], int] = field(default_factory=dict)
+
+    def number_sites(self, sites: list[CallSite]) -> NDArray[np.int32]:
+        """Return the job's number of each call site of a rank."""
+        return np.array([self.sites.setdefault(site, len(self.sites)) for site in sites], np.int32)
+
+    def number_comms(self, comms: list[tuple[int, ...]]) -> NDArray[np.int32]:
+        """Return the job's number of each communicator of a rank."""
+        counts: dict[tuple[int, ...], int] = defaultdict(int)
+        numbers = []
+        for members in comms:
+            numbers.append(self.comms.setdefault((members, counts[members]), len(self.comms)))
+            counts[members] += 1
+        return np.array(numbers, np.int32)
+
+
+def _make_rank(tables: _RankTables, path: Path, numbering: _Numbering) -> RecordedRank:
+    """Return the calls of a rank in the order in which they began."""
+    rank = int(tables.program["rank"])
+    header, entries = _read_calls(path / f"rank-{rank}{layout.CALLS_SUFFIX}", Path(tables.program["calls"]))
+    sites, comms = numbering.number_sites(tables.sites), numbering.number_comms(tables.comms)
+    entries["site"] = sites[entries["site"]] if len(sites) else entries["site"]
+    known = entries["comm"] >= 0
+    entries["comm"][known] = comms[entries["comm"][known]] if len(comms) else -1
+    _replace_constants(entries, tables)
+    begin_s, end_s = (_convert(tables.clock, _skip_gaps(tables, entries[name])) for name in ("begin_ns", "end_ns"))
+    program = _convert(tables.clock, _skip_gaps(tables, np.array([header[5], header[6]])))
+    last = float(program[1]) if header[6] else float(end_s.max(initial=program[0]))
+    folded = tuple((int(sites[row[0]]), row[1], row[2], row[3], row[4]) for row in tables.folded)
+    return RecordedRank(
+        rank, str(tables.program["host"]), entries, begin_s, end_s, float(program[0]), last, bool(header[6]), folded
+    )
+
+
+def _skip_gaps(tables: _RankTables, times_ns: NDArray[Any]) -> NDArray[Any]:
+    """Return times on a clock that stands still before --from, and in the seconds that --every leaves out."""
+    program = tables.program
+    from_ns, every = int(program["begin_ns"] + program["from_s"] * 1e9), int(program["every"])
+    since_ns = np.maximum(times_ns - from_ns, 0) if program["from_s"] else times_ns - from_ns
+    period, rest_ns = np.divmod(since_ns, layout.PERIOD_NS)
+    if every == 1:
+        return since_ns + from_ns
+    recorded_ns = np.where(period % every == 0, rest_ns, layout.PERIOD_NS)
+    return period // every * layout.PERIOD_NS + recorded_ns + from_ns
+
+
+def _cut_to_common_time(ranks: list[RecordedRank]) -> tuple[RecordedRank, ...]:
+    """Return the ranks with the calls from the time on at which all of them have kept their calls."""
+    kept = [rank.begin_s[0] for rank in ranks if rank.folded and len(rank.begin_s)]
+    if not kept:
+        return tuple(ranks)
+    begin_s = float(max(kept))
+    cut = []
+    for rank in ranks:
+        later = rank.begin_s >= begin_s
+        entries, begins_s, ends_s = rank.entries[later], rank.begin_s[later], rank.end_s[later]
+        cut.append(replace(rank, program_begin_s=begin_s, entries=entries, begin_s=begins_s, end_s=ends_s))
+    return tuple(cut)
+
+
+def _replace_constants(entries: NDArray[Any], tables: _RankTables) -> None:
+    """Replace MPI's numbers for any source, any tag and no rank in entries."""
+    any_source, any_tag, no_rank = tables.constants
+    exchanges = np.array([name == "sendrecv" for name in tables.program["operations"]])[entries["op"]]
+    for peers in (entries["peer"], entries["request"]):
+        chosen = slice(None) if peers.dtype == np.int32 else exchanges
+        values = peers[chosen]
+        missing = (values == any_source) | (values == layout.NOT_GIVEN)
+        peers[chosen] = np.where(missing, layout.ANY, np.where(values == no_rank, layout.NOBODY, values))
+    tags = entries["tag"]
+    tags[(tags == any_tag) | (tags == layout.NOT_GIVEN)] = layout.ANY
+
+
+def _convert(clock: ClockModel, times_ns: NDArray[Any]) -> NDArray[np.float64]:
+    """Return times of the common clock in seconds."""
+    local = times_ns * 1e-9
+    return np.asarray(local + clock.offset_s + clock.drift * (local - clock.reference_s), np.float64)
+
+
+def _read_calls(path: Path, live: Path) -> tuple[tuple[int, ...], NDArray[Any]]:
+    """Return the header and the entries that are not folded; `live` is the file of a job that runs or was killed."""
+    file = path if path.exists() else live
+    try:
+        data = read_limited(file, _MOST_BYTES)
+    except OSError as error:
+        raise UsageError(f"{file}: cannot be read ({error.strerror}); copy it from the node of this rank") from error
+    if len(data) < layout.HEADER.size or layout.HEADER.unpack_from(data)[:2] != (layout.MAGIC, layout.LAYOUT_VERSION):
+        raise UsageError(f"{file}: is no recording of this version of hpccoll; record the job again")
+    header = layout.HEADER.unpack_from(data)
+    capacity, written, folded = header[2:5]
+    stored = np.frombuffer(data, layout.ENTRY, offset=layout.HEADER.size, count=min(written, capacity))
+    entries = stored[np.arange(folded, written) % capacity]
+    return header, entries[np.argsort(entries["begin_ns"], kind="stable")]

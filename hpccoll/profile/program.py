@@ -1,0 +1,47 @@
+"""Runs a Python program as `python` does, with its communication recorded."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from pathlib import Path
+
+from hpccoll.errors import UsageError
+from hpccoll.profile.instrumentation import Instrumentation
+from hpccoll.profile.recorder import RecordingOptions
+
+
+def run_program(words: list[str], *, is_module: bool, uses_drop_in: bool, options: RecordingOptions) -> int | None:
+    """Run a script or module whose calls are recorded; return this rank, or None if nothing could be recorded.
+
+    Args:
+        words: the path of the script or the name of the module, and the program's arguments.
+        is_module: whether the first word is the name of a module.
+        uses_drop_in: whether collectives of mpi4py run over hpccoll, as with `python -m hpccoll.mpi4py`.
+        options: what is recorded, and where.
+
+    Raises:
+        UsageError: there is no such script, or the files cannot be written.
+    """
+    if not is_module and not Path(words[0]).exists():
+        raise UsageError(
+            f"{words[0]}: there is no such script; give the path of a script, or -m and the name of a module"
+        )
+    if uses_drop_in:
+        from hpccoll.mpi4py.installation import install_at_import
+
+        install_at_import()
+    instrumentation = Instrumentation(options)
+    instrumentation.install()  # after the drop-in, whose classes are then recorded
+    sys.argv = words
+    try:
+        if is_module:
+            sys.path.insert(0, str(Path.cwd()))
+            runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+        else:
+            sys.path[0] = str(Path(words[0]).resolve().parent)  # as `python SCRIPT` sets it
+            runpy.run_path(words[0], run_name="__main__")
+    finally:
+        if instrumentation.recorder is not None:
+            instrumentation.recorder.end()
+    return None if instrumentation.recorder is None else instrumentation.recorder.rank

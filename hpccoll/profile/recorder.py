@@ -1,0 +1,232 @@
+"""Writes the two files of this rank's profile; layout.py describes them.
+
+A call costs the reading of two clocks and the writing of 64 bytes, in C (hpccoll/native/traced_call.c). Call sites and
+communicators are described once, by the functions of this file.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from hpccoll.errors import UsageError
+from hpccoll.native import CallTrace
+from hpccoll.profile import layout
+from hpccoll.profile.folding import fold_entries
+from hpccoll.profile.traced_methods import list_methods
+
+if TYPE_CHECKING:
+    from hpccoll.runtime.recorder import ClockModel
+
+LIBRARIES: Final = frozenset({"torch", "hpccoll", "mpi4py"})
+LIVE_PREFIX: Final = "hpccoll-profile-"
+_FOREVER_NS: Final = 2**62
+_MEMORY_FILE_SYSTEM: Final = "/dev/shm"  # noqa: S108 - the memory file system, not a place for temporary files
+
+
+@dataclass(frozen=True, slots=True)
+class RecordingOptions:
+    """What is recorded: calls from `from_s` to `to_s` seconds after the start, in one of `every` seconds."""
+
+    directory: str
+    from_s: float = 0.0
+    to_s: float | None = None
+    every: int = 1
+    capacity: int = layout.CAPACITY
+
+
+class ProfileRecorder:
+    """The files of one rank, and the trace that its calls write.
+
+    Args:
+        options: what is recorded, and where.
+        rank: the rank of this process among `size` ranks.
+
+    Raises:
+        UsageError: the files cannot be written.
+    """
+
+    def __init__(self, options: RecordingOptions, rank: int, size: int) -> None:
+        self.rank, self.size, self.options = rank, size, options
+        begin_ns = time.perf_counter_ns()
+        path = Path(options.directory)
+        nbytes = layout.HEADER.size + options.capacity * layout.ENTRY.itemsize
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            _remove_stale(path, rank, size)
+            self._path = path / f"rank-{rank}{layout.CALLS_SUFFIX}"
+            self._path.unlink(missing_ok=True)
+            self._live = _choose_live_path(rank, self._path)
+            self.memory = _map_file(self._live, nbytes)
+            names = path / f"rank-{rank}{layout.NAMES_SUFFIX}"
+            self._names = os.open(names, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
+        except OSError as error:
+            reason = f"rank {rank} cannot write {path} ({error.strerror})"
+            raise UsageError(f"-o {path}: {reason}; name a directory with 17 MB of space per rank") from error
+        header = layout.HEADER.pack(layout.MAGIC, layout.LAYOUT_VERSION, options.capacity, 0, 0, begin_ns, 0, 0)
+        self.memory[: len(header)] = header
+        self._entries = np.frombuffer(self.memory, layout.ENTRY, offset=layout.HEADER.size)
+        self._sites: dict[tuple[str, int, str], int] = {}
+        self._comms = 0
+        to_ns = _FOREVER_NS if options.to_s is None else begin_ns + round(options.to_s * 1e9)
+        from_ns = begin_ns + round(options.from_s * 1e9)
+        self.trace = CallTrace(
+            self.memory, self.describe_site, self.describe_comm, measure_buffer, self._fold, from_ns, to_ns,
+            layout.PERIOD_NS, options.every,
+        )  # fmt: skip
+        methods = list_methods()
+        self._write(
+            kind="program", rank=rank, size=size, host=os.uname().nodename, pid=os.getpid(), argv=sys.argv,
+            begin_ns=begin_ns, time_ns=time.time_ns(), every=options.every, from_s=options.from_s, to_s=options.to_s,
+            calls=str(self._live), names=[method.name for method in methods],
+            operations=[method.operation for method in methods],
+        )  # fmt: skip
+
+    def describe_site(self, frame: FrameType) -> int:
+        """Return the id of the call site of a frame, which is written at its first use; -1 in a library.
+
+        The call site of a call that torch or hpccoll make is the line of the program that called them.
+        """
+        code = frame.f_code
+        if frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in LIBRARIES:
+            return -1
+        key = code.co_filename, frame.f_lineno, code.co_qualname
+        if key not in self._sites:
+            self._sites[key] = len(self._sites)
+            self._write(kind="site", id=self._sites[key], file=key[0], line=key[1], function=key[2])
+        return self._sites[key]
+
+    def describe_comm(self, comm: Any) -> int:
+        """Return the id of a communicator, whose ranks are written to the file."""
+        self._comms += 1
+        self.add_comm(self._comms - 1, *_find_members(comm, self.size))
+        return self._comms - 1
+
+    def add_comm(self, ident: int, members: list[int], name: str) -> None:
+        """Write the members of a communicator to the file."""
+        self._write(kind="comm", id=ident, members=members, name=name)
+
+    def set_clock(self, model: ClockModel, error_s: float) -> None:
+        """Write how the time of rank 0's clock is computed from this rank's."""
+        self._write(kind="clock", model=list(model), error_s=error_s)
+
+    def set_constants(self, any_source: int, any_tag: int, no_rank: int) -> None:
+        """Write the numbers of the MPI library that stand for any source, any tag and no rank."""
+        self._write(kind="constants", any_source=any_source, any_tag=any_tag, no_rank=no_rank)
+
+    def begin(self) -> None:
+        """Record from now on: this is the begin of the run."""
+        layout.TIME.pack_into(self.memory, layout.BEGIN_AT, time.perf_counter_ns())
+        self.trace.is_active = True
+
+    def end(self) -> None:
+        """Stop recording, write the time at which the program has ended, and move the calls to the directory."""
+        if not self.trace.is_active:
+            return
+        self.trace.is_active = False
+        layout.TIME.pack_into(self.memory, layout.END_AT, time.perf_counter_ns())
+        written = layout.HEADER.unpack_from(self.memory)[3]
+        used = layout.HEADER.size + min(written, self.options.capacity) * layout.ENTRY.itemsize
+        complete = self._path.with_suffix(".part")
+        complete.write_bytes(self.memory[:used])
+        complete.replace(self._path)
+        if self._live != self._path:
+            self._live.unlink(missing_ok=True)
+
+    def _fold(self, first: int, count: int) -> None:
+        """Write the statistics of entries that will be overwritten."""
+        capacity = self.options.capacity
+        entries = self._entries[np.arange(first, first + count) % capacity]
+        self._write(kind="folded", sites=fold_entries(entries))
+
+    def _write(self, **fields: Any) -> None:
+        os.write(self._names, json.dumps(fields).encode() + b"\n")
+
+
+def measure_buffer(given: Any) -> int:
+    """Return the bytes of a buffer that is no array, such as mpi4py's lists and lists of tensors; -1: unknown."""
+    nbytes = getattr(given, "nbytes", None)
+    if isinstance(nbytes, int):
+        return nbytes
+    if isinstance(given, (list, tuple)) and given:
+        first = getattr(given[0], "nbytes", None)
+        counts = given[1] if len(given) > 1 else None
+        if isinstance(counts, tuple):
+            counts = counts[0]
+        if isinstance(first, int) and not hasattr(counts, "nbytes"):
+            if counts is None:
+                return first
+            total = counts if isinstance(counts, int) else sum(counts) if isinstance(counts, list) else None
+            return first if total is None else min(first, total * _find_itemsize(given))
+        if isinstance(first, int) and isinstance(counts, np.ndarray) and len(given) > 2:
+            return int(counts.sum()) * _find_itemsize(given)
+        sizes = [getattr(item, "nbytes", None) for item in given]
+        return sum(size for size in sizes if isinstance(size, int))
+    return 8 if isinstance(given, (int, float, np.generic)) else -1
+
+
+def _find_itemsize(given: Any) -> int:
+    """Return the bytes of an element of a buffer in mpi4py's list form."""
+    size = getattr(given[-1], "extent", None)
+    return size if isinstance(size, int) else int(getattr(given[0], "itemsize", 1))
+
+
+def _find_members(comm: Any, size: int) -> tuple[list[int], str]:
+    """Return the ranks in the world of a communicator's ranks, and its name; all ranks for None."""
+    if comm is None:
+        return list(range(size)), "default"
+    torch = sys.modules.get("torch.distributed")
+    if torch is not None and isinstance(comm, torch.ProcessGroup):
+        return [int(rank) for rank in torch.get_process_group_ranks(comm)], str(comm.group_name)
+    inner = getattr(comm, "_comm", comm)  # of hpccoll's Communicator
+    try:
+        from mpi4py import MPI
+
+        if inner == MPI.COMM_NULL or inner.Is_inter():
+            return [], str(inner.name)
+        group, world = inner.Get_group(), MPI.COMM_WORLD.Get_group()
+        members = [int(rank) for rank in MPI.Group.Translate_ranks(group, None, world)]
+        group.Free()
+        world.Free()
+    except (AttributeError, ImportError, RuntimeError):  # MPI.Exception is a RuntimeError
+        return [], type(comm).__name__
+    return members, str(inner.name)
+
+
+def _choose_live_path(rank: int, path: Path) -> Path:
+    """Return the path of the calls while the program runs: in a memory file system, if there is one.
+
+    The kernel holds up stores to a mapped file on a disk while it writes the file.
+    """
+    memory = Path(_MEMORY_FILE_SYSTEM)
+    if not memory.is_dir():
+        return path
+    return memory / f"{LIVE_PREFIX}{rank}-{os.getpid()}-{os.urandom(4).hex()}{layout.CALLS_SUFFIX}"
+
+
+def _map_file(path: Path, nbytes: int) -> mmap.mmap:
+    """Return the mapping of a new file, whose blocks exist, because a store to a full file system would be fatal."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        os.posix_fallocate(descriptor, 0, nbytes)
+        return mmap.mmap(descriptor, nbytes, flags=mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0))
+    finally:
+        os.close(descriptor)
+
+
+def _remove_stale(path: Path, rank: int, size: int) -> None:
+    """Remove the files of ranks that an earlier, larger job left in the directory; rank 0 does."""
+    if rank == 0:
+        for file in path.glob("rank-*.*"):
+            number = file.stem.removeprefix("rank-")
+            if number.isdecimal() and int(number) >= size:
+                file.unlink(missing_ok=True)

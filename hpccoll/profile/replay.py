@@ -1,0 +1,75 @@
+"""Replays a recorded job in a simulation: each rank computes and communicates as recorded, or as if something differed.
+
+A call begins when the rank has computed for the gap before it, and ends when all entries that it needs have been made
+and its transfer is over. The order of the calls on each rank, and which calls belong together, are the recorded ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from hpccoll.plan import Floats
+from hpccoll.profile.dependencies import CallGraph
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayedJob:
+    """The simulated times of all calls, in seconds from the first start of a rank."""
+
+    begin_s: Floats
+    end_s: Floats
+
+    @property
+    def run_s(self) -> float:
+        """The time to the last end."""
+        return float(self.end_s.max())
+
+
+def replay_job(graph: CallGraph, gap_s: Floats | None = None, transfer_s: Floats | None = None) -> ReplayedJob:
+    """Return the simulated run of a job.
+
+    Args:
+        graph: the recorded calls.
+        gap_s: the time in which each rank computes before each call; None for the recorded ones.
+        transfer_s: the time of each call after all needed entries; None for the recorded ones.
+
+    Cost: about 1 us per call.
+    """
+    gaps = (graph.gap_s if gap_s is None else gap_s).tolist()
+    transfers = (graph.transfer_s if transfer_s is None else transfer_s).tolist()
+    calls = len(gaps)
+    clock = (graph.start_s - graph.start_s.min()).tolist()
+    begin, end = [0.0] * calls, [0.0] * calls
+    ranks, groups, enters = (each.tolist() for each in (graph.rank, graph.matches.group, graph.matches.enters))
+    first_need, second_need = graph.matches.needs.T.tolist()
+    latest = [0.0] * (max(graph.matches.enters.max(initial=0), graph.matches.group.max(initial=0)) + 1)
+    for node in _order_nodes(graph):
+        call = node >> 1
+        if not node & 1:
+            now = begin[call] = clock[ranks[call]] + gaps[call]
+            if enters[call] >= 0 and now > latest[enters[call]]:
+                latest[enters[call]] = now
+            continue
+        now = begin[call]
+        if groups[call] >= 0:
+            now = max(now, latest[groups[call]])
+        if first_need[call] >= 0:
+            now = max(now, begin[first_need[call]])
+        if second_need[call] >= 0:
+            now = max(now, begin[second_need[call]])
+        clock[ranks[call]] = end[call] = now + transfers[call]
+    return ReplayedJob(np.array(begin), np.array(end))
+
+
+def _order_nodes(graph: CallGraph) -> list[int]:
+    """Return begins (2 call) and ends (2 call + 1) in an order in which each comes after what it needs.
+
+    The recorded times are such an order: a call ends after the entries that it needs, because others were dropped.
+    """
+    calls = len(graph.rank)
+    nodes = np.arange(2 * calls)
+    times = np.empty(2 * calls)
+    times[0::2], times[1::2] = graph.begin_s, graph.end_s
+    return np.lexsort((nodes, times)).tolist()  # type: ignore[no-any-return]

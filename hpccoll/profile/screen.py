@@ -1,0 +1,97 @@
+"""The explanation of a profile as one screen of text."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from hpccoll.profile.bursts import SplitCall
+from hpccoll.profile.explanation import Explanation
+from hpccoll.profile.lateness import LateRank
+from hpccoll.profile.slow_links import SlowLink
+from hpccoll.units import format_count, format_size
+
+GOOD: Final = 0.8
+MOST_FINDINGS, MOST_SITES = 5, 8
+LEAST_SHARE: Final = 0.01  # of the run time, below which a finding is left out
+
+
+def format_screen(explanation: Explanation) -> str:
+    """Return the efficiencies, the findings and the call sites as lines of text."""
+    profile, efficiencies = explanation.profile, explanation.efficiencies
+    run_s = efficiencies.run_s
+    calls = sum(len(rank.entries) for rank in profile.ranks)
+    folded = sum(row[2] for rank in profile.ranks for row in rank.folded)
+    lines = [
+        f"{' '.join(profile.argv)}: {format_count(profile.size, 'rank')}, {run_s:.3g} s, {calls:,} calls"
+        + (f" (and {folded:,} older ones, in statistics only)" if folded else ""),
+        "",
+        *_format_efficiencies(explanation),
+        "",
+    ]
+    findings = list_findings(explanation)
+    lines += [f"{number}. {text}" for number, text in enumerate(findings[:MOST_FINDINGS], 1)]
+    if not findings:
+        lines.append("No rank and no call site costs more than 1 % of the run time.")
+    lines += ["", f"{'call site':<28} {'operation':<14} {'calls':>9} {'bytes':>8} {'waiting':>8} {'transfer':>8}"]
+    for cost in explanation.sites[:MOST_SITES]:
+        site = str(profile.sites[cost.site])[-28:]
+        nbytes = format_size(cost.nbytes) if cost.nbytes >= 0 else "?"
+        shares = f"{cost.wait_s / run_s:>8.1%} {cost.transfer_s / run_s:>8.1%}"
+        lines.append(f"{site:<28} {cost.operation:<14} {cost.calls:>9,} {nbytes:>8} {shares}")
+    lines += [f"# {problem}" for problem in profile.problems]
+    return "\n".join(lines)
+
+
+def _format_efficiencies(explanation: Explanation) -> list[str]:
+    """Return the lines of the efficiencies and of the times behind them."""
+    eff = explanation.efficiencies
+    verdict = "good" if eff.parallel >= GOOD else "below 0.8: worth a change"
+    shares = [float(values.mean()) / eff.run_s for values in (eff.useful_s, eff.wait_s, eff.transfer_s)]
+    return [
+        f"parallel efficiency  {eff.parallel:.2f}  ({verdict})",
+        f"  load balance       {eff.load_balance:.2f}  useful time: mean / maximum of the ranks",
+        f"  serialisation      {eff.serialisation:.2f}  ranks that wait for each other",
+        f"  transfer           {eff.transfer:.2f}  messages under way",
+        f"useful {shares[0]:.0%}, waiting for late ranks {shares[1]:.0%}, transfer {shares[2]:.0%}",
+    ]
+
+
+def list_findings(explanation: Explanation) -> list[str]:
+    """Return the findings as sentences, the most costly first."""
+    run_s = explanation.efficiencies.run_s
+    rows = [(late.saved_s, _describe_late(explanation, late)) for late in explanation.late]
+    rows += [(split.saved_s, _describe_split(explanation, split)) for split in explanation.split]
+    rows += [(link.saved_s, _describe_link(explanation, link)) for link in explanation.links]
+    return [text for saved_s, text in sorted(rows, key=lambda row: -row[0]) if saved_s >= LEAST_SHARE * run_s]
+
+
+def _describe_late(explanation: Explanation, late: LateRank) -> str:
+    """Return the sentence about a late rank."""
+    site = explanation.profile.sites[late.site] if late.site >= 0 else "the end of the program"
+    share = late.saved_s / explanation.efficiencies.run_s
+    what = (
+        f"rank {late.rank} ({late.host}) arrives last in {late.last_share:.0%} of the {late.calls:,} {late.operation}"
+    )
+    return f"{what} calls of {site} and costs {share:.0%} of the job ({late.saved_s:.3g} s; {late.kind.value})"
+
+
+def _describe_link(explanation: Explanation, link: SlowLink) -> str:
+    """Return the sentence about a slow link."""
+    hosts = [explanation.profile.ranks[rank].host for rank in (link.source, link.dest)]
+    share = link.saved_s / explanation.efficiencies.run_s
+    return (
+        f"messages of {format_size(link.nbytes)} from rank {link.source} ({hosts[0]}) to rank {link.dest} ({hosts[1]}) "
+        f"take {link.seconds / link.usual_s:.0f} times as long as between other ranks, and cost {share:.0%} of the job "
+        f"({link.saved_s:.3g} s)"
+    )
+
+
+def _describe_split(explanation: Explanation, split: SplitCall) -> str:
+    """Return the sentence about a call site that communicates in many small steps."""
+    site = explanation.profile.sites[split.site]
+    share = split.saved_s / explanation.efficiencies.run_s
+    per_burst = split.calls / split.bursts
+    return (
+        f"{site} calls {split.operation} {per_burst:.0f} times in a row, with {format_size(split.nbytes)} each, and "
+        f"costs {share:.0%} of the job ({split.saved_s:.3g} s); one call with all values would do"
+    )

@@ -1,0 +1,206 @@
+"""Predicts the run time of a recorded job with another network, other algorithms, better balance or more ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from hpccoll.algorithms import get_algorithm
+from hpccoll.errors import UsageError
+from hpccoll.plan import Floats, Machine, Operation
+from hpccoll.predict.machine_catalogue import load_machine
+from hpccoll.profile.bursts import find_followers, join_bursts
+from hpccoll.profile.dependencies import CallGraph
+from hpccoll.profile.lateness import balance_gaps, expect_gaps, heal_rank
+from hpccoll.profile.network_model import (
+    NetworkModel,
+    TransferKinds,
+    classify_transfers,
+    find_fastest,
+    fit_network,
+    scale_algorithms,
+    scale_transfers,
+)
+from hpccoll.profile.replay import replay_job
+from hpccoll.units import format_count
+
+DEFAULT_CHANGES: Final = ("algorithm=auto", "bandwidth=2", "latency=0.5", "balance", "join", "ranks=2x")
+FORMS: Final = (
+    "algorithm=auto, algorithm=OPERATION/NAME, bandwidth=FACTOR, latency=FACTOR, machine=NAME|FILE.toml, balance, "
+    "heal=RANK, join, ranks=Nx, ranks=Nx:strong"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """The predicted run time of a changed job, and what was assumed.
+
+    `error` is that of replaying the recorded run without a change, with the transfers of the fitted network if the
+    prediction uses them.
+    """
+
+    change: str
+    seconds: float
+    recorded_s: float
+    error: float
+    assumption: str = ""
+
+    @property
+    def saving(self) -> float:
+        """The saved share of the recorded time; negative if the change makes the job slower."""
+        return 1 - self.seconds / self.recorded_s
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedJob:
+    """The computing and transfer times of a changed job; `uses_model` if they come from the fitted network."""
+
+    name: str
+    gap_s: Floats
+    transfer_s: Floats
+    assumption: str = ""
+    uses_model: bool = False
+
+
+class WhatIf:
+    """The predictions for one recorded job.
+
+    Args:
+        graph: the recorded calls.
+    """
+
+    def __init__(self, graph: CallGraph) -> None:
+        self.graph = graph
+        self.transfers: TransferKinds = classify_transfers(graph)
+        self.network: NetworkModel = fit_network(graph, self.transfers)
+        self.error = abs(replay_job(graph).run_s / graph.run_s - 1)
+        modelled = np.array([self.network.predict_s(kind) for kind in self.transfers.kinds] + [0.0])
+        transfer_s = np.where(self.transfers.index < 0, graph.transfer_s, modelled[self.transfers.index])
+        self.network_error = abs(replay_job(graph, transfer_s=transfer_s).run_s / graph.run_s - 1)
+
+    def predict(self, changes: Iterable[str]) -> list[Prediction]:
+        """Return a prediction for each change; FORMS lists the forms of changes.
+
+        Raises:
+            UsageError: a change has another form.
+            UnknownNameError: there is no such operation, algorithm or machine.
+        """
+        return [self._predict(self._make_change(change)) for change in changes]
+
+    def _predict(self, changed: ChangedJob) -> Prediction:
+        """Return the prediction of a changed job."""
+        seconds = replay_job(self.graph, changed.gap_s, changed.transfer_s).run_s
+        error = self.network_error if changed.uses_model else self.error
+        return Prediction(changed.name, seconds, self.graph.run_s, error, changed.assumption)
+
+    def _make_change(self, change: str) -> ChangedJob:
+        """Return the job with one change."""
+        graph = self.graph
+        name, _, value = change.partition("=")
+        if change == "balance":
+            return ChangedJob("perfect balance", balance_gaps(graph), graph.transfer_s)
+        if change == "join":
+            joined = join_bursts(graph, find_followers(graph))
+            return ChangedJob(
+                "calls in a row joined", joined.gap_s, joined.transfer_s, "a joined call takes as long as one"
+            )
+        if name == "heal":
+            rank = _parse_number(change, value, 0, len(graph.start_s) - 1)
+            return ChangedJob(
+                f"rank {rank} as fast as the others", heal_rank(graph, rank, expect_gaps(graph)), graph.transfer_s
+            )
+        if name == "ranks":
+            return self._change_ranks(change, value)
+        return self._change_network(change, name, value)
+
+    def _change_ranks(self, change: str, value: str) -> ChangedJob:
+        """Return the job on several times as many ranks."""
+        times, _, scaling = value.partition(":")
+        factor = _parse_number(change, times.removesuffix("x"), 1, 2**16)
+        if scaling not in ("", "weak", "strong"):
+            raise UsageError(
+                f"--what-if {change}: scaling is weak or strong, not {scaling}; write ranks={factor}x:strong"
+            )
+        gap_s = self.graph.gap_s / factor if scaling == "strong" else self.graph.gap_s
+        transfer_s = scale_transfers(self.graph, self.transfers, self.network, self.network, factor=factor)
+        ranks = format_count(factor * len(self.graph.start_s), "rank")
+        assumption = f"{scaling or 'weak'} scaling: the recorded ranks stand for all, messages keep their sizes"
+        return ChangedJob(ranks, gap_s, transfer_s, assumption, uses_model=True)
+
+    def _change_network(self, change: str, name: str, value: str) -> ChangedJob:
+        """Return the job on another network, or with other algorithms."""
+        network = self.network
+        if name in ("bandwidth", "latency"):
+            factor = _parse_factor(change, value)
+            if name == "bandwidth":
+                changed = replace(network, beta_s_per_byte=network.beta_s_per_byte / factor)
+            else:
+                changed = replace(network, alpha_s=network.alpha_s * factor)
+            title = f"{factor:g} times the {name}"
+        elif name == "machine" and value:
+            machine = load_machine(value)
+            changed, title = replace(network, machine=machine), f"network of {machine.name}"
+        elif name == "algorithm":
+            return self._change_algorithms(change, value)
+        else:
+            raise UsageError(f"--what-if {change}: is no change; the forms are {FORMS}")
+        transfer_s = scale_transfers(self.graph, self.transfers, network, changed)
+        return ChangedJob(title, self.graph.gap_s, transfer_s, uses_model=True)
+
+    def _change_algorithms(self, change: str, value: str) -> ChangedJob:
+        """Return the job with other algorithms: `auto`, or that of an operation."""
+        operation, slash, algorithm = value.partition("/")
+        if value != "auto" and not slash:
+            raise UsageError(f"--what-if {change}: write algorithm=auto or algorithm=OPERATION/NAME")
+        changed, title = self.network, "the fastest algorithms"
+        if slash:
+            known = Operation.from_name(operation)
+            get_algorithm(known, algorithm)
+            changed, title = replace(changed, algorithms={known.value: algorithm}), f"{known.value} by {algorithm}"
+        transfer_s = scale_algorithms(self.graph, self.transfers, changed, only_faster=not slash)
+        assumption = "the algorithms take the times that they have on the fitted network"
+        return ChangedJob(title, self.graph.gap_s, transfer_s, assumption, uses_model=True)
+
+    def choose_algorithms(self) -> dict[str, list[tuple[int, str]]]:
+        """Return, for each operation, pairs of a message size and the fastest algorithm of the fitted network."""
+        machine = Machine.flat(self.network.alpha_s, self.network.beta_s_per_byte, 0.0)
+        chosen: dict[str, list[tuple[int, str]]] = {}
+        for kind in sorted(self.transfers.kinds, key=lambda kind: kind.nbytes):
+            if kind.operation in {operation.value for operation in Operation} and kind.operation != "barrier":
+                chosen.setdefault(kind.operation, []).append((kind.nbytes, find_fastest(kind, machine)[0]))
+        return chosen
+
+
+def format_configuration(chosen: dict[str, list[tuple[int, str]]]) -> str:
+    """Return the lines of a shell script that lets the drop-in for mpi4py choose these algorithms.
+
+    A choice holds from its size to the size of the next one. Source it before the job, or pass the variable to mpirun.
+    """
+    items = []
+    for operation, sizes in sorted(chosen.items()):
+        for (least, algorithm), end in zip(sizes, [*(str(size) for size, _ in sizes[1:]), ""], strict=True):
+            items.append(f"{operation}:{least}-{end}={algorithm}")
+    return f"export HPCCOLL_MPI4PY_ALGORITHMS={','.join(items)}\n"
+
+
+def _parse_number(change: str, value: str, least: int, most: int) -> int:
+    """Return a whole number of a change."""
+    if not value.isdecimal() or not least <= int(value) <= most:
+        raise UsageError(
+            f"--what-if {change}: {value!r} is no whole number from {least} to {most}; the forms are {FORMS}"
+        )
+    return int(value)
+
+
+def _parse_factor(change: str, value: str) -> float:
+    """Return a positive factor of a change."""
+    try:
+        factor = float(value)
+    except ValueError:
+        factor = np.nan
+    if not 0 < factor < np.inf:
+        raise UsageError(f"--what-if {change}: {value!r} is no factor above 0; write for example bandwidth=2")
+    return factor

@@ -1,0 +1,94 @@
+"""Faults planted into emulated jobs are named, with the cost that their removal saves.
+
+A job of 4 ranks computes, exchanges a halo around a ring, and reduces 100 numbers. The emulation knows no graph: it
+keeps a clock per rank. The computing times have noise of 3 %, the same with and without the fault.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hpccoll.profile import explain_profile
+from hpccoll.profile.lateness import LatenessKind
+from hpccoll.profile.layout import EntryFlag
+from hpccoll.profile.screen import list_findings
+from tests.unit.profile.traces import TraceBuilder, make_profile
+
+RANKS, STEPS, SEEDS = 4, 40, range(10)
+COMPUTE_S, MESSAGE_S, REDUCE_S = 10e-3, 50e-6, 80e-6
+
+
+def emulate(fault, seed, steps=STEPS):
+    """Return the profile of a job, and its run time."""
+    rng = np.random.default_rng(seed)
+    clock = np.zeros(RANKS)
+    builders = [TraceBuilder() for _ in range(RANKS)]
+    for step in range(steps):
+        noisy = COMPUTE_S * (1 + 0.03 * rng.standard_normal(RANKS))
+        after_io = fault == "io" and step % 5 == 4
+        clock += noisy * np.where((fault == "imbalance") & (np.arange(RANKS) == 2), 1.3, 1.0)
+        clock[1] += 0.03 * after_io
+        sent = clock.copy()
+        for rank in range(RANKS):
+            blocked = {"off_core_ns": 30_000_000} if after_io and rank == 1 else {}
+            flags = int(EntryFlag.BLOCKED) if blocked else 0
+            builders[rank].add("send", sent[rank], sent[rank], peer=(rank + 1) % RANKS, flags=flags, **blocked)
+        for rank in range(RANKS):
+            source = (rank - 1) % RANKS
+            transfer = MESSAGE_S * (60 if fault == "link" and rank == 3 else 1)
+            clock[rank] = max(sent[rank], sent[source]) + transfer
+            builders[rank].add("recv", sent[rank], clock[rank], peer=source)
+        for _ in range(100 if fault == "split" else 1):
+            end = clock.max() + REDUCE_S
+            for rank in range(RANKS):
+                builders[rank].add("all_reduce", clock[rank], end)
+            clock[:] = end
+            clock += 1e-6
+    return make_profile(builders, float(clock.max())), float(clock.max())
+
+
+def find_late(found, rank, kind):
+    late = found.late[0]
+    named = (late.rank, late.kind) == (rank, kind) and list_findings(found)[0].startswith(f"rank {rank} ")
+    return named, late.saved_s
+
+
+def find_link(found, _):
+    link = found.links[0]
+    said = "from rank 2 (host) to rank 3 (host)" in list_findings(found)[0]
+    return (link.source, link.dest) == (2, 3) and said, link.saved_s
+
+
+def find_split(found, steps):
+    split = found.split[0]
+    said = "10 calls all_reduce 100 times" in list_findings(found)[0]
+    return (split.calls, split.bursts) == (100 * steps, steps) and said, split.saved_s
+
+
+FINDERS = {
+    "imbalance": lambda found, _: find_late(found, 2, LatenessKind.IMBALANCE),
+    "io": lambda found, _: find_late(found, 1, LatenessKind.OUTSIDE),
+    "link": find_link,
+    "split": find_split,
+}
+
+
+@pytest.mark.parametrize("fault", ["imbalance", "io", "link", "split"])
+def test_a_planted_fault_is_named_with_its_cost(fault):
+    hits, steps = 0, 10 if fault == "split" else STEPS
+    for seed in SEEDS:
+        profile, seconds = emulate(fault, seed, steps)
+        saving = seconds - emulate("", seed, steps)[1]
+        found = explain_profile(profile)
+        named, saved_s = FINDERS[fault](found, steps)
+        hits += named and abs(saved_s / saving - 1) < 0.15
+    assert hits >= 9, f"{fault}: named with its cost in {hits} of {len(SEEDS)} jobs"
+
+
+def test_a_job_without_a_fault_has_no_costly_finding():
+    found = explain_profile(emulate("", 0)[0])
+    assert not found.links
+    assert not found.split
+    assert all(late.kind is LatenessKind.NOISE for late in found.late)
+    assert all(late.saved_s < 0.03 * found.efficiencies.run_s for late in found.late)

@@ -1,0 +1,153 @@
+"""Predictions of changes, against run times that are known, and the exports of a job."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+
+import numpy as np
+import pytest
+
+from hpccoll.errors import UnknownNameError, UsageError
+from hpccoll.plan import Machine
+from hpccoll.profile.chakra import encode_execution_trace
+from hpccoll.profile.dependencies import build_graph
+from hpccoll.profile.exports import export_profile, format_csv, format_perfetto
+from hpccoll.profile.goal import format_goal
+from hpccoll.profile.network_model import MessageClass, simulate_kind
+from hpccoll.profile.replay_steps import make_steps
+from hpccoll.profile.what_if import DEFAULT_CHANGES, WhatIf, format_configuration
+from hpccoll.units import parse_size
+from tests.unit.profile.traces import TraceBuilder, make_profile
+
+ALPHA_S, BETA, RANKS, STEPS = 20e-6, 1e-9, 4, 5
+SIZES = (8, 4096, 65536, 2**20)
+
+
+def make_graph(alpha_s=ALPHA_S, beta=BETA, slow=1.0):
+    """Return the graph of a job on a network that is exactly the model, where rank 3 computes `slow` times as long."""
+    builders, clock = [TraceBuilder() for _ in range(RANKS)], 0.0
+    for _ in range(STEPS):
+        for nbytes in SIZES:
+            kind = MessageClass("all_reduce", RANKS, nbytes)
+            machine = Machine.flat(alpha_s, beta, 0.0)
+            transfer_s = simulate_kind(kind, machine, "recursive_doubling" if nbytes < 10000 else "rabenseifner")
+            end = clock + 2e-3 * slow + transfer_s
+            for rank, builder in enumerate(builders):
+                builder.add("all_reduce", clock + 2e-3 * (slow if rank == 3 else 1), end, nbytes=nbytes)
+            clock = end
+    return build_graph(make_profile(builders, clock))
+
+
+@pytest.mark.parametrize(
+    ("change", "network"), [("bandwidth=4", (ALPHA_S, BETA / 4)), ("latency=0.25", (ALPHA_S / 4, BETA))]
+)
+def test_a_better_network_is_predicted(change, network):
+    predicted = WhatIf(make_graph()).predict([change])[0]
+    assert predicted.seconds == pytest.approx(make_graph(*network).run_s, rel=0.02)
+    assert predicted.error < 0.05
+
+
+def test_healing_and_balancing_a_late_rank():
+    graph = make_graph(slow=2.0)
+    healed, balanced = WhatIf(graph).predict(["heal=3", "balance"])
+    assert healed.seconds == pytest.approx(make_graph().run_s)
+    assert balanced.seconds == pytest.approx(graph.run_s - STEPS * len(SIZES) * 2e-3 * (2 - 5 / 4))
+    assert healed.saving == pytest.approx(1 - healed.seconds / graph.run_s)
+
+
+def test_more_ranks_and_other_algorithms():
+    what_if = WhatIf(make_graph())
+    weak, strong, ring, best = what_if.predict(
+        ["ranks=4x", "ranks=4x:strong", "algorithm=all_reduce/ring", "algorithm=auto"]
+    )
+    assert weak.seconds > what_if.graph.run_s > strong.seconds
+    assert ring.seconds > best.seconds
+    assert best.seconds <= what_if.graph.run_s * 1.001
+    script = format_configuration(what_if.choose_algorithms())
+    assert re.fullmatch(r"export HPCCOLL_MPI4PY_ALGORITHMS=all_reduce:\d+-\d+=\w+(,all_reduce:\d+-\d*=\w+)*\n", script)
+
+
+def test_the_drop_in_reads_the_configuration():
+    from hpccoll.mpi4py.configuration import read_choices
+
+    given = format_configuration(WhatIf(make_graph()).choose_algorithms()).partition("=")[2].strip()
+    choices = read_choices(given)
+    assert [choice.least for choice in choices] == sorted(map(int, SIZES))
+    assert choices[-1].includes(parse_size("1G"))
+
+
+@pytest.mark.parametrize(
+    "change", ["bandwidth=0", "bandwidth=x", "heal=9", "ranks=0x", "ranks=2x:odd", "algorithm=ring", "faster"]
+)
+def test_a_wrong_change_is_refused(change):
+    with pytest.raises(UsageError, match=re.escape(f"--what-if {change}")):
+        WhatIf(make_graph()).predict([change])
+
+
+def test_an_unknown_algorithm_is_refused():
+    with pytest.raises(UnknownNameError, match="rign"):
+        WhatIf(make_graph()).predict(["algorithm=all_reduce/rign"])
+
+
+def make_messages():
+    first = TraceBuilder().add("send", 1, 1.1, peer=1, nbytes=80).add("all_reduce", 2, 4)
+    return build_graph(make_profile([first, TraceBuilder().add("recv", 0, 1.2, peer=0).add("all_reduce", 3, 4)], 4))
+
+
+def test_exports(tmp_path):
+    graph = make_messages()
+    events = json.loads(format_perfetto(graph))["traceEvents"]
+    assert [event["name"] for event in events if event["name"].startswith("wait") and event["tid"] == 0] == [
+        "wait for rank 1"
+    ]
+    rows = list(csv.DictReader(io.StringIO(format_csv(graph))))
+    assert [row["operation"] for row in rows] == ["send", "all_reduce", "recv", "all_reduce"]
+    assert float(rows[1]["wait_us"]) == pytest.approx(1e6)
+    goal = format_goal(graph)
+    assert goal.startswith("num_ranks 2\n")
+    assert "send 80b to 1 tag 0" in goal
+    assert "recv 80b from 0 tag 0" in goal
+    for name in ("trace.json", "calls.csv", "job.goal", "job.et"):
+        export_profile(graph, str(tmp_path / name))
+    assert len(list(tmp_path.iterdir())) == 5
+    with pytest.raises(UsageError, match=r"\.xml is no format"):
+        export_profile(graph, str(tmp_path / "job.xml"))
+
+
+def read_varint(data, at):
+    value = shift = 0
+    while True:
+        value |= (data[at] & 0x7F) << shift
+        shift, at = shift + 7, at + 1
+        if not data[at - 1] & 0x80:
+            return value, at
+
+
+def test_a_chakra_trace_has_a_node_per_call_and_computation():
+    data, at, kinds = encode_execution_trace(make_messages(), 0), 0, []
+    while at < len(data):
+        size, at = read_varint(data, at)
+        message, at = data[at : at + size], at + size
+        fields, place = {}, 0
+        while place < len(message):
+            key, place = read_varint(message, place)
+            value, place = read_varint(message, place)
+            if key & 7 == 2:
+                place += value
+            fields[key >> 3] = value
+        kinds.append(fields.get(3))
+    assert kinds == [None, 4, 5, 4, 7]  # metadata, computation, send, computation, collective
+
+
+def test_the_steps_of_a_replay_agree_between_ranks():
+    first, second = (make_steps(make_messages(), rank) for rank in range(2))
+    assert [step.operation for step in first] == ["send", "all_reduce", "none"]
+    assert [step.operation for step in second] == ["recv", "all_reduce", "none"]
+    assert np.isclose(first[1].gap_s, 0.9)
+
+
+def test_the_default_changes_are_valid():
+    assert len(WhatIf(make_graph()).predict(DEFAULT_CHANGES)) == len(DEFAULT_CHANGES)
