@@ -29,7 +29,7 @@ from script import Result, main
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
-from torch_operations import list_operations
+from torch_operations import FRESH, list_operations
 
 import hpccoll.torch  # noqa: F401 - registers the backend
 from hpccoll.records import SCHEMA
@@ -37,7 +37,7 @@ from hpccoll.statistics import ratio_of_medians
 from hpccoll.torch.bucket_memory import LEAST_BYTES, move
 
 GLOO, OWN, ALONE = "gloo", "hpccoll", "without communication"
-FRESH, MAPPED = "all_reduce, fresh", "all_reduce, bucket"
+MAPPED = "all_reduce, bucket"
 LAYERS, WIDTH, BATCH = 8, 1448, 32
 LARGEST = 64 * 2**20  # of gradients, and of all_reduces
 Call = Callable[[], object]

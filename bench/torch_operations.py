@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 Call: TypeAlias = Callable[[Any], object]  # takes the group
 MOST_OBJECT_BYTES: Final = 2**20
+FRESH: Final = "all_reduce, fresh"  # on tensors that no call has seen before
 
 
 def list_operations(nbytes: int, rank: int, n: int) -> dict[str, Call]:

@@ -27,8 +27,8 @@ CLOSE_LIMIT_S: Final = 10.0
 def open_communicator(ranks: Sequence[int], name: str, timeout: timedelta) -> Communicator:
     """Return a communicator of some ranks of the MPI job, in their order; collective over these ranks.
 
-    Operations in flight advance while this waits. With
-    TORCH_DISTRIBUTED_DEBUG=DETAIL, the ranks compare their arguments before each collective.
+    Operations in flight advance while this waits. With TORCH_DISTRIBUTED_DEBUG=DETAIL, the ranks compare their
+    arguments before each collective.
 
     Args:
         ranks: ranks of MPI.COMM_WORLD.

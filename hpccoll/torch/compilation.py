@@ -15,9 +15,7 @@ def exempt_from_compilation(cls: type[T]) -> type[T]:
     A compiled function may call a collective from C++, such as DDP does at the second step; torch.compile would then
     trace the collective, and fail at objects that it does not know. The mark has no cost in a call.
     """
-    frames = import_module(
-        "torch._C._dynamo.eval_frame"
-    )  # unlike torch.compiler.disable, without loading torch._dynamo
+    frames = import_module("torch._C._dynamo.eval_frame")  # torch.compiler.disable would load torch._dynamo
     skip = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.SKIP)  # noqa: SLF001
     for method in vars(cls).values():
         if inspect.isfunction(method):

@@ -1,7 +1,7 @@
 """The operations of torch.distributed on one group, over a communicator of hpccoll.
 
-Methods are named and called as torch.distributed names and calls those of a process group; `opts` are torch's own
-objects of opts (`root`, `reduceOp`, `timeout`, `asyncOp`). Every method returns a `TorchWork`.
+Methods are named and called as torch.distributed names and calls those of a process group; `opts` are torch's options
+of the operation (`rootRank`, `reduceOp`, `timeout`, `asyncOp`). Every operation returns a `TorchWork`.
 
 Legend: n ranks in the group; a list of lists has one inner list, because a process has one device.
 """
@@ -56,13 +56,8 @@ class GroupOperations:
             tensors, opts = list_tensors(tensors), make_options("broadcast", opts, more, named)
         copies = CopiesBack()
         flat = [copies.prepare_output(each, as_bytes=True) for each in list_plain(tensors)]
-        return self._start(
-            "broadcast",
-            [partial(self.comm.broadcast, x, opts.rootRank) for x in flat],
-            tensors,
-            copies,
-            opts,
-        )
+        starts: list[Start] = [partial(self.comm.broadcast, x, opts.rootRank) for x in flat]
+        return self._start("broadcast", starts, tensors, copies, opts)
 
     def allreduce(self, tensors: Tensors, opts: Any = None, *more: Any, **named: Any) -> TorchWork:
         """Reduce tensors in place on all ranks."""
@@ -100,14 +95,8 @@ class GroupOperations:
             tensors, opts = list_tensors(tensors), make_options("reduce", opts, more, named)
         copies, root, op = CopiesBack(), opts.rootRank, parse_reduction(opts.reduceOp)
         prepare = copies.prepare_output if self.comm.rank == root else copies.prepare_input
-        flat = [prepare(each) for each in list_plain(tensors)]
-        return self._start(
-            "reduce",
-            [partial(self.comm.reduce, x, root, op) for x in flat],
-            tensors,
-            copies,
-            opts,
-        )
+        starts: list[Start] = [partial(self.comm.reduce, prepare(each), root, op) for each in list_plain(tensors)]
+        return self._start("reduce", starts, tensors, copies, opts)
 
     def all_gather_single(self, output: Any, tensor: Any, opts: Any = None) -> TorchWork:
         """Gather the tensors of all ranks in one tensor: (n * rows, ...) or (n, rows, ...)."""
@@ -221,10 +210,12 @@ class GroupOperations:
                 self._require_blocks("gather", blocks, x)
                 blocks[rank].copy_(x)
                 starts = [
-                    partial(self.comm.irecv, block, at, LIST_TAG) for at, block in enumerate(blocks) if at != rank
+                    partial(self.comm.irecv, as_array(block), at, LIST_TAG)
+                    for at, block in enumerate(blocks)
+                    if at != rank
                 ]
             else:
-                starts = [partial(self.comm.isend, x, root, LIST_TAG)]
+                starts = [partial(self.comm.isend, as_array(x), root, LIST_TAG)]
             return self._start("gather", starts, _flatten(outputs), copies, opts, is_message=True)
         out = copies.join_outputs(outputs[0]) if rank == root else None
         if out is not None:
@@ -241,18 +232,16 @@ class GroupOperations:
         copies, rank, root = CopiesBack(), self.comm.rank, opts.rootRank
         out = flatten(copies.prepare_output(outputs[0], as_bytes=True))
         if _is_long(out):
-            starts: list[Start] = [partial(self.comm.irecv, out, root, LIST_TAG)]
+            starts: list[Start] = [partial(self.comm.irecv, as_array(out), root, LIST_TAG)]
             if rank == root:
                 blocks = [flatten(copies.prepare_input(each, as_bytes=True)) for each in inputs[0]]
                 self._require_blocks("scatter", blocks, out)
                 others = [(at, _separate(block, out, -1)) for at, block in enumerate(blocks) if at != rank]
                 out.copy_(blocks[rank])
-                starts = [partial(self.comm.isend, block, at, LIST_TAG) for at, block in others]
+                starts = [partial(self.comm.isend, as_array(block), at, LIST_TAG) for at, block in others]
             return self._start("scatter", starts, outputs, copies, opts, is_message=True)
         x = _separate(copies.join_inputs(inputs[0]), out, root) if rank == root else None
-        counts = [out.numel()] * self.comm.size  # only calls with counts skip most argument checks when repeated
-        start = partial(self.comm.scatter, x, root, counts=counts, out=out)
-        return self._start("scatter", [start], outputs, copies, opts)
+        return self._start("scatter", [partial(self.comm.scatter, x, root, out=out)], outputs, copies, opts)
 
     def _require_blocks(self, name: str, blocks: Tensors, own: Any) -> None:
         """Raise BufferError unless a list has one tensor for each rank, each of the size of `own`."""
@@ -274,18 +263,16 @@ class GroupOperations:
         _require_tag(tag)
         copies = CopiesBack()
         flat = [as_array(copies.prepare_input(each, as_bytes=True)) for each in list_plain(list_tensors(tensors))]
-        return self._start(
-            "send", [partial(self.comm.isend, x, dst, tag) for x in flat], tensors, copies, None, is_message=True
-        )
+        starts: list[Start] = [partial(self.comm.isend, x, dst, tag) for x in flat]
+        return self._start("send", starts, tensors, copies, None, is_message=True)
 
     def recv(self, tensors: Tensors, src: int | None, tag: int = 0) -> TorchWork:
         """Receive tensors from a rank of the group."""
         _require_tag(tag)
         copies = CopiesBack()
         flat = [as_array(copies.prepare_output(each, as_bytes=True)) for each in list_plain(list_tensors(tensors))]
-        return self._start(
-            "recv", [partial(self.comm.irecv, x, src, tag) for x in flat], tensors, copies, None, is_message=True
-        )
+        starts: list[Start] = [partial(self.comm.irecv, x, src, tag) for x in flat]
+        return self._start("recv", starts, tensors, copies, None, is_message=True)
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> TorchWork:
         """Receive tensors from any rank of the group."""

@@ -1,8 +1,10 @@
-"""bench/torch_backend.py and bench/torch_cluster.py as users start them, with few iterations."""
+"""The scripts of bench/ that time torch.distributed, as users start them, with few iterations."""
 
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -34,6 +36,33 @@ def test_runs_that_continue_each_other_measure_every_case_once(tmp_path):
     cases = list_cases(path)
     assert 0 < counts[0] < counts[1]
     assert all(cases.count(case) == 3 for case in cases), "three sides each"
+
+
+def test_versions_are_timed_in_turns(tmp_path):
+    path = tmp_path / "versions.jsonl"
+    script, checkout = BENCH / "torch_backend_versions.py", BENCH.parent
+    words = [script, checkout, checkout, "--launches", "1", "--seconds", "0.01", "--sizes", "8", "--only", "barrier"]
+    done = subprocess.run(
+        [sys.executable, *map(str, words), "--json", str(path)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode in (0, 1), done.stderr  # 1: the machine was disturbed
+    (record,) = [json.loads(line) for line in path.read_text().splitlines()]
+    assert (record["case"], record["nbytes"], len(record["launch_ratios"])) == ("barrier", 8, 1)
+    assert record["first_us"] > 0 < record["second_us"]
+
+
+def test_a_job_with_another_checkout_is_refused(tmp_path):
+    script, checkout = BENCH / "torch_backend_versions.py", BENCH.parent
+    done = subprocess.run(
+        [sys.executable, str(script), str(tmp_path), str(checkout)],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert f"the job of {tmp_path} has imported hpccoll from {checkout}" in done.stderr
 
 
 @pytest.mark.full

@@ -44,5 +44,54 @@ def test_tests_that_pass_over_gloo_pass_over_hpccoll(tmp_path: Path, ranks: int,
     assert {name for name in passed if ours[name] != "pass"} == set()
 
 
+FILE = """
+import torch
+import torch.distributed as dist
+from torch.testing._internal.common_distributed import MultiProcContinuousTest, MultiProcessTestCase
+
+
+class PairTest(MultiProcessTestCase):
+    world_size = 2
+
+    def setUp(self):
+        super().setUp()
+        self._spawn_processes()
+
+    def test_sum(self):
+        dist.init_process_group("gloo", rank=self.rank, world_size=2, init_method=f"file://{self.file_name}")
+        x = torch.ones(1)
+        dist.all_reduce(x)
+        assert dist.get_backend() == "hpccoll" and x.item() == 2
+
+    def test_one_rank_fails(self):
+        assert self.rank == 0
+
+
+class TrioTest(PairTest):
+    world_size = 3
+
+
+class ContinuousTest(MultiProcContinuousTest):
+    world_size = 2
+
+    def test_rank(self):
+        assert dist.get_rank() == self.rank
+
+    def test_skipped(self):
+        self.skipTest("always")
+"""
+
+
+def test_tests_of_a_file_run_if_they_start_as_many_processes_as_the_job_has_ranks(tmp_path: Path) -> None:
+    (tmp_path / "test_pairs.py").write_text(FILE)
+    outcomes = run_tests("hpccoll", 2, tmp_path / "outcomes", "--file", str(tmp_path / "test_pairs.py"))
+    assert outcomes == {
+        "test_pairs.ContinuousTest.test_rank": "pass",
+        "test_pairs.ContinuousTest.test_skipped": "skip",
+        "test_pairs.PairTest.test_one_rank_fails": "fail",
+        "test_pairs.PairTest.test_sum": "pass",
+    }
+
+
 def test_the_page_lists_at_most_five_exceptions() -> None:
     assert 0 < len(read_exceptions()) <= 5
