@@ -1,4 +1,6 @@
-"""Loader of a user's own algorithm, `FILE.py:FUNCTION`, which can then be used like the built-in ones.
+"""Loader of a user's own algorithm, `FILE.py:FUNCTION` or `FILE.json`, which can then be used like the built-in ones.
+
+A JSON file holds the plan for one number of ranks, as `hpccoll export` and `hpccoll synthesize` write it.
 
 The user's function returns `Rounds`, as the built-in algorithms do. The decorator `@algorithm(Operation.ALL_REDUCE,
 "name", cost)` states the function's operation, name and cost. Without the decorator, the function's name must contain
@@ -13,6 +15,7 @@ import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_file_location
 from types import ModuleType
@@ -21,13 +24,14 @@ from typing import NoReturn
 import numpy as np
 
 from hpccoll.algorithms.catalogue import list_algorithms
-from hpccoll.algorithms.registry import Algorithm, algorithm
+from hpccoll.algorithms.registry import REGISTERED, Algorithm, algorithm, make_algorithm
 from hpccoll.errors import HpccollError, PlanError, UsageError
 from hpccoll.plan import (
     NO_CHUNK,
     NO_PEER,
     Count,
     Fence,
+    IntArray,
     Ints,
     Load,
     Move,
@@ -41,15 +45,18 @@ from hpccoll.plan import (
     Store,
     check,
 )
+from hpccoll.private_files import read_limited
 from hpccoll.units import format_count
 
 _CHUNKS = (1, 2, 8)  # chunk counts with which a pipelined algorithm is proven
+_PLAN_SUFFIX = ".json"
+_MOST_PLAN_BYTES = 2**28
 _PREFIX = "hpccoll own "  # starts the names of loaded modules; no importable module has a space in its name
 
 
 def is_file_reference(text: str) -> bool:
-    """Whether `text` names a function in a file rather than an algorithm in the registry."""
-    return text.endswith(".py") or ".py:" in text
+    """Whether `text` names a function or a plan in a file rather than an algorithm in the registry."""
+    return text.endswith((".py", _PLAN_SUFFIX)) or ".py:" in text
 
 
 def is_user_defined(known: Algorithm) -> bool:
@@ -60,10 +67,14 @@ def is_user_defined(known: Algorithm) -> bool:
 def load_algorithm(reference: str) -> Algorithm:
     """Run the file of `FILE.py:FUNCTION`, add the function to the registry, and return it as an unproven algorithm.
 
+    `FILE.json` is read as a plan; the algorithm has the name of the file without its suffix.
+
     Raises:
-        UsageError: no such file or function, an unknown operation, or the name of a built-in algorithm.
+        UsageError: no such file, function or plan, an unknown operation, or the name of a built-in algorithm.
         HpccollError: the file raises an exception; the message names file and line.
     """
+    if reference.endswith(_PLAN_SUFFIX):
+        return _load_plan(reference)
     path, colon, name = reference.rpartition(":")
     if not colon or not path.endswith(".py"):
         raise UsageError(f"{reference}: name a function in the file, as in {reference.rstrip(':')}:my_all_reduce")
@@ -82,11 +93,35 @@ def load_algorithm(reference: str) -> Algorithm:
     return next(known for known in list_algorithms() if known.make_rounds is function)
 
 
+def _load_plan(path: str) -> Algorithm:
+    """Read the plan in a JSON file, add it to the registry as an algorithm of the file's name, and return it."""
+    from hpccoll.plan.interchange.json_plans import from_json
+
+    try:
+        text = read_limited(path, _MOST_PLAN_BYTES).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    plan = from_json(text, path)
+    name = path.rpartition("/")[2].removesuffix(_PLAN_SUFFIX)
+    known = {each.full_name: each for each in list_algorithms()}.get(f"{plan.operation.value}/{name}")
+    if known is not None and known.file_plan is None:
+        raise UsageError(f"{path} has the name of the algorithm {known.full_name}; give the file another name")
+
+    def make_rounds(rank: IntArray, n: int) -> Rounds:  # noqa: ARG001 - the plan is for one number of ranks
+        return plan.make(rank)
+
+    make_rounds.__module__ = _PREFIX + path
+    one_sided = any(not isinstance(step, Move) for steps in plan.rounds() for step in steps)
+    made = make_algorithm(plan.operation, name, make_rounds, uses_shared_memory=one_sided)
+    REGISTERED[plan.operation, name] = loaded = replace(made, file_plan=replace(plan, algorithm=name))
+    return loaded
+
+
 def load_and_prove(names: Sequence[str], operations: Sequence[Operation], ranks: int, root: int = 0) -> tuple[str, ...]:
-    """Load and prove every `FILE.py:FUNCTION` in `names`, add it to the registry, and return the algorithms' names.
+    """Load and prove every file in `names` (`FILE.py:FUNCTION` or `FILE.json`), add it to the registry, and return the algorithms' names.
 
     Args:
-        names: names of algorithms in the registry, which are returned unchanged, and references `FILE.py:FUNCTION`.
+        names: names of algorithms in the registry, which are returned unchanged, and references to files.
         operations: the operations that a loaded algorithm may implement.
         ranks: the number of ranks to prove loaded algorithms for.
         root: the root to prove loaded algorithms for.

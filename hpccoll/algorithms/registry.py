@@ -38,6 +38,7 @@ class Algorithm:
     parameters: frozenset[str]
     period: Period = None
     uses_shared_memory: bool = False  # whether the rounds contain loads, stores or fences
+    file_plan: Plan | None = None  # the only plan, for one number of ranks and one root, if it was read from a file
 
     @property
     def full_name(self) -> str:
@@ -69,6 +70,8 @@ class Algorithm:
                 f"{self.full_name} cannot run with ranks={ranks}, root={root}, chunks={chunks}: "
                 "need ranks >= 1, chunks >= 1 and 0 <= root < ranks"
             )
+        if self.file_plan is not None:
+            return self._get_file_plan(self.file_plan, ranks, root)
         values = {"root": root, "chunks": chunks, "nodes": Groups.from_nodes(ranks, nodes)}
         arguments: dict[str, Any] = {name: value for name, value in values.items() if name in self.parameters}
 
@@ -85,6 +88,14 @@ class Algorithm:
             call_with_accepted(self.cost) if self.cost is not None else None,
             call_with_accepted(self.period) if callable(self.period) else self.period,
         )
+
+    def _get_file_plan(self, plan: Plan, ranks: int, root: int) -> Plan:
+        """Return the plan of a file; raise UsageError if it has another number of ranks or another root."""
+        if ranks != plan.ranks or (self.operation.has_root and root != plan.root):
+            needed = f"{plan.ranks} ranks" + f" and root {plan.root}" * self.operation.has_root
+            given = f"{ranks} ranks" + f" and root {root}" * self.operation.has_root
+            raise UsageError(f"{self.full_name} is a plan for {needed}, not for {given}; synthesize or export another")
+        return plan
 
 
 @cache

@@ -81,7 +81,7 @@ def _render_trace(plan: Plan, machine: Machine | None, nbytes: int) -> bytes:
 
 
 @click.command(epilog="Example: hpccoll draw all_reduce/ring --ranks 5 -o ring.gif")
-@click.argument("name", metavar="OP/ALGORITHM | FILE.py:FUNCTION | SCHEDULE | FILE.csv", shell_complete=complete_plans)
+@click.argument("name", metavar="OP/ALGORITHM | FILE.py:FUNCTION | FILE.json | SCHEDULE | FILE.csv", shell_complete=complete_plans)
 @click.option(
     "-o",
     "--output",
@@ -128,7 +128,11 @@ def draw(
     if measured:
         _measure(name, output, ranks, root, parse_size(size))
         return
-    _draw_plan(name, output, DEFAULT_RANKS if ranks is None else ranks, root, chunks, nodes, machine, parse_size(size))
+    if ranks is None:
+        from hpccoll.cli.verify import default_rank_count
+
+        ranks = int(default_rank_count([_get_algorithm(name)], str(DEFAULT_RANKS)))
+    _draw_plan(name, output, ranks, root, chunks, nodes, machine, parse_size(size))
 
 
 def _draw_plan(

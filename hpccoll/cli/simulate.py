@@ -31,7 +31,7 @@ from hpccoll.cli.schedules import (
     are_schedules,
     run_cases,
 )
-from hpccoll.cli.verify import resolve_algorithms
+from hpccoll.cli.verify import default_rank_count, resolve_algorithms
 from hpccoll.errors import UsageError
 from hpccoll.plan import Simulation
 from hpccoll.predict.forecast import can_run_on, choose_forecast_chunks, fill_nodes, forecast
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from hpccoll.plan.simulation import CriticalPath, MessageWait
 
 MAX_RANKS = 2**17
+DEFAULT_RANKS = "16"
 MAX_FULL_TRACE = 2**27  # ranks times rounds up to which --full also finds the critical path
 PRINTED_WAITS, RECORDED_WAITS = 3, 32  # waits at each end of a critical path that are printed, written with --json
 MAX_PRINTED_PATHS = 4
@@ -74,7 +75,11 @@ def _parse_rank_counts(text: str) -> list[int]:
 
 @click.command(epilog="Example: hpccoll simulate all_reduce/ring all_reduce/double_tree --ranks 24576 --machine summit")
 @click.argument("names", nargs=-1, metavar="OP/ALGORITHM... | SCHEDULE...", shell_complete=complete_plans)
-@click.option("--ranks", default="16", show_default=True, metavar="N,...", help="Rank counts; with --map the largest.")
+@click.option(
+    "--ranks",
+    metavar="N,...",
+    help=f"Rank counts; with --map the largest. Default {DEFAULT_RANKS}, or that of FILE.json.",
+)
 @click.option("--size", default="8K", show_default=True, metavar="SIZE,...", help="Message sizes S: 8, 64K, 1.5M.")
 @add_machine_options
 @click.option("--chunks", type=click.IntRange(1), help="Chunks of a pipelined message; default: those of a run.")
@@ -86,7 +91,7 @@ def _parse_rank_counts(text: str) -> list[int]:
 @json_option()
 def simulate(
     names: tuple[str, ...],
-    ranks: str,
+    ranks: str | None,
     size: str,
     chunks: int | None,
     root: int,
@@ -99,8 +104,8 @@ def simulate(
 ) -> None:
     """Predict the time, steps, bytes and critical path of algorithms on a machine model.
 
-    OP without ALGORITHM selects all algorithms of an operation; FILE.py:FUNCTION is your own algorithm. --machine is
-    the name of a built-in machine model (summit, dgx-h100, h200, workstation, laptop), a TOML file, or fit:FILE to fit
+    OP without ALGORITHM selects all algorithms of an operation; FILE.py:FUNCTION is your own algorithm, and FILE.json
+    a plan. --machine is the name of a built-in machine model (summit, dgx-h100, h200, workstation, laptop), a TOML file, or fit:FILE to fit
     a model to bench results. --alpha, --beta and --gamma replace --machine.
 
     SCHEDULE is a pipeline schedule such as 1f1b, `schedules` for all of them, or a CSV file. The prediction is for
@@ -111,7 +116,8 @@ def simulate(
         return
     _require_used_options(map_file)
     algorithms = resolve_algorithms(names or ("all_reduce",))
-    counts, sizes = _parse_rank_counts(ranks), [parse_size(part) for part in size.split(",")]
+    counts = _parse_rank_counts(ranks or default_rank_count(algorithms, DEFAULT_RANKS))
+    sizes = [parse_size(part) for part in size.split(",")]
     chosen = resolve_machine(counts, machine, algorithms if names else [])
     if not is_printing_rank():
         return

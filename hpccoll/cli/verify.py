@@ -25,12 +25,13 @@ from hpccoll.cli.output import STDOUT, is_printing_rank, json_option, print_tabl
 from hpccoll.cli.progress import show_progress
 from hpccoll.cli.run_record import open_serial_output
 from hpccoll.cli.schedules import ScheduleOptions, add_schedule_options, are_schedules, run_cases
-from hpccoll.errors import HpccollError, PlanError, UnknownNameError, find_similar_names
+from hpccoll.errors import HpccollError, PlanError, UnknownNameError, UsageError, find_similar_names
 from hpccoll.plan import Count, Groups, Nodes, Operation, Proof
 from hpccoll.records import ProvenPlanRecord
 from hpccoll.schedules import list_schedule_names
 from hpccoll.units import format_count, parse_rank_counts
 
+DEFAULT_RANKS = "1:32"
 CHUNK_COUNTS = (1, 2, 3, 8)
 FEW_CHUNK_COUNTS = (1, 3)  # for algorithms that are proven on several node layouts as well
 TASKS_PER_BATCH = 16  # tasks that a worker process takes at once
@@ -40,6 +41,8 @@ MAX_SERIAL_RANKS = 200  # sum of the rank counts up to which worker processes co
 def list_variants(algorithm: Algorithm, ranks: int) -> Iterator[tuple[int, int, Nodes]]:
     """Yield the (root, chunks, nodes) to prove; a parameter that `algorithm` lacks is 0, 1 or None, respectively."""
     roots = sorted({0, min(1, ranks - 1), ranks // 2, ranks - 1}) if "root" in algorithm.parameters else [0]
+    if algorithm.file_plan is not None:
+        roots = [algorithm.file_plan.root]
     takes_nodes = "nodes" in algorithm.parameters
     chunk_counts = (FEW_CHUNK_COUNTS if takes_nodes else CHUNK_COUNTS) if "chunks" in algorithm.parameters else (1,)
     return product(roots, chunk_counts, list_node_layouts(ranks).values() if takes_nodes else [None])
@@ -120,7 +123,7 @@ def resolve_algorithms(names: Sequence[str]) -> list[Algorithm]:
     """Return the algorithms that `names` select, or all if `names` is empty; executes the FILE.py of user algorithms.
 
     Args:
-        names: each is OP/ALGORITHM, OP for all algorithms of an operation, or FILE.py:FUNCTION.
+        names: each is OP/ALGORITHM, OP for all algorithms of an operation, FILE.py:FUNCTION, or a plan FILE.json.
 
     Raises:
         UnknownNameError: an operation or algorithm does not exist; the message lists the valid names.
@@ -134,6 +137,14 @@ def resolve_algorithms(names: Sequence[str]) -> list[Algorithm]:
         algorithms = [loader.load_algorithm(name)] if is_file else _resolve_registered(name)
         by_name |= {algorithm.full_name: algorithm for algorithm in algorithms}
     return list(by_name.values())
+
+
+def default_rank_count(algorithms: Sequence[Algorithm], otherwise: str) -> str:
+    """Return the number of ranks of the plans that were read from files, or `otherwise` if there are none."""
+    counts = {each.file_plan.ranks for each in algorithms if each.file_plan is not None}
+    if len(counts) > 1:
+        raise UsageError(f"the plans are for {' and '.join(map(str, sorted(counts)))} ranks; name them one at a time")
+    return str(counts.pop()) if counts else otherwise
 
 
 def _resolve_registered(name: str) -> list[Algorithm]:
@@ -239,17 +250,19 @@ def _print_layouts(ranks: Sequence[int]) -> None:
 @click.argument(
     "names",
     nargs=-1,
-    metavar="[OP/ALGORITHM | FILE.py:FUNCTION | SCHEDULE | FILE.csv]...",
+    metavar="[OP/ALGORITHM | FILE.py:FUNCTION | FILE.json | SCHEDULE | FILE.csv]...",
     shell_complete=complete_plans,
 )
-@click.option("--ranks", default="1:32", show_default=True, metavar="N,FIRST:LAST,...", help="Rank counts to prove.")
+@click.option(
+    "--ranks", metavar="N,FIRST:LAST,...", help=f"Rank counts to prove; default {DEFAULT_RANKS}, or that of FILE.json."
+)
 @add_schedule_options("2:8", "1:16")
 @json_option()
-def verify(names: tuple[str, ...], ranks: str, json_file: str | None, schedule_options: ScheduleOptions) -> None:
+def verify(names: tuple[str, ...], ranks: str | None, json_file: str | None, schedule_options: ScheduleOptions) -> None:
     """Prove plans: every contribution arrives exactly once, in a fixed order, and nothing can deadlock.
 
     Without a name all plans are proven; OP without ALGORITHM selects all algorithms of an operation; FILE.py:FUNCTION
-    is your own algorithm. Each plan is proven for every rank count in the range, with roots 0, 1, n/2 and n-1, in 1, 2,
+    is your own algorithm, FILE.json a plan for one number of ranks. Each plan is proven for every rank count in the range, with roots 0, 1, n/2 and n-1, in 1, 2,
     3 and 8 chunks, and for uneven layouts of ranks on nodes.
 
     SCHEDULE is a pipeline schedule such as 1f1b, or `schedules` for all of them; FILE.csv is a schedule in a format of
@@ -258,7 +271,8 @@ def verify(names: tuple[str, ...], ranks: str, json_file: str | None, schedule_o
     if are_schedules(names, "ranks"):
         run_cases("verify", names, schedule_options, json_file)
         return
-    algorithms, counts = resolve_algorithms(names), parse_rank_counts(ranks)
+    algorithms = resolve_algorithms(names)
+    counts = parse_rank_counts(ranks or default_rank_count(algorithms, DEFAULT_RANKS))
     if not is_printing_rank():
         return
     results: list[ProvenPlanRecord] = []

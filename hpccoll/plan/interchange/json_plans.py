@@ -108,12 +108,20 @@ def from_json(text: str, name: str = "the plan") -> Plan:
     algorithm = reader.string(algorithm, "algorithm", r"[\w.+-]{1,80}")
     root = reader.integer(root, "root", 0, n - 1 if operation.has_root else 0)
     listed = [reader.round(value, t, n, c) for t, value in enumerate(reader.items(rounds, "rounds"))]
+    make = make_listed_rounds(n, c, listed)
+    return Plan(operation, algorithm, n, root, make, reader.cost(cost))
+
+
+def make_listed_rounds(
+    n: int, chunks: int, listed: Sequence[tuple[Sequence[PlanMessage], Sequence[FenceGroups]]]
+) -> Callable[[IntArray], Rounds]:
+    """Return the function that makes the rounds of a plan (`Plan.make`) from the messages and fences of each round."""
     builders = [_step_builders(messages, fences) for messages, fences in listed]
 
     def make(rank: IntArray) -> Rounds:
-        return Rounds(len(builders), c, lambda t: [build(rank, n) for build in builders[t]])
+        return Rounds(len(builders), chunks, lambda t: [build(rank, n) for build in builders[t]])
 
-    return Plan(operation, algorithm, n, root, make, reader.cost(cost))
+    return make
 
 
 @dataclass(frozen=True, slots=True)
