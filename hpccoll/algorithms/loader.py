@@ -118,7 +118,7 @@ def _load_plan(path: str) -> Algorithm:
 
 
 def load_and_prove(names: Sequence[str], operations: Sequence[Operation], ranks: int, root: int = 0) -> tuple[str, ...]:
-    """Load and prove every file in `names` (`FILE.py:FUNCTION` or `FILE.json`), add it to the registry, and return the algorithms' names.
+    """Load and prove every `FILE.py:FUNCTION` or `FILE.json` in `names`, and return the names of the algorithms.
 
     Args:
         names: names of algorithms in the registry, which are returned unchanged, and references to files.

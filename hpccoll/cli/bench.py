@@ -12,6 +12,7 @@ import click
 
 from hpccoll.cli.bench_output import BenchOutput
 from hpccoll.cli.completion import complete_operations
+from hpccoll.cli.network_options import NETWORK_KINDS, load_network
 from hpccoll.cli.options import Decorator, argument, declare, option, option_group, take_options
 from hpccoll.cli.output import STDOUT, json_field
 from hpccoll.cli.run_record import make_run_record
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from hpccoll.measure.session import BenchmarkConfig, BenchmarkSession
     from hpccoll.measure.verdict.trust import RunConditions
     from hpccoll.runtime.job import RankLayout
+    from hpccoll.synthesis import Network
 
 STOPPED = 130  # exit status of a run that --stop-file ended early, as after an interrupt
 TIGHT = 0.025  # a case ends when half its interval's width is at most this fraction of the median
@@ -95,8 +97,8 @@ class BenchOptions:
     )
     algorithm: str | None = option(
         "--algorithm",
-        help="auto, all, mpi, names or FILE.py:FUNCTION, joined by commas; default: auto and those likely to be "
-        "fastest.",
+        help="auto, all, mpi, names, FILE.py:FUNCTION or FILE.json, joined by commas; default: auto and those likely "
+        "to be fastest.",
     )
     full: bool = option(
         "--full", is_flag=True, help="All algorithms, in and out of place, in a table like that of nccl-tests."
@@ -104,6 +106,7 @@ class BenchOptions:
     buffer: str = option("--buffer", default="host", show_default=True, help="host, symmetric, cuda, joined by commas.")
     place: str | None = declare(_add_place_options)
     seed: int = option("--seed", default=0, show_default=True, help="Seed of the data and of the order of turns.")
+    machine: str | None = option("--machine", metavar=NETWORK_KINDS, help="The network, to compare with its optimum.")
     plot: str | None = option(
         "--plot", metavar="FILE", help="Plot latency and bus bandwidth against size (.png .svg .pdf)."
     )
@@ -196,6 +199,7 @@ def _run(options: BenchOptions) -> int:
     need = require_memory(world, layout, options.sizes, set(options.buffer.split(",")))
     with _start_sessions(options, need, world.Dup(), layout) as (sessions, missing), ExitStack() as stack:
         limit = _measure_limit(options, need, world, layout)
+        network = _load_network(options, layout)
         core_share = find_core_share(world, layout)
         starter = make_starter(options.starting, sessions[0].world, layout, core_share)
         for session in sessions:
@@ -203,7 +207,7 @@ def _run(options: BenchOptions) -> int:
         facts = {**starter.describe_clock(), "core_share": core_share}
         run = make_run_record(world, sizes=options.sizes, limit=limit, facts=facts)
         outputs = joint_failure.run_on_first_rank(
-            world, lambda: BenchOutput(options, stack, sessions, run, need, limit)
+            world, lambda: BenchOutput(options, stack, sessions, run, need, limit, network)
         )
         other_load = OtherProcessLoad(world)
         wrong, stopped = _run_cases(options, world, sessions, outputs)
@@ -215,7 +219,7 @@ def _run(options: BenchOptions) -> int:
                 busy_cores=busy_cores,
                 core_share=core_share,
                 barrier_reason=starter.barrier_reason,
-                unavailable=missing, stopped=stopped, limit=limit,
+                unavailable=missing, stopped=stopped, limit=limit, network=network,
             )  # fmt: skip
             outputs.write_summary(peak_bytes, starter.sync_s, stopped=stopped)
     return 1 if wrong else STOPPED if stopped else 0
@@ -255,6 +259,13 @@ def _measure_limit(options: BenchOptions, need: MemoryNeed, world: Any, layout: 
     if world.size < 2 or need.sizes[-1] == 0 or "cuda" in options.buffer:
         return None
     return measure_hardware_limit(world, layout, need.sizes[-1])
+
+
+def _load_network(options: BenchOptions, layout: RankLayout) -> Network | None:
+    """Return the network of --machine for the ranks of this job; None without --machine."""
+    if options.machine is None:
+        return None
+    return load_network(options.machine, layout.ranks, layout.nodes)
 
 
 def _describe_conditions(options: BenchOptions, layout: RankLayout) -> RunConditions:

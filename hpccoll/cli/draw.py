@@ -81,7 +81,9 @@ def _render_trace(plan: Plan, machine: Machine | None, nbytes: int) -> bytes:
 
 
 @click.command(epilog="Example: hpccoll draw all_reduce/ring --ranks 5 -o ring.gif")
-@click.argument("name", metavar="OP/ALGORITHM | FILE.py:FUNCTION | FILE.json | SCHEDULE | FILE.csv", shell_complete=complete_plans)
+@click.argument(
+    "name", metavar="OP/ALGORITHM | FILE.py:FUNCTION | FILE.json | SCHEDULE | FILE.csv", shell_complete=complete_plans
+)
 @click.option(
     "-o",
     "--output",

@@ -45,6 +45,15 @@ def load_network(name: str, ranks: int | None, nodes: int | None = None) -> Netw
     return network
 
 
+def is_machine_model(name: str) -> bool:
+    """Whether --machine names a machine model, which can be simulated, rather than a network."""
+    from hpccoll.synthesis.network_file import is_network_file
+
+    return not name.endswith((".xml", ".jsonl", ".json")) and not (
+        name.endswith(".toml") and is_network_file(_read(name))
+    )
+
+
 def _load_machine(name: str, ranks: int | None, nodes: int | None) -> Network:
     """Return the network of a machine model, of one node if neither ranks nor nodes are given."""
     from hpccoll.predict.machine_catalogue import load_machine

@@ -77,9 +77,7 @@ def _describe_optimum(network: Network, operation: Operation, root: int) -> str:
     )
 
 
-def _write_plan(
-    network: Network, operation: Operation, root: int, trees: int | None, pieces: int, output: str
-) -> None:
+def _write_plan(network: Network, operation: Operation, root: int, trees: int | None, pieces: int, output: str) -> None:
     """Synthesize, prove and write a plan, and print its trees and how near it comes to the optimum."""
     from hpccoll.plan.interchange.json_plans import to_json
     from hpccoll.synthesis.forest_plan import synthesize as make_plan

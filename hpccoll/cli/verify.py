@@ -262,8 +262,8 @@ def verify(names: tuple[str, ...], ranks: str | None, json_file: str | None, sch
     """Prove plans: every contribution arrives exactly once, in a fixed order, and nothing can deadlock.
 
     Without a name all plans are proven; OP without ALGORITHM selects all algorithms of an operation; FILE.py:FUNCTION
-    is your own algorithm, FILE.json a plan for one number of ranks. Each plan is proven for every rank count in the range, with roots 0, 1, n/2 and n-1, in 1, 2,
-    3 and 8 chunks, and for uneven layouts of ranks on nodes.
+    is your own algorithm, FILE.json a plan for one number of ranks. Each plan is proven for every rank count in the
+    range, with roots 0, 1, n/2 and n-1, in 1, 2, 3 and 8 chunks, and for uneven layouts of ranks on nodes.
 
     SCHEDULE is a pipeline schedule such as 1f1b, or `schedules` for all of them; FILE.csv is a schedule in a format of
     torch.distributed.pipelining. A wrong schedule is refused with rank, action and reason.

@@ -7,7 +7,8 @@ the limit is the time in which every node sends a message to the next node and r
 scaled to the bytes that a node has to send.
 
 The terminal, the report and `hpccoll simulate --machine fit:FILE` state the same lower bound: that of
-`compute_lower_bounds`, which takes the measured limit where it applies, and otherwise a machine model's bounds.
+`compute_lower_bounds`, which takes the optimum of a known network, or the measured limit where it applies, and
+otherwise a machine model's bounds.
 """
 
 from __future__ import annotations
@@ -18,16 +19,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from hpccoll.measure.bandwidth import get_busbw_factor
 from hpccoll.plan import Machine, Operation
 from hpccoll.plan.simulation import compute_bounds
 from hpccoll.plan.simulation.bounds import Bounds
+from hpccoll.records import CollectiveRecord
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
     from hpccoll.runtime.job import RankLayout
+    from hpccoll.synthesis import Network, Optimum
 
 ITERATIONS = 5
 MOST_BYTES = 64 * 2**20
@@ -54,17 +58,43 @@ class HardwareLimit:
 
 
 def compute_lower_bounds(
-    operation: Operation, nbytes: int, ranks: int, limit: HardwareLimit | None, machine: Machine | None = None
+    operation: Operation,
+    nbytes: int,
+    ranks: int,
+    limit: HardwareLimit | None,
+    machine: Machine | None = None,
+    optimum: Optimum | None = None,
 ) -> Bounds:
     """Return the lower bounds of an operation on a message of `nbytes` (nccl-tests' S); 0 where they are unknown.
 
-    From LEAST_LIMITED bytes on, the bandwidth bound is that of `limit`, a measurement of this machine and number of
-    ranks, and there is no latency bound. Otherwise both bounds are those of `machine`.
+    If the optimum of the network is known, it is the bandwidth bound. From LEAST_LIMITED bytes on, the bandwidth bound
+    is that of `limit`, a measurement of this machine and number of ranks, and there is no latency bound. Otherwise both
+    bounds are those of `machine`.
     """
+    if optimum is not None:
+        latency_s = 0.0 if machine is None else compute_bounds(operation, ranks, machine, nbytes).latency_s
+        return Bounds(latency_s, optimum.compute_seconds(nbytes), optimum.binding)
     shortest_us = 0.0 if limit is None or nbytes < LEAST_LIMITED else limit.compute_us(operation, nbytes, ranks)
     if shortest_us:
         return Bounds(0.0, shortest_us * 1e-6)
     return Bounds(0.0, 0.0) if machine is None else compute_bounds(operation, ranks, machine, nbytes)
+
+
+def find_network_optimum(record: CollectiveRecord, network: Network) -> Optimum | None:
+    """Return the optimum of a measured operation on a network; None if it is unknown."""
+    from hpccoll.synthesis import compute_optimum
+    from hpccoll.synthesis.optimum import RULED
+
+    ruled = {operation.value: operation for operation in RULED}
+    if record.op not in ruled or network.ranks < 2:
+        return None
+    return compute_optimum(network, ruled[record.op], record.root or 0)
+
+
+def set_bound(record: CollectiveRecord, network: Network) -> CollectiveRecord:
+    """Return a record of `bench` with the optimum of the network as its `bound_us`."""
+    optimum = find_network_optimum(record, network)
+    return record if optimum is None else replace(record, bound_us=optimum.compute_seconds(record.nbytes) * 1e6)
 
 
 def _get_share(operation: Operation, ranks: int, nodes: int) -> float:

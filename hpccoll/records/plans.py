@@ -69,6 +69,7 @@ class SimulatedPlanRecord(Record, frozen=True):
     between: Annotated[Amount, about("Bytes sent across nodes, by all ranks.")]
     critical_path: CriticalPathEntry | None
     fit: FitErrors | None
+    binding: Annotated[str | None, about("Links that cause bandwidth_bound_us; null if unknown.")] = None
 
 
 class ProvenPlanRecord(Record, frozen=True):

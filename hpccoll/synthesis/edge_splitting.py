@@ -127,7 +127,7 @@ def _split_by_shift(network: SplitNetwork, switch: int) -> bool:
 
 
 def _match(into: Sequence[tuple[int, int]], out: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
-    """Yield (source, dest, units) that use up both lists of (vertex, units) in order, as far as the shorter one goes."""
+    """Yield (source, dest, units) that use up two lists of (vertex, units) in order, until one of them ends."""
     senders, receivers = list(reversed(into)), list(reversed(out))
     while senders and receivers:
         (source, units), (dest, room) = senders.pop(), receivers.pop()

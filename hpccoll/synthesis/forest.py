@@ -19,6 +19,7 @@ from hpccoll.synthesis.edge_splitting import Link, Path, SupplyCheck, remove_swi
 from hpccoll.synthesis.network import Network, NetworkError
 from hpccoll.synthesis.optimum import REVERSED, ROOTED, find_tightest_cut
 from hpccoll.synthesis.tree_packing import Tree, pack_trees
+import itertools
 
 _MOST_DOUBLINGS = 64
 
@@ -51,7 +52,7 @@ class Forest:
         loads: Counter[Link] = Counter()
         for routes in self.routes.values():
             for path, units in routes:
-                for link in zip(path[:-1], path[1:], strict=True):
+                for link in itertools.pairwise(path):
                     loads[link] += units
         return {link: Fraction(units, self.units) / self.network.links[link] for link, units in loads.items()}
 
@@ -71,7 +72,9 @@ def grow_forest(network: Network, operation: Operation, root: int = 0, trees: in
     unit, capacities = graph.count_capacities()
     rate = 1 / find_tightest_cut(graph, sources).seconds_per_byte / unit
     if trees is None:
-        step = Fraction(gcd(rate.numerator, *(each * rate.denominator for each in capacities.values())), rate.denominator)
+        step = Fraction(
+            gcd(rate.numerator, *(each * rate.denominator for each in capacities.values())), rate.denominator
+        )
         units = int(rate / step)
     else:
         step, units = find_tree_rate(graph, capacities, sources, trees, rate), trees

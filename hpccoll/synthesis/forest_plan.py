@@ -16,7 +16,7 @@ from collections.abc import Callable
 from math import lcm
 
 from hpccoll.plan import Op, Operation, Plan, Rounds
-from hpccoll.plan.interchange.json_plans import make_listed_rounds
+from hpccoll.plan.interchange.json_plans import FenceGroups, make_listed_rounds
 from hpccoll.plan.messages import PlanMessage
 from hpccoll.plan.step import IntArray
 from hpccoll.synthesis.edge_splitting import Link
@@ -43,10 +43,8 @@ def synthesize(
     Raises:
         NetworkError: the network does not connect its ranks, or the operation has no such plan.
     """
-    if operation is Operation.ALL_REDUCE:
-        halves = (Operation.REDUCE_SCATTER, Operation.ALL_GATHER)
-    else:
-        halves = (operation,)
+    is_pair = operation is Operation.ALL_REDUCE
+    halves = [Operation.REDUCE_SCATTER, Operation.ALL_GATHER] if is_pair else [operation]
     forests = [grow_forest(network, half, root, trees) for half in halves]
     units = lcm(*(forest.units for forest in forests))
     parts = [_send_down(forest, units, pieces) for forest in forests]
@@ -75,7 +73,7 @@ def _send_down(forest: Forest, units: int, pieces: int) -> Callable[[IntArray], 
             for parent, child in tree.links:
                 rounds[depths[parent] + piece][parent, child] += range(first, first + size)
         begins[tree.root] += size * pieces
-    listed = [
+    listed: list[tuple[list[PlanMessage], list[FenceGroups]]] = [
         ([PlanMessage(*link, tuple(chunks), tuple(chunks), Op.COPY) for link, chunks in messages.items()], [])
         for messages in rounds
     ]

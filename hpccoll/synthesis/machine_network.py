@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from hpccoll.plan import Machine
+from functools import lru_cache
+
+from hpccoll.plan import Machine, Operation
 from hpccoll.synthesis.network import Network, NetworkBuilder, round_rate
+from hpccoll.synthesis.optimum import RULED, Optimum, compute_optimum
+
+MOST_RANKS = 128  # for which commands compute an optimum beside their own work, in at most a second
 
 
 def make_machine_network(machine: Machine, ranks: int) -> Network:
@@ -37,3 +42,11 @@ def make_machine_network(machine: Machine, ranks: int) -> Network:
                 inside.append(f"NIC {number} of node{node}")
             network.nodes.append((f"node{node}", inside))
     return network.build()
+
+
+@lru_cache(maxsize=256)
+def find_machine_optimum(machine: Machine, operation: Operation, ranks: int, root: int = 0) -> Optimum | None:
+    """Return the optimum of an operation on a machine model; None if it is unknown, or takes long to compute."""
+    if operation not in RULED or not 2 <= ranks <= MOST_RANKS:
+        return None
+    return compute_optimum(make_machine_network(machine, ranks), operation, root)

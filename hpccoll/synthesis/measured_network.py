@@ -28,7 +28,9 @@ def read_link_rates(records: Sequence[Mapping[str, Any]], name: str) -> dict[str
         rate, source, destination = float(pair["bandwidth_GBps"]), pair["source"], pair["destination"]
         up[source], down[destination] = max(up[source], rate), max(down[destination], rate)
     if not pairs or not all(up[host] and down[host] for host in hosts):
-        raise NetworkError(f"{name}: has no rate of each node in both directions; measure them: hpccoll preflight --json")
+        raise NetworkError(
+            f"{name}: has no rate of each node in both directions; measure them: hpccoll preflight --json"
+        )
     return {host: (up[host], down[host]) for host in hosts}
 
 

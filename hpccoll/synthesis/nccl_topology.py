@@ -149,4 +149,3 @@ def _read_gpu_link(gpu: Element, link: Element) -> Fraction:
         sm = int(gpu.get("sm") or 0)
         rate = next((rate for least, rate in _NVLINK if sm >= least), "20")
     return Fraction(rate) * int(link.get("count") or 1) * int(GB)
-

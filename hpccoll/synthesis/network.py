@@ -103,7 +103,7 @@ class NetworkBuilder:
 
 
 def round_rate(bytes_per_s: float, digits: int = RATE_DIGITS) -> Fraction:
-    """Return a bandwidth as a fraction with `digits` significant decimal digits, so that exact arithmetic stays short."""
+    """Return a bandwidth as a fraction of `digits` significant decimal digits, which keeps exact numbers short."""
     return Fraction(f"{bytes_per_s:.{digits - 1}e}")
 
 

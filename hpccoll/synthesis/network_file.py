@@ -33,7 +33,7 @@ VertexName = Annotated[str, Meta(pattern=r"\S")]
 class _LinkDescription(Struct, frozen=True, forbid_unknown_fields=True, rename={"source": "from", "dest": "to"}):
     """A link between two vertices in each direction, or from one vertex to another."""
 
-    GBps: Annotated[float, Meta(gt=1e-15, le=1e15)]  # noqa: N815
+    GBps: Annotated[float, Meta(gt=1e-15, le=1e15)]
     between: tuple[VertexName, VertexName] | None = None
     source: VertexName | None = None
     dest: VertexName | None = None

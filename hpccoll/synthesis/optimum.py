@@ -13,9 +13,9 @@ is the next guess (Dinkelbach's method). All numbers are integers or fractions.
 All_reduce: no formula is known. `compute_optimum` returns the largest of these lower bounds:
 
 - Every set of ranks must send at least M bytes to the others, which need its sum, and receive M bytes.
-- Divide the ranks into p parts. Of every element, at least 2(p - 1) messages cross between parts (one-way gossip, Harary
-  and Schwenk 1974; Patarasuk and Yuan 2009), so all links that leave the parts carry 2(p - 1) M bytes together. The
-  parts are the ranks, and the nodes.
+- Divide the ranks into p parts. Of every element, at least 2(p - 1) messages cross between parts (one-way gossip,
+  Harary and Schwenk 1974; Patarasuk and Yuan 2009), so all links that leave the parts carry 2(p - 1) M bytes together.
+  The parts are the ranks, and the nodes.
 """
 
 from __future__ import annotations
@@ -63,6 +63,12 @@ class Optimum:
     def compute_seconds(self, nbytes: int) -> float:
         """Return the bound for a message of `nbytes` (nccl-tests' S)."""
         return float(self.seconds_per_byte * nbytes)
+
+    def describe_share(self, seconds: float, nbytes: int) -> str:
+        """Return in words how near an operation on `nbytes` that takes `seconds` comes to the bound, and its cause."""
+        share = f"{100 * self.compute_seconds(nbytes) / seconds:.3g} %"
+        kind = "optimum" if self.is_reached else "largest known bound"
+        return f"{share} of the {kind} of this network, set by {self.binding}"
 
 
 def compute_optimum(network: Network, operation: Operation, root: int = 0) -> Optimum:
@@ -133,7 +139,8 @@ def _bound_all_reduce(network: Network) -> Optimum:
             total = sum((graph.measure_outgoing(part) for part in parts), Fraction(0))
             direction = "down" if is_reversed else "up"
             bounds.append((2 * (len(parts) - 1) / total, f"the {direction}links of all {name} together"))
-    seconds, binding = max(bounds, key=lambda bound: bound[0])
+    # Of equal bounds, name an uplink, as operators do.
+    seconds, binding = max(bounds, key=lambda bound: (bound[0], " uplink" in bound[1]))
     return Optimum(Operation.ALL_REDUCE, seconds, binding, is_reached=False)
 
 

@@ -87,9 +87,7 @@ def _choose_link(
     raise NetworkError(f"no link extends a tree of rank {tree.root}; the capacities do not allow the trees")
 
 
-def _find_spare(
-    link: Link, left: Mapping[Link, int], ranks: int, others: list[Tree]
-) -> tuple[int, frozenset[int]]:
+def _find_spare(link: Link, left: Mapping[Link, int], ranks: int, others: list[Tree]) -> tuple[int, frozenset[int]]:
     """Return how many units of a link the unfinished trees `others` can spare, and the ranks behind the tightest cut.
 
     The cut separates the ranks that the link leads to from its source.
