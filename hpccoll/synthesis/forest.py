@@ -8,6 +8,7 @@ which k trees exist; fewer trees cut the message into fewer pieces and are nearl
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -19,7 +20,6 @@ from hpccoll.synthesis.edge_splitting import Link, Path, SupplyCheck, remove_swi
 from hpccoll.synthesis.network import Network, NetworkError
 from hpccoll.synthesis.optimum import REVERSED, ROOTED, find_tightest_cut
 from hpccoll.synthesis.tree_packing import Tree, pack_trees
-import itertools
 
 _MOST_DOUBLINGS = 64
 

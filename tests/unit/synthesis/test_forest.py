@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import Counter, defaultdict
 from fractions import Fraction
@@ -17,7 +18,6 @@ from hpccoll.synthesis import Network, NetworkBuilder, NetworkError, compute_opt
 from hpccoll.synthesis.forest import Forest, grow_forest
 from hpccoll.synthesis.forest_plan import synthesize
 from tests.unit.synthesis.topologies import make_dgx, make_mi250, make_random_network
-import itertools
 
 ROOTED = (Operation.BROADCAST, Operation.REDUCE)
 
