@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 Make: TypeAlias = "Callable[..., Rounds]"
 Result = TypeVar("Result")
+RATES_MARK = "@"  # between an algorithm's name and the rates of links, joined by colons
 Period = int | Callable[..., int] | None
 
 
@@ -27,7 +28,7 @@ class Algorithm:
     """An algorithm for a collective operation.
 
     `parameters` are the other arguments of `make_rounds`: `root`; `chunks` if it pipelines; `nodes` (`Groups`) if the
-    plan depends on which ranks share a node. `period` is a number (or a function of the arguments of `cost`) such that
+    plan depends on which ranks share a node; `rates` if it depends on the rates of links. `period` is a number (or a function of the arguments of `cost`) such that
     rank r + period acts like rank r, so that it suffices to simulate a few ranks; None if there is no such number.
     """
 
@@ -38,6 +39,7 @@ class Algorithm:
     parameters: frozenset[str]
     period: Period = None
     uses_shared_memory: bool = False  # whether the rounds contain loads, stores or fences
+    rates: tuple[int, ...] = ()  # the rates of the ranks' or nodes' links, in any unit, if `parameters` has them
     file_plan: Plan | None = None  # the only plan, for one number of ranks and one root, if it was read from a file
 
     @property
@@ -72,7 +74,7 @@ class Algorithm:
             )
         if self.file_plan is not None:
             return self._get_file_plan(self.file_plan, ranks, root)
-        values = {"root": root, "chunks": chunks, "nodes": Groups.from_nodes(ranks, nodes)}
+        values = {"root": root, "chunks": chunks, "nodes": Groups.from_nodes(ranks, nodes), "rates": self.rates}
         arguments: dict[str, Any] = {name: value for name, value in values.items() if name in self.parameters}
 
         def call_with_accepted(function: Callable[..., Result]) -> Result:
@@ -142,19 +144,34 @@ def make_algorithm(
     uses_shared_memory: bool = False,
 ) -> Algorithm:
     """Return an algorithm without adding it to the registry; the arguments are those of the decorator `algorithm`."""
-    parameters = _list_parameters(make) & {"root", "chunks", "nodes"}
+    parameters = _list_parameters(make) & {"root", "chunks", "nodes", "rates"}
     return Algorithm(operation, name, make, cost, parameters, period, uses_shared_memory)
 
 
 def get_registered(operation: Operation, name: str) -> Algorithm:
     """Return an algorithm of the table; for an unknown name raise UnknownNameError, which lists the known names.
 
-    Only algorithms whose files are imported are in the table: `catalogue.get_algorithm` imports all built-in ones.
+    Only algorithms whose files are imported are in the table: `catalogue.get_algorithm` imports all built-in ones. A
+    name such as `weighted@4:4:1` is that of an algorithm with the rates of links.
     """
-    known = REGISTERED.get((operation, name))
+    base, at, rates = name.partition(RATES_MARK)
+    known = REGISTERED.get((operation, base))
+    if at and known is not None:
+        return _set_rates(known, rates)
     if known is None:
         raise UnknownNameError(f"algorithm for {operation.value}", name, list_registered_names(operation))
     return known
+
+
+def _set_rates(known: Algorithm, rates: str) -> Algorithm:
+    """Return an algorithm with the rates that a name states after the mark; raise UsageError if they are wrong."""
+    words = rates.split(":")
+    if "rates" not in known.parameters or not all(word.isdecimal() and 0 < int(word) < 2**31 for word in words):
+        raise UsageError(
+            f"{known.full_name}{RATES_MARK}{rates}: rates are whole numbers above 0, such as weighted{RATES_MARK}4:4:1, "
+            "of an algorithm that depends on them"
+        )
+    return replace(known, name=f"{known.name}{RATES_MARK}{rates}", rates=tuple(map(int, words)))
 
 
 def list_registered_names(operation: Operation) -> list[str]:
