@@ -28,8 +28,9 @@ class Algorithm:
     """An algorithm for a collective operation.
 
     `parameters` are the other arguments of `make_rounds`: `root`; `chunks` if it pipelines; `nodes` (`Groups`) if the
-    plan depends on which ranks share a node; `rates` if it depends on the rates of links. `period` is a number (or a function of the arguments of `cost`) such that
-    rank r + period acts like rank r, so that it suffices to simulate a few ranks; None if there is no such number.
+    plan depends on which ranks share a node; `rates` if it depends on the rates of links. `period` is a number (or a
+    function of the arguments of `cost`) such that rank r + period acts like rank r, so that it suffices to simulate a
+    few ranks; None if there is no such number.
     """
 
     operation: Operation  # the operation that the plans implement
@@ -168,8 +169,8 @@ def _set_rates(known: Algorithm, rates: str) -> Algorithm:
     words = rates.split(":")
     if "rates" not in known.parameters or not all(word.isdecimal() and 0 < int(word) < 2**31 for word in words):
         raise UsageError(
-            f"{known.full_name}{RATES_MARK}{rates}: rates are whole numbers above 0, such as weighted{RATES_MARK}4:4:1, "
-            "of an algorithm that depends on them"
+            f"{known.full_name}{RATES_MARK}{rates}: rates are whole numbers above 0, joined by colons, such as "
+            f"weighted{RATES_MARK}4:4:1, for an algorithm that depends on them"
         )
     return replace(known, name=f"{known.name}{RATES_MARK}{rates}", rates=tuple(map(int, words)))
 

@@ -286,6 +286,7 @@ def _make_configs(options: BenchOptions, sizes: tuple[int, ...], nodes: int) -> 
     """Check the options and return the cases of `sizes` to measure; load FILE.py:FUNCTION and prove it correct."""
     from hpccoll.algorithms import list_algorithm_names
     from hpccoll.algorithms.loader import load_and_prove
+    from hpccoll.algorithms.registry import RATES_MARK
     from hpccoll.measure.contenders import AUTO
     from hpccoll.measure.interleaved import TimingOptions
     from hpccoll.measure.session import ALL, SHORTLIST, BenchmarkConfig
@@ -298,7 +299,7 @@ def _make_configs(options: BenchOptions, sizes: tuple[int, ...], nodes: int) -> 
     algorithms = load_and_prove(options.algorithms, operations, job.get_world().size, options.root)
     known = {name for operation in operations for name in list_algorithm_names(operation)} | {ALL, AUTO, MPI_LIBRARY}
     for name in algorithms:
-        if name not in known and (options.algorithm or name != SHORTLIST):
+        if name.partition(RATES_MARK)[0] not in known and (options.algorithm or name != SHORTLIST):
             raise UnknownNameError("algorithm", name, sorted(known))
     buffers = tuple(dict.fromkeys(options.buffer.split(",")))
     for name in buffers:

@@ -52,6 +52,7 @@ SLOW, BROKEN = 1, CommunicationError.exit_status
 @click.option(
     "--reach", is_flag=True, help="Only check TCP between all nodes, without MPI; needs srun, one task per node."
 )
+@click.option("--save", is_flag=True, help="Store the rates of the links, by which auto weights an all_reduce.")
 @click.option("--exclude-file", metavar="FILE", help="Write the --exclude= option to FILE; empty if there is no fault.")
 @json_option(all_ranks=True)
 def preflight(
@@ -61,6 +62,7 @@ def preflight(
     limit: float,
     ranks_as_nodes: bool,
     reach: bool,
+    save: bool,
     exclude_file: str | None,
     json_file: str | None,
 ) -> int:
@@ -70,6 +72,8 @@ def preflight(
     time. The last line of the output is an --exclude= option for sbatch. Exit status: 0 no fault; 1 something is slow;
     4 something is broken.
     """
+    if save and (reach or ranks_as_nodes):
+        raise UsageError("--save stores the rates of links between nodes; leave out --reach and --ranks-as-nodes")
     if reach:
         results = check_reachability(*read_slurm_step(os.environ), limit)
         return 0 if results is None else _report_reachability(results, threshold, exclude_file, json_file)
@@ -86,10 +90,24 @@ def preflight(
     except UsageError as error:  # the other ranks have ended, so that no collective can share the error
         return fail_alike(error.exit_status, f"Error: {error}")
     status = _get_exit_status(_measure(coordinator, threshold, exclude_file, json_file))
+    if save and status != BROKEN:
+        _save_link_rates(coordinator.results)
     coordinator.end_workers()
     if not coordinator.can_finalize:  # a lost message is still in flight, so MPI_Finalize would hang
         job.abort(status)
     return status
+
+
+def _save_link_rates(results: PreflightResults) -> None:
+    """Store the rates of the nodes' links where `auto` reads them, and print the file's name on standard error."""
+    from hpccoll.selection.link_rates import LINKS_VARIABLE, find_links_path, save_links
+
+    path = find_links_path()
+    if path is None:
+        click.echo(f"# {LINKS_VARIABLE} is off: the rates of links are not stored", err=True)
+        return
+    save_links(path, results.compute_link_rates())
+    click.echo(f"# {path}: stored the rates of {format_count(len(results.nodes), 'link')}", err=True)
 
 
 def _check_outputs(coordinator: Coordinator, exclude_file: str | None, json_file: str | None) -> Coordinator:

@@ -28,6 +28,7 @@ LIBRARY_NAME = "the MPI library's own collective"
 # The sources of a selection, and what `which` prints about them.
 SOURCES = {
     "table": "times that hpccoll tune measured here",
+    "links": "rates of links that hpccoll preflight --save or hpccoll tune measured",
     "rules": "the fixed rules of hpccoll, which rest on measurements of its developers on other machines",
     "model": "the cost model: the smallest sum of latency and transfer times",
 }

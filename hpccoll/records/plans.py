@@ -141,7 +141,7 @@ class SelectionRecord(Record, frozen=True):
     algorithm: Annotated[str, about("`mpi` is the MPI library's own collective.")]
     chunks: Positive
     source: Annotated[
-        Literal["table", "rules", "model"],
-        about("The table of `hpccoll tune`, the fixed rules, or the cost model."),
+        Literal["table", "links", "rules", "model"],
+        about("The table of `hpccoll tune`, measured rates of links, the fixed rules, or the cost model."),
     ]
     why: Annotated[str, about("The reason in words, such as the measured times.")]

@@ -45,6 +45,7 @@ from hpccoll.runtime.recorder.flight_recorder import get_recorder
 from hpccoll.runtime.started_operations import StartedOperations
 from hpccoll.runtime.work import MpiTransfer, explain_mpi_error
 from hpccoll.selection import Selection, Selector
+from hpccoll.selection.link_rates import load_relative_rates
 from hpccoll.selection.selector import make_selection_log
 from hpccoll.selection.tuning_files import describe_site, load_tuning_table
 from hpccoll.selection.tuning_table import TuningTable
@@ -88,13 +89,15 @@ class Engine:
             comm, self.node, self.progress, self.state, ScratchPool(), lower_cached, takes_device_memory
         )
         tuning: TuningTable | None = None
+        rates: tuple[int, ...] | None = None
         if self.rank == 0:  # all ranks must use the same table
             site = describe_site(get_mpi_library(), layout.ranks_per_node, oversubscribed=layout.oversubscribed)
             tuning = load_tuning_table(site, whole_job=comm.size == MPI.COMM_WORLD.size)
-        tuning, number = comm.bcast((tuning, self.state.recorder.make_communicator_id()))  # those of rank 0
+            rates = load_relative_rates([layout.hosts[members[0]] for members in layout.members])
+        tuning, rates, number = comm.bcast((tuning, rates, self.state.recorder.make_communicator_id()))  # of rank 0
         self.state.open(number, comm.rank, comm.size, world_ranks, name)
         self.processes = dict(zip(world_ranks or (), layout.processes, strict=False))  # by rank in MPI.COMM_WORLD
-        selector = Selector(comm.size, layout.nodes, tuning, mixed_forms=mixed_forms)
+        selector = Selector(comm.size, layout.nodes, tuning, mixed_forms=mixed_forms, rates=rates)
         self.call_selector = CallSelector(self.size, self.nodes, self.node, self.library, selector, mixed_forms)
         self.call_selector.log = make_selection_log(comm.rank, comm.size)
         self.select, self.buffer_kind = self.call_selector.select, self.call_selector.buffer_kind
