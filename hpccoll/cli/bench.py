@@ -262,10 +262,17 @@ def _measure_limit(options: BenchOptions, need: MemoryNeed, world: Any, layout: 
 
 
 def _load_network(options: BenchOptions, layout: RankLayout) -> Network | None:
-    """Return the network of --machine for the ranks of this job; None without --machine."""
-    if options.machine is None:
+    """Return the network of --machine, or that of the stored rates of links; None if the rates are unknown."""
+    if options.machine is not None:
+        return load_network(options.machine, layout.ranks, layout.nodes)
+    from hpccoll.selection.link_rates import load_link_rates
+
+    rates = load_link_rates([layout.hosts[members[0]] for members in layout.members])
+    if rates is None:
         return None
-    return load_network(options.machine, layout.ranks, layout.nodes)
+    from hpccoll.synthesis.measured_network import make_star
+
+    return make_star("the measured links", rates, layout.members)
 
 
 def _describe_conditions(options: BenchOptions, layout: RankLayout) -> RunConditions:

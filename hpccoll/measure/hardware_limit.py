@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 ITERATIONS = 5
 MOST_BYTES = 64 * 2**20
+UNEQUAL_RATIO = 1.5  # of the slowest node's time of the exchange to that of the fastest
 LEAST_LIMITED = 2**20  # bytes; shorter messages are limited by latency and caches
 
 
@@ -45,16 +46,22 @@ class HardwareLimit:
     us: float
     nbytes: int
     nodes: int
+    unequal: bool = False  # whether some nodes exchange much faster than others
 
     @classmethod
     def from_run(cls, run: Mapping[str, Any]) -> HardwareLimit | None:
         """Return the limit in a record of kind `run`; None if it has none."""
         us, nbytes = run.get("limit_us"), run.get("limit_nbytes")
-        return cls(float(us), int(nbytes), int(run.get("nodes") or 1)) if us and nbytes else None
+        if not us or not nbytes:
+            return None
+        return cls(float(us), int(nbytes), int(run.get("nodes") or 1), bool(run.get("limit_unequal")))
 
     def compute_us(self, operation: Operation, nbytes: int, ranks: int) -> float:
         """Return the shortest time in microseconds of an operation on a message of `nbytes` (nccl-tests' S)."""
-        return self.us * nbytes / self.nbytes * _get_share(operation, ranks, self.nodes)
+        share = _get_share(operation, ranks, self.nodes)
+        if self.unequal and operation is Operation.ALL_REDUCE:
+            share = 1.0  # only the slowest link needs the measured time, and it carries each byte once at least
+        return self.us * nbytes / self.nbytes * share
 
 
 def compute_lower_bounds(
@@ -127,7 +134,7 @@ def measure_hardware_limit(comm: MPI.Intracomm, layout: RankLayout, nbytes: int)
     source, target = np.ones(size, np.uint8), np.ones(size, np.uint8)
     leaders = [members[0] for members in layout.members]
     place = leaders.index(comm.rank) if comm.rank in leaders else None
-    samples = []
+    samples, unequal = [], []
     for _ in range(ITERATIONS + 1):
         comm.Barrier()
         begin = time.perf_counter()
@@ -136,8 +143,11 @@ def measure_hardware_limit(comm: MPI.Intracomm, layout: RankLayout, nbytes: int)
         elif place is not None:
             after, before = leaders[(place + 1) % len(leaders)], leaders[place - 1]
             comm.Sendrecv(source, after, recvbuf=target, source=before)
-        samples.append(_compute_duration(comm.allgather((begin, time.perf_counter())), layout.nodes))
-    return HardwareLimit(min(samples[1:]) * 1e6, size, layout.nodes)
+        spans = comm.allgather((begin, time.perf_counter()))
+        samples.append(_compute_duration(spans, layout.nodes))
+        durations = [spans[leader][1] - spans[leader][0] for leader in leaders]
+        unequal.append(layout.nodes > 1 and max(durations) > UNEQUAL_RATIO * min(durations))
+    return HardwareLimit(min(samples[1:]) * 1e6, size, layout.nodes, any(unequal[1:]))
 
 
 def _compute_duration(spans: Sequence[tuple[float, float]], nodes: int) -> float:

@@ -75,19 +75,27 @@ def save_links(path: Path, rates: HostRates) -> None:
         ) from error
 
 
-def find_relative_rates(hosts: Sequence[str], rates: HostRates) -> tuple[int, ...] | None:
-    """Return the rates of the hosts' links as small integers; None if they are unknown or equal.
+def find_relative_rates(rates: HostRates) -> tuple[int, ...] | None:
+    """Return the rates of the hosts' links as small integers; None if they are equal.
 
-    `hosts` has one host name per node. The rate of a link is that of its slower direction.
+    The rate of a link is that of its slower direction.
     """
-    short = [host.partition(".")[0] for host in hosts]
-    if len(short) < 2 or any(host not in rates for host in short) or len(set(short)) < len(short):
-        return None  # nodes on one host share its link
-    slower = [min(rates[host]) for host in short]
+    slower = [min(both) for both in rates.values()]
     least = min(slower)
     if least <= 0 or max(slower) < EQUAL_RATIO * least:
         return None
     return tuple(round(_UNITS * rate / least) for rate in slower)
+
+
+def load_link_rates(hosts: Sequence[str]) -> dict[str, tuple[float, float]] | None:
+    """Return the stored GB/s of the uplink and downlink of each host, one per node; None if they are unknown."""
+    path, short = find_links_path(), [host.partition(".")[0] for host in hosts]
+    try:
+        stored = {} if path is None else read_links(path)
+    except UsageError:
+        return None
+    is_known = len(short) > 1 and len(set(short)) == len(short) and all(host in stored for host in short)
+    return {host: stored[host] for host in short} if is_known else None
 
 
 def load_relative_rates(hosts: Sequence[str]) -> tuple[int, ...] | None:
@@ -95,8 +103,5 @@ def load_relative_rates(hosts: Sequence[str]) -> tuple[int, ...] | None:
 
     One rank should call this and broadcast the result, because all ranks must select the same algorithm.
     """
-    path = find_links_path()
-    try:
-        return None if path is None else find_relative_rates(hosts, read_links(path))
-    except UsageError:
-        return None
+    rates = load_link_rates(hosts)
+    return None if rates is None else find_relative_rates(rates)

@@ -9,10 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from hpccoll.records import PreflightNodeRecord, PreflightPairRecord
 from hpccoll.synthesis.network import Network, NetworkBuilder, NetworkError, round_rate
 from hpccoll.units import GB
 
+CORE = "network switch"
+UNKNOWN_COPIES = 10  # memory is assumed to be that many times as fast as the fastest link
 MEASURED_DIGITS = 3  # significant digits of measured bandwidths, which repeat no better
 
 
@@ -45,19 +49,35 @@ def make_measured_network(
     sizes = ranks_per_node or (1,) * len(rates)
     if len(sizes) != len(rates):
         raise NetworkError(f"{name}: has {len(rates)} nodes, and the ranks are on {len(sizes)}")
-    nodes = [each for each in records if each.get("kind") == PreflightNodeRecord.kind]
-    copies = {each["node"]: each.get("copy_GBps") for each in nodes}
-    network = NetworkBuilder(name, [f"rank {rank}" for rank in range(sum(sizes))])
-    first = 0
-    for (host, (up, down)), size in zip(rates.items(), sizes, strict=True):
-        switch = f"rank {first}" if size == 1 else f"switch of {host}"
-        members = [f"rank {rank}" for rank in range(first, first + size)]
-        if size > 1:
-            rate = round_rate(float(copies.get(host) or max(rate[0] for rate in rates.values())) * GB, MEASURED_DIGITS)
-            for member in members:
-                network.connect(member, switch, rate)
-        network.add_link(switch, "network switch", round_rate(up * GB, MEASURED_DIGITS))
-        network.add_link("network switch", switch, round_rate(down * GB, MEASURED_DIGITS))
-        network.nodes.append((host, list(dict.fromkeys([*members, switch]))))
-        first += size
+    copies = {each["node"]: each.get("copy_GBps") for each in records if each.get("kind") == PreflightNodeRecord.kind}
+    ends = np.cumsum(sizes).tolist()
+    members = [range(end - size, end) for size, end in zip(sizes, ends, strict=True)]
+    return make_star(name, rates, members, copies)
+
+
+def make_star(
+    name: str,
+    rates: Mapping[str, tuple[float, float]],
+    members: Sequence[Sequence[int]],
+    copy_rates: Mapping[str, float | None] | None = None,
+) -> Network:
+    """Return the network of nodes whose links meet in one switch.
+
+    Args:
+        name: the name of the network.
+        rates: the GB/s of each node's uplink and downlink.
+        members: the ranks of each node, in the order of `rates`.
+        copy_rates: the GB/s at which ranks of a node exchange data; by default, ten times that of the fastest link.
+    """
+    network = NetworkBuilder(name, [f"rank {rank}" for rank in range(sum(map(len, members)))])
+    fastest = max(max(rate) for rate in rates.values())
+    for (host, (up, down)), ranks in zip(rates.items(), members, strict=True):
+        vertices = [f"rank {rank}" for rank in ranks]
+        switch = vertices[0] if len(ranks) == 1 else f"switch of {host}"
+        for vertex in vertices if len(ranks) > 1 else ():
+            copies = (copy_rates or {}).get(host) or UNKNOWN_COPIES * fastest
+            network.connect(vertex, switch, round_rate(copies * GB, MEASURED_DIGITS))
+        network.add_link(switch, CORE, round_rate(up * GB, MEASURED_DIGITS))
+        network.add_link(CORE, switch, round_rate(down * GB, MEASURED_DIGITS))
+        network.nodes.append((host, list(dict.fromkeys([*vertices, switch]))))
     return network.build()

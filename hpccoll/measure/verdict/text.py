@@ -310,6 +310,8 @@ def _describe_bound(operation: Operation, case: MeasuredCase, limit: HardwareLim
     """Return what must be moved at least, and the speed at which that was measured."""
     ranks, size = case.setting.ranks, format_size(case.nbytes)
     gigabytes = limit.nbytes / limit.us / 1e3 if limit.us else 0.0
+    if limit.nodes > 1 and limit.unequal and operation is Operation.ALL_REDUCE:
+        return f"the node with the slowest link sends {size} once (measured here: {gigabytes:.3g} GB/s)"
     if limit.nodes > 1:
         return f"each node sends its share of {size} once (exchange measured here: {gigabytes:.3g} GB/s)"
     copied = f"(copies measured here: {2 * ranks * gigabytes:.3g} GB/s)"

@@ -11,7 +11,6 @@ from hpccoll.plan import Operation
 from hpccoll.selection import BufferKind, SelectionKey, Selector
 from hpccoll.selection.link_rates import (
     find_links_path,
-    find_relative_rates,
     load_relative_rates,
     read_links,
     save_links,
@@ -48,12 +47,17 @@ def test_file_is_named_by_the_environment(tmp_path: Path, monkeypatch: pytest.Mo
     assert load_relative_rates(["node1.cluster", "node3", "node2"]) == (40, 10, 39)
 
 
-def test_relative_rates_need_known_hosts_and_unequal_links() -> None:
-    assert find_relative_rates(["node1", "node2", "node3"], RATES) == (40, 39, 10)
-    assert find_relative_rates(["node1", "node2"], RATES) is None
-    assert find_relative_rates(["node1", "node7"], RATES) is None
-    assert find_relative_rates(["node3"], RATES) is None
-    assert find_relative_rates(["node1", "node3", "node3"], RATES) is None  # two nodes share a host's link
+def test_relative_rates_need_known_hosts_and_unequal_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "links.json"
+    save_links(path, RATES)
+    monkeypatch.setenv("HPCCOLL_LINKS", str(path))
+    assert load_relative_rates(["node1", "node2", "node3"]) == (40, 39, 10)
+    assert load_relative_rates(["node1", "node2"]) is None  # equal
+    assert load_relative_rates(["node1", "node7"]) is None  # not measured
+    assert load_relative_rates(["node3"]) is None
+    assert load_relative_rates(["node1", "node3", "node3"]) is None  # two nodes share a host's link
+    monkeypatch.setenv("HPCCOLL_LINKS", "off")
+    assert load_relative_rates(["node1", "node3"]) is None
 
 
 def select(
