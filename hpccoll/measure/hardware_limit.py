@@ -99,9 +99,11 @@ def find_network_optimum(record: CollectiveRecord, network: Network) -> Optimum 
 
 
 def set_bound(record: CollectiveRecord, network: Network) -> CollectiveRecord:
-    """Return a record of `bench` with the optimum of the network as its `bound_us`."""
+    """Return a record of `bench` with the optimum of the network as its bound."""
     optimum = find_network_optimum(record, network)
-    return record if optimum is None else replace(record, bound_us=optimum.compute_seconds(record.nbytes) * 1e6)
+    if optimum is None:
+        return record
+    return replace(record, bound_us=optimum.compute_seconds(record.nbytes) * 1e6, binding=optimum.binding)
 
 
 def _get_share(operation: Operation, ranks: int, nodes: int) -> float:
