@@ -49,11 +49,11 @@ def test_plan_file_runs(operation, hpc, comm, tmp_path):
     own = data[COUNT * comm.rank : COUNT * (comm.rank + 1)]
     if operation is Operation.ALL_GATHER:
         gathered = np.zeros_like(data)
-        hpc.all_gather(own.copy(), gathered, algorithm=name)
+        hpc.all_gather(own.copy(), out=gathered, algorithm=name)
         assert np.array_equal(gathered, data)
     elif operation is Operation.REDUCE_SCATTER:
         reduced = np.zeros(COUNT, np.int64)
-        hpc.reduce_scatter(data * (comm.rank + 1), reduced, algorithm=name)
+        hpc.reduce_scatter(data * (comm.rank + 1), out=reduced, algorithm=name)
         assert np.array_equal(reduced, own * (comm.size * (comm.size + 1) // 2))
     else:
         x = data.copy() if comm.rank == 0 else np.zeros_like(data)
