@@ -15,7 +15,15 @@ import click
 
 from hpccoll.atomic_files import write_atomically
 from hpccoll.cli.failure import fail_alike
-from hpccoll.cli.output import STDOUT, json_option, open_json_lines, print_table, print_text, require_outputs_writable
+from hpccoll.cli.output import (
+    STDOUT,
+    json_option,
+    list_given_options,
+    open_json_lines,
+    print_table,
+    print_text,
+    require_outputs_writable,
+)
 from hpccoll.cli.progress import show_progress
 from hpccoll.cli.run_record import make_serial_run_record
 from hpccoll.errors import CommunicationError, UsageError
@@ -72,11 +80,10 @@ def preflight(
     time. The last line of the output is an --exclude= option for sbatch. Exit status: 0 no fault; 1 something is slow;
     4 something is broken.
     """
-    if save and (reach or ranks_as_nodes):
-        raise UsageError("--save stores the rates of links between nodes; leave out --reach and --ranks-as-nodes")
-    if reach:
+    if reach and not save:
         results = check_reachability(*read_slurm_step(os.environ), limit)
         return 0 if results is None else _report_reachability(results, threshold, exclude_file, json_file)
+    _require_node_links(save=save, ranks_as_nodes=ranks_as_nodes)
     nbytes = parse_size(size) if size is not None else None
     if nbytes == 0:
         raise UsageError("--size 0 measures no link; leave it out, or give a size such as --size 4M")
@@ -90,18 +97,25 @@ def preflight(
     except UsageError as error:  # the other ranks have ended, so that no collective can share the error
         return fail_alike(error.exit_status, f"Error: {error}")
     status = _get_exit_status(_measure(coordinator, threshold, exclude_file, json_file))
-    if save and status != BROKEN:
-        _save_link_rates(coordinator.results)
+    _save_link_rates(coordinator.results if save and status != BROKEN else None)
     coordinator.end_workers()
     if not coordinator.can_finalize:  # a lost message is still in flight, so MPI_Finalize would hang
         job.abort(status)
     return status
 
 
-def _save_link_rates(results: PreflightResults) -> None:
-    """Store the rates of the nodes' links where `auto` reads them, and print the file's name on standard error."""
+def _require_node_links(*, save: bool, ranks_as_nodes: bool) -> None:
+    """Raise UsageError if --save is given with an option for which no links between nodes are measured."""
+    if save and (ranks_as_nodes or list_given_options("reach")):
+        raise UsageError("--save stores the rates of links between nodes; leave out --reach and --ranks-as-nodes")
+
+
+def _save_link_rates(results: PreflightResults | None) -> None:
+    """Store the rates of the nodes' links, if any, where `auto` reads them, and name the file on standard error."""
     from hpccoll.selection.link_rates import LINKS_VARIABLE, find_links_path, save_links
 
+    if results is None:
+        return
     path = find_links_path()
     if path is None:
         click.echo(f"# {LINKS_VARIABLE} is off: the rates of links are not stored", err=True)

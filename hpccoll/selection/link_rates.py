@@ -89,13 +89,15 @@ def find_relative_rates(rates: HostRates) -> tuple[int, ...] | None:
 
 def load_link_rates(hosts: Sequence[str]) -> dict[str, tuple[float, float]] | None:
     """Return the stored GB/s of the uplink and downlink of each host, one per node; None if they are unknown."""
-    path, short = find_links_path(), [host.partition(".")[0] for host in hosts]
+    short = [host.partition(".")[0] for host in hosts]
+    if len(short) < 2 or len(set(short)) < len(short):
+        return None  # nodes on one host share its link
+    path = find_links_path()
     try:
         stored = {} if path is None else read_links(path)
     except UsageError:
         return None
-    is_known = len(short) > 1 and len(set(short)) == len(short) and all(host in stored for host in short)
-    return {host: stored[host] for host in short} if is_known else None
+    return {host: stored[host] for host in short} if all(host in stored for host in short) else None
 
 
 def load_relative_rates(hosts: Sequence[str]) -> tuple[int, ...] | None:

@@ -19,7 +19,7 @@ from typing import TypeAlias
 from hpccoll.synthesis.max_flow import compute_max_flow, make_flow_graph
 from hpccoll.synthesis.network import NetworkError
 
-Link: TypeAlias = tuple[int, int]
+Arc: TypeAlias = tuple[int, int]  # a link from one vertex to another
 Path: TypeAlias = tuple[int, ...]  # the vertices of a route, from a rank to a rank
 
 
@@ -36,7 +36,7 @@ class SupplyCheck:
         """The units that every rank must be able to receive."""
         return sum(self.supplies.values())
 
-    def count_missing(self, capacities: Mapping[Link, int], most: int) -> int:
+    def count_missing(self, capacities: Mapping[Arc, int], most: int) -> int:
         """Return the units that the rank with the least flow cannot receive, or `most` as soon as that many miss."""
         start = self.size
         supplied = {(start, source): units for source, units in self.supplies.items()}
@@ -54,10 +54,10 @@ class SplitNetwork:
     """The capacities between vertices, and the routes through removed switches that make up each capacity."""
 
     check: SupplyCheck
-    routes: dict[Link, list[tuple[Path, int]]] = field(default_factory=lambda: defaultdict(list))
+    routes: dict[Arc, list[tuple[Path, int]]] = field(default_factory=lambda: defaultdict(list))
 
     @property
-    def capacities(self) -> dict[Link, int]:
+    def capacities(self) -> dict[Arc, int]:
         """The units that each link between remaining vertices can carry."""
         return {link: sum(units for _, units in routes) for link, routes in self.routes.items() if routes}
 
@@ -72,7 +72,7 @@ class SplitNetwork:
             if source != dest:
                 self.routes[source, dest].append((first + second[1:], common))
 
-    def _take(self, link: Link, units: int) -> list[tuple[Path, int]]:
+    def _take(self, link: Arc, units: int) -> list[tuple[Path, int]]:
         """Remove routes of `units` from a link and return them."""
         taken: list[tuple[Path, int]] = []
         routes = self.routes[link]
@@ -85,7 +85,7 @@ class SplitNetwork:
         return taken
 
 
-def remove_switches(capacities: Mapping[Link, int], check: SupplyCheck) -> SplitNetwork:
+def remove_switches(capacities: Mapping[Arc, int], check: SupplyCheck) -> SplitNetwork:
     """Return the network of ranks only in which every rank can still receive all supplies.
 
     Raises NetworkError if a switch cannot be removed, which no balanced network has.
@@ -99,7 +99,7 @@ def remove_switches(capacities: Mapping[Link, int], check: SupplyCheck) -> Split
     return network
 
 
-def _count_neighbours(capacities: Mapping[Link, int], vertex: int) -> int:
+def _count_neighbours(capacities: Mapping[Arc, int], vertex: int) -> int:
     return sum(dest == vertex for _, dest in capacities)
 
 
@@ -159,7 +159,7 @@ def _split_by_pairs(network: SplitNetwork, switch: int) -> None:
         )
 
 
-def _replace_pair(capacities: Mapping[Link, int], source: int, switch: int, dest: int, units: int) -> dict[Link, int]:
+def _replace_pair(capacities: Mapping[Arc, int], source: int, switch: int, dest: int, units: int) -> dict[Arc, int]:
     """Return the capacities with `units` from `source` over `switch` to `dest` moved to the direct link."""
     changed = dict(capacities)
     changed[source, switch] -= units

@@ -16,7 +16,7 @@ from fractions import Fraction
 from math import floor, gcd
 
 from hpccoll.plan import Operation
-from hpccoll.synthesis.edge_splitting import Link, Path, SupplyCheck, remove_switches
+from hpccoll.synthesis.edge_splitting import Arc, Path, SupplyCheck, remove_switches
 from hpccoll.synthesis.network import Network, NetworkError
 from hpccoll.synthesis.optimum import REVERSED, ROOTED, find_tightest_cut
 from hpccoll.synthesis.tree_packing import Tree, pack_trees
@@ -40,16 +40,16 @@ class Forest:
     trees: tuple[Tree, ...]
     units: int
     seconds_per_byte: Fraction
-    routes: Mapping[Link, tuple[tuple[Path, int], ...]]
+    routes: Mapping[Arc, tuple[tuple[Path, int], ...]]
 
     @property
     def height(self) -> int:
         """The largest number of links between a root and a rank."""
         return max(max(tree.compute_depths().values()) for tree in self.trees)
 
-    def measure_loads(self) -> dict[Link, Fraction]:
+    def measure_loads(self) -> dict[Arc, Fraction]:
         """Return the seconds that each link of the network carries data, per byte of each source."""
-        loads: Counter[Link] = Counter()
+        loads: Counter[Arc] = Counter()
         for routes in self.routes.values():
             for path, units in routes:
                 for link in itertools.pairwise(path):
@@ -82,7 +82,7 @@ def grow_forest(network: Network, operation: Operation, root: int = 0, trees: in
     supplies = dict.fromkeys(sources, units)
     split = remove_switches(scaled, SupplyCheck(graph.ranks, len(graph.vertices), supplies))
     packed = pack_trees(split.capacities, graph.ranks, supplies)
-    used = Counter[Link]()
+    used = Counter[Arc]()
     for tree in packed:
         used.update(dict.fromkeys(tree.links, tree.units))
     routes = {link: tuple(_take_routes(split.routes[link], units)) for link, units in used.items()}
@@ -90,7 +90,7 @@ def grow_forest(network: Network, operation: Operation, root: int = 0, trees: in
 
 
 def find_tree_rate(
-    network: Network, capacities: Mapping[Link, int], sources: Collection[int], trees: int, rate: Fraction
+    network: Network, capacities: Mapping[Arc, int], sources: Collection[int], trees: int, rate: Fraction
 ) -> Fraction:
     """Return the largest rate of one tree, in units of `capacities`, for which each source can have `trees` trees."""
     check = SupplyCheck(network.ranks, len(network.vertices), dict.fromkeys(sources, trees))

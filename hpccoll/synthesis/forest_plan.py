@@ -19,7 +19,7 @@ from hpccoll.plan import Op, Operation, Plan, Rounds
 from hpccoll.plan.interchange.json_plans import FenceGroups, make_listed_rounds
 from hpccoll.plan.messages import PlanMessage
 from hpccoll.plan.step import IntArray
-from hpccoll.synthesis.edge_splitting import Link
+from hpccoll.synthesis.edge_splitting import Arc
 from hpccoll.synthesis.forest import Forest, grow_forest
 from hpccoll.synthesis.network import Network
 from hpccoll.synthesis.optimum import REVERSED, ROOTED
@@ -64,7 +64,7 @@ def _send_down(forest: Forest, units: int, pieces: int) -> Callable[[IntArray], 
     ranks = forest.network.ranks
     roots = sorted({tree.root for tree in forest.trees})
     begins = {root: place * units * pieces for place, root in enumerate(roots)}  # the next free chunk of each source
-    rounds: list[dict[Link, list[int]]] = [defaultdict(list) for _ in range(forest.height + pieces - 1)]
+    rounds: list[dict[Arc, list[int]]] = [defaultdict(list) for _ in range(forest.height + pieces - 1)]
     for tree in forest.trees:
         size = tree.units * units // forest.units
         depths = tree.compute_depths()

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from hpccoll.synthesis.edge_splitting import Link
+from hpccoll.synthesis.edge_splitting import Arc
 from hpccoll.synthesis.max_flow import find_min_cut, make_flow_graph
 from hpccoll.synthesis.network import NetworkError
 
@@ -22,7 +22,7 @@ class Tree:
 
     root: int
     units: int
-    links: tuple[Link, ...] = ()
+    links: tuple[Arc, ...] = ()
 
     @property
     def members(self) -> tuple[int, ...]:
@@ -37,7 +37,7 @@ class Tree:
         return depths
 
 
-def pack_trees(capacities: Mapping[Link, int], ranks: int, supplies: Mapping[int, int]) -> list[Tree]:
+def pack_trees(capacities: Mapping[Arc, int], ranks: int, supplies: Mapping[int, int]) -> list[Tree]:
     """Return trees that span all ranks: `supplies[root]` of them from each root, counted with their multiplicities.
 
     Cost: one maximum flow per link of a tree, and some for links that no tree may take.
@@ -50,7 +50,7 @@ def pack_trees(capacities: Mapping[Link, int], ranks: int, supplies: Mapping[int
     finished: list[Tree] = []
     while started:
         tree = started.pop()
-        refused: set[Link] = set()
+        refused: set[Arc] = set()
         while len(tree.links) < ranks - 1:
             link, units = _choose_link(tree, left, ranks, started, refused)
             if units < tree.units:
@@ -62,8 +62,8 @@ def pack_trees(capacities: Mapping[Link, int], ranks: int, supplies: Mapping[int
 
 
 def _choose_link(
-    tree: Tree, left: Mapping[Link, int], ranks: int, others: list[Tree], refused: set[Link]
-) -> tuple[Link, int]:
+    tree: Tree, left: Mapping[Arc, int], ranks: int, others: list[Tree], refused: set[Arc]
+) -> tuple[Arc, int]:
     """Return a link that extends `tree`, nearest to its root, and the number of units that the tree may take of it.
 
     `refused` has the links that the tree may not take, to which this function adds; they stay refused while the tree
@@ -87,7 +87,7 @@ def _choose_link(
     raise NetworkError(f"no link extends a tree of rank {tree.root}; the capacities do not allow the trees")
 
 
-def _find_spare(link: Link, left: Mapping[Link, int], ranks: int, others: list[Tree]) -> tuple[int, frozenset[int]]:
+def _find_spare(link: Arc, left: Mapping[Arc, int], ranks: int, others: list[Tree]) -> tuple[int, frozenset[int]]:
     """Return how many units of a link the unfinished trees `others` can spare, and the ranks behind the tightest cut.
 
     The cut separates the ranks that the link leads to from its source.
