@@ -48,6 +48,7 @@ from hpccoll.selection import Selection, Selector
 from hpccoll.selection.link_rates import load_relative_rates
 from hpccoll.selection.selector import make_selection_log
 from hpccoll.selection.tuning_files import describe_site, load_tuning_table
+from hpccoll.selection.tuning_table import TuningTable
 
 if TYPE_CHECKING:
     from hpccoll.runtime.lowering import Program
