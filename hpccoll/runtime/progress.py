@@ -32,8 +32,8 @@ Result = TypeVar("Result")
 NEVER: Final = float("inf")
 TIME_IS_UP: Final = "other ranks did not arrive in time"
 SETTLE_S: Final = 0.5  # longer than other ranks take to read the notice of an interruption (endings.NOTICE_TICK_S)
-# Of probes of MPI.COMM_WORLD that let MPI advance; hpccoll sends no message with it. MPICH does not advance accesses to
-# windows during a probe of MPI.COMM_SELF.
+# The tag of the probes of MPI.COMM_WORLD that let MPI advance; hpccoll sends no message with this tag. MPICH does not
+# advance accesses to windows during a probe of MPI.COMM_SELF.
 POLLED_TAG: Final = 32767
 POLLS: Final = 16  # polls between two pauses of `wait_until`; each poll moves a few KiB of a long message
 
@@ -93,7 +93,7 @@ class InFlight(ABC):
             self.awaited.mark_started()
 
     def is_settled(self) -> bool:
-        """Whether other ranks no longer read this rank's memory for what the operation has begun; lets MPI advance.
+        """Whether other ranks have finished reading this rank's memory for this operation; lets MPI advance.
 
         Called after an interruption, when nothing advances the operation any more.
         """
@@ -313,7 +313,7 @@ class Progress:
             self.idle(backoff)
 
     def attend(self) -> bool:
-        """Advance the operations in flight during a native wait; return whether there are any.
+        """Advance the operations in flight during a wait of native code; return whether there are any.
 
         Without operations in flight, MPI is polled, because a message that MPI has buffered moves on only inside an MPI
         call.
@@ -328,7 +328,7 @@ class Progress:
         return is_busy
 
     def idle(self, backoff: Backoff) -> None:
-        """Pause once between two polls of shared memory, and advance the operations in flight.
+        """Pause once between two polls of shared memory, while the operations in flight advance.
 
         If operations are in flight, the pause does not sleep, because each poll may move data. If no operation is in
         flight, MPI is polled after each sleep, because a message that MPI has buffered moves on only inside an MPI
@@ -381,7 +381,7 @@ class Progress:
 
 
 def settle(conditions: Iterable[Callable[[], object]]) -> None:
-    """Wait until all conditions are true, for up to SETTLE_S seconds.
+    """Wait until all conditions are true, but not longer than SETTLE_S seconds.
 
     To be called after an exception in a call, before the program goes on: the program may write to the call's arrays,
     and a rank that does not know of the exception yet would otherwise take these numbers for those of the call.

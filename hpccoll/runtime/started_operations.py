@@ -44,7 +44,11 @@ class StartedOperations:
                 self._failed.append(operation)
 
     def settle(self) -> None:
-        """Call `progress.settle` for the failed operations and the messages in flight, once for each of them."""
+        """Wait up to SETTLE_S seconds until other ranks no longer read memory of failed operations and of sends.
+
+        To be called before an exception reaches the program, which may then overwrite the arrays. Each operation is
+        waited for in one call only.
+        """
         self._progress.hand_over()
         sends = [
             transfer

@@ -70,7 +70,7 @@ class JobEndings:
         self._processes: ProcessWatch | None = None
         self._sends_notices = MPI.Query_thread() >= MPI.THREAD_MULTIPLE
         self._thread: threading.Thread | None = None
-        # In `_report_stopped`: the time of the next check; the number of checks in a row that found stopped ranks.
+        # For `_report_stopped`: the time of its next check, and the number of checks in a row that found stopped ranks.
         self._next_look, self._looks_with_stopped = 0.0, 0
         self._exit: tuple[str, int] | None = None  # the latest call of sys.exit, and the number of calls before it
         world = MPI.COMM_WORLD
@@ -232,6 +232,7 @@ class JobEndings:
 
         @wraps(leave)
         def note_and_exit(status: Any = None, /) -> None:
+            """Record the exit status and the number of calls, then exit."""
             self._exit = f"sys.exit({'' if status is None else repr(status)[:80]})", self._count_calls()
             leave(status)
 

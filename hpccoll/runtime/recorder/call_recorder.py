@@ -317,7 +317,10 @@ class CallRecorder(CallCounter):
             self.settle()
 
     def receive_interruption(self, interruption: Interruption) -> None:
-        """Make the communicator unusable because a call of a rank was interrupted; `current` may be another call."""
+        """Make the communicator unusable, because a call of this or another rank was interrupted.
+
+        If this rank is in no call, `current` becomes INTERRUPTED, so that its next call raises the error.
+        """
         if self.interruption is None:
             self.interruption = interruption
             self.on_interruption(interruption.make_error(self.rank))
