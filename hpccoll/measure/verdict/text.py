@@ -279,7 +279,7 @@ def _describe_slower_auto(case: MeasuredCase) -> str:
 
 
 def describe_limit(cases: Sequence[MeasuredCase], limit: HardwareLimit | None, network: Network | None = None) -> str:
-    """Return a sentence that compares the fastest at the largest size with the lower bound of memory, links or a network."""
+    """Return a sentence that compares the fastest at the largest size with the bound of memory, links or a network."""
     timed = [case for case in cases if case.fastest_record is not None and case.nbytes >= LEAST_LIMITED]
     if (limit is None and network is None) or not timed:
         return ""
