@@ -47,6 +47,7 @@ def make_machine_network(machine: Machine, ranks: int) -> Network:
 @lru_cache(maxsize=256)
 def find_machine_optimum(machine: Machine, operation: Operation, ranks: int, root: int = 0) -> Optimum | None:
     """Return the optimum of an operation on a machine model; None if it is unknown, or takes long to compute."""
-    if operation not in RULED or not 2 <= ranks <= MOST_RANKS:
+    is_unlimited = not machine.within.min_beta or not machine.between.min_beta
+    if operation not in RULED or not 2 <= ranks <= MOST_RANKS or is_unlimited:
         return None
     return compute_optimum(make_machine_network(machine, ranks), operation, root)
