@@ -23,7 +23,7 @@ here=$(dirname "$(readlink -f "$0")")
 bin=$(readlink -f "$environment")/bin
 
 export PYTHONHASHSEED=0  # otherwise ranks iterate over the same set in different orders
-export HPCCOLL_TUNING=off # a tuning table of this machine must not change the tests
+export HPCCOLL_LINKS=off HPCCOLL_TUNING=off # a tuning table of this machine must not change the tests
 export MALLOC_PERTURB_=165 # fill freed and uninitialised memory, so that wrong reads are detected
 export OMP_NUM_THREADS=1 # ranks share the cores
 # Open MPI refuses root and more ranks than cores by default. With more ranks than cores, ranks must be unbound and

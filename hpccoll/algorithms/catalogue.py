@@ -37,6 +37,7 @@ def _register_built_in() -> None:
         swing,
         two_level_blocks,
         two_level_slices,
+        weighted,
     )
 
 

@@ -1,4 +1,6 @@
-"""Loader of a user's own algorithm, `FILE.py:FUNCTION`, which can then be used like the built-in ones.
+"""Loader of a user's own algorithm, `FILE.py:FUNCTION` or `FILE.json`, which can then be used like the built-in ones.
+
+A JSON file holds the plan for one number of ranks, as `hpccoll export` and `hpccoll synthesize` write it.
 
 The user's function returns `Rounds`, as the built-in algorithms do. The decorator `@algorithm(Operation.ALL_REDUCE,
 "name", cost)` states the function's operation, name and cost. Without the decorator, the function's name must contain
@@ -45,16 +47,19 @@ from hpccoll.plan import (
     check,
 )
 from hpccoll.plan.proof.symmetric_proof import can_prove_by_symmetry, prove_by_symmetry
+from hpccoll.private_files import read_limited
 from hpccoll.units import format_count
 
 _CHUNKS = (1, 2, 8)  # chunk counts with which a pipelined algorithm is proven
 MOST_FULLY_PROVEN = 1024  # ranks; plans for more ranks are proven by symmetry if they have one
+_PLAN_SUFFIXES = (".json", ".xml")  # of files that contain a plan or a published schedule
+_MOST_PLAN_BYTES = 2**28
 _PREFIX = "hpccoll own "  # starts the names of loaded modules; no importable module has a space in its name
 
 
 def is_file_reference(text: str) -> bool:
-    """Whether `text` names a function in a file, or a published schedule, rather than an algorithm in the registry."""
-    return text.endswith(".py") or ".py:" in text or is_published_file(text)
+    """Whether `text` names a function, a plan or a published schedule in a file rather than a registered algorithm."""
+    return text.endswith((".py", *_PLAN_SUFFIXES)) or ".py:" in text
 
 
 def is_user_defined(known: Algorithm) -> bool:
@@ -65,14 +70,15 @@ def is_user_defined(known: Algorithm) -> bool:
 def load_algorithm(reference: str) -> Algorithm:
     """Run the file of `FILE.py:FUNCTION`, add the function to the registry, and return it as an unproven algorithm.
 
-    `reference` may also be the file of a published schedule, which `published_files` proves.
+    `FILE.json` may be a plan, and `FILE.json` and `FILE.xml` published schedules, which are proven; the algorithm has
+    the name of the file without its suffix.
 
     Raises:
-        UsageError: no such file or function, an unknown operation, or the name of a built-in algorithm.
+        UsageError: no such file, function or plan, an unknown operation, or the name of a built-in algorithm.
         HpccollError: the file raises an exception; the message names file and line.
     """
-    if is_published_file(reference):
-        return _register_published(reference)
+    if reference.endswith(_PLAN_SUFFIXES):
+        return _register_plan(load_published_plan(reference) if is_published_file(reference) else _read_plan(reference))
     path, colon, name = reference.rpartition(":")
     if not colon or not path.endswith(".py"):
         raise UsageError(f"{reference}: name a function in the file, as in {reference.rstrip(':')}:my_all_reduce")
@@ -91,11 +97,38 @@ def load_algorithm(reference: str) -> Algorithm:
     return next(known for known in list_algorithms() if known.make_rounds is function)
 
 
+def _read_plan(path: str) -> Plan:
+    """Return the plan in a JSON file, unproven, with the name of the file as that of its algorithm."""
+    from hpccoll.plan.interchange.json_plans import from_json
+
+    try:
+        text = read_limited(path, _MOST_PLAN_BYTES).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    return replace(from_json(text, path), algorithm=path.rpartition("/")[2].rpartition(".")[0])
+
+
+def _register_plan(plan: Plan) -> Algorithm:
+    """Add a plan that was read from a file to the registry, and return it as an algorithm for its number of ranks."""
+    known = REGISTERED.get((plan.operation, plan.algorithm))
+    if known is not None and known.file_plan is None:
+        raise UsageError(f"the file has the name of the algorithm {known.full_name}; give the file another name")
+
+    def make_rounds(rank: IntArray, n: int) -> Rounds:  # noqa: ARG001 - the plan is for one number of ranks
+        return plan.make(rank)
+
+    make_rounds.__module__ = _PREFIX + plan.algorithm
+    one_sided = any(not isinstance(step, Move) for steps in plan.rounds() for step in steps)
+    made = make_algorithm(plan.operation, plan.algorithm, make_rounds, uses_shared_memory=one_sided)
+    REGISTERED[plan.operation, plan.algorithm] = loaded = replace(made, file_plan=plan)
+    return loaded
+
+
 def load_and_prove(names: Sequence[str], operations: Sequence[Operation], ranks: int, root: int = 0) -> tuple[str, ...]:
-    """Load and prove every `FILE.py:FUNCTION` in `names`, add it to the registry, and return the algorithms' names.
+    """Load and prove every `FILE.py:FUNCTION` or `FILE.json` in `names`, and return the names of the algorithms.
 
     Args:
-        names: names of algorithms in the registry, which are returned unchanged, and references `FILE.py:FUNCTION`.
+        names: names of algorithms in the registry, which are returned unchanged, and references to files.
         operations: the operations that a loaded algorithm may implement.
         ranks: the number of ranks to prove loaded algorithms for.
         root: the root to prove loaded algorithms for.
@@ -117,22 +150,6 @@ def load_and_prove(names: Sequence[str], operations: Sequence[Operation], ranks:
             prove_algorithm(own, ranks, root if "root" in own.parameters else 0, chunks)
         loaded.append(own.name)
     return tuple(loaded)
-
-
-def _register_published(path: str) -> Algorithm:
-    """Add the plan of a published schedule to the registry, and return it as an algorithm for its number of ranks."""
-    plan = load_published_plan(path)
-
-    def make_rounds(rank: IntArray, n: int) -> Rounds:  # noqa: ARG001 - `Algorithm.plan` refuses another n
-        return plan.make(rank)
-
-    make_rounds.__module__ = _PREFIX + path
-    made = replace(make_algorithm(plan.operation, plan.algorithm, make_rounds), only_ranks=plan.ranks)
-    known = REGISTERED.get((plan.operation, plan.algorithm))
-    if known is not None and known.only_ranks is None:
-        raise UsageError(f"{path} has the name of the algorithm {known.full_name}; give the file another name")
-    REGISTERED[plan.operation, plan.algorithm] = made
-    return made
 
 
 class _UncachedLoader(SourceFileLoader):

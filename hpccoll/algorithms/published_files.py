@@ -7,6 +7,7 @@ from typing import Final
 
 from hpccoll.errors import DeadlockError, PlanError, UsageError
 from hpccoll.plan import Plan, Proof, check
+from hpccoll.plan.interchange.json_plans import FORMAT as PLAN_FORMAT
 from hpccoll.plan.published import (
     BlockProgram,
     PublishedProof,
@@ -35,8 +36,17 @@ class PublishedVerdict:
 
 
 def is_published_file(name: str) -> bool:
-    """Whether `name` has the suffix of a published schedule, .xml or .json."""
-    return name.lower().endswith((".xml", ".json"))
+    """Whether `name` has the suffix of a published schedule, .xml or .json, and is not the file of a plan."""
+    return name.lower().endswith((".xml", ".json")) and not _is_plan_file(name)
+
+
+def _is_plan_file(name: str) -> bool:
+    """Whether a file that can be read begins as a plan in JSON does (plan/interchange/json_plans.py)."""
+    try:
+        with open(name, "rb") as file:  # noqa: PTH123 - `name` may be any string
+            return PLAN_FORMAT.encode() in file.read(4096)
+    except (OSError, ValueError):
+        return False
 
 
 def read_published(path: str) -> BlockProgram:

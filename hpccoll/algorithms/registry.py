@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 Make: TypeAlias = "Callable[..., Rounds]"
 Result = TypeVar("Result")
+RATES_MARK = "@"  # between an algorithm's name and the rates of links, joined by colons
 Period = int | Callable[..., int] | None
 
 
@@ -27,8 +28,9 @@ class Algorithm:
     """An algorithm for a collective operation.
 
     `parameters` are the other arguments of `make_rounds`: `root`; `chunks` if it pipelines; `nodes` (`Groups`) if the
-    plan depends on which ranks share a node. `period` is a number (or a function of the arguments of `cost`) such that
-    rank r + period acts like rank r, so that it suffices to simulate a few ranks; None if there is no such number.
+    plan depends on which ranks share a node; `rates` if it depends on the rates of links. `period` is a number (or a
+    function of the arguments of `cost`) such that rank r + period acts like rank r, so that it suffices to simulate a
+    few ranks; None if there is no such number.
     """
 
     operation: Operation  # the operation that the plans implement
@@ -38,7 +40,8 @@ class Algorithm:
     parameters: frozenset[str]
     period: Period = None
     uses_shared_memory: bool = False  # whether the rounds contain loads, stores or fences
-    only_ranks: int | None = None  # the only number of ranks with a plan, as for a schedule that was read from a file
+    rates: tuple[int, ...] = ()  # the rates of the ranks' or nodes' links, in any unit, if `parameters` has them
+    file_plan: Plan | None = None  # the only plan, for one number of ranks and one root, if it was read from a file
 
     @property
     def full_name(self) -> str:
@@ -50,11 +53,10 @@ class Algorithm:
         """Whether ranks use shared memory within nodes and messages between nodes."""
         return self.uses_shared_memory and "nodes" in self.parameters
 
-    def refuse_other_ranks(self, ranks: int) -> None:
-        """Raise UsageError if the algorithm is a schedule for another number of ranks."""
-        if self.only_ranks not in (None, ranks):
-            own = f"{self.full_name} is a schedule for {self.only_ranks} ranks"
-            raise UsageError(f"{own}, and cannot run on {ranks}; use --ranks {self.only_ranks}")
+    @property
+    def only_ranks(self) -> int | None:
+        """The only number of ranks with a plan, if the plan was read from a file."""
+        return self.file_plan.ranks if self.file_plan is not None else None
 
     def plan(self, ranks: int, root: int = 0, chunks: int = 1, nodes: Nodes = None) -> Plan:
         """Return the plan for `ranks` ranks; arguments that the algorithm does not use are ignored.
@@ -76,8 +78,9 @@ class Algorithm:
                 f"{self.full_name} cannot run with ranks={ranks}, root={root}, chunks={chunks}: "
                 "need ranks >= 1, chunks >= 1 and 0 <= root < ranks"
             )
-        self.refuse_other_ranks(ranks)
-        values = {"root": root, "chunks": chunks, "nodes": Groups.from_nodes(ranks, nodes)}
+        if self.file_plan is not None:
+            return self._get_file_plan(self.file_plan, ranks, root)
+        values = {"root": root, "chunks": chunks, "nodes": Groups.from_nodes(ranks, nodes), "rates": self.rates}
         arguments: dict[str, Any] = {name: value for name, value in values.items() if name in self.parameters}
 
         def call_with_accepted(function: Callable[..., Result]) -> Result:
@@ -94,6 +97,14 @@ class Algorithm:
             call_with_accepted(self.cost) if self.cost is not None else None,
             call_with_accepted(self.period) if callable(self.period) else self.period,
         )
+
+    def _get_file_plan(self, plan: Plan, ranks: int, root: int) -> Plan:
+        """Return the plan of a file; raise UsageError if it has another number of ranks or another root."""
+        if ranks != plan.ranks or (self.operation.has_root and root != plan.root):
+            needed = f"{plan.ranks} ranks" + f" and root {plan.root}" * self.operation.has_root
+            given = f"{ranks} ranks" + f" and root {root}" * self.operation.has_root
+            raise UsageError(f"{self.full_name} is a plan for {needed}, not for {given}; use --ranks {plan.ranks}")
+        return plan
 
 
 @cache
@@ -141,19 +152,34 @@ def make_algorithm(
     uses_shared_memory: bool = False,
 ) -> Algorithm:
     """Return an algorithm without adding it to the registry; the arguments are those of the decorator `algorithm`."""
-    parameters = _list_parameters(make) & {"root", "chunks", "nodes"}
+    parameters = _list_parameters(make) & {"root", "chunks", "nodes", "rates"}
     return Algorithm(operation, name, make, cost, parameters, period, uses_shared_memory)
 
 
 def get_registered(operation: Operation, name: str) -> Algorithm:
     """Return an algorithm of the table; for an unknown name raise UnknownNameError, which lists the known names.
 
-    Only algorithms whose files are imported are in the table: `catalogue.get_algorithm` imports all built-in ones.
+    Only algorithms whose files are imported are in the table: `catalogue.get_algorithm` imports all built-in ones. A
+    name such as `weighted@4:4:1` is that of an algorithm with the rates of links.
     """
-    known = REGISTERED.get((operation, name))
+    base, at, rates = name.partition(RATES_MARK)
+    known = REGISTERED.get((operation, base))
+    if at and known is not None:
+        return _set_rates(known, rates)
     if known is None:
         raise UnknownNameError(f"algorithm for {operation.value}", name, list_registered_names(operation))
     return known
+
+
+def _set_rates(known: Algorithm, rates: str) -> Algorithm:
+    """Return an algorithm with the rates that a name states after the mark; raise UsageError if they are wrong."""
+    words = rates.split(":")
+    if "rates" not in known.parameters or not all(word.isdecimal() and 0 < int(word) < 2**31 for word in words):
+        raise UsageError(
+            f"{known.full_name}{RATES_MARK}{rates}: rates are whole numbers above 0, joined by colons, such as "
+            f"weighted{RATES_MARK}4:4:1, for an algorithm that depends on them"
+        )
+    return replace(known, name=f"{known.name}{RATES_MARK}{rates}", rates=tuple(map(int, words)))
 
 
 def list_registered_names(operation: Operation) -> list[str]:

@@ -123,7 +123,7 @@ def _locate_root(groups: Groups, root: int) -> tuple[int, int]:
     return int(group[0]), int(slot[0])
 
 
-def _all_reduce_cost(n: int, groups: Groups, inter: str) -> Cost:
+def all_reduce_across_nodes_cost(n: int, groups: Groups, inter: str) -> Cost:
     """Return the cost of the two-level all-reduce with algorithm `inter` across nodes."""
     owners, transfers = min(groups.sizes), 2 * min(max(groups.sizes) - 1, 1)
     steps, sent, _ = _crossing_cost(Operation.ALL_REDUCE, inter, groups)
@@ -132,9 +132,10 @@ def _all_reduce_cost(n: int, groups: Groups, inter: str) -> Cost:
     return Cost(transfers + steps, (2 * (n - len(groups.sizes)) + sent) / Fraction(n), Fraction(most) / owners)
 
 
-def _all_reduce(rank: IntArray, groups: Groups, inter: str) -> Rounds:
+def all_reduce_across_nodes(rank: IntArray, groups: Groups, inter: str) -> Rounds:
     """Return the rounds of the two-level all-reduce with algorithm `inter` across nodes."""
-    slices = _SlicedNodes(rank, groups, get_registered(Operation.ALL_REDUCE, inter).make_rounds)
+    make_plan = get_registered(Operation.ALL_REDUCE, inter).plan
+    slices = _SlicedNodes(rank, groups, lambda node, nodes: make_plan(nodes).make(node))
     return slices.fence() + slices.reduce_slices() + slices.between_nodes + slices.store_slices() + slices.fence()
 
 
@@ -146,13 +147,13 @@ def period(n: int, nodes: Groups | None = None) -> int:
 
 def all_reduce_ring_cost(n: int, nodes: Groups | None = None) -> Cost:
     """S bytes on N nodes of L ranks take 2 N steps; every rank moves (2 (L-1) + 2 (N-1)/N) S/L."""
-    return _all_reduce_cost(n, nodes or Groups((n,)), "ring")
+    return all_reduce_across_nodes_cost(n, nodes or Groups((n,)), "ring")
 
 
 @algorithm(Operation.ALL_REDUCE, "hierarchical_ring", all_reduce_ring_cost, period, uses_shared_memory=True)
 def all_reduce_ring(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
     """Plan an all-reduce: owners reduce slices, all-reduce them on a ring of nodes, and store them to their node."""
-    return _all_reduce(rank, nodes or Groups((n,)), "ring")
+    return all_reduce_across_nodes(rank, nodes or Groups((n,)), "ring")
 
 
 def all_reduce_doubling_cost(n: int, nodes: Groups | None = None) -> Cost:
@@ -160,13 +161,13 @@ def all_reduce_doubling_cost(n: int, nodes: Groups | None = None) -> Cost:
 
     If N is not a power of two, the all-reduce takes two more steps.
     """
-    return _all_reduce_cost(n, nodes or Groups((n,)), "recursive_doubling")
+    return all_reduce_across_nodes_cost(n, nodes or Groups((n,)), "recursive_doubling")
 
 
 @algorithm(Operation.ALL_REDUCE, "hierarchical_doubling", all_reduce_doubling_cost, uses_shared_memory=True)
 def all_reduce_doubling(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
     """Plan an all-reduce: owners reduce slices, all-reduce them by recursive doubling, and store them to their node."""
-    return _all_reduce(rank, nodes or Groups((n,)), "recursive_doubling")
+    return all_reduce_across_nodes(rank, nodes or Groups((n,)), "recursive_doubling")
 
 
 def _broadcast_cost(n: int, groups: Groups, root: int, inter: str) -> Cost:

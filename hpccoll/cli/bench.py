@@ -12,6 +12,7 @@ import click
 
 from hpccoll.cli.bench_output import BenchOutput
 from hpccoll.cli.completion import complete_operations
+from hpccoll.cli.network_options import NETWORK_KINDS, load_network
 from hpccoll.cli.options import Decorator, argument, declare, option, option_group, take_options
 from hpccoll.cli.output import STDOUT, json_field
 from hpccoll.cli.run_record import make_run_record
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from hpccoll.measure.session import BenchmarkConfig, BenchmarkSession
     from hpccoll.measure.verdict.trust import RunConditions
     from hpccoll.runtime.job import RankLayout
+    from hpccoll.synthesis import Network
 
 STOPPED = 130  # exit status of a run that --stop-file ended early, as after an interrupt
 TIGHT = 0.025  # a case ends when half its interval's width is at most this fraction of the median
@@ -96,8 +98,8 @@ class BenchOptions:
     )
     algorithm: str | None = option(
         "--algorithm",
-        help="auto, all, mpi, names or FILE.py:FUNCTION, joined by commas; default: auto and those likely to be "
-        "fastest.",
+        help="auto, all, mpi, names, FILE.py:FUNCTION or FILE.json, joined by commas; default: auto and those likely "
+        "to be fastest.",
     )
     full: bool = option(
         "--full", is_flag=True, help="All algorithms, in and out of place, in a table like that of nccl-tests."
@@ -105,6 +107,7 @@ class BenchOptions:
     buffer: str = option("--buffer", default="host", show_default=True, help="host, symmetric, cuda, joined by commas.")
     place: str | None = declare(_add_place_options)
     seed: int = option("--seed", default=0, show_default=True, help="Seed of the data and of the order of turns.")
+    machine: str | None = option("--machine", metavar=NETWORK_KINDS, help="The network, to compare with its optimum.")
     plot: str | None = option(
         "--plot", metavar="FILE", help="Plot latency and bus bandwidth against size (.png .svg .pdf)."
     )
@@ -197,6 +200,7 @@ def _run(options: BenchOptions) -> int:
     need = require_memory(world, layout, options.sizes, set(options.buffer.split(",")))
     with _start_sessions(options, need, world.Dup(), layout) as (sessions, missing), ExitStack() as stack:
         limit = _measure_limit(options, need, world, layout)
+        network = _load_network(options, layout)
         core_share = find_core_share(world, layout)
         starter = make_starter(options.starting, sessions[0].world, layout, core_share)
         for session in sessions:
@@ -204,7 +208,7 @@ def _run(options: BenchOptions) -> int:
         clock_fields = {**starter.describe_clock(), "core_share": core_share}
         run = make_run_record(world, sizes=options.sizes, limit=limit, fields=clock_fields)
         outputs = joint_failure.run_on_first_rank(
-            world, lambda: BenchOutput(options, stack, sessions, run, need, limit)
+            world, lambda: BenchOutput(options, stack, sessions, run, need, limit, network)
         )
         other_load = OtherProcessLoad(world)
         wrong, stopped = _run_cases(options, world, sessions, outputs)
@@ -216,7 +220,7 @@ def _run(options: BenchOptions) -> int:
                 busy_cores=busy_cores,
                 core_share=core_share,
                 barrier_reason=starter.barrier_reason,
-                unavailable=missing, stopped=stopped, limit=limit,
+                unavailable=missing, stopped=stopped, limit=limit, network=network,
             )  # fmt: skip
             outputs.write_summary(peak_bytes, starter.sync_s, stopped=stopped)
     return 1 if wrong else STOPPED if stopped else 0
@@ -258,6 +262,20 @@ def _measure_limit(options: BenchOptions, need: MemoryNeed, world: Any, layout: 
     return measure_hardware_limit(world, layout, need.sizes[-1])
 
 
+def _load_network(options: BenchOptions, layout: RankLayout) -> Network | None:
+    """Return the network of --machine, or that of the stored rates of links; None if the rates are unknown."""
+    if options.machine is not None:
+        return load_network(options.machine, layout.ranks, layout.nodes)
+    from hpccoll.selection.link_rates import load_link_rates
+
+    rates = load_link_rates([layout.hosts[members[0]] for members in layout.members])
+    if rates is None:
+        return None
+    from hpccoll.synthesis.measured_network import make_star
+
+    return make_star("the measured links", rates, layout.members)
+
+
 def _describe_conditions(options: BenchOptions, layout: RankLayout) -> RunConditions:
     """Return the circumstances of the run that are known before it."""
     from hpccoll.measure.verdict.trust import RunConditions
@@ -276,6 +294,7 @@ def _make_configs(options: BenchOptions, sizes: tuple[int, ...], nodes: int) -> 
     """Check the options and return the cases of `sizes` to measure; load FILE.py:FUNCTION and prove it correct."""
     from hpccoll.algorithms import list_algorithm_names
     from hpccoll.algorithms.loader import load_and_prove
+    from hpccoll.algorithms.registry import RATES_MARK
     from hpccoll.measure.contenders import AUTO
     from hpccoll.measure.interleaved import TimingOptions
     from hpccoll.measure.session import ALL, SHORTLIST, BenchmarkConfig
@@ -288,7 +307,7 @@ def _make_configs(options: BenchOptions, sizes: tuple[int, ...], nodes: int) -> 
     algorithms = load_and_prove(options.algorithms, operations, job.get_world().size, options.root)
     known = {name for operation in operations for name in list_algorithm_names(operation)} | {ALL, AUTO, MPI_LIBRARY}
     for name in algorithms:
-        if name not in known and (options.algorithm or name != SHORTLIST):
+        if name.partition(RATES_MARK)[0] not in known and (options.algorithm or name != SHORTLIST):
             raise UnknownNameError("algorithm", name, sorted(known))
     buffers = tuple(dict.fromkeys(options.buffer.split(",")))
     for name in buffers:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hpccoll.cli.run_output import RunOutput, open_resumed_file, read_resumed_file
+from hpccoll.measure.hardware_limit import set_bound
 from hpccoll.records import BenchSummaryRecord, CaseKey, CollectiveRecord
 from hpccoll.text_table import find_output_width
 from hpccoll.units import format_count, format_size
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from hpccoll.measure.memory_need import MemoryNeed
     from hpccoll.measure.session import BenchmarkSession
     from hpccoll.measure.time_left import TimeLeft
+    from hpccoll.synthesis import Network
 
 TIMES_LIMIT = 6  # a rough mean of all implementations, with resetting and checking the buffers, for a first guess
 WIDTH = 120  # of rows and verdict where the terminal's width is unknown
@@ -71,11 +73,12 @@ class BenchOutput(RunOutput):
         run: dict[str, Any],
         need: MemoryNeed,
         limit: HardwareLimit | None,
+        network: Network | None = None,
     ) -> None:
         from hpccoll.measure.results import output_file
         from hpccoll.measure.verdict.trust import RunConditions
 
-        self.options, self.sessions, self.need = options, sessions, need
+        self.options, self.sessions, self.need, self.network = options, sessions, need, network
         self.conditions = RunConditions()
         self._block: list[CollectiveRecord] = []
         if options.plot:
@@ -138,6 +141,8 @@ class BenchOutput(RunOutput):
 
     def add(self, record: CollectiveRecord) -> None:
         """Write a record to the result file, keep the record for the verdict, and advance the progress bar."""
+        if self.network is not None:
+            record = set_bound(record, self.network)
         self.write(record, f"{record.op} {format_size(record.nbytes)}")
         self.records.append(record)
         self._block.append(record)

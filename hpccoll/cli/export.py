@@ -8,17 +8,16 @@ from pathlib import Path
 import click
 
 from hpccoll.algorithms import get_algorithm, list_algorithm_names, loader
+from hpccoll.algorithms.published_files import is_published_file
 from hpccoll.atomic_files import write_atomically
 from hpccoll.cli.output import is_printing_rank
 from hpccoll.cli.schedules import ScheduleOptions, add_schedule_options, are_schedules, get_single_schedule
 from hpccoll.errors import UnknownNameError, UsageError
 from hpccoll.measure.results.output_file import explain_write_errors
 from hpccoll.plan import Operation, Plan, check
-from hpccoll.plan.interchange.json_plans import FORMAT
 from hpccoll.units import format_count, parse_size
 
 DEFAULT_RANKS = 4
-MOST_HEAD = 2**12  # characters of a JSON file in which hpccoll's plans state their format
 SUFFIXES = {".json": "a plan, round by round", ".goal": "LogGOPSim's GOAL", ".xml": "MSCCL's algorithm file"}
 
 
@@ -58,7 +57,11 @@ def export(
     if suffix not in SUFFIXES:
         valid = ", ".join(f"{known} ({what})" for known, what in SUFFIXES.items())
         raise UsageError(f"-o {output}: {suffix or 'no suffix'} is not a format; end the name in {valid}")
-    plan = _read_plan(name, ranks) if _is_plan_file(name) else _make_plan(name, ranks, root, chunks, nbytes)
+    plan = (
+        _read_plan(name, ranks)
+        if name.endswith(".json") and not is_published_file(name)
+        else _make_plan(name, ranks, root, chunks, nbytes)
+    )
     if not is_printing_rank():
         return
     proof = check(plan)
@@ -82,16 +85,6 @@ def _export_schedule(name: str, output: str, options: ScheduleOptions) -> None:
     with explain_write_errors(output, "-o"):
         write_atomically(output, format_schedule_csv(schedule, csv_format))
     click.echo(f"{output}: {schedule.name} on {format_count(schedule.ranks, 'rank')}, proven, as {csv_format}")
-
-
-def _is_plan_file(name: str) -> bool:
-    """Whether `name` is a JSON file of hpccoll's own format, and not a published schedule in JSON."""
-    if not name.endswith(".json"):
-        return False
-    try:
-        return f'"{FORMAT}"' in Path(name).read_text(encoding="utf-8")[:MOST_HEAD]
-    except (OSError, UnicodeDecodeError):
-        return True  # `_read_plan` explains the error
 
 
 def _make_plan(name: str, ranks: int | None, root: int, chunks: int | None, nbytes: int) -> Plan:

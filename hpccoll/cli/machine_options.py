@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from hpccoll.plan.simulation.bounds import Bounds
     from hpccoll.predict.fit import MeasuredRow
     from hpccoll.records import CollectiveRecord
+    from hpccoll.synthesis import Optimum
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 DEFAULT_MACHINE = "dgx-h100"
@@ -46,8 +47,20 @@ class ChosenMachine:
         ranks, limit = self.limit or (0, None)
         is_same = limit is not None and (ranks, limit.nodes) == (plan.ranks, machine.count_nodes(plan.ranks))
         return compute_lower_bounds(
-            plan.operation, simulation.nbytes, plan.ranks, limit if is_same else None, simulation.machine
+            plan.operation,
+            simulation.nbytes,
+            plan.ranks,
+            limit if is_same else None,
+            machine,
+            None if is_same else self.find_optimum(simulation),
         )
+
+    def find_optimum(self, simulation: Simulation) -> Optimum | None:
+        """Return the optimum of the simulated operation on the machine's network; None if it is unknown."""
+        from hpccoll.synthesis import find_machine_optimum
+
+        plan = simulation.plan
+        return find_machine_optimum(simulation.machine, plan.operation, plan.ranks, plan.root)
 
     def for_ranks(self, ranks: int) -> Machine:
         """Return the machine model for a job of `ranks` ranks, with `ranks` / --nodes (rounded up) ranks per node."""

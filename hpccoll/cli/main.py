@@ -41,6 +41,7 @@ COMMANDS = {
     "scaling": "Compare the results of several runs over numbers of nodes.",
     "schema": "Print the JSON Schema of the records.",
     "simulate": "Predict the times of algorithms on a machine that you do not have.",
+    "synthesize": "Compute the optimal plan of a collective on a network.",
     "train": "Train a small model by data, tensor, pipeline, context and expert parallelism.",
     "tune": "Measure every algorithm on this machine, so that algorithm='auto' uses the fastest.",
     "verify": "Prove plans correct for every rank count in a range.",
@@ -49,7 +50,7 @@ COMMANDS = {
 # The groups of commands in `hpccoll --help`.
 COMMAND_GROUPS = {
     "Measure": ("bench", "barrier", "compare", "profile", "replay", "report", "scaling", "tune"),
-    "Understand": ("which", "demo", "verify", "draw", "simulate", "export"),
+    "Understand": ("which", "demo", "verify", "draw", "simulate", "synthesize", "export"),
     "Train": ("train", "estimate", "parity"),
     "Clusters": ("doctor", "preflight", "lab"),
     "Formats": ("schema",),

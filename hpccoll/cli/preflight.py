@@ -15,7 +15,15 @@ import click
 
 from hpccoll.atomic_files import write_atomically
 from hpccoll.cli.failure import fail_alike
-from hpccoll.cli.output import STDOUT, json_option, open_json_lines, print_table, print_text, require_outputs_writable
+from hpccoll.cli.output import (
+    STDOUT,
+    json_option,
+    list_given_options,
+    open_json_lines,
+    print_table,
+    print_text,
+    require_outputs_writable,
+)
 from hpccoll.cli.progress import show_progress
 from hpccoll.cli.run_record import make_serial_run_record
 from hpccoll.errors import CommunicationError, UsageError
@@ -52,6 +60,7 @@ SLOW, BROKEN = 1, CommunicationError.exit_status
 @click.option(
     "--reach", is_flag=True, help="Only check TCP between all nodes, without MPI; needs srun, one task per node."
 )
+@click.option("--save", is_flag=True, help="Store the rates of the links, by which auto weights an all_reduce.")
 @click.option("--exclude-file", metavar="FILE", help="Write the --exclude= option to FILE; empty if there is no fault.")
 @json_option(all_ranks=True)
 def preflight(
@@ -61,6 +70,7 @@ def preflight(
     limit: float,
     ranks_as_nodes: bool,
     reach: bool,
+    save: bool,
     exclude_file: str | None,
     json_file: str | None,
 ) -> int:
@@ -70,9 +80,10 @@ def preflight(
     time. The last line of the output is an --exclude= option for sbatch. Exit status: 0 no fault; 1 something is slow;
     4 something is broken.
     """
-    if reach:
+    if reach and not save:
         results = check_reachability(*read_slurm_step(os.environ), limit)
         return 0 if results is None else _report_reachability(results, threshold, exclude_file, json_file)
+    _require_node_links(save=save, ranks_as_nodes=ranks_as_nodes)
     nbytes = parse_size(size) if size is not None else None
     if nbytes == 0:
         raise UsageError("--size 0 measures no link; leave it out, or give a size such as --size 4M")
@@ -86,10 +97,31 @@ def preflight(
     except UsageError as error:  # the other ranks have ended, so that no collective can share the error
         return fail_alike(error.exit_status, f"Error: {error}")
     status = _get_exit_status(_measure(coordinator, threshold, exclude_file, json_file))
+    _save_link_rates(coordinator.results if save and status != BROKEN else None)
     coordinator.end_workers()
     if not coordinator.can_finalize:  # a lost message is still in flight, so MPI_Finalize would hang
         job.abort(status)
     return status
+
+
+def _require_node_links(*, save: bool, ranks_as_nodes: bool) -> None:
+    """Raise UsageError if --save is given with an option for which no links between nodes are measured."""
+    if save and (ranks_as_nodes or list_given_options("reach")):
+        raise UsageError("--save stores the rates of links between nodes; leave out --reach and --ranks-as-nodes")
+
+
+def _save_link_rates(results: PreflightResults | None) -> None:
+    """Store the rates of the nodes' links, if any, where `auto` reads them, and name the file on standard error."""
+    from hpccoll.selection.link_rates import LINKS_VARIABLE, find_links_path, save_links
+
+    if results is None:
+        return
+    path = find_links_path()
+    if path is None:
+        click.echo(f"# {LINKS_VARIABLE} is off: the rates of links are not stored", err=True)
+        return
+    save_links(path, results.compute_link_rates())
+    click.echo(f"# {path}: stored the rates of {format_count(len(results.nodes), 'link')}", err=True)
 
 
 def _check_outputs(coordinator: Coordinator, exclude_file: str | None, json_file: str | None) -> Coordinator:

@@ -18,6 +18,7 @@ import click
 import numpy as np
 
 from hpccoll.atomic_files import write_atomically
+from hpccoll.cli.network_options import NETWORK_KINDS, is_machine_model, load_network
 from hpccoll.cli.output import STDOUT, is_printing_rank, json_option, list_given_options, print_text
 from hpccoll.cli.progress import show_progress
 from hpccoll.cli.run_record import write_serial_records
@@ -42,7 +43,9 @@ _MAX_TEXT = 300
     "-o", "--output", default="report.html", show_default=True, metavar="FILE", help="The HTML page to write."
 )
 @click.option(
-    "--machine", metavar="NAME|FILE.toml", help="Machine model for lower bounds; default: fitted to the results."
+    "--machine",
+    metavar=NETWORK_KINDS,
+    help="Machine model or network for lower bounds; default: a fitted model.",
 )
 @click.option(
     "--crash", "crash_directory", metavar="DIR", help="Explain a job that hung or crashed, from its recorder files."
@@ -159,6 +162,8 @@ def _choose_models(results: Results, groups: Sequence[CurveGroup], machine: str 
     jobs = list_job_sizes(groups)
     if no_bound:
         return BoundModels()
+    if machine is not None and not is_machine_model(machine):
+        return BoundModels(networks={job: load_network(machine, *job) for job in jobs})
     if machine is not None:
         return use_named_machine(jobs, load_machine(machine))
     rows = [row for file in results.files for row in read_measured_rows(file, "FILE")]

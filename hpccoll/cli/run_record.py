@@ -56,6 +56,7 @@ def make_run_record(
         sizes=None if sizes is None else tuple(sizes),
         limit_us=None if limit is None else round(limit.us, 3),
         limit_nbytes=None if limit is None else limit.nbytes,
+        limit_unequal=None if limit is None else limit.unequal,
         commit=job.find_commit(),
         **(fields or {}),
     )

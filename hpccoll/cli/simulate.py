@@ -43,12 +43,14 @@ if TYPE_CHECKING:
     from hpccoll.plan.simulation import CriticalPath, MessageWait
 
 MAX_RANKS = 2**20
+DEFAULT_RANKS = "16"
 MOST_UNSYMMETRIC = 2**17  # ranks of which each may do something else in each of many rounds
 FEW_ROUNDS, MOST_STEPS = 2**10, 2**10  # rounds of all ranks, and messages of a round, that are simulated in seconds
 MAX_TRACED_ROUNDS = 2**18  # rounds of a plan up to which its critical path is found
 MAX_FULL_TRACE = 2**27  # ranks times rounds up to which --full also finds the critical path
 PRINTED_WAITS, RECORDED_WAITS = 3, 32  # waits at each end of a critical path that are printed, written with --json
 MAX_PRINTED_PATHS = 4
+MAX_PRINTED_OPTIMA = 8
 COLUMNS = (
     *("algorithm", "ranks", "nodes", "size", "chunks", "steps"),
     *("sent mean", "sent most", "across", "time", "latency", "bandwidth"),
@@ -84,7 +86,13 @@ def _find_rank_counts(text: str, algorithms: Sequence[Algorithm]) -> list[int]:
 
 @click.command(epilog="Example: hpccoll simulate all_reduce/ring all_reduce/double_tree --ranks 24576 --machine summit")
 @click.argument("names", nargs=-1, metavar="OP/ALGORITHM... | SCHEDULE... | FILE...", shell_complete=complete_plans)
-@click.option("--ranks", default="16", show_default=True, metavar="N,...", help="Rank counts; with --map the largest.")
+@click.option(
+    "--ranks",
+    default=DEFAULT_RANKS,
+    show_default=f"{DEFAULT_RANKS}, or those of the files",
+    metavar="N,...",
+    help="Rank counts; with --map the largest.",
+)
 @click.option("--size", default="8K", show_default=True, metavar="SIZE,...", help="Message sizes S: 8, 64K, 1.5M.")
 @add_machine_options
 @click.option("--chunks", type=click.IntRange(1), help="Chunks of a pipelined message; default: those of a run.")
@@ -109,10 +117,10 @@ def simulate(
 ) -> None:
     """Predict the time, steps, bytes and critical path of algorithms on a machine model.
 
-    OP without ALGORITHM selects all algorithms of an operation; FILE.py:FUNCTION is your own algorithm; FILE.xml and
-    FILE.json are published schedules, as in `hpccoll verify`, on their own number of ranks. --machine is
-    the name of a built-in machine model (summit, dgx-h100, h200, workstation, laptop), a TOML file, or fit:FILE to fit
-    a model to bench results. --alpha, --beta and --gamma replace --machine.
+    OP without ALGORITHM selects all algorithms of an operation; FILE.py:FUNCTION is your own algorithm; FILE.json is a
+    plan, and FILE.xml and FILE.json are published schedules, as in `hpccoll verify`, on their own number of ranks.
+    --machine is the name of a built-in machine model (summit, dgx-h100, h200, workstation, laptop), a TOML file, or
+    fit:FILE to fit a model to bench results. --alpha, --beta and --gamma replace --machine.
 
     SCHEDULE is a pipeline schedule such as 1f1b, `schedules` for all of them, or a CSV file. The prediction is for
     stages of equal times: the idle time and the live activations of the ranks.
@@ -215,6 +223,7 @@ def _make_record(case: SimulatedCase, chosen: ChosenMachine) -> dict[str, Any]:
         time_us=simulation.seconds * 1e6,
         latency_bound_us=bound.latency_s * 1e6,
         bandwidth_bound_us=bound.bandwidth_s * 1e6,
+        binding=bound.binding or None,
         sent_mean=float(sent.mean()),
         sent_most=float(sent.max()),
         within=float(simulation.within.sum() * ranks_per_simulated),
@@ -249,6 +258,8 @@ def _print_cases(cases: Sequence[SimulatedCase], chosen: ChosenMachine, *, show_
         "across: share of the bytes that leaves nodes; latency, bandwidth: time in multiples of the lower bounds; "
         "--path prints the waits of the rank that is last"
     )
+    for line in _describe_optima(cases, chosen):
+        print_text(line)
     if not show_path:
         return  # --json records the paths in any case
     if len(cases) > MAX_PRINTED_PATHS:
@@ -258,6 +269,25 @@ def _print_cases(cases: Sequence[SimulatedCase], chosen: ChosenMachine, *, show_
         path = case.simulation.path
         if path is not None and path.waits:
             print_text(_format_path(case.simulation, path))
+
+
+def _describe_optima(cases: Sequence[SimulatedCase], chosen: ChosenMachine) -> list[str]:
+    """Return how near the fastest algorithm comes to the optimum, for the largest size of each OP and rank count."""
+    fastest: dict[tuple[Operation, int], Simulation] = {}
+    for case in cases:
+        simulation = case.simulation
+        key = simulation.plan.operation, simulation.plan.ranks
+        best = fastest.get(key)
+        if best is None or (-simulation.nbytes, simulation.seconds) < (-best.nbytes, best.seconds):
+            fastest[key] = simulation
+    lines = []
+    for simulation in fastest.values():
+        optimum = chosen.find_optimum(simulation)
+        if optimum is not None and simulation.nbytes and chosen.limit is None:
+            plan, nbytes = simulation.plan, simulation.nbytes
+            share = optimum.describe_share(simulation.seconds, nbytes)
+            lines.append(f"{plan.name} of {format_size(nbytes)} on {format_count(plan.ranks, 'rank')}: {share}")
+    return lines[:MAX_PRINTED_OPTIMA]
 
 
 def _make_row(case: SimulatedCase, chosen: ChosenMachine) -> tuple[str, ...]:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from hpccoll.runtime.arrays import DType
     from hpccoll.selection.tuning_table import TuningSeries, TuningSite, TuningTable
 
+LINK_SWEEPS, LINK_LIMIT_S = 2, 20.0  # measurements of each link; seconds after which a message counts as lost
 TOTAL_BUDGET_S = 60.0  # shared by all rows; large messages may take longer for their minimum of iterations
 
 
@@ -101,6 +102,8 @@ def _run(options: TuneOptions) -> int:
     need = require_memory(world, layout, sweep.sizes, set(map(str, sweep.buffers)))
     sweep = replace(sweep, sizes=need.sizes)
     run = make_run_record(world)
+    if layout.nodes > 1:
+        _measure_link_rates(world)
     with Communicator(world) as comm, ExitStack() as stack:
         sessions = make_tuning_sessions(sweep, world, comm, TOTAL_BUDGET_S, options.budget)
         outputs = joint_failure.run_on_first_rank(world, lambda: _TuneOutput(options, stack, path, site, sessions, run))
@@ -112,6 +115,26 @@ def _run(options: TuneOptions) -> int:
     if busy_cores > BUSY and world.rank == 0:
         click.echo(f"# other programs kept {busy_cores:.1f} cores busy: tune again when they have ended", err=True)
     return 1 if wrong else 0
+
+
+def _measure_link_rates(world: Any) -> None:
+    """Measure the links between the nodes, and store their rates where `auto` reads them. Collective."""
+    from hpccoll.preflight.coordinator import Coordinator, MeasurementOptions, run_worker
+    from hpccoll.runtime import job
+    from hpccoll.selection.link_rates import find_links_path, save_links
+
+    options, failure = MeasurementOptions(LINK_SWEEPS, None, LINK_LIMIT_S), job.load_mpi().Exception
+    if world.rank != 0:
+        run_worker(world, options, failure)
+        return
+    coordinator, path = Coordinator(world, options, failure), find_links_path()
+    coordinator.measure_all(lambda _: None)
+    coordinator.end_workers()
+    if path is not None:
+        try:
+            save_links(path, coordinator.results.compute_link_rates())
+        except UsageError as error:  # the times of the algorithms are worth measuring without it
+            click.echo(f"# {error}", err=True)
 
 
 def _run_sessions(sessions: list[TuningSession], outputs: _TuneOutput | None) -> int:

@@ -32,6 +32,7 @@ from hpccoll.records import ProvenPlanRecord
 from hpccoll.schedules import list_schedule_names
 from hpccoll.units import format_count, parse_rank_counts
 
+DEFAULT_RANKS = "1:32"
 CHUNK_COUNTS = (1, 2, 3, 8)
 FEW_CHUNK_COUNTS = (1, 3)  # for algorithms that are proven on several node layouts as well
 TASKS_PER_BATCH = 16  # tasks that a worker process takes at once
@@ -41,6 +42,8 @@ MAX_SERIAL_RANKS = 200  # sum of the rank counts up to which worker processes co
 def list_variants(algorithm: Algorithm, ranks: int) -> Iterator[tuple[int, int, Nodes]]:
     """Yield the (root, chunks, nodes) to prove; a parameter that `algorithm` lacks is 0, 1 or None, respectively."""
     roots = sorted({0, min(1, ranks - 1), ranks // 2, ranks - 1}) if "root" in algorithm.parameters else [0]
+    if algorithm.file_plan is not None:
+        roots = [algorithm.file_plan.root]
     takes_nodes = "nodes" in algorithm.parameters
     chunk_counts = (FEW_CHUNK_COUNTS if takes_nodes else CHUNK_COUNTS) if "chunks" in algorithm.parameters else (1,)
     return product(roots, chunk_counts, list_node_layouts(ranks).values() if takes_nodes else [None])
@@ -121,7 +124,7 @@ def resolve_algorithms(names: Sequence[str]) -> list[Algorithm]:
     """Return the algorithms that `names` select, or all if `names` is empty; executes the FILE.py of user algorithms.
 
     Args:
-        names: each is OP/ALGORITHM, OP for all algorithms of an operation, or FILE.py:FUNCTION.
+        names: each is OP/ALGORITHM, OP for all algorithms of an operation, FILE.py:FUNCTION, or a plan FILE.json.
 
     Raises:
         UnknownNameError: an operation or algorithm does not exist; the message lists the valid names.
@@ -135,6 +138,14 @@ def resolve_algorithms(names: Sequence[str]) -> list[Algorithm]:
         algorithms = [loader.load_algorithm(name)] if is_file else _resolve_registered(name)
         by_name |= {algorithm.full_name: algorithm for algorithm in algorithms}
     return list(by_name.values())
+
+
+def _default_rank_count(algorithms: Sequence[Algorithm]) -> str:
+    """Return the number of ranks of the plans that were read from files; the default range if there are none."""
+    counts = {algorithm.only_ranks for algorithm in algorithms if algorithm.only_ranks is not None}
+    if len(counts) > 1:
+        raise UsageError(f"the plans are for {' and '.join(map(str, sorted(counts)))} ranks; name them one at a time")
+    return str(counts.pop()) if counts else DEFAULT_RANKS
 
 
 def _resolve_registered(name: str) -> list[Algorithm]:
@@ -244,7 +255,9 @@ def _print_layouts(ranks: Sequence[int]) -> None:
     metavar="[OP/ALGORITHM | FILE.py:FUNCTION | SCHEDULE | FILE.csv | FILE.xml | FILE.json]...",
     shell_complete=complete_plans,
 )
-@click.option("--ranks", default="1:32", show_default=True, metavar="N,FIRST:LAST,...", help="Rank counts to prove.")
+@click.option(
+    "--ranks", metavar="N,FIRST:LAST,...", help=f"Rank counts to prove; default {DEFAULT_RANKS}, or those of FILE.json."
+)
 @click.option(
     "--buffered", type=click.IntRange(1), metavar="K", help="Refuse a FILE that deadlocks with K messages per link."
 )
@@ -252,7 +265,7 @@ def _print_layouts(ranks: Sequence[int]) -> None:
 @json_option()
 def verify(
     names: tuple[str, ...],
-    ranks: str,
+    ranks: str | None,
     buffered: int | None,
     json_file: str | None,
     schedule_options: ScheduleOptions,
@@ -260,8 +273,8 @@ def verify(
     """Prove plans: every contribution arrives exactly once, in a fixed order, and nothing can deadlock.
 
     Without a name all plans are proven; OP without ALGORITHM selects all algorithms of an operation; FILE.py:FUNCTION
-    is your own algorithm. Each plan is proven for every rank count in the range, with roots 0, 1, n/2 and n-1, in 1, 2,
-    3 and 8 chunks, and for uneven layouts of ranks on nodes.
+    is your own algorithm, FILE.json a plan for one number of ranks. Each plan is proven for every rank count in the
+    range, with roots 0, 1, n/2 and n-1, in 1, 2, 3 and 8 chunks, and for uneven layouts of ranks on nodes.
 
     SCHEDULE is a pipeline schedule such as 1f1b, or `schedules` for all of them; FILE.csv is a schedule in a format of
     torch.distributed.pipelining. A wrong schedule is refused with rank, action and reason.
@@ -280,9 +293,10 @@ def verify(
     _verify_algorithms(names, ranks, json_file)
 
 
-def _verify_algorithms(names: Sequence[str], ranks: str, json_file: str | None) -> None:
+def _verify_algorithms(names: Sequence[str], ranks: str | None, json_file: str | None) -> None:
     """Prove the plans of algorithms, print them, and raise HpccollError if one is wrong."""
-    algorithms, counts = resolve_algorithms(names), parse_rank_counts(ranks)
+    algorithms = resolve_algorithms(names)
+    counts = parse_rank_counts(ranks or _default_rank_count(algorithms))
     if not is_printing_rank():
         return
     results: list[ProvenPlanRecord] = []

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hpccoll.cli.completion import complete_operations
+from hpccoll.cli.network_options import NETWORK_KINDS, is_machine_model, load_network
 from hpccoll.cli.output import STDOUT, is_printing_rank, json_option, print_text
 from hpccoll.cli.run_record import write_serial_records
 from hpccoll.errors import UnavailableError, UsageError
@@ -27,6 +28,7 @@ LIBRARY_NAME = "the MPI library's own collective"
 # The sources of a selection, and what `which` prints about them.
 SOURCES = {
     "table": "times that hpccoll tune measured here",
+    "links": "rates of links that hpccoll preflight --save or hpccoll tune measured",
     "rules": "the fixed rules of hpccoll, which rest on measurements of its developers on other machines",
     "model": "the cost model: the smallest sum of latency and transfer times",
 }
@@ -56,6 +58,7 @@ class _Question:
     "--buffer", type=click.Choice([kind.value for kind in BufferKind]), default="host", show_default=True,
     help="Kind of memory.",
 )  # fmt: skip
+@click.option("--machine", metavar=NETWORK_KINDS, help="A network: print its optimum, too.")
 @json_option()
 def which(
     op: str,
@@ -65,12 +68,14 @@ def which(
     dtype: str,
     redop: str,
     buffer: str,
+    machine: str | None,
     json_file: str | None,
 ) -> None:
     """Print the algorithm that `auto` runs for an operation and message size, and why; nothing is measured.
 
     SIZE is the message size as in `hpccoll bench`: 8, 64K, 1.5M. Where there is a block per rank, as in all_gather, it
-    counts all blocks together.
+    counts all blocks together. With --machine, the optimum of the operation on a network is printed, and for a machine
+    model the share of it that the algorithm reaches in simulation.
     """
     count = ranks or os.cpu_count() or 1
     if count % nodes:
@@ -82,9 +87,10 @@ def which(
     if not is_printing_rank():
         return
     selection, refusal, place = _answer(question)
+    optimum = "" if machine is None else _describe_optimum(question, selection, machine)
     write_serial_records(json_file, [_make_record(question, selection)])
     if json_file != STDOUT:
-        print_text(_format_answer(question, selection, refusal, place))
+        print_text(_format_answer(question, selection, refusal, place, optimum))
 
 
 def _answer(question: _Question) -> tuple[Selection, str, str]:
@@ -156,7 +162,27 @@ def _make_record(question: _Question, selection: Selection) -> SelectionRecord:
     )
 
 
-def _format_answer(question: _Question, selection: Selection, refusal: str, place: str) -> str:
+def _describe_optimum(question: _Question, selection: Selection, name: str) -> str:
+    """Return the optimum of the call on the network `name`, and the predicted share of it on a machine model."""
+    from hpccoll.predict.forecast import can_run_on, forecast
+    from hpccoll.predict.machine_catalogue import load_machine
+    from hpccoll.synthesis import compute_optimum
+
+    operation, nbytes, ranks = question.operation, question.nbytes, question.ranks
+    network = load_network(name, ranks, question.nodes)
+    optimum, algorithm = compute_optimum(network, operation), selection.algorithm
+    least = f"at least {optimum.compute_seconds(nbytes) * 1e6:.4g} us"
+    if is_machine_model(name) and algorithm is not None and nbytes:
+        machine = load_machine(name).with_ranks_per_node(ranks // question.nodes)
+        if can_run_on(algorithm, ranks, machine):
+            seconds = forecast(algorithm, ranks, machine, nbytes, chunks=selection.chunks).seconds
+            return f"{least}; {algorithm.name} takes {seconds * 1e6:.4g} us there in simulation: " + (
+                optimum.describe_share(seconds, nbytes)
+            )
+    return f"{least} on {network.name}, set by {optimum.binding}"
+
+
+def _format_answer(question: _Question, selection: Selection, refusal: str, place: str, optimum: str) -> str:
     """Return the answer as lines of text: the call and its algorithm, the reason, and the next command."""
     operation, ranks = question.operation, question.ranks
     what = [operation.value, "" if operation is Operation.BARRIER else f"of {format_size(question.nbytes)}"]
@@ -169,6 +195,8 @@ def _format_answer(question: _Question, selection: Selection, refusal: str, plac
         f"why     {SOURCES[selection.source]}{f': {selection.why}' if selection.source == 'table' else ''}",
         f"table   {place}",
     ]
+    if optimum:
+        lines.append(f"optimum {optimum}")
     if refusal:
         lines.append(f"not mpi {refusal}")
     measure = f"mpirun -n {ranks} hpccoll bench {operation.value}"

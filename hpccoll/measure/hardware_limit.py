@@ -7,7 +7,8 @@ the limit is the time in which every node sends a message to the next node and r
 scaled to the bytes that a node has to send.
 
 The terminal, the report and `hpccoll simulate --machine fit:FILE` state the same lower bound: that of
-`compute_lower_bounds`, which takes the measured limit where it applies, and otherwise a machine model's bounds.
+`compute_lower_bounds`, which takes the optimum of a known network, or the measured limit where it applies, and
+otherwise a machine model's bounds.
 """
 
 from __future__ import annotations
@@ -18,19 +19,23 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from hpccoll.measure.bandwidth import get_busbw_factor
 from hpccoll.plan import Machine, Operation
 from hpccoll.plan.simulation import compute_bounds
 from hpccoll.plan.simulation.bounds import Bounds
+from hpccoll.records import CollectiveRecord
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
     from hpccoll.runtime.job import RankLayout
+    from hpccoll.synthesis import Network, Optimum
 
 ITERATIONS = 5
 MOST_BYTES = 64 * 2**20
+UNEQUAL_RATIO = 1.5  # of the slowest node's time of the exchange to that of the fastest
 LEAST_LIMITED = 2**20  # bytes; shorter messages are limited by latency and caches
 
 
@@ -41,30 +46,64 @@ class HardwareLimit:
     us: float
     nbytes: int
     nodes: int
+    unequal: bool = False  # whether some nodes exchange much faster than others
 
     @classmethod
     def from_run(cls, run: Mapping[str, Any]) -> HardwareLimit | None:
         """Return the limit in a record of kind `run`; None if it has none."""
         us, nbytes = run.get("limit_us"), run.get("limit_nbytes")
-        return cls(float(us), int(nbytes), int(run.get("nodes") or 1)) if us and nbytes else None
+        if not us or not nbytes:
+            return None
+        return cls(float(us), int(nbytes), int(run.get("nodes") or 1), bool(run.get("limit_unequal")))
 
     def compute_us(self, operation: Operation, nbytes: int, ranks: int) -> float:
         """Return the shortest time in microseconds of an operation on a message of `nbytes` (nccl-tests' S)."""
-        return self.us * nbytes / self.nbytes * _get_share(operation, ranks, self.nodes)
+        share = _get_share(operation, ranks, self.nodes)
+        if self.unequal and operation is Operation.ALL_REDUCE:
+            share = 1.0  # only the slowest link needs the measured time, and it carries each byte once at least
+        return self.us * nbytes / self.nbytes * share
 
 
 def compute_lower_bounds(
-    operation: Operation, nbytes: int, ranks: int, limit: HardwareLimit | None, machine: Machine | None = None
+    operation: Operation,
+    nbytes: int,
+    ranks: int,
+    limit: HardwareLimit | None,
+    machine: Machine | None = None,
+    optimum: Optimum | None = None,
 ) -> Bounds:
     """Return the lower bounds of an operation on a message of `nbytes` (nccl-tests' S); 0 where they are unknown.
 
-    From LEAST_LIMITED bytes on, the bandwidth bound is that of `limit`, a measurement of this machine and number of
-    ranks, and there is no latency bound. Otherwise both bounds are those of `machine`.
+    If the optimum of the network is known, it is the bandwidth bound. From LEAST_LIMITED bytes on, the bandwidth bound
+    is that of `limit`, a measurement of this machine and number of ranks, and there is no latency bound. Otherwise both
+    bounds are those of `machine`.
     """
+    if optimum is not None:
+        latency_s = 0.0 if machine is None else compute_bounds(operation, ranks, machine, nbytes).latency_s
+        return Bounds(latency_s, optimum.compute_seconds(nbytes), optimum.binding)
     shortest_us = 0.0 if limit is None or nbytes < LEAST_LIMITED else limit.compute_us(operation, nbytes, ranks)
     if shortest_us:
         return Bounds(0.0, shortest_us * 1e-6)
     return Bounds(0.0, 0.0) if machine is None else compute_bounds(operation, ranks, machine, nbytes)
+
+
+def find_network_optimum(record: CollectiveRecord, network: Network) -> Optimum | None:
+    """Return the optimum of a measured operation on a network; None if it is unknown."""
+    from hpccoll.synthesis import compute_optimum
+    from hpccoll.synthesis.optimum import RULED
+
+    ruled = {operation.value: operation for operation in RULED}
+    if record.op not in ruled or network.ranks < 2:
+        return None
+    return compute_optimum(network, ruled[record.op], record.root or 0)
+
+
+def set_bound(record: CollectiveRecord, network: Network) -> CollectiveRecord:
+    """Return a record of `bench` with the optimum of the network as its bound."""
+    optimum = find_network_optimum(record, network)
+    if optimum is None:
+        return record
+    return replace(record, bound_us=optimum.compute_seconds(record.nbytes) * 1e6, binding=optimum.binding)
 
 
 def _get_share(operation: Operation, ranks: int, nodes: int) -> float:
@@ -97,7 +136,7 @@ def measure_hardware_limit(comm: MPI.Intracomm, layout: RankLayout, nbytes: int)
     source, target = np.ones(size, np.uint8), np.ones(size, np.uint8)
     leaders = [members[0] for members in layout.members]
     place = leaders.index(comm.rank) if comm.rank in leaders else None
-    samples = []
+    samples, unequal = [], []
     for _ in range(ITERATIONS + 1):
         comm.Barrier()
         begin = time.perf_counter()
@@ -106,8 +145,11 @@ def measure_hardware_limit(comm: MPI.Intracomm, layout: RankLayout, nbytes: int)
         elif place is not None:
             after, before = leaders[(place + 1) % len(leaders)], leaders[place - 1]
             comm.Sendrecv(source, after, recvbuf=target, source=before)
-        samples.append(_compute_duration(comm.allgather((begin, time.perf_counter())), layout.nodes))
-    return HardwareLimit(min(samples[1:]) * 1e6, size, layout.nodes)
+        spans = comm.allgather((begin, time.perf_counter()))
+        samples.append(_compute_duration(spans, layout.nodes))
+        durations = [spans[leader][1] - spans[leader][0] for leader in leaders]
+        unequal.append(layout.nodes > 1 and max(durations) > UNEQUAL_RATIO * min(durations))
+    return HardwareLimit(min(samples[1:]) * 1e6, size, layout.nodes, any(unequal[1:]))
 
 
 def _compute_duration(spans: Sequence[tuple[float, float]], nodes: int) -> float:

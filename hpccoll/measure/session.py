@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace as replace_fields
 
 from hpccoll.algorithms import list_algorithm_names
+from hpccoll.algorithms.registry import RATES_MARK
 from hpccoll.measure.bandwidth import compute_count, compute_message_bytes
 from hpccoll.measure.buffers import PreallocatedModule
 from hpccoll.measure.contenders import AUTO, OWN, prepare_contenders
@@ -60,6 +61,7 @@ class BenchmarkConfig:
             wanted |= set(shortlist_algorithms(task.operation, BufferKind(self.buffer), nbytes, task.ranks, self.nodes))
         known = list_algorithm_names(task.operation)
         named = [name for name in known if ALL in wanted or name in wanted]
+        named += sorted(name for name in wanted if RATES_MARK in name and name.partition(RATES_MARK)[0] in known)
         return [*named, *(name for name in (MPI_LIBRARY, AUTO) if name in wanted)]
 
     def max_buffer_bytes(self, ranks: int) -> int:

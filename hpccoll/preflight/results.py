@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
+from hpccoll.errors import UsageError
 from hpccoll.preflight.link_benchmark import LinkSample
 from hpccoll.preflight.node_benchmark import NodeSpeed
 from hpccoll.records import PreflightNodeRecord, PreflightPairRecord
@@ -76,6 +77,22 @@ class PreflightResults:
         if not samples:
             return None
         return NodeSpeed(median(s.copy_bytes_per_s for s in samples), median(s.operations_per_s for s in samples))
+
+    def compute_link_rates(self) -> dict[str, tuple[float, float]]:
+        """Return the GB/s of each node's uplink and downlink: the fastest of its pairs, of which none may be broken.
+
+        Raises UsageError if a pair is broken or was not measured.
+        """
+        up: dict[int, float] = {}
+        down: dict[int, float] = {}
+        for link in self.iter_directed_links():
+            if link.bytes_per_s is None:
+                ends = f"{self.nodes[link.source]} and {self.nodes[link.destination]}"
+                raise UsageError(f"the link between {ends} is broken; no rates are saved until it works")
+            rate = link.bytes_per_s / GB
+            up[link.source] = max(up.get(link.source, 0.0), rate)
+            down[link.destination] = max(down.get(link.destination, 0.0), rate)
+        return {self.nodes[node]: (up[node], down[node]) for node in up if node in down}
 
     def make_node_record(self, node: int) -> dict[str, Any]:
         """Return the record of kind `preflight_node` of a node."""

@@ -116,7 +116,7 @@ class CollectiveRecord(CollectiveCase, frozen=True):
     algbw: Annotated[Amount, about("nbytes over the median time.")] = field(name="algbw_GBps")
     busbw: Annotated[Amount, about("algbw_GBps times nccl-tests' factor of the operation.")] = field(name="busbw_GBps")
     wrong: Annotated[Natural | None, about("Number of wrong elements; null if the results were not checked.")]
-    bound_us: Annotated[Amount | None, about("A machine model's lower bound on the time; null without a model.")]
+    bound_us: Annotated[Amount | None, about("Optimum of the network of the ranks; null if it is unknown.")]
     samples_us: Annotated[
         tuple[Amount, ...], Meta(min_length=1), about("Time of each iteration, maximum over ranks, in order.")
     ]
@@ -134,6 +134,7 @@ class CollectiveRecord(CollectiveCase, frozen=True):
     clock_residual_us: Annotated[
         Amount | None, about("Largest measured error of any rank's clock after the iterations; null without a clock.")
     ] = None
+    binding: Annotated[str | None, about("Links that cause bound_us.")] = None
 
 
 class BenchSummaryRecord(Record, frozen=True, kw_only=True):

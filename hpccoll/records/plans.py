@@ -69,6 +69,7 @@ class SimulatedPlanRecord(Record, frozen=True):
     between: Annotated[Amount, about("Bytes sent across nodes, by all ranks.")]
     critical_path: CriticalPathEntry | None
     fit: FitErrors | None
+    binding: Annotated[str | None, about("Links that cause bandwidth_bound_us; null if unknown.")] = None
 
 
 class ProvenPlanRecord(Record, frozen=True):
@@ -97,7 +98,7 @@ class PublishedScheduleRecord(Record, frozen=True):
     kind: ClassVar[str] = "published_schedule"
 
     command: Literal["verify"]
-    file: str
+    file: Annotated[str, about("Path of the schedule's file.")]
     proven: bool
     failure: Annotated[str | None, about("Rank, step and reason; null if the schedule is proven.")]
     tool: Annotated[str | None, about("The format: MSCCL, MSCCL++, TE-CCL or TACCL; null if the file is refused.")]
@@ -162,7 +163,7 @@ class SelectionRecord(Record, frozen=True):
     algorithm: Annotated[str, about("`mpi` is the MPI library's own collective.")]
     chunks: Positive
     source: Annotated[
-        Literal["table", "rules", "model"],
-        about("The table of `hpccoll tune`, the fixed rules, or the cost model."),
+        Literal["table", "links", "rules", "model"],
+        about("The table of `hpccoll tune`, measured rates of links, the fixed rules, or the cost model."),
     ]
     why: Annotated[str, about("The reason in words, such as the measured times.")]

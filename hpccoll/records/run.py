@@ -83,6 +83,9 @@ class RunRecord(Record, frozen=True, kw_only=True):
         about("Shortest time in which the ranks of one node all copied limit_nbytes bytes, or nodes exchanged them."),
     ] = None
     limit_nbytes: Annotated[Natural | None, about("null if no limit was measured.")] = None
+    limit_unequal: Annotated[
+        bool | None, about("Whether some nodes exchanged limit_nbytes bytes much faster; null if unknown.")
+    ] = None
     commit: str | None
     start_time: Annotated[str, Meta(extra_json_schema={"format": "date-time"})]
 

@@ -3,8 +3,8 @@
 For messages from 1 MiB on, the bound is that of the limit that `hpccoll bench` measured, as in its verdict. For shorter
 messages, it is that of a machine model fitted per job (predict/fit.py): alpha, beta and gamma such that simulated times
 are closest to the measured times. A bound from a fitted model compares an operation with the best performance seen on
-this machine, not with the hardware's data sheet. A model of --machine replaces both. A bound in a result record takes
-precedence.
+this machine, not with the hardware's data sheet. A model or network of --machine replaces both. A bound in a result
+record takes precedence.
 
 The bounds assume message passing. Ranks that access shared memory directly may be faster than the bound.
 """
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from hpccoll.errors import HpccollError
-from hpccoll.measure.hardware_limit import HardwareLimit, compute_lower_bounds
+from hpccoll.measure.hardware_limit import HardwareLimit, compute_lower_bounds, find_network_optimum
 from hpccoll.plan import Link, Machine, Operation
 from hpccoll.plan.simulation import compute_bounds
 from hpccoll.predict.fit import MAX_ERROR, MachineFit, MeasuredRow, fit_machine
@@ -26,6 +26,8 @@ from hpccoll.report.curves import CurveGroup
 from hpccoll.report.load import RunMeasurement
 from hpccoll.report.number_format import format_bytes_per_s, format_seconds
 from hpccoll.selection import BufferKind
+from hpccoll.synthesis import Network, Optimum, make_machine_network
+from hpccoll.synthesis.machine_network import MOST_RANKS
 from hpccoll.units import format_size
 
 JobSize: TypeAlias = tuple[int, int]  # ranks, nodes
@@ -61,11 +63,15 @@ class JobModel:
 
 @dataclass(frozen=True, slots=True)
 class BoundModels:
-    """The machine model and the measured limit of each job; `missing` has a message for each job without a model."""
+    """The machine model, the measured limit and the network of each job, as far as they are known.
+
+    `missing` has a message for each job without a model.
+    """
 
     by_job: Mapping[JobSize, JobModel] = field(default_factory=dict)
     missing: tuple[str, ...] = ()
     limits: Mapping[JobSize, HardwareLimit] = field(default_factory=dict)
+    networks: Mapping[JobSize, Network] = field(default_factory=dict)
 
     def compute_bound_s(self, record: CollectiveRecord) -> float | None:
         """Return the bound in the record, else that of the job's limit or model; None if all are unknown or 0."""
@@ -75,14 +81,30 @@ class BoundModels:
         model, limit = self.by_job.get(job), None if record.buffer == BufferKind.CUDA else self.limits.get(job)
         if record.op not in [operation.value for operation in Operation]:
             return None
-        machine = None if model is None else model.machine
-        return compute_lower_bounds(Operation(record.op), record.nbytes, record.ranks, limit, machine).seconds or None
+        machine, optimum = None if model is None else model.machine, self.find_optimum(record)
+        bounds = compute_lower_bounds(Operation(record.op), record.nbytes, record.ranks, limit, machine, optimum)
+        return bounds.seconds or None
+
+    def find_optimum(self, record: CollectiveRecord) -> Optimum | None:
+        """Return the optimum of the operation on the network of the job; None if the network is unknown."""
+        network = self.networks.get((record.ranks, record.nodes))
+        return None if network is None else find_network_optimum(record, network)
+
+    def describe_share(self, record: CollectiveRecord) -> str:
+        """Return in words how near a record comes to the optimum of its network; empty if that is unknown."""
+        if record.bound_us and record.binding:
+            share = 100 * record.bound_us / record.time_us.p50
+            return f"{share:.3g} % of the lower bound of this network, set by {record.binding}"
+        optimum = self.find_optimum(record) if record.bound_us is None and record.nbytes else None
+        return "" if optimum is None else optimum.describe_share(record.time_us.p50 * 1e-6, record.nbytes)
 
 
 def use_named_machine(jobs: Iterable[JobSize], machine: Machine) -> BoundModels:
     """Return one copy of the machine model `machine` per job, changed to the job's number of ranks per node."""
     per_node = {(ranks, nodes): -(-ranks // nodes) for ranks, nodes in jobs}
-    return BoundModels({job: JobModel(machine.with_ranks_per_node(n), machine.name) for job, n in per_node.items()})
+    models = {job: JobModel(machine.with_ranks_per_node(n), machine.name) for job, n in per_node.items()}
+    small = {job: model.machine for job, model in models.items() if job[0] <= MOST_RANKS}
+    return BoundModels(models, networks={job: make_machine_network(each, job[0]) for job, each in small.items()})
 
 
 def fit_machines(

@@ -67,10 +67,18 @@ def _build_section(
         ),
         tuple(folded),
         "Out of place" if folded else "",
+        notes=_describe_optimum(first, models),
         side_table=_build_fastest_table(first, models),
         short_title=f"{first.setting.op}, {ranks} rank{'s' * (ranks > 1)}"
         + (f" on {nodes} nodes" if nodes > 1 else ""),
     )
+
+
+def _describe_optimum(group: CurveGroup, models: BoundModels) -> tuple[str, ...]:
+    """Return a sentence on how near the fastest of the largest size comes to the optimum of the network, if known."""
+    case = max(group.cases, key=lambda case: case.nbytes)
+    share = "" if case.fastest is None else models.describe_share(case.records[case.fastest])
+    return (f"{format_size(case.nbytes)}: {case.fastest.label} reaches {share}.",) if share and case.fastest else ()
 
 
 def _build_panels(element_id: str, group: CurveGroup, styles: LineStyles, models: BoundModels) -> list[FigurePanel]:

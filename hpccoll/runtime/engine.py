@@ -32,7 +32,7 @@ from hpccoll.runtime.call_cache import CallCache, PlanStart, Request
 from hpccoll.runtime.call_selector import CallSelector
 from hpccoll.runtime.collective_call import CollectiveCall, as_unowned, describe_call
 from hpccoll.runtime.executable import Executable
-from hpccoll.runtime.job import detect_layout, get_mpi_library, list_world_ranks
+from hpccoll.runtime.job import RankLayout, detect_layout, get_mpi_library, list_world_ranks
 from hpccoll.runtime.library_call import LibraryCall
 from hpccoll.runtime.messages.mpi_collectives import MpiCollectives
 from hpccoll.runtime.messages.mpi_functions import get_mpi_functions
@@ -45,6 +45,7 @@ from hpccoll.runtime.recorder.flight_recorder import get_recorder
 from hpccoll.runtime.started_operations import StartedOperations
 from hpccoll.runtime.work import MpiTransfer, explain_mpi_error
 from hpccoll.selection import Selection, Selector
+from hpccoll.selection.link_rates import load_relative_rates
 from hpccoll.selection.selector import make_selection_log
 from hpccoll.selection.tuning_files import describe_site, load_tuning_table
 from hpccoll.selection.tuning_table import TuningTable
@@ -59,6 +60,16 @@ FIRST_ASYNC_TAG: Final = 2
 ASYNC_TAGS: Final = 4096
 PROGRAMS: Final = 256
 DEVICE_EXECUTABLES: Final = 256
+
+
+def _load_measurements(layout: RankLayout, *, whole_job: bool) -> tuple[TuningTable | None, tuple[int, ...] | None]:
+    """Return the tuning table and the relative rates of the nodes' links, each None if it was not measured.
+
+    Rank 0 alone calls this function, because all ranks must use the same ones.
+    """
+    site = describe_site(get_mpi_library(), layout.ranks_per_node, oversubscribed=layout.oversubscribed)
+    hosts = [layout.hosts[members[0]] for members in layout.members]
+    return load_tuning_table(site, whole_job=whole_job), load_relative_rates(hosts)
 
 
 class Engine:
@@ -87,14 +98,12 @@ class Engine:
         self._context = Context(
             comm, self.node, self.progress, self.state, ScratchPool(), lower_cached, takes_device_memory
         )
-        tuning: TuningTable | None = None
-        if self.rank == 0:  # all ranks must use the same table
-            site = describe_site(get_mpi_library(), layout.ranks_per_node, oversubscribed=layout.oversubscribed)
-            tuning = load_tuning_table(site, whole_job=comm.size == MPI.COMM_WORLD.size)
-        tuning, number = comm.bcast((tuning, self.state.recorder.make_communicator_id()))  # those of rank 0
+        whole_job = comm.size == MPI.COMM_WORLD.size
+        tuning, rates = _load_measurements(layout, whole_job=whole_job) if self.rank == 0 else (None, None)
+        tuning, rates, number = comm.bcast((tuning, rates, self.state.recorder.make_communicator_id()))  # of rank 0
         self.state.open(number, comm.rank, comm.size, world_ranks, name)
         self.processes = dict(zip(world_ranks or (), layout.processes, strict=False))  # by rank in MPI.COMM_WORLD
-        selector = Selector(comm.size, layout.nodes, tuning, mixed_forms=mixed_forms)
+        selector = Selector(comm.size, layout.nodes, tuning, mixed_forms=mixed_forms, rates=rates)
         self.call_selector = CallSelector(self.size, self.nodes, self.node, self.library, selector, mixed_forms)
         self.call_selector.log = make_selection_log(comm.rank, comm.size)
         self.select, self.buffer_kind = self.call_selector.select, self.call_selector.buffer_kind

@@ -9,16 +9,21 @@ from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
 from hpccoll.algorithms import Algorithm, get_algorithm, list_algorithm_names
+from hpccoll.algorithms.registry import RATES_MARK
 from hpccoll.plan import Operation
 from hpccoll.selection.cost_model import choose_chunk_count, find_fastest_algorithm
 from hpccoll.selection.rules import find_rule_candidates
 from hpccoll.selection.tuning_table import MPI_LIBRARY, BufferKind, MeasuredWinner, TuningTable
-from hpccoll.units import format_size
+from hpccoll.units import KiB, format_size
 
 LOG_VARIABLE = "HPCCOLL_LOG"
 SHARED_MEMORY_PLANS = "shared_two_shot", "shared"  # the names of each operation's fastest plan for long messages
 COST_MODEL: Final = "cost model"  # reasons of selections, or their beginning
 MEASURED: Final = "measured"
+WRITERS: Final = "measured by hpccoll preflight --save or hpccoll tune"
+UNEQUAL_LINKS: Final = "links of unequal rates"
+LEAST_WEIGHTED = 512 * KiB  # bytes of an all_reduce; shorter messages are limited by latency
+LEAST_GAIN = 1.1  # of a weighted all_reduce over a ring, by their bytes on the slowest link
 LEADING_BITS = 3  # sizes that agree in their leading three bits share one selection
 
 
@@ -31,10 +36,12 @@ class Selection:
     why: str
 
     @property
-    def source(self) -> Literal["table", "rules", "model"]:
-        """What the selection rests on: the tuning table, the fixed rules or the cost model."""
+    def source(self) -> Literal["table", "links", "rules", "model"]:
+        """What the selection rests on: the tuning table, rates of links, the fixed rules or the cost model."""
         if self.why == COST_MODEL:
             return "model"
+        if self.why.startswith(UNEQUAL_LINKS):
+            return "links"
         return "table" if self.why.startswith(MEASURED) else "rules"
 
     @property
@@ -62,10 +69,20 @@ class Selector:
     algorithms. Message sizes whose leading three bits agree share one selection, made for the smallest of them. A
     repeated selection takes 0.5 us. `mixed_forms` states that blocking calls may meet asynchronous calls. Plans of
     messages are then prepared anew in every call, which takes 80 us; on one node, `auto` avoids such plans.
+    `rates` are the relative rates of the nodes' links if they differ; a long all_reduce is then weighted by them.
     """
 
-    def __init__(self, ranks: int, nodes: int, table: TuningTable | None = None, *, mixed_forms: bool = False) -> None:
+    def __init__(
+        self,
+        ranks: int,
+        nodes: int,
+        table: TuningTable | None = None,
+        *,
+        mixed_forms: bool = False,
+        rates: tuple[int, ...] | None = None,
+    ) -> None:
         self._ranks, self._nodes, self._table, self._mixed_forms = ranks, nodes, table, mixed_forms
+        self._rates = rates if rates is not None and compute_weighted_gain(rates) >= LEAST_GAIN else None
         self._selections: dict[SelectionKey, Selection] = {}
 
     def select(self, key: SelectionKey) -> Selection:
@@ -79,6 +96,9 @@ class Selector:
         """Return a selection from the table, the rules or the cost model; the cache is not used."""
         operation, nbytes, shared = key.operation, key.nbytes, key.shared
         allowed = self._list_allowed(operation, library=key.library, shared=shared)
+        if self._rates and shared and operation is Operation.ALL_REDUCE and nbytes >= LEAST_WEIGHTED:
+            name = f"hierarchical_weighted{RATES_MARK}{':'.join(map(str, self._rates))}"
+            return self._make_selection(operation, name, nbytes, f"{UNEQUAL_LINKS}, {WRITERS}")
         if self._table is not None:
             winner = self._table.find_winner(operation, key.itemsize, key.buffer, nbytes, allowed)
             if winner is not None:
@@ -119,6 +139,12 @@ class Selector:
             return Selection(None, 1, why)
         algorithm = get_algorithm(operation, name)
         return Selection(algorithm, choose_chunk_count(algorithm, self._ranks, nbytes), why)
+
+
+def compute_weighted_gain(rates: tuple[int, ...]) -> float:
+    """Return the time of a ring on the slowest link, divided by that of a weighted all_reduce."""
+    n, slowest = len(rates), min(rates)
+    return 2 * (n - 1) / n / slowest / max(1 / slowest, 2 * (n - 1) / sum(rates))
 
 
 def _format_reason(winner: MeasuredWinner, nbytes: int) -> str:

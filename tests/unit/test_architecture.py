@@ -48,6 +48,7 @@ FLOORS = {
     "parallel": 6,
     "predict": 6,
     "preflight": 6,
+    "synthesis": 6,
     "torch": 6,
     "torch_autoload": 7,
     "sizing": 7,

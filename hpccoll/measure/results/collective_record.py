@@ -62,7 +62,7 @@ def read_collective_record(line: Mapping[str, Any], location: str) -> Collective
     made = make_collective_record(
         record, record.samples_us, record.stop, record.wrong, record.staging, record.stream_us, record.selected
     )
-    kept = {name: getattr(record, name) for name in ("bound_us", "start", "discarded", "clock_residual_us")}
+    kept = {name: getattr(record, name) for name in ("bound_us", "binding", "start", "discarded", "clock_residual_us")}
     return replace(made, **kept)
 
 

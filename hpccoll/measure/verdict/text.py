@@ -6,11 +6,12 @@ import re
 import textwrap
 from collections.abc import Iterator, Sequence
 from itertools import groupby
+from typing import TYPE_CHECKING
 
 from hpccoll.measure.bandwidth import find_timed_operation
 from hpccoll.measure.contenders import OWN
 from hpccoll.measure.display.table import PLACES, format_ratio, format_title
-from hpccoll.measure.hardware_limit import LEAST_LIMITED, HardwareLimit, compute_lower_bounds
+from hpccoll.measure.hardware_limit import LEAST_LIMITED, HardwareLimit, compute_lower_bounds, find_network_optimum
 from hpccoll.measure.results.measured_case import REFERENCE, MeasuredCase, get_choice, get_table
 from hpccoll.measure.verdict.size_ranges import FastestRange, find_fastest_ranges
 from hpccoll.measure.verdict.trust import RunConditions, describe_trust, is_uncertain
@@ -20,6 +21,9 @@ from hpccoll.selection.tuning_table import TIE_RATIO
 from hpccoll.statistics import MAX_UNCERTAINTY
 from hpccoll.text_table import TextColumn, format_table, lay_out_table
 from hpccoll.units import format_size
+
+if TYPE_CHECKING:
+    from hpccoll.synthesis import Network
 
 DEFAULT_WIDTH = 120
 UNCERTAIN = "~"  # before uncertain times
@@ -41,7 +45,7 @@ def format_verdict(cases: Sequence[MeasuredCase], conditions: RunConditions, wid
         table = _format_sizes(members, conditions, width)
         lines += [*[""] * bool(lines), *table, *_format_ranges(members, fill)]
     lines += _wrap("auto", describe_auto(cases), fill)
-    lines += _wrap("limit", describe_limit(cases, conditions.limit), fill)
+    lines += _wrap("limit", describe_limit(cases, conditions.limit, conditions.network), fill)
     for at, finding in enumerate(describe_trust(cases, conditions)):
         lines += _wrap("" if at else "trust", finding, fill)
     for command in list_next_commands(cases, conditions):
@@ -274,20 +278,28 @@ def _describe_slower_auto(case: MeasuredCase) -> str:
     return f"{name}: {case.auto_ratio:.2f}x the time of {fastest}"
 
 
-def describe_limit(cases: Sequence[MeasuredCase], limit: HardwareLimit | None) -> str:
-    """Return a sentence that compares the fastest at the largest size with the lower bound of memory or links."""
+def describe_limit(cases: Sequence[MeasuredCase], limit: HardwareLimit | None, network: Network | None = None) -> str:
+    """Return a sentence that compares the fastest at the largest size with the bound of memory, links or a network."""
     timed = [case for case in cases if case.fastest_record is not None and case.nbytes >= LEAST_LIMITED]
-    if limit is None or not timed:
+    if (limit is None and network is None) or not timed:
         return ""
     last = max(timed, key=lambda case: (case.nbytes, -case.fastest_record.time_us.p50 if case.fastest_record else 0.0))
     operation = find_timed_operation(last.setting.op)
     if last.fastest_record is None or not isinstance(operation, Operation):
         return ""
-    shortest = compute_lower_bounds(operation, last.nbytes, last.setting.ranks, limit).seconds * 1e6
+    subject = f" of {last.setting.op}" if len({case.setting.op for case in cases}) > 1 else ""
+    optimum = None if network is None else find_network_optimum(last.fastest_record, network)
+    shortest = compute_lower_bounds(operation, last.nbytes, last.setting.ranks, limit, None, optimum).seconds * 1e6
     if not shortest:
         return ""
+    if optimum is not None:
+        share = optimum.describe_share(last.fastest_record.time_us.p50 * 1e-6, last.nbytes)
+        return (
+            f"lower bound{subject} for {format_size(last.nbytes)}: {format_us(shortest)}; the fastest reaches {share}"
+        )
+    if limit is None:
+        return ""
     factor = last.fastest_record.time_us.p50 / shortest
-    subject = f" of {last.setting.op}" if len({case.setting.op for case in cases}) > 1 else ""
     return (
         f"lower bound{subject}: {_describe_bound(operation, last, limit)}: {format_us(shortest)}; "
         f"the fastest takes {factor:.2g} times that ({100 / factor:.0f} % of its speed)"
@@ -298,6 +310,8 @@ def _describe_bound(operation: Operation, case: MeasuredCase, limit: HardwareLim
     """Return the least data that must be moved, and the measured speed at which memory or links move it."""
     ranks, size = case.setting.ranks, format_size(case.nbytes)
     gigabytes = limit.nbytes / limit.us / 1e3 if limit.us else 0.0
+    if limit.nodes > 1 and limit.unequal and operation is Operation.ALL_REDUCE:
+        return f"the node with the slowest link sends {size} once (measured here: {gigabytes:.3g} GB/s)"
     if limit.nodes > 1:
         return f"each node sends its share of {size} once (exchange measured here: {gigabytes:.3g} GB/s)"
     copied = f"(copies measured here: {2 * ranks * gigabytes:.3g} GB/s)"

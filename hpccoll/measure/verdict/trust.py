@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from hpccoll.measure.core_share import is_shared
 from hpccoll.measure.hardware_limit import HardwareLimit
@@ -12,6 +13,9 @@ from hpccoll.measure.results.measured_case import MeasuredCase, get_choice
 from hpccoll.records import CollectiveRecord, StartMethod
 from hpccoll.statistics import MAX_UNCERTAINTY, is_interval_full
 from hpccoll.units import format_count
+
+if TYPE_CHECKING:
+    from hpccoll.synthesis import Network
 
 MAX_UNCERTAIN = 0.5  # fraction of uncertain medians above which a benchmark says little
 
@@ -29,6 +33,7 @@ class RunConditions:
         unavailable: sentences about engines that could not be started.
         stopped: whether the run ended before all cases were measured.
         limit: the measured speed of memory or links; None if it was not measured.
+        network: the network of --machine, whose optimum replaces the limit; None if it is not known.
         results: the result file; None if the results were not written.
         has_report: whether the caller makes a report of the result file.
         mpi_library: the MPI library's name and version; empty if unknown.
@@ -42,6 +47,7 @@ class RunConditions:
     unavailable: tuple[str, ...] = field(default_factory=tuple)
     stopped: bool = False
     limit: HardwareLimit | None = None
+    network: Network | None = None
     results: str | None = None
     has_report: bool = False
     mpi_library: str = ""

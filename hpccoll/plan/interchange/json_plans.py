@@ -108,29 +108,21 @@ def from_json(text: str, name: str = "the plan") -> Plan:
     algorithm = reader.string(algorithm, "algorithm", r"[\w.+-]{1,80}")
     root = reader.integer(root, "root", 0, n - 1 if operation.has_root else 0)
     listed = [reader.round(value, t, n, c) for t, value in enumerate(reader.items(rounds, "rounds"))]
-    messages, fences = [each for each, _ in listed], [each for _, each in listed]
-    return make_plan(operation, algorithm, n, root, c, messages, fences, reader.cost(cost))
+    make = make_listed_rounds(n, c, listed)
+    return Plan(operation, algorithm, n, root, make, reader.cost(cost))
 
 
-def make_plan(
-    operation: Operation,
-    algorithm: str,
-    ranks: int,
-    root: int,
-    chunks: int,
-    messages: Sequence[Sequence[PlanMessage]],
-    fences: Sequence[Sequence[FenceGroups]] | None = None,
-    cost: Cost | None = None,
-) -> Plan:
-    """Return the plan with the given messages in each round, and fences in each round, without proving it."""
-    fences = [[] for _ in messages] if fences is None else fences
-    builders = [_step_builders(*both) for both in zip(messages, fences, strict=True)]
+def make_listed_rounds(
+    n: int, chunks: int, listed: Sequence[tuple[Sequence[PlanMessage], Sequence[FenceGroups]]]
+) -> Callable[[IntArray], Rounds]:
+    """Return the function that makes the rounds of a plan (`Plan.make`) from the messages and fences of each round."""
+    builders = [_step_builders(messages, fences) for messages, fences in listed]
 
     def make(rank: IntArray) -> Rounds:
         """Return the rounds of the ranks in `rank`."""
-        return Rounds(len(builders), chunks, lambda t: [build(rank, ranks) for build in builders[t]])
+        return Rounds(len(builders), chunks, lambda t: [build(rank, n) for build in builders[t]])
 
-    return Plan(operation, algorithm, ranks, root, make, cost)
+    return make
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from hpccoll.errors import PlanError
-from hpccoll.plan.interchange.json_plans import make_plan
+from hpccoll.plan.interchange.json_plans import make_listed_rounds
 from hpccoll.plan.messages import PlanMessage
 from hpccoll.plan.operation import Operation
 from hpccoll.plan.plan import Plan
@@ -84,7 +84,8 @@ def convert_to_plan(program: BlockProgram, executed: Sequence[ExecutedStep]) -> 
             converter.apply(effect)
     rounds = converter.rounds.list_rounds()
     name = "".join(letter if letter.isalnum() or letter in "_.+-" else "-" for letter in program.name)[:80]
-    return make_plan(program.operation, name or "published", program.ranks, 0, program.plan_chunks, rounds)
+    make = make_listed_rounds(program.ranks, program.plan_chunks, [(messages, []) for messages in rounds])
+    return Plan(program.operation, name or "published", program.ranks, 0, make)
 
 
 def _count_pieces(program: BlockProgram) -> int:

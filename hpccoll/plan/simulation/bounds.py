@@ -23,10 +23,14 @@ from hpccoll.plan.simulation.machine import Machine
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Lower bounds in seconds, from the longest chain of messages and from the bytes through the busiest port."""
+    """Lower bounds in seconds, from the longest chain of messages and from the bytes through the busiest port.
+
+    `binding` names the links that cause the bandwidth bound; it is empty if they are unknown.
+    """
 
     latency_s: float
     bandwidth_s: float
+    binding: str = ""
 
     @property
     def seconds(self) -> float:

@@ -170,5 +170,5 @@ def test_a_built_in_algorithm_is_not_replaced(write):
 
 
 def test_references_are_told_from_names():
-    assert all(map(is_file_reference, ("a.py:f", "/x/a.py:f", "a.py")))
-    assert not any(map(is_file_reference, ("all_reduce/ring", "ring", "auto", "a.json")))
+    assert all(map(is_file_reference, ("a.py:f", "/x/a.py:f", "a.py", "a.json")))
+    assert not any(map(is_file_reference, ("all_reduce/ring", "ring", "auto", "weighted@4:1")))

@@ -142,7 +142,7 @@ def test_a_map_is_drawn(tmp_path):
         (["rings"], "unknown operation 'rings'"),
         (["--ranks", "0"], "--ranks '0': need whole numbers from 1 to"),
         (["--ranks", "-4"], "--ranks '-4': need whole numbers"),
-        (["--ranks", "99999999999"], "--ranks '99999999999': need whole numbers from 1 to 131072"),
+        (["--ranks", "99999999999"], "--ranks '99999999999': need whole numbers from 1 to 1048576"),
         (["--ranks", "4:8"], "--ranks '4:8': need whole numbers"),
         (["--size", "large"], "'large' is not a size"),
         (["--machine", "cray"], "unknown machine 'cray'"),

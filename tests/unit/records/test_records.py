@@ -67,7 +67,7 @@ def written(record):
 
 
 def test_a_collective_has_the_fields_of_the_contract_in_its_order():
-    later = ["staging", "stream_us", "selected", "start", "discarded", "clock_residual_us"]
+    later = ["staging", "stream_us", "selected", "start", "discarded", "clock_residual_us", "binding"]
     assert list(RECORD.as_dict()) == [*CONTRACT, *later]
     assert list(RECORD.as_dict()["time_us"]) == ["min", "p50", "p50_low", "p50_high", "p95", "p99", "max"]
 

@@ -1,0 +1,106 @@
+"""Weighted all-reduce for links of unequal rates: each rank owns a share of the message that fits the rate of its link.
+
+Every rank sends each share to its owner, which reduces it and sends the result to all ranks. A rank that owns the share
+w of n ranks' message of S bytes sends and receives S (1 + (n-2) w) bytes: its own data or the result once, and the
+traffic of its share. Ranks with faster links get larger shares, and ranks with slow links none, so that a slow link
+carries S bytes in each direction instead of the 2 (n-1)/n S of a ring. If the links have rates b, the shares are
+max(0, b t - 1) / (n-2) for the time t for which they add up to 1. This reaches the lower bound of all algorithms,
+max(S / least b, 2 (n-1) S / sum of b), when reducing and sending of results overlap: the message is cut into pieces,
+and while the owners send the result of one piece, they reduce the next. With equal links the shares are equal.
+
+`weighted@4:4:4:1` is the algorithm for four ranks of which the last has a link of a quarter of the rate of the others;
+`hierarchical_weighted@4:4:4:1` is the two-level algorithm for four such nodes. More ranks take the rates in turn;
+without rates, all links are equal. Owner r of a share reduces its own part first, then those of ranks r-1, r-2 and so
+on (mod n). Source: derived here; shares of a similar kind are in arXiv 2505.23523 and 2606.01680.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from functools import lru_cache
+from math import gcd
+
+import numpy as np
+
+from hpccoll.algorithms.registry import algorithm
+from hpccoll.algorithms.two_level_slices import all_reduce_across_nodes, all_reduce_across_nodes_cost
+from hpccoll.plan import Cost, Groups, IntArray, Move, Op, Operation, Rounds, Span
+
+_CHUNKS_PER_RANK = 32  # rounding shares to whole chunks adds up to 1/64 of the message to a link
+
+
+@lru_cache(maxsize=1024)
+def divide_by_rates(rates: tuple[int, ...], n: int) -> tuple[int, ...]:
+    """Return the number of chunks that each of n ranks owns, as small integers, by the rates of their links."""
+    own = [rates[rank % len(rates)] for rank in range(n)] if rates else [1] * n
+    if n <= 2 or min(own) == max(own):
+        return (1,) * n
+    level = _find_water_level(own)
+    shares = [max(Fraction(0), rate * level - 1) / (n - 2) for rate in own]
+    total = _CHUNKS_PER_RANK * n
+    chunks = [int(share * total) for share in shares]
+    by_remainder = sorted(range(n), key=lambda rank: chunks[rank] - shares[rank] * total)
+    for rank in by_remainder[: total - sum(chunks)]:
+        chunks[rank] += 1
+    common = gcd(*chunks)
+    return tuple(count // common for count in chunks)
+
+
+def _find_water_level(rates: list[int]) -> Fraction:
+    """Return the t for which max(0, b t - 1), added up over all rates b, is the number of rates minus 2."""
+    fastest, total = sorted(rates, reverse=True), 0
+    level = Fraction(0)
+    for count, rate in enumerate(fastest, 1):
+        if count > 1 and rate * level <= 1:
+            break  # this rate and all lower ones get no share
+        total += rate
+        level = Fraction(len(rates) - 2 + count, total)
+    return level
+
+
+def weighted_cost(n: int, chunks: int = 1, rates: tuple[int, ...] = ()) -> Cost:
+    """S bytes in k chunks take k + 1 steps; a rank with share w sends (1 + (n-2) w) S."""
+    if n == 1:
+        return Cost(0, Fraction(0), Fraction(0))
+    owned = divide_by_rates(rates, n)
+    return Cost(chunks + 1, Fraction(2 * (n - 1), n), 1 + (n - 2) * Fraction(max(owned), sum(owned)))
+
+
+@algorithm(Operation.ALL_REDUCE, "weighted", weighted_cost)
+def weighted(rank: IntArray, n: int, chunks: int = 1, rates: tuple[int, ...] = ()) -> Rounds:
+    """Plan an all-reduce: owners of uneven shares reduce each piece of them, and send it while they reduce the next."""
+    owned = np.array(divide_by_rates(rates, n), np.int64)
+    first, total = np.cumsum(owned) - owned, int(owned.sum())
+
+    def get_share(owner: IntArray, piece: int) -> Span:
+        """Return the chunks of one piece that each rank in `owner` owns."""
+        return Span(first[owner], owned[owner], total, base=piece * total)
+
+    def exchange(t: int) -> list[Move]:
+        """Return the messages of round t: piece t to its owners, and the result of piece t - 1 from them."""
+        moves = []
+        for distance in range(1, n):
+            dest, source = (rank + distance) % n, (rank - distance) % n
+            if t < chunks:
+                moves.append(Move(dest, source, get_share(dest, t), get_share(rank, t), Op.OWN_FIRST))
+            if t > 0:
+                moves.append(Move(dest, source, get_share(rank, t - 1), get_share(source, t - 1)))
+        return moves
+
+    return Rounds((chunks + 1) * min(n - 1, 1), total * chunks, exchange)
+
+
+def hierarchical_weighted_cost(n: int, nodes: Groups | None = None, rates: tuple[int, ...] = ()) -> Cost:
+    """S bytes on N nodes of L ranks take 4 steps; a rank moves (2 (L-1) + 1 + (N-2) w) S/L if its node has share w."""
+    return all_reduce_across_nodes_cost(n, nodes or Groups((n,)), _name_with_rates(rates))
+
+
+@algorithm(Operation.ALL_REDUCE, "hierarchical_weighted", hierarchical_weighted_cost, uses_shared_memory=True)
+def hierarchical_weighted(rank: IntArray, n: int, nodes: Groups | None = None, rates: tuple[int, ...] = ()) -> Rounds:
+    """Plan an all-reduce: owners reduce slices, exchange them between nodes by weighted shares, and store them."""
+    return all_reduce_across_nodes(rank, nodes or Groups((n,)), _name_with_rates(rates))
+
+
+def _name_with_rates(rates: tuple[int, ...]) -> str:
+    """Return the name of the algorithm across nodes."""
+    return "@".join(filter(None, ("weighted", ":".join(map(str, rates)))))

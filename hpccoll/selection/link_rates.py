@@ -1,0 +1,109 @@
+"""The measured rates of nodes' links, which `hpccoll preflight --save` and `hpccoll tune` store for `algorithm="auto"`.
+
+One file in the user's data directory has the rates of all hosts that were measured. `HPCCOLL_LINKS=FILE` selects
+another file, `HPCCOLL_LINKS=off` none. Rates matter where they differ: `auto` then runs a weighted all_reduce.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from hpccoll.atomic_files import lock_beside, write_atomically
+from hpccoll.errors import UsageError
+from hpccoll.private_files import read_limited
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+HostRates: TypeAlias = Mapping[str, tuple[float, float]]  # GB/s of a host's uplink and downlink
+LINKS_VARIABLE, OFF = "HPCCOLL_LINKS", "off"
+SCHEMA = "hpccoll-links/1"
+LOCK_LIMIT_S = 10.0
+MOST_BYTES = 2**24
+EQUAL_RATIO = 1.15  # links whose rates differ by less are treated as equal
+_UNITS = 10  # the rate of the slowest link, in the unit of relative rates
+
+
+def find_links_path(environ: Mapping[str, str] = os.environ) -> Path | None:
+    """Return the path of the file of link rates, or None if `HPCCOLL_LINKS` is `off`; the file may be missing."""
+    from pathlib import Path
+
+    from platformdirs import user_data_path
+
+    named = environ.get(LINKS_VARIABLE, "")
+    if named.lower() == OFF:
+        return None
+    return Path(named) if named else user_data_path("hpccoll", appauthor=False) / "links.json"
+
+
+def read_links(path: Path) -> dict[str, tuple[float, float]]:
+    """Return the stored rates by host; empty if there is no file.
+
+    Raises UsageError if the file cannot be read or does not hold link rates.
+    """
+    try:
+        return _parse_links(json.loads(read_limited(path, MOST_BYTES).decode()))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(
+            f"{path}: holds no link rates ({reason}); remove it and run hpccoll preflight --save"
+        ) from error
+
+
+def _parse_links(data: Any) -> dict[str, tuple[float, float]]:
+    """Return the rates in the contents of a file; raise ValueError, TypeError or KeyError if they are damaged."""
+    if data["schema"] != SCHEMA:
+        raise ValueError(f"schema {data['schema']!r} is not {SCHEMA}")
+    return {str(host): (float(up), float(down)) for host, (up, down) in data["rates_GBps"].items()}
+
+
+def save_links(path: Path, rates: HostRates) -> None:
+    """Add the rates of measured hosts to the file `path`; raise UsageError if it cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with lock_beside(path, LOCK_LIMIT_S):
+            stored = read_links(path) | {host: (up, down) for host, (up, down) in rates.items()}
+            write_atomically(path, json.dumps({"schema": SCHEMA, "rates_GBps": stored}, indent=1) + "\n")
+    except OSError as error:
+        raise UsageError(
+            f"{path}: cannot write the link rates ({error.strerror or error}); set {LINKS_VARIABLE}"
+        ) from error
+
+
+def find_relative_rates(rates: HostRates) -> tuple[int, ...] | None:
+    """Return the rates of the hosts' links as small integers; None if they are equal.
+
+    The rate of a link is that of its slower direction.
+    """
+    slower = [min(both) for both in rates.values()]
+    least = min(slower)
+    if least <= 0 or max(slower) < EQUAL_RATIO * least:
+        return None
+    return tuple(round(_UNITS * rate / least) for rate in slower)
+
+
+def load_link_rates(hosts: Sequence[str]) -> dict[str, tuple[float, float]] | None:
+    """Return the stored GB/s of the uplink and downlink of each host, one per node; None if they are unknown."""
+    short = [host.partition(".")[0] for host in hosts]
+    if len(short) < 2 or len(set(short)) < len(short):
+        return None  # nodes on one host share its link
+    path = find_links_path()
+    try:
+        stored = {} if path is None else read_links(path)
+    except UsageError:
+        return None
+    return {host: stored[host] for host in short} if all(host in stored for host in short) else None
+
+
+def load_relative_rates(hosts: Sequence[str]) -> tuple[int, ...] | None:
+    """Return what `find_relative_rates` finds in the stored rates; a damaged file counts as none.
+
+    One rank should call this and broadcast the result, because all ranks must select the same algorithm.
+    """
+    rates = load_link_rates(hosts)
+    return None if rates is None else find_relative_rates(rates)

@@ -1,0 +1,80 @@
+"""Plans that send data along the trees of a forest, piece by piece.
+
+The data of a source is cut into `units` shares, one per tree, and each share into `pieces` pieces. Piece c of a tree
+crosses a link of depth d (0 at the root) in round d + c. In each round, all messages from one rank to another one are
+joined, so no link carries more than the bytes of its trees for one piece. In time per byte, such a plan approaches the
+optimum of the network by a factor 1 + (height - 1) / pieces or better.
+
+All_gather and broadcast send down the trees. Reduce_scatter and reduce are the same plans reversed, with additions.
+All_reduce is a reduce_scatter followed by an all_gather.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from math import lcm
+
+from hpccoll.plan import Op, Operation, Plan, Rounds
+from hpccoll.plan.interchange.json_plans import FenceGroups, make_listed_rounds
+from hpccoll.plan.messages import PlanMessage
+from hpccoll.plan.step import IntArray
+from hpccoll.synthesis.edge_splitting import Arc
+from hpccoll.synthesis.forest import Forest, grow_forest
+from hpccoll.synthesis.network import Network
+from hpccoll.synthesis.optimum import REVERSED, ROOTED
+
+ALGORITHM = "forest"  # the name of synthesized plans
+DEFAULT_PIECES = 4
+
+
+def synthesize(
+    network: Network, operation: Operation, *, root: int = 0, trees: int | None = None, pieces: int = DEFAULT_PIECES
+) -> tuple[Plan, list[Forest]]:
+    """Return a plan of `operation` along optimal trees of a network, and its forests; the plan is not proven.
+
+    Args:
+        network: the network.
+        operation: all_gather, reduce_scatter, broadcast, reduce or all_reduce.
+        root: the root of a broadcast or reduce.
+        trees: the number of trees per source; None for as many as the optimum needs.
+        pieces: the number of pieces into which the share of a tree is cut.
+
+    Raises:
+        NetworkError: the network does not connect its ranks, or the operation has no such plan.
+    """
+    is_pair = operation is Operation.ALL_REDUCE
+    halves = [Operation.REDUCE_SCATTER, Operation.ALL_GATHER] if is_pair else [operation]
+    forests = [grow_forest(network, half, root, trees) for half in halves]
+    units = lcm(*(forest.units for forest in forests))
+    parts = [_send_down(forest, units, pieces) for forest in forests]
+
+    def make(rank: IntArray) -> Rounds:
+        rounds = [part(rank) for part in parts]
+        first, *rest = [
+            each.reversed(Op.OWN_FIRST) if half in REVERSED else each for half, each in zip(halves, rounds, strict=True)
+        ]
+        return first + rest[0] if rest else first
+
+    return Plan(operation, ALGORITHM, network.ranks, root if operation in ROOTED else 0, make), forests
+
+
+def _send_down(forest: Forest, units: int, pieces: int) -> Callable[[IntArray], Rounds]:
+    """Return the rounds in which the data of each source, of `units` times `pieces` chunks, moves down its trees."""
+    ranks = forest.network.ranks
+    roots = sorted({tree.root for tree in forest.trees})
+    begins = {root: place * units * pieces for place, root in enumerate(roots)}  # the next free chunk of each source
+    rounds: list[dict[Arc, list[int]]] = [defaultdict(list) for _ in range(forest.height + pieces - 1)]
+    for tree in forest.trees:
+        size = tree.units * units // forest.units
+        depths = tree.compute_depths()
+        for piece in range(pieces):
+            first = begins[tree.root] + piece * size
+            for parent, child in tree.links:
+                rounds[depths[parent] + piece][parent, child] += range(first, first + size)
+        begins[tree.root] += size * pieces
+    listed: list[tuple[list[PlanMessage], list[FenceGroups]]] = [
+        ([PlanMessage(*link, tuple(chunks), tuple(chunks), Op.COPY) for link, chunks in messages.items()], [])
+        for messages in rounds
+    ]
+    return make_listed_rounds(ranks, len(roots) * units * pieces, listed)

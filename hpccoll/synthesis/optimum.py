@@ -1,0 +1,178 @@
+"""The optimal time of a collective on a network: the tightest cut, found exactly by maximum flows.
+
+All_gather: each of N ranks has M/N bytes that every rank needs. A set S of vertices that does not contain all ranks
+must send out the data of its ranks, |S and ranks| M/N bytes, over the links that leave it, with B(S) bytes/s together.
+The optimal time is the largest of these ratios over all S, and trees reach it (ForestColl, arXiv 2402.06787). A
+reduce_scatter is an all_gather on the reversed network. In a broadcast, only the root has data, and trees reach the
+tightest cut as well (Edmonds 1973); a reduce is its reverse.
+
+The search guesses the ratio of one cut. A source vertex supplies every rank with that rate; if each rank can receive
+the supplies of all ranks at once (a maximum flow), no cut is tighter. Otherwise a minimum cut is tighter, and its ratio
+is the next guess (Dinkelbach's method). All numbers are integers or fractions.
+
+All_reduce: no formula is known. `compute_optimum` returns the largest of these lower bounds:
+
+- Every set of ranks must send at least M bytes to the others, which need its sum, and receive M bytes.
+- Divide the ranks into p parts. Of every element, at least 2(p - 1) messages cross between parts (one-way gossip,
+  Harary and Schwenk 1974; Patarasuk and Yuan 2009), so all links that leave the parts carry 2(p - 1) M bytes together.
+  The parts are the ranks, and the nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from fractions import Fraction
+
+from hpccoll.plan import Operation
+from hpccoll.synthesis.max_flow import find_min_cut, make_flow_graph
+from hpccoll.synthesis.network import Network, NetworkError, format_rank_list
+from hpccoll.units import GB, format_count
+
+REVERSED = (Operation.REDUCE_SCATTER, Operation.REDUCE)  # optimal plans are reversed ones of all_gather and broadcast
+ROOTED = (Operation.BROADCAST, Operation.REDUCE)
+RULED = (Operation.ALL_GATHER, *REVERSED, Operation.BROADCAST, Operation.ALL_REDUCE)
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """The vertices `inside` a cut, of which `sources` have data, and the bandwidth of the links that leave the cut."""
+
+    inside: frozenset[int]
+    sources: int
+    bytes_per_s: Fraction
+
+    @property
+    def seconds_per_byte(self) -> Fraction:
+        """The time in which the links carry one byte of each source."""
+        return self.sources / self.bytes_per_s
+
+
+@dataclass(frozen=True, slots=True)
+class Optimum:
+    """A lower bound of an operation's time per byte of the message, and the links that cause it, in words.
+
+    `is_reached` states whether a plan is known to reach the bound for long messages.
+    """
+
+    operation: Operation
+    seconds_per_byte: Fraction
+    binding: str
+    is_reached: bool
+
+    def compute_seconds(self, nbytes: int) -> float:
+        """Return the bound for a message of `nbytes` (nccl-tests' S)."""
+        return float(self.seconds_per_byte * nbytes)
+
+    def describe_share(self, seconds: float, nbytes: int) -> str:
+        """Return in words how near an operation on `nbytes` that takes `seconds` comes to the bound, and its cause."""
+        share = f"{100 * self.compute_seconds(nbytes) / seconds:.3g} %"
+        kind = "optimum" if self.is_reached else "largest known bound"
+        return f"{share} of the {kind} of this network, set by {self.binding}"
+
+
+def compute_optimum(network: Network, operation: Operation, root: int = 0) -> Optimum:
+    """Return the optimum of `operation` on a network of at least two ranks, and the links that cause it.
+
+    Cost: some maximum flows per rank; 64 ranks take a tenth of a second.
+
+    Raises:
+        NetworkError: the network does not connect its ranks, or `operation` has no known optimum.
+    """
+    if operation not in RULED or network.ranks < 2:
+        known = ", ".join(each.value for each in RULED)
+        raise NetworkError(
+            f"no optimum of {operation.value} on {format_count(network.ranks, 'rank')} is known; {known} on two or "
+            "more ranks have one"
+        )
+    if operation is Operation.ALL_REDUCE:
+        return _bound_all_reduce(network)
+    graph = network.reverse() if operation in REVERSED else network
+    cut = find_tightest_cut(graph, [root] if operation in ROOTED else range(network.ranks))
+    share = 1 if operation in ROOTED else network.ranks
+    binding = describe_cut(network, cut.inside, is_reversed=operation in REVERSED)
+    return Optimum(operation, cut.seconds_per_byte / share, binding, is_reached=True)
+
+
+def find_tightest_cut(network: Network, sources: Collection[int]) -> Cut:
+    """Return the cut of the largest ratio of `sources` inside to the bandwidth leaving, with a rank outside.
+
+    Raises NetworkError if a rank receives data of no source.
+    """
+    every = range(len(network.vertices))
+    unit, capacities = network.count_capacities()
+    sinks = [rank for rank in range(network.ranks) if list(sources) != [rank]]
+    guesses = [_measure_cut(network, frozenset(every) - {sink}, sources) for sink in sinks]
+    tightest = max(guesses, key=lambda cut: cut.seconds_per_byte)
+    start, size = len(every), len(sources)
+    while True:
+        supply, scale = (tightest.bytes_per_s / unit / tightest.sources).as_integer_ratio()
+        scaled = {link: capacity * scale for link, capacity in capacities.items()}
+        supplies = {(start, source): supply for source in sources}
+        graph = make_flow_graph(start + 1, scaled | supplies, supply * size)
+        for sink in sinks:
+            flow, reached = find_min_cut(graph, start, sink)
+            if flow < supply * size:
+                tightest = _measure_cut(network, reached - {start}, sources)
+                sinks.insert(0, sinks.pop(sinks.index(sink)))  # a rank with a tight cut often has a tighter one
+                break
+        else:
+            return tightest
+
+
+def _measure_cut(network: Network, inside: frozenset[int], sources: Collection[int]) -> Cut:
+    """Return the cut with the vertices `inside`; raise NetworkError if no link leaves them."""
+    bandwidth = network.measure_outgoing(inside)
+    if not bandwidth:
+        outside = set(range(network.ranks)) - inside
+        raise NetworkError(f"{network.name}: no link leads to {format_rank_list(outside)}; connect all ranks")
+    return Cut(inside, sum(source in inside for source in sources), bandwidth)
+
+
+def _bound_all_reduce(network: Network) -> Optimum:
+    """Return the largest of the known lower bounds of an all_reduce."""
+    bounds = []
+    for graph, is_reversed in ((network, False), (network.reverse(), True)):
+        cut = find_tightest_cut(graph, [0])
+        bounds.append((cut.seconds_per_byte, describe_cut(network, cut.inside, is_reversed=is_reversed)))
+        for name, parts in _list_partitions(network):
+            total = sum((graph.measure_outgoing(part) for part in parts), Fraction(0))
+            direction = "down" if is_reversed else "up"
+            bounds.append((2 * (len(parts) - 1) / total, f"the {direction}links of all {name} together"))
+    # Of equal bounds, name an uplink, as operators do.
+    seconds, binding = max(bounds, key=lambda bound: (bound[0], " uplink" in bound[1]))
+    return Optimum(Operation.ALL_REDUCE, seconds, binding, is_reached=False)
+
+
+def _list_partitions(network: Network) -> list[tuple[str, list[frozenset[int]]]]:
+    """Return the divisions of the ranks into parts for which an all_reduce is bounded."""
+    nodes = [inside for _, inside in network.nodes]
+    ranks = [frozenset([rank]) for rank in range(network.ranks)]
+    return [(f"{network.ranks} ranks", ranks)] + ([(f"{len(nodes)} nodes", nodes)] if len(nodes) > 1 else [])
+
+
+def describe_cut(network: Network, inside: frozenset[int], *, is_reversed: bool = False) -> str:
+    """Return the links that cross a cut in words, such as `the uplink of node3 (0.05 GB/s)`.
+
+    With `is_reversed`, the cut is one of the reversed network: its links lead to the vertices `inside`.
+    """
+    ranks = {vertex for vertex in inside if vertex < network.ranks}
+    others = set(range(network.ranks)) - ranks
+    is_inner = len(ranks) <= len(others)
+    direction = "up" if is_inner != is_reversed else "down"
+    graph = network.reverse() if is_reversed else network
+    crossing = sum(source in inside and dest not in inside for source, dest in graph.links)
+    rate = float(graph.measure_outgoing(inside)) / GB
+    owner = _name_ranks(network, ranks if is_inner else others)
+    plural = f"{crossing} {direction}links" if crossing > 1 else f"{direction}link"
+    return f"the {plural} of {owner} ({rate:.4g} GB/s)"
+
+
+def _name_ranks(network: Network, ranks: set[int]) -> str:
+    """Return the nodes that consist of `ranks`, or the ranks if they make up no nodes."""
+    parts = [(name, {vertex for vertex in inside if vertex < network.ranks}) for name, inside in network.nodes]
+    whole = [(name, part) for name, part in parts if part <= ranks]
+    names = [name for name, _ in whole]
+    if names and set().union(*(part for _, part in whole)) == ranks:
+        return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+    return format_rank_list(ranks)
