@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from inspect import isfunction
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import numpy as np
 
 from hpccoll.communicator.adapted_arguments import adapt_arguments
-from hpccoll.communicator.array_types import AlgorithmLike
+from hpccoll.communicator.array_types import AlgorithmLike, OnFailure
 from hpccoll.communicator.scalars import SCALARS, encode_dtype, find_common_dtype
 from hpccoll.errors import BufferError, CommunicationError, UsageError
 from hpccoll.plan import Operation
@@ -26,6 +27,8 @@ from hpccoll.runtime.call_cache import Request
 from hpccoll.runtime.collective_call import CollectiveCall
 from hpccoll.runtime.engine import Engine
 from hpccoll.runtime.failure_detection.endings import get_endings
+from hpccoll.runtime.failure_detection.rank_losses import LossWatch, read_fault
+from hpccoll.runtime.fault_tolerance import require_fault_tolerance
 from hpccoll.runtime.messages.objects import ObjectCollectives
 from hpccoll.runtime.messages.point_to_point import PointToPoint
 from hpccoll.runtime.progress import get_progress, settle
@@ -59,7 +62,13 @@ class CommunicatorBase:
         mixed_forms: bool = False,
         compare_arguments: bool | None = None,
         name: str = "",
+        on_failure: OnFailure = "end",
     ) -> None:
+        if on_failure not in ("end", "raise"):
+            raise UsageError(f'on_failure={on_failure!r} is neither "end" nor "raise"; pass one of them')
+        job.load_mpi()
+        if on_failure == "raise":
+            require_fault_tolerance()
         base, progress = job.get_world() if comm is None else _require_one_group(comm), get_progress()
         progress.release_garbage()
         wait_for_ranks(base, progress)
@@ -75,6 +84,7 @@ class CommunicatorBase:
         self._argument_check = ArgumentCheck(comm, self._engine.progress) if compares else None
         self._mixed_forms = mixed_forms
         state, uses_pinned = self._engine.state, self._engine.uses_pinned_memory
+        state.kill_at = read_fault(job.load_mpi().COMM_WORLD.rank)
         self._messages = PointToPoint(self._message_comm, progress, state, uses_pinned)
         self._exchange = self._messages.messenger.exchange
         self._objects = ObjectCollectives(self._message_comm, progress, state, oversubscribed=node.oversubscribed)
@@ -83,8 +93,25 @@ class CommunicatorBase:
         release = partial(_release, self._engine, self._process)
         self._release = weakref.finalize(self, progress.discard, release)
         self._engine.get_owner = weakref.ref(self)
-        self._state, self._abort_on_error = self._engine.state, abort_on_error
-        self._stop_watch = get_endings().open(comm, self._state, self._engine.processes, abort_on_error=abort_on_error)
+        self._state, self._abort_on_error, self._on_failure = self._engine.state, abort_on_error, on_failure
+        self._kept: list[object] = []  # see `keep_from`
+        self._control = comm.Dup() if on_failure == "raise" else None  # is never revoked
+        self._losses = None if self._control is None else self._make_losses()
+        self._stop_watch = self._watch()
+        # Of the communicators that the loop `survivors` yields: whether it is one, and whether its block has ended.
+        self.is_block, self.is_done = False, True
+
+    def _make_losses(self) -> LossWatch:
+        """Let calls raise RankLostError after the death of a rank, and return the watch for it."""
+        others = [] if self._argument_check is None else [self._argument_check.comm]
+        self._state.survives = True
+        return LossWatch([self._comm, self._message_comm, *others], self._state, self._engine.hosts)
+
+    def _watch(self) -> Callable[[], None]:
+        """Watch the other ranks until the returned function is called."""
+        processes, aborts = self._engine.processes, self._abort_on_error
+        comm = self._comm if self._control is None else self._control
+        return get_endings().open(comm, self._state, processes, abort_on_error=aborts, losses=self._losses)
 
     def close(self) -> None:
         """Wait for operations in flight, then free requests, shared memory and the MPI communicators; collective.
@@ -112,6 +139,8 @@ class CommunicatorBase:
             self._engine.progress.release_garbage()
             if self._argument_check is not None:
                 self._argument_check.free()
+            if self._control is not None:
+                self._control.Free()
             self._message_comm.Free()
             self._comm.Free()
 

@@ -15,13 +15,13 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable
-from functools import cache, partial
+from functools import cache
 from typing import Any, Final, TypeVar
 from weakref import WeakSet
 
 from mpi4py import MPI
 
-from hpccoll.errors import CommunicationError, UsageError, WaitTimeoutError
+from hpccoll.errors import CommunicationError, HpccollError, UsageError, WaitTimeoutError
 from hpccoll.native import MpiFunctions, configure_progress, set_polling, stop_progress
 from hpccoll.runtime.backoff import Backoff
 from hpccoll.runtime.recorder.call_recorder import CallRecorder, WaitReason
@@ -73,6 +73,8 @@ class InFlight(ABC):
                 self._is_advancing = False
             if self.done:
                 self.owner = None
+                if self.awaited is not None and self.awaited.state.is_lost:
+                    self.error = self.error or CommunicationError("a rank has ended")  # see `raise_error`
                 if self.awaited is not None:
                     self.awaited.end(failed=self.error is not None)
         return self.done
@@ -83,6 +85,8 @@ class InFlight(ABC):
         self.done = True
         if self.awaited is not None:
             state = self.awaited.state
+            if state.survives and isinstance(error, HpccollError | MPI.Exception):  # `raise_error` explains it
+                return
             state.take_exception(self.awaited.name, error, is_message=not self.awaited.number)
             if state.interruption is not None:
                 state.kept.append(self)
@@ -109,8 +113,11 @@ class InFlight(ABC):
     def raise_error(self) -> None:
         """Raise the error of a failed operation."""
         if self.error is not None:
-            if self.awaited is not None and self.awaited.state.is_unusable:
-                self.awaited.state.settle()
+            awaited = self.awaited
+            if awaited is not None and awaited.state.survives:
+                self.error = awaited.state.replace_error(self.error, awaited.name) or self.error
+            if awaited is not None and awaited.state.is_unusable:
+                awaited.state.settle()
             raise self.error
 
 
@@ -395,7 +402,7 @@ def settle(conditions: Iterable[Callable[[], object]]) -> None:
 @cache
 def get_progress() -> Progress:
     """Return the one `Progress` of this process; MPI must be initialized."""
-    progress = Progress(partial(MPI.COMM_WORLD.Iprobe, MPI.ANY_SOURCE, POLLED_TAG))
+    progress = Progress(_poll_mpi)
     os.register_at_fork(before=progress.prepare_fork, after_in_child=progress.abandon)
     atexit.register(progress.end)
     # MPI_Finalize first frees COMM_SELF's attributes; no thread may call MPI afterwards.
@@ -403,6 +410,14 @@ def get_progress() -> Progress:
     MPI.COMM_SELF.Set_attr(key, progress)
     atexit.register(_delete_attribute, key, os.getpid())  # its callback cannot run after the end of Python
     return progress
+
+
+def _poll_mpi() -> None:
+    """Let MPI advance, also after the death of a rank, which the probe of MPI.COMM_WORLD reports once."""
+    try:
+        MPI.COMM_WORLD.Iprobe(MPI.ANY_SOURCE, POLLED_TAG)
+    except MPI.Exception:
+        MPI.COMM_WORLD.Ack_failed()
 
 
 def _delete_attribute(key: int, process: int) -> None:

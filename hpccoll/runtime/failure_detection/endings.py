@@ -25,7 +25,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from functools import cache, partial, wraps
 from traceback import format_exc
 from types import TracebackType
@@ -39,6 +39,8 @@ from hpccoll.runtime import job
 from hpccoll.runtime.backoff import Backoff
 from hpccoll.runtime.failure_detection.departures import Complaint, DepartureWatch
 from hpccoll.runtime.failure_detection.process_watch import ProcessWatch, find_error_location, find_location
+from hpccoll.runtime.failure_detection.rank_losses import LossWatch
+from hpccoll.runtime.failure_detection.survival import Survival
 from hpccoll.runtime.failure_detection.watchdog import Watchdog, read_timeout
 from hpccoll.runtime.job import ProcessId
 from hpccoll.runtime.progress import get_progress
@@ -72,6 +74,7 @@ class JobEndings:
         self._thread: threading.Thread | None = None
         # In `_report_stopped`: the time of the next check; the number of checks in a row that found stopped ranks.
         self._next_look, self._looks_with_stopped = 0.0, 0
+        self._survival = Survival(self._wake, self._notify)
         self._exit: tuple[str, int] | None = None  # the latest call of sys.exit, and the number of calls before it
         world = MPI.COMM_WORLD
         self._where = f"rank {world.rank} of {world.size} on {MPI.Get_processor_name()}"
@@ -84,29 +87,39 @@ class JobEndings:
             atexit.register(self._leave_at_exit)
 
     def open(
-        self, comm: MPI.Intracomm, state: CallRecorder, processes: Mapping[int, ProcessId], *, abort_on_error: bool
+        self,
+        comm: MPI.Intracomm,
+        state: CallRecorder,
+        processes: Mapping[int, ProcessId],
+        *,
+        abort_on_error: bool,
+        losses: LossWatch | None = None,
     ) -> Callable[[], None]:
         """Watch a communicator of several ranks until the returned function is called.
 
         Args:
-            comm: the MPI communicator of the collectives.
+            comm: the MPI communicator of the collectives, or of notices alone if there is a `losses`.
             state: this rank's calls on the communicator.
             processes: the processes of the communicator's ranks, by rank in MPI.COMM_WORLD.
             abort_on_error: whether this rank may end the job.
+            losses: the deaths of the communicator's ranks, if calls raise RankLostError.
         """
         if comm.size == 1:
             return _do_nothing
         if self._watchdog is None or self._processes is None:
             self._watchdog = Watchdog(state.recorder, self._where)
-            self._processes = ProcessWatch(state.recorder, self._watchdog.note_death)
+            self._processes = ProcessWatch(state.recorder, self._note_death)
             self._thread = threading.Thread(target=self._check_periodically, name="hpccoll-watchdog", daemon=True)
             self._thread.start()
         self._processes.add(processes)
         has_messages, receive = partial(_has_messages_for, state), partial(self._watchdog.receive, reply=self._notify)
-        watch = DepartureWatch(comm, state, has_messages, abort_on_error, receive)
+        if losses is not None:
+            self._survival.add(processes)
+            receive = partial(self._survival.receive, receive)
+        watch = DepartureWatch(comm, state, has_messages, abort_on_error, receive, losses)
         with self._lock:
             self._watches[id(watch)] = watch
-        state.announce = self._wake.set
+        state.announce = self._wake.set if losses is None else self._survival.suspect
 
         def close() -> None:
             """Stop watching; to be called before the communicator is freed."""
@@ -114,6 +127,10 @@ class JobEndings:
                 del self._watches[id(watch)]
 
         return close
+
+    def guard(self, comm: MPI.Intracomm) -> AbstractContextManager[None]:
+        """Revoke `comm`, which no communicator of hpccoll has yet, if one of its ranks dies in the `with` block."""
+        return self._survival.guard(comm, self._lock)
 
     @property
     def _is_active(self) -> bool:
@@ -129,7 +146,7 @@ class JobEndings:
         next_check = time.monotonic() + TICK_S
         try:
             while True:
-                self._wake.wait(min(NOTICE_TICK_S, max(next_check - time.monotonic(), 0)))
+                self._wake.wait(min(self._survival.tick_s or NOTICE_TICK_S, max(next_check - time.monotonic(), 0)))
                 self._wake.clear()
                 if self._stop.is_set():
                     return
@@ -138,6 +155,7 @@ class JobEndings:
                     if MPI.Is_finalized():
                         return
                     self._look_for_interruptions(now)
+                    self._survival.look(self._watches.values())
                     if time.monotonic() < next_check:
                         continue
                     next_check = time.monotonic() + TICK_S
@@ -146,6 +164,12 @@ class JobEndings:
                     self._check(now)
         finally:
             processes.release()
+
+    def _note_death(self, rank: int) -> None:
+        """Record that the process of a rank of this host has ended, and look whether calls must be told."""
+        if self._watchdog is not None:
+            self._watchdog.note_death(rank)
+        self._survival.suspect()
 
     def _check(self, now: float) -> None:
         """Receive notices, complain to departed ranks, and report a call that does not finish."""
@@ -156,7 +180,8 @@ class JobEndings:
             for watch in self._watches.values():
                 watch.examine(now)
         if self._watchdog is not None and self._timeout_s is not None and max(waits, default=0.0) > self._timeout_s:
-            self._report_hang(self._watchdog)
+            if not self._survival.kill_hung(self._watchdog, self._get_notifier(), self._poll):
+                self._report_hang(self._watchdog)
 
     def _look_for_interruptions(self, now: float) -> None:
         """Tell other ranks about interruptions of this rank, and end its waits for interrupted ranks."""
@@ -323,6 +348,7 @@ class JobEndings:
             for watch in watches:
                 watch.poll()
                 watch.examine_interruption(time.monotonic(), progress.stop_wait)
+            self._survival.look(watches)
             if all(watch.has_sent and (watch.have_all_departed or watch.state.interruption) for watch in watches):
                 return
             progress.advance()

@@ -239,6 +239,15 @@ class Watchdog:
         begin = f"Error: {self._where} ends the job: ranks made different calls, which have finished nevertheless"
         return f"{begin}, so their results may be wrong.\n{format_analysis(evidence, analysis)}\n{_advise()}"
 
+    def find_guilty(
+        self, ask: Callable[[int, object], None] | None, poll: Callable[[], None]
+    ) -> tuple[tuple[int, ...], str]:
+        """Return the ranks for which the others wait, and why; the arguments are those of `report`."""
+        from hpccoll.crash import format_analysis
+
+        evidence, analysis = _analyze(self._collect(ask, poll))
+        return analysis.guilty, format_analysis(evidence, analysis)
+
     def note_death(self, rank: int) -> None:
         """Record that the process of a rank has ended without notice."""
         self.notes.observe(time.monotonic_ns(), rank, ObservedState.DEAD)

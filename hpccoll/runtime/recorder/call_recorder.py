@@ -14,20 +14,21 @@ after a notice, on all others.
 
 from __future__ import annotations
 
+import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from hpccoll.errors import CommunicationError, HpccollError, UsageError
+from hpccoll.errors import CommunicationError, HpccollError, RankLostError, UsageError, WaitTimeoutError
 from hpccoll.native import CallCounter
 from hpccoll.runtime.recorder import layout
 from hpccoll.runtime.recorder.flight_recorder import FlightRecorder
+from hpccoll.runtime.recorder.interruption import Interruption, RankLoss
 from hpccoll.runtime.recorder.layout import CallKind
 
 if TYPE_CHECKING:
@@ -44,29 +45,9 @@ def is_round_mark(call: Callable[[], object]) -> bool:
 
 
 INTERRUPTED: Final = "interrupted"  # `CallRecorder.current` of an unusable communicator between calls
-
-
-@dataclass(frozen=True, slots=True)
-class Interruption:
-    """The notice that an exception `cause` interrupted call `number`, named `call`, of rank `rank`.
-
-    `number` is 0 if the call is a message between two ranks.
-    """
-
-    rank: int
-    number: int
-    call: str
-    cause: str
-
-    def make_error(self, rank: int) -> CommunicationError:
-        """Return the error of a call of rank `rank` on the communicator."""
-        call, effect = f"call {self.number} ({self.call})", "the ranks have different parts of its result"
-        if not self.number:
-            call, effect = f"a {self.call}", "it is unknown which messages have arrived"
-        return CommunicationError(
-            f"rank {rank}: this communicator is unusable, because {call} of rank {self.rank} was interrupted by "
-            f"{self.cause}, so that {effect}; make a new Communicator on all ranks, or end the job and start it again"
-        )
+LOSS_S: Final = 1.5  # after an error of MPI that may be due to a dead rank, until the death must be known
+LOSS_POLL_S: Final = 0.001
+LOSS_KNOWN_S: Final = 10.0  # after a death is known, until this rank's watch must have told the other ranks of it
 
 
 class CallRecorder(CallCounter):
@@ -76,9 +57,14 @@ class CallRecorder(CallCounter):
     `count`, or a `WaitReason`, or None outside of calls. `end` and `fail` record the end of a blocking call, `fail` by
     an exception. `communicator` is the id of the communicator, the same on all of its ranks. `messages` is the
     number of messages that this rank has begun to send or receive. `interruption` tells which call made the
-    communicator unusable. `on_interruption` is then called once with the error of later calls; `announce` is called
-    after an interruption of this rank, and `settle` before each exception of an unusable communicator. `kept` has what
-    refers to memory of interrupted operations, to which MPI may still write.
+    communicator unusable. `on_interruption` is then called once with the function that makes the error of a call, given
+    its name; `announce` is called after an interruption of this rank, and `settle` before each exception of an unusable
+    communicator. `kept` has what refers to memory of interrupted operations, to which MPI may still write.
+
+    If `survives` is set, calls raise RankLostError when a rank has died (failure_detection/rank_losses.py). `is_lost`
+    is set as soon as this rank knows of a death, and `interruption` when all survivors have set `is_lost`. A call that
+    ends with `is_lost` set raises, also if it has a result. Therefore no rank returns a result after another rank has
+    raised RankLostError and may have written to the arrays of the call.
 
     Args:
         recorder: keeps the entries; None keeps them in private memory of this `CallRecorder`.
@@ -86,14 +72,15 @@ class CallRecorder(CallCounter):
 
     __slots__ = (
         "_begin_by_name", "announce", "communicator", "end", "fail", "interruption", "kept",
-        "on_interruption", "rank", "recorder", "settle", "size",
+        "on_interruption", "rank", "recorder", "settle", "size", "survives",
     )  # fmt: skip
 
     def __init__(self, recorder: FlightRecorder | None = None) -> None:
         self.communicator = 0
         self.rank, self.size = 0, 1
-        self.interruption: Interruption | None = None
-        self.on_interruption: Callable[[CommunicationError], object] = bool
+        self.survives = False
+        self.interruption: Interruption | RankLoss | None = None
+        self.on_interruption: Callable[[Callable[[str], CommunicationError]], object] = bool
         self.announce: Callable[[], object] = bool
         self.settle: Callable[[], object] = bool
         self.kept: list[object] = []
@@ -125,6 +112,8 @@ class CallRecorder(CallCounter):
                 self.refuse_call()
             self.current = name
             self.count = number = self.count + 1
+            if number == self.kill_at:
+                signal.raise_signal(signal.SIGKILL)
             try:  # a signal handler may raise
                 serial, at, place = take_entry()
                 pack(memory, at, serial, read_clock(), number, description, serial)
@@ -156,6 +145,8 @@ class CallRecorder(CallCounter):
                 self.refuse_call()
             self.current = name
             self.count = number = self.count + 1
+            if number == self.kill_at:
+                signal.raise_signal(signal.SIGKILL)
             try:
                 serial, at, place = take_entry()
                 pack(memory, at, serial, read_clock(), number, description, serial)
@@ -170,6 +161,8 @@ class CallRecorder(CallCounter):
                 fail(place)
                 explain(error)
                 raise
+            if self.is_lost:
+                fail(place)
             self.current = None
             ends[place] = read_clock()
 
@@ -210,6 +203,8 @@ class CallRecorder(CallCounter):
         if self.current is not None:
             self.refuse_call()
         self.count += 1
+        if self.count == self.kill_at:
+            signal.raise_signal(signal.SIGKILL)
         return WaitReason(self, name, self._begin(self.count, description), self.count)
 
     def start_message(self, name: str, description: bytes, peers: tuple[int, ...]) -> WaitReason:
@@ -235,6 +230,8 @@ class CallRecorder(CallCounter):
 
         def end(place: int) -> None:
             """Record that the blocking call whose entry is at `place` has ended."""
+            if self.is_lost:
+                self.raise_loss()
             self.current = None
             ends[place] = read_clock()
 
@@ -242,14 +239,15 @@ class CallRecorder(CallCounter):
 
     def _bind_fail(self) -> Callable[[int], None]:
         """Return the function `fail`, which records that an exception ended a blocking call."""
-        words, failed = self.recorder.words, layout.FAILED_WORD
+        words, failed, read_clock = self.recorder.words, layout.FAILED_WORD, time.monotonic_ns
+        ends = words[layout.ENDED_WORD :]
 
         def fail(place: int) -> None:
             """Record that an exception ended the blocking call whose entry is at `place`."""
             words[place + failed] = 1
             words[layout.ROUND_AT // 8] = 0
-            call = self.current_name
-            self.end(place)
+            call, self.current = self.current_name, None
+            ends[place] = read_clock()
             self.take_exception(call, sys.exception())
 
         return fail
@@ -292,13 +290,41 @@ class CallRecorder(CallCounter):
         """Raise the error of an unusable communicator."""
         if self.interruption is not None:
             self.settle()
-            raise self.interruption.make_error(self.rank)
+            raise self.interruption.make_error(self.rank, self.current_name if self.is_in_call else "")
+
+    def raise_loss(self) -> None:
+        """Wait until the survivors know of a death that this rank knows of; then raise RankLostError."""
+        self.take_exception(self.current_name, None)
+
+    def replace_error(self, error: BaseException | None, call: str) -> RankLostError | None:
+        """Return the RankLostError of the call `call` if a death explains its exception; wait until it is known.
+
+        An `error` of None stands for a result that came after the death.
+        """
+        is_explained = isinstance(error, CommunicationError) and not isinstance(error, RankLostError | WaitTimeoutError)
+        is_explained |= type(error).__module__.startswith("mpi4py") or (self.is_lost and error is None)
+        if not is_explained:
+            return None
+        begin = time.monotonic()
+        self.announce()
+        while self.interruption is None:
+            if time.monotonic() - begin > (LOSS_KNOWN_S if self.is_lost else LOSS_S):
+                return None
+            time.sleep(LOSS_POLL_S)
+        self.settle()
+        return self.interruption.make_error(self.rank, call) if isinstance(self.interruption, RankLoss) else None
 
     def take_exception(self, call: str, error: BaseException | None, *, is_message: bool = False) -> None:
         """Make the communicator unusable if an exception in a call, or in a message, may have left it half done.
 
-        hpccoll's own errors, and MPI's, do not: all ranks raise them, or they come before any data is moved.
+        hpccoll's own errors, and MPI's, do not: all ranks raise them, or they come before any data is moved. Raises
+        RankLostError if a death explains the error, or came before the result of a call without an error.
         """
+        if self.survives and (error is not None or self.is_lost):
+            lost = self.replace_error(error, call)
+            if lost is not None:
+                self.current = INTERRUPTED
+                raise lost from None
         is_known = isinstance(error, HpccollError | GeneratorExit) or type(error).__module__.startswith("mpi4py")
         if error is not None and not is_known:
             self.interrupt(call, type(error).__name__, is_message=is_message)
@@ -316,11 +342,11 @@ class CallRecorder(CallCounter):
             self.announce()
             self.settle()
 
-    def receive_interruption(self, interruption: Interruption) -> None:
-        """Make the communicator unusable because a call of a rank was interrupted; `current` may be another call."""
+    def receive_interruption(self, interruption: Interruption | RankLoss) -> None:
+        """Make the communicator unusable because a call was interrupted or a rank died; `current` may be a call."""
         if self.interruption is None:
             self.interruption = interruption
-            self.on_interruption(interruption.make_error(self.rank))
+            self.on_interruption(partial(interruption.make_error, self.rank))
         if self.current is None:
             self.current = INTERRUPTED
 

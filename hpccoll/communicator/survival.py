@@ -1,0 +1,180 @@
+"""Going on after the death of ranks: `shrink`, `agree`, and the loop `survivors`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from hpccoll.communicator.base import CommunicatorBase
+from hpccoll.errors import CommunicationError, RankLostError, UsageError
+from hpccoll.plan import Operation
+from hpccoll.runtime import job
+from hpccoll.runtime.failure_detection.endings import get_endings
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from hpccoll.communicator.communicator import Communicator
+
+MadeT = TypeVar("MadeT", bound="Communicator")
+
+
+class SurvivalMethods(CommunicatorBase):
+    """What a communicator with `on_failure="raise"` offers after the death of a rank."""
+
+    def shrink(self) -> Communicator:
+        """Return a communicator of the living ranks, in their order, and close this one; collective over them.
+
+        Memory, recorder and progress are those of a new communicator. Groups that contain a dead rank are shrunk by
+        their own `shrink`, other groups go on. Until the call returns, other ranks may still access the arrays of the
+        operation that raised RankLostError. Ranks that die during the call are left out as well.
+
+        Raises:
+            UsageError: the communicator was made without `on_failure="raise"`.
+
+        Example:
+            >>> smaller = comm.shrink()  # doctest: +SKIP
+        """
+        self._require_survival("shrink")
+        while True:
+            base = self._comm.Shrink()
+            made = self._try_to_make(partial(self._make_like, base), base)
+            if _agree(base, made is not None):
+                break
+            if made is None:
+                with suppress(Exception):  # MPI may refuse any call on a communicator with dead ranks
+                    base.Free()
+            else:
+                made.discard()
+        if made is None:
+            raise CommunicationError("the ranks disagree about a new communicator; end the job and start it again")
+        made.keep_from(self)
+        self.discard()
+        return made
+
+    def agree(self, flag: object = True) -> bool:
+        """Return whether `flag` is true on all living ranks; collective over them, also after the death of a rank.
+
+        Example:
+            >>> comm.agree(comm.rank >= 0)
+            True
+        """
+        self._require_open()
+        if self._control is not None:
+            return _agree(self._comm, bool(flag))
+        return bool(self._collective(Operation.ALL_REDUCE, int(bool(flag)), None, "min", 0, "auto", False))
+
+    @property
+    def lost_ranks(self) -> tuple[int, ...]:
+        """The ranks whose death has made this communicator unusable; empty if it is usable."""
+        return tuple(getattr(self._state.interruption, "ranks", ()))
+
+    def keep_from(self, predecessor: SurvivalMethods) -> None:
+        """Keep the arrays of operations that a death has ended, to which MPI may still write, until this is closed."""
+        self._kept = predecessor._engine.list_kept()  # noqa: SLF001 - a method of the same class
+
+    def discard(self) -> None:
+        """Close the communicator without waiting for other ranks, and free its memory."""
+        if self._release.detach() is None:
+            return
+        self._stop_watch()
+        self._messages.messenger.close()
+        self._engine.free()
+        self._engine.progress.release_garbage()
+        comms = [self._message_comm, self._control, self._comm]
+        for comm in comms:
+            with suppress(Exception):  # MPI may refuse to free a communicator with dead ranks
+                if comm is not None:
+                    comm.Free()
+
+    def _make_like(self, base: MPI.Intracomm) -> Communicator:
+        """Return a communicator that owns `base` and has this one's options."""
+        raise NotImplementedError
+
+    def _try_to_make(self, make: Callable[[], MadeT], base: MPI.Intracomm) -> MadeT | None:
+        """Return the communicator that `make` makes of `base`; None if a rank died meanwhile."""
+        with get_endings().guard(base):
+            try:
+                return make()
+            except (CommunicationError, job.load_mpi().Exception):
+                with suppress(Exception):
+                    base.Revoke()  # ends the waits of other ranks for this one
+                return None
+
+    def _require_survival(self, name: str) -> None:
+        """Raise UsageError unless calls of this communicator raise RankLostError."""
+        self._require_open()
+        if self._control is None:
+            raise UsageError(f'{name} needs a communicator that was made by Communicator(on_failure="raise")')
+
+
+def _agree(comm: MPI.Intracomm, flag: bool) -> bool:
+    """Return whether `flag` is true on all living ranks of an MPI communicator, which may be revoked."""
+    while True:
+        try:
+            return bool(comm.Agree(int(flag)))
+        except job.load_mpi().Exception:  # on all ranks, because some rank has not acknowledged a death
+            comm.Ack_failed()
+
+
+def survivors(*, spares: int = 0, **options: Any) -> Iterator[Communicator]:
+    """Yield a communicator of all ranks, and after the death of ranks one of the others, until a block ends on all.
+
+    The block is `for comm in hpccoll.survivors(): with comm: ...`. A RankLostError ends it, and it runs again.
+
+    Args:
+        spares: the number of ranks, the last ones, that take the places of dead ranks. They run no block until then.
+        options: arguments of `Communicator`.
+
+    Raises:
+        UnavailableError: this MPI does not go on after the death of a rank; the message has a command that does.
+        UsageError: `spares` is not below the number of ranks.
+
+    Example:
+        >>> for comm in hpccoll.survivors():  # doctest: +SKIP
+        ...     with comm:
+        ...         train(comm)
+    """
+    from hpccoll.communicator.communicator import Communicator
+
+    pool = Communicator(on_failure="raise", **options)
+    if not 0 <= spares < pool.size:
+        raise UsageError(f"spares={spares} leaves no rank of {pool.size} to work; pass a smaller number")
+    places = list(range(pool.size - spares))
+    while True:
+        comm, done = pool, True
+        if spares:
+            comm, done = _make_block(pool, places)
+        if comm is not None:
+            comm.is_block = True
+            yield comm
+            done = comm.is_done
+        has_ended = pool.agree(done)
+        if comm is not None and comm is not pool:
+            comm.close() if has_ended else comm.discard()
+        if has_ended:
+            break
+        pool, places = _replace_dead(pool, places)
+    pool.close()
+
+
+def _make_block(pool: Communicator, places: list[int]) -> tuple[Communicator | None, bool]:
+    """Return the communicator of the ranks that work, None on the others; and whether no rank died meanwhile."""
+    try:
+        return pool.new_group(places), True
+    except RankLostError:
+        return None, False
+
+
+def _replace_dead(pool: Communicator, places: list[int]) -> tuple[Communicator, list[int]]:
+    """Shrink the communicator of all ranks; return it, and its ranks in the order of the places that they take."""
+    before = pool.mpi.Get_group()
+    smaller = pool.shrink()
+    now = smaller.mpi.Get_group()
+    moved = now.Translate_ranks(range(smaller.size), before)
+    by_old = {old: new for new, old in enumerate(moved)}
+    free = iter([new for new, old in enumerate(moved) if old not in places])
+    taken = [by_old[old] if old in by_old else next(free, None) for old in places]
+    return smaller, [rank for rank in taken if rank is not None]
