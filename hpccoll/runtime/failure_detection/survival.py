@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Final
 
@@ -17,6 +18,7 @@ from hpccoll.runtime.failure_detection.rank_losses import KillRequest, find_memb
 from hpccoll.runtime.failure_detection.watchdog import TIMEOUT, Watchdog, read_timeout
 from hpccoll.runtime.job import ProcessId
 from hpccoll.runtime.progress import get_progress
+from hpccoll.runtime.recorder.flight_recorder import DIRECTORY
 
 TICK_S: Final = 0.05  # between two questions to MPI, which take 0.2 us
 BUSY_TICK_S: Final = 0.002
@@ -37,6 +39,7 @@ class Survival:
         self._suspicious_until = 0.0
         self._awaits_answers = False
         self._guarded: list[MPI.Intracomm] = []
+        self._dead: frozenset[int] = frozenset()  # ranks of MPI.COMM_WORLD
         self._acknowledged = 0  # dead processes that the probes of MPI.COMM_WORLD no longer report
 
     @contextmanager
@@ -80,8 +83,11 @@ class Survival:
         if not surviving:
             return
         failed, stop = MPI.COMM_WORLD.Get_failed(), get_progress().stop_wait
-        if failed.size > self._acknowledged:  # or the progress thread's probes return without letting MPI advance
+        if failed.size > self._acknowledged:
+            # Otherwise the progress thread's probes of MPI.COMM_WORLD return without letting MPI advance.
             self._acknowledged = MPI.COMM_WORLD.Ack_failed(failed.size)
+            self._dead = frozenset(find_members(failed, MPI.COMM_WORLD))
+            self._remove_recordings(surviving[0].state.recorder.path)
         self._awaits_answers = False
         for watch in surviving:
             if watch.losses is not None:
@@ -90,6 +96,20 @@ class Survival:
             if failed.size and find_members(failed, comm):
                 comm.Revoke()
         failed.Free()
+
+    def _remove_recordings(self, path: str | None) -> None:
+        """Remove the recorder files of dead ranks of this host, unless HPCCOLL_RECORDER keeps them.
+
+        `path` is that of this rank's file.
+        """
+        own = self._processes.get(MPI.COMM_WORLD.rank)
+        if path is None or own is None or os.environ.get(DIRECTORY):
+            return
+        for rank in self._dead:
+            process = self._processes.get(rank)
+            if process is not None and process[1:3] == own[1:3] and process[3]:
+                with suppress(OSError):
+                    os.unlink(f"{os.path.dirname(path)}/{process[3]}")  # noqa: PTH108, PTH120 - `pathlib` takes 5 ms
 
     def kill_hung(
         self, watchdog: Watchdog, ask: Callable[[int, object], None] | None, poll: Callable[[], None]
@@ -100,10 +120,9 @@ class Survival:
         """
         if not self._processes:
             return False
-        guilty, reason = watchdog.find_guilty(ask, poll)
-        for rank in guilty:
-            if rank not in self._processes:
-                return False
+        guilty, reason = watchdog.find_guilty(ask, poll, self._dead)
+        if not self._processes.keys() >= set(guilty):
+            return False
         if guilty:
             ranks = ", ".join(map(str, guilty))
             sys.stderr.write(

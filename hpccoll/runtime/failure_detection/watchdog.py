@@ -240,12 +240,16 @@ class Watchdog:
         return f"{begin}, so their results may be wrong.\n{format_analysis(evidence, analysis)}\n{_advise()}"
 
     def find_guilty(
-        self, ask: Callable[[int, object], None] | None, poll: Callable[[], None]
+        self, ask: Callable[[int, object], None] | None, poll: Callable[[], None], dead: frozenset[int]
     ) -> tuple[tuple[int, ...], str]:
-        """Return the ranks for which the others wait, and why; the arguments are those of `report`."""
+        """Return the ranks, other than the ranks `dead`, for which the others wait, and why; see `report`."""
         from hpccoll.crash import format_analysis
 
-        evidence, analysis = _analyze(self._collect(ask, poll))
+        collection = self._collect(ask, poll)
+        for rank in dead:
+            for each in (collection.recordings, collection.elsewhere, collection.states):
+                each.pop(rank, None)
+        evidence, analysis = _analyze(collection)
         return analysis.guilty, format_analysis(evidence, analysis)
 
     def note_death(self, rank: int) -> None:
