@@ -33,8 +33,9 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "ANY_SOURCE", "PROC_NULL", "BufferError", "CommunicationError", "Communicator", "DeadlockError", "HpccollError",
-    "LauncherError", "MismatchError", "PlanError", "RecordingError", "RankLostError", "Reduction", "ReductionError", "UnavailableError",
-    "UnknownNameError", "UsageError", "WaitTimeoutError", "WrongResultError", "premul_sum", "survivors",
+    "LauncherError", "MismatchError", "PlanError", "RankLostError", "RecordingError", "Reduction", "ReductionError",
+    "UnavailableError", "UnknownNameError", "UsageError", "WaitTimeoutError", "WrongResultError", "premul_sum",
+    "survivors",
 ]  # fmt: skip
 
 

@@ -1,7 +1,8 @@
 """The public API: collectives, messages, Python objects, groups and symmetric buffers on one class, `Communicator`.
 
 Start with communicator.py; cartesian.py has communicators on grids of ranks.
-survival.py lets a program go on after the death of ranks. base.py runs every collective; each other file has the methods of one group.
+survival.py lets a program go on after the death of ranks. base.py runs every collective; each other file has the
+methods of one group.
 """
 
 from __future__ import annotations

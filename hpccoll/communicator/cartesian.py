@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, SupportsIndex
 
 import numpy as np
 
-from hpccoll.communicator.array_types import ArrayT, Rank
+from hpccoll.communicator.array_types import ArrayT, OnFailure, Rank
 from hpccoll.communicator.communicator import Communicator
 from hpccoll.errors import BufferError, UsageError
 from hpccoll.runtime.arguments import empty_like

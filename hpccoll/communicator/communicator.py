@@ -81,7 +81,7 @@ class Communicator(
         self.is_done = False
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool | None:
         if self.is_block:  # the loop `survivors` closes it, and runs the block again
             self.is_done = kind is None
             return kind is not None and issubclass(kind, RankLostError)

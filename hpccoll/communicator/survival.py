@@ -39,7 +39,7 @@ class SurvivalMethods(CommunicatorBase):
         """
         self._require_survival("shrink")
         while True:
-            base = self._comm.Shrink()
+            base = job.load_mpi().Intracomm(self._comm.Shrink())
             made = self._try_to_make(partial(self._make_like, base), base)
             if _agree(base, made is not None):
                 break
@@ -73,7 +73,7 @@ class SurvivalMethods(CommunicatorBase):
 
     def keep_from(self, predecessor: SurvivalMethods) -> None:
         """Keep the arrays of operations that a death has ended, to which MPI may still write, until this is closed."""
-        self._kept = predecessor._engine.list_kept()  # noqa: SLF001 - a method of the same class
+        self._kept = predecessor._engine.list_kept()
 
     def discard(self) -> None:
         """Close the communicator without waiting for other ranks, and free its memory."""
@@ -144,16 +144,17 @@ def survivors(*, spares: int = 0, **options: Any) -> Iterator[Communicator]:
         raise UsageError(f"spares={spares} leaves no rank of {pool.size} to work; pass a smaller number")
     places = list(range(pool.size - spares))
     while True:
-        comm, done = pool, True
-        if spares:
-            comm, done = _make_block(pool, places)
+        comm, done = _make_block(pool, places) if spares else (pool, True)
         if comm is not None:
             comm.is_block = True
             yield comm
             done = comm.is_done
         has_ended = pool.agree(done)
         if comm is not None and comm is not pool:
-            comm.close() if has_ended else comm.discard()
+            if has_ended:
+                comm.close()
+            else:
+                comm.discard()
         if has_ended:
             break
         pool, places = _replace_dead(pool, places)

