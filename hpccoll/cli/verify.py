@@ -26,7 +26,7 @@ from hpccoll.cli.progress import show_progress
 from hpccoll.cli.run_record import open_serial_output
 from hpccoll.cli.schedules import ScheduleOptions, add_schedule_options, are_schedules, run_cases
 from hpccoll.errors import HpccollError, PlanError, UnknownNameError, find_similar_names
-from hpccoll.plan import Count, Groups, Nodes, Operation, Proof
+from hpccoll.plan import Count, Groups, Nodes, Operation, Proof, check_survival
 from hpccoll.records import ProvenPlanRecord
 from hpccoll.schedules import list_schedule_names
 from hpccoll.units import format_count, parse_rank_counts
@@ -84,9 +84,13 @@ def format_layout(ranks: int, nodes: Nodes) -> str:
     return "+".join(runs) + (" interleaved" if groups.members is not None else "")
 
 
-def prove_variants(algorithm: Algorithm, ranks: int) -> ProvenPlanRecord:
-    """Prove all variants of `algorithm` on `ranks` ranks; failures are recorded in the result, not raised."""
+def prove_variants(algorithm: Algorithm, ranks: int, *, survive: bool = False) -> ProvenPlanRecord:
+    """Prove all variants of `algorithm` on `ranks` ranks; failures are recorded in the result, not raised.
+
+    With `survive`, also prove what the death of a rank does to the others (`check_survival`).
+    """
     start, failures, plans = time.perf_counter(), [], 0
+    deaths = split = 0
     proof: Proof | None = None
     for root, chunks, nodes in list_variants(algorithm, ranks):
         plans += 1
@@ -94,6 +98,9 @@ def prove_variants(algorithm: Algorithm, ranks: int) -> ProvenPlanRecord:
         variant = f"root {root}, {chunks} chunks" + (f", nodes {nodes}" if nodes is not None else "")
         try:
             proof = loader.prove_algorithm(algorithm, ranks, root, chunks, counts, nodes)
+            if survive:
+                survival = check_survival(algorithm.plan(ranks, root, chunks, nodes))
+                deaths, split = deaths + survival.deaths, split + survival.split_deaths
         except PlanError as error:
             failures.append(f"{variant}: {error}")
         except Exception as error:  # noqa: BLE001 - an algorithm that raises is wrong; the others must still be proven
@@ -113,6 +120,8 @@ def prove_variants(algorithm: Algorithm, ranks: int) -> ProvenPlanRecord:
         sent_mean=float(proof.cost.mean) if proof else None,
         sent_most=float(proof.cost.most) if proof else None,
         seconds=round(time.perf_counter() - start, 6),
+        deaths=deaths if survive else None,
+        split_deaths=split if survive else None,
     )
 
 
@@ -158,9 +167,9 @@ def _find_operation(name: str) -> Operation:
         raise UnknownNameError("operation or schedule", name, known, hint) from None
 
 
-def _prove_batch(tasks: list[tuple[str, int]]) -> list[ProvenPlanRecord]:
+def _prove_batch(tasks: list[tuple[str, int]], survive: bool) -> list[ProvenPlanRecord]:
     """Prove tasks (algorithm's full name, rank count) in a worker process; an algorithm itself may not be picklable."""
-    return [prove_variants(resolve_algorithms([name])[0], ranks) for name, ranks in tasks]
+    return [prove_variants(resolve_algorithms([name])[0], ranks, survive=survive) for name, ranks in tasks]
 
 
 def _exit_with_parent() -> None:
@@ -176,7 +185,13 @@ def _exit_with_parent() -> None:
     Thread(target=wait_and_exit, daemon=True).start()
 
 
-def prove_all(algorithms: Sequence[Algorithm], ranks: Sequence[int], done: Callable[[ProvenPlanRecord], None]) -> None:
+def prove_all(
+    algorithms: Sequence[Algorithm],
+    ranks: Sequence[int],
+    done: Callable[[ProvenPlanRecord], None],
+    *,
+    survive: bool = False,
+) -> None:
     """Prove every algorithm on every rank count in worker processes, one per core; call `done` with each result; block.
 
     This process does all the work if there is little to prove, only one core, or an algorithm from a file.
@@ -186,7 +201,7 @@ def prove_all(algorithms: Sequence[Algorithm], ranks: Sequence[int], done: Calla
     from_files = any(loader.is_user_defined(each) for each in algorithms)  # worker processes have not loaded these
     if from_files or cores == 1 or sum(n for _, n in tasks) <= MAX_SERIAL_RANKS * len(algorithms):
         for algorithm, n in tasks:
-            done(prove_variants(algorithm, n))
+            done(prove_variants(algorithm, n, survive=survive))
         return
     # Tasks are sorted by rank count and distributed round-robin, so that all batches take about the same time.
     count = max(cores, len(tasks) // TASKS_PER_BATCH)
@@ -194,7 +209,7 @@ def prove_all(algorithms: Sequence[Algorithm], ranks: Sequence[int], done: Calla
     # Worker processes are spawned, because a forked child could inherit a lock that the progress bar's thread holds.
     with ProcessPoolExecutor(cores, get_context("spawn"), initializer=_exit_with_parent) as pool:
         try:
-            for future in as_completed([pool.submit(_prove_batch, batch) for batch in batches]):
+            for future in as_completed([pool.submit(_prove_batch, batch, survive) for batch in batches]):
                 for result in future.result():
                     done(result)
         except BaseException:
@@ -224,6 +239,16 @@ def _print_results(algorithms: Sequence[Algorithm], results: Sequence[ProvenPlan
     print_table(title, columns, rows, numbers=columns[1:6], wraps=columns[-1:], drops=columns[-1:])
 
 
+def _print_deaths(results: Sequence[ProvenPlanRecord]) -> None:
+    """Print how many deaths were tried, and what survivors know afterwards."""
+    deaths = sum(result.deaths or 0 for result in results)
+    split = sum(result.split_deaths or 0 for result in results)
+    click.echo(
+        f"{deaths} deaths of a rank: no survivor waits for ever or has a wrong result. After {split} of them, some "
+        "survivors have the result while others raise RankLostError; a rank that raises knows nothing of its output."
+    )
+
+
 def _print_layouts(ranks: Sequence[int]) -> None:
     """Print one row per kind of node layout on the given rank counts, with its smallest and its largest layout."""
     covered: dict[str, list[str]] = {}
@@ -243,9 +268,16 @@ def _print_layouts(ranks: Sequence[int]) -> None:
     shell_complete=complete_plans,
 )
 @click.option("--ranks", default="1:32", show_default=True, metavar="N,FIRST:LAST,...", help="Rank counts to prove.")
+@click.option(
+    "--survive",
+    is_flag=True,
+    help="Prove as well that the death of any rank in any round leaves no survivor waiting, or with a wrong result.",
+)
 @add_schedule_options("2:8", "1:16")
 @json_option()
-def verify(names: tuple[str, ...], ranks: str, json_file: str | None, schedule_options: ScheduleOptions) -> None:
+def verify(
+    names: tuple[str, ...], ranks: str, survive: bool, json_file: str | None, schedule_options: ScheduleOptions
+) -> None:
     """Prove plans: every contribution arrives exactly once, in a fixed order, and nothing can deadlock.
 
     Without a name all plans are proven; OP without ALGORITHM selects all algorithms of an operation; FILE.py:FUNCTION
@@ -269,9 +301,11 @@ def verify(names: tuple[str, ...], ranks: str, json_file: str | None, schedule_o
             lines.write(result.as_dict())
             advance(f"{result.op}/{result.algorithm}")
 
-        prove_all(algorithms, counts, add_result)
+        prove_all(algorithms, counts, add_result, survive=survive)
     if json_file != STDOUT:
         _print_results(algorithms, results)
+        if survive:
+            _print_deaths(results)
         if any("nodes" in algorithm.parameters for algorithm in algorithms):
             _print_layouts(counts)
     failures = [failure for result in sorted(results, key=lambda each: each.ranks) for failure in result.failures]

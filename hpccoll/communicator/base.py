@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from inspect import isfunction
@@ -64,11 +63,7 @@ class CommunicatorBase:
         name: str = "",
         on_failure: OnFailure = "end",
     ) -> None:
-        if on_failure not in ("end", "raise"):
-            raise UsageError(f'on_failure={on_failure!r} is neither "end" nor "raise"; pass one of them')
-        job.load_mpi()
-        if on_failure == "raise":
-            require_fault_tolerance()
+        _check_on_failure(on_failure)
         base, progress = job.get_world() if comm is None else _require_one_group(comm), get_progress()
         progress.release_garbage()
         wait_for_ranks(base, progress)
@@ -84,7 +79,6 @@ class CommunicatorBase:
         self._argument_check = ArgumentCheck(comm, self._engine.progress) if compares else None
         self._mixed_forms = mixed_forms
         state, uses_pinned = self._engine.state, self._engine.uses_pinned_memory
-        state.kill_at = read_fault(job.load_mpi().COMM_WORLD.rank)
         self._messages = PointToPoint(self._message_comm, progress, state, uses_pinned)
         self._exchange = self._messages.messenger.exchange
         self._objects = ObjectCollectives(self._message_comm, progress, state, oversubscribed=node.oversubscribed)
@@ -94,24 +88,25 @@ class CommunicatorBase:
         self._release = weakref.finalize(self, progress.discard, release)
         self._engine.get_owner = weakref.ref(self)
         self._state, self._abort_on_error, self._on_failure = self._engine.state, abort_on_error, on_failure
+        self._watch()
+
+    def _watch(self) -> None:
+        """Watch the other ranks until `_stop_watch` is called; their deaths raise RankLostError if the user says so."""
+        survives, state, processes = self._on_failure == "raise", self._state, self._engine.processes
         self._kept: list[object] = []  # see `keep_from`
-        self._control = comm.Dup() if on_failure == "raise" else None  # is never revoked
-        self._losses = None if self._control is None else self._make_losses()
-        self._stop_watch = self._watch()
+        self._control = self._comm.Dup() if survives else None  # is never revoked
+        self._losses: LossWatch | None = None
+        if survives:
+            others = [] if self._argument_check is None else [self._argument_check.comm]
+            state.survives = True
+            self._losses = LossWatch([self._comm, self._message_comm, *others], state, self._engine.hosts)
+        state.kill_at = read_fault(job.load_mpi().COMM_WORLD.rank)
+        comm = self._comm if self._control is None else self._control
+        self._stop_watch = get_endings().open(
+            comm, state, processes, abort_on_error=self._abort_on_error, losses=self._losses
+        )
         # Of the communicators that the loop `survivors` yields: whether it is one, and whether its block has ended.
         self.is_block, self.is_done = False, True
-
-    def _make_losses(self) -> LossWatch:
-        """Let calls raise RankLostError after the death of a rank, and return the watch for it."""
-        others = [] if self._argument_check is None else [self._argument_check.comm]
-        self._state.survives = True
-        return LossWatch([self._comm, self._message_comm, *others], self._state, self._engine.hosts)
-
-    def _watch(self) -> Callable[[], None]:
-        """Watch the other ranks until the returned function is called."""
-        processes, aborts = self._engine.processes, self._abort_on_error
-        comm = self._comm if self._control is None else self._control
-        return get_endings().open(comm, self._state, processes, abort_on_error=aborts, losses=self._losses)
 
     def close(self) -> None:
         """Wait for operations in flight, then free requests, shared memory and the MPI communicators; collective.
@@ -333,6 +328,15 @@ class CommunicatorBase:
         if operation is Operation.REDUCE and self.rank != root:
             return x
         return result[()] if isinstance(x, np.generic) else result.item()
+
+
+def _check_on_failure(on_failure: OnFailure) -> None:
+    """Raise UsageError for another value than the type allows, UnavailableError if this MPI cannot do it."""
+    if on_failure not in ("end", "raise"):
+        raise UsageError(f'on_failure={on_failure!r} is neither "end" nor "raise"; pass one of them')
+    if on_failure == "raise":
+        job.load_mpi()
+        require_fault_tolerance()
 
 
 def _require_one_group(comm: MPI.Intracomm) -> MPI.Intracomm:
