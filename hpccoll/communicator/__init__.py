@@ -9,6 +9,6 @@ from __future__ import annotations
 
 from hpccoll.communicator.cartesian import CartesianCommunicator
 from hpccoll.communicator.communicator import Communicator
-from hpccoll.communicator.survival import survivors
+from hpccoll.communicator.survivors import survivors
 
 __all__ = ["CartesianCommunicator", "Communicator", "survivors"]

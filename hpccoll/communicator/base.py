@@ -22,6 +22,7 @@ from hpccoll.runtime.agreement import wait_for_ranks
 from hpccoll.runtime.argument_check import EXCHANGED, ArgumentCheck, is_enabled
 from hpccoll.runtime.arguments import SUM, check_call
 from hpccoll.runtime.arrays import normalize_reduction
+from hpccoll.runtime.backoff import settle
 from hpccoll.runtime.call_cache import Request
 from hpccoll.runtime.collective_call import CollectiveCall
 from hpccoll.runtime.engine import Engine
@@ -30,7 +31,7 @@ from hpccoll.runtime.failure_detection.rank_losses import LossWatch, read_fault
 from hpccoll.runtime.fault_tolerance import require_fault_tolerance
 from hpccoll.runtime.messages.objects import ObjectCollectives
 from hpccoll.runtime.messages.point_to_point import PointToPoint
-from hpccoll.runtime.progress import get_progress, settle
+from hpccoll.runtime.progress import get_progress
 from hpccoll.runtime.work import Work
 from hpccoll.selection import MPI_LIBRARY
 

@@ -1,14 +1,14 @@
-"""Going on after the death of ranks: `shrink`, `agree`, and the loop `survivors`."""
+"""Going on after the death of ranks: `shrink` and `agree`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from hpccoll.communicator.base import CommunicatorBase
-from hpccoll.errors import CommunicationError, RankLostError, UsageError
+from hpccoll.errors import CommunicationError, UsageError
 from hpccoll.plan import Operation
 from hpccoll.runtime import job
 from hpccoll.runtime.failure_detection.endings import get_endings
@@ -43,10 +43,7 @@ class SurvivalMethods(CommunicatorBase):
             made = self._try_to_make(partial(self._make_like, base), base)
             if _agree(base, made is not None):
                 break
-            if made is None:
-                with suppress(Exception):  # MPI may refuse any call on a communicator with dead ranks
-                    base.Free()
-            else:
+            if made is not None:
                 made.discard()
         if made is None:
             raise CommunicationError("the ranks disagree about a new communicator; end the job and start it again")
@@ -76,18 +73,16 @@ class SurvivalMethods(CommunicatorBase):
         self._kept = predecessor._engine.list_kept()
 
     def discard(self) -> None:
-        """Close the communicator without waiting for other ranks, and free its memory."""
-        if self._release.detach() is None:
-            return
-        self._stop_watch()
-        self._messages.messenger.close()
-        self._engine.free()
-        self._engine.progress.release_garbage()
-        comms = [self._message_comm, self._control, self._comm]
-        for comm in comms:
-            with suppress(Exception):  # MPI may refuse to free a communicator with dead ranks
-                if comm is not None:
-                    comm.Free()
+        """Close the communicator without waiting for other ranks, and free its memory.
+
+        The MPI communicators are not freed, because Open MPI would give their numbers to new ones, and late messages of
+        other survivors, or a late revocation, would then reach the new ones.
+        """
+        if self._release.detach() is not None:
+            self._stop_watch()
+            self._messages.messenger.close()
+            self._engine.free()
+            self._engine.progress.release_garbage()
 
     def _make_like(self, base: MPI.Intracomm) -> Communicator:
         """Return a communicator that owns `base` and has this one's options."""
@@ -117,65 +112,3 @@ def _agree(comm: MPI.Intracomm, flag: bool) -> bool:
             return bool(comm.Agree(int(flag)))
         except job.load_mpi().Exception:  # on all ranks, because some rank has not acknowledged a death
             comm.Ack_failed()
-
-
-def survivors(*, spares: int = 0, **options: Any) -> Iterator[Communicator]:
-    """Yield a communicator of all ranks, and after the death of ranks one of the others, until a block ends on all.
-
-    The block is `for comm in hpccoll.survivors(): with comm: ...`. A RankLostError ends it, and it runs again.
-
-    Args:
-        spares: the number of ranks, the last ones, that take the places of dead ranks. They run no block until then.
-        options: arguments of `Communicator`.
-
-    Raises:
-        UnavailableError: this MPI does not go on after the death of a rank; the message has a command that does.
-        UsageError: `spares` is not below the number of ranks.
-
-    Example:
-        >>> for comm in hpccoll.survivors():  # doctest: +SKIP
-        ...     with comm:
-        ...         train(comm)
-    """
-    from hpccoll.communicator.communicator import Communicator
-
-    pool = Communicator(on_failure="raise", **options)
-    if not 0 <= spares < pool.size:
-        raise UsageError(f"spares={spares} leaves no rank of {pool.size} to work; pass a smaller number")
-    places = list(range(pool.size - spares))
-    while True:
-        comm, done = _make_block(pool, places) if spares else (pool, True)
-        if comm is not None:
-            comm.is_block = True
-            yield comm
-            done = comm.is_done
-        has_ended = pool.agree(done)
-        if comm is not None and comm is not pool:
-            if has_ended:
-                comm.close()
-            else:
-                comm.discard()
-        if has_ended:
-            break
-        pool, places = _replace_dead(pool, places)
-    pool.close()
-
-
-def _make_block(pool: Communicator, places: list[int]) -> tuple[Communicator | None, bool]:
-    """Return the communicator of the ranks that work, None on the others; and whether no rank died meanwhile."""
-    try:
-        return pool.new_group(places), True
-    except RankLostError:
-        return None, False
-
-
-def _replace_dead(pool: Communicator, places: list[int]) -> tuple[Communicator, list[int]]:
-    """Shrink the communicator of all ranks; return it, and its ranks in the order of the places that they take."""
-    before = pool.mpi.Get_group()
-    smaller = pool.shrink()
-    now = smaller.mpi.Get_group()
-    moved = now.Translate_ranks(range(smaller.size), before)
-    by_old = {old: new for new, old in enumerate(moved)}
-    free = iter([new for new, old in enumerate(moved) if old not in places])
-    taken = [by_old[old] if old in by_old else next(free, None) for old in places]
-    return smaller, [rank for rank in taken if rank is not None]

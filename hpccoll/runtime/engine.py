@@ -40,8 +40,9 @@ from hpccoll.runtime.node_memory.node import NodeMemory
 from hpccoll.runtime.node_memory.symmetric import shared_buffers
 from hpccoll.runtime.plan_executable import Context, PlanExecutable
 from hpccoll.runtime.progress import InFlight, get_progress
-from hpccoll.runtime.recorder.call_recorder import CallRecorder, WaitReason
+from hpccoll.runtime.recorder.call_recorder import CallRecorder
 from hpccoll.runtime.recorder.flight_recorder import get_recorder
+from hpccoll.runtime.recorder.waits import WaitReason
 from hpccoll.runtime.started_operations import StartedOperations
 from hpccoll.runtime.work import MpiTransfer, explain_mpi_error
 from hpccoll.selection import Selection, Selector

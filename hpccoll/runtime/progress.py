@@ -14,7 +14,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import cache
 from typing import Any, Final, TypeVar
 from weakref import WeakSet
@@ -23,15 +23,15 @@ from mpi4py import MPI
 
 from hpccoll.errors import CommunicationError, HpccollError, UsageError, WaitTimeoutError
 from hpccoll.native import MpiFunctions, configure_progress, set_polling, stop_progress
-from hpccoll.runtime.backoff import Backoff
-from hpccoll.runtime.recorder.call_recorder import CallRecorder, WaitReason
+from hpccoll.runtime.backoff import Backoff, settle
+from hpccoll.runtime.recorder.call_recorder import CallRecorder
+from hpccoll.runtime.recorder.waits import WaitReason
 from hpccoll.runtime.running_clock import MOST_STEP_S
 from hpccoll.runtime.signal_errors import is_raised_by_signal_handler
 
 Result = TypeVar("Result")
 NEVER: Final = float("inf")
 TIME_IS_UP: Final = "other ranks did not arrive in time"
-SETTLE_S: Final = 0.5  # longer than other ranks take to read the notice of an interruption (endings.NOTICE_TICK_S)
 # Of probes of MPI.COMM_WORLD that let MPI advance; hpccoll sends no message with it. MPICH does not advance accesses to
 # windows during a probe of MPI.COMM_SELF.
 POLLED_TAG: Final = 32767
@@ -385,18 +385,6 @@ class Progress:
         if errors:
             raise errors[0]
         return outcome[0]
-
-
-def settle(conditions: Iterable[Callable[[], object]]) -> None:
-    """Wait until all conditions are true, for up to SETTLE_S seconds.
-
-    To be called after an exception in a call, before the program goes on: the program may write to the call's arrays,
-    and a rank that does not know of the exception yet would otherwise take these numbers for those of the call.
-    """
-    end, backoff = time.monotonic() + SETTLE_S, Backoff(spins=False)
-    waiting = list(conditions)
-    while (waiting := [is_true for is_true in waiting if not is_true()]) and time.monotonic() < end:
-        backoff.pause()
 
 
 @cache

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from weakref import WeakValueDictionary
 
 from hpccoll.errors import CommunicationError
-from hpccoll.runtime.progress import InFlight, Progress, settle
+from hpccoll.runtime.backoff import settle
+from hpccoll.runtime.progress import InFlight, Progress
 from hpccoll.runtime.recorder.call_recorder import CallRecorder
-from hpccoll.runtime.recorder.interruption import RankLoss
+from hpccoll.runtime.recorder.interruption import LostRanks
 
 
 class StartedOperations:
@@ -59,7 +60,7 @@ class StartedOperations:
         After a death there is nothing to wait for: no survivor returns a result any more (recorder/call_recorder.py). A
         survivor that did not answer, because it is stopped, must not pass the last fence of a collective later.
         """
-        if isinstance(self._state.interruption, RankLoss):
+        if isinstance(self._state.interruption, LostRanks):
             self._retract()
             return
         self._progress.hand_over()

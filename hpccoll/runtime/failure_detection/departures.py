@@ -21,8 +21,10 @@ from typing import Any, Final
 from mpi4py import MPI
 
 from hpccoll.runtime.failure_detection.rank_losses import LossNotice, LossWatch
-from hpccoll.runtime.recorder.call_recorder import CallRecorder, WaitReason
-from hpccoll.runtime.recorder.interruption import Interruption, RankLoss
+from hpccoll.runtime.progress import get_progress
+from hpccoll.runtime.recorder.call_recorder import CallRecorder
+from hpccoll.runtime.recorder.interruption import Interruption, LostRanks
+from hpccoll.runtime.recorder.waits import WaitReason
 
 NOTICE_TAG: Final = 8189  # below the tag of agreement.py, above those of asynchronous operations
 PATIENCE_S: Final = 1.0  # shorter waits are never examined
@@ -177,7 +179,7 @@ class DepartureWatch:
         interruption = self.state.interruption
         if interruption is None:
             return False
-        if isinstance(interruption, RankLoss):  # MPI ends waits on the revoked communicator by itself
+        if isinstance(interruption, LostRanks):  # MPI ends waits on the revoked communicator by itself
             if self.state.is_in_call:
                 stop_wait(self.state)
             return False
@@ -293,3 +295,16 @@ class DepartureWatch:
         """Send a notice without blocking; nothing happens if the receiver is known to have died."""
         with suppress(MPI.Exception) if self.losses is not None else nullcontext():
             self._requests.append(self.comm.isend(notice, dest, NOTICE_TAG))
+
+
+def has_messages_for(state: CallRecorder, rank: int) -> bool:
+    """Whether this rank has an unfinished message to or from `rank` on the communicator of `state`."""
+    progress = get_progress()
+    progress.hand_over()
+    awaited = [transfer.awaited for transfer in list(progress.transfers) if not transfer.done]
+    return any(wait is not None and wait.state is state and rank in wait.peers for wait in awaited)
+
+
+def find_world_rank(watch: DepartureWatch, rank: int) -> int:
+    """Return the rank in MPI.COMM_WORLD of a rank of a communicator."""
+    return int(watch.comm.group.Translate_ranks([rank], MPI.COMM_WORLD.group)[0])

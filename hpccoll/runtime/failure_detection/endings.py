@@ -37,7 +37,7 @@ from hpccoll.errors import CommunicationError
 from hpccoll.native import exit_after
 from hpccoll.runtime import job
 from hpccoll.runtime.backoff import Backoff
-from hpccoll.runtime.failure_detection.departures import Complaint, DepartureWatch
+from hpccoll.runtime.failure_detection.departures import Complaint, DepartureWatch, find_world_rank, has_messages_for
 from hpccoll.runtime.failure_detection.process_watch import ProcessWatch, find_error_location, find_location
 from hpccoll.runtime.failure_detection.rank_losses import LossWatch
 from hpccoll.runtime.failure_detection.survival import Survival
@@ -45,6 +45,7 @@ from hpccoll.runtime.failure_detection.watchdog import Watchdog, read_timeout
 from hpccoll.runtime.job import ProcessId
 from hpccoll.runtime.progress import get_progress
 from hpccoll.runtime.recorder.call_recorder import CallRecorder
+from hpccoll.runtime.recorder.flight_recorder import FlightRecorder
 from hpccoll.runtime.recorder.interruption import Interruption
 from hpccoll.runtime.running_clock import RunningClock
 
@@ -99,21 +100,16 @@ class JobEndings:
         """Watch a communicator of several ranks until the returned function is called.
 
         Args:
-            comm: the MPI communicator of the collectives, or of notices alone if there is a `losses`.
-            state: this rank's calls on the communicator.
+            comm: the MPI communicator of the collectives, or that of the notices if there is a `losses`.
+            state: this rank's calls.
             processes: the processes of the communicator's ranks, by rank in MPI.COMM_WORLD.
             abort_on_error: whether this rank may end the job.
             losses: the deaths of the communicator's ranks, if calls raise RankLostError.
         """
         if comm.size == 1:
-            return _do_nothing
-        if self._watchdog is None or self._processes is None:
-            self._watchdog = Watchdog(state.recorder, self._where)
-            self._processes = ProcessWatch(state.recorder, self._note_death)
-            self._thread = threading.Thread(target=self._check_periodically, name="hpccoll-watchdog", daemon=True)
-            self._thread.start()
-        self._processes.add(processes)
-        has_messages, receive = partial(_has_messages_for, state), partial(self._watchdog.receive, reply=self._notify)
+            return lambda: None
+        watchdog = self._start_thread(state.recorder, processes)
+        has_messages, receive = partial(has_messages_for, state), partial(watchdog.receive, reply=self._notify)
         if losses is not None:
             self._survival.add(processes)
             receive = partial(self._survival.receive, receive)
@@ -129,8 +125,18 @@ class JobEndings:
 
         return close
 
+    def _start_thread(self, recorder: FlightRecorder, processes: Mapping[int, ProcessId]) -> Watchdog:
+        """Start the thread unless it runs; watch the processes of a communicator's ranks."""
+        if self._watchdog is None or self._processes is None:
+            self._watchdog = Watchdog(recorder, self._where)
+            self._processes = ProcessWatch(recorder, self._note_death)
+            self._thread = threading.Thread(target=self._check_periodically, name="hpccoll-watchdog", daemon=True)
+            self._thread.start()
+        self._processes.add(processes)
+        return self._watchdog
+
     def guard(self, comm: MPI.Intracomm) -> AbstractContextManager[None]:
-        """Revoke `comm`, which no communicator of hpccoll has yet, if one of its ranks dies in the `with` block."""
+        """Revoke `comm`, which no communicator has yet, if one of its ranks dies in the `with` block."""
         return self._survival.guard(comm, self._lock)
 
     @property
@@ -390,7 +396,7 @@ class JobEndings:
         if self._exit is not None and self._exit[1] == self._count_calls():
             ended += f" by {self._exit[0]}"
         calls = "1 collective call" if watch.calls == 1 else f"{watch.calls} collective calls"
-        waits = [f"rank {_world_rank(each, complaint.rank)} {complaint}" for each, complaint in complaints]
+        waits = [f"rank {find_world_rank(each, complaint.rank)} {complaint}" for each, complaint in complaints]
         if len(waits) > MOST_LISTED:
             waits[MOST_LISTED:] = [f"and {len(waits) - MOST_LISTED} more"]
         sys.stderr.write(
@@ -413,20 +419,3 @@ _SUCCESS = ("sys.exit()", "sys.exit(0)", "sys.exit(False)")
 def _is_interactive() -> bool:
     """Whether Python or IPython shows exceptions to a user who goes on typing."""
     return hasattr(sys, "ps1") or bool(sys.flags.interactive)
-
-
-def _do_nothing() -> None:
-    """Do nothing."""
-
-
-def _has_messages_for(state: CallRecorder, rank: int) -> bool:
-    """Whether this rank has an unfinished message to or from `rank` on the communicator of `state`."""
-    progress = get_progress()
-    progress.hand_over()
-    awaited = [transfer.awaited for transfer in list(progress.transfers) if not transfer.done]
-    return any(wait is not None and wait.state is state and rank in wait.peers for wait in awaited)
-
-
-def _world_rank(watch: DepartureWatch, rank: int) -> int:
-    """Return the rank in MPI.COMM_WORLD of a rank of a communicator."""
-    return int(watch.comm.group.Translate_ranks([rank], MPI.COMM_WORLD.group)[0])

@@ -26,7 +26,7 @@ from mpi4py import MPI
 from hpccoll.errors import UsageError
 from hpccoll.runtime.job import ProcessId
 from hpccoll.runtime.recorder.call_recorder import CallRecorder
-from hpccoll.runtime.recorder.interruption import RankLoss
+from hpccoll.runtime.recorder.interruption import LostRanks
 
 ANSWER_S: Final = 2.0
 FAULT: Final = "HPCCOLL_FAULT"
@@ -102,7 +102,7 @@ class LossWatch:
     def _end_calls(self, stop: Callable[[], None]) -> None:
         """Let this rank's calls in flight, and later ones, raise RankLostError."""
         ranks = tuple(sorted(self._dead))
-        self._state.receive_interruption(RankLoss(ranks, tuple(self._hosts[rank] for rank in ranks)))
+        self._state.receive_interruption(LostRanks(ranks, tuple(self._hosts[rank] for rank in ranks)))
         for comm in self._comms:
             with suppress(MPI.Exception):
                 comm.Revoke()

@@ -22,17 +22,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from hpccoll.errors import CommunicationError, HpccollError, RankLostError, UsageError, WaitTimeoutError
 from hpccoll.native import CallCounter
 from hpccoll.runtime.recorder import layout
 from hpccoll.runtime.recorder.flight_recorder import FlightRecorder
-from hpccoll.runtime.recorder.interruption import Interruption, RankLoss
+from hpccoll.runtime.recorder.interruption import INTERRUPTED, Interruption, LostRanks
 from hpccoll.runtime.recorder.layout import CallKind
-
-if TYPE_CHECKING:
-    from types import TracebackType
+from hpccoll.runtime.recorder.waits import BackgroundWait, RecordedWait, WaitReason
 
 NO_MARKS: Final[Mapping[int, Callable[[], None]]] = MappingProxyType({})
 # Records the beginning of a blocking collective call, and returns the place of its entry for `end` and `fail`.
@@ -44,7 +42,6 @@ def is_round_mark(call: Callable[[], object]) -> bool:
     return isinstance(call, partial) and getattr(call.func, "__name__", "") == "__setitem__"
 
 
-INTERRUPTED: Final = "interrupted"  # `CallRecorder.current` of an unusable communicator between calls
 LOSS_S: Final = 1.5  # after an error of MPI that may be due to a dead rank, until the death must be known
 LOSS_POLL_S: Final = 0.001
 LOSS_KNOWN_S: Final = 10.0  # after a death is known, until this rank's watch must have told the other ranks of it
@@ -79,7 +76,7 @@ class CallRecorder(CallCounter):
         self.communicator = 0
         self.rank, self.size = 0, 1
         self.survives = False
-        self.interruption: Interruption | RankLoss | None = None
+        self.interruption: Interruption | LostRanks | None = None
         self.on_interruption: Callable[[Callable[[str], CommunicationError]], object] = bool
         self.announce: Callable[[], object] = bool
         self.settle: Callable[[], object] = bool
@@ -131,13 +128,13 @@ class CallRecorder(CallCounter):
         functions: Sequence[Callable[[], object]],
         explain: Callable[[BaseException], object],
     ) -> Callable[[], None]:
-        """Return a function that calls `functions` in order and records a blocking collective, as `begin` and `end` do.
+        """Return a function that calls `functions`, and records a blocking collective as `begin` and `end` do.
 
-        `explain` is called with an exception of the functions, and may raise another exception instead.
+        `explain` gets an exception of the functions, and may raise another one instead.
         """
-        first, *others = functions or (bool,)  # bool() does nothing
-        take_entry, memory, fail = self.recorder.take_entry, self.recorder.memory, self.fail
-        pack, ends, read_clock = layout.ENTRY.pack_into, self.recorder.words[layout.ENDED_WORD :], time.monotonic_ns
+        (first, *others), fail = functions or (bool,), self.fail  # bool() does nothing
+        take_entry, memory = self.recorder.take_entry, self.recorder.memory
+        pack, end, read_clock = layout.ENTRY.pack_into, self.end, time.monotonic_ns
 
         def run() -> None:
             """Call the functions and record the call."""
@@ -145,8 +142,6 @@ class CallRecorder(CallCounter):
                 self.refuse_call()
             self.current = name
             self.count = number = self.count + 1
-            if number == self.kill_at:
-                signal.raise_signal(signal.SIGKILL)
             try:
                 serial, at, place = take_entry()
                 pack(memory, at, serial, read_clock(), number, description, serial)
@@ -161,10 +156,7 @@ class CallRecorder(CallCounter):
                 fail(place)
                 explain(error)
                 raise
-            if self.is_lost:
-                fail(place)
-            self.current = None
-            ends[place] = read_clock()
+            end(place)
 
         return run
 
@@ -302,7 +294,8 @@ class CallRecorder(CallCounter):
         An `error` of None stands for a result that came after the death.
         """
         is_explained = isinstance(error, CommunicationError) and not isinstance(error, RankLostError | WaitTimeoutError)
-        is_explained |= type(error).__module__.startswith("mpi4py") or (self.is_lost and error is None)
+        is_explained |= type(error).__module__.startswith("mpi4py")
+        is_explained |= self.is_lost and (error is None or isinstance(error, Exception))
         if not is_explained:
             return None
         begin = time.monotonic()
@@ -312,7 +305,7 @@ class CallRecorder(CallCounter):
                 return None
             time.sleep(LOSS_POLL_S)
         self.settle()
-        return self.interruption.make_error(self.rank, call) if isinstance(self.interruption, RankLoss) else None
+        return self.interruption.make_error(self.rank, call) if isinstance(self.interruption, LostRanks) else None
 
     def take_exception(self, call: str, error: BaseException | None, *, is_message: bool = False) -> None:
         """Make the communicator unusable if an exception in a call, or in a message, may have left it half done.
@@ -342,7 +335,7 @@ class CallRecorder(CallCounter):
             self.announce()
             self.settle()
 
-    def receive_interruption(self, interruption: Interruption | RankLoss) -> None:
+    def receive_interruption(self, interruption: Interruption | LostRanks) -> None:
         """Make the communicator unusable because a call was interrupted or a rank died; `current` may be a call."""
         if self.interruption is None:
             self.interruption = interruption
@@ -361,80 +354,3 @@ def _is_used_by_another_thread(state: CallRecorder) -> bool:
                 return True
             frame = frame.f_back
     return False
-
-
-class WaitReason:
-    """An asynchronous collective or message, for which a rank may wait; a context manager that lasts as long as a wait.
-
-    Waits are either for the collective with call number `number`, or for the ranks `peers`, whose messages this rank
-    sends or receives. The entry may be overwritten before the operation ends; it then stays as it is.
-    """
-
-    __slots__ = ("_place", "_serial", "name", "number", "peers", "state")
-
-    def __init__(
-        self, state: CallRecorder, name: str, place: int, number: int = 0, peers: tuple[int, ...] = ()
-    ) -> None:
-        self.state, self.name, self.number, self.peers = state, name, number, peers
-        self._place, self._serial = place, state.recorder.words[place]
-
-    def mark_started(self) -> None:
-        """Record that the operation has begun to move data."""
-        self._store_time(layout.STARTED_WORD)
-
-    def end(self, *, failed: bool) -> None:
-        """Record that the operation is done."""
-        words = self.state.recorder.words
-        if failed and words[self._place] == self._serial:
-            words[self._place + layout.FAILED_WORD] = 1
-        self._store_time(layout.ENDED_WORD)
-
-    def _store_time(self, word: int) -> None:
-        """Store the current time in a word of the entry."""
-        words = self.state.recorder.words
-        if words[self._place] == self._serial:
-            words[self._place + word] = time.monotonic_ns()
-
-    def __enter__(self) -> None:
-        if self.state.current is not None:
-            self.state.refuse_call()
-        self._store_time(layout.WAITED_WORD)
-        self.state.current = self  # last, because `__exit__` is not called after an exception before
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.state.current = None if self.state.interruption is None else INTERRUPTED
-
-
-class BackgroundWait(WaitReason):
-    """A wait of a thread, during which the program may make other calls; the first of them takes its place."""
-
-    __slots__ = ()
-
-    def __init__(self, reason: WaitReason) -> None:
-        super().__init__(reason.state, reason.name, reason._place, reason.number, reason.peers)  # noqa: SLF001
-        self._serial = reason._serial  # noqa: SLF001 - the entry may have been overwritten since
-
-    def __enter__(self) -> None:
-        if self.state.current is None:
-            super().__enter__()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self.state.current is self:
-            super().__exit__(kind, error, trace)
-
-
-class RecordedWait(WaitReason):
-    """A wait for other ranks that belongs to no operation; its entry ends with the wait."""
-
-    __slots__ = ()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.state.current = None
-        self.end(failed=kind is not None)
-        self.state.take_exception(self.name, error)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from hpccoll.errors import CommunicationError, RankLostError
+
+INTERRUPTED: Final = "interrupted"  # `CallRecorder.current` of an unusable communicator between calls
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +22,7 @@ class Interruption:
     call: str
     cause: str
 
-    def make_error(self, rank: int, operation: str = "") -> CommunicationError:  # noqa: ARG002 - see `RankLoss`
+    def make_error(self, rank: int, operation: str = "") -> CommunicationError:  # noqa: ARG002 - see `LostRanks`
         """Return the error of a call of rank `rank` on the communicator."""
         call, effect = f"call {self.number} ({self.call})", "the ranks have different parts of its result"
         if not self.number:
@@ -31,7 +34,7 @@ class Interruption:
 
 
 @dataclass(frozen=True, slots=True)
-class RankLoss:
+class LostRanks:
     """The fact that the processes of `ranks`, which are ranks of the communicator on `hosts`, have ended."""
 
     ranks: tuple[int, ...]
