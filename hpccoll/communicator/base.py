@@ -29,7 +29,7 @@ from hpccoll.runtime.engine import Engine
 from hpccoll.runtime.failure_detection.endings import get_endings
 from hpccoll.runtime.failure_detection.rank_losses import LossWatch, read_fault
 from hpccoll.runtime.fault_tolerance import require_fault_tolerance
-from hpccoll.runtime.messages.objects import ObjectCollectives
+from hpccoll.runtime.messages.objects import MessageObjects, ObjectCollectives
 from hpccoll.runtime.messages.point_to_point import PointToPoint
 from hpccoll.runtime.progress import get_progress
 from hpccoll.runtime.work import Work
@@ -82,7 +82,8 @@ class CommunicatorBase:
         state, uses_pinned = self._engine.state, self._engine.uses_pinned_memory
         self._messages = PointToPoint(self._message_comm, progress, state, uses_pinned)
         self._exchange = self._messages.messenger.exchange
-        self._objects = ObjectCollectives(self._message_comm, progress, state, oversubscribed=node.oversubscribed)
+        objects_comm = self._message_comm if on_failure == "end" else MessageObjects(comm)
+        self._objects = ObjectCollectives(objects_comm, progress, state, oversubscribed=node.oversubscribed)
         self._cache, self._process = self._engine.cache, os.getpid()
         self._run_in_table, self._find_start = self._cache.blocking.run, self._cache.asynchronous.find
         release = partial(_release, self._engine, self._process)

@@ -41,7 +41,7 @@ class SurvivalMethods(CommunicatorBase):
         while True:
             base = job.load_mpi().Intracomm(self._comm.Shrink())
             made = self._try_to_make(partial(self._make_like, base), base)
-            if _agree(base, made is not None):
+            if _agree_without_death(base, made is not None):
                 break
             if made is not None:
                 made.discard()
@@ -93,7 +93,7 @@ class SurvivalMethods(CommunicatorBase):
         with get_endings().guard(base):
             try:
                 return make()
-            except (CommunicationError, job.load_mpi().Exception):
+            except Exception:  # noqa: BLE001 - after a death, Open MPI's collectives may return any data
                 with suppress(Exception):
                     base.Revoke()  # ends the waits of other ranks for this one
                 return None
@@ -103,6 +103,14 @@ class SurvivalMethods(CommunicatorBase):
         self._require_open()
         if self._control is None:
             raise UsageError(f'{name} needs a communicator that was made by Communicator(on_failure="raise")')
+
+
+def _agree_without_death(comm: MPI.Intracomm, flag: bool) -> bool:
+    """Return whether `flag` is true on all ranks of an MPI communicator, and none of them has died."""
+    try:
+        return bool(comm.Agree(int(flag)))
+    except job.load_mpi().Exception:  # on all living ranks, because none has acknowledged the death
+        return False
 
 
 def _agree(comm: MPI.Intracomm, flag: bool) -> bool:
