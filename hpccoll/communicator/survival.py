@@ -39,9 +39,13 @@ class SurvivalMethods(CommunicatorBase):
         """
         self._require_survival("shrink")
         while True:
-            base = job.load_mpi().Intracomm(self._comm.Shrink())
+            # With MPI calls of another thread during it, Open MPI 5.0.11 has crashed when one more rank died.
+            with get_endings().lock:
+                base = job.load_mpi().Intracomm(self._comm.Shrink())
             made = self._try_to_make(partial(self._make_like, base), base)
-            if _agree_without_death(base, made is not None):
+            with get_endings().lock:
+                has_agreed = _agree_without_death(base, made is not None)
+            if has_agreed:
                 break
             if made is not None:
                 made.discard()

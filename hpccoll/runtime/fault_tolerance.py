@@ -32,6 +32,14 @@ def require_fault_tolerance() -> None:
         _find_variable(ctypes.c_bool, "ompi_async_mpi_finalize").value = True
 
 
+def count_dead(comm: MPI.Intracomm) -> int:
+    """Return the number of ranks of a communicator that MPI knows to have died."""
+    failed = comm.Get_failed()
+    dead = failed.size
+    failed.Free()
+    return dead
+
+
 def is_enabled() -> bool:
     """Whether Open MPI runs with ULFM."""
     try:

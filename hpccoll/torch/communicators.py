@@ -12,10 +12,10 @@ import torch.distributed as dist
 
 from hpccoll.communicator import Communicator
 from hpccoll.communicator.array_types import OnFailure
-from hpccoll.errors import WaitTimeoutError
+from hpccoll.errors import UsageError, WaitTimeoutError
 from hpccoll.runtime import job
 from hpccoll.runtime.agreement import wait_for_members
-from hpccoll.runtime.fault_tolerance import is_enabled
+from hpccoll.runtime.fault_tolerance import count_dead, is_enabled
 from hpccoll.runtime.progress import NEVER, get_progress
 from hpccoll.torch.mpi_start import INIT, REMEDIES
 
@@ -42,6 +42,8 @@ def open_communicator(ranks: Sequence[int], name: str, timeout: timedelta) -> Co
         DistBackendError: a rank has not arrived in time.
     """
     own_world = duplicate_world(timeout)
+    if is_enabled() and count_dead(own_world):
+        return _open_after_death(own_world, ranks, name)
     # Torch's name contains a counter, which differs if an earlier group was made on some of the ranks only.
     tag = _meet(own_world, ranks, timeout, zlib.crc32(name.encode()) % MOST_TAGS)
     group = own_world.group.Incl(ranks)
@@ -52,6 +54,22 @@ def open_communicator(ranks: Sequence[int], name: str, timeout: timedelta) -> Co
     return Communicator(
         comm, adopt=True, mixed_forms=True, compare_arguments=is_compared, name=name, on_failure=on_failure
     )
+
+
+def _open_after_death(own_world: MPI.Intracomm, ranks: Sequence[int], name: str) -> Communicator:
+    """Return a communicator of all living ranks of the MPI job, after the death of others; collective over them.
+
+    Raises:
+        UsageError: `ranks` are not all living ranks in their order; MPI makes no other group after a death.
+    """
+    comm = job.load_mpi().Intracomm(own_world.Shrink())
+    living = job.list_world_ranks(comm)
+    if living != tuple(ranks):
+        raise UsageError(
+            f"new group of ranks {', '.join(map(str, ranks))}: after the death of a rank, a new group must have "
+            f"all living ranks, which are {', '.join(map(str, living or ()))}"
+        )
+    return Communicator(comm, adopt=True, mixed_forms=True, name=name, on_failure="raise")
 
 
 def close_communicator(comm: Communicator, *, usable: bool) -> None:

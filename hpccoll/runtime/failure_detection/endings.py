@@ -62,13 +62,13 @@ REPORTED_S: Final = 2.0  # time that a failed rank gives another rank to print t
 
 
 class JobEndings:
-    """The open communicators of this process, and what happens to them when the process ends."""
+    """The open communicators of this process, and their end; the thread makes its MPI calls under `lock`."""
 
     def __init__(self) -> None:
         self._watches: dict[int, DepartureWatch] = {}
         self._main_thread = threading.main_thread().ident or 0
         self._process, self._has_left = os.getpid(), False
-        self._lock, self._stop, self._wake = threading.Lock(), threading.Event(), threading.Event()
+        self.lock, self._stop, self._wake = threading.Lock(), threading.Event(), threading.Event()
         self._timeout_s = read_timeout()
         self._watchdog: Watchdog | None = None
         self._processes: ProcessWatch | None = None
@@ -114,13 +114,13 @@ class JobEndings:
             self._survival.add(processes)
             receive = partial(self._survival.receive, receive)
         watch = DepartureWatch(comm, state, has_messages, abort_on_error, receive, losses)
-        with self._lock:
+        with self.lock:
             self._watches[id(watch)] = watch
         state.announce = self._wake.set if losses is None else self._survival.suspect
 
         def close() -> None:
             """Stop watching; to be called before the communicator is freed."""
-            with self._lock:
+            with self.lock:
                 del self._watches[id(watch)]
 
         return close
@@ -137,7 +137,7 @@ class JobEndings:
 
     def guard(self, comm: MPI.Intracomm) -> AbstractContextManager[None]:
         """Revoke `comm`, which no communicator has yet, if one of its ranks dies in the `with` block."""
-        return self._survival.guard(comm, self._lock)
+        return self._survival.guard(comm, self.lock)
 
     @property
     def _is_active(self) -> bool:
@@ -158,7 +158,7 @@ class JobEndings:
                 if self._stop.is_set():
                     return
                 now = clock.read(time.monotonic())
-                with self._lock:
+                with self.lock:
                     if MPI.Is_finalized():
                         return
                     self._look_for_interruptions(now)
@@ -217,7 +217,7 @@ class JobEndings:
         """Return the ranks that this rank waits for, and their last operations; see `Watchdog.explain_wait`."""
         if self._watchdog is None:
             return "no other rank is awaited, because the communicator has a single rank"
-        with self._lock:
+        with self.lock:
             return self._watchdog.explain_wait(state, awaited, self._get_notifier(), self._poll)
 
     def _poll(self) -> None:
@@ -285,7 +285,7 @@ class JobEndings:
             show(*error)
         is_communication = isinstance(error[1], CommunicationError | MPI.Exception)
         if is_communication and self._watchdog is not None:
-            with self._lock:
+            with self.lock:
                 mismatch = self._watchdog.explain_mismatch(self._get_notifier(), self._poll)
             if mismatch is None:
                 time.sleep(REPORTED_S)
@@ -327,7 +327,7 @@ class JobEndings:
             sys.stderr.flush()
             return
         self._write_ending("by itself" if self._exit is None else f"by {self._exit[0]}")
-        with self._lock:
+        with self.lock:
             watches = list(self._watches.values())
         for watch in watches:
             watch.depart()
