@@ -1,16 +1,18 @@
 # make bench        set up .venv, compare libraries and algorithms on four MPI ranks; results in bench-results/
-# make test         set up both environments and pass the tests, on MPICH and on Open MPI
+# make test         set up both environments and pass the tests: each value of each parameter once; eight minutes
 # make check        lint, types, unit tests and a few seconds of MPI: before every commit
 # make docs         build the documentation site in build/site; warnings are errors
 # make slurm        the tests on a throw-away SLURM cluster alone
-# make test-full    the tests with the whole matrix of collectives, dtypes and reductions
+# make test-full    all other tests, which continuous integration runs after `make test`
+# make test-matrix  all tests with the whole matrix of collectives, dtypes and reductions: hours
 # make lint         ruff and mypy alone
 # make wheel        build a wheel in dist/, which installs without a compiler
 # make constraints  renew constraints.txt, the exact versions of all packages but torch
 # make clean        remove the environments and everything else that can be made again
 #
 # PYTHON=python3.12 chooses the interpreter, ARGS='-e 1M --plot bench.png' adds options to `hpccoll bench`,
-# RANKS='2 4' chooses the rank counts of the MPI tests on MPICH, OTHER_RANKS those on Open MPI.
+# RANKS='2 4' chooses the rank counts of the MPI tests on MPICH, OTHER_RANKS those on Open MPI; FULL_RANKS
+# those on MPICH that `make test-full` adds, with the cases of `make test`.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -20,8 +22,9 @@ SHELL := /bin/bash
 
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
-RANKS ?= 1 2 4
+RANKS ?= 4
 OTHER_RANKS ?= 3
+FULL_RANKS ?=
 ARGS ?=
 # torch is not in constraints.txt, because the build that the package index offers depends on the machine. TORCH_ARGS
 # are options of pip for torch, such as an index of builds without CUDA, which are smaller by gigabytes.
@@ -30,16 +33,19 @@ CONSTRAINED := --constraint constraints.txt
 MPICH := .venv
 OPENMPI := .venv-openmpi
 MARKED := not full
+# The cases of parametrised tests: see tests/depth.py.
+CASES := all
 # make -n would execute a recipe that contains the variable MAKE itself.
-SUBMAKE = $(MAKE) --no-print-directory MARKED='$(MARKED)'
+SUBMAKE = $(MAKE) --no-print-directory MARKED='$(MARKED)' CASES=$(CASES)
+SELECTED = -m '$(MARKED)' --cases $(CASES)
 # The limit ends a session that hangs in spite of pytest's limit for each test.
 LIMITED := timeout --foreground --kill-after=10 $${HPCCOLL_TEST_LIMIT:-3600}
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: constraints help bench test test-full check lint docs unit jobs slurm environments wheel clean
+.PHONY: constraints help bench test test-full test-matrix check lint docs unit jobs slurm environments wheel clean
 help:
-	@sed -n 's/^# //p' Makefile | head -10
+	@sed -n 's/^# //p' Makefile | head -11
 
 bench: $(MPICH)/.bench-ready
 	@mkdir -p bench-results; results=bench-results/$$(date +%Y%m%d-%H%M%S); status=0; \
@@ -54,15 +60,24 @@ bench: $(MPICH)/.bench-ready
 # limits in seconds, so the third part has a lower priority: documentation, unit tests, then the MPI tests, whose ranks
 # would use most of the cores for polling beside all other tests. The MPI tests on the second MPI follow the SLURM tests,
 # which end first. The sessions write their failures to one file as well, so that they are the last that is printed.
-test: environments
+test: CASES := quick
+test-full: CASES := rest
+test-full: FULL_RANKS := 1 2
+test-matrix: MARKED := full or not full
+test-matrix: RANKS := 1 2 3 4 5 8
+test-matrix: OTHER_RANKS := 1 2 3 4 5 8
+test-matrix: export HPCCOLL_TEST_LIMIT := 7200
+test-matrix: export PYTEST_TIMEOUT := 3600
+test test-full test-matrix: environments
 	export HPCCOLL_TEST_BESIDE=1 HPCCOLL_TEST_FAILURES=$$(mktemp); failed=0; \
 	    note() { failed=1; echo "$$*: failed" >> $$HPCCOLL_TEST_FAILURES; }; \
 	    { $(SUBMAKE) slurm || note make slurm; \
-	      for ranks in $(OTHER_RANKS); do nice -n 10 tests/run_mpi.sh $(OPENMPI) $$ranks -q -m '$(MARKED)' || failed=1; done; \
+	      for ranks in $(OTHER_RANKS); do nice -n 10 tests/run_mpi.sh $(OPENMPI) $$ranks -q $(SELECTED) || failed=1; done; \
 	      exit $$failed; \
 	    } & slurm=$$!; \
 	    { nice -n 10 $(SUBMAKE) docs unit || note make docs unit; \
-	      for ranks in $(RANKS); do nice -n 10 tests/run_mpi.sh $(MPICH) $$ranks -q -m '$(MARKED)' || failed=1; done; \
+	      for ranks in $(RANKS); do nice -n 10 tests/run_mpi.sh $(MPICH) $$ranks -q $(SELECTED) || failed=1; done; \
+	      for ranks in $(FULL_RANKS); do nice -n 10 tests/run_mpi.sh $(MPICH) $$ranks -q --cases quick || failed=1; done; \
 	      exit $$failed; \
 	    } & others=$$!; \
 	    $(SUBMAKE) jobs || note make jobs; \
@@ -70,13 +85,6 @@ test: environments
 	    $(MPICH)/bin/python tests/leftovers.py $$SECONDS; \
 	    if [ $$failed = 0 ]; then echo "all tests passed"; else echo "failed:"; cat $$HPCCOLL_TEST_FAILURES; fi; \
 	    rm $$HPCCOLL_TEST_FAILURES; exit $$failed
-
-test-full: MARKED := full or not full
-test-full: RANKS := 1 2 3 4 5 8
-test-full: OTHER_RANKS := 1 2 3 4 5 8
-test-full: export HPCCOLL_TEST_LIMIT := 7200
-test-full: export PYTEST_TIMEOUT := 3600
-test-full: test
 
 check: MARKED := not full and not slow
 check: lint unit
@@ -93,18 +101,18 @@ docs: $(MPICH)/.docs-ready
 
 # A test that exceeds its time fails, but does not end the session, as it would by pytest-timeout's other method.
 unit: $(MPICH)/.ready
-	$(LIMITED) $(MPICH)/bin/python -m pytest -q -n 2 --dist loadgroup -o timeout_method=signal -m '$(MARKED)' tests/unit
+	$(LIMITED) $(MPICH)/bin/python -m pytest -q -n 2 --dist loadgroup -o timeout_method=signal $(SELECTED) tests/unit
 
 # The command line as users start it, mpirun and all; a second MPI shows what a launcher of another MPI does.
 jobs: $(MPICH)/.ready $(OPENMPI)/.ready
 	HPCCOLL_OTHER_MPIRUN=$(CURDIR)/$(OPENMPI)/bin/mpirun \
-	    $(LIMITED) $(MPICH)/bin/python -m pytest -q -m '$(MARKED)' tests/jobs \
+	    $(LIMITED) $(MPICH)/bin/python -m pytest -q $(SELECTED) tests/jobs \
 	    tests/unit/runtime/test_launcher.py
 
 # A real SLURM cluster of four emulated nodes. Skipped, and said so, where SLURM is not installed; with CI=1 that fails.
 slurm: $(MPICH)/.ready $(OPENMPI)/.ready
 	HPCCOLL_OTHER_MPIRUN=$(CURDIR)/$(OPENMPI)/bin/mpirun \
-	    $(LIMITED) $(MPICH)/bin/python -m pytest -q -m '$(MARKED)' tests/slurm
+	    $(LIMITED) $(MPICH)/bin/python -m pytest -q $(SELECTED) tests/slurm
 
 wheel: $(MPICH)/.ready
 	$(call with_compiler,$(MPICH)) $(MPICH)/bin/python -m pip wheel -q --no-deps --wheel-dir dist .

@@ -139,6 +139,7 @@ class _Pen:
                 self._canvas.text(self._scale_point(at), words, fill, font, _ANCHORS[anchor])
 
     def _scale_point(self, point: XY) -> XY:
+        """Return a point of the scene in pixels of the image."""
         return point[0] * self._scale, point[1] * self._scale
 
     def _scale_width(self, width: float) -> int:

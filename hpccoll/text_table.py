@@ -137,7 +137,11 @@ def _share_spare_width(
 def _split_into_blocks(
     kept: Sequence[int], widths: Mapping[int, int], width: int, everything: Sequence[int]
 ) -> TableLayout:
-    """Return a layout in several blocks, each with the first column and as many others as fit, at least one."""
+    """Return a layout that shows the columns in several blocks of at most `width` characters.
+
+    Each block has the first column and at least one other. `kept` has the numbers of the columns to show and
+    `everything` those of all columns; `widths` are the columns' widths in characters.
+    """
     key, blocks = kept[0], [[kept[0]]]
     for i in kept[1:]:
         if len(blocks[-1]) > 1 and _add_widths([*blocks[-1], i], widths) > width:

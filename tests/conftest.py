@@ -23,6 +23,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.errors import HypothesisException
 
+from tests.depth import choose_quick
 from tests.leftovers import remove_unused_files
 
 if TYPE_CHECKING:
@@ -48,10 +49,18 @@ def pytest_configure(config: pytest.Config) -> None:
     """Choose the hypothesis profile; under MPI also register the exchange of outcomes."""
     with_mpi = config.getoption("--with-mpi")
     settings.load_profile("ranks" if with_mpi else "alone")
+    if config.getoption("--cases") != "all":
+        config.pluginmanager.register(CaseSelection(), "case_selection")
     if with_mpi:
         from mpi4py import MPI
 
         config.pluginmanager.register(OutcomeExchange(MPI.COMM_WORLD, config), "outcome_exchange")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option that divides the tests between `make test` and `make test-full`."""
+    text = "quick: each value of each parameter once; rest: all other cases; all: both (default)"
+    parser.addoption("--cases", choices=("quick", "rest", "all"), default="all", help=text)
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are selected by marker
@@ -72,6 +81,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if unsuitable:
         config.hook.pytest_deselected(items=unsuitable)
         items[:] = [item for item in items if item not in unsuitable]
+
+
+class CaseSelection:
+    """Deselects the cases of parametrised tests that another part of the tests runs, after those of other markers."""
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        """Keep the tests of `--cases`."""
+        quick = choose_quick(items)
+        is_quick = config.getoption("--cases") == "quick"
+        others = [item for item in items if (item in quick) != is_quick]
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if (item in quick) == is_quick]
 
 
 def _allows(needs_ranks: pytest.Mark, size: int) -> bool:

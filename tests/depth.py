@@ -1,8 +1,12 @@
-"""Splits long parametrisations: `make test` runs a few representatives, `make test-full` all cases."""
+"""How many cases of a parametrised test run: `make test` runs each value once, `make test-full` all other cases.
+
+`make test-matrix` adds the cases with the marker `full`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from itertools import groupby
 from typing import Any
 
 import pytest
@@ -13,7 +17,7 @@ def keep(cases: Iterable[Any], is_representative: Callable[[Any], bool]) -> list
 
     Args:
         cases: parameters of one test; a tuple holds several arguments.
-        is_representative: whether a case runs in `make test`.
+        is_representative: whether a case runs without `make test-matrix`.
     """
     return [case if is_representative(case) else mark_full(case) for case in cases]
 
@@ -26,3 +30,44 @@ def keep_every(step: int, cases: Iterable[Any]) -> list[Any]:
 def mark_full(case: Any) -> Any:
     """Return a case as a parameter with the marker `full`."""
     return pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.full)
+
+
+def choose_quick(items: Sequence[pytest.Item]) -> set[pytest.Item]:
+    """Return the tests of `make test`: of each test, as few cases as contain each value of each parameter.
+
+    Tests with the marker `thorough` are omitted. The choice depends on names and values alone, so all ranks of a
+    session make the same one.
+    """
+    quick: set[pytest.Item] = set()
+    for _, cases in groupby(items, lambda item: item.nodeid.partition("[")[0]):
+        allowed = [item for item in cases if item.get_closest_marker("thorough") is None]
+        quick.update(_cover_values(allowed))
+    return quick
+
+
+def _cover_values(cases: Sequence[pytest.Item]) -> list[pytest.Item]:
+    """Return cases that together contain each value of each parameter; each has the most values that were missing."""
+    values = [_list_values(item) for item in cases]
+    missing = set[Hashable]().union(*values)
+    chosen = [] if missing else list(cases[:1])
+    while missing:
+        best = max(range(len(cases)), key=lambda index: len(values[index] & missing))
+        missing -= values[best]
+        chosen.append(cases[best])
+    return chosen
+
+
+def _list_values(item: pytest.Item) -> set[Hashable]:
+    """Return the parameters of a case with their values; a value that cannot be compared is named by its index."""
+    callspec = getattr(item, "callspec", None)
+    if callspec is None:
+        return set()
+    return {(name, _name_value(value) or callspec.indices[name]) for name, value in callspec.params.items()}
+
+
+def _name_value(value: object) -> str | None:
+    """Return a name of a parameter's value that is the same on all ranks; None if there is none."""
+    if isinstance(value, str | int | float | bool | bytes | None):
+        return repr(value)
+    name = getattr(value, "full_name", None) or getattr(value, "name", None) or getattr(value, "__name__", None)
+    return name if isinstance(name, str) else None

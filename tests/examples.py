@@ -24,7 +24,7 @@ def list_public() -> Iterator[tuple[str, Any]]:
 
 
 def run_examples(name: str, documented: Any, comm: hpccoll.Communicator) -> str:
-    """Run the examples of one docstring with `comm`, `hpccoll` and `np`; return what went wrong."""
+    """Run the examples of one docstring with `comm`, `hpccoll` and `np`; return the failures as a string."""
     globs = {"comm": comm, "hpccoll": hpccoll, "np": np}
     test = doctest.DocTestParser().get_doctest(documented.__doc__ or "", globs, name, None, 0)
     if not test.examples:

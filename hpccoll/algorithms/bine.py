@@ -42,6 +42,7 @@ def _halving_doubling(rank: IntArray, n: int) -> Rounds:
     steps = n.bit_length() - 1
 
     def reduce_scatter_round(t: int) -> list[Move]:
+        """Return round t: each rank sends the half of its blocks that its partner keeps, and reduces the other half."""
         left = steps - t - 1
         peer, count = find_partner(rank, left, n), 1 << left
         sent, kept = (Span(find_first_reachable(ranks, left), count, n) for ranks in (peer, rank))

@@ -26,6 +26,7 @@ def _send_up_tree(rank: IntArray, n: int, root: int, region: Region, op: Op, chu
     place = (rank - root) % n  # the rank relative to the root
 
     def send_to_parent_round(t: int) -> list[Move]:
+        """Return round t: ranks whose subtree has 2**t ranks send to their parents."""
         distance = 1 << t
         active = (place & (distance - 1)) == 0
         sends = active & ((place & distance) != 0)
@@ -92,6 +93,7 @@ def gather(rank: IntArray, n: int, root: int) -> Rounds:
     place = (rank - root) % n  # the rank relative to the root
 
     def gather_round(t: int) -> list[Move]:
+        """Return round t: ranks send the blocks of their subtree of up to 2**t ranks to their parents."""
         distance = 1 << t
         active = (place & (distance - 1)) == 0
         sends = active & ((place & distance) != 0)

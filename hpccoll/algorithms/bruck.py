@@ -37,6 +37,7 @@ def all_gather(rank: IntArray, n: int) -> Rounds:
     """Plan an all-gather: the cyclic interval of chunks that a rank holds doubles per round, until it holds all."""
 
     def all_gather_round(t: int) -> list[Move]:
+        """Return round t: each rank sends all its blocks to the rank 2**t below, or as many as that rank lacks."""
         distance = 1 << t
         count = min(distance, n - distance)
         below, above = (rank - distance) % n, (rank + distance) % n
@@ -73,10 +74,12 @@ def all_to_all(rank: IntArray, n: int) -> Rounds:
         bit, count = 1 << t, _count_distances(n, t)
 
         def list_sent_chunks() -> IntArray:
+            """Return the chunks that each rank sends: blocks at their first hop from the input, others from scratch."""
             j = np.nonzero(np.arange(n) & bit)[0]
             return np.where(j & (bit - 1) == 0, (rank[:, None] + j) % n, 2 * n + j)
 
         def list_received_chunks() -> IntArray:
+            """Return the chunks that each rank receives into: outputs at the last hop of a block, else scratch."""
             j = np.nonzero(np.arange(n) & bit)[0]
             return np.where(j < 2 * bit, n + (rank[:, None] - j) % n, 2 * n + j)
 

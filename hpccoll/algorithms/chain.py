@@ -29,6 +29,7 @@ def mirror_chunks(rounds: Rounds) -> Rounds:
     last = rounds.chunks - 1
 
     def mirror(region: Region) -> Region:
+        """Return the region with its chunk numbers mirrored: the last chunk becomes the first one."""
         return replace(region, first=last - region.first) if isinstance(region, Span) else region
 
     return rounds.map_regions(mirror, rounds.chunks)
@@ -48,6 +49,7 @@ def broadcast(rank: IntArray, n: int, root: int, chunks: int) -> Rounds:
     above, below = (rank + 1) % n, (rank - 1) % n
 
     def forward_round(t: int) -> list[Move]:
+        """Return round t: the rank at position p of the chain forwards chunk t - p to the next rank."""
         sent, received = t - place, t - place + 1
         sends = (place < n - 1) & (sent >= 0) & (sent < chunks)
         receives = (place > 0) & (received >= 0) & (received < chunks)

@@ -48,6 +48,7 @@ def reduce_scatter(rank: IntArray, n: int) -> Rounds:
     skips = list_skips(n)
 
     def reduce_scatter_round(t: int) -> list[Move]:
+        """Return round t: each rank sends blocks to the rank `skip` above, and reduces those from the rank below."""
         last, skip = skips[-1 - t], skips[-2 - t]
         above, below = (rank + skip) % n, (rank - skip) % n
         return [Move(above, below, Span(rank + skip, last - skip, n), Span(rank, last - skip, n), Op.OWN_FIRST)]
@@ -129,6 +130,7 @@ def broadcast(rank: IntArray, n: int, root: int, chunks: int) -> Rounds:
     skipped = -last % cycle  # rounds left out of the first cycle, so that the last cycle is complete
 
     def broadcast_round(t: int) -> list[Move]:
+        """Return round t: the chunks of the first cycle, increased by the number of rounds since then."""
         k = (t + skipped) % cycle
         ahead = t - k  # added to the chunk numbers of the first cycle
         sent, received = sends[:, k] + ahead, receives[:, k] + ahead

@@ -75,6 +75,7 @@ def reduce_up_first_tree(rank: IntArray, n: int, chunks: int) -> Rounds:
     child_heights = [height_of(np.maximum(child, 0), n) for child in children]
 
     def send_to_parent_round(t: int) -> list[Move]:
+        """Return round t: each rank sends a chunk to its parent, and reduces a chunk from each child."""
         sent, moves = t - height, []
         sends = (parent >= 0) & (sent >= 0) & (sent < chunks)
         for child, child_height, is_this_child in zip(children, child_heights, (is_left, ~is_left), strict=True):

@@ -139,6 +139,7 @@ def compose_levels(intra: Algorithm, inter: Algorithm) -> Algorithm:
         return _cost(n, nodes or Groups((n,)), intra, inter, chunks)
 
     def period(n: int, chunks: int = 1, nodes: Groups | None = None) -> int:
+        """Return the period of the plan: rank r + period does the same as rank r."""
         return _period(n, nodes or Groups((n,)), inter, chunks)
 
     parameters = frozenset({"nodes"}) | ((intra.parameters | inter.parameters) & {"chunks"})

@@ -202,17 +202,19 @@ def prove_single_rank_columns(plan: Plan) -> None:
 
 
 def _take_rank(steps: Sequence[Step], index: int, ranks: int) -> list[object]:
-    """Return what the rank at `index` does in steps of `ranks` ranks, as comparable values (peers, chunks, op)."""
+    """Return the steps of the rank at `index` as values that can be compared: peers, chunks and ops."""
 
     def take(value: Ints) -> int:
         """Return entry `index` of `value`, which is one number for all ranks or an array with an entry per rank."""
         return int(np.broadcast_to(np.asarray(value), (ranks,))[index])
 
     def list_chunks(peer: int, region: Region) -> list[int]:
+        """Return the chunks of the rank in a region; none without a peer."""
         ids = region.ids(ranks)[index].tolist() if peer != NO_PEER else []
         return [chunk for chunk in ids if chunk != NO_CHUNK]
 
     def take_fields(step: Step) -> object:
+        """Return the peers, chunks and op of the rank in a step."""
         if isinstance(step, Fence):
             return take(step.leader)
         if isinstance(step, Store):

@@ -63,6 +63,7 @@ def all_gather(rank: IntArray, n: int) -> Rounds:
         return Span(2 * (origin % pairs), 2 + (origin % pairs == pairs - 1), n)
 
     def exchange_round(t: int) -> list[Move]:
+        """Return round t: neighbours exchange the blocks that they received in the previous round."""
         if t == 0:
             return [Move(partner, partner, own_blocks(rank), own_blocks(partner))]
         peer = neighbour if t % 2 else partner

@@ -17,6 +17,7 @@ def all_to_all(rank: IntArray, n: int) -> Rounds:
     """Plan an all-to-all: in round t every rank sends one block directly to its receiver, t ranks above."""
 
     def send_block_round(t: int) -> list[Move]:
+        """Return round t: each rank sends one block to the rank t above, and receives one from the rank t below."""
         dest, source = (rank + t) % n, (rank - t) % n
         return [Move(dest, source, Span(dest, 1, n), Span(source, 1, n, base=n))]
 

@@ -53,6 +53,7 @@ def all_gather(rank: IntArray, n: int, most: int | None = None) -> Rounds:
         return distance, child - distance, below
 
     def all_gather_round(t: int) -> list[Move]:
+        """Return round t: each rank forwards the blocks in whose trees it is a parent in this round."""
         distance, parent, spacing = find_parents(t)
         count = _count_blocks(n, distance, parent, spacing)
 

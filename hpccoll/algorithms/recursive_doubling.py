@@ -65,6 +65,7 @@ def _doubling(rank: IntArray, n: int) -> Rounds:
     whole = Span(0, 1, 1)
 
     def exchange_round(t: int) -> list[Move]:
+        """Return round t: ranks that differ in bit t exchange and reduce their data."""
         peer = rank ^ (1 << t)
         return [Move(peer, peer, whole, whole, np.where(rank < peer, Op.OWN_FIRST, Op.INCOMING_FIRST))]
 
@@ -88,6 +89,7 @@ def recursive_halving(rank: IntArray, n: int) -> Rounds:
     """Return the rounds of the reduce-scatter by recursive halving for n ranks, n a power of two."""
 
     def reduce_scatter_round(t: int) -> list[Move]:
+        """Return round t: each pair of ranks splits its blocks in halves; each rank reduces one half."""
         half = n >> (t + 1)
         peer = rank ^ half
         return [Move(peer, peer, Span(peer & -half, half, n), Span(rank & -half, half, n), Op.OWN_FIRST)]
@@ -136,6 +138,7 @@ def all_gather(rank: IntArray, n: int) -> Rounds:
         return Span(find_rank(places), find_rank(places + size) - find_rank(places), n)
 
     def doubling_round(t: int) -> list[Move]:
+        """Return round t: ranks whose places differ in bit t exchange all blocks that they have."""
         size = 1 << t
         peer, peer_rank = place ^ size, find_rank(place ^ size)
         return [Move(peer_rank, peer_rank, list_blocks(place & -size, size), list_blocks(peer & -size, size))]

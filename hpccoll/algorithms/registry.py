@@ -73,6 +73,7 @@ class Algorithm:
         arguments: dict[str, Any] = {name: value for name, value in values.items() if name in self.parameters}
 
         def call_with_accepted(function: Callable[..., Result]) -> Result:
+            """Call `function` with the number of ranks, and those of `arguments` that it has parameters for."""
             accepted = _list_parameters(function)
             return function(ranks, **{name: value for name, value in arguments.items() if name in accepted})
 
@@ -111,6 +112,7 @@ def algorithm(
     """
 
     def register(make: Make) -> Make:
+        """Register `make` and return it; a user's algorithm replaces a built-in one of the same name."""
         made = make_algorithm(operation, name, make, cost, period, uses_shared_memory=uses_shared_memory)
         if make.__module__.startswith("hpccoll.algorithms."):
             REGISTERED.setdefault((operation, name), made)  # a user's algorithm of this name takes its place

@@ -34,6 +34,7 @@ def scan(rank: IntArray, n: int, chunks: int) -> Rounds:
     """Plan an inclusive scan: rank r sends its sum of chunk c to rank r + 1 in round r + c."""
 
     def add_incoming(step: Step) -> Step:
+        """Return the step with received data as the left operand of a reduction instead of a copy."""
         return replace(step, op=Op.INCOMING_FIRST) if isinstance(step, Move) else step
 
     return broadcast(rank, n, 0, chunks).map_steps(add_incoming)
@@ -54,9 +55,11 @@ def exscan(rank: IntArray, n: int, chunks: int) -> Rounds:
     forwards = (rank > 0) & (rank < n - 1)
 
     def chunk(number: IntArray, base: Ints) -> Span:
+        """Return the region of one chunk: number `number` of those that start at `base`."""
         return Span(number, 1, chunks, base=base)
 
     def exscan_round(t: int) -> list[Move]:
+        """Return round t: each rank sends one chunk to the next rank, and reduces and keeps earlier chunks."""
         sent = t - 2 * rank
         received, added, kept = sent + 2, sent + 1, sent - 1
         sends = (rank < n - 1) & (sent >= 0) & (sent < chunks)

@@ -38,6 +38,7 @@ def scan(rank: IntArray, n: int) -> Rounds:
     """Plan an inclusive scan: in round t every rank adds the sum that the rank 2**t below it holds."""
 
     def add_below_round(t: int) -> list[Move]:
+        """Return round t: each rank sends to the rank 2**t above, which adds the data on the left."""
         dest, source = _shift(rank, n, 1 << t, 0)
         return [Move(dest, source, WHOLE, WHOLE, Op.INCOMING_FIRST)]
 
@@ -66,6 +67,7 @@ def exscan(rank: IntArray, n: int) -> Rounds:
     itself = np.where(forwards & (rank > 0), rank, NO_PEER)
 
     def send_up(distance: int) -> Move:
+        """Return the step in which each rank sends to the rank `distance` above."""
         dest, source = _shift(rank, n, distance, int(distance >= 3))
         op = Op.COPY if distance == 1 else Op.INCOMING_FIRST
         return Move(dest, source, WHOLE if distance < 3 else collected, collected, op)

@@ -52,6 +52,7 @@ def scan(rank: IntArray, n: int) -> Rounds:
     rounds = _list_rounds(n)
 
     def add_below_round(t: int) -> list[Move]:
+        """Return round t: senders of the round send up by its distance; receivers add the data on the left."""
         distance, offset = rounds[t]
         dest = np.where(_find_senders(rank, n, distance, offset), rank + distance, NO_PEER)
         source = np.where((rank < n) & _find_senders(rank - distance, n, distance, offset), rank - distance, NO_PEER)

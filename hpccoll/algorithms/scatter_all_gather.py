@@ -44,6 +44,7 @@ def _all_gather_missing(rank: IntArray, n: int, root: int) -> Rounds:
     own = count_held(place)
 
     def all_gather_round(t: int) -> list[Move]:
+        """Return round t: each rank sends the blocks that the rank 2**t below lacks."""
         distance, reach = 1 << t, min(2 << t, n)
         held, held_below = np.maximum(own, distance), np.maximum(count_held((place - distance) % n), distance)
         missing, missing_below = np.maximum(reach - held, 0), np.maximum(reach - held_below, 0)

@@ -43,6 +43,7 @@ def _halving_doubling(rank: IntArray, n: int) -> Rounds:
     """Return the rounds of the Swing all-reduce for n ranks, n a power of two."""
 
     def reduce_scatter_round(t: int) -> list[Move]:
+        """Return round t: each rank sends the blocks that its partner keeps, and reduces its own ones."""
         peer, count = find_partner(rank, t, n), n >> (t + 1)
         sent = Picks(count, lambda: find_reachable(peer, t + 1, n))
         kept = Picks(count, lambda: find_reachable(rank, t + 1, n))

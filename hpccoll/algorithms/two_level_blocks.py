@@ -63,6 +63,7 @@ class _Columns(TwoLevelRounds):
         rounds = run_across_groups(get_registered(operation, inter).make_rounds, self.groups, self.rank, self.size)
 
         def to_column(region: Region) -> Region:
+            """Return a region of nodes' chunks as the ranks' chunks in this rank's column."""
             size = int(np.max(region.size))
             return Picks(size, lambda: self.rank_at(region.ids(len(self.rank)), self.slot[:, None]))
 
@@ -159,6 +160,7 @@ def gather(rank: IntArray, n: int, root: int, nodes: Groups | None = None) -> Ro
     home = int(columns.groups.locate(np.array([root]))[0][0])
 
     def send_to_home_node(_: int) -> list[Step]:
+        """Return the round in which every rank sends its block to its counterpart on the root's node."""
         moves: list[Step] = []
         for distance in range(1, columns.count):
             group = (home + distance) % columns.count

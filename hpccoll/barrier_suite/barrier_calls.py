@@ -115,6 +115,7 @@ def _prepare_library(world: MPI.Intracomm, name: str) -> BarrierCall:
     request = world.Barrier_init()
 
     def run() -> None:
+        """Start the persistent barrier of the MPI library, and wait for its end."""
         request.Start()
         request.Wait()
 

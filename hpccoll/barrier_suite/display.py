@@ -35,7 +35,7 @@ def format_first_answer(summary: BarrierSummaryRecord) -> str:
 
 
 def format_answers(summary: BarrierSummaryRecord, rows: Sequence[BarrierRecord]) -> list[str]:
-    """Return the other answers: which barrier is best, whether barriers are safe, and what to trust."""
+    """Return the answers after the first: the best barrier, whether barriers are safe, and doubts about the times."""
     unsafe = [row for row in rows if row.unsafe]
     timed = sum(row.rounds for row in rows)
     safe = f"yes: no rank left a barrier before the last rank had entered it, in {format_count(timed, 'round')}"
@@ -142,10 +142,12 @@ def _make_cost_table(summary: BarrierSummaryRecord, rows: Sequence[BarrierRecord
 
 
 def _get_completion(row: BarrierRecord) -> float:
+    """Return a row's median completion time in microseconds."""
     return row.completion_us.p50
 
 
 def _get_exit_skew(row: BarrierRecord) -> float:
+    """Return a row's median exit skew in microseconds."""
     return row.exit_skew_us.p50
 
 

@@ -38,7 +38,7 @@ OFTEN_RATIO = 3.0  # ... after subtraction of this many times the time for which
 
 @dataclass(frozen=True, slots=True)
 class ArrivalEvidence:
-    """What is known about the lateness of one rank; times in seconds."""
+    """The evidence for the lateness of one rank; times in seconds."""
 
     rank: int
     last_arrivals: int  # rounds in which the rank had the greatest lateness

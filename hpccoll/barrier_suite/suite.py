@@ -190,6 +190,7 @@ class BarrierSuite:
         return float(np.median(join_rounds(parts).completion)) * 1e6 if parts else math.inf
 
     def _make_key(self, barrier: BarrierCall, pattern: ArrivalPattern) -> BarrierKey:
+        """Return the key of a barrier's row: engine, algorithm, arrival pattern and number of ranks."""
         return BarrierKey(barrier.engine, barrier.algorithm, pattern.value, self.timer.comm.size)
 
     def _run_pattern(self, pattern: ArrivalPattern, rows: Sequence[_TimedBarrier]) -> Iterator[BarrierRecord | None]:

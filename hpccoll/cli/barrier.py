@@ -116,7 +116,7 @@ def barrier(options: BarrierOptions) -> int:
     core_share = find_core_share(world, layout)
     layout = replace(layout, oversubscribed=layout.oversubscribed or is_shared(core_share))
     with _start_suite(options, world, layout) as (suite, clock), ExitStack() as stack:
-        run = make_run_record(world, facts={"core_share": core_share})
+        run = make_run_record(world, fields={"core_share": core_share})
         output = joint_failure.run_on_first_rank(world, lambda: _BarrierOutput(options, stack, suite, run))
         with CoreNoise(options.noise == world.rank):
             suite.begin(world.bcast(output.finished if output is not None else None))

@@ -45,6 +45,7 @@ def _add_place_options(name: str) -> Decorator:
     """Return the decorator that adds the three options of the parameter `name`."""
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the command with the options --in-place, --out-of-place and --both."""
         for flag, value, text in (
             ("--both", "both", "In place and out of place."),
             ("--out-of-place", "out", "Out of place."),
@@ -200,8 +201,8 @@ def _run(options: BenchOptions) -> int:
         starter = make_starter(options.starting, sessions[0].world, layout, core_share)
         for session in sessions:
             session.starter = starter
-        facts = {**starter.describe_clock(), "core_share": core_share}
-        run = make_run_record(world, sizes=options.sizes, limit=limit, facts=facts)
+        clock_fields = {**starter.describe_clock(), "core_share": core_share}
+        run = make_run_record(world, sizes=options.sizes, limit=limit, fields=clock_fields)
         outputs = joint_failure.run_on_first_rank(
             world, lambda: BenchOutput(options, stack, sessions, run, need, limit)
         )

@@ -45,7 +45,7 @@ def _read_finished(path: str | None, run: dict[str, Any]) -> list[CollectiveReco
 
 
 def print_memory_need(need: MemoryNeed) -> None:
-    """Print to standard error what the largest message needs, and which message sizes are left out; on rank 0.
+    """Print the memory that the largest message needs, and the sizes left out, to standard error; on rank 0.
 
     Prints nothing for buffers in memory of GPUs alone.
     """
@@ -153,7 +153,7 @@ class BenchOutput(RunOutput):
         self.end_block(rows)
 
     def write_summary(self, peak_bytes: int, sync_s: float, *, stopped: bool) -> None:
-        """Write the record of what the run took."""
+        """Write the summary record: peak memory, time of synchronization, and whether the run was stopped."""
         import psutil
 
         seconds = time.time() - psutil.Process().create_time()

@@ -133,7 +133,7 @@ def _describe_circumstances(comparison: Comparison) -> list[str]:
 
 
 def _describe_drift(comparison: Comparison) -> str:
-    """Return what was removed from the ratios as common drift, or why nothing was."""
+    """Return the common drift that was removed from the ratios, or the reason why none was."""
     if comparison.drift_doubt:
         return f"not removed: {comparison.drift_doubt}"
     removed = f"B / A {comparison.drift:.3f}x was removed from all ratios: the median over all rows"
@@ -142,7 +142,7 @@ def _describe_drift(comparison: Comparison) -> str:
 
 
 def _describe_lack_of_evidence(comparison: Comparison) -> list[str]:
-    """Return lines that say how large a difference can be that was not found, and what to measure to see it."""
+    """Return the largest change that may have gone undetected, and a command that would detect it, as lines."""
     (low, high), change = comparison.widest_interval, comparison.tolerance or DEFAULT_CHANGE
     if not comparison.lacks_evidence:
         return [f"verdict: no difference of {100 * change:.3g} % or more: all B / A are in [{low:.3f},{high:.3f}]"]

@@ -11,9 +11,10 @@ Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
 
 def _complete_from(list_words: Callable[[], Iterable[str]]) -> Complete:
-    """Return click's function for parameters whose values begin with what was typed; other values are files."""
+    """Return click's completion function for a parameter: words that begin with the typed string, else files."""
 
     def complete(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Return the words that begin with `incomplete`; file names if there are none."""
         words = [CompletionItem(word) for word in list_words() if word.startswith(incomplete)]
         return words or [CompletionItem(incomplete, type="file")]
 
@@ -21,12 +22,14 @@ def _complete_from(list_words: Callable[[], Iterable[str]]) -> Complete:
 
 
 def _list_operations() -> list[str]:
+    """Return the names of the collective operations."""
     from hpccoll.plan import Operation
 
     return [operation.value for operation in Operation]
 
 
 def _list_plans() -> list[str]:
+    """Return the names that complete a plan's name: operations, `OPERATION/ALGORITHM` and pipeline schedules."""
     from hpccoll.algorithms import list_algorithms
     from hpccoll.schedules import list_schedule_names
 
@@ -34,24 +37,28 @@ def _list_plans() -> list[str]:
 
 
 def _list_examples() -> list[str]:
+    """Return the names of the examples of `hpccoll demo`."""
     from hpccoll.demo.examples import EXAMPLES
 
     return [example.name for example in EXAMPLES]
 
 
 def _list_presets() -> list[str]:
+    """Return the names of the published models of `hpccoll estimate`."""
     from hpccoll.sizing.transformer_shape import list_presets
 
     return list_presets()
 
 
 def _list_machines() -> list[str]:
+    """Return the names of the built-in machine models."""
     from hpccoll.predict.machine_catalogue import list_machines
 
     return list_machines()
 
 
 def _list_strategies() -> list[str]:
+    """Return the words of a training strategy: mesh axes, levels of ZeRO, and `sp`."""
     from hpccoll.parallel.mesh import AXES, SEQUENCE_PARALLEL, ZERO_LEVELS
 
     return [*AXES, *ZERO_LEVELS, SEQUENCE_PARALLEL]

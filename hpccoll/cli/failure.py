@@ -17,8 +17,8 @@ from hpccoll.errors import CommunicationError, HpccollError, LauncherError
 
 GRACE_S = 0.5  # time in which rank 0 prints an error that all ranks have
 PRINTING_S = 10.0  # longest wait for the process of rank 0 to print such an error and to end
-# Time that ranks take to find out whether all of them failed. Ranks that wait for a core get no longer, because those
-# that poll in a collective wait for cores, too, and the end of their job would be delayed.
+# Time that ranks take to find out whether all of them failed. It is not longer where ranks share cores, because ranks
+# that poll in a collective share cores, too, and a longer time would delay the end of their job.
 AGREEMENT_S = 2.0
 # Environment variable with the name of a file for the exit status; srun's own status is 137 after it killed ranks.
 STATUS_FILE = "HPCCOLL_STATUS_FILE"
@@ -92,5 +92,6 @@ def _do_all_ranks_fail(message: str) -> bool:
 
 
 def _print_and_wait(message: str) -> None:
+    """Print a message on standard error, and wait until the launcher has read it."""
     print(message, file=sys.stderr, flush=True)
     time.sleep(GRACE_S / 4)  # until the launcher has read the message

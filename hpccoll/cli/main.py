@@ -58,6 +58,7 @@ class LazyGroup(click.Group):
     """A click group that imports a command's module only when that command is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        """Return the names of all commands, sorted."""
         return sorted(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's signature
@@ -70,6 +71,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the name, the command and its arguments; raise UnknownNameError for an unknown command."""
         if args and not args[0].startswith("-") and args[0] not in COMMANDS:
             raise UnknownNameError("command", args[0], self.list_commands(ctx))
         return super().resolve_command(ctx, args)
@@ -82,6 +84,7 @@ class LazyGroup(click.Group):
             return _discard_stdout()
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list of commands for --help, in the sections of COMMAND_GROUPS."""
         width = max(map(len, self.list_commands(ctx)))
         for title, names in COMMAND_GROUPS.items():
             with formatter.section(title):

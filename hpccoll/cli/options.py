@@ -27,7 +27,7 @@ def argument(**settings: Any) -> Any:
 
 
 def declare(decorate: Callable[[str], Decorator]) -> Any:
-    """Return a field whose value comes from the options that a decorator adds; it is made from the field's name."""
+    """Return a field whose options the function `decorate` adds, given the field's name."""
     return field(metadata={_DECORATE: decorate})
 
 
@@ -40,8 +40,11 @@ def take_options(kind: type[Any]) -> Decorator:
     """Return a decorator that adds the options of a class to a command, which gets them as the parameter `options`."""
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return `function` as a command with the options of the class."""
+
         @wraps(function)
         def command(**values: Any) -> Any:
+            """Call the function with the values of the options as one object."""
             return function(options=make_options(kind, values), **values)
 
         return _add_options(kind, command)

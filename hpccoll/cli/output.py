@@ -59,15 +59,19 @@ def json_option(
     Args:
         text: the help of --json.
         all_ranks: whether all ranks of an MPI job raise the error; else only the rank that prints. If all ranks raise
-            it, the command must open the file after a collective call, or late ranks take the new file for an old one.
+            it, the command must open the file after a collective call; otherwise a late rank takes the new file for an
+            old one.
         appends_with: name of the option with which the command appends to the file; the file may then exist.
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the command with the options --json and --overwrite."""
+
         @click.option("--json", "json_file", metavar="FILE", help=text)
         @click.option("--overwrite", is_flag=True, help="Replace the file of --json if it exists.")
         @wraps(function)
         def command(*arguments: Any, overwrite: bool, json_file: str | None, **options: Any) -> Any:
+            """Refuse to replace an existing file of --json without --overwrite; then run the command."""
             appends = appends_with is not None and options[appends_with] is not None
             if json_file is not None and not (overwrite or appends) and (all_ranks or is_printing_rank()):
                 _require_new(json_file, f", or --{appends_with} {json_file} to continue it" if appends_with else "")

@@ -47,6 +47,7 @@ def show_progress(
         task = bar.add_task("", total=total, left="")
 
         def advance(description: str, steps: int = 1) -> None:
+            """Advance the bar by `steps`, and show the description and the time left."""
             left = "" if get_seconds_left is None else f"{get_seconds_left():.0f} s left"
             bar.update(task, advance=steps, description=description, left=left)
 

@@ -142,7 +142,7 @@ def _report_crash(directory: str, traces: str | None, json_file: str | None) -> 
 
 
 def _choose_models(results: Results, groups: Sequence[CurveGroup], machine: str | None, no_bound: bool) -> BoundModels:
-    """Return what gives lower bounds of times: nothing, a named machine, or each job's limit and fitted machine.
+    """Return the sources of lower bounds: none, a named machine, or each job's measured limit and fitted machine.
 
     Fitting reads the result files again and shows a progress bar on the terminal.
     """

@@ -33,12 +33,12 @@ def make_run_record(
     devices: Sequence[str] | None = None,
     sizes: Sequence[int] | None = None,
     limit: HardwareLimit | None = None,
-    facts: Mapping[str, Any] | None = None,
+    fields: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return the record of kind `run`: command, versions, hosts. Collective over the MPI communicator `world`.
 
     `devices` are the names of the accelerators; if `devices` is None, this function asks the CUDA driver. `sizes` are
-    the message sizes to measure, in bytes, and `limit` the measured speed of memory or of links between nodes. `facts`
+    the message sizes to measure, in bytes, and `limit` the measured speed of memory or of links between nodes. `fields`
     are further fields of the record, such as those that describe the global clock.
     """
     from hpccoll.runtime import job
@@ -57,7 +57,7 @@ def make_run_record(
         limit_us=None if limit is None else round(limit.us, 3),
         limit_nbytes=None if limit is None else limit.nbytes,
         commit=job.find_commit(),
-        **(facts or {}),
+        **(fields or {}),
     )
 
 
@@ -71,8 +71,8 @@ def make_serial_run_record() -> dict[str, Any]:
 
     versions = {"hpccoll": __version__, "python": platform.python_version(), "numpy": np.__version__}
     hosts, cores = (platform.node(),), (len(os.sched_getaffinity(0)),)
-    facts: dict[str, Any] = {"ranks": 1, "nodes": 1, "devices": (), "oversubscribed": False, "commit": None}
-    return _make_record(versions=versions, hosts=hosts, cores=cores, **facts)
+    fields: dict[str, Any] = {"ranks": 1, "nodes": 1, "devices": (), "oversubscribed": False, "commit": None}
+    return _make_record(versions=versions, hosts=hosts, cores=cores, **fields)
 
 
 @contextmanager
@@ -91,10 +91,10 @@ def write_serial_records(json_file: str | None, records: Iterable[Record]) -> No
             lines.write(record.as_dict())
 
 
-def _make_record(**facts: Any) -> dict[str, Any]:
-    """Return the record of kind `run` with fields `facts`, the command line, the current time and the SLURM job."""
+def _make_record(**fields: Any) -> dict[str, Any]:
+    """Return the record of kind `run` with fields `fields`, the command line, the current time and the SLURM job."""
     from hpccoll.records import RunRecord
 
     command = " ".join(["hpccoll", *sys.argv[1:]])
     slurm = {name: os.environ[variable] for name, variable in SLURM_VARIABLES.items() if variable in os.environ}
-    return RunRecord.make(command=command, start_time=datetime.now(UTC), slurm=slurm, **facts).as_dict()
+    return RunRecord.make(command=command, start_time=datetime.now(UTC), slurm=slurm, **fields).as_dict()

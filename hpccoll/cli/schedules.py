@@ -75,6 +75,8 @@ def add_schedule_options(stages: str, microbatches: str) -> Callable[[Callable[.
     """Return a decorator that adds the options of schedules, which the command gets as `schedule_options`."""
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the command with the options of schedules."""
+
         @click.option("--stages", default=stages, show_default=True, metavar="N,...", help="Stages of a schedule.")
         @click.option("--microbatches", default=microbatches, show_default=True, metavar="N,...", help="Micro-batches.")
         @click.option(

@@ -258,6 +258,7 @@ def _format_ratio(ratio: float) -> str:
 
 
 def _format_seconds(seconds: float) -> str:
+    """Return a time with four digits in s, ms or us."""
     for unit, name in ((1.0, "s"), (1e-3, "ms")):
         if seconds >= unit:
             return f"{seconds / unit:.4g} {name}"

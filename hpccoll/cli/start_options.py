@@ -46,7 +46,7 @@ class StartOptions:
 
 
 def make_starter(options: StartOptions, comm: Any, layout: RankLayout, core_share: float | None) -> IterationStarter:
-    """Return what starts the iterations of a run: windows, unless the user asks for barriers or windows cannot work.
+    """Return the object that starts iterations: by windows, unless the user asks for barriers or windows cannot work.
 
     Windows need a core for every rank, and clocks that are synchronized in a share of the run's time (`SyncBudget`).
     With more ranks than cores, iterations always start by barriers. Otherwise, if the user asks for windows or names

@@ -186,7 +186,10 @@ def _make_experts(experts: int | None = None, **options: Any) -> ExpertConfig:
 
 
 def _make_model(name: str, shape: dict[str, Any]) -> ModelConfig:
-    """Return the model of --model with the options of its shape that were given; raise UsageError for others."""
+    """Return the model configuration for --model; `shape` has the model options that the user gave, by field name.
+
+    Raises UsageError for an option that the model does not have, and for an activation that it does not support.
+    """
     model = MODELS[name]
     unknown = [option for option in shape if option not in {field.name for field in fields(model)}]
     if unknown:
@@ -371,7 +374,7 @@ def print_comparison(found: TrainCompareRecord) -> None:
 
 
 def format_progress(step: TrainStepRecord, unit: str) -> str:
-    """Return the measurements of a step as the text beside the progress bar; `unit` is what a token is."""
+    """Return the measurements of a step beside the progress bar; `unit` names the tokens, such as `bytes`."""
     words = [f"loss {step.loss:.4g}", f"{step.tokens_per_s:,.0f} {unit}/s", f"step {1e3 * step.step_s:.3g} ms"]
     words.append(f"comm {1e3 * step.comm_s:.3g} ms ({1e3 * step.exposed_comm_s:.3g} exposed)")
     if step.bubble is not None:

@@ -89,8 +89,8 @@ def _run(options: TuneOptions) -> int:
     from hpccoll.selection.tuning_files import default_table_path, describe_site, find_table_path
 
     layout = job.detect_layout(world)
-    facts = job.get_mpi_library(), layout.ranks_per_node
-    site = world.bcast(describe_site(*facts, oversubscribed=layout.oversubscribed))
+    own_site = describe_site(job.get_mpi_library(), layout.ranks_per_node, oversubscribed=layout.oversubscribed)
+    site = world.bcast(own_site)
     path = Path(options.output) if options.output else find_table_path(site) or default_table_path(site)
     if options.show:
         joint_failure.run_on_first_rank(world, lambda: _show_stored_table(options, path, site))

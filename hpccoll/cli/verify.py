@@ -179,6 +179,7 @@ def _exit_with_parent() -> None:
         return
 
     def wait_and_exit() -> None:
+        """Wait for the end of the parent process, then end this one."""
         parent.join()
         os._exit(1)
 
@@ -297,6 +298,7 @@ def verify(
     with open_serial_output(json_file) as lines, show_progress("proven", len(algorithms) * len(counts)) as advance:
 
         def add_result(result: ProvenPlanRecord) -> None:
+            """Keep and write the result of a proof, and advance the progress bar."""
             results.append(result)
             lines.write(result.as_dict())
             advance(f"{result.op}/{result.algorithm}")

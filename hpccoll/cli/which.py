@@ -157,7 +157,7 @@ def _make_record(question: _Question, selection: Selection) -> SelectionRecord:
 
 
 def _format_answer(question: _Question, selection: Selection, refusal: str, place: str) -> str:
-    """Return the answer as lines of text: the call and its algorithm, the reason, and what to type next."""
+    """Return the answer as lines of text: the call and its algorithm, the reason, and the next command."""
     operation, ranks = question.operation, question.ranks
     what = [operation.value, "" if operation is Operation.BARRIER else f"of {format_size(question.nbytes)}"]
     what += [f"{question.dtype} {question.redop}" if operation.reduces else ""]

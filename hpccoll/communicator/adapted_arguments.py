@@ -65,16 +65,20 @@ def adapt_arguments(
     if counts is not None:
         received = parse_counts(operation, "out_counts", counts[1], size) if operation is Operation.ALL_TO_ALL else None
         counts = parse_counts(operation, "counts", counts[0], size), received
-    adapted = _join_and_split(operation, x, out, rank, size, algorithm, counts)
+    adapted = _adapt_call(operation, x, out, rank, size, algorithm, counts)
     if operation is Operation.REDUCE and rank != root and out is None:
         return replace(adapted, finish=lambda _: x)  # a rank without a result gets its own input
     return adapted
 
 
-def _join_and_split(
+def _adapt_call(
     operation: Operation, x: Any, out: Any, rank: int, size: int, algorithm: Any, counts: BlockCounts | None
 ) -> AdaptedArguments:
-    """Return `adapt_arguments`' result, with the result of a rank that has one."""
+    """Join a list of input arrays into one array, import foreign arrays, and return the adapted arguments.
+
+    The adapted arguments include a function that splits or exports the result as the caller passed the input. To be
+    called on a rank that has a result; `adapt_arguments` explains the arguments.
+    """
     listed, listed_out = isinstance(x, list | tuple), isinstance(out, list | tuple)
     _require_lists(operation, listed, listed_out)
     foreign = next((each for each in (x if listed else (x,)) if is_foreign(each)), None)

@@ -53,12 +53,15 @@ class OperationGroup(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _TestedColumns:
-    """Logarithms of medians without drift: lines are runs, columns are rows or operations, NaN is not measured.
+    """The tables that the tests read: logarithms of medians without drift, `a` and `b` of the two sides.
 
-    `prior` and `prior_degrees` are the variance per run that the spread over rows implies, and its degrees of freedom.
-    `weight` is the number of runs that `prior` counts as where a side has several runs.
-    `doubts` has the reason why a column allows no verdict, or an empty string.
-    `between` is the variance over operations of the difference of two runs, with its degrees of freedom.
+    A table has a line per run and a column per row or operation; NaN marks a missing measurement. For each
+    column, `prior` has the variance of one run that follows from the spread over rows, and `doubts` the reason why the
+    column allows no verdict, or an empty string.
+
+    `prior_degrees` is the degrees of freedom of `prior`, and `weight` the number of runs as which it counts where a
+    side has several runs. `between` is the variance over
+    operations of the difference of two runs, with its degrees of freedom.
     """
 
     a: Floats
@@ -180,7 +183,7 @@ def _test(measured: RunTable, conditions: VerdictConditions, tolerance: float) -
     if not tested:
         return _TestResults(rows, (), _list_doubts(doubts), spread, variance, shares[1] * SIGNIFICANCE / len(keys))
     members = [np.array([each == group for each in groups]) for group in tested]
-    joined = _join_operations(measured, keys, members, prior, conditions)
+    joined = _pool_rows_by_operation(measured, keys, members, prior, conditions)
     errors = _estimate_errors(joined, measured.paired)
     spreads = _find_spreads(joined, members, differences.values, row_errors, measured.paired)
     times = _test_columns(joined, errors, OPERATION_SHARE, None, measured.paired, tolerance, spreads)
@@ -214,7 +217,10 @@ def _find_spreads(
 
 @dataclass(frozen=True, slots=True)
 class _Differences:
-    """The average of B minus that of A per column, 1/a + 1/b for a runs of A and b of B, and the variance per run."""
+    """Per column, the mean of B minus the mean of A, and the variance of one run with its degrees of freedom.
+
+    `per_run` is 1/a + 1/b for a runs of A and b runs of B.
+    """
 
     values: Floats
     per_run: Floats
@@ -235,14 +241,14 @@ def _subtract(a: Floats, b: Floats, paired: bool) -> _Differences:
     return _Differences(of_b - of_a, per_run, variance, degrees)
 
 
-def _join_operations(
+def _pool_rows_by_operation(
     measured: RunTable,
     keys: Sequence[CaseKey],
     members: Sequence[NDArray[np.bool_]],
     prior: Floats,
     conditions: VerdictConditions,
 ) -> _TestedColumns:
-    """Return one column per operation, the medians over its rows in each run.
+    """Return columns to test, one per operation: in each run, the median over the operation's rows.
 
     Rows of one workload share buffers and time, so the number of workloads is that of independent rows. `members` says
     for each operation which of the rows `keys` it has; `prior` is the variance per run of each row.

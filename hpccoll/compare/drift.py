@@ -63,7 +63,11 @@ class Drift:
 
 
 def choose_control(keys: Sequence[CaseKey], same_mpi: bool) -> Control:
-    """Return the control that rows `keys` allow; `same_mpi` tells whether both sides use the same MPI library."""
+    """Return the rows that serve as a control: those of the MPI library, or none.
+
+    A control (rows that both sides should measure alike) needs rows of the MPI library and other rows, and the same MPI
+    library on both sides; `same_mpi` tells whether it is the same.
+    """
     own = [key for key in keys if key.engine != MPI_ENGINE]
     return Control.MPI if own and len(own) < len(keys) and same_mpi else Control.NONE
 

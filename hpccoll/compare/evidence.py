@@ -109,9 +109,9 @@ class MeasurementPlan:
 def make_plan(
     sides: Sequence[Sequence[MeasuredRun]], paired: bool, variance: float, significance: float
 ) -> MeasurementPlan:
-    """Return what to measure; the `variance` of few runs does not count.
+    """Return a plan of further measurements: the command of each side, and the expected noise.
 
-    Runs that are too short to be reliable get longer ones.
+    `variance` is ignored if it comes from few runs. Runs whose times were unreliable get longer ones.
     """
     longer = any(run.is_unreliable for runs in sides for run in runs)
     a, b = (_make_run_command(runs[0], longer) for runs in sides)

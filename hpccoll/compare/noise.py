@@ -17,8 +17,8 @@ of a median over runs is estimated from several sources, in logarithms of times,
 Other programs that take a core from a rank interrupt some of its samples, which then take many times the median. The
 rows of an operation are disturbed in a run if clearly more than DISTURBED_SHARE of their samples (by 3 standard
 deviations of a Poisson distribution) exceed FAR times the median.
-On idle cores about 0.2 % do, and up to 2.6 % where other programs wait for cores of ranks with real-time priority.
-Where other programs took the cores, medians were off by a factor of up to 1.8.
+On idle cores about 0.2 % of the samples exceed this limit, and up to 2.6 % where other programs wait for the cores of
+ranks that have real-time priority. Where other programs took the cores, medians were off by a factor of up to 1.8.
 
 On a virtual machine, the speed of the cores changed by up to 1.5 times for minutes, and by a different factor for each
 row. The ratios of engine `mpi` between two runs then differ from row to row, beyond MAX_CONTROL_SPREAD. If the speed

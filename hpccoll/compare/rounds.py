@@ -56,6 +56,7 @@ class BenchmarkCommand:
             )
 
     def _split(self) -> list[str]:
+        """Return the words of the command; raise UsageError for an unclosed quotation mark."""
         try:
             return shlex.split(self.text)
         except ValueError as error:

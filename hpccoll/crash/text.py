@@ -172,7 +172,7 @@ def _format_last(job: JobEvidence, own: RankEvidence) -> str:
 
 
 def _format_state(own: RankEvidence) -> str:
-    """Return what is known about a rank's process, as an addition to a line."""
+    """Return the state of a rank's process and its line of the program, in brackets; empty if unknown."""
     words = [f"ended its program {own.ending}".rstrip()] if own.ending else []
     if own.process in (ProcessState.STOPPED, ProcessState.DEAD):
         words.append(f"process {own.process.value}")

@@ -28,7 +28,7 @@ _ONLY_ROOT_SENDS = (Operation.BROADCAST, Operation.SCATTER)
 
 @dataclass(frozen=True, slots=True)
 class ExpectedRange:
-    """Real numbers from `low` to `high` elementwise, in the element type of the output.
+    """A range of correct real numbers per element, from `low` to `high`, in the element type of the output.
 
     They are compared without widening the output, in a fraction of the time of an `ExpectedResult` with a bound.
     """

@@ -82,7 +82,7 @@ class IterationTime(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TimingOptions:
-    """How to time: `warmup` untimed iterations, then timed ones until `rule` stops; `check` validates every result."""
+    """Options of timing: `warmup` untimed iterations, then timed ones until `rule` stops; `check` validates results."""
 
     rule: StoppingRule
     warmup: int

@@ -74,10 +74,10 @@ class IterationStarter(Protocol):
         """Block until all ranks may start; `works_in_threads`: the call needs cores for threads of its own."""
 
     def adapt(self, delays_s: NDArray[np.float64]) -> None:
-        """Learn from the largest delay over all ranks in each of the last rounds."""
+        """Adapt the start of later iterations to the largest delays over all ranks in the latest rounds."""
 
     def refresh(self) -> None:
-        """Keep the clock right; called between iterations."""
+        """Synchronize the clocks again if they may have become wrong; called between iterations."""
 
     def measure_residual(self) -> Residual | None:
         """Return the current errors of all clocks; None without clocks."""
@@ -96,7 +96,7 @@ class BarrierStarter:
 
     @property
     def sync_s(self) -> float:
-        """Zero: there is no clock."""
+        """Zero, because a barrier needs no synchronized clocks."""
         return 0.0
 
     def wait(self, works_in_threads: bool) -> IterationStart:
@@ -107,17 +107,17 @@ class BarrierStarter:
         return IterationStart(float("inf"), 0.0, missed=False)
 
     def adapt(self, delays_s: NDArray[np.float64]) -> None:
-        """Do nothing."""
+        """Do nothing, because a barrier waits as long as the slowest rank needs."""
 
     def refresh(self) -> None:
-        """Do nothing."""
+        """Do nothing, because a barrier needs no clock."""
 
     def measure_residual(self) -> Residual | None:
-        """Return None: there is no clock."""
+        """Return None, because a barrier needs no clock."""
         return None
 
     def describe_clock(self) -> dict[str, str | float]:
-        """Return no field: there is no clock."""
+        """Return no fields, because a barrier needs no clock."""
         return {}
 
 
@@ -223,7 +223,7 @@ class WindowStarter:
         return described | {name: round(error_us, 3) for name, error_us in bounds.items()}
 
     def explain_misses(self, discarded: int, rounds: int, delays_s: NDArray[np.float64]) -> UsageError:
-        """Return the error of a fixed window that is too short; `delays_s` are what ranks needed."""
+        """Return the error of a fixed window that is too short; `delays_s` are the times that ranks needed."""
         enough_us = max(MARGIN * float(np.quantile(delays_s, READY)), SHORTEST_WINDOW_S) * 1e6
         missed = f"a rank missed the start of {discarded} of {rounds} rounds"
         remedy = f"use --window {enough_us:.0f} or leave the option out"

@@ -1,8 +1,8 @@
 """Leaves out the message sizes of a benchmark whose buffers do not fit into the memory of a node.
 
 With one kind of buffer, a benchmark holds at most MESSAGES messages per rank at a time, however many algorithms it
-compares: input, output, scratch of the algorithms, and one more for the buffers of other libraries. If it compares
-shared memory with other memory, the shared input and output take two more.
+compares: input, output, scratch of the algorithms, and one more for the buffers of other libraries. If it
+compares shared memory with other memory, a second input and output in shared memory take two more.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class MemoryNeed:
     messages: int
 
     def describe(self) -> str:
-        """Return what the largest message needs on each rank, and what is free."""
+        """Return a sentence with the memory that the largest message needs on each rank, and the free memory."""
         largest = max(self.sizes, default=0)
         need = f"{self.messages} messages of {format_size(largest)}, {format_size(self.messages * largest)} per rank"
         return f"memory: {need}; {format_size(self.free_bytes)} per rank is free"

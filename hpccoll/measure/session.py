@@ -109,7 +109,7 @@ class BenchmarkSession:
         return [key for task in self.tasks for key in self._list_task_cases(task)]
 
     def make_block(self, task: WorkloadSpec, finished: Collection[CaseKey]) -> Block:
-        """Return the message size of a workload, and the number of its cases that are not in `finished`."""
+        """Return the `Block` of a workload: its message size and the number of its cases not in `finished`."""
         nbytes = compute_message_bytes(task.operation, task.count, task.dtype.itemsize, task.ranks)
         return Block(nbytes, sum(key not in finished for key in self._list_task_cases(task)))
 

@@ -15,7 +15,8 @@ from typing import NamedTuple
 
 SHORT_BYTES = 32 * 1024  # iterations of at most this message size are so short that medians become precise early
 LONG_BYTES = 2**20  # iterations of at least this message size show the time per byte
-# Iterations slower than this multiple of the rows' geometric mean wait for latency. The excess is not scaled with size.
+# Iterations that exceed the rows' geometric mean by more than this factor are slow because of latency. The time above
+# this limit is therefore not scaled with the message size.
 MOST_ABOVE_MEAN = 2.5
 # Starts, resets, checks and warm-up take up to this ratio of a block's duration to its timed iterations. A larger
 # ratio was measured on short iterations, and does not hold for longer messages.

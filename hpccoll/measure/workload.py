@@ -56,7 +56,7 @@ class Workload:
         self._host: NDArray[np.uint8] | None = None  # page-locked memory for outputs on a device
 
     def _place(self, period: HostArray) -> FlatArray:
-        """Return the array `period` in memory of the module."""
+        """Return a copy of the array `period` in this workload's kind of memory (host or device)."""
         placed = self.module.empty(len(period), self.task.dtype)
         self.module.bind_copy_from_host(placed, period.view(np.uint8))()
         self.module.synchronize()

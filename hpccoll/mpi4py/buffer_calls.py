@@ -23,12 +23,12 @@ _KINDS: Final = {"sum": "iufc", "prod": "iufc", "min": "iuf", "max": "iuf", "ban
 
 
 def is_in_place(buffer: Any) -> bool:
-    """Whether mpi4py takes a buffer as MPI_IN_PLACE."""
+    """Whether mpi4py treats a buffer as MPI_IN_PLACE."""
     return buffer is None or buffer is MPI.IN_PLACE
 
 
 def barrier(comm: BufferCollectives) -> bool:
-    """Carry out a barrier."""
+    """Carry out mpi4py's Barrier by hpccoll; return False if the MPI library must carry it out instead."""
     entered = comm._enter()
     if entered is None:
         return False
@@ -41,7 +41,7 @@ def barrier(comm: BufferCollectives) -> bool:
 
 
 def broadcast(comm: BufferCollectives, buffer: Any, root: int) -> bool:
-    """Carry out a broadcast."""
+    """Carry out mpi4py's Bcast by hpccoll; return False if the MPI library must carry it out instead."""
     entered = _enter_rooted(comm, root)
     if entered is None:
         return False
@@ -61,7 +61,7 @@ def broadcast(comm: BufferCollectives, buffer: Any, root: int) -> bool:
 
 
 def all_reduce(comm: BufferCollectives, sendbuf: Any, recvbuf: Any, op: str) -> bool:
-    """Carry out an all_reduce."""
+    """Carry out mpi4py's Allreduce by hpccoll; return False if the MPI library must carry it out instead."""
     entered = comm._enter()
     if entered is None:
         return False
@@ -69,7 +69,7 @@ def all_reduce(comm: BufferCollectives, sendbuf: Any, recvbuf: Any, op: str) -> 
 
 
 def reduce(comm: BufferCollectives, sendbuf: Any, recvbuf: Any, op: str, root: int) -> bool:
-    """Carry out a reduce."""
+    """Carry out mpi4py's Reduce by hpccoll; return False if the MPI library must carry it out instead."""
     entered = _enter_rooted(comm, root)
     if entered is None:
         return False
@@ -85,7 +85,7 @@ def reduce(comm: BufferCollectives, sendbuf: Any, recvbuf: Any, op: str, root: i
 
 
 def _reduce_vector(entered: Any, operation: Operation, sendbuf: Any, recvbuf: Any, op: str, root: int) -> bool:
-    """Carry out a reduction of whole buffers on a rank that gets the result."""
+    """Carry out a reduction of whole buffers on a rank that gets the result; return whether hpccoll did."""
     state, communicator = entered
     received = read_message(recvbuf, writable=True)
     algorithm = _select(state, operation, op, received, root)
@@ -106,7 +106,7 @@ def _reduce_vector(entered: Any, operation: Operation, sendbuf: Any, recvbuf: An
 
 
 def reduce_scatter(comm: BufferCollectives, sendbuf: Any, recvbuf: Any, op: str) -> bool:
-    """Carry out a reduce_scatter of equal blocks."""
+    """Carry out mpi4py's Reduce_scatter_block by hpccoll; return False if the MPI library must carry it out instead."""
     entered = comm._enter()
     if entered is None:
         return False
@@ -131,17 +131,17 @@ def reduce_scatter(comm: BufferCollectives, sendbuf: Any, recvbuf: Any, op: str)
 
 
 def all_gather(comm: BufferCollectives, sendbuf: Any, recvbuf: Any) -> bool:
-    """Carry out an all_gather of equal blocks."""
+    """Carry out mpi4py's Allgather by hpccoll; return False if the MPI library must carry it out instead."""
     return _collect_blocks(comm, Operation.ALL_GATHER, sendbuf, recvbuf)
 
 
 def all_to_all(comm: BufferCollectives, sendbuf: Any, recvbuf: Any) -> bool:
-    """Carry out an all_to_all of equal blocks."""
+    """Carry out mpi4py's Alltoall by hpccoll; return False if the MPI library must carry it out instead."""
     return _collect_blocks(comm, Operation.ALL_TO_ALL, sendbuf, recvbuf)
 
 
 def _collect_blocks(comm: BufferCollectives, operation: Operation, sendbuf: Any, recvbuf: Any) -> bool:
-    """Carry out an all_gather or all_to_all, in which each rank gets one block from every rank."""
+    """Carry out an all_gather or all_to_all, with one block from every rank; return whether hpccoll did."""
     entered = comm._enter()
     if entered is None:
         return False
@@ -166,7 +166,10 @@ def _collect_blocks(comm: BufferCollectives, operation: Operation, sendbuf: Any,
 
 
 def _enter_rooted(comm: BufferCollectives, root: Any) -> tuple[Any, Any] | None:
-    """Return what carries out a collective with a root; None if MPI does, such as to report a wrong root."""
+    """Count a call with a root; return the state and communicator that carry it out, or None if MPI does.
+
+    MPI carries out calls with a wrong root, to report it.
+    """
     if not hasattr(root, "__index__") or not 0 <= root < comm.size:
         return None
     return comm._enter()
@@ -183,6 +186,6 @@ def _select(state: Any, operation: Operation, op: str, message: Message | None, 
 
 
 def _read_apart(message: Message, out: Any) -> Any:
-    """Return the elements of a message in the element type of `out`, in memory that does not overlap with `out`."""
+    """Return a message's elements in the element type of `out`, in memory that does not overlap with `out`."""
     x = message.read(out.dtype)
     return x.copy() if np.may_share_memory(x, out) else x

@@ -163,7 +163,7 @@ class BufferCollectives(_Intracomm):
         self.Barrier()
 
     def _enter(self) -> tuple[Acceleration, Communicator] | None:
-        """Count a collective call of all ranks; return what carries it out, or None if the MPI library does.
+        """Count a collective call; return the state and communicator that carry it out, or None if MPI does.
 
         Called once in each such call, because all ranks count the calls.
         """

@@ -75,6 +75,7 @@ def _count(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(method)
     def counted(self: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call the method, and add the call and its time to the summary."""
         before, start = _count_over_hpccoll(self), time.perf_counter()
         try:
             return method(self, *args, **kwargs)

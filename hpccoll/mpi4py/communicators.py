@@ -117,6 +117,7 @@ class AcceleratedCollectives(NewIntracommunicators, ObjectsOverBuffers):
         return super().Iagree(*args, **kwargs)
 
     def _release(self) -> None:
+        """Close the hpccoll communicator before MPI frees this one; predefined communicators are kept."""
         if self != MPI.COMM_NULL and _find_predefined(self) is None:
             find_acceleration(self).close()
             self._forget()

@@ -39,7 +39,7 @@ class ConfiguredCommunicator(Protocol):
     """A communicator that keeps what was selected for its collectives."""
 
     def forget_selections(self) -> None:
-        """Select again in later collectives, because the configuration has changed."""
+        """Clear the cached selections, because the user has changed the configuration."""
 
 
 @dataclass(slots=True)

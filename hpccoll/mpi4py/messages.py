@@ -85,7 +85,7 @@ class Message:
         return _view_memory(self._address, self.nbytes * self._blocks)
 
     def _is_dense(self) -> bool:
-        """Whether the elements lie in the user's memory as they are sent: MPI's basic types without gaps."""
+        """Whether MPI sends the elements as they lie in memory: the datatype is predefined and has no gaps."""
         return bool(self._type.is_predefined) and self._type.Get_extent() == (0, self._type.Get_size())
 
     def _make_whole_type(self) -> MPI.Datatype:

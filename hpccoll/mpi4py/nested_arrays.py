@@ -33,6 +33,7 @@ def take_arrays_out(obj: Any, least_bytes: int) -> tuple[Any, list[Any]]:
     entered: set[int] = set()
 
     def replace(item: Any, depth: int) -> Any:
+        """Return an item with its arrays taken out; `depth` is the number of containers around it."""
         if id(item) in places:
             return places[id(item)]
         if find_library(item) is not None and item.nbytes >= least_bytes:
@@ -64,6 +65,7 @@ def put_arrays_back(obj: Any, arrays: Sequence[Any]) -> Any:
     done: dict[int, Any] = {}
 
     def replace(item: Any, depth: int) -> Any:
+        """Return an item with arrays in place of each `ArrayPlace`; `depth` is the number of containers around it."""
         if type(item) is ArrayPlace:
             return arrays[item.number]
         if id(item) in done or type(item) not in (tuple, list, dict) or depth > MOST_DEPTH + 1:

@@ -56,7 +56,7 @@ class ObjectSlots:
 
 
 class ObjectsOverBuffers(BufferCollectives):
-    """mpi4py's collectives of Python objects."""
+    """mpi4py's lower-case collectives (bcast, gather, ...), which send pickled objects by hpccoll's collectives."""
 
     def bcast(self, obj: Any, root: int = 0) -> Any:
         """Return the root's object on all ranks."""
@@ -177,7 +177,7 @@ class ObjectsOverBuffers(BufferCollectives):
         return _exchange_rest(communicator, slots, encoded)
 
     def _enter_objects(self, root: int = 0) -> tuple[Acceleration, Communicator, ObjectSlots] | None:
-        """Return what carries out a collective of objects that all ranks call now; None if mpi4py does."""
+        """Count a call; return the state, communicator and slots that carry it out, or None if mpi4py does."""
         if not get_configuration().runs_objects or not hasattr(root, "__index__"):
             return None
         entered = self._enter() if 0 <= root < self.size else None

@@ -44,14 +44,14 @@ class CommunicationTimer:
         self._operations, self._since = 0, 0.0
 
     def begin_operation(self) -> None:
-        """Count one more operation in flight."""
+        """Record that one more operation is in flight; the first one starts the timer."""
         with self._counter_lock:
             if not self._operations:
                 self._since = time.perf_counter()
             self._operations += 1
 
     def end_operation(self) -> None:
-        """Count one operation in flight less."""
+        """Record that an operation in flight has ended; the last one stops the timer."""
         with self._counter_lock:
             self._operations -= 1
             if not self._operations:
@@ -76,7 +76,7 @@ class AxisGroup:
         self.ranks, self.index, self.size, self.axis = ranks, ranks.index(comm.rank), len(ranks), axis
         self._name = f"{axis} {','.join(map(str, ranks))}"
         self._collectives = 0  # number of collectives that this rank has called
-        # Collectives in flight by the id of the work, with operation, name and start.
+        # The collectives in flight: for the id of each work, its operation, its name and its start time.
         self._started: dict[int, tuple[Work[Any], str, str, float]] = {}
         self.timer = timer or CommunicationTimer()
         self._group = comm.new_group(ranks) if len(ranks) > 1 else None
@@ -168,7 +168,7 @@ class AxisGroup:
                 self._end(work)
 
     def _end(self, work: Work[Any]) -> None:
-        """Note that a started collective is complete."""
+        """Record that a started collective is complete."""
         _, operation, collective, begin = self._started.pop(id(work))
         self.timer.end_operation()
         self.timer.log.add(

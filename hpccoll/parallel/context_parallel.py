@@ -83,6 +83,7 @@ def _list_rounds(operation: Operation, index: int, size: int, *, counts_backward
     """Return the rounds of the rank at `index` in the ring plan of `size` ranks."""
 
     def renumber(rank: int) -> int:
+        """Return a rank's number in the direction of the rounds."""
         return size - 1 - rank if counts_backwards else rank
 
     column = get_algorithm(operation, "ring").plan(size).column(renumber(index))

@@ -97,6 +97,7 @@ class GradientBuckets:
         self._buckets.append(bucket)
 
         def note_gradient(parameter: Any) -> None:
+            """Record that a parameter's gradient is complete, and start the all-reduces of complete buckets."""
             note_backward_pass(parameter, bucket.missing, bucket.views[parameter])
             self._start_complete_buckets()
 
@@ -170,7 +171,7 @@ class ReplicatedParameters:
 
     @property
     def weights(self) -> list[Any]:
-        """The memory of the parameters."""
+        """The tensors that hold the parameters."""
         return self.shards
 
     @property
@@ -189,7 +190,7 @@ class ReplicatedParameters:
             buckets.finish()
 
     def run(self, _stage: int, _number: int, function: Callable[[Any], Any], x: Any) -> Any:
-        """Return function(x)."""
+        """Return function(x), because no parameters need to be gathered first."""
         return function(x)
 
     def gather_parameters(self) -> None:
@@ -200,7 +201,7 @@ class ReplicatedParameters:
         return nullcontext()
 
     def gather_tensors(self, own: Sequence[Any]) -> list[Any]:
-        """Return the tensors, which are whole."""
+        """Return the tensors unchanged, because each rank has whole ones."""
         return list(own)
 
     def cut_tensors(self, tensors: Sequence[Any]) -> list[Any]:
@@ -208,7 +209,7 @@ class ReplicatedParameters:
         return list(tensors)
 
     def get_gradient(self, parameter: Any) -> Any:
-        """Return the gradient of a parameter."""
+        """Return the reduced gradient of a parameter."""
         return parameter.grad
 
     def list_gradients(self) -> Iterator[tuple[Any, Any]]:

@@ -125,7 +125,7 @@ class _AddToLoss(torch.autograd.Function):  # type: ignore[misc] # torch has no 
 
     @staticmethod
     def forward(ctx: Any, x: Any, loss: Any) -> Any:
-        """Return a view of `x`."""
+        """Return a view of `x`, so that autograd records this function."""
         ctx.one = torch.ones_like(loss)
         return x.view_as(x)
 

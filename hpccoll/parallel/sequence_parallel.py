@@ -97,7 +97,11 @@ class _SumToOwnTokens(torch.autograd.Function):  # type: ignore[misc] # torch ha
 
 
 class _GatherTokens(torch.autograd.Function):  # type: ignore[misc] # torch has no types here
-    """An all_gather, whose backward pass sums the gradients of all ranks, or takes the gradients of own tokens."""
+    """The all_gather of tokens over the tensor-parallel ranks as an autograd function.
+
+    If `has_addends`, each rank computes only an addend of the gradient, and the backward pass is a reduce_scatter.
+    Otherwise all ranks have the whole gradient, and the backward pass takes the part of this rank's tokens.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Any, tp: AxisGroup, has_addends: bool) -> Any:

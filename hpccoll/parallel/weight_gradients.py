@@ -24,7 +24,7 @@ class WeightProduct(NamedTuple):
     grad: Any  # gradient of the layer's output (..., out)
 
     def compute(self) -> Any:
-        """Return the gradient of the weight."""
+        """Return the gradient of the weight, the matrix product of the two factors."""
         return self.grad.flatten(0, -2).T @ self.x.flatten(0, -2)
 
 
@@ -45,7 +45,7 @@ class _ComputeLater(torch.autograd.Function):  # type: ignore[misc] # torch has 
 
     @staticmethod
     def backward(ctx: Any, _: Any) -> tuple[Any, None]:
-        """Return the gradient of the weight."""
+        """Return the weight's gradient, computed now from its factors."""
         return ctx.product.compute(), None
 
 

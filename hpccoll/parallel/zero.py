@@ -80,7 +80,7 @@ class ZeroUnit:
         return int(self.length * self.group.size)
 
     def split(self, flat: Any) -> list[Any]:
-        """Return views of the elements of each parameter in a flat tensor (p)."""
+        """Return a flat tensor of p elements as one view per parameter."""
         *parts, _ = flat.split([*self._sizes, self.count - sum(self._sizes)])
         return [part.view(shape) for part, shape in zip(parts, self._shapes, strict=True)]
 
@@ -98,7 +98,7 @@ class ZeroUnit:
             begin += size
 
     def install(self, whole: Any) -> None:
-        """Let the parameters be views of a tensor (p)."""
+        """Make the parameters views of `whole`, a flat tensor of p elements."""
         self.whole = whole
         for parameter, view in zip(self.parameters, self.split(whole), strict=True):
             parameter.data = view
@@ -127,10 +127,12 @@ class ZeroUnit:
             self.work = None
 
     def _flatten(self, tensors: Sequence[Any]) -> Any:
+        """Return tensors as one flat tensor, padded with zeros to `count` elements."""
         padding = tensors[0].new_zeros(self.count - sum(self._sizes))
         return torch.cat([*(x.reshape(-1) for x in tensors), padding])
 
     def _take_own(self, whole: Any) -> Any:
+        """Return a view of this rank's shard of the unit's flat tensor."""
         first = self.length * self.group.index
         return whole[first : first + self.length]
 
@@ -363,7 +365,7 @@ class ZeroShards:
             unit.finish()
 
     def _release(self, unit: ZeroUnit) -> None:
-        """Free the gathered parameters of a unit of ZeRO-3."""
+        """Free the gathered parameters of a unit, if it is sharded as ZeRO-3; keep the memory for the next gather."""
         if unit.level == 3 and unit.whole is not None and not self._keeps_whole:
             unit.finish()
             whole = unit.release()
@@ -371,7 +373,11 @@ class ZeroShards:
             self._free[unit.count].append(whole)
 
     def _pack(self, x: Any) -> Any:
-        """Return what autograd saves of a tensor: for a view of gathered parameters, its unit and place only."""
+        """Return the object that autograd saves in place of a tensor for the backward pass.
+
+        For a view of gathered parameters, this is their unit, and the view's size, strides and offset, so that the
+        parameters can be freed and gathered again. For other tensors, it is the tensor without its gradient.
+        """
         unit = self._by_memory.get(x.untyped_storage().data_ptr())
         if unit is None:
             return x.detach() if x.requires_grad else x

@@ -175,7 +175,7 @@ class MeshComparison:
             self.first, self.fault = record, (tensor.name, fault)
 
     def summarize(self) -> ParitySummaryRecord:
-        """Return the summary of all comparisons."""
+        """Return the summary record of all comparisons of this mesh."""
         # A gradient that is zero except for rounding has no meaningful relative error.
         errors = [record.relative_error for record in self.records.values() if record.tolerance < 1]
         return ParitySummaryRecord(

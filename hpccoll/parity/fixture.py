@@ -23,6 +23,7 @@ def parity() -> Iterator[Callable[..., ParityReport]]:
     with Communicator() as comm, open_process_group("gloo"):
 
         def check(build: Callable[[], ParityCase], mesh: str = "dp", **options: Any) -> ParityReport:
+            """Compare a model's training on `mesh` with one process; raise if they differ."""
             report = check_parity(comm, build, mesh, ParityOptions(**options))
             report.require_equal()
             return report

@@ -82,12 +82,12 @@ def _is_additive(run: ReferenceRun, own: Sequence[Gradients]) -> bool:
 
 
 def _scale(gradients: Gradients, factor: float) -> Gradients:
-    """Return gradients times a factor."""
+    """Return all gradients multiplied by a factor, by name."""
     return {name: x * factor for name, x in gradients.items()}
 
 
 def _add(addends: Sequence[Gradients]) -> Gradients:
-    """Return the sum of gradients."""
+    """Return the sum of several sets of gradients, by name."""
     return {name: sum(x[name] for x in addends) for name in addends[0]}
 
 
@@ -129,7 +129,10 @@ def _record_calls(run: ReferenceRun, modules: Mapping[str, Any]) -> dict[str, li
     records: dict[str, list[Any]] = {name: [] for name in modules}
 
     def make_hook(name: str) -> Callable[..., None]:
+        """Return a forward hook that records the calls of the module `name`."""
+
         def hook(_: Any, inputs: Any, output: Any) -> None:
+            """Record the inputs of a call and, in the backward pass, the gradient of its output."""
             if isinstance(output, torch.Tensor) and output.requires_grad:
                 call = [tuple(x.detach() if isinstance(x, torch.Tensor) else x for x in inputs), None]
                 records[name].append(call)

@@ -61,6 +61,7 @@ def list_factors(sizes: Mesh, microbatches: int, samples: int) -> dict[str, floa
 
 
 def _explain_axis_factor(kind: str) -> str:
+    """Return the likely cause of a gradient that is wrong by a factor of the size of a mesh axis."""
     axis = kind.rpartition("_")[2]
     if kind.startswith("inverse"):
         return f"divided by the size of {axis} once too often, or averaged over {axis} instead of summed"

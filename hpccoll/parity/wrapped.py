@@ -77,7 +77,7 @@ class WrappedRun:
         return self.case.run_backward(self._modules, self.step, self.mesh)
 
     def apply(self, lr: float) -> None:
-        """Take an SGD step."""
+        """Update the parameters by one SGD step."""
         torch.optim.SGD(self._parameters.values(), lr=lr).step()
         self.step += 1
 

@@ -78,6 +78,7 @@ class MpiEngine:
         return [None if flat is None else (buffers.module.as_bytes(flat), count, datatype) for flat in both]
 
     def _get_op(self, dtype: DType, redop: str) -> MPI.Op:
+        """Return the MPI operation of a reduction; raise an error if MPI has none for it or for the dtype."""
         from hpccoll.runtime.messages.mpi_calls import OPS, get_op
 
         reduction = Reduction.parse(redop)

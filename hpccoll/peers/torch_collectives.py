@@ -61,6 +61,7 @@ class TorchCollectives:
     def _bind_rooted(
         self, operation: Operation, source: Tensor | None, result: Tensor | None, op: Any, root: int, in_place: bool
     ) -> LaunchCall:
+        """Return a call that starts a broadcast, reduce, gather or scatter."""
         options = self._make_options(operation.value.capitalize(), rootRank=root)
         if operation is Operation.BROADCAST:
             launch = partial(self._group.broadcast, [result], options)
@@ -91,6 +92,7 @@ def _copy_then(out: Tensor, source: Tensor, launch: LaunchCall) -> LaunchCall:
     """Return a call that copies `source` to `out` and then starts a collective by calling `launch`."""
 
     def call() -> Any:
+        """Copy the input to the output, then start the collective."""
         out.copy_(source)
         return launch()
 

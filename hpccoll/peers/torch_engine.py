@@ -181,6 +181,7 @@ class TorchEngine:
         stream_done = None if device == -1 else self._torch.cuda.current_stream(device).synchronize
 
         def call() -> None:
+            """Start the collective and wait until its result is complete."""
             try:
                 launch().wait()
                 if stream_done is not None:

@@ -82,6 +82,7 @@ def _at_peers(region: Region, peers: IntArray, n: int) -> Region:
         return Picks(region.count, lambda: region.ids(n)[at])
 
     def take(value: Ints) -> Ints:
+        """Return a value per rank as the value of each rank's peer; other values unchanged."""
         return value[at] if isinstance(value, np.ndarray) and value.shape == (n,) else value
 
     return Span(take(region.first), take(region.count), region.mod, region.unit, take(region.base))

@@ -86,6 +86,7 @@ def memoize_peer_map(change: PeerMap, keep: int = 8) -> PeerMap:
     memo: dict[int, tuple[IntArray, IntArray]] = {}
 
     def map_memoized(peers: IntArray) -> IntArray:
+        """Return `change(peers)`, from the cache if the same array was passed before."""
         entry = memo.get(id(peers))
         if entry is None or entry[0] is not peers:
             if len(memo) >= keep:
@@ -124,6 +125,7 @@ def reduce_into_core(rank: IntArray, n: int, core: int, whole: Region, chunks: i
     layer, core_rank = rank // core, rank % core
 
     def at(t: int) -> list[Move]:
+        """Return round t, in which ranks of layer t + 1 send to the core."""
         dest = np.where(layer == t + 1, core_rank, NO_PEER)
         extra = rank + core * (t + 1)
         source = np.where((layer == 0) & (extra < n), extra, NO_PEER)

@@ -211,7 +211,7 @@ class _MessagePlacer:
         self.results: list[set[tuple[bool, int, int]]] = [set() for _ in schedule.programs]  # of passes, by rank
 
     def place(self) -> list[list[PipelineStep]]:
-        """Return the programs with messages."""
+        """Return the programs of all ranks with sends and receives added."""
         waiting = [deque(program) for program in self.schedule.programs]
         while any(waiting):
             moved = [rank for rank, steps in enumerate(waiting) if steps and self.try_step(rank, steps[0])]

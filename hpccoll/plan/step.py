@@ -96,6 +96,7 @@ class Picks:
         """Return the region of the same data after each chunk has been divided into `unit` chunks."""
 
         def scaled_table() -> IntArray:
+            """Return the chunk numbers after the division, shape (P, count * unit)."""
             ids = self.table()[..., None] * unit + np.arange(unit)
             return ids.reshape(*ids.shape[:-2], self.count * unit)
 

@@ -100,13 +100,13 @@ class Coordinator:
         lost: dict[int, str] = {}
         deadline = time.monotonic() + self._options.limit_s
         for rank in range(self._comm.size):
-            facts = self._receive_introduction(rank, max(deadline - time.monotonic(), MIN_WAIT_S))
-            if facts is None:
+            description = self._receive_introduction(rank, max(deadline - time.monotonic(), MIN_WAIT_S))
+            if description is None:
                 lost[len(nodes)] = f"rank {rank} did not answer rank 0 within {self._options.limit_s:g} s"
-                facts = {"node": f"the node of rank {rank}", "boot": ""}
-            if facts["node"] not in nodes:
-                nodes.append(facts["node"])
-                self._boot_ids.append(facts["boot"])
+                description = {"node": f"the node of rank {rank}", "boot": ""}
+            if description["node"] not in nodes:
+                nodes.append(description["node"])
+                self._boot_ids.append(description["boot"])
                 self._leaders.append(rank)
         if len(nodes) < 2:
             self.can_finalize = True

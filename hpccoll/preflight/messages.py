@@ -100,6 +100,6 @@ def _make_empty_message() -> NDArray[np.uint8]:
 
 
 def _decode(message: NDArray[np.uint8]) -> dict[str, Any]:
-    """Return the JSON object in a message."""
+    """Return the JSON object that a received message contains."""
     content: dict[str, Any] = json.loads(message.tobytes())
     return content

@@ -73,6 +73,7 @@ def _prepare_copy() -> Callable[[], float]:
     source, target = np.zeros(COPY_NBYTES, np.uint8), np.ones(COPY_NBYTES, np.uint8)
 
     def copy() -> float:
+        """Copy once; return the number of bytes copied."""
         np.copyto(target, source)
         return COPY_NBYTES
 
@@ -85,6 +86,7 @@ def _prepare_compute() -> Callable[[], float]:
     y = np.empty_like(x)
 
     def compute() -> float:
+        """Compute sines of an array in cache; return the number of sines."""
         for _ in range(PASSES):
             np.sin(x, out=y)
         return IN_CACHE * PASSES

@@ -165,7 +165,7 @@ class ReachabilityServer:
         return True
 
     def close(self) -> None:
-        """Stop listening."""
+        """Close the listening socket, so that no more connections are accepted."""
         self._socket.close()
 
 

@@ -1,4 +1,4 @@
-"""The report's table of environments: host names, versions and other facts, with one column per run."""
+"""The report's table of environments: host names, versions and settings, with one column per run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MISSING = "-"
 
 
 @dataclass(frozen=True, slots=True)
-class EnvironmentFact:
+class EnvironmentRow:
     """A row of the table of environments: a name and one value per run."""
 
     name: str
@@ -29,7 +29,7 @@ class EnvironmentFact:
         return len(set(self.values)) > 1
 
 
-def collect_environment_facts(runs: Sequence[RecordedRun]) -> list[EnvironmentFact]:
+def list_environment_rows(runs: Sequence[RecordedRun]) -> list[EnvironmentRow]:
     """Return the rows of the table of environments, without rows that are empty for every run."""
     flags = defaultdict(lambda: MISSING, {"True": "yes", "False": "no"})
     versions = dict.fromkeys(name for run in runs for name in run.versions)
@@ -54,8 +54,8 @@ def collect_environment_facts(runs: Sequence[RecordedRun]) -> list[EnvironmentFa
     }
     columns |= {name: [str(run.versions.get(name) or MISSING) for run in runs] for name in versions}
     columns["commit"] = [_format_field(run.record, "commit") for run in runs]
-    facts = [EnvironmentFact(name, tuple(values)) for name, values in columns.items()]
-    return [fact for fact in facts if any(value != MISSING for value in fact.values)]
+    rows = [EnvironmentRow(name, tuple(values)) for name, values in columns.items()]
+    return [row for row in rows if any(value != MISSING for value in row.values)]
 
 
 def _get_slurm_job(run: RecordedRun) -> Mapping[str, Any]:

@@ -123,7 +123,7 @@ def _render_node_names(heat: HeatMap, layout: _HeatMapLayout) -> list[str]:
 
 
 def _choose_color(heat: HeatMap, layout: _HeatMapLayout, value: float) -> tuple[int, int, int]:
-    """Return the color of a cell's value."""
+    """Return the RGB color of a cell, from its value relative to the best quartile."""
     return interpolate_color(value / layout.reference if heat.higher_is_better else layout.reference / value)
 
 

@@ -16,7 +16,7 @@ from hpccoll import __version__
 from hpccoll.doctor.finding import Finding, Severity
 from hpccoll.report.bound_models import BoundModels, format_job_size
 from hpccoll.report.curves import CurveGroup
-from hpccoll.report.environment import collect_environment_facts
+from hpccoll.report.environment import list_environment_rows
 from hpccoll.report.headline import choose_headline
 from hpccoll.report.line_styles import choose_line_styles
 from hpccoll.report.load import Results
@@ -61,7 +61,7 @@ def render_page(
         models=[(format_job_size(job), model) for job, model in sorted(models.by_job.items())],
         missing=models.missing,
         runs=results.runs,
-        facts=collect_environment_facts(results.runs),
+        environment=list_environment_rows(results.runs),
         notes=[*omitted, *(f"skipped: {reason}" for reason in results.foreign)],
     )
 

@@ -26,7 +26,7 @@ class ScalingCurves:
 
     @property
     def op(self) -> str:
-        """The operation's name."""
+        """The name of the collective operation."""
         return self.groups[0].setting.op
 
     @property

@@ -119,15 +119,16 @@ class AddressSpace:
             return place.start
         key = place.memory, place.owner
         if key not in self._offsets:
-            self._offsets[key] = self._offsets_of(*key)
+            self._offsets[key] = self._list_chunk_offsets(*key)
         packed, whole = self._offsets[key]
         chunk = bisect_right(packed, place.start) - 1
         return whole[chunk] + place.start - packed[chunk]
 
-    def _offsets_of(self, kind: MemoryKind, owner: int) -> tuple[list[int], list[int]]:
-        """Return where the chunks of the segment start: in the packed segment, and in a rank's whole input or output.
+    def _list_chunk_offsets(self, kind: MemoryKind, owner: int) -> tuple[list[int], list[int]]:
+        """Return the offsets of the segment's chunks: in the packed segment, and in `owner`'s whole input or output.
 
-        Both lists are ascending and leave out the chunks that the memory lacks or the segment has no element of.
+        `kind` selects the input (SOURCE) or the output (RESULT). Both lists are ascending, and leave out chunks that
+        the input or output lacks and chunks without an element in the segment.
         """
         plan, segment = self._plan, self._segment
         assert segment is not None  # noqa: S101

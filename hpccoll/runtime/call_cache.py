@@ -33,8 +33,8 @@ from hpccoll.runtime.plain_arrays import get_address, is_plain
 from hpccoll.runtime.queued_run import RunInQueue
 from hpccoll.selection import Selection, round_message_size
 
-# Operation, x, out, reduction, root, algorithm and the rows of each block (None for equal blocks). A rank without input
-# has its output as `x`.
+# The user's arguments of a call: operation, x, out, reduction, root, algorithm, and the rows of each block (None for
+# equal blocks). On a rank without input, `x` is the output.
 Request: TypeAlias = tuple[Operation, Any, Any, Any, Any, Any, BlockCounts | None]
 _GATHERS: Final = (Operation.ALL_GATHER, Operation.GATHER)
 _SPLITS: Final = (Operation.REDUCE_SCATTER, Operation.ALL_TO_ALL, Operation.SCATTER)
@@ -43,7 +43,7 @@ _MOST_SIMILAR: Final = 512  # most library calls that are kept for other sizes, 
 
 @dataclass(frozen=True, slots=True)
 class Arrays:
-    """The sizes of the arrays of all calls of one kind, and where their result is; see `CallTable.add`.
+    """The array sizes that all calls of one kind share, and whether the result is `out`, the input or a new array.
 
     `new_rows` is the first dim of a new output if blocks differ in size, else -1; `rows` is that of the input.
     """
@@ -62,7 +62,7 @@ class Arrays:
 
     @classmethod
     def of(cls, call: CollectiveCall, out: Any, ranks: int) -> Arrays:
-        """Return what the calls of the same kind as `call` have in common; `out` is the user's output or None."""
+        """Return the properties that all calls of the same kind as `call` share; `out` is the user's output or None."""
         uneven, result = not isinstance(call.count, int), call.result
         buffer = call.source or result
         in_given = out is not None and result is not None
@@ -83,7 +83,7 @@ class Arrays:
         )
 
     def add_to(self, table: CallTable, request: Request, call: Any, *, needs_idle: bool = False) -> bool:
-        """Let a table carry out calls like `request` by `call`; return False if the arrays are not plain."""
+        """Add a table entry by which later calls like `request` run `call`; return False if arrays are not plain."""
         return table.add(
             request,
             call,
@@ -107,7 +107,7 @@ class Arrays:
 
 @dataclass(frozen=True, slots=True)
 class PlanStart:
-    """Starts the asynchronous calls of one kind by a plan that uses shared memory.
+    """Starts asynchronous calls of one kind, which run as a plan in shared memory.
 
     `description` is the common part of the calls' entries in the flight recorder.
     """
@@ -124,7 +124,7 @@ class PlanStart:
 
 
 class CallCache:
-    """Finds what carries out a communicator's calls, by their kind.
+    """Maps each kind of call on a communicator to the executable that carries out calls of this kind.
 
     Args:
         tables: the call tables of blocking and of asynchronous calls.
@@ -160,7 +160,11 @@ class CallCache:
         return operation, x, out, op, root, algorithm, counts
 
     def intern_counts(self, counts: Any, out_counts: Any) -> BlockCounts:
-        """Return numbers of rows as a pair, which is the same object for equal numbers; wrong ones are not changed."""
+        """Return numbers of rows as a pair; equal numbers give the same pair object.
+
+        `counts` and `out_counts` are the numbers of rows sent to and received from each rank. Invalid numbers are
+        returned as they were given.
+        """
         try:
             pair = tuple(counts) if counts is not None else None, tuple(out_counts) if out_counts is not None else None
             known = self._counts.get(pair)
@@ -176,7 +180,10 @@ class CallCache:
         return pair
 
     def add(self, call: CollectiveCall, request: Request, *, asynchronous: bool = False) -> None:
-        """Let later calls of the same kind as `call`, the checked call of a request, skip the checks."""
+        """Record how to carry out calls of the same kind as `call`, so that later ones skip the argument checks.
+
+        `request` has the arguments of `call`, which were checked.
+        """
         operation, x, out, *_, counts = request
         if call.reduction.factor is not None or call.module.on_device:
             return
@@ -197,7 +204,7 @@ class CallCache:
             self._add_plan(call, selection, arrays, request)
 
     def add_similar(self, request: Request, *, asynchronous: bool = False) -> bool:
-        """Let the library carry out a call whose size or counts are new; return False if no similar call is known."""
+        """Add a library call for new sizes or counts, made from a similar known call; return False if none is known."""
         x, out, counts = request[1], request[2], request[6]
         if not self._similar or x is None or not is_plain(x) or _is_shared(x, out):
             return False
@@ -222,7 +229,7 @@ class CallCache:
         self._counts.clear()
 
     def abandon(self) -> None:
-        """Forget all kinds of calls, let prepared executables refuse to run, free nothing; for a forked child."""
+        """In a forked child, forget all kinds of calls and let prepared executables refuse to run; free nothing."""
         self.forget()
         for executable in self._prepared:
             executable.abandon()
@@ -258,7 +265,7 @@ class CallCache:
         arrays.add_to(self.asynchronous, request, start)
 
     def _keep(self, request: Request, asynchronous: bool, library: LibraryCall, arrays: Arrays) -> None:
-        """Keep a library call for calls of other sizes or counts."""
+        """Keep a library call as the template of calls with other sizes or counts."""
         if request[1] is None or not arrays.nbytes:
             return
         if len(self._similar) >= _MOST_SIMILAR:
@@ -266,7 +273,7 @@ class CallCache:
         self._similar[self._generalize(request, asynchronous=asynchronous)] = library, arrays
 
     def _generalize(self, request: Request, *, asynchronous: bool) -> Hashable:
-        """Return a key that a call shares with those of other sizes or counts for which `auto` selects the same."""
+        """Return the cache key of a call without its size and counts; `auto` selects the same for all its calls."""
         operation, x, out, op, root, algorithm, counts = request
         others = operation, type(x), x.dtype, op, root, algorithm, out is None, asynchronous
         if counts is None:
@@ -281,7 +288,7 @@ class CallCache:
 def _resize(
     library: LibraryCall, arrays: Arrays, x: Any, counts: BlockCounts | None
 ) -> tuple[LibraryCall, Arrays] | None:
-    """Return a library call and its arrays for the size of `x` and other counts; None if there is nothing to do."""
+    """Return a library call and its arrays for the size of `x` and other counts; None if counts are invalid or 0."""
     if counts is None:
         nbytes, result_nbytes = x.nbytes, arrays.result_nbytes * x.nbytes // arrays.nbytes
         count = nbytes // (arrays.itemsize * arrays.divisor)

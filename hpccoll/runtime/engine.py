@@ -112,7 +112,7 @@ class Engine:
         self.state.on_interruption, self.state.settle = self._started.fail, self._started.settle
 
     def _make_cache(self) -> CallCache:
-        """Return the cache of calls of known kinds, which is empty."""
+        """Return a new, empty call cache for this communicator."""
         blocking, asynchronous = (
             CallTable(np.ndarray, self.progress.operations, shared_buffers(), self.node.symmetric) for _ in range(2)
         )

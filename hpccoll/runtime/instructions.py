@@ -62,7 +62,7 @@ def make_rows(
 
 
 def _take_groups(local: list[Reduce | Copy], locate: Locate, itemsize: int) -> list[Row]:
-    """Return the rows of local instructions, and clear their list."""
+    """Return the rows of the local instructions in `local`, and empty this list."""
     rows = [row for group in split_groups(local) for row in make_group(group, locate, itemsize)]
     local.clear()
     return rows

@@ -68,7 +68,7 @@ class RankLayout:
 
     @property
     def members(self) -> tuple[tuple[int, ...], ...]:
-        """The ranks of each node."""
+        """The ranks of each node, by node."""
         nodes = range(self.nodes)
         return tuple(tuple(rank for rank, other in enumerate(self.node) if other == node) for node in nodes)
 

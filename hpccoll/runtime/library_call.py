@@ -120,7 +120,7 @@ class LibraryCall:
             NUMPY.bind_divide(flatten(result, self._dtype.numpy), self._ranks)()
 
     def set_count(self, count: Count) -> None:
-        """Set the number of elements (of the vector, of every block, or of each block) and what follows from it."""
+        """Set the number of elements (of the vector or every block, or of each block), and build MPI's arguments."""
         operation, dtype, library = self._operation, self._dtype, self._library
         source, result = _SOURCE if self._has_source else None, _RESULT if self._has_result else None
         self._own_block = find_own_block(count, dtype.itemsize, self._rank) if self._copies_own_block else None

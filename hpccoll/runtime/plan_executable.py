@@ -56,7 +56,7 @@ class Context:
     native: dict[Hashable, Any] = field(default_factory=dict)
 
     def get_native(self, key: Hashable, make: Callable[[], Native]) -> Native:
-        """Return the native call of a kind, made by `make` at the first call."""
+        """Return the native call with the key `key`; `make` makes it at the first request."""
         native: Native | None = self.native.get(key)
         if native is None:
             if len(self.native) >= NATIVE_CALLS:
@@ -87,19 +87,23 @@ class PlanKind:
         return source, result
 
     def lower(self, sizes: tuple[int, ...] | None = None, *, staged: bool = False) -> Program:
-        """Return this rank's program (its instructions) by `Context.lower`."""
+        """Return this rank's program (its instructions) for calls of this kind, from the communicator's cache.
+
+        `sizes` is the number of elements of each chunk, for a program that works on one segment; None for whole chunks.
+        `staged` selects loads and stores in shared-memory slots instead of the users' arrays.
+        """
         call = self.call
         shape = call.root, call.count, call.dtype.itemsize, self.in_place, call.module.on_device
         return self.context.lower(self.algorithm, self.chunks, *shape, staged, sizes)
 
     def make_key(self, form: str) -> tuple[Hashable, ...]:
-        """Return the key of a native call in `Context.native`; `form` tells the forms of one kind apart."""
+        """Return the key of a native call in `Context.native`; `form` names a variant, such as `staged`."""
         call = self.call
         shape = call.operation, call.root, call.count, call.dtype.name, call.reduction.key, self.in_place, *self.nbytes
         return form, self.algorithm, self.chunks, *shape
 
-    def get_facts(self) -> tuple[object, ...]:
-        """Return the arguments that must be equal on all ranks of a node, in the order of `node_memory.node.FACTS`."""
+    def get_compared_arguments(self) -> tuple[object, ...]:
+        """Return the arguments that must be equal on all ranks of a node, in the order of COMPARED_ARGUMENTS."""
         call, algorithm = self.call, self.algorithm
         memory = "device" if call.module.on_device else "host"
         name = algorithm.name if algorithm else ""
@@ -111,7 +115,7 @@ class PlanKind:
         return describe_call(self.context.state, self.call, self.algorithm)
 
     def get_entry(self) -> tuple[CallRecorder, EntryRing, str, bytes]:
-        """Return what a native call needs to record its runs: `calls`, `ring`, `name` and `description`."""
+        """Return the recorder arguments of a native call: `calls`, `ring`, `name` and `description`."""
         state = self.context.state
         return state, state.recorder.take_entry, self.call.operation.value, self.describe()
 
@@ -160,7 +164,7 @@ class PlanExecutable(ABC):
 
     def _describe(self) -> tuple[object, ...]:
         """Return the arguments that must be equal on all ranks of a node."""
-        return self._kind.get_facts()
+        return self._kind.get_compared_arguments()
 
     def bind(self) -> None:  # noqa: B027 - most executables need nothing
         """Prepare for many runs; only messages in device memory need it."""

@@ -32,8 +32,8 @@ from hpccoll.runtime.signal_errors import is_raised_by_signal_handler
 Result = TypeVar("Result")
 NEVER: Final = float("inf")
 TIME_IS_UP: Final = "other ranks did not arrive in time"
-# Of probes of MPI.COMM_WORLD that let MPI advance; hpccoll sends no message with it. MPICH does not advance accesses to
-# windows during a probe of MPI.COMM_SELF.
+# The tag of the probes of MPI.COMM_WORLD that let MPI advance; hpccoll sends no message with this tag. MPICH does not
+# advance accesses to windows during a probe of MPI.COMM_SELF.
 POLLED_TAG: Final = 32767
 POLLS: Final = 16  # polls between two pauses of `wait_until`; each poll moves a few KiB of a long message
 
@@ -97,7 +97,7 @@ class InFlight(ABC):
             self.awaited.mark_started()
 
     def is_settled(self) -> bool:
-        """Whether other ranks no longer read this rank's memory for what the operation has begun; lets MPI advance.
+        """Whether other ranks have finished reading this rank's memory for this operation; lets MPI advance.
 
         Called after an interruption, when nothing advances the operation any more.
         """
@@ -320,7 +320,7 @@ class Progress:
             self.idle(backoff)
 
     def attend(self) -> bool:
-        """Advance the operations in flight during a native wait; return whether there are any.
+        """Advance the operations in flight during a wait of native code; return whether there are any.
 
         Without operations in flight, MPI is polled, because a message that MPI has buffered moves on only inside an MPI
         call.
@@ -335,7 +335,7 @@ class Progress:
         return is_busy
 
     def idle(self, backoff: Backoff) -> None:
-        """Pause once between two polls of shared memory, and advance the operations in flight.
+        """Pause once between two polls of shared memory, while the operations in flight advance.
 
         If operations are in flight, the pause does not sleep, because each poll may move data. If no operation is in
         flight, MPI is polled after each sleep, because a message that MPI has buffered moves on only inside an MPI

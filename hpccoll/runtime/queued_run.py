@@ -37,6 +37,7 @@ class RunInQueue(InFlight):
         return any(begin < address + nbytes and address < begin + size for begin, size in self._buffers)
 
     def _advance(self) -> bool:
+        """Advance the native run without blocking; return whether it is complete."""
         try:
             done = self.native.advance()
         except HpccollError:  # on all ranks, so that the next run may begin

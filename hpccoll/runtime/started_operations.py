@@ -55,10 +55,12 @@ class StartedOperations:
         return list(self._failed)
 
     def settle(self) -> None:
-        """Call `progress.settle` for the failed operations and the messages in flight, once for each of them.
+        """Wait up to SETTLE_S seconds until other ranks no longer read memory of failed operations and of sends.
 
-        After a death there is nothing to wait for: no survivor returns a result any more (recorder/call_recorder.py). A
-        survivor that did not answer, because it is stopped, must not pass the last fence of a collective later.
+        To be called before an exception reaches the program, which may then overwrite the arrays. Each operation is
+        waited for in one call only. After a death there is nothing to wait for: no survivor returns a result any more
+        (recorder/call_recorder.py). A survivor that did not answer, because it is stopped, must not pass the last fence
+        of a collective later.
         """
         if isinstance(self._state.interruption, LostRanks):
             self._retract()

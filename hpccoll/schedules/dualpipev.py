@@ -88,11 +88,11 @@ class _DualPipeProgram:
             yield from self.run_postponed()
 
     def run_forward(self, stage: int) -> PipelineStep:
-        """Return the next forward pass of a stage."""
+        """Return the step with the forward pass of a stage's next micro-batch."""
         return (self.counter.take(FORWARD, stage),)
 
     def run_backward(self, stage: int, *, postpones: bool = False) -> PipelineStep:
-        """Return the next backward pass of a stage, or only the pass for inputs if it `postpones` that for weights."""
+        """Return the next backward pass of a stage; only the pass for inputs if it `postpones` that for weights."""
         if not postpones:
             return (self.counter.take(BACKWARD, stage),)
         self.postponed.append(self.counter.take(BACKWARD_WEIGHT, stage))

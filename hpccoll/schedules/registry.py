@@ -125,6 +125,7 @@ def pipeline_schedule(
     """Return a decorator that registers a function as the schedule `name`; the arguments are `ScheduleFamily`'s."""
 
     def register(steps: MakeSteps) -> MakeSteps:
+        """Register a function that makes the steps of a schedule, and return it."""
         REGISTERED[name] = ScheduleFamily(
             name, steps, activations, idle_time, find_misfit, stages_per_rank, has_v_placement
         )

@@ -91,6 +91,7 @@ def find_fastest_algorithm(operation: Operation, ranks: int, nbytes: int) -> Alg
     """
 
     def sort_key(algorithm: Algorithm) -> tuple[float, int]:
+        """Return the predicted seconds in two digits; among equal ones, more chunks come first."""
         chunks = choose_chunk_count(algorithm, ranks, nbytes)
         seconds = predict_seconds(algorithm, ranks, chunks, nbytes, LinkCost())
         return float(f"{seconds:.2g}"), -_count_plan_chunks(algorithm, ranks)

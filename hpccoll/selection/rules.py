@@ -36,8 +36,8 @@ def _prefer_shared(below: int, *above: str, most_ranks: int = 4) -> tuple[SizeRu
     )
 
 
-# The rules rest on all_reduce with new arrays per call on two cores of an AMD EPYC, MPICH 5.0.2 (medians in
-# microseconds). On 2 ranks, for 8 B, 1 KiB, 4 KiB, 16 KiB, 64 KiB, 256 KiB and 1 MiB:
+# The rules follow from timings of all_reduce with new arrays in each call, on two cores of an AMD EPYC, with MPICH
+# 5.0.2. These are the medians in microseconds. On 2 ranks, for 8 B, 1 KiB, 4 KiB, 16 KiB, 64 KiB, 256 KiB and 1 MiB:
 # MPI library: 2.0, 4.2, 4.5, 15, 28, 73, 198; shared_one_shot: 0.5, 0.8, 1.2, 3.9, 12, 37, 198;
 # shared_two_shot: 0.6, 0.9, 1.3, 2.1, 5.4, 17, 145.
 # On 4 ranks, for 64 KiB, 256 KiB, 1 MiB and 4 MiB: MPI library: 286, 575, 1246, 4418; shared_two_shot: 99, 363, 1088,

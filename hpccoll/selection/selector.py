@@ -130,6 +130,7 @@ def _format_reason(winner: MeasuredWinner, nbytes: int) -> str:
 
 
 def _format_us(microseconds: float) -> str:
+    """Return a time in microseconds with three digits, or without decimals from 100 us."""
     return f"{microseconds:.3g} us" if microseconds < 100 else f"{microseconds:.0f} us"
 
 

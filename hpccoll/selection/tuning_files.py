@@ -181,5 +181,5 @@ def load_tuning_table(site: TuningSite, *, whole_job: bool) -> TuningTable | Non
 
 @cache  # every new communicator reads the table
 def _warn(message: str) -> None:
-    """Print a warning on standard error, each message once per process."""
+    """Print a warning on standard error; repeated calls with the same message print nothing."""
     sys.stderr.write(f"hpccoll: warning: {message}\n")

@@ -198,6 +198,7 @@ class TuningTable:
 
 
 def _point_as_json(point: TuningPoint) -> dict[str, Any]:
+    """Return the timings of one message size as an object of the tuning table's file."""
     us = {timing.name: [timing.us, timing.low, timing.high] for timing in point.timings}
     return {"nbytes": point.nbytes, "measured": point.measured, "us": us}
 

@@ -29,7 +29,7 @@ class MomentBytes(NamedTuple):
 
     @property
     def total(self) -> float:
-        """All bytes."""
+        """The sum of all kinds of bytes."""
         return sum(self)
 
 
@@ -125,7 +125,7 @@ class _StepMemory:
             yield self._compute_weight_gradients(stage, own)
 
     def _run_backward(self, stage: int, own: _StageBytes) -> Iterator[MomentBytes]:
-        """Yield the moments of a backward pass, and count what it leaves."""
+        """Yield the moments of a backward pass that may be the peak, and count the bytes that it leaves."""
         before, is_first = sum(self.gradients.values()), not self.gradients[stage]
         for moment in own.moments:
             yield moment._replace(

@@ -26,7 +26,7 @@ MESSAGE_AXES = {"sp": ("tp",)}  # by strategy; other strategies have the name of
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What a rank sends for one strategy by one collective in a step, and how long these calls take."""
+    """The bytes that a rank sends for one strategy by one collective in a step, and how long these calls take."""
 
     strategy: str  # dp, zero1, zero2, zero3, tp, sp, pp, cp or ep
     collective: str
@@ -48,7 +48,7 @@ class Traffic:
 
 
 class _Channel(NamedTuple):
-    """What a rank sends by one collective, among the ranks along some axes."""
+    """A key of traffic: strategy and collective, and the axes of the mesh along which ranks communicate."""
 
     strategy: str
     collective: str
@@ -144,7 +144,7 @@ def _list_rank_units(setup: TrainingSetup, rank: int) -> Iterator[tuple[Paramete
 
 
 def _list_layer_calls(setup: TrainingSetup, rank: int) -> Iterator[tuple[_Channel, _Calls]]:
-    """Yield the calls of the layers of a rank."""
+    """Yield the collectives of the layers of the rank with index `rank` along pp."""
     for part in list_rank_parts(setup, rank):
         for strategy, collective, calls, nbytes in part.traffic:
             times = part.count * setup.microbatches

@@ -28,7 +28,7 @@ class StepTime:
 
     @property
     def total_s(self) -> float:
-        """All seconds."""
+        """The seconds of the whole step."""
         return self.compute_s + self.idle_s + sum(self.exposed_s.values())
 
     @property

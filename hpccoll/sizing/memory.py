@@ -46,7 +46,7 @@ class MemoryBytes:
 
     @property
     def total(self) -> float:
-        """All bytes."""
+        """The sum of all kinds of bytes."""
         return float(sum(getattr(self, name) for name in self.__slots__))
 
 

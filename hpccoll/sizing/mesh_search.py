@@ -29,6 +29,7 @@ def list_meshes(ranks: int, model: ModelShape, machine: Machine) -> Iterator[Mes
     limits = {"tp": machine.ranks_per_node, "ep": model.experts}
 
     def extend(sizes: tuple[int, ...], rest: int) -> Iterator[Mesh]:
+        """Yield the meshes that begin with these axis sizes; `rest` is the number of ranks left to divide."""
         if len(sizes) == len(INNERMOST_FIRST) - 1:
             tp, ep, cp, dp = sizes
             yield Mesh(dp, tp, rest, cp, ep)
@@ -108,7 +109,7 @@ def _find_fastest(
                 if any(compute_rank_memory(tried, rank).total > usable for rank in tried.compared_ranks):
                     continue
                 time = compute_step_time(tried, machine, efficiency, list_traffic(tried, machine))
-                # Other stages of ZeRO need at least the time without its communication.
+                # A lower bound for the other stages of ZeRO: the time without the communication of ZeRO.
                 others = {strategy: each for strategy, each in time.exposed_s.items() if strategy not in GRADIENTS}
                 bounds[recompute] = replace(time, exposed_s=others).total_s
                 if time.total_s < least_s:

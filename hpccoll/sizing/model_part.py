@@ -36,7 +36,7 @@ class ParameterCount:
 
     @property
     def total(self) -> int:
-        """All parameters."""
+        """The number of all parameters, dense and expert ones."""
         return self.dense + self.expert
 
 

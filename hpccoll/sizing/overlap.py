@@ -80,6 +80,7 @@ def list_overlaps(setup: TrainingSetup, machine: Machine) -> list[Overlap]:
     used, overlaps = model.used_weights, []
 
     def get_bandwidth(size: int, first: str) -> float:
+        """Return the bytes per second between neighbours of a group of `size` ranks from axis `first` on."""
         seconds_per_byte = find_group_links(mesh.ranks, size, mesh.stride(first), machine).seconds_per_byte
         return 1 / seconds_per_byte if seconds_per_byte else inf  # bytes may cost less than a measurement resolves
 

@@ -79,7 +79,7 @@ class _LayerBytes:
 
 
 def _measure_layer(model: PerceptronShape, setup: TrainingSetup, index: int, stage: Sequence[int]) -> _LayerBytes:
-    """Return the bytes of a layer."""
+    """Return the bytes of the tensors of layer number `index` on a rank."""
     layer, e = model.linears[index], setup.precision.element_bytes
     inputs, outputs, results = (setup.tokens * e * features for features in layer.count_features(setup.mesh.tp))
     is_last = index == model.layers - 1

@@ -22,6 +22,7 @@ def _cache_parts(list_parts: ListParts) -> ListParts:
 
     @wraps(list_parts)
     def find(setup: TrainingSetup, index: int) -> tuple[ModelPart, ...]:
+        """Return the parts, which do not depend on ZeRO, from the cache."""
         return cached(setup.unsharded, index)
 
     return find

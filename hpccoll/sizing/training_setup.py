@@ -85,6 +85,7 @@ class TrainingSetup:
 
     @cached_property
     def _hash(self) -> int:
+        """The hash of the fields that differ most between setups, computed once."""
         return hash((self.model, self.mesh, self.microbatches, self.recompute))
 
     def __hash__(self) -> int:
@@ -93,7 +94,7 @@ class TrainingSetup:
 
     @cached_property
     def unsharded(self) -> TrainingSetup:
-        """The setup without ZeRO."""
+        """The same setup without ZeRO."""
         return replace(self, zero=0) if self.zero else self
 
     @cached_property
@@ -108,7 +109,7 @@ class TrainingSetup:
 
     @cached_property
     def family(self) -> ScheduleFamily:
-        """The pipeline schedule."""
+        """The pipeline schedule by its name, for any counts."""
         return get_schedule(self.schedule)
 
     @cached_property
@@ -142,6 +143,7 @@ class TrainingSetup:
 
     @cached_property
     def _replica_counts(self) -> dict[ReplicaKind, int]:
+        """The number of ranks that have the same parameters, by kind of parameter."""
         return {kind: self.mesh.count(*axes) for kind, axes in REPLICA_AXES.items()}
 
     def lacks_gradients(self, kind: ReplicaKind) -> bool:
@@ -169,7 +171,7 @@ class TrainingSetup:
             raise UsageError(f"{self.mesh}: {misfit}")
 
     def find_misfit(self) -> str | None:
-        """Return which axis of the mesh does not divide what it splits, with a remedy; None if all axes do."""
+        """Return an axis of the mesh that does not divide its quantity, with a remedy; None if all axes do."""
         mesh, sp, per_sampler = self.mesh, self.sequence_parallel_size, self.mesh.samplers * self.microbatches
         divided = (
             *self.model.list_splits(mesh, self.pipeline.stages),

@@ -130,7 +130,7 @@ class TransformerShape(Struct, frozen=True, forbid_unknown_fields=True):
         return 0
 
     def list_splits(self, mesh: Mesh, stages: int) -> list[tuple[int, str, int, str]]:
-        """Return what a mesh splits: the number of parts, the option and its value, and what the parts are."""
+        """Return a tuple per split quantity: the number of parts, the option, its value, and the name of the axis."""
         return [
             (mesh.tp, "--heads", self.heads, "tp"),
             (mesh.tp, "--kv-heads", self.kv_head_count, "tp"),

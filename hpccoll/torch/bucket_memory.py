@@ -29,7 +29,7 @@ class BucketMemory:
         self._uses: dict[int, int] = {}  # by the id of the storage's Python object, which lives as long as the storage
 
     def note(self, x: Any) -> None:
-        """Count an all-reduce of a bucket of at least `LEAST_BYTES`, and move the bucket at its third all-reduce."""
+        """Count an all-reduce of a bucket of at least `LEAST_BYTES`; move the bucket's memory at the third one."""
         if x.nbytes < LEAST_BYTES or not x.is_cpu:
             return
         storage = x.untyped_storage()

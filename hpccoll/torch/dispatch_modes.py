@@ -30,6 +30,7 @@ def show_operations(names: Sequence[str] = OPERATIONS) -> Callable[[type[T]], ty
     """Return a decorator that lets dispatch modes see some operations of a class of process groups."""
 
     def decorate(cls: type[T]) -> type[T]:
+        """Replace the operations of a class by methods that dispatch modes see; return the class."""
         for name in names:
             if hasattr(dist.ProcessGroup, name):  # some versions of torch have fewer names
                 setattr(cls, name, _make_visible(name, getattr(cls, name)))
@@ -43,6 +44,7 @@ def _make_visible(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(method)
     def call(self: Any, *args: Any, **named: Any) -> Any:
+        """Call the method; first pass the call to torch's dispatch modes, if some are active."""
         if not (named or _len_torch_dispatch_stack()):
             return method(self, *args)  # torch names only the options of a barrier; passing no names is faster
         if not _len_torch_dispatch_stack():

@@ -81,7 +81,7 @@ def extend_env_rendezvous() -> None:
 
     @wraps(original)
     def rendezvous(url: str, **options: Any) -> Any:
-        """Yield what torch's handler does; MASTER_ADDR and MASTER_PORT are set meanwhile where they are missing.
+        """Run torch's handler with MASTER_ADDR and MASTER_PORT set where they are missing; yield its results.
 
         They are unset again afterwards, because the next group of all ranks needs another free port.
         """

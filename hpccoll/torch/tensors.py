@@ -1,6 +1,6 @@
 """Turns tensors of torch.distributed into tensors that hpccoll communicates: contiguous, without autograd.
 
-Legend: a list of n tensors, one per rank of the group, is passed to hpccoll as one flat tensor with n blocks.
+A list of n tensors, one per rank of the group, is passed to hpccoll as one flat tensor with n blocks.
 """
 
 from __future__ import annotations

@@ -133,7 +133,7 @@ class TorchWork(dist._Work):  # type: ignore[misc]  # noqa: SLF001 - torch has n
             progress.deadline = NEVER
 
     def _interrupt(self, comm: Communicator, starts: Sequence[Start], timeout: timedelta) -> WaitTimeoutError:
-        """Note that the time is up; return the error to raise."""
+        """Record that the time is up, keep the tensors until the process ends, and return the error to raise."""
         self.was_interrupted = True
         list_kept().append(starts)  # MPI may use the tensors until the process ends
         return WaitTimeoutError(_explain_wait(comm, timeout))

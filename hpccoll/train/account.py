@@ -137,7 +137,7 @@ def _make_bytes_entry(quantity: str, measured: float, simulated: float, estimate
 def _list_bytes(
     step: TrainStepRecord, simulated: SimulatedStep, estimate: Estimate, even_estimate: Estimate
 ) -> list[AccountEntry]:
-    """Return the bytes that a rank sends in a step, by collective, over all axes."""
+    """Return an entry per collective with the bytes that a rank sends in a step: measured, simulated and estimated."""
     totals: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0, 0.0])
     for operations in (step.sent_bytes or {}).values():
         for collective, nbytes in operations.items():
@@ -153,7 +153,7 @@ def _list_bytes(
 def _list_times(
     steps: Sequence[TrainStepRecord], simulated: SimulatedStep, estimate: Estimate, setup: TrainingSetup
 ) -> list[AccountEntry]:
-    """Return the time of a step and its communication shares, which include waits as in `TrainStepRecord`."""
+    """Return entries for the time of a step and its communication shares, with waits as in `TrainStepRecord`."""
     estimated = estimate.time
     total_s, idle_s = estimated.total_s, estimated.idle_s
     communication_s = sum(entry.seconds for entry in estimate.traffic) + idle_s

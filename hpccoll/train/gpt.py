@@ -145,9 +145,11 @@ class GptLayers(RankLayers[GptConfig]):
         """
 
         def apply(name: str, own: Any) -> Any:
+            """Return the output of the linear layer `name`, without its bias."""
             return apply_linear(own, self._by_name[f"{name}.weight"], deferred=self.deferred)
 
         def apply_expert(expert: int, own: Any) -> Any:  # (tokens, h) -> (tokens, h), an addend of the sum over tp
+            """Return an expert's output for its tokens: (tokens, h) -> (tokens, h), an addend of the sum over tp."""
             mlp = f"{block}.experts.{expert}"
             return apply(f"{mlp}.down", self._activate([apply(name, own) for name in self._list_first_layers(mlp)]))
 
@@ -278,11 +280,13 @@ def run_gpt_in_one_process(model: GptConfig, full: Mapping[str, Any], tokens: An
     """
 
     def apply(name: str, x: Any) -> Any:
+        """Return the output of the linear layer or layer norm `name`."""
         weight, bias = full[f"{name}.weight"], full.get(f"{name}.bias")
         is_norm = "norm" in name
         return functional.layer_norm(x, x.shape[-1:], weight, bias) if is_norm else functional.linear(x, weight, bias)
 
     def apply_mlp(name: str, x: Any) -> Any:
+        """Return the output of the MLP `name`."""
         up = apply(f"{name}.up", x)
         hidden = functional.silu(apply(f"{name}.gate", x)) * up if model.is_gated else functional.gelu(up)
         return apply(f"{name}.down", hidden)

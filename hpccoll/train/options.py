@@ -21,7 +21,7 @@ INPUTS, CLASSES = 64, 10  # pixels of an image, digits
 BYTES = 256  # vocabulary of a language model over bytes
 ACTIVATIONS = ("tanh", "gelu", "swiglu")
 SPLITS = ("pairs", "all_gather")
-# Split by output; by input; by output, with gathered outputs; not split.
+# How tp splits a linear layer: by output; by input; by output, with the outputs gathered; not at all.
 LinearSplit: TypeAlias = Literal["column", "row", "gathered", "replicated"]
 DTYPES = ("float32", "float64")
 DECAYS = ("none", "cosine")

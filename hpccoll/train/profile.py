@@ -213,6 +213,7 @@ def _list_metadata(rank: int, profile: RankProfile) -> Iterator[dict[str, Any]]:
     """Yield the events that name a rank's process and tracks, and sort the processes by rank."""
 
     def name(kind: str, tid: int, **args: Any) -> dict[str, Any]:
+        """Return a metadata event of phase M for this rank."""
         return {"name": kind, "ph": "M", "pid": rank, "tid": tid, "args": args}
 
     yield name("process_name", TRAINING, name=f"rank {rank} on {profile.host}")

@@ -79,6 +79,7 @@ def make_torch_training(mesh: Mesh, options: TrainOptions, rank: int, device: st
     pairs = {tuple(model.list_tied_ranks(mesh, each)) for each in range(mesh.ranks)} - {()}
 
     def loss(y: Any, targets: Any) -> Any:
+        """Return this rank's mean loss of a micro-batch, scaled to the mean over the batch."""
         return model.sum_loss(y, targets) * mesh.dp / options.batch
 
     return TorchTraining(

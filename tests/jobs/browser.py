@@ -1,7 +1,7 @@
-"""Opens a page in Chromium, lets a script look at it from within, and returns what it saw.
+"""Opens a page in Chromium, runs a script in it, and returns the script's answers.
 
-The script is put into a copy of the page: error handlers before everything else, the questions after everything else,
-the answers as JSON in an element that `--dump-dom` prints. So nothing speaks to the browser over a network.
+The script is inserted into a copy of the page: error handlers at the beginning, questions at the end. The page writes
+the answers as JSON into an element, which `--dump-dom` prints, so no network connection to the browser is needed.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def chromium() -> str:
 
 
 def look(page: Path, scratch: Path, questions: str, *flags: str) -> dict[str, Any]:
-    """Return what `questions`, a function of JavaScript that fills an object, finds in the page.
+    """Return the object that `questions`, a function of JavaScript, fills in the page.
 
     Args:
         page: the file.

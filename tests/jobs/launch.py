@@ -19,7 +19,7 @@ JOB_MARK = f"{os.getpid()} {time.time()}"  # in the environment of all jobs of t
 
 
 def environment(**more: str) -> dict[str, str]:
-    """Return this environment with what both MPIs need to run as root and with more ranks than cores."""
+    """Return this environment with the variables that both MPIs need to run as root and with more ranks than cores."""
     ours = {
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
@@ -35,7 +35,7 @@ def environment(**more: str) -> dict[str, str]:
 def run_script(
     script: str | Sequence[str], ranks: int, *, launcher: Sequence[str] = (), **more: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run Python on `ranks` ranks and return what came of it.
+    """Run Python on `ranks` ranks and return the exit status and the output.
 
     The ranks of a job that does not end in time print their stacks, and the job is killed; its exit status is -1.
 
@@ -79,7 +79,7 @@ def command(ranks: int, *arguments: str) -> list[str]:
 
 
 def hpccoll(ranks: int, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
-    """Run `hpccoll ARGUMENTS` on `ranks` ranks and return what came of it."""
+    """Run `hpccoll ARGUMENTS` on `ranks` ranks and return the exit status and the output."""
     return subprocess.run(
         command(ranks, *arguments),
         capture_output=True,

@@ -1,4 +1,4 @@
-"""Run under mpirun: every example's calls in mpi4py and torch.distributed; rank 0 prints what the ranks then hold."""
+"""Runs every example's calls in mpi4py and torch.distributed under mpirun; rank 0 prints the values of all ranks."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class FaultCase:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a case: `problem` is empty if all is as it must be."""
+    """The outcome of a case: `problem` describes a failure, and is empty for a success."""
 
     case: FaultCase
     status: int

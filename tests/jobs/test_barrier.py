@@ -1,4 +1,4 @@
-"""`mpirun -n N hpccoll barrier`, run for real: records, answers, resumption, and a barrier that hangs."""
+"""`mpirun -n N hpccoll barrier` in real jobs: records, answers, resumption, and a barrier that hangs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from tests.record_schema import require_valid
 QUICK = ("-n", "2", "--engine", "hpccoll,mpi", "--algorithm", "dissemination,barrier")
 
 
-def rows(path: Path, kind: str | None = None) -> list[dict[str, Any]]:
+def read_records(path: Path, kind: str | None = None) -> list[dict[str, Any]]:
+    """Return the records of a result file."""
     records = [json.loads(line) for line in path.read_text().splitlines()]
     return [record for record in records if kind in (None, record["kind"])]
 
@@ -32,14 +33,14 @@ def test_records_answers_tables_and_picture(tmp_path: Path) -> None:
     words = ("--pattern", "one_late,ascending", "--json", str(out), "--plot", str(picture))
     done = hpccoll(2, "barrier", *QUICK, *words, COLUMNS="100")
     assert done.returncode == 0, done.stderr
-    kinds = [record["kind"] for record in rows(out)]
+    kinds = [record["kind"] for record in read_records(out)]
     assert kinds == ["run", *["barrier"] * 6, "barrier_summary"]
-    for record in rows(out):
+    for record in read_records(out):
         require_valid(record)
-    found = {(row["engine"], row["algorithm"], row["pattern"]) for row in rows(out, "barrier")}
+    found = {(row["engine"], row["algorithm"], row["pattern"]) for row in read_records(out, "barrier")}
     names = [("hpccoll", "dissemination"), ("mpi", "barrier")]
     assert found == {(*name, pattern) for name in names for pattern in ("none", "one_late", "ascending")}
-    (summary,) = rows(out, "barrier_summary")
+    (summary,) = read_records(out, "barrier_summary")
     assert summary["fastest"] in {"/".join(name) for name in names}
     assert [(each["engine"], each["algorithm"]) for each in summary["barriers"]] == names
     answers = [line for line in done.stdout.splitlines() if not line.startswith(" ")][:4]
@@ -66,7 +67,7 @@ def test_an_injected_delay_is_found_in_the_pattern_that_the_user_names(tmp_path:
     out = tmp_path / "out.jsonl"
     done = hpccoll(3, "barrier", *QUICK, "--pattern", "random", "--inject-delay", "1:10000", "--json", str(out))
     assert done.returncode == 0, done.stderr
-    (summary,) = rows(out, "barrier_summary")
+    (summary,) = read_records(out, "barrier_summary")
     assert summary["straggler"] == 1, summary["reason"]
     assert summary["inject_delay"] == {"rank": 1, "us": 10000}
     assert "who is late?    rank 1 on " in done.stdout
@@ -78,7 +79,7 @@ def test_a_rank_whose_core_is_kept_busy_and_the_process_ends_with_the_run(tmp_pa
     out = tmp_path / "out.jsonl"
     done = hpccoll(2, "barrier", *QUICK, "--pattern", "none", "--noise", "1", "--json", str(out))
     assert done.returncode == 0, done.stderr
-    assert rows(out, "barrier_summary")[0]["noise_rank"] == 1
+    assert read_records(out, "barrier_summary")[0]["noise_rank"] == 1
     busy = [each for each in psutil.process_iter(["cmdline"]) if "os.getppid() == parent" in str(each.info["cmdline"])]
     assert [each for each in busy if each.create_time() > time.time() - 30 and each.ppid() == 1] == []
 
@@ -89,15 +90,15 @@ def test_a_run_is_resumed_after_the_stop_file_ended_it(tmp_path: Path) -> None:
     stop.touch()
     done = hpccoll(2, *words, "--stop-file", str(stop))
     assert done.returncode == 130, done.stderr
-    first = rows(out, "barrier")
+    first = read_records(out, "barrier")
     assert len(first) == 1
     done = hpccoll(2, *words)
     assert done.returncode == 0, done.stderr
-    again = rows(out, "barrier")
+    again = read_records(out, "barrier")
     assert again[: len(first)] == first
     assert len(again) == 4
     assert len({(row["engine"], row["algorithm"], row["pattern"]) for row in again}) == 4
-    assert len(rows(out, "barrier_summary")) == 1
+    assert len(read_records(out, "barrier_summary")) == 1
 
 
 def test_one_rank_and_standard_output() -> None:

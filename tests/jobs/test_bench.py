@@ -1,4 +1,4 @@
-"""`mpirun -n N hpccoll bench`, run for real: what it writes, resumes, refuses, and leaves when it dies."""
+"""`mpirun -n N hpccoll bench` in real jobs: records, resumption, refused options, and files after a crash."""
 
 from __future__ import annotations
 
@@ -24,10 +24,12 @@ QUICK = ("-n", "3", "-b", "8", "-e", "512", "-f", "64")
 
 
 def rows(path: Path) -> list[dict[str, Any]]:
+    """Return the records of a result file."""
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def measured(path: Path) -> list[dict[str, Any]]:
+def read_measurements(path: Path) -> list[dict[str, Any]]:
+    """Return the records of kind `collective` of a result file."""
     return [row for row in rows(path) if row["kind"] == "collective"]
 
 
@@ -106,7 +108,7 @@ def test_messages_that_do_not_fit_into_memory_are_left_out_by_name(tmp_path: Pat
     assert done.returncode == 0, done.stderr
     assert "# left out: messages of 8 TiB: 4 of them need 32 TiB or more per rank, " in done.stderr
     assert "name smaller messages by --max-bytes" in done.stderr
-    assert [row["nbytes"] for row in measured(out)] == [8]
+    assert [row["nbytes"] for row in read_measurements(out)] == [8]
     assert rows(out)[-1]["left_out_sizes"] == [8 << 40]
     done = hpccoll(2, "bench", "all_reduce", "-b", "8T", "-e", "8T", "--engine", "mpi")
     assert done.returncode == 3
@@ -119,14 +121,14 @@ def test_shared_memory_holds_the_buffers_of_a_call_that_is_not_in_place(tmp_path
     words = ("-b", size, "-e", size, "-n", "2", "--buffer", "symmetric", "--out-of-place", "--engine", "mpi,hpccoll")
     done = hpccoll(2, "bench", "all_reduce", *words, "--json", str(out))
     assert done.returncode == 0, done.stderr
-    assert all(row["wrong"] == 0 and row["nbytes"] >= 65536 for row in measured(out))
+    assert all(row["wrong"] == 0 and row["nbytes"] >= 65536 for row in read_measurements(out))
 
 
 def test_by_default_few_are_compared_in_place_and_auto_is_among_them(tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     done = hpccoll(2, "bench", *QUICK, "--engine", "mpi,hpccoll", "--json", str(out))
     assert done.returncode == 0, done.stderr
-    found = measured(out)
+    found = read_measurements(out)
     assert {row["in_place"] for row in found} == {True}
     algorithms = {row["algorithm"] for row in found if row["engine"] == "hpccoll"}
     assert 2 < len(algorithms) < 8
@@ -163,7 +165,7 @@ def test_two_kinds_of_memory_are_measured_side_by_side(tmp_path: Path) -> None:
     words = ("all_reduce", "barrier", *QUICK, "--engine", "mpi,hpccoll", "--buffer", "host,symmetric")
     done = hpccoll(2, "bench", *words, "--json", str(out))
     assert done.returncode == 0, done.stderr
-    order = [(row["nbytes"], row["buffer"]) for row in measured(out)]
+    order = [(row["nbytes"], row["buffer"]) for row in read_measurements(out)]
     assert list(dict.fromkeys(order)) == [(8, "host"), (8, "symmetric"), (512, "host"), (512, "symmetric"), (0, "host")]
     assert "# all_reduce, float32, sum, 2 ranks on 1 node\n" in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 120
@@ -173,7 +175,7 @@ def test_the_library_is_an_algorithm_too(tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     done = hpccoll(2, "bench", *QUICK, "--engine", "hpccoll", "--algorithm", "mpi,auto", "--json", str(out))
     assert done.returncode == 0, done.stderr
-    assert {row["algorithm"] for row in measured(out)} == {"mpi", "auto"}
+    assert {row["algorithm"] for row in read_measurements(out)} == {"mpi", "auto"}
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("int16", marks=pytest.mark.full)])
@@ -184,7 +186,7 @@ def test_every_operation_gives_right_results(tmp_path: Path, dtype: str) -> None
         3, "bench", *every, *QUICK, "-d", dtype, "-r", "1", "--engine", "mpi,hpccoll", "--full", "--json", str(out)
     )
     assert done.returncode == 0, done.stderr
-    found = measured(out)
+    found = read_measurements(out)
     for operation in Operation:
         seen = {row["algorithm"] for row in found if row["op"] == operation.value and row["engine"] == "hpccoll"}
         assert seen == {*list_algorithm_names(operation), "auto"}
@@ -201,7 +203,7 @@ def test_resume_measures_only_what_is_missing(tmp_path: Path) -> None:
     out.write_text("\n".join(lines[:-2]) + "\n" + lines[-2][:40])  # the last row torn, as by a kill
     done = hpccoll(2, *words, "--resume", str(out))
     assert done.returncode == 0, done.stderr
-    again = measured(out)
+    again = read_measurements(out)
     assert len(again) == 4
     assert len({(row["nbytes"], row["algorithm"]) for row in again}) == 4
     assert again[:3] == [json.loads(line) for line in lines[1:-2]]
@@ -215,9 +217,9 @@ def test_a_resumed_run_stops_early_only_while_cases_are_left(tmp_path: Path) -> 
     other = (*words, "--dtype", "float64", "--algorithm", "ring,tree", "--stop-file", str(stop))
     done = hpccoll(2, *other)
     assert done.returncode == 130, done.stderr
-    assert len(measured(out)) == 5, "one row, although the file has as many rows as were asked for"
+    assert len(read_measurements(out)) == 5, "one row, although the file has as many rows as were asked for"
     assert hpccoll(2, *other).returncode == 0
-    assert len(measured(out)) == 6
+    assert len(read_measurements(out)) == 6
 
 
 def test_killed_run_leaves_finished_rows(tmp_path: Path) -> None:
@@ -241,7 +243,7 @@ def test_hpccoll_through_torch_is_measured_beside_the_other_engines(tmp_path: Pa
     engines = ("--engine", "mpi,gloo,torch-hpccoll,hpccoll", "--algorithm", "auto")
     done = hpccoll(2, "bench", "all_reduce", "broadcast", *QUICK, *engines, "--json", str(out), "--plot", str(plot))
     assert done.returncode == 0, done.stderr
-    rows = [row for row in measured(out) if row["engine"] == "torch-hpccoll"]
+    rows = [row for row in read_measurements(out) if row["engine"] == "torch-hpccoll"]
     assert {row["op"] for row in rows} == {"all_reduce", "broadcast"}
     assert all(row["wrong"] == 0 for row in rows)
     assert "torch-hpccoll" in done.stdout
@@ -266,7 +268,7 @@ def test_an_existing_file_is_kept_unless_overwriting_is_asked_for(tmp_path: Path
     assert done.stderr.count("the file exists; add --overwrite to replace it, or --resume") == 1
     assert out.read_text() == "precious\n"
     assert hpccoll(3, *words, "--overwrite").returncode == 0
-    assert len(measured(out)) == 2
+    assert len(read_measurements(out)) == 2
 
 
 def test_one_rank_and_standard_output() -> None:

@@ -1,4 +1,4 @@
-"""`mpirun -n N hpccoll demo NAME`, run for real; what the ranks hold is written out here."""
+"""`mpirun -n N hpccoll demo NAME` in real jobs: the values of all ranks are as listed here."""
 
 from __future__ import annotations
 
@@ -237,7 +237,7 @@ def test_what_cannot_be_shown_is_said_once(ranks: int, words: list[str], status:
 
 @cache
 def elsewhere(ranks: int) -> dict[tuple[str, str], list[Any]]:
-    """What the ranks hold after the calls of the other libraries, by library and example."""
+    """The values of the ranks after the calls of the other libraries, by library and example."""
     script = Path(__file__).parent / "libraries.py"
     words = [str(BIN / "mpirun"), "-n", str(ranks), sys.executable, str(script)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S, check=False, env=environment())

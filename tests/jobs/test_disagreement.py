@@ -1,4 +1,4 @@
-"""HPCCOLL_DEBUG=1: ranks that call a collective differently are told, every one of them."""
+"""HPCCOLL_DEBUG=1: if ranks call a collective differently, every rank raises an error."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import pytest
 
 from tests.depth import keep_every
 from tests.jobs.launch import BIN, LIMIT_S, environment
+
+pytestmark = pytest.mark.thorough
 
 # Every rank makes the call, and says what it was told; then a call that agrees must work.
 SCRIPT = """
@@ -35,7 +37,7 @@ print("\\n" + json.dumps(said), flush=True)
 
 
 def run(call: str, debug: str = "1") -> list[dict[str, Any]]:
-    """Return what each of three ranks says."""
+    """Return the output of each of three ranks."""
     done = subprocess.run(
         [str(BIN / "mpirun"), "-n", "3", sys.executable, "-c", SCRIPT.replace("CALL", call)],
         env=environment(HPCCOLL_DEBUG=debug),
@@ -114,7 +116,7 @@ def test_a_rank_whose_call_is_refused_does_not_leave_the_others_waiting(what):
 
 
 def test_what_agrees_is_let_through_while_others_are_under_way():
-    """Ranks that compare must carry on what is under way: rank 1 finishes that before it comes to compare."""
+    """A comparing rank must advance operations in flight: rank 1 waits for one before it calls the collective."""
     call = """
     works = [comm.all_reduce(np.ones(1000), async_op=True) for _ in range(3)]
     if rank == 1:

@@ -46,11 +46,13 @@ def read(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     return run, findings
 
 
-def of(findings: list[dict[str, Any]], area: str, severity: str) -> list[dict[str, Any]]:
+def select_findings(findings: list[dict[str, Any]], area: str, severity: str) -> list[dict[str, Any]]:
+    """Return the findings of an area with a severity."""
     return [each for each in findings if (each["area"], each["severity"]) == (area, severity)]
 
 
-def alone(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
+def run_doctor(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
+    """Run `hpccoll doctor` without a launcher."""
     words = [str(BIN / "hpccoll"), "doctor", *arguments]
     return subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S, check=False, env=environment(**more))
 
@@ -58,7 +60,7 @@ def alone(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
 def test_one_process_checks_every_area_and_leaves_no_shared_memory(tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     before = {path.name for path in SHM.iterdir()}
-    done = alone("--json", str(out))
+    done = run_doctor("--json", str(out))
     left = [each.path.name for each in list_library_files(SHM) if each.path.name not in before and not each.in_use]
     assert not left
     assert (done.returncode, done.stderr) == (0, "")
@@ -71,7 +73,7 @@ def test_one_process_checks_every_area_and_leaves_no_shared_memory(tmp_path: Pat
     assert not any("own check failed" in each["found"] for each in findings)
     assert "Traceback" not in done.stdout
     assert done.stdout.splitlines()[-1].endswith("ok; -v shows all")
-    assert of(findings, "mpi", "ok")[0]["provides"] == ["mpi"]
+    assert select_findings(findings, "mpi", "ok")[0]["provides"] == ["mpi"]
 
 
 def test_ranks_report_each_finding_once(tmp_path: Path) -> None:
@@ -81,8 +83,8 @@ def test_ranks_report_each_finding_once(tmp_path: Path) -> None:
     run, findings = read(out)
     assert run["ranks"] == 2
     assert done.stdout.count("perf_counter") == 1
-    assert any("MPI connected 2 ranks" in each["found"] for each in of(findings, "launcher", "ok"))
-    assert any("have the same versions" in each["found"] for each in of(findings, "versions", "ok"))
+    assert any("MPI connected 2 ranks" in each["found"] for each in select_findings(findings, "launcher", "ok"))
+    assert any("have the same versions" in each["found"] for each in select_findings(findings, "versions", "ok"))
     assert [each for each in findings if each["area"] == "binding"]
 
 
@@ -101,11 +103,11 @@ def test_ranks_on_one_core_are_a_problem(tmp_path: Path) -> None:
     done = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S, check=False, env=environment())
     assert done.returncode == 0, done.stderr
     _, findings = read(out)
-    (found,) = of(findings, "binding", "problem")
+    (found,) = select_findings(findings, "binding", "problem")
     assert f"all 2 ranks are bound to core {core}" in found["found"]
     assert f"rank 0: {core}, rank 1: {core}" in found["evidence"]
     assert "--bind-to core" in found["remedy"]
-    assert any("2 ranks on 1 core" in each["found"] for each in of(findings, "cores", "warning"))
+    assert any("2 ranks on 1 core" in each["found"] for each in select_findings(findings, "cores", "warning"))
 
 
 def test_launcher_of_another_mpi_is_a_finding() -> None:
@@ -113,13 +115,13 @@ def test_launcher_of_another_mpi_is_a_finding() -> None:
     open_mpi = (BIN / "ompi_info").exists()
     variable = "PMI_SIZE" if open_mpi else "OMPI_COMM_WORLD_SIZE"
     rank = "PMI_RANK" if open_mpi else "OMPI_COMM_WORLD_RANK"
-    first = alone("--json", "-", **{variable: "2", rank: "0"})
+    first = run_doctor("--json", "-", **{variable: "2", rank: "0"})
     assert first.returncode == 0, first.stderr
     findings = [json.loads(line) for line in first.stdout.splitlines()][1:]
-    (found,) = of(findings, "launcher", "problem")
+    (found,) = select_findings(findings, "launcher", "problem")
     assert f"{variable}=2" in found["found"]
     assert "mpirun of" in found["remedy"]
-    second = alone("--json", "-", **{variable: "2", rank: "1"})
+    second = run_doctor("--json", "-", **{variable: "2", rank: "1"})
     assert (second.returncode, second.stdout) == (0, "")
 
 
@@ -147,8 +149,8 @@ os.kill(os.getpid(), signal.SIGKILL)
     if not left:
         skip_or_fail("this MPI leaves nothing behind when one process is killed")
     try:
-        findings = [json.loads(line) for line in alone("--json", "-").stdout.splitlines()][1:]
-        (found,) = of(findings, "shared memory", "warning")
+        findings = [json.loads(line) for line in run_doctor("--json", "-").stdout.splitlines()][1:]
+        (found,) = select_findings(findings, "shared memory", "warning")
         words = shlex.split(found["remedy"])
         if words[:2] == ["rm", "--"]:
             assert {str(path) for path in left} <= set(words)
@@ -172,8 +174,8 @@ def test_missing_requirement_ends_with_status_3(ranks: int) -> None:
 
 
 def test_met_requirement_ends_with_status_0() -> None:
-    assert alone("--require", "mpi").returncode == 0
-    wrong = alone("--require", "nonsense")
+    assert run_doctor("--require", "mpi").returncode == 0
+    wrong = run_doctor("--require", "nonsense")
     assert wrong.returncode == 2
     assert "cuda_aware" in wrong.stderr
 
@@ -181,10 +183,10 @@ def test_met_requirement_ends_with_status_0() -> None:
 def test_unloadable_mpi_library_is_a_finding(tmp_path: Path) -> None:
     broken = tmp_path / "libmpi.so"
     broken.write_text("not a library")
-    done = alone("--json", "-", MPI4PY_LIBMPI=str(broken))
+    done = run_doctor("--json", "-", MPI4PY_LIBMPI=str(broken))
     assert done.returncode == 0, done.stderr
     findings = [json.loads(line) for line in done.stdout.splitlines()][1:]
-    (found,) = of(findings, "mpi", "problem")
+    (found,) = select_findings(findings, "mpi", "problem")
     assert "the MPI library cannot be loaded" in found["evidence"]
     assert {each["area"] for each in findings} >= AREAS - {"versions"}
 
@@ -200,8 +202,8 @@ def test_crashing_or_hanging_driver_is_a_finding(tmp_path: Path) -> None:
             f"#include <signal.h>\n#include <unistd.h>\n__attribute__((constructor)) void f(void) {{ {body} }}\n"
         )
         subprocess.run([compiler, "-shared", "-fPIC", "-o", tmp_path / "libcuda.so.1", source], check=True)
-        done = alone("--limit", "2" if "sleep" in body else "30", "--json", "-", LD_LIBRARY_PATH=str(tmp_path))
+        done = run_doctor("--limit", "2" if "sleep" in body else "30", "--json", "-", LD_LIBRARY_PATH=str(tmp_path))
         assert done.returncode == 0, done.stderr
         findings = [json.loads(line) for line in done.stdout.splitlines()][1:]
-        (found,) = of(findings, "gpu", "problem")
+        (found,) = select_findings(findings, "gpu", "problem")
         assert word in found["evidence"]

@@ -13,6 +13,8 @@ import pytest
 from tests.depth import keep_every
 from tests.jobs.launch import run_script
 
+pytestmark = pytest.mark.thorough
+
 SCRIPT = """
 import atexit, json, os, sys, time
 import numpy as np
@@ -84,7 +86,7 @@ class Ended:
 
 
 def run_with_fault(fault: str, call: str, ranks: int, guilty: int, prepare: str = "", **more: Any) -> Ended:
-    """Run a job in which rank `guilty` has a fault while the others make calls; check what is left in /dev/shm."""
+    """Run a job in which rank `guilty` has a fault while the others make calls; check for files left in /dev/shm."""
     words = {"PREPARE": prepare or "pass", "CALL": call, "GUILTY": str(guilty), "FAULT": fault}
     words["SETUP"] = more.pop("setup", "")
     script = SCRIPT

@@ -1,4 +1,4 @@
-"""A job ends without a word: MPICH names every request and message space that was not given back."""
+"""The end of a job: MPICH reports no requests and no memory that were not freed."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import pytest
 
 from tests.depth import keep_every
 from tests.jobs.launch import BIN, LIMIT_S, environment
+
+pytestmark = pytest.mark.thorough
 
 SCRIPT = """
 import numpy as np

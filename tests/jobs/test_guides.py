@@ -1,4 +1,4 @@
-"""The guides for learners hold: every command runs, every shown line is printed, every piece of Python works."""
+"""The guides for learners are correct: every command runs, prints the shown lines, and every Python program works."""
 
 from __future__ import annotations
 
@@ -20,12 +20,14 @@ COURSE, OWN = ((ROOT / "docs" / name).read_text() for name in ("course.md", "wri
 PATH = f"{BIN}:{os.environ['PATH']}"
 
 
-def blocks(text: str, language: str) -> list[str]:
+def list_blocks(text: str, language: str) -> list[str]:
+    """Return the code blocks of a language."""
     return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
 
 
-def commands(text: str) -> list[str]:
-    return [line for block in blocks(text, "sh") for line in block.splitlines() if line]
+def list_commands(text: str) -> list[str]:
+    """Return the commands in the `sh` blocks of a page."""
+    return [line for block in list_blocks(text, "sh") for line in block.splitlines() if line]
 
 
 def shown_after(text: str, command: str) -> list[str]:
@@ -36,13 +38,15 @@ def shown_after(text: str, command: str) -> list[str]:
 
 
 def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run a command of a page in a folder."""
     words = command.partition("#")[0].split()
     return subprocess.run(
         words, capture_output=True, text=True, timeout=LIMIT_S, check=False, env=environment(PATH=PATH), cwd=folder
     )
 
 
-def status_of(command: str) -> int:
+def parse_status(command: str) -> int:
+    """Return the exit status that a command's comment states, or 0."""
     stated = re.search(r"# exit status (\d)", command)
     return int(stated[1]) if stated else 0
 
@@ -52,10 +56,10 @@ def is_unlike_other_tests(command: str) -> bool:
     return " demo " not in command or bool(shown_after(COURSE, command))
 
 
-@pytest.mark.parametrize("command", keep(commands(COURSE), is_unlike_other_tests))
+@pytest.mark.parametrize("command", keep(list_commands(COURSE), is_unlike_other_tests))
 def test_each_command_of_the_course_runs_and_prints_what_is_shown(tmp_path: Path, command: str) -> None:
     done = run(command, tmp_path)
-    assert done.returncode == status_of(command), done.stderr
+    assert done.returncode == parse_status(command), done.stderr
     for line in shown_after(COURSE, command):
         assert any(printed.startswith(line) for printed in done.stdout.splitlines()), line
 
@@ -63,15 +67,15 @@ def test_each_command_of_the_course_runs_and_prints_what_is_shown(tmp_path: Path
 def test_the_course_shows_outputs_and_every_example() -> None:
     from hpccoll.demo.examples import EXAMPLES
 
-    assert all(block.strip() for block in blocks(COURSE, "text"))
-    assert sum(bool(shown_after(COURSE, command)) for command in commands(COURSE)) >= 5
+    assert all(block.strip() for block in list_blocks(COURSE, "text"))
+    assert sum(bool(shown_after(COURSE, command)) for command in list_commands(COURSE)) >= 5
     for example in EXAMPLES:
-        assert any(f"-n {example.ranks} hpccoll demo {example.name}" in command for command in commands(COURSE))
+        assert any(f"-n {example.ranks} hpccoll demo {example.name}" in command for command in list_commands(COURSE))
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="timing is shown with torch")
 def test_the_timing_code_of_the_course_runs(tmp_path: Path) -> None:
-    code = "\n".join(blocks(COURSE, "python"))
+    code = "\n".join(list_blocks(COURSE, "python"))
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT_S, check=False, cwd=tmp_path
     )
@@ -82,16 +86,16 @@ def test_the_timing_code_of_the_course_runs(tmp_path: Path) -> None:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A folder with the file that the guide shows."""
-    (tmp_path / "my_file.py").write_text(blocks(OWN, "python")[0])
+    (tmp_path / "my_file.py").write_text(list_blocks(OWN, "python")[0])
     return tmp_path
 
 
 def test_the_file_is_about_thirty_lines() -> None:
-    assert len([line for line in blocks(OWN, "python")[0].splitlines() if line.strip()]) <= 30
+    assert len([line for line in list_blocks(OWN, "python")[0].splitlines() if line.strip()]) <= 30
 
 
 def test_every_command_of_the_guide_runs_in_its_order(folder: Path) -> None:
-    for command in commands(OWN):
+    for command in list_commands(OWN):
         if command.split("hpccoll ")[1].split()[0] not in COMMANDS:
             continue
         done = run(command, folder)
@@ -106,7 +110,7 @@ def test_every_command_of_the_guide_runs_in_its_order(folder: Path) -> None:
 @pytest.mark.parametrize("name", ["verify", "draw", "export", "bench", "demo"])
 def test_the_guide_shows_each_use(name: str) -> None:
     assert name in COMMANDS
-    assert any(f"hpccoll {name} " in command for command in commands(OWN))
+    assert any(f"hpccoll {name} " in command for command in list_commands(OWN))
 
 
 @pytest.mark.parametrize(
@@ -145,7 +149,7 @@ def test_the_algorithm_without_a_file_runs(tmp_path: Path) -> None:
     script = tmp_path / "own.py"
     check = "comm = hpccoll.Communicator()\nrows = comm.all_gather(np.full(3, comm.rank), algorithm=mine)\n"
     right = "assert (rows == np.arange(comm.size)[:, None]).all(), rows\n"
-    script.write_text(blocks(OWN, "python")[1] + "import hpccoll, numpy as np\n" + check + right)
+    script.write_text(list_blocks(OWN, "python")[1] + "import hpccoll, numpy as np\n" + check + right)
     words = [str(BIN / "mpirun"), "-n", "3", sys.executable, str(script)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S, check=False, env=environment())
     assert done.returncode == 0, done.stderr

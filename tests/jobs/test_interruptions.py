@@ -9,6 +9,8 @@ from tests.jobs import launch
 from tests.jobs.launch import run_script
 from tests.jobs.random_interruptions import run_interruptions
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.mark.parametrize(("ranks", "count"), [(2, 20), (3, 20), mark_full((2, 500)), mark_full((3, 500))])
 @pytest.mark.timeout(3000)

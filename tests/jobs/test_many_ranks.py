@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.thorough
+
 MANY_RANKS = 20
 MPIRUN = Path(sys.executable).with_name("mpirun")
 OVERSUBSCRIBED = {  # for Open MPI, as in tests/run_mpi.sh

@@ -18,6 +18,8 @@ import pytest
 from tests.jobs.launch import BIN, environment
 from tests.requirements import skip_or_fail
 
+pytestmark = pytest.mark.thorough
+
 PAGE = Path(__file__).parents[2] / "docs" / "mpi4py.md"
 FAILED = re.compile(r"(?:FAIL|ERROR): (\w+) \((\w+(?:\.\w+)+)\)")
 RAN = re.compile(r"^Ran (\d+) tests?", re.MULTILINE)

@@ -1,4 +1,4 @@
-"""What has been started completes although its rank makes no call of hpccoll: it is in a call of another library."""
+"""Operations in flight complete although their rank makes no call of hpccoll, but is in another library's call."""
 
 from __future__ import annotations
 
@@ -66,7 +66,8 @@ print("rank", world.rank, "ends", flush=True)
 PLACES = "barrier", "socket", "lock", "sleep"
 
 
-def check(tmp_path, place, algorithm, ranks, kind="ordinary", **settings):
+def check_progress(tmp_path, place, algorithm, ranks, kind="ordinary", **settings):
+    """Run the program, and check that the operation ends on every rank."""
     program = PROGRAM.format(place=place, algorithm=algorithm, folder=str(tmp_path), kind=kind)
     run = run_script(program, ranks, **settings)
     assert run.returncode == 0, run.stdout + run.stderr
@@ -76,15 +77,15 @@ def check(tmp_path, place, algorithm, ranks, kind="ordinary", **settings):
 @pytest.mark.parametrize("algorithm", ["ring", "auto"])
 @pytest.mark.parametrize("place", PLACES)
 def test_an_operation_ends_while_its_rank_is_elsewhere(tmp_path, place, algorithm):
-    check(tmp_path, place, algorithm, 2)
+    check_progress(tmp_path, place, algorithm, 2)
 
 
 def test_an_operation_on_several_nodes_ends_while_its_rank_is_elsewhere(tmp_path):
-    check(tmp_path, "lock", "auto", 4, HPCCOLL_RANKS_PER_NODE="1")
+    check_progress(tmp_path, "lock", "auto", 4, HPCCOLL_RANKS_PER_NODE="1")
 
 
 def test_a_plan_of_messages_between_nodes_of_two_ranks_ends_while_its_rank_is_elsewhere(tmp_path):
-    check(tmp_path, "lock", "ring", 4, HPCCOLL_RANKS_PER_NODE="2")
+    check_progress(tmp_path, "lock", "ring", 4, HPCCOLL_RANKS_PER_NODE="2")
 
 
 @pytest.mark.parametrize(
@@ -98,16 +99,16 @@ def test_a_plan_of_messages_between_nodes_of_two_ranks_ends_while_its_rank_is_el
     ],
 )
 def test_a_two_level_operation_ends_while_its_rank_is_elsewhere(tmp_path, place, kind):
-    check(tmp_path, place, "auto", 4, kind, HPCCOLL_RANKS_PER_NODE="2")
+    check_progress(tmp_path, place, "auto", 4, kind, HPCCOLL_RANKS_PER_NODE="2")
 
 
 @pytest.mark.parametrize("kind", ["symmetric", "mixed"])
 def test_an_operation_on_symmetric_buffers_ends_while_its_rank_is_elsewhere(tmp_path, kind):
-    check(tmp_path, "barrier", "auto", 2, kind)
+    check_progress(tmp_path, "barrier", "auto", 2, kind)
 
 
 def test_a_socket_does_not_hold_a_two_level_operation(tmp_path):
-    check(tmp_path, "socket", "auto", 4, HPCCOLL_RANKS_PER_NODE="2")
+    check_progress(tmp_path, "socket", "auto", 4, HPCCOLL_RANKS_PER_NODE="2")
 
 
 def test_shared_memory_needs_no_thread_support_of_mpi(tmp_path):

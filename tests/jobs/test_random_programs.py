@@ -1,4 +1,4 @@
-"""Random programs on emulated nodes, and without single copy between processes."""
+"""Random programs on emulated nodes, and without cross-memory attach."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+pytestmark = pytest.mark.thorough
 
 MPIRUN = Path(sys.executable).with_name("mpirun")
 

@@ -1,4 +1,4 @@
-"""What the README shows is what happens: its Python runs, its make targets and options exist."""
+"""The README is correct: its Python runs, and its make targets and options exist."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 
 
-def blocks(language: str) -> list[str]:
+def list_blocks(language: str) -> list[str]:
+    """Return the code blocks of a language."""
     return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
-@pytest.mark.parametrize("code", blocks("python"))
+@pytest.mark.parametrize("code", list_blocks("python"))
 def test_python_runs(tmp_path: Path, code: str, ranks: int) -> None:
     script = tmp_path / "example.py"
     script.write_text(code)
@@ -36,7 +37,7 @@ def test_python_runs(tmp_path: Path, code: str, ranks: int) -> None:
 
 def test_make_targets_exist() -> None:
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    asked = re.findall(r"^make ([a-z-]+)", "\n".join(blocks("sh")), re.MULTILINE)
+    asked = re.findall(r"^make ([a-z-]+)", "\n".join(list_blocks("sh")), re.MULTILINE)
     assert asked
     assert set(asked) <= set(targets)
 

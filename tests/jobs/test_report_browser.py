@@ -1,4 +1,4 @@
-"""The report in a real browser: its pictures are there and drawn, its script runs, and it asks for nothing."""
+"""The report in a real browser: its pictures are drawn, its script runs, and it makes no network requests."""
 
 from __future__ import annotations
 

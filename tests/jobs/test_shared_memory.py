@@ -1,4 +1,4 @@
-"""Shared memory of real jobs: nothing of it is left behind however a job ends, and who may not use it is told."""
+"""Shared memory of real jobs: nothing is left behind however a job ends, and errors explain why it is not available."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ import pytest
 
 from tests.depth import keep, keep_every
 from tests.jobs.launch import BIN, LIMIT_S, environment
+
+pytestmark = pytest.mark.thorough
 
 MEMORY = Path("/dev/shm")
 BUSY = """
@@ -68,7 +70,7 @@ def mapped_somewhere(path: Path) -> bool:
 
 @contextmanager
 def swept() -> Iterator[set[Path]]:
-    """Give what was in the memory file system; in the end remove what MPI itself left there meanwhile."""
+    """Yield the files in the memory file system; at the end remove those that MPI itself has left meanwhile."""
     before = set(MEMORY.iterdir())
     try:
         yield before

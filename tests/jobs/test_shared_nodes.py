@@ -12,6 +12,8 @@ import pytest
 
 from tests.jobs.launch import run_script
 
+pytestmark = pytest.mark.thorough
+
 OTHER = 65534
 MEMORY = Path("/dev/shm")  # lists the newest file first, as the crafted file of a test needs it
 as_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file to another user")

@@ -1,4 +1,4 @@
-"""Scripts of bench/ that compare hpccoll with the truth, with Gloo and with other programs; few repetitions."""
+"""The scripts of bench/ that compare times of hpccoll with known times, Gloo and other programs; few repetitions."""
 
 from __future__ import annotations
 
@@ -8,8 +8,12 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+import pytest
+
 from tests.jobs.launch import LIMIT_S, environment, run_script
 from tests.requirements import skip_or_fail
+
+pytestmark = pytest.mark.thorough
 
 BENCH = Path(__file__).parents[2] / "bench"
 

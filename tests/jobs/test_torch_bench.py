@@ -10,7 +10,10 @@ import pytest
 
 from tests.jobs.launch import run_script
 
-pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
+pytestmark = [
+    pytest.mark.thorough,
+    pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed"),
+]
 BENCH = Path(__file__).parents[2] / "bench"
 
 

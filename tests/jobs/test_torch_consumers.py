@@ -9,6 +9,8 @@ import pytest
 from tests.jobs.launch import run_script
 from tests.requirements import skip_or_fail
 
+pytestmark = pytest.mark.thorough
+
 pytest.importorskip("torch")
 
 

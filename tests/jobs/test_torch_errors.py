@@ -13,6 +13,8 @@ from tests.depth import mark_full
 from tests.jobs.launch import LIMIT_S, environment, run_script
 from tests.jobs.torch_error_program import CASES
 
+pytestmark = pytest.mark.thorough
+
 ROOT = Path(__file__).parents[2]
 DATA_PARALLEL = """
 import os, sys

@@ -68,7 +68,10 @@ if MPI.COMM_WORLD.rank == 1:
 sys.argv[1:] = ["--timeout", "0.5", "train.py"]
 runpy.run_module("hpccoll.torch", run_name="__main__")
 """
-pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
+pytestmark = [
+    pytest.mark.thorough,
+    pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed"),
+]
 
 
 def test_groups_are_made_although_the_counters_of_groups_differ():

@@ -10,6 +10,8 @@ import pytest
 
 from tests.jobs.launch import run_script
 
+pytestmark = pytest.mark.thorough
+
 pytest.importorskip("torch")
 
 PAGE = Path(__file__).parents[2] / "docs" / "torch.md"

@@ -1,4 +1,4 @@
-"""`mpirun -n N hpccoll train`, run for real: what it writes, resumes, refuses, and leaves when it dies."""
+"""`mpirun -n N hpccoll train` in real jobs: records, resumption, refused options, and files after a crash."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def until(true: Any, job: subprocess.Popen[str]) -> None:
 
 
 def save(folder: Path, *steps: int) -> Path:
-    """Write what a run of SMALL would have after so many steps, were its parameters ones; return the last file."""
+    """Write the checkpoint of a run of SMALL after so many steps, with all parameters one; return the last file."""
     model = MlpConfig(width=16)
     sizes = {f"layers.{layer}": model.weight_shape(layer) for layer in range(model.layers)}
     shapes: dict[str, tuple[int, ...]] = {f"{name}.weight": size for name, size in sizes.items()}

@@ -1,4 +1,4 @@
-"""`mpirun -n N hpccoll tune`, run for real: what it stores, merges, refuses, and leaves when it dies; who reads it."""
+"""`mpirun -n N hpccoll tune` in real jobs: stored and merged tables, their readers, refused options, and crashes."""
 
 from __future__ import annotations
 
@@ -47,12 +47,13 @@ def python(ranks: int, code: str, **more: str) -> subprocess.CompletedProcess[st
     return subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S, check=False, env=environment(**more))
 
 
-def rows(path: Path) -> list[dict[str, Any]]:
+def read_records(path: Path) -> list[dict[str, Any]]:
+    """Return the records of a result file."""
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def candidates(table: TuningTable) -> dict[tuple[str, str, int], set[str]]:
-    """Who was measured, by operation, buffer and size."""
+    """Return the measured candidates by operation, buffer and size."""
     return {
         (each.operation.value, str(each.buffer), point.nbytes): {timing.name for timing in point.timings}
         for each in table.series
@@ -72,7 +73,7 @@ def winners(table: TuningTable) -> list[MeasuredWinner]:
 
 @pytest.fixture(scope="module")
 def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with what a quick run on two ranks wrote: t.json and t.jsonl."""
+    """A folder with the results of a quick run on two ranks: t.json and t.jsonl."""
     folder = tmp_path_factory.mktemp("tuned")
     words = ("all_reduce", "barrier", *QUICK, "--output", str(folder / "t.json"), "--json", str(folder / "t.jsonl"))
     done = hpccoll(2, "tune", *words)
@@ -88,7 +89,7 @@ def test_every_candidate_is_measured_checked_and_stored(tuned: Path) -> None:
             assert found.pop(("all_reduce", buffer, nbytes)) == {"mpi", *list_algorithm_names(Operation.ALL_REDUCE)}
     assert found.pop(("barrier", "host", 0)) == {"mpi", *list_algorithm_names(Operation.BARRIER)}, "it has no buffer"
     assert not found
-    run, *measured = rows(tuned / "t.jsonl")
+    run, *measured = read_records(tuned / "t.jsonl")
     for row in (run, *measured):
         require_valid(row)
     assert run["kind"] == "run"
@@ -103,7 +104,7 @@ def test_the_table_holds_what_the_records_say(tuned: Path) -> None:
         for point in each.points:
             said = {
                 row["algorithm"] or "mpi": row["time_us"]
-                for row in rows(tuned / "t.jsonl")[1:]
+                for row in read_records(tuned / "t.jsonl")[1:]
                 if (row["op"], row["buffer"], row["nbytes"]) == (each.operation.value, each.buffer, point.nbytes)
             }
             assert {timing.name: (timing.us, timing.low, timing.high) for timing in point.timings} == {

@@ -7,6 +7,8 @@ import pytest
 from tests.depth import keep_every
 from tests.jobs.launch import run_script
 
+pytestmark = pytest.mark.thorough
+
 # Ranks wait for at most this long, several times the second after which a wait is examined.
 SCRIPT = """
 import atexit, os, sys, threading, time

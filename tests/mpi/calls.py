@@ -1,7 +1,7 @@
-"""Calls a collective on guarded memory in every way there is, and holds what comes against replay.
+"""Calls a collective in every possible way on guarded memory, and compares the results with `replay`.
 
-The oracle is `replay` of the very plan that the runtime lowers; `measure.data.expect` says independently of all plans
-what is right. The elements beside each buffer must stay as they were.
+The expected result is that of `replay` of the plan that the runtime lowers. `measure.data.expect` computes the correct
+result independently of all plans. The elements beside each buffer must not change.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Call:
             self.x[:] = self.given
 
     def arguments(self) -> tuple[Any, dict[str, Any]]:
-        """What to call the collective with."""
+        """The arguments with which the collective is called."""
         case = self.case
         how: dict[str, Any] = {"algorithm": self.algorithm}
         if case.operation.has_root:
@@ -140,7 +140,7 @@ class Call:
         return found
 
     def result(self) -> Array | None:
-        """A copy of what this rank got; checks that nothing else changed."""
+        """Return a copy of this rank's result; check that no other memory has changed."""
         assert all(guarded.intact() for guarded in self.guards), "elements beside a buffer were written"
         reads_only = (self.out is not None and not self.case.in_place) or not self.case.wants(self.rank)
         if reads_only and self.given is not None and self.x is not None:

@@ -1,9 +1,9 @@
-"""One collective with all that it can vary in: its inputs, and what every rank must hold after.
+"""One case of a collective: its arguments, its inputs, and the expected results of all ranks.
 
-Legend: n ranks; a blocked operation moves n blocks of `count` elements, the others one vector of `count` elements.
+With n ranks, an operation on blocks moves n blocks of `count` elements, and the others one vector of `count` elements.
 
-The oracle is `replay` of the very plan that the runtime lowers, with the same scaling before and the same division
-after; `measure.data.expect` says independently of all plans what is right.
+The expected result is that of `replay` of the plan that the runtime lowers, with the same scaling before and the same
+division after the plan. `measure.data.expect` computes the correct result independently of all plans.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PATHS = ("first", "bound", "async", "prepared")
 
 
 def variants() -> dict[str, Algorithm]:
-    """Every registered algorithm; those that pipeline at several chunk counts too, whatever the model would choose."""
+    """Return every registered algorithm; pipelined ones with several chunk counts."""
     found = {known.full_name: known for known in list_algorithms()}
     for known in list_algorithms():
         if "chunks" in known.parameters:
@@ -53,7 +53,7 @@ def with_chunks(algorithm: Algorithm, chunks: int) -> Algorithm:
 
 
 def legal(operation: Operation, dtype: str, op: str) -> bool:
-    """Whether this reduction of this dtype is defined; `none` is what the operations have that do not reduce."""
+    """Whether this reduction of this dtype is defined; operations without a reduction have `none`."""
     if not operation.reduces:
         return op == "none" and (operation is not Operation.BARRIER or dtype == "uint8")
     if operation.is_scan and op == "avg":
@@ -89,7 +89,7 @@ class Case:
 
     @property
     def operation(self) -> Operation:
-        """What is carried out."""
+        """The collective operation."""
         return self.algorithm.operation
 
     @property
@@ -112,7 +112,7 @@ class Case:
         return (self.counts or ())[rank::n] if self.operation is Operation.ALL_TO_ALL else self.counts or ()
 
     def length(self, n: int, rank: int) -> int:
-        """Elements that a rank brings."""
+        """The number of elements of a rank's input."""
         if self.counts is None:
             return self.count * (n if self.operation in BRING_BLOCKS else 1)
         return sum(self.sent(n, rank)) if self.operation in BRING_BLOCKS else self.counts[rank]
@@ -143,7 +143,7 @@ class Case:
         return self.operation is not Operation.BARRIER
 
     def brought(self, rank: int, n: int) -> Array | None:
-        """What a rank brings; every rank can make every other's."""
+        """Return the input of a rank, which every rank can compute."""
         if not self.brings(rank):
             return None
         values = make_input(self.kind, self.seed, rank, self.length(n, rank), self.base_op)
@@ -156,21 +156,21 @@ class Case:
         return make_input(self.kind, self.seed + 77, rank, self.length(n, rank)) if self.op == "premul_array" else None
 
     def reduction(self, rank: int, n: int, shape: tuple[int, ...]) -> str | Reduction:
-        """What to pass as `op`."""
+        """The argument `op` of the call."""
         if not self.op.startswith("premul"):
             return self.op
         factor = self.factor(rank, n)
         return Reduction("premul_sum", factor.reshape(shape) if self.op == "premul_array" else factor)
 
     def scaled(self, rank: int, n: int) -> Array | None:
-        """What a rank's input counts as in the sum."""
+        """Return a rank's input as it enters the sum, multiplied by the rank's factor."""
         values, factor = self.brought(rank, n), self.factor(rank, n)
         if values is None or factor is None:
             return values
         return np.asarray(np.multiply(values, np.asarray(factor, values.dtype)))
 
     def replayed(self, n: int, chunks: int, nodes: Nodes = None) -> list[Array]:
-        """What every rank must hold, bit for bit: replay of the plan with `chunks` chunks on these nodes."""
+        """Return every rank's expected result, bit for bit: replay of the plan with `chunks` chunks on these nodes."""
         plan = self.algorithm.plan(n, self.root, chunks, nodes)
         function = get_reduction_function(self.base_op) if self.operation.reduces else None
         with np.errstate(all="ignore"):
@@ -181,7 +181,7 @@ class Case:
         return results
 
     def wrong(self, rank: int, n: int, found: Array) -> int:
-        """Elements that are not right by arithmetic, whatever the plan; for finite inputs."""
+        """Return the number of elements that are wrong by arithmetic, independently of any plan; for finite inputs."""
         op = "avg" if self.op == "avg" else self.base_op
         brought = [self.scaled(r, n) for r in range(n)]
         if self.counts is not None:
@@ -191,7 +191,7 @@ class Case:
         return 0 if wanted is None else wanted.count_wrong(found)
 
     def expected_of_blocks(self, brought: list[Array | None], op: str, rank: int) -> ExpectedResult | None:
-        """What a rank must hold by arithmetic if blocks differ in size."""
+        """Return the expected result of a rank by arithmetic, if blocks differ in size."""
         n, given = len(brought), [values for values in brought if values is not None]
         if not self.wants(rank):
             return None
@@ -222,7 +222,7 @@ def sprinkled(values: Array, seed: int) -> Array:
 
 
 def bits(values: Array) -> bytes:
-    """The bytes of an array, every NaN written alike: payloads are the processor's affair."""
+    """Return the bytes of an array, with one bit pattern for every NaN, as NaN payloads depend on the processor."""
     plain = np.ascontiguousarray(values).reshape(-1)
     if plain.dtype.kind == "c":
         plain = plain.view(plain.real.dtype)

@@ -38,7 +38,7 @@ class RandomProgram:
         self.counts: dict[str, int] = {}
 
     def run(self, operations: int) -> None:
-        """Run a number of operations, then complete what is in flight."""
+        """Run a number of operations, then complete the operations in flight."""
         steps = [
             (self.collective, 40), (self.objects, 30), (self.non_blocking, 8), (self.persistent, 3), (self.messages, 8),
             (self.wildcard, 4), (self.change_communicators, 3), (self.wait, 4),
@@ -302,7 +302,7 @@ def is_same(a: Any, b: Any) -> bool:
 
 
 def main() -> None:
-    """Run a program and print what was wrong."""
+    """Run a program and print the wrong results."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--operations", type=int, default=300)
     parser.add_argument("--seed", type=int, default=1)

@@ -12,7 +12,7 @@ TRIES = 24
 
 
 def pairs(row: Row) -> dict[tuple[int, Any, int, Any], None]:
-    """The pairs of factor values that a row covers, in order: all processes draw alike, a set would not be."""
+    """Return the pairs of factor values that a row covers, as a list, so that all processes have the same order."""
     return {(i, row[i], j, row[j]): None for i, j in combinations(range(len(row)), 2)}
 
 

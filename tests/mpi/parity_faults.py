@@ -69,18 +69,21 @@ def plant_in_dp(backward: Callable[[nn.Module, Batch, ParityMesh], Any], **chang
 
 
 def scaled_by_microbatches(model: nn.Module, batch: Batch, mesh: ParityMesh) -> float:
+    """Do not divide the loss by the number of micro-batches."""
     loss = accumulate(model, batch, scale=1.0)
     average(model, mesh)
     return loss
 
 
 def averaged_instead_of_summed(model: nn.Module, batch: Batch, mesh: ParityMesh) -> float:
+    """Average gradients that are already divided by dp."""
     loss = accumulate(model, batch, scale=1 / MICROBATCHES / mesh.sizes.dp)
     average(model, mesh)
     return loss
 
 
 def loss_without_scale(model: nn.Module, batch: Batch, mesh: ParityMesh) -> float:
+    """Sum gradients over dp without dividing them by dp."""
     loss = accumulate(model, batch)
     for gradient in list_gradients(model):
         mesh.groups.dp.all_reduce(gradient)
@@ -88,10 +91,12 @@ def loss_without_scale(model: nn.Module, batch: Batch, mesh: ParityMesh) -> floa
 
 
 def no_reduction(model: nn.Module, batch: Batch, mesh: ParityMesh) -> float:
+    """Do not sum gradients over dp."""
     return accumulate(model, batch)
 
 
 def one_bucket_too_few(model: nn.Module, batch: Batch, mesh: ParityMesh) -> float:
+    """Leave the first gradient out of the sum over dp."""
     loss = accumulate(model, batch, scale=1 / MICROBATCHES / mesh.sizes.dp)
     for gradient in list_gradients(model)[1:]:
         mesh.groups.dp.all_reduce(gradient)
@@ -112,18 +117,21 @@ def reduce_in_bucket(model: nn.Module, mesh: ParityMesh, reduced: slice, offset:
 
 
 def bucket_ends_early(model: nn.Module, batch: Batch, mesh: ParityMesh) -> float:
+    """Leave the last element of the bucket out of the average."""
     loss = accumulate(model, batch)
     reduce_in_bucket(model, mesh, slice(0, -1), 0)
     return loss
 
 
 def bucket_read_late(model: nn.Module, batch: Batch, mesh: ParityMesh) -> float:
+    """Copy the gradients back from one position too late in the bucket."""
     loss = accumulate(model, batch)
     reduce_in_bucket(model, mesh, slice(None), 1)
     return loss
 
 
 def accumulated_twice(model: nn.Module, batch: Batch, mesh: ParityMesh) -> float:
+    """Add the gradients of the batch twice."""
     accumulate(model, batch)
     loss = accumulate(model, batch)
     average(model, mesh)
@@ -131,6 +139,7 @@ def accumulated_twice(model: nn.Module, batch: Batch, mesh: ParityMesh) -> float
 
 
 def one_layer_twice(model: nn.Module, batch: Batch, mesh: ParityMesh) -> float:
+    """Double the gradients of one layer."""
     loss = accumulate(model, batch)
     average(model, mesh)
     for parameter in model[2].parameters():
@@ -139,12 +148,14 @@ def one_layer_twice(model: nn.Module, batch: Batch, mesh: ParityMesh) -> float:
 
 
 def samples_of_rank_0(model: nn.Module, batch: Batch, mesh: ParityMesh) -> float:
+    """Use the samples of rank 0 on all ranks."""
     loss = accumulate(model, [mesh.comm.broadcast(x.clone()) for x in batch])
     average(model, mesh)
     return loss
 
 
 def last_microbatch_only(model: nn.Module, batch: Batch, mesh: ParityMesh) -> float:
+    """Reset the gradients before each micro-batch."""
     for x, y in zip(*(each.chunk(MICROBATCHES) for each in batch), strict=True):
         model.zero_grad()
         (compute_loss(model, x, y) / MICROBATCHES).backward()
@@ -153,6 +164,7 @@ def last_microbatch_only(model: nn.Module, batch: Batch, mesh: ParityMesh) -> fl
 
 
 def swapped_gradients(model: nn.Module, batch: Batch, mesh: ParityMesh) -> float:
+    """Exchange the gradients of two parameters."""
     loss = accumulate(model, batch)
     average(model, mesh)
     first, second = model.first.bias, model.branch.bias
@@ -161,6 +173,7 @@ def swapped_gradients(model: nn.Module, batch: Batch, mesh: ParityMesh) -> float
 
 
 def average_of_means(model: nn.Module, batch: Batch, mesh: ParityMesh) -> float:
+    """Average the means of parts of different sizes."""
     loss = compute_loss(model, *batch)
     loss.backward()
     average(model, mesh)
@@ -168,6 +181,7 @@ def average_of_means(model: nn.Module, batch: Batch, mesh: ParityMesh) -> float:
 
 
 def same_random_numbers(model: nn.Module, batch: Batch, mesh: ParityMesh) -> float:
+    """Use the same random numbers on all ranks."""
     torch.manual_seed(7)
     loss = accumulate(model, batch)
     average(model, mesh)

@@ -159,7 +159,7 @@ class Language(nn.Module):  # type: ignore[misc]
 
 
 def look_up(tokens: torch.Tensor, first: int, count: int, get: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-    """Return what `get` finds for the tokens first to first + count - 1, and zero for other tokens."""
+    """Return `get(token)` for the tokens first to first + count - 1, and zero for other tokens."""
     inside = (tokens >= first) & (tokens < first + count)
     found = get(torch.where(inside, tokens - first, 0))
     return found * (inside[:, None] if found.dim() > 1 else inside)

@@ -78,7 +78,7 @@ class Call:
 
 @dataclass(slots=True)
 class Pending:
-    """An asynchronous operation and what to check after it."""
+    """An asynchronous operation and the check of its result."""
 
     work: Any
     check: Callable[[], None]
@@ -136,7 +136,7 @@ def make_values(call: Call, rank: int, count: int) -> np.ndarray:
 
 
 def compute_expected(call: Call, rank: int, n: int) -> np.ndarray | None:
-    """Return what a rank must get; None where it gets nothing."""
+    """Return the expected result of a rank; None on a rank without a result."""
     operation = call.operation
     if operation in (Operation.REDUCE, Operation.GATHER) and rank != call.root:
         return None
@@ -313,7 +313,7 @@ class RandomProgram:
             self.pending.append(Pending(work, lambda: check(work.wait()), (id(group), call.symmetric)))
 
     def _prepare(self, call: Call, group: Group) -> tuple[list[Any], dict[str, Any], Callable[[Any], None]]:
-        """Return the arguments of a call, its keywords, and the check of what it returns."""
+        """Return the arguments of a call, its keywords, and the check of its result."""
         comm = group.comm
         assert comm is not None
         n, rank, operation = comm.size, comm.rank, call.operation
@@ -390,7 +390,7 @@ class RandomProgram:
         return x
 
     def _checker(self, call: Call, rank: int, n: int, result: Any, unchanged: Any) -> Callable[[Any], None]:
-        """Return the check of what a call returns, and that its input is unchanged."""
+        """Return a function that checks a result, and that the input is unchanged."""
 
         def check(got: Any) -> None:
             expected = compute_expected(call, rank, n)
@@ -421,7 +421,7 @@ _GATHERS = (Operation.ALL_GATHER, Operation.GATHER)
 
 
 class _Dropped:
-    """Stands for the handle of a message that nobody waits for."""
+    """Replaces the handle of a message that the program does not wait for."""
 
     def test(self) -> bool:
         return True

@@ -12,6 +12,7 @@ from tests.mpi.foreign_arrays import ArrayApiArray, ImmutableArray
 
 @pytest.fixture
 def hpc(comm):
+    """A communicator of hpccoll over all ranks."""
     with hpccoll.Communicator(comm) as made:
         yield made
 

@@ -1,4 +1,4 @@
-"""Many collectives under way at once, finished in any order."""
+"""Many collectives in flight at the same time, completed in any order."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from hpccoll.runtime.recorder.interruption import Interruption
 
 @pytest.fixture
 def hpc(comm):
+    """A communicator of hpccoll over all ranks."""
     with hpccoll.Communicator(comm) as made:
         yield made
 
@@ -113,7 +114,7 @@ def test_blocking_operations_barriers_and_messages_go_between(hpc):
 
 
 def test_a_prepared_operation_runs_while_others_are_under_way(hpc):
-    """Half the ranks run it first, half wait for the other one first: neither may stand still for the other."""
+    """Half the ranks run it first, and half wait for the other operation first: neither order may block."""
     x, y = np.zeros(2000), np.zeros(3000)
     run = hpc.all_reduce_init(x, algorithm="ring")
     for _ in range(4):
@@ -151,7 +152,7 @@ def test_tags_are_used_again(hpc, monkeypatch):
 
 
 def test_starting_and_testing_return_at_once_however_late_the_others_are(hpc, comm):
-    """The last rank comes when the others have started all and tested: had one blocked, none would go on."""
+    """The last rank calls after the others have started and tested all; a blocking start would cause a deadlock."""
     late = hpc.rank == hpc.size - 1
     if late:
         comm.Barrier()

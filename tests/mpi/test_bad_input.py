@@ -1,4 +1,4 @@
-"""What is wrong with a call is said before anything is sent: alike on every rank, and the communicator goes on."""
+"""Wrong arguments raise the same error on every rank before anything is sent; the communicator remains usable."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from hpccoll.runtime.arrays import DTYPES
 
 @pytest.fixture(scope="module")
 def hpc(comm):
+    """A communicator of hpccoll over all ranks."""
     with hpccoll.Communicator(comm) as made:
         yield made
 
@@ -270,7 +271,7 @@ def test_a_closed_communicator_says_so(hpc, comm):
 
 
 def test_floating_point_trouble_stays_within_the_numbers(hpc):
-    """Overflow gives infinity, whatever NumPy was told to do: one rank that raised would leave the others."""
+    """Overflow gives infinity with any NumPy error setting, because an exception on one rank would block the others."""
     big = np.full(5, np.finfo(np.float32).max, np.float32)
     with np.errstate(all="raise"):
         for _ in range(3):

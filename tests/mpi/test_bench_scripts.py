@@ -53,7 +53,7 @@ COMPARISON = {
 
 @pytest.fixture(scope="module")
 def finished():
-    """What `run` returned, by script and options: two tests read the same records."""
+    """The results of `run` by script and options, because two tests read the same records."""
     return {}
 
 

@@ -20,6 +20,7 @@ from hpccoll.runtime.messages import native_executable
 
 @pytest.fixture
 def hpc(comm):
+    """A communicator of hpccoll over all ranks."""
     with hpccoll.Communicator(comm) as made:
         yield made
 
@@ -82,7 +83,7 @@ def test_everything_that_differs_makes_another_kind(hpc):
 
 
 def test_ranks_with_new_and_repeated_arrays_meet(hpc):
-    """One rank always brings new memory, the others the same."""
+    """One rank always passes new memory, and the others pass the same memory."""
     mine = np.zeros(1000, np.int64)
     for turn in range(12):
         x = np.zeros(1000, np.int64) if hpc.rank == turn % hpc.size else mine

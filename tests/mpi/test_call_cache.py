@@ -19,6 +19,7 @@ COUNTS = (6, 7, 1000, 1001, 9000, 40_000)
 
 @pytest.fixture
 def hpc(comm):
+    """A communicator of hpccoll over all ranks."""
     with hpccoll.Communicator(comm) as made:
         yield made
 
@@ -123,7 +124,7 @@ def test_an_asynchronous_call_keeps_its_new_array(hpc, comm):
 @pytest.mark.parametrize("count", [5000, 40_001])
 @pytest.mark.parametrize("operation", [Operation.ALL_REDUCE, Operation.BROADCAST, Operation.ALL_GATHER])
 def test_ranks_with_new_and_repeated_arrays_meet_in_every_algorithm(hpc, monkeypatch, operation, count):
-    """In every turn one rank brings a new array, and the others an array that they have used before."""
+    """In every turn one rank passes a new array, and the others an array that they have used before."""
     monkeypatch.setattr(hpc._engine.node, "slot_bytes", 2**16)
     for algorithm in list_algorithm_names(operation):
         mine = np.zeros(count, np.int64)

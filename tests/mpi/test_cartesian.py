@@ -12,6 +12,7 @@ from hpccoll.errors import BufferError, UsageError
 
 @pytest.fixture(scope="module")
 def hpc(comm):
+    """A communicator of hpccoll over all ranks."""
     with hpccoll.Communicator(comm) as made:
         yield made
 

@@ -78,7 +78,7 @@ def keep_gradients_of_own_queries(patch):
 
 
 def forget_the_zigzag(patch):
-    """Queries meet the wrong half of the block of a higher rank."""
+    """Let queries attend to the wrong half of the block of a higher rank."""
     original = context_parallel._select_pairs
     patch.setattr(
         context_parallel,

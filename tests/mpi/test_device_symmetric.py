@@ -1,7 +1,8 @@
-"""Symmetric device memory without a device: the real fences, kernels and lifetimes on streams that run late.
+"""Symmetric device memory on a simulated device: the real fences, kernels and lifetimes on streams that run late.
 
-`late_device` stands in for the driver; its memory is shared for real, among the ranks of the run, and the kernels' own
-text runs in it. What the order of record, meeting and wait is for shows when one of them is left out.
+`late_device` replaces the CUDA driver. Its memory is really shared by the ranks of the run, and the source of the
+kernels runs in it. Some tests leave out an event's record, the node barrier or the wait of a fence, and must then see
+wrong results.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ def late(world, step):
 
 
 def queued(world, x, turn, **how):
-    """Queue a new input and an all-reduce of it; return what must come out."""
+    """Queue a new input and an all-reduce of it; return the expected result."""
     n, rank = world.hpc.size, world.hpc.rank
     late(world, partial(np.add, np.arange(len(x), dtype=x.dtype), rank + turn, x))
     world.hpc.all_reduce(x, algorithm=how.pop("algorithm", "shared_two_shot"), **how)
@@ -143,7 +144,7 @@ def test_symmetric_device_buffers_are_bit_equal_to_replay(world, comm, name, dat
 
 @pytest.mark.parametrize("algorithm", ["shared_one_shot", "shared_two_shot"])
 def test_nothing_waits_for_the_stream_on_the_host(world, monkeypatch, algorithm):
-    """Calls follow each other without the host ever waiting for what they queued."""
+    """Repeated calls never wait on the host for queued work."""
     x, out = world.empty(COUNT, "int64"), world.empty(COUNT, "int64")
     queued(world, x, 0, out=out, algorithm=algorithm)
 
@@ -206,7 +207,7 @@ def test_a_call_on_another_stream_waits_for_scratch(world):
 
 
 class WithoutRecord(StreamFences):
-    """Nobody says when its work is done."""
+    """Fences that do not record an event after this rank's work."""
 
     def fence(self, stream):
         self._barrier.fence()
@@ -235,7 +236,7 @@ class WithoutMeeting(StreamFences):
 
 
 class WithoutWait(StreamFences):
-    """Nobody waits."""
+    """Fences whose streams do not wait for other ranks' events."""
 
     def _wait_for_others(self, turn, stream):
         pass
@@ -247,7 +248,7 @@ FENCES = {"whole": StreamFences, "no record": WithoutRecord, "no meeting": Witho
 @pytest.mark.parametrize("kind", FENCES)
 @pytest.mark.needs_ranks(2)
 def test_every_part_of_a_fence_is_needed(world, comm, kind):
-    """Rank 0's stream is late, and the last rank's host: whole fences come out right, and no others do."""
+    """Rank 0's stream and the last rank's host are late: results are right with whole fences, and wrong otherwise."""
     fences, driver = world.node.device.fences, world.driver
     made = FENCES[kind](driver, world.node.barrier, fences._own, list(zip(*fences._theirs, strict=True)))
     x = world.empty(COUNT, "int64")
@@ -269,7 +270,7 @@ def test_every_part_of_a_fence_is_needed(world, comm, kind):
 
 
 def test_turns_are_alike_where_host_collectives_lie_between(world):
-    """Meetings on host memory count as well: which of two events comes next is the same on every rank."""
+    """Barriers of collectives on host memory count as well, so all ranks use the same one of two events."""
     x, host = world.empty(COUNT, "int64"), np.zeros(10)
     for turn in range(9):
         for _ in range(turn % 3):

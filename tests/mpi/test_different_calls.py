@@ -15,6 +15,7 @@ COUNT = 20_000  # 160 kB, so that calls are compared also with more ranks than c
 
 @pytest.fixture
 def hpc(comm):
+    """A communicator of hpccoll over all ranks."""
     with hpccoll.Communicator(comm) as made:
         yield made
 

@@ -1,4 +1,4 @@
-"""A trace of a real run: every rank's steps are there, one after the other, within the run."""
+"""A trace of a real run contains every rank's steps, one after the other, within the run."""
 
 from __future__ import annotations
 

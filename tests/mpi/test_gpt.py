@@ -32,6 +32,7 @@ MESHES = {1: ["dp"], 2: ["tp", "dp", "pp"], 3: ["dp"], 4: ["tp", "dp=2,tp=2", "t
 
 @pytest.fixture
 def hpc(comm):
+    """A communicator of hpccoll over all ranks."""
     torch.set_num_threads(1)
     with hpccoll.Communicator(comm) as made:
         yield made

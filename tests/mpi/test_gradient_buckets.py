@@ -17,6 +17,7 @@ BUCKET_BYTES = (0, 400, 4 * 578, 4 * 2049, 1 << 30)  # from a bucket for each pa
 
 @pytest.fixture
 def hpc(comm):
+    """A communicator of hpccoll over all ranks."""
     with hpccoll.Communicator(comm) as made:
         yield made
 

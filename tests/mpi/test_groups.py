@@ -1,4 +1,4 @@
-"""Groups of ranks: in any order, several at once, within each other, beside the world."""
+"""Groups of ranks: in any order, several at once, nested, and beside the world."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from hpccoll.plan import Operation
 
 @pytest.fixture
 def hpc(comm):
+    """A communicator of hpccoll over all ranks."""
     with hpccoll.Communicator(comm) as made:
         yield made
 

@@ -1,4 +1,4 @@
-"""Collectives of two levels on pretended nodes: bit for bit as replay, on any layout, in all memory, at any timing."""
+"""Two-level collectives on emulated nodes have the bits of replay, on any layout, in all memory, at any timing."""
 
 from __future__ import annotations
 

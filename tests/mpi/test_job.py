@@ -1,4 +1,4 @@
-"""Facts about the running job, on real ranks."""
+"""The properties of the running job (hosts, nodes, versions), on real ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""More than 2**31 elements: MPI's counts are 32 bits wide, ours are not."""
+"""More than 2**31 elements: MPI's counts have 32 bits, those of hpccoll do not."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ PERIOD = 65_521
 
 @pytest.fixture
 def hpc(comm):
+    """A communicator of hpccoll over all ranks."""
     need = 11 * GIB
     if comm.bcast(psutil.virtual_memory().available < need):
         skip_or_fail(f"the test needs {need // GIB} GiB of free memory")
@@ -31,7 +32,7 @@ def filled_period(rank: int) -> Any:
 
 
 def filled(rank: int) -> np.ndarray:
-    """COUNT bytes that repeat with a prime period, so that no two parts look alike."""
+    """Return COUNT bytes that repeat with a prime period, so that no two blocks are equal."""
     return np.resize(filled_period(rank), COUNT)
 
 

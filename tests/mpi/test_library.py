@@ -1,4 +1,4 @@
-"""The MPI library's own collectives in hpccoll's place: the same results, in whatever order ranks wait."""
+"""The MPI library's own collectives, called by hpccoll, have the same results in any order of waits."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ COUNTS = (0, 1, 7, 500)
 
 @pytest.fixture(scope="module")
 def hpc(comm) -> Iterator[hpccoll.Communicator]:
+    """A communicator of hpccoll over all ranks."""
     with hpccoll.Communicator(comm) as made:
         yield made
 
@@ -118,14 +119,14 @@ def test_results_are_what_hpccoll_promises(comm, hpc, library, operation, form):
 
 
 def sums(rank: int, n: int, count: int) -> tuple[CollectiveCall, np.ndarray, list[int]]:
-    """An all-reduce in place, its array and what must be in it after."""
+    """An all-reduce in place: its array and the expected contents afterwards."""
     x = np.arange(count, dtype=np.int64) + rank
     job = check_call(Operation.ALL_REDUCE, x, None, rank, n)
     return job, x, (n * np.arange(count) + n * (n - 1) // 2).tolist()
 
 
 def test_ranks_may_wait_in_other_orders_and_block_between(comm, library, progress):
-    """One rank has waited for what began before, and another has not: their blocking calls must meet."""
+    """One rank has waited for an earlier operation, another has not: their blocking calls must still match."""
     n, rank = comm.size, comm.rank
     early = [library.bind(sums(rank, n, 4)[0]) for _ in range(3)]
     for turn in range(20):

@@ -1,7 +1,7 @@
-"""Every collective by every algorithm, bit for bit as replay of the same plan.
+"""Every collective by every algorithm has the bits of replay of the same plan.
 
-Here every two of algorithm, dtype, reduction, size, in or out of place, and way of running meet; `make test-full` runs
-the whole product of all but the size. Counts and roots are drawn by hypothesis.
+The tests combine every two values of algorithm, dtype, reduction, size, place (in or out of place) and way of calling;
+`make test-full` runs all combinations of all factors but the size. Hypothesis draws counts and roots.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ def counts(size: str, n: int, turn: int) -> st.SearchStrategy[int]:
 
 @pytest.fixture(scope="module")
 def hpc(comm):
+    """A communicator of hpccoll over all ranks."""
     with hpccoll.Communicator(comm) as made:
         yield made
 

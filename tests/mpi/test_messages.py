@@ -1,4 +1,4 @@
-"""Messages between two ranks: every dtype, any size, beside collectives that are under way."""
+"""Messages between two ranks: every dtype, any size, beside collectives in flight."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from hpccoll.runtime.recorder.flight_recorder import get_recorder
 
 @pytest.fixture(scope="module")
 def hpc(comm):
+    """A communicator of hpccoll over all ranks."""
     with hpccoll.Communicator(comm) as made:
         yield made
 

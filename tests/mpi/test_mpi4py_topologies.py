@@ -17,7 +17,7 @@ def grid(comm):
 
 
 def test_a_distributed_graph_of_a_grid_has_collectives(grid):
-    """Open MPI says of such a communicator that its topology is a grid."""
+    """Open MPI reports the topology of such a communicator as a grid."""
     graph = grid.Create_dist_graph_adjacent([0], [0])
     assert isinstance(graph, MPI.Distgraphcomm)
     for turn in range(6):  # the hpccoll communicator is made in the fourth collective

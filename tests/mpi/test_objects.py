@@ -18,6 +18,7 @@ from hpccoll.runtime.recorder.call_recorder import CallRecorder
 
 @pytest.fixture
 def hpc(comm):
+    """A communicator of hpccoll over all ranks."""
     with hpccoll.Communicator(comm) as made:
         yield made
 

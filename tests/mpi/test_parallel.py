@@ -1,6 +1,7 @@
-"""Training over a mesh: every raw gradient of every rank, and the parameters after some steps, are one process's.
+"""Training over a mesh: all ranks' gradients, and the parameters after some steps, equal those of one process.
 
-Loss curves do not show a gradient that is wrong by a factor, so every element is compared, with torch.nn alone.
+Loss curves do not show a gradient that is wrong by a factor. Therefore every element is compared with torch.nn in one
+process.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ CASES = {
 
 @pytest.fixture
 def hpc(comm):
+    """A communicator of hpccoll over all ranks."""
     with hpccoll.Communicator(comm) as made:
         yield made
 

@@ -29,6 +29,7 @@ ON_FOUR = {
 
 @pytest.fixture
 def hpc(comm):
+    """A communicator of hpccoll over all ranks."""
     torch.set_num_threads(1)
     with hpccoll.Communicator(comm) as made:
         yield made

@@ -1,4 +1,4 @@
-"""How peers are started, refuse and end: thin calls, clear errors, and no trace left behind."""
+"""Peers start, refuse calls and end correctly: little overhead, clear errors, and nothing left behind."""
 
 from __future__ import annotations
 

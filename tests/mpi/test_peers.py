@@ -1,4 +1,4 @@
-"""The peers on real ranks: values exactly, for every operation, dtype and reduction that they offer."""
+"""Peers on real ranks return exact values, for every operation, dtype and reduction that they offer."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def brought(rank: int, length: int, dtype: np.dtype[Any]) -> Array:
 def expected(
     operation: Operation, function: Any, rank: int, n: int, count: int, dtype: np.dtype[Any], root: int
 ) -> Any:
-    """What `rank` should get, from what all brought; None where it gets nothing."""
+    """Return the expected result of `rank` for the inputs of all ranks; None on a rank without a result."""
     blocks = n * count if operation in (Operation.REDUCE_SCATTER, Operation.SCATTER, Operation.ALL_TO_ALL) else count
     every = [brought(r, blocks, dtype) for r in range(n)]
     mine = slice(rank * count, (rank + 1) * count)
@@ -105,7 +105,7 @@ def run(
     root: int = 0,
     in_place: bool = False,
 ) -> None:
-    """Run a collective twice (once in place) and compare what arrived with what should have, bit for bit."""
+    """Run a collective twice (once in place) and compare the results with the expected ones, bit for bit."""
     n, rank, kind = comm.size, comm.rank, dtype_from_numpy(dtype)
     want = expected(operation, (FUNCTIONS | BITWISE).get(redop), rank, n, count, kind, root)
     blocks = n * count if operation in (Operation.REDUCE_SCATTER, Operation.SCATTER, Operation.ALL_TO_ALL) else count
@@ -131,7 +131,7 @@ def run(
 
 
 def refused(peer: LibraryEngine, dtype: str, redop: str) -> None:
-    """Ask for an all_reduce that must not be prepared."""
+    """Prepare an all_reduce that the peer must refuse."""
     x: Any = np.ones(3, dtype_from_numpy(dtype))
     peer.prepare(Operation.ALL_REDUCE, x, x, redop, 0)
 
@@ -148,7 +148,7 @@ def shared(source: Array, result: Array, rank: int, count: int) -> tuple[Array, 
 
 
 def is_refused(peer: LibraryEngine, comm: Any, operation: Operation) -> bool:
-    """Whether the peer lacks an operation (torch.distributed has no scans); assert that it says so."""
+    """Whether the peer lacks an operation (torch.distributed has no scans); assert that its error names it."""
     if not operation.is_scan or peer.name == "mpi":
         return False
     with pytest.raises(UsageError, match="scan"):

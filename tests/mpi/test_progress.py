@@ -1,4 +1,4 @@
-"""Programs that are legal in MPI end, whatever is in flight: on this communicator, on another one, or between ranks."""
+"""Programs that are legal in MPI end, with operations in flight on one or several communicators or between ranks."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ PAIRS = keep_every(3, list(product(NAMES, NAMES)))
 
 @pytest.fixture(scope="module")
 def hpc(comm):
+    """A communicator of hpccoll over all ranks."""
     with hpccoll.Communicator(comm) as made:
         yield made
 

@@ -18,7 +18,7 @@ from hpccoll.runtime.recorder.flight_recorder import get_recorder
 
 
 class Taped:
-    """A communicator, and what the flight recorder has recorded of its calls."""
+    """A communicator, and the entries of its calls in the flight recorder."""
 
     def __init__(self, comm: Communicator) -> None:
         self.comm = comm
@@ -46,7 +46,7 @@ def own(comm) -> Iterator[Communicator]:
 
 
 def of_collective(calls: list[RecordedCall]) -> list[tuple[str, str, int, str, str, int | None]]:
-    """Return what ranks must agree on."""
+    """Return the fields that must be equal on all ranks."""
     return [
         (call.operation, call.algorithm, call.count, call.dtype, call.reduction, call.root)
         for call in calls

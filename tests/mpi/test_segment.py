@@ -1,4 +1,4 @@
-"""Memory that ranks share, by nameless memory and by files: what is written is seen, and nothing is left behind."""
+"""Memory that ranks share, as memfds and as files: all ranks see what one writes, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def descriptors():
 
 
 def shared(comm, nbytes, environ, *, reserve=True):
-    """Map one segment, and see in each rank's share what that rank wrote."""
+    """Map one segment, and check that each rank's part has the values that this rank wrote."""
     before, share = descriptors(), nbytes // comm.size
     memory = map_segment(comm, range(comm.size), share * comm.size, reserve=reserve, environ=environ)
     assert len(memory) == max(share * comm.size, 4096)

@@ -1,8 +1,8 @@
-"""Device memory's rules, kept for real on the host: a stream that runs nothing before it is synchronised.
+"""Messages in device memory, tested on the host with a stream that runs no work before it is synchronised.
 
-`Stream` is a module whose kernels and copies only queue. Whatever the runtime forgets to wait for is not there when
-MPI looks: a send without a synchronisation sends what was in the buffer before, and a receive that starts too early
-is overwritten. Once with messages through pinned host memory, once with MPI taking the memory itself.
+`Stream` is an array module whose kernels and copies are only queued. If the runtime forgets a synchronisation, a send
+sends the previous contents of its buffer, and a receive that starts too early is overwritten. The tests run with
+messages through pinned host memory, and with an MPI that accepts the memory itself.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ JUNK, SPOILT = np.float32(-777), 0xDD
 
 
 class Owner:
-    """Keeps pinned memory; when it is gone, the memory is spoilt, as if another allocation used it."""
+    """Keeps pinned memory alive; afterwards the memory is overwritten, as if another allocation used it."""
 
 
 class Stream(NumPyModule):
@@ -64,9 +64,12 @@ class Stream(NumPyModule):
 
     @property
     def queue(self):
+        """The current queue."""
         return self.queues[self.current]
 
     def later(self, name, step, keep=None):
+        """Return a function that queues `step` under `name`; the function keeps `keep` alive."""
+
         def queue():
             self.log.append(name)
             self.queue.append(step)
@@ -74,6 +77,7 @@ class Stream(NumPyModule):
         return partial(lambda queue, _: queue(), queue, keep)
 
     def continue_stream(self, previous):
+        """Return the number of the current queue, after queueing a wait for the other queue's work."""
         if previous not in (None, self.current) and self.queues[previous]:
             last = self.queues[previous][-1]
             self.queue.append(partial(self._run_until, self.queues[previous], last))
@@ -85,32 +89,41 @@ class Stream(NumPyModule):
             queue.popleft()()
 
     def empty(self, count, dtype):
+        """Return a new array filled with JUNK."""
         return np.full(count, JUNK, dtype.numpy)
 
     def bind_reduce(self, function, left, right, out):
+        """Return a function that queues the reduction."""
         return self.later("combine", super().bind_reduce(function, left, right, out))
 
     def bind_copy(self, out, source):
+        """Return a function that queues the copy."""
         return self.later("copy", super().bind_copy(out, source))
 
     def bind_scale(self, out, source, factor, shape):
+        """Return a function that queues the scaling."""
         return self.later("scale", super().bind_scale(out, source, factor, shape))
 
     def bind_divide(self, out, divisor):
+        """Return a function that queues the division."""
         return self.later("divide", super().bind_divide(out, divisor))
 
     def bind_copy_to_host(self, host, flat):
+        """Return a function that queues the copy into pinned memory."""
         return self.later("fetch", super().bind_copy_to_host(self.as_unowned(host), flat), keep=host)
 
     def bind_copy_from_host(self, flat, host):
+        """Return a function that queues the copy out of pinned memory."""
         return self.later("deliver", super().bind_copy_from_host(flat, self.as_unowned(host)), keep=host)
 
     def synchronize(self):
+        """Run all steps of the current queue."""
         self.log.append("synchronize")
         while self.queue:
             self.queue.popleft()()
 
     def empty_pinned(self, nbytes):
+        """Return new pinned memory, which is overwritten once it is unreferenced."""
         self._pinned.append(memory := np.full(nbytes, 0x77, np.uint8))
         owner = Owner()
         weakref.finalize(owner, memory.fill, SPOILT)
@@ -270,7 +283,7 @@ def test_the_ranks_agree_whether_the_library_takes_device_memory(space, stream, 
 
 
 def test_asynchronous_calls_run_plans_in_device_memory(space, stream):
-    """MPI libraries lack non-blocking reductions of device memory; and such a call waits for nobody to agree."""
+    """MPI libraries lack non-blocking reductions of device memory; such a call does not wait for other ranks."""
     eng, x = Engine(space, lambda: True), stream.empty(5, FLOAT)
     for _ in range(2):
         selection = eng.select(by_library(stream, x, asked=False), asynchronous=True)
@@ -282,7 +295,7 @@ def test_asynchronous_calls_run_plans_in_device_memory(space, stream):
 
 
 def test_the_library_blocks_in_device_memory_beside_plans_in_flight(space, stream, monkeypatch):
-    """What is queued is queued by the user's thread, on the user's stream; only MPI's call is in another thread."""
+    """The user's thread queues work on the user's stream; only MPI's call runs in another thread."""
     eng, x, y = Engine(space, lambda: True), stream.empty(1000, FLOAT), stream.empty(7, FLOAT)
     monkeypatch.setattr(MpiCollectives, "_complete", lambda *_: pytest.fail("the non-blocking form ran"))
     threads = set()
@@ -370,7 +383,7 @@ class Started:
 @pytest.mark.parametrize("persistent", [True, False])
 @pytest.mark.needs_ranks(2)
 def test_nothing_is_queued_when_a_message_starts(eng, stream, takes, persistent):
-    """The order of every step: between what is queued and the next start there is a synchronisation."""
+    """A synchronisation lies between queued work and the next start of a message."""
     queued: list[int] = []
 
     x = stream.empty(700, FLOAT)
@@ -423,7 +436,7 @@ def test_messages_between_ranks_keep_the_stream_too(eng, stream, space, monkeypa
 
 @pytest.fixture
 def probed(monkeypatch):
-    """Lets the probe of this rank's MPI answer as told; the probe starts no process."""
+    """Lets the probe of this rank's MPI return a given answer without starting a process."""
 
     def answer(passes):
         result = CommandResult("probe", passes, True, "", "worked on 1 rank\n")

@@ -1,4 +1,4 @@
-"""Loads and stores in shared memory: bit for bit as replay, in all kinds of memory, at any timing, without leaks."""
+"""Loads and stores in shared memory have the bits of replay, in all kinds of memory, at any timing, without leaks."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ KEPT = 12  # MiB of memory that may grow while buffers come and go: allocators d
 
 @pytest.fixture(scope="module")
 def hpc(comm):
+    """A communicator of hpccoll over all ranks."""
     with hpccoll.Communicator(comm) as made:
         yield made
 
@@ -114,7 +115,7 @@ OPERATIONS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce
 
 
 def stressed(hpc, calls, seed):
-    """Run mixed collectives of random sizes back to back, with random delays; return how many came out wrong."""
+    """Run mixed collectives of random sizes back to back, with random delays; return the number of wrong results."""
     same, own = random.Random(seed), random.Random(1000 * seed + hpc.rank)
     n, most = hpc.size, 3000
     shared = [hpc.empty(n * most, "int64") for _ in range(2)]
@@ -138,7 +139,10 @@ def stressed(hpc, calls, seed):
 
 
 def one(hpc, operation, name, count, root, turn, x, out):
-    """Run one collective and return whether it came out wrong. Rank r brings turn + 7 r + 1000 j in block j."""
+    """Run one collective and return whether its result is wrong.
+
+    The input of rank r is turn + 7 r + 1000 j in block j.
+    """
     n, rank = hpc.size, hpc.rank
     blocks = n if operation in ("reduce_scatter", "scatter", "all_to_all") else 1
     x = x[: blocks * count].reshape(blocks, count) if blocks > 1 else x[:count]

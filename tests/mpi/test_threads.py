@@ -20,7 +20,7 @@ pytestmark = [
 
 
 def run_random_calls(comm: Any, seed: int, problems: list[str]) -> None:
-    """Make random blocking and asynchronous calls, the same on all ranks, and list what is wrong."""
+    """Make random blocking and asynchronous calls, the same on all ranks, and list the wrong results."""
     rng = random.Random(seed)
     total = sum(range(1, comm.size + 1))
     try:

@@ -1,4 +1,4 @@
-"""Torch tensors on the CPU: the same collectives on the same memory, seen as NumPy."""
+"""Torch tensors on the CPU: the same collectives on the same memory, as NumPy arrays."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ def torch() -> Any:
 
 @pytest.fixture(scope="module")
 def hpc(comm):
+    """A communicator of hpccoll over all ranks."""
     with hpccoll.Communicator(comm) as made:
         yield made
 

@@ -1,4 +1,4 @@
-"""What torch.distributed from 2.14 offers through the backend "hpccoll": composed backends, splits, torch's hooks."""
+"""The backend "hpccoll" of torch.distributed from 2.14: composed backends, splits, torch's hooks."""
 
 from __future__ import annotations
 

@@ -36,12 +36,13 @@ def bring(rank: int, count: int) -> Numbers:
 
 @pytest.fixture(scope="module")
 def hpc(comm):
+    """A communicator of hpccoll over all ranks."""
     with hpccoll.Communicator(comm) as made:
         yield made
 
 
 def expect(operation: Operation, data: Sequence[Numbers], rank: int, function: Any) -> Numbers | None:
-    """What a rank must hold; None if it gets nothing."""
+    """Return the expected result of a rank; None on a rank without a result."""
     if operation is Operation.EXSCAN and rank == 0:
         return None
     total: Numbers = reduce(function, data[: rank + (operation is Operation.SCAN)] if operation.is_scan else data)

@@ -42,6 +42,7 @@ MESHES = {2: ["dp", "dp", "ep"], 3: ["dp", "dp", "dp"], 4: ["dp=2,tp=2", "dp=2,p
 
 @pytest.fixture
 def hpc(comm):
+    """A communicator of hpccoll over all ranks."""
     torch.set_num_threads(1)
     with hpccoll.Communicator(comm) as made:
         yield made

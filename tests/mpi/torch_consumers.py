@@ -63,7 +63,7 @@ def find_error(found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.T
 
 
 def judge(name: str, found: Tensors, gloo: Tensors | None, alone: Tensors | None) -> tuple[bool, str]:
-    """Return whether a result is right, and what it was compared with."""
+    """Return whether a result is right, and the name of the result that it was compared with."""
     if gloo is None or alone is None:
         other, expected = ("gloo", gloo) if alone is None else ("its reference", alone)
         error = math.inf if expected is None else find_error(found, expected)

@@ -26,7 +26,7 @@ def is_cuda(device: Any) -> bool:
 
 
 class TensorsOnCpu(TorchFunctionMode):  # type: ignore[misc]
-    """Makes tensors on the CPU where a function of torch is told a CUDA device."""
+    """Makes tensors on the CPU where a function of torch gets a CUDA device."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call a function of torch with the CPU in place of a CUDA device."""

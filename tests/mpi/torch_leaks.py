@@ -1,4 +1,4 @@
-"""Calls collectives of torch.distributed very often, and reports what the process keeps: descriptors, mappings, memory.
+"""Calls collectives of torch.distributed very often, and reports leaked descriptors, mappings and memory.
 
 mpirun -n 2 python -m tests.mpi.torch_leaks --calls 100000
 """
@@ -91,7 +91,10 @@ def bind_kept_tensors() -> Callable[[random.Random], None]:
 
 
 def measure() -> dict[str, int]:
-    """Return what this process has now; `shared files` are those in /dev/shm that have its process id in their name."""
+    """Return the numbers of descriptors, mappings and bytes of this process.
+
+    `shared files` are those in /dev/shm that have its process id in their name.
+    """
     gc.collect()
     return {
         "descriptors": len(list(Path("/proc/self/fd").iterdir())),

@@ -134,16 +134,19 @@ class Side:
         return ranks.index(dist.get_rank()), len(ranks), ranks[call.root]
 
     def _all_reduce(self, call: Call, group: Any, results: list[Any]) -> Any:
+        """Carry out `all_reduce`; append its results; return its handles."""
         results.append(x := make(call, self._me(call)[0], call.count))
         return dist.all_reduce(x, REDUCTIONS[call.reduction], group=group, async_op=call.asynchronous)
 
     def _all_reduce_view(self, call: Call, group: Any, results: list[Any]) -> Any:
+        """Carry out an all_reduce of a view; append its results; return its handles."""
         whole = make(call, self._me(call)[0], 2 * call.count + 2)
         results.append(whole)
         x = whole[1 : 1 + call.count]
         return dist.all_reduce(x, REDUCTIONS[call.reduction], group=group, async_op=call.asynchronous)
 
     def _all_reduce_transposed(self, call: Call, group: Any, results: list[Any]) -> Any:
+        """Carry out an all_reduce of a transposed tensor; append its results; return its handles."""
         results.append(whole := make(call, self._me(call)[0], 4 * call.count).reshape(call.count, 4))
         x = whole.t()[1:3]
         if self.is_gloo:  # gloo reduces tensors that are not contiguous in the order of their memory
@@ -153,16 +156,19 @@ class Side:
         return dist.all_reduce(x, REDUCTIONS[call.reduction], group=group, async_op=call.asynchronous)
 
     def _all_reduce_coalesced(self, call: Call, group: Any, results: list[Any]) -> Any:
+        """Carry out an all_reduce of several tensors; append its results; return its handles."""
         results += [make(call, self._me(call)[0], call.count, salt) for salt in range(3)]
         return dist.all_reduce_coalesced(
             list(results), REDUCTIONS[call.reduction], group=group, async_op=call.asynchronous
         )
 
     def _broadcast(self, call: Call, group: Any, results: list[Any]) -> Any:
+        """Carry out `broadcast`; append its results; return its handles."""
         results.append(x := make(call, self._me(call)[0], call.count))
         return dist.broadcast(x, self._me(call)[2], group=group, async_op=call.asynchronous)
 
     def _reduce(self, call: Call, group: Any, results: list[Any]) -> Any:
+        """Carry out `reduce`; append its results; return its handles."""
         me, _, root = self._me(call)
         x = make(call, me, call.count)
         if me == call.root:
@@ -170,11 +176,13 @@ class Side:
         return dist.reduce(x, root, REDUCTIONS[call.reduction], group=group, async_op=call.asynchronous)
 
     def _all_gather(self, call: Call, group: Any, results: list[Any]) -> Any:
+        """Carry out `all_gather`; append its results; return its handles."""
         me, n, _ = self._me(call)
         results += [torch.zeros(call.count, dtype=call.dtype) for _ in range(n)]
         return dist.all_gather(list(results), make(call, me, call.count), group=group, async_op=call.asynchronous)
 
     def _all_gather_uneven(self, call: Call, group: Any, results: list[Any]) -> Any:
+        """Carry out an all_gather of tensors of different sizes; append its results; return its handles."""
         me, n, _ = self._me(call)
         if self.is_gloo:  # gloo takes tensors of one size only
             results += [make(call, rank, call.sizes[rank]) for rank in range(n)]
@@ -183,6 +191,7 @@ class Side:
         return dist.all_gather(list(results), make(call, me, call.sizes[me]), group=group, async_op=call.asynchronous)
 
     def _all_gather_into_tensor(self, call: Call, group: Any, results: list[Any]) -> Any:
+        """Carry out `all_gather_into_tensor`; append its results; return its handles."""
         me, n, _ = self._me(call)
         results.append(out := torch.zeros(n * call.count, dtype=call.dtype))
         x = out[me * call.count : (me + 1) * call.count]  # the input is a block of the output, as in FSDP2
@@ -190,23 +199,27 @@ class Side:
         return dist.all_gather_into_tensor(out, x, group=group, async_op=call.asynchronous)
 
     def _reduce_scatter(self, call: Call, group: Any, results: list[Any]) -> Any:
+        """Carry out `reduce_scatter`; append its results; return its handles."""
         me, n, _ = self._me(call)
         results.append(out := torch.zeros(call.count, dtype=call.dtype))
         listed = [make(call, me, call.count, salt) for salt in range(n)]
         return dist.reduce_scatter(out, listed, REDUCTIONS[call.reduction], group=group, async_op=call.asynchronous)
 
     def _reduce_scatter_tensor(self, call: Call, group: Any, results: list[Any]) -> Any:
+        """Carry out `reduce_scatter_tensor`; append its results; return its handles."""
         me, n, _ = self._me(call)
         results.append(out := torch.zeros(call.count, dtype=call.dtype))
         x = make(call, me, n * call.count)
         return dist.reduce_scatter_tensor(out, x, REDUCTIONS[call.reduction], group=group, async_op=call.asynchronous)
 
     def _all_to_all_single(self, call: Call, group: Any, results: list[Any]) -> Any:
+        """Carry out `all_to_all_single`; append its results; return its handles."""
         me, n, _ = self._me(call)
         results.append(out := torch.zeros(n * call.count, dtype=call.dtype))
         return dist.all_to_all_single(out, make(call, me, n * call.count), group=group, async_op=call.asynchronous)
 
     def _all_to_all_uneven(self, call: Call, group: Any, results: list[Any]) -> Any:
+        """Carry out an all_to_all_single with blocks of different sizes; append its results; return handles."""
         me, n, _ = self._me(call)
         sent, received = list(call.sizes[me * n : (me + 1) * n]), list(call.sizes[me::n])
         results.append(out := torch.zeros(sum(received), dtype=call.dtype))
@@ -214,6 +227,7 @@ class Side:
         return dist.all_to_all_single(out, x, received, sent, group=group, async_op=call.asynchronous)
 
     def _all_to_all(self, call: Call, group: Any, results: list[Any]) -> Any:
+        """Carry out `all_to_all`; append its results; return its handles."""
         if self.is_gloo:  # gloo has no all_to_all of lists
             return self._all_to_all_uneven(call, group, results)
         me, n, _ = self._me(call)
@@ -223,6 +237,7 @@ class Side:
         return dist.all_to_all(list(out.split(call.sizes[me::n])), listed, group=group, async_op=call.asynchronous)
 
     def _reduce_scatter_uneven(self, call: Call, group: Any, results: list[Any]) -> Any:
+        """Carry out a reduce_scatter of tensors of different sizes; append its results; return its handles."""
         me, n, _ = self._me(call)
         listed = [make(call, me, call.sizes[rank], rank) for rank in range(n)]
         if self.is_gloo:  # gloo takes tensors of one size only
@@ -233,6 +248,7 @@ class Side:
         return dist.reduce_scatter(out, listed, REDUCTIONS[call.reduction], group=group, async_op=call.asynchronous)
 
     def _gather(self, call: Call, group: Any, results: list[Any]) -> Any:
+        """Carry out `gather`; append its results; return its handles."""
         me, n, root = self._me(call)
         if me == call.root:
             results += [torch.zeros(call.count, dtype=call.dtype) for _ in range(n)]
@@ -240,12 +256,14 @@ class Side:
         return dist.gather(make(call, me, call.count), listed, root, group=group, async_op=call.asynchronous)
 
     def _scatter(self, call: Call, group: Any, results: list[Any]) -> Any:
+        """Carry out `scatter`; append its results; return its handles."""
         me, n, root = self._me(call)
         results.append(out := torch.zeros(call.count, dtype=call.dtype))
         listed = [make(call, me, call.count, salt) for salt in range(n)] if me == call.root else None
         return dist.scatter(out, listed, root, group=group, async_op=call.asynchronous)
 
     def _ring(self, call: Call, group: Any, results: list[Any]) -> Any:
+        """Send to the next rank and receive from the previous one; append the result; return the handles."""
         me, n, _ = self._me(call)
         if n == 1:
             return None
@@ -256,6 +274,7 @@ class Side:
         return [sent, received]
 
     def _any_source(self, call: Call, group: Any, results: list[Any]) -> Any:
+        """Carry out receives from any rank; append its results; return its handles."""
         me, n, root = self._me(call)
         count = max(call.count, 1)  # gloo receives no empty tensor from any source
         if me != call.root:
@@ -267,6 +286,7 @@ class Side:
         return None
 
     def _batch(self, call: Call, group: Any, results: list[Any]) -> Any:
+        """Carry out a batch of sends and receives; append its results; return its handles."""
         me, n, _ = self._me(call)
         ranks, operations = self.ranks[call.group], []
         for peer in range(n):
@@ -278,26 +298,31 @@ class Side:
         return dist.batch_isend_irecv(operations) if operations else None
 
     def _barrier(self, call: Call, group: Any, results: list[Any]) -> Any:
+        """Carry out `barrier`; return its handle, if it is asynchronous."""
         del results
         return dist.barrier(group, async_op=call.asynchronous)
 
     def _all_gather_object(self, call: Call, group: Any, results: list[Any]) -> Any:
+        """Carry out `all_gather_object`; append its results; return its handles."""
         me, n, _ = self._me(call)
         results += [None] * n
         dist.all_gather_object(results, ("rank", me, call.number), group=group)
 
     def _broadcast_object(self, call: Call, group: Any, results: list[Any]) -> Any:
+        """Carry out `broadcast_object`; append its results; return its handles."""
         me, _, root = self._me(call)
         results += [("root", call.number, call.sizes), call.number] if me == call.root else [None, None]
         dist.broadcast_object_list(results, root, group=group)
 
     def _gather_object(self, call: Call, group: Any, results: list[Any]) -> Any:
+        """Carry out `gather_object`; append its results; return its handles."""
         me, n, root = self._me(call)
         if me == call.root:
             results += [None] * n
         dist.gather_object(("rank", me), results if me == call.root else None, root, group=group)
 
     def _scatter_object(self, call: Call, group: Any, results: list[Any]) -> Any:
+        """Carry out `scatter_object`; append its results; return its handles."""
         me, n, root = self._me(call)
         results.append(None)
         listed: Any = [("for", rank, call.sizes[rank]) for rank in range(n)]

@@ -1,4 +1,4 @@
-"""Trains with what users build on torch.distributed, in parallel and in one process; see `torch_consumers`.
+"""Trains with DDP, FSDP and others, in parallel and in one process; see `torch_consumers`.
 
 All ranks draw the same data. A consumer trains for `STEPS` steps and returns its parameters and its last gradients,
 whole on every rank.

@@ -1,4 +1,4 @@
-"""bind.sh without a cluster: which GPU's cores a rank is bound to, told by stand-ins for nvidia-smi and taskset."""
+"""bind.sh without a cluster: the cores to which a rank is bound, with scripts in place of nvidia-smi and taskset."""
 
 from __future__ import annotations
 

@@ -9,6 +9,8 @@ import pytest
 from tests.depth import mark_full
 from tests.slurm.batch import submit
 
+pytestmark = pytest.mark.thorough
+
 MANY = ("-b", "8", "-e", "4K", "-f", "8", "--engine", "mpi,hpccoll", "--algorithm", "ring", "--budget", "0.5")
 ROWS, FILE = 8, "allreduce.jsonl"
 SLOWLY, ENDLESS = (*MANY[:-1], "6"), (*MANY[:-1], "30")

@@ -21,6 +21,8 @@ from hpccoll.lab.isolation import Isolation
 from tests.record_schema import require_valid
 from tests.requirements import skip_or_fail
 
+pytestmark = pytest.mark.thorough
+
 ROOT = Path(__file__).parents[2]
 HPCCOLL = [sys.executable, "-c", "import sys; from hpccoll.cli.main import main; sys.exit(main())"]
 NOBODY = "65534"
@@ -86,7 +88,7 @@ def find_leftovers(folder):
 
 
 def wait_for_removal(folder, limit_s=60.0):
-    """Wait until nothing of a lab is left; return what is left at the time limit."""
+    """Wait until everything of a lab is removed; return the remains at the time limit."""
     end = time.monotonic() + limit_s
     while (folder.exists() or find_leftovers(folder)) and time.monotonic() < end:
         time.sleep(0.1)

@@ -13,6 +13,8 @@ import pytest
 from hpccoll.errors import CommunicationError, UsageError
 from hpccoll.lab import ClusterSpec, Lab, parse_rate
 
+pytestmark = pytest.mark.thorough
+
 HERE = Path(__file__).parent
 ALL = ["node1", "node2", "node3", "node4"]
 

@@ -9,6 +9,8 @@ import pytest
 
 from tests.slurm.batch import submit
 
+pytestmark = pytest.mark.thorough
+
 SMALL = ("-b", "8", "-e", "8", "-n", "3", "--engine", "mpi")
 LIMIT_S = 6
 

@@ -6,6 +6,8 @@ import pytest
 
 from tests.slurm.batch import submit
 
+pytestmark = pytest.mark.thorough
+
 FILE = "preflight.jsonl"
 RATE, QUARTER = "400M", "100M"
 
@@ -51,7 +53,7 @@ def test_a_throttled_node_is_named(lab, tmp_path):
 
 
 def test_a_broken_link_is_named_before_mpi_hangs(lab, tmp_path):
-    """Frames from node2 to node4 go to an address that nobody has."""
+    """Frames from node2 to node4 go to an unused address."""
     lost = ["ip", "neigh", "replace", "10.77.0.4", "lladdr", "02:00:00:00:00:99", "nud", "permanent", "dev", "eth0"]
     try:
         assert lab.run(["srun", "--nodelist=node2", *lost]).returncode == 0

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.thorough
+
 PROGRAM = Path(__file__).parent / "long_messages.py"
 BIN = Path(sys.executable).parent
 LIMIT_S = 60

@@ -1,4 +1,4 @@
-"""What every unit test gets: a registry as it was before, and output without a limit of its width."""
+"""Fixtures of all unit tests: they restore the registry, and print without a limit of the line width."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hpccoll.algorithms import catalogue, registry
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch):
-    """What a test registers is gone after it."""
+    """Restore the registry after a test."""
     monkeypatch.delenv("COLUMNS", raising=False)  # pytest-xdist sets it in its workers
     catalogue.list_algorithms()  # the first look-up registers the built-in algorithms, which must stay registered
     monkeypatch.setattr(registry, "REGISTERED", dict(registry.REGISTERED))

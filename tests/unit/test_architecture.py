@@ -1,7 +1,7 @@
-"""The rules that the tree promises, read from the source itself: floors, pure rooms, sizes, docstrings.
+"""The rules of the source tree, read from the source itself: floors, imports, sizes, docstrings.
 
-docs/architecture.md draws the floors. A file imports only from lower floors or from its own room, so each floor can be
-understood, tested and replaced without those above it; plans can be written and proven where there is no MPI at all.
+docs/architecture.md draws the floors. A file imports only from lower floors or from its own package, so that each floor
+can be understood, tested and replaced without those above it; plans can be written and proven without MPI.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ MOST_LINES_OF_FUNCTION = 39
 
 @dataclass(frozen=True)
 class Import:
-    """A module that a file asks for: `hpccoll.plan.step`, `numpy`; `typed` where only a type checker reads it."""
+    """A module that a file imports: `hpccoll.plan.step`, `numpy`; `typed` if only a type checker reads the import."""
 
     module: str
     line: int
@@ -163,7 +163,7 @@ def same_room(a: str, b: str) -> bool:
 
 
 def imports(tree: ast.Module, path: str) -> list[Import]:
-    """Return every import in a file, wherever it stands, with relative ones resolved."""
+    """Return every import in a file, also those inside functions, with relative ones resolved."""
     typed = {
         id(inner)
         for node in ast.walk(tree)
@@ -185,7 +185,7 @@ def imports(tree: ast.Module, path: str) -> list[Import]:
 
 
 def taken_from(node: ast.ImportFrom, path: str) -> list[str]:
-    """Return the modules of a `from` import; what is taken from the front door is placed where it lives."""
+    """Return the modules of a `from` import; names re-exported by a package are resolved to their modules."""
     parents = Path(path).parts[:-1]
     base = ".".join(parents[: len(parents) - node.level + 1]) if node.level else ""
     module = ".".join(part for part in (base, node.module or "") if part)
@@ -250,7 +250,7 @@ def broken_inner_floors(path: str, tree: ast.Module) -> Iterator[str]:
 
 
 def broken_sizes(path: str, source: str, tree: ast.Module) -> Iterator[str]:
-    """Yield what is too long to be one idea, and names that say nothing."""
+    """Yield files and functions that are too long, and names without a meaning."""
     lines = len(source.splitlines())
     if lines > MOST_LINES_OF_FILE:
         yield f"{path}: {lines} lines, at most {MOST_LINES_OF_FILE}"
@@ -264,7 +264,7 @@ def broken_sizes(path: str, source: str, tree: ast.Module) -> Iterator[str]:
 
 
 def missing_docstrings(path: str, tree: ast.Module) -> Iterator[str]:
-    """Yield public functions, classes and files that do not say what they are."""
+    """Yield public functions, classes and files without a docstring."""
     if ast.get_docstring(tree) is None:
         yield f"{path}: no docstring says what this file is for"
     for node in tree.body:
@@ -351,7 +351,7 @@ def list_type_names(tree: ast.Module) -> Iterator[str]:
 
 
 def test_names_of_classes_and_type_aliases_are_unique():
-    """Such a name stands for one type in all of hpccoll, private ones included."""
+    """Such a name denotes one type in all of hpccoll, private ones included."""
     paths: dict[str, list[str]] = {}
     for path in FILES:
         for name in list_type_names(ast.parse((ROOT / path).read_text(encoding="utf-8"))):

@@ -1,4 +1,4 @@
-"""The public communicator on one rank: results, where they go, what is kept, and what is refused. No mpirun needed."""
+"""The public communicator on one rank: results, outputs, kept references, and refused calls. No mpirun needed."""
 
 from __future__ import annotations
 

@@ -100,6 +100,7 @@ READERS: dict[str, tuple[Callable[[Path], Path], Callable[[Path], object]]] = {
 
 
 def flip_bits(rng: random.Random, contents: bytes) -> bytes:
+    """Change random bits."""
     changed = bytearray(contents)
     for _ in range(rng.choice((1, 1, 3, 30))):
         changed[rng.randrange(len(changed))] ^= 1 << rng.randrange(8)
@@ -107,16 +108,19 @@ def flip_bits(rng: random.Random, contents: bytes) -> bytes:
 
 
 def truncate(rng: random.Random, contents: bytes) -> bytes:
+    """Keep only the beginning."""
     return contents[: rng.randrange(len(contents))]
 
 
 def insert_bytes(rng: random.Random, contents: bytes) -> bytes:
+    """Insert bytes at a random place."""
     at, count = rng.randrange(len(contents)), rng.choice((1, 10, 5000))
     return contents[:at] + (rng.randbytes(count) if rng.random() < 0.5 else rng.choice(b"[{(\"',\n\x00")
                             .to_bytes() * count) + contents[at:]  # fmt: skip
 
 
 def replace_number(rng: random.Random, contents: bytes) -> bytes:
+    """Replace a number by a huge one."""
     found = list(re.finditer(rb"-?\d+(\.\d+)?", contents))
     if not found:
         return contents
@@ -125,6 +129,7 @@ def replace_number(rng: random.Random, contents: bytes) -> bytes:
 
 
 def replace_value(rng: random.Random, contents: bytes) -> bytes:
+    """Replace a value by one of another type."""
     found = list(re.finditer(rb'"[^"\n]*"|\d+|\[[^\[\]\n]*\]|[A-Za-z]+', contents))
     if not found:
         return contents
@@ -133,18 +138,21 @@ def replace_value(rng: random.Random, contents: bytes) -> bytes:
 
 
 def nest(rng: random.Random, contents: bytes) -> bytes:
+    """Insert deeply nested brackets."""
     depth, at = rng.choice((100, 2000, 200_000)), rng.randrange(len(contents))
     opening, closing = rng.choice(((b"[", b"]"), (b'{"a":', b"}")))
     return contents[:at] + opening * depth + b"1" + closing * (depth if rng.random() < 0.5 else 0) + contents[at:]
 
 
 def duplicate_lines(rng: random.Random, contents: bytes) -> bytes:
+    """Repeat a line."""
     lines = contents.split(b"\n")
     at = rng.randrange(len(lines))
     return b"\n".join([*lines[:at], *[lines[at]] * rng.choice((2, 20)), *lines[at + 1 :]])
 
 
 def overwrite_words(rng: random.Random, contents: bytes) -> bytes:
+    """Overwrite eight bytes by extreme values."""
     changed, at = bytearray(contents), rng.randrange(0, max(len(contents) - 8, 1), 4)
     changed[at : at + 8] = rng.choice((b"\xff" * 8, b"\x00" * 8, b"\xff" * 7 + b"\x7f", rng.randbytes(8)))
     return bytes(changed)

@@ -1,4 +1,4 @@
-"""The public API where people try it out: completion, help, notebooks, and `python -m mpi4py`."""
+"""The public API in interactive use: completion, help, notebooks, and `python -m mpi4py`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import hpccoll
 
 
 def complete(text, **names):
-    """Return what Python's own completion offers for a text, without brackets."""
+    """Return the completions that Python offers for a string, without brackets."""
     completer = rlcompleter.Completer(names)
     found: list[str] = []
     while (each := completer.complete(text, len(found))) is not None:

@@ -1,4 +1,4 @@
-"""What `import hpccoll` offers: its names, without loading what they need."""
+"""The public names of `import hpccoll`, and that it does not load the modules that they need."""
 
 from __future__ import annotations
 

@@ -19,13 +19,14 @@ from hpccoll.plan.drawing.scene import FilledBoxes
 from hpccoll.raster import render_gif, render_image, render_png
 
 
-def history_of(name: str, ranks: int) -> PlanHistory:
+def make_history(name: str, ranks: int) -> PlanHistory:
+    """Return the history of an algorithm's plan, given as `operation/name`."""
     operation, _, algorithm = name.partition("/")
     return record_history(get_algorithm(Operation.from_name(operation), algorithm).plan(ranks))
 
 
 def test_a_png_shows_each_piece_in_its_colour_where_the_scene_has_it():
-    scene = lay_out_pages(history_of("all_reduce/ring", 5))[0]
+    scene = lay_out_pages(make_history("all_reduce/ring", 5))[0]
     picture = Image.open(io.BytesIO(render_png(scene)))
     assert picture.size == (round(scene.width * 2), round(scene.height * 2))
     pieces = [(s.fill, box) for s in scene.shapes if isinstance(s, FilledBoxes) and s.fill != EMPTY for box in s.boxes]
@@ -35,13 +36,13 @@ def test_a_png_shows_each_piece_in_its_colour_where_the_scene_has_it():
 
 
 def test_a_png_is_the_same_every_time():
-    scene = lay_out_pages(history_of("all_reduce/tree", 5))[0]
+    scene = lay_out_pages(make_history("all_reduce/tree", 5))[0]
     assert render_png(scene) == render_png(scene)
 
 
 @pytest.mark.parametrize("name", ["all_reduce/ring", "broadcast/tree", "barrier/dissemination", "all_to_all/pairwise"])
 def test_a_gif_has_a_frame_more_than_the_plan_has_rounds(name):
-    history = history_of(name, 5)
+    history = make_history(name, 5)
     animation = render_gif(lay_out_animation(history))
     assert animation == render_gif(lay_out_animation(history))
     moving = Image.open(io.BytesIO(animation))
@@ -53,7 +54,7 @@ def test_a_gif_has_a_frame_more_than_the_plan_has_rounds(name):
 
 
 def test_a_gif_keeps_the_colours():
-    history = history_of("all_reduce/ring", 8)
+    history = make_history("all_reduce/ring", 8)
     moving = Image.open(io.BytesIO(render_gif(lay_out_animation(history))))
     moving.seek(3)
     colors = moving.convert("RGB").getcolors(1 << 20) or []
@@ -62,12 +63,12 @@ def test_a_gif_keeps_the_colours():
 
 
 def test_one_rank_is_a_still_picture():
-    moving = Image.open(io.BytesIO(render_gif(lay_out_animation(history_of("all_reduce/ring", 1)))))
+    moving = Image.open(io.BytesIO(render_gif(lay_out_animation(make_history("all_reduce/ring", 1)))))
     assert len(list(ImageSequence.Iterator(moving))) == 1
 
 
 def test_what_is_too_large_is_refused_with_a_remedy():
-    scene = replace(lay_out_pages(history_of("all_reduce/ring", 3))[0], width=20_000, height=20_000)
+    scene = replace(lay_out_pages(make_history("all_reduce/ring", 3))[0], width=20_000, height=20_000)
     with pytest.raises(UsageError, match=r"too large for \.png.*fewer --ranks"):
         render_png(scene)
     with pytest.raises(UsageError, match=r"too large for \.gif"):
@@ -76,6 +77,6 @@ def test_what_is_too_large_is_refused_with_a_remedy():
 
 @pytest.mark.slow
 def test_a_large_picture_is_drawn_smaller():
-    scene = replace(lay_out_pages(history_of("all_reduce/ring", 3))[0], width=4_000, height=4_000)
+    scene = replace(lay_out_pages(make_history("all_reduce/ring", 3))[0], width=4_000, height=4_000)
     assert render_image(scene, 1.0).size == (4000, 4000)
     assert Image.open(io.BytesIO(render_png(scene))).width < 8000

@@ -1,4 +1,4 @@
-"""Summaries, intervals and ratios: known answers, and what share of intervals really covers the truth."""
+"""Summaries, intervals and ratios: known results, and the share of intervals that contain the true value."""
 
 from __future__ import annotations
 

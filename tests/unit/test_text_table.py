@@ -1,4 +1,4 @@
-"""Tables fit the width of the terminal: what breaks, what is left out, and that no number is ever cut."""
+"""Tables fit the width of the terminal: broken headings, columns left out, and no number is ever cut."""
 
 from __future__ import annotations
 
@@ -31,16 +31,18 @@ ROWS = [
 ]
 
 
-def shown(width: int | None) -> str:
+def format_rows(width: int | None) -> str:
+    """Return the example table in a width."""
     return format_table(SHAPE, ROWS, width)
 
 
-def widest(text: str) -> int:
+def measure_width(text: str) -> int:
+    """Return the length of the longest line."""
     return max(map(len, text.splitlines()), default=0)
 
 
 def test_without_a_width_every_row_is_one_line():
-    lines = shown(None).splitlines()
+    lines = format_rows(None).splitlines()
     assert len(lines) == 3
     assert lines[0].startswith("algorithm                ranks  sent by the busiest rank  least important  remark")
     assert lines[2].split() == [*ROWS[1][:2], "1", "B", *ROWS[1][3:]]
@@ -48,18 +50,18 @@ def test_without_a_width_every_row_is_one_line():
 
 @pytest.mark.parametrize("width", [200, 120, 100, 80, 60, 50])
 def test_a_table_is_no_wider_than_asked(width):
-    assert widest(shown(width)) <= width
+    assert measure_width(format_rows(width)) <= width
     for row in ROWS:
-        assert all(cell in shown(width) for cell in row[:3])
+        assert all(cell in format_rows(width) for cell in row[:3])
 
 
 def test_headings_break_before_cells_and_cells_before_columns_are_left_out():
-    everything = shown(None)
-    heading_broken = shown(widest(everything) - 1)
+    everything = format_rows(None)
+    heading_broken = format_rows(measure_width(everything) - 1)
     assert "least important" in everything
     assert "least important" not in heading_broken
     assert "every rank sends the same number of bytes as S" in heading_broken
-    cells_broken = shown(90)
+    cells_broken = format_rows(90)
     assert "every rank sends the same" in cells_broken
     assert "bytes as S" in cells_broken
     assert "as S" not in cells_broken.splitlines()[3]
@@ -67,16 +69,16 @@ def test_headings_break_before_cells_and_cells_before_columns_are_left_out():
 
 
 def test_columns_are_left_out_by_importance_and_named():
-    assert shown(70).splitlines()[-1].startswith("(left out at 70 characters per line: ")
-    assert "least important" in shown(70).splitlines()[-1]
-    assert "3.31" not in shown(70)
+    assert format_rows(70).splitlines()[-1].startswith("(left out at 70 characters per line: ")
+    assert "least important" in format_rows(70).splitlines()[-1]
+    assert "3.31" not in format_rows(70)
 
 
 def test_what_may_not_be_left_out_is_printed_in_blocks_that_repeat_the_first_column():
     shape = [TextColumn("node"), *(TextColumn(f"n{k}", is_number=True) for k in range(9))]
     rows = [[f"node{r}", *(f"{r}.{k}7531" for k in range(9))] for r in range(3)]
     text = format_table(shape, rows, 30)
-    assert widest(text) <= 30
+    assert measure_width(text) <= 30
     blocks = text.split("\n\n")
     assert len(blocks) > 2
     assert all(re.findall(r"^node\d", block, re.MULTILINE) == ["node0", "node1", "node2"] for block in blocks)
@@ -99,7 +101,7 @@ def test_no_cell_is_cut_at_any_width(table, width):
     columns, rows = table
     text = format_table(columns, rows, width)
     left_out = text.partition("(left out at")[2].split()
-    assert widest(text) <= max(width, 12 + GAP + 12)
+    assert measure_width(text) <= max(width, 12 + GAP + 12)
     for row in rows:
         for column, cell in zip(columns, row, strict=True):
             assert cell in text or (column.drop_priority and left_out)
@@ -110,7 +112,7 @@ def test_styles_and_lines_are_for_terminals():
     assert "\x1b[1m" in styled
     assert "────" in styled
     plain = re.sub(r"\x1b\[[0-9;]*m", "", styled)
-    assert widest(plain) <= 120
+    assert measure_width(plain) <= 120
 
 
 ASK = "from hpccoll.text_table import find_output_width; import sys; print(find_output_width(), file=sys.stderr)"
@@ -118,7 +120,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def ask(columns: int, *command: str, **variables: str) -> str:
-    """Return what `find_output_width` returns in a process whose standard output is a terminal of so many columns."""
+    """Return the result of `find_output_width` in a process whose standard output is a terminal of so many columns."""
     controller, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
     environ = {name: value for name, value in os.environ.items() if name != "COLUMNS"} | variables

@@ -67,7 +67,7 @@ class PingPongs:
         )
 
     def forget_before(self, client_s: float) -> PingPongs:
-        """Return the batches that began at or after the time `client_s` of the client's clock."""
+        """Return only the batches that began at or after the time `client_s` of the client's clock."""
         rows = self.sent[:, 0] >= client_s
         return PingPongs(self.sent[rows], self.answered[rows], self.received[rows])
 
@@ -194,10 +194,12 @@ class PingPongPartner:
         )
 
         def send() -> None:
+            """Send an empty message to the partner."""
             start_send()
             wait_send()
 
         def receive() -> None:
+            """Receive an empty message from the partner."""
             start_receive()
             wait_receive()
 

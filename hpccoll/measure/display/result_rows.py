@@ -55,7 +55,7 @@ class ResultRows:
         width: characters per line; columns that do not fit are left out.
         algorithms: the names of all algorithms that may be measured, for the width of their column.
         memory: whether to show the kind of memory of each row.
-        place: whether to show which rows are in place.
+        place: whether to show a column that says which rows were measured in place.
     """
 
     def __init__(self, stream: TextIO, width: int, algorithms: Sequence[str], *, memory: bool, place: bool) -> None:
@@ -114,6 +114,7 @@ class ResultRows:
         return self._align([cells[column.name] for column in self._columns])
 
     def _align(self, cells: Sequence[str]) -> str:
+        """Return cells as one line, each padded to its column's width and aligned left or right."""
         aligned = (
             cell.ljust(column.width) if column.left else cell.rjust(column.width)
             for cell, column in zip(cells, self._columns, strict=True)

@@ -72,7 +72,7 @@ class MeasuredCase:
 
     @cached_property
     def right(self) -> dict[Implementation, CollectiveRecord]:
-        """The records without wrong results, in order of their medians."""
+        """The records without wrong results, by ascending median."""
         right = [(name, record) for name, record in self.records.items() if not record.wrong]
         return dict(sorted(right, key=lambda item: item[1].time_us.p50))
 
@@ -211,7 +211,7 @@ def list_table_cases(records: Iterable[CollectiveRecord]) -> list[MeasuredCase]:
 
 
 def get_table(case: MeasuredCase) -> tuple[TableKey, bool]:
-    """Return what the lines of one table of cases share: the setting without the kind of memory, and the place."""
+    """Return the properties that all lines of one table share: the setting except the kind of memory, and the place."""
     return case.setting._replace(buffer=""), case.in_place
 
 

@@ -223,6 +223,7 @@ def _is_comparable(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 def _is_json(line: bytes) -> bool:
+    """Whether a line is valid JSON."""
     try:
         msgspec.json.decode(line)
     except (ValueError, RecursionError):

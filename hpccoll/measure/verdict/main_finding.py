@@ -109,6 +109,7 @@ def _describe_ratios(ratios: Sequence[tuple[Interval, bool]]) -> str:
 
 
 def _count_cases(total: int) -> str:
+    """Return a number of cases as words: `all 3 cases` or `the only case`."""
     return f"all {total} cases" if total > 1 else "the only case"
 
 

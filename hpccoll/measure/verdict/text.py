@@ -144,7 +144,7 @@ def _format_fastest_time(case: MeasuredCase) -> str:
 
 
 def _list_legend(cases: Sequence[MeasuredCase], conditions: RunConditions) -> Iterator[str]:
-    """Yield what the names and the marks of a table mean."""
+    """Yield the meanings of the names and marks in a table."""
     rows = [row for case in cases for row in case.rows]
     measured = {row.engine for row in rows}
     if REFERENCE in measured:
@@ -191,7 +191,7 @@ def _format_over(case: MeasuredCase, engine: str) -> tuple[str, str]:
 
 
 def _format_auto(case: MeasuredCase) -> str:
-    """Return what `auto` selected, and whether `auto` ties with the fastest or how much longer it takes."""
+    """Return the algorithm that `auto` selected, and whether it ties with the fastest or how much longer it takes."""
     if case.auto is None:
         return "-"
     name = get_choice(case.auto)
@@ -201,7 +201,7 @@ def _format_auto(case: MeasuredCase) -> str:
 
 
 def _format_ranges(cases: Sequence[MeasuredCase], width: int) -> Iterator[str]:
-    """Yield the lines that say what to use in each range of message sizes, per kind of memory."""
+    """Yield the recommended implementation of each range of message sizes, per kind of memory, as lines."""
     several = len({case.setting.buffer for case in cases}) > 1
     for _, group in groupby(cases, key=lambda case: case.setting):
         members = list(group)
@@ -221,7 +221,7 @@ def _list_other_engines(cases: Sequence[MeasuredCase]) -> list[str]:
 
 
 def _describe_range(found: FastestRange[str], engines: Sequence[str], is_first: bool) -> str:
-    """Return what is the fastest in a range of sizes and by how much: `8 B to 2 KiB mpi (85.0 to 120x gloo)`.
+    """Return the fastest in a range of sizes, and by how much: `8 B to 2 KiB mpi (85.0 to 120x gloo)`.
 
     The first factor of the first range is written in full: `85.0 to 120 times as fast as gloo`.
     """
@@ -248,7 +248,7 @@ def _format_spread(ratios: Sequence[float]) -> str:
 
 
 def describe_auto(cases: Sequence[MeasuredCase]) -> str:
-    """Return a sentence that compares what `auto` selects with the fastest; empty if hpccoll was not measured."""
+    """Return a sentence that compares the selection of `auto` with the fastest; empty if hpccoll was not measured."""
     measured = [case for case in cases if case.auto is not None]
     if not measured:
         ours = any(row.engine == OWN for case in cases for row in case.rows)
@@ -268,14 +268,14 @@ def describe_auto(cases: Sequence[MeasuredCase]) -> str:
 
 
 def _describe_slower_auto(case: MeasuredCase) -> str:
-    """Return what `auto` selected and its time relative to the fastest: `ring: 1.16x the time of tree`."""
+    """Return the algorithm that `auto` selected and its relative time, such as `ring: 1.16x the time of tree`."""
     name = get_choice(case.auto) if case.auto else "-"
     fastest = "the same algorithm called by name" if name == case.choice else case.choice
     return f"{name}: {case.auto_ratio:.2f}x the time of {fastest}"
 
 
 def describe_limit(cases: Sequence[MeasuredCase], limit: HardwareLimit | None) -> str:
-    """Return a sentence that compares the fastest at the largest size with what memory or links allow."""
+    """Return a sentence that compares the fastest at the largest size with the lower bound of memory or links."""
     timed = [case for case in cases if case.fastest_record is not None and case.nbytes >= LEAST_LIMITED]
     if limit is None or not timed:
         return ""
@@ -295,7 +295,7 @@ def describe_limit(cases: Sequence[MeasuredCase], limit: HardwareLimit | None) -
 
 
 def _describe_bound(operation: Operation, case: MeasuredCase, limit: HardwareLimit) -> str:
-    """Return what must be moved at least, and the speed at which that was measured."""
+    """Return the least data that must be moved, and the measured speed at which memory or links move it."""
     ranks, size = case.setting.ranks, format_size(case.nbytes)
     gigabytes = limit.nbytes / limit.us / 1e3 if limit.us else 0.0
     if limit.nodes > 1:

@@ -87,6 +87,7 @@ def _cell_entry(
         shown, (width, height) = layout, (min(layout.cell[0], 34.0), min(layout.cell[1], 17.0))
 
     def draw_sample(at: XY) -> list[SceneShape]:
+        """Return the shapes of the sample cell, whose left edge is at `at`."""
         painter = CellPainter(shown)
         box = at[0], at[1] - height / 2, width, height
         painter.add_cell(box, changed=changed, done=done)
@@ -103,6 +104,7 @@ def _arrow_entry(words: str, *, plus: bool) -> LegendEntry:
     """Return the legend entry of a sample arrow, which ends in a plus or in an arrowhead."""
 
     def draw_sample(at: XY) -> list[SceneShape]:
+        """Return the shapes of the sample arrow, which starts at `at`."""
         end = at[0] + 26 - HEAD, at[1]
         return [LineSegment(at, end, INK, 1.3), *draw_arrow_end(at, end, plus=plus)]
 

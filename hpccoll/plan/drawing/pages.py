@@ -101,6 +101,7 @@ def _split_into_columns(layout: GridLayout, frames: Sequence[Frame]) -> list[Seq
     sizes = _list_page_sizes(layout)
 
     def rate(count: int) -> tuple[bool, float]:
+        """Return a sort key for a number of columns: those that fit first, then by the page's proportions."""
         across, down = count * width, -(-len(frames) // count) * height
         fits = any(across <= most_across and down <= most_down for most_across, most_down in sizes)
         return not fits, abs(math.log(across / (down + TITLE) / ASPECT))
@@ -134,10 +135,12 @@ def panel_height(layout: GridLayout, frame: Frame) -> float:
 
 
 def _node_names_height(layout: GridLayout) -> float:
+    """Return the height in pixels of the line of node names; 0 if the drawing shows no nodes."""
     return 18.0 if layout.history.nodes else 0.0
 
 
 def _column_names_height(layout: GridLayout) -> float:
+    """Return the height in pixels of the names of a rank's columns; 0 if it has a single column."""
     return 12.0 if layout.columns > 1 else 0.0
 
 

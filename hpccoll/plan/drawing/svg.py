@@ -31,12 +31,12 @@ def render_svg(scene: Scene) -> str:
 
 
 def _n(value: float) -> str:
-    """Return a number as text with at most two decimals and no trailing zeros."""
+    """Return a number as a string with at most two decimals and no trailing zeros."""
     return f"{value:.2f}".rstrip("0").rstrip(".") if value else "0"
 
 
 def _style(shape: SceneShape) -> str:
-    """Return the SVG attributes for the colours, line widths and font of a shape, without its position."""
+    """Return a shape's SVG attributes for colours, line width and font, but not its position."""
     match shape:
         case TextLabel(_, _, size, fill, anchor, bold):
             weight = ' font-weight="bold"' if bold else ""
@@ -81,4 +81,5 @@ def _element(shape: SceneShape, style: str) -> str:
 
 
 def _pair(point: XY) -> str:
+    """Return a point as the string `X Y`."""
     return f"{_n(point[0])} {_n(point[1])}"

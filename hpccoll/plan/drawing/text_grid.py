@@ -65,6 +65,7 @@ def _frame_lines(history: PlanHistory, frame: Frame) -> Iterator[str]:
 
 
 def _format_row(name: str, cells: Sequence[str], margin: int, width: int) -> str:
+    """Return a row of the grid: its name in `margin` characters, then each cell in `width` characters."""
     return name.ljust(margin) + " ".join(cell.ljust(width) for cell in cells)
 
 

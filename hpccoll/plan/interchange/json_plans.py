@@ -111,6 +111,7 @@ def from_json(text: str, name: str = "the plan") -> Plan:
     builders = [_step_builders(messages, fences) for messages, fences in listed]
 
     def make(rank: IntArray) -> Rounds:
+        """Return the rounds of the ranks in `rank`."""
         return Rounds(len(builders), c, lambda t: [build(rank, n) for build in builders[t]])
 
     return Plan(operation, algorithm, n, root, make, reader.cost(cost))

@@ -108,6 +108,7 @@ def _pieces(gpus: list[_MscclGpu], message: PlanMessage) -> Iterator[tuple[Buffe
 
 
 def _indices(start: BufferIndex, count: int) -> list[BufferIndex]:
+    """Return `count` consecutive chunks of a buffer, as pairs of buffer and index."""
     return [(start[0], start[1] + i) for i in range(count)]
 
 
@@ -238,7 +239,7 @@ class _MscclGpu:
 
 
 def _attributes(step: _MscclStep) -> dict[str, str]:
-    """Return the XML attributes of a step."""
+    """Return the attributes of the XML element of a step, by name."""
     source = (step.peer_index if step.kind == "r" else step.source) or ("i", -1)
     target = (step.peer_index if step.kind == "s" else step.target) or ("o", -1)
     wait = step.waits[0] if step.waits else None

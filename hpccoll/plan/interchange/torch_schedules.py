@@ -88,7 +88,7 @@ def _read_lines(text: str) -> Iterator[tuple[int, list[str]]]:
 
 
 def _parse_row(row: list[str], where: str, csv_format: CsvFormat | None) -> Iterator[PipelineStep]:
-    """Yield the steps of a line."""
+    """Yield the steps in the cells of a line."""
     for column, cell in enumerate(row, 1):
         words = cell.strip()
         if not words:
@@ -105,7 +105,7 @@ def _parse_row(row: list[str], where: str, csv_format: CsvFormat | None) -> Iter
 
 
 def _parse_action(words: str, where: str) -> PipelineAction:
-    """Return the action that `words` name."""
+    """Return the action that the words of a cell name."""
     match = _ACTION.fullmatch(words)
     if match is None:
         raise UsageError(

@@ -78,6 +78,7 @@ def check(plan: Plan, counts: Sequence[Count] = (0, 1, 7)) -> Proof:
 
 
 def _format_cost(cost: Cost) -> str:
+    """Return a cost for an error message: steps, and the mean and the largest bytes moved by a rank."""
     return f"{cost.steps} steps, {cost.mean} S moved on average and {cost.most} S at most"
 
 

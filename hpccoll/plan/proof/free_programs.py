@@ -79,6 +79,7 @@ def check_program(
     operation.validate_chunks(n, chunks)
 
     def run(weights: Weights) -> tuple[SymbolicState, int]:
+        """Run the program symbolically; return the final state and the number of messages received."""
         state = SymbolicState(operation, n, chunks, root, weights)
         return state, _ProgramRunner(program, chunks, state, counts, None).run()
 
@@ -98,10 +99,12 @@ def _check_peers_and_chunks(program: FreeProgram, chunks: int) -> None:
 
 
 def _peer(action: Action) -> int:
+    """Return the other rank of a send or receive."""
     return action.dest if isinstance(action, SendAction) else action.source
 
 
 def _format_action(action: Action) -> str:
+    """Return a send or receive for an error message, such as `receive chunk 3 from rank 0`."""
     chunk = "no data" if action.chunk == NO_DATA else f"chunk {action.chunk}"
     if isinstance(action, RecvAction):
         return f"receive {chunk} from rank {action.source}"

@@ -76,6 +76,7 @@ class _RaceChecker:
         return PlanError(f"{self.plan.name} on {format_count(self.n, 'rank')}, round {t}: {why}")
 
     def format_place(self, place: int) -> str:
+        """Return a chunk of all ranks' chunks for an error message, such as `chunk 3 of rank 0`."""
         return f"chunk {place % self.chunks} of rank {place // self.chunks}"
 
     def collect_accesses(self, blocks: Iterable[TransferBlock]) -> _Accesses:

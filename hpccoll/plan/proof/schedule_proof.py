@@ -166,7 +166,7 @@ class _ProgramChecker:
         return None
 
     def change_sharding(self, action: PipelineAction) -> str | None:
-        """Follow an UNSHARD or RESHARD; return why it is wrong, or None."""
+        """Apply an UNSHARD or RESHARD to the set `unsharded`; return an error message if it is not allowed, or None."""
         gathers = action.kind == ActionKind.UNSHARD
         if gathers == (action.stage in self.unsharded):
             return f"the weights of stage {action.stage} are {'already' if gathers else 'not'} gathered; remove it"
@@ -175,14 +175,14 @@ class _ProgramChecker:
 
     def find_unmet(self, action: PipelineAction) -> str | None:
         """Return which action must come before `action` on this rank but does not, or None."""
-        for alternatives in self.list_needs(action):
+        for alternatives in self.list_prerequisites(action):
             if not any(alternative in self.done for alternative in alternatives):
                 needed = alternatives[0]
                 return f"it needs the {_NAMES[needed.kind]} {' or '.join(map(str, alternatives))}; put it before"
         return None
 
-    def list_needs(self, action: PipelineAction) -> Iterator[tuple[PipelineAction, ...]]:
-        """Yield alternatives, one of which must come before `action` on this rank."""
+    def list_prerequisites(self, action: PipelineAction) -> Iterator[tuple[PipelineAction, ...]]:
+        """Yield the prerequisites of `action`: tuples of actions, one of which must come earlier on this rank."""
         kind, stage, microbatch = action
         if kind in _AWAITED:
             yield (action._replace(kind=_AWAITED[kind]),)

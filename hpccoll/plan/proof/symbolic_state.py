@@ -145,6 +145,7 @@ def check_postcondition(state: SymbolicState, name: str, run_again: Callable[[We
 
 
 def _output_mask(state: SymbolicState) -> Mask:
+    """Return which chunks form the output of each rank, shape (n, C)."""
     return state.operation.output_mask(np.arange(state.n), state.n, state.chunks, state.root)
 
 

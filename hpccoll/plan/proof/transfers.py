@@ -31,7 +31,8 @@ class TransferBlock:
     `fences` holds pairs of a round and each rank's leader (equal for ranks that wait for each other). Arrays with an
     entry per transfer: `step` (number of the step in the block), `round`, `kind` (MESSAGE, LOAD or STORE), `source` and
     `target` (ranks), `size` in chunks, `op`. Arrays with an entry per moved chunk: `transfer` (number of the transfer
-    in the block), `out` and `into` (rank * C + chunk with C chunks per rank).
+    in the block), and the chunk that is read (`out`) and written (`into`), as the number rank * C + chunk, where C is
+    the number of chunks per rank.
     """
 
     first: int

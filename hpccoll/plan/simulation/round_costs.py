@@ -147,6 +147,7 @@ class RoundPricer:
         self._rounds.clear()
 
     def _add_bytes(self, costs: RoundCosts) -> None:
+        """Add the bytes and messages of all rounds with these costs to the totals."""
         within, between = self._sums
         within += costs.within if costs.uses == 1 else costs.within * costs.uses
         between += costs.between if costs.uses == 1 else costs.between * costs.uses
@@ -166,6 +167,7 @@ class RoundPricer:
         return tuple(parts)
 
     def _compute_costs(self, moves: Sequence[Move], sent: Sequence[ByteCounts]) -> RoundCosts:
+        """Return the costs of a round of moves; `sent` has the bytes that each rank sends in each move."""
         peers = [self.links.peer_links(move) for move in moves]
         nbytes = [np.broadcast_to(np.asarray(each, np.float64), (self.size,)) for each in sent]
         sent_masks = [self._sent_mask(each, b) for each, b in zip(peers, nbytes, strict=True)]
@@ -208,6 +210,7 @@ class RoundPricer:
         return MoveCosts(peers.source_index, peers.source, busy, flight, receiving, reducing, nbytes)
 
     def _reducing_seconds(self, move: Move, peers: PeerLinks, nbytes: Floats, comes: Mask) -> Floats | None:
+        """Return the seconds in which each rank reduces what it receives; None for copies."""
         gamma = self.machine.gamma_s_per_byte
         if not gamma or (isinstance(move.op, int) and move.op == Op.COPY):
             return None

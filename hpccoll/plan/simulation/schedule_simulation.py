@@ -36,13 +36,13 @@ class PassTimes:
         return self.backward_input + self.backward_weight
 
     def get_step_time(self, step: PipelineStep) -> float:
-        """Return the time of a step of passes."""
+        """Return the time of a step: of one pass, or of passes that overlap."""
         if len(step) > 1 and self.overlapped is not None:
             return self.overlapped
         return sum(self.get_pass_time(action.kind) for action in step)
 
     def get_pass_time(self, kind: ActionKind) -> float:
-        """Return the time of a pass."""
+        """Return the time of a pass of the given kind."""
         if kind == ActionKind.FORWARD:
             return self.forward
         with_inputs = self.backward_input if kind in GIVES_INPUT_GRADIENT else 0

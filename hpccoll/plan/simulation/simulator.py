@@ -141,7 +141,11 @@ class _Run:
         self.steps = 0
 
     def forward(self) -> Floats:
-        """Return the clocks after all rounds; keep the first state of each segment and the last segment's trace."""
+        """Simulate all rounds and return each rank's clock at the end.
+
+        Keeps the clocks at the start of each segment of rounds, from which `trace_segment` can repeat the segment, and
+        the trace of the last segment.
+        """
         state = ClockState(self.entered_s, np.zeros(self.pricer.size))
         for first in range(0, len(self.rounds), self.segment):
             self.segment_starts.append(state)
@@ -170,6 +174,7 @@ class _Run:
         second_pricer = RoundPricer(self.plan, pricer.machine, pricer.chunks, pricer.size)
 
         def trace_segment(number: int) -> list[TracedRound]:
+            """Simulate segment `number` again and return its trace; the last segment's trace is kept from `forward`."""
             if number < len(self.segment_starts) - 1:
                 state = self.segment_starts[number]
                 for t in range(number * self.segment, (number + 1) * self.segment):

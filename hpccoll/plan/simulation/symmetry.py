@@ -129,12 +129,15 @@ def _list_properties(a: Step, b: Step, shift: int, n: int) -> dict[str, tuple[In
 
 
 def _add_shift(peers: IntArray, shift: int, n: int) -> IntArray:
+    """Return peers increased by `shift`, modulo n; NO_PEER stays."""
     return np.where(peers == NO_PEER, NO_PEER, (peers + shift) % n)
 
 
 def _sizes_sent(peers: IntArray, region: Region) -> IntArray:
+    """Return the number of chunks that each rank sends; 0 without a peer."""
     return np.where(peers == NO_PEER, 0, region.size)
 
 
 def _ops_received(op: object, source: IntArray) -> IntArray:
+    """Return the op that each rank applies to the data that it receives; 0 without a source."""
     return np.where(source == NO_PEER, 0, np.asarray(op, np.int64))

@@ -43,6 +43,7 @@ def as_buffer(array: Any, role: str, writable: bool) -> Buffer:
 
 
 def _from_numpy(array: Any, role: str, writable: bool) -> Buffer:
+    """Return the buffer of a NumPy array; see `as_buffer`."""
     dtype = dtype_from_numpy(array.dtype)
     if writable:
         require_contiguous(array.flags.c_contiguous, role, array.shape, "a contiguous array (numpy.ascontiguousarray)")

@@ -26,6 +26,7 @@ class DType:
 
 
 def _table() -> dict[str, DType]:
+    """Return the supported element types by name."""
     integers = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
     kinds = {"bool": "b", **dict.fromkeys(integers, "i"), "float16": "f", "float32": "f", "float64": "f"}
     kinds |= {"complex64": "c", "complex128": "c"}

@@ -28,12 +28,15 @@ class NumPyModule:
         self._half = half or HalfPrecision()
 
     def empty(self, count: int, dtype: DType) -> FlatArray:
+        """Return a new uninitialised NumPy array of `count` elements."""
         return np.empty(count, dtype.numpy)
 
     def bind_device(self, call: BoundCall) -> BoundCall:
+        """Return `call` itself, because host memory belongs to no device."""
         return call
 
     def bind_reduce(self, function: str | Combine, left: FlatArray, right: FlatArray, out: FlatArray) -> BoundCall:
+        """Return a function that sets out = function(left, right)."""
         if not isinstance(function, str):
             return _quiet(partial(combine_into, np.copyto, function, left, right, out))
         if (half := self._bind_half(function, left, right, out)) is not None:
@@ -48,17 +51,21 @@ class NumPyModule:
         """Do nothing, because NumPy supports all reductions."""
 
     def bind_copy(self, out: FlatArray, source: FlatArray) -> BoundCall:
+        """Return a function that copies `source` into `out`; short arrays use `memoryview`, which is faster."""
         if out.nbytes > SHORT_COPY_BYTES:
             return partial(np.copyto, out, source)
         return partial(memoryview(out.view(np.uint8)).__setitem__, slice(None), memoryview(source.view(np.uint8)))
 
     def get_address(self, flat: FlatArray) -> int:
+        """Return the address of an array's first element."""
         return int(flat.__array_interface__["data"][0])
 
     def as_unowned(self, flat: FlatArray) -> FlatArray:
+        """Return an array over the memory of `flat` that does not keep this memory alive."""
         return view_host_memory(self.get_address(flat), flat.nbytes).view(flat.dtype)
 
     def bind_scale(self, out: FlatArray, source: FlatArray, factor: Any, shape: tuple[int, ...]) -> BoundCall:
+        """Return a function that sets out = source * factor, with `factor` broadcast to `shape`."""
         if is_torch_tensor(factor):
             factor = view_as_numpy(flatten_tensor(factor.cpu(), "factor", writable=False)).reshape(factor.shape)
         factor = _quiet(partial(np.asarray(factor).astype, out.dtype))()
@@ -71,12 +78,14 @@ class NumPyModule:
         return call and _quiet(call)
 
     def _bind_multiply(self, out: FlatArray, source: FlatArray, factor: FlatArray) -> BoundCall:
+        """Return a function that sets out = source * factor for two arrays that broadcast to `out`."""
         if out.dtype.kind == "c" and len(out) == 1:
             # In place, NumPy multiplies a single complex number without fused multiply-add, which changes the bits.
             return _quiet(partial(_multiply_by_copy, source, factor, out))
         return _quiet(partial(np.multiply, source, factor, out))
 
     def bind_divide(self, out: FlatArray, divisor: int) -> BoundCall:
+        """Return a function that divides `out` by `divisor` in place."""
         number = np.asarray(out.dtype.type(divisor), out.dtype)
         return self._bind_half("divide", out, number, out) or _quiet(partial(np.divide, out, number, out))
 
@@ -84,24 +93,29 @@ class NumPyModule:
         """Do nothing, because work on host memory is never queued."""
 
     def current_stream(self) -> tuple[int, object]:
+        """Return 0 and None, because host memory has no stream."""
         return 0, None
 
-    def continue_stream(self, previous: object) -> None:  # noqa: ARG002 - host memory has no stream
-        return None
+    def continue_stream(self, previous: object) -> None:
+        """Return None, because host memory has no stream."""
 
     def make_stream_timer(self) -> None:
-        return None
+        """Return None, because host memory has no stream to time."""
 
     def as_bytes(self, flat: FlatArray) -> Any:
+        """Return an array's memory as an array of bytes."""
         return flat.view(np.uint8)
 
     def empty_pinned(self, nbytes: int) -> Any:
+        """Return new host memory as an array of bytes; it is not page-locked, because no device copies it."""
         return np.empty(nbytes, np.uint8)
 
     def bind_copy_to_host(self, host: Any, flat: FlatArray) -> BoundCall:
+        """Return a function that copies the bytes of `flat` into `host`."""
         return partial(np.copyto, host, flat.view(np.uint8))
 
     def bind_copy_from_host(self, flat: FlatArray, host: Any) -> BoundCall:
+        """Return a function that copies the bytes of `host` into `flat`."""
         return partial(np.copyto, flat.view(np.uint8), host)
 
 

@@ -80,6 +80,7 @@ class StreamFences:
         return direct
 
     def _wait_for_others(self, turn: int, stream: int) -> None:
+        """Make later work on `stream` wait for the other ranks' events of fence number `turn`."""
         for event in self._theirs[turn]:
             self._cuda.stream_wait_event(event, stream)
 
@@ -91,6 +92,7 @@ class StreamFences:
 
 
 def _destroy_events(cuda: CudaRuntime, events: Sequence[int]) -> None:
+    """Destroy CUDA events, given their handles."""
     for event in events:
         cuda.destroy_event(event)
 
@@ -104,7 +106,7 @@ def _hold(address: int, nbytes: int) -> ExternalMemory:
 
 
 class SharedDeviceMemory:
-    """The CUDA memory that the ranks of one node, listed in `here`, share for one communicator.
+    """The CUDA memory that the ranks of one node share for one communicator; `here` lists these ranks.
 
     The constructor is collective over `comm`, runs when the communicator makes its first device buffer, and selects the
     device that is current at that moment.
@@ -234,6 +236,7 @@ class SharedDeviceMemory:
         left = len(mappings)
 
         def close(address: int) -> None:
+            """Unmap one mapping; after the last one, count the buffer as closed."""
             nonlocal left
             left -= 1
             self._release_when_idle(self.cuda.close_memory, address)
@@ -245,6 +248,7 @@ class SharedDeviceMemory:
 
 
 def _cannot_share(reason: str) -> UnavailableError:
+    """Return the UnavailableError that says why device memory cannot be shared, and what to do."""
     return UnavailableError(f"device memory cannot be shared here ({reason}). {_REMEDY}")
 
 

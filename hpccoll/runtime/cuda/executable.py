@@ -24,7 +24,7 @@ from hpccoll.runtime.cuda.device import SharedDeviceMemory
 from hpccoll.runtime.cuda.fuse import KernelLaunch, address_range, plan_launches
 from hpccoll.runtime.cuda.ipc import CudaRuntime
 from hpccoll.runtime.cuda.kernels import THREADS, KernelSpec, round_up_rows
-from hpccoll.runtime.node_memory.node import fingerprint_of
+from hpccoll.runtime.node_memory.node import compute_fingerprint
 from hpccoll.runtime.node_memory.node_barrier import DIRECT
 from hpccoll.runtime.plan_executable import Context, PlanExecutable
 from hpccoll.runtime.shared_memory.access import add_peer_buffers, can_access_in_place, local_instructions
@@ -44,7 +44,7 @@ class DeviceExecutable(PlanExecutable):
         super().__init__(context, call, selection, scratch)
         symmetric, call = context.node.symmetric, self._call
         self._facts = self._describe()
-        self._entry = fingerprint_of(self._facts)
+        self._entry = compute_fingerprint(self._facts)
         self._location = symmetric.locate(call.source), symmetric.locate(call.result)
         self._in_place_everywhere = can_access_in_place(context.node, self._lower(), call)
         self._locations: tuple[int, ...] | None = None

@@ -77,11 +77,12 @@ class _FusionGroup:
         """Return the instructions on numbered registers, without addresses; elements are bytes if none is reduced."""
         count = len(self.loads)
 
-        def number(register: int) -> int:
+        def renumber(register: int) -> int:
+            """Return a register's number in the chain, in which the results of loads precede those of reduces."""
             return -1 - register if register < 0 else count + register
 
-        reduces = tuple((number(left), number(right)) for left, right in self.reduces)
-        stores = tuple(map(number, self.stores.values()))
+        reduces = tuple((renumber(left), renumber(right)) for left, right in self.reduces)
+        stores = tuple(map(renumber, self.stores.values()))
         return FusedChain(self.function if reduces else "", dtype.name if reduces else "uint8", count, reduces, stores)
 
 

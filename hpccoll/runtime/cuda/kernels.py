@@ -159,12 +159,14 @@ def _arithmetic(function: str, left: str, right: str, *, ties_left: bool) -> str
 
 
 def _half(chain: FusedChain) -> str:
+    """Return the C++ function `reduced` for float16 or bfloat16, which computes in float32."""
     ordered = chain.function in _ORDER
     value = _arithmetic(chain.function, "x", "y", ties_left=chain.dtype == "float16")
     return f"float x = to_float(a), y = to_float(b); return {value if ordered else f'from_float({value})'};"
 
 
 def _integer(chain: FusedChain) -> str:
+    """Return the C++ function `reduced` for integers and booleans."""
     if chain.function in _ORDER:
         return f"return a {_ORDER[chain.function]} b ? a : b;"
     sign = _SIGNS.get(chain.function) or _BITS[chain.function]

@@ -204,6 +204,7 @@ def run_operation(operation: str, where: str, first: int = 0) -> str:
 
 
 def _to_float32(values: list[float]) -> bytes:
+    """Return numbers as the bytes of an array of float32."""
     return array("f", values).tobytes()
 
 

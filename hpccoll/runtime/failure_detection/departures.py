@@ -238,7 +238,7 @@ class DepartureWatch:
         ]
 
     def _receive(self, source: int, notice: Any) -> None:
-        """Act on a notice of rank `source`."""
+        """Handle a notice of rank `source`: a departure, a query, a complaint or an interruption."""
         match notice:
             case Departure():
                 self._spread(notice, source)
@@ -263,7 +263,7 @@ class DepartureWatch:
                 self._receive_other(notice)
 
     def _spread(self, departure: Departure, source: int) -> None:
-        """Record a departure; if it has the fewest calls so far, pass it to the tree neighbours but `source`."""
+        """Record a departure; if it has the fewest calls so far, pass it to the tree neighbours except `source`."""
         self._known[departure.rank] = departure
         if self._least is None or departure.calls < self._least.calls:
             self._least = departure

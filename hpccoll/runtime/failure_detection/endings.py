@@ -74,7 +74,7 @@ class JobEndings:
         self._processes: ProcessWatch | None = None
         self._sends_notices = MPI.Query_thread() >= MPI.THREAD_MULTIPLE
         self._thread: threading.Thread | None = None
-        # In `_report_stopped`: the time of the next check; the number of checks in a row that found stopped ranks.
+        # For `_report_stopped`: the time of its next check, and the number of checks in a row that found stopped ranks.
         self._next_look, self._looks_with_stopped = 0.0, 0
         self._survival = Survival(self._wake, self._notify)
         self._exit: tuple[str, int] | None = None  # the latest call of sys.exit, and the number of calls before it
@@ -141,7 +141,7 @@ class JobEndings:
 
     @property
     def _is_active(self) -> bool:
-        """Whether this process is not a fork, and has an open communicator."""
+        """Whether this process is no fork, and has an open communicator."""
         return os.getpid() == self._process and bool(self._watches) and not MPI.Is_finalized()
 
     def _check_periodically(self) -> None:
@@ -264,6 +264,7 @@ class JobEndings:
 
         @wraps(leave)
         def note_and_exit(status: Any = None, /) -> None:
+            """Record the exit status and the number of calls, then exit."""
             self._exit = f"sys.exit({'' if status is None else repr(status)[:80]})", self._count_calls()
             leave(status)
 

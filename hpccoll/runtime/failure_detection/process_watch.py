@@ -163,6 +163,7 @@ def _is_of_program(frame: FrameType) -> bool:
 
 
 def _format_line(frame: FrameType, line: int) -> str:
+    """Return a line of a frame's file, such as `train.py:12 in step`."""
     return f"{os.path.basename(frame.f_code.co_filename)}:{line} in {frame.f_code.co_name}"  # noqa: PTH119
 
 

@@ -62,7 +62,7 @@ class ReportClaim:
         return True
 
     def release(self) -> None:
-        """Give the claim up."""
+        """Release the lock, so that another process can claim the report."""
         with suppress(OSError):
             os.close(self._descriptor)
         self._descriptor = -1

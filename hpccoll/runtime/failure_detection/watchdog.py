@@ -118,7 +118,7 @@ class Watchdog:
         self._rivals: dict[int, float] = {}  # ranks of other nodes that have claimed the report, and when
 
     def receive(self, notice: object, reply: Callable[[int, object], None]) -> None:
-        """Act on a notice of another rank's watchdog; `reply` sends a notice to a rank of MPI.COMM_WORLD."""
+        """Handle a notice of another rank's watchdog; `reply` sends a notice to a rank of MPI.COMM_WORLD."""
         match notice:
             case RecordingRequest(claimant, ranks):
                 self._rivals[claimant] = time.monotonic()
@@ -367,7 +367,7 @@ def _poll_until(done: Callable[[], bool], poll: Callable[[], None], limit_s: flo
 
 
 def _advise() -> str:
-    """Return where the recordings are kept, or how to keep them."""
+    """Return the directory of the recordings, or how to keep them, as a sentence."""
     directory = os.environ.get(DIRECTORY)
     if directory:
         return f"The recordings are in {directory}; `hpccoll report --crash {directory}` explains them again.\n"

@@ -140,6 +140,7 @@ class MessageLowering:
         return incoming, local
 
     def _copy(self, sources: list[MemoryRange], outs: list[MemoryRange]) -> None:
+        """Append instructions that copy `sources` to `outs`; leave out copies of a range to itself."""
         self._instructions.extend(Copy(source, out) for source, out in align_ranges(sources, outs))
 
     def _make_contiguous(self, chunks: IntArray) -> None:
@@ -183,6 +184,7 @@ class MessageLowering:
         return message
 
     def _receive_segment(self, message: IncomingMessage, part: MemoryRange) -> None:
+        """Append the instruction that starts to receive one segment of a message."""
         message.starts.append(len(self._instructions))
         self._instructions.append(Receive(message.peer, part))
 

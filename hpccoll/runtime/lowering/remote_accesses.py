@@ -38,6 +38,7 @@ class RemoteAccesses:
         self.written[:] = False
 
     def _record_access(self, t: int, step: Step) -> None:
+        """Record which chunks a load or store of round `t` accesses in other ranks' memory."""
         if isinstance(step, Load):
             owners, chunks = self._find_remote(step.remote, step.source)
             self.loaded_before_write[owners, chunks] |= ~self.written[owners, chunks]

@@ -58,12 +58,16 @@ class SharedMemoryLowering:
         return frozenset(memory for memory, is_accessed in memories if is_accessed)
 
     def _output_mask(self, rank: int) -> NDArray[np.bool_]:
+        """Return which chunks belong to a rank's output, shape (C,)."""
         plan = self._plan
         masks = plan.operation.output_mask(np.array([rank]), plan.ranks, len(self._sizes), plan.root)
         return np.asarray(masks[0])
 
     def begin(self, locations: ChunkLocations) -> None:
-        """Set this rank's `locations`; if staged, copy to shared memory the chunks that others load before a write."""
+        """Start lowering with the memory locations of this rank's chunks; if staged, append copies to shared memory.
+
+        The copies are of the chunks that other ranks load before they are written for the first time.
+        """
         self._locations = locations
         if self._staged:
             chunks = np.nonzero(self._accesses.loaded_before_write[self._rank])[0]
@@ -99,7 +103,7 @@ class SharedMemoryLowering:
         """Append a fence, then copies of the deferred results from scratch to the chunks that they belong to.
 
         A last fence that only waits for readers of slots is left out, because each rank uses two slots (shared buffers)
-        in turn. The last fence of a barrier is what its ranks wait for.
+        in turn. The last fence of a barrier is kept.
         """
         is_last = t == len(self._accesses.rounds) - 1
         if self._staged and is_last and not self._is_barrier and not self._accesses.has_late_stores():

@@ -11,7 +11,7 @@ from typing import Final
 
 from hpccoll.plan import Count, Operation
 from hpccoll.runtime.arrays import BoundCall
-from hpccoll.runtime.node_memory.node import NodeMemory, fingerprint_of
+from hpccoll.runtime.node_memory.node import NodeMemory, compute_fingerprint
 from hpccoll.selection import MPI_LIBRARY
 
 # Operations whose ranks wait for each other in any case, or for the root. A sender of a gather does not wait, nor does
@@ -46,11 +46,11 @@ class EntryCheck:
         nbytes = itemsize * (sum(count) if isinstance(count, tuple) else count)
         if node.oversubscribed and nbytes < LEAST_BYTES_ON_SHARED_CORES:
             return ()
-        facts = operation.value, MPI_LIBRARY, 1, root, count, dtype, reduction, "host"
-        return (partial(_enter, node, fingerprint_of(facts), facts),)
+        arguments = operation.value, MPI_LIBRARY, 1, root, count, dtype, reduction, "host"
+        return (partial(_enter, node, compute_fingerprint(arguments), arguments),)
 
 
-def _enter(node: NodeMemory, fingerprint: int, facts: tuple[object, ...]) -> None:
+def _enter(node: NodeMemory, fingerprint: int, arguments: tuple[object, ...]) -> None:
     """Wait until all ranks of the node have entered a collective; raise MismatchError if it is not the same one."""
     if node.barrier.enter(fingerprint) is None:
-        node.raise_mismatch(facts)
+        node.raise_mismatch(arguments)

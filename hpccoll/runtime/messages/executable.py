@@ -193,7 +193,7 @@ class MessageExecutable(PlanExecutable):
         return self._state.bind_rounds(self._program.round_starts, len(self._program.instructions))
 
     def _start(self, round_marks: Mapping[int, BoundCall]) -> MessageRun:
-        """Return what `start` returns; `round_marks` are those of `message_calls`."""
+        """Return a run in flight, as `start` does; `round_marks` are those of `message_calls`."""
         self._require_live()
         for call in self._before:
             call()

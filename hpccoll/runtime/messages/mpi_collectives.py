@@ -82,7 +82,7 @@ class LibraryExecutable:
     __call__ = run
 
     def free(self) -> None:
-        """Let go of the buffers; a later run raises UsageError."""
+        """Release the references to the buffers; a later run raises UsageError."""
         self.abandon()
 
     def abandon(self) -> None:
@@ -158,6 +158,7 @@ class MpiCollectives:
         in_other_form = mpi.surround(partial(self._complete, start))
 
         def run() -> None:
+            """Record the call, and run the collective."""
             with self.state.record(begin):
                 is_blocking = mpi.module.on_device or not self.uses_non_blocking
                 run_all(in_blocking_form if is_blocking else in_other_form)

@@ -61,5 +61,5 @@ def _find_address(library: ctypes.CDLL, name: str) -> int:
 
 
 def _raise_error(name: str, code: int) -> NoReturn:
-    """Raise the error for a collective whose messages MPI refused with an error code."""
+    """Raise the error for a collective whose messages MPI refused; `code` is MPI's error code."""
     raise explain_mpi_error(MPI.Exception(code), name)

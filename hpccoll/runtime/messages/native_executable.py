@@ -53,6 +53,7 @@ class NativeMessageExecutable(PlanExecutable):
         return self._call_by_call.calls
 
     def run(self) -> None:
+        """The function that runs the collective once on this executable's buffers."""
         self._require_live()
         for step in self._before:
             step()
@@ -78,7 +79,7 @@ class NativeMessageExecutable(PlanExecutable):
 
 
 def get_message_call(kind: PlanKind) -> MessageCall:
-    """Return the native call of a kind, which is made once."""
+    """Return the native call that runs plans of messages for calls of a kind; made once per kind."""
     return kind.context.get_native(kind.make_key("messages"), lambda: make_message_call(kind, kind.context.scratch))
 
 
@@ -138,6 +139,7 @@ class NativeMessageRun(InFlight):
         self._run = run
 
     def _advance(self) -> bool:
+        """Advance the native run without blocking; return whether it is complete."""
         return self._run.advance()
 
     def is_settled(self) -> bool:

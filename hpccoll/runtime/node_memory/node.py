@@ -34,7 +34,7 @@ SLOT_BYTES: Final = 2 * 2**20 + 64 * 2**10  # of each rank; segments of a chunk 
 MOST_SLOT_BYTES_OF_NODE: Final = 2**30  # of all ranks of a node; slots of many ranks are smaller
 _LINE_BYTES: Final = 128  # two cache lines, which processors may fetch together
 _MISMATCH_TAG: Final = 8191
-FACTS = ("operation", "algorithm", "chunks", "root", "count", "dtype", "reduction", "memory")
+COMPARED_ARGUMENTS = ("operation", "algorithm", "chunks", "root", "count", "dtype", "reduction", "memory")
 
 
 class NodeMemory:
@@ -125,17 +125,19 @@ class NodeMemory:
             return file_memories().map(self.readable[rank], location)
         return self.symmetric.resolve(rank, location)
 
-    def raise_mismatch(self, facts: Sequence[object]) -> NoReturn:
-        """Gather the arguments `facts` of the node's ranks, and raise a MismatchError that lists the differing ones."""
-        facts_by_rank = {self.rank: facts}
-        requests = [self.comm.isend(facts, rank, _MISMATCH_TAG) for rank in self.others]
-        facts_by_rank |= {rank: self.comm.recv(source=rank, tag=_MISMATCH_TAG) for rank in self.others}
+    def raise_mismatch(self, arguments: Sequence[object]) -> NoReturn:
+        """Gather `arguments` of the node's ranks, and raise a MismatchError that lists the arguments that differ."""
+        arguments_by_rank = {self.rank: arguments}
+        requests = [self.comm.isend(arguments, rank, _MISMATCH_TAG) for rank in self.others]
+        arguments_by_rank |= {rank: self.comm.recv(source=rank, tag=_MISMATCH_TAG) for rank in self.others}
         for request in requests:
             request.wait()
-        differing = [at for at in range(len(FACTS)) if len({other[at] for other in facts_by_rank.values()}) > 1]
+        differing = [
+            at for at in range(len(COMPARED_ARGUMENTS)) if len({other[at] for other in arguments_by_rank.values()}) > 1
+        ]
         listed = "; ".join(
-            f"rank {rank}: " + ", ".join(f"{FACTS[at]} {other[at]}" for at in differing)
-            for rank, other in sorted(facts_by_rank.items())
+            f"rank {rank}: " + ", ".join(f"{COMPARED_ARGUMENTS[at]} {other[at]}" for at in differing)
+            for rank, other in sorted(arguments_by_rank.items())
         )
         raise MismatchError(
             f"ranks called different collectives: {listed}; pass the same arguments on every rank ({DEBUG_HINT})"
@@ -168,8 +170,8 @@ def choose_slot_bytes(most_bytes: int, slots: int, ranks_of_node: int) -> int:
     return min(most_bytes, MOST_SLOT_BYTES_OF_NODE // (ranks_of_node * slots) // PAGESIZE * PAGESIZE)
 
 
-def fingerprint_of(facts: Sequence[object]) -> int:
+def compute_fingerprint(arguments: Sequence[object]) -> int:
     """Return a hash of the arguments of a collective that is the same in every process."""
     from hashlib import blake2b
 
-    return int.from_bytes(blake2b(repr(facts).encode(), digest_size=8).digest()) & FINGERPRINT
+    return int.from_bytes(blake2b(repr(arguments).encode(), digest_size=8).digest()) & FINGERPRINT

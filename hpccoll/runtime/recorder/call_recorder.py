@@ -336,7 +336,10 @@ class CallRecorder(CallCounter):
             self.settle()
 
     def receive_interruption(self, interruption: Interruption | LostRanks) -> None:
-        """Make the communicator unusable because a call was interrupted or a rank died; `current` may be a call."""
+        """Make the communicator unusable, because a call of this or another rank was interrupted, or a rank has died.
+
+        If this rank is in no call, `current` becomes INTERRUPTED, so that its next call raises the error.
+        """
         if self.interruption is None:
             self.interruption = interruption
             self.on_interruption(partial(interruption.make_error, self.rank))

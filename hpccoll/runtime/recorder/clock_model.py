@@ -23,7 +23,7 @@ class ClockModel(NamedTuple):
         return clock_s + self.offset_s + self.drift * (clock_s - self.reference_s)
 
     def compute_error_s(self, clock_s: float) -> float:
-        """Return the bound of the error of the mapped time at the time `clock_s`."""
+        """Return the largest possible error, in seconds, of `apply(clock_s)`."""
         return self.error_s + self.drift_error * abs(clock_s - self.reference_s)
 
     def then(self, other: ClockModel) -> ClockModel:

@@ -166,7 +166,7 @@ class FlightRecorder:
         layout.ENDING_LENGTH.pack_into(self.memory, layout.ENDING_AT, len(text))
 
     def read(self) -> Recording:
-        """Return what has been recorded so far."""
+        """Return the recording so far: the communicators and the latest entries."""
         from hpccoll.runtime.recorder.recording import parse_recording
 
         return parse_recording(bytes(self.memory), self.path or "memory")

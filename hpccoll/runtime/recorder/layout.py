@@ -25,8 +25,9 @@ MOST_FILE_BYTES: Final = 2**24  # of a file that readers accept; a file of ENTRI
 MOST_RANKS: Final = 2**21  # of a job, and of all lists of members in a file together
 
 HEADER_BYTES: Final = 4096
-# Magic, version, bytes of the header, of a copy of the tables and of an entry, entries of the ring; rank and size in
-# MPI.COMM_WORLD, process id, monotonic and wall-clock time (ns since 1970) of the creation, and the host's name.
+# The fields of the header, in order: MAGIC, VERSION, HEADER_BYTES, TABLE_BYTES, ENTRY_BYTES, the number of entries of
+# the ring, the rank and the size of MPI.COMM_WORLD, the process id, the monotonic and the wall-clock time (ns since
+# 1970) at which the file was made, and the host's name.
 HEADER: Final = struct.Struct("<8s5I3Iqq64s")
 CLOCK_AT: Final = 256
 CLOCK: Final = struct.Struct("<5d")  # the fields of `ClockModel`; a CRC-32 of these bytes (0: no model) follows
@@ -40,14 +41,16 @@ TABLE_BYTES: Final = 32768
 TABLE: Final = struct.Struct("<QII")  # version, bytes of the text, CRC-32 of the text
 
 ENTRY_BYTES: Final = 128
-# Communicator; codes of operation, algorithm, dtype and reduction; count, root or peer, tag, kind, flags.
+# The common part of the entries of a call: communicator; the numbers of the strings operation, algorithm, dtype and
+# reduction; count; root or peer; tag; kind; flags.
 DESCRIPTION: Final = struct.Struct("<QHHHHqiiBB6x")
 _COUNT_AT: Final = 16
 ASYNCHRONOUS, UNEVEN = 1, 2  # flags: an asynchronous call, blocks of different sizes
-# Times at which an asynchronous call started and was first waited for, time of the end; 0 if the event has not
-# happened. Unused bytes, whether the call failed, unused bytes.
+# The times at which an asynchronous call started, was first waited for, and ended; 0 if that has not happened. Then
+# unused bytes, whether the call failed, and unused bytes.
 COURSE: Final = struct.Struct("<qqq8xB23x")
-# Serial number, time of the beginning, number of the call on its communicator, `DESCRIPTION` and `COURSE`, serial.
+# An entry: its serial number, the time of its beginning, the number of the call on its communicator, `DESCRIPTION` and
+# `COURSE`, and the serial number again.
 ENTRY: Final = struct.Struct(f"<QqQ{DESCRIPTION.size + COURSE.size}sQ")
 NO_COURSE: Final = COURSE.pack(0, 0, 0, 0)
 STARTED_WORD, WAITED_WORD, ENDED_WORD, FAILED_WORD = 8, 9, 10, 12  # 64-bit words of an entry

@@ -169,7 +169,7 @@ def parse_recording(contents: bytes, path: str) -> Recording:
 
 
 def _parse(contents: bytes, path: str) -> Recording:
-    """Return what `parse_recording` returns; raise ValueError for values that no recorder writes."""
+    """Return the recording, as `parse_recording` does; raise ValueError for values that no recorder writes."""
     name = escape_unprintable(path)
     if len(contents) < layout.HEADER_BYTES or not contents.startswith(layout.MAGIC):
         found = f"it has {len(contents)} bytes" if contents.startswith(layout.MAGIC) else "it begins differently"

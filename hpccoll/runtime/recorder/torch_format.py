@@ -96,7 +96,7 @@ class JobContext:
 
 
 def make_torch_trace(recording: Recording, job: JobContext) -> dict[str, Any]:
-    """Return the contents of a rank's file."""
+    """Return the contents of one rank's file: its calls in the format of torch's analyser."""
     groups: dict[str, Any] = {}
     entries = []
     for call, name, ranks, number, translated in (*_collectives(recording, job), *_messages(recording, job)):

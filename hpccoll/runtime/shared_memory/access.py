@@ -101,7 +101,10 @@ def locate_peers(node: NodeMemory, locations: Sequence[int]) -> tuple[list[int],
 
 
 def get_peers(context: Context, barrier: str) -> Peers:
-    """Return what finds the other ranks' buffers in entries of a barrier ("node" or "pipeline"); made once."""
+    """Return the native object that finds the other ranks' buffers when they enter a barrier; made once.
+
+    `barrier` is the name of the barrier, `node` or `pipeline`.
+    """
     node = context.node
     processes = [node.readable[rank] if node.readable is not None else 0 for rank in node.others for _ in USER_MEMORY]
     return context.get_native(("peers", barrier), lambda: Peers(processes, partial(locate_peers, node)))

@@ -31,7 +31,7 @@ from hpccoll.runtime.instructions import (
     make_rows,
 )
 from hpccoll.runtime.lowering import OWN, MemoryKind, MemoryRange
-from hpccoll.runtime.node_memory.node import fingerprint_of
+from hpccoll.runtime.node_memory.node import compute_fingerprint
 from hpccoll.runtime.node_memory.node_barrier import ENTRY_PAYLOAD_BYTES
 from hpccoll.runtime.node_memory.symmetric import shared_buffers
 from hpccoll.runtime.plan_executable import Context, PlanExecutable, PlanKind
@@ -65,6 +65,7 @@ class SharedMemoryExecutable(PlanExecutable):
         return (self,)
 
     def run(self) -> None:
+        """The function that runs the collective once on this executable's buffers."""
         if not self.live:
             self._require_live()
         if self._runs:  # earlier asynchronous runs, which use the same barrier and slots
@@ -98,6 +99,7 @@ class SharedMemoryExecutable(PlanExecutable):
         steps, nbytes = self._before, kind.nbytes
 
         def start(source: int, result: int, keep: object) -> RunInQueue:
+            """Start a run at these addresses; `keep` is referenced until it ends."""
             buffers = (source, nbytes[0]), (result, nbytes[1])
             before = call_or_defer(steps, buffers, runs) if steps else None
             previous = get_last(runs)
@@ -126,7 +128,7 @@ class SharedMemoryExecutable(PlanExecutable):
 
 
 def get_staged_call(kind: PlanKind) -> StagedCall:
-    """Return the call that runs a kind of collective through the slots, which is made once.
+    """Return the native call for calls of a kind through the slots; made once per kind.
 
     Raises:
         UsageError: see `find_segments`.
@@ -135,49 +137,49 @@ def get_staged_call(kind: PlanKind) -> StagedCall:
 
 
 def get_direct_call(kind: PlanKind) -> DirectCall:
-    """Return the call that runs a kind of collective in place, which is made once."""
+    """Return the native call for calls of a kind on the users' buffers in place; made once per kind."""
     return kind.context.get_native(kind.make_key("direct"), partial(_make_direct_call, kind))
 
 
 def _make_staged_call(kind: PlanKind) -> StagedCall:
-    """Return the call that runs a kind of collective through the slots."""
+    """Make the native call for calls of a kind through the slots."""
     node, call = kind.context.node, kind.call
     segments, in_entry = find_segments(node, kind.lower(), call)
     programs = [kind.lower(segment.sizes, staged=True) for segment in segments]
     slot_bytes = ENTRY_PAYLOAD_BYTES if in_entry else node.slot_bytes
     count = max(program.work + program.landing for program in programs)
-    scratch, facts = kind.context.shared_scratch.take(call.module, call.dtype, count), kind.get_facts()
+    scratch, arguments = kind.context.shared_scratch.take(call.module, call.dtype, count), kind.get_compared_arguments()
     return StagedCall(
         node.barrier,
         make_staged_program(call, node, programs, segments, slot_bytes, _get_divisor(kind)),
         make_tables(node, scratch, in_entry=in_entry),
         len(segments),
         in_entry,
-        fingerprint_of(facts),
+        compute_fingerprint(arguments),
         *kind.get_entry(),
-        partial(node.raise_mismatch, facts),
+        partial(node.raise_mismatch, arguments),
     )
 
 
 def _make_direct_call(kind: PlanKind) -> DirectCall:
-    """Return the call that runs a kind of collective in place, or through the slots if some rank does."""
-    node, facts = kind.context.node, kind.get_facts()
+    """Make the native call for calls of a kind in place; it uses the slots if a rank's buffers are not shared."""
+    node, arguments = kind.context.node, kind.get_compared_arguments()
     return DirectCall(
         node.barrier,
         _make_direct_program(kind),
         _make_direct_memories(kind),
         get_peers(kind.context, "node"),
-        fingerprint_of(facts),
+        compute_fingerprint(arguments),
         shared_buffers(),
         node.symmetric,
         partial(get_staged_call, kind),
         *kind.get_entry(),
-        partial(node.raise_mismatch, facts),
+        partial(node.raise_mismatch, arguments),
     )
 
 
 def _get_divisor(kind: PlanKind) -> int:
-    """Return the number by which the result is divided: that of the ranks for `avg`."""
+    """Return the number that divides the result: the number of ranks for `avg`, 1 for other reductions."""
     return kind.context.comm.size if kind.call.reduction.divides else 1
 
 

@@ -24,7 +24,7 @@ from hpccoll.runtime.collective_call import CollectiveCall
 from hpccoll.runtime.instructions import FIRST_SHARED, RESULT, TILE_BYTES, as_words, divide_row, make_rows
 from hpccoll.runtime.lowering import Program as LoweredProgram
 from hpccoll.runtime.messages.mpi_functions import get_handle, get_mpi_functions
-from hpccoll.runtime.node_memory.node import fingerprint_of
+from hpccoll.runtime.node_memory.node import compute_fingerprint
 from hpccoll.runtime.node_memory.symmetric import shared_buffers
 from hpccoll.runtime.plan_executable import Context, PlanExecutable, PlanKind
 from hpccoll.runtime.queued_run import RunInQueue, call_or_defer, get_last
@@ -62,6 +62,7 @@ class PipelineExecutable(PlanExecutable):
         return (self,)
 
     def run(self) -> None:
+        """The function that runs the collective once on this executable's buffers."""
         self._require_live()
         if self._start is None:
             self._start = self.make_start()
@@ -88,6 +89,7 @@ class PipelineExecutable(PlanExecutable):
         )
 
         def start(source: int, result: int, keep: object) -> RunInQueue:
+            """Start a run at these addresses; `keep` is referenced until it ends."""
             buffers = (source, nbytes[0]), (result, nbytes[1])
             before = call_or_defer(steps, buffers, queue) if steps else None
             previous = get_last(queue)
@@ -123,7 +125,7 @@ def _run(
 
 def _require_host_memory(kind: PlanKind) -> None:
     """Raise UnavailableError if the node cannot share memory, and UsageError if the buffers are device memory."""
-    full_name = "/".join(map(str, kind.get_facts()[:2]))
+    full_name = "/".join(map(str, kind.get_compared_arguments()[:2]))
     kind.context.node.require_memory(full_name)
     if kind.call.module.on_device:
         raise UsageError(
@@ -147,34 +149,34 @@ def cut_segments(kind: PlanKind) -> list[ChunkSegment]:
 
 
 def get_pipeline_call(kind: PlanKind, *, direct: bool) -> PipelineCall:
-    """Return the native call of a kind, which is made once; `direct` states whether it accesses buffers in place."""
+    """Return the native pipeline for calls of a kind, in place if `direct`, else through slots; made once per kind."""
     form = "pipeline in place" if direct else "pipeline"
     return kind.context.get_native(kind.make_key(form), partial(_make_pipeline_call, kind, direct=direct))
 
 
 def get_segments(kind: PlanKind, *, direct: bool) -> Segments:
-    """Return the segments of a kind, in place or through the slots; they are made once."""
+    """Return the native segments for calls of a kind, in place if `direct`, else through slots; made once per kind."""
     form = "segments in place" if direct else "segments"
     return kind.context.get_native(kind.make_key(form), partial(_make_segments, kind, direct=direct))
 
 
 def _make_pipeline_call(kind: PlanKind, *, direct: bool) -> PipelineCall:
-    """Return the native call of a kind."""
-    node, context, facts = kind.context.node, kind.context, kind.get_facts()
+    """Make the native pipeline for calls of a kind, in place if `direct`, else through slots."""
+    node, context, arguments = kind.context.node, kind.context, kind.get_compared_arguments()
     return PipelineCall(
         get_mpi_functions(),
         get_handle(context.comm),
         FIRST_TAG,
         node.pipeline_barrier,
         node.pipeline_slots,
-        fingerprint_of(facts),
+        compute_fingerprint(arguments),
         shared_buffers(),
         node.symmetric,
         get_peers(context, "pipeline") if direct else None,
         get_segments(kind, direct=True) if direct else None,
         _make_last(kind),
         kind.call.operation.value,
-        partial(node.raise_mismatch, facts),
+        partial(node.raise_mismatch, arguments),
     )
 
 

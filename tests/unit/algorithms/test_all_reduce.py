@@ -1,7 +1,7 @@
-"""The all-reduce algorithms beyond the basic ones: what each promises besides being right, and faults planted in them.
+"""The all-reduce algorithms beyond the basic ones: the properties that their papers state, and planted faults.
 
-That every registered algorithm is right at its stated cost is held in test_collectives; here stand the shapes and
-orders that give each its name, layouts of nodes, and the compositions that are not registered.
+test_collectives proves that every registered algorithm is correct and has its stated cost. The tests here check the
+orders and message patterns that distinguish the algorithms, layouts of nodes, and compositions that are not registered.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ PAIRS = [
 ]
 
 
-def plan_of(name: str, n: int, chunks: int = 1, nodes: grouping.Nodes = None) -> Plan:
+def make_plan(name: str, n: int, chunks: int = 1, nodes: grouping.Nodes = None) -> Plan:
+    """Return the plan of an all-reduce."""
     return get_algorithm(Operation.ALL_REDUCE, name).plan(n, 0, chunks, nodes)
 
 
@@ -43,7 +44,7 @@ def plan_of(name: str, n: int, chunks: int = 1, nodes: grouping.Nodes = None) ->
 @pytest.mark.parametrize("n", [*range(1, 20), 31, 32, 33, 63, 64, 65])
 def test_each_is_proven_at_its_cost_on_any_number_of_ranks(name, n):
     for chunks in (1, 2, 5):
-        plan = plan_of(name, n, chunks)
+        plan = make_plan(name, n, chunks)
         assert check(plan, counts=(0, 1, n - 1, 7, 1_000_003)).cost == plan.cost
 
 
@@ -62,7 +63,7 @@ def test_each_is_proven_at_its_cost_on_any_number_of_ranks(name, n):
     ],
 )
 def test_costs_are_those_of_the_literature(name, n, chunks, cost):
-    assert check(plan_of(name, n, chunks)).cost == cost
+    assert check(make_plan(name, n, chunks)).cost == cost
 
 
 def test_swing_swings_out_as_published():
@@ -98,15 +99,15 @@ def hauled(plan: Plan) -> Fraction:
 
 @pytest.mark.parametrize("n", [16, 64, 256])
 def test_bine_and_swing_haul_bytes_less_far_than_halving(n):
-    halving = hauled(plan_of("rabenseifner", n))
-    assert hauled(plan_of("bine", n)) < Fraction(7, 10) * halving
-    assert hauled(plan_of("swing", n)) < Fraction(3, 10) * halving
+    halving = hauled(make_plan("rabenseifner", n))
+    assert hauled(make_plan("bine", n)) < Fraction(7, 10) * halving
+    assert hauled(make_plan("swing", n)) < Fraction(3, 10) * halving
 
 
 def test_swing_does_not_spell_out_what_is_only_counted(monkeypatch):
     # A simulation of 24,576 ranks reads peers and sizes; the tables would be gigabytes.
     monkeypatch.setattr(swing, "find_reachable", lambda *_: pytest.fail("a table was made"))
-    rounds = plan_of("swing", 24576).moves()
+    rounds = make_plan("swing", 24576).moves()
     sizes = [move.send.size for t in (0, 1, 2, 14, 15, 28, 29) for move in rounds.at(t)]
     assert sizes == [2**14, 2**13, 2**12, 1, 1, 2**13, 2**14]
 
@@ -116,22 +117,22 @@ def test_one_shot_reduces_in_rank_order_on_every_rank(n):
     left = "a"
     for rank in range(1, n):
         left = f"({left}{chr(ord('a') + rank)})"
-    assert set(expressions(plan_of("one_shot", n), 0)) == {left}
+    assert set(expressions(make_plan("one_shot", n), 0)) == {left}
 
 
 def test_two_shot_reduces_own_first_then_downwards():
-    assert set(expressions(plan_of("two_shot", 4), 2)) == {"(((cb)a)d)"}
+    assert set(expressions(make_plan("two_shot", 4), 2)) == {"(((cb)a)d)"}
 
 
 @pytest.mark.parametrize("n", range(2, 27))
 def test_dual_root_keeps_rank_order_so_that_nothing_need_commute(n):
-    (found,) = {*expressions(plan_of("dual_root", n, 2), 1)}
+    (found,) = {*expressions(make_plan("dual_root", n, 2), 1)}
     assert [letter for letter in found if letter.isalpha()] == [chr(ord("a") + rank) for rank in range(n)]
 
 
 @pytest.mark.parametrize("n", [2, 3, 7, 14, 23, 64])
 def test_dual_root_has_one_partner_a_round(n):
-    for moves in plan_of("dual_root", n, 4).moves():
+    for moves in make_plan("dual_root", n, 4).moves():
         (move,) = moves
         both = (move.dest >= 0) & (move.source >= 0)
         np.testing.assert_array_equal(move.dest[both], move.source[both])
@@ -161,14 +162,15 @@ def test_hierarchies_of_any_two_on_any_nodes(name, nodes):
         assert check(plan, counts=(0, 1, 7, 1_000_003)).cost == plan.cost
 
 
-def node_of(nodes: grouping.Nodes, n: int) -> np.ndarray:
+def locate_nodes(nodes: grouping.Nodes, n: int) -> np.ndarray:
+    """Return the node of each rank."""
     return Groups.from_nodes(n, nodes).locate(np.arange(n))[0]
 
 
 @pytest.mark.parametrize("nodes", [(4,) * 4, tuple(tuple(range(first, 16, 4)) for first in range(4))], ids=str)
 def test_a_hierarchy_sends_only_its_slices_between_nodes(nodes):
     plan = make_hierarchical("ring", "ring").plan(16, nodes=nodes)
-    node, rounds = node_of(nodes, 16), plan.moves()
+    node, rounds = locate_nodes(nodes, 16), plan.moves()
     crossing = np.zeros(16, np.int64)
     for move in (move for moves in rounds for move in moves):
         crosses = (move.dest >= 0) & (node[move.dest] != node)
@@ -180,7 +182,7 @@ def test_a_hierarchy_sends_only_its_slices_between_nodes(nodes):
 
 def test_a_hierarchy_costs_what_its_parts_cost_written_out():
     # 4 nodes of 2: a ring of 2 there and back, 2 ceil(log2 4) + 3 - 1 rounds of a double tree on half of the message.
-    assert plan_of("hierarchical", 8, 3, (2, 2, 2, 2)).cost == Cost(2 + 6, 1 + Fraction(6, 8), 1 + Fraction(2, 2))
+    assert make_plan("hierarchical", 8, 3, (2, 2, 2, 2)).cost == Cost(2 + 6, 1 + Fraction(6, 8), 1 + Fraction(2, 2))
     # 3 and 5 ranks: two further ranks send to slots 0 and 1 of the second node.
     found = check(make_hierarchical("ring", "recursive_doubling").plan(8, nodes=(3, 5))).cost
     mean = (2 * 2 + 6 * Fraction(4, 3) + 2 * 1) / Fraction(8)
@@ -216,7 +218,7 @@ def test_hierarchical_all_to_all_brings_every_block_home(nodes):
 
 def test_hierarchical_all_to_all_sends_few_messages_between_nodes():
     plan = get_algorithm(Operation.ALL_TO_ALL, "hierarchical").plan(12, nodes=(4, 4, 4))
-    node = node_of((4, 4, 4), 12)
+    node = locate_nodes((4, 4, 4), 12)
     crossing = sum((node[move.dest] != node).sum() for moves in plan.moves() for move in moves)
     assert crossing == 12 * 2  # pairwise: 12 * 8
     assert plan.cost == Cost(3 + 2, Fraction(3 * 3 + 2 * 4, 12), Fraction(3 * 3 + 2 * 4, 12))
@@ -228,7 +230,7 @@ def test_hierarchical_all_to_all_sends_few_messages_between_nodes():
 def test_nodes_that_are_not_those_of_the_ranks(nodes):
     for name in ("hierarchical", "ring"):
         with pytest.raises(UsageError, match="is no layout of 8 ranks: give the number of ranks on each node"):
-            plan_of(name, 8, nodes=nodes)
+            make_plan(name, 8, nodes=nodes)
 
 
 def test_nodes_in_rank_order_are_the_same_however_they_are_said():
@@ -259,7 +261,8 @@ def test_auto_leaves_out_what_its_model_cannot_tell():
 # Planted faults: each must be found by the proof.
 
 
-def complaint(plan: Plan) -> str:
+def find_error(plan: Plan) -> str:
+    """Return the error message of `check`; None if it accepts the plan."""
     with pytest.raises(PlanError) as caught:
         check(plan)
     return str(caught.value)
@@ -267,13 +270,13 @@ def complaint(plan: Plan) -> str:
 
 def test_fault_swing_whose_odd_ranks_do_not_mirror(monkeypatch):
     monkeypatch.setattr(swing, "find_partner", lambda rank, step, n: (rank + (1 - (-2) ** (step + 1)) // 3) % n)
-    assert "round 0: rank 0 (and 7 more) sends to 1, which receives from 2" in complaint(plan_of("swing", 8))
+    assert "round 0: rank 0 (and 7 more) sends to 1, which receives from 2" in find_error(make_plan("swing", 8))
 
 
 def test_fault_bine_whose_odd_ranks_are_off_by_one(monkeypatch):
     right = bine.find_first_reachable
     monkeypatch.setattr(bine, "find_first_reachable", lambda rank, digits: right(rank, digits) + rank % 2)
-    assert "all_reduce/bine on 8 ranks: in the end rank 0 chunk" in complaint(plan_of("bine", 8))
+    assert "all_reduce/bine on 8 ranks: in the end rank 0 chunk" in find_error(make_plan("bine", 8))
 
 
 def test_fault_one_shot_in_order_of_arrival():
@@ -283,7 +286,7 @@ def test_fault_one_shot_in_order_of_arrival():
         return Rounds(1, 1, lambda t: moves)
 
     hasty = make_algorithm(Operation.ALL_REDUCE, "hasty", make, direct.one_shot_cost)
-    assert "reduce chunk 0 in different orders" in complaint(hasty.plan(3))
+    assert "reduce chunk 0 in different orders" in find_error(hasty.plan(3))
 
 
 def test_fault_dual_root_that_hands_results_down_a_round_too_soon(monkeypatch):
@@ -296,12 +299,12 @@ def test_fault_dual_root_that_hands_results_down_a_round_too_soon(monkeypatch):
         )
 
     monkeypatch.setattr(dual_root, "find_tree_places", hasty)
-    assert "all_reduce/dual_root on 8 ranks" in complaint(plan_of("dual_root", 8, 3))
+    assert "all_reduce/dual_root on 8 ranks" in find_error(make_plan("dual_root", 8, 3))
 
 
 def test_fault_hierarchy_that_forgets_its_further_ranks(monkeypatch):
     monkeypatch.setattr(
         hierarchical, "reduce_into_core", lambda slot, size, owners, whole, chunks: empty_rounds(chunks)
     )
-    said = complaint(plan_of("hierarchical", 5, 1, (2, 3)))
+    said = find_error(make_plan("hierarchical", 5, 1, (2, 3)))
     assert "the contribution of rank 4 is missing" in said

@@ -1,4 +1,4 @@
-"""A user's own algorithm: found, taken up, and refuted with the place where it is wrong."""
+"""A user's own algorithm: loaded, registered, and refused with the place of its fault."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ def write(tmp_path):
     return writing
 
 
-def changed(old: str, new: str) -> str:
+def change_ring(old: str, new: str) -> str:
+    """Return the source of the ring with `old` replaced by `new`."""
     text = RING.format(name="my_all_reduce")
     assert old in text
     return text.replace(old, new)
@@ -85,7 +86,7 @@ def test_a_right_one_is_proven(write, ranks):
 def test_an_edited_file_is_read_again(write):
     path = write(RING.format(name="my_all_reduce"))
     prove_algorithm(load_algorithm(f"{path}:my_all_reduce"), 3)
-    write(changed("OWN_FIRST", "COPY"))
+    write(change_ring("OWN_FIRST", "COPY"))
     with pytest.raises(PlanError):
         prove_algorithm(load_algorithm(f"{path}:my_all_reduce"), 3)
 
@@ -129,7 +130,7 @@ def test_an_edited_file_is_read_again(write):
     ],
 )
 def test_a_wrong_one_is_refuted_by_place(write, capsys, old, new, told):
-    path = write(changed(old, new))
+    path = write(change_ring(old, new))
     reference = f"{path}:my_all_reduce"
     with pytest.raises(HpccollError) as caught:
         prove_algorithm(load_algorithm(reference), 3)

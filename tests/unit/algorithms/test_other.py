@@ -1,7 +1,7 @@
-"""What makes each algorithm of all_gather, reduce_scatter, broadcast, reduce, all_to_all and barrier itself.
+"""The properties that distinguish the algorithms of all_gather, reduce_scatter, broadcast, reduce and others.
 
-That every registered plan is right at its stated cost is proven elsewhere; here are the figures of the literature, the
-shapes that the papers promise. Faults planted in them stand in test_algorithms_slips.py.
+Other tests prove that every registered plan is correct and has its stated cost. The tests here check figures and
+message patterns of the papers; test_slips.py plants faults.
 """
 
 from __future__ import annotations
@@ -40,24 +40,26 @@ NAMES = {
 }  # fmt: skip
 
 
-def plan_of(name: str, n: int, root: int = 0, chunks: int = 1) -> Plan:
+def make_plan(name: str, n: int, root: int = 0, chunks: int = 1) -> Plan:
+    """Return the plan of an algorithm, given as `operation/name`."""
     operation, _, algorithm = name.partition("/")
     return get_algorithm(Operation.from_name(operation), algorithm).plan(n, root, chunks)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", sorted(NAMES))
 def test_proven_for_every_root_and_chunk_count(name):
     for n in SOME:
         for root in {0, min(1, n - 1), n // 2, n - 1}:
             for chunks in (1, 2, 5, 11):
-                plan = plan_of(name, n, root, chunks)
+                plan = make_plan(name, n, root, chunks)
                 assert check(plan, counts=(0, 1, n - 1, 7, 1_000_003)).cost == plan.cost
 
 
 @pytest.mark.parametrize("name", sorted(NAMES))
 @pytest.mark.parametrize("n", [1, 2, 5, 8, 13])
 def test_a_ranks_column_is_its_slice_of_the_whole(name, n):
-    plan = plan_of(name, n, n // 2, 3)
+    plan = make_plan(name, n, n // 2, 3)
     whole = plan.moves()
     for rank in range(n):
         column = plan.column(rank)
@@ -75,7 +77,7 @@ def test_a_ranks_column_is_its_slice_of_the_whole(name, n):
 def test_a_round_of_24576_ranks_needs_no_table_of_ranks_and_chunks(name):
     n = 24_576
     tracemalloc.start()
-    rounds = plan_of(name, n, n - 1, 4).moves()
+    rounds = make_plan(name, n, n - 1, 4).moves()
     for t in {0, 1, rounds.count // 2, rounds.count - 1}:
         rounds.at(t)
     peak = tracemalloc.get_traced_memory()[1]
@@ -107,7 +109,7 @@ def test_a_round_of_24576_ranks_needs_no_table_of_ranks_and_chunks(name):
     ],
 )
 def test_costs_are_those_of_the_literature(name, n, chunks, cost):
-    assert check(plan_of(name, n, n // 2, chunks)).cost == cost
+    assert check(make_plan(name, n, n // 2, chunks)).cost == cost
 
 
 def test_skips_halve_and_round_up():
@@ -145,7 +147,7 @@ def test_the_broadcast_schedule_keeps_the_conditions_of_the_paper(n):
 @pytest.mark.parametrize("n", [2, 3, 7, 13, 16, 33])
 @pytest.mark.parametrize("chunks", [1, 2, 3, 8, 17])
 def test_the_circulant_broadcast_is_round_optimal_with_one_port_a_rank(n, chunks):
-    rounds = plan_of("broadcast/circulant", n, 1, chunks).moves()
+    rounds = make_plan("broadcast/circulant", n, 1, chunks).moves()
     assert rounds.count == chunks - 1 + ceil_log2(n)  # the bound of Bar-Noy and Kipnis
     assert {len(moves) for moves in rounds} == {1}
     got = Counter(
@@ -171,14 +173,14 @@ def test_pat_with_bounded_messages_is_right_and_sends_no_byte_more(n, most):
 
 
 def test_pat_sends_the_far_messages_small():
-    far = [(int(moves[0].dest[0]), moves[0].send.size) for moves in plan_of("all_gather/pat", 16).moves()]
+    far = [(int(moves[0].dest[0]), moves[0].send.size) for moves in make_plan("all_gather/pat", 16).moves()]
     assert far == [(8, 1), (4, 2), (2, 4), (1, 8)]
 
 
 @pytest.mark.parametrize("n", [2, 3, 4, 9, 10, 17])
 def test_neighbor_exchange_talks_to_neighbours_only(n):
     around = n - n % 2  # for odd n the last rank is outside the circle
-    for moves in plan_of("all_gather/neighbor_exchange", n).moves():
+    for moves in make_plan("all_gather/neighbor_exchange", n).moves():
         for rank, to in ((rank, to) for move in moves for rank, to in enumerate(move.dest.tolist()) if to != NO_PEER):
             assert (to - rank) % around in (1, around - 1) or {rank, to} == {n - 2, n - 1}
 
@@ -186,7 +188,7 @@ def test_neighbor_exchange_talks_to_neighbours_only(n):
 @pytest.mark.parametrize("name", ["all_gather/recursive_doubling", "reduce_scatter/recursive_halving"])
 @pytest.mark.parametrize("n", [2, 3, 6, 11, 13])
 def test_messages_of_recursive_doubling_are_one_interval(name, n):
-    for moves in plan_of(name, n).moves():
+    for moves in make_plan(name, n).moves():
         assert len(moves) == 1
         ids = moves[0].send.ids(n)
         for row in (row[row != NO_CHUNK] for row in ids[moves[0].dest != NO_PEER]):
@@ -198,8 +200,8 @@ def test_messages_of_recursive_doubling_are_one_interval(name, n):
 def test_a_rank_is_inner_in_one_tree_only_and_no_round_sends_it_a_tree_twice(name, n):
     chunks, root = 3, n // 3
     inner: list[set[int]] = [set(), set()]
-    down = plan_of("broadcast/double_tree", n, root, chunks).moves()
-    for moves in down if name.startswith("broadcast") else plan_of(name, n, root, chunks).moves().reversed():
+    down = make_plan("broadcast/double_tree", n, root, chunks).moves()
+    for moves in down if name.startswith("broadcast") else make_plan(name, n, root, chunks).moves().reversed():
         for tree in (0, 1):
             for move in moves[2 * tree : 2 * tree + 2]:
                 senders = np.nonzero(move.dest != NO_PEER)[0]
@@ -212,7 +214,7 @@ def test_a_rank_is_inner_in_one_tree_only_and_no_round_sends_it_a_tree_twice(nam
 
 def test_the_broadcast_is_a_scatter_and_what_an_all_gather_must_add():
     n, root = 11, 4
-    rounds = plan_of("broadcast/scatter_all_gather", n, root).moves()
+    rounds = make_plan("broadcast/scatter_all_gather", n, root).moves()
     phase = scatter(np.arange(n), n, root)
     for t in range(phase.count):
         np.testing.assert_array_equal(rounds.at(t)[0].dest, phase.at(t)[0].dest)
@@ -229,7 +231,7 @@ def test_the_broadcast_is_a_scatter_and_what_an_all_gather_must_add():
 
 def test_bruck_all_to_all_sends_each_block_once_for_each_bit_of_its_distance():
     n = 13
-    rounds = plan_of("all_to_all/bruck", n).moves()
+    rounds = make_plan("all_to_all/bruck", n).moves()
     sizes = [int(moves[-1].send.size) for moves in rounds]
     assert sum(sizes) == sum(j.bit_count() for j in range(n))
     first, last = rounds.at(0)[-1], rounds.at(rounds.count - 1)[-1]
@@ -239,7 +241,7 @@ def test_bruck_all_to_all_sends_each_block_once_for_each_bit_of_its_distance():
 
 @pytest.mark.parametrize("name", ["barrier/linear", "barrier/double_ring"])
 def test_serial_barriers_have_one_message_on_its_way(name):
-    for moves in plan_of(name, 7).moves():
+    for moves in make_plan(name, 7).moves():
         assert [int((move.dest != NO_PEER).sum()) for move in moves] == [1]
 
 

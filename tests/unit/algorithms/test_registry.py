@@ -1,4 +1,4 @@
-"""The registered algorithms: which there are, what they state, and what they refuse."""
+"""The registered algorithms: their names, the properties that they state, and the arguments that they refuse."""
 
 from __future__ import annotations
 

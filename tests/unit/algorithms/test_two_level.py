@@ -1,4 +1,4 @@
-"""Plans of two levels: proven on every layout of nodes, right in any order, and what crosses between nodes."""
+"""Two-level plans: proven on every layout of nodes, correct in any order of ranks, and their bytes between nodes."""
 
 from __future__ import annotations
 
@@ -33,19 +33,21 @@ LAYOUTS = (
 )
 
 
-def ranks_of(nodes):
+def count_ranks(nodes):
+    """Return the number of ranks of a layout of nodes."""
     return sum(node if isinstance(node, int) else len(node) for node in nodes)
 
 
-def roots_of(algorithm, n):
+def list_roots(algorithm, n):
+    """Return the roots to test."""
     return range(n) if "root" in algorithm.parameters else (0,)
 
 
 @pytest.mark.parametrize("nodes", LAYOUTS, ids=str)
 @pytest.mark.parametrize("algorithm", MIXED, ids=lambda each: each.full_name)
 def test_they_are_proven_on_every_layout_at_what_they_state(algorithm, nodes):
-    n = ranks_of(nodes)
-    for root in roots_of(algorithm, n):
+    n = count_ranks(nodes)
+    for root in list_roots(algorithm, n):
         plan = algorithm.plan(n, root, nodes=nodes)
         assert check(plan).cost == plan.cost
 
@@ -53,7 +55,7 @@ def test_they_are_proven_on_every_layout_at_what_they_state(algorithm, nodes):
 @pytest.mark.parametrize("nodes", [[2, 2], [2, 1], [[3, 0], [1, 2, 4]]], ids=str)
 @pytest.mark.parametrize("algorithm", MIXED, ids=lambda each: each.full_name)
 def test_they_come_out_right_in_any_order(algorithm, nodes):
-    n = ranks_of(nodes)
+    n = count_ranks(nodes)
     for root in {0, n - 1} if "root" in algorithm.parameters else {0}:
         assert fault_in_some_order(algorithm.plan(n, root, nodes=nodes), 8) is None
 
@@ -61,7 +63,7 @@ def test_they_come_out_right_in_any_order(algorithm, nodes):
 @pytest.mark.parametrize("nodes", LAYOUTS, ids=str)
 @pytest.mark.parametrize("algorithm", MIXED, ids=lambda each: each.full_name)
 def test_messages_cross_between_nodes_and_loads_and_stores_do_not(algorithm, nodes):
-    n = ranks_of(nodes)
+    n = count_ranks(nodes)
     node, _ = Groups.from_nodes(n, nodes).locate(np.arange(n))
     uneven = algorithm.operation.has_blocks and len({len(x) if isinstance(x, list) else x for x in nodes}) > 1
     for steps in algorithm.plan(n, nodes=nodes).rounds():

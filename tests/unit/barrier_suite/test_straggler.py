@@ -1,4 +1,4 @@
-"""Who is late: injected delays are found and the guilty is named, noise and victims are not."""
+"""The late rank: injected delays are found and the guilty rank is named; noise and waiting ranks are not."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ def measure_skew_noise(random: np.random.Generator, ranks: int) -> float:
     return find_straggler(make_times(random, ranks), RESOLUTION_S).noise_s
 
 
-def delay(ranks: int, rank: int, seconds: float) -> np.ndarray:
+def make_delay(ranks: int, rank: int, seconds: float) -> np.ndarray:
+    """Return the delay of each rank, in which one rank is late."""
     return np.where(np.arange(ranks) == rank, seconds, 0.0)
 
 
@@ -46,7 +47,9 @@ def test_a_delay_of_five_times_the_noise_is_found_for_any_pattern_and_rank():
     for _ in range(200):
         ranks = int(random.integers(2, 9))
         late, pattern = int(random.integers(ranks)), ArrivalPattern(random.choice(list(ArrivalPattern)))
-        times = make_times(random, ranks, delay(ranks, late, 5 * measure_skew_noise(random, ranks)), pattern=pattern)
+        times = make_times(
+            random, ranks, make_delay(ranks, late, 5 * measure_skew_noise(random, ranks)), pattern=pattern
+        )
         found += find_straggler(times, RESOLUTION_S).straggler == late
     assert found >= 198
 
@@ -63,7 +66,7 @@ def test_without_a_delay_nobody_is_named_for_any_pattern():
 
 def test_the_rank_that_waits_longest_is_the_victim_and_not_named():
     random = np.random.default_rng(2)
-    report = find_straggler(make_times(random, 4, delay(4, 2, 50e-6)), RESOLUTION_S)
+    report = find_straggler(make_times(random, 4, make_delay(4, 2, 50e-6)), RESOLUTION_S)
     waits = [each.wait_s for each in report.ranks]
     assert report.straggler == 2
     assert waits.index(min(waits)) == 2
@@ -130,7 +133,7 @@ def test_one_of_many_ranks_that_is_last_as_often_by_chance_is_not_named():
 
 
 def test_a_late_rank_that_the_barrier_releases_late_is_named():
-    times = make_times(np.random.default_rng(11), 4, delay(4, 1, 50e-6))
+    times = make_times(np.random.default_rng(11), 4, make_delay(4, 1, 50e-6))
     times.exit[:, 1] += 80e-6
     report = find_straggler(times, RESOLUTION_S)
     assert report.straggler == 1
@@ -155,14 +158,14 @@ def test_of_two_ranks_that_are_often_late_none_is_named():
 
 
 def test_lateness_below_the_error_of_the_clock_is_no_evidence():
-    late_s = delay(2, 1, 8e-6)
+    late_s = make_delay(2, 1, 8e-6)
     assert find_straggler(make_times(np.random.default_rng(7), 2, late_s), RESOLUTION_S).straggler == 1
     assert find_straggler(make_times(np.random.default_rng(7), 2, late_s), 20e-6).straggler is None
 
 
 @pytest.mark.parametrize(("ranks", "rounds", "words"), [(1, ROUNDS, "one rank"), (4, MIN_ROUNDS - 1, "too few")])
 def test_too_little_evidence_names_nobody_and_says_why(ranks, rounds, words):
-    late_s = delay(ranks, 0, 1e-3)
+    late_s = make_delay(ranks, 0, 1e-3)
     report = find_straggler(make_times(np.random.default_rng(8), ranks, late_s, rounds=rounds), RESOLUTION_S)
     assert report.straggler is None
     assert words in report.reason

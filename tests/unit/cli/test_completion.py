@@ -1,4 +1,4 @@
-"""What the shell completes, by the variables that click's scripts set."""
+"""Shell completion, with the variables that click's scripts set."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`hpccoll estimate`: what it prints and records, what it refuses, and the examples of its page."""
+"""`hpccoll estimate`: output, records, refused options, and the examples of its page."""
 
 from __future__ import annotations
 

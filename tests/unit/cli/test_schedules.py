@@ -1,4 +1,4 @@
-"""Pipeline schedules on the command line: proofs, simulations, charts, files, and what is said of wrong ones."""
+"""Pipeline schedules on the command line: proofs, simulations, charts, files, and errors of wrong schedules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`hpccoll simulate`: what it prints and records, and what it refuses."""
+"""`hpccoll simulate`: output, records, and refused options."""
 
 from __future__ import annotations
 

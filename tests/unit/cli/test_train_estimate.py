@@ -1,4 +1,4 @@
-"""`hpccoll train --dry-run`: what it prints and records without mpirun, and what it refuses."""
+"""`hpccoll train --dry-run` without mpirun: output, records, and refused options."""
 
 from __future__ import annotations
 

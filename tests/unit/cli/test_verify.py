@@ -1,4 +1,4 @@
-"""`hpccoll verify` and the frame that every command runs in: what is printed where, and with which exit status."""
+"""`hpccoll verify`, and the output and exit statuses that all commands share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`hpccoll which`: what `auto` selects without a job, its reason and record; and the groups of commands in --help."""
+"""`hpccoll which`: the selection of `auto` without a job, its reason and record; the groups of commands in --help."""
 
 from __future__ import annotations
 

@@ -222,7 +222,7 @@ COMMANDS = {
 
 
 def show(name: str, width: int | None, tmp_path: Path, monkeypatch, capsys) -> str:
-    """Return what a command prints to a pipe with the width in COLUMNS, or without a width."""
+    """Return the output of a command to a pipe, with the width in COLUMNS, or without a width."""
     if width is None:
         monkeypatch.delenv("COLUMNS", raising=False)
     else:

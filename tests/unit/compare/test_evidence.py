@@ -1,4 +1,4 @@
-"""Which runs allow a verdict, and what `hpccoll compare` asks for where they do not."""
+"""Which runs allow a verdict, and which further runs `hpccoll compare` asks for otherwise."""
 
 from __future__ import annotations
 

@@ -24,7 +24,8 @@ MPI = (("mpi", None),)
 ALL = ("all_reduce", "reduce_scatter", "all_gather", "reduce", "broadcast", "gather", "scatter")
 
 
-def check(slower=None, tolerance=0.0, **options):
+def check_slower(slower=None, tolerance=0.0, **options):
+    """Check guidelines on records in which some operations are slower."""
     records = make_records(3, {(op, "mpi"): factor for op, factor in (slower or {}).items()}, **options)
     return check_guidelines(make_side("A", records), tolerance)
 
@@ -35,20 +36,20 @@ def test_every_operation_of_a_guideline_exists():
 
 
 def test_equal_operations_fulfil_all_guidelines():
-    checked = check(contenders=MPI, operations=ALL)
+    checked = check_slower(contenders=MPI, operations=ALL)
     assert len(checked) == 3 * 12 + 2 * len(ALL)  # those with all_to_all and with scans are not measured
     assert not [each for each in checked if each.verdict is GuidelineVerdict.VIOLATED]
 
 
 def test_an_operation_slower_than_its_replacement_violates_its_guidelines():
-    checked = check({"gather": 2.0, "all_reduce": 3.5}, contenders=MPI, operations=ALL)
+    checked = check_slower({"gather": 2.0, "all_reduce": 3.5}, contenders=MPI, operations=ALL)
     violated = {each.guideline for each in checked if each.verdict is GuidelineVerdict.VIOLATED}
     assert violated >= {"gather <= all_gather", "all_reduce <= reduce + broadcast"}
     assert all(text.split()[0] in ("gather", "all_reduce") for text in violated)
     [one] = [each for each in checked if each.guideline == "gather <= all_gather" and each.nbytes == 1024]
     assert 1.4 < one.ratio_low < one.ratio < one.ratio_high
     assert one.right_us == pytest.approx(one.left_us / one.ratio)
-    tolerant = check({"gather": 2.0, "all_reduce": 3.5}, 2.0, contenders=MPI, operations=ALL)
+    tolerant = check_slower({"gather": 2.0, "all_reduce": 3.5}, 2.0, contenders=MPI, operations=ALL)
     assert not [each for each in tolerant if each.verdict is GuidelineVerdict.VIOLATED]
 
 
@@ -63,7 +64,7 @@ def test_a_small_message_that_takes_longer_than_a_larger_one_violates_monotony()
 
 
 def test_only_auto_and_other_libraries_are_checked_across_operations():
-    checked = check(operations=("gather", "all_gather"))
+    checked = check_slower(operations=("gather", "all_gather"))
     replaced = {each.algorithm for each in checked if each.guideline == "gather <= all_gather"}
     assert replaced == {None, "auto"}
 
@@ -90,7 +91,9 @@ def test_several_runs_narrow_the_interval():
 
 @pytest.mark.parametrize(("count", "verdict"), [(3, "no evidence"), (20, "violated")])
 def test_three_samples_are_too_few_for_a_violation(count, verdict):
-    checked = check({"gather": 10.0}, contenders=MPI, operations=("gather", "all_gather"), sizes=(1024,), count=count)
+    checked = check_slower(
+        {"gather": 10.0}, contenders=MPI, operations=("gather", "all_gather"), sizes=(1024,), count=count
+    )
     assert [each.verdict.value for each in checked] == [verdict]
 
 

@@ -1,4 +1,4 @@
-"""The analysis names the guilty rank, the victims never, and says where the recordings are a tie."""
+"""The analysis names the guilty rank and never a waiting one, and reports a tie where the recordings are ambiguous."""
 
 from __future__ import annotations
 
@@ -169,17 +169,18 @@ def test_collectives_in_different_orders_are_a_cycle():
     assert (tie.reason, tie.guilty, tie.suspects) == (Reason.CYCLE, (), (0, 1, 2, 3))
 
 
-def message(operation, peer, **more):
+def make_message(operation, peer, **more):
+    """Return the record of a message that has not ended."""
     return CallRecord("1", 0, operation, (), 4.0, None, peer, **more)
 
 
 def test_two_receives_wait_for_each_other():
-    found = analyze(job(history(3, message("recv", 1)), history(3, message("recv", 0)), WAITING))
+    found = analyze(job(history(3, make_message("recv", 1)), history(3, make_message("recv", 0)), WAITING))
     assert (found.reason, found.guilty, found.suspects) == (Reason.CYCLE, (), (0, 1))
 
 
 def test_a_receive_waits_for_its_sender():
-    found = analyze(job(history(3, message("recv", 1)), history(3), history(3)))
+    found = analyze(job(history(3, make_message("recv", 1)), history(3), history(3)))
     assert (found.reason, found.guilty) == (Reason.ABSENT, (1,))
 
 

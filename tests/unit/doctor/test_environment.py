@@ -9,7 +9,8 @@ from hpccoll.doctor.finding import Finding, Severity
 from hpccoll.runtime.command import CommandResult
 
 
-def worst(findings: list[Finding]) -> Severity:
+def find_worst(findings: list[Finding]) -> Severity:
+    """Return the highest severity of the findings."""
     return max(finding.severity for finding in findings)
 
 
@@ -39,7 +40,7 @@ def worst(findings: list[Finding]) -> Severity:
 )
 def test_harmful_values_of_variables_are_reported(name, value, severity):
     found = environment.check_environment({"OMP_NUM_THREADS": "2"} | {name: value}, 2, 4, 4)
-    assert worst(found) is severity
+    assert find_worst(found) is severity
     if severity > Severity.NOTE:
         assert name in found[0].found
         assert found[0].remedy
@@ -47,7 +48,7 @@ def test_harmful_values_of_variables_are_reported(name, value, severity):
 
 def test_unset_thread_count_is_a_warning_if_threads_exceed_cores():
     def check(ranks: int, cores: int, default_threads: int) -> Severity:
-        return worst(environment.check_environment({}, ranks, cores, default_threads))
+        return find_worst(environment.check_environment({}, ranks, cores, default_threads))
 
     assert check(4, 8, 8) is Severity.WARNING
     assert check(4, 8, 2) is Severity.OK  # each is bound to cores of its own

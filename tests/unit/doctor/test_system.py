@@ -16,7 +16,8 @@ CLOCKSOURCE = "sys/devices/system/clocksource/clocksource0"
 STEADY = "flags\t\t: fpu tsc constant_tsc nonstop_tsc"
 
 
-def written(root: Path, contents: dict[str, str]) -> Path:
+def write_files(root: Path, contents: dict[str, str]) -> Path:
+    """Write files below `root` by their relative names, and return `root`."""
     for name, text in contents.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -24,7 +25,8 @@ def written(root: Path, contents: dict[str, str]) -> Path:
     return root
 
 
-def worst(findings: list[Finding]) -> Severity:
+def find_worst(findings: list[Finding]) -> Severity:
+    """Return the highest severity of the findings."""
     return max(finding.severity for finding in findings)
 
 
@@ -42,7 +44,7 @@ def worst(findings: list[Finding]) -> Severity:
 )
 def test_clock_source(tmp_path, current, flags, severity):
     here = f"{CLOCKSOURCE}/current_clocksource", f"{CLOCKSOURCE}/available_clocksource"
-    written(tmp_path, {here[0]: current, here[1]: f"tsc {current}", "proc/cpuinfo": flags})
+    write_files(tmp_path, {here[0]: current, here[1]: f"tsc {current}", "proc/cpuinfo": flags})
     found = clock.check_clock_source(tmp_path)
     assert found.severity is severity
     assert current in found.evidence
@@ -51,12 +53,12 @@ def test_clock_source(tmp_path, current, flags, severity):
 
 def test_frequency_governor_and_turbo(tmp_path):
     cpu = "sys/devices/system/cpu"
-    written(tmp_path, {f"{cpu}/cpu0/cpufreq/scaling_governor": "powersave", f"{cpu}/intel_pstate/no_turbo": "0"})
+    write_files(tmp_path, {f"{cpu}/cpu0/cpufreq/scaling_governor": "powersave", f"{cpu}/intel_pstate/no_turbo": "0"})
     governor, turbo = clock.check_frequency(tmp_path)
     assert "frequency-set -g performance" in governor.remedy
     assert turbo.remedy.endswith("no_turbo")
     assert "echo 1" in turbo.remedy
-    written(tmp_path, {f"{cpu}/cpu0/cpufreq/scaling_governor": "performance", f"{cpu}/intel_pstate/no_turbo": "1"})
+    write_files(tmp_path, {f"{cpu}/cpu0/cpufreq/scaling_governor": "performance", f"{cpu}/intel_pstate/no_turbo": "1"})
     (calm,) = clock.check_frequency(tmp_path)
     assert calm.severity is Severity.OK
 
@@ -95,13 +97,13 @@ def test_frequency_governor_and_turbo(tmp_path):
     ],
 )
 def test_cpu_quota_is_the_smallest_of_group_and_ancestors(tmp_path, contents, quota):
-    found, where = cores.read_cpu_quota(written(tmp_path, contents))
+    found, where = cores.read_cpu_quota(write_files(tmp_path, contents))
     assert found == quota
     assert quota is None or str(tmp_path) in where
 
 
 def test_quota_below_the_visible_cores_is_a_warning(tmp_path):
-    written(tmp_path, {"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": "10000 100000"})
+    write_files(tmp_path, {"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": "10000 100000"})
     quota = cores.check_cores(tmp_path)[-1]
     assert quota.severity is Severity.WARNING
     assert "0.1 cores" in quota.found
@@ -110,12 +112,13 @@ def test_quota_below_the_visible_cores_is_a_warning(tmp_path):
 
 def test_hyperthreads_are_counted_once(tmp_path):
     where = "sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
-    written(tmp_path, {where.format(cpu): f"{cpu % 2},{cpu % 2 + 2}" for cpu in range(4)})
+    write_files(tmp_path, {where.format(cpu): f"{cpu % 2},{cpu % 2 + 2}" for cpu in range(4)})
     assert cores.count_physical_cores([0, 1, 2, 3], tmp_path) == 2
     assert cores.count_physical_cores([0, 2], tmp_path) == 1
 
 
-def ranks(*sets: tuple[int, ...], host: str = "a") -> list[RankInfo]:
+def make_ranks(*sets: tuple[int, ...], host: str = "a") -> list[RankInfo]:
+    """Return ranks of one host with the given sets of cores."""
     return [RankInfo(number, host, cores_, {}) for number, cores_ in enumerate(sets)]
 
 
@@ -131,20 +134,20 @@ def ranks(*sets: tuple[int, ...], host: str = "a") -> list[RankInfo]:
     ],
 )
 def test_binding_of_ranks(sets, severity, says):
-    (binding,) = (each for each in cores.check_rank_placement(ranks(*sets), {}) if each.area == "binding")
+    (binding,) = (each for each in cores.check_rank_placement(make_ranks(*sets), {}) if each.area == "binding")
     assert binding.severity is severity
     assert says in binding.found
     assert "rank 0" in binding.evidence
 
 
 def test_more_ranks_than_cores_or_quota_is_a_warning():
-    assert worst(cores.check_rank_placement(ranks((0, 1), (0, 1)), {"a": None})) is Severity.NOTE
-    crowded = cores.check_rank_placement(ranks((0, 1), (0, 1)), {"a": 1.0})[0]
+    assert find_worst(cores.check_rank_placement(make_ranks((0, 1), (0, 1)), {"a": None})) is Severity.NOTE
+    crowded = cores.check_rank_placement(make_ranks((0, 1), (0, 1)), {"a": 1.0})[0]
     assert crowded.severity is Severity.WARNING
     assert "2 ranks on 1 core (of 2 visible)" in crowded.found
     assert "OMPI_MCA_mpi_yield_when_idle=1" in crowded.remedy
     two_hosts = [RankInfo(0, "a", (0,), {}), RankInfo(1, "b", (0,), {})]
-    assert worst(cores.check_rank_placement(two_hosts, {})) is Severity.OK
+    assert find_worst(cores.check_rank_placement(two_hosts, {})) is Severity.OK
 
 
 def test_versions_that_differ_between_hosts_are_a_problem():
@@ -162,8 +165,8 @@ def test_versions_that_differ_between_hosts_are_a_problem():
 def test_numa_nodes_with_distances(tmp_path):
     for node, distance in enumerate(("10 21", "21 10")):
         where = f"sys/devices/system/node/node{node}"
-        written(tmp_path, {f"{where}/cpulist": f"{node * 4}-{node * 4 + 3}", f"{where}/distance": distance})
-    written(tmp_path, {"proc/sys/kernel/numa_balancing": "1"})
+        write_files(tmp_path, {f"{where}/cpulist": f"{node * 4}-{node * 4 + 3}", f"{where}/distance": distance})
+    write_files(tmp_path, {"proc/sys/kernel/numa_balancing": "1"})
     shape, moves = numa.check_numa_nodes(tmp_path)
     assert "2 NUMA nodes, distances up to 21" in shape.found
     assert "node1: cores 4-7" in shape.evidence
@@ -171,8 +174,8 @@ def test_numa_nodes_with_distances(tmp_path):
 
 
 def test_containers_and_virtual_machines_are_named(tmp_path):
-    assert worst(numa.check_virtualization(tmp_path)) is Severity.OK
-    written(tmp_path, {"proc/cpuinfo": "flags : fpu hypervisor"})
+    assert find_worst(numa.check_virtualization(tmp_path)) is Severity.OK
+    write_files(tmp_path, {"proc/cpuinfo": "flags : fpu hypervisor"})
     (tmp_path / "run").mkdir()
     (tmp_path / "run/.containerenv").touch()
     (tmp_path / "proc/self/ns").mkdir(parents=True)
@@ -187,20 +190,22 @@ def test_interfaces_and_infiniband(tmp_path):
     for name, state, kind, speed in (("lo", "up", 772, 0), ("eth0", "up", 1, 25000), ("eth1", "down", 1, 100)):
         here = f"sys/class/net/{name}"
         values = {"operstate": state, "type": str(kind), "speed": str(speed), "mtu": "1500"}
-        written(tmp_path, {f"{here}/{file}": text for file, text in values.items()})
+        write_files(tmp_path, {f"{here}/{file}": text for file, text in values.items()})
     found = network.check_interfaces(tmp_path)
     assert found.found == "up: eth0 (25000 Mbit/s, MTU 1500)"
     assert not found.remedy
     assert "no InfiniBand" in network.check_infiniband(tmp_path)[0].found
     for port, state in ((1, "4: ACTIVE"), (2, "1: DOWN")):
         here = f"sys/class/infiniband/mlx5_0/ports/{port}"
-        written(tmp_path, {f"{here}/state": state, f"{here}/rate": "400 Gb/sec", f"{here}/link_layer": "InfiniBand"})
+        write_files(
+            tmp_path, {f"{here}/state": state, f"{here}/rate": "400 Gb/sec", f"{here}/link_layer": "InfiniBand"}
+        )
     up, down = network.check_infiniband(tmp_path)
     assert "mlx5_0 port 1: 4: ACTIVE, 400 Gb/sec" in up.found
     assert up.provides == ("infiniband",)
     assert "port 2" in down.found
-    written(tmp_path, {"sys/class/infiniband/mlx5_0/ports/1/state": "1: DOWN"})
-    assert worst(network.check_infiniband(tmp_path)) is Severity.WARNING
+    write_files(tmp_path, {"sys/class/infiniband/mlx5_0/ports/1/state": "1: DOWN"})
+    assert find_worst(network.check_infiniband(tmp_path)) is Severity.WARNING
 
 
 def test_shared_memory_that_is_missing_is_a_problem(tmp_path):

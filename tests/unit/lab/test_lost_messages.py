@@ -1,4 +1,4 @@
-"""Which job steps a lab ends, from what the nodes log."""
+"""The job steps that a lab ends because of lines in the logs of its nodes."""
 
 from __future__ import annotations
 

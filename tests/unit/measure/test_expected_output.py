@@ -17,7 +17,8 @@ SEED = 3
 COUNTS = (0, 1, 7, PERIOD, PERIOD + 1, PERIOD + 4500)
 
 
-def spec(operation, count, dtype, redop, rank, ranks, *, in_place=False):
+def make_spec(operation, count, dtype, redop, rank, ranks, *, in_place=False):
+    """Return the arguments of a collective on `rank`; the last rank is the root."""
     return WorkloadSpec(operation, count, get_dtype(dtype), redop, ranks - 1, in_place, rank, ranks, SEED)
 
 
@@ -68,14 +69,14 @@ def test_the_same_outputs_are_right_as_by_whole_inputs(operation, dtype):
         for count in COUNTS if dtype in ("float32", "int8") else COUNTS[:3]:
             for redop in redops:
                 for rank in range(ranks):
-                    assert_same_judgement(spec(operation, count, dtype, redop, rank, ranks))
+                    assert_same_judgement(make_spec(operation, count, dtype, redop, rank, ranks))
 
 
 @pytest.mark.parametrize("operation", [each for each in Operation if each is not Operation.BARRIER])
 @pytest.mark.parametrize("in_place", [False, True])
 def test_reset_restores_the_input_and_makes_the_output_wrong(operation, in_place):
     for rank in range(3):
-        task = spec(operation, PERIOD + 5, "float32", "sum", rank, 3, in_place=in_place)
+        task = make_spec(operation, PERIOD + 5, "float32", "sum", rank, 3, in_place=in_place)
         workload, mine = Workload(task, NUMPY), whole_inputs(task)[rank]
         workload.reset()
         if mine is not None:
@@ -92,7 +93,9 @@ def test_reset_restores_the_input_and_makes_the_output_wrong(operation, in_place
 def test_a_workload_holds_its_buffers_and_no_other_memory_of_their_size():
     count = 4 << 20
     for operation, in_place in ((Operation.ALL_REDUCE, True), (Operation.ALL_GATHER, False)):
-        task = spec(operation, count // (4 if operation.has_blocks else 1), "float32", "sum", 1, 4, in_place=in_place)
+        task = make_spec(
+            operation, count // (4 if operation.has_blocks else 1), "float32", "sum", 1, 4, in_place=in_place
+        )
         tracemalloc.start()
         workload = Workload(task, NUMPY)
         workload.reset()

@@ -1,4 +1,4 @@
-"""When a row stops, and why."""
+"""The stopping rule: when the timing of a row stops, and the stated reason."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ X = np.arange(12.0)
 
 
 def read(given, blocks=0):
+    """Return the dtype, the count and the elements of a buffer; None if it is refused."""
     message = read_message(given, blocks, writable=False)
     return None if message is None else (message.dtype.name, message.count, message.read(message.dtype).tolist())
 

@@ -19,7 +19,8 @@ OBJECTS: list[Any] = [
 ]
 
 
-def roundtrip(obj):
+def encode_and_decode(obj):
+    """Return an object after it was encoded and decoded."""
     encoded = encode(obj)
     slot = memoryview(bytearray(HEADER_BYTES + encoded.nbytes))
     encoded.write(slot)
@@ -29,6 +30,7 @@ def roundtrip(obj):
 
 
 def require_same(got, expected):
+    """Assert that two objects have equal types, values, shapes and orders."""
     assert type(got) is type(expected)
     if isinstance(expected, np.ndarray):
         assert got.dtype == expected.dtype
@@ -50,7 +52,7 @@ def require_same(got, expected):
 def test_an_object_comes_back_as_it_was(obj):
     if isinstance(obj, np.ndarray) and not obj.flags.contiguous:
         obj = obj.copy()
-    require_same(roundtrip(obj), obj)
+    require_same(encode_and_decode(obj), obj)
 
 
 def test_arrays_in_containers_are_not_pickled():
@@ -64,7 +66,7 @@ def test_arrays_in_containers_are_not_pickled():
 
 def test_one_object_at_two_places_stays_one_object():
     shared = [ARRAY]
-    got = roundtrip((shared, shared, ARRAY))
+    got = encode_and_decode((shared, shared, ARRAY))
     assert got[0] is got[1]
     assert got[0][0] is got[2]
 
@@ -73,7 +75,7 @@ def test_a_container_that_contains_itself_is_pickled_as_a_whole():
     loop: list[Any] = [ARRAY]
     loop.append(loop)
     assert take_arrays_out(loop, 512) == (loop, [])
-    got = roundtrip(loop)
+    got = encode_and_decode(loop)
     assert got[1] is got
 
 

@@ -1,4 +1,4 @@
-"""The compilation of the extension: which compiler, and what is said where there is none or a C file has changed."""
+"""The compilation of the extension: the choice of the compiler, and errors if there is none or a C file has changed."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ def import_native(folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.thorough
 def test_a_source_tree_says_what_to_run_before_and_after_a_change(tmp_path):
     native = copy_package(tmp_path)
     missing = import_native(tmp_path)

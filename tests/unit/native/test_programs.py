@@ -14,7 +14,8 @@ ADD = Reducer(np.add, 8, np.dtype("f8").num, -1)
 LIMITS = np.array([64, 64, 64, 64], np.int64)
 
 
-def make(*rows, limits=LIMITS, reducer=ADD, **options):
+def make_program(*rows, limits=LIMITS, reducer=ADD, **options):
+    """Return a native program of the given rows."""
     return Program(np.array(rows, np.int64).reshape(-1, 8), limits, reducer, tile_bytes=16, **options)
 
 
@@ -41,13 +42,13 @@ WRONG = {
 @pytest.mark.parametrize("case", WRONG)
 def test_a_wrong_instruction_is_refused(case):
     with pytest.raises(ValueError, match="instruction 0 cannot be executed"):
-        make(WRONG[case])
+        make_program(WRONG[case])
 
 
 def test_the_message_names_the_instruction():
     right = COPY, 0, 0, 0, 0, 1, 0, 64
     with pytest.raises(ValueError, match="instruction 2 cannot be executed: the input would be written"):
-        make(right, (FENCE, 0, 0, 0, 0, 0, 0, 0), WRONG["into the input"])
+        make_program(right, (FENCE, 0, 0, 0, 0, 0, 0, 0), WRONG["into the input"])
 
 
 def test_words_at_random_are_refused_or_run_inside_of_their_memories():
@@ -59,7 +60,7 @@ def test_words_at_random_are_refused_or_run_inside_of_their_memories():
         ]
         memories = [np.full(64 + 32, 7, np.uint8) for _ in range(4)]
         try:
-            program = make(*rows)
+            program = make_program(*rows)
         except ValueError:
             continue
         accepted += 1
@@ -75,7 +76,7 @@ def test_words_at_random_are_refused_or_run_inside_of_their_memories():
 
 def test_a_program_runs_from_fence_to_fence():
     x, out, scratch, slot = (np.full(8, float(value)) for value in range(4))
-    program = make((COPY, 0, 0, 0, 0, 3, 0, 64), (FENCE, *[0] * 7), (REDUCE, 3, 0, 0, 0, 1, 0, 64))
+    program = make_program((COPY, 0, 0, 0, 0, 3, 0, 64), (FENCE, *[0] * 7), (REDUCE, 3, 0, 0, 0, 1, 0, 64))
     addresses = [each.__array_interface__["data"][0] for each in (x, out, scratch, slot)]
     table = MemoryTable(addresses, [], None)
     x[:] = 5
@@ -92,13 +93,13 @@ def test_an_error_of_the_users_function_ends_the_run():
 
     x = np.ones(8)
     address = x.__array_interface__["data"][0]
-    program = make((REDUCE, 0, 0, 0, 0, 1, 0, 64), reducer=Reducer(fail, 8, -1, -1))
+    program = make_program((REDUCE, 0, 0, 0, 0, 1, 0, 64), reducer=Reducer(fail, 8, -1, -1))
     with pytest.raises(KeyError):
         program.execute(MemoryTable([address] * 4, [], x), address, address, 0)
 
 
 def test_other_memories_than_those_of_the_program_are_refused():
-    program = make((COPY, 0, 0, 0, 0, 1, 0, 64))
+    program = make_program((COPY, 0, 0, 0, 0, 1, 0, 64))
     with pytest.raises(ValueError, match="not those of the program"):
         program.execute(MemoryTable([0, 0, 0], [], None), 0, 0, 0)
     with pytest.raises(ValueError, match="not those of the program"):  # there is no bounce buffer

@@ -54,7 +54,8 @@ def same_bits(got, wanted):
     return bool(equal.all())
 
 
-def address(array):
+def get_address(array):
+    """Return the address of an array's first element."""
     return array.__array_interface__["data"][0]
 
 
@@ -66,7 +67,7 @@ def test_results_have_the_bits_of_numpy(function, dtype):
             operands = [np.ascontiguousarray(draw(rng, dtype, length)) for _ in range(2)]
             wanted = getattr(np, function)(*operands)
             out = np.empty(length, dtype.numpy) if aliased is None else operands[aliased]
-            reducer(address(operands[0]), address(operands[1]), address(out), out.nbytes)
+            reducer(get_address(operands[0]), get_address(operands[1]), get_address(out), out.nbytes)
             assert same_bits(out, wanted), (length, aliased)
 
 
@@ -78,12 +79,12 @@ def test_quotients_have_the_bits_of_numpy(name, divisor):
     for length in LENGTHS:
         x = draw(rng, dtype, length)
         wanted = np.divide(x, np.asarray(dtype.numpy.type(divisor), dtype.numpy))
-        divider(address(x), 0, address(x), x.nbytes)
+        divider(get_address(x), 0, get_address(x), x.nbytes)
         assert same_bits(x, wanted), length
 
 
 def test_every_float16_and_bfloat16_is_converted_as_by_numpy():
-    """Every bit pattern meets 1 and itself."""
+    """Every bit pattern is reduced with 1 and with itself."""
     patterns = np.arange(2**16, dtype=np.uint16)
     for name in ("float16", "bfloat16"):
         dtype = DTYPES[name]
@@ -91,7 +92,7 @@ def test_every_float16_and_bfloat16_is_converted_as_by_numpy():
         for function in ("add", "multiply", "minimum", "maximum"):
             for other in (np.ones_like(x), x[::-1].copy()):
                 out = np.empty_like(x)
-                make_reducer(function, dtype)(address(x), address(other), address(out), x.nbytes)
+                make_reducer(function, dtype)(get_address(x), get_address(other), get_address(out), x.nbytes)
                 assert same_bits(out, getattr(np, function)(x, other)), (name, function)
 
 
@@ -103,6 +104,6 @@ def test_a_function_of_the_user_gets_arrays_of_the_dtype():
         return left - right
 
     x, y = np.arange(5.0), np.ones(5)
-    make_reducer(subtract, DTYPES["float64"])(address(x), address(y), address(y), y.nbytes)
+    make_reducer(subtract, DTYPES["float64"])(get_address(x), get_address(y), get_address(y), y.nbytes)
     assert y.tolist() == [-1.0, 0.0, 1.0, 2.0, 3.0]
     assert seen == [(np.dtype("f8"), (5,))]

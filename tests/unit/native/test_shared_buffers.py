@@ -1,4 +1,4 @@
-"""The registry of memory that other ranks can address: buffers are found by any address in them, until they go."""
+"""The registry of memory that other ranks can address finds buffers by any address in them until they are freed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How backward passes are counted, whose gradients are then summed over ranks."""
+"""The count of backward passes, after which gradients are summed over ranks."""
 
 from __future__ import annotations
 

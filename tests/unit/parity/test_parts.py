@@ -48,31 +48,32 @@ def test_only_some_of_the_shards_are_not_the_whole_tensor():
     assert tensor.error == 0
 
 
-def compare(*values, bound=1e-9):
+def make_tensor(*values, bound=1e-9):
+    """Return a tensor in one process and its copies on the ranks, which have the given values."""
     shards = [FoundShard(rank, ShardIndex(), each) for rank, each in enumerate(values)]
     return ComparedTensor("x", WHOLE, shards, bound)
 
 
 def test_a_factor_is_named_by_what_it_counts():
     factors = list_factors(Mesh(dp=2), microbatches=3, samples=24)
-    assert find_factor(compare(WHOLE * 3, WHOLE * 3), factors).kind == "factor_microbatches"
-    assert find_factor(compare(WHOLE / 2, WHOLE / 2), factors).kind == "factor_inverse_dp"
-    assert find_factor(compare(WHOLE * 24, WHOLE * 24), factors).kind == "factor_samples"
-    assert find_factor(compare(WHOLE * 12, WHOLE * 12), factors).kind == "factor_local_samples"
-    assert find_factor(compare(WHOLE * 1.7, WHOLE * 1.7), factors).kind == "factor"
-    assert find_factor(compare(WHOLE * 3, WHOLE), factors) is None
+    assert find_factor(make_tensor(WHOLE * 3, WHOLE * 3), factors).kind == "factor_microbatches"
+    assert find_factor(make_tensor(WHOLE / 2, WHOLE / 2), factors).kind == "factor_inverse_dp"
+    assert find_factor(make_tensor(WHOLE * 24, WHOLE * 24), factors).kind == "factor_samples"
+    assert find_factor(make_tensor(WHOLE * 12, WHOLE * 12), factors).kind == "factor_local_samples"
+    assert find_factor(make_tensor(WHOLE * 1.7, WHOLE * 1.7), factors).kind == "factor"
+    assert find_factor(make_tensor(WHOLE * 3, WHOLE), factors) is None
 
 
 def test_a_missing_sum_is_told_from_a_missing_average():
     part = torch.rand(6, 4)
-    assert find_missing_reduction(compare(part, WHOLE - part), Mesh(tp=2)).kind == "missing_sum_tp"
-    assert find_missing_reduction(compare(part, 2 * WHOLE - part), Mesh(dp=2)).kind == "missing_average_dp"
-    assert find_missing_reduction(compare(part, part), Mesh(dp=2)) is None
+    assert find_missing_reduction(make_tensor(part, WHOLE - part), Mesh(tp=2)).kind == "missing_sum_tp"
+    assert find_missing_reduction(make_tensor(part, 2 * WHOLE - part), Mesh(dp=2)).kind == "missing_average_dp"
+    assert find_missing_reduction(make_tensor(part, part), Mesh(dp=2)) is None
 
 
 def test_nan_and_another_shape_are_differences():
-    assert compare(WHOLE * float("nan")).differing
-    assert compare(WHOLE[:3]).differing
+    assert make_tensor(WHOLE * float("nan")).differing
+    assert make_tensor(WHOLE[:3]).differing
 
 
 def test_a_function_is_loaded_from_a_file_or_a_module(tmp_path):

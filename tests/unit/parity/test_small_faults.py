@@ -28,7 +28,8 @@ def run_backward(model, batch, _):
     return loss
 
 
-def build(dtype=torch.float64, **changes):
+def build_case(dtype=torch.float64, **changes):
+    """Return a small model with its batch and training step."""
     layers = torch.nn.Linear(4, 5), torch.nn.BatchNorm1d(5), torch.nn.Tanh(), torch.nn.Linear(5, 3)
     model = torch.nn.Sequential(*layers).to(dtype)
     model.eval()  # otherwise the step would change the buffers
@@ -36,7 +37,8 @@ def build(dtype=torch.float64, **changes):
     return replace(ParityCase(model, batch, compute_loss, backward=run_backward), **changes)
 
 
-def find(case):
+def check_case(case):
+    """Return the summary of the parity check of a case."""
     with hpccoll.Communicator() as comm:
         return check_parity(comm, case, "dp=1", ParityOptions(steps=STEPS)).summary
 
@@ -54,7 +56,7 @@ def test_a_gradient_that_differs_slightly_is_found(dtype, name, wrong_step):
             gradient.view(-1)[1] += SMALL[dtype] * gradient.abs().max()
         return loss
 
-    summary = find(lambda: build(dtype, backward=backward))
+    summary = check_case(lambda: build_case(dtype, backward=backward))
     assert (summary.wrong, summary.first, summary.quantity, summary.step) == (1, name, "gradient", wrong_step)
 
 
@@ -81,5 +83,5 @@ def fault(quantity):
 @pytest.mark.parametrize("quantity", ["parameter", "loss", "buffer", "initial parameter"])
 def test_another_quantity_that_differs_slightly_is_found(quantity):
     with fault(quantity) as changes:
-        assert find(lambda: build(**changes)).quantity == quantity
-    assert find(build).wrong == 0
+        assert check_case(lambda: build_case(**changes)).quantity == quantity
+    assert check_case(build_case).wrong == 0

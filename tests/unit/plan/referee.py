@@ -1,7 +1,7 @@
-"""Plans written out rank by rank, and a referee of them that shares nothing with hpccoll.plan.proof.checker.
+"""Scripts (plans written out rank by rank), and a referee that judges them independently of plan.proof.checker.
 
-The referee runs a script on symbolic expressions in plain Python: no weights, no hashes, no NumPy, no masks. What each
-operation brings and wants is said here once more.
+The referee runs a script on symbolic expressions in plain Python, without weights, hashes, NumPy and masks. It has its
+own definition of the input and the required output of each operation.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Place = tuple[int, int]  # rank, chunk
 
 @dataclass
 class Ends:
-    """A move, rank by rank: whom it sends to and what, whom it receives from, where and how."""
+    """A move written out: each rank's receiver and sender, the chunks sent and received into, and the op."""
 
     dest: list[int]
     source: list[int]
@@ -30,10 +30,11 @@ class Ends:
     op: list[int]
 
     def messages(self) -> list[tuple[int, int]]:
+        """Return (sender, receiver) of each message."""
         return [(rank, to) for rank, to in enumerate(self.dest) if to >= 0]
 
     def alone(self, rank: int) -> Ends:
-        """Only the message that `rank` sends."""
+        """Return the move with only the message that `rank` sends."""
         to = self.dest[rank]
         return replace(
             self,
@@ -42,27 +43,32 @@ class Ends:
         )
 
     def drop(self, rank: int) -> None:
+        """Remove the message that `rank` sends."""
         self.source[self.dest[rank]] = -1
         self.dest[rank] = -1
 
 
 @dataclass(frozen=True)
 class Table:
-    """A region written out: for each rank its chunks."""
+    """A region written out: the chunks of each rank."""
 
     rows: list[tuple[int, ...]]
 
     @property
     def size(self) -> IntArray:
+        """The number of chunks of each rank."""
         return np.array([len(row) for row in self.rows])
 
     def ids(self, ranks: int) -> IntArray:
+        """Return the chunks of each rank, padded with -1."""
         most = max(map(len, self.rows))
         assert ranks == len(self.rows)
         return np.array([[*row, *[-1] * (most - len(row))] for row in self.rows], np.int64).reshape(ranks, most)
 
 
 def written(plan: Plan) -> Script:
+    """Return a plan written out as a script."""
+
     def ends(move: Move) -> Ends:
         out, into = (
             [tuple(chunk for chunk in row if chunk >= 0) for row in region.ids(plan.ranks).tolist()]
@@ -76,6 +82,8 @@ def written(plan: Plan) -> Script:
 
 
 def acted(script: Script, plan: Plan) -> Plan:
+    """Return the plan that has the rounds of a script."""
+
     def move(ends: Ends) -> Move:
         send, recv = cast("tuple[Region, Region]", (Table(ends.out), Table(ends.into)))
         return Move(np.array(ends.dest), np.array(ends.source), send, recv, np.array(ends.op))
@@ -85,7 +93,7 @@ def acted(script: Script, plan: Plan) -> Plan:
 
 
 def required(plan: Plan, chunks: int) -> dict[Place, Counter[Place]]:
-    """What each wanted (rank, chunk) must be made of."""
+    """Return the contributions that each required (rank, chunk) must contain."""
     n, root, ranks = plan.ranks, plan.root, range(plan.ranks)
     block = max(chunks // n, 1)
     owner = {c: c // block for c in range(chunks)}
@@ -108,6 +116,7 @@ def required(plan: Plan, chunks: int) -> dict[Place, Counter[Place]]:
 
 
 def brought(plan: Plan, rank: int, chunk: int, chunks: int) -> bool:
+    """Whether a chunk of a rank is part of its input."""
     if plan.operation in (Operation.BROADCAST, Operation.SCATTER):
         return rank == plan.root
     if plan.operation in (Operation.ALL_GATHER, Operation.GATHER):
@@ -118,6 +127,7 @@ def brought(plan: Plan, rank: int, chunk: int, chunks: int) -> bool:
 
 
 def leaves(expression: Any) -> Iterator[Place]:
+    """Yield the contributions in a symbolic expression."""
     if expression[0] == "+":
         yield from leaves(expression[1])
         yield from leaves(expression[2])
@@ -126,7 +136,7 @@ def leaves(expression: Any) -> Iterator[Place]:
 
 
 def fault_of(script: Script, plan: Plan) -> str | None:
-    """Say what is wrong with the script; None where it is right."""
+    """Return the first fault of a script; None if it is correct."""
     n, chunks = plan.ranks, plan.moves().chunks
     state: dict[Place, Any] = {(r, c): (r, c) for r in range(n) for c in range(chunks) if brought(plan, r, c, chunks)}
     heard = [{r} for r in range(n)]

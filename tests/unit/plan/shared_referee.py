@@ -1,9 +1,9 @@
-"""Runs plans of loads, stores and fences rank by rank in one process, in an order that means ill.
+"""Runs plans of loads, stores and fences rank by rank in one process, in random and adverse orders of the ranks.
 
-Shares nothing with hpccoll.plan.proof.races: there are no rules here, only ranks that run on in their own time, chunk
-by chunk, taking turns at random. A rank's memory is junk before it comes and after it has gone. What a load brings into
-the loader's own place is seen by the loader at once and by others after its next fence. What comes out right in many
-orders is judged as in referee.py, on symbolic expressions.
+The module shares no code with hpccoll.plan.proof.races and knows no rules: the ranks take turns at random, chunk by
+chunk. A rank's memory holds junk before the rank enters the collective and after it has left. The result of a load is
+visible to the loading rank at once, and to others after the loading rank's next fence. The results of many orders are
+judged as in referee.py, on symbolic expressions.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ JUNK = ("junk",)
 
 
 def chunks_of(region: Region, n: int) -> list[list[int]]:
+    """Return the chunks of each rank in a region."""
     return [[chunk for chunk in row if chunk >= 0] for row in region.ids(n).tolist()]
 
 
@@ -40,18 +41,21 @@ class Node:
         self.chance = random.Random(seed)
 
     def own(self, rank: int, chunk: int) -> Any:
+        """Return the contents of a rank's own chunk, as the rank itself sees them."""
         place = (rank, chunk)
         return self.landed[rank].get(place, self.base.get(place, JUNK))
 
     def read(self, rank: int, place: Place) -> Any:
+        """Return the contents of a chunk as `rank` sees them."""
         return self.own(*place) if place[0] == rank else self.base.get(place, JUNK)
 
     def joined(self, rank: int, chunk: int, value: Any, op: int) -> Any:
+        """Return the new contents of a rank's chunk after a copy or reduction of `value`."""
         mine = self.own(rank, chunk)
         return {Op.COPY: value, Op.OWN_FIRST: ("+", mine, value), Op.INCOMING_FIRST: ("+", value, mine)}[Op(op)]
 
     def run(self) -> str | None:
-        """Run all ranks to the end; return what is wrong then."""
+        """Run all ranks to the end; return the first fault, or None."""
         programs = {rank: self.program(rank) for rank in range(self.n)}
         blocked: dict[int, Any] = dict.fromkeys(programs)
         constancy, rank = self.chance.random(), 0
@@ -70,7 +74,7 @@ class Node:
         return unfulfilled(self.out, required(self.plan, self.rounds.chunks))
 
     def program(self, rank: int) -> Iterator[Any]:
-        """What a rank does; yields None between two accesses, or a question that must be answered yes to go on."""
+        """Run a rank; yield None between two accesses, or a function that must return true before it continues."""
         chunks = self.rounds.chunks
         yield None
         for c in range(chunks):  # it comes: what its memory held before is lost
@@ -92,6 +96,7 @@ class Node:
             self.base[rank, c] = JUNK
 
     def load(self, rank: int, step: Load, before: dict[int, Any]) -> Iterator[None]:
+        """Carry out a load, chunk by chunk."""
         frm = int(step.source[rank])
         if frm < 0:
             return
@@ -102,6 +107,7 @@ class Node:
             yield None
 
     def store(self, rank: int, step: Store) -> Iterator[None]:
+        """Carry out a store, chunk by chunk."""
         to = int(step.dest[rank])
         if to < 0:
             return
@@ -114,6 +120,7 @@ class Node:
             yield None
 
     def exchange(self, rank: int, moves: list[Move], before: dict[int, Any]) -> Iterator[Any]:
+        """Carry out the sends and receives of a round."""
         for move in moves:
             if (to := int(move.dest[rank])) >= 0:
                 news = (set(self.heard[rank]), [before[c] for c in chunks_of(move.send, self.n)[rank]])
@@ -129,6 +136,7 @@ class Node:
                     self.landed[rank].pop((rank, chunk), None)
 
     def wait(self, rank: int, t: int, index: int, fence: Fence) -> Iterator[Any]:
+        """Wait at a fence for all ranks with the same leader."""
         leader = int(fence.leader[rank])
         if leader < 0:
             return
@@ -146,7 +154,7 @@ class Node:
 
 
 def fault_in_some_order(plan: Plan, orders: int) -> str | None:
-    """Say what goes wrong in some of so many orders; None where all come out right."""
+    """Return the first fault in a number of random orders; None if all results are correct."""
     for seed in range(orders):
         fault = Node(plan, seed).run()
         if fault is not None:

@@ -19,7 +19,7 @@ Arrays = list[NDArray[Any]]
 
 
 def inputs(plan: Plan, count: int) -> Arrays:
-    """What every rank brings: count elements, or as many for each block."""
+    """Return the input of every rank: `count` elements, or as many per block."""
     n, chance = plan.ranks, np.random.default_rng(count)
     elements = {Operation.REDUCE_SCATTER: n, Operation.ALL_TO_ALL: n, Operation.SCATTER: n}.get(plan.operation, 1)
     brings = [r == plan.root or plan.operation not in (Operation.BROADCAST, Operation.SCATTER) for r in range(n)]
@@ -27,7 +27,7 @@ def inputs(plan: Plan, count: int) -> Arrays:
 
 
 def plainly(plan: Plan, data: Arrays, count: int) -> Arrays:
-    """What every rank should hold, without any plan."""
+    """Return the expected result of every rank, computed without any plan."""
     n, nothing = plan.ranks, np.empty(0, np.int64)
     ranks = range(n)
     block = [slice(r * count, (r + 1) * count) for r in ranks]
@@ -56,12 +56,13 @@ def plainly(plan: Plan, data: Arrays, count: int) -> Arrays:
     return [nothing] * n
 
 
-def names(algorithm: Algorithm) -> str:
+def get_name(algorithm: Algorithm) -> str:
+    """Return the full name of an algorithm."""
     return algorithm.full_name
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 5, 8, mark_full(4), mark_full(13)])
-@pytest.mark.parametrize("algorithm", list_algorithms(), ids=names)
+@pytest.mark.parametrize("algorithm", list_algorithms(), ids=get_name)
 def test_values_are_those_of_plain_numpy(algorithm, n):
     for root in {0, n // 2, n - 1} if "root" in algorithm.parameters else {0}:
         for count in COUNTS:
@@ -92,16 +93,17 @@ def test_a_barrier_moves_nothing_and_needs_no_input():
     ]
 
 
-def written(left: NDArray[Any], right: NDArray[Any]) -> NDArray[Any]:
+def write_expression(left: NDArray[Any], right: NDArray[Any]) -> NDArray[Any]:
+    """Return the reduction of two symbolic operands, element by element, in brackets."""
     return np.array([f"({a}{b})" for a, b in zip(left, right, strict=True)], object)
 
 
 def expressions(plan: Plan, chunk: int = 0) -> list[str]:
-    """How each rank that wants chunk `chunk` reduced it, ranks as letters; one element a chunk."""
+    """Return the order in which each rank reduces chunk `chunk`, with ranks as letters and one element per chunk."""
     n, chunks = plan.ranks, plan.moves().chunks
     count = 1 if plan.operation is Operation.REDUCE_SCATTER else chunks
     letters = [np.array([chr(ord("a") + rank)] * chunks, object) for rank in range(n)]
-    results = replay(plan, count, letters, written)
+    results = replay(plan, count, letters, write_expression)
     wanted = plan.operation.output_mask(np.arange(n), n, chunks, plan.root)
     return [str(array[mask[:chunk].sum()]) for array, mask in zip(results, wanted, strict=True) if mask[chunk]]
 
@@ -143,7 +145,9 @@ def test_the_order_of_reduction_is_the_one_that_is_stated(name, n, chunk, expres
 
 
 @pytest.mark.parametrize("n", keep(range(1, 18), {1, 2, 3, 5, 8, 13}.__contains__))
-@pytest.mark.parametrize("algorithm", [a for a in list_algorithms() if a.operation is Operation.ALL_REDUCE], ids=names)
+@pytest.mark.parametrize(
+    "algorithm", [a for a in list_algorithms() if a.operation is Operation.ALL_REDUCE], ids=get_name
+)
 def test_every_rank_reduces_in_the_same_order_with_every_operand_once(algorithm, n):
     plan = algorithm.plan(n, chunks=2)
     for chunk in range(plan.moves().chunks):
@@ -153,7 +157,9 @@ def test_every_rank_reduces_in_the_same_order_with_every_operand_once(algorithm,
         assert sorted(letter for letter in found[0] if letter.isalpha()) == [chr(ord("a") + rank) for rank in range(n)]
 
 
-@pytest.mark.parametrize("algorithm", [a for a in list_algorithms() if a.operation is Operation.ALL_REDUCE], ids=names)
+@pytest.mark.parametrize(
+    "algorithm", [a for a in list_algorithms() if a.operation is Operation.ALL_REDUCE], ids=get_name
+)
 def test_floats_are_bit_equal_on_all_ranks(algorithm):
     plan = algorithm.plan(7, chunks=2)
     data = [np.random.default_rng(rank).normal(size=101).astype(np.float32) for rank in range(7)]

@@ -1,4 +1,4 @@
-"""Regions and rounds: what the ways to put plans together do to who sends what to whom."""
+"""Regions and rounds: the effect of each combination of rounds on the messages of ranks."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ def messages(rounds: Rounds, n: int) -> list[list[Message]]:
     return found
 
 
-def rank_of(n: int) -> np.ndarray:
+def list_ranks(n: int) -> np.ndarray:
+    """Return the numbers of all ranks."""
     return np.arange(n)
 
 
@@ -143,7 +144,7 @@ def test_any_reduce_scatter_and_all_gather_make_an_all_reduce(scatter, gather, n
 
 @pytest.mark.parametrize("n", [2, 3, 6])
 def test_reversed_turns_every_message_around(n):
-    forward = ring.reduce_scatter(rank_of(n), n)
+    forward = ring.reduce_scatter(list_ranks(n), n)
     backward = messages(forward.reversed(Op.INCOMING_FIRST), n)
     turned = [sorted((b, a, into, out, 2) for a, b, out, into, _ in moves) for moves in messages(forward, n)]
     assert backward == turned[::-1]
@@ -160,15 +161,15 @@ def test_gather_backwards_is_scatter_and_reduce_backwards_broadcast():
 def test_scaled_and_shifted_plans_carry_finer_and_other_chunks():
     n = 5
     check(Plan(Operation.REDUCE_SCATTER, "fine", n, 0, lambda rank: bruck.reduce_scatter(rank, n).scaled(3)))
-    moved = messages(bruck.all_gather(rank_of(n), n).shifted(n, 2 * n), n)
-    plain = messages(bruck.all_gather(rank_of(n), n), n)
+    moved = messages(bruck.all_gather(list_ranks(n), n).shifted(n, 2 * n), n)
+    plain = messages(bruck.all_gather(list_ranks(n), n), n)
     up = [[(a, b, tuple(c + n for c in o), tuple(c + n for c in i), op) for a, b, o, i, op in m] for m in plain]
     assert moved == up
 
 
 def test_delayed_rounds_idle_first():
     n = 4
-    rounds = ring.all_gather(rank_of(n), n)
+    rounds = ring.all_gather(list_ranks(n), n)
     late = rounds.delayed(2)
     assert messages(late, n) == [[], [], *messages(rounds, n)]
     assert (
@@ -186,7 +187,7 @@ def test_beside_runs_both_at_once():
 
     proof = check(Plan(Operation.ALL_REDUCE, "both", n, 0, make))
     assert proof.rounds == max(
-        binomial_tree.all_reduce(rank_of(n), n).count, recursive_doubling.all_reduce(rank_of(n), n).count
+        binomial_tree.all_reduce(list_ranks(n), n).count, recursive_doubling.all_reduce(list_ranks(n), n).count
     )
 
 
@@ -211,7 +212,7 @@ def test_relabelled_plans_are_plans_of_the_same_cost(order):
 
 def test_only_leaves_out_ranks():
     n = 5
-    rank = rank_of(n)
+    rank = list_ranks(n)
     inner = keep_ranks(ring.all_gather(np.minimum(rank, 2), 3), rank < 3)
     involved = {rank for moves in messages(inner, n) for a, b, *_ in moves for rank in (a, b)}
     assert involved == {0, 1, 2}

@@ -1,4 +1,4 @@
-"""Plans of loads, stores and fences: proofs, what is refused and why, and how they go together with others."""
+"""Plans of loads, stores and fences: proofs, refused plans with reasons, and combinations with other rounds."""
 
 from __future__ import annotations
 
@@ -44,19 +44,23 @@ def plan_of(operation: Operation, n: int, chunks: int, *rounds: list[Step]) -> P
     return Plan(operation, "mine", n, 0, lambda _: Rounds(len(rounds), chunks, lambda t: rounds[t]))
 
 
-def fence(*leader: int) -> list[Step]:
+def make_fence(*leader: int) -> list[Step]:
+    """Return a round with a fence; `leader` is each rank's leader."""
     return [Fence(np.array(leader))]
 
 
-def load(*frm: int, src: Span = WHOLE, dst: Span = WHOLE, op: Op = Op.COPY) -> Step:
+def make_load(*frm: int, src: Span = WHOLE, dst: Span = WHOLE, op: Op = Op.COPY) -> Step:
+    """Return the step in which each rank loads from its rank of `frm`."""
     return Load(np.array(frm), src, dst, op)
 
 
-def store(*to: int, src: Span = WHOLE, dst: Span = WHOLE) -> Step:
+def make_store(*to: int, src: Span = WHOLE, dst: Span = WHOLE) -> Step:
+    """Return the step in which each rank stores to its rank of `to`."""
     return Store(np.array(to), src, dst)
 
 
-def refusal(plan: Plan) -> str:
+def find_error(plan: Plan) -> str:
+    """Return the error message with which `check` refuses a plan."""
     with pytest.raises(PlanError) as caught:
         check(plan)
     return str(caught.value)
@@ -105,14 +109,14 @@ def test_one_shot_reduces_in_rank_order_on_every_rank():
 
 
 def test_loads_from_one_rank_become_a_message_each():
-    plan = plan_of(Operation.BROADCAST, 4, 1, fence(0, 0, 0, 0), [load(-1, 0, 0, 0)], fence(0, 0, 0, 0))
+    plan = plan_of(Operation.BROADCAST, 4, 1, make_fence(0, 0, 0, 0), [make_load(-1, 0, 0, 0)], make_fence(0, 0, 0, 0))
     assert [len(moves) for moves in plan.moves()] == [0, 3, 0]
     assert {(int(m.dest[0]), int(np.argmax(m.source == 0))) for m in plan.moves().at(1)} == {(1, 1), (2, 2), (3, 3)}
     assert check(plan).cost == Cost(1, Fraction(3, 4), Fraction(1))
 
 
-ALL = fence(0, 0)
-SUM = load(1, 0, op=Op.OWN_FIRST)
+ALL = make_fence(0, 0)
+SUM = make_load(1, 0, op=Op.OWN_FIRST)
 SWAP = Move(np.array([1, 0]), np.array([1, 0]), WHOLE, WHOLE, Op.OWN_FIRST)
 
 
@@ -124,52 +128,57 @@ SWAP = Move(np.array([1, 0]), np.array([1, 0]), WHOLE, WHOLE, Op.OWN_FIRST)
         ([ALL, [SUM, *ALL]], "round 1: holds fences and loads or stores"),
         ([ALL, [SUM, SWAP], ALL], "holds loads or stores and moves"),
         ([[*ALL, *ALL], [SUM], ALL], "round 0: rank 0 waits at two fences"),
-        ([fence(1, 0), [SUM], ALL], "round 0: rank 0 waits at the fence of rank 1, whose own leader is 0"),
-        ([fence(0, 2), [SUM], ALL], "names peer 2, but ranks are"),
-        ([ALL, [load(2, 0, op=Op.OWN_FIRST)], ALL], "names peer 2, but ranks are"),
-        ([ALL, [store(1, 0)], ALL], "rank 1 writes chunk 0 of rank 0, which rank 0 reads in the same round"),
+        ([make_fence(1, 0), [SUM], ALL], "round 0: rank 0 waits at the fence of rank 1, whose own leader is 0"),
+        ([make_fence(0, 2), [SUM], ALL], "names peer 2, but ranks are"),
+        ([ALL, [make_load(2, 0, op=Op.OWN_FIRST)], ALL], "names peer 2, but ranks are"),
+        ([ALL, [make_store(1, 0)], ALL], "rank 1 writes chunk 0 of rank 0, which rank 0 reads in the same round"),
         # Rank 1 lands in its place in round 1, from which rank 0 loads a round later: it might find either value.
         (
-            [ALL, [load(-1, 0, op=Op.OWN_FIRST)], [load(1, -1, op=Op.OWN_FIRST)], ALL],
+            [ALL, [make_load(-1, 0, op=Op.OWN_FIRST)], [make_load(1, -1, op=Op.OWN_FIRST)], ALL],
             "round 2: rank 0 reads chunk 0 of rank 1, which rank 1 loads into in round 1; no fence of both lies",
         ),
     ],
 )
 def test_what_is_refused(rounds, told):
-    assert told in refusal(plan_of(Operation.ALL_REDUCE, 2, 1, *rounds))
+    assert told in find_error(plan_of(Operation.ALL_REDUCE, 2, 1, *rounds))
 
 
 def test_a_place_may_be_loaded_from_until_what_landed_there_is_seen():
     # Rank 0 loads from rank 1 before, and in the round in which, something lands there, and after the next fence.
-    same = [load(1, 0, op=Op.OWN_FIRST)]
+    same = [make_load(1, 0, op=Op.OWN_FIRST)]
     ordered = replace(SUM, op=np.array([Op.OWN_FIRST, Op.INCOMING_FIRST]))  # type: ignore[arg-type]  # a Load
     check(plan_of(Operation.ALL_REDUCE, 2, 1, ALL, [ordered], ALL))
-    assert "different orders" in refusal(plan_of(Operation.ALL_REDUCE, 2, 1, ALL, same, ALL))
-    late = [ALL, [load(1, -1, op=Op.OWN_FIRST)], ALL, [load(-1, 0)], ALL]
+    assert "different orders" in find_error(plan_of(Operation.ALL_REDUCE, 2, 1, ALL, same, ALL))
+    late = [ALL, [make_load(1, -1, op=Op.OWN_FIRST)], ALL, [make_load(-1, 0)], ALL]
     check(plan_of(Operation.ALL_REDUCE, 2, 1, *late))
-    early = [ALL, [load(-1, 0, op=Op.INCOMING_FIRST)], ALL, [load(1, -1)], ALL]
+    early = [ALL, [make_load(-1, 0, op=Op.INCOMING_FIRST)], ALL, [make_load(1, -1)], ALL]
     check(plan_of(Operation.ALL_REDUCE, 2, 1, *early))
 
 
 def test_what_landed_may_come_to_light_at_a_fence_that_the_reader_has_no_part_in():
     # Rank 2 loads from rank 1 in the round of the landing, but rank 1's next fence is with rank 0 only.
-    everyone, pair = fence(0, 0, 0), fence(0, 0, -1)
-    before = [load(-1, 0, 1, op=Op.OWN_FIRST)]
-    assert "which rank 2 reads" in refusal(plan_of(Operation.ALL_REDUCE, 3, 1, everyone, before, pair, everyone))
+    everyone, pair = make_fence(0, 0, 0), make_fence(0, 0, -1)
+    before = [make_load(-1, 0, 1, op=Op.OWN_FIRST)]
+    assert "which rank 2 reads" in find_error(plan_of(Operation.ALL_REDUCE, 3, 1, everyone, before, pair, everyone))
 
 
 def test_a_fence_with_others_orders_nothing():
-    half = fence(0, 0, 2, 2)
-    told = refusal(plan_of(Operation.BROADCAST, 4, 1, half, [load(-1, 0, 0, 0)], half))
+    half = make_fence(0, 0, 2, 2)
+    told = find_error(plan_of(Operation.BROADCAST, 4, 1, half, [make_load(-1, 0, 0, 0)], half))
     assert "round 1: rank 2 reads chunk 0 of rank 0 before any fence of the two" in told
 
 
 def test_a_barrier_needs_a_fence_of_all():
-    check(plan_of(Operation.BARRIER, 4, 0, fence(0, 0, 0, 0)))
-    check(plan_of(Operation.BARRIER, 4, 0, fence(0, 0, 2, 2), fence(0, 1, 0, 1)))
-    assert "rank 0 may leave before rank 2 arrived" in refusal(plan_of(Operation.BARRIER, 4, 0, fence(0, 0, 2, 2)))
-    alone, news = fence(0, -1), load(1, 0, src=SIGNAL, dst=SIGNAL)  # to read another's memory is not to hear of it
-    assert "rank 0 may leave before rank 1" in refusal(plan_of(Operation.BARRIER, 2, 1, alone, [news], alone))
+    check(plan_of(Operation.BARRIER, 4, 0, make_fence(0, 0, 0, 0)))
+    check(plan_of(Operation.BARRIER, 4, 0, make_fence(0, 0, 2, 2), make_fence(0, 1, 0, 1)))
+    assert "rank 0 may leave before rank 2 arrived" in find_error(
+        plan_of(Operation.BARRIER, 4, 0, make_fence(0, 0, 2, 2))
+    )
+    alone, news = (
+        make_fence(0, -1),
+        make_load(1, 0, src=SIGNAL, dst=SIGNAL),
+    )  # to read another's memory is not to hear of it
+    assert "rank 0 may leave before rank 1" in find_error(plan_of(Operation.BARRIER, 2, 1, alone, [news], alone))
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 6])

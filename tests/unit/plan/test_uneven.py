@@ -33,7 +33,8 @@ def make_blocks(counts: tuple[int, ...]) -> Blocks:
     return [chance.integers(-(2**40), 2**40, count) for count in counts]
 
 
-def cut(array: NDArray[Any], counts: tuple[int, ...]) -> Blocks:
+def cut_blocks(array: NDArray[Any], counts: tuple[int, ...]) -> Blocks:
+    """Return an array as blocks of the given counts."""
     return np.split(array, np.cumsum(counts)[:-1])
 
 
@@ -46,7 +47,7 @@ def bring_and_want(operation: Operation, counts: tuple[int, ...], n: int, root: 
         return [np.concatenate(row) for row in rows], [np.concatenate([row[r] for row in rows]) for r in range(n)]
     if operation is Operation.REDUCE_SCATTER:
         data = [np.concatenate(make_blocks((*counts, rank)))[: sum(counts)] for rank in range(n)]
-        return data, cut(np.asarray(sum(data)), counts)
+        return data, cut_blocks(np.asarray(sum(data)), counts)
     blocks = make_blocks(counts)
     whole = np.concatenate(blocks)
     if operation is Operation.SCATTER:
@@ -55,6 +56,7 @@ def bring_and_want(operation: Operation, counts: tuple[int, ...], n: int, root: 
     return blocks, [whole if everywhere or r == root else nothing for r in range(n)]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("algorithm", UNEVEN, ids=lambda algorithm: algorithm.full_name)
 @given(data=st.data())
 def test_values_and_proof_on_drawn_counts(algorithm, data):

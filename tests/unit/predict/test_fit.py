@@ -23,7 +23,8 @@ HERE = Machine("here", 4, NEAR, NEAR, 1, 2e-10, (), call_s=1.5e-6)
 LIMITED = Machine("flat", 1, Link.one_port(1e-6, 1e-9), Link.one_port(1e-6, 1e-9), 1, 0.0)
 
 
-def measured(machine: Machine, ranks: int, nodes: int, noise: float = 0.0) -> list[MeasuredRow]:
+def simulate_rows(machine: Machine, ranks: int, nodes: int, noise: float = 0.0) -> list[MeasuredRow]:
+    """Return simulated times as measurements, with random noise."""
     draw = np.random.default_rng(3)
     rows = []
     for name in NAMES:
@@ -37,7 +38,7 @@ def measured(machine: Machine, ranks: int, nodes: int, noise: float = 0.0) -> li
 
 
 def test_a_machine_is_found_again_from_its_times():
-    found = fit_machine(measured(HERE, 4, 1), "times")
+    found = fit_machine(simulate_rows(HERE, 4, 1), "times")
     assert found.machine.within.alpha_s == pytest.approx(2e-6, rel=0.02)
     assert found.machine.call_s == pytest.approx(1.5e-6, rel=0.05)
     assert found.machine.gamma_s_per_byte == pytest.approx(2e-10, rel=0.05)
@@ -51,7 +52,7 @@ def test_a_machine_is_found_again_from_its_times():
 def test_nodes_are_told_apart():
     wide = Link.one_port(4e-5, 2e-9)
     machine = Machine("two nodes", 2, Link.one_port(2e-6, 3e-10), wide, 1, 1e-10)
-    found = fit_machine(measured(machine, 4, 2), "times")
+    found = fit_machine(simulate_rows(machine, 4, 2), "times")
     assert found.machine.between.alpha_s == pytest.approx(4e-5, rel=0.05)
     assert found.machine.between.beta_s_per_byte == pytest.approx(2e-9, rel=0.05)
     assert found.compute_median_error(fitted=False) < 0.02
@@ -63,7 +64,7 @@ def test_fences_and_bands_between_nodes_are_found_again():
         Link(4e-5, 2e-9, 4e-5, bands=((BAND_BORDERS[0], 8e-9), (BAND_BORDERS[1], 4e-9))),
     )
     machine = Machine("two nodes", 2, near, bent, 1, 1e-10, (), 0.0, 3e-4)
-    rows = measured(machine, 4, 2)
+    rows = simulate_rows(machine, 4, 2)
     for name in ("hierarchical_ring", "hierarchical_doubling"):
         algorithm = get_algorithm(Operation.ALL_REDUCE, name)
         plan = algorithm.plan(4, nodes=[2, 2])
@@ -86,7 +87,7 @@ def test_parts_that_follow_cost_what_messages_of_their_size_do():
 
 
 def test_rows_that_were_disturbed_do_not_draw_the_others_with_them():
-    rows = measured(HERE, 4, 1, noise=0.05)
+    rows = simulate_rows(HERE, 4, 1, noise=0.05)
     rows[::9] = [replace(row, seconds=row.seconds * 20) for row in rows[::9]]
     found = fit_machine(rows, "times")
     assert found.compute_median_error(fitted=False) < 0.1
@@ -94,7 +95,7 @@ def test_rows_that_were_disturbed_do_not_draw_the_others_with_them():
 
 
 def test_half_of_the_sizes_are_left_out():
-    rows = measured(HERE, 4, 1)
+    rows = simulate_rows(HERE, 4, 1)
     # Wrong only where it is not fitted: the fit is as good as ever, and the error shows.
     wrong = [replace(row, seconds=row.seconds * 1.5) if SIZES.index(row.nbytes) % 2 else row for row in rows]
     found = fit_machine(wrong, "times")
@@ -104,31 +105,31 @@ def test_half_of_the_sizes_are_left_out():
 
 def test_a_band_whose_bytes_cost_nothing_is_joined_with_the_next():
     link = Link(2e-6, 1e-15, 2e-6, bands=((BAND_BORDERS[0], 3e-10), (BAND_BORDERS[1], 6e-10)))
-    found = fit_machine(measured(replace(HERE, within=link, between=link), 4, 1)[:20], "times").machine.within
+    found = fit_machine(simulate_rows(replace(HERE, within=link, between=link), 4, 1)[:20], "times").machine.within
     assert BAND_BORDERS[0] not in [border for border, _ in found.bands]
     assert found.min_beta > 1e-11
 
 
 def test_an_impossible_machine_is_refused():
     """Times that do not depend on the message size would take an infinite bandwidth."""
-    rows = [replace(row, seconds=1e-5) for row in measured(HERE, 4, 1)[:20]]
+    rows = [replace(row, seconds=1e-5) for row in simulate_rows(HERE, 4, 1)[:20]]
     with pytest.raises(UsageError, match=r"no possible machine fits these times: .*bandwidth within nodes ended at"):
         fit_machine(rows, "times")
 
 
 def test_a_machine_that_misses_the_sizes_left_out_is_refused():
-    rows = measured(HERE, 4, 1)[:20]
+    rows = simulate_rows(HERE, 4, 1)[:20]
     wrong = [replace(row, seconds=row.seconds * 3) if SIZES.index(row.nbytes) % 2 else row for row in rows]
     with pytest.raises(UsageError, match="misses sizes that were not fitted by 67%, more than 50%"):
         fit_machine(wrong, "times")
 
 
 def test_what_cannot_be_fitted_is_refused():
-    rows = measured(HERE, 4, 1)
+    rows = simulate_rows(HERE, 4, 1)
     with pytest.raises(UsageError, match=r"times: a fit takes 4 sizes above 0 bytes; found 1 rows of 1 sizes"):
         fit_machine(rows[:1], "times")
     with pytest.raises(UsageError, match=r"several jobs \(4 ranks on 1 node; 4 ranks on 2 nodes\)"):
-        fit_machine([*rows, *measured(HERE, 4, 2)], "times")
+        fit_machine([*rows, *simulate_rows(HERE, 4, 2)], "times")
 
 
 def test_sizes_and_layouts_are_those_of_a_run():

@@ -1,4 +1,4 @@
-"""Descriptions of machines: those that come along, a user's own, and whatever else may stand in a file."""
+"""Descriptions of machines: the built-in ones, a user's own, and invalid files."""
 
 from __future__ import annotations
 
@@ -117,6 +117,7 @@ def test_files_that_are_no_text(tmp_path):
 
 
 def is_sound(machine: Machine) -> bool:
+    """Whether all costs of a machine model are finite and not negative."""
     times = [machine.gamma_s_per_byte, machine.call_s]
     for link in (machine.within, machine.between):
         times += [link.alpha_s, link.beta_s_per_byte, link.overhead_s, link.alpha_s - link.overhead_s]

@@ -1,4 +1,4 @@
-"""Faults in made-up results: slow nodes, slow links of nodes, slow links between two nodes; no fault by chance."""
+"""Faults in synthetic results: slow nodes, slow links of nodes, slow links between two nodes; no fault by chance."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ def healthy(nodes, seed=0, noise=0.1):
     return results
 
 
-def slower(results, times, *, chosen=lambda a, b: True, latency=1.0):
+def slow_down(results, times, *, chosen=lambda a, b: True, latency=1.0):
+    """Multiply the transfer times, and latencies, of the chosen links."""
     for (a, b), seen in results.links.items():
         if chosen(a, b):
             results.links[a, b] = [
@@ -58,7 +59,7 @@ def test_node_link_with_a_quarter_of_the_rate_is_a_fault(nodes, which):
     which %= nodes
     for seed in range(15):
         results = healthy(nodes, seed)
-        slower(results, 4, chosen=lambda a, b: which in (a, b))
+        slow_down(results, 4, chosen=lambda a, b: which in (a, b))
         assert find_kinds(results) == [("slow_node_link", (f"node{which + 1}",))], seed
         assert list_excluded_nodes(find_faults(results, THRESHOLD)) == [f"node{which + 1}"]
 
@@ -66,7 +67,7 @@ def test_node_link_with_a_quarter_of_the_rate_is_a_fault(nodes, which):
 @pytest.mark.parametrize("verb", ["sends", "receives"])
 def test_slow_direction_of_a_node_link_is_named(verb):
     results = healthy(4)
-    slower(results, 4, chosen=lambda a, b: (a if verb == "sends" else b) == 2)
+    slow_down(results, 4, chosen=lambda a, b: (a if verb == "sends" else b) == 2)
     (fault,) = find_faults(results, THRESHOLD)
     assert (fault.kind, fault.nodes) == ("slow_node_link", ("node3",))
     assert f"it {verb} 0.01" in fault.found
@@ -75,7 +76,7 @@ def test_slow_direction_of_a_node_link_is_named(verb):
 
 def test_node_link_with_high_latency_is_a_fault():
     results = healthy(4)
-    slower(results, 1, chosen=lambda a, b: 1 in (a, b), latency=20)
+    slow_down(results, 1, chosen=lambda a, b: 1 in (a, b), latency=20)
     (fault,) = find_faults(results, THRESHOLD)
     assert (fault.kind, fault.nodes) == ("slow_node_link", ("node2",))
     assert "answers in" in fault.found
@@ -88,14 +89,14 @@ def test_slow_node_explains_its_slow_links(nodes):
         results.speeds[1] = [
             NodeSpeed(each.copy_bytes_per_s / 3, each.operations_per_s / 3) for each in results.speeds[1]
         ]
-        slower(results, 3, chosen=lambda a, b: 1 in (a, b), latency=30)
+        slow_down(results, 3, chosen=lambda a, b: 1 in (a, b), latency=30)
         assert find_kinds(results) == [("slow_node", ("node2",))], seed
 
 
 def test_slow_node_and_slow_node_link_are_both_faults():
     results = healthy(6)
     results.speeds[0] = [NodeSpeed(1e9, 1e9)] * 5
-    slower(results, 4, chosen=lambda a, b: 5 in (a, b))
+    slow_down(results, 4, chosen=lambda a, b: 5 in (a, b))
     assert find_kinds(results) == [("slow_node", ("node1",)), ("slow_node_link", ("node6",))]
     assert list_excluded_nodes(find_faults(results, THRESHOLD)) == ["node1", "node6"]
 
@@ -103,7 +104,7 @@ def test_slow_node_and_slow_node_link_are_both_faults():
 @pytest.mark.parametrize("nodes", [3, 4, 8])
 def test_slow_link_between_two_nodes_names_both(nodes):
     results = healthy(nodes)
-    slower(results, 4, chosen=lambda a, b: {a, b} == {0, 1})
+    slow_down(results, 4, chosen=lambda a, b: {a, b} == {0, 1})
     (fault,) = find_faults(results, THRESHOLD)
     assert (fault.kind, fault.nodes) == ("slow_link", ("node1", "node2"))
     assert fault.exclude in fault.nodes
@@ -111,7 +112,7 @@ def test_slow_link_between_two_nodes_names_both(nodes):
 
 def test_fewest_nodes_are_excluded():
     results = healthy(10)
-    slower(results, 4, chosen=lambda a, b: {a, b} in ({2, 0}, {2, 5}, {2, 7}))
+    slow_down(results, 4, chosen=lambda a, b: {a, b} in ({2, 0}, {2, 5}, {2, 7}))
     found = find_faults(results, THRESHOLD)
     assert [fault.nodes for fault in found] == [("node1", "node3"), ("node3", "node6"), ("node3", "node8")]
     assert list_excluded_nodes(found) == ["node3"]
@@ -129,13 +130,13 @@ def test_single_bad_samples_are_no_fault():
 
 def test_tapered_network_has_no_faults():
     results = healthy(8)
-    slower(results, 2.5, chosen=lambda a, b: (a < 4) != (b < 4))
+    slow_down(results, 2.5, chosen=lambda a, b: (a < 4) != (b < 4))
     assert find_kinds(results) == []
 
 
 def test_two_nodes_are_too_few_to_find_a_slow_link():
     results = healthy(2)
-    slower(results, 100)
+    slow_down(results, 100)
     assert find_kinds(results) == []
 
 
@@ -155,7 +156,7 @@ def test_records_match_the_schema():
     from hpccoll.cli.preflight import _make_records, _make_summary
 
     results = healthy(4)
-    slower(results, 4, chosen=lambda a, b: 2 in (a, b))
+    slow_down(results, 4, chosen=lambda a, b: 2 in (a, b))
     results.links[0, 1] = [LinkSample(broken="no answer")]
     results.speeds.pop(3)
     results.lost[3] = "gone"

@@ -21,10 +21,12 @@ BARRIERS = DATA / "barrier-4.jsonl"
 
 @pytest.fixture(scope="module")
 def lines():
+    """Return the records of the example file."""
     return [json.loads(line) for line in BARRIERS.read_text().splitlines()]
 
 
-def write(path: Path, lines) -> Path:
+def write_lines(path: Path, lines) -> Path:
+    """Write records to a file, and return its path."""
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path
 
@@ -59,13 +61,15 @@ def test_the_late_rank_and_unsafe_barriers_are_findings(lines, tmp_path):
     assert found[0].found.startswith(f"rank {lines[-1]['straggler']} on ")
     changed = [line | ({"unsafe": 2} if line["kind"] == "barrier" else {}) for line in lines]
     changed[-1] = changed[-1] | {"straggler": None}
-    severities = [each.severity for each in relay_stragglers(load_results([write(tmp_path / "a.jsonl", changed)]))]
+    severities = [
+        each.severity for each in relay_stragglers(load_results([write_lines(tmp_path / "a.jsonl", changed)]))
+    ]
     assert severities == [Severity.OK, *[Severity.PROBLEM] * (len(lines) - 2)]
 
 
 def test_runs_on_different_numbers_of_ranks_have_a_section_of_cost_and_skew_over_ranks(lines, tmp_path):
     fewer = [line | ({"ranks": 2} if line["kind"] != "run" else {}) for line in lines]
-    results = load_results([BARRIERS, write(tmp_path / "two.jsonl", fewer)])
+    results = load_results([BARRIERS, write_lines(tmp_path / "two.jsonl", fewer)])
     *_, last = build_barrier_sections(results)
     assert last.title == "Barriers over the number of ranks"
     assert [panel.title for panel in last.panels] == ["Time from the last entry to the last exit", "Exit skew"]
@@ -73,7 +77,7 @@ def test_runs_on_different_numbers_of_ranks_have_a_section_of_cost_and_skew_over
 
 
 def test_a_run_that_was_cut_short_is_shown_without_a_late_rank(lines, tmp_path):
-    results = load_results([write(tmp_path / "short.jsonl", lines[:-1])])
+    results = load_results([write_lines(tmp_path / "short.jsonl", lines[:-1])])
     (section,) = build_barrier_sections(results)
     assert section.intro.startswith("The run was cut short")
     assert len(section.tables) == 1

@@ -37,16 +37,19 @@ SVG = "{http://www.w3.org/2000/svg}"
 positive = st.floats(1e-9, 1e12)
 
 
-def parsed(text: str) -> ET.Element:
+def parse_svg(text: str) -> ET.Element:
+    """Return an <svg> element as a parsed tree."""
     return ET.fromstring(text.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1))
 
 
-def chart(*lines: ChartLine, **more) -> LineChart:
+def make_chart(*lines: ChartLine, **more) -> LineChart:
+    """Return a chart of the given lines."""
     given = {"element_id": "x1", "title": "Time", "description": "all_reduce", "x_label": "size"} | more
     return LineChart(format_x=str, format_y=format_seconds, lines=lines, **given)
 
 
-def of_class(root: ET.Element, name: str) -> list[ET.Element]:
+def find_class(root: ET.Element, name: str) -> list[ET.Element]:
+    """Return the elements that have a CSS class."""
     return [each for each in root.iter() if name in each.get("class", "").split()]
 
 
@@ -87,75 +90,76 @@ def test_format_bandwidths_and_intervals():
 
 def test_markers_and_lines_are_at_the_positions_of_the_scales():
     points = tuple(ChartPoint(8.0 * 8**at, 1e-6 * 10**at, 0.9e-6 * 10**at, 1.2e-6 * 10**at) for at in range(4))
-    root = parsed(render_line_chart(chart(ChartLine("ring", RING, points))))
-    places = [tuple(map(float, re.findall(r"[\d.]+", mark.get("transform", "")))) for mark in of_class(root, "mark")]
+    root = parse_svg(render_line_chart(make_chart(ChartLine("ring", RING, points))))
+    places = [tuple(map(float, re.findall(r"[\d.]+", mark.get("transform", "")))) for mark in find_class(root, "mark")]
     assert len(places) == 4
     assert all(LEFT < x < WIDTH - RIGHT and TOP < y < HEIGHT - BOTTOM for x, y in places)
     steps = {(round(b[0] - a[0]), round(b[1] - a[1])) for a, b in pairwise(places)}
     assert len(steps) == 1  # equal factors are equal lengths on both axes
     ((right, up),) = steps
     assert right > 0 > up
-    (path,) = of_class(root, "path")
+    (path,) = find_class(root, "path")
     assert path.get("d") == "M" + "L".join(f"{x:g} {y:g}" for x, y in places)
 
 
 def test_a_chart_contains_both_vertical_scales():
     points = (ChartPoint(8, 1e-6, 1e-6, 1e-6), ChartPoint(64, 1e-5, 1e-5, 1e-5), ChartPoint(512, 1e-4, 1e-4, 1e-4))
-    root = parsed(render_line_chart(chart(ChartLine("ring", RING, points))))
-    (path,) = of_class(root, "path")
+    root = parse_svg(render_line_chart(make_chart(ChartLine("ring", RING, points))))
+    (path,) = find_class(root, "path")
     assert path.get("d") != path.get("data-alt")
-    heights = [float(re.findall(r"[\d.]+", mark.get("data-alt", ""))[1]) for mark in of_class(root, "mark")]
+    heights = [float(re.findall(r"[\d.]+", mark.get("data-alt", ""))[1]) for mark in find_class(root, "mark")]
     floor = HEIGHT - BOTTOM
     assert (floor - heights[1]) / (floor - heights[2]) == pytest.approx(0.1, abs=0.01)  # linear, from zero
-    linear_first = parsed(render_line_chart(chart(ChartLine("ring", RING, points), is_log=False)))
-    assert of_class(linear_first, "path")[0].get("d") == path.get("data-alt")
+    linear_first = parse_svg(render_line_chart(make_chart(ChartLine("ring", RING, points), is_log=False)))
+    assert find_class(linear_first, "path")[0].get("d") == path.get("data-alt")
 
 
 def test_a_chart_is_accessible_to_screen_readers():
-    root = parsed(
-        render_line_chart(chart(ChartLine("ring", RING, (ChartPoint(8, 2e-6, 1e-6, 3e-6, "12 iterations"),))))
+    root = parse_svg(
+        render_line_chart(make_chart(ChartLine("ring", RING, (ChartPoint(8, 2e-6, 1e-6, 3e-6, "12 iterations"),))))
     )
     assert root.get("role") == "img"
     named = root.get("aria-labelledby", "").split()
     assert [root.find(f".//*[@id='{name}']").text for name in named] == ["Time", "all_reduce"]
-    (mark,) = of_class(root, "mark")
+    (mark,) = find_class(root, "mark")
     assert mark.find(f"{SVG}title").text == "ring, 8: 2 µs [1, 3] µs; 12 iterations"
-    (bars,) = of_class(root, "bars")
+    (bars,) = find_class(root, "bars")
     assert bars.get("d", "").startswith("M")
 
 
 def test_names_from_files_are_escaped():
     evil = '"><script>alert(1)</script>'
     point = ChartPoint(8, 1e-6, 1e-6, 1e-6, evil)
-    root = parsed(render_line_chart(chart(ChartLine(evil, RING, (point,)), title=evil, description=evil)))
+    root = parse_svg(render_line_chart(make_chart(ChartLine(evil, RING, (point,)), title=evil, description=evil)))
     assert not [each for each in root.iter() if each.tag.endswith("script")]
     cells = (
         HeatMapCell(0, 1, 1.0, evil, evil, is_broken=False),
         HeatMapCell(1, 0, None, evil, evil, is_broken=True),
     )
-    root = parsed(heat_svg(HeatMap("h", evil, evil, (evil, "b"), cells, str, higher_is_better=True)))
+    root = parse_svg(heat_svg(HeatMap("h", evil, evil, (evil, "b"), cells, str, higher_is_better=True)))
     assert not [each for each in root.iter() if each.tag.endswith("script")]
 
 
 def test_values_that_are_not_positive_are_left_out():
     nothing = ChartLine("ring", RING, (ChartPoint(0, 1e-6, 1e-6, 1e-6), ChartPoint(8, 0.0, 0.0, 0.0)))
-    assert render_line_chart(chart(nothing)) == ""
+    assert render_line_chart(make_chart(nothing)) == ""
     some = ChartLine("tree", MUTED_STYLE, (ChartPoint(8, 1e-6, 1e-6, 1e-6),))
-    root = parsed(render_line_chart(chart(nothing, some)))
-    assert [line.get("data-name") for line in of_class(root, "line")] == ["tree"]
-    assert len(of_class(root, "mark")) == 1
+    root = parse_svg(render_line_chart(make_chart(nothing, some)))
+    assert [line.get("data-name") for line in find_class(root, "line")] == ["tree"]
+    assert len(find_class(root, "mark")) == 1
 
 
 def test_the_bound_is_a_line_without_markers():
     bound = ChartLine(
         "the lower bound", BOUND_STYLE, (ChartPoint(8, 1e-6, 1e-6, 1e-6), ChartPoint(64, 1e-6, 1e-6, 1e-6))
     )
-    root = parsed(render_line_chart(chart(bound)))
-    assert len(of_class(root, "path")) == 1
-    assert not of_class(root, "mark")
+    root = parse_svg(render_line_chart(make_chart(bound)))
+    assert len(find_class(root, "path")) == 1
+    assert not find_class(root, "mark")
 
 
-def matrix(count: int, broken: tuple[int, int] | None = None, slow: tuple[int, int] | None = None) -> HeatMap:
+def make_matrix(count: int, broken: tuple[int, int] | None = None, slow: tuple[int, int] | None = None) -> HeatMap:
+    """Return a heat map with a broken and a slow link."""
     cells = [
         HeatMapCell(
             row,
@@ -174,7 +178,7 @@ def matrix(count: int, broken: tuple[int, int] | None = None, slow: tuple[int, i
 
 
 def test_a_heat_map_shows_slow_and_broken_directions():
-    root = parsed(heat_svg(matrix(4, broken=(1, 2), slow=(3, 0))))
+    root = parse_svg(heat_svg(make_matrix(4, broken=(1, 2), slow=(3, 0))))
     told = {cell.get("data-head"): cell for cell in root.iter() if cell.get("data-head")}
     assert len(told) == 12
     assert "broken" in told["n1 to n2"].get("class", "")
@@ -182,7 +186,7 @@ def test_a_heat_map_shows_slow_and_broken_directions():
     assert fine != slow
     red, _, blue = map(int, re.findall(r"\d+", slow))
     assert red > 2 * blue
-    assert len(of_class(root, "self")) == 4
+    assert len(find_class(root, "self")) == 4
     words = [text for each in root.iter() if each.tag.endswith("text") for text in each.itertext()]
     assert "GB/s" in words
     assert "2" in words
@@ -190,8 +194,8 @@ def test_a_heat_map_shows_slow_and_broken_directions():
 
 @pytest.mark.parametrize("count", [1, 17, 65])
 def test_a_large_heat_map_has_a_limited_size(count):
-    drawn = heat_svg(matrix(count, broken=(0, count - 1), slow=(count - 1, 0)))
-    root = parsed(drawn)
+    drawn = heat_svg(make_matrix(count, broken=(0, count - 1), slow=(count - 1, 0)))
+    root = parse_svg(drawn)
     assert len(drawn) < 400_000
     assert bool(list(root.iter(f"{SVG}image"))) == (count > 64)
 
@@ -240,8 +244,8 @@ def test_one_slow_node_of_four_stands_out():
         if row != column
     ]
     names = tuple(f"n{at}" for at in range(4))
-    root = parsed(heat_svg(HeatMap("h1", "t", "a", names, tuple(slow), format_bytes_per_s, higher_is_better=True)))
-    fills = {str(cell.get("data-head")): cell.get("style", "") for cell in of_class(root, "cell")}
+    root = parse_svg(heat_svg(HeatMap("h1", "t", "a", names, tuple(slow), format_bytes_per_s, higher_is_better=True)))
+    fills = {str(cell.get("data-head")): cell.get("style", "") for cell in find_class(root, "cell")}
     usual = {f"fill:rgb({' '.join(map(str, interpolate_color(1.0)))})"}
     assert {fill for name, fill in fills.items() if "n2" not in name} == usual
     assert {fill for name, fill in fills.items() if "n2" in name} == {

@@ -29,11 +29,12 @@ def write(tmp_path):
 
 
 def records(path=TWO):
+    """Return the records of a result file."""
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def steady(found):
-    """Give every row samples without noise, around its median, so that only what is planted stands out."""
+    """Give every row samples without noise around its median, so that only planted differences are significant."""
     for record in found:
         if record["kind"] == "collective":
             middle = record["time_us"]["p50"]
@@ -42,6 +43,7 @@ def steady(found):
 
 
 def found(*files, wants=lambda _: None, models=None):
+    """Return the findings on result files."""
     results = load_results(files)
     drawn = group_curves(results.rows)
     return collect_findings(results, drawn, models or BoundModels(), wants)
@@ -56,7 +58,8 @@ def one(findings, area, severity, *words):
     return mine[0]
 
 
-def slowed(rows, factor, **of):
+def slow_down(rows, factor, **of):
+    """Multiply the samples of the records that have the given fields."""
     for record in rows:
         if all(record.get(key) == value for key, value in of.items()):
             record["samples_us"] = [sample * factor for sample in record["samples_us"]]
@@ -153,7 +156,7 @@ def test_disagreeing_repetitions_are_noise(write):
     one_run = write(steady(records()), "a.jsonl")
     same = write(steady(records()), "b.jsonl")
     assert not [each for each in found(one_run, same) if each.area == "noise"]
-    other = write(slowed(steady(records()), 1.3, op="all_reduce", algorithm="ring"), "c.jsonl")
+    other = write(slow_down(steady(records()), 1.3, op="all_reduce", algorithm="ring"), "c.jsonl")
     apart = one(found(one_run, other), "noise", Severity.WARNING, "disagree", "1.30x")
     assert "10 of 90" in apart.found
     assert "run 1 (a.jsonl)" in apart.evidence
@@ -173,7 +176,8 @@ def test_wide_intervals_drift_and_few_iterations_are_noise(write):
     assert "90 of 90" in one(found(write(rows)), "noise", Severity.NOTE, "too few iterations").found
 
 
-def flat(path=TWO):
+def read_flat_records(path=TWO):
+    """Return the records of a file, all with the same samples."""
     rows = records(path)
     for record in rows:
         record["samples_us"] = LADDER
@@ -181,17 +185,17 @@ def flat(path=TWO):
 
 
 def test_a_slow_library_auto_or_algorithm_is_reported(write):
-    rows = slowed(flat(), 2.0, op="all_reduce", engine="mpi", nbytes=4096, in_place=True)
+    rows = slow_down(read_flat_records(), 2.0, op="all_reduce", engine="mpi", nbytes=4096, in_place=True)
     behind = one(found(write(rows)), "engine", Severity.NOTE, "MPI library's all_reduce", "1 of 5 sizes")
     assert "2x slower than" in behind.evidence
     assert "at 4 KiB" in behind.evidence
-    rows = flat()
+    rows = read_flat_records()
     for record in rows:
         if record.get("algorithm") == "tree":
             record["algorithm"] = "auto"
-    rows = slowed(rows, 1.3, op="all_reduce", algorithm="auto", in_place=False)
+    rows = slow_down(rows, 1.3, op="all_reduce", algorithm="auto", in_place=False)
     assert "hpccoll tune all_reduce" in one(found(write(rows)), "algorithm", Severity.WARNING, "5 of 5 sizes").remedy
-    rows = slowed(flat(), 25.0, op="all_gather", algorithm="bruck", nbytes=64, in_place=True)
+    rows = slow_down(read_flat_records(), 25.0, op="all_gather", algorithm="bruck", nbytes=64, in_place=True)
     assert "bruck 25x slower" in one(found(write(rows)), "algorithm", Severity.NOTE, "more than 10x").evidence
 
 
@@ -204,7 +208,7 @@ def rename(rows, engine, new_engine, new_algorithm=None, **of):
 
 
 def test_the_remedy_for_a_slow_engine_names_no_algorithm(write):
-    rows = slowed(rename(flat(), "mpi", "gloo"), 25.0, op="all_reduce", engine="gloo", in_place=True)
+    rows = slow_down(rename(read_flat_records(), "mpi", "gloo"), 25.0, op="all_reduce", engine="gloo", in_place=True)
     slow = one(found(write(rows)), "engine", Severity.NOTE, "gloo's all_reduce is more than 10x slower")
     assert "algorithm" not in slow.remedy
     assert "tune" not in slow.remedy
@@ -212,8 +216,8 @@ def test_the_remedy_for_a_slow_engine_names_no_algorithm(write):
 
 
 def test_an_engine_that_auto_cannot_select_is_no_reason_to_tune(write):
-    rows = rename(flat(), "hpccoll", "nccl", algorithm="ring")
-    rows = slowed(rename(rows, "hpccoll", "hpccoll", "auto", algorithm="tree"), 0.5, engine="nccl")
+    rows = rename(read_flat_records(), "hpccoll", "nccl", algorithm="ring")
+    rows = slow_down(rename(rows, "hpccoll", "hpccoll", "auto", algorithm="tree"), 0.5, engine="nccl")
     findings = found(write(rows))
     faster = [each for each in findings if "nccl is faster than auto" in each.found]
     assert faster
@@ -225,7 +229,7 @@ def test_an_engine_that_auto_cannot_select_is_no_reason_to_tune(write):
 
 
 def test_a_wrong_result_is_never_the_fastest(write):
-    rows = slowed(flat(), 0.01, op="all_reduce", algorithm="ring")
+    rows = slow_down(read_flat_records(), 0.01, op="all_reduce", algorithm="ring")
     for record in rows:
         if record.get("op") == "all_reduce" and record["algorithm"] == "ring":
             record["wrong"] = 1
@@ -233,21 +237,21 @@ def test_a_wrong_result_is_never_the_fastest(write):
 
 
 def test_a_drop_in_bandwidth_over_nodes_is_reported(write):
-    two = [record | {"nodes": 2} for record in flat()]
-    four = [record | {"nodes": 4} for record in slowed(flat(FOUR), 4.0)]
+    two = [record | {"nodes": 2} for record in read_flat_records()]
+    four = [record | {"nodes": 4} for record in slow_down(read_flat_records(FOUR), 4.0)]
     findings = found(write(two, "two.jsonl"), write(four, "four.jsonl"))
     falls = [each for each in findings if each.area == "scaling"]
     assert len(falls) == 4  # two operations in two places
     assert "from 2 to 4 nodes" in falls[0].found
     assert "hpccoll preflight" in falls[0].remedy
-    inside = [record | {"nodes": 1} for record in flat()]
+    inside = [record | {"nodes": 1} for record in read_flat_records()]
     assert not [each for each in found(write(inside, "two.jsonl"), write(four, "f.jsonl")) if each.area == "scaling"]
 
 
 def test_times_far_above_the_bound_are_reported(write):
     from hpccoll.predict.machine_catalogue import load_machine
 
-    rows = [record | {"nodes": 2} for record in slowed(flat(), 1e4)]
+    rows = [record | {"nodes": 2} for record in slow_down(read_flat_records(), 1e4)]
     file = write(rows)
     models = use_named_machine(list_job_sizes(group_curves(load_results([file]).rows)), load_machine("summit"))
     bound = [each for each in found(file, models=models) if each.area == "bound"]

@@ -1,4 +1,4 @@
-"""What a report reads: files and directories, several runs, and what it refuses in words."""
+"""The input of a report: files and directories, several runs, and errors for invalid files."""
 
 from __future__ import annotations
 

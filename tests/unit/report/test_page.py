@@ -12,7 +12,7 @@ import pytest
 
 from hpccoll.cli import main as cli
 from hpccoll.cli import output
-from hpccoll.report.environment import collect_environment_facts
+from hpccoll.report.environment import list_environment_rows
 from hpccoll.report.load import RecordedRun
 from tests.record_schema import require_valid
 from tests.unit.report.test_load import FOUR, PAIRS, TWO
@@ -135,7 +135,7 @@ def test_the_page_shows_what_the_files_hold(page):
 
 def test_the_environment_states_the_measured_limit():
     record = {"nodes": 1, "limit_us": 6500.0, "limit_nbytes": 64 * 2**20}
-    limit = collect_environment_facts([RecordedRun(1, "a.jsonl", record)])[-1]
+    limit = list_environment_rows([RecordedRun(1, "a.jsonl", record)])[-1]
     assert (limit.name, limit.values) == ("measured limit", ("64 MiB copied by each rank in 6.5 ms",))
 
 

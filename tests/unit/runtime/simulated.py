@@ -1,8 +1,8 @@
-"""All ranks' programs run at once in one process, by a scheduler that means ill.
+"""Runs the programs of all ranks at once in one process, by a scheduler that delays ranks and messages at random.
 
-Messages are as unkind as MPI allows: a payload is read only when it is delivered, so a buffer that is written too soon
-spoils it; a receive buffer holds junk from the moment the receive starts; deliveries and ranks take turns at random.
-What comes out right here owes nothing to luck with timing.
+Messages behave as badly as MPI allows: a payload is read only when it is delivered, so a buffer that is overwritten too
+early corrupts it; a receive buffer holds junk from the start of the receive; deliveries and ranks take turns at random.
+A correct result therefore does not depend on timing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Message:
 
 
 class Wire:
-    """What is under way between all pairs of ranks, in order."""
+    """The messages in flight between all pairs of ranks, in order."""
 
     def __init__(self) -> None:
         self.sends: dict[tuple[int, int], deque[Message]] = {}
@@ -55,7 +55,7 @@ class Wire:
 def rank_steps(
     rank: int, program: Program, memories: list[Array], wire: Wire, combine: Callable[[Array, Array], Array]
 ) -> Iterator[Message | None]:
-    """Run one rank's program; yields what it waits for, or None between two instructions."""
+    """Run one rank's program; yield the awaited messages, or None between two instructions."""
 
     def view(place: MemoryRange) -> Array:
         return memories[place.memory][place.start : place.stop]
@@ -83,7 +83,7 @@ def rank_steps(
 def simulate(
     programs: list[Program], memories: list[list[Array]], combine: Callable[[Array, Array], Array], seed: int
 ) -> None:
-    """Run all programs on their memories to the end, or fail saying who is stuck."""
+    """Run all programs on their memories to the end; fail with the blocked ranks if they deadlock."""
     rng, wire = random.Random(seed), Wire()
     running = {rank: rank_steps(rank, program, memories[rank], wire, combine) for rank, program in enumerate(programs)}
     waits: dict[int, Message | None] = dict.fromkeys(running)

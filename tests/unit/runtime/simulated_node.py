@@ -1,8 +1,8 @@
-"""All ranks' loads, stores and fences run at once in one process, by a scheduler that means ill.
+"""Runs all ranks' loads, stores and fences in one process, by a scheduler that delays ranks at random.
 
-Ranks are ordered by their meetings and by nothing else: between two meetings each runs on in its own time, a piece of
-an instruction at a time. A rank's memories hold junk before it comes and after it has gone, and scratch and slots hold
-junk when a collective begins, so what is read too soon or too late shows.
+Only fences order the ranks: between two fences, each rank runs independently, a part of an instruction at a time. A
+rank's memories hold junk before it enters and after it leaves a collective, and scratch and slots hold junk when a
+collective begins, so that a read that is too early or too late gives a wrong result.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ ITEMSIZE = 8
 
 
 def mixed(left: Array, right: Array) -> Array:
-    """Neither commutative nor associative: another order gives another result."""
+    """Return a combination that is neither commutative nor associative, so that another order gives another result."""
     return np.asarray(left * 31 + right * 17)
 
 
 def take_turns(ranks: Sequence[Iterator[bool]], seed: int) -> None:
-    """Run all ranks to the end; each yields True where it meets the others, False where another may take over.
+    """Run all ranks to the end; a rank yields True at a fence, and False where another rank may run.
 
-    The seed draws the pace: in step at random, one rank as far ahead of the others as it can be, or as far behind.
+    The seed draws the pace: random, one rank as far ahead of the others as possible, or one as far behind.
     """
     rng, met = random.Random(seed), [0] * len(ranks)
     running, pace, odd = set(range(len(ranks))), rng.choice(("random", "ahead", "behind")), rng.randrange(len(ranks))
@@ -56,7 +56,7 @@ def take_turns(ranks: Sequence[Iterator[bool]], seed: int) -> None:
 
 
 def users(plan: Plan, rank: int, sizes: Array, in_place: bool) -> tuple[Array, Array]:
-    """Return a rank's input and output: what it brings and what it wants; in place they share where both meet."""
+    """Return a rank's input and output arrays; in place, they share the memory of chunks that are in both."""
     of = np.array([rank]), plan.ranks, len(sizes), plan.root
     held, wanted = plan.operation.input_mask(*of)[0], plan.operation.output_mask(*of)[0]
     source, result = np.full(sizes[held].sum(), JUNK), np.full(sizes[wanted].sum(), JUNK)
@@ -71,7 +71,7 @@ def users(plan: Plan, rank: int, sizes: Array, in_place: bool) -> tuple[Array, A
 
 
 def shares(plan: Plan, rank: int, chunks: int, in_place: bool) -> bool:
-    """Whether input and output of a rank share memory, where it works in place if it can."""
+    """Whether a rank's input and output share memory: they do in place, if a chunk is in both."""
     of = np.array([rank]), plan.ranks, chunks, plan.root
     return in_place and bool((plan.operation.input_mask(*of) & plan.operation.output_mask(*of)).any())
 

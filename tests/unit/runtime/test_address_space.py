@@ -17,7 +17,8 @@ SOURCE, RESULT, WORK, LANDING, SLOT = MemoryKind
 N, RANK, COUNT = 3, 1, 10
 
 
-def address_of(array):
+def get_address(array):
+    """Return the address of an array's first element."""
     return array.__array_interface__["data"][0]
 
 
@@ -48,7 +49,7 @@ def test_own_ranges_are_views_of_the_own_memory(memory, kind, owner, first):
     space = memory.space()
     view = space.own_view(MemoryRange(kind, 2, 4, owner))
     assert view.tolist() == [first, first + 1]
-    assert space.address(MemoryRange(kind, 2, 4, owner)) == address_of(view)
+    assert space.address(MemoryRange(kind, 2, 4, owner)) == get_address(view)
     view[:] = -1
     assert any((array == -1).sum() == 2 for array in (memory.x, memory.out, memory.scratch))
 
@@ -63,7 +64,7 @@ def test_slots_are_found_by_rank(memory):
     space = memory.space(slots=memory.slots)
     assert space.own_view(MemoryRange(SLOT, 1, 3)).tolist() == [301 + 100 * OWN, 302 + 100 * OWN]
     assert space.own_view(MemoryRange(SLOT, 1, 3, 0)).tolist() == [301, 302]
-    assert space.address(MemoryRange(SLOT, 1, 3)) == address_of(memory.slots[OWN]) + 4
+    assert space.address(MemoryRange(SLOT, 1, 3)) == get_address(memory.slots[OWN]) + 4
 
 
 def test_without_buffers_and_slots_ranges_are_empty(memory):
@@ -75,10 +76,10 @@ def test_without_buffers_and_slots_ranges_are_empty(memory):
 
 def test_a_peer_mapped_by_array_is_viewed(memory):
     space, other = memory.space(), np.arange(50, 60, dtype=np.float32)
-    space.add_peer(SOURCE, 2, other, address_of(other))
+    space.add_peer(SOURCE, 2, other, get_address(other))
     place = MemoryRange(SOURCE, 3, 5, 2)
     assert space.own_view(place).tolist() == [53, 54]
-    assert space.address(place) == address_of(other) + 12
+    assert space.address(place) == get_address(other) + 12
 
 
 def test_a_peer_mapped_by_address_has_an_address_only(memory):
@@ -118,9 +119,9 @@ def test_a_segment_of_a_peers_input_is_located_by_that_peers_chunks(memory):
     sizes = chunk_sizes(memory.plan, COUNT)
     last = cut_chunks(sizes, 2)[1]
     space, other = memory.space(segment=last, rank=RANK), np.arange(50, 60, dtype=np.float32)
-    space.add_peer(SOURCE, 2, other, address_of(other))
+    space.add_peer(SOURCE, 2, other, get_address(other))
     assert space.own_view(MemoryRange(SOURCE, 0, 5, 2)).tolist() == [55, 56, 57, 58, 59]
-    assert space.address(MemoryRange(SOURCE, 1, 2, 2)) == address_of(other) + 6 * 4
+    assert space.address(MemoryRange(SOURCE, 1, 2, 2)) == get_address(other) + 6 * 4
 
 
 def test_scratch_and_slots_hold_segments_packed(memory):
@@ -168,7 +169,7 @@ def test_a_segment_of_the_roots_input_is_located_on_ranks_that_have_none(memory)
     )
     last = cut_chunks(chunk_sizes(memory.plan, COUNT), 2)[1]
     space, other = memory.space(segment=last, rank=RANK), np.arange(50, 60, dtype=np.float32)
-    space.add_peer(SOURCE, 0, other, address_of(other))
+    space.add_peer(SOURCE, 0, other, get_address(other))
     assert last.sizes == (3, 3)
     assert space.own_view(MemoryRange(SOURCE, 0, 3, 0)).tolist() == [52, 53, 54]
     assert space.own_view(MemoryRange(SOURCE, 3, 6, 0)).tolist() == [57, 58, 59]

@@ -31,7 +31,7 @@ class ThreadComm:
 
 
 def run_on_ranks(body):
-    """Return what `body(comm)` returns or raises on each rank."""
+    """Return the result of `body(comm)`, or its exception, on each rank."""
     shared, barrier = [None] * N, Barrier(N, timeout=10)
 
     def run(rank):

@@ -1,4 +1,4 @@
-"""Arguments of collectives: which array is input, which output, how large a block is."""
+"""Arguments of collectives: input arrays, output arrays, and the size of a block."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ N, RANK, ROOT = 4, 2, 1
 
 
 def ones(*extents: int) -> np.ndarray:
+    """Return an array of ones of float32."""
     return np.ones(extents, np.float32)
 
 

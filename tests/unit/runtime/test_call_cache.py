@@ -40,7 +40,8 @@ def learn(hpc, monkeypatch):
     return learn
 
 
-def make(torch=False, count=6):
+def make_array(torch=False, count=6):
+    """Return an array of NumPy or a tensor."""
     x = np.arange(float(count))
     if not torch:
         return x
@@ -57,27 +58,27 @@ def assert_checked(call):
 @pytest.mark.parametrize("torch", [False, True])
 @pytest.mark.parametrize("name", ONE_ARRAY)
 def test_calls_on_new_arrays_are_not_checked_in_full(learn, name, torch, algorithm):
-    call = getattr(learn(name, make(torch), algorithm=algorithm), name)
-    arrays = [make(torch) for _ in range(5)]
+    call = getattr(learn(name, make_array(torch), algorithm=algorithm), name)
+    arrays = [make_array(torch) for _ in range(5)]
     for x in arrays:
         assert call(x, algorithm=algorithm) is x
-        assert x.tolist() == make().tolist()
+        assert x.tolist() == make_array().tolist()
 
 
 @pytest.mark.parametrize("algorithm", ["auto", "mpi"])
 @pytest.mark.parametrize("torch", [False, True])
 @pytest.mark.parametrize("name", [*BLOCKS, "all_reduce", "reduce"])
 def test_outputs_may_be_given(learn, name, torch, algorithm):
-    call = getattr(learn(name, make(torch), out=make(torch), algorithm=algorithm), name)
-    for x, out in [(make(torch), 0 * make(torch)) for _ in range(3)]:
+    call = getattr(learn(name, make_array(torch), out=make_array(torch), algorithm=algorithm), name)
+    for x, out in [(make_array(torch), 0 * make_array(torch)) for _ in range(3)]:
         assert call(x, out=out, algorithm=algorithm) is out
-        assert out.tolist() == x.tolist() == make().tolist()
+        assert out.tolist() == x.tolist() == make_array().tolist()
 
 
 @pytest.mark.parametrize("torch", [False, True])
 @pytest.mark.parametrize("name", BLOCKS)
 def test_missing_outputs_are_allocated_with_the_shape_that_a_checked_call_gives(hpc, monkeypatch, name, torch):
-    call, x = getattr(hpc, name), make(torch).reshape(2, 3)
+    call, x = getattr(hpc, name), make_array(torch).reshape(2, 3)
     first = call(x)
     monkeypatch.setattr(hpc, "_check", None)
     for _ in range(3):
@@ -102,9 +103,9 @@ def test_a_plan_is_known_for_the_sizes_that_were_checked(learn):
 
 
 def test_a_kind_has_an_average(learn):
-    x = make()
-    hpc = learn("all_reduce", make(), "avg", algorithm="mpi")
-    assert hpc.all_reduce(x, "avg", algorithm="mpi").tolist() == make().tolist()
+    x = make_array()
+    hpc = learn("all_reduce", make_array(), "avg", algorithm="mpi")
+    assert hpc.all_reduce(x, "avg", algorithm="mpi").tolist() == make_array().tolist()
 
 
 DIFFERING = {
@@ -128,8 +129,8 @@ DIFFERING = {
 @pytest.mark.parametrize("algorithm", ["auto", "mpi"])
 @pytest.mark.parametrize("case", DIFFERING)
 def test_unusual_arrays_are_checked(learn, case, algorithm):
-    hpc = learn("all_reduce", make(), out=make(), algorithm=algorithm)
-    x, out = DIFFERING[case](make(), make())
+    hpc = learn("all_reduce", make_array(), out=make_array(), algorithm=algorithm)
+    x, out = DIFFERING[case](make_array(), make_array())
     if case == "output overlaps":
         out = x.base[3:]
     assert_checked(lambda: hpc.all_reduce(x, out=out, algorithm=algorithm))
@@ -146,7 +147,7 @@ def test_unusual_tensors_are_checked(learn):
 
 
 def test_an_input_that_the_ranks_do_not_divide_is_checked(hpc, monkeypatch):
-    hpc.all_to_all(make())
+    hpc.all_to_all(make_array())
     monkeypatch.setattr(hpc, "_check", None)
     assert_checked(lambda: hpc.all_to_all(np.array(1.0)))
 
@@ -154,13 +155,13 @@ def test_an_input_that_the_ranks_do_not_divide_is_checked(hpc, monkeypatch):
 @pytest.mark.parametrize("algorithm", [pytest.param("mpi", id="library"), "ring", "shared_two_shot"])
 def test_calls_on_symmetric_buffers_are_a_kind_of_their_own(learn, hpc, algorithm):
     buffer, other = hpc.empty(6, "float64"), hpc.empty(6, "float64")
-    buffer[:] = other[:] = make()
-    learn("all_reduce", make(), out=make(), algorithm=algorithm)
-    assert_checked(lambda: hpc.all_reduce(buffer, out=make(), algorithm=algorithm))
-    assert_checked(lambda: hpc.all_reduce(make(), out=buffer, algorithm=algorithm))
-    x, out = make(), make()
-    assert hpc.all_reduce(x, out=out, algorithm=algorithm).tolist() == make().tolist()
-    assert buffer.tolist() == other.tolist() == make().tolist()
+    buffer[:] = other[:] = make_array()
+    learn("all_reduce", make_array(), out=make_array(), algorithm=algorithm)
+    assert_checked(lambda: hpc.all_reduce(buffer, out=make_array(), algorithm=algorithm))
+    assert_checked(lambda: hpc.all_reduce(make_array(), out=buffer, algorithm=algorithm))
+    x, out = make_array(), make_array()
+    assert hpc.all_reduce(x, out=out, algorithm=algorithm).tolist() == make_array().tolist()
+    assert buffer.tolist() == other.tolist() == make_array().tolist()
 
 
 def test_symmetric_buffers_of_one_kind_skip_the_checks(learn, hpc):
@@ -193,33 +194,33 @@ def test_a_buffer_of_another_communicator_is_refused_after_calls_on_own_ones(hpc
 
 
 def test_equal_names_roots_and_dtypes_need_not_be_identical(learn, hpc):
-    learn("all_reduce", make(), "max", algorithm="ring")
+    learn("all_reduce", make_array(), "max", algorithm="ring")
     name, op = (word.decode() for word in (b"ring", b"max"))  # new objects
-    pickled = pickle.loads(pickle.dumps(make()))
-    for x in (make(), pickled):
+    pickled = pickle.loads(pickle.dumps(make_array()))
+    for x in (make_array(), pickled):
         assert hpc.all_reduce(x, op, algorithm=name) is x
 
 
 def test_an_output_that_is_the_input_is_no_kind_of_other_outputs(hpc):
     for _ in range(2):
-        x, out = make(), 0 * make()
+        x, out = make_array(), 0 * make_array()
         assert hpc.all_reduce(x, out=x) is x
         assert hpc.all_reduce(x, out=out) is out
-        assert out.tolist() == make().tolist()
+        assert out.tolist() == make_array().tolist()
 
 
 def test_errors_of_a_known_kind_are_those_of_a_checked_call(hpc):
-    hpc.all_reduce(make(), out=make())
+    hpc.all_reduce(make_array(), out=make_array())
     with pytest.raises(BufferError, match="out has shape"):
-        hpc.all_reduce(make(), out=make(count=5))
+        hpc.all_reduce(make_array(), out=make_array(count=5))
     with pytest.raises(ReductionError):
-        hpc.all_reduce(make(), "bxor")
+        hpc.all_reduce(make_array(), "bxor")
 
 
 def test_calls_bind_nothing_and_refer_to_no_array(hpc, monkeypatch):
     monkeypatch.setattr(hpc._engine, "bind", None)
     for algorithm in ("mpi", "ring", "shared_two_shot"):
-        arrays = [make() for _ in range(100)]
+        arrays = [make_array() for _ in range(100)]
         for x in arrays:
             hpc.all_reduce(x, algorithm=algorithm)
             assert not weakref.getweakrefcount(x)
@@ -248,7 +249,7 @@ def test_an_array_that_has_changed_is_another_array(hpc, change, how):
 
 
 def test_an_array_of_repeated_calls_is_not_kept_alive(hpc):
-    first, x = make(), make()
+    first, x = make_array(), make_array()
     hpc.all_reduce(first, algorithm="mpi")
     for _ in range(2):
         hpc.all_reduce(x, algorithm="mpi")
@@ -259,17 +260,17 @@ def test_an_array_of_repeated_calls_is_not_kept_alive(hpc):
 
 def test_scaled_sums_are_never_known(hpc):
     for _ in range(3):
-        assert hpc.all_reduce(make(), hpccoll.premul_sum(2)).tolist() == (2 * make()).tolist()
+        assert hpc.all_reduce(make_array(), hpccoll.premul_sum(2)).tolist() == (2 * make_array()).tolist()
     assert not len(hpc._cache.blocking)
 
 
 def test_barriers_and_scatters_are_known(hpc, monkeypatch):
     hpc.barrier(algorithm="shared")
-    hpc.scatter(make(), algorithm="shared")
+    hpc.scatter(make_array(), algorithm="shared")
     monkeypatch.setattr(hpc, "_check", None)
     assert hpc.barrier(algorithm="shared") is None
-    assert hpc.scatter(make(), algorithm="shared").tolist() == make().tolist()
-    x, out = make(), 0 * make()
+    assert hpc.scatter(make_array(), algorithm="shared").tolist() == make_array().tolist()
+    x, out = make_array(), 0 * make_array()
     assert_checked(lambda: hpc.scatter(x, out=out, algorithm="shared"))
 
 
@@ -290,17 +291,17 @@ def test_tables_grow_and_find_all_kinds(learn, hpc):
 
 def test_a_closed_communicator_is_refused():
     hpc = hpccoll.Communicator()
-    hpc.all_reduce(make())
+    hpc.all_reduce(make_array())
     hpc.close()
     with pytest.raises(UsageError, match="closed"):
-        hpc.all_reduce(make())
+        hpc.all_reduce(make_array())
 
 
 def test_a_debugged_communicator_checks_every_call(monkeypatch):
     monkeypatch.setenv("HPCCOLL_DEBUG", "1")
     with hpccoll.Communicator() as hpc:
         for _ in range(3):
-            hpc.all_reduce(make())
+            hpc.all_reduce(make_array())
         assert not len(hpc._cache.blocking)
 
 
@@ -331,8 +332,8 @@ def test_sizes_of_one_kind_have_messages_with_the_same_leading_bits_on_three_ran
 def test_a_forked_child_forgets_all_kinds(hpc):
     """So that its next call is checked, and refused: MPI cannot be used after a fork."""
     for _ in range(2):
-        hpc.all_reduce(make(), algorithm="shared_two_shot")
-    prepared = hpc.all_reduce_init(make())
+        hpc.all_reduce(make_array(), algorithm="shared_two_shot")
+    prepared = hpc.all_reduce_init(make_array())
     child = os.fork()
     if not child:
         os._exit(3 if not len(hpc._cache.blocking) and not prepared.live else 4)
@@ -342,8 +343,8 @@ def test_a_forked_child_forgets_all_kinds(hpc):
 
 
 def test_an_executable_that_its_user_freed_is_no_longer_kept(hpc):
-    gone = [weakref.ref(hpc.all_reduce_init(make())) for _ in range(2)]
-    hpc.all_reduce_init(make()).free()
-    hpc.all_reduce_init(make())
+    gone = [weakref.ref(hpc.all_reduce_init(make_array())) for _ in range(2)]
+    hpc.all_reduce_init(make_array()).free()
+    hpc.all_reduce_init(make_array())
     assert [each() is not None for each in gone] == [True, True]
     assert len(hpc._cache._prepared) == 3

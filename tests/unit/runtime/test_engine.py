@@ -1,4 +1,4 @@
-"""The engine on one rank: what it selects, binds, keeps and frees. MPI runs without mpirun."""
+"""The engine on one rank: selected algorithms, bound calls, cached and freed objects. MPI runs without mpirun."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_the_librarys_own_collective_is_selected_by_name(engine):
 
 @pytest.mark.parametrize("op", ["min", "sum"])
 def test_the_librarys_own_collective_is_refused_where_its_result_differs(engine, op):
-    """MPI knows no bfloat16, and leaves open what the minimum of NaN is."""
+    """MPI has no bfloat16, and does not define the minimum of NaN."""
     ml_dtypes = pytest.importorskip("ml_dtypes")
     x = np.ones(3, np.float32) if op == "min" else np.ones(3, ml_dtypes.bfloat16)
     with pytest.raises(
@@ -310,7 +310,7 @@ def test_the_kind_of_buffers_is_that_of_those_which_all_ranks_have(engine):
 
 
 class DeviceModule(NumPyModule):
-    """NumPy's module, said to be of a device."""
+    """NumPy's module, marked as a module of device memory."""
 
     on_device = True
 

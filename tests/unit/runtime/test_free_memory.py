@@ -10,15 +10,16 @@ from hpccoll.runtime.free_memory import find_free_bytes
 MIB = 2**20
 
 
-def write(path, text):
+def write_file(path, text):
+    """Write a file, and create its directory."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
 
 
 def write_group(group, limit, used, cached=0, *, names=("max", "current"), cache="inactive_file"):
-    write(group / f"memory.{names[0]}", f"{limit}\n")
-    write(group / f"memory.{names[1]}", f"{used}\n")
-    write(group / "memory.stat", f"anon 5\n{cache} {cached}\n")
+    write_file(group / f"memory.{names[0]}", f"{limit}\n")
+    write_file(group / f"memory.{names[1]}", f"{used}\n")
+    write_file(group / "memory.stat", f"anon 5\n{cache} {cached}\n")
 
 
 def test_without_control_groups_it_is_that_of_the_host(tmp_path):
@@ -26,7 +27,7 @@ def test_without_control_groups_it_is_that_of_the_host(tmp_path):
 
 
 def test_the_tightest_limit_of_all_groups_counts_and_cached_files_are_free(tmp_path):
-    write(tmp_path / "proc/self/cgroup", "0::/jobs/step\n")
+    write_file(tmp_path / "proc/self/cgroup", "0::/jobs/step\n")
     root = tmp_path / "sys/fs/cgroup"
     write_group(root / "jobs/step", "max", 10 * MIB)
     write_group(root / "jobs", 100 * MIB, 70 * MIB, cached=20 * MIB)
@@ -36,7 +37,7 @@ def test_the_tightest_limit_of_all_groups_counts_and_cached_files_are_free(tmp_p
 
 
 def test_limits_of_version_1(tmp_path):
-    write(tmp_path / "proc/self/cgroup", "9:cpu:/x\n4:memory:/job\n")
+    write_file(tmp_path / "proc/self/cgroup", "9:cpu:/x\n4:memory:/job\n")
     names = ("limit_in_bytes", "usage_in_bytes")
     group = tmp_path / "sys/fs/cgroup/memory/job"
     write_group(group, 64 * MIB, 16 * MIB, cached=1 * MIB, names=names, cache="total_inactive_file")

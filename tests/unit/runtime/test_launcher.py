@@ -1,4 +1,4 @@
-"""The silent singletons: which jobs are refused, which are let through, by environment and for real."""
+"""Jobs that an MPI library of another kind would start as N jobs of one rank: refused and accepted environments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The relay between MPICH and SLURM: when it runs, what it changes, and that SLURM's socket is back afterwards."""
+"""The relay between MPICH and SLURM: when it runs, what it changes, and that SLURM's socket is restored afterwards."""
 
 from __future__ import annotations
 
@@ -69,7 +69,8 @@ def sockets() -> Iterator[tuple[int, socket.socket]]:
     os.close(descriptor)
 
 
-def environ_of(descriptor: int) -> dict[str, str]:
+def make_environ(descriptor: int) -> dict[str, str]:
+    """Return the environment of a rank that srun started with this descriptor."""
     return dict(os.environ) | BY_SRUN | {"PMI_FD": str(descriptor)}
 
 
@@ -84,7 +85,7 @@ def test_messages_pass_through_the_relay_and_then_reach_slurm_directly(sockets):
 
     server = threading.Thread(target=answer)
     server.start()
-    with pmi_relay.shorten_pmi_values(environ_of(rank), MPICH):
+    with pmi_relay.shorten_pmi_values(make_environ(rank), MPICH):
         os.write(rank, b"cmd=get_maxes\n")
         assert os.read(rank, SLURM_READS) == OFFER % pmi_relay.MAX_VALUE_BYTES
     os.write(rank, b"cmd=finalize\n")
@@ -95,7 +96,7 @@ def test_messages_pass_through_the_relay_and_then_reach_slurm_directly(sockets):
 
 def test_the_last_message_of_a_rank_that_ends_reaches_slurm(sockets):
     rank, slurm = sockets
-    with pmi_relay.shorten_pmi_values(environ_of(rank), MPICH):
+    with pmi_relay.shorten_pmi_values(make_environ(rank), MPICH):
         os.write(rank, b"cmd=abort\n")
         os.close(rank)  # as at the end of a process
         assert slurm.recv(SLURM_READS) == b"cmd=abort\n"

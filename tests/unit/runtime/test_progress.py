@@ -1,4 +1,4 @@
-"""In-flight operations advance in every wait, and a wait pauses for longer the longer it lasts."""
+"""In-flight operations advance in every wait, and the pauses of a long wait become longer."""
 
 from __future__ import annotations
 
@@ -248,7 +248,7 @@ def test_listeners_hear_of_the_first_plan_once():
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock that stands still but for sleeps and `ticks`; records what each pause did."""
+    """A clock that advances only by sleeps and `ticks`; records every pause."""
 
     class Clock:
         now, did = 1.0, []

@@ -114,6 +114,7 @@ def own(comm):
 
 
 def complete(message):
+    """Advance a message until it is complete; raise its error."""
     for _ in range(10_000):
         if message.advance():
             message.raise_error()

@@ -1,9 +1,9 @@
-"""An interpreter of pipeline schedules that is written from the rules of NCCL and torch, without hpccoll's classes.
+"""An interpreter of pipeline schedules, written from the rules of NCCL and torch without hpccoll's classes.
 
-A schedule is a list of cells in torch's notation per rank. Ranks run side by side. A send or receive joins the stream
-of its pair of ranks and does not block its rank; the first send and the first receive of a pair's two streams meet and
-carry a value. A pass blocks until its inputs are there, and a wait for a send until the send has met its receive. What
-is wrong at the end is returned in words.
+A schedule is a list of cells in torch's notation per rank. The ranks run side by side. A send or receive is appended to
+the stream of its pair of ranks and does not block its rank; the first send and the first receive of a pair's two
+streams are matched and transfer a value. A pass blocks until its inputs are there, and a wait for a send blocks until
+the send is matched. The result is a string that states the first fault, or None.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ def split_cell(cell):
 
 
 class Interpreter:
+    """Runs a schedule; `stated` has the most live micro-batches of each stage."""
+
     def __init__(self, rows, stage_ranks, microbatches, stated=None, has_messages=True):
         self.rows = [[split_cell(cell) for cell in row] for row in rows]
         self.place, self.m, self.stated, self.has_messages = stage_ranks, microbatches, stated, has_messages
@@ -50,7 +52,7 @@ class Interpreter:
         self.pending: list[set[Any]] = [set() for _ in rows]  # of each rank: actions whose wait is still to come
 
     def run(self):
-        """Return what is wrong, or None."""
+        """Run the schedule; return the first fault, or None."""
         at = [0] * len(self.rows)
         moved = True
         try:
@@ -67,6 +69,7 @@ class Interpreter:
         return None
 
     def ready(self, rank, action):
+        """Whether the inputs of an action are there."""
         stage, kind, microbatch = action
         if kind == "F" and stage > 0:
             return self.has(rank, "F", stage - 1, microbatch)
@@ -81,17 +84,20 @@ class Interpreter:
         return True
 
     def has(self, rank, kind, source, microbatch):
+        """Whether a rank has the output (F) or gradient (G) of a stage for a micro-batch."""
         if self.has_messages:
             return (kind, source, microbatch) in self.values[rank]
         return any((kind, source, microbatch) in values for values in self.values)
 
     def perform_step(self, rank, step):
+        """Carry out the actions of a cell."""
         if len(step) > 1 and any(kind not in ("F", "B", "I", "W") for _, kind, _ in step):
             raise Wrong("overlaps what is no pass")
         for action in step:
             self.perform(rank, *action)
 
     def perform(self, rank, stage, kind, microbatch):
+        """Carry out an action; raise Wrong if it is not allowed."""
         if not 0 <= stage <= self.last or self.place[stage] != rank:
             raise Wrong("the rank has no such stage")
         if microbatch is not None and microbatch >= self.m:
@@ -114,17 +120,20 @@ class Interpreter:
             self.compute(rank, stage, kind, microbatch)
 
     def begin_wait(self, rank, stage, kind, microbatch):
+        """Record that an action must be waited for later, if the schedule has waits of this kind."""
         if kind in self.awaited:
             if kind == "REDUCE_GRAD" and any(other == kind for _, other, _ in self.pending[rank]):
                 raise Wrong("two reductions at a time")
             self.pending[rank].add((stage, kind, microbatch))
 
     def end_wait(self, rank, stage, kind, microbatch):
+        """Carry out a wait."""
         if (stage, kind, microbatch) not in self.pending[rank]:
             raise Wrong("waits for nothing")
         self.pending[rank].remove((stage, kind, microbatch))
 
     def compute(self, rank, stage, kind, microbatch):
+        """Carry out a pass."""
         if self.sharding.get(stage, True) is False:
             raise Wrong("computes with sharded weights")
         self.passes[stage, kind, microbatch] += 1
@@ -144,6 +153,7 @@ class Interpreter:
             self.live[stage] -= 1
 
     def post(self, rank, stage, kind, microbatch):
+        """Append a send or receive to its stream, and match it if possible."""
         up = kind in ("SEND_F", "RECV_B")
         peer_stage = stage + 1 if up else stage - 1
         if not self.has_messages or not 0 <= peer_stage <= self.last or self.place[peer_stage] == rank:
@@ -170,6 +180,7 @@ class Interpreter:
             self.values[receiver][one] = True
 
     def finish(self, at):
+        """Raise Wrong if something is incomplete after the last action."""
         if any(index < len(row) for index, row in zip(at, self.rows, strict=True)):
             raise Wrong("deadlock")
         if any(self.streams.values()):

@@ -29,7 +29,7 @@ def change_part(cell, rng, stages, microbatches):
 
 
 def mutate(rows, rng, stages, microbatches):
-    """Return a mutant of `rows`, and what was done in words."""
+    """Return a mutant of `rows`, and a description of the change."""
     rows = [list(row) for row in rows]
     rank = rng.choice([rank for rank, row in enumerate(rows) if len(row) > 1])
     row = rows[rank]

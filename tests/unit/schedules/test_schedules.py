@@ -18,7 +18,8 @@ TIMES = (PassTimes(), PassTimes(1, 2, 1), PassTimes(3, 2, 2), PassTimes(2, 3, 2)
 NAMES = ("1f1b", "dualpipev", "gpipe", "interleaved_1f1b", "looped_bfs", "zb_h1", "zbv")
 
 
-def rows(schedule):
+def format_programs(schedule):
+    """Return the passes of each rank in torch's notation."""
     return [" ".join(format_step(step) for step in program) for program in schedule.select_passes().programs]
 
 
@@ -82,20 +83,20 @@ def test_counts_of_zero_are_not_allowed():
 
 
 def test_orders_are_the_published_ones():
-    assert rows(make_schedule("gpipe", 2, 3))[0] == "0F0 0F1 0F2 0B0 0B1 0B2"
-    assert rows(make_schedule("1f1b", 3, 4)) == [
+    assert format_programs(make_schedule("gpipe", 2, 3))[0] == "0F0 0F1 0F2 0B0 0B1 0B2"
+    assert format_programs(make_schedule("1f1b", 3, 4)) == [
         "0F0 0F1 0F2 0B0 0F3 0B1 0B2 0B3",
         "1F0 1F1 1B0 1F2 1B1 1F3 1B2 1B3",
         "2F0 2B0 2F1 2B1 2F2 2B2 2F3 2B3",
     ]
-    assert rows(make_schedule("1f1b", 4, 2))[0] == "0F0 0F1 0B0 0B1"
-    assert rows(make_schedule("zb_h1", 2, 3))[1] == "1F0 1I0 1F1 1I1 1W0 1F2 1I2 1W1 1W2"
-    assert rows(make_schedule("interleaved_1f1b", 4, 2)) == [
+    assert format_programs(make_schedule("1f1b", 4, 2))[0] == "0F0 0F1 0B0 0B1"
+    assert format_programs(make_schedule("zb_h1", 2, 3))[1] == "1F0 1I0 1F1 1I1 1W0 1F2 1I2 1W1 1W2"
+    assert format_programs(make_schedule("interleaved_1f1b", 4, 2)) == [
         "0F0 0F1 2F0 2F1 2B0 2B1 0B0 0B1",
         "1F0 1F1 3F0 3B0 3F1 3B1 1B0 1B1",
     ]
-    assert rows(make_schedule("looped_bfs", 4, 2))[0] == "0F0 0F1 2F0 2F1 2B1 2B0 0B1 0B0"
-    assert rows(make_schedule("zbv", 4, 1))[0] == "0F0 3F0 3I0 3W0 0I0 0W0"
+    assert format_programs(make_schedule("looped_bfs", 4, 2))[0] == "0F0 0F1 2F0 2F1 2B1 2B0 0B1 0B0"
+    assert format_programs(make_schedule("zbv", 4, 1))[0] == "0F0 3F0 3I0 3W0 0I0 0W0"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Schedules equal those of torch.distributed.pipelining, and files go from one to the other in both formats."""
+"""Schedules equal those of torch.distributed.pipelining, and files are converted in both directions and formats."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def make_torch(name, schedule):
     stage.group_rank, stage.group_size, stage.submod, stage.num_stages = 0, ranks, None, stages
     if name == "Schedule1F1B":  # the list of torch 2.13 begins with micro-batch 1 on the last rank; torch runs another
         order = dict(
-            enumerate([[torch_schedules._Action.from_str(cell) for cell in row] for row in passes_of(schedule)])
+            enumerate([[torch_schedules._Action.from_str(cell) for cell in row] for row in format_passes(schedule)])
         )
     elif name == "ScheduleGPipe":
         order = torch_schedules.ScheduleGPipe(stage, microbatches)._get_pipeline_order()
@@ -63,15 +63,18 @@ def make_torch(name, schedule):
     return passes, torch_schedules._add_wait_send(with_messages) if HAS_WAITS else with_messages, runtime
 
 
-def passes_of(schedule):
-    return own(schedule.select_passes())
+def format_passes(schedule):
+    """Return the passes of each rank in torch's notation."""
+    return format_programs(schedule.select_passes())
 
 
-def texts(rows):
+def format_rows(rows):
+    """Return torch's actions of each rank as strings."""
     return [[str(each) for each in rows[rank] if each is not None] for rank in sorted(rows)]
 
 
-def own(schedule):
+def format_programs(schedule):
+    """Return the steps of each rank in torch's notation."""
     return [[format_step(step) for step in program] for program in schedule.programs]
 
 
@@ -79,9 +82,9 @@ def own(schedule):
 def test_passes_messages_and_activations_are_those_of_torch(name, theirs, stages, microbatches):
     schedule = make_schedule(name, stages, microbatches)
     passes, with_messages, _ = make_torch(theirs, schedule)
-    assert passes_of(schedule) == texts(passes)
-    rows = own(schedule.add_waits() if HAS_WAITS else schedule)
-    assert [[cell for cell in row if not cell.endswith(WAIT_SUM)] for row in rows] == texts(with_messages)
+    assert format_passes(schedule) == format_rows(passes)
+    rows = format_programs(schedule.add_waits() if HAS_WAITS else schedule)
+    assert [[cell for cell in row if not cell.endswith(WAIT_SUM)] for row in rows] == format_rows(with_messages)
     # torch's simulation knows neither the sum of gradients nor overlapped passes.
     parts = {
         rank: [part for each in row for part in (each.sub_actions or (each,)) if part.microbatch_index is not None]
@@ -124,7 +127,7 @@ def test_files_go_both_ways(tmp_path, name, theirs, stages, microbatches):
         file.write_text(text)
         runtime._load_csv(str(file), csv_format)
         rows = runtime.pipeline_order if csv_format == "compute_only" else runtime.pipeline_order_with_comms
-        assert [",".join(row) for row in texts(rows)] == text.splitlines()
+        assert [",".join(row) for row in format_rows(rows)] == text.splitlines()
 
 
 def test_torch_accepts_a_send_that_is_never_received_and_check_refuses_it(tmp_path):

@@ -1,4 +1,4 @@
-"""What `auto` takes: the fastest that was measured and may be taken; without a table, rules and the cost model."""
+"""The selection of `auto`: the fastest measured candidate that can run; without a table, rules and the cost model."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_every_operation_has_candidates_that_exist(operation):
 
 
 def table(*points, operation=Operation.ALL_REDUCE, itemsize=4, buffer=BufferKind.HOST):
-    """A table of one series; a point is its size and what each candidate took, exactly or within an interval."""
+    """Return a table of one series; a point has a size and each candidate's time, exact or with an interval."""
     made = []
     for nbytes, times in points:
         intervals = {name: us if isinstance(us, tuple) else (us, us, us) for name, us in times.items()}
@@ -80,84 +80,95 @@ def table(*points, operation=Operation.ALL_REDUCE, itemsize=4, buffer=BufferKind
     return TuningTable(HERE, (TuningSeries(operation, itemsize, buffer, tuple(made)),))
 
 
-def ask(selector: Selector, nbytes, operation=Operation.ALL_REDUCE, buffer=BufferKind.HOST, **how) -> Selection:
+def select(selector: Selector, nbytes, operation=Operation.ALL_REDUCE, buffer=BufferKind.HOST, **how) -> Selection:
+    """Return the selection for a message size."""
     how = {"itemsize": 4, "library": True, "shared": True} | how
     return selector.select(SelectionKey(operation, round_message_size(nbytes), buffer=buffer, **how))
 
 
-def chosen(known, nbytes, ranks=4, nodes=1, **about):
-    return ask(Selector(ranks, nodes, known), nbytes, **about)
+def select_by_table(known, nbytes, ranks=4, nodes=1, **about):
+    """Return the selection of a new selector with a table."""
+    return select(Selector(ranks, nodes, known), nbytes, **about)
 
 
 def test_the_fastest_measured_candidate_is_taken_and_why_is_said():
     known = table((MiB, {"ring": 880.0, "mpi": 1000.0, "shared_two_shot": 412.0}))
-    selection = chosen(known, MiB)
+    selection = select_by_table(known, MiB)
     assert selection.name == "shared_two_shot"
     assert selection.why == "measured 2026-01-02 (412 us; next ring 880 us)"
-    assert "at 1 MiB" in chosen(known, 2 * MiB).why
+    assert "at 1 MiB" in select_by_table(known, 2 * MiB).why
 
 
 def test_only_what_may_be_taken_is():
     known = table((8, {"mpi": 1.0, "shared_one_shot": 2.0, "ring": 3.0}))
-    assert chosen(known, 8).algorithm is None
-    assert chosen(known, 8).name == MPI_LIBRARY
-    assert chosen(known, 8, library=False).name == "shared_one_shot"
-    assert chosen(known, 8, library=False, shared=False).name == "ring"
-    assert chosen(known, 8, shared=False).name == MPI_LIBRARY
+    assert select_by_table(known, 8).algorithm is None
+    assert select_by_table(known, 8).name == MPI_LIBRARY
+    assert select_by_table(known, 8, library=False).name == "shared_one_shot"
+    assert select_by_table(known, 8, library=False, shared=False).name == "ring"
+    assert select_by_table(known, 8, shared=False).name == MPI_LIBRARY
 
 
 def test_no_plan_of_messages_is_taken_on_a_node_where_blocking_and_asynchronous_calls_may_meet():
     known = table((MiB, {"ring": 1.0, "shared_one_shot": 2.0, "shared_two_shot": 3.0}))
-    assert ask(Selector(2, 1, known, mixed_forms=True), MiB).name == "shared_one_shot"
+    assert select(Selector(2, 1, known, mixed_forms=True), MiB).name == "shared_one_shot"
     untuned, reduce = Selector(2, 1, mixed_forms=True), Operation.REDUCE
-    assert [ask(untuned, nbytes).name for nbytes in (MiB, 4 * MiB, 64 * MiB)] == ["shared_two_shot"] * 3
-    names = [ask(Selector(8, 1, mixed_forms=mixed), MiB, operation=reduce).name for mixed in (False, True)]
+    assert [select(untuned, nbytes).name for nbytes in (MiB, 4 * MiB, 64 * MiB)] == ["shared_two_shot"] * 3
+    names = [select(Selector(8, 1, mixed_forms=mixed), MiB, operation=reduce).name for mixed in (False, True)]
     assert names == ["chain", "shared"]
-    assert ask(untuned, MiB, operation=reduce).name == "shared"
-    assert not ask(untuned, MiB, operation=reduce, shared=False).algorithm.uses_shared_memory
-    nodes = [ask(Selector(8, 2, known, mixed_forms=each), MiB, shared=False).name for each in (True, False)]
+    assert select(untuned, MiB, operation=reduce).name == "shared"
+    assert not select(untuned, MiB, operation=reduce, shared=False).algorithm.uses_shared_memory
+    nodes = [select(Selector(8, 2, known, mixed_forms=each), MiB, shared=False).name for each in (True, False)]
     assert nodes == ["ring", "ring"]
 
 
 def test_algorithms_that_are_not_here_are_passed_over():
     known = table((8, {"from_another_version": 1.0, "ring": 3.0}))
-    assert chosen(known, 8).name == "ring"
-    assert not chosen(table((8, {"from_another_version": 1.0})), 8, library=False, shared=False).why.startswith("meas")
+    assert select_by_table(known, 8).name == "ring"
+    assert not select_by_table(
+        table((8, {"from_another_version": 1.0})), 8, library=False, shared=False
+    ).why.startswith("meas")
 
 
 def test_a_size_belongs_to_the_nearest_measured_by_ratio():
     known = table((1024, {"ring": 1.0}), (16 * 1024, {"tree": 1.0}))
-    assert [chosen(known, nbytes).name for nbytes in (1024, 4095, 4097, 16 * 1024)] == ["ring", "ring", "ring", "tree"]
-    assert chosen(known, 5 * 1024).name == "tree"
+    assert [select_by_table(known, nbytes).name for nbytes in (1024, 4095, 4097, 16 * 1024)] == [
+        "ring",
+        "ring",
+        "ring",
+        "tree",
+    ]
+    assert select_by_table(known, 5 * 1024).name == "tree"
 
 
 @pytest.mark.parametrize(("nbytes", "measured"), [(256, True), (255, False), (64 * 1024, True), (80 * 1024, False)])
 def test_beyond_the_measured_sizes_four_times_is_near_enough(nbytes, measured):
     known = table((1024, {"ring": 1.0}), (16 * 1024, {"tree": 1.0}))
-    assert chosen(known, nbytes).why.startswith("measured") == measured
+    assert select_by_table(known, nbytes).why.startswith("measured") == measured
 
 
 def test_the_shortest_messages_are_alike():
-    assert chosen(table((8, {"tree": 1.0})), 0).name == "tree"
+    assert select_by_table(table((8, {"tree": 1.0})), 0).name == "tree"
     known = table((0, {"dissemination": 1.0}), operation=Operation.BARRIER)
-    assert chosen(known, 0, operation=Operation.BARRIER).why.startswith("measured")
+    assert select_by_table(known, 0, operation=Operation.BARRIER).why.startswith("measured")
 
 
 def test_a_tie_stays_with_the_smaller_size_and_a_clear_winner_does_not():
     tie = {"ring": (9.0, 10.4, 12.0), "tree": (9.9, 10.0, 10.5)}
-    assert chosen(table((1024, {"ring": 1.0, "tree": 2.0}), (4096, tie)), 4096).name == "ring"
-    assert chosen(table((1024, {"ring": 2.0, "tree": 1.0}), (4096, tie)), 4096).name == "tree"
-    assert chosen(table((4096, tie)), 4096).name == "ring", "the lowest lower bound"
+    assert select_by_table(table((1024, {"ring": 1.0, "tree": 2.0}), (4096, tie)), 4096).name == "ring"
+    assert select_by_table(table((1024, {"ring": 2.0, "tree": 1.0}), (4096, tie)), 4096).name == "tree"
+    assert select_by_table(table((4096, tie)), 4096).name == "ring", "the lowest lower bound"
     apart = {"ring": (10.3, 10.4, 10.5), "tree": (9.9, 10.0, 10.2)}
-    assert chosen(table((1024, {"ring": 1.0, "tree": 2.0}), (4096, apart)), 4096).name == "tree"
+    assert select_by_table(table((1024, {"ring": 1.0, "tree": 2.0}), (4096, apart)), 4096).name == "tree"
     far = {"ring": (9.0, 11.0, 12.0), "tree": (9.9, 10.0, 10.5)}
-    assert chosen(table((1024, {"ring": 1.0, "tree": 2.0}), (4096, far)), 4096).name == "tree", "ten percent is no tie"
+    assert select_by_table(table((1024, {"ring": 1.0, "tree": 2.0}), (4096, far)), 4096).name == "tree", (
+        "ten percent is no tie"
+    )
 
 
 def test_a_missing_element_size_is_answered_by_the_nearest():
     one, two = table((8, {"ring": 1.0}), itemsize=2), table((8, {"tree": 1.0}), itemsize=8)
     known = one.merge(two.series)
-    assert [chosen(known, 8, itemsize=size).name for size in (1, 2, 3, 8, 16)] == [
+    assert [select_by_table(known, 8, itemsize=size).name for size in (1, 2, 3, 8, 16)] == [
         "ring",
         "ring",
         "ring",
@@ -168,24 +179,24 @@ def test_a_missing_element_size_is_answered_by_the_nearest():
 
 def test_other_buffers_and_operations_are_not_answered():
     known = table((8, {"ring": 1.0}))
-    assert not chosen(known, 8, buffer=BufferKind.SYMMETRIC).why.startswith("measured")
-    assert not chosen(known, 8, operation=Operation.REDUCE_SCATTER).why.startswith("measured")
+    assert not select_by_table(known, 8, buffer=BufferKind.SYMMETRIC).why.startswith("measured")
+    assert not select_by_table(known, 8, operation=Operation.REDUCE_SCATTER).why.startswith("measured")
 
 
 def test_sizes_of_one_class_get_one_answer():
     selector = Selector(4, 1, table((1024, {"ring": 1.0}), (2048, {"tree": 1.0})))
-    first = ask(selector, 1024)
-    assert ask(selector, 1279) is first, "the three leading bits are those of 1024"
-    assert ask(selector, 1280) is not first
-    assert ask(selector, 2048).name == "tree"
+    first = select(selector, 1024)
+    assert select(selector, 1279) is first, "the three leading bits are those of 1024"
+    assert select(selector, 1280) is not first
+    assert select(selector, 2048).name == "tree"
     for nbytes in range(1, 5000):
         bits = max(nbytes.bit_length() - 3, 0)
-        assert ask(selector, nbytes) == ask(selector, nbytes >> bits << bits)
+        assert select(selector, nbytes) == select(selector, nbytes >> bits << bits)
 
 
 def test_pipelined_algorithms_get_their_chunks():
     known = table((64 * MiB, {"chain": 1.0}), operation=Operation.BROADCAST)
-    selection = chosen(known, 64 * MiB, ranks=8, operation=Operation.BROADCAST)
+    selection = select_by_table(known, 64 * MiB, ranks=8, operation=Operation.BROADCAST)
     assert selection.chunks == choose_chunk_count(get_algorithm(Operation.BROADCAST, "chain"), 8, 64 * MiB) > 1
 
 
@@ -196,35 +207,39 @@ def test_without_a_table_everything_has_an_answer_that_may_be_taken(operation, b
         for library, shared in ((True, True), (True, False), (False, True), (False, False)):
             for nbytes in (0, 8, 64 * 1024, 64 * MiB):
                 about = {"operation": operation, "buffer": buffer, "library": library, "shared": shared}
-                selection = chosen(None, nbytes, ranks, nodes, **about)
+                selection = select_by_table(None, nbytes, ranks, nodes, **about)
                 assert selection.algorithm is not None or library
                 assert selection.algorithm is None or shared or not selection.algorithm.uses_shared_memory
                 assert selection.chunks >= 1
 
 
 def test_several_nodes_without_a_table_go_by_size():
-    assert [chosen(None, nbytes, nodes=2).name for nbytes in (8, 64 * 1024, MiB)] == [
+    assert [select_by_table(None, nbytes, nodes=2).name for nbytes in (8, 64 * 1024, MiB)] == [
         MPI_LIBRARY,
         "hierarchical_doubling",
         "hierarchical_ring",
     ]
-    assert chosen(None, MiB, nodes=2, shared=False).name == MPI_LIBRARY
-    assert chosen(None, MiB, nodes=2, shared=False, library=False).why == "cost model"
-    assert chosen(None, 8, nodes=2, library=False).name == "hierarchical_doubling"
+    assert select_by_table(None, MiB, nodes=2, shared=False).name == MPI_LIBRARY
+    assert select_by_table(None, MiB, nodes=2, shared=False, library=False).why == "cost model"
+    assert select_by_table(None, 8, nodes=2, library=False).name == "hierarchical_doubling"
 
 
 def test_one_rank_per_node_takes_plans_of_messages():
     sizes = 8, 64 * 1024, MiB
-    assert [chosen(None, size, 4, nodes=4).name for size in sizes] == [MPI_LIBRARY, "recursive_doubling", "ring"]
-    assert chosen(None, MiB, 4, nodes=4, buffer=BufferKind.CUDA, shared=False).name == MPI_LIBRARY
-    assert chosen(None, MiB, 4, nodes=4, shared=False).name == "ring"
+    assert [select_by_table(None, size, 4, nodes=4).name for size in sizes] == [
+        MPI_LIBRARY,
+        "recursive_doubling",
+        "ring",
+    ]
+    assert select_by_table(None, MiB, 4, nodes=4, buffer=BufferKind.CUDA, shared=False).name == MPI_LIBRARY
+    assert select_by_table(None, MiB, 4, nodes=4, shared=False).name == "ring"
 
 
 def test_on_several_nodes_only_what_crosses_them_is_taken_from_a_table():
     known = table((8, {"shared_one_shot": 1.0, "hierarchical_ring": 2.0, "ring": 3.0}))
-    assert chosen(known, 8).name == "shared_one_shot"
-    assert chosen(known, 8, nodes=2).name == "hierarchical_ring"
-    assert chosen(known, 8, nodes=2, shared=False).name == "ring"
+    assert select_by_table(known, 8).name == "shared_one_shot"
+    assert select_by_table(known, 8, nodes=2).name == "hierarchical_ring"
+    assert select_by_table(known, 8, nodes=2, shared=False).name == "ring"
 
 
 @pytest.mark.parametrize("operation", Operation)
@@ -258,12 +273,12 @@ def test_rules_name_what_exists_and_reach_all_sizes(about):
 def test_rules_for_prepared_calls_hold_for_two_ranks_of_one_node(operation):
     about = {"operation": operation, "itemsize": 8}
     for nbytes in (8, 1024, 8192):
-        assert chosen(None, nbytes, 2, prepared=True, **about).algorithm is not None
-        assert chosen(None, nbytes, 2, **about).name == MPI_LIBRARY
-        assert chosen(None, nbytes, 4, prepared=True, **about).name == MPI_LIBRARY
-        assert chosen(None, nbytes, 2, 2, prepared=True, **about).name == MPI_LIBRARY
+        assert select_by_table(None, nbytes, 2, prepared=True, **about).algorithm is not None
+        assert select_by_table(None, nbytes, 2, **about).name == MPI_LIBRARY
+        assert select_by_table(None, nbytes, 4, prepared=True, **about).name == MPI_LIBRARY
+        assert select_by_table(None, nbytes, 2, 2, prepared=True, **about).name == MPI_LIBRARY
     for nbytes in (64 * 1024, MiB):
-        assert chosen(None, nbytes, 2, prepared=True, **about) == chosen(None, nbytes, 2, **about)
+        assert select_by_table(None, nbytes, 2, prepared=True, **about) == select_by_table(None, nbytes, 2, **about)
 
 
 def test_a_table_comes_back_from_json_as_it_was():
@@ -343,7 +358,7 @@ def test_merging_replaces_what_is_measured_anew_and_keeps_the_rest():
     ],
 )
 def test_the_rule_for_a_size_depends_on_the_number_of_ranks(ranks, nbytes, name):
-    assert ask(Selector(ranks, 1), nbytes).name == name
+    assert select(Selector(ranks, 1), nbytes).name == name
 
 
 @pytest.mark.parametrize("operation", [Operation.GATHER, Operation.SCATTER])
@@ -352,8 +367,8 @@ def test_the_rule_for_a_size_depends_on_the_number_of_ranks(ranks, nbytes, name)
 )
 def test_two_ranks_gather_and_scatter_medium_messages_in_shared_memory(operation, ranks, nbytes, name):
     selector = Selector(ranks, 1)
-    assert ask(selector, nbytes, operation).name == name
-    assert ask(selector, nbytes, operation, shared=False).name == "mpi"
+    assert select(selector, nbytes, operation).name == name
+    assert select(selector, nbytes, operation, shared=False).name == "mpi"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Where tuning tables lie, what is done about files that are none, and the log of decisions."""
+"""The paths of tuning tables, invalid tables, and the log of selections."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The time of a step, what does not fit, and the ranking of meshes."""
+"""The time of a step, models that do not fit, and the ranking of meshes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The registration of the backend "hpccoll": its entry point, and what its import leaves alone."""
+"""The registration of the backend "hpccoll": its entry point, and the modules that its import does not load."""
 
 from __future__ import annotations
 

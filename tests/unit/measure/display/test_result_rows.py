@@ -1,4 +1,4 @@
-"""Rows that are printed as they finish: what is in a line, what is dropped where the terminal is narrow."""
+"""Rows printed as they finish: the cells of a line, and the columns left out on a narrow terminal."""
 
 from __future__ import annotations
 
@@ -19,19 +19,21 @@ BLOCK = [
 ]
 
 
-def printed(records, width=120, *, memory=False, place=False):
+def print_rows(records, width=120, *, memory=False, place=False):
+    """Return the printed rows of records."""
     stream = io.StringIO()
     rows = ResultRows(stream, width, NAMES, memory=memory, place=place)
     rows.print_block(records)
     return stream.getvalue()
 
 
-def lines(text):
+def list_rows(text):
+    """Return the lines of an output that are rows."""
     return [line for line in text.splitlines() if line and not line.startswith("#")]
 
 
 def test_a_line_has_size_engine_algorithm_time_and_ratio():
-    found = lines(printed(BLOCK))
+    found = list_rows(print_rows(BLOCK))
     assert [line.split()[2] for line in found] == ["mpi", "gloo", *["hpccoll"] * 3]
     assert found[0].split() == ["1", "KiB", "mpi", "-", "100.00", "[99.00,101.00]", "0.015", "-", "-", "0"]
     assert found[2].split()[3:6] == ["auto:", "mpi", "101.00"]
@@ -39,7 +41,7 @@ def test_a_line_has_size_engine_algorithm_time_and_ratio():
 
 
 def test_only_the_fastest_right_result_has_the_star_and_wrong_ones_say_so():
-    found = lines(printed(BLOCK))
+    found = list_rows(print_rows(BLOCK))
     assert [line.endswith("*") for line in found] == [False, False, False, False, True]
     assert found[3].split()[-2:] == ["2", "WRONG"]
 
@@ -57,16 +59,16 @@ def test_headings_stand_above_the_first_block_of_a_table_only():
 
 
 def test_columns_are_under_their_headings():
-    text = printed(BLOCK, memory=True, place=True)
+    text = print_rows(BLOCK, memory=True, place=True)
     heading = next(line for line in text.splitlines() if " size " in line)
     for name, cell in (("engine", "hpccoll"), ("algorithm", "ring"), ("memory", "host"), ("place", "in-place")):
-        assert lines(text)[-1][heading.index(name) :].startswith(cell)
+        assert list_rows(text)[-1][heading.index(name) :].startswith(cell)
 
 
 @pytest.mark.parametrize("width", [80, 100, 120, 200])
 @pytest.mark.parametrize("extra", [False, True])
 def test_rows_fit_the_terminal_and_are_never_cut(width, extra):
-    text = printed(BLOCK, width, memory=extra)
+    text = print_rows(BLOCK, width, memory=extra)
     assert max(map(len, text.splitlines())) <= width
     for word in ("100.00", "123456", "2.00x", "recursive_doubling", "WRONG"):
         assert word in text
@@ -75,7 +77,7 @@ def test_rows_fit_the_terminal_and_are_never_cut(width, extra):
 
 
 def test_nothing_is_printed_for_no_rows():
-    assert not printed([])
+    assert not print_rows([])
 
 
 def test_the_legend_explains_question_marks_only_where_there_are_some():

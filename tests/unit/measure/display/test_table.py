@@ -1,4 +1,4 @@
-"""Tables and sheets: what is side by side, what a parser finds in a line."""
+"""Tables and CSV files: columns side by side, and lines that parsers of nccl-tests can read."""
 
 from __future__ import annotations
 

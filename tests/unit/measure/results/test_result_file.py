@@ -1,4 +1,4 @@
-"""The result file: what is written stays readable, whatever happens to the writer."""
+"""The result file stays readable, however its writer ends."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ def full(path):
     return path
 
 
-def measured_keys(path):
+def read_keys(path):
+    """Return the keys of the cases in a result file."""
     return {record.key for record in read_records(path).collectives()}
 
 
@@ -47,7 +48,7 @@ def test_records_come_back_in_order(full):
     assert found.records[0] == RUN
     assert found.collectives() == RECORDS
     assert found.torn is None
-    assert measured_keys(full) == {record.key for record in RECORDS}
+    assert read_keys(full) == {record.key for record in RECORDS}
 
 
 def test_each_record_is_one_line_of_json(full):
@@ -85,7 +86,7 @@ def test_a_torn_last_line_is_left_out_and_reported(full, kept):
     assert len(found.records) == 3
     assert found.torn is not None
     assert f"after {len(last)} bytes" in found.torn
-    assert measured_keys(full) == {record.key for record in RECORDS[:2]}
+    assert read_keys(full) == {record.key for record in RECORDS[:2]}
 
 
 def test_resuming_cuts_the_torn_line_off_and_goes_on(full):
@@ -131,7 +132,7 @@ def test_rows_of_another_run_count_by_their_key(full):
         journal.write(RUN | {"command": "another", "ranks": 2})
         other = replace(RECORDS[0], ranks=2, nodes=2)
         journal.write(other.as_dict())
-    keys = measured_keys(full)
+    keys = read_keys(full)
     assert ROW.key in keys
     assert other.key in keys
     assert replace(ROW, ranks=8).key not in keys

@@ -1,4 +1,4 @@
-"""The verdict of a benchmark: who is fastest and ties, what auto takes, whether to trust it, what to type next."""
+"""The verdict of a benchmark: the fastest, ties, the selection of auto, doubts, and the next commands."""
 
 from __future__ import annotations
 

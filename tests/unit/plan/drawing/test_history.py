@@ -1,4 +1,4 @@
-"""The history of a plan: every picture is drawn from it, so it must be what the plan does, round by round."""
+"""The history of a plan, from which pictures are drawn, equals the plan's effect round by round."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ RANKS = (1, 3, 5, 8, 16)
 EVERY = [pytest.param(each, n, id=f"{each.full_name}-{n}") for each in list_algorithms() for n in RANKS]
 
 
-def history_of(name: str, ranks: int, root: int = 0, chunks: int = 1) -> PlanHistory:
+def make_history(name: str, ranks: int, root: int = 0, chunks: int = 1) -> PlanHistory:
+    """Return the history of an algorithm's plan, given as `operation/name`."""
     operation, _, algorithm = name.partition("/")
     return record_history(get_algorithm(Operation.from_name(operation), algorithm).plan(ranks, root, chunks))
 
 
 def test_the_ring_of_five_has_its_two_phases():
-    history = history_of("all_reduce/ring", 5)
+    history = make_history("all_reduce/ring", 5)
     assert [frame.phase for frame in history.frames] == ["", *["reduce-scatter"] * 4, *["all-gather"] * 4]
     scattered, gathered = history.frames[4], history.frames[8]
     assert (scattered.done == np.eye(5, dtype=bool)).all()
@@ -38,7 +39,7 @@ def test_the_ring_of_five_has_its_two_phases():
 
 
 def test_contributions_fill_up_one_a_round():
-    history = history_of("all_reduce/ring", 5)
+    history = make_history("all_reduce/ring", 5)
     most = [int(frame.counts.sum(axis=-1).max()) for frame in history.frames[:5]]
     assert most == [1, 2, 3, 4, 5]
 
@@ -68,12 +69,12 @@ def test_what_ranks_hold_after_each_round_is_what_a_replay_gives(each, n):
 
 
 def test_a_round_reads_what_stood_at_its_start():
-    history = history_of("all_reduce/recursive_doubling", 4)
+    history = make_history("all_reduce/recursive_doubling", 4)
     assert history.frames[1].counts[:, 0].tolist() == [[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 1, 1], [0, 0, 1, 1]]
 
 
 def test_moved_blocks_keep_the_name_of_where_they_started():
-    history = history_of("all_to_all/bruck", 5)
+    history = make_history("all_to_all/bruck", 5)
     last = history.frames[-1]
     for rank in range(5):
         for frm in range(5):
@@ -82,7 +83,7 @@ def test_moved_blocks_keep_the_name_of_where_they_started():
 
 
 def test_a_barrier_is_told_as_news():
-    history = history_of("barrier/dissemination", 5)
+    history = make_history("barrier/dissemination", 5)
     assert history.frames[1].counts[1, 0].tolist() == [1, 1, 0, 0, 0]
     assert not history.frames[2].done.any()
     assert history.frames[3].done.all()
@@ -100,7 +101,7 @@ def test_a_barrier_is_told_as_news():
     ],
 )
 def test_phases_have_the_names_of_what_happens_in_them(name, ranks, chunks, phases):
-    assert [frame.phase for frame in history_of(name, ranks, 0, chunks).frames[1:]] == phases
+    assert [frame.phase for frame in make_history(name, ranks, 0, chunks).frames[1:]] == phases
 
 
 def test_a_wrong_plan_is_told_as_it_is():
@@ -110,7 +111,7 @@ def test_a_wrong_plan_is_told_as_it_is():
 
 
 def test_the_subtitle_counts():
-    assert history_of("broadcast/tree", 3, 2).subtitle == "3 ranks, 2 rounds, 1 chunk per rank, root 2"
-    assert history_of("barrier/tree", 2).subtitle == "2 ranks, 2 rounds"
+    assert make_history("broadcast/tree", 3, 2).subtitle == "3 ranks, 2 rounds, 1 chunk per rank, root 2"
+    assert make_history("barrier/tree", 2).subtitle == "2 ranks, 2 rounds"
     plan = get_algorithm(Operation.ALL_REDUCE, "ring").plan(4)
     assert record_history(plan, (2, 2)).subtitle == "4 ranks, 6 rounds, 4 chunks per rank, 2 nodes"

@@ -53,18 +53,20 @@ EVERY = [
 ]
 
 
-def plan_of(name: str, ranks: int, chunks: int = 1):
+def make_plan(name: str, ranks: int, chunks: int = 1):
+    """Return the plan of an algorithm, given as `operation/name`."""
     operation, _, algorithm = name.partition("/")
     return get_algorithm(Operation.from_name(operation), algorithm).plan(ranks, 0, chunks)
 
 
-def history_of(name: str, ranks: int, chunks: int = 1) -> PlanHistory:
-    return record_history(plan_of(name, ranks, chunks))
+def make_history(name: str, ranks: int, chunks: int = 1) -> PlanHistory:
+    """Return the history of an algorithm's plan, given as `operation/name`."""
+    return record_history(make_plan(name, ranks, chunks))
 
 
 @pytest.mark.parametrize(("name", "ranks", "suffix"), DRAWN)
 def test_drawings_are_those_of_the_golden_files(name, ranks, suffix):
-    drawn = WRITERS[suffix](plan_of(name, ranks))
+    drawn = WRITERS[suffix](make_plan(name, ranks))
     golden = GOLDEN / f"{name.replace('/', '_')}_{ranks}{suffix}"
     if os.environ.get("HPCCOLL_WRITE_GOLDEN"):  # then look at what git shows as changed
         golden.write_text(drawn, encoding="utf-8")
@@ -72,7 +74,7 @@ def test_drawings_are_those_of_the_golden_files(name, ranks, suffix):
 
 
 def extent(shape) -> list[tuple[float, float]]:
-    """The corners of what a shape covers."""
+    """Return the corners of the area that a shape covers."""
     match shape:
         case FilledBoxes(_, boxes):
             return [point for x, y, w, h in boxes for point in ((x, y), (x + w, y + h))]
@@ -91,7 +93,8 @@ def extent(shape) -> list[tuple[float, float]]:
     raise AssertionError(shape)
 
 
-def off_the_page(scene: Scene) -> list[object]:
+def list_outside(scene: Scene) -> list[object]:
+    """Return the shapes of a scene that extend beyond the page."""
     return [
         shape
         for shape in scene.shapes
@@ -105,7 +108,7 @@ def test_every_algorithm_is_drawn_well_formed_and_on_the_page(each, n):
     scenes = lay_out_pages(history)
     words = []
     for scene in scenes:
-        assert not off_the_page(scene)
+        assert not list_outside(scene)
         assert min(scene.width, scene.height) <= SHORT_SIDE
         assert max(scene.width, scene.height) <= LONG_SIDE
         root = ET.fromstring(render_svg(scene))
@@ -123,13 +126,14 @@ def test_every_algorithm_is_drawn_well_formed_and_on_the_page(each, n):
 
 @pytest.mark.parametrize("name", ["all_reduce/ring", "gather/tree", "barrier/tree"])
 def test_an_animation_has_a_page_a_frame_all_of_one_size(name):
-    history = history_of(name, 5)
+    history = make_history(name, 5)
     found = lay_out_animation(history)
     assert len(found) == len(history.frames)
     assert len({(page.width, page.height) for page in found}) == 1
-    assert not any(off_the_page(page) for page in found)
+    assert not any(list_outside(page) for page in found)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [3, 8, 16])
 def test_text_is_large_enough_to_read(ranks):
@@ -161,7 +165,7 @@ def test_sixteen_ranks_look_different_from_each_other():
 
 def test_colour_alone_means_nothing():
     # A contribution's place in its cell is its rank's, and its number stands on it.
-    history = history_of("all_reduce/tree", 8)
+    history = make_history("all_reduce/tree", 8)
     scene = lay_out_pages(history)[0]
     grounds = [
         box
@@ -188,7 +192,7 @@ def test_colour_alone_means_nothing():
 def test_labels_are_short_where_many_messages_leave():
     words = {
         shape.words
-        for shape in lay_out_pages(history_of("all_reduce/two_shot", 16))[0].shapes
+        for shape in lay_out_pages(make_history("all_reduce/two_shot", 16))[0].shapes
         if isinstance(shape, TextLabel)
     }
     assert "15 msgs" in words
@@ -196,12 +200,12 @@ def test_labels_are_short_where_many_messages_leave():
 
 
 def test_nodes_are_named_and_apart():
-    plan = plan_of("all_reduce/ring", 5)
+    plan = make_plan("all_reduce/ring", 5)
     plain, noded = lay_out_pages(record_history(plan))[0], lay_out_pages(record_history(plan, (3, 2)))[0]
     words = [shape.words for shape in noded.shapes if isinstance(shape, TextLabel)]
     assert words.count("node 0") == words.count("node 1") == 9
     assert noded.width > plain.width
-    assert not off_the_page(noded)
+    assert not list_outside(noded)
 
 
 def test_ranges():

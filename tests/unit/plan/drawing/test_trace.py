@@ -16,13 +16,14 @@ MACHINE = Machine.flat(2e-6, 1e-9, 1e-10)
 EVERY = [pytest.param(each, n, id=f"{each.full_name}-{n}") for each in list_algorithms() for n in (1, 3, 8)]
 
 
-def plan_of(name: str, ranks: int, chunks: int = 1) -> Plan:
+def make_plan(name: str, ranks: int, chunks: int = 1) -> Plan:
+    """Return the plan of an algorithm, given as `operation/name`."""
     operation, _, algorithm = name.partition("/")
     return get_algorithm(Operation.from_name(operation), algorithm).plan(ranks, 0, chunks)
 
 
 def check_timeline(timeline: Timeline) -> list[dict[str, Any]]:
-    """Hold a trace against what every trace must be; return its events."""
+    """Check the properties that every trace must have; return its events."""
     whole = json.loads(format_trace_json(timeline))
     assert whole == json.loads(json.dumps(make_trace(timeline)))
     events: list[dict[str, Any]] = whole["traceEvents"]
@@ -58,24 +59,24 @@ def test_every_algorithm_has_a_trace_with_all_its_messages(each, n):
 
 
 def test_every_round_has_the_same_length():
-    timeline = build_round_timeline(plan_of("all_reduce/ring", 5))
+    timeline = build_round_timeline(make_plan("all_reduce/ring", 5))
     assert timeline.duration_us == 8
     assert len(timeline.slices) == 8 * 5
     assert {each.duration_us for each in timeline.slices} == {1.0}
 
 
 def test_slices_say_what_a_rank_does():
-    first = build_round_timeline(plan_of("all_reduce/ring", 5)).slices[0]
+    first = build_round_timeline(make_plan("all_reduce/ring", 5)).slices[0]
     assert (first.rank, first.name) == (0, "round 1")
     assert set(str(first.args["does"]).split("; ")) == {"sends chunk 4 to 1", "reduces chunk 3 from 4"}
-    news = build_round_timeline(plan_of("barrier/dissemination", 5)).slices[0]
+    news = build_round_timeline(make_plan("barrier/dissemination", 5)).slices[0]
     assert set(str(news.args["does"]).split("; ")) == {"tells 1", "hears from 4"}
 
 
 @pytest.mark.parametrize("name", ["all_reduce/ring", "all_reduce/double_tree", "gather/tree", "barrier/tree"])
 @pytest.mark.parametrize("count", [0, 3, 1000])
 def test_a_simulated_run_ends_when_the_simulation_does(name, count):
-    plan = plan_of(name, 6, 2)
+    plan = make_plan(name, 6, 2)
     timeline = build_simulated_timeline(plan, MACHINE, count)
     expected = simulate(plan, MACHINE, count, full=True).seconds
     assert timeline.duration_us == pytest.approx(expected * 1e6)

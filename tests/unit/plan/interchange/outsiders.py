@@ -1,4 +1,4 @@
-"""What outside tools would make of an exported plan: small executors of GOAL and MSCCL files, independent of ours."""
+"""Small executors of GOAL and MSCCL files, independent of hpccoll, which check exported plans."""
 
 from __future__ import annotations
 

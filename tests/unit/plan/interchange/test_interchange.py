@@ -1,4 +1,4 @@
-"""Plans in other tools' words: JSON both ways, GOAL and MSCCL files that run as those tools would run them."""
+"""Plans in other formats: JSON both ways, and GOAL and MSCCL files that independent executors run."""
 
 from __future__ import annotations
 
@@ -40,13 +40,14 @@ RING2 = """{
 """
 
 
-def plan_of(name: str, ranks: int, root: int = 0, chunks: int = 1) -> Plan:
+def make_plan(name: str, ranks: int, root: int = 0, chunks: int = 1) -> Plan:
+    """Return the plan of an algorithm, given as `operation/name`."""
     operation, _, algorithm = name.partition("/")
     return get_algorithm(Operation.from_name(operation), algorithm).plan(ranks, root, chunks)
 
 
 def test_the_text_is_what_the_documentation_shows():
-    assert to_json(plan_of("all_reduce/ring", 2)) == RING2
+    assert to_json(make_plan("all_reduce/ring", 2)) == RING2
 
 
 @ALL
@@ -68,14 +69,15 @@ def test_json_there_and_back_is_the_same_plan(algorithm, ranks):
 
 @pytest.mark.parametrize("name", ["all_reduce/double_tree", "all_reduce/recursive_doubling", "all_reduce/rabenseifner"])
 def test_json_keeps_the_order_of_reduction_to_the_last_bit(name):
-    plan, dice = plan_of(name, 7, chunks=4), np.random.default_rng(1)
+    plan, dice = make_plan(name, 7, chunks=4), np.random.default_rng(1)
     inputs = [(dice.standard_normal(19) * 10.0 ** dice.integers(-6, 6)).astype(np.float32) for _ in range(7)]
     results = [replay(each, 19, inputs, np.add) for each in (plan, from_json(to_json(plan)))]
     for mine, again in zip(*results, strict=True):
         assert mine.tobytes() == again.tobytes()
 
 
-def changed(where: list[Any], value: Any) -> str:
+def change_json(where: list[Any], value: Any) -> str:
+    """Return the JSON of a plan with the value at a path of keys replaced."""
     document = json.loads(RING2)
     at = document
     for key in where[:-1]:
@@ -91,27 +93,27 @@ def changed(where: list[Any], value: Any) -> str:
         ("[" * 100_000, "not JSON"),
         ("[]", "the top"),
         ("{}", "lacks format, operation"),
-        (changed(["format"], "hpccoll-plan/2"), '"hpccoll-plan/1"'),
-        (changed(["operation"], "all_reduse"), "all_reduce"),
-        (changed(["operation"], 3), "operation is 3"),
-        (changed(["algorithm"], "a b"), "algorithm"),
-        (changed(["ranks"], 0), "ranks is 0; need a whole number from 1"),
-        (changed(["ranks"], 2.0), "ranks is 2.0"),
-        (changed(["ranks"], True), "ranks is True"),
-        (changed(["ranks"], 10**30), "ranks is 1000000"),
-        (changed(["chunks"], 2**40), "chunks"),
-        (changed(["root"], 1), "root is 1; need a whole number from 0 to 0"),
-        (changed(["cost"], {"steps": 2}), "cost lacks mean, most"),
-        (changed(["cost", "mean"], "1e999999999"), "cost.mean"),
-        (changed(["cost", "most"], "1/0"), "cost.most"),
-        (changed(["more"], 1), "unknown key 'more'"),
-        (changed(["rounds"], {}), "rounds is {}; need a list"),
-        (changed(["rounds", 1], 7), "rounds[1] is 7"),
-        (changed(["rounds", 1, 0], []), "rounds[1][0]"),
-        (changed(["rounds", 1, 0, "to"], 2), "rounds[1][0].to is 2; need a whole number from 0 to 1"),
-        (changed(["rounds", 0, 1, "send"], [2]), "rounds[0][1].send[0] is 2"),
-        (changed(["rounds", 0, 1, "op"], "add"), "copy, own_first, incoming_first"),
-        (changed(["rounds", 0, 1, "op"], ["copy"]), "copy, own_first, incoming_first"),
+        (change_json(["format"], "hpccoll-plan/2"), '"hpccoll-plan/1"'),
+        (change_json(["operation"], "all_reduse"), "all_reduce"),
+        (change_json(["operation"], 3), "operation is 3"),
+        (change_json(["algorithm"], "a b"), "algorithm"),
+        (change_json(["ranks"], 0), "ranks is 0; need a whole number from 1"),
+        (change_json(["ranks"], 2.0), "ranks is 2.0"),
+        (change_json(["ranks"], True), "ranks is True"),
+        (change_json(["ranks"], 10**30), "ranks is 1000000"),
+        (change_json(["chunks"], 2**40), "chunks"),
+        (change_json(["root"], 1), "root is 1; need a whole number from 0 to 0"),
+        (change_json(["cost"], {"steps": 2}), "cost lacks mean, most"),
+        (change_json(["cost", "mean"], "1e999999999"), "cost.mean"),
+        (change_json(["cost", "most"], "1/0"), "cost.most"),
+        (change_json(["more"], 1), "unknown key 'more'"),
+        (change_json(["rounds"], {}), "rounds is {}; need a list"),
+        (change_json(["rounds", 1], 7), "rounds[1] is 7"),
+        (change_json(["rounds", 1, 0], []), "rounds[1][0]"),
+        (change_json(["rounds", 1, 0, "to"], 2), "rounds[1][0].to is 2; need a whole number from 0 to 1"),
+        (change_json(["rounds", 0, 1, "send"], [2]), "rounds[0][1].send[0] is 2"),
+        (change_json(["rounds", 0, 1, "op"], "add"), "copy, own_first, incoming_first"),
+        (change_json(["rounds", 0, 1, "op"], ["copy"]), "copy, own_first, incoming_first"),
     ],
 )
 def test_a_file_that_is_no_plan_is_refused_by_place(text, told):
@@ -134,7 +136,7 @@ def test_a_file_that_is_no_plan_is_refused_by_place(text, told):
 )
 def test_a_plan_that_is_wrong_is_refuted(where, value, told):
     with pytest.raises((PlanError, UsageError), match=told):
-        check(from_json(changed(where, value)))
+        check(from_json(change_json(where, value)))
 
 
 VALUES = st.recursive(
@@ -163,15 +165,16 @@ def test_any_value_anywhere_is_a_plan_or_a_clear_refusal(where, keys, value):
     if path:
         holder, name = path[-1]
         holder[name] = value
-    judge(json.dumps(document))
+    require_clear_error(json.dumps(document))
 
 
 @given(cut=st.integers(0, len(RING2)), more=st.text(max_size=5))
 def test_a_torn_file_is_refused(cut, more):
-    judge(RING2[:cut] + more)
+    require_clear_error(RING2[:cut] + more)
 
 
-def judge(text: str) -> None:
+def require_clear_error(text: str) -> None:
+    """Assert that a JSON plan is refused with a clear error, or accepted."""
     try:
         check(from_json(text))
     except (UsageError, PlanError) as error:
@@ -203,10 +206,10 @@ def test_a_goal_schedule_ends_and_moves_the_plans_bytes(algorithm, ranks, count)
 
 
 def test_a_goal_schedule_reads_as_txt2bin_wants_it():
-    assert to_goal(plan_of("broadcast/tree", 2), 3, 4) == (
+    assert to_goal(make_plan("broadcast/tree", 2), 3, 4) == (
         "num_ranks 2\n\nrank 0 {\nl1: send 12b to 1 tag 0\n}\n\nrank 1 {\nl1: recv 12b from 0 tag 0\n}\n"
     )
-    chain = to_goal(plan_of("broadcast/chain", 3), 1, 4)
+    chain = to_goal(make_plan("broadcast/chain", 3), 1, 4)
     assert "rank 1 {\nl1: recv 4b from 0 tag 0\nl2: send 4b to 2 tag 1\nl2 requires l1\n}\n" in chain
 
 
@@ -260,11 +263,11 @@ def test_an_msccl_file_computes_what_replay_does_in_any_order(algorithm, ranks):
 
 def test_an_msccl_file_stays_within_what_the_runtime_takes():
     with pytest.raises(UsageError, match="MSCCL has no gather"):
-        to_msccl(plan_of("gather/tree", 4))
+        to_msccl(make_plan("gather/tree", 4))
     with pytest.raises(UsageError, match="300 steps; MSCCL takes 256"):
-        to_msccl(plan_of("broadcast/chain", 3, chunks=300))
+        to_msccl(make_plan("broadcast/chain", 3, chunks=300))
     with pytest.raises(UsageError, match="39 peers in one direction; MSCCL takes 32"):
-        to_msccl(plan_of("all_to_all/pairwise", 40))
+        to_msccl(make_plan("all_to_all/pairwise", 40))
 
 
 @pytest.mark.parametrize("suffix", [".json", ".goal", ".xml"])
@@ -272,7 +275,7 @@ def test_the_command_writes_what_the_functions_return(tmp_path, suffix):
     file = tmp_path / f"ring{suffix}"
     done = CliRunner().invoke(hpccoll, ["export", "all_reduce/ring", "-o", str(file), "--ranks", "3", "--size", "12"])
     assert done.exit_code == 0
-    plan = plan_of("all_reduce/ring", 3)
+    plan = make_plan("all_reduce/ring", 3)
     assert file.read_text() == {".json": to_json, ".goal": lambda p: to_goal(p, 3, 4), ".xml": to_msccl}[suffix](plan)
     assert "all_reduce/ring on 3 ranks, proven (4 steps, 12 messages)" in done.output
 
@@ -280,9 +283,9 @@ def test_the_command_writes_what_the_functions_return(tmp_path, suffix):
 def test_the_command_converts_a_json_plan_and_refutes_a_wrong_one(tmp_path, capsys):
     good, bad, out = tmp_path / "good.json", tmp_path / "bad.json", tmp_path / "out.xml"
     good.write_text(RING2)
-    bad.write_text(changed(["rounds", 0, 0, "op"], "copy"))
+    bad.write_text(change_json(["rounds", 0, 0, "op"], "copy"))
     assert main(["export", str(good), "-o", str(out)]) == 0
-    assert out.read_text() == to_msccl(plan_of("all_reduce/ring", 2))
+    assert out.read_text() == to_msccl(make_plan("all_reduce/ring", 2))
     assert main(["export", str(bad), "-o", str(out)]) == 1
     assert "chunk 0 is wrong: the contribution of rank 0 is missing" in capsys.readouterr().err
 

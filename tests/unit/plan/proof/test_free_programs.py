@@ -1,4 +1,4 @@
-"""Free programs: what meets, what hangs and who hangs, held against an executor that advances ranks at random."""
+"""Free programs: matched messages, deadlocks and the blocked ranks, compared with an executor in random order."""
 
 from __future__ import annotations
 
@@ -20,13 +20,15 @@ from hpccoll.plan.proof import Action, FreeProgram, RecvAction, SendAction, chec
 from hpccoll.plan.proof.free_programs import NO_DATA
 
 
-def proven(program: Any, *arguments, **options) -> int:
+def count_messages(program: Any, *arguments, **options) -> int:
+    """Return the number of messages of a program that the proof accepts."""
     return check_program(program, *arguments, **options)
 
 
-def complaint(program: Any, *arguments, **options) -> str:
+def find_error(program: Any, *arguments, **options) -> str:
+    """Return the error message of `check_program`; None if it accepts the program."""
     with pytest.raises(PlanError) as caught:
-        proven(program, *arguments, **options)
+        count_messages(program, *arguments, **options)
     return str(caught.value)
 
 
@@ -51,6 +53,7 @@ def flatten_plan(plan: Plan) -> list[list[Action]]:
 
 
 def synchronous(program: FreeProgram) -> list[list[Action]]:
+    """Return the program with synchronous sends."""
     return [[replace(a, synchronous=True) if isinstance(a, SendAction) else a for a in actions] for actions in program]
 
 
@@ -58,7 +61,7 @@ def test_send_send_deadlock_names_ranks_and_steps():
     # Both ranks send first, then receive, with synchronous sends.
     program = [[SendAction(1, 0), RecvAction(1, 0)], [SendAction(0, 0), RecvAction(0, 0)]]
     with pytest.raises(DeadlockError) as caught:
-        proven(program)
+        count_messages(program)
     assert set(caught.value.stuck) == {0, 1}
     assert caught.value.stuck[0] == "step 0: send chunk 0 to rank 1, which is at its step 0"
     said = str(caught.value)
@@ -69,18 +72,21 @@ def test_send_send_deadlock_names_ranks_and_steps():
 
 
 def test_either_remedy_ends_the_deadlock():
-    assert proven([[SendAction(1, 0), RecvAction(1, 1)], [RecvAction(0, 1), SendAction(0, 0)]]) == 2
-    assert proven([[SendAction(1, 0, synchronous=False), RecvAction(1, 1)], [SendAction(0, 0), RecvAction(0, 1)]]) == 2
+    assert count_messages([[SendAction(1, 0), RecvAction(1, 1)], [RecvAction(0, 1), SendAction(0, 0)]]) == 2
+    assert (
+        count_messages([[SendAction(1, 0, synchronous=False), RecvAction(1, 1)], [SendAction(0, 0), RecvAction(0, 1)]])
+        == 2
+    )
 
 
 def test_both_receive_first():
-    said = complaint([[RecvAction(1, 0), SendAction(1, 0)], [RecvAction(0, 0), SendAction(0, 0)]])
+    said = find_error([[RecvAction(1, 0), SendAction(1, 0)], [RecvAction(0, 0), SendAction(0, 0)]])
     assert "rank 1 waits at step 0: receive chunk 0 from rank 0" in said
 
 
 def test_a_synchronous_send_to_oneself():
-    assert "circle: 0 -> 0" in complaint([[SendAction(0, 0), RecvAction(0, 0)]])
-    assert proven([[SendAction(0, 0, synchronous=False), RecvAction(0, 0)]]) == 1
+    assert "circle: 0 -> 0" in find_error([[SendAction(0, 0), RecvAction(0, 0)]])
+    assert count_messages([[SendAction(0, 0, synchronous=False), RecvAction(0, 0)]]) == 1
 
 
 def test_ranks_behind_a_circle_are_stuck_but_not_in_it():
@@ -91,49 +97,51 @@ def test_ranks_behind_a_circle_are_stuck_but_not_in_it():
         [RecvAction(2, 0)],
     ]
     with pytest.raises(DeadlockError) as caught:
-        proven(program)
+        count_messages(program)
     assert sorted(caught.value.stuck) == [1, 2, 3]
     assert "rank 1 waits at step 1: send chunk 0 to rank 2" in str(caught.value)
     assert "circle: 1 -> 2 -> 1" in str(caught.value)
 
 
 def test_a_partner_that_has_ended():
-    said = complaint([[RecvAction(1, 0)], []])
+    said = find_error([[RecvAction(1, 0)], []])
     assert "rank 0 waits at step 0: receive chunk 0 from rank 1, which has ended" in said
     assert "Add the missing send or receive" in said
-    assert "send chunk 0 to rank 1, which has ended" in complaint([[SendAction(1, 0)], []])
+    assert "send chunk 0 to rank 1, which has ended" in find_error([[SendAction(1, 0)], []])
 
 
 def test_a_message_that_is_never_received():
     program = [[SendAction(1, 0, synchronous=False), SendAction(1, 1, synchronous=False)], [RecvAction(0, 0)]]
-    assert "rank 0 step 1 (send buffered chunk 1 to rank 1): rank 1 never receives it" in complaint(program)
+    assert "rank 0 step 1 (send buffered chunk 1 to rank 1): rank 1 never receives it" in find_error(program)
 
 
 def test_messages_of_a_pair_arrive_in_the_order_in_which_they_were_sent():
     operation, swapped = Operation.SCATTER, [RecvAction(0, 1), RecvAction(0, 0)]
     sends = [SendAction(1, 0, synchronous=False), SendAction(1, 1, synchronous=False)]
-    proven([sends, [RecvAction(0, 0), RecvAction(0, 1)]], operation)
-    assert "rank 1 chunk 1 is wrong" in complaint([sends, swapped], operation)
+    count_messages([sends, [RecvAction(0, 0), RecvAction(0, 1)]], operation)
+    assert "rank 1 chunk 1 is wrong" in find_error([sends, swapped], operation)
 
 
 def test_a_read_before_the_write():
     program = [[RecvAction(1, 0)], [SendAction(0, 0)]]
-    assert "rank 1 step 0 (send chunk 0 to rank 0): the chunk is read before" in complaint(program, Operation.BROADCAST)
-    proven(program, Operation.BROADCAST, root=1)
-    assert "read before it was written" in complaint(program, held=np.array([[True], [False]]))
+    assert "rank 1 step 0 (send chunk 0 to rank 0): the chunk is read before" in find_error(
+        program, Operation.BROADCAST
+    )
+    count_messages(program, Operation.BROADCAST, root=1)
+    assert "read before it was written" in find_error(program, held=np.array([[True], [False]]))
 
 
 def test_a_reduction_into_nothing_and_one_where_nothing_is_reduced():
     program = [[SendAction(1, 0)], [RecvAction(0, 0, Op.OWN_FIRST)]]
-    assert "rank 1 step 0 (receive chunk 0 from rank 0): it reduces into" in complaint(program, Operation.BROADCAST)
+    assert "rank 1 step 0 (receive chunk 0 from rank 0): it reduces into" in find_error(program, Operation.BROADCAST)
     twice = [[SendAction(1, 0), SendAction(1, 0)], [RecvAction(0, 0), RecvAction(0, 0, Op.OWN_FIRST)]]
-    assert "broadcast may only copy" in complaint(twice, Operation.BROADCAST)
+    assert "broadcast may only copy" in find_error(twice, Operation.BROADCAST)
 
 
 def test_sizes_at_both_ends():
     program = [[SendAction(1, 0), SendAction(1, 1)], [RecvAction(0, 1), RecvAction(0, 0)]]
-    assert "chunks 0 and 1 differ in elements for some counts" in complaint(program, Operation.BROADCAST, counts=(7,))
-    assert "one of the two carries no data; the message is rank 0 step 0" in complaint(
+    assert "chunks 0 and 1 differ in elements for some counts" in find_error(program, Operation.BROADCAST, counts=(7,))
+    assert "one of the two carries no data; the message is rank 0 step 0" in find_error(
         [[SendAction(1, NO_DATA)], [RecvAction(0, 0)]]
     )
 
@@ -142,33 +150,34 @@ def test_sizes_at_both_ends():
     "wild", [SendAction(2, 0), SendAction(-1, 0), RecvAction(2, 0), SendAction(1, 5), RecvAction(1, -2)]
 )
 def test_peers_and_chunks_that_do_not_exist(wild):
-    assert "there are 2 ranks and 1 chunks" in complaint([[wild], []], chunks=1)
+    assert "there are 2 ranks and 1 chunks" in find_error([[wild], []], chunks=1)
 
 
 def test_goals_are_those_of_check():
     doubled = [[RecvAction(1, 0, Op.OWN_FIRST), RecvAction(1, 0, Op.OWN_FIRST)], [SendAction(0, 0), SendAction(0, 0)]]
-    assert "the contribution of rank 1 is doubled" in complaint(doubled, Operation.REDUCE)
+    assert "the contribution of rank 1 is doubled" in find_error(doubled, Operation.REDUCE)
     both = [
         [SendAction(1, 0, synchronous=False), RecvAction(1, 0, Op.OWN_FIRST)],
         [SendAction(0, 0, synchronous=False), RecvAction(0, 0, Op.OWN_FIRST)],
     ]
-    assert "in different orders" in complaint(both, Operation.ALL_REDUCE)
+    assert "in different orders" in find_error(both, Operation.ALL_REDUCE)
     half = [[SendAction(1, NO_DATA)], [RecvAction(0, NO_DATA)]]
-    assert "rank 0 may leave before rank 1 arrived" in complaint(half, Operation.BARRIER, chunks=0)
+    assert "rank 0 may leave before rank 1 arrived" in find_error(half, Operation.BARRIER, chunks=0)
     both_ways = [[SendAction(1, NO_DATA), RecvAction(1, NO_DATA)], [RecvAction(0, NO_DATA), SendAction(0, NO_DATA)]]
-    assert proven(both_ways, Operation.BARRIER, chunks=0) == 2
+    assert count_messages(both_ways, Operation.BARRIER, chunks=0) == 2
 
 
-def plans() -> list[Plan]:
+def list_plans() -> list[Plan]:
+    """Return a plan of each algorithm of messages on several numbers of ranks."""
     free = [
         known for known in list_algorithms() if not (known.uses_shared_memory and known.operation is Operation.BARRIER)
     ]
     return [algorithm.plan(n, n // 2, 3) for algorithm in free for n in (1, 2, 3, 5, 8)]
 
 
-@pytest.mark.parametrize("plan", plans(), ids=lambda plan: f"{plan.name}-{plan.ranks}")
+@pytest.mark.parametrize("plan", list_plans(), ids=lambda plan: f"{plan.name}-{plan.ranks}")
 def test_every_plan_is_right_as_a_free_program(plan):
-    proven(flatten_plan(plan), plan.operation, plan.root, plan.moves().chunks)
+    count_messages(flatten_plan(plan), plan.operation, plan.root, plan.moves().chunks)
 
 
 @pytest.mark.parametrize("n", [2, 3, 4, 7])
@@ -180,14 +189,14 @@ def test_rounds_of_exchanges_deadlock_when_every_rank_sends_first_and_waits(name
     operation, _, algorithm = name.partition("/")
     program = synchronous(flatten_plan(get_algorithm(Operation.from_name(operation), algorithm).plan(n)))
     with pytest.raises(DeadlockError, match="circle") as caught:
-        proven(program)
+        count_messages(program)
     assert set(caught.value.stuck) == set(range(n))
 
 
 def test_one_way_plans_need_no_buffers():
     for name in ("tree", "chain"):
         plan = get_algorithm(Operation.BROADCAST, name).plan(7, 3, 2)
-        proven(synchronous(flatten_plan(plan)), plan.operation, plan.root, plan.moves().chunks)
+        count_messages(synchronous(flatten_plan(plan)), plan.operation, plan.root, plan.moves().chunks)
 
 
 def ends(program: FreeProgram, seed: int) -> bool:
@@ -224,6 +233,7 @@ def ends(program: FreeProgram, seed: int) -> bool:
 
 
 def actions(ranks: int) -> st.SearchStrategy[Action]:
+    """Return a strategy that draws a send or a receive."""
     peer = st.integers(0, ranks - 1)
     send = st.builds(SendAction, peer, st.just(0), st.booleans())
     return st.one_of(send, st.builds(RecvAction, peer, st.just(0)))
@@ -246,7 +256,7 @@ def programs(draw: st.DrawFn) -> list[list[Action]]:
 @given(programs(), st.integers(0, 2**16))
 def test_what_hangs_hangs_in_any_order_of_advance(program, seed):
     try:
-        proven(program)
+        count_messages(program)
         right = True
     except PlanError:
         right = False
@@ -256,7 +266,7 @@ def test_what_hangs_hangs_in_any_order_of_advance(program, seed):
 @pytest.mark.parametrize("kind", ["lost send", "lost receive", "swapped actions", "wrong peer"])
 def test_mutants_of_free_programs_hang_or_fail_as_the_executor_says(kind):
     caught = 0
-    for plan in plans():
+    for plan in list_plans():
         chance = random.Random(f"{kind} {plan.name} {plan.ranks}")
         program = synchronous(flatten_plan(plan)) if chance.random() < 0.5 else flatten_plan(plan)
         busy = [rank for rank, mine in enumerate(program) if len(mine) > 1]
@@ -278,7 +288,7 @@ def test_mutants_of_free_programs_hang_or_fail_as_the_executor_says(kind):
             del mine[next((i for i, action in enumerate(mine) if isinstance(action, wanted)), at)]
         ended = ends(program, seed=1)
         try:
-            proven(program)
+            count_messages(program)
         except PlanError:
             caught += 1
             assert not ended

@@ -1,7 +1,8 @@
-"""Whether the proof can fail: plans with one planted fault each, and an independent referee that says which are wrong.
+"""Mutation tests of the proof: plans with one planted fault each, and an independent referee that judges them.
 
-Check and referee must agree on every mutant: check misses nothing, and cries wolf at nothing. A mutant that is right
-and costs what was stated is equivalent: it is replayed on numbers, and stands in EQUIVALENT with the reason.
+`check` and the referee must agree on every mutant: `check` must refuse all wrong mutants and accept all others. A
+mutant that is correct at the stated cost is equivalent: it is replayed on numbers, and EQUIVALENT lists it with the
+reason.
 """
 
 from __future__ import annotations
@@ -99,6 +100,8 @@ EQUIVALENT: dict[str, tuple[str, set[str]]] = {
 
 @dataclass(frozen=True)
 class Mutant:
+    """A plan with a planted fault of a kind, and the faults that the referee and `check` find."""
+
     kind: str
     plan: Plan
     original: Plan
@@ -107,7 +110,8 @@ class Mutant:
     dear: str | None  # what check says of the stated cost
 
 
-def complaint(plan: Plan) -> str | None:
+def find_error(plan: Plan) -> str | None:
+    """Return the error message of `check`; None if it accepts the plan."""
     try:
         check(plan)
     except PlanError as error:
@@ -117,6 +121,7 @@ def complaint(plan: Plan) -> str | None:
 
 @cache
 def mutants() -> tuple[Mutant, ...]:
+    """Return all mutants; they are made once."""
     found = []
     for algorithm in MESSAGES:
         for n in RANKS:
@@ -130,12 +135,13 @@ def mutants() -> tuple[Mutant, ...]:
                 except NoRoom:
                     continue
                 mutant = acted(script, plan)
-                wrong, caught = fault_of(script, plan), complaint(replace(mutant, cost=None))
-                dear = caught or complaint(mutant)  # a plan that is wrong is so at any cost
+                wrong, caught = fault_of(script, plan), find_error(replace(mutant, cost=None))
+                dear = caught or find_error(mutant)  # a plan that is wrong is so at any cost
                 found.append(Mutant(kind, mutant, plan, wrong, caught, dear))
     return tuple(found)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_there_are_mutants_of_every_kind_over_all_algorithms():
     kinds = Counter(mutant.kind for mutant in mutants())
@@ -164,6 +170,7 @@ def test_check_catches_exactly_what_the_referee_finds_wrong():
     assert not disagreements
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", FAULTS)
 def test_every_kind_of_fault_is_caught_somewhere(kind):
     assert any(mutant.caught for mutant in mutants() if mutant.kind == kind)
@@ -174,7 +181,8 @@ def test_survivors_are_those_listed_as_equivalent():
     assert survivors == {(kind, name) for kind, (_, plans) in EQUIVALENT.items() for name in plans}
 
 
-def inputs(plan: Plan, count: int, dtype: type) -> list[NDArray[Any] | None]:
+def make_inputs(plan: Plan, count: int, dtype: type) -> list[NDArray[Any] | None]:
+    """Return the random input of each rank."""
     chance, chunks = np.random.default_rng(3), plan.moves().chunks
     sizes = plan.operation.chunk_sizes(count, plan.ranks, chunks)
     held = plan.operation.input_mask(np.arange(plan.ranks), plan.ranks, chunks, plan.root)
@@ -183,13 +191,13 @@ def inputs(plan: Plan, count: int, dtype: type) -> list[NDArray[Any] | None]:
 
 def test_equivalent_mutants_replay_to_the_same_values_in_one_order():
     for mutant in (m for m in mutants() if m.dear is None):
-        data = inputs(mutant.plan, 13, np.int64)
+        data = make_inputs(mutant.plan, 13, np.int64)
         for mine, theirs in zip(
             replay(mutant.plan, 13, data, np.add), replay(mutant.original, 13, data, np.add), strict=True
         ):
             np.testing.assert_array_equal(mine, theirs)
         if mutant.plan.operation is Operation.ALL_REDUCE:
             # Thirds of ordinary numbers: another order of the sum shows in the last bits.
-            thirds = [array / 3 for array in inputs(mutant.plan, 13, np.float64) if array is not None]
+            thirds = [array / 3 for array in make_inputs(mutant.plan, 13, np.float64) if array is not None]
             first, *others = replay(mutant.plan, 13, thirds, np.add)
             assert all(first.tobytes() == other.tobytes() for other in others)

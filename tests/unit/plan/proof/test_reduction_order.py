@@ -1,4 +1,4 @@
-"""Which plans reduce in the order of the ranks: the walk over intervals against expressions of letters."""
+"""Plans that reduce in rank order: the analysis by intervals agrees with symbolic expressions."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Whether the proof of loads, stores and fences can fail: plans with one fault each, and ranks taking turns at random.
+"""Mutation tests of the proof of loads, stores and fences: plans with one fault each, run in random orders of ranks.
 
-What check accepts must come out right in every order that is tried. What it refuses must go wrong in one of them, but
-for rules of the vocabulary (WORDS), which are no hazard, and for races that do no harm, which stand in HARMLESS.
+A mutant that `check` accepts must be correct in every tested order. A mutant that `check` refuses must be wrong in at
+least one order, except for violations of rules that cause no hazard (WORDS), and for harmless races, which HARMLESS
+lists.
 """
 
 from __future__ import annotations
@@ -36,73 +37,86 @@ class NoRoom(Exception):
 
 @dataclass
 class Site:
+    """The rounds of a plan as JSON records, in which a fault is planted at a random place."""
+
     rounds: list[Round]
     chance: random.Random
     ranks: int
     chunks: int
 
     def place(self, kind: str) -> tuple[int, int]:
-        """A round, and a record of it that has that key."""
+        """Return a random round and the index of a record of it that has the key `kind`."""
         found = [(t, i) for t, records in enumerate(self.rounds) for i, each in enumerate(records) if kind in each]
         if not found:
             raise NoRoom
         return self.chance.choice(found)
 
     def transfer(self) -> Document:
+        """Return a random load or store."""
         t, i = self.place("via")
         return self.rounds[t][i]
 
 
 def need(there_is_room: bool) -> None:
+    """Raise NoRoom unless the fault can be planted."""
     if not there_is_room:
         raise NoRoom
 
 
 def first_fence_lost(at: Site) -> None:
+    """Leave out the first fence."""
     fences = [t for t, records in enumerate(at.rounds) if "fence" in records[0]]
     need(bool(fences))
     del at.rounds[fences[0]]
 
 
 def last_fence_lost(at: Site) -> None:
+    """Leave out the last fence."""
     fences = [t for t, records in enumerate(at.rounds) if "fence" in records[0]]
     need(bool(fences))
     del at.rounds[fences[-1]]
 
 
 def rank_left_out_of_a_fence(at: Site) -> None:
+    """Leave a rank out of a fence."""
     t, i = at.place("fence")
     at.rounds[t][i]["fence"][0].pop(at.chance.randrange(at.ranks))
 
 
 def fence_in_two_halves(at: Site) -> None:
+    """Replace a fence by two fences of half the ranks each."""
     t, i = at.place("fence")
     ranks = list(range(at.ranks))
     at.rounds[t][i]["fence"] = [ranks[: at.ranks // 2], ranks[at.ranks // 2 :]]
 
 
 def fence_later(at: Site) -> None:
+    """Exchange the first two rounds."""
     need(len(at.rounds) > 2)
     at.rounds[0], at.rounds[1] = at.rounds[1], at.rounds[0]
 
 
 def fence_earlier(at: Site) -> None:
+    """Exchange the last two rounds."""
     need(len(at.rounds) > 2)
     at.rounds[-1], at.rounds[-2] = at.rounds[-2], at.rounds[-1]
 
 
 def fence_between(at: Site) -> None:
+    """Insert a fence before the third round."""
     need(len(at.rounds) > 2)
     at.rounds.insert(2, [{"fence": [list(range(at.ranks))]}])
 
 
 def wrong_peer(at: Site) -> None:
+    """Load from, or store to, another rank."""
     record = at.transfer()
     key = "from" if record["via"] == "load" else "to"
     record[key] = (record[key] + 1) % at.ranks
 
 
 def wider_region(at: Site) -> None:
+    """Add a chunk to a transfer, at both ends."""
     record = at.transfer()
     need(len(record["send"]) < at.chunks)
     for end in ("send", "recv"):
@@ -111,12 +125,14 @@ def wider_region(at: Site) -> None:
 
 
 def wrong_chunk(at: Site) -> None:
+    """Increase the chunk numbers of the written end by one."""
     record = at.transfer()
     need(at.chunks > 1)
     record["recv"] = [(chunk + 1) % at.chunks for chunk in record["recv"]]
 
 
 def wrong_chunk_at_both_ends(at: Site) -> None:
+    """Increase the chunk numbers of both ends by one."""
     record = at.transfer()
     need(len(record["send"]) < at.chunks)
     for end in ("send", "recv"):
@@ -124,56 +140,65 @@ def wrong_chunk_at_both_ends(at: Site) -> None:
 
 
 def swapped_op(at: Site) -> None:
+    """Replace a load's copy by a reduction, or its reduction by a copy."""
     record = at.transfer()
     need(record["via"] == "load")
     record["op"] = "copy" if record["op"] != "copy" else "own_first"
 
 
 def flipped_order(at: Site) -> None:
+    """Make the received data the left operand of a reduction."""
     record = at.transfer()
     need(record["op"] != "copy")
     record["op"] = "incoming_first"
 
 
 def lost_transfer(at: Site) -> None:
+    """Leave out a transfer."""
     t, i = at.place("via")
     del at.rounds[t][i]
 
 
 def doubled_transfer(at: Site) -> None:
+    """Repeat a transfer."""
     t, i = at.place("via")
     at.rounds[t].insert(i, dict(at.rounds[t][i]))
 
 
 def the_other_acts(at: Site) -> None:
-    """A load becomes a store of the other rank, or a store a load."""
+    """Replace a load by a store of the other rank, or a store by a load."""
     record = at.transfer()
     need(record["op"] == "copy")
     record["via"] = "load" if record["via"] == "store" else "store"
 
 
 def transfer_earlier(at: Site) -> None:
+    """Move a transfer to the previous round."""
     t, i = at.place("via")
     need(t > 1)
     at.rounds[t - 1].append(at.rounds[t].pop(i))
 
 
 def transfer_later(at: Site) -> None:
+    """Move a transfer to the next round."""
     t, i = at.place("via")
     at.rounds[t + 1].append(at.rounds[t].pop(i))
 
 
 def rounds_in_one(at: Site) -> None:
+    """Join two rounds of transfers in one."""
     need(len(at.rounds) == 4)
     at.rounds[1] += at.rounds.pop(2)
 
 
 def swapped_rounds(at: Site) -> None:
+    """Exchange two rounds of transfers."""
     need(len(at.rounds) == 4)
     at.rounds[1], at.rounds[2] = at.rounds[2], at.rounds[1]
 
 
 def message_among_loads(at: Site) -> None:
+    """Replace a load or store by a message."""
     del at.transfer()["via"]
 
 
@@ -203,17 +228,21 @@ HARMLESS = {
 
 @dataclass(frozen=True)
 class Mutant:
+    """A plan with a planted fault of a kind, and the error of `check`, if any."""
+
     kind: str
     plan: Plan
     refused: str | None
 
     @property
     def name(self) -> str:
+        """The kind of the fault, the plan, and the number of ranks."""
         return f"{self.kind} in {self.plan.name} on {self.plan.ranks}"
 
 
 @cache
 def mutants() -> tuple[Mutant, ...]:
+    """Return all mutants; they are made once."""
     found = []
     for algorithm in SHARED:
         for n in RANKS:
@@ -227,11 +256,12 @@ def mutants() -> tuple[Mutant, ...]:
                         plan = from_json(json.dumps(changed))
                     except (NoRoom, UsageError):
                         continue
-                    found.append(Mutant(kind, plan, complaint(plan)))
+                    found.append(Mutant(kind, plan, find_error(plan)))
     return tuple(found)
 
 
-def complaint(plan: Plan) -> str | None:
+def find_error(plan: Plan) -> str | None:
+    """Return the error message of `check`; None if it accepts the plan."""
     try:
         check(plan)
     except PlanError as error:
@@ -246,6 +276,7 @@ def test_plans_come_out_right_in_any_order(algorithm, n):
         assert fault_in_some_order(algorithm.plan(n, root), ORDERS) is None
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_there_are_mutants_of_every_kind_over_all_plans():
     assert len(mutants()) >= 800
@@ -253,6 +284,7 @@ def test_there_are_mutants_of_every_kind_over_all_plans():
     assert {mutant.plan.name for mutant in mutants()} == {algorithm.full_name for algorithm in SHARED}
 
 
+@pytest.mark.thorough
 def test_what_is_accepted_comes_out_right_in_every_order():
     accepted = [mutant for mutant in mutants() if mutant.refused is None]
     assert len(accepted) >= 50

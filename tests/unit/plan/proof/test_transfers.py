@@ -1,4 +1,4 @@
-"""Rounds read as blocks of flat arrays: the chunks of every region, and proofs that do not depend on the blocks."""
+"""Rounds as blocks of flat arrays: the chunks of every region, and proofs that do not depend on the size of blocks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What loads, stores and fences cost: cases by hand, periods, and what the machine cannot do."""
+"""The simulated cost of loads, stores and fences: cases computed by hand, periods, and refused machines."""
 
 from __future__ import annotations
 
@@ -34,13 +34,14 @@ from hpccoll.predict.forecast_grid import forecast_grid
 ALPHA, BETA, GAMMA = 1e-6, 1e-9, 1e-10
 
 
-def node_of(ranks: int) -> Machine:
+def make_node(ranks: int) -> Machine:
+    """Return a machine model with all ranks on one node."""
     return Machine("node", ranks, Link.one_port(ALPHA, BETA), Link.one_port(1e-3, 1e-6), 1, GAMMA)
 
 
 def test_two_shots_by_hand():
     # 9 elements of 4 bytes: three chunks of 12. Two are loaded and reduced, two are stored, between two fences.
-    found = simulate(get_algorithm(Operation.ALL_REDUCE, "shared_two_shot").plan(3), node_of(3), 9)
+    found = simulate(get_algorithm(Operation.ALL_REDUCE, "shared_two_shot").plan(3), make_node(3), 9)
     assert found.seconds == pytest.approx(2 * ALPHA + 4 * 12 * BETA + 2 * 12 * GAMMA, rel=1e-12)
     assert (found.steps, found.messages) == (2, 12)
     assert found.within.tolist() == [48, 48, 48]
@@ -49,7 +50,7 @@ def test_two_shots_by_hand():
 
 def test_one_shot_by_hand():
     # Rank 0 copies its own and reduces two; the others load rank 0's over their own, and reduce theirs and one more.
-    found = simulate(get_algorithm(Operation.ALL_REDUCE, "shared_one_shot").plan(3), node_of(3), 25)
+    found = simulate(get_algorithm(Operation.ALL_REDUCE, "shared_one_shot").plan(3), make_node(3), 25)
     assert found.seconds == pytest.approx(2 * ALPHA + 200 * BETA + 3 * 100 * GAMMA, rel=1e-12)
     assert found.within.tolist() == [200, 200, 200]
 
@@ -69,7 +70,7 @@ def test_a_fence_waits_for_the_last_of_its_own_group():
         rounds: list[list[Step]] = [pairs, [Load(np.where(rank == 1, 0, -1), whole, whole)], pairs]
         return Rounds(3, 1, lambda t: rounds[t])
 
-    found = simulate(Plan(Operation.ALL_REDUCE, "waits", 4, 0, make), node_of(4), 25, full=True)
+    found = simulate(Plan(Operation.ALL_REDUCE, "waits", 4, 0, make), make_node(4), 25, full=True)
     late = 2 * ALPHA + 100 * BETA
     assert found.clocks_s == pytest.approx([late, late, 2 * ALPHA, 2 * ALPHA], rel=1e-12)
     assert found.path is not None
@@ -79,7 +80,7 @@ def test_a_fence_waits_for_the_last_of_its_own_group():
 @pytest.mark.parametrize("count", [1, 7, 24, 24 * 5])
 @pytest.mark.parametrize("inter", ["ring", "recursive_doubling", "two_shot"])
 def test_one_period_stands_for_all(count, inter):
-    machine = replace(node_of(3), nics_per_node=2)
+    machine = replace(make_node(3), nics_per_node=2)
     plan = make_hierarchical("shared", inter).plan(24, 0, 1, fill_nodes(24, machine))
     few, all_ranks = simulate(plan, machine, count), simulate(plan, machine, count, full=True)
     times = 24 // few.simulated_ranks
@@ -104,8 +105,8 @@ def test_a_fence_that_is_not_periodic_is_found_out():
     cost = Cost(0, Fraction(0), Fraction(0))
     plan = make_algorithm(Operation.BARRIER, "threes", make, lambda _: cost, 2, uses_shared_memory=True).plan(12)
     with pytest.raises(PlanError, match=r"states period 2, but in round 0 rank \d+ does not do .*leader of its fence"):
-        simulate(plan, node_of(1), 0)
-    assert simulate(replace(plan, period=3), node_of(3), 0).simulated_ranks == 3
+        simulate(plan, make_node(1), 0)
+    assert simulate(replace(plan, period=3), make_node(3), 0).simulated_ranks == 3
 
 
 @pytest.mark.parametrize("name", ["broadcast", "scatter"])
@@ -114,7 +115,7 @@ def test_a_false_period_is_found_out(name):
     with pytest.raises(
         PlanError, match=r"states period 1, but in round 1 .*(destination of its store|source of its load)"
     ):
-        simulate(plan, node_of(1), 8)
+        simulate(plan, make_node(1), 8)
 
 
 def test_memory_is_not_shared_across_nodes():
@@ -122,12 +123,12 @@ def test_memory_is_not_shared_across_nodes():
     with pytest.raises(
         UsageError, match=r"all_gather/shared on 8 ranks: rank 3 loads from rank 4, which is on another"
     ):
-        simulate(plan, node_of(4), 8)
+        simulate(plan, make_node(4), 8)
     algorithm = get_algorithm(Operation.ALL_GATHER, "shared")
-    assert [can_run_on(algorithm, n, node_of(4)) for n in (4, 5)] == [True, False]
-    assert can_run_on(make_hierarchical("shared", "ring"), 8, node_of(4))
+    assert [can_run_on(algorithm, n, make_node(4)) for n in (4, 5)] == [True, False]
+    assert can_run_on(make_hierarchical("shared", "ring"), 8, make_node(4))
     both = (algorithm, get_algorithm(Operation.ALL_GATHER, "ring"))
-    map_of = forecast_grid(both, node_of(4), (4, 8), (64,))
+    map_of = forecast_grid(both, make_node(4), (4, 8), (64,))
     assert map_of.find_winner(4, 64) is algorithm
     assert map_of.find_winner(8, 64) is both[1]
 
@@ -136,8 +137,8 @@ def test_memory_is_not_shared_across_nodes():
 def test_a_timeline_ends_when_the_simulation_does(name):
     operation, _, algorithm = name.partition("/")
     plan = get_algorithm(Operation.from_name(operation), algorithm).plan(4)
-    expected = simulate(plan, node_of(4), 100, full=True).seconds
-    assert build_simulated_timeline(plan, node_of(4), 100).duration_us == pytest.approx(expected * 1e6)
+    expected = simulate(plan, make_node(4), 100, full=True).seconds
+    assert build_simulated_timeline(plan, make_node(4), 100).duration_us == pytest.approx(expected * 1e6)
 
 
 def test_24576_ranks_with_fences_in_every_node():

@@ -1,4 +1,4 @@
-"""The simulator: small cases by hand, exactness of symmetry, and bounds that no plan is faster than."""
+"""The simulator: small cases computed by hand, exact symmetry, and lower bounds that no plan beats."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ FLAT = Machine.flat(ALPHA, BETA, GAMMA)
 RING, TREE = get_algorithm(Operation.ALL_REDUCE, "ring"), get_algorithm(Operation.ALL_REDUCE, "tree")
 
 
-def nodes_of(ranks: int, nics: int = 1, gamma: float = 0.0) -> Machine:
+def make_nodes(ranks: int, nics: int = 1, gamma: float = 0.0) -> Machine:
+    """Return a machine model with nodes of `ranks` ranks."""
     near, wide = Link.one_port(1e-6, 1e-9), Link.one_port(10e-6, 4e-9)
     return Machine("two kinds of link", ranks, near, wide, nics, gamma)
 
@@ -67,7 +68,7 @@ def test_a_rank_sends_and_takes_in_one_message_at_a_time():
 
 def test_links_are_those_of_the_ranks_nodes():
     # Ranks 0 1 | 2 3: two of the four links of the ring cross, and every round waits for them.
-    found = simulate(RING.plan(4), nodes_of(2), 4, full=True)
+    found = simulate(RING.plan(4), make_nodes(2), 4, full=True)
     assert found.seconds == pytest.approx(6 * (10e-6 + 4 * 4e-9), rel=1e-12)
     # Up the ring 0 and 2 have their neighbour on their node, and down the ring 1 and 3.
     assert found.within.tolist() == [12, 12, 12, 12]
@@ -83,7 +84,7 @@ def test_messages_of_a_round_share_their_nic(nics, shared):
         return Rounds(1, 1, lambda t: [Move(peer, peer, Span(0, 1, 1), Span(0, 1, 1), Op.OWN_FIRST)])
 
     plan = make_algorithm(Operation.ALL_REDUCE, "swap", swap, None).plan(8)
-    found = simulate(plan, nodes_of(4, nics), 1000)
+    found = simulate(plan, make_nodes(4, nics), 1000)
     assert found.seconds == pytest.approx(10e-6 + shared * 4000 * 4e-9, rel=1e-12)
 
 
@@ -140,7 +141,7 @@ def test_the_critical_path_may_wait_for_any_of_hundreds_of_messages_of_a_round()
 
 
 def test_a_path_that_is_traced_in_spells_is_the_same(monkeypatch):
-    machine, plan = nodes_of(3, gamma=GAMMA), RING.plan(12)
+    machine, plan = make_nodes(3, gamma=GAMMA), RING.plan(12)
     whole = simulate(plan, machine, 7, full=True)
     monkeypatch.setattr("hpccoll.plan.simulation.simulator._TRACED", 12 * 5)
     spells = simulate(plan, machine, 7, full=True)
@@ -198,7 +199,7 @@ def test_steps_and_bytes_are_those_of_the_proof(algorithm):
 
 
 def test_symmetry_is_used_where_there_is_some():
-    machine = nodes_of(6)
+    machine = make_nodes(6)
     assert simulate(RING.plan(24), machine, 24 * 5).simulated_ranks == 6
     assert simulate(RING.plan(24), machine, 2).simulated_ranks == 12  # every twelfth chunk has an element
     assert simulate(RING.plan(24), machine, 7).simulated_ranks == 24
@@ -227,6 +228,7 @@ def test_the_best_broadcast_of_logp_by_hand():
     assert [compute_broadcast_bound(n, 3.0, 1.0) for n in (2, 3, 4, 6)] == [3, 4, 5, 6]
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_24576_ranks_in_seconds_and_little_memory():
     machine = Machine("Summit", 6, Link(3.4e-6, 2e-11, 1e-6), Link(9.6e-6, 8e-11, 1e-6), 2, 3e-12)

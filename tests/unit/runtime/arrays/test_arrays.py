@@ -1,4 +1,4 @@
-"""Buffers at the boundary: adopted without a copy, or refused saying why."""
+"""Users' arrays become buffers without a copy, or are refused with a reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Float16 and bfloat16: the bits of NumPy and ml_dtypes, whichever way they are computed."""
+"""Float16 and bfloat16 results have the bits of NumPy and ml_dtypes by every method of computation."""
 
 from __future__ import annotations
 
@@ -54,16 +54,19 @@ def drawn(dtype, seed=0):
     return left.view(dtype), right.view(dtype)
 
 
-def reference(function, left, right):
+def compute_reference(function, left, right):
+    """Return NumPy's result."""
     with np.errstate(all="ignore"):
         return getattr(np, function)(left, right)
 
 
-def fewest(torch, function):
+def get_fewest(torch, function):
+    """Return the least number of elements for which a function is bound."""
     return FEWEST_WIDENED if not torch else FEWEST if function in ARITHMETIC else FEWEST_ORDERED
 
 
-def bound(torch, function, left, right, out):
+def bind_function(torch, function, left, right, out):
+    """Return the bound function."""
     if torch:
         pytest.importorskip("torch")  # `bind` imports torch only when enough elements have been reduced
     step = HalfPrecision(torch=torch).bind(function, left, right, out)
@@ -72,11 +75,13 @@ def bound(torch, function, left, right, out):
 
 
 def run(step):
+    """Run a bound function without NumPy's warnings."""
     with np.errstate(all="ignore"):
         step()
 
 
 def assert_same_bits(found, expected):
+    """Assert that two arrays have equal bits, or NaN in the same places."""
     with np.errstate(all="ignore"):
         nan = np.isnan(expected)
         assert (np.isnan(found) == nan).all()
@@ -88,22 +93,22 @@ def assert_same_bits(found, expected):
 def test_every_number_beside_every_special_one_and_random_pairs(torch, dtype, function):
     left, right = drawn(dtype)
     out = np.zeros_like(left)
-    run(bound(torch, function, left, right, out))
-    assert_same_bits(out, reference(function, left, right))
+    run(bind_function(torch, function, left, right, out))
+    assert_same_bits(out, compute_reference(function, left, right))
 
 
 @pytest.mark.parametrize("more", [0, 1, 31, PIECE - 1, PIECE, PIECE + 1, 2 * BLOCK + 5])
 @pytest.mark.parametrize(("torch", "dtype", "function"), WAYS)
 def test_any_length_at_any_alignment_and_in_place(torch, dtype, function, more):
-    count = fewest(torch, function) + more
+    count = get_fewest(torch, function) + more
     pool = np.random.default_rng(count).integers(0, 65536, (2, count + 3)).astype(np.uint16).view(dtype)
     for start in (0, 1, 3):
         left, right = (row[start : start + count] for row in pool.copy())
-        expected = reference(function, left, right)
-        run(bound(torch, function, left, right.copy(), left))
+        expected = compute_reference(function, left, right)
+        run(bind_function(torch, function, left, right.copy(), left))
         assert_same_bits(left, expected)
         left[:] = pool[0, start : start + count]
-        run(bound(torch, function, left, right, right))
+        run(bind_function(torch, function, left, right, right))
         assert_same_bits(right, expected)
 
 
@@ -115,9 +120,9 @@ def test_zeros_of_both_signs_in_every_place(torch, dtype, function, at):
     for operand, name, phase in ((left, "left", 1), (right, "right", 3)):
         if at in (name, "both"):
             operand[phase::4] = -0.0
-    expected = reference(function, left, right)
+    expected = compute_reference(function, left, right)
     for out in (np.ones_like(left), left):
-        run(bound(torch, function, left, right, out))
+        run(bind_function(torch, function, left, right, out))
         assert_same_bits(out, expected)
 
 
@@ -130,8 +135,8 @@ def test_one_number_for_all(torch, dtype, function, number):
     with np.errstate(all="ignore"):
         right = np.asarray(number).astype(dtype)
     out = np.zeros_like(left)
-    run(bound(torch, function, left, right, out))
-    assert_same_bits(out, reference(function, left, right))
+    run(bind_function(torch, function, left, right, out))
+    assert_same_bits(out, compute_reference(function, left, right))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -144,15 +149,15 @@ def test_the_array_module_combines_scales_and_divides(torch, dtype):
     with np.errstate(all="raise"):  # which no step heeds
         for function in ("add", "multiply", *ORDER):
             module.bind_reduce(function, left, right, out)()
-            assert_same_bits(out, reference(function, left, right))
+            assert_same_bits(out, compute_reference(function, left, right))
         for each in (0.3, factor):
             module.bind_scale(out, left, each, left.shape)()
             with np.errstate(all="ignore"):
                 rounded = np.asarray(each).astype(dtype)
-            assert_same_bits(out, reference("multiply", left, rounded))
+            assert_same_bits(out, compute_reference("multiply", left, rounded))
         np.copyto(out, left)
         module.bind_divide(out, 6)()
-        assert_same_bits(out, reference("divide", left, dtype.type(6)))
+        assert_same_bits(out, compute_reference("divide", left, dtype.type(6)))
 
 
 @pytest.mark.parametrize(
@@ -183,7 +188,7 @@ def test_what_is_bound_in_inference_mode_runs_outside(dtype):
 
     x = np.ones(FEWEST, dtype)
     with torch.inference_mode():
-        step = bound(True, "add", x, x, x)
+        step = bind_function(True, "add", x, x, x)
     step()
     assert (x == 2).all()
 
@@ -193,7 +198,7 @@ def test_what_is_bound_in_inference_mode_runs_outside(dtype):
 def test_read_only_operands_are_read_and_kept(dtype):
     x, out = np.ones(PIECE + FEWEST, dtype), np.zeros(PIECE + FEWEST, dtype)
     x.flags.writeable = False
-    step = bound(True, "add", x, x, out)
+    step = bind_function(True, "add", x, x, out)
     del x
     step()
     assert (out == 2).all()

@@ -1,4 +1,4 @@
-"""Reductions and element types: what is defined for what, and what NumPy makes of it bit by bit."""
+"""Reductions and element types: which combinations are defined, and results with NumPy's bits."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_a_factor_must_broadcast_against_the_array(factor, shape, fits):
 
 
 def bits(values):
-    """Bytes with every NaN alike."""
+    """Return the bytes of an array, with one bit pattern for every NaN."""
     parts = values.view(values.real.dtype) if values.dtype.kind == "c" else values
     if parts.dtype.kind in "fV":
         parts = np.where(np.isnan(parts), np.array(np.nan, parts.dtype), parts)

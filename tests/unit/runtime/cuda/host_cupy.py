@@ -1,7 +1,7 @@
-"""CuPy as the runtime calls it, on host memory: two devices, their streams, and the rules that CuPy enforces.
+"""A substitute for CuPy on host memory, with two devices, their streams, and the rules that CuPy enforces.
 
 An array belongs to the device that was current when it was made. A computation whose arrays are not on the current
-device is refused, and so is unowned memory at address zero without a device number. `calls` notes what was called.
+device is refused, and so is unowned memory at address zero without a device number. `calls` records the calls.
 """
 
 from __future__ import annotations
@@ -33,19 +33,23 @@ class Array(np.ndarray):
 
     @property
     def device(self):
+        """The device to which the array belongs."""
         return Device(self.number)
 
     @property
     def data(self):
+        """The address and the device of the array, as CuPy's `data`."""
         address = self.__array_interface__["data"][0] if self.size else 0
         return SimpleNamespace(ptr=address, device_id=self.number)
 
     def get(self, out, blocking):  # noqa: ARG002 - every copy is done at once here
+        """Copy the array to host memory."""
         require_current(self)
         np.copyto(out, self.view(np.ndarray))
         return out
 
     def set(self, host):
+        """Copy host memory into the array."""
         require_current(self)
         np.copyto(self.view(np.ndarray), host)
 
@@ -66,6 +70,7 @@ class Device:
         CUPY.current = self.before
 
     def use(self):
+        """Make the device current."""
         CUPY.current = self.id
 
 
@@ -83,13 +88,16 @@ class Stream:
         self.device, self.ptr = device, ptr
 
     def synchronize(self):
+        """Record the call."""
         CUPY.calls.append(("synchronize", self.ptr))
 
     def record(self):
+        """Record the call; return an event."""
         CUPY.calls.append(("record", self.ptr))
         return self.ptr
 
     def wait_event(self, event):
+        """Record the call."""
         CUPY.calls.append(("wait", self.ptr, event))
 
 
@@ -122,20 +130,24 @@ class HostCupy(ModuleType):
         )
 
     def reset(self):
+        """Forget all recorded calls; device 0 becomes current."""
         self.current, self.calls, self.fail = 0, [], 0
         self.streams = [Stream(number, 100 + number) for number in range(DEVICES)]
 
     def _unowned(self, address, nbytes, owner, device=-1):  # noqa: ARG002 - CuPy's names
+        """Return existing memory; refuse address zero without a device number."""
         if device < 0 and not address:
             raise RuntimeError("UnownedMemory requires explicit device ID for a null pointer.")
         return SimpleNamespace(bytes=(ctypes.c_char * nbytes).from_address(address), device_id=device)
 
     def ndarray(self, shape, dtype, memory):
+        """Return an array over given memory, on the device of this memory."""
         made = Array(shape, dtype, memory.bytes)
         made.number = memory.device_id
         return made
 
     def _malloc(self, nbytes):
+        """Record an allocation, which fails `fail` times."""
         self.calls.append(("malloc", nbytes))
         self.fail -= 1
         if self.fail >= 0:
@@ -143,10 +155,12 @@ class HostCupy(ModuleType):
         return 4096
 
     def _compile(self, source, options):
+        """Record a compilation."""
         self.calls.append(("compile", source, options))
         return b"cubin", None
 
     def get_default_memory_pool(self):
+        """Return a pool that records its calls."""
         return SimpleNamespace(free_all_blocks=lambda: self.calls.append(("free_all_blocks",)))
 
     def empty(self, shape, dtype):

@@ -1,4 +1,4 @@
-"""Runs the text of the device's kernels on the host: compiled as plain C++, with loops in place of threads."""
+"""Runs the source of the device's kernels on the host: compiled as plain C++, with loops in place of threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The calls of CuPy and torch for device memory, by stand-ins on the host that enforce those libraries' rules."""
+"""The calls of CuPy and torch for device memory, tested with substitutes on the host that enforce their rules."""
 
 from __future__ import annotations
 

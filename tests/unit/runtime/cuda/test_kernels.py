@@ -1,4 +1,4 @@
-"""The fused kernels: their text run on the host bit for bit as NumPy, and compiled for the devices that there are."""
+"""The fused kernels: their source run on the host has NumPy's bits, and compiles for all devices."""
 
 from __future__ import annotations
 
@@ -35,12 +35,13 @@ FULL = pytest.mark.full
 needs_gxx = pytest.mark.skipif(COMPILER is None, reason="g++ is not here")
 
 
-def functions(dtype):
+def list_functions(dtype):
+    """Return the functions of the reductions of a dtype."""
     return sorted({FUNCTIONS[op] for op, kinds in _KINDS.items() if DTYPES[dtype].kind in kinds})
 
 
 class HostDriver(HostKernels):
-    """Runs a launch where it stands."""
+    """Runs a launch at once, on the host."""
 
     processors = 1
 
@@ -54,7 +55,7 @@ def driver(tmp_path_factory):
 
 
 class Field:
-    """Memory of many places of one element type, `SOURCE` of several owners; beside them lies what must stay."""
+    """The memories of a program in one array, `SOURCE` of several owners, with guard elements that must not change."""
 
     def __init__(self, dtype, count, offsets):
         self.kind, self.count = get_dtype(dtype), count
@@ -66,23 +67,28 @@ class Field:
         self.nbytes = nbytes
 
     def array(self, at):
+        """Return a memory's elements."""
         return self.memory[at, self.starts[at] : self.starts[at] + self.nbytes].view(self.kind.numpy)
 
     def extent(self, place):
+        """Return the addresses of a memory range."""
         begin = self.memory[place.owner].ctypes.data + self.starts[place.owner]
         return address_range(begin + place.start * self.kind.itemsize, place.count * self.kind.itemsize)
 
     def places(self):
+        """Return the ranges of all memories."""
         return [MemoryRange(MemoryKind.SOURCE, 0, self.count, owner) for owner in range(len(self.memory))]
 
     def intact(self):
+        """Whether the guard elements are unchanged."""
         outside = np.ones(self.memory.shape, np.bool_)
         for at, start in enumerate(self.starts):
             outside[at, start : start + self.nbytes] = False
         return bool((self.memory[outside] == 0xA5).all())
 
 
-def fill(field, function, seed):
+def fill_field(field, function, seed):
+    """Fill a field with random inputs and special values."""
     op = "prod" if function == "multiply" else "sum"
     for at in range(len(field.memory)):
         field.array(at)[:] = sprinkled(make_input(field.kind, seed, at, field.count, op), seed + 100 * at)
@@ -100,7 +106,7 @@ def steps_of(field, pattern):
 
 
 def carried_out(steps, field, function):
-    """What the steps leave, by NumPy, one after the other: the bits of replay."""
+    """Return the result of the steps, carried out one after the other by NumPy: the bits of replay."""
     held = {place: field.array(place.owner).copy() for place in field.places()}
     with np.errstate(all="ignore"):
         for step in steps:
@@ -111,7 +117,8 @@ def carried_out(steps, field, function):
     return held
 
 
-def launched(steps, field, function, driver, scratch=NOWHERE):
+def launch_steps(steps, field, function, driver, scratch=NOWHERE):
+    """Run the kernels of steps on the host; return their launches."""
     phases = plan_launches(steps, field.extent, scratch, function, field.kind)
     found = [launch for phase in phases for launch in phase]
     for launch in found:
@@ -124,7 +131,8 @@ ALIGNED, ALIKE, ASKEW = (0,) * (SIDES + 2), (1,) * (SIDES + 2), (0, 1, 2, 3, 0, 
 WAYS = ((PATTERNS[0], ALIGNED), (PATTERNS[1], ALIKE), (PATTERNS[1], ASKEW))
 
 
-def kernels_of(dtype, function):
+def list_kernels(dtype, function):
+    """Yield the kernels of a dtype and function for all patterns of steps."""
     for pattern, offsets in WAYS:
         field = Field(dtype, 333, [offset * get_dtype(dtype).itemsize for offset in offsets])
         phases = plan_launches(steps_of(field, pattern), field.extent, NOWHERE, function, field.kind)
@@ -135,17 +143,18 @@ def kernels_of(dtype, function):
 SOME_DTYPES = ("bool", "int8", "uint32", "int64", "float16", "bfloat16", "float32", "float64", "complex64")
 
 
+@pytest.mark.thorough
 @needs_gxx
 @pytest.mark.parametrize("dtype", keep(DTYPES, SOME_DTYPES.__contains__))
 def test_chains_are_numpy_bit_for_bit(driver, dtype):
     """Every function, in both orders, wide words and narrow, infinities, NaN and signed zeros among them."""
-    driver.compile([kernel for function in functions(dtype) for kernel in kernels_of(dtype, function)])
-    for function, (pattern, offsets), count in itertools.product(functions(dtype), WAYS, COUNTS):
+    driver.compile([kernel for function in list_functions(dtype) for kernel in list_kernels(dtype, function)])
+    for function, (pattern, offsets), count in itertools.product(list_functions(dtype), WAYS, COUNTS):
         field = Field(dtype, count, [offset * get_dtype(dtype).itemsize for offset in offsets])
-        fill(field, function, seed=count)
+        fill_field(field, function, seed=count)
         steps = steps_of(field, pattern)
         right = carried_out(steps, field, function)
-        (launch,) = launched(steps, field, function, driver)
+        (launch,) = launch_steps(steps, field, function, driver)
         assert launch.chain.loads == SIDES
         for place in field.places():
             assert bits(field.array(place.owner)) == bits(right[place]), (function, pattern, offsets, count, place)
@@ -156,10 +165,10 @@ def test_chains_are_numpy_bit_for_bit(driver, dtype):
 @pytest.mark.parametrize("dtype", ["float32", "complex128"])
 def test_elements_may_lie_at_any_byte(driver, dtype):
     field = Field(dtype, 100, (1,) * 6)
-    fill(field, "add", seed=3)
+    fill_field(field, "add", seed=3)
     steps = steps_of(field, PATTERNS[0])
     right = carried_out(steps, field, "add")
-    (launch,) = launched(steps, field, "add", driver)
+    (launch,) = launch_steps(steps, field, "add", driver)
     assert launch.width == 1
     assert all(bits(field.array(place.owner)) == bits(right[place]) for place in field.places())
 
@@ -178,11 +187,11 @@ def test_places_that_lie_alike_take_whole_words():
 def test_a_place_may_be_both_operand_and_result(driver):
     """In place: the last operand is where the sum goes, by way of scratch that is then not written at all."""
     field = Field("float32", 500, (0,) * 4)
-    fill(field, "add", seed=1)
+    fill_field(field, "add", seed=1)
     a, b, landing, home = field.places()
     steps = [Reduce(a, b, landing), Reduce(landing, home, landing), Copy(landing, home)]
     right, untouched = carried_out(steps, field, "add"), field.array(2).copy()
-    (launch,) = launched(steps, field, "add", driver, scratch=field.extent(landing))
+    (launch,) = launch_steps(steps, field, "add", driver, scratch=field.extent(landing))
     assert launch.chain == FusedChain("add", "float32", 3, ((0, 1), (3, 2)), (4,))
     assert bits(field.array(3)) == bits(right[home])
     assert bits(field.array(2)) == bits(untouched)
@@ -191,11 +200,11 @@ def test_a_place_may_be_both_operand_and_result(driver):
 @needs_gxx
 def test_scratch_that_is_read_after_a_meeting_is_written(driver):
     field = Field("float32", 50, (0,) * 4)
-    fill(field, "add", seed=1)
+    fill_field(field, "add", seed=1)
     a, b, landing, home = field.places()
     steps = [Reduce(a, b, landing), NodeFence(), Copy(landing, home)]
     right = carried_out([step for step in steps if not isinstance(step, NodeFence)], field, "add")
-    first, second = launched(steps, field, "add", driver, scratch=field.extent(landing))
+    first, second = launch_steps(steps, field, "add", driver, scratch=field.extent(landing))
     assert (first.chain.function, second.chain.function) == ("add", "")
     assert bits(field.array(3)) == bits(right[home])
 
@@ -216,7 +225,7 @@ def test_one_launch_for_all_blocks_that_are_alike():
 
 
 def test_what_depends_on_each_other_is_not_put_together():
-    """What overlaps out of step must be done in turn: neither one kernel nor one launch."""
+    """Steps whose ranges overlap at different offsets must run in order: not in one kernel, and not in one launch."""
     field = Field("float32", 600, (0,) * 3)
     a, b, c = field.places()
     steps = [Copy(a.part(0, 300), b.part(0, 300)), Copy(b.part(100, 400), c.part(0, 300))]
@@ -244,7 +253,8 @@ def test_rows_fit_into_a_kernels_parameters():
             assert round_up_rows(chain, min(wanted, chain.most_rows)) >= min(wanted, chain.most_rows)
 
 
-def compiled(kernels, folder, kind):
+def compile_kernels(kernels, folder, kind):
+    """Return the compiled code of kernels in one file."""
     path = folder / "kernels.cu"
     path.write_text(together(kernels, "fused"), encoding="utf-8")
     out = path.with_suffix(f".{kind}")
@@ -268,7 +278,7 @@ def compiled(kernels, folder, kind):
 @pytest.mark.skipif(NVCC is None, reason="nvcc is not here")
 def test_wide_words_are_one_access_and_all_loads_come_first(tmp_path):
     chain = FusedChain("add", "float32", 2, ((0, 1),), (2, 2))
-    text = compiled([KernelSpec(chain, WIDEST, 1)], tmp_path, "ptx")[0].read_text(encoding="utf-8")
+    text = compile_kernels([KernelSpec(chain, WIDEST, 1)], tmp_path, "ptx")[0].read_text(encoding="utf-8")
     unrolled = KernelSpec(chain, WIDEST, 1).unrolled
     wide = re.findall(r"\b(ld|st)\.global\.v4\.u32", text)
     assert (
@@ -278,6 +288,7 @@ def test_wide_words_are_one_access_and_all_loads_come_first(tmp_path):
     assert "fma.rn" not in text
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.skipif(NVCC is None, reason="nvcc is not here")
 @pytest.mark.parametrize(
@@ -285,8 +296,10 @@ def test_wide_words_are_one_access_and_all_loads_come_first(tmp_path):
 )
 def test_every_kernel_compiles_for_every_architecture(tmp_path, dtype):
     """Nothing is spilled to memory either."""
-    kernels = list(dict.fromkeys(kernel for function in functions(dtype) for kernel in kernels_of(dtype, function)))
-    _, said = compiled(kernels, tmp_path, "fatbin")
+    kernels = list(
+        dict.fromkeys(kernel for function in list_functions(dtype) for kernel in list_kernels(dtype, function))
+    )
+    _, said = compile_kernels(kernels, tmp_path, "fatbin")
     assert said.count("0 bytes spill stores") == len(kernels) * len(ARCHITECTURES)
 
 

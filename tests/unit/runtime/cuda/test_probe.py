@@ -1,4 +1,4 @@
-"""The probe of MPI on device memory: what it runs without a GPU, and which outcomes count as a failure."""
+"""The probe of MPI on device memory: its jobs without a GPU, and the outcomes that count as a failure."""
 
 from __future__ import annotations
 

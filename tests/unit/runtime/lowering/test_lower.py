@@ -1,4 +1,4 @@
-"""Programs of messages against replay, for every algorithm and all ranks at once, without MPI."""
+"""Programs of messages have the results of replay, for every algorithm and all ranks at once, without MPI."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def mixed(left, right):
 
 
 def layout(operation: Operation, rank: int, n: int, root: int, count: int, in_place: bool):
-    """Source and result of a rank as the communicator hands them over: apart, or sharing what is brought and wanted."""
+    """Return the input and output of a rank: separate, or sharing the chunks that are in both."""
     blocks = {"own": 1, "all": n, "none": 0}
     brings = {
         Operation.REDUCE_SCATTER: "all", Operation.ALL_TO_ALL: "all",
@@ -86,7 +86,8 @@ def small_segments(monkeypatch):
     monkeypatch.setattr(lowering, "SEGMENT", 3 * ITEMSIZE)
 
 
-def drawn(algorithm: Algorithm, n: int, root: int, chunks: int) -> Plan:
+def make_plan(algorithm: Algorithm, n: int, root: int, chunks: int) -> Plan:
+    """Return a plan; the drawn root is reduced modulo n."""
     return algorithm.plan(n, root % n if algorithm.operation.has_root else 0, chunks)
 
 
@@ -104,31 +105,33 @@ CASES = {
 @settings(max_examples=8)
 @given(**CASES)
 def test_programs_do_what_replay_does_whatever_the_timing(algorithm, n, count, root, chunks, in_place, seed):
-    run(drawn(algorithm, n, root, chunks), count, in_place, seed)
+    run(make_plan(algorithm, n, root, chunks), count, in_place, seed)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda algorithm: algorithm.full_name)
 def test_segmented_programs_do_what_replay_does_whatever_the_timing(algorithm, small_segments):
     @settings(max_examples=6)
     @given(**CASES)
     def check(n, count, root, chunks, in_place, seed):
-        run(drawn(algorithm, n, root, chunks), count, in_place, seed)
+        run(make_plan(algorithm, n, root, chunks), count, in_place, seed)
 
     check()
 
 
-def starts(program: Program) -> list[int]:
+def list_starts(program: Program) -> list[int]:
+    """Return the numbers of the instructions that start a message."""
     return [i for i, step in enumerate(program.instructions) if isinstance(step, Send | Receive)]
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda algorithm: algorithm.full_name)
 @pytest.mark.parametrize("n", [2, 3, 5, mark_full(8)])
 def test_every_message_is_waited_for_once_and_after_it_started(algorithm, n, small_segments):
-    plan = drawn(algorithm, n, n - 1, 4)
+    plan = make_plan(algorithm, n, n - 1, 4)
     for rank in range(n):
         program = lower_plan(plan, rank, 50, ITEMSIZE, in_place=False)
         waits = [(at, step.start) for at, step in enumerate(program.instructions) if isinstance(step, Wait)]
-        assert Counter(start for _, start in waits) == Counter(starts(program))
+        assert Counter(start for _, start in waits) == Counter(list_starts(program))
         assert all(start < at for at, start in waits)
 
 
@@ -136,7 +139,7 @@ def test_every_message_is_waited_for_once_and_after_it_started(algorithm, n, sma
 @pytest.mark.parametrize("n", [2, 3, 5, mark_full(8)])
 @pytest.mark.parametrize("in_place", [False, True])
 def test_no_place_is_read_or_written_while_a_message_owns_it(algorithm, n, in_place, small_segments):
-    plan = drawn(algorithm, n, 1, 4)
+    plan = make_plan(algorithm, n, 1, 4)
     for rank in range(n):
         source, result = layout(plan.operation, rank, n, plan.root, 50, in_place)
         shares = in_place and bool(len(source) and len(result)) and plan.operation is not Operation.ALL_TO_ALL
@@ -170,7 +173,7 @@ def touched(step) -> tuple[list[MemoryRange], list[MemoryRange]]:
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda algorithm: algorithm.full_name)
 @pytest.mark.parametrize("n", [2, 3, 6])
 def test_the_input_is_only_read_and_places_lie_within_their_memories(algorithm, n):
-    plan = drawn(algorithm, n, 0, 3)
+    plan = make_plan(algorithm, n, 0, 3)
     for rank in range(n):
         program = lower_plan(plan, rank, 10, ITEMSIZE, in_place=False)
         source, result = layout(plan.operation, rank, n, plan.root, 10, in_place=False)
@@ -196,7 +199,7 @@ def test_scratch_of_a_ring_is_a_window_of_segments_however_large_the_message(n, 
 def test_messages_of_a_ring_are_those_of_the_formula():
     for n in (2, 3, 8):
         program = lower_plan(get_algorithm(Operation.ALL_REDUCE, "ring").plan(n), 0, 1000 * n, 4, in_place=True)
-        assert len(starts(program)) == 2 * 2 * (n - 1)
+        assert len(list_starts(program)) == 2 * 2 * (n - 1)
         assert sum(step.place.count for step in program.instructions if isinstance(step, Send)) == 2 * (n - 1) * 1000
 
 
@@ -243,7 +246,7 @@ def test_a_message_without_elements_is_not_sent_but_a_barriers_is():
     empty = lower_plan(get_algorithm(Operation.ALL_REDUCE, "ring").plan(4), 1, 0, ITEMSIZE, in_place=True)
     assert empty.instructions == ()
     barrier = lower_plan(get_algorithm(Operation.BARRIER, "dissemination").plan(4), 1, 0, 1, in_place=False)
-    assert len(starts(barrier)) == 4
+    assert len(list_starts(barrier)) == 4
 
 
 @pytest.mark.parametrize("in_place", [False, True])

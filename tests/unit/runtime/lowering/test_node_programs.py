@@ -1,4 +1,4 @@
-"""Loads, stores and fences against replay: all ranks at once, at any timing, in place, in parts and back to back."""
+"""Loads, stores and fences have the results of replay: all ranks at once, at any timing, in place and in segments."""
 
 from __future__ import annotations
 
@@ -46,23 +46,26 @@ CASES = {
 }
 
 
-def by_name(algorithm: Algorithm) -> str:
+def get_name(algorithm: Algorithm) -> str:
+    """Return the full name of an algorithm."""
     return algorithm.full_name
 
 
-def drawn(algorithm: Algorithm, n: int, root: int) -> Plan:
+def make_plan(algorithm: Algorithm, n: int, root: int) -> Plan:
+    """Return a plan; the drawn root is reduced modulo n."""
     return algorithm.plan(n, root % n if algorithm.operation.has_root else 0)
 
 
 def brought(plan: Plan, count: int, seed: int) -> list[Array]:
-    """What each rank brings, at random."""
+    """Return the random inputs of all ranks."""
     rng, chunks = np.random.default_rng(seed), plan.column(0).chunks
     sizes = plan.operation.chunk_sizes(count, plan.ranks, chunks)
     lengths = [len(users(plan, rank, sizes, in_place=False)[0]) for rank in range(plan.ranks)]
     return [rng.integers(-(2**62), 2**62, length) for length in lengths]
 
 
-def wanted(plan: Plan, count: int, inputs: list[Array]) -> list[list[int]]:
+def compute_expected(plan: Plan, count: int, inputs: list[Array]) -> list[list[int]]:
+    """Return the results of replay."""
     given = [values if len(values) else None for values in inputs]
     return [each.tolist() for each in replay(plan, count, given, mixed if plan.operation.reduces else None)]
 
@@ -72,21 +75,21 @@ def hold(plan: Plan, count: int, in_place: bool, half: int | None, seed: int) ->
     inputs = brought(plan, count, seed)
     whole = leg(plan, count, inputs, in_place, half)
     simulate([whole], mixed, seed)
-    assert [each.tolist() for each in whole.outputs] == wanted(plan, count, inputs)
+    assert [each.tolist() for each in whole.outputs] == compute_expected(plan, count, inputs)
 
 
-@pytest.mark.parametrize("algorithm", SHARED, ids=by_name)
+@pytest.mark.parametrize("algorithm", SHARED, ids=get_name)
 @settings(max_examples=8)
 @given(**CASES)
 def test_buffers_touched_where_they_are_end_as_in_replay(algorithm, n, count, root, in_place, seed):
-    hold(drawn(algorithm, n, root), count, in_place, None, seed)
+    hold(make_plan(algorithm, n, root), count, in_place, None, seed)
 
 
-@pytest.mark.parametrize("algorithm", SHARED, ids=by_name)
+@pytest.mark.parametrize("algorithm", SHARED, ids=get_name)
 @settings(max_examples=8)
 @given(**CASES)
 def test_buffers_that_go_through_the_arena_end_as_in_replay(algorithm, n, count, root, in_place, seed):
-    hold(drawn(algorithm, n, root), count, in_place, 0, seed)
+    hold(make_plan(algorithm, n, root), count, in_place, 0, seed)
 
 
 def elements(mask: Array, sizes: Array, low: Array, high: Array) -> Array:
@@ -96,13 +99,13 @@ def elements(mask: Array, sizes: Array, low: Array, high: Array) -> Array:
     return np.concatenate(pieces) if pieces else np.empty(0, np.int64)
 
 
-@pytest.mark.parametrize("algorithm", SHARED, ids=by_name)
+@pytest.mark.parametrize("algorithm", SHARED, ids=get_name)
 @settings(max_examples=8)
 @given(parts=st.integers(1, 5), first=st.integers(0, 1), **CASES)
 def test_parts_of_chunks_on_the_halves_in_turn_end_as_in_replay(
     algorithm, parts, first, n, count, root, in_place, seed
 ):
-    plan = drawn(algorithm, n, root)
+    plan = make_plan(algorithm, n, root)
     chunks = plan.column(0).chunks
     sizes, inputs = plan.operation.chunk_sizes(count, n, chunks), brought(plan, count, seed)
     of = np.arange(n), n, chunks, plan.root
@@ -113,7 +116,7 @@ def test_parts_of_chunks_on_the_halves_in_turn_end_as_in_replay(
         bring = [inputs[rank][elements(held[rank], sizes, low, high)] for rank in range(n)]
         legs.append(leg(plan, count, bring, in_place, (first + part) % 2, high - low))
     simulate(legs, mixed, seed)
-    for rank, values in enumerate(wanted(plan, count, inputs)):
+    for rank, values in enumerate(compute_expected(plan, count, inputs)):
         found = np.full(len(values), JUNK)
         for each, (low, high) in zip(legs, pairwise(edges), strict=True):
             found[elements(takes[rank], sizes, low, high)] = each.outputs[rank]
@@ -127,20 +130,20 @@ def test_collectives_back_to_back_do_not_disturb_each_other(seed):
     rng = random.Random(seed)
     n, half, legs, expected = rng.randrange(2, 6), rng.randrange(2), [], []
     for turn in range(rng.randrange(2, 7)):
-        plan, count = drawn(rng.choice(SHARED), n, rng.randrange(n)), rng.choice((0, 1, 5, 19))
+        plan, count = make_plan(rng.choice(SHARED), n, rng.randrange(n)), rng.choice((0, 1, 5, 19))
         inputs, direct = brought(plan, count, seed % 2**31 + turn), rng.random() < 0.2
         legs.append(leg(plan, count, inputs, rng.random() < 0.5, None if direct else half))
-        expected.append(wanted(plan, count, inputs))
+        expected.append(compute_expected(plan, count, inputs))
         half = half if direct else 1 - half
     simulate(legs, mixed, seed)
     for each, values in zip(legs, expected, strict=True):
         assert [found.tolist() for found in each.outputs] == values, each.plan.name
 
 
-@pytest.mark.parametrize("algorithm", SHARED, ids=by_name)
+@pytest.mark.parametrize("algorithm", SHARED, ids=get_name)
 def test_nobody_is_touched_after_the_last_meeting_and_only_the_arena_does_without_one(algorithm):
     for n in (2, 3, 5):
-        plan = drawn(algorithm, n, 1)
+        plan = make_plan(algorithm, n, 1)
         for rank in range(n):
             direct = lower_plan(plan, rank, 8, ITEMSIZE, in_place=False).instructions
             through = lower_plan(plan, rank, 8, ITEMSIZE, in_place=False, staged=True).instructions
@@ -153,8 +156,8 @@ def test_nobody_is_touched_after_the_last_meeting_and_only_the_arena_does_withou
 
 
 def as_shared(algorithm: Algorithm, n: int, root: int, *, push: bool) -> Plan | None:
-    """A plan of messages as one of loads, or of stores where nothing is reduced, between fences; None if refused."""
-    plan = drawn(algorithm, n, root)
+    """Return a plan of messages as loads (or stores, if nothing is reduced) between fences; None if it is refused."""
+    plan = make_plan(algorithm, n, root)
     script = plan.rounds()
 
     def make(rank: IntArray) -> Rounds:
@@ -193,8 +196,10 @@ def _of(region: Region, ranks: IntArray, n: int) -> Region:
 
 @pytest.mark.parametrize("push", [False, True])
 def test_plans_with_many_fences_end_as_in_replay(push):
-    """What is loaded in one round is what landed in the one before. Reached directly, no rank may pass on what it
-    does not want: there is no shared memory for that."""
+    """A load of one round reads the result of the round before.
+
+    With access in place, no rank may pass on chunks outside of its result, because they are in no shared memory.
+    """
     tried = {True: 0, False: 0}
     for algorithm in MESSAGES:
         for n in (3, 4):
@@ -234,7 +239,7 @@ def touched_by_others(plan: Plan, count: int) -> list[set[MemoryKind]]:
 @pytest.mark.parametrize("n", [2, 3, 4])
 def test_what_others_touch_is_what_the_program_says(n):
     """A buffer that a rank calls untouched may be ordinary memory, which no other rank can reach."""
-    plans = [drawn(algorithm, n, n - 1) for algorithm in SHARED]
+    plans = [make_plan(algorithm, n, n - 1) for algorithm in SHARED]
     for algorithm in MESSAGES:
         made = as_shared(algorithm, n, n - 1, push=False)
         plans += [made] if made is not None else []
@@ -248,7 +253,7 @@ def test_what_others_touch_is_what_the_program_says(n):
 def test_no_registered_plan_needs_shared_memory_of_its_own_where_buffers_are_touched_where_they_are():
     for algorithm in SHARED:
         for n in (2, 3, 5):
-            assert not any(MemoryKind.SLOT in seen for seen in touched_by_others(drawn(algorithm, n, 1), 11))
+            assert not any(MemoryKind.SLOT in seen for seen in touched_by_others(make_plan(algorithm, n, 1), 11))
 
 
 def places_of(step: Any) -> tuple[Any, ...]:

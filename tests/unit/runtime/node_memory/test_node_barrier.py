@@ -1,4 +1,4 @@
-"""Where the ranks of a node wait for each other, with threads for ranks and ordinary memory for the shared words."""
+"""The barrier of a node's ranks, with threads as ranks and ordinary memory for the shared words."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ from hpccoll.runtime.progress import InFlight, Progress
 MANY_RANKS = 20
 
 
-def barriers(n: int, *, oversubscribed: bool = True, progress: Progress | None = None) -> list[NodeBarrier]:
+def make_barriers(n: int, *, oversubscribed: bool = True, progress: Progress | None = None) -> list[NodeBarrier]:
+    """Return the barrier of each of n ranks."""
     lines, progress = np.zeros((n, WORDS), np.uint64), progress or Progress()
     return [make_barrier(lines, rank, oversubscribed, progress) for rank in range(n)]
 
 
 def together(work: Callable[[int], Any], n: int) -> list[Any]:
-    """Run `work(rank)` in a thread each; return what each gives."""
+    """Run `work(rank)` in a thread for each rank; return the results."""
     with ThreadPoolExecutor(n) as pool:
         return list(pool.map(work, range(n), timeout=60))
 
@@ -38,7 +39,7 @@ def entered(ranks: list[NodeBarrier], *entries: int) -> list[Any]:
 @pytest.mark.parametrize("oversubscribed", [False, True])
 @pytest.mark.parametrize("n", [1, 2, 5, MANY_RANKS])
 def test_nobody_leaves_a_fence_before_all_have_come(n, oversubscribed):
-    ranks, came = barriers(n, oversubscribed=oversubscribed), [0] * n
+    ranks, came = make_barriers(n, oversubscribed=oversubscribed), [0] * n
 
     def work(rank: int) -> int:
         short = 0
@@ -55,7 +56,7 @@ def test_nobody_leaves_a_fence_before_all_have_come(n, oversubscribed):
 
 @pytest.mark.parametrize("n", [2, 4, MANY_RANKS])
 def test_all_that_enter_alike_learn_whether_all_can_be_touched(n):
-    ranks = barriers(n)
+    ranks = make_barriers(n)
     assert entered(ranks, *[5 | DIRECT] * n) == [True] * n
     assert entered(ranks, *[5] * n) == [True] * n
     for odd in range(n):
@@ -65,7 +66,7 @@ def test_all_that_enter_alike_learn_whether_all_can_be_touched(n):
 
 @pytest.mark.parametrize("n", [2, 3, 4, MANY_RANKS])
 def test_every_rank_finds_out_who_disagrees_and_the_next_entry_works(n):
-    ranks = barriers(n)
+    ranks = make_barriers(n)
     for odd in range(n):
         for flag in (0, DIRECT):
             found = entered(ranks, *((3 + (rank == odd)) | flag for rank in range(n)))
@@ -74,21 +75,21 @@ def test_every_rank_finds_out_who_disagrees_and_the_next_entry_works(n):
 
 
 def test_disagreement_goes_before_the_way_that_ranks_came():
-    ranks = barriers(2)
+    ranks = make_barriers(2)
     found = entered(ranks, 2 | DIRECT, 1)
     assert all(each is None for each in found)
 
 
 def test_every_bit_of_a_fingerprint_counts():
     for bit in range(62):
-        ranks = barriers(2)
+        ranks = make_barriers(2)
         found = entered(ranks, 0, 1 << bit & FINGERPRINT)
         assert all(each is None for each in found), bit
 
 
 @pytest.mark.parametrize("n", [3, MANY_RANKS])
 def test_places_are_those_of_the_others_in_their_order(n):
-    ranks = barriers(n)
+    ranks = make_barriers(n)
     together(lambda rank: ranks[rank].enter(1, 10 * rank + 1, 2**63 + rank), n)
     for rank in range(n):
         others = [other for other in range(n) if other != rank]
@@ -97,7 +98,7 @@ def test_places_are_those_of_the_others_in_their_order(n):
 
 @pytest.mark.parametrize("n", [1, 3, MANY_RANKS])
 def test_all_have_arrived_once_the_last_has(n):
-    ranks = barriers(n)
+    ranks = make_barriers(n)
     for barrier in ranks:
         assert not any(each.all_arrived() for each in ranks if each.count)
         barrier.post(1)
@@ -116,7 +117,7 @@ def test_all_have_arrived_at_a_slot_once_the_last_has(n):
 
 @pytest.mark.parametrize("behind", range(4))
 def test_a_rank_that_is_an_entry_ahead_does_not_disturb_who_still_reads(behind):
-    """The fast rank is let through by a word that says the slow one has come, as it has by then."""
+    """The fast rank reads that the slow rank has entered, while the slow rank still reads the previous entry."""
     lines = np.zeros((3, WORDS), np.uint64)  # of the slow rank as the fast one sees it, the fast rank, the slow rank
     come = lines[0]
     come[0] = 1000
@@ -147,7 +148,7 @@ class Polled(InFlight):
 def test_operations_in_flight_advance_while_a_rank_waits():
     progress, operation = Progress(), Polled()
     progress.add(operation)
-    ranks = barriers(2, progress=progress)
+    ranks = make_barriers(2, progress=progress)
 
     def work(rank: int) -> bool:
         if rank:  # enters only once the other rank has advanced the operation
@@ -161,7 +162,7 @@ def test_operations_in_flight_advance_while_a_rank_waits():
 @pytest.mark.parametrize("oversubscribed", [False, True])
 def test_who_waits_long_leaves_its_core_to_others(oversubscribed):
     """A wait of at least half a second costs far less CPU time than it lasts."""
-    ranks = barriers(2, oversubscribed=oversubscribed)
+    ranks = make_barriers(2, oversubscribed=oversubscribed)
 
     def work(rank: int) -> float:
         if rank:

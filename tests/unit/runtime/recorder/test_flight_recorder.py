@@ -1,4 +1,4 @@
-"""What a recorder file keeps, and what a reader of broken files is told."""
+"""The contents of a recorder file, and the errors for damaged files."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ def calls(recorder: FlightRecorder) -> CallRecorder:
     return CallRecorder(recorder)
 
 
-def path_of(recorder: FlightRecorder) -> Path:
+def get_path(recorder: FlightRecorder) -> Path:
+    """Return the path of a recorder's file."""
     assert recorder.path is not None
     return Path(recorder.path)
 
@@ -61,11 +62,11 @@ def test_call_is_read_as_it_was_recorded(calls, recorder):
     calls.count = 16
     description = calls.describe("reduce", algorithm="tree", count=3, dtype="float32", reduction="sum", root=2)
     place = calls.bind("reduce", description)()
-    (begun,) = read_recording(path_of(recorder)).calls
+    (begun,) = read_recording(get_path(recorder)).calls
     assert (begun.state, begun.ended_ns, begun.is_waited_for) == ("begun", None, True)
     assert (calls.count, calls.current) == (17, "reduce")
     calls.end(place)
-    recording = read_recording(path_of(recorder))
+    recording = read_recording(get_path(recorder))
     (call,) = recording.calls
     assert (call.serial, call.communicator, call.number, call.kind) == (1, WORLD, 17, CallKind.COLLECTIVE)
     assert (call.operation, call.algorithm, call.count, call.dtype) == ("reduce", "tree", 3, "float32")
@@ -149,7 +150,7 @@ def test_ring_keeps_the_latest_calls(calls, recorder):
     begin = calls.bind("barrier", calls.describe("barrier"))
     for _ in range(20):
         calls.end(begin())
-    recording = read_recording(path_of(recorder))
+    recording = read_recording(get_path(recorder))
     assert [call.number for call in recording.calls] == list(range(13, 21))
     assert recording.lost == 12
 
@@ -179,11 +180,11 @@ def test_torn_entry_is_left_out(calls, recorder):
     begin = calls.bind("barrier", calls.describe("barrier"))
     for _ in range(11):
         begin()
-    contents = bytearray(path_of(recorder).read_bytes())
+    contents = bytearray(get_path(recorder).read_bytes())
     at = FIRST_ENTRY + 3 * layout.ENTRY_BYTES  # of entry 11, as if the process had died after its first word
     contents[at : at + 8] = (19).to_bytes(8, "little")
-    path_of(recorder).write_bytes(contents)
-    assert [call.serial for call in read_recording(path_of(recorder)).calls] == [4, 5, 6, 7, 8, 9, 10]
+    get_path(recorder).write_bytes(contents)
+    assert [call.serial for call in read_recording(get_path(recorder)).calls] == [4, 5, 6, 7, 8, 9, 10]
 
 
 def test_recording_survives_kill(tmp_path):
@@ -206,9 +207,9 @@ def test_recording_survives_kill(tmp_path):
     ],
 )
 def test_broken_file_is_refused(recorder, tmp_path, change, message):
-    path_of(recorder).write_bytes(change(path_of(recorder).read_bytes()))
+    get_path(recorder).write_bytes(change(get_path(recorder).read_bytes()))
     with pytest.raises(RecordingError, match=message):
-        read_recording(path_of(recorder))
+        read_recording(get_path(recorder))
     with pytest.raises(RecordingError, match="no readable recorder file"):
         read_recordings(tmp_path)
 
@@ -243,7 +244,7 @@ def test_clock_and_ending_are_kept(recorder):
     model = ClockModel(10.0, 2.0, 0.5, 1e-6, 1e-9)
     recorder.set_clock(model)
     recorder.write_ending("ValueError: ö")
-    recording = read_recording(path_of(recorder))
+    recording = read_recording(get_path(recorder))
     assert (recording.clock, recording.ending) == (model, "ValueError: ö")
     assert recording.to_global(12 * 10**9) == pytest.approx(15.0)
 
@@ -259,7 +260,7 @@ def test_many_communicators_and_names_leave_the_latest_readable(calls, recorder)
     for number in range(2000):
         calls.describe(f"operation {number}")
     calls.start("", calls.describe("operation 1999", algorithm="split"))
-    recording = read_recording(path_of(recorder))
+    recording = read_recording(get_path(recorder))
     assert recording.communicators[10**6].members == (0, 1, 2, 3)
     assert not recording.communicators[1999].is_open
     assert [call.operation for call in recording.calls] == ["split", "?"]
@@ -283,7 +284,7 @@ def test_directory_that_cannot_be_written_is_reported(tmp_path):
 
 
 def test_remove_keeps_the_memory(calls, recorder):
-    path = path_of(recorder)
+    path = get_path(recorder)
     recorder.remove()
     calls.start("barrier", calls.describe("barrier"))
     assert not path.exists()
@@ -299,7 +300,7 @@ def test_doctor_removes_the_file_of_an_ended_process_only(recorder, tmp_path):
     subprocess.run([sys.executable, "-c", KILLED, tmp_path], timeout=60, check=False)
     removed = remove_stale_files(tmp_path)
     assert "removed 1 file" in removed.found
-    assert [path.name for path in tmp_path.iterdir()] == [path_of(recorder).name]
+    assert [path.name for path in tmp_path.iterdir()] == [get_path(recorder).name]
 
 
 def test_old_files_and_all_but_the_newest_of_a_rank_are_removed_unless_in_use(
@@ -311,7 +312,7 @@ def test_old_files_and_all_but_the_newest_of_a_rank_are_removed_unless_in_use(
         os.utime(path, times=(time.time() - age_s,) * 2)
         return path.name
 
-    used = path_of(recorder)
+    used = get_path(recorder)
     os.utime(used, times=(0, 0))
     kept = {used.name, *(leave(1, age_s) for age_s in range(8)), *(leave(2, age_s) for age_s in range(20))}
     for rank, age_s in ((1, 10), (1, 90_000), (2, 90_000)):

@@ -44,7 +44,7 @@ def ranks(tmp_path: Path) -> list[Rank]:
 
 @pytest.fixture
 def analyse(tmp_path, caplog, ranks):
-    """Return the analyser as a function, which returns what it found and what it printed."""
+    """Return the analyser as a function that returns its findings and its output."""
     try:
         from torch.distributed.flight_recorder.components.builder import build_db
         from torch.distributed.flight_recorder.components.config_manager import JobConfig

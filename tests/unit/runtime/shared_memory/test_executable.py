@@ -26,7 +26,7 @@ from hpccoll.runtime.shared_memory import staged
 from hpccoll.runtime.shared_memory.executable import SharedMemoryExecutable
 from hpccoll.selection import Selection
 from tests.depth import mark_full
-from tests.unit.runtime.lowering.test_node_programs import CASES, SHARED, brought, by_name, drawn, wanted
+from tests.unit.runtime.lowering.test_node_programs import CASES, SHARED, brought, compute_expected, get_name, make_plan
 from tests.unit.runtime.simulated import JUNK
 from tests.unit.runtime.simulated_node import ITEMSIZE, Array, mixed, users
 
@@ -114,7 +114,7 @@ def take_turns(ranks: list[Iterator[None]], seed: int) -> None:
     pytest.fail("the ranks wait for each other for ever")
 
 
-@pytest.mark.parametrize("algorithm", SHARED, ids=by_name)
+@pytest.mark.parametrize("algorithm", SHARED, ids=get_name)
 @pytest.mark.parametrize("tile", [3, 1000, mark_full(1)])
 def test_what_runs_in_segments_and_tiles_ends_as_in_replay(algorithm, tile, monkeypatch):
     monkeypatch.setattr(staged, "TILE_BYTES", tile * ITEMSIZE)
@@ -122,13 +122,13 @@ def test_what_runs_in_segments_and_tiles_ends_as_in_replay(algorithm, tile, monk
     @settings(max_examples=6)
     @given(room=st.integers(16, 48), **CASES)
     def check_them(room, n, count, root, in_place, seed):
-        plan = drawn(algorithm, n, root)
+        plan = make_plan(algorithm, n, root)
         inputs, calls = brought(plan, count, seed), 3
         nodes = nodes_of(n, room * ITEMSIZE)  # up to 12 chunks; the rest is for elements
         outputs: list[list[Array]] = [[] for _ in range(n)]
         ranks = [run_rank(nodes[rank], plan, count, inputs[rank], in_place, calls, outputs[rank]) for rank in range(n)]
         take_turns(ranks, seed)
-        for rank, values in enumerate(wanted(plan, count, inputs)):
+        for rank, values in enumerate(compute_expected(plan, count, inputs)):
             assert [each.tolist() for each in outputs[rank]] == [values] * calls, f"rank {rank}"
 
     check_them()
