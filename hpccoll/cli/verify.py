@@ -241,8 +241,10 @@ def _print_results(algorithms: Sequence[Algorithm], results: Sequence[ProvenPlan
 
 
 def _print_deaths(results: Sequence[ProvenPlanRecord]) -> None:
-    """Print how many deaths were tried, and what survivors know afterwards."""
+    """Print how many deaths were tried, and what survivors know afterwards; nothing without --survive."""
     deaths = sum(result.deaths or 0 for result in results)
+    if not deaths:
+        return
     split = sum(result.split_deaths or 0 for result in results)
     click.echo(
         f"{deaths} deaths of a rank: no survivor waits for ever or has a wrong result. After {split} of them, some "
@@ -306,8 +308,7 @@ def verify(
         prove_all(algorithms, counts, add_result, survive=survive)
     if json_file != STDOUT:
         _print_results(algorithms, results)
-        if survive:
-            _print_deaths(results)
+        _print_deaths(results)
         if any("nodes" in algorithm.parameters for algorithm in algorithms):
             _print_layouts(counts)
     failures = [failure for result in sorted(results, key=lambda each: each.ranks) for failure in result.failures]

@@ -42,7 +42,6 @@ from hpccoll.runtime.failure_detection.process_watch import ProcessWatch, find_e
 from hpccoll.runtime.failure_detection.rank_losses import LossWatch
 from hpccoll.runtime.failure_detection.survival import Survival
 from hpccoll.runtime.failure_detection.watchdog import Watchdog, read_timeout
-from hpccoll.runtime.job import ProcessId
 from hpccoll.runtime.progress import get_progress
 from hpccoll.runtime.recorder.call_recorder import CallRecorder
 from hpccoll.runtime.recorder.flight_recorder import FlightRecorder
@@ -92,7 +91,7 @@ class JobEndings:
         self,
         comm: MPI.Intracomm,
         state: CallRecorder,
-        processes: Mapping[int, ProcessId],
+        processes: Mapping[int, job.ProcessId],
         *,
         abort_on_error: bool,
         losses: LossWatch | None = None,
@@ -125,11 +124,11 @@ class JobEndings:
 
         return close
 
-    def _start_thread(self, recorder: FlightRecorder, processes: Mapping[int, ProcessId]) -> Watchdog:
+    def _start_thread(self, recorder: FlightRecorder, processes: Mapping[int, job.ProcessId]) -> Watchdog:
         """Start the thread unless it runs; watch the processes of a communicator's ranks."""
         if self._watchdog is None or self._processes is None:
             self._watchdog = Watchdog(recorder, self._where)
-            self._processes = ProcessWatch(recorder, self._note_death)
+            self._processes = ProcessWatch(recorder, partial(self._note_death, self._watchdog))
             self._thread = threading.Thread(target=self._check_periodically, name="hpccoll-watchdog", daemon=True)
             self._thread.start()
         self._processes.add(processes)
@@ -172,10 +171,9 @@ class JobEndings:
         finally:
             processes.release()
 
-    def _note_death(self, rank: int) -> None:
+    def _note_death(self, watchdog: Watchdog, rank: int) -> None:
         """Record that the process of a rank of this host has ended, and look whether calls must be told."""
-        if self._watchdog is not None:
-            self._watchdog.note_death(rank)
+        watchdog.note_death(rank)
         self._survival.suspect()
 
     def _check(self, now: float) -> None:
