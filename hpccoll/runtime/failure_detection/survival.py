@@ -22,6 +22,7 @@ from hpccoll.runtime.recorder.flight_recorder import DIRECTORY
 
 TICK_S: Final = 0.05  # between two questions to MPI, which take 0.2 us
 BUSY_TICK_S: Final = 0.002
+PATIENCE_S: Final = 5.0  # after a death, until ranks that do not answer are ended; collecting recordings takes seconds
 SUSPICION_S: Final = 1.0  # after the end of a process, or an error of MPI: MPI tells of a death 20 to 50 ms later
 
 
@@ -37,6 +38,7 @@ class Survival:
         self._wake, self._notify = wake, notify
         self._processes: dict[int, ProcessId] = {}
         self._suspicious_until = 0.0
+        self._patient_until = 0.0  # until then, calls that do not finish may be those that a death will end
         self._awaits_answers = False
         self._guarded: list[MPI.Intracomm] = []
         self._dead: frozenset[int] = frozenset()  # ranks of MPI.COMM_WORLD
@@ -87,6 +89,7 @@ class Survival:
             # Otherwise the progress thread's probes of MPI.COMM_WORLD return without letting MPI advance.
             self._acknowledged = MPI.COMM_WORLD.Ack_failed(failed.size)
             self._dead = frozenset(find_members(failed, MPI.COMM_WORLD))
+            self._patient_until = time.monotonic() + PATIENCE_S
             self._remove_recordings(surviving[0].state.recorder.path)
         self._awaits_answers = False
         for watch in surviving:
@@ -118,6 +121,8 @@ class Survival:
         """
         if not self._processes:
             return False
+        if time.monotonic() < self._patient_until:
+            return True
         guilty, reason = watchdog.find_guilty(self._notify, poll, self._dead)
         if not self._processes.keys() >= set(guilty):
             return False
@@ -127,6 +132,7 @@ class Survival:
                 f"Warning: rank {MPI.COMM_WORLD.rank} counts rank {ranks} as dead, and ends it, because a call has not "
                 f"finished within {TIMEOUT}={read_timeout() or 0:g} s.\n{reason}"
             )
+            self._patient_until = time.monotonic() + PATIENCE_S
         for rank in guilty:
             kill_rank(rank, self._processes, self._notify)
         return bool(guilty)
