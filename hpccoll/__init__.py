@@ -12,6 +12,7 @@ from hpccoll.errors import (
     LauncherError,
     MismatchError,
     PlanError,
+    RankLostError,
     RecordingError,
     ReductionError,
     UnavailableError,
@@ -23,6 +24,7 @@ from hpccoll.errors import (
 
 if TYPE_CHECKING:
     from hpccoll.communicator import Communicator as Communicator
+    from hpccoll.communicator import survivors as survivors
     from hpccoll.runtime.arrays import Reduction as Reduction
     from hpccoll.runtime.arrays import premul_sum as premul_sum
     from hpccoll.runtime.messages.point_to_point import ANY_SOURCE as ANY_SOURCE
@@ -31,20 +33,21 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "ANY_SOURCE", "PROC_NULL", "BufferError", "CommunicationError", "Communicator", "DeadlockError", "HpccollError",
-    "LauncherError", "MismatchError", "PlanError", "RecordingError", "Reduction", "ReductionError", "UnavailableError",
-    "UnknownNameError", "UsageError", "WaitTimeoutError", "WrongResultError", "premul_sum",
+    "LauncherError", "MismatchError", "PlanError", "RankLostError", "RecordingError", "Reduction", "ReductionError",
+    "UnavailableError", "UnknownNameError", "UsageError", "WaitTimeoutError", "WrongResultError", "premul_sum",
+    "survivors",
 ]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
     """Import a public name at its first use; only `Communicator` initializes MPI."""
-    if name == "Communicator":
+    if name in ("Communicator", "survivors"):
         from hpccoll.runtime import job
 
         job.load_mpi()  # raises an error with a remedy if MPI is missing or the launcher is another MPI library's
-        from hpccoll.communicator import Communicator
+        from hpccoll import communicator
 
-        return Communicator
+        return getattr(communicator, name)
     if name in ("Reduction", "premul_sum"):
         from hpccoll.runtime.arrays import reductions
 

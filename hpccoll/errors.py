@@ -75,6 +75,35 @@ class MismatchError(CommunicationError):
     """Ranks called different collectives, or the same collective with different arguments."""
 
 
+class RankLostError(CommunicationError):
+    """The process of another rank has ended, or was counted as dead because it did not answer.
+
+    `ranks` are the dead ranks of the communicator, `hosts` their hosts, and `operation` the call that raises; it is
+    empty for a call after the one that noticed the loss.
+    """
+
+    def __init__(self, rank: int, ranks: tuple[int, ...], hosts: tuple[str, ...], operation: str) -> None:
+        self.ranks, self.hosts, self.operation = ranks, hosts, operation
+        dead = " and ".join(f"rank {each} (on {host})" for each, host in zip(ranks, hosts, strict=True))
+        doing = f" in {operation}" if operation else ""
+        super().__init__(
+            f"rank {rank}{doing}: {dead} of this communicator {'has' if len(ranks) == 1 else 'have'} ended; call its "
+            "`shrink` on all other ranks, and go on with the communicator that it returns"
+        )
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _remake_rank_lost_error, (str(self), self.ranks, self.hosts, self.operation)
+
+
+def _remake_rank_lost_error(
+    message: str, ranks: tuple[int, ...], hosts: tuple[str, ...], operation: str
+) -> RankLostError:
+    """Return a RankLostError that was pickled."""
+    error = RankLostError.__new__(RankLostError, message)
+    error.args, error.ranks, error.hosts, error.operation = (message,), ranks, hosts, operation
+    return error
+
+
 class WaitTimeoutError(CommunicationError):
     """A wait for other ranks took longer than allowed; its operation is still in flight."""
 

@@ -27,7 +27,7 @@ from hpccoll.cli.published import are_published, verify_published
 from hpccoll.cli.run_record import open_serial_output
 from hpccoll.cli.schedules import ScheduleOptions, add_schedule_options, are_schedules, run_cases
 from hpccoll.errors import HpccollError, PlanError, UnknownNameError, UsageError, find_similar_names
-from hpccoll.plan import Count, Groups, Nodes, Operation, Proof
+from hpccoll.plan import Count, Groups, Nodes, Operation, Proof, check_survival
 from hpccoll.records import ProvenPlanRecord
 from hpccoll.schedules import list_schedule_names
 from hpccoll.units import format_count, parse_rank_counts
@@ -88,9 +88,13 @@ def format_layout(ranks: int, nodes: Nodes) -> str:
     return "+".join(runs) + (" interleaved" if groups.members is not None else "")
 
 
-def prove_variants(algorithm: Algorithm, ranks: int) -> ProvenPlanRecord:
-    """Prove all variants of `algorithm` on `ranks` ranks; failures are recorded in the result, not raised."""
+def prove_variants(algorithm: Algorithm, ranks: int, *, survive: bool = False) -> ProvenPlanRecord:
+    """Prove all variants of `algorithm` on `ranks` ranks; failures are recorded in the result, not raised.
+
+    With `survive`, also prove what the death of a rank does to the others (`check_survival`).
+    """
     start, failures, plans = time.perf_counter(), [], 0
+    deaths = split = 0
     proof: Proof | None = None
     for root, chunks, nodes in list_variants(algorithm, ranks):
         plans += 1
@@ -98,6 +102,9 @@ def prove_variants(algorithm: Algorithm, ranks: int) -> ProvenPlanRecord:
         variant = f"root {root}, {chunks} chunks" + (f", nodes {nodes}" if nodes is not None else "")
         try:
             proof = loader.prove_algorithm(algorithm, ranks, root, chunks, counts, nodes)
+            if survive:
+                survival = check_survival(algorithm.plan(ranks, root, chunks, nodes))
+                deaths, split = deaths + survival.deaths, split + survival.split_deaths
         except PlanError as error:
             failures.append(f"{variant}: {error}")
         except Exception as error:  # noqa: BLE001 - an algorithm that raises is wrong; the others must still be proven
@@ -117,6 +124,8 @@ def prove_variants(algorithm: Algorithm, ranks: int) -> ProvenPlanRecord:
         sent_mean=float(proof.cost.mean) if proof else None,
         sent_most=float(proof.cost.most) if proof else None,
         seconds=round(time.perf_counter() - start, 6),
+        deaths=deaths if survive else None,
+        split_deaths=split if survive else None,
     )
 
 
@@ -170,9 +179,9 @@ def _find_operation(name: str) -> Operation:
         raise UnknownNameError("operation or schedule", name, known, hint) from None
 
 
-def _prove_batch(tasks: list[tuple[str, int]]) -> list[ProvenPlanRecord]:
+def _prove_batch(tasks: list[tuple[str, int]], survive: bool) -> list[ProvenPlanRecord]:
     """Prove tasks (algorithm's full name, rank count) in a worker process; an algorithm itself may not be picklable."""
-    return [prove_variants(resolve_algorithms([name])[0], ranks) for name, ranks in tasks]
+    return [prove_variants(resolve_algorithms([name])[0], ranks, survive=survive) for name, ranks in tasks]
 
 
 def _exit_with_parent() -> None:
@@ -189,7 +198,13 @@ def _exit_with_parent() -> None:
     Thread(target=wait_and_exit, daemon=True).start()
 
 
-def prove_all(algorithms: Sequence[Algorithm], ranks: Sequence[int], done: Callable[[ProvenPlanRecord], None]) -> None:
+def prove_all(
+    algorithms: Sequence[Algorithm],
+    ranks: Sequence[int],
+    done: Callable[[ProvenPlanRecord], None],
+    *,
+    survive: bool = False,
+) -> None:
     """Prove every algorithm on every rank count in worker processes, one per core; call `done` with each result; block.
 
     This process does all the work if there is little to prove, only one core, or an algorithm from a file.
@@ -199,7 +214,7 @@ def prove_all(algorithms: Sequence[Algorithm], ranks: Sequence[int], done: Calla
     from_files = any(loader.is_user_defined(each) for each in algorithms)  # worker processes have not loaded these
     if from_files or cores == 1 or sum(n for _, n in tasks) <= MAX_SERIAL_RANKS * len(algorithms):
         for algorithm, n in tasks:
-            done(prove_variants(algorithm, n))
+            done(prove_variants(algorithm, n, survive=survive))
         return
     # Tasks are sorted by rank count and distributed round-robin, so that all batches take about the same time.
     count = max(cores, len(tasks) // TASKS_PER_BATCH)
@@ -207,7 +222,7 @@ def prove_all(algorithms: Sequence[Algorithm], ranks: Sequence[int], done: Calla
     # Worker processes are spawned, because a forked child could inherit a lock that the progress bar's thread holds.
     with ProcessPoolExecutor(cores, get_context("spawn"), initializer=_exit_with_parent) as pool:
         try:
-            for future in as_completed([pool.submit(_prove_batch, batch) for batch in batches]):
+            for future in as_completed([pool.submit(_prove_batch, batch, survive) for batch in batches]):
                 for result in future.result():
                     done(result)
         except BaseException:
@@ -237,6 +252,18 @@ def _print_results(algorithms: Sequence[Algorithm], results: Sequence[ProvenPlan
     print_table(title, columns, rows, numbers=columns[1:6], wraps=columns[-1:], drops=columns[-1:])
 
 
+def _print_deaths(results: Sequence[ProvenPlanRecord]) -> None:
+    """Print how many deaths were tried, and what survivors know afterwards; nothing without --survive."""
+    deaths = sum(result.deaths or 0 for result in results)
+    if not deaths:
+        return
+    split = sum(result.split_deaths or 0 for result in results)
+    click.echo(
+        f"{deaths} deaths of a rank: no survivor waits for ever or has a wrong result. After {split} of them, some "
+        "survivors have the result while others raise RankLostError; a rank that raises knows nothing of its output."
+    )
+
+
 def _print_layouts(ranks: Sequence[int]) -> None:
     """Print one row per kind of node layout on the given rank counts, with its smallest and its largest layout."""
     covered: dict[str, list[str]] = {}
@@ -259,6 +286,11 @@ def _print_layouts(ranks: Sequence[int]) -> None:
     "--ranks", metavar="N,FIRST:LAST,...", help=f"Rank counts to prove; default {DEFAULT_RANKS}, or those of FILE.json."
 )
 @click.option(
+    "--survive",
+    is_flag=True,
+    help="Prove as well that the death of any rank in any round leaves no survivor waiting, or with a wrong result.",
+)
+@click.option(
     "--buffered", type=click.IntRange(1), metavar="K", help="Refuse a FILE that deadlocks with K messages per link."
 )
 @add_schedule_options("2:8", "1:16")
@@ -266,6 +298,7 @@ def _print_layouts(ranks: Sequence[int]) -> None:
 def verify(
     names: tuple[str, ...],
     ranks: str | None,
+    survive: bool,
     buffered: int | None,
     json_file: str | None,
     schedule_options: ScheduleOptions,
@@ -283,6 +316,8 @@ def verify(
     block, step and chunk: `hpccoll verify allreduce.xml --buffered 1`.
     """
     if are_published(names):
+        if survive:
+            raise UsageError("--survive is for algorithms, not for files of published schedules; leave it out")
         verify_published(names, buffered, json_file)
         return
     if buffered is not None:
@@ -290,10 +325,10 @@ def verify(
     if are_schedules(names, "ranks"):
         run_cases("verify", names, schedule_options, json_file)
         return
-    _verify_algorithms(names, ranks, json_file)
+    _verify_algorithms(names, ranks, json_file, survive=survive)
 
 
-def _verify_algorithms(names: Sequence[str], ranks: str | None, json_file: str | None) -> None:
+def _verify_algorithms(names: Sequence[str], ranks: str | None, json_file: str | None, *, survive: bool) -> None:
     """Prove the plans of algorithms, print them, and raise HpccollError if one is wrong."""
     algorithms = resolve_algorithms(names)
     counts = parse_rank_counts(ranks or _default_rank_count(algorithms))
@@ -308,9 +343,10 @@ def _verify_algorithms(names: Sequence[str], ranks: str | None, json_file: str |
             lines.write(result.as_dict())
             advance(f"{result.op}/{result.algorithm}")
 
-        prove_all(algorithms, counts, add_result)
+        prove_all(algorithms, counts, add_result, survive=survive)
     if json_file != STDOUT:
         _print_results(algorithms, results)
+        _print_deaths(results)
         if any("nodes" in algorithm.parameters for algorithm in algorithms):
             _print_layouts(counts)
     failures = [failure for result in sorted(results, key=lambda each: each.ranks) for failure in result.failures]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, SupportsIndex, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, SupportsIndex, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -57,5 +57,6 @@ ReduceOp: TypeAlias = "str | Reduction | MPI.Op | TorchReduceOp"
 AlgorithmLike: TypeAlias = str | Algorithm
 DtypeLike: TypeAlias = str | type[Any] | np.dtype[Any] | TorchDtype
 Rank: TypeAlias = SupportsIndex  # integers of Python and NumPy
+OnFailure: TypeAlias = Literal["end", "raise"]
 Shape: TypeAlias = SupportsIndex | Sequence[SupportsIndex]
 RowCounts: TypeAlias = Iterable[SupportsIndex]  # the number of rows in the block of each rank

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import numpy as np
 
 from hpccoll.communicator.adapted_arguments import adapt_arguments
-from hpccoll.communicator.array_types import AlgorithmLike
+from hpccoll.communicator.array_types import AlgorithmLike, OnFailure
 from hpccoll.communicator.scalars import SCALARS, encode_dtype, find_common_dtype
 from hpccoll.errors import BufferError, CommunicationError, UsageError
 from hpccoll.plan import Operation
@@ -22,13 +22,16 @@ from hpccoll.runtime.agreement import wait_for_ranks
 from hpccoll.runtime.argument_check import EXCHANGED, ArgumentCheck, is_enabled
 from hpccoll.runtime.arguments import SUM, check_call
 from hpccoll.runtime.arrays import normalize_reduction
+from hpccoll.runtime.backoff import settle
 from hpccoll.runtime.call_cache import Request
 from hpccoll.runtime.collective_call import CollectiveCall
 from hpccoll.runtime.engine import Engine
 from hpccoll.runtime.failure_detection.endings import get_endings
-from hpccoll.runtime.messages.objects import ObjectCollectives
+from hpccoll.runtime.failure_detection.rank_losses import LossWatch, read_fault
+from hpccoll.runtime.fault_tolerance import require_fault_tolerance
+from hpccoll.runtime.messages.objects import MessageObjects, ObjectCollectives
 from hpccoll.runtime.messages.point_to_point import PointToPoint
-from hpccoll.runtime.progress import get_progress, settle
+from hpccoll.runtime.progress import get_progress
 from hpccoll.runtime.work import Work
 from hpccoll.selection import MPI_LIBRARY
 
@@ -59,7 +62,9 @@ class CommunicatorBase:
         mixed_forms: bool = False,
         compare_arguments: bool | None = None,
         name: str = "",
+        on_failure: OnFailure = "end",
     ) -> None:
+        _check_on_failure(on_failure)
         base, progress = job.get_world() if comm is None else _require_one_group(comm), get_progress()
         progress.release_garbage()
         wait_for_ranks(base, progress)
@@ -77,14 +82,33 @@ class CommunicatorBase:
         state, uses_pinned = self._engine.state, self._engine.uses_pinned_memory
         self._messages = PointToPoint(self._message_comm, progress, state, uses_pinned)
         self._exchange = self._messages.messenger.exchange
-        self._objects = ObjectCollectives(self._message_comm, progress, state, oversubscribed=node.oversubscribed)
+        objects_comm = self._message_comm if on_failure == "end" else MessageObjects(comm)
+        self._objects = ObjectCollectives(objects_comm, progress, state, oversubscribed=node.oversubscribed)
         self._cache, self._process = self._engine.cache, os.getpid()
         self._run_in_table, self._find_start = self._cache.blocking.run, self._cache.asynchronous.find
         release = partial(_release, self._engine, self._process)
         self._release = weakref.finalize(self, progress.discard, release)
         self._engine.get_owner = weakref.ref(self)
-        self._state, self._abort_on_error = self._engine.state, abort_on_error
-        self._stop_watch = get_endings().open(comm, self._state, self._engine.processes, abort_on_error=abort_on_error)
+        self._state, self._abort_on_error, self._on_failure = self._engine.state, abort_on_error, on_failure
+        self._watch()
+
+    def _watch(self) -> None:
+        """Watch the other ranks until `_stop_watch` is called; their deaths raise RankLostError if the user says so."""
+        survives, state, processes = self._on_failure == "raise", self._state, self._engine.processes
+        self._kept: list[object] = []  # see `keep_from`
+        self._control = self._comm.Dup() if survives else None  # is never revoked
+        self._losses: LossWatch | None = None
+        if survives:
+            others = [] if self._argument_check is None else [self._argument_check.comm]
+            state.survives = True
+            self._losses = LossWatch([self._comm, self._message_comm, *others], state, self._engine.hosts)
+        state.kill_at = read_fault(job.load_mpi().COMM_WORLD.rank)
+        comm = self._comm if self._control is None else self._control
+        self._stop_watch = get_endings().open(
+            comm, state, processes, abort_on_error=self._abort_on_error, losses=self._losses
+        )
+        # Of the communicators that the loop `survivors` yields: whether it is one, and whether its block has ended.
+        self.is_block, self.is_done = False, True
 
     def close(self) -> None:
         """Wait for operations in flight, then free requests, shared memory and the MPI communicators; collective.
@@ -112,6 +136,8 @@ class CommunicatorBase:
             self._engine.progress.release_garbage()
             if self._argument_check is not None:
                 self._argument_check.free()
+            if self._control is not None:
+                self._control.Free()
             self._message_comm.Free()
             self._comm.Free()
 
@@ -304,6 +330,15 @@ class CommunicatorBase:
         if operation is Operation.REDUCE and self.rank != root:
             return x
         return result[()] if isinstance(x, np.generic) else result.item()
+
+
+def _check_on_failure(on_failure: OnFailure) -> None:
+    """Raise UsageError for another value than the type allows, UnavailableError if this MPI cannot do it."""
+    if on_failure not in ("end", "raise"):
+        raise UsageError(f'on_failure={on_failure!r} is neither "end" nor "raise"; pass one of them')
+    if on_failure == "raise":
+        job.load_mpi()
+        require_fault_tolerance()
 
 
 def _require_one_group(comm: MPI.Intracomm) -> MPI.Intracomm:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, SupportsIndex
 
 import numpy as np
 
-from hpccoll.communicator.array_types import ArrayT, Rank
+from hpccoll.communicator.array_types import ArrayT, OnFailure, Rank
 from hpccoll.communicator.communicator import Communicator
 from hpccoll.errors import BufferError, UsageError
 from hpccoll.runtime.arguments import empty_like
@@ -34,18 +34,26 @@ class CartesianCommunicator(Communicator):
         comm: the MPI communicator of the grid's ranks, which `close` frees.
         dims: number of ranks along each dim.
         periods: whether each dim wraps around.
-        abort_on_error: see `Communicator`.
+        abort_on_error, on_failure: see `Communicator`.
     """
 
     def __init__(
-        self, comm: MPI.Intracomm, dims: tuple[int, ...], periods: tuple[bool, ...], *, abort_on_error: bool = True
+        self,
+        comm: MPI.Intracomm,
+        dims: tuple[int, ...],
+        periods: tuple[bool, ...],
+        *,
+        abort_on_error: bool = True,
+        on_failure: OnFailure = "end",
     ) -> None:
-        super().__init__(comm, adopt=True, abort_on_error=abort_on_error)
+        super().__init__(comm, adopt=True, abort_on_error=abort_on_error, on_failure=on_failure)
         self.dims, self.periods = dims, periods
         self.coords = self.get_coords(self.rank)
         self.neighbors = tuple(rank for dim in range(len(dims)) for rank in self.shift(dim))
         # Messages between neighbors have a communicator of their own, so that no receive of the user takes them.
         self._neighbor_comm = self._message_comm.Dup()
+        if self._losses is not None:
+            self._losses.add(self._neighbor_comm)
         engine = self._engine
         self._neighbor_messages = PointToPoint(
             self._neighbor_comm, engine.progress, engine.state, engine.uses_pinned_memory

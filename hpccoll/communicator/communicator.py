@@ -10,9 +10,10 @@ byte reduced).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from operator import index
-from typing import TYPE_CHECKING, Any, Self, SupportsIndex
+from typing import TYPE_CHECKING, Any, Self, SupportsIndex, TypeVar
 
 import numpy as np
 
@@ -22,8 +23,10 @@ from hpccoll.communicator.objects import ObjectMethods
 from hpccoll.communicator.prepared import PreparedMethods
 from hpccoll.communicator.reductions import ReductionMethods
 from hpccoll.communicator.scans import ScanMethods
+from hpccoll.communicator.survival import SurvivalMethods
 from hpccoll.communicator.symmetric_buffers import SymmetricBufferMethods
-from hpccoll.errors import UsageError
+from hpccoll.errors import CommunicationError, RankLostError, UsageError
+from hpccoll.runtime import job
 from hpccoll.runtime.agreement import gather_or_raise, wait_for_members, wait_for_ranks
 from hpccoll.units import format_count
 
@@ -31,6 +34,8 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from hpccoll.communicator.cartesian import CartesianCommunicator
+
+MadeT = TypeVar("MadeT", bound="Communicator")
 
 
 class Communicator(
@@ -40,6 +45,7 @@ class Communicator(
     PreparedMethods,
     ObjectMethods,
     SymmetricBufferMethods,
+    SurvivalMethods,
     Mpi4pyNames,
 ):
     """A group of MPI ranks whose messages are separate from those of other communicators.
@@ -57,8 +63,11 @@ class Communicator(
         compare_arguments: whether all ranks compare their arguments before each collective; None means with
             HPCCOLL_DEBUG=1.
         name: the name of the communicator in recordings, the same on all ranks.
+        on_failure: what the death of a rank does: "end" ends the job, as MPI does; with "raise", calls of the other
+            ranks raise RankLostError, and `shrink` returns a communicator of them. See docs/failures.md.
 
     Raises:
+        UnavailableError: `on_failure` is "raise", and this MPI library or launcher ends the job when a rank dies.
         UnavailableError: mpi4py or the MPI library is not installed.
         LauncherError: the launcher belongs to another MPI library.
 
@@ -69,12 +78,17 @@ class Communicator(
     """
 
     def __enter__(self) -> Self:
+        self.is_done = False
         return self
 
-    def __exit__(self, error: object, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool | None:
+        if self.is_block:  # the loop `survivors` closes it, and runs the block again
+            self.is_done = kind is None
+            return kind is not None and issubclass(kind, RankLostError)
         # After an error on one rank, `close` would wait forever for the other ranks, because it is collective.
-        if error is None:
+        if kind is None:
             self.close()
+        return False
 
     def __repr__(self) -> str:
         state = "open" if self._release.alive else "closed"
@@ -134,7 +148,8 @@ class Communicator(
         members = _as_ranks(ranks, self.size)
         if self.rank not in members:
             return None
-        return Communicator(self._join(members), adopt=True, abort_on_error=self._abort_on_error)
+        joined = self._join(members)
+        return self._make(partial(Communicator, joined, adopt=True, **self._list_options()), joined, "new_group")
 
     def cart(
         self, dims: SupportsIndex | Sequence[SupportsIndex] = 2, periods: bool | Sequence[bool] = False
@@ -162,15 +177,42 @@ class Communicator(
         wraps, members = parse_periods(periods, len(sizes)), range(math.prod(sizes))
         if self.rank not in members:
             return None
-        return CartesianCommunicator(self._join(members), sizes, wraps, abort_on_error=self._abort_on_error)
+        joined = self._join(members)
+        make = partial(CartesianCommunicator, joined, sizes, wraps, **self._list_options())
+        return self._make(make, joined, "cart")
+
+    def _list_options(self) -> dict[str, Any]:
+        """Return the options that groups have in common with this communicator."""
+        return {"abort_on_error": self._abort_on_error, "on_failure": self._on_failure}
+
+    def _make_like(self, base: MPI.Intracomm) -> Communicator:
+        """Return a communicator that owns `base` and has this one's options."""
+        compares = self._argument_check is not None
+        options = self._list_options() | {"mixed_forms": self._mixed_forms, "compare_arguments": compares}
+        return Communicator(base, adopt=True, **options)
+
+    def _make(self, make: Callable[[], MadeT], joined: MPI.Intracomm, name: str) -> MadeT:
+        """Return the communicator that `make` makes of `joined`; raise RankLostError if a rank dies meanwhile."""
+        if self._control is None:
+            return make()
+        made = self._try_to_make(make, joined)
+        if made is None:
+            self._state.take_exception(name, CommunicationError(f"rank {self.rank}: {name} failed"))
+            raise CommunicationError(f"rank {self.rank}: {name} failed on another rank; see its error")
+        return made
 
     def _join(self, members: Sequence[int]) -> MPI.Intracomm:
         """Return a new MPI communicator of the ranks `members`, this rank among them; collective over the members."""
         with self._state.wait("new_group", peers=tuple(rank for rank in members if rank != self.rank)):
             wait_for_members(self._comm, members, self._engine.progress)
         group = self._comm.group.Incl(list(members))
-        comm = self._comm.Create_group(group)
-        group.Free()
+        try:
+            comm = self._comm.Create_group(group)
+        except job.load_mpi().Exception as error:
+            self._state.take_exception("new_group", error)
+            raise
+        finally:
+            group.Free()
         return comm
 
 

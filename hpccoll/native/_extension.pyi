@@ -113,6 +113,7 @@ class NodeBarrier(ArrivalCounter):
     def post(self, entry: int, source: int = 0, result: int = 0, /) -> None: ...
     def compare(self) -> bool | None: ...
     def locations(self) -> tuple[int, ...]: ...
+    def retract(self) -> None: ...
     def free(self) -> None: ...
 
 class EntryRing:
@@ -137,12 +138,15 @@ class CallCounter:
     """The calls of a rank on a communicator.
 
     `count` is the number of collectives that the rank has begun, `messages` that of messages between two ranks, and
-    `current` the call that the rank is in.
+    `current` the call that the rank is in. If `is_lost` is set, because a rank has died, each call that ends raises the
+    error of its method `raise_loss`. The process kills itself in call number `kill_at`, if it is not 0.
     """
 
     count: int
     messages: int
     current: Any
+    is_lost: bool
+    kill_at: int
 
 class HostCall:
     """A collective of one kind in host memory; a call with the addresses of input and output blocks to its end."""

@@ -249,6 +249,12 @@ static PyObject *NodeBarrier_free(PyObject *self, PyObject *unused) {
     Py_RETURN_NONE;
 }
 
+static PyObject *NodeBarrier_retract(PyObject *self, PyObject *unused) {
+    (void)unused;
+    retract(&((ArrivalCounterObject *)self)->counter);
+    Py_RETURN_NONE;
+}
+
 static PyObject *NodeBarrier_parity(PyObject *self, void *unused) {
     (void)unused;
     return PyLong_FromUnsignedLongLong((((ArrivalCounterObject *)self)->counter.count + 1) & 1);
@@ -263,6 +269,7 @@ static PyMethodDef NodeBarrier_methods[] = {
      "Return whether all ranks agree on access in place (bit DIRECT); None if their fingerprints differ."},
     {"locations", NodeBarrier_locations, METH_NOARGS,
      "Return the locations of the other ranks' inputs and outputs, as two words per rank."},
+    {"retract", NodeBarrier_retract, METH_NOARGS, "Let no other rank pass a fence any more."},
     {"free", NodeBarrier_free, METH_NOARGS, "Release the barrier's shared memory."},
     {NULL, NULL, 0, NULL},
 };

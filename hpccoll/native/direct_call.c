@@ -167,7 +167,7 @@ static int run_parts(DirectCallObject *call, char *input, char *output) {
     }
     set_peers(part->peers, part->program->memories, part->addresses, part->processes);
     int failed = run_to_end(call->program, call->barrier, call->table, input, output, 0);
-    if (failed) {
+    if (failed && !call->entry.calls->is_lost) {
         settle_fence(call->barrier);
     }
     return failed;
@@ -180,8 +180,7 @@ static int run_direct(HostCallObject *base, char *input, char *output) {
         return -1;
     }
     int failed = run_parts(call, input, output);
-    end_call(&call->entry, place, failed);
-    return failed;
+    return end_call(&call->entry, place, failed);
 }
 
 static PyObject *DirectCall_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {

@@ -232,12 +232,11 @@ static int run_call(HostCallObject *base, char *input, char *output) {
     if (outcome == MESSAGES_FAILED) {
         raise_mpi_error(call->library, call->entry.name, state.mpi_error);
     }
-    bool failed = outcome != MESSAGES_DONE;
-    end_call(&call->entry, place, failed);
-    if (outcome == MESSAGES_INTERRUPTED) {
+    int failed = end_call(&call->entry, place, outcome != MESSAGES_DONE);
+    if (outcome == MESSAGES_INTERRUPTED && !call->entry.calls->is_lost) {
         settle_sends(&state);
     }
-    return failed ? -1 : 0;
+    return failed;
 }
 
 static PyObject *MessageCall_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {

@@ -239,6 +239,9 @@ static PyObject *run_exchange(MessengerObject *self, Message *incoming, Message 
     wait_for_messages(self, incoming, outgoing);
     end_message(self, incoming);
     end_message(self, outgoing);
+    if (raise_loss(self->calls)) {
+        return NULL;
+    }
     if (is_complete(incoming) && is_complete(outgoing)) {
         return PyLong_FromLong(incoming->array ? incoming->source : -1);
     }

@@ -69,6 +69,8 @@ typedef struct {
     PyObject_HEAD
     long long count, messages;
     PyObject *current;
+    char is_lost;  // whether a rank has died, so that no call that ends from now on may return its result
+    long long kill_at;  // the number of the call in which the process kills itself, for tests; 0 for none
 } CallCounterObject;
 
 // What an entry of the flight recorder says of a call.
@@ -218,8 +220,11 @@ void clear_entry(CallEntry *entry);
 int64_t begin_call(const CallEntry *entry);
 
 // Records the end of a blocking call; `failed` says whether an exception ended it, which is then passed to the
-// counter's method take_exception and stays set.
-void end_call(const CallEntry *entry, int64_t place, bool failed);
+// counter's method take_exception and stays set, unless the method raises another one. Returns -1 with an exception.
+int end_call(const CallEntry *entry, int64_t place, bool failed);
+
+// Whether a rank has died since a call on the communicator began; sets the exception of the call.
+bool raise_loss(CallCounterObject *calls);
 
 // Hands all messages in flight over to Python, but for those that another thread waits for. -1 with an exception.
 int hand_over_messages(MpiFunctionsObject *library);

@@ -2,6 +2,8 @@
 // hpccoll/runtime/recorder/layout.py, which passes the places of the words that change.
 #include "objects.h"
 
+#include <signal.h>
+
 static PyObject *EntryRing_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"memory", "begin", "entries", "started_word", "ended_word", "failed_word",
                             "round_word", NULL};
@@ -85,6 +87,8 @@ static PyMemberDef CallCounter_members[] = {
     {"count", T_LONGLONG, offsetof(CallCounterObject, count), 0, "The number of collective calls begun."},
     {"messages", T_LONGLONG, offsetof(CallCounterObject, messages), 0, "The number of messages begun."},
     {"current", T_OBJECT, offsetof(CallCounterObject, current), 0, "The call that this rank is in; None outside."},
+    {"is_lost", T_BOOL, offsetof(CallCounterObject, is_lost), 0, "Whether a rank of the communicator has died."},
+    {"kill_at", T_LONGLONG, offsetof(CallCounterObject, kill_at), 0, "The call in which the process kills itself."},
     {NULL, 0, 0, 0, NULL},
 };
 
@@ -130,6 +134,9 @@ int64_t begin_call(const CallEntry *entry) {
         Py_DECREF(allowed);
     }
     int64_t number = ++calls->count;
+    if (number == calls->kill_at) {
+        raise(SIGKILL);
+    }
     Py_XSETREF(calls->current, Py_NewRef(entry->name));
     return write_entry(entry->ring, number, entry->description);
 }
@@ -155,21 +162,37 @@ static void report_exception(const CallEntry *entry) {
     PyObject *noted = PyObject_CallMethod((PyObject *)entry->calls, "take_exception", "OO", entry->name, value);
     if (noted) {
         Py_DECREF(noted);
-    } else {
-        PyErr_WriteUnraisable((PyObject *)entry->calls);
+        PyErr_Restore(type, value, trace);
+        return;
     }
-    PyErr_Restore(type, value, trace);
+    Py_XDECREF(type);
+    Py_XDECREF(value);
+    Py_XDECREF(trace);
 }
 
-void end_call(const CallEntry *entry, int64_t place, bool failed) {
+bool raise_loss(CallCounterObject *calls) {
+    if (!calls->is_lost) {
+        return false;
+    }
+    Py_XDECREF(PyObject_CallMethod((PyObject *)calls, "raise_loss", NULL));
+    return true;
+}
+
+int end_call(const CallEntry *entry, int64_t place, bool failed) {
     int64_t *words = entry->ring->view.buf;
     if (failed) {
         words[place + entry->ring->failed_word] = 1;
         words[entry->ring->round_word] = 0;
     }
+    // While `raise_loss` waits, the call is not over.
+    if (!failed && raise_loss(entry->calls)) {
+        words[place + entry->ring->failed_word] = failed = true;
+    }
     Py_XSETREF(entry->calls->current, Py_NewRef(Py_None));
     words[place + entry->ring->ended_word] = read_clock_ns();
     if (failed) {
         report_exception(entry);
+        return -1;
     }
+    return 0;
 }

@@ -78,8 +78,7 @@ static int run_staged(HostCallObject *base, char *input, char *output) {
         return -1;
     }
     int failed = run_staged_parts(call, input, output);
-    end_call(&call->entry, place, failed);
-    return failed;
+    return end_call(&call->entry, place, failed);
 }
 
 static bool is_consistent(const StagedCallObject *call) {

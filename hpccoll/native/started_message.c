@@ -163,6 +163,9 @@ static PyObject *take_result(StartedMessageObject *self) {
     if (!is_complete(&self->message)) {
         return hand_over(self) ? NULL : PyObject_CallMethod(self->handle, "wait", NULL);
     }
+    if (raise_loss(self->messenger->calls)) {
+        return NULL;
+    }
     return Py_NewRef(self->message.sends ? Py_None : (PyObject *)self->message.array);
 }
 

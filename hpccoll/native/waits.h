@@ -52,6 +52,9 @@ static inline bool has_reached(Line *line, uint64_t count) {
     return atomic_load_explicit(&line->count, memory_order_acquire) >= count;
 }
 
+// Takes this rank's arrivals back, so that no rank passes a wait for this rank any more.
+static inline void retract(Counter *counter) { post_count(line_of(counter, counter->row), 0); }
+
 // Counts this rank's arrival.
 static inline void arrive(Counter *counter) { post_count(line_of(counter, counter->row), ++counter->count); }
 

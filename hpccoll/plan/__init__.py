@@ -18,7 +18,15 @@ if TYPE_CHECKING:
     from hpccoll.plan.moves import to_moves
     from hpccoll.plan.operation import Count, Operation
     from hpccoll.plan.plan import Cost, Plan
-    from hpccoll.plan.proof import Proof, ScheduleProof, check, check_schedule, keeps_rank_order
+    from hpccoll.plan.proof import (
+        Proof,
+        ScheduleProof,
+        SurvivalProof,
+        check,
+        check_schedule,
+        check_survival,
+        keeps_rank_order,
+    )
     from hpccoll.plan.rounds import (
         Rounds,
         empty_rounds,
@@ -60,9 +68,9 @@ __all__ = [
     "NO_CHUNK", "NO_PEER", "SIGNAL", "ActionKind", "Cost", "Count", "Fence", "Floats", "Groups", "IntArray", "Ints",
     "Link", "Load", "Machine", "Move", "Nodes", "Op", "Operation", "PassTimes", "Picks", "PipelineAction",
     "PipelineStep", "Plan", "Proof", "Region", "Rounds", "Schedule", "ScheduleProof", "Simulation", "Span", "Step",
-    "Store", "check", "check_schedule", "empty_rounds", "fold_ranks", "keep_ranks", "keeps_rank_order", "overlay",
-    "reduce_into_core", "relabel_ranks", "replay", "run_across_groups", "run_in_groups", "simulate",
-    "simulate_schedule", "to_moves",
+    "Store", "SurvivalProof", "check", "check_schedule", "check_survival", "empty_rounds", "fold_ranks", "keep_ranks",
+    "keeps_rank_order", "overlay", "reduce_into_core", "relabel_ranks", "replay", "run_across_groups", "run_in_groups",
+    "simulate", "simulate_schedule", "to_moves",
 ]  # fmt: skip
 _MODULES = (
     "operation",

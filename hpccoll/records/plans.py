@@ -90,6 +90,12 @@ class ProvenPlanRecord(Record, frozen=True):
     sent_mean: Annotated[Amount | None, about("Bytes that a rank sends, divided by S; mean over ranks.")]
     sent_most: Annotated[Amount | None, about("Bytes that the busiest rank sends, divided by S.")]
     seconds: Amount
+    deaths: Annotated[
+        Natural | None, about("With --survive: deaths (a rank, a round, before or after its messages) of all variants.")
+    ] = None
+    split_deaths: Annotated[
+        Natural | None, about("With --survive: deaths after which some survivors have a result, and others raise.")
+    ] = None
 
 
 class PublishedScheduleRecord(Record, frozen=True):

@@ -33,6 +33,11 @@ class ArgumentCheck:
         self._comm, self._progress = comm.Dup(), progress
         self._calls = 0
 
+    @property
+    def comm(self) -> MPI.Intracomm:
+        """The duplicated communicator."""
+        return self._comm
+
     def free(self) -> None:
         """Free the duplicated communicator; collective."""
         self._comm.Free()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable, Iterable
 from typing import Final
 
 SPIN_S: Final = 50e-6
 YIELD_S: Final = 100e-6
 FIRST_SLEEP_S: Final = 10e-6
 LONGEST_SLEEP_S: Final = 400e-6
+SETTLE_S: Final = 0.5  # longer than other ranks take to read the notice of an interruption (endings.NOTICE_TICK_S)
 
 
 class Backoff:
@@ -44,3 +46,15 @@ class Backoff:
         time.sleep(self._sleep_s)
         self._sleep_s = min(2 * self._sleep_s, LONGEST_SLEEP_S)
         return True
+
+
+def settle(conditions: Iterable[Callable[[], object]]) -> None:
+    """Wait until all conditions are true, but not longer than SETTLE_S seconds.
+
+    To be called after an exception in a call, before the program goes on: the program may write to the call's arrays,
+    and a rank that does not know of the exception yet would otherwise take these numbers for those of the call.
+    """
+    end, backoff = time.monotonic() + SETTLE_S, Backoff(spins=False)
+    waiting = list(conditions)
+    while (waiting := [is_true for is_true in waiting if not is_true()]) and time.monotonic() < end:
+        backoff.pause()

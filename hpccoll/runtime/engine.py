@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from contextlib import nullcontext
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakValueDictionary
 
@@ -40,8 +40,9 @@ from hpccoll.runtime.node_memory.node import NodeMemory
 from hpccoll.runtime.node_memory.symmetric import shared_buffers
 from hpccoll.runtime.plan_executable import Context, PlanExecutable
 from hpccoll.runtime.progress import InFlight, get_progress
-from hpccoll.runtime.recorder.call_recorder import CallRecorder, WaitReason
+from hpccoll.runtime.recorder.call_recorder import CallRecorder
 from hpccoll.runtime.recorder.flight_recorder import get_recorder
+from hpccoll.runtime.recorder.waits import WaitReason
 from hpccoll.runtime.started_operations import StartedOperations
 from hpccoll.runtime.work import MpiTransfer, explain_mpi_error
 from hpccoll.selection import Selection, Selector
@@ -89,6 +90,7 @@ class Engine:
         self.progress, self.state = get_progress(), CallRecorder(get_recorder())
         # All collective set-up is in the constructor, because later set-up could block operations in flight.
         layout = detect_layout(comm, (self.state.recorder.path or "").rpartition("/")[2])
+        self.hosts = layout.hosts
         self.nodes, world_ranks = layout.members, list_world_ranks(comm)
         self.progress.cores_per_rank = min(self.progress.cores_per_rank, layout.cores_per_rank)
         self.progress.connect(get_mpi_functions())
@@ -115,7 +117,7 @@ class Engine:
             self.library.use_non_blocking()
         self._message_plans = 0  # the number of asynchronous plans of messages so far
         self._with_tag: WeakValueDictionary[int, InFlight] = WeakValueDictionary()  # the latest operation of each tag
-        self._started = StartedOperations(self.progress, self.state)
+        self._started = StartedOperations(self.progress, self.state, self.node.retract)
         self.state.on_interruption, self.state.settle = self._started.fail, self._started.settle
 
     def _make_cache(self) -> CallCache:
@@ -223,7 +225,7 @@ class Engine:
         operation.mark_started()
         self._started.add(operation)
         if self.state.interruption is not None:  # a notice has arrived since the call began
-            self._started.fail(self.state.interruption.make_error(self.rank))
+            self._started.fail(partial(self.state.interruption.make_error, self.rank))
 
     def _start_plan(self, call: CollectiveCall, selection: Selection) -> InFlight:
         """Begin a plan: of messages, of loads and stores on one node, or a two-level plan as a pipeline of segments."""
@@ -276,6 +278,10 @@ class Engine:
         For device memory, the first call starts probe processes and waits for them.
         """
         return module.on_device and not self._context.takes_device_memory()
+
+    def list_kept(self) -> list[object]:
+        """Return what refers to the memory of operations that a death has ended."""
+        return [*self.state.kept, *self._started.list_failed()]
 
     def free(self) -> None:
         """Free all requests and shared memory; to be called before MPI is finalized."""

@@ -14,24 +14,24 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable
-from functools import cache, partial
+from collections.abc import Callable
+from functools import cache
 from typing import Any, Final, TypeVar
 from weakref import WeakSet
 
 from mpi4py import MPI
 
-from hpccoll.errors import CommunicationError, UsageError, WaitTimeoutError
+from hpccoll.errors import CommunicationError, HpccollError, UsageError, WaitTimeoutError
 from hpccoll.native import MpiFunctions, configure_progress, set_polling, stop_progress
-from hpccoll.runtime.backoff import Backoff
-from hpccoll.runtime.recorder.call_recorder import CallRecorder, WaitReason
+from hpccoll.runtime.backoff import Backoff, settle
+from hpccoll.runtime.recorder.call_recorder import CallRecorder
+from hpccoll.runtime.recorder.waits import WaitReason
 from hpccoll.runtime.running_clock import MOST_STEP_S
 from hpccoll.runtime.signal_errors import is_raised_by_signal_handler
 
 Result = TypeVar("Result")
 NEVER: Final = float("inf")
 TIME_IS_UP: Final = "other ranks did not arrive in time"
-SETTLE_S: Final = 0.5  # longer than other ranks take to read the notice of an interruption (endings.NOTICE_TICK_S)
 # The tag of the probes of MPI.COMM_WORLD that let MPI advance; hpccoll sends no message with this tag. MPICH does not
 # advance accesses to windows during a probe of MPI.COMM_SELF.
 POLLED_TAG: Final = 32767
@@ -73,6 +73,8 @@ class InFlight(ABC):
                 self._is_advancing = False
             if self.done:
                 self.owner = None
+                if self.awaited is not None and self.awaited.state.is_lost:
+                    self.error = self.error or CommunicationError("a rank has ended")  # see `raise_error`
                 if self.awaited is not None:
                     self.awaited.end(failed=self.error is not None)
         return self.done
@@ -83,6 +85,8 @@ class InFlight(ABC):
         self.done = True
         if self.awaited is not None:
             state = self.awaited.state
+            if state.survives and isinstance(error, HpccollError | MPI.Exception):  # `raise_error` explains it
+                return
             state.take_exception(self.awaited.name, error, is_message=not self.awaited.number)
             if state.interruption is not None:
                 state.kept.append(self)
@@ -109,8 +113,11 @@ class InFlight(ABC):
     def raise_error(self) -> None:
         """Raise the error of a failed operation."""
         if self.error is not None:
-            if self.awaited is not None and self.awaited.state.is_unusable:
-                self.awaited.state.settle()
+            awaited = self.awaited
+            if awaited is not None and awaited.state.survives:
+                self.error = awaited.state.replace_error(self.error, awaited.name) or self.error
+            if awaited is not None and awaited.state.is_unusable:
+                awaited.state.settle()
             raise self.error
 
 
@@ -380,22 +387,10 @@ class Progress:
         return outcome[0]
 
 
-def settle(conditions: Iterable[Callable[[], object]]) -> None:
-    """Wait until all conditions are true, but not longer than SETTLE_S seconds.
-
-    To be called after an exception in a call, before the program goes on: the program may write to the call's arrays,
-    and a rank that does not know of the exception yet would otherwise take these numbers for those of the call.
-    """
-    end, backoff = time.monotonic() + SETTLE_S, Backoff(spins=False)
-    waiting = list(conditions)
-    while (waiting := [is_true for is_true in waiting if not is_true()]) and time.monotonic() < end:
-        backoff.pause()
-
-
 @cache
 def get_progress() -> Progress:
     """Return the one `Progress` of this process; MPI must be initialized."""
-    progress = Progress(partial(MPI.COMM_WORLD.Iprobe, MPI.ANY_SOURCE, POLLED_TAG))
+    progress = Progress(_poll_mpi)
     os.register_at_fork(before=progress.prepare_fork, after_in_child=progress.abandon)
     atexit.register(progress.end)
     # MPI_Finalize first frees COMM_SELF's attributes; no thread may call MPI afterwards.
@@ -403,6 +398,14 @@ def get_progress() -> Progress:
     MPI.COMM_SELF.Set_attr(key, progress)
     atexit.register(_delete_attribute, key, os.getpid())  # its callback cannot run after the end of Python
     return progress
+
+
+def _poll_mpi() -> None:
+    """Let MPI advance, also after the death of a rank, which the probe of MPI.COMM_WORLD reports once."""
+    try:
+        MPI.COMM_WORLD.Iprobe(MPI.ANY_SOURCE, POLLED_TAG)
+    except MPI.Exception:
+        MPI.COMM_WORLD.Ack_failed()
 
 
 def _delete_attribute(key: int, process: int) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from weakref import WeakValueDictionary
 
 from hpccoll.errors import CommunicationError
-from hpccoll.runtime.progress import InFlight, Progress, settle
+from hpccoll.runtime.backoff import settle
+from hpccoll.runtime.progress import InFlight, Progress
 from hpccoll.runtime.recorder.call_recorder import CallRecorder
+from hpccoll.runtime.recorder.interruption import LostRanks
 
 
 class StartedOperations:
@@ -15,10 +18,11 @@ class StartedOperations:
     Args:
         progress: the operations in flight of the process.
         state: the calls of the communicator.
+        retract: keeps other ranks from passing a fence in shared memory for which they wait, or will wait.
     """
 
-    def __init__(self, progress: Progress, state: CallRecorder) -> None:
-        self._progress, self._state = progress, state
+    def __init__(self, progress: Progress, state: CallRecorder, retract: Callable[[], object]) -> None:
+        self._progress, self._state, self._retract = progress, state, retract
         # A dictionary, because unlike a WeakSet it can be listed while another thread adds to it.
         self._operations: WeakValueDictionary[int, InFlight] = WeakValueDictionary()
         self._failed: list[InFlight] = []  # kept alive, because MPI may still write to their memory
@@ -32,23 +36,35 @@ class StartedOperations:
         """Return the operations that still exist, in the order of their start."""
         return [operation for reference in self._operations.valuerefs() if (operation := reference()) is not None]
 
-    def fail(self, error: CommunicationError) -> None:
-        """Let the operations in flight fail with `error`, because the communicator has become unusable.
+    def fail(self, make_error: Callable[[str], CommunicationError]) -> None:
+        """Let the operations in flight fail, because the communicator has become unusable.
+
+        `make_error` returns the error for the name of an operation.
 
         An operation that an exception has ended fails with its own error, but may also have begun to send messages.
         """
         for operation in self.list_live():
             if not operation.done or operation.error is not None:
                 operation.abandon()
-                operation.error, operation.done = operation.error or error, True
+                name = operation.awaited.name if operation.awaited is not None else ""
+                operation.error, operation.done = operation.error or make_error(name), True
                 self._failed.append(operation)
+
+    def list_failed(self) -> list[InFlight]:
+        """Return the operations that `fail` has ended."""
+        return list(self._failed)
 
     def settle(self) -> None:
         """Wait up to SETTLE_S seconds until other ranks no longer read memory of failed operations and of sends.
 
         To be called before an exception reaches the program, which may then overwrite the arrays. Each operation is
-        waited for in one call only.
+        waited for in one call only. After a death there is nothing to wait for: no survivor returns a result any more
+        (recorder/call_recorder.py). A survivor that did not answer, because it is stopped, must not pass the last fence
+        of a collective later.
         """
+        if isinstance(self._state.interruption, LostRanks):
+            self._retract()
+            return
         self._progress.hand_over()
         sends = [
             transfer

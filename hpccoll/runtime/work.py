@@ -13,7 +13,7 @@ from hpccoll.errors import DEBUG_HINT, CommunicationError, WaitTimeoutError
 from hpccoll.native import StartedMessage
 from hpccoll.runtime.arrays import BoundCall
 from hpccoll.runtime.progress import InFlight, Progress
-from hpccoll.runtime.recorder.call_recorder import WaitReason
+from hpccoll.runtime.recorder.waits import WaitReason
 from hpccoll.runtime.running_clock import RunningClock
 
 ResultT = TypeVar("ResultT")

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Final
 import torch.distributed as dist
 
 from hpccoll.communicator import Communicator
-from hpccoll.errors import WaitTimeoutError
+from hpccoll.communicator.array_types import OnFailure
+from hpccoll.errors import UsageError, WaitTimeoutError
 from hpccoll.runtime import job
 from hpccoll.runtime.agreement import wait_for_members
+from hpccoll.runtime.fault_tolerance import count_dead, is_enabled
 from hpccoll.runtime.progress import NEVER, get_progress
 from hpccoll.torch.mpi_start import INIT, REMEDIES
 
@@ -27,8 +29,9 @@ CLOSE_LIMIT_S: Final = 10.0
 def open_communicator(ranks: Sequence[int], name: str, timeout: timedelta) -> Communicator:
     """Return a communicator of some ranks of the MPI job, in their order; collective over these ranks.
 
-    Operations in flight advance while this waits. With TORCH_DISTRIBUTED_DEBUG=DETAIL, the ranks compare their
-    arguments before each collective.
+    Operations in flight advance while this waits. In a job that goes on after the death of a rank (`mpirun --with-ft
+    ulfm`), operations then raise an error that names the rank. With TORCH_DISTRIBUTED_DEBUG=DETAIL, the ranks compare
+    their arguments before each collective.
 
     Args:
         ranks: ranks of MPI.COMM_WORLD.
@@ -39,21 +42,46 @@ def open_communicator(ranks: Sequence[int], name: str, timeout: timedelta) -> Co
         DistBackendError: a rank has not arrived in time.
     """
     own_world = duplicate_world(timeout)
+    if is_enabled() and count_dead(own_world):
+        return _open_after_death(own_world, ranks, name)
     # Torch's name contains a counter, which differs if an earlier group was made on some of the ranks only.
     tag = _meet(own_world, ranks, timeout, zlib.crc32(name.encode()) % MOST_TAGS)
     group = own_world.group.Incl(ranks)
     comm = own_world.Create_group(group, tag=tag)
     group.Free()
     is_compared = True if dist.get_debug_level() == dist.DebugLevel.DETAIL else None
-    return Communicator(comm, adopt=True, mixed_forms=True, compare_arguments=is_compared, name=name)
+    on_failure: OnFailure = "raise" if is_enabled() else "end"
+    return Communicator(
+        comm, adopt=True, mixed_forms=True, compare_arguments=is_compared, name=name, on_failure=on_failure
+    )
+
+
+def _open_after_death(own_world: MPI.Intracomm, ranks: Sequence[int], name: str) -> Communicator:
+    """Return a communicator of all living ranks of the MPI job, after the death of others; collective over them.
+
+    Raises:
+        UsageError: `ranks` are not all living ranks in their order; MPI makes no other group after a death.
+    """
+    comm = job.load_mpi().Intracomm(own_world.Shrink())
+    living = job.list_world_ranks(comm)
+    if living != tuple(ranks):
+        raise UsageError(
+            f"new group of ranks {', '.join(map(str, ranks))}: after the death of a rank, a new group must have "
+            f"all living ranks, which are {', '.join(map(str, living or ()))}"
+        )
+    return Communicator(comm, adopt=True, mixed_forms=True, name=name, on_failure="raise")
 
 
 def close_communicator(comm: Communicator, *, usable: bool) -> None:
     """Free a communicator if all its ranks call this with `usable=True`, and operations in flight end; collective.
 
     Otherwise the communicator stays open until the process ends; this call returns after 10 seconds at the latest. A
-    program that destroys its groups on some ranks only, or after a timeout on some ranks, therefore ends.
+    program that destroys its groups on some ranks only, or after a timeout on some ranks, therefore ends. After the
+    death of a rank, this call waits for no other rank.
     """
+    if comm.lost_ranks:
+        comm.discard()
+        return
     mpi, answer, progress = job.load_mpi(), bytearray([usable]), get_progress()
     meeting = comm.mpi.Iallreduce(mpi.IN_PLACE, [answer, mpi.BYTE], mpi.BAND)
     progress.limit_waits(CLOSE_LIMIT_S)

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from hpccoll.communicator import Communicator
 from hpccoll.errors import HpccollError, UsageError, WaitTimeoutError
 from hpccoll.runtime.progress import NEVER, get_progress
-from hpccoll.runtime.recorder.call_recorder import BackgroundWait
+from hpccoll.runtime.recorder.waits import BackgroundWait
 from hpccoll.runtime.running_clock import RunningClock
 from hpccoll.runtime.work import Work
 from hpccoll.torch.communicators import list_kept

@@ -32,7 +32,9 @@ def environment(**more: str) -> dict[str, str]:
     return os.environ | ours | more
 
 
-def run_script(script: str | Sequence[str], ranks: int, **more: str) -> subprocess.CompletedProcess[str]:
+def run_script(
+    script: str | Sequence[str], ranks: int, *, launcher: Sequence[str] = (), **more: str
+) -> subprocess.CompletedProcess[str]:
     """Run Python on `ranks` ranks and return the exit status and the output.
 
     The ranks of a job that does not end in time print their stacks, and the job is killed; its exit status is -1.
@@ -40,6 +42,7 @@ def run_script(script: str | Sequence[str], ranks: int, **more: str) -> subproce
     Args:
         script: the code, or the words after `python`.
         ranks: number of ranks.
+        launcher: options of mpirun.
         more: environment variables.
     """
     words = ["-c", script] if isinstance(script, str) else script
@@ -47,7 +50,7 @@ def run_script(script: str | Sequence[str], ranks: int, **more: str) -> subproce
     # Output goes to files, because killed ranks would keep pipes open.
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         process = subprocess.Popen(
-            [str(BIN / "mpirun"), "-n", str(ranks), sys.executable, *words],
+            [str(BIN / "mpirun"), *launcher, "-n", str(ranks), sys.executable, *words],
             env=environment(**more) | {MARK: mark, "PYTHONFAULTHANDLER": "1"},
             stdout=out,
             stderr=err,

@@ -16,7 +16,7 @@ from hpccoll.errors import CommunicationError
 from hpccoll.plan import Operation
 from hpccoll.runtime import engine
 from hpccoll.runtime.progress import get_progress
-from hpccoll.runtime.recorder.call_recorder import Interruption
+from hpccoll.runtime.recorder.interruption import Interruption
 
 
 @pytest.fixture

@@ -99,6 +99,7 @@ INNER_FLOORS = {  # within a package; a module may import from its own entry and
             for name in (
                 "agreement",
                 "argument_check",
+                "fault_tolerance",
                 "collective_call",
                 "executable",
                 "instructions",

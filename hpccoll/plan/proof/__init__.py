@@ -2,16 +2,18 @@
 
 Start with `check` in checker.py, which proves a plan. `transfers` reads rounds as flat arrays and checks each transfer;
 `symbolic_state` tracks the contributions in each chunk and checks the final state; `races` proves that loads and stores
-are free of data races; `reduction_order` tells whether data is reduced in rank order. `check_program` proves a free
-program, which is one list of sends and receives per rank, without rounds. `check_schedule` proves a pipeline schedule.
+are free of data races; `survival` proves what the death of a rank does to the others; `reduction_order` tells whether
+data is reduced in rank order. `check_program` proves a free program, which is one list of sends and receives per rank,
+without rounds. `check_schedule` proves a pipeline schedule.
 """
 
 from hpccoll.plan.proof.checker import Proof, check
 from hpccoll.plan.proof.free_programs import Action, FreeProgram, RecvAction, SendAction, check_program
 from hpccoll.plan.proof.reduction_order import keeps_rank_order
 from hpccoll.plan.proof.schedule_proof import ScheduleProof, check_schedule
+from hpccoll.plan.proof.survival import SurvivalProof, check_survival
 
 __all__ = [
-    "Action", "FreeProgram", "Proof", "RecvAction", "ScheduleProof", "SendAction", "check", "check_program",
-    "check_schedule", "keeps_rank_order",
+    "Action", "FreeProgram", "Proof", "RecvAction", "ScheduleProof", "SendAction", "SurvivalProof",
+    "check", "check_program", "check_schedule", "check_survival", "keeps_rank_order",
 ]  # fmt: skip

@@ -14,12 +14,17 @@ dozen bytes, outside of the collectives' tags; collective calls send none.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from mpi4py import MPI
 
-from hpccoll.runtime.recorder.call_recorder import CallRecorder, Interruption, WaitReason
+from hpccoll.runtime.failure_detection.rank_losses import LossNotice, LossWatch
+from hpccoll.runtime.progress import get_progress
+from hpccoll.runtime.recorder.call_recorder import CallRecorder
+from hpccoll.runtime.recorder.interruption import Interruption, LostRanks
+from hpccoll.runtime.recorder.waits import WaitReason
 
 NOTICE_TAG: Final = 8189  # below the tag of agreement.py, above those of asynchronous operations
 PATIENCE_S: Final = 1.0  # shorter waits are never examined
@@ -76,6 +81,8 @@ class DepartureWatch:
         has_messages_for: whether this rank has an unfinished message to or from a rank of `comm`.
         may_complain: whether this rank may complain; if not, it only counts departures.
         receive_other: is called with each notice that is not about a departure (watchdog.py).
+        losses: the deaths of ranks, if the program goes on after them. `comm` then is not the communicator of the
+            collectives, which is revoked after a death.
     """
 
     def __init__(
@@ -85,8 +92,10 @@ class DepartureWatch:
         has_messages_for: Callable[[int], bool],
         may_complain: bool,
         receive_other: Callable[[object], None],
+        losses: LossWatch | None = None,
     ) -> None:
         self.comm, self.state, self.may_complain, self._receive_other = comm, state, may_complain, receive_other
+        self.losses = losses
         rank, size = comm.rank, comm.size
         self._rank, self._has_messages_for = rank, has_messages_for
         self._parent = (rank - 1) // 2 if rank else None
@@ -105,11 +114,31 @@ class DepartureWatch:
 
     def poll(self) -> None:
         """Receive all notices that have arrived, without blocking."""
-        while self.comm.Iprobe(MPI.ANY_SOURCE, NOTICE_TAG, self._status):
+        while self._has_notice():
             source = self._status.Get_source()
-            self._receive(source, self.comm.recv(source=source, tag=NOTICE_TAG))
+            with suppress(MPI.Exception) if self.losses is not None else nullcontext():  # the sender has died since
+                self._receive(source, self.comm.recv(source=source, tag=NOTICE_TAG))
         if self._requests:
-            self._requests = [request for request in self._requests if not request.Test()]
+            self._requests = [request for request in self._requests if not self._is_sent(request)]
+
+    def _has_notice(self) -> bool:
+        """Whether a notice has arrived."""
+        try:
+            return bool(self.comm.Iprobe(MPI.ANY_SOURCE, NOTICE_TAG, self._status))
+        except MPI.Exception:
+            if self.losses is None:
+                raise
+            self.comm.Ack_failed()  # MPI reports each death once
+            return bool(self.comm.Iprobe(MPI.ANY_SOURCE, NOTICE_TAG, self._status))
+
+    def _is_sent(self, request: MPI.Request) -> bool:
+        """Whether a notice has been sent, or its receiver has died."""
+        try:
+            return bool(request.Test())
+        except MPI.Exception:
+            if self.losses is None:
+                raise
+            return True
 
     @property
     def has_sent(self) -> bool:
@@ -149,6 +178,10 @@ class DepartureWatch:
         """
         interruption = self.state.interruption
         if interruption is None:
+            return False
+        if isinstance(interruption, LostRanks):  # MPI ends waits on the revoked communicator by itself
+            if self.state.is_in_call:
+                stop_wait(self.state)
             return False
         if not self._interrupted_at:
             self._interrupted_at = now
@@ -217,6 +250,8 @@ class DepartureWatch:
                 self._complaints[rank] = notice
             case Complaint():  # the message is in flight, and may arrive before the ranks have ended
                 pass
+            case LossNotice() if self.losses is not None:
+                self.losses.receive(notice)
             case Interruption():
                 self.state.receive_interruption(notice)
             case str() if notice == SUBTREE_DEPARTED:
@@ -257,5 +292,19 @@ class DepartureWatch:
             self.send(child, ALL_DEPARTED)
 
     def send(self, dest: int, notice: object) -> None:
-        """Send a notice without blocking."""
-        self._requests.append(self.comm.isend(notice, dest, NOTICE_TAG))
+        """Send a notice without blocking; nothing happens if the receiver is known to have died."""
+        with suppress(MPI.Exception) if self.losses is not None else nullcontext():
+            self._requests.append(self.comm.isend(notice, dest, NOTICE_TAG))
+
+
+def has_messages_for(state: CallRecorder, rank: int) -> bool:
+    """Whether this rank has an unfinished message to or from `rank` on the communicator of `state`."""
+    progress = get_progress()
+    progress.hand_over()
+    awaited = [transfer.awaited for transfer in list(progress.transfers) if not transfer.done]
+    return any(wait is not None and wait.state is state and rank in wait.peers for wait in awaited)
+
+
+def find_world_rank(watch: DepartureWatch, rank: int) -> int:
+    """Return the rank in MPI.COMM_WORLD of a rank of a communicator."""
+    return int(watch.comm.group.Translate_ranks([rank], MPI.COMM_WORLD.group)[0])

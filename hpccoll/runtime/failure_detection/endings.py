@@ -25,7 +25,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from functools import cache, partial, wraps
 from traceback import format_exc
 from types import TracebackType
@@ -37,12 +37,15 @@ from hpccoll.errors import CommunicationError
 from hpccoll.native import exit_after
 from hpccoll.runtime import job
 from hpccoll.runtime.backoff import Backoff
-from hpccoll.runtime.failure_detection.departures import Complaint, DepartureWatch
+from hpccoll.runtime.failure_detection.departures import Complaint, DepartureWatch, find_world_rank, has_messages_for
 from hpccoll.runtime.failure_detection.process_watch import ProcessWatch, find_error_location, find_location
+from hpccoll.runtime.failure_detection.rank_losses import LossWatch
+from hpccoll.runtime.failure_detection.survival import Survival
 from hpccoll.runtime.failure_detection.watchdog import Watchdog, read_timeout
-from hpccoll.runtime.job import ProcessId
 from hpccoll.runtime.progress import get_progress
 from hpccoll.runtime.recorder.call_recorder import CallRecorder
+from hpccoll.runtime.recorder.flight_recorder import FlightRecorder
+from hpccoll.runtime.recorder.interruption import Interruption
 from hpccoll.runtime.running_clock import RunningClock
 
 COMMUNICATION_FAILED: Final = 4  # exit status; see errors.CommunicationError
@@ -58,13 +61,13 @@ REPORTED_S: Final = 2.0  # time that a failed rank gives another rank to print t
 
 
 class JobEndings:
-    """The open communicators of this process, and what happens to them when the process ends."""
+    """The open communicators of this process, and their end; the thread makes its MPI calls under `lock`."""
 
     def __init__(self) -> None:
         self._watches: dict[int, DepartureWatch] = {}
         self._main_thread = threading.main_thread().ident or 0
         self._process, self._has_left = os.getpid(), False
-        self._lock, self._stop, self._wake = threading.Lock(), threading.Event(), threading.Event()
+        self.lock, self._stop, self._wake = threading.Lock(), threading.Event(), threading.Event()
         self._timeout_s = read_timeout()
         self._watchdog: Watchdog | None = None
         self._processes: ProcessWatch | None = None
@@ -72,6 +75,7 @@ class JobEndings:
         self._thread: threading.Thread | None = None
         # For `_report_stopped`: the time of its next check, and the number of checks in a row that found stopped ranks.
         self._next_look, self._looks_with_stopped = 0.0, 0
+        self._survival = Survival(self._wake, self._notify)
         self._exit: tuple[str, int] | None = None  # the latest call of sys.exit, and the number of calls before it
         world = MPI.COMM_WORLD
         self._where = f"rank {world.rank} of {world.size} on {MPI.Get_processor_name()}"
@@ -84,40 +88,59 @@ class JobEndings:
             atexit.register(self._leave_at_exit)
 
     def open(
-        self, comm: MPI.Intracomm, state: CallRecorder, processes: Mapping[int, ProcessId], *, abort_on_error: bool
+        self,
+        comm: MPI.Intracomm,
+        state: CallRecorder,
+        processes: Mapping[int, job.ProcessId],
+        *,
+        abort_on_error: bool,
+        losses: LossWatch | None = None,
     ) -> Callable[[], None]:
         """Watch a communicator of several ranks until the returned function is called.
 
         Args:
-            comm: the MPI communicator of the collectives.
-            state: this rank's calls on the communicator.
+            comm: the MPI communicator of the collectives, or that of the notices if there is a `losses`.
+            state: this rank's calls.
             processes: the processes of the communicator's ranks, by rank in MPI.COMM_WORLD.
             abort_on_error: whether this rank may end the job.
+            losses: the deaths of the communicator's ranks, if calls raise RankLostError.
         """
         if comm.size == 1:
-            return _do_nothing
-        if self._watchdog is None or self._processes is None:
-            self._watchdog = Watchdog(state.recorder, self._where)
-            self._processes = ProcessWatch(state.recorder, self._watchdog.note_death)
-            self._thread = threading.Thread(target=self._check_periodically, name="hpccoll-watchdog", daemon=True)
-            self._thread.start()
-        self._processes.add(processes)
-        has_messages, receive = partial(_has_messages_for, state), partial(self._watchdog.receive, reply=self._notify)
-        watch = DepartureWatch(comm, state, has_messages, abort_on_error, receive)
-        with self._lock:
+            return lambda: None
+        watchdog = self._start_thread(state.recorder, processes)
+        has_messages, receive = partial(has_messages_for, state), partial(watchdog.receive, reply=self._notify)
+        if losses is not None:
+            self._survival.add(processes)
+            receive = partial(self._survival.receive, receive)
+        watch = DepartureWatch(comm, state, has_messages, abort_on_error, receive, losses)
+        with self.lock:
             self._watches[id(watch)] = watch
-        state.announce = self._wake.set
+        state.announce = self._wake.set if losses is None else self._survival.suspect
 
         def close() -> None:
             """Stop watching; to be called before the communicator is freed."""
-            with self._lock:
+            with self.lock:
                 del self._watches[id(watch)]
 
         return close
 
+    def _start_thread(self, recorder: FlightRecorder, processes: Mapping[int, job.ProcessId]) -> Watchdog:
+        """Start the thread unless it runs; watch the processes of a communicator's ranks."""
+        if self._watchdog is None or self._processes is None:
+            self._watchdog = Watchdog(recorder, self._where)
+            self._processes = ProcessWatch(recorder, partial(self._note_death, self._watchdog))
+            self._thread = threading.Thread(target=self._check_periodically, name="hpccoll-watchdog", daemon=True)
+            self._thread.start()
+        self._processes.add(processes)
+        return self._watchdog
+
+    def guard(self, comm: MPI.Intracomm) -> AbstractContextManager[None]:
+        """Revoke `comm`, which no communicator has yet, if one of its ranks dies in the `with` block."""
+        return self._survival.guard(comm, self.lock)
+
     @property
     def _is_active(self) -> bool:
-        """Whether this process is not a fork, and has an open communicator."""
+        """Whether this process is no fork, and has an open communicator."""
         return os.getpid() == self._process and bool(self._watches) and not MPI.Is_finalized()
 
     def _check_periodically(self) -> None:
@@ -129,15 +152,16 @@ class JobEndings:
         next_check = time.monotonic() + TICK_S
         try:
             while True:
-                self._wake.wait(min(NOTICE_TICK_S, max(next_check - time.monotonic(), 0)))
+                self._wake.wait(min(self._survival.tick_s or NOTICE_TICK_S, max(next_check - time.monotonic(), 0)))
                 self._wake.clear()
                 if self._stop.is_set():
                     return
                 now = clock.read(time.monotonic())
-                with self._lock:
+                with self.lock:
                     if MPI.Is_finalized():
                         return
                     self._look_for_interruptions(now)
+                    self._survival.look(self._watches.values())
                     if time.monotonic() < next_check:
                         continue
                     next_check = time.monotonic() + TICK_S
@@ -147,6 +171,11 @@ class JobEndings:
         finally:
             processes.release()
 
+    def _note_death(self, watchdog: Watchdog, rank: int) -> None:
+        """Record that the process of a rank of this host has ended, and look whether calls must be told."""
+        watchdog.note_death(rank)
+        self._survival.suspect()
+
     def _check(self, now: float) -> None:
         """Receive notices, complain to departed ranks, and report a call that does not finish."""
         if self._sends_notices:
@@ -155,7 +184,8 @@ class JobEndings:
         if self._sends_notices:
             for watch in self._watches.values():
                 watch.examine(now)
-        if self._watchdog is not None and self._timeout_s is not None and max(waits, default=0.0) > self._timeout_s:
+        hangs = self._timeout_s is not None and max(waits, default=0.0) > self._timeout_s
+        if self._watchdog is not None and hangs and not self._survival.kill_hung(self._watchdog, self._poll):
             self._report_hang(self._watchdog)
 
     def _look_for_interruptions(self, now: float) -> None:
@@ -185,7 +215,7 @@ class JobEndings:
         """Return the ranks that this rank waits for, and their last operations; see `Watchdog.explain_wait`."""
         if self._watchdog is None:
             return "no other rank is awaited, because the communicator has a single rank"
-        with self._lock:
+        with self.lock:
             return self._watchdog.explain_wait(state, awaited, self._get_notifier(), self._poll)
 
     def _poll(self) -> None:
@@ -254,7 +284,7 @@ class JobEndings:
             show(*error)
         is_communication = isinstance(error[1], CommunicationError | MPI.Exception)
         if is_communication and self._watchdog is not None:
-            with self._lock:
+            with self.lock:
                 mismatch = self._watchdog.explain_mismatch(self._get_notifier(), self._poll)
             if mismatch is None:
                 time.sleep(REPORTED_S)
@@ -265,7 +295,7 @@ class JobEndings:
     def _explain_call(self) -> str:
         """Return the call that an exception has interrupted and the ranks that it waited for; empty without a call."""
         state = next((watch.state for watch in self._watches.values() if watch.state.interruption is not None), None)
-        if state is None or state.interruption is None:
+        if state is None or not isinstance(state.interruption, Interruption):
             return ""
         waits = self.explain_wait(state, (state.count, ()))
         return f", in {state.interruption.call}: {waits}"
@@ -296,7 +326,7 @@ class JobEndings:
             sys.stderr.flush()
             return
         self._write_ending("by itself" if self._exit is None else f"by {self._exit[0]}")
-        with self._lock:
+        with self.lock:
             watches = list(self._watches.values())
         for watch in watches:
             watch.depart()
@@ -324,6 +354,7 @@ class JobEndings:
             for watch in watches:
                 watch.poll()
                 watch.examine_interruption(time.monotonic(), progress.stop_wait)
+            self._survival.look(watches)
             if all(watch.has_sent and (watch.have_all_departed or watch.state.interruption) for watch in watches):
                 return
             progress.advance()
@@ -364,7 +395,7 @@ class JobEndings:
         if self._exit is not None and self._exit[1] == self._count_calls():
             ended += f" by {self._exit[0]}"
         calls = "1 collective call" if watch.calls == 1 else f"{watch.calls} collective calls"
-        waits = [f"rank {_world_rank(each, complaint.rank)} {complaint}" for each, complaint in complaints]
+        waits = [f"rank {find_world_rank(each, complaint.rank)} {complaint}" for each, complaint in complaints]
         if len(waits) > MOST_LISTED:
             waits[MOST_LISTED:] = [f"and {len(waits) - MOST_LISTED} more"]
         sys.stderr.write(
@@ -387,20 +418,3 @@ _SUCCESS = ("sys.exit()", "sys.exit(0)", "sys.exit(False)")
 def _is_interactive() -> bool:
     """Whether Python or IPython shows exceptions to a user who goes on typing."""
     return hasattr(sys, "ps1") or bool(sys.flags.interactive)
-
-
-def _do_nothing() -> None:
-    """Do nothing."""
-
-
-def _has_messages_for(state: CallRecorder, rank: int) -> bool:
-    """Whether this rank has an unfinished message to or from `rank` on the communicator of `state`."""
-    progress = get_progress()
-    progress.hand_over()
-    awaited = [transfer.awaited for transfer in list(progress.transfers) if not transfer.done]
-    return any(wait is not None and wait.state is state and rank in wait.peers for wait in awaited)
-
-
-def _world_rank(watch: DepartureWatch, rank: int) -> int:
-    """Return the rank in MPI.COMM_WORLD of a rank of a communicator."""
-    return int(watch.comm.group.Translate_ranks([rank], MPI.COMM_WORLD.group)[0])

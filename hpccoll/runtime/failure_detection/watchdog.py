@@ -239,6 +239,19 @@ class Watchdog:
         begin = f"Error: {self._where} ends the job: ranks made different calls, which have finished nevertheless"
         return f"{begin}, so their results may be wrong.\n{format_analysis(evidence, analysis)}\n{_advise()}"
 
+    def find_guilty(
+        self, ask: Callable[[int, object], None] | None, poll: Callable[[], None], dead: frozenset[int]
+    ) -> tuple[tuple[int, ...], str]:
+        """Return the ranks, other than the ranks `dead`, for which the others wait, and why; see `report`."""
+        from hpccoll.crash import format_analysis
+
+        collection = self._collect(ask, poll)
+        for rank in dead:
+            for each in (collection.recordings, collection.elsewhere, collection.states):
+                each.pop(rank, None)
+        evidence, analysis = _analyze(collection)
+        return analysis.guilty, format_analysis(evidence, analysis)
+
     def note_death(self, rank: int) -> None:
         """Record that the process of a rank has ended without notice."""
         self.notes.observe(time.monotonic_ns(), rank, ObservedState.DEAD)

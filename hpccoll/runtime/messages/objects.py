@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 from mpi4py import MPI
 
@@ -13,7 +13,46 @@ from hpccoll.runtime.recorder.call_recorder import CallRecorder
 from hpccoll.runtime.work import name_mpi_error
 
 ResultT = TypeVar("ResultT")
+OBJECT_TAG: Final = 8188  # below that of notices (departures.py), above those of asynchronous operations
 Pickled: TypeAlias = tuple[bytes, str]  # the pickled object and "", or b"" and the reason why it cannot be pickled
+
+
+class MessageObjects:
+    """Collectives of Python objects over messages to and from a root, for communicators that survive deaths.
+
+    The collectives of Open MPI may return wrong data without an error when a rank dies; messages raise an error.
+
+    Args:
+        comm: the MPI communicator; other messages on it must not have OBJECT_TAG.
+    """
+
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        self._comm, self.rank, self.size, self.Ibarrier = comm, comm.rank, comm.size, comm.Ibarrier
+
+    def bcast(self, obj: Any, root: int) -> Any:
+        """Return the root's object."""
+        return self.scatter([obj] * self.size, root)
+
+    def allgather(self, obj: Any) -> list[Any]:
+        """Return the objects of all ranks, in rank order."""
+        gathered: list[Any] = self.bcast(self.gather(obj, 0), 0)
+        return gathered
+
+    def gather(self, obj: Any, root: int) -> list[Any] | None:
+        """Return the objects of all ranks at the root, in rank order, and None on other ranks."""
+        if self.rank != root:
+            self._comm.send(obj, root, OBJECT_TAG)
+            return None
+        return [obj if rank == root else self._comm.recv(source=rank, tag=OBJECT_TAG) for rank in range(self.size)]
+
+    def scatter(self, objs: Sequence[Any] | None, root: int) -> Any:
+        """Return element r of the root's sequence on each rank r."""
+        if self.rank != root or objs is None:
+            return self._comm.recv(source=root, tag=OBJECT_TAG)
+        requests = [self._comm.isend(obj, rank, OBJECT_TAG) for rank, obj in enumerate(objs) if rank != root]
+        for request in requests:
+            request.wait()
+        return objs[root]
 
 
 class ObjectCollectives:
@@ -23,7 +62,9 @@ class ObjectCollectives:
     With `oversubscribed`, where ranks share cores, a rank sleeps until all ranks have called.
     """
 
-    def __init__(self, comm: MPI.Intracomm, progress: Progress, state: CallRecorder, *, oversubscribed: bool) -> None:
+    def __init__(
+        self, comm: MPI.Intracomm | MessageObjects, progress: Progress, state: CallRecorder, *, oversubscribed: bool
+    ) -> None:
         self._comm, self._progress, self._state, self._oversubscribed = comm, progress, state, oversubscribed
 
     def broadcast(self, obj: Any, root: int) -> Any:

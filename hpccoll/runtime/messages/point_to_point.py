@@ -11,12 +11,14 @@ from mpi4py import MPI
 from hpccoll.errors import UsageError
 from hpccoll.native import Messenger
 from hpccoll.runtime.arrays import ArrayModule, BoundCall, Buffer, as_buffer
+from hpccoll.runtime.backoff import settle
 from hpccoll.runtime.forks import abandon_at_fork
 from hpccoll.runtime.messages.mpi_functions import get_handle, get_mpi_functions
 from hpccoll.runtime.plain_arrays import as_mpi_buffer, is_plain
-from hpccoll.runtime.progress import Progress, settle
-from hpccoll.runtime.recorder.call_recorder import CallRecorder, WaitReason
+from hpccoll.runtime.progress import Progress
+from hpccoll.runtime.recorder.call_recorder import CallRecorder
 from hpccoll.runtime.recorder.layout import CallKind
+from hpccoll.runtime.recorder.waits import WaitReason
 from hpccoll.runtime.work import MessageWork, MpiTransfer, Work, explain_failed_message, explain_wrong_size
 
 ArrayT = TypeVar("ArrayT")

@@ -143,6 +143,11 @@ class NodeMemory:
             f"ranks called different collectives: {listed}; pass the same arguments on every rank ({DEBUG_HINT})"
         )
 
+    def retract(self) -> None:
+        """Keep the other ranks of the node from passing any fence; to be called after a death, before an exception."""
+        self.barrier.retract()
+        self.pipeline_barrier.retract()
+
     def free(self) -> None:
         """Release all shared memory; to be called before MPI is finalized."""
         self.symmetric.close()

@@ -14,24 +14,23 @@ after a notice, on all others.
 
 from __future__ import annotations
 
+import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
-from hpccoll.errors import CommunicationError, HpccollError, UsageError
+from hpccoll.errors import CommunicationError, HpccollError, RankLostError, UsageError, WaitTimeoutError
 from hpccoll.native import CallCounter
 from hpccoll.runtime.recorder import layout
 from hpccoll.runtime.recorder.flight_recorder import FlightRecorder
+from hpccoll.runtime.recorder.interruption import INTERRUPTED, Interruption, LostRanks
 from hpccoll.runtime.recorder.layout import CallKind
-
-if TYPE_CHECKING:
-    from types import TracebackType
+from hpccoll.runtime.recorder.waits import BackgroundWait, RecordedWait, WaitReason
 
 NO_MARKS: Final[Mapping[int, Callable[[], None]]] = MappingProxyType({})
 # Records the beginning of a blocking collective call, and returns the place of its entry for `end` and `fail`.
@@ -43,30 +42,9 @@ def is_round_mark(call: Callable[[], object]) -> bool:
     return isinstance(call, partial) and getattr(call.func, "__name__", "") == "__setitem__"
 
 
-INTERRUPTED: Final = "interrupted"  # `CallRecorder.current` of an unusable communicator between calls
-
-
-@dataclass(frozen=True, slots=True)
-class Interruption:
-    """The notice that an exception `cause` interrupted call `number`, named `call`, of rank `rank`.
-
-    `number` is 0 if the call is a message between two ranks.
-    """
-
-    rank: int
-    number: int
-    call: str
-    cause: str
-
-    def make_error(self, rank: int) -> CommunicationError:
-        """Return the error of a call of rank `rank` on the communicator."""
-        call, effect = f"call {self.number} ({self.call})", "the ranks have different parts of its result"
-        if not self.number:
-            call, effect = f"a {self.call}", "it is unknown which messages have arrived"
-        return CommunicationError(
-            f"rank {rank}: this communicator is unusable, because {call} of rank {self.rank} was interrupted by "
-            f"{self.cause}, so that {effect}; make a new Communicator on all ranks, or end the job and start it again"
-        )
+LOSS_S: Final = 1.5  # after an error of MPI that may be due to a dead rank, until the death must be known
+LOSS_POLL_S: Final = 0.001
+LOSS_KNOWN_S: Final = 10.0  # after a death is known, until this rank's watch must have told the other ranks of it
 
 
 class CallRecorder(CallCounter):
@@ -76,9 +54,14 @@ class CallRecorder(CallCounter):
     `count`, or a `WaitReason`, or None outside of calls. `end` and `fail` record the end of a blocking call, `fail` by
     an exception. `communicator` is the id of the communicator, the same on all of its ranks. `messages` is the
     number of messages that this rank has begun to send or receive. `interruption` tells which call made the
-    communicator unusable. `on_interruption` is then called once with the error of later calls; `announce` is called
-    after an interruption of this rank, and `settle` before each exception of an unusable communicator. `kept` has what
-    refers to memory of interrupted operations, to which MPI may still write.
+    communicator unusable. `on_interruption` is then called once with the function that makes the error of a call, given
+    its name; `announce` is called after an interruption of this rank, and `settle` before each exception of an unusable
+    communicator. `kept` has what refers to memory of interrupted operations, to which MPI may still write.
+
+    If `survives` is set, calls raise RankLostError when a rank has died (failure_detection/rank_losses.py). `is_lost`
+    is set as soon as this rank knows of a death, and `interruption` when all survivors have set `is_lost`. A call that
+    ends with `is_lost` set raises, also if it has a result. Therefore no rank returns a result after another rank has
+    raised RankLostError and may have written to the arrays of the call.
 
     Args:
         recorder: keeps the entries; None keeps them in private memory of this `CallRecorder`.
@@ -86,14 +69,15 @@ class CallRecorder(CallCounter):
 
     __slots__ = (
         "_begin_by_name", "announce", "communicator", "end", "fail", "interruption", "kept",
-        "on_interruption", "rank", "recorder", "settle", "size",
+        "on_interruption", "rank", "recorder", "settle", "size", "survives",
     )  # fmt: skip
 
     def __init__(self, recorder: FlightRecorder | None = None) -> None:
         self.communicator = 0
         self.rank, self.size = 0, 1
-        self.interruption: Interruption | None = None
-        self.on_interruption: Callable[[CommunicationError], object] = bool
+        self.survives = False
+        self.interruption: Interruption | LostRanks | None = None
+        self.on_interruption: Callable[[Callable[[str], CommunicationError]], object] = bool
         self.announce: Callable[[], object] = bool
         self.settle: Callable[[], object] = bool
         self.kept: list[object] = []
@@ -125,6 +109,8 @@ class CallRecorder(CallCounter):
                 self.refuse_call()
             self.current = name
             self.count = number = self.count + 1
+            if number == self.kill_at:
+                signal.raise_signal(signal.SIGKILL)
             try:  # a signal handler may raise
                 serial, at, place = take_entry()
                 pack(memory, at, serial, read_clock(), number, description, serial)
@@ -142,13 +128,13 @@ class CallRecorder(CallCounter):
         functions: Sequence[Callable[[], object]],
         explain: Callable[[BaseException], object],
     ) -> Callable[[], None]:
-        """Return a function that calls `functions` in order and records a blocking collective, as `begin` and `end` do.
+        """Return a function that calls `functions`, and records a blocking collective as `begin` and `end` do.
 
-        `explain` is called with an exception of the functions, and may raise another exception instead.
+        `explain` gets an exception of the functions, and may raise another one instead.
         """
-        first, *others = functions or (bool,)  # bool() does nothing
-        take_entry, memory, fail = self.recorder.take_entry, self.recorder.memory, self.fail
-        pack, ends, read_clock = layout.ENTRY.pack_into, self.recorder.words[layout.ENDED_WORD :], time.monotonic_ns
+        (first, *others), fail = functions or (bool,), self.fail  # bool() does nothing
+        take_entry, memory = self.recorder.take_entry, self.recorder.memory
+        pack, end, read_clock = layout.ENTRY.pack_into, self.end, time.monotonic_ns
 
         def run() -> None:
             """Call the functions and record the call."""
@@ -170,8 +156,7 @@ class CallRecorder(CallCounter):
                 fail(place)
                 explain(error)
                 raise
-            self.current = None
-            ends[place] = read_clock()
+            end(place)
 
         return run
 
@@ -210,6 +195,8 @@ class CallRecorder(CallCounter):
         if self.current is not None:
             self.refuse_call()
         self.count += 1
+        if self.count == self.kill_at:
+            signal.raise_signal(signal.SIGKILL)
         return WaitReason(self, name, self._begin(self.count, description), self.count)
 
     def start_message(self, name: str, description: bytes, peers: tuple[int, ...]) -> WaitReason:
@@ -235,6 +222,8 @@ class CallRecorder(CallCounter):
 
         def end(place: int) -> None:
             """Record that the blocking call whose entry is at `place` has ended."""
+            if self.is_lost:
+                self.raise_loss()
             self.current = None
             ends[place] = read_clock()
 
@@ -242,14 +231,15 @@ class CallRecorder(CallCounter):
 
     def _bind_fail(self) -> Callable[[int], None]:
         """Return the function `fail`, which records that an exception ended a blocking call."""
-        words, failed = self.recorder.words, layout.FAILED_WORD
+        words, failed, read_clock = self.recorder.words, layout.FAILED_WORD, time.monotonic_ns
+        ends = words[layout.ENDED_WORD :]
 
         def fail(place: int) -> None:
             """Record that an exception ended the blocking call whose entry is at `place`."""
             words[place + failed] = 1
             words[layout.ROUND_AT // 8] = 0
-            call = self.current_name
-            self.end(place)
+            call, self.current = self.current_name, None
+            ends[place] = read_clock()
             self.take_exception(call, sys.exception())
 
         return fail
@@ -292,13 +282,42 @@ class CallRecorder(CallCounter):
         """Raise the error of an unusable communicator."""
         if self.interruption is not None:
             self.settle()
-            raise self.interruption.make_error(self.rank)
+            raise self.interruption.make_error(self.rank, self.current_name if self.is_in_call else "")
+
+    def raise_loss(self) -> None:
+        """Wait until the survivors know of a death that this rank knows of; then raise RankLostError."""
+        self.take_exception(self.current_name, None)
+
+    def replace_error(self, error: BaseException | None, call: str) -> RankLostError | None:
+        """Return the RankLostError of the call `call` if a death explains its exception; wait until it is known.
+
+        An `error` of None stands for a result that came after the death.
+        """
+        is_explained = isinstance(error, CommunicationError) and not isinstance(error, RankLostError | WaitTimeoutError)
+        is_explained |= type(error).__module__.startswith("mpi4py")
+        is_explained |= self.is_lost and (error is None or isinstance(error, Exception))
+        if not is_explained:
+            return None
+        begin = time.monotonic()
+        self.announce()
+        while self.interruption is None:
+            if time.monotonic() - begin > (LOSS_KNOWN_S if self.is_lost else LOSS_S):
+                return None
+            time.sleep(LOSS_POLL_S)
+        self.settle()
+        return self.interruption.make_error(self.rank, call) if isinstance(self.interruption, LostRanks) else None
 
     def take_exception(self, call: str, error: BaseException | None, *, is_message: bool = False) -> None:
         """Make the communicator unusable if an exception in a call, or in a message, may have left it half done.
 
-        hpccoll's own errors, and MPI's, do not: all ranks raise them, or they come before any data is moved.
+        hpccoll's own errors, and MPI's, do not: all ranks raise them, or they come before any data is moved. Raises
+        RankLostError if a death explains the error, or came before the result of a call without an error.
         """
+        if self.survives and (error is not None or self.is_lost):
+            lost = self.replace_error(error, call)
+            if lost is not None:
+                self.current = INTERRUPTED
+                raise lost from None
         is_known = isinstance(error, HpccollError | GeneratorExit) or type(error).__module__.startswith("mpi4py")
         if error is not None and not is_known:
             self.interrupt(call, type(error).__name__, is_message=is_message)
@@ -316,14 +335,14 @@ class CallRecorder(CallCounter):
             self.announce()
             self.settle()
 
-    def receive_interruption(self, interruption: Interruption) -> None:
-        """Make the communicator unusable, because a call of this or another rank was interrupted.
+    def receive_interruption(self, interruption: Interruption | LostRanks) -> None:
+        """Make the communicator unusable, because a call of this or another rank was interrupted, or a rank has died.
 
         If this rank is in no call, `current` becomes INTERRUPTED, so that its next call raises the error.
         """
         if self.interruption is None:
             self.interruption = interruption
-            self.on_interruption(interruption.make_error(self.rank))
+            self.on_interruption(partial(interruption.make_error, self.rank))
         if self.current is None:
             self.current = INTERRUPTED
 
@@ -338,80 +357,3 @@ def _is_used_by_another_thread(state: CallRecorder) -> bool:
                 return True
             frame = frame.f_back
     return False
-
-
-class WaitReason:
-    """An asynchronous collective or message, for which a rank may wait; a context manager that lasts as long as a wait.
-
-    Waits are either for the collective with call number `number`, or for the ranks `peers`, whose messages this rank
-    sends or receives. The entry may be overwritten before the operation ends; it then stays as it is.
-    """
-
-    __slots__ = ("_place", "_serial", "name", "number", "peers", "state")
-
-    def __init__(
-        self, state: CallRecorder, name: str, place: int, number: int = 0, peers: tuple[int, ...] = ()
-    ) -> None:
-        self.state, self.name, self.number, self.peers = state, name, number, peers
-        self._place, self._serial = place, state.recorder.words[place]
-
-    def mark_started(self) -> None:
-        """Record that the operation has begun to move data."""
-        self._store_time(layout.STARTED_WORD)
-
-    def end(self, *, failed: bool) -> None:
-        """Record that the operation is done."""
-        words = self.state.recorder.words
-        if failed and words[self._place] == self._serial:
-            words[self._place + layout.FAILED_WORD] = 1
-        self._store_time(layout.ENDED_WORD)
-
-    def _store_time(self, word: int) -> None:
-        """Store the current time in a word of the entry."""
-        words = self.state.recorder.words
-        if words[self._place] == self._serial:
-            words[self._place + word] = time.monotonic_ns()
-
-    def __enter__(self) -> None:
-        if self.state.current is not None:
-            self.state.refuse_call()
-        self._store_time(layout.WAITED_WORD)
-        self.state.current = self  # last, because `__exit__` is not called after an exception before
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.state.current = None if self.state.interruption is None else INTERRUPTED
-
-
-class BackgroundWait(WaitReason):
-    """A wait of a thread, during which the program may make other calls; the first of them takes its place."""
-
-    __slots__ = ()
-
-    def __init__(self, reason: WaitReason) -> None:
-        super().__init__(reason.state, reason.name, reason._place, reason.number, reason.peers)  # noqa: SLF001
-        self._serial = reason._serial  # noqa: SLF001 - the entry may have been overwritten since
-
-    def __enter__(self) -> None:
-        if self.state.current is None:
-            super().__enter__()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self.state.current is self:
-            super().__exit__(kind, error, trace)
-
-
-class RecordedWait(WaitReason):
-    """A wait for other ranks that belongs to no operation; its entry ends with the wait."""
-
-    __slots__ = ()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.state.current = None
-        self.end(failed=kind is not None)
-        self.state.take_exception(self.name, error)

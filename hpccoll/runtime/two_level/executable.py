@@ -19,6 +19,7 @@ from hpccoll.native import REMOTE_TILE_BYTES, MemoryTable, PipelineCall, Pipelin
 from hpccoll.runtime.address_space import AddressSpace, ChunkSegment, chunk_sizes, cut_chunks
 from hpccoll.runtime.arrays import BoundCall
 from hpccoll.runtime.arrays.host_reducers import make_divider, make_reducer
+from hpccoll.runtime.backoff import settle
 from hpccoll.runtime.collective_call import CollectiveCall
 from hpccoll.runtime.instructions import FIRST_SHARED, RESULT, TILE_BYTES, as_words, divide_row, make_rows
 from hpccoll.runtime.lowering import Program as LoweredProgram
@@ -26,7 +27,6 @@ from hpccoll.runtime.messages.mpi_functions import get_handle, get_mpi_functions
 from hpccoll.runtime.node_memory.node import compute_fingerprint
 from hpccoll.runtime.node_memory.symmetric import shared_buffers
 from hpccoll.runtime.plan_executable import Context, PlanExecutable, PlanKind
-from hpccoll.runtime.progress import settle
 from hpccoll.runtime.queued_run import RunInQueue, call_or_defer, get_last
 from hpccoll.runtime.recorder.call_recorder import Begin
 from hpccoll.runtime.shared_memory.access import can_access_in_place, count_elements, get_peers

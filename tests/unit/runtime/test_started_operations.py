@@ -29,7 +29,7 @@ class Sending(InFlight):
 def make_state() -> tuple[CallRecorder, StartedOperations]:
     state, progress = CallRecorder(), Progress()
     state.open(1, 0, 2, None)
-    started = StartedOperations(progress, state)
+    started = StartedOperations(progress, state, bool)
     state.on_interruption, state.settle = started.fail, started.settle
     return state, started
 

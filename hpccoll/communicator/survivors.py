@@ -1,0 +1,67 @@
+"""The loop that runs a block of a program again after the death of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from hpccoll.communicator.communicator import Communicator
+from hpccoll.errors import RankLostError, UsageError
+
+
+def survivors(*, spares: int = 0, **options: Any) -> Iterator[Communicator]:
+    """Yield a communicator of all ranks, and after the death of ranks one of the others, until a block ends on all.
+
+    The block is `for comm in hpccoll.survivors(): with comm: ...`. A RankLostError ends it, and it runs again.
+
+    Args:
+        spares: the number of ranks, the last ones, that take the places of dead ranks. They run no block until then.
+        options: arguments of `Communicator`.
+
+    Raises:
+        UnavailableError: this MPI does not go on after the death of a rank; the message has a command that does.
+        UsageError: `spares` is not below the number of ranks.
+
+    Example:
+        >>> for comm in hpccoll.survivors():  # doctest: +SKIP
+        ...     with comm:
+        ...         train(comm)
+    """
+    pool: Communicator = Communicator(on_failure="raise", **options)
+    if not 0 <= spares < pool.size:
+        raise UsageError(f"spares={spares} leaves no rank of {pool.size} to work; pass a smaller number")
+    places = list(range(pool.size - spares))
+    while True:
+        comm, done = _make_block(pool, places) if spares else (pool, True)
+        if comm is not None:
+            comm.is_block = True
+            yield comm
+            done = comm.is_done
+        has_ended = pool.agree(done)
+        if comm is not None and comm is not pool:
+            end = comm.close if has_ended else comm.discard
+            end()
+        if has_ended:
+            break
+        pool, places = _replace_dead(pool, places)
+    pool.close()
+
+
+def _make_block(pool: Communicator, places: list[int]) -> tuple[Communicator | None, bool]:
+    """Return the communicator of the ranks that work, None on the others; and whether no rank died meanwhile."""
+    try:
+        return pool.new_group(places), True
+    except RankLostError:
+        return None, False
+
+
+def _replace_dead(pool: Communicator, places: list[int]) -> tuple[Communicator, list[int]]:
+    """Shrink the communicator of all ranks; return it, and its ranks in the order of the places that they take."""
+    before = pool.mpi.Get_group()
+    smaller = pool.shrink()
+    now = smaller.mpi.Get_group()
+    moved = now.Translate_ranks(range(smaller.size), before)
+    by_old = {old: new for new, old in enumerate(moved)}
+    free = iter([new for new, old in enumerate(moved) if old not in places])
+    taken = [by_old[old] if old in by_old else next(free, None) for old in places]
+    return smaller, [rank for rank in taken if rank is not None]

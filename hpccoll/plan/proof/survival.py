@@ -1,0 +1,221 @@
+"""The proof that the death of a rank leaves no survivor waiting for ever and gives none a wrong result.
+
+The runtime raises an error in a wait for a dead rank, and, because it then revokes the communicator, in a wait for a
+rank that has raised one. `check_survival` takes a plan that `check` has proven, and kills each rank in each round,
+before the rank does anything in the round, and after it has sent all its messages of the round. Any other death in the
+round lets a survivor do something between these two.
+
+- *No wait for ever*: each survivor that cannot finish waits for the dead rank, or for a rank that raises. Sends wait
+  for their receives here; real sends may end sooner.
+- *No wrong result*: each survivor that finishes has in its output only data that the ranks have moved as in a run
+  without death. Sends wait for nothing here, so that as many survivors as possible finish. What a rank has not written,
+  because it had died, waits or raises, counts as wrong until it is overwritten. In a barrier, each survivor that
+  finishes has heard from every rank.
+
+A survivor that raises knows which ranks are dead, and nothing of its output. It does not know whether other survivors
+have finished. `SurvivalProof.split_deaths` counts the deaths after which some survivors finish, although others raise.
+
+A death is one bit of an integer, so that one pass over the rounds follows all deaths at once. Cost: O(chunks moved)
+operations on integers of 2 * ranks * rounds bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hpccoll.errors import PlanError
+from hpccoll.plan.messages import PlanMessage, list_fence_groups, list_step_messages
+from hpccoll.plan.moves import TransferKind
+from hpccoll.plan.operation import Operation
+from hpccoll.plan.plan import Plan
+from hpccoll.plan.step import Fence, Op, Step
+from hpccoll.units import format_count
+
+
+@dataclass(frozen=True, slots=True)
+class SurvivalProof:
+    """The deaths of a proof, and those after which some survivors finish and others raise."""
+
+    deaths: int
+    split_deaths: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Round:
+    """The transfers of a round, and the groups of ranks that meet in it."""
+
+    messages: tuple[PlanMessage, ...]
+    fences: tuple[tuple[int, ...], ...]
+
+
+class _Deaths:
+    """The deaths as sets, which are integers with one bit per death: rank, round, and before or after its messages."""
+
+    def __init__(self, ranks: int, rounds: int) -> None:
+        self.ranks, self.rounds = ranks, rounds
+        self.count = 2 * ranks * rounds
+        self.all = (1 << self.count) - 1
+        self._of_rank = [sum(3 << self._at(rank, t) for t in range(rounds)) for rank in range(ranks)]
+
+    def _at(self, rank: int, t: int) -> int:
+        return 2 * (t * self.ranks + rank)
+
+    def alive_before(self, rank: int, t: int) -> int:
+        """Return the deaths in which a rank begins round t."""
+        earlier = (1 << self._at(0, t)) - 1
+        return self.all & ~(self._of_rank[rank] & earlier) & ~(1 << self._at(rank, t))
+
+    def alive_after(self, rank: int, t: int) -> int:
+        """Return the deaths in which a rank has not died in round t or before it."""
+        return self.alive_before(rank, t) & ~(2 << self._at(rank, t))
+
+    def without(self, rank: int) -> int:
+        """Return the deaths of other ranks."""
+        return self.all & ~self._of_rank[rank]
+
+    def describe(self, deaths: int) -> str:
+        """Return the first of some deaths as a string."""
+        at = (deaths & -deaths).bit_length() - 1
+        t, rank = divmod(at // 2, self.ranks)
+        return f"if rank {rank} dies in round {t} {'after' if at % 2 else 'before'} its messages"
+
+
+def check_survival(plan: Plan) -> SurvivalProof:
+    """Prove that the death of any one rank in any round leaves no survivor waiting for ever or with a wrong result.
+
+    Raises:
+        PlanError: it does; the message names the death and the survivor.
+    """
+    n, rounds = plan.ranks, plan.rounds()
+    listed = [_read_round(rounds.at(t), n) for t in range(rounds.count)]
+    deaths = _Deaths(n, rounds.count)
+    name = f"{plan.name} on {format_count(n, 'rank')}"
+    _check_waits(listed, deaths, name)
+    finished = _check_results(plan, listed, deaths, name, rounds.chunks)
+    some = every = 0
+    for rank in range(n):
+        some |= finished[rank] & deaths.without(rank)
+        every |= deaths.without(rank) & ~finished[rank]
+    return SurvivalProof(deaths.count, (some & every).bit_count())
+
+
+def _read_round(steps: Sequence[Step], n: int) -> _Round:
+    messages = tuple(message for step in steps for message in list_step_messages(step, n))
+    fences = tuple(tuple(group) for step in steps if isinstance(step, Fence) for group in list_fence_groups(step))
+    return _Round(messages, fences)
+
+
+def _list_waits(one: _Round, *, sends: bool) -> dict[int, set[int]]:
+    """Return the ranks that each rank waits for in a round; `sends` says whether a send waits for its receive."""
+    waits: dict[int, set[int]] = {}
+    for message in one.messages:
+        if message.via is TransferKind.MESSAGE:
+            waits.setdefault(message.dest, set()).add(message.source)
+            if sends:
+                waits.setdefault(message.source, set()).add(message.dest)
+    for group in one.fences:
+        for rank in group:
+            waits.setdefault(rank, set()).update(group)
+    return waits
+
+
+def _begin(passed: Sequence[int], deaths: _Deaths, t: int) -> list[int]:
+    """Return, for each rank, the deaths in which it begins round t, if it has passed the rounds before in `passed`."""
+    return [passed[rank] & deaths.alive_before(rank, t) for rank in range(deaths.ranks)]
+
+
+def _end(begun: Sequence[int], waits: dict[int, set[int]], deaths: _Deaths, t: int) -> list[int]:
+    """Return, for each rank, the deaths in which it passes round t."""
+    passed = []
+    for rank in range(deaths.ranks):
+        ends = begun[rank] & deaths.alive_after(rank, t)
+        for peer in waits.get(rank, ()):
+            ends &= begun[peer]
+        passed.append(ends)
+    return passed
+
+
+def _check_waits(listed: Sequence[_Round], deaths: _Deaths, name: str) -> None:
+    """Raise PlanError if a survivor waits, and neither for the dead rank nor for a rank that raises."""
+    passed = [deaths.all] * deaths.ranks
+    raising = [0] * deaths.ranks  # the deaths that a rank has noticed
+    for t, one in enumerate(listed):
+        waits = _list_waits(one, sends=True)
+        begun = _begin(passed, deaths, t)
+        ended = _end(begun, waits, deaths, t)
+        dead = [deaths.all & ~deaths.alive_before(rank, t) for rank in range(deaths.ranks)]
+        for rank in range(deaths.ranks):
+            stuck = begun[rank] & deaths.without(rank) & ~ended[rank]
+            noticed = 0
+            for peer in waits.get(rank, ()):
+                noticed |= stuck & (dead[peer] | raising[peer])
+            if stuck & ~noticed:
+                raise PlanError(f"{name}: rank {rank} waits for ever in round {t} {deaths.describe(stuck & ~noticed)}")
+            raising[rank] |= noticed
+        passed = ended
+
+
+class _Contents:
+    """Which chunks differ from a run without death: for each rank and chunk, the deaths in which they do."""
+
+    def __init__(self, deaths: _Deaths, chunks: int) -> None:
+        self._deaths = deaths
+        self.wrong = [[0] * chunks for _ in range(deaths.ranks)]
+        ranks = range(deaths.ranks)
+        self.heard = [[deaths.all if rank == other else 0 for other in ranks] for rank in ranks]
+
+    def move(self, one: _Round, begun: Sequence[int], t: int) -> None:
+        """Apply the transfers of round t, which all read what was there before the round."""
+        before = [list(row) for row in self.wrong] if one.messages else self.wrong
+        for message in one.messages:
+            source, dest = message.source, message.dest
+            actor = source if message.via is TransferKind.STORE else dest
+            done = begun[actor] & self._deaths.alive_after(actor, t)
+            if message.via is TransferKind.MESSAGE:
+                done &= begun[source]
+            for out, into in zip(message.send, message.recv, strict=False):
+                held = self.wrong[dest][into] if message.op is not Op.COPY else 0
+                self.wrong[dest][into] = held | before[source][out] | (self._deaths.all & ~done)
+
+    def hear(self, one: _Round, begun: Sequence[int], ended: Sequence[int]) -> None:
+        """Apply what ranks of a barrier learn of each other's arrival in a round."""
+        before = [list(row) for row in self.heard]
+        for message in one.messages:
+            if message.via is TransferKind.MESSAGE:
+                both = begun[message.source] & begun[message.dest]
+                self._learn(message.dest, [both & each for each in before[message.source]])
+        for group in one.fences:
+            for rank in group:
+                for other in group:
+                    self._learn(rank, [ended[rank] & each for each in before[other]])
+
+    def _learn(self, rank: int, news: Sequence[int]) -> None:
+        self.heard[rank] = [old | new for old, new in zip(self.heard[rank], news, strict=True)]
+
+
+def _check_results(plan: Plan, listed: Sequence[_Round], deaths: _Deaths, name: str, chunks: int) -> list[int]:
+    """Return, for each rank, the deaths in which it finishes; raise PlanError if its result is wrong then."""
+    n = plan.ranks
+    passed, contents = [deaths.all] * n, _Contents(deaths, chunks)
+    is_barrier = plan.operation is Operation.BARRIER
+    for t, one in enumerate(listed):
+        begun = _begin(passed, deaths, t)
+        passed = _end(begun, _list_waits(one, sends=False), deaths, t)
+        contents.move(one, begun, t)
+        if is_barrier:
+            contents.hear(one, begun, passed)
+    output = plan.operation.output_mask(np.arange(n), n, chunks, plan.root)
+    for rank in range(n):
+        finished = passed[rank] & deaths.without(rank)
+        for chunk in np.nonzero(output[rank])[0].tolist():
+            if finished & contents.wrong[rank][chunk]:
+                where = deaths.describe(finished & contents.wrong[rank][chunk])
+                raise PlanError(f"{name}: rank {rank} takes a wrong chunk {chunk} for right {where}")
+        for other, heard in enumerate(contents.heard[rank] if is_barrier else ()):
+            if finished & ~heard:
+                where = deaths.describe(finished & ~heard)
+                raise PlanError(f"{name}: rank {rank} leaves the barrier without rank {other} {where}")
+    return passed

@@ -1,0 +1,138 @@
+"""Asks MPI for dead ranks, after whose death this process goes on, and ends ranks that do not answer."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Final
+
+from mpi4py import MPI
+
+from hpccoll.runtime.failure_detection.departures import DepartureWatch
+from hpccoll.runtime.failure_detection.rank_losses import KillRequest, find_members, kill_rank
+from hpccoll.runtime.failure_detection.watchdog import TIMEOUT, Watchdog, read_timeout
+from hpccoll.runtime.job import ProcessId
+from hpccoll.runtime.progress import get_progress
+from hpccoll.runtime.recorder.flight_recorder import DIRECTORY
+
+TICK_S: Final = 0.05  # between two questions to MPI, which take 0.2 us
+BUSY_TICK_S: Final = 0.002
+PATIENCE_S: Final = 5.0  # after a death, until ranks that do not answer are ended; collecting recordings takes seconds
+SUSPICION_S: Final = 1.0  # after the end of a process, or an error of MPI: MPI tells of a death 20 to 50 ms later
+
+
+class Survival:
+    """The communicators of this process whose calls raise RankLostError after a death.
+
+    Args:
+        wake: ends the pause of the thread that calls `look`.
+        notify: sends a notice to a rank of MPI.COMM_WORLD.
+    """
+
+    def __init__(self, wake: threading.Event, notify: Callable[[int, object], None]) -> None:
+        self._wake, self._notify = wake, notify
+        self._processes: dict[int, ProcessId] = {}
+        self._suspicious_until = 0.0
+        self._patient_until = 0.0  # until then, calls that do not finish may be those that a death will end
+        self._awaits_answers = False
+        self._guarded: list[MPI.Intracomm] = []
+        self._dead: frozenset[int] = frozenset()  # ranks of MPI.COMM_WORLD
+        self._acknowledged = 0  # dead processes that the probes of MPI.COMM_WORLD no longer report
+
+    @contextmanager
+    def guard(self, comm: MPI.Intracomm, lock: threading.Lock) -> Iterator[None]:
+        """Revoke `comm` if one of its ranks dies in the `with` block; `lock` is held during `look`."""
+        with lock:
+            self._guarded.append(comm)
+        try:
+            yield
+        finally:
+            with lock:
+                self._guarded = [each for each in self._guarded if each is not comm]
+
+    def add(self, processes: Mapping[int, ProcessId]) -> None:
+        """Watch the processes of a communicator's ranks, given by rank in MPI.COMM_WORLD."""
+        self._processes.update(processes)
+
+    @property
+    def tick_s(self) -> float | None:
+        """The seconds until `look` should be called again; None if there are no communicators to look at."""
+        if not self._processes:
+            return None
+        is_busy = self._awaits_answers or time.monotonic() < self._suspicious_until
+        return BUSY_TICK_S if is_busy else TICK_S
+
+    def suspect(self) -> None:
+        """Ask MPI often from now on, because a rank may have died."""
+        self._suspicious_until = time.monotonic() + SUSPICION_S
+        self._wake.set()
+
+    def receive(self, other: Callable[[object], None], notice: object) -> None:
+        """Act on a KillRequest; pass other notices to `other`."""
+        if isinstance(notice, KillRequest):
+            kill_rank(notice.rank, self._processes, self._notify)
+        else:
+            other(notice)
+
+    def look(self, watches: Iterable[DepartureWatch]) -> None:
+        """Ask MPI for dead processes, and tell the calls of the communicators that contain them."""
+        surviving = [watch for watch in watches if watch.losses is not None]
+        if not surviving:
+            return
+        failed, stop = MPI.COMM_WORLD.Get_failed(), get_progress().stop_wait
+        if failed.size > self._acknowledged:
+            # Otherwise the progress thread's probes of MPI.COMM_WORLD return without letting MPI advance.
+            self._acknowledged = MPI.COMM_WORLD.Ack_failed(failed.size)
+            self._dead = frozenset(find_members(failed, MPI.COMM_WORLD))
+            self._patient_until = time.monotonic() + PATIENCE_S
+            self._remove_recordings(surviving[0].state.recorder.path)
+        self._awaits_answers = False
+        for watch in surviving:
+            if watch.losses is not None:
+                self._awaits_answers |= watch.losses.advance(failed, watch.send, partial(stop, watch.state))
+        for comm in self._guarded:
+            if failed.size and find_members(failed, comm):
+                comm.Revoke()
+        failed.Free()
+
+    def _remove_recordings(self, path: str | None) -> None:
+        """Remove the recorder files of dead ranks of this host, unless HPCCOLL_RECORDER keeps them.
+
+        `path` is that of this rank's file.
+        """
+        own = self._processes.get(MPI.COMM_WORLD.rank)
+        if path is None or own is None or os.environ.get(DIRECTORY):
+            return
+        for rank in self._dead:
+            process = self._processes.get(rank)
+            if process is not None and process[1:3] == own[1:3] and process[3]:
+                with suppress(OSError):
+                    os.unlink(f"{os.path.dirname(path)}/{process[3]}")  # noqa: PTH108, PTH120 - `pathlib` takes 5 ms
+
+    def kill_hung(self, watchdog: Watchdog, poll: Callable[[], None]) -> bool:
+        """End the processes of ranks that have not answered for HPCCOLL_TIMEOUT; return False if the job must end.
+
+        The job must end if its communicators do not survive deaths, or if the recordings do not show which ranks hang.
+        """
+        if not self._processes:
+            return False
+        if time.monotonic() < self._patient_until:
+            return True
+        guilty, reason = watchdog.find_guilty(self._notify, poll, self._dead)
+        if not self._processes.keys() >= set(guilty):
+            return False
+        if guilty:
+            ranks = ", ".join(map(str, guilty))
+            sys.stderr.write(
+                f"Warning: rank {MPI.COMM_WORLD.rank} counts rank {ranks} as dead, and ends it, because a call has not "
+                f"finished within {TIMEOUT}={read_timeout() or 0:g} s.\n{reason}"
+            )
+            self._patient_until = time.monotonic() + PATIENCE_S
+        for rank in guilty:
+            kill_rank(rank, self._processes, self._notify)
+        return bool(guilty)

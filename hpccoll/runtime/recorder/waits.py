@@ -1,0 +1,91 @@
+"""Waits for other ranks, as the recorder notes them and as `CallRecorder.current` has them."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from hpccoll.runtime.recorder import layout
+from hpccoll.runtime.recorder.interruption import INTERRUPTED
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from hpccoll.runtime.recorder.call_recorder import CallRecorder
+
+
+class WaitReason:
+    """An asynchronous collective or message, for which a rank may wait; a context manager that lasts as long as a wait.
+
+    Waits are either for the collective with call number `number`, or for the ranks `peers`, whose messages this rank
+    sends or receives. The entry may be overwritten before the operation ends; it then stays as it is.
+    """
+
+    __slots__ = ("_place", "_serial", "name", "number", "peers", "state")
+
+    def __init__(
+        self, state: CallRecorder, name: str, place: int, number: int = 0, peers: tuple[int, ...] = ()
+    ) -> None:
+        self.state, self.name, self.number, self.peers = state, name, number, peers
+        self._place, self._serial = place, state.recorder.words[place]
+
+    def mark_started(self) -> None:
+        """Record that the operation has begun to move data."""
+        self._store_time(layout.STARTED_WORD)
+
+    def end(self, *, failed: bool) -> None:
+        """Record that the operation is done."""
+        words = self.state.recorder.words
+        if failed and words[self._place] == self._serial:
+            words[self._place + layout.FAILED_WORD] = 1
+        self._store_time(layout.ENDED_WORD)
+
+    def _store_time(self, word: int) -> None:
+        """Store the current time in a word of the entry."""
+        words = self.state.recorder.words
+        if words[self._place] == self._serial:
+            words[self._place + word] = time.monotonic_ns()
+
+    def __enter__(self) -> None:
+        if self.state.current is not None:
+            self.state.refuse_call()
+        self._store_time(layout.WAITED_WORD)
+        self.state.current = self  # last, because `__exit__` is not called after an exception before
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.state.current = None if self.state.interruption is None else INTERRUPTED
+
+
+class BackgroundWait(WaitReason):
+    """A wait of a thread, during which the program may make other calls; the first of them takes its place."""
+
+    __slots__ = ()
+
+    def __init__(self, reason: WaitReason) -> None:
+        super().__init__(reason.state, reason.name, reason._place, reason.number, reason.peers)  # noqa: SLF001
+        self._serial = reason._serial  # noqa: SLF001 - the entry may have been overwritten since
+
+    def __enter__(self) -> None:
+        if self.state.current is None:
+            super().__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.state.current is self:
+            super().__exit__(kind, error, trace)
+
+
+class RecordedWait(WaitReason):
+    """A wait for other ranks that belongs to no operation; its entry ends with the wait."""
+
+    __slots__ = ()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.state.current = None
+        self.end(failed=kind is not None)
+        self.state.take_exception(self.name, error)

@@ -1,0 +1,80 @@
+"""Jobs that go on after the death of a rank, under Open MPI with ULFM; and the error under any other MPI or launch."""
+
+from __future__ import annotations
+
+import pytest
+
+from hpccoll.runtime.job import get_mpi_library
+from tests.jobs.launch import run_script
+from tests.jobs.random_kills import find_leftovers, run_job
+
+needs_ulfm = pytest.mark.skipif(
+    not get_mpi_library().startswith("Open MPI"), reason="only Open MPI goes on after the death of a rank"
+)
+
+
+def run_surviving(script: str, ranks: int, **more: str) -> str:
+    """Run a script with ULFM, and return its output; it must end with status 0."""
+    done = run_script(script, ranks, launcher=("--with-ft", "ulfm"), **more)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@needs_ulfm
+@pytest.mark.parametrize(("seed", "mode", "per_node"), [(70, "one", ""), (81, "two", ""), (91, "shrink", "2")])
+def test_random_kills(seed, mode, per_node):
+    status, output = run_job(seed, 4, mode, **({"HPCCOLL_RANKS_PER_NODE": per_node} if per_node else {}))
+    assert status == 0, output
+    assert output.count("\nkill ") == (2 if mode == "one" else 1), output
+    assert find_leftovers(output) == []
+
+
+STOPPED = """
+import os, signal, time
+import numpy as np
+import hpccoll
+
+comm = hpccoll.Communicator(on_failure="raise")
+comm.barrier()
+if comm.rank == 1:
+    os.kill(os.getpid(), signal.SIGSTOP)
+began = time.monotonic()
+try:
+    comm.all_reduce(np.ones(3))
+except hpccoll.RankLostError as error:
+    assert error.ranks == (1,) and error.operation == "all_reduce", error
+    smaller = comm.shrink()
+    print("went on", smaller.all_reduce(np.ones(1))[0], time.monotonic() - began < 15)
+"""
+
+
+@needs_ulfm
+def test_a_stopped_rank_counts_as_dead():
+    assert run_surviving(STOPPED, 3, HPCCOLL_TIMEOUT="2").splitlines() == ["went on 2.0 True"] * 2
+
+
+SPARES = """
+import numpy as np
+import hpccoll
+
+for comm in hpccoll.survivors(spares=1):
+    with comm:
+        for step in range(200):
+            comm.all_reduce(np.ones(10))
+        print("done", comm.rank, comm.size, comm.all_reduce(np.ones(1))[0])
+"""
+
+
+@needs_ulfm
+def test_a_spare_takes_the_place_of_a_dead_rank():
+    output = run_surviving(SPARES, 4, HPCCOLL_FAULT="kill:rank=1,call=50")
+    assert sorted(output.splitlines()) == ["done 0 3 3.0", "done 1 3 3.0", "done 2 3 3.0"]
+
+
+def test_the_error_names_a_command():
+    script = (
+        "import hpccoll\ntry:\n    hpccoll.Communicator(on_failure='raise')\n"
+        "except hpccoll.UnavailableError as error:\n    print(error)"
+    )
+    done = run_script(script, 2)
+    assert "mpirun --with-ft ulfm -n 2 python" in done.stdout
