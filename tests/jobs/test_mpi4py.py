@@ -10,7 +10,10 @@ import pytest
 
 from tests.jobs.launch import run_script
 
-PROGRAMS = sorted((Path(__file__).parents[2] / "docs" / "programs").glob("*.py"))
+PROGRAMS = [
+    Path(__file__).parents[2] / "docs" / "programs" / f"{name}.py"
+    for name in ("conjugate_gradients", "jacobi", "k_means")
+]
 OVER_HPCCOLL = ["-m", "hpccoll.mpi4py"]
 START = "import sys, time\nimport numpy as np\nfrom mpi4py import MPI\nw = MPI.COMM_WORLD\n"
 AFTER = "HPCCOLL_MPI4PY_AFTER"
