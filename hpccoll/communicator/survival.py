@@ -51,7 +51,7 @@ class SurvivalMethods(CommunicatorBase):
                 made.discard()
         if made is None:
             raise CommunicationError("the ranks disagree about a new communicator; end the job and start it again")
-        made.keep_from(self)
+        made._keep_from(self)
         self.discard()
         return made
 
@@ -69,10 +69,15 @@ class SurvivalMethods(CommunicatorBase):
 
     @property
     def lost_ranks(self) -> tuple[int, ...]:
-        """The ranks whose death has made this communicator unusable; empty if it is usable."""
+        """The ranks whose death has made this communicator unusable; empty if it is usable.
+
+        Example:
+            >>> comm.lost_ranks
+            ()
+        """
         return tuple(getattr(self._state.interruption, "ranks", ()))
 
-    def keep_from(self, predecessor: SurvivalMethods) -> None:
+    def _keep_from(self, predecessor: SurvivalMethods) -> None:
         """Keep the arrays of operations that a death has ended, to which MPI may still write, until this is closed."""
         self._kept = predecessor._engine.list_kept()
 
@@ -81,6 +86,9 @@ class SurvivalMethods(CommunicatorBase):
 
         The MPI communicators are not freed, because Open MPI would give their numbers to new ones, and late messages of
         other survivors, or a late revocation, would then reach the new ones.
+
+        Example:
+            >>> comm.discard()  # doctest: +SKIP
         """
         if self._release.detach() is not None:
             self._stop_watch()
