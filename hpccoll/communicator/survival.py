@@ -51,7 +51,7 @@ class SurvivalMethods(CommunicatorBase):
                 made.discard()
         if made is None:
             raise CommunicationError("the ranks disagree about a new communicator; end the job and start it again")
-        made._keep_from(self)
+        made.keep_from(self)
         self.discard()
         return made
 
@@ -77,8 +77,12 @@ class SurvivalMethods(CommunicatorBase):
         """
         return tuple(getattr(self._state.interruption, "ranks", ()))
 
-    def _keep_from(self, predecessor: SurvivalMethods) -> None:
-        """Keep the arrays of operations that a death has ended, to which MPI may still write, until this is closed."""
+    def keep_from(self, predecessor: SurvivalMethods) -> None:
+        """Keep the arrays of operations that a death has ended, to which MPI may still write, until this is closed.
+
+        Example:
+            >>> smaller.keep_from(comm)  # doctest: +SKIP
+        """
         self._kept = predecessor._engine.list_kept()
 
     def discard(self) -> None:
