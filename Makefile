@@ -1,18 +1,18 @@
 # make bench        set up .venv, compare libraries and algorithms on four MPI ranks; results in bench-results/
-# make test         set up both environments and pass the tests: each value of each parameter once; eight minutes
+# make test         set up both environments and pass the tests, on MPICH and on Open MPI
+# make test-quick   the tests with each value of each parameter once, without the longest ones
 # make check        lint, types, unit tests and a few seconds of MPI: before every commit
 # make docs         build the documentation site in build/site; warnings are errors
 # make slurm        the tests on a throw-away SLURM cluster alone
-# make test-full    all other tests, which continuous integration runs after `make test`
-# make test-matrix  all tests with the whole matrix of collectives, dtypes and reductions: hours
+# make test-full    the tests with the whole matrix of collectives, dtypes and reductions
 # make lint         ruff and mypy alone
 # make wheel        build a wheel in dist/, which installs without a compiler
 # make constraints  renew constraints.txt, the exact versions of all packages but torch
 # make clean        remove the environments and everything else that can be made again
 #
 # PYTHON=python3.12 chooses the interpreter, ARGS='-e 1M --plot bench.png' adds options to `hpccoll bench`,
-# RANKS='2 4' chooses the rank counts of the MPI tests on MPICH, OTHER_RANKS those on Open MPI; FULL_RANKS
-# those on MPICH that `make test-full` adds, with the cases of `make test`.
+# RANKS='2 4' chooses the rank counts of the MPI tests on MPICH, OTHER_RANKS those on Open MPI; QUICK_RANKS
+# those on MPICH with the cases of `make test-quick`.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -24,7 +24,7 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 RANKS ?= 4
 OTHER_RANKS ?= 3
-FULL_RANKS ?=
+QUICK_RANKS ?= 1 2
 ARGS ?=
 # torch is not in constraints.txt, because the build that the package index offers depends on the machine. TORCH_ARGS
 # are options of pip for torch, such as an index of builds without CUDA, which are smaller by gigabytes.
@@ -36,14 +36,14 @@ MARKED := not full
 # The cases of parametrised tests: see tests/depth.py.
 CASES := all
 # make -n would execute a recipe that contains the variable MAKE itself.
-SUBMAKE = $(MAKE) --no-print-directory MARKED='$(MARKED)' CASES=$(CASES)
+SUBMAKE = $(MAKE) --no-print-directory CASES=$(CASES) MARKED='$(MARKED)'
 SELECTED = -m '$(MARKED)' --cases $(CASES)
 # The limit ends a session that hangs in spite of pytest's limit for each test.
 LIMITED := timeout --foreground --kill-after=10 $${HPCCOLL_TEST_LIMIT:-3600}
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: constraints help bench test test-full test-matrix check lint docs unit jobs slurm environments wheel clean
+.PHONY: constraints help bench test test-quick test-full check lint docs unit jobs slurm environments wheel clean
 help:
 	@sed -n 's/^# //p' Makefile | head -11
 
@@ -60,15 +60,15 @@ bench: $(MPICH)/.bench-ready
 # limits in seconds, so the third part has a lower priority: documentation, unit tests, then the MPI tests, whose ranks
 # would use most of the cores for polling beside all other tests. The MPI tests on the second MPI follow the SLURM tests,
 # which end first. The sessions write their failures to one file as well, so that they are the last that is printed.
-test: CASES := quick
-test-full: CASES := rest
-test-full: FULL_RANKS := 1 2
-test-matrix: MARKED := full or not full
-test-matrix: RANKS := 1 2 3 4 5 8
-test-matrix: OTHER_RANKS := 1 2 3 4 5 8
-test-matrix: export HPCCOLL_TEST_LIMIT := 7200
-test-matrix: export PYTEST_TIMEOUT := 3600
-test test-full test-matrix: environments
+test-quick: CASES := quick
+test-quick: QUICK_RANKS :=
+test-full: MARKED := full or not full
+test-full: RANKS := 1 2 3 4 5 8
+test-full: QUICK_RANKS :=
+test-full: OTHER_RANKS := 1 2 3 4 5 8
+test-full: export HPCCOLL_TEST_LIMIT := 7200
+test-full: export PYTEST_TIMEOUT := 3600
+test test-quick test-full: environments
 	export HPCCOLL_TEST_BESIDE=1 HPCCOLL_TEST_FAILURES=$$(mktemp); failed=0; \
 	    note() { failed=1; echo "$$*: failed" >> $$HPCCOLL_TEST_FAILURES; }; \
 	    { $(SUBMAKE) slurm || note make slurm; \
@@ -77,7 +77,7 @@ test test-full test-matrix: environments
 	    } & slurm=$$!; \
 	    { nice -n 10 $(SUBMAKE) docs unit || note make docs unit; \
 	      for ranks in $(RANKS); do nice -n 10 tests/run_mpi.sh $(MPICH) $$ranks -q $(SELECTED) || failed=1; done; \
-	      for ranks in $(FULL_RANKS); do nice -n 10 tests/run_mpi.sh $(MPICH) $$ranks -q --cases quick || failed=1; done; \
+	      for ranks in $(QUICK_RANKS); do nice -n 10 tests/run_mpi.sh $(MPICH) $$ranks -q --cases quick || failed=1; done; \
 	      exit $$failed; \
 	    } & others=$$!; \
 	    $(SUBMAKE) jobs || note make jobs; \

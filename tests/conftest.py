@@ -58,9 +58,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option that divides the tests between `make test` and `make test-full`."""
-    text = "quick: each value of each parameter once; rest: all other cases; all: both (default)"
-    parser.addoption("--cases", choices=("quick", "rest", "all"), default="all", help=text)
+    """Add the option that selects the tests of `make test-quick`."""
+    text = "quick: each value of each parameter once; all: every case (default)"
+    parser.addoption("--cases", choices=("quick", "all"), default="all", help=text)
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are selected by marker
@@ -84,16 +84,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 class CaseSelection:
-    """Deselects the cases of parametrised tests that another part of the tests runs, after those of other markers."""
+    """Deselects all cases of parametrised tests but those of `make test-quick`, after the selection by markers."""
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        """Keep the tests of `--cases`."""
+        """Keep the tests that `choose_quick` returns."""
         quick = choose_quick(items)
-        is_quick = config.getoption("--cases") == "quick"
-        others = [item for item in items if (item in quick) != is_quick]
-        config.hook.pytest_deselected(items=others)
-        items[:] = [item for item in items if (item in quick) == is_quick]
+        config.hook.pytest_deselected(items=[item for item in items if item not in quick])
+        items[:] = [item for item in items if item in quick]
 
 
 def _allows(needs_ranks: pytest.Mark, size: int) -> bool:

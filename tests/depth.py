@@ -1,6 +1,6 @@
-"""How many cases of a parametrised test run: `make test` runs each value once, `make test-full` all other cases.
+"""How many cases of a parametrised test run: `make test-quick` runs each value once, `make test` all cases.
 
-`make test-matrix` adds the cases with the marker `full`.
+`make test-full` adds those with the marker `full`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def keep(cases: Iterable[Any], is_representative: Callable[[Any], bool]) -> list
 
     Args:
         cases: parameters of one test; a tuple holds several arguments.
-        is_representative: whether a case runs without `make test-matrix`.
+        is_representative: whether a case runs without `make test-full`.
     """
     return [case if is_representative(case) else mark_full(case) for case in cases]
 
@@ -33,7 +33,7 @@ def mark_full(case: Any) -> Any:
 
 
 def choose_quick(items: Sequence[pytest.Item]) -> set[pytest.Item]:
-    """Return the tests of `make test`: of each test, as few cases as contain each value of each parameter.
+    """Return the tests of `make test-quick`: of each test, as few cases as contain each value of each parameter.
 
     Tests with the marker `thorough` are omitted. The choice depends on names and values alone, so all ranks of a
     session make the same one.

@@ -23,9 +23,10 @@ from typing import NoReturn
 
 import numpy as np
 
+from hpccoll.algorithms import registry
 from hpccoll.algorithms.catalogue import list_algorithms
 from hpccoll.algorithms.published_files import is_published_file, load_published_plan
-from hpccoll.algorithms.registry import REGISTERED, Algorithm, algorithm, make_algorithm
+from hpccoll.algorithms.registry import Algorithm, algorithm, make_algorithm
 from hpccoll.errors import HpccollError, PlanError, UsageError
 from hpccoll.plan import (
     NO_CHUNK,
@@ -110,7 +111,7 @@ def _read_plan(path: str) -> Plan:
 
 def _register_plan(plan: Plan) -> Algorithm:
     """Add a plan that was read from a file to the registry, and return it as an algorithm for its number of ranks."""
-    known = REGISTERED.get((plan.operation, plan.algorithm))
+    known = registry.REGISTERED.get((plan.operation, plan.algorithm))
     if known is not None and known.file_plan is None:
         raise UsageError(f"the file has the name of the algorithm {known.full_name}; give the file another name")
 
@@ -120,7 +121,7 @@ def _register_plan(plan: Plan) -> Algorithm:
     make_rounds.__module__ = _PREFIX + plan.algorithm
     one_sided = any(not isinstance(step, Move) for steps in plan.rounds() for step in steps)
     made = make_algorithm(plan.operation, plan.algorithm, make_rounds, uses_shared_memory=one_sided)
-    REGISTERED[plan.operation, plan.algorithm] = loaded = replace(made, file_plan=plan)
+    registry.REGISTERED[plan.operation, plan.algorithm] = loaded = replace(made, file_plan=plan)
     return loaded
 
 

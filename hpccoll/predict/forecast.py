@@ -21,7 +21,13 @@ def fill_nodes(n: int, machine: Machine) -> tuple[int, ...]:
 
 
 def can_run_on(algorithm: Algorithm, n: int, machine: Machine) -> bool:
-    """Whether n ranks of `machine` can run `algorithm`: a pure shared-memory algorithm needs a single node."""
+    """Whether n ranks of `machine` can run `algorithm`.
+
+    A pure shared-memory algorithm needs a single node. An algorithm for unequal links needs their rates, which machine
+    models do not have.
+    """
+    if "rates" in algorithm.parameters and not algorithm.rates:
+        return False
     return not algorithm.uses_shared_memory or "nodes" in algorithm.parameters or n <= machine.ranks_per_node
 
 

@@ -94,7 +94,7 @@ def test_every_page_with_examples_is_tested() -> None:
     """The commands of the other pages take long or need a cluster; tests/unit/test_docs.py checks their options."""
     others = {"course", "write-your-own", "parity"}  # test_guides.py, test_parity.py
     others |= {"24576-ranks", "barriers", "lab", "pictures", "report", "strategies", "training", "tuning"}
-    others |= {"which-algorithm"}
+    others |= {"which-algorithm", "failures", "optimum", "profile"}
     pages = {str(path.relative_to(DOCS).with_suffix("")) for path in DOCS.rglob("*.md")}
     with_examples = {page for page in pages if any(kind in ("sh", "python") for kind, _ in list_blocks(page))}
     assert with_examples <= {*PAGES, *others}

@@ -66,7 +66,7 @@ EQUIVALENT: dict[str, tuple[str, set[str]]] = {
             *("reduce/circulant", "reduce/double_tree", "reduce/scatter_all_gather", "reduce_scatter/circulant"),
             *("reduce_scatter/neighbor_exchange", "reduce_scatter/pat", "reduce_scatter/recursive_halving"),
             *("all_reduce/bine", "all_reduce/chain", "all_reduce/dual_root", "all_reduce/hierarchical"),
-            *("all_reduce/swing", "all_reduce/two_shot"),
+            *("all_reduce/swing", "all_reduce/two_shot", "all_reduce/weighted"),
         },
     ),
     "hurried_message": (
@@ -79,7 +79,7 @@ EQUIVALENT: dict[str, tuple[str, set[str]]] = {
             *("broadcast/double_tree", "broadcast/scatter_all_gather", "reduce/double_tree"),
             *("reduce_scatter/circulant", "reduce_scatter/neighbor_exchange", "reduce_scatter/pat"),
             *("reduce_scatter/recursive_halving",),
-            *("all_reduce/dual_root", "all_to_all/hierarchical", "barrier/hierarchical"),
+            *("all_reduce/dual_root", "all_reduce/weighted", "all_to_all/hierarchical", "barrier/hierarchical"),
             *("scan/chain", "scan/tree"),
         },
     ),
