@@ -156,8 +156,7 @@ class MessageLowering:
     def _start_receive(self, move: RankMove, reads: list[MemoryRange], may_roll: bool) -> IncomingMessage:
         """Start to receive a message: into the memory for its chunks' new values if possible, else into scratch.
 
-        If no scratch is used, the receiving memory is appended to `reads`, so that a later message for the same memory
-        uses scratch.
+        The memory for the new values is appended to `reads`, so that a later message for the same memory uses scratch.
         """
         chunks, op = move.received, move.op
         home = self._locations.home_ranges(chunks)
@@ -170,13 +169,13 @@ class MessageLowering:
         rolling = not direct and op != Op.COPY and may_roll and len(cuts) > WINDOW
         if direct:
             landing = [home[0].part(start, stop) for start, stop in cuts]
-            reads.append(home[0])
         elif rolling:
             longest = max(stop - start for start, stop in cuts)
             window = [self._locations.take_scratch(longest) for _ in range(WINDOW)]
             landing = [window[j % WINDOW].part(0, stop - start) for j, (start, stop) in enumerate(cuts)]
         else:
             landing = [self._locations.take_scratch(stop - start) for start, stop in cuts]
+        reads.extend(home)
         message = IncomingMessage(move.source, op, chunks, landing, home, rolling=rolling)
         if count or (self._signals and not len(chunks)):
             for part in landing[:WINDOW] if rolling else landing:

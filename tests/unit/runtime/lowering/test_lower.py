@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from fractions import Fraction
 from itertools import pairwise
 from typing import Any
 
@@ -17,6 +18,8 @@ from hpccoll.runtime.lowering import Copy, MemoryKind, MemoryRange, Program, Rec
 from hpccoll.runtime.lowering import message_lowering as lowering
 from hpccoll.runtime.lowering.chunk_locations import align_ranges
 from hpccoll.runtime.lowering.message_lowering import split_message
+from hpccoll.synthesis import NetworkBuilder
+from hpccoll.synthesis.forest_plan import synthesize
 from tests.depth import mark_full
 from tests.unit.runtime.simulated import simulate
 
@@ -267,3 +270,14 @@ def test_pieces_that_correspond_are_cut_at_every_edge_of_either_side():
     right = [MemoryRange(MemoryKind.RESULT, 5, 6), MemoryRange(MemoryKind.RESULT, 8, 12)]
     pieces = align_ranges(left, right)
     assert [(a.start, a.stop, b.start, b.stop) for a, b in pieces] == [(0, 1, 5, 6), (1, 3, 8, 10), (10, 12, 10, 12)]
+
+
+@pytest.mark.parametrize("ranks", [3, 4])
+@pytest.mark.parametrize("count", [0, 1, 7])
+def test_a_packed_message_and_one_received_in_place_are_added_to_the_same_chunk(count, ranks):
+    network = NetworkBuilder("star", [f"rank {rank}" for rank in range(ranks)])
+    for rank in range(ranks):
+        network.connect(f"rank {rank}", "switch", Fraction(4 if rank < ranks - 1 else 1))
+    plan, _ = synthesize(network.build(), Operation.REDUCE_SCATTER, pieces=2)
+    for seed in range(3):
+        run(plan, count, False, seed)
