@@ -671,6 +671,25 @@ EXAMPLES = {
         "published_idle_time": None,
         "bubble": 0.25,
     },
+    "published_schedule": {
+        "schema": "hpccoll/1",
+        "kind": "published_schedule",
+        "command": "verify",
+        "file": "ring.xml",
+        "proven": True,
+        "failure": None,
+        "tool": "MSCCL",
+        "op": "all_reduce",
+        "ranks": 4,
+        "chunks": 4,
+        "buffered": 1,
+        "transfers": 24,
+        "redundant": 0,
+        "rounds": 6,
+        "sent_most": 1.5,
+        "no_plan": None,
+        "seconds": 0.5,
+    },
 }
 
 
