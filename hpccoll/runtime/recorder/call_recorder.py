@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NoReturn, TypeAlias
 
 from hpccoll.errors import CommunicationError, HpccollError, RankLostError, UsageError, WaitTimeoutError
 from hpccoll.native import CallCounter
@@ -132,9 +132,9 @@ class CallRecorder(CallCounter):
 
         `explain` gets an exception of the functions, and may raise another one instead.
         """
-        (first, *others), fail = functions or (bool,), self.fail  # bool() does nothing
-        take_entry, memory = self.recorder.take_entry, self.recorder.memory
-        pack, end, read_clock = layout.ENTRY.pack_into, self.end, time.monotonic_ns
+        first, *others = functions or (bool,)  # bool() does nothing
+        take_entry, memory, fail = self.recorder.take_entry, self.recorder.memory, self.fail
+        pack, ends, read_clock = layout.ENTRY.pack_into, self.recorder.words[layout.ENDED_WORD :], time.monotonic_ns
 
         def run() -> None:
             """Call the functions and record the call."""
@@ -142,6 +142,8 @@ class CallRecorder(CallCounter):
                 self.refuse_call()
             self.current = name
             self.count = number = self.count + 1
+            if number == self.kill_at:
+                signal.raise_signal(signal.SIGKILL)
             try:
                 serial, at, place = take_entry()
                 pack(memory, at, serial, read_clock(), number, description, serial)
@@ -156,7 +158,10 @@ class CallRecorder(CallCounter):
                 fail(place)
                 explain(error)
                 raise
-            end(place)
+            if self.is_lost:
+                self.raise_loss()
+            self.current = None
+            ends[place] = read_clock()
 
         return run
 
@@ -284,9 +289,18 @@ class CallRecorder(CallCounter):
             self.settle()
             raise self.interruption.make_error(self.rank, self.current_name if self.is_in_call else "")
 
-    def raise_loss(self) -> None:
-        """Wait until the survivors know of a death that this rank knows of; then raise RankLostError."""
+    def raise_loss(self) -> NoReturn:
+        """Wait until the survivors know of a death that this rank knows of; then raise RankLostError.
+
+        Raises CommunicationError if an exception made the communicator unusable before the death, or if this rank's
+        watch has not told the other ranks in time.
+        """
         self.take_exception(self.current_name, None)
+        self.raise_interruption()
+        raise CommunicationError(
+            f"rank {self.rank} in {self.current_name}: a rank has ended, and the others were not told within "
+            f"{LOSS_KNOWN_S:g} s; end the job and start it again"
+        )
 
     def replace_error(self, error: BaseException | None, call: str) -> RankLostError | None:
         """Return the RankLostError of the call `call` if a death explains its exception; wait until it is known.
