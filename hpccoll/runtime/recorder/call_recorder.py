@@ -4,8 +4,8 @@ All ranks make the same collective calls in the same order, so they give a call 
 fewer calls than the number of another rank's call will be waited for. Messages are numbered on each rank separately.
 
 A function that runs a collective often calls `begin`, which `CallRecorder.bind` has made for this collective, and then
-`CallRecorder.end` or, after an exception, `CallRecorder.fail`. Both together take 0.25 us. A function without arguments
-may use `CallRecorder.surround` instead, which takes less time because it calls no other Python function.
+`CallRecorder.end` or, after an exception, `CallRecorder.fail`, as the functions of `CallRecorder.surround` do. Both
+together take 0.25 us.
 
 An exception that is not hpccoll's own (from a signal handler, or KeyboardInterrupt) may leave a collective half done,
 or a message without its match. The communicator is then unusable: its later calls raise an error, on this rank and,
@@ -132,24 +132,12 @@ class CallRecorder(CallCounter):
 
         `explain` gets an exception of the functions, and may raise another one instead.
         """
-        first, *others = functions or (bool,)  # bool() does nothing
-        take_entry, memory, fail = self.recorder.take_entry, self.recorder.memory, self.fail
-        pack, ends, read_clock = layout.ENTRY.pack_into, self.recorder.words[layout.ENDED_WORD :], time.monotonic_ns
+        (first, *others), begin = functions or (bool,), self.bind(name, description)  # bool() does nothing
+        end, fail = self.end, self.fail
 
         def run() -> None:
             """Call the functions and record the call."""
-            if self.current is not None:
-                self.refuse_call()
-            self.current = name
-            self.count = number = self.count + 1
-            if number == self.kill_at:
-                signal.raise_signal(signal.SIGKILL)
-            try:
-                serial, at, place = take_entry()
-                pack(memory, at, serial, read_clock(), number, description, serial)
-            except BaseException as error:
-                self.take_exception(name, error)
-                raise
+            place = begin()
             try:
                 first()
                 for function in others:
@@ -158,10 +146,7 @@ class CallRecorder(CallCounter):
                 fail(place)
                 explain(error)
                 raise
-            if self.is_lost:
-                self.raise_loss()
-            self.current = None
-            ends[place] = read_clock()
+            end(place)
 
         return run
 
