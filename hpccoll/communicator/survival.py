@@ -75,7 +75,7 @@ class SurvivalMethods(CommunicatorBase):
                 made.discard()
         if made is None:
             raise CommunicationError("the ranks disagree about a new communicator; end the job and start it again")
-        made._kept = [*self._kept, *self._engine.list_kept()]
+        made._state.kept += self._engine.list_kept()  # noqa: SLF001 - MPI may still write to these arrays
         self.discard()
         return made
 
