@@ -95,7 +95,6 @@ class CommunicatorBase:
     def _watch(self) -> None:
         """Watch the other ranks until `_stop_watch` is called; their deaths raise RankLostError if the user says so."""
         survives, state, processes = self._on_failure == "raise", self._state, self._engine.processes
-        self._kept: list[object] = []  # see `SurvivalMethods.keep_from`
         self._control = self._comm.Dup() if survives else None  # is never revoked
         self._losses: LossWatch | None = None
         if survives:

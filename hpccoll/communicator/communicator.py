@@ -10,10 +10,10 @@ byte reduced).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from operator import index
-from typing import TYPE_CHECKING, Any, Self, SupportsIndex, TypeVar
+from typing import TYPE_CHECKING, Any, Self, SupportsIndex
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from hpccoll.communicator.reductions import ReductionMethods
 from hpccoll.communicator.scans import ScanMethods
 from hpccoll.communicator.survival import SurvivalMethods
 from hpccoll.communicator.symmetric_buffers import SymmetricBufferMethods
-from hpccoll.errors import CommunicationError, RankLostError, UsageError
+from hpccoll.errors import RankLostError, UsageError
 from hpccoll.runtime import job
 from hpccoll.runtime.agreement import gather_or_raise, wait_for_members, wait_for_ranks
 from hpccoll.units import format_count
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from hpccoll.communicator.cartesian import CartesianCommunicator
-
-MadeT = TypeVar("MadeT", bound="Communicator")
 
 
 class Communicator(
@@ -181,25 +179,22 @@ class Communicator(
         make = partial(CartesianCommunicator, joined, sizes, wraps, **self._list_options())
         return self._make(make, joined, "cart")
 
-    def _list_options(self) -> dict[str, Any]:
-        """Return the options that groups have in common with this communicator."""
-        return {"abort_on_error": self._abort_on_error, "on_failure": self._on_failure}
+    def shrink(self) -> Communicator:
+        """Return a communicator of the living ranks, in their order, and close this one; collective over them.
 
-    def _make_like(self, base: MPI.Intracomm) -> Communicator:
-        """Return a communicator that owns `base` and has this one's options."""
+        Memory, recorder and progress are those of a new communicator. Groups that contain a dead rank are shrunk by
+        their own `shrink`, other groups go on. Until the call returns, other ranks may still access the arrays of the
+        operation that raised RankLostError. Ranks that die during the call are left out as well.
+
+        Raises:
+            UsageError: the communicator was made without `on_failure="raise"`.
+
+        Example:
+            >>> smaller = comm.shrink()  # doctest: +SKIP
+        """
         compares = self._argument_check is not None
         options = self._list_options() | {"mixed_forms": self._mixed_forms, "compare_arguments": compares}
-        return Communicator(base, adopt=True, **options)
-
-    def _make(self, make: Callable[[], MadeT], joined: MPI.Intracomm, name: str) -> MadeT:
-        """Return the communicator that `make` makes of `joined`; raise RankLostError if a rank dies meanwhile."""
-        if self._control is None:
-            return make()
-        made = self._try_to_make(make, joined)
-        if made is None:
-            self._state.take_exception(name, CommunicationError(f"rank {self.rank}: {name} failed"))
-            raise CommunicationError(f"rank {self.rank}: {name} failed on another rank; see its error")
-        return made
+        return self._shrink(partial(Communicator, adopt=True, **options))
 
     def _join(self, members: Sequence[int]) -> MPI.Intracomm:
         """Return a new MPI communicator of the ranks `members`, this rank among them; collective over the members."""

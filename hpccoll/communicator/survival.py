@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hpccoll.communicator.base import CommunicatorBase
 from hpccoll.errors import CommunicationError, UsageError
@@ -16,44 +16,11 @@ from hpccoll.runtime.failure_detection.endings import get_endings
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from hpccoll.communicator.communicator import Communicator
-
-MadeT = TypeVar("MadeT", bound="Communicator")
+MadeT = TypeVar("MadeT", bound="SurvivalMethods")
 
 
 class SurvivalMethods(CommunicatorBase):
     """What a communicator with `on_failure="raise"` offers after the death of a rank."""
-
-    def shrink(self) -> Communicator:
-        """Return a communicator of the living ranks, in their order, and close this one; collective over them.
-
-        Memory, recorder and progress are those of a new communicator. Groups that contain a dead rank are shrunk by
-        their own `shrink`, other groups go on. Until the call returns, other ranks may still access the arrays of the
-        operation that raised RankLostError. Ranks that die during the call are left out as well.
-
-        Raises:
-            UsageError: the communicator was made without `on_failure="raise"`.
-
-        Example:
-            >>> smaller = comm.shrink()  # doctest: +SKIP
-        """
-        self._require_survival("shrink")
-        while True:
-            # With MPI calls of another thread during it, Open MPI 5.0.11 has crashed when one more rank died.
-            with get_endings().lock:
-                base = job.load_mpi().Intracomm(self._comm.Shrink())
-            made = self._try_to_make(partial(self._make_like, base), base)
-            with get_endings().lock:
-                has_agreed = _agree_without_death(base, made is not None)
-            if has_agreed:
-                break
-            if made is not None:
-                made.discard()
-        if made is None:
-            raise CommunicationError("the ranks disagree about a new communicator; end the job and start it again")
-        made.keep_from(self)
-        self.discard()
-        return made
 
     def agree(self, flag: object = True) -> bool:
         """Return whether `flag` is true on all living ranks; collective over them, also after the death of a rank.
@@ -77,14 +44,6 @@ class SurvivalMethods(CommunicatorBase):
         """
         return tuple(getattr(self._state.interruption, "ranks", ()))
 
-    def keep_from(self, predecessor: SurvivalMethods) -> None:
-        """Keep the arrays of operations that a death has ended, to which MPI may still write, until this is closed.
-
-        Example:
-            >>> smaller.keep_from(comm)  # doctest: +SKIP
-        """
-        self._kept = predecessor._engine.list_kept()
-
     def discard(self) -> None:
         """Close the communicator without waiting for other ranks, and free its memory.
 
@@ -100,9 +59,39 @@ class SurvivalMethods(CommunicatorBase):
             self._engine.free()
             self._engine.progress.release_garbage()
 
-    def _make_like(self, base: MPI.Intracomm) -> Communicator:
-        """Return a communicator that owns `base` and has this one's options."""
-        raise NotImplementedError
+    def _shrink(self, make: Callable[[MPI.Intracomm], MadeT]) -> MadeT:
+        """Return the communicator that `make` makes of the living ranks, and close this one; see `shrink`."""
+        self._require_survival("shrink")
+        while True:
+            # With MPI calls of another thread during it, Open MPI 5.0.11 has crashed when one more rank died.
+            with get_endings().lock:
+                base = job.load_mpi().Intracomm(self._comm.Shrink())
+            made = self._try_to_make(partial(make, base), base)
+            with get_endings().lock:
+                has_agreed = _agree_without_death(base, made is not None)
+            if has_agreed:
+                break
+            if made is not None:
+                made.discard()
+        if made is None:
+            raise CommunicationError("the ranks disagree about a new communicator; end the job and start it again")
+        made._state.kept += self._engine.list_kept()  # noqa: SLF001 - MPI may still write to these arrays
+        self.discard()
+        return made
+
+    def _list_options(self) -> dict[str, Any]:
+        """Return the options that groups have in common with this communicator."""
+        return {"abort_on_error": self._abort_on_error, "on_failure": self._on_failure}
+
+    def _make(self, make: Callable[[], MadeT], joined: MPI.Intracomm, name: str) -> MadeT:
+        """Return the communicator that `make` makes of `joined`; raise RankLostError if a rank dies meanwhile."""
+        if self._control is None:
+            return make()
+        made = self._try_to_make(make, joined)
+        if made is None:
+            self._state.take_exception(name, CommunicationError(f"rank {self.rank}: {name} failed"))
+            raise CommunicationError(f"rank {self.rank}: {name} failed on another rank; see its error")
+        return made
 
     def _try_to_make(self, make: Callable[[], MadeT], base: MPI.Intracomm) -> MadeT | None:
         """Return the communicator that `make` makes of `base`; None if a rank died meanwhile."""

@@ -70,9 +70,20 @@ def make_program(kind: str, comm: hpccoll.Communicator, draw: random.Random) -> 
 
         return repeat
     if kind == "group":
-        half = comm.new_group([each for each in range(ranks) if each % 2 == rank % 2])
+        members = range(rank % 2, ranks, 2)
+        half = comm.new_group(members)
         assert half is not None
-        return lambda step: call_one(half if step % 4 else comm, random.Random(step), step)
+
+        def call_half(step: int) -> None:
+            try:
+                call_one(half if step % 4 else comm, random.Random(step), step)
+            except hpccoll.RankLostError as error:
+                if step % 4 == 0:
+                    raise
+                lost = tuple(members[each] for each in error.ranks)  # `error.ranks` are ranks of the group
+                raise hpccoll.RankLostError(rank, lost, error.hosts, error.operation) from error
+
+        return call_half
     if kind == "symmetric":
         shared = comm.empty(draw.choice(SIZES), np.int64)
 

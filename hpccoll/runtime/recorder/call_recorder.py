@@ -4,8 +4,8 @@ All ranks make the same collective calls in the same order, so they give a call 
 fewer calls than the number of another rank's call will be waited for. Messages are numbered on each rank separately.
 
 A function that runs a collective often calls `begin`, which `CallRecorder.bind` has made for this collective, and then
-`CallRecorder.end` or, after an exception, `CallRecorder.fail`. Both together take 0.25 us. A function without arguments
-may use `CallRecorder.surround` instead, which takes less time because it calls no other Python function.
+`CallRecorder.end` or, after an exception, `CallRecorder.fail`, as the functions of `CallRecorder.surround` do. Both
+together take 0.25 us.
 
 An exception that is not hpccoll's own (from a signal handler, or KeyboardInterrupt) may leave a collective half done,
 or a message without its match. The communicator is then unusable: its later calls raise an error, on this rank and,
@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NoReturn, TypeAlias
 
 from hpccoll.errors import CommunicationError, HpccollError, RankLostError, UsageError, WaitTimeoutError
 from hpccoll.native import CallCounter
@@ -132,22 +132,12 @@ class CallRecorder(CallCounter):
 
         `explain` gets an exception of the functions, and may raise another one instead.
         """
-        (first, *others), fail = functions or (bool,), self.fail  # bool() does nothing
-        take_entry, memory = self.recorder.take_entry, self.recorder.memory
-        pack, end, read_clock = layout.ENTRY.pack_into, self.end, time.monotonic_ns
+        (first, *others), begin = functions or (bool,), self.bind(name, description)  # bool() does nothing
+        end, fail = self.end, self.fail
 
         def run() -> None:
             """Call the functions and record the call."""
-            if self.current is not None:
-                self.refuse_call()
-            self.current = name
-            self.count = number = self.count + 1
-            try:
-                serial, at, place = take_entry()
-                pack(memory, at, serial, read_clock(), number, description, serial)
-            except BaseException as error:
-                self.take_exception(name, error)
-                raise
+            place = begin()
             try:
                 first()
                 for function in others:
@@ -284,9 +274,18 @@ class CallRecorder(CallCounter):
             self.settle()
             raise self.interruption.make_error(self.rank, self.current_name if self.is_in_call else "")
 
-    def raise_loss(self) -> None:
-        """Wait until the survivors know of a death that this rank knows of; then raise RankLostError."""
+    def raise_loss(self) -> NoReturn:
+        """Wait until the survivors know of a death that this rank knows of; then raise RankLostError.
+
+        Raises CommunicationError if an exception made the communicator unusable before the death, or if this rank's
+        watch has not told the other ranks in time.
+        """
         self.take_exception(self.current_name, None)
+        self.raise_interruption()
+        raise CommunicationError(
+            f"rank {self.rank} in {self.current_name}: a rank has ended, and the others were not told within "
+            f"{LOSS_KNOWN_S:g} s; end the job and start it again"
+        )
 
     def replace_error(self, error: BaseException | None, call: str) -> RankLostError | None:
         """Return the RankLostError of the call `call` if a death explains its exception; wait until it is known.

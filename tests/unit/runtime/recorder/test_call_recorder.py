@@ -1,11 +1,12 @@
-"""An exception of a signal handler while a call is being recorded makes the communicator unusable at once."""
+"""Exceptions of signal handlers while a call is being recorded, and deaths of ranks during a call."""
 
 from __future__ import annotations
 
 import pytest
 
-from hpccoll.errors import CommunicationError
+from hpccoll.errors import CommunicationError, RankLostError
 from hpccoll.runtime.recorder.call_recorder import CallRecorder
+from hpccoll.runtime.recorder.interruption import Interruption, LostRanks
 
 
 def make_recorder_that_is_interrupted(monkeypatch):
@@ -53,3 +54,37 @@ def test_a_wait_that_is_interrupted_at_its_beginning_leaves_the_communicator_usa
         with pytest.raises(KeyboardInterrupt), reason:
             pass
     assert state.current is None
+
+
+def run_with_death(state, interruption, call):
+    """Make a call, during which this rank learns of a death and receives an interruption."""
+    state.survives = True
+
+    def learn():
+        state.is_lost = True
+        state.receive_interruption(interruption)
+
+    if call == "surround":
+        state.surround("gather", state.describe("gather"), [learn], bool)()
+    else:
+        with state.call("gather"):
+            learn()
+
+
+@pytest.mark.parametrize("call", ["surround", "record"])
+def test_no_call_returns_a_result_after_a_death(call):
+    state = CallRecorder()
+    state.open(1, 0, 3, None)
+    with pytest.raises(RankLostError) as caught:
+        run_with_death(state, LostRanks((2,), ("host",)), call)
+    assert (caught.value.ranks, caught.value.operation) == ((2,), "gather")
+    with pytest.raises(RankLostError):
+        run_with_death(state, LostRanks((2,), ("host",)), call)
+
+
+@pytest.mark.parametrize("call", ["surround", "record"])
+def test_no_call_returns_a_result_after_a_death_that_came_after_an_interruption(call):
+    state = CallRecorder()
+    state.open(1, 0, 3, None)
+    with pytest.raises(CommunicationError, match="was interrupted by KeyboardInterrupt"):
+        run_with_death(state, Interruption(1, 1, "gather", "KeyboardInterrupt"), call)
