@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from hpccoll.algorithms import get_algorithm, loader
-from hpccoll.algorithms.published_files import judge_published
+from hpccoll.algorithms.plan_files import judge_published
 from hpccoll.errors import DeadlockError, PlanError, UsageError
 from hpccoll.plan import Operation, Plan, check, replay
 from hpccoll.plan.interchange.msccl import to_msccl
