@@ -25,7 +25,7 @@ import numpy as np
 
 from hpccoll.algorithms import registry
 from hpccoll.algorithms.catalogue import list_algorithms
-from hpccoll.algorithms.published_files import is_published_file, load_published_plan
+from hpccoll.algorithms.plan_files import has_plan_suffix, load_plan
 from hpccoll.algorithms.registry import Algorithm, algorithm, make_algorithm
 from hpccoll.errors import HpccollError, PlanError, UsageError
 from hpccoll.plan import (
@@ -48,19 +48,16 @@ from hpccoll.plan import (
     check,
 )
 from hpccoll.plan.proof.symmetric_proof import can_prove_by_symmetry, prove_by_symmetry
-from hpccoll.private_files import read_limited
 from hpccoll.units import format_count
 
 _CHUNKS = (1, 2, 8)  # chunk counts with which a pipelined algorithm is proven
 MOST_FULLY_PROVEN = 1024  # ranks; plans for more ranks are proven by symmetry if they have one
-_PLAN_SUFFIXES = (".json", ".xml")  # of files that contain a plan or a published schedule
-_MOST_PLAN_BYTES = 2**28
 _PREFIX = "hpccoll own "  # starts the names of loaded modules; no importable module has a space in its name
 
 
 def is_file_reference(text: str) -> bool:
     """Whether `text` names a function, a plan or a published schedule in a file rather than a registered algorithm."""
-    return text.endswith((".py", *_PLAN_SUFFIXES)) or ".py:" in text
+    return has_plan_suffix(text) or text.endswith(".py") or ".py:" in text
 
 
 def is_user_defined(known: Algorithm) -> bool:
@@ -78,8 +75,8 @@ def load_algorithm(reference: str) -> Algorithm:
         UsageError: no such file, function or plan, an unknown operation, or the name of a built-in algorithm.
         HpccollError: the file raises an exception; the message names file and line.
     """
-    if reference.endswith(_PLAN_SUFFIXES):
-        return _register_plan(load_published_plan(reference) if is_published_file(reference) else _read_plan(reference))
+    if has_plan_suffix(reference):
+        return _register_plan(load_plan(reference))
     path, colon, name = reference.rpartition(":")
     if not colon or not path.endswith(".py"):
         raise UsageError(f"{reference}: name a function in the file, as in {reference.rstrip(':')}:my_all_reduce")
@@ -98,17 +95,6 @@ def load_algorithm(reference: str) -> Algorithm:
     return next(known for known in list_algorithms() if known.make_rounds is function)
 
 
-def _read_plan(path: str) -> Plan:
-    """Return the plan in a JSON file, unproven, with the name of the file as that of its algorithm."""
-    from hpccoll.plan.interchange.json_plans import from_json
-
-    try:
-        text = read_limited(path, _MOST_PLAN_BYTES).decode()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
-    return replace(from_json(text, path), algorithm=path.rpartition("/")[2].rpartition(".")[0])
-
-
 def _register_plan(plan: Plan) -> Algorithm:
     """Add a plan that was read from a file to the registry, and return it as an algorithm for its number of ranks."""
     known = registry.REGISTERED.get((plan.operation, plan.algorithm))
@@ -121,7 +107,8 @@ def _register_plan(plan: Plan) -> Algorithm:
     make_rounds.__module__ = _PREFIX + plan.algorithm
     one_sided = any(not isinstance(step, Move) for steps in plan.rounds() for step in steps)
     made = make_algorithm(plan.operation, plan.algorithm, make_rounds, uses_shared_memory=one_sided)
-    registry.REGISTERED[plan.operation, plan.algorithm] = loaded = replace(made, file_plan=plan)
+    parameters = frozenset(["root"] if plan.operation.has_root else [])
+    registry.REGISTERED[plan.operation, plan.algorithm] = loaded = replace(made, parameters=parameters, file_plan=plan)
     return loaded
 
 

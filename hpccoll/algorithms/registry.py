@@ -101,9 +101,11 @@ class Algorithm:
     def _get_file_plan(self, plan: Plan, ranks: int, root: int) -> Plan:
         """Return the plan of a file; raise UsageError if it has another number of ranks or another root."""
         if ranks != plan.ranks or (self.operation.has_root and root != plan.root):
-            needed = f"{plan.ranks} ranks" + f" and root {plan.root}" * self.operation.has_root
-            given = f"{ranks} ranks" + f" and root {root}" * self.operation.has_root
-            raise UsageError(f"{self.full_name} is a plan for {needed}, not for {given}; use --ranks {plan.ranks}")
+            roots = [f" and root {each}" * self.operation.has_root for each in (plan.root, root)]
+            raise UsageError(
+                f"{self.full_name} is a plan for {plan.ranks} ranks{roots[0]}, not for {ranks} ranks{roots[1]}; "
+                f"use --ranks {plan.ranks}" + f" --root {plan.root}" * self.operation.has_root
+            )
         return plan
 
 

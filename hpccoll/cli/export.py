@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from hpccoll.algorithms import get_algorithm, list_algorithm_names, loader
-from hpccoll.algorithms.published_files import is_published_file
+from hpccoll.algorithms.plan_files import is_published_file, read_plan
 from hpccoll.atomic_files import write_atomically
 from hpccoll.cli.output import is_printing_rank
 from hpccoll.cli.schedules import ScheduleOptions, add_schedule_options, are_schedules, get_single_schedule
@@ -109,13 +109,7 @@ def _make_plan(name: str, ranks: int | None, root: int, chunks: int | None, nbyt
 
 def _read_plan(name: str, ranks: int | None) -> Plan:
     """Read the plan in the JSON file `name`, without proving it."""
-    from hpccoll.plan.interchange.json_plans import from_json
-
-    try:
-        text = Path(name).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{name} cannot be read: {error}") from error
-    plan = from_json(text, name)
+    plan = read_plan(name)
     if ranks not in (None, plan.ranks):
         raise UsageError(
             f"{name} is a plan for {format_count(plan.ranks, 'rank')}, and --ranks asks for {ranks}; leave --ranks out"

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from pathlib import PurePath
 
-from hpccoll.algorithms.published_files import PublishedVerdict, is_published_file, judge_published
+from hpccoll.algorithms.plan_files import PublishedVerdict, is_published_file, judge_published
 from hpccoll.cli.output import STDOUT, is_printing_rank, list_given_options, print_table, print_text
 from hpccoll.cli.progress import show_progress
 from hpccoll.cli.run_record import open_serial_output

@@ -171,8 +171,8 @@ def _simulate_cases(
         for n, nbytes, algorithm in selected:
             machine = chosen.for_ranks(n)
             count = chunks or choose_forecast_chunks(algorithm, n, nbytes)
-            cost = algorithm.plan(n, 0, count, fill_nodes(n, machine)).cost
-            _require_symmetry(algorithm, n, machine)
+            cost = algorithm.plan(n, root, count, fill_nodes(n, machine)).cost
+            _require_symmetry(algorithm, n, machine, root)
             updates = (cost.steps * n if full else cost.steps) if cost is not None else n
             trace = updates <= (MAX_FULL_TRACE if full else MAX_TRACED_ROUNDS)
             simulation = forecast(algorithm, n, machine, nbytes, chunks=count, root=root, full=full, trace=trace)
@@ -180,11 +180,11 @@ def _simulate_cases(
             advance(algorithm.full_name)
 
 
-def _require_symmetry(algorithm: Algorithm, n: int, machine: Machine) -> None:
+def _require_symmetry(algorithm: Algorithm, n: int, machine: Machine, root: int) -> None:
     """Raise UsageError if the simulation of more than MOST_UNSYMMETRIC ranks would take minutes."""
     if n <= MOST_UNSYMMETRIC:
         return
-    plan = algorithm.plan(n, 0, 1, fill_nodes(n, machine))
+    plan = algorithm.plan(n, root, 1, fill_nodes(n, machine))
     rounds, per_node = plan.column(0), machine.ranks_per_node
     steps = len(rounds.at(0)) if len(rounds) else 0
     is_symmetric = plan.period is not None and n % lcm(plan.period, per_node) == 0

@@ -18,6 +18,7 @@ Semaphore: TypeAlias = tuple[str | int, ...]
 CellContents: TypeAlias = tuple[int, int]  # a chunk of the collective's data, and the bit mask of its contributors
 INPUT, OUTPUT, SCRATCH = "i", "o", "s"
 IN_FLIGHT = ">"  # begins the buffer names of messages in flight
+MOST_RANKS, MOST_CELLS = 2**12, 2**22  # of a file; proofs of larger ones would take hours and run out of memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +92,23 @@ class BlockProgram:
 
 @dataclass(frozen=True, slots=True)
 class CollectiveCells:
-    """The cells of a collective's input and output, and what they hold, for `per` chunks in each rank's block."""
+    """The cells of a collective's input and output, and what they hold, for `per` chunks in each rank's block.
+
+    With `in_place`, the input of a rank is in the memory of its output, or the output in that of the input.
+    """
 
     operation: Operation
     ranks: int
     per: int
+    in_place: bool = False
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a size that no file of a schedule has."""
+        if not 1 <= self.ranks <= MOST_RANKS or not self.per >= 1 or self.ranks * self.chunks > MOST_CELLS:
+            raise ValueError(
+                f"{self.ranks} ranks with blocks of {self.per} chunks; need 1 to {MOST_RANKS} ranks and at most "
+                f"{MOST_CELLS} chunks on all ranks together"
+            )
 
     @property
     def chunks(self) -> int:
@@ -135,6 +148,43 @@ class CollectiveCells:
         if self.operation is Operation.REDUCE and rank:
             return 0
         return self.per * (self.ranks if self.operation in (Operation.ALL_GATHER, Operation.ALL_TO_ALL) else 1)
+
+    def locate(self, rank: int, buffer: str, index: int) -> Cell:
+        """Return the cell of a chunk of a rank's buffer."""
+        if self.in_place and buffer != SCRATCH:
+            if self.operation is Operation.ALL_GATHER and buffer == INPUT:
+                return rank, OUTPUT, rank * self.per + index
+            if self.operation is Operation.REDUCE_SCATTER and buffer == OUTPUT:
+                return rank, INPUT, rank * self.per + index
+            if self.operation in (Operation.ALL_REDUCE, Operation.BROADCAST, Operation.REDUCE):
+                return rank, OUTPUT, index
+        return rank, buffer, index
+
+    def list_inputs(self) -> dict[Cell, CellContents]:
+        """Return the contents of the inputs' cells of all ranks."""
+        return {
+            self.locate(rank, INPUT, k): self.initial(rank, k)
+            for rank in range(self.ranks)
+            for k in range(self.count_inputs(rank))
+        }
+
+    def list_outputs(self) -> dict[Cell, CellContents]:
+        """Return the contents that the outputs' cells of all ranks must have."""
+        return {
+            self.locate(rank, OUTPUT, k): self.required(rank, k)
+            for rank in range(self.ranks)
+            for k in range(self.count_outputs(rank))
+        }
+
+    def list_homes(self) -> dict[Cell, int]:
+        """Return the plan's chunks of the cells of inputs and outputs that have one."""
+        places = (
+            (rank, buffer, k)
+            for rank in range(self.ranks)
+            for buffer, count in ((INPUT, self.count_inputs(rank)), (OUTPUT, self.count_outputs(rank)))
+            for k in range(count)
+        )
+        return {self.locate(*place): home for place in places if (home := self.home(*place)) is not None}
 
     @property
     def plan_chunks(self) -> int:

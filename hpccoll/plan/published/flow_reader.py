@@ -69,16 +69,13 @@ def parse_teccl(document: dict[str, Any], name: str) -> BlockProgram:
     nodes = sorted({int(rank) for match in matches for rank in match.group(2, 3, 4)})
     ranks = {node: rank for rank, node in enumerate(nodes)}
     per = 1 + max(int(match[1]) for match in matches)
-    cells = CollectiveCells(Operation.ALL_GATHER, len(nodes), per)
+    cells = CollectiveCells(Operation.ALL_GATHER, len(nodes), per, in_place=True)
     transfers = []
     for match in matches:
         index = ranks[int(match[2])] * per + int(match[1])
         ends = [(ranks[int(node)], OUTPUT, index) for node in match.group(3, 4)]
         transfers.append(Transfer(int(match[6]), ends[0], ends[1], match[0]))
-    outputs = {(r, OUTPUT, k): cells.required(r, k) for r in range(len(nodes)) for k in range(cells.chunks)}
-    inputs = {(r, OUTPUT, r * per + k): cells.initial(r, k) for r in range(len(nodes)) for k in range(per)}
-    homes = {cell: cell[2] for cell in outputs}
-    return _make_program(name, "TE-CCL", cells, transfers, inputs, outputs, homes, cells.chunks)
+    return _make_program(name, "TE-CCL", cells, transfers, cells.list_outputs(), cells.list_homes(), cells.chunks)
 
 
 def _match(pattern: re.Pattern[str], words: Any, name: str) -> re.Match[str]:
@@ -98,10 +95,8 @@ def _read_all_to_all(paths: dict[str, Any], name: str) -> BlockProgram:
     most = max((len(pieces) for _, pieces in demands), default=1)
     cells = CollectiveCells(Operation.ALL_TO_ALL, n, most)
     transfers: list[Transfer] = []
-    inputs: dict[Cell, tuple[int, int]] = {}
     outputs: dict[Cell, tuple[int, int]] = {}
     for rank in range(n):
-        inputs |= {(rank, INPUT, k): cells.initial(rank, k) for k in range(n * most)}
         transfers += [  # TE-CCL leaves out the block that stays at its rank
             Transfer(-1, (rank, INPUT, own), (rank, OUTPUT, own), "copy of the own block")
             for own in range(rank * most, rank * most + most)
@@ -118,9 +113,9 @@ def _read_all_to_all(paths: dict[str, Any], name: str) -> BlockProgram:
     if len(served) != n * (n - 1):
         lacking = next((d, s) for d in nodes for s in nodes if d != s and (str(d), str(s)) not in served)
         raise PlanError(f"{name}: rank {lacking[0]} has no demand met from rank {lacking[1]}")
-    homes, chunks = _place_relays(transfers, n) if most == 1 else ({}, 0)
+    homes, chunks = _place_relays(transfers, cells) if most == 1 else ({}, 0)
     remark = () if most == 1 else (f"chunks are cut into up to {most} pieces of different sizes",)
-    return _make_program(name, "TE-CCL", cells, transfers, inputs, outputs, homes, chunks, remark)
+    return _make_program(name, "TE-CCL", cells, transfers, outputs, homes, chunks, remark)
 
 
 def _add_path(
@@ -147,11 +142,9 @@ def _add_path(
     return volume
 
 
-def _place_relays(transfers: list[Transfer], n: int) -> tuple[dict[Cell, int], int]:
+def _place_relays(transfers: list[Transfer], cells: CollectiveCells) -> tuple[dict[Cell, int], int]:
     """Return the plan's chunks of all cells of an all-to-all, and their number; relays get chunks of work space."""
-    homes = {(r, INPUT, k): k for r in range(n) for k in range(n)} | {
-        (r, OUTPUT, k): n + k for r in range(n) for k in range(n)
-    }
+    homes, n = cells.list_homes(), cells.ranks
     used = [2 * n] * n
     for transfer in transfers:
         cell = transfer.target
@@ -174,36 +167,27 @@ def parse_taccl(document: dict[str, Any], name: str) -> BlockProgram:
     if operation is None or (operation.has_blocks and len(addresses) % n):
         raise UsageError(f"{name}: the collective {collective!r} is none of {', '.join(known)}")
     per = len(addresses) // n if operation.has_blocks else len(addresses)
-    cells = CollectiveCells(operation, n, per)
+    cells = CollectiveCells(operation, n, per, in_place=True)
+    buffer = INPUT if operation is Operation.REDUCE_SCATTER else OUTPUT
     transfers = []
     for clock, step in enumerate(document["steps"]):
         for address, source, dest, *rest in step["sends"]:
             time = rest[0] if rest else 0
             reduces = len(rest) > 2 and rest[2] == "rrc"
             words = f"chunk {address} {source}->{dest} in step {clock}"
-            moved = Transfer(clock, (source, OUTPUT, address), (dest, OUTPUT, address), words, reduces)
+            moved = Transfer(clock, (source, buffer, address), (dest, buffer, address), words, reduces)
             transfers.append((time if rest else clock, moved))
     times = {time: k for k, time in enumerate(sorted({time for time, _ in transfers}))}
     ordered = [Transfer(times[t], m.source, m.target, m.words, m.reduces) for t, m in transfers]
-    inputs = {}
-    for rank in range(n):
-        for k in range(cells.count_inputs(rank)):
-            contents = cells.initial(rank, k)
-            inputs[rank, OUTPUT, contents[0]] = contents
-    outputs = {}
-    for rank in range(n):
-        for k in range(cells.count_outputs(rank)):
-            contents = cells.required(rank, k)
-            outputs[rank, OUTPUT, contents[0]] = contents
-    homes = {(rank, OUTPUT, k): k for rank in range(n) for k in range(cells.chunks)}
-    return _make_program(name, "TACCL", cells, ordered, inputs, outputs, homes, cells.chunks)
+    return _make_program(name, "TACCL", cells, ordered, cells.list_outputs(), cells.list_homes(), cells.chunks)
 
 
 def _make_program(
-    name: str, tool: str, cells: CollectiveCells, transfers: list[Transfer], inputs: dict[Cell, tuple[int, int]],
-    outputs: dict[Cell, tuple[int, int]], homes: dict[Cell, int], plan_chunks: int, remarks: tuple[str, ...] = (),
+    name: str, tool: str, cells: CollectiveCells, transfers: list[Transfer], outputs: dict[Cell, tuple[int, int]],
+    homes: dict[Cell, int], plan_chunks: int, remarks: tuple[str, ...] = (),
 ) -> BlockProgram:  # fmt: skip
     """Return the program in which every transfer waits for the earlier transfers to its source."""
+    inputs = cells.list_inputs()
     links = _Links(name, inputs)
     ordered = sorted(transfers, key=lambda transfer: transfer.epoch)
     for _, same in groupby(ordered, key=lambda transfer: transfer.epoch):

@@ -10,7 +10,6 @@ two ranks on one channel arrive in order. Source: the parsers of microsoft/msccl
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from xml.etree import ElementTree as ET
 
@@ -19,6 +18,8 @@ from hpccoll.plan.operation import Operation
 from hpccoll.plan.published.block_program import (
     IN_FLIGHT,
     INPUT,
+    MOST_CELLS,
+    MOST_RANKS,
     OUTPUT,
     SCRATCH,
     BlockProgram,
@@ -41,7 +42,6 @@ COLLECTIVES = {
 }
 SENDS, RECEIVES = frozenset(("s", "rcs", "rrs", "rrcs")), frozenset(("r", "rcs", "rrs", "rrc", "rrcs"))
 TYPES = (*sorted(SENDS | RECEIVES), "cpy", "re", "nop")
-MOST_RANKS, MOST_STEPS = 2**12, 2**20
 
 
 def parse_msccl(text: str, name: str) -> BlockProgram:
@@ -62,13 +62,6 @@ def parse_msccl(text: str, name: str) -> BlockProgram:
     return _MscclReader(name, root).read()
 
 
-@dataclass(frozen=True, slots=True)
-class _GpuSizes:
-    """The numbers of chunks in the buffers of a rank."""
-
-    chunks: dict[str, int]
-
-
 class _MscclReader:
     """Reads the elements of one file, with the numbers of messages on each link so far."""
 
@@ -83,13 +76,14 @@ class _MscclReader:
             raise UsageError(f"{name}: ngpus is {self.n} and nchunksperloop {loop}; need at least 1 of each")
         if self.operation.has_blocks and loop % self.n:
             raise UsageError(f"{name}: nchunksperloop is {loop}, which {self.n} ranks do not divide")
-        self.cells = CollectiveCells(self.operation, self.n, loop // self.n if self.operation.has_blocks else loop)
         self.in_place = self.attribute(root, "inplace") == "1"
+        per = loop // self.n if self.operation.has_blocks else loop
+        self.cells = CollectiveCells(self.operation, self.n, per, self.in_place)
         self.sent: Counter[tuple[int, int, int]] = Counter()
         self.received: Counter[tuple[int, int, int]] = Counter()
         self.ends: dict[tuple[str, int, int, int], tuple[int, int]] = {}  # the thread block at each end of each link
         self.counts: dict[tuple[int, int, int], tuple[list[BlockStep], list[BlockStep]]] = {}
-        self.sizes: dict[int, _GpuSizes] = {}
+        self.sizes: dict[int, dict[str, int]] = {}  # the numbers of chunks in the buffers of each rank
         self.numbers: dict[int, int] = {}
 
     def attribute(self, element: ET.Element, key: str) -> str:
@@ -113,8 +107,9 @@ class _MscclReader:
         if sorted(gpus) != list(range(self.n)):
             raise UsageError(f"{self.name} has the ranks {sorted(gpus)[:9]}; ngpus={self.n} needs 0 to {self.n - 1}")
         for rank, gpu in gpus.items():
-            chunks = {key: self.integer(gpu, f"{key}_chunks") for key in (INPUT, OUTPUT, SCRATCH)}
-            self.sizes[rank] = _GpuSizes(chunks)
+            self.sizes[rank] = {key: self.integer(gpu, f"{key}_chunks") for key in (INPUT, OUTPUT, SCRATCH)}
+            if sum(self.sizes[rank].values()) > MOST_CELLS // self.n:
+                raise ValueError(f"rank {rank} has buffers of {self.sizes[rank]} chunks, which are too many")
         blocks = []
         for rank in range(self.n):
             threadblocks = gpus[rank].findall("tb")
@@ -128,38 +123,16 @@ class _MscclReader:
 
     def make_program(self, blocks: tuple[tuple[BlockStep, ...], ...]) -> BlockProgram:
         """Return the program, with the cells of inputs and outputs."""
-        cells, ranks = self.cells, range(self.n)
-        inputs = {self.locate(r, INPUT, k): cells.initial(r, k) for r in ranks for k in range(cells.count_inputs(r))}
-        outputs = {
-            self.locate(r, OUTPUT, k): cells.required(r, k) for r in ranks for k in range(cells.count_outputs(r))
-        }
-        homes = {}
-        for rank in ranks:
-            for buffer, count in ((INPUT, cells.count_inputs(rank)), (OUTPUT, cells.count_outputs(rank))):
-                for k in range(count):
-                    home = cells.home(rank, buffer, k)
-                    if home is not None:
-                        homes[self.locate(rank, buffer, k)] = home
+        cells, homes = self.cells, self.cells.list_homes()
         plan_chunks = cells.plan_chunks
         if self.operation is Operation.ALL_TO_ALL and cells.per == 1:  # the plan has work space for blocks in transit
-            most = max(sizes.chunks[SCRATCH] for sizes in self.sizes.values())
-            homes |= {(rank, SCRATCH, k): 2 * self.n + k for rank in ranks for k in range(most)}
+            most = max(sizes[SCRATCH] for sizes in self.sizes.values())
+            homes |= {(rank, SCRATCH, k): 2 * self.n + k for rank in range(self.n) for k in range(most)}
             plan_chunks += -(-most // self.n) * self.n
         return BlockProgram(
-            self.root.get("name", "msccl"), "MSCCL", self.operation, self.n, cells.chunks, blocks, inputs, outputs,
-            homes, plan_chunks, sum(self.sent.values()),
+            self.root.get("name", "msccl"), "MSCCL", self.operation, self.n, cells.chunks, blocks, cells.list_inputs(),
+            cells.list_outputs(), homes, plan_chunks, sum(self.sent.values()),
         )  # fmt: skip
-
-    def locate(self, rank: int, buffer: str, index: int) -> Cell:
-        """Return the cell of a chunk of a buffer; in-place collectives have their input in their output's memory."""
-        if self.in_place and buffer != SCRATCH:
-            if self.operation is Operation.ALL_GATHER and buffer == INPUT:
-                return rank, OUTPUT, rank * self.cells.per + index
-            if self.operation is Operation.REDUCE_SCATTER and buffer == OUTPUT:
-                return rank, INPUT, rank * self.cells.per + index
-            if self.operation in (Operation.ALL_REDUCE, Operation.BROADCAST, Operation.REDUCE):
-                return rank, OUTPUT, index
-        return rank, buffer, index
 
     def read_block(self, rank: int, tb: ET.Element, lengths: dict[int, int]) -> tuple[BlockStep, ...]:
         """Return the steps of a thread block."""
@@ -231,7 +204,7 @@ class _MscclReader:
 
     def list_cells(self, step: BlockStep, buffer: str, first: int, count: int) -> list[Cell]:
         """Return the cells of `count` chunks; raise PlanError if the rank's buffer does not have them."""
-        chunks = self.sizes[step.rank].chunks
+        chunks = self.sizes[step.rank]
         if buffer not in chunks:
             raise UsageError(f"{self.name}: {step.describe()}: there is no buffer {buffer!r}; need i, o or s")
         size = chunks[buffer]
@@ -240,7 +213,7 @@ class _MscclReader:
         if first < 0 or count < 1 or first + count > size:
             raise PlanError(f"{self.name}: {step.describe()} uses {count} chunks from {buffer}[{first}]; "
                             f"the buffer has {size} chunks")  # fmt: skip
-        return [self.locate(step.rank, buffer, first + i) for i in range(count)]
+        return [self.cells.locate(step.rank, buffer, first + i) for i in range(count)]
 
     def find_link(self, step: BlockStep, end: str, source: int, dest: int, channel: int) -> tuple[int, int, int]:
         """Return the link of a message; raise PlanError without a peer, or if another block uses this end of it."""
@@ -314,9 +287,6 @@ def _list_target(effect: Effect) -> tuple[Cell, ...]:
 
 def _list_sources(effect: Effect) -> tuple[Cell, ...]:
     return effect.sources
-
-
-_Maker = Callable[[list[Cell], list[Cell], list[Cell], list[Cell]], list[Effect]]
 
 
 def _list_effects(

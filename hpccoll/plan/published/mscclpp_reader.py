@@ -20,6 +20,7 @@ from hpccoll.errors import PlanError, UsageError
 from hpccoll.plan.operation import Operation
 from hpccoll.plan.published.block_program import (
     INPUT,
+    MOST_CELLS,
     OUTPUT,
     SCRATCH,
     BlockProgram,
@@ -44,20 +45,18 @@ SWITCHED = ("glres", "gstore")
 SIGNALS, WAITS = ("signal", "rlxsignal", "pws", "pwsf"), ("wait", "rlxwait")
 READS_PACKETS = ("rppkt", "upkt", "repkt", "respkt", "recpkt", "recspkt")
 WRITES_PACKETS = ("ppkt", "rppkt", "cpkt", "respkt", "recpkt", "recspkt")
-_MOST_RANKS = 2**12
 
 
 def parse_mscclpp(document: dict[str, Any], name: str) -> BlockProgram:
     """Return the program of an MSCCL++ execution plan, without proving it; error messages call the file `name`.
 
+    A missing or wrong value raises KeyError, TypeError, AttributeError, IndexError or ValueError.
+
     Raises:
-        UsageError: a key is missing, or an operation or collective is unknown.
+        UsageError: an operation or collective is unknown.
         PlanError: an operation names a chunk, buffer or channel that does not exist.
     """
-    try:
-        return _MscclppReader(name, document).read()
-    except (KeyError, TypeError, AttributeError) as error:
-        raise UsageError(f"{name} is no MSCCL++ execution plan: {type(error).__name__} {error}") from error
+    return _MscclppReader(name, document).read()
 
 
 class _MscclppReader:
@@ -69,14 +68,14 @@ class _MscclppReader:
         if document["collective"] not in COLLECTIVES:
             valid = ", ".join(COLLECTIVES)
             raise UsageError(f"{name}: collective is {document['collective']!r}; hpccoll reads {valid}")
-        if [gpu["id"] for gpu in self.gpus] != list(range(self.n)) or not 1 <= self.n <= _MOST_RANKS:
+        if [gpu["id"] for gpu in self.gpus] != list(range(self.n)):
             raise UsageError(f"{name}: the ids of gpus must be 0 to {self.n - 1}, in order")
-        self.operation, self.in_place = COLLECTIVES[document["collective"]], bool(document["inplace"])
+        self.operation = COLLECTIVES[document["collective"]]
         groups = {op["tbg_info"]["tbg_size"] for op in self.list_operations() if "tbg_info" in op}
         self.pieces = math.lcm(*groups) if groups else 1
         chunks = self.gpus[0]["input_chunks"]
         per = chunks // self.n if self.operation in (Operation.REDUCE_SCATTER, Operation.ALL_TO_ALL) else chunks
-        self.cells = CollectiveCells(self.operation, self.n, per * self.pieces)
+        self.cells = CollectiveCells(self.operation, self.n, per * self.pieces, bool(document["inplace"]))
         self.channels = [self.list_channels(gpu) for gpu in self.gpus]
         self.transfers = 0
 
@@ -106,30 +105,10 @@ class _MscclppReader:
         """Return the program of the whole file."""
         cells = self.cells
         blocks = tuple(_BlockReader(self, gpu, block).read() for gpu in self.gpus for block in gpu["threadblocks"])
-        ends = [
-            (r, b, k)
-            for r in range(self.n)
-            for b, count in ((INPUT, cells.count_inputs(r)), (OUTPUT, cells.count_outputs(r)))
-            for k in range(count)
-        ]
-        homes = {self.locate(*end): home for end in ends if (home := cells.home(*end)) is not None}
         return BlockProgram(
             str(self.document["name"]), "MSCCL++", self.operation, self.n, cells.chunks, blocks,
-            {self.locate(r, b, k): cells.initial(r, k) for r, b, k in ends if b == INPUT},
-            {self.locate(r, b, k): cells.required(r, k) for r, b, k in ends if b == OUTPUT},
-            homes, cells.plan_chunks, self.transfers,
+            cells.list_inputs(), cells.list_outputs(), cells.list_homes(), cells.plan_chunks, self.transfers,
         )  # fmt: skip
-
-    def locate(self, rank: int, buffer: str, index: int) -> Cell:
-        """Return the cell of a piece of a buffer; in-place collectives have their input in their output's memory."""
-        if self.in_place and buffer != SCRATCH:
-            if self.operation is Operation.ALL_REDUCE:
-                return rank, OUTPUT, index
-            if self.operation is Operation.ALL_GATHER and buffer == INPUT:
-                return rank, OUTPUT, rank * self.cells.per + index
-            if self.operation is Operation.REDUCE_SCATTER and buffer == OUTPUT:
-                return rank, INPUT, rank * self.cells.per + index
-        return rank, buffer, index
 
 
 class _BlockReader:
@@ -286,9 +265,9 @@ class _BlockReader:
         shared = op.get("tbg_info", {"tb_id": 0, "tbg_size": 1})
         begin = first + count * shared["tb_id"] // shared["tbg_size"]
         end = first + count * (shared["tb_id"] + 1) // shared["tbg_size"]
-        if first < 0 or first + count > size * pieces:
+        if first < 0 or first + count > min(size * pieces, MOST_CELLS):
             raise self.error(place, f"uses {kind}[{buffer['index']}] of rank {rank}, which has {size} chunks")
-        return [self.file.locate(rank, kind, index) for index in range(begin, end)]
+        return [self.file.cells.locate(rank, kind, index) for index in range(begin, end)]
 
     def error(self, place: tuple[int, int, int, str], why: str) -> PlanError:
         """Return (not raise) the error that names an operation."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from hpccoll.errors import UsageError
+from hpccoll.errors import HpccollError, UsageError
 from hpccoll.plan.published.block_program import BlockProgram
 from hpccoll.plan.published.flow_reader import is_taccl, is_teccl, parse_taccl, parse_teccl
 from hpccoll.plan.published.msccl_reader import parse_msccl
@@ -18,6 +18,16 @@ def parse_published(text: str, name: str) -> BlockProgram:
         UsageError: the text is in none of the formats, or a value is missing or unknown.
         PlanError: a step names a rank, chunk or step that does not exist, or a chunk is sent before it arrives.
     """
+    try:
+        return _parse(text, name)
+    except HpccollError:
+        raise
+    except (KeyError, TypeError, AttributeError, IndexError, ValueError, ArithmeticError, RecursionError) as error:
+        raise UsageError(f"{name} has a missing or wrong value: {type(error).__name__}: {error}") from error
+
+
+def _parse(text: str, name: str) -> BlockProgram:
+    """Return the program of a file; a missing or wrong value may raise any exception of its conversion."""
     if text.lstrip().startswith("<"):
         return parse_msccl(text, name)
     try:

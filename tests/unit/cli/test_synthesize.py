@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from hpccoll.algorithms import loader
 from hpccoll.cli import main as cli
+from hpccoll.plan import Operation
 from tests.record_schema import require_valid
 
 NETWORK = """
@@ -63,6 +65,8 @@ def test_rooted_plan_is_for_its_root(network: str, tmp_path: Path, capsys: pytes
     assert cli.main(["simulate", plan]) == 2
     assert "broadcast/spread is a plan for 4 ranks and root 2, not for 4 ranks and root 0" in capsys.readouterr().err
     assert cli.main(["verify", plan, "--ranks", "5"]) == 1
+    assert "broadcast/spread" in run(capsys, "simulate", plan, "--root", "2")
+    assert loader.load_and_prove([plan], [Operation.BROADCAST], 4, 2) == ("spread",)
 
 
 def test_wrong_plan_file_is_refused(network: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from hpccoll.algorithms import get_algorithm, loader
-from hpccoll.algorithms.published_files import judge_published
+from hpccoll.algorithms.plan_files import judge_published
 from hpccoll.errors import DeadlockError, PlanError, UsageError
 from hpccoll.plan import Operation, Plan, check, replay
 from hpccoll.plan.interchange.msccl import to_msccl
@@ -27,7 +27,7 @@ from hpccoll.plan.published import (
 from tests.unit.plan.published.mutants import Mutant, make_mutants
 
 DATA = Path(__file__).parents[3] / "data" / "published"
-REAL = (DATA / "ar_tree_12_LL.xml").read_text()
+REAL, PACK = (DATA / "ar_tree_12_LL.xml").read_text(), (DATA / "reduce_pack.json").read_text()
 PLACE = re.compile(r"rank (\d+), thread block (\d+), step (\d+)")
 EXPORTED = (
     ("all_reduce", "ring", 4), ("all_gather", "circulant", 5), ("all_reduce", "recursive_doubling", 4),
@@ -158,9 +158,8 @@ def test_a_ring_of_sends_before_receives_deadlocks_with_few_buffers() -> None:
 
 
 def test_mscclpp_packets_and_a_missing_signal() -> None:
-    text = (DATA / "reduce_pack.json").read_text()
-    assert check(convert(text)).rounds == 2
-    document = json.loads(text)
+    assert check(convert(PACK)).rounds == 2
+    document = json.loads(PACK)
     ops = document["gpus"][0]["threadblocks"][0]["ops"]
     ops[0]["dst_buff"][0]["index"] += 1  # the packet goes to another place than the one that its reader waits for
     with pytest.raises(PlanError, match="rank 1, thread block"):
@@ -225,7 +224,14 @@ def test_files_become_algorithms_of_their_own_number_of_ranks(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("text", ["<algo", "<other/>", "{", "[]", '{"gpus": 3, "collective": "allreduce"}',
-                                  "<!DOCTYPE x><algo/>", '<algo coll="send"/>'])  # fmt: skip
+                                  "<!DOCTYPE x><algo/>", '<algo coll="send"/>', '{"7-Flows": []}',
+                                  '{"7-Flows": [5]}', '{"7-Flows": [{"volume": 1}], "Chunk paths": 3}',
+                                  '{"sccl_type": "algorithm"}', '["' + "[" * 10**5,
+                                  json.dumps({"7-Flows": [FLOWS[0].replace("Chunk 0", "Chunk 9999999")]}),
+                                  REAL.replace('nchunksperloop="', 'nchunksperloop="9999999'),
+                                  REAL.replace('s_chunks="', 's_chunks="9999999'),
+                                  PACK.replace('"input_chunks": ', '"input_chunks": 9999999'),
+                                  PACK.replace('"buffer_id": 0', '"buffer_id": 9')])  # fmt: skip
 def test_unreadable_files_are_refused(text: str) -> None:
     with pytest.raises(UsageError):
         parse_published(text, "x")

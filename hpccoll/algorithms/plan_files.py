@@ -1,4 +1,4 @@
-"""Files of published schedules (MSCCL, MSCCL++, TE-CCL, TACCL), read, proven and converted to plans."""
+"""Files of plans: hpccoll's own (JSON), and published schedules (MSCCL, MSCCL++, TE-CCL, TACCL), which become plans."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 
 from hpccoll.errors import DeadlockError, PlanError, UsageError
 from hpccoll.plan import Plan, Proof, check
-from hpccoll.plan.interchange.json_plans import FORMAT as PLAN_FORMAT
+from hpccoll.plan.interchange.json_plans import FORMAT, from_json
 from hpccoll.plan.published import (
     BlockProgram,
     PublishedProof,
@@ -18,6 +18,7 @@ from hpccoll.plan.published import (
 )
 from hpccoll.private_files import read_limited
 
+SUFFIXES: Final = (".json", ".xml")
 MOST_BYTES: Final = 2**28  # of a file
 _NAME = str.maketrans(dict.fromkeys(" /:()[]{}'\"\\,;", "_"))
 
@@ -37,16 +38,40 @@ class PublishedVerdict:
 
 def is_published_file(name: str) -> bool:
     """Whether `name` has the suffix of a published schedule, .xml or .json, and is not the file of a plan."""
-    return name.lower().endswith((".xml", ".json")) and not _is_plan_file(name)
+    return has_plan_suffix(name) and not _begins_as_plan(name)
 
 
-def _is_plan_file(name: str) -> bool:
-    """Whether a file that can be read begins as a plan in JSON does (plan/interchange/json_plans.py)."""
+def has_plan_suffix(name: str) -> bool:
+    """Whether `name` has the suffix of a file that contains a plan or a published schedule."""
+    return name.lower().endswith(SUFFIXES)
+
+
+def _begins_as_plan(name: str) -> bool:
+    """Whether a file that can be read begins as a plan in JSON of any version does (plan/interchange/json_plans.py)."""
     try:
         with open(name, "rb") as file:  # noqa: PTH123 - `name` may be any string
-            return PLAN_FORMAT.encode() in file.read(4096)
+            return FORMAT.rpartition("/")[0].encode() in file.read(4096)
     except (OSError, ValueError):
         return False
+
+
+def _read_text(path: str) -> str:
+    """Return the text of a file; raise UsageError if it cannot be read."""
+    try:
+        return read_limited(path, MOST_BYTES).decode("utf-8-sig")
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"{path} cannot be read: {reason}; name a file of a plan or a published schedule") from error
+
+
+def _get_stem(path: str) -> str:
+    """Return the name of a file without its folder and suffix."""
+    return path.replace("\\", "/").rpartition("/")[2].rpartition(".")[0]
+
+
+def read_plan(path: str) -> Plan:
+    """Return the plan in a JSON file, unproven; raise UsageError or PlanError as `from_json` does."""
+    return from_json(_read_text(path), path)
 
 
 def read_published(path: str) -> BlockProgram:
@@ -56,12 +81,8 @@ def read_published(path: str) -> BlockProgram:
         UsageError: the file cannot be read, or has an unknown format.
         PlanError: a step names a rank, chunk or step that does not exist.
     """
-    try:
-        text = read_limited(path, MOST_BYTES).decode("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} cannot be read: {error}; name a file of a published schedule") from error
-    name = path.replace("\\", "/").rpartition("/")[2]
-    return replace(parse_published(text, name), name=name.rpartition(".")[0].translate(_NAME))
+    program = parse_published(_read_text(path), path.rpartition("/")[2])
+    return replace(program, name=_get_stem(path).translate(_NAME))
 
 
 def judge_published(path: str, buffered: int | None = None) -> PublishedVerdict:
@@ -88,7 +109,19 @@ def judge_published(path: str, buffered: int | None = None) -> PublishedVerdict:
     return PublishedVerdict(path, program, proof, failure, plan, plan_proof, no_plan)
 
 
-def load_published_plan(path: str) -> Plan:
+def load_plan(path: str) -> Plan:
+    """Return the plan in a file, with the name of the file as that of its algorithm; published schedules are proven.
+
+    Raises:
+        UsageError: the file cannot be read, or contains neither a plan nor a published schedule.
+        PlanError: the schedule is wrong, or no plan can express it; the message says which.
+    """
+    if is_published_file(path):
+        return _load_published_plan(path)
+    return replace(read_plan(path), algorithm=_get_stem(path))
+
+
+def _load_published_plan(path: str) -> Plan:
     """Return the proven plan of a published schedule.
 
     Raises:
