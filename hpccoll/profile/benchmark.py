@@ -16,7 +16,7 @@ from mpi4py import MPI
 
 from hpccoll.errors import UsageError
 from hpccoll.profile.dependencies import CallGraph
-from hpccoll.profile.replay_engines import ReplayEngine, make_engine
+from hpccoll.profile.replay_engines import ReplayEngine
 from hpccoll.profile.replay_steps import make_steps
 
 _SHORTEST_S: Final = 5e-5  # computing for less is left out, because sleeping takes as long
@@ -47,6 +47,7 @@ class ReplayBenchmark:
     Raises:
         UsageError: the job has another number of ranks than the recording.
         UnknownNameError: there is no such engine.
+        UnavailableError: an engine cannot run on some rank.
     """
 
     def __init__(self, graph: CallGraph, engines: Sequence[str], *, spins: bool, computes: bool = True) -> None:
@@ -54,7 +55,7 @@ class ReplayBenchmark:
         size = len(graph.start_s)
         if world.size != size:
             raise UsageError(f"the recording has {size} ranks, and this job {world.size}; start it by mpirun -n {size}")
-        self._world, self._engines = world, [make_engine(name) for name in engines]
+        self._world, self._engines = world, [ReplayEngine(name) for name in engines]
         self._steps, self._computes = make_steps(graph, world.rank), computes
         self._pass_time: Callable[[float], None] = _spin if spins else time.sleep
         self._most = np.zeros(max(int(graph.nbytes.max(initial=1)), 1), np.uint8)
@@ -74,6 +75,11 @@ class ReplayBenchmark:
                 times[engine.name].append(float(self._world.allreduce(seconds, MPI.MAX)))
         return [EngineTime(name, tuple(seconds)) for name, seconds in times.items()]
 
+    def close(self) -> None:
+        """Free the engines. Collective."""
+        for engine in self._engines:
+            engine.close()
+
     def _run_steps(self, engine: ReplayEngine) -> None:
         """Carry out all steps of this rank."""
         open_receives: dict[int, list[MPI.Request]] = {}
@@ -87,7 +93,9 @@ class ReplayBenchmark:
                 case "send":
                     sends.append(self._world.Isend(self._most[: step.nbytes], step.peer))
                 case "start_recv" | "recv":
-                    open_receives.setdefault(step.peer, []).append(self._world.Irecv(self._most.copy(), step.peer))
+                    open_receives.setdefault(step.peer, []).append(
+                        self._world.Irecv(np.empty_like(self._most), step.peer)
+                    )
                     if step.operation == "recv":
                         _wait_first(open_receives, step.peer)
                 case "wait":
