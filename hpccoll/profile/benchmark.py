@@ -19,6 +19,7 @@ from hpccoll.profile.dependencies import CallGraph
 from hpccoll.profile.replay_engines import ReplayEngine
 from hpccoll.profile.replay_steps import make_steps
 
+_TAGS: Final = 2**15  # which every MPI library has
 _SHORTEST_S: Final = 5e-5  # computing for less is left out, because sleeping takes as long
 
 
@@ -82,7 +83,7 @@ class ReplayBenchmark:
 
     def _run_steps(self, engine: ReplayEngine) -> None:
         """Carry out all steps of this rank."""
-        open_receives: dict[int, list[MPI.Request]] = {}
+        receives: dict[int, MPI.Request] = {}  # by message
         sends: list[MPI.Request] = []
         for step in self._steps:
             if self._computes and step.gap_s > _SHORTEST_S:
@@ -91,24 +92,15 @@ class ReplayBenchmark:
                 case "none":
                     pass
                 case "send":
-                    sends.append(self._world.Isend(self._most[: step.nbytes], step.peer))
-                case "start_recv" | "recv":
-                    open_receives.setdefault(step.peer, []).append(
-                        self._world.Irecv(np.empty_like(self._most), step.peer)
-                    )
-                    if step.operation == "recv":
-                        _wait_first(open_receives, step.peer)
+                    sends.append(self._world.Isend(self._most[: step.nbytes], step.peer, step.message % _TAGS))
+                case "start_recv":
+                    buffer = np.empty(step.nbytes, np.uint8)
+                    receives[step.message] = self._world.Irecv(buffer, step.peer, step.message % _TAGS)
                 case "wait":
-                    _wait_first(open_receives, step.peer)
+                    receives.pop(step.message).Wait()
                 case _:
                     engine.run(step)
-        MPI.Request.Waitall([*sends, *(request for requests in open_receives.values() for request in requests)])
-
-
-def _wait_first(open_receives: dict[int, list[MPI.Request]], peer: int) -> None:
-    """Wait for the receive from `peer` that was started first, if there is one."""
-    if open_receives.get(peer):
-        open_receives[peer].pop(0).Wait()
+        MPI.Request.Waitall(sends)
 
 
 def _spin(seconds: float) -> None:
