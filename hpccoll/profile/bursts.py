@@ -52,7 +52,7 @@ def find_split_calls(graph: CallGraph) -> list[SplitCall]:
 
 
 def join_bursts(graph: CallGraph, follows: np.ndarray) -> tuple[Floats, Floats]:
-    """Return the gaps and transfers of all calls, if those marked by `follows` were part of their burst's first call."""
+    """Return the gaps and transfers of all calls if those marked by `follows` were part of their burst's first."""
     return np.where(follows, 0.0, graph.gap_s), np.where(follows, 0.0, graph.transfer_s)
 
 

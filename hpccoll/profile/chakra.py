@@ -1,7 +1,8 @@
 """The calls of a rank as a Chakra execution trace, which ASTRA-sim reads.
 
 A trace is a sequence of protobuf messages, each after its length: one GlobalMetadata, then one Node per computation,
-collective, send or receive, which depends on the one before. Source of the numbers: et_def.proto of mlcommons/chakra, schema version 1.1.
+collective, send or receive, which depends on the one before. Source of the numbers: et_def.proto of mlcommons/chakra,
+schema version 1.1.
 """
 
 from __future__ import annotations
@@ -48,9 +49,8 @@ def _describe_call(graph: CallGraph, call: int, senders: IntArray) -> list[tuple
     if name in _COLLECTIVES:
         collective = _encode_attribute("comm_type", _INT64, _COLLECTIVES[name])
         size = _encode_attribute("comm_size", _INT64, max(int(graph.nbytes[call]), 0))
-        return [
-            (name, _COLLECTIVE, collective + size + _encode_attribute("pg_name", _STRING, str(int(graph.comm[call]))))
-        ]
+        group = _encode_attribute("pg_name", _STRING, str(int(graph.comm[call])))
+        return [(name, _COLLECTIVE, collective + size + group)] if graph.matches.instance[call] >= 0 else []
     nodes = []
     for verb, kind, message in (
         ("send", _SEND, int(graph.matches.sent[call])), ("recv", _RECEIVE, int(graph.matches.received[call])),
