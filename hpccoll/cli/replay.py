@@ -37,6 +37,7 @@ def replay(recording: str, engines: str, spin: bool, no_compute: bool, iteration
     graph = build_graph(read_profile(recording))
     benchmark = ReplayBenchmark(graph, engines.split(","), spins=spin, computes=not no_compute)
     times = benchmark.run(iterations)
+    benchmark.close()
     rows = [("recorded", f"{graph.run_s:.4g} s", "", "")]
     for each in times:
         bounds = f"{min(each.seconds):.4g} to {max(each.seconds):.4g} s"

@@ -54,7 +54,10 @@ static PyObject *CallTrace_new(PyTypeObject *type, PyObject *args, PyObject *kwa
 static void CallTrace_dealloc(PyObject *object) {
     CallTraceObject *self = (CallTraceObject *)object;
     for (Py_ssize_t i = 0; self->sites && i < self->site_capacity; i++) {
-        Py_XDECREF(self->sites[i].code);
+        if (self->sites[i]) {
+            Py_DECREF(self->sites[i]->code);
+            PyMem_Free(self->sites[i]);
+        }
     }
     PyMem_Free(self->sites);
     PyMem_Free(self->numbers);
@@ -81,10 +84,10 @@ TraceEntry *take_trace_entry(CallTraceObject *trace) {
     return &trace->entries[written % trace->capacity];
 }
 
-static Py_ssize_t find_slot(const TraceSite *sites, Py_ssize_t capacity, PyObject *code, int lasti) {
+static Py_ssize_t find_slot(TraceSite *const *sites, Py_ssize_t capacity, PyObject *code, int lasti) {
     size_t hash = ((uintptr_t)code >> 4) * 31 + (size_t)lasti;
     Py_ssize_t slot = (Py_ssize_t)((hash * 0x9E3779B97F4A7C15u) >> 20) & (capacity - 1);
-    while (sites[slot].code && (sites[slot].code != code || sites[slot].lasti != lasti)) {
+    while (sites[slot] && (sites[slot]->code != code || sites[slot]->lasti != lasti)) {
         slot = (slot + 1) & (capacity - 1);
     }
     return slot;
@@ -92,20 +95,19 @@ static Py_ssize_t find_slot(const TraceSite *sites, Py_ssize_t capacity, PyObjec
 
 static int grow_sites(CallTraceObject *trace) {
     Py_ssize_t capacity = 2 * trace->site_capacity;
-    TraceSite *sites = PyMem_Calloc((size_t)capacity, sizeof *sites);
+    TraceSite **sites = PyMem_Calloc((size_t)capacity, sizeof *sites);
     if (!sites) {
         PyErr_NoMemory();
         return -1;
     }
     for (Py_ssize_t i = 0; i < trace->site_capacity; i++) {
-        if (trace->sites[i].code) {
-            sites[find_slot(sites, capacity, trace->sites[i].code, trace->sites[i].lasti)] = trace->sites[i];
+        if (trace->sites[i]) {
+            sites[find_slot(sites, capacity, trace->sites[i]->code, trace->sites[i]->lasti)] = trace->sites[i];
         }
     }
     PyMem_Free(trace->sites);
     trace->sites = sites;
     trace->site_capacity = capacity;
-    trace->last_site = NULL;
     return 0;
 }
 
@@ -114,19 +116,28 @@ static TraceSite *find_frame_site(CallTraceObject *trace, PyFrameObject *frame) 
     PyCodeObject *code = PyFrame_GetCode(frame);
     int lasti = PyFrame_GetLasti(frame);
     Py_DECREF(code); // the frame holds it
-    TraceSite *site = &trace->sites[find_slot(trace->sites, trace->site_capacity, (PyObject *)code, lasti)];
-    if (site->code) {
-        return site;
+    Py_ssize_t slot = find_slot(trace->sites, trace->site_capacity, (PyObject *)code, lasti);
+    if (trace->sites[slot]) {
+        return trace->sites[slot];
     }
     PyObject *described = PyObject_CallFunctionObjArgs(trace->describe_site, (PyObject *)frame, NULL);
     long id = described ? PyLong_AsLong(described) : -1;
     Py_XDECREF(described);
-    if (PyErr_Occurred() || (2 * ++trace->site_count > trace->site_capacity && grow_sites(trace))) {
+    if (PyErr_Occurred() || (2 * (trace->site_count + 1) > trace->site_capacity && grow_sites(trace))) {
         return NULL;
     }
-    site = &trace->sites[find_slot(trace->sites, trace->site_capacity, (PyObject *)code, lasti)];
-    *site = (TraceSite){Py_NewRef((PyObject *)code), lasti, (int32_t)id, 0};
-    return site;
+    slot = find_slot(trace->sites, trace->site_capacity, (PyObject *)code, lasti); // another thread may have added sites
+    if (!trace->sites[slot]) {
+        TraceSite *site = PyMem_Malloc(sizeof *site);
+        if (!site) {
+            PyErr_NoMemory();
+            return NULL;
+        }
+        *site = (TraceSite){Py_NewRef((PyObject *)code), lasti, (int32_t)id, 0};
+        trace->sites[slot] = site;
+        trace->site_count++;
+    }
+    return trace->sites[slot];
 }
 
 // Returns the site of the innermost Python code that is of no library; NULL: an exception is set.

@@ -38,7 +38,7 @@ typedef struct {
     PyObject *comms; // identity of a communicator: its id
     int32_t *numbers; // by id
     Py_ssize_t comm_capacity;
-    TraceSite *sites; // a hash table
+    TraceSite **sites; // a hash table; a site stays at its address, because calls in flight refer to it
     Py_ssize_t site_capacity, site_count;
     TraceSite *last_site;
     unsigned long busy_thread;

@@ -9,6 +9,7 @@ from typing import Any
 
 from hpccoll.errors import UsageError
 from hpccoll.profile import layout
+from hpccoll.profile.load import find_calls, read_profile
 
 
 def write_anonymous(directory: str, copy: str) -> None:
@@ -17,18 +18,20 @@ def write_anonymous(directory: str, copy: str) -> None:
     Sizes, times, line numbers and communicators stay. Data of the user is in no profile.
 
     Raises:
-        UsageError: the copy cannot be written, or its directory exists.
+        UsageError: `directory` is no profile, the copy cannot be written, or its directory exists.
     """
     source, target = Path(directory), Path(copy)
+    ranks = read_profile(directory).size
     try:
         target.mkdir(parents=True)
         numbers: dict[str, int] = {}
-        for file in sorted(source.glob(f"rank-*{layout.NAMES_SUFFIX}")):
-            lines = file.read_text(encoding="utf-8").splitlines()
-            hidden = [json.dumps(_hide(json.loads(line), numbers)) for line in lines]
-            (target / file.name).write_text("\n".join([*hidden, ""]), encoding="utf-8")
-        for file in source.glob(f"rank-*{layout.CALLS_SUFFIX}"):
-            shutil.copyfile(file, target / file.name)
+        for rank in range(ranks):
+            names = source / f"rank-{rank}{layout.NAMES_SUFFIX}"
+            whole, _, _ = names.read_text(encoding="utf-8").rpartition("\n")  # a killed job may leave a part of a line
+            lines = [json.loads(line) for line in whole.splitlines()]
+            hidden = [json.dumps(_hide(line, numbers)) for line in lines]
+            (target / names.name).write_text("\n".join([*hidden, ""]), encoding="utf-8")
+            shutil.copyfile(find_calls(source, lines[0]), target / f"rank-{rank}{layout.CALLS_SUFFIX}")
     except OSError as error:
         raise UsageError(f"--anonymous {copy}: {error.strerror}; name a new directory") from error
 
@@ -41,13 +44,8 @@ def _hide(fields: dict[str, Any], numbers: dict[str, int]) -> dict[str, Any]:
 
     match fields["kind"]:
         case "program":
-            return fields | {
-                "host": number("host", fields["host"]),
-                "argv": ["program"],
-                "pid": 0,
-                "calls": "",
-                "time_ns": 0,
-            }
+            host = number("host", fields["host"])
+            return fields | {"host": host, "argv": ["program"], "pid": 0, "calls": "", "time_ns": 0}
         case "site":
             return fields | {"file": number("file", fields["file"]), "function": number("function", fields["function"])}
         case "comm":

@@ -16,9 +16,10 @@ from mpi4py import MPI
 
 from hpccoll.errors import UsageError
 from hpccoll.profile.dependencies import CallGraph
-from hpccoll.profile.replay_engines import ReplayEngine, make_engine
+from hpccoll.profile.replay_engines import ReplayEngine
 from hpccoll.profile.replay_steps import make_steps
 
+_TAGS: Final = 2**15  # which every MPI library has
 _SHORTEST_S: Final = 5e-5  # computing for less is left out, because sleeping takes as long
 
 
@@ -47,6 +48,7 @@ class ReplayBenchmark:
     Raises:
         UsageError: the job has another number of ranks than the recording.
         UnknownNameError: there is no such engine.
+        UnavailableError: an engine cannot run on some rank.
     """
 
     def __init__(self, graph: CallGraph, engines: Sequence[str], *, spins: bool, computes: bool = True) -> None:
@@ -54,7 +56,7 @@ class ReplayBenchmark:
         size = len(graph.start_s)
         if world.size != size:
             raise UsageError(f"the recording has {size} ranks, and this job {world.size}; start it by mpirun -n {size}")
-        self._world, self._engines = world, [make_engine(name) for name in engines]
+        self._world, self._engines = world, [ReplayEngine(name) for name in engines]
         self._steps, self._computes = make_steps(graph, world.rank), computes
         self._pass_time: Callable[[float], None] = _spin if spins else time.sleep
         self._most = np.zeros(max(int(graph.nbytes.max(initial=1)), 1), np.uint8)
@@ -74,9 +76,14 @@ class ReplayBenchmark:
                 times[engine.name].append(float(self._world.allreduce(seconds, MPI.MAX)))
         return [EngineTime(name, tuple(seconds)) for name, seconds in times.items()]
 
+    def close(self) -> None:
+        """Free the engines. Collective."""
+        for engine in self._engines:
+            engine.close()
+
     def _run_steps(self, engine: ReplayEngine) -> None:
         """Carry out all steps of this rank."""
-        open_receives: dict[int, list[MPI.Request]] = {}
+        receives: dict[int, MPI.Request] = {}  # by message
         sends: list[MPI.Request] = []
         for step in self._steps:
             if self._computes and step.gap_s > _SHORTEST_S:
@@ -85,22 +92,15 @@ class ReplayBenchmark:
                 case "none":
                     pass
                 case "send":
-                    sends.append(self._world.Isend(self._most[: step.nbytes], step.peer))
-                case "start_recv" | "recv":
-                    open_receives.setdefault(step.peer, []).append(self._world.Irecv(self._most.copy(), step.peer))
-                    if step.operation == "recv":
-                        _wait_first(open_receives, step.peer)
+                    sends.append(self._world.Isend(self._most[: step.nbytes], step.peer, step.message % _TAGS))
+                case "start_recv":
+                    buffer = np.empty(step.nbytes, np.uint8)
+                    receives[step.message] = self._world.Irecv(buffer, step.peer, step.message % _TAGS)
                 case "wait":
-                    _wait_first(open_receives, step.peer)
+                    receives.pop(step.message).Wait()
                 case _:
                     engine.run(step)
-        MPI.Request.Waitall([*sends, *(request for requests in open_receives.values() for request in requests)])
-
-
-def _wait_first(open_receives: dict[int, list[MPI.Request]], peer: int) -> None:
-    """Wait for the receive from `peer` that was started first, if there is one."""
-    if open_receives.get(peer):
-        open_receives[peer].pop(0).Wait()
+        MPI.Request.Waitall(sends)
 
 
 def _spin(seconds: float) -> None:

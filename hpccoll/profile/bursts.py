@@ -33,14 +33,6 @@ class SplitCall:
     saved_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class JoinedBursts:
-    """The gaps and transfers of all calls, after the bursts of a call site were joined."""
-
-    gap_s: Floats
-    transfer_s: Floats
-
-
 def find_split_calls(graph: CallGraph) -> list[SplitCall]:
     """Return the call sites with bursts of collectives, the most costly first."""
     follows = find_followers(graph)
@@ -50,8 +42,7 @@ def find_split_calls(graph: CallGraph) -> list[SplitCall]:
         at_site = (graph.site == site) & (graph.op == op)
         rank = int(graph.rank[np.flatnonzero(at_site)[0]])
         own = at_site & (graph.rank == rank)
-        joined = join_bursts(graph, follows & at_site)
-        saved_s = base_s - replay_job(graph, joined.gap_s, joined.transfer_s).run_s
+        saved_s = base_s - replay_job(graph, *join_bursts(graph, follows & at_site)).run_s
         calls = int(own.sum())
         bursts = calls - int((own & follows).sum())
         if calls >= FEWEST_CALLS * bursts:
@@ -60,17 +51,17 @@ def find_split_calls(graph: CallGraph) -> list[SplitCall]:
     return sorted(found, key=lambda split: -split.saved_s)
 
 
-def join_bursts(graph: CallGraph, follows: np.ndarray) -> JoinedBursts:
-    """Return the times of all calls, if the calls marked by `follows` were part of the first call of their burst."""
-    return JoinedBursts(np.where(follows, 0.0, graph.gap_s), np.where(follows, 0.0, graph.transfer_s))
+def join_bursts(graph: CallGraph, follows: np.ndarray) -> tuple[Floats, Floats]:
+    """Return the gaps and transfers of all calls if those marked by `follows` were part of their burst's first."""
+    return np.where(follows, 0.0, graph.gap_s), np.where(follows, 0.0, graph.transfer_s)
 
 
 def find_followers(graph: CallGraph) -> np.ndarray:
     """Return which calls continue a burst, as an array of bool."""
-    same = np.zeros(len(graph.rank), bool)
+    differs = np.zeros(len(graph.rank), bool)
     for values in (graph.rank, graph.site, graph.op, graph.comm):
-        same[1:] |= values[1:] != values[:-1]
-    continues = ~same & (graph.matches.group >= 0)
+        differs[1:] |= values[1:] != values[:-1]
+    continues = ~differs & (graph.matches.group >= 0)
     continues[0] = False
     is_small = (graph.nbytes >= 0) & (graph.nbytes <= _MOST_BYTES)
     limit = np.zeros(len(graph.rank))

@@ -1,7 +1,8 @@
 """The calls of a rank as a Chakra execution trace, which ASTRA-sim reads.
 
-A trace is a sequence of protobuf messages, each after its length: one GlobalMetadata, then one Node per computation or
-call, which depends on the one before. Source of the numbers: et_def.proto of mlcommons/chakra, schema version 1.1.
+A trace is a sequence of protobuf messages, each after its length: one GlobalMetadata, then one Node per computation,
+collective, send or receive, which depends on the one before. Source of the numbers: et_def.proto of mlcommons/chakra,
+schema version 1.1.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import Final
 
 import numpy as np
 
+from hpccoll.plan import IntArray
 from hpccoll.profile.dependencies import CallGraph
 
 _VERSION: Final = "1.1.0-chakra.0.0.4"
@@ -25,38 +27,43 @@ _INT32, _INT64, _BOOL, _STRING = 7, 9, 27, 29
 def encode_execution_trace(graph: CallGraph, rank: int) -> bytes:
     """Return the trace of a rank as bytes."""
     messages = [_encode_bytes(1, _VERSION.encode())]
-    origin, number = float(graph.start_s.min()), 0
+    origin, number, senders = float(graph.start_s.min()), 0, graph.matches.find_senders()
     for call in np.flatnonzero(graph.rank == rank).tolist():
-        name = graph.operations[graph.op[call]]
         begin_us, gap_us = 1e6 * (float(graph.begin_s[call]) - origin), 1e6 * float(graph.gap_s[call])
         if gap_us > 0:
             number += 1
             messages.append(_encode_node(number, "computation", _COMPUTATION, begin_us - gap_us, gap_us, b""))
-        encoded = _describe_call(graph, call, name)
-        if encoded is not None:
-            kind, attributes = encoded
+        duration_us = 1e6 * float(graph.end_s[call] - graph.begin_s[call])
+        for name, kind, attributes in _describe_call(graph, call, senders):
             number += 1
-            duration_us = 1e6 * float(graph.end_s[call] - graph.begin_s[call])
             messages.append(_encode_node(number, name, kind, begin_us, duration_us, attributes))
     return b"".join(_encode_varint(len(message)) + message for message in messages)
 
 
-def _describe_call(graph: CallGraph, call: int, name: str) -> tuple[int, bytes] | None:
-    """Return the node type and the attributes of a call; None for calls that Chakra does not know, such as waits."""
-    size = _encode_attribute("comm_size", _INT64, max(int(graph.nbytes[call]), 0))
-    group = _encode_attribute("pg_name", _STRING, str(int(graph.comm[call])))
+def _describe_call(graph: CallGraph, call: int, senders: IntArray) -> list[tuple[str, int, bytes]]:
+    """Return the name, type and attributes of the nodes of a call; none for a call that only starts or completes.
+
+    A message is received in the call that completes its receive; a sendrecv has two nodes.
+    """
+    name = graph.operations[graph.op[call]]
     if name in _COLLECTIVES:
-        kind = _encode_attribute("comm_type", _INT64, _COLLECTIVES[name])
-        return _COLLECTIVE, kind + size + group
-    if name not in ("send", "recv"):
-        return None
-    other, own = int(graph.dest[call] if name == "send" else graph.source[call]), int(graph.rank[call])
-    if other < 0:
-        return None
-    source, dest = (own, other) if name == "send" else (other, own)
-    ends = _encode_attribute("comm_src", _INT32, source) + _encode_attribute("comm_dst", _INT32, dest)
-    tag = _encode_attribute("comm_tag", _INT32, max(int(graph.matches.instance[call]), 0))
-    return (_SEND if name == "send" else _RECEIVE), ends + tag + size
+        collective = _encode_attribute("comm_type", _INT64, _COLLECTIVES[name])
+        size = _encode_attribute("comm_size", _INT64, max(int(graph.nbytes[call]), 0))
+        group = _encode_attribute("pg_name", _STRING, str(int(graph.comm[call])))
+        return [(name, _COLLECTIVE, collective + size + group)] if graph.matches.instance[call] >= 0 else []
+    nodes = []
+    for verb, kind, message in (
+        ("send", _SEND, int(graph.matches.sent[call])), ("recv", _RECEIVE, int(graph.matches.received[call])),
+    ):  # fmt: skip
+        if message >= 0:
+            send = senders[message]
+            values = {
+                "comm_src": (_INT32, graph.rank[send]), "comm_dst": (_INT32, graph.dest[send]),
+                "comm_tag": (_INT32, message), "comm_size": (_INT64, max(graph.nbytes[send], 0)),
+            }  # fmt: skip
+            encoded = (_encode_attribute(key, field, int(value)) for key, (field, value) in values.items())
+            nodes.append((verb, kind, b"".join(encoded)))
+    return nodes
 
 
 def _encode_node(number: int, name: str, kind: int, begin_us: float, duration_us: float, attributes: bytes) -> bytes:

@@ -47,7 +47,6 @@ class CallGraph:
     nbytes: IntArray
     comm: IntArray
     dest: IntArray  # the rank to which a call sends; -1: none
-    source: IntArray  # the rank from which a call receives; -1: none, or any
     root: IntArray  # of a collective, in its communicator; -1: none
     is_blocked: NDArray[np.bool_]  # the rank had given up its core for most of the gap before the call
     operations: tuple[str, ...]
@@ -85,25 +84,29 @@ def build_graph(profile: JobProfile) -> CallGraph:
     return CallGraph(
         profile, columns.rank, begin, end, np.maximum(begin - previous, 0.0), matches, wait, end - begin - wait,
         last_needed, entries["site"].astype(np.int64), entries["op"].astype(np.int64),
-        entries["nbytes"].astype(np.int64), entries["comm"].astype(np.int64), *_find_ends(profile, entries),
+        _count_own_bytes(profile, entries), entries["comm"].astype(np.int64), *_find_ends(profile, entries),
         is_blocked, (*profile.operations, END_OPERATION), first, start,
     )  # fmt: skip
 
 
-def _find_ends(profile: JobProfile, entries: NDArray[Any]) -> tuple[IntArray, IntArray, IntArray]:
-    """Return the ranks in the world to which each call sends and from which it receives, and roots; -1 for none."""
+def _find_ends(profile: JobProfile, entries: NDArray[Any]) -> tuple[IntArray, IntArray]:
+    """Return the rank in the world to which each call sends, and the root of its collective; -1 for none."""
     names = np.array([*profile.operations, END_OPERATION])[entries["op"]]
-    dest = np.where(np.isin(names, ("send", "sendrecv")), entries["peer"], -1)
-    source = np.where(names == "recv", entries["peer"], np.where(names == "sendrecv", entries["request"], -1))
-    ends = []
-    for peers in (dest, source):
-        world = np.full(len(entries), -1)
-        for comm, members in enumerate(profile.comms):
-            at = (entries["comm"] == comm) & (peers >= 0) & (peers < len(members))
-            world[at] = np.array(members or [-1])[peers[at]]
-        ends.append(world)
-    root = np.where(entries["flags"] & EntryFlag.COLLECTIVE != 0, entries["peer"].astype(np.int64), -1)
-    return ends[0], ends[1], root
+    peers, is_made = entries["peer"].astype(np.int64), entries["flags"] & EntryFlag.INIT != 0
+    is_send, dest = np.isin(names, ("send", "sendrecv")) & ~is_made, np.full(len(entries), -1)
+    for comm, members in enumerate(profile.comms):
+        at = is_send & (entries["comm"] == comm) & (peers >= 0) & (peers < len(members))
+        dest[at] = np.array(members or [-1])[peers[at]]
+    return dest, np.where((entries["flags"] & EntryFlag.COLLECTIVE != 0) & ~is_made, peers, -1)
+
+
+def _count_own_bytes(profile: JobProfile, entries: NDArray[Any]) -> IntArray:
+    """Return the bytes of each call: of one block for a gather in place, whose buffer has the blocks of all ranks."""
+    names = np.array([*profile.operations, END_OPERATION])[entries["op"]]
+    members = np.array([*map(len, profile.comms), 1])[entries["comm"]]  # the last one for no communicator
+    is_whole = np.isin(names, ("all_gather", "gather")) & (entries["flags"] & EntryFlag.IN_PLACE != 0)
+    nbytes = entries["nbytes"].astype(np.int64)
+    return np.where(is_whole & (nbytes > 0), nbytes // np.maximum(members, 1), nbytes)
 
 
 def _join_ranks(profile: JobProfile) -> CallColumns:

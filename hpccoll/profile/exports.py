@@ -5,13 +5,14 @@ from __future__ import annotations
 import csv
 import io
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from hpccoll.atomic_files import write_atomically
 from hpccoll.errors import UsageError
-from hpccoll.plan.drawing.trace import format_events_json
+from hpccoll.plan.drawing.trace import format_trace_json
+from hpccoll.plan.simulation.timeline import Slice, Timeline
 from hpccoll.profile.chakra import encode_execution_trace
 from hpccoll.profile.dependencies import CallGraph
 from hpccoll.profile.goal import format_goal
@@ -52,23 +53,17 @@ def export_profile(graph: CallGraph, path: str) -> None:
 
 def format_perfetto(graph: CallGraph) -> str:
     """Return the calls as Chrome trace JSON, with a track per rank; a call has its waiting as a slice inside."""
-    origin = float(graph.start_s.min())
-    events: list[dict[str, Any]] = [
-        {"name": "thread_name", "ph": "M", "pid": 0, "tid": rank, "args": {"name": f"rank {rank}"}}
-        for rank in range(graph.profile.size)
-    ]
+    begin_us, end_us = (1e6 * (times - graph.start_s.min()) for times in (graph.begin_s, graph.end_s))
+    slices = []
     for call in np.flatnonzero(graph.site >= 0).tolist():
-        where = {"ph": "X", "pid": 0, "tid": int(graph.rank[call])}
-        begin_us, end_us = (round(1e6 * (times[call] - origin), 3) for times in (graph.begin_s, graph.end_s))
-        site = graph.profile.sites[graph.site[call]]
+        rank, begin, site = int(graph.rank[call]), float(begin_us[call]), graph.profile.sites[graph.site[call]]
         args = {"site": f"{site.file}:{site.line}", "function": site.function, "nbytes": int(graph.nbytes[call])}
-        name = graph.operations[graph.op[call]]
-        events.append({"name": name, **where, "ts": begin_us, "dur": round(end_us - begin_us, 3), "args": args})
+        slices.append(Slice(rank, graph.operations[graph.op[call]], begin, float(end_us[call]) - begin, args))
         if graph.wait_s[call] > 0:
             late = int(graph.rank[graph.last_needed[call]])
-            waited = {"ts": begin_us, "dur": round(1e6 * float(graph.wait_s[call]), 3)}
-            events.append({"name": f"wait for rank {late}", **where, **waited})
-    return format_events_json({"traceEvents": events, "displayTimeUnit": "ns"})
+            slices.append(Slice(rank, f"wait for rank {late}", begin, 1e6 * float(graph.wait_s[call]), {}))
+    name = " ".join(graph.profile.argv)
+    return format_trace_json(Timeline(name, graph.profile.size, "recorded", tuple(slices)))
 
 
 def format_csv(graph: CallGraph) -> str:

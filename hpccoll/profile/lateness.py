@@ -113,15 +113,7 @@ def expect_gaps(graph: CallGraph) -> Floats:
 
     Where fewer than two other ranks have such a call, this is the call's own gap.
     """
-    ranks = len(graph.start_s)
-    order = np.lexsort((np.arange(len(graph.rank)), graph.rank, graph.op, graph.site))
-    keys = np.stack([graph.site, graph.op, graph.rank])[:, order]
-    begins = np.append(True, np.any(keys[:, 1:] != keys[:, :-1], axis=0))
-    starts = np.flatnonzero(begins)
-    ordinal = np.empty(len(order), np.int64)
-    ordinal[order] = np.arange(len(order)) - np.repeat(starts, np.diff(np.append(starts, len(order))))
-    _, row = np.unique(np.stack([graph.site, graph.op, ordinal]), axis=1, return_inverse=True)
-    row = row.reshape(-1)
+    ranks, row = len(graph.start_s), _number_same_calls(graph)
     table = np.full((row.max() + 1, ranks), np.nan)
     table[row, graph.rank] = graph.gap_s
     expected = graph.gap_s.copy()
@@ -135,6 +127,16 @@ def expect_gaps(graph: CallGraph) -> Floats:
     return expected
 
 
+def _number_same_calls(graph: CallGraph) -> IntArray:
+    """Return equal numbers for the calls of different ranks with the same site, operation and ordinal number."""
+    order = np.lexsort((np.arange(len(graph.rank)), graph.rank, graph.op, graph.site))
+    keys = np.stack([graph.site, graph.op, graph.rank])[:, order]
+    starts = np.flatnonzero(np.append(True, np.any(keys[:, 1:] != keys[:, :-1], axis=0)))
+    ordinal = np.empty(len(order), np.int64)
+    ordinal[order] = np.arange(len(order)) - np.repeat(starts, np.diff(np.append(starts, len(order))))
+    return np.unique(np.stack([graph.site, graph.op, ordinal]), axis=1, return_inverse=True)[1].reshape(-1)
+
+
 def heal_rank(graph: CallGraph, rank: int, expected: Floats) -> Floats:
     """Return the gaps of all calls, if `rank` computed no longer than `expected` before each call."""
     return np.where(graph.rank == rank, np.minimum(graph.gap_s, expected), graph.gap_s)
@@ -145,11 +147,5 @@ def balance_gaps(graph: CallGraph) -> Floats:
 
     Each gap is the mean of those of all ranks that have such a call.
     """
-    ordinal = np.zeros(len(graph.rank), np.int64)
-    counts: dict[tuple[int, int, int], int] = {}
-    keys = zip(graph.rank.tolist(), graph.site.tolist(), graph.op.tolist(), strict=True)
-    for call, key in enumerate(keys):
-        ordinal[call] = counts[key] = counts.get(key, -1) + 1
-    _, row = np.unique(np.stack([graph.site, graph.op, ordinal]), axis=1, return_inverse=True)
-    row = row.reshape(-1)
+    row = _number_same_calls(graph)
     return (np.bincount(row, graph.gap_s) / np.bincount(row))[row]

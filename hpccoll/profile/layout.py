@@ -39,10 +39,7 @@ ENTRY: Final = np.dtype(
         ("number", "<i4"),  # of a collective among those of its communicator
         ("site", "<i4"),
         ("comm", "<i4"),  # -1: none
-        (
-            "peer",
-            "<i4",
-        ),  # destination, source or root in the communicator, NOT_GIVEN, or such as MPI.ANY_SOURCE
+        ("peer", "<i4"),  # destination, source or root in the communicator, NOT_GIVEN, or such as MPI.ANY_SOURCE
         ("tag", "<i4"),
         ("op", "<i2"),  # an index of `operations` of the file of names
         ("flags", "<i2"),

@@ -114,7 +114,7 @@ class _RankTables:
     """The lines of a file of names."""
 
     program: dict[str, Any]
-    sites: list[CallSite] = field(default_factory=list)
+    sites: dict[int, CallSite] = field(default_factory=dict)
     comms: list[tuple[int, ...]] = field(default_factory=list)
     clock: ClockModel = field(default_factory=ClockModel)
     clock_error_s: float = 0.0
@@ -122,7 +122,7 @@ class _RankTables:
         layout.NOT_GIVEN,
         layout.NOT_GIVEN,
         layout.NOBODY,
-    )  # any source, any tag, no rank
+    )  # any source and tag, no rank
     folded: list[list[int]] = field(default_factory=list)
 
     @classmethod
@@ -137,7 +137,7 @@ class _RankTables:
                     int(fields["size"])
                 elif tables is not None and fields:
                     tables.add(fields)
-            except (KeyError, TypeError, ValueError) as error:
+            except (AttributeError, KeyError, TypeError, ValueError) as error:
                 if number == 0:
                     raise UsageError(f"{path}: is no file of a profile; record the job again") from error
                 break
@@ -149,7 +149,7 @@ class _RankTables:
         """Add the fields of a line."""
         match fields["kind"]:
             case "site":
-                self.sites.append(CallSite(fields["file"], fields["line"], fields["function"]))
+                self.sites[fields["id"]] = CallSite(fields["file"], fields["line"], fields["function"])
             case "comm":
                 self.comms.append(tuple(fields["members"]))
             case "clock":
@@ -187,11 +187,13 @@ class _Numbering:
 def _make_rank(tables: _RankTables, path: Path, numbering: _Numbering) -> RecordedRank:
     """Return the calls of a rank in the order in which they began."""
     rank = int(tables.program["rank"])
-    header, entries = _read_calls(path / f"rank-{rank}{layout.CALLS_SUFFIX}", Path(tables.program["calls"]))
-    sites, comms = numbering.number_sites(tables.sites), numbering.number_comms(tables.comms)
-    entries["site"] = sites[entries["site"]] if len(sites) else entries["site"]
-    known = entries["comm"] >= 0
-    entries["comm"][known] = comms[entries["comm"][known]] if len(comms) else -1
+    header, entries = _read_calls(find_calls(path, tables.program))
+    sites = numbering.number_sites([site for _, site in sorted(tables.sites.items())])
+    comms = numbering.number_comms(tables.comms)
+    # A job that runs may have made these calls after its names were read.
+    entries = entries[(entries["site"] < len(sites)) & (entries["comm"] < len(comms))]
+    entries["site"] = sites[entries["site"]]
+    entries["comm"] = np.append(comms, -1)[entries["comm"]]  # -1: none
     _replace_constants(entries, tables)
     begin_s, end_s = (_convert(tables.clock, _skip_gaps(tables, entries[name])) for name in ("begin_ns", "end_ns"))
     program = _convert(tables.clock, _skip_gaps(tables, np.array([header[5], header[6]])))
@@ -247,9 +249,14 @@ def _convert(clock: ClockModel, times_ns: NDArray[Any]) -> NDArray[np.float64]:
     return np.asarray(local + clock.offset_s + clock.drift * (local - clock.reference_s), np.float64)
 
 
-def _read_calls(path: Path, live: Path) -> tuple[tuple[int, ...], NDArray[Any]]:
-    """Return the header and the entries that are not folded; `live` is the file of a job that runs or was killed."""
-    file = path if path.exists() else live
+def find_calls(directory: Path, program: dict[str, Any]) -> Path:
+    """Return the file with the calls of a rank; that of a job that runs or was killed is not in the directory."""
+    file = directory / f"rank-{program['rank']}{layout.CALLS_SUFFIX}"
+    return file if file.exists() or not program["calls"] else Path(program["calls"])
+
+
+def _read_calls(file: Path) -> tuple[tuple[int, ...], NDArray[Any]]:
+    """Return the header and the entries that are not folded."""
     try:
         data = read_limited(file, _MOST_BYTES)
     except OSError as error:
@@ -258,6 +265,9 @@ def _read_calls(path: Path, live: Path) -> tuple[tuple[int, ...], NDArray[Any]]:
         raise UsageError(f"{file}: is no recording of this version of hpccoll; record the job again")
     header = layout.HEADER.unpack_from(data)
     capacity, written, folded = header[2:5]
+    nbytes = layout.HEADER.size + min(written, capacity) * layout.ENTRY.itemsize
+    if capacity < 1 or not 0 <= folded <= written <= folded + capacity or len(data) < nbytes:
+        raise UsageError(f"{file}: is damaged or cut off; copy it again, or record the job again")
     stored = np.frombuffer(data, layout.ENTRY, offset=layout.HEADER.size, count=min(written, capacity))
     entries = stored[np.arange(folded, written) % capacity]
     return header, entries[np.argsort(entries["begin_ns"], kind="stable")]

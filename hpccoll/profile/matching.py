@@ -1,7 +1,8 @@
 """Finds the calls of different ranks that belong together: the members of a collective, and both ends of a message.
 
 Collectives are matched by their numbers on the communicator, messages by communicator, ranks and tag in their order. A
-receive from any rank is matched with the send that began first.
+receive from any rank is matched with the send that began first. A receive that ended before that send has begun is not
+matched, because its own send was not recorded.
 """
 
 from __future__ import annotations
@@ -40,18 +41,28 @@ class Matches:
     """What each call needs, and the number of its collective or message (-1: none).
 
     `needs` are up to two calls that must have begun. A call with a `group` needs all calls that `enters` shows with
-    this number to have begun.
+    this number to have begun. `instance` has the number of a collective or message for the calls that enter and
+    complete it; that of a sendrecv is the received message.
     """
 
     needs: NDArray[np.int64]  # (calls, 2)
     group: IntArray
     enters: IntArray
     instance: IntArray
+    sent: IntArray  # the message that a call sends
+    received: IntArray  # the message whose receive a call completes
 
     @classmethod
     def make_empty(cls, calls: int) -> Matches:
         """Return the matches of calls that need nothing."""
-        return cls(np.full((calls, 2), -1), *(np.full(calls, -1) for _ in range(3)))
+        return cls(np.full((calls, 2), -1), *(np.full(calls, -1) for _ in range(5)))
+
+    def find_senders(self) -> IntArray:
+        """Return the call that sends each message, by the message's number; -1 for the numbers of collectives."""
+        senders = np.full(int(self.instance.max(initial=-1)) + 1, -1)
+        calls = np.flatnonzero(self.sent >= 0)
+        senders[self.sent[calls]] = calls
+        return senders
 
 
 @dataclass(slots=True)
@@ -60,7 +71,6 @@ class _Operation:
 
     entered: int
     completed: int
-    described: int  # the call whose entry has the operation's arguments
 
 
 @dataclass(slots=True)
@@ -77,7 +87,7 @@ class _Matcher:
 
 
 def match_calls(profile: JobProfile, columns: CallColumns) -> Matches:
-    """Return what each call needs of other calls.
+    """Return what each call needs of other calls; give calls that start persistent requests the requests' arguments.
 
     Cost: about 2 us per call.
     """
@@ -108,24 +118,30 @@ def _collect_operations(matcher: _Matcher) -> None:
             if key in open_requests:
                 open_requests.pop(key).completed = call
         elif flags & EntryFlag.START:
-            operation = _Operation(call, -1, call)
-            open_requests[key] = operation
+            operation = open_requests[key] = _Operation(call, -1)
             if name == "start" and key in prepared:
                 made, starts = prepared[key]
                 prepared[key] = made, starts + 1
-                operation.described = made
+                _copy_arguments(matcher.columns.entries, made, call)
                 _add_operation(matcher, operation, starts + 1)
             elif name != "start":
                 _add_operation(matcher, operation)
         elif name not in ("wait", "end", "probe", "neighbor"):
-            _add_operation(matcher, _Operation(call, call, call))
+            _add_operation(matcher, _Operation(call, call))
+
+
+def _copy_arguments(entries: NDArray[Any], made: int, start: int) -> None:
+    """Write the arguments of the call that made a persistent request to the entry of a call that starts it."""
+    for name in ("op", "comm", "number", "nbytes", "peer", "tag"):
+        entries[name][start] = entries[name][made]
+    entries["flags"][start] |= entries["flags"][made] & (EntryFlag.COLLECTIVE | EntryFlag.IN_PLACE)
 
 
 def _add_operation(matcher: _Matcher, operation: _Operation, starts: int = 0) -> None:
     """Add an operation; `starts` counts the starts of a persistent one, from 1."""
-    described = operation.described
-    row = matcher.columns.entries[described]
-    comm, rank, name = int(row["comm"]), int(matcher.columns.rank[described]), matcher.profile.operations[row["op"]]
+    call = operation.entered
+    row = matcher.columns.entries[call]
+    comm, rank, name = int(row["comm"]), int(matcher.columns.rank[call]), matcher.profile.operations[row["op"]]
     members = matcher.profile.comms[comm] if comm >= 0 else ()
     if row["flags"] & EntryFlag.COLLECTIVE:
         matcher.collectives[comm, int(row["number"]), starts][rank] = operation
@@ -162,8 +178,8 @@ def _match_collective(matcher: _Matcher, members: tuple[int, ...], by_rank: dict
     """Fill in what the calls of a collective need; `members` are the ranks of its communicator."""
     matches, entries = matcher.matches, matcher.columns.entries
     number, matcher.instances = matcher.instances, matcher.instances + 1
-    described = next(iter(by_rank.values())).described
-    name = matcher.profile.operations[entries["op"][described]]
+    first = next(iter(by_rank.values())).entered
+    name = matcher.profile.operations[entries["op"][first]]
     for operation in by_rank.values():
         matches.instance[operation.entered] = number
         if operation.completed >= 0:
@@ -176,7 +192,7 @@ def _match_collective(matcher: _Matcher, members: tuple[int, ...], by_rank: dict
             if operation.completed >= 0:
                 matches.group[operation.completed] = number
         return
-    root_in_comm = int(entries["peer"][described])
+    root_in_comm = int(entries["peer"][first])
     root = by_rank.get(members[root_in_comm]) if 0 <= root_in_comm < len(members) else None
     if root is None:
         return
@@ -196,32 +212,35 @@ def _match_messages(matcher: _Matcher) -> None:
     tags: dict[tuple[int, int, int], list[int]] = defaultdict(list)
     for comm, source, dest, tag in matcher.sends:
         tags[comm, source, dest].append(tag)
+    begin_s, end_s = matcher.columns.begin_s, matcher.columns.end_s
     for (comm, source, dest, tag), receive in matcher.receives:
         sources = range(matcher.profile.size) if source == ANY else (source,)
         wanted = [
-            (comm, each, dest, known)
+            sends
             for each in sources
             for known in (tags[comm, each, dest] if tag == ANY else (tag,))
-            if matcher.sends.get((comm, each, dest, known))
+            if (sends := matcher.sends.get((comm, each, dest, known)))
         ]
-        if wanted:
-            begin_s = matcher.columns.begin_s
-            first = min(wanted, key=lambda key: (begin_s[matcher.sends[key][0].entered], key))
-            _join_message(matcher, matcher.sends[first].popleft(), receive)
+        if not wanted:
+            continue
+        sends = min(wanted, key=lambda sends: (begin_s[sends[0].entered], sends[0].entered))
+        latest_s = end_s[receive.completed] if receive.completed >= 0 else np.inf
+        if begin_s[sends[0].entered] <= latest_s + matcher.profile.clock_error_s:
+            _join_message(matcher, sends.popleft(), receive)
 
 
 def _join_message(matcher: _Matcher, send: _Operation, receive: _Operation) -> None:
     """Let a receive need its send, and a blocking send that has waited for its receiver need the receive."""
+    if receive.completed < 0:
+        return
     matches, columns = matcher.matches, matcher.columns
     number, matcher.instances = matcher.instances, matcher.instances + 1
-    matches.instance[send.entered] = matches.instance[receive.entered] = number
-    if receive.completed >= 0:
-        matches.needs[receive.completed, 0] = send.entered
+    if matches.received[send.entered] < 0:
+        matches.instance[send.entered] = number
+    matches.instance[receive.entered] = matches.instance[receive.completed] = number
+    matches.sent[send.entered] = matches.received[receive.completed] = number
+    matches.needs[receive.completed, 0] = send.entered
     if send.completed == send.entered:
-        begin, end, entered = (
-            columns.begin_s[send.entered],
-            columns.end_s[send.entered],
-            columns.begin_s[receive.entered],
-        )
-        if begin + SYNCHRONOUS_SHARE * (end - begin) < entered < end:
+        begin, end = columns.begin_s[send.entered], columns.end_s[send.entered]
+        if begin + SYNCHRONOUS_SHARE * (end - begin) < columns.begin_s[receive.entered] < end:
             matches.needs[send.completed, 1] = receive.entered

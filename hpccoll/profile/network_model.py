@@ -18,7 +18,6 @@ from hpccoll.errors import HpccollError
 from hpccoll.plan import Floats, IntArray, Machine, Operation
 from hpccoll.predict.forecast import forecast
 from hpccoll.profile.dependencies import CallGraph
-from hpccoll.profile.lateness import canonical_operations
 
 _FIRST_ALPHA_S, _FIRST_BETA = 2e-6, 2e-10  # of the fit's choice of algorithms
 _BLOCKS = frozenset({"all_gather", "gather"})  # whose message size is that of all ranks' blocks
@@ -45,22 +44,28 @@ def classify_transfers(graph: CallGraph) -> TransferKinds:
     """Return the kind of the transfer of each call; a wait has the kind of the operation that it completes."""
     instance = graph.matches.instance
     count = int(instance.max(initial=-1)) + 1
-    nbytes, op = np.zeros(max(count, 1), np.int64), np.full(max(count, 1), -1)
+    nbytes, op, comm = np.zeros(count, np.int64), np.full(count, -1), np.full(count, -1)
     inside = instance >= 0
     np.maximum.at(nbytes, instance[inside], graph.nbytes[inside])
-    names = canonical_operations(graph)
-    is_own = inside & np.isin(names, [i for i, name in enumerate(graph.operations) if name not in ("wait", "start")])
-    op[instance[is_own]] = names[is_own]
+    np.maximum.at(comm, instance[inside], graph.comm[inside])
+    is_own = inside & np.isin(graph.op, [i for i, name in enumerate(graph.operations) if name not in ("wait", "start")])
+    op[instance[is_own]] = graph.op[is_own]
     numbers: dict[MessageClass, int] = {}
     index = np.full(len(instance), -1)
-    members = np.array([len(comm) for comm in graph.profile.comms] or [1])
     for call in np.flatnonzero(inside & (graph.transfer_s > 0)).tolist():
-        operation = graph.operations[op[instance[call]]]
-        ranks = int(members[graph.comm[call]]) if graph.comm[call] >= 0 else graph.profile.size
-        size = int(nbytes[instance[call]]) * (ranks if operation in _BLOCKS else 1)
-        kind = MessageClass("send" if operation in ("recv", "sendrecv") else operation, ranks, size)
-        index[call] = numbers.setdefault(kind, len(numbers))
+        number = instance[call]
+        operation = _choose_modelled_operation(graph.operations[op[number]])
+        ranks = len(graph.profile.comms[comm[number]]) if comm[number] >= 0 else graph.profile.size
+        size = int(nbytes[number]) * (ranks if operation in _BLOCKS else 1)
+        index[call] = numbers.setdefault(MessageClass(operation, ranks, size), len(numbers))
     return TransferKinds(tuple(numbers), index)
+
+
+def _choose_modelled_operation(name: str) -> str:
+    """Return the operation by which a recorded one is modelled; one without plans, such as a split, is a barrier."""
+    if name in ("send", "recv", "sendrecv"):
+        return "send"
+    return name if name in {operation.value for operation in Operation} else Operation.BARRIER.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,17 +91,13 @@ class NetworkModel:
 
 
 def find_fastest(kind: MessageClass, machine: Machine) -> tuple[str, float]:
-    """Return the name of the fastest algorithm of messages for a transfer, and its simulated seconds.
-
-    An operation without plans, such as the making of a communicator, is modelled as a barrier.
-    """
-    name = kind.operation if kind.operation in {operation.value for operation in Operation} else "barrier"
-    operation = Operation(name)
+    """Return the name of the fastest algorithm of messages for a transfer, and its simulated seconds."""
+    operation = Operation(kind.operation)
     found = []
     for algorithm in list_algorithm_names(operation):
         try:
             if not get_algorithm(operation, algorithm).uses_shared_memory:
-                found.append((simulate_kind(replace(kind, operation=name), machine, algorithm), algorithm))
+                found.append((simulate_kind(kind, machine, algorithm), algorithm))
         except HpccollError:  # the algorithm needs another number of ranks
             continue
     seconds, algorithm = min(found)
@@ -134,10 +135,8 @@ def _count_costs(kind: MessageClass, machine: Machine) -> tuple[float, float]:
     """Return how many alphas and betas the fastest algorithm of a transfer takes."""
     if kind.operation == "send":
         return 1.0, float(kind.nbytes)
-    name = kind.operation if kind.operation in {operation.value for operation in Operation} else "barrier"
-    known = replace(kind, operation=name)
-    algorithm = find_fastest(known, machine)[0]
-    alphas, betas = (simulate_kind(known, Machine.flat(*costs, 0.0), algorithm) for costs in ((1.0, 0.0), (0.0, 1.0)))
+    algorithm = find_fastest(kind, machine)[0]
+    alphas, betas = (simulate_kind(kind, Machine.flat(*costs, 0.0), algorithm) for costs in ((1.0, 0.0), (0.0, 1.0)))
     return alphas, betas
 
 

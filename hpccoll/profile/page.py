@@ -12,6 +12,7 @@ import numpy as np
 from jinja2 import Environment, StrictUndefined
 
 from hpccoll import __version__
+from hpccoll.profile.dependencies import CallGraph
 from hpccoll.profile.explanation import Explanation
 from hpccoll.profile.iteration import find_typical_iteration
 from hpccoll.profile.screen import list_findings
@@ -134,10 +135,9 @@ def _build_sites(explanation: Explanation) -> PageSection:
     return PageSection("sites", "Call sites by lost time", intro, tables=(table,))
 
 
-def compute_traffic(explanation: Explanation) -> np.ndarray:
+def compute_traffic(graph: CallGraph) -> np.ndarray:
     """Return the bytes that each rank sends to each other rank in messages between two ranks, shape (ranks, ranks)."""
-    graph, size = explanation.graph, explanation.profile.size
-    traffic = np.zeros((size, size))
+    traffic = np.zeros((graph.profile.size, graph.profile.size))
     sends = graph.dest >= 0
     np.add.at(traffic, (graph.rank[sends], graph.dest[sends]), np.maximum(graph.nbytes[sends], 0))
     return traffic
@@ -145,7 +145,7 @@ def compute_traffic(explanation: Explanation) -> np.ndarray:
 
 def _build_matrix(explanation: Explanation) -> PageSection:
     """Return the section with the communication matrix."""
-    traffic = compute_traffic(explanation)
+    traffic = compute_traffic(explanation.graph)
     size = min(len(traffic), _MOST_RANKS)
     columns = ("from \\ to", *map(str, range(size)))
     rows = tuple(

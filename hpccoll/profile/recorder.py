@@ -28,9 +28,8 @@ if TYPE_CHECKING:
     from hpccoll.runtime.recorder import ClockModel
 
 LIBRARIES: Final = frozenset({"torch", "hpccoll", "mpi4py"})
-LIVE_PREFIX: Final = "hpccoll-profile-"
 _FOREVER_NS: Final = 2**62
-_MEMORY_FILE_SYSTEM: Final = "/dev/shm"  # noqa: S108 - the memory file system, not a place for temporary files
+_MEMORY_FILES: Final = "/dev/shm/hpccoll-profile-"  # noqa: S108 - the memory file system, not a place for temporary files
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +64,7 @@ class ProfileRecorder:
             _remove_stale(path, rank, size)
             self._path = path / f"rank-{rank}{layout.CALLS_SUFFIX}"
             self._path.unlink(missing_ok=True)
-            self._live = _choose_live_path(rank, self._path)
-            self.memory = _map_file(self._live, nbytes)
+            self._live, self.memory = _map_live_file(rank, self._path, nbytes)
             names = path / f"rank-{rank}{layout.NAMES_SUFFIX}"
             self._names = os.open(names, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
         except OSError as error:
@@ -107,13 +105,10 @@ class ProfileRecorder:
 
     def describe_comm(self, comm: Any) -> int:
         """Return the id of a communicator, whose ranks are written to the file."""
-        self._comms += 1
-        self.add_comm(self._comms - 1, *_find_members(comm, self.size))
-        return self._comms - 1
-
-    def add_comm(self, ident: int, members: list[int], name: str) -> None:
-        """Write the members of a communicator to the file."""
+        members, name = _find_members(comm, self.size)
+        ident, self._comms = self._comms, self._comms + 1
         self._write(kind="comm", id=ident, members=members, name=name)
+        return ident
 
     def set_clock(self, model: ClockModel, error_s: float) -> None:
         """Write how the time of rank 0's clock is computed from this rank's."""
@@ -137,8 +132,12 @@ class ProfileRecorder:
         written = layout.HEADER.unpack_from(self.memory)[3]
         used = layout.HEADER.size + min(written, self.options.capacity) * layout.ENTRY.itemsize
         complete = self._path.with_suffix(".part")
-        complete.write_bytes(self.memory[:used])
-        complete.replace(self._path)
+        try:
+            complete.write_bytes(self.memory[:used])
+            complete.replace(self._path)
+        except OSError as error:
+            reason = f"the calls of rank {self.rank} cannot be written ({error.strerror}) and stay in {self._live}"
+            raise UsageError(f"{self._path}: {reason}; free space, then copy that file to {self._path}") from error
         if self._live != self._path:
             self._live.unlink(missing_ok=True)
 
@@ -202,15 +201,16 @@ def _find_members(comm: Any, size: int) -> tuple[list[int], str]:
     return members, str(inner.name)
 
 
-def _choose_live_path(rank: int, path: Path) -> Path:
-    """Return the path of the calls while the program runs: in a memory file system, if there is one.
+def _map_live_file(rank: int, path: Path, nbytes: int) -> tuple[Path, mmap.mmap]:
+    """Return the file of the calls while the program runs, and its mapping: in a memory file system that has the space.
 
     The kernel holds up stores to a mapped file on a disk while it writes the file.
     """
-    memory = Path(_MEMORY_FILE_SYSTEM)
-    if not memory.is_dir():
-        return path
-    return memory / f"{LIVE_PREFIX}{rank}-{os.getpid()}-{os.urandom(4).hex()}{layout.CALLS_SUFFIX}"
+    memory = Path(f"{_MEMORY_FILES}{rank}-{os.getpid()}-{os.urandom(4).hex()}{layout.CALLS_SUFFIX}")
+    try:
+        return memory, _map_file(memory, nbytes)
+    except OSError:  # there is none, or it is full, as in containers with 64 MiB
+        return path, _map_file(path, nbytes)
 
 
 def _map_file(path: Path, nbytes: int) -> mmap.mmap:
@@ -219,6 +219,9 @@ def _map_file(path: Path, nbytes: int) -> mmap.mmap:
     try:
         os.posix_fallocate(descriptor, 0, nbytes)
         return mmap.mmap(descriptor, nbytes, flags=mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0))
+    except OSError:
+        path.unlink()
+        raise
     finally:
         os.close(descriptor)
 

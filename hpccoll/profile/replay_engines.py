@@ -5,211 +5,102 @@ Arrays have elements of float32; a recorded size is rounded up to whole elements
 
 from __future__ import annotations
 
-import os
-from typing import Any, Final, Protocol
+from functools import partial
+from typing import Final
 
 import numpy as np
 from mpi4py import MPI
-from numpy.typing import NDArray
 
 from hpccoll.communicator import Communicator
-from hpccoll.errors import UnavailableError, UnknownNameError
+from hpccoll.errors import UnknownNameError
+from hpccoll.peers import LibraryEngine, start_engine
+from hpccoll.plan import Operation
 from hpccoll.profile.replay_steps import ReplayStep
+from hpccoll.runtime.arrays import BoundCall
 
-ENGINES: Final = ("mpi", "hpccoll", "gloo")
-ReplayArray = NDArray[np.float32]
-
-
-class ReplayEngine(Protocol):
-    """Carries out the collectives of a replay."""
-
-    name: str
-
-    def add_group(self, members: tuple[int, ...]) -> None:
-        """Make the group of the next communicator; collective over the world."""
-
-    def run(self, step: ReplayStep) -> None:
-        """Carry out the collective of a step."""
+OWN: Final = "hpccoll"
+ENGINES: Final = ("mpi", OWN, "gloo")
+_WHOLE_IS_SOURCE: Final = (Operation.SCATTER, Operation.REDUCE_SCATTER)
 
 
-def make_engine(name: str) -> ReplayEngine:
-    """Return an engine by its name; collective.
+class ReplayEngine:
+    """Carries out the collectives of a replay by one library, which is started on each recorded communicator.
+
+    Args:
+        name: one of `ENGINES`; hpccoll selects its algorithms.
 
     Raises:
         UnknownNameError: there is no such engine.
-        UnavailableError: torch is not installed.
     """
-    match name:
-        case "mpi":
-            return MpiReplay()
-        case "hpccoll":
-            return HpccollReplay()
-        case "gloo":
-            return GlooReplay()
-    raise UnknownNameError("engine", name, list(ENGINES))
 
+    def __init__(self, name: str) -> None:
+        if name not in ENGINES:
+            raise UnknownNameError("engine", name, list(ENGINES))
+        self.name = name
+        self._groups: list[Communicator | LibraryEngine | None] = []
+        self._ranks: list[int] = []  # of this process in each group
+        self._sizes: list[int] = []
+        self._calls: dict[tuple[int, str, int, int], BoundCall] = {}
 
-class _Buffers:
-    """Arrays that are used again for the same size."""
+    def add_group(self, members: tuple[int, ...]) -> None:
+        """Start the library on the ranks of the next recorded communicator; collective over these ranks.
 
-    def __init__(self) -> None:
-        self._arrays: dict[tuple[int, int], ReplayArray] = {}
+        Raises:
+            UnavailableError: the library cannot run on some rank.
+        """
+        group = None
+        comm = _make_comm(members)
+        if comm is not None:
+            group = Communicator(comm) if self.name == OWN else start_engine(self.name, comm)
+        self._groups.append(group)
+        self._ranks.append(-1 if comm is None else comm.rank)
+        self._sizes.append(len(members))
 
-    def get(self, elements: int, which: int = 0) -> ReplayArray:
-        """Return an array; arrays with different `which` are different."""
-        key = elements, which
-        if key not in self._arrays:
-            self._arrays[key] = np.zeros(elements, np.float32)
-        return self._arrays[key]
+    def run(self, step: ReplayStep) -> None:
+        """Carry out the collective of a step; calls of one kind share their buffers."""
+        key = step.comm, step.operation, step.nbytes, step.root
+        if key not in self._calls:
+            self._calls[key] = self._bind(step)
+        self._calls[key]()
+
+    def close(self) -> None:
+        """Free the groups. Collective."""
+        self._calls.clear()
+        for group in self._groups:
+            if group is not None:
+                group.close()
+
+    def _bind(self, step: ReplayStep) -> BoundCall:
+        """Return a function that carries out the collective of a step."""
+        operation, group, size = Operation(step.operation), self._groups[step.comm], self._sizes[step.comm]
+        if group is None:
+            raise RuntimeError(f"a replayed {step.operation} is on a communicator that does not contain this rank")
+        count = count_elements(step, size)
+        source = result = np.zeros(count, np.float32)
+        if operation is Operation.ALL_TO_ALL:
+            source, result = (np.zeros(size * count, np.float32) for _ in range(2))
+        elif operation in _WHOLE_IS_SOURCE:
+            source = np.zeros(size * count, np.float32)
+        elif operation.has_blocks:
+            result = np.zeros(size * count, np.float32)
+        if not isinstance(group, Communicator):
+            return group.prepare(operation, source, result, "sum", step.root)
+        method = getattr(group, operation.value)
+        if operation is Operation.BARRIER:
+            return partial(method)
+        root = {"root": step.root} if operation.has_root else {}
+        if source is result:
+            return partial(method, source, **root)
+        is_root = self._ranks[step.comm] == step.root
+        has_source = operation is not Operation.SCATTER or is_root
+        has_result = operation is not Operation.GATHER or is_root
+        return partial(method, source if has_source else None, out=result if has_result else None, **root)
 
 
 def count_elements(step: ReplayStep, ranks: int) -> int:
     """Return the elements of a rank's vector or, if blocks of all ranks make it up, of one block."""
     is_whole = step.operation in ("all_to_all", "reduce_scatter")
     return max(-(-step.nbytes // (4 * ranks if is_whole else 4)), 1)
-
-
-class MpiReplay:
-    """The collectives of the MPI library, by mpi4py."""
-
-    name = "mpi"
-
-    def __init__(self) -> None:
-        self._groups: list[MPI.Intracomm | None] = []
-        self._buffers = _Buffers()
-
-    def add_group(self, members: tuple[int, ...]) -> None:
-        """Make the group of the next communicator."""
-        self._groups.append(_make_comm(members))
-
-    def run(self, step: ReplayStep) -> None:
-        """Carry out the collective of a step."""
-        comm = _require_group(self._groups, step)
-        n, count, root = comm.size, count_elements(step, comm.size), step.root
-        one, all_blocks = self._buffers.get(count), self._buffers.get(n * count, 1)
-        match step.operation:
-            case "all_reduce":
-                comm.Allreduce(MPI.IN_PLACE, one)
-            case "broadcast":
-                comm.Bcast(one, root)
-            case "reduce":
-                comm.Reduce(one, self._buffers.get(count, 1), MPI.SUM, root)
-            case "all_gather":
-                comm.Allgather(one, all_blocks)
-            case "gather":
-                comm.Gather(one, all_blocks, root)
-            case "scatter":
-                comm.Scatter(all_blocks, one, root)
-            case "all_to_all":
-                comm.Alltoall(all_blocks, self._buffers.get(n * count, 2))
-            case "reduce_scatter":
-                comm.Reduce_scatter_block(all_blocks, one)
-            case _:
-                comm.Barrier()
-
-
-class HpccollReplay:
-    """The collectives of hpccoll, with the algorithms that it selects."""
-
-    name = "hpccoll"
-
-    def __init__(self) -> None:
-        self._groups: list[Communicator | None] = []
-        self._buffers = _Buffers()
-
-    def add_group(self, members: tuple[int, ...]) -> None:
-        """Make the group of the next communicator."""
-        comm = _make_comm(members)
-        self._groups.append(None if comm is None else Communicator(comm))
-
-    def run(self, step: ReplayStep) -> None:
-        """Carry out the collective of a step."""
-        comm = _require_group(self._groups, step)
-        n, count, root = comm.size, count_elements(step, comm.size), step.root
-        one, all_blocks = self._buffers.get(count), self._buffers.get(n * count, 1)
-        match step.operation:
-            case "all_reduce":
-                comm.all_reduce(one)
-            case "broadcast":
-                comm.broadcast(one, root)
-            case "reduce":
-                comm.reduce(one, root=root)
-            case "all_gather":
-                comm.all_gather(one, out=all_blocks)
-            case "gather":
-                comm.gather(one, out=all_blocks if comm.rank == root else None, root=root)
-            case "scatter":
-                comm.scatter(all_blocks if comm.rank == root else None, out=one, root=root)
-            case "all_to_all":
-                comm.all_to_all(all_blocks, out=self._buffers.get(n * count, 2))
-            case "reduce_scatter":
-                comm.reduce_scatter(all_blocks, out=one)
-            case _:
-                comm.barrier()
-
-
-class GlooReplay:
-    """The collectives of Gloo, through torch.distributed."""
-
-    name = "gloo"
-
-    def __init__(self) -> None:
-        try:
-            import torch
-            import torch.distributed as dist
-        except ImportError as error:
-            raise UnavailableError("--engine gloo needs torch, which is not installed: pip install torch") from error
-        self._torch, self._dist = torch, dist
-        self._groups: list[Any] = []
-        self._buffers = _Buffers()
-        world = MPI.COMM_WORLD
-        if not dist.is_initialized():
-            store = _make_store(dist, world)
-            dist.init_process_group("gloo", store=store, rank=world.rank, world_size=world.size)
-
-    def add_group(self, members: tuple[int, ...]) -> None:
-        """Make the group of the next communicator."""
-        self._groups.append(self._dist.new_group(list(members), backend="gloo") if members else None)
-
-    def run(self, step: ReplayStep) -> None:
-        """Carry out the collective of a step."""
-        group, dist = _require_group(self._groups, step), self._dist
-        n = dist.get_world_size(group)
-        count, root = count_elements(step, n), dist.get_global_rank(group, step.root)
-        one = self._torch.from_numpy(self._buffers.get(count))
-        blocks = self._torch.from_numpy(self._buffers.get(n * count, 1))
-        is_root = dist.get_rank() == root
-        match step.operation:
-            case "all_reduce":
-                dist.all_reduce(one, group=group)
-            case "broadcast":
-                dist.broadcast(one, root, group=group)
-            case "reduce":
-                dist.reduce(one, root, group=group)
-            case "all_gather":
-                dist.all_gather_into_tensor(blocks, one, group=group)
-            case "gather":
-                dist.gather(one, list(blocks.chunk(n)) if is_root else None, root, group=group)
-            case "scatter":
-                dist.scatter(one, list(blocks.chunk(n)) if is_root else None, root, group=group)
-            case "all_to_all":
-                received = self._torch.from_numpy(self._buffers.get(n * count, 2))
-                dist.all_to_all_single(received, blocks, group=group)
-            case "reduce_scatter":
-                dist.reduce_scatter_tensor(one, blocks, group=group)
-            case _:
-                dist.barrier(group=group)
-
-
-def _make_store(dist: Any, world: MPI.Intracomm) -> Any:
-    """Return a store of torch.distributed that rank 0 serves at a free port."""
-    store = (
-        dist.TCPStore(os.uname().nodename, 0, world.size, is_master=True, wait_for_workers=False)
-        if not world.rank
-        else None
-    )
-    host, port = world.bcast((os.uname().nodename, store.port) if store is not None else None)
-    return store or dist.TCPStore(host, port, world.size, is_master=False)
 
 
 def _make_comm(members: tuple[int, ...]) -> MPI.Intracomm | None:
@@ -219,11 +110,3 @@ def _make_comm(members: tuple[int, ...]) -> MPI.Intracomm | None:
         return None
     group = world.Get_group().Incl(list(members))
     return world.Create_group(group)
-
-
-def _require_group(groups: list[Any], step: ReplayStep) -> Any:
-    """Return the group of a step."""
-    group = groups[step.comm]
-    if group is None:
-        raise RuntimeError(f"a replayed {step.operation} is on a communicator that does not contain this rank")
-    return group

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 
+from hpccoll.plan import IntArray
 from hpccoll.profile.dependencies import CallGraph
 
 _REPLAYED: Final = frozenset(
@@ -16,10 +17,10 @@ _REPLAYED: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class ReplayStep:
-    """A step of a rank: computing for `gap_s`, then a collective, a message, or a wait for an earlier message.
+    """A step of a rank: computing for `gap_s`, then a collective, or a part of a message.
 
-    `operation` is a collective, `send`, `start_recv`, `recv`, `wait` or `none`; `peer` is the other rank in the world,
-    and `nbytes` the size of the buffer of a rank.
+    `operation` is a collective, `send`, `start_recv`, `wait` (until the message was received) or `none`; `peer` is the
+    other rank in the world, and `nbytes` the size of the buffer of a rank.
     """
 
     gap_s: float
@@ -28,42 +29,38 @@ class ReplayStep:
     nbytes: int = 0
     root: int = 0
     peer: int = -1
+    message: int = -1  # its number
 
 
 def make_steps(graph: CallGraph, rank: int) -> list[ReplayStep]:
     """Return the steps of a rank. Calls that other ranks have not recorded are left out on all ranks."""
-    sizes = _CollectiveSizes(graph)
-    messages = _count_messages(graph)
-    sent, received = messages[rank].copy(), messages[:, rank].copy()
+    sizes, senders = _CollectiveSizes(graph), graph.matches.find_senders()
+    started: set[int] = set()  # the messages whose receive was started
     steps: list[ReplayStep] = []
     for call in np.flatnonzero(graph.rank == rank).tolist():
-        gap_s, nbytes = float(graph.gap_s[call]), max(int(graph.nbytes[call]), 0)
-        dest, source, need = int(graph.dest[call]), int(graph.source[call]), int(graph.matches.needs[call, 0])
         if graph.root[call] >= 0 or graph.matches.enters[call] >= 0:
-            steps.append(sizes.make_step(call, gap_s))
-        elif dest >= 0 or source >= 0:
-            if dest >= 0 and sent[dest] > 0:
-                sent[dest] -= 1
-                steps.append(ReplayStep(gap_s, "send", nbytes=nbytes, peer=dest))
-            if source >= 0 and received[source] > 0:
-                received[source] -= 1
-                verb = "recv" if need >= 0 else "start_recv"
-                steps.append(ReplayStep(0.0 if dest >= 0 else gap_s, verb, peer=source))
-        elif need >= 0:
-            steps.append(ReplayStep(gap_s, "wait", peer=int(graph.rank[need])))
+            own = [sizes.make_step(call)]
         else:
-            steps.append(ReplayStep(gap_s, "none"))
+            own = _list_message_steps(graph, call, senders, started) or [ReplayStep(0.0, "none")]
+        steps += [replace(own[0], gap_s=float(graph.gap_s[call])), *own[1:]]
     return steps
 
 
-def _count_messages(graph: CallGraph) -> np.ndarray:
-    """Return the number of messages between each two ranks that both have recorded, shape (ranks, ranks)."""
-    size = len(graph.start_s)
-    sent, received = np.zeros((size, size), np.int64), np.zeros((size, size), np.int64)
-    sends, receives = graph.dest >= 0, graph.source >= 0
-    np.add.at(sent, (graph.rank[sends], graph.dest[sends]), 1)
-    np.add.at(received, (graph.source[receives], graph.rank[receives]), 1)
-    return np.minimum(sent, received)
+def _list_message_steps(graph: CallGraph, call: int, senders: IntArray, started: set[int]) -> list[ReplayStep]:
+    """Return the steps of a call for the messages that it sends and receives."""
+    matches, steps = graph.matches, []
+    sent, received, instance = (int(of[call]) for of in (matches.sent, matches.received, matches.instance))
+    if sent >= 0:
+        nbytes = max(int(graph.nbytes[call]), 0)
+        steps.append(ReplayStep(0.0, "send", nbytes=nbytes, peer=int(graph.dest[call]), message=sent))
+    send = int(senders[instance]) if instance >= 0 else -1
+    if send >= 0 and instance not in started and (received >= 0 or send != call):
+        started.add(instance)
+        nbytes = max(int(graph.nbytes[send]), 0)
+        steps.append(ReplayStep(0.0, "start_recv", nbytes=nbytes, peer=int(graph.rank[send]), message=instance))
+    if received >= 0:
+        steps.append(ReplayStep(0.0, "wait", message=received))
+    return steps
 
 
 class _CollectiveSizes:
@@ -79,12 +76,12 @@ class _CollectiveSizes:
         np.maximum.at(self.most, instance[known], graph.nbytes[known])
         np.minimum.at(self.least, instance[known], graph.nbytes[known])
 
-    def make_step(self, call: int, gap_s: float) -> ReplayStep:
+    def make_step(self, call: int) -> ReplayStep:
         """Return the step of a collective; `none` if some member has not recorded it."""
         graph = self._graph
         number, comm, name = int(graph.matches.instance[call]), int(graph.comm[call]), graph.operations[graph.op[call]]
         if number < 0 or comm < 0 or self.members[number] < len(graph.profile.comms[comm]):
-            return ReplayStep(gap_s, "none")
+            return ReplayStep(0.0, "none")
         nbytes = int(self.least[number] if name in ("scatter", "gather") else self.most[number])
         operation = name if name in _REPLAYED and self.most[number] > 0 else "barrier"
-        return ReplayStep(gap_s, operation, comm, nbytes, max(int(graph.root[call]), 0))
+        return ReplayStep(0.0, operation, comm, nbytes, max(int(graph.root[call]), 0))

@@ -34,9 +34,7 @@ class SlowLink:
 def find_slow_links(graph: CallGraph) -> list[SlowLink]:
     """Return the slow links, the most costly first."""
     need = graph.matches.needs[:, 0]
-    names = np.array(graph.operations)[graph.op]
-    from_send = np.isin(names[need], ("send", "sendrecv", "start"))
-    received = np.flatnonzero((need >= 0) & (graph.matches.group < 0) & from_send)
+    received = np.flatnonzero((graph.matches.received >= 0) & (need >= 0))
     if not len(received):
         return []
     size = len(graph.start_s)

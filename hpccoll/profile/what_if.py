@@ -104,9 +104,7 @@ class WhatIf:
             return ChangedJob("perfect balance", balance_gaps(graph), graph.transfer_s)
         if change == "join":
             joined = join_bursts(graph, find_followers(graph))
-            return ChangedJob(
-                "calls in a row joined", joined.gap_s, joined.transfer_s, "a joined call takes as long as one"
-            )
+            return ChangedJob("calls in a row joined", *joined, "a joined call takes as long as one")
         if name == "heal":
             rank = _parse_number(change, value, 0, len(graph.start_s) - 1)
             return ChangedJob(
@@ -165,11 +163,17 @@ class WhatIf:
         return ChangedJob(title, self.graph.gap_s, transfer_s, assumption, uses_model=True)
 
     def choose_algorithms(self) -> dict[str, list[tuple[int, str]]]:
-        """Return, for each operation, pairs of a message size and the fastest algorithm of the fitted network."""
+        """Return, for each operation, pairs of a message size and the fastest algorithm of the fitted network.
+
+        The sizes are those of the largest communicators, because the drop-in chooses by operation and size only.
+        """
+        most: dict[str, int] = {}
+        for kind in self.transfers.kinds:
+            most[kind.operation] = max(most.get(kind.operation, 0), kind.ranks)
         machine = Machine.flat(self.network.alpha_s, self.network.beta_s_per_byte, 0.0)
         chosen: dict[str, list[tuple[int, str]]] = {}
         for kind in sorted(self.transfers.kinds, key=lambda kind: kind.nbytes):
-            if kind.operation in {operation.value for operation in Operation} and kind.operation != "barrier":
+            if kind.operation not in ("send", "barrier") and kind.ranks == most[kind.operation]:
                 chosen.setdefault(kind.operation, []).append((kind.nbytes, find_fastest(kind, machine)[0]))
         return chosen
 

@@ -12,6 +12,8 @@ and Lumsdaine, "LogGOPSim", LSAP 2010).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from hpccoll.errors import UsageError
 from hpccoll.plan.messages import PlanMessage, list_messages_by_round
 from hpccoll.plan.operation import Operation
@@ -31,15 +33,20 @@ def to_goal(plan: Plan, count: int, itemsize: int = 4) -> str:
     if plan.operation is Operation.BARRIER and plan.has_fences():
         raise UsageError(f"{plan.name} contains fences, which GOAL cannot express; write it as .json")
     sizes = plan.operation.chunk_sizes(count, plan.ranks, plan.rounds().chunks).tolist()
-    programs = [_GoalProgram() for _ in range(plan.ranks)]
+    programs = [GoalProgram() for _ in range(plan.ranks)]
     for t, messages in enumerate(list_messages_by_round(plan)):
         for message in messages:
             nbytes = _message_bytes(plan, message, sizes, itemsize)
             if nbytes and message.source != message.dest:  # the tag is the round
                 programs[message.source].add(t, f"send {nbytes}b to {message.dest} tag {t}")
                 programs[message.dest].add(t, f"recv {nbytes}b from {message.source} tag {t}")
+    return format_programs(programs)
+
+
+def format_programs(programs: Sequence[GoalProgram]) -> str:
+    """Return the text of a GOAL schedule with the program of each rank."""
     bodies = [f"rank {rank} {{\n{''.join(program.lines)}}}\n" for rank, program in enumerate(programs)]
-    return f"num_ranks {plan.ranks}\n\n" + "\n".join(bodies)
+    return f"num_ranks {len(programs)}\n\n" + "\n".join(bodies)
 
 
 def _message_bytes(plan: Plan, message: PlanMessage, sizes: list[int], itemsize: int) -> int:
@@ -49,7 +56,7 @@ def _message_bytes(plan: Plan, message: PlanMessage, sizes: list[int], itemsize:
     return sum(sizes[chunk] for chunk in message.send) * itemsize
 
 
-class _GoalProgram:
+class GoalProgram:
     """The lines of one rank's GOAL program, and the labels of the operations for which the next lines wait."""
 
     def __init__(self) -> None:

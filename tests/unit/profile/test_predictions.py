@@ -108,8 +108,8 @@ def test_exports(tmp_path):
     assert float(rows[1]["wait_us"]) == pytest.approx(1e6)
     goal = format_goal(graph)
     assert goal.startswith("num_ranks 2\n")
-    assert "send 80b to 1 tag 0" in goal
-    assert "recv 80b from 0 tag 0" in goal
+    assert "send 80b to 1 tag 1" in goal
+    assert "recv 80b from 0 tag 1" in goal
     for name in ("trace.json", "calls.csv", "job.goal", "job.et"):
         export_profile(graph, str(tmp_path / name))
     assert len(list(tmp_path.iterdir())) == 5
@@ -145,7 +145,7 @@ def test_a_chakra_trace_has_a_node_per_call_and_computation():
 def test_the_steps_of_a_replay_agree_between_ranks():
     first, second = (make_steps(make_messages(), rank) for rank in range(2))
     assert [step.operation for step in first] == ["send", "all_reduce", "none"]
-    assert [step.operation for step in second] == ["recv", "all_reduce", "none"]
+    assert [step.operation for step in second] == ["start_recv", "wait", "all_reduce", "none"]
     assert np.isclose(first[1].gap_s, 0.9)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from hpccoll.profile.layout import ENTRY, EntryFlag
 from hpccoll.profile.load import CallSite, JobProfile, RecordedRank
 
-OPERATIONS = ("all_reduce", "broadcast", "send", "recv", "wait", "reduce")
+OPERATIONS = ("all_reduce", "broadcast", "send", "recv", "wait", "reduce", "sendrecv", "start", "all_gather")
 
 
 @dataclass
@@ -22,7 +22,7 @@ class TraceBuilder:
     def add(
         self, op: str, begin: float, end: float, *, peer: int = -1, flags: int = 0, request: int = 0, **more: int
     ) -> TraceBuilder:
-        is_collective = op in ("all_reduce", "broadcast", "reduce")
+        is_collective = op in ("all_reduce", "broadcast", "reduce", "all_gather")
         row = {"op": OPERATIONS.index(op), "begin_ns": round(begin * 1e9), "end_ns": round(end * 1e9), "peer": peer}
         row |= {"flags": flags | EntryFlag.COLLECTIVE * is_collective, "request": request, "site": OPERATIONS.index(op)}
         self.rows.append(row | {"number": self.numbers, "nbytes": 8} | more)
@@ -38,9 +38,9 @@ class TraceBuilder:
         return RecordedRank(rank, "host", entries, begin_s, end_s, 0.0, end, True)
 
 
-def make_profile(builders: list[TraceBuilder], end: float) -> JobProfile:
-    """Return the profile of ranks whose programs all begin at 0 and end at `end`."""
+def make_profile(builders: list[TraceBuilder], end: float, comms: tuple[tuple[int, ...], ...] = ()) -> JobProfile:
+    """Return the profile of ranks whose programs all begin at 0 and end at `end`; `comms` follow the world."""
     ranks = tuple(builder.make_rank(rank, end) for rank, builder in enumerate(builders))
     sites = tuple(CallSite("solver.py", 10 + index, "step") for index in range(len(OPERATIONS)))
     world = tuple(range(len(builders)))
-    return JobProfile(ranks, sites, (world,), OPERATIONS, OPERATIONS, ("solver.py",), 0.0)
+    return JobProfile(ranks, sites, (world, *comms), OPERATIONS, OPERATIONS, ("solver.py",), 0.0)
