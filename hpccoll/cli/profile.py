@@ -75,8 +75,7 @@ def profile(
         return _explain(words[0], more) if is_printing_rank() else 0
     if given:
         raise UsageError(
-            f"{words[0]}: is no recording, which --export, --what-if and --apply need; record the program first: "
-            f"hpccoll profile -o {DIRECTORY} {words[0]}"
+            f"{words[0]}: is no recording, which --export, --what-if and --apply need; record it by hpccoll profile"
         )
     directory = output or DIRECTORY
     if to_s is not None and to_s <= from_s:

@@ -78,7 +78,9 @@ class SurvivalMethods(CommunicatorBase):
         return tuple(getattr(self._state.interruption, "ranks", ()))
 
     def keep_from(self, predecessor: SurvivalMethods) -> None:
-        """Keep the arrays of operations that a death has ended, to which MPI may still write, until this is closed.
+        """Keep the arrays of the predecessor's interrupted operations alive until this communicator is closed.
+
+        MPI may still write to these arrays.
 
         Example:
             >>> smaller.keep_from(comm)  # doctest: +SKIP

@@ -39,8 +39,8 @@ class CallColumns:
 class Matches:
     """What each call needs, and the number of its collective or message (-1: none).
 
-    `needs` are up to two calls that must have begun. A call with a `group` needs all calls that `enters` shows with
-    this number to have begun.
+    `needs` are up to two calls that must have begun. A call with a number in `group` also needs all calls with the same
+    number in `enters` to have begun.
     """
 
     needs: NDArray[np.int64]  # (calls, 2)
