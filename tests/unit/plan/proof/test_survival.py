@@ -1,4 +1,4 @@
-"""What the proof of survival accepts and refuses."""
+"""The proof of survival accepts the plans of built-in algorithms, and refuses changed ones."""
 
 from __future__ import annotations
 
