@@ -61,31 +61,13 @@ def broadcast(comm: BufferCollectives, buffer: Any, root: int) -> bool:
     return True
 
 
-def all_reduce(comm: BufferCollectives, sendbuf: Any, recvbuf: Any, op: str) -> bool:
-    """Carry out mpi4py's Allreduce by hpccoll; return False if the MPI library must carry it out instead."""
-    return _reduce_vector(comm, Operation.ALL_REDUCE, sendbuf, recvbuf, op, 0)
-
-
-def scan(comm: BufferCollectives, sendbuf: Any, recvbuf: Any, op: str) -> bool:
-    """Carry out mpi4py's Scan by hpccoll; return False if the MPI library must carry it out instead."""
-    return _reduce_vector(comm, Operation.SCAN, sendbuf, recvbuf, op, 0)
-
-
-def exclusive_scan(comm: BufferCollectives, sendbuf: Any, recvbuf: Any, op: str) -> bool:
-    """Carry out mpi4py's Exscan by hpccoll; return False if the MPI library must carry it out instead.
-
-    Rank 0's result stays as it is.
-    """
-    return _reduce_vector(comm, Operation.EXSCAN, sendbuf, recvbuf, op, 0)
-
-
 def reduce(comm: BufferCollectives, sendbuf: Any, recvbuf: Any, op: str, root: int) -> bool:
     """Carry out mpi4py's Reduce by hpccoll; return False if the MPI library must carry it out instead."""
     state = _find_rooted_state(comm, root)
     if state is None:
         return False
     if state.rank == root:
-        return _reduce_vector(comm, Operation.REDUCE, sendbuf, recvbuf, op, root)
+        return reduce_vector(comm, Operation.REDUCE, sendbuf, recvbuf, op, root)
     message = read_message(sendbuf, writable=False)
     algorithm = _select(state, Operation.REDUCE, op, message, root)
     if message is None or algorithm is None:
@@ -96,10 +78,13 @@ def reduce(comm: BufferCollectives, sendbuf: Any, recvbuf: Any, op: str, root: i
     return True
 
 
-def _reduce_vector(
-    comm: BufferCollectives, operation: Operation, sendbuf: Any, recvbuf: Any, op: str, root: int
+def reduce_vector(
+    comm: BufferCollectives, operation: Operation, sendbuf: Any, recvbuf: Any, op: str, root: int = 0
 ) -> bool:
-    """Carry out a reduction of whole buffers on a rank that gets the result; return whether hpccoll did."""
+    """Carry out mpi4py's Allreduce, Scan or Exscan, or Reduce on its root; return False if the MPI library must.
+
+    An Exscan leaves the result of rank 0 as it is.
+    """
     state = comm._find_state()
     if state is None:
         return False
@@ -151,18 +136,8 @@ def reduce_scatter(comm: BufferCollectives, sendbuf: Any, recvbuf: Any, op: str)
     return True
 
 
-def all_gather(comm: BufferCollectives, sendbuf: Any, recvbuf: Any) -> bool:
-    """Carry out mpi4py's Allgather by hpccoll; return False if the MPI library must carry it out instead."""
-    return _collect_blocks(comm, Operation.ALL_GATHER, sendbuf, recvbuf)
-
-
-def all_to_all(comm: BufferCollectives, sendbuf: Any, recvbuf: Any) -> bool:
-    """Carry out mpi4py's Alltoall by hpccoll; return False if the MPI library must carry it out instead."""
-    return _collect_blocks(comm, Operation.ALL_TO_ALL, sendbuf, recvbuf)
-
-
-def _collect_blocks(comm: BufferCollectives, operation: Operation, sendbuf: Any, recvbuf: Any) -> bool:
-    """Carry out an all_gather or all_to_all, with one block from every rank; return whether hpccoll did."""
+def collect_blocks(comm: BufferCollectives, operation: Operation, sendbuf: Any, recvbuf: Any) -> bool:
+    """Carry out mpi4py's Allgather or Alltoall, with a block from every rank; return False if the MPI library must."""
     state = comm._find_state()
     if state is None:
         return False

@@ -118,7 +118,7 @@ class BufferCollectives(_Intracomm):
                 result = self._run_in_table(_ALL_REDUCE, recvbuf, None, name, 0, AUTO, None)
             else:
                 result = self._run_in_table(_ALL_REDUCE, sendbuf, recvbuf, name, 0, AUTO, None)
-            if result is not NotImplemented or buffer_calls.all_reduce(self, sendbuf, recvbuf, name):
+            if result is not NotImplemented or buffer_calls.reduce_vector(self, _ALL_REDUCE, sendbuf, recvbuf, name):
                 return
         _PLAIN_ALLREDUCE(self, sendbuf, recvbuf, op)
 
@@ -154,48 +154,40 @@ class BufferCollectives(_Intracomm):
     def Allgather(self, sendbuf: Any, recvbuf: Any) -> None:
         """Collect the buffers of all ranks on all ranks."""
         if self._run_in_table(_ALL_GATHER, sendbuf, recvbuf, SUM, 0, AUTO, None) is NotImplemented and not (
-            buffer_calls.all_gather(self, sendbuf, recvbuf)
+            buffer_calls.collect_blocks(self, _ALL_GATHER, sendbuf, recvbuf)
         ):
             _PLAIN_ALLGATHER(self, sendbuf, recvbuf)
 
     def Alltoall(self, sendbuf: Any, recvbuf: Any) -> None:
         """Send one block of the buffer to each rank."""
         if self._run_in_table(_ALL_TO_ALL, sendbuf, recvbuf, SUM, 0, AUTO, None) is NotImplemented and not (
-            buffer_calls.all_to_all(self, sendbuf, recvbuf)
+            buffer_calls.collect_blocks(self, _ALL_TO_ALL, sendbuf, recvbuf)
         ):
             _PLAIN_ALLTOALL(self, sendbuf, recvbuf)
 
     def Scan(self, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM) -> None:
         """Reduce the buffers of the ranks up to this one."""
-        try:
-            name = _BY_ID[id(op)]
-        except KeyError:
-            name = find_reduction(op)
-        if name is not None:
-            if sendbuf is _IN_PLACE or sendbuf is None:
-                result = self._run_in_table(_SCAN, recvbuf, None, name, 0, AUTO, None)
-            else:
-                result = self._run_in_table(_SCAN, sendbuf, recvbuf, name, 0, AUTO, None)
-            if result is not NotImplemented or buffer_calls.scan(self, sendbuf, recvbuf, name):
-                return
-        _PLAIN_SCAN(self, sendbuf, recvbuf, op)
+        if not self._run_scan(_SCAN, sendbuf, recvbuf, op):
+            _PLAIN_SCAN(self, sendbuf, recvbuf, op)
 
     def Exscan(self, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM) -> None:
         """Reduce the buffers of the ranks before this one."""
-        try:
-            name = _BY_ID[id(op)]
-        except KeyError:
-            name = find_reduction(op)
-        if name is not None:
-            if sendbuf is _IN_PLACE or sendbuf is None:
-                result = self._run_in_table(_EXSCAN, recvbuf, None, name, 0, AUTO, None)
-            elif self._own_rank:
-                result = self._run_in_table(_EXSCAN, sendbuf, recvbuf, name, 0, AUTO, None)
-            else:  # rank 0 has no result
-                result = self._run_in_table(_EXSCAN, sendbuf, None, name, 0, AUTO, None)
-            if result is not NotImplemented or buffer_calls.exclusive_scan(self, sendbuf, recvbuf, name):
-                return
-        _PLAIN_EXSCAN(self, sendbuf, recvbuf, op)
+        if not self._run_scan(_EXSCAN, sendbuf, recvbuf, op):
+            _PLAIN_EXSCAN(self, sendbuf, recvbuf, op)
+
+    def _run_scan(self, operation: Operation, sendbuf: Any, recvbuf: Any, op: Any) -> bool:
+        """Carry out a scan or exscan; return False if the MPI library must carry it out instead."""
+        name = find_reduction(op)
+        if name is None:
+            return False
+        if sendbuf is _IN_PLACE or sendbuf is None:
+            arrays = recvbuf, None
+        elif operation is _EXSCAN and not self._own_rank:  # rank 0 has no result
+            arrays = sendbuf, None
+        else:
+            arrays = sendbuf, recvbuf
+        result = self._run_in_table(operation, *arrays, name, 0, AUTO, None)
+        return result is not NotImplemented or buffer_calls.reduce_vector(self, operation, sendbuf, recvbuf, name)
 
     def barrier(self) -> None:
         """Wait until all ranks have called this."""

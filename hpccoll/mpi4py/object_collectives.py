@@ -19,6 +19,7 @@ import numpy as np
 from mpi4py import MPI
 
 from hpccoll.communicator import Communicator
+from hpccoll.mpi4py.acceleration import find_acceleration
 from hpccoll.mpi4py.array_libraries import to_library
 from hpccoll.mpi4py.buffer_collectives import BufferCollectives, find_reduction
 from hpccoll.mpi4py.configuration import AUTO, get_configuration
@@ -245,16 +246,14 @@ class ObjectsOverBuffers(BufferCollectives):
 
     def _run_collective(self, operation: Operation, x: Any, out: Any, op: str = SUM, root: int = 0) -> None:
         """Run a collective on the bytes or elements of objects, over hpccoll or by the MPI library."""
-        state = self._state
-        if state is None or state.communicator is None:
-            return
+        communicator, state = self._bind_table(), find_acceleration(self)
         algorithm = state.select(operation, op, x.dtype, x.size, root)
         if algorithm is None and (x.dtype not in list_element_types() or x.nbytes * state.size > MOST_MPI_BYTES):
             algorithm = AUTO
         if algorithm is None:
             bind_method(operation, self, getattr(MPI, op.upper()), root, in_place=out is None)(x, out)
         else:
-            state.communicator._collective(operation, x, out, op, root, algorithm, False)
+            communicator._collective(operation, x, out, op, root, algorithm, False)
 
     def _reduce_arrays(
         self, operation: Operation, encoded: EncodedObject, headers: list[ObjectHeader], op: str, root: int
