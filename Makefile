@@ -1,6 +1,6 @@
 # make bench        set up .venv, compare libraries and algorithms on four MPI ranks; results in bench-results/
 # make test         set up both environments and pass the tests, on MPICH and on Open MPI
-# make test-quick   the tests with each value of each parameter once, without the longest ones
+# make test-quick   the tests without the longest ones, and with few combinations of parameters
 # make check        lint, types, unit tests and a few seconds of MPI: before every commit
 # make docs         build the documentation site in build/site; warnings are errors
 # make slurm        the tests on a throw-away SLURM cluster alone
@@ -11,8 +11,8 @@
 # make clean        remove the environments and everything else that can be made again
 #
 # PYTHON=python3.12 chooses the interpreter, ARGS='-e 1M --plot bench.png' adds options to `hpccoll bench`,
-# RANKS='2 4' chooses the rank counts of the MPI tests on MPICH, OTHER_RANKS those on Open MPI; QUICK_RANKS
-# those on MPICH with the cases of `make test-quick`.
+# RANKS='2 4' chooses the rank counts of the MPI tests on MPICH, OTHER_RANKS those on Open MPI. With the rank counts of
+# QUICK_RANKS, the MPI tests run on MPICH with the few cases of `make test-quick` only.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c

@@ -1,4 +1,4 @@
-"""Projects a vector on a basis, as solvers of linear equations do: `mpirun -n 4 python many_dots.py [single|joined]`.
+"""Computes the inner products of a vector with a basis: `mpirun -n 4 python many_dots.py [single|joined]`.
 
 Each rank holds a part of all vectors. With `single`, every inner product is reduced by a call of its own; with
 `joined`, one call reduces all of them.

@@ -1,7 +1,7 @@
 """Averages neighbouring cells of a grid: `mpirun -n 4 python stencil.py [uneven|even]`.
 
-Each rank holds some rows, sends its first and last row to its neighbours, and takes part in the largest change of a
-cell. With `uneven`, the last rank holds more rows than the others, as if a grid were cut carelessly.
+Each rank holds some rows and sends its first and last row to its neighbours. In each step, an all-reduce finds the
+largest change of a cell. With `uneven`, the last of four ranks holds three times as many rows as each other rank.
 """
 
 import sys

@@ -62,7 +62,7 @@ def _load_machine(name: str, ranks: int | None, nodes: int | None) -> Network:
     machine = load_machine(name)
     count = ranks or machine.ranks_per_node * (nodes or 1)
     if not 1 <= count <= _MOST_RANKS:
-        raise UsageError(f"--ranks {count}: networks of 1 to {_MOST_RANKS} ranks are computed; give such a number")
+        raise UsageError(f"--ranks {count}: an optimum is computed for 1 to {_MOST_RANKS} ranks; give such a number")
     return make_machine_network(machine.with_ranks_per_node(-(-count // nodes)) if nodes else machine, count)
 
 

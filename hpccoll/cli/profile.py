@@ -28,14 +28,23 @@ DIRECTORY: Final = "job.hpccoll"
 )  # fmt: skip
 @click.option("-m", "is_module", is_flag=True, help="Run a module in place of a script.")
 @click.option("--drop-in", is_flag=True, help="Run the collectives of an mpi4py program over hpccoll.")
-@click.option("--from", "from_s", type=float, default=0.0, metavar="SECONDS", help="Record from then on.")
-@click.option("--to", "to_s", type=float, metavar="SECONDS", help="Record until then.")
+@click.option("--from", "from_s", type=float, default=0.0, metavar="SECONDS", help="Start recording after SECONDS.")
+@click.option("--to", "to_s", type=float, metavar="SECONDS", help="Stop recording after SECONDS.")
 @click.option(
-    "--every", type=click.IntRange(1), default=1, show_default=True, metavar="N", help="Record one of N seconds."
+    "--every", type=click.IntRange(1), default=1, show_default=True, metavar="N", help="Record one of every N seconds."
 )
-@click.option("--export", "exports", multiple=True, metavar="FILE", help="Of a recording: .json .csv .goal .et")
-@click.option("--what-if", "changes", multiple=True, metavar="CHANGE", help="Of a recording: such as bandwidth=2.")
-@click.option("--apply", "script", metavar="FILE.sh", help="Of a recording: write the fastest algorithms.")
+@click.option(
+    "--export", "exports", multiple=True, metavar="FILE",
+    help="With RECORDING: write the calls as .json (Perfetto), .csv, .goal (LogGOPSim) or .et (Chakra).",
+)  # fmt: skip
+@click.option(
+    "--what-if", "changes", multiple=True, metavar="CHANGE",
+    help="With RECORDING: predict the run time with a change, such as bandwidth=2; without CHANGE, with six changes.",
+)  # fmt: skip
+@click.option(
+    "--apply", "script", metavar="FILE.sh",
+    help="With RECORDING: write the predicted fastest algorithms as a script to source before --drop-in.",
+)  # fmt: skip
 @click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED, metavar="SCRIPT [ARGUMENT]... | RECORDING")
 def profile(
     output: str | None,
@@ -49,13 +58,14 @@ def profile(
     script: str | None,
     words: tuple[str, ...],
 ) -> int:
-    """Record where an unmodified program communicates, or explain a recording.
+    """Record the communication of an unmodified program, or explain a recording.
 
-    SCRIPT is a Python program that communicates by mpi4py, torch.distributed or hpccoll. Its results, and the
-    algorithms of its collectives, are those of the program without the recording. RECORDING is the directory that -o
-    named: the command prints how efficient the job was, which ranks are late, and which calls cost the most. After
-    RECORDING, -o FILE.html writes a page, --export FILE the calls (.json .csv .goal .et), --what-if CHANGE predicts the
-    time with a change, and --apply FILE.sh writes the fastest algorithms for the drop-in for mpi4py.
+    SCRIPT is a Python program that communicates by mpi4py, torch.distributed or hpccoll. The recording changes neither
+    its results nor the algorithms of its collectives.
+
+    RECORDING is a directory that `hpccoll profile -o RECORDING SCRIPT` wrote. The command prints how efficient the job
+    was, which ranks are late, and which calls cost the most. Put the options -o FILE.html, --export, --what-if and
+    --apply after RECORDING: `hpccoll profile job.hpccoll --what-if balance`.
     """
     given = [*(("--export", file) for file in exports), *(("--what-if", change) for change in changes)]
     given += [("--apply", script)] if script is not None else []
@@ -64,7 +74,9 @@ def profile(
         more = [*words[1:], *(word for pair in given for word in pair)]
         return _explain(words[0], more) if is_printing_rank() else 0
     if given:
-        raise UsageError(f"{words[0]}: is no recording; --export, --what-if and --apply explain one")
+        raise UsageError(
+            f"{words[0]}: is no recording, which --export, --what-if and --apply need; record it by hpccoll profile"
+        )
     directory = output or DIRECTORY
     if to_s is not None and to_s <= from_s:
         raise UsageError(f"--from {from_s:g} --to {to_s:g} records nothing; give --to a later time")
@@ -102,14 +114,16 @@ def is_recording(path: str) -> bool:
 
 @click.command()
 @click.option("-o", "--output", metavar="FILE.html", help="Write the page there.")
-@click.option("--export", "exports", multiple=True, metavar="FILE", help="Write the calls: .json .csv .goal .et")
+@click.option(
+    "--export", "exports", multiple=True, metavar="FILE", help="Write the calls as .json, .csv, .goal or .et."
+)
 @click.option(
     "--what-if", "changes", multiple=True, is_flag=False, flag_value="default", metavar="CHANGE",
-    help="Predict the time of the job with a change, such as bandwidth=2.",
+    help="Predict the run time with a change, such as bandwidth=2; without CHANGE, with six changes.",
 )  # fmt: skip
-@click.option("--apply", "script", metavar="FILE.sh", help="Write the fastest algorithms as a script to source.")
+@click.option("--apply", "script", metavar="FILE.sh", help="Write the predicted fastest algorithms.")
 def explain(output: str | None, exports: tuple[str, ...], changes: tuple[str, ...], script: str | None) -> int:
-    """Explain the recording that the context's object names."""
+    """Explain the recording whose path is the object of click's context."""
     from hpccoll.atomic_files import write_atomically
     from hpccoll.measure.results.output_file import explain_write_errors
     from hpccoll.profile import explain_profile, format_screen, read_profile

@@ -26,9 +26,11 @@ def are_published(names: Sequence[str]) -> bool:
     published = [name for name in names if is_published_file(name)]
     if published and len(published) < len(names):
         other = next(name for name in names if name not in published)
-        raise UsageError(f"{published[0]} is a file of a schedule and {other} is not; use two commands")
+        raise UsageError(f"{published[0]} is a published schedule, and {other} is none; use two commands")
     if published and (unused := list_given_options("ranks")):
-        raise UsageError(f"a file has a schedule for one number of ranks; leave {' and '.join(unused)} out")
+        raise UsageError(
+            f"the file of a published schedule states the number of ranks; leave {' and '.join(unused)} out"
+        )
     return bool(published)
 
 
@@ -92,7 +94,7 @@ def _print_verdicts(verdicts: Sequence[tuple[PublishedVerdict, PublishedSchedule
     print_table("Published schedules", COLUMNS, rows, numbers=(COLUMNS[3], *COLUMNS[5:8], "s"), drops=("s", "tool"))
     print_text(
         "buffers: the least number of buffered messages per link without a deadlock; redundant: chunks that the "
-        "receiver has already, or never uses; plan: simulate, draw, export and bench take the file"
+        "receiver already has or never uses; plan: if there is one, simulate, draw, export and bench take the file"
     )
     for verdict, _ in verdicts:
         if verdict.no_plan is not None:

@@ -10,16 +10,25 @@ from hpccoll.errors import UsageError
 
 @click.command(epilog="Example: mpirun -n 4 hpccoll replay job.hpccoll --engine mpi,hpccoll")
 @click.argument("recording")
-@click.option("--engine", "engines", default="mpi,hpccoll", show_default=True, help="Of mpi, hpccoll and gloo.")
-@click.option("--spin", is_flag=True, help="Keep the processor busy in place of computing, instead of sleeping.")
-@click.option("--no-compute", is_flag=True, help="Leave the computing out.")
+@click.option(
+    "--engine",
+    "engines",
+    default="mpi,hpccoll",
+    show_default=True,
+    help="Engines to run, joined by commas: mpi, hpccoll, gloo.",
+)
+@click.option("--spin", is_flag=True, help="Spin instead of sleeping where the program computed.")
+@click.option("--no-compute", is_flag=True, help="Neither sleep nor spin where the program computed.")
 @click.option("-n", "--iterations", type=click.IntRange(1), default=3, show_default=True, help="Runs of each engine.")
-@click.option("--anonymous", metavar="DIR", help="Write a copy without names of files and hosts, and run nothing.")
+@click.option(
+    "--anonymous", metavar="DIR", help="Only write a copy without names of files, functions and hosts; run nothing."
+)
 def replay(recording: str, engines: str, spin: bool, no_compute: bool, iterations: int, anonymous: str | None) -> int:
     """Run the communication of a recorded job with several engines, in turns.
 
-    RECORDING is a directory that `hpccoll profile -o` wrote, of a job with as many ranks as this one. In place of
-    computing, ranks sleep. Messages between two ranks go through MPI in all engines.
+    RECORDING is a directory that `hpccoll profile -o` wrote, from a job with as many ranks as this one. Where the
+    program computed, ranks sleep for the recorded time. The engines carry out the collectives; messages between two
+    ranks go through MPI.
     """
     if anonymous is not None:
         from hpccoll.profile.anonymous import write_anonymous
@@ -33,7 +42,7 @@ def replay(recording: str, engines: str, spin: bool, no_compute: bool, iteration
     from hpccoll.profile.dependencies import build_graph
 
     if spin and no_compute:
-        raise UsageError("--spin --no-compute: give one of them")
+        raise UsageError("--spin and --no-compute exclude each other; leave one of them out")
     graph = build_graph(read_profile(recording))
     benchmark = ReplayBenchmark(graph, engines.split(","), spins=spin, computes=not no_compute)
     times = benchmark.run(iterations)

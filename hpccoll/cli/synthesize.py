@@ -25,13 +25,19 @@ if TYPE_CHECKING:
 @click.command(epilog="Example: hpccoll synthesize all_gather --machine dgx-h100 --ranks 16 -o plan.json")
 @click.argument("op", metavar="OP", shell_complete=complete_operations)
 @click.option("--machine", required=True, metavar=NETWORK_KINDS, help="The network.")
-@click.option("-o", "--output", metavar="FILE.json", help="The plan file; without it only the optimum is printed.")
+@click.option("-o", "--output", metavar="FILE.json", help="The plan file. Without it, only the bound is printed.")
 @click.option("--ranks", type=click.IntRange(2), help="Number of ranks [default: as many as the network has].")
 @click.option("--nodes", type=click.IntRange(1), help="Number of nodes of a machine model or of NCCL's topology.")
-@click.option("-r", "--root", type=click.IntRange(0), default=0, show_default=True, help="Root of broadcast, reduce.")
+@click.option(
+    "-r", "--root", type=click.IntRange(0), default=0, show_default=True, help="Root of a broadcast or reduce."
+)
 @click.option("--trees", type=click.IntRange(1), help="Trees per source [default: as many as the optimum needs].")
 @click.option(
-    "--chunks", type=click.IntRange(1), default=DEFAULT_PIECES, show_default=True, help="Pieces of a tree's data."
+    "--chunks",
+    type=click.IntRange(1),
+    default=DEFAULT_PIECES,
+    show_default=True,
+    help="Pieces into which the data of a tree is cut.",
 )
 def synthesize(
     op: str,
@@ -43,12 +49,13 @@ def synthesize(
     trees: int | None,
     chunks: int,
 ) -> None:
-    """Print the optimal time of a collective on a network, and write a plan that reaches it, proven.
+    """Print a lower bound of a collective's time on a network, and write a proven plan along optimal trees.
 
     OP is all_gather, reduce_scatter, broadcast, reduce or all_reduce. The network of --machine is a machine model
     (built in, or FILE.toml), a network file with ranks and links (FILE.toml), a topology file of NCCL or RCCL
-    (FILE.xml), or what hpccoll preflight --json measured (FILE.jsonl). Plan files go to verify, draw, simulate and
-    export by name, and to bench by --algorithm FILE.json.
+    (FILE.xml), or the output of hpccoll preflight --json (FILE.jsonl).
+
+    The commands verify, draw, simulate and export take the name of the plan file; bench takes --algorithm FILE.json.
     """
     operation = Operation.from_name(op)
     network = load_network(machine, ranks, nodes)
@@ -73,7 +80,7 @@ def _describe_optimum(network: Network, operation: Operation, root: int) -> str:
     known = "optimum" if optimum.is_reached else "largest known lower bound"
     return (
         f"{network.name}, {format_count(network.ranks, 'rank')}: {known} of {operation.value}: "
-        f"{float(optimum.seconds_per_byte) * GB * 1e3:.4g} ms per GB (algbw {rate:.4g} GB/s), by {optimum.binding}"
+        f"{float(optimum.seconds_per_byte) * GB * 1e3:.4g} ms per GB (algbw {rate:.4g} GB/s), set by {optimum.binding}"
     )
 
 
@@ -99,7 +106,9 @@ def _describe_forests(network: Network, plan: Plan, forests: list[Forest], root:
     sources = 1 if plan.operation in ROOTED else network.ranks
     seconds = sum(max(forest.measure_loads().values()) for forest in forests) / sources
     optimum = compute_optimum(network, plan.operation, root)
-    trees = " and ".join(f"{forest.units} trees of height {forest.height} per source" for forest in forests)
+    trees = " and ".join(
+        f"{format_count(forest.units, 'tree')} of height {forest.height} per source" for forest in forests
+    )
     share = float(optimum.seconds_per_byte / seconds)
     kind = "the optimum" if optimum.is_reached else "the bound"
     return f"{trees}; the busiest link needs {float(seconds) * GB * 1e3:.4g} ms per GB: {share:.2%} of {kind}"

@@ -253,14 +253,14 @@ def _print_results(algorithms: Sequence[Algorithm], results: Sequence[ProvenPlan
 
 
 def _print_deaths(results: Sequence[ProvenPlanRecord]) -> None:
-    """Print how many deaths were tried, and what survivors know afterwards; nothing without --survive."""
+    """Print how many deaths were tried, and after how many some survivors have a result; nothing without --survive."""
     deaths = sum(result.deaths or 0 for result in results)
     if not deaths:
         return
     split = sum(result.split_deaths or 0 for result in results)
     click.echo(
         f"{deaths} deaths of a rank: no survivor waits for ever or has a wrong result. After {split} of them, some "
-        "survivors have the result while others raise RankLostError; a rank that raises knows nothing of its output."
+        "survivors have the result while others raise RankLostError; the output of a rank that raises is undefined."
     )
 
 
@@ -288,7 +288,7 @@ def _print_layouts(ranks: Sequence[int]) -> None:
 @click.option(
     "--survive",
     is_flag=True,
-    help="Prove as well that the death of any rank in any round leaves no survivor waiting, or with a wrong result.",
+    help="Prove as well that after the death of any rank in any round, no survivor hangs or returns a wrong result.",
 )
 @click.option(
     "--buffered", type=click.IntRange(1), metavar="K", help="Refuse a FILE that deadlocks with K messages per link."
@@ -317,11 +317,13 @@ def verify(
     """
     if are_published(names):
         if survive:
-            raise UsageError("--survive is for algorithms, not for files of published schedules; leave it out")
+            raise UsageError("--survive is not available for files of published schedules; leave it out")
         verify_published(names, buffered, json_file)
         return
     if buffered is not None:
-        raise UsageError("--buffered is for files of published schedules, FILE.xml or FILE.json; leave it out")
+        raise UsageError(
+            "--buffered is available for files of published schedules (FILE.xml, FILE.json) only; leave it out"
+        )
     if are_schedules(names, "ranks"):
         run_cases("verify", names, schedule_options, json_file)
         return

@@ -106,7 +106,7 @@ class CommunicatorBase:
         self._stop_watch = get_endings().open(
             comm, state, processes, abort_on_error=self._abort_on_error, losses=self._losses
         )
-        # Of the communicators that the loop `survivors` yields: whether it is one, and whether its block has ended.
+        # Whether the loop `survivors` yielded this communicator, and whether the block of the loop has ended.
         self.is_block, self.is_done = False, True
 
     def close(self) -> None:

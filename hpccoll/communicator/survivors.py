@@ -10,12 +10,13 @@ from hpccoll.errors import RankLostError, UsageError
 
 
 def survivors(*, spares: int = 0, **options: Any) -> Iterator[Communicator]:
-    """Yield a communicator of all ranks, and after the death of ranks one of the others, until a block ends on all.
+    """Yield a communicator of all ranks, and after each death one of the living ranks, until the block ends on all.
 
-    The block is `for comm in hpccoll.survivors(): with comm: ...`. A RankLostError ends it, and it runs again.
+    The block is the body of `for comm in hpccoll.survivors(): with comm: ...`. A RankLostError ends the block, and the
+    loop runs it again.
 
     Args:
-        spares: the number of ranks, the last ones, that take the places of dead ranks. They run no block until then.
+        spares: the number of idle ranks, the last ones, which run the block only in the place of a dead rank.
         options: arguments of `Communicator`.
 
     Raises:

@@ -34,7 +34,7 @@ CollectiveKind: TypeAlias = tuple[Operation, str, np.dtype[Any], Count, int]
 class Acceleration:
     """The state of one MPI communicator, whichever Python objects refer to it; an attribute of the communicator.
 
-    To make the hpccoll communicator takes some milliseconds, and so does the first call of each kind. The MPI library
+    Making the hpccoll communicator takes some milliseconds, and so does the first call of each kind. The MPI library
     therefore carries out the first calls of each kind. All ranks count the same calls, so they make the hpccoll
     communicator, which is collective, in the same call.
     """
@@ -53,8 +53,8 @@ class Acceleration:
     def is_due(self, kind: CollectiveKind, worth: int = 1) -> bool:
         """Count a call of a kind as `worth` small calls; return whether hpccoll may carry out such calls now.
 
-        A long message counts as several calls, because hpccoll saves more time. The same on all ranks. Collective,
-        because the call after which hpccoll is due makes the hpccoll communicator.
+        A long message counts as several calls, because hpccoll saves more time. The result is the same on all ranks.
+        Collective, because the first call for which the result is true makes the hpccoll communicator.
         """
         if kind in self._selected:
             return True
@@ -178,9 +178,9 @@ class Acceleration:
 
 
 def read_calls_before() -> int:
-    """Return after how many small calls of a kind hpccoll carries out such calls.
+    """Return the number of small calls of a kind that the MPI library carries out before hpccoll does.
 
-    With HPCCOLL_TIMEOUT, this is 0 by default, because hpccoll compares the calls of the ranks.
+    With HPCCOLL_TIMEOUT, the number is 0 by default, because hpccoll compares the calls of the ranks.
     """
     given = get_configuration().calls_before
     return given if given is not None else CALLS_BEFORE if read_timeout() is None else 0

@@ -123,7 +123,7 @@ def get_configuration() -> Mpi4pyConfiguration:
 
 
 def read_calls_before() -> int | None:
-    """Return after how many small calls of a kind hpccoll carries out such calls; None if the user has not said so.
+    """Return the number of small calls of a kind before hpccoll carries out such calls; None if it is not set.
 
     Raises:
         UsageError: the environment variable HPCCOLL_MPI4PY_AFTER is no number of calls.

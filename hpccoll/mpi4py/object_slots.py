@@ -34,9 +34,9 @@ class ObjectSlots:
     """The slots of one communicator: one for this rank's object, and one per rank for those received or scattered.
 
     `algorithms` has the algorithms of the collectives on slots that have run before, by mpi4py's operation and root;
-    None stands for the MPI library's collective. `left` has the numbers of the next calls that mpi4py carries out,
-    because the latest objects were small and no arrays: these take less time there. All ranks know this, so they all
-    count the same calls.
+    None stands for the MPI library's collective. `left` has, for each of these operations and roots, the number of next
+    calls that mpi4py carries out, because the latest objects were small and no arrays, which take less time in mpi4py.
+    All ranks know the kinds of all objects, so the numbers are the same on all ranks.
     """
 
     def __init__(self, state: Acceleration) -> None:
@@ -61,7 +61,7 @@ class ObjectSlots:
         return communicator
 
     def run(self, use: Operation, x: Any, out: Any, root: int = 0) -> bool:
-        """Run a collective on slots; return False if the MPI library carries it out, by a call of the caller."""
+        """Run a collective on slots; return False if the caller must call the MPI library's collective instead."""
         algorithm = self.algorithms[use, root]
         if algorithm is None:
             return False

@@ -39,7 +39,7 @@ def pass_later_calls(
     comm: BufferCollectives, operation: Operation, arrays: tuple[Any, Any], message: Message | None, op: str = SUM,
     root: int = 0,
 ) -> None:  # fmt: skip
-    """Let the table of a communicator pass later calls on plain arrays to the MPI library, if it gets all of this kind.
+    """Let the table of a communicator pass later calls of a kind to the MPI library if it carries out all of them.
 
     Args:
         arrays: the arguments of the table for this call; the second is None if the first is input and output.

@@ -1,4 +1,4 @@
-"""Copies a profile without what identifies its program, its user and its machine."""
+"""Copies a profile without the names that identify its program, its user and its machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hpccoll.profile.load import find_calls, read_profile
 def write_anonymous(directory: str, copy: str) -> None:
     """Write a copy of a profile in which files, functions, arguments and hosts have numbers for names.
 
-    Sizes, times, line numbers and communicators stay. Data of the user is in no profile.
+    Sizes, times, line numbers and communicators stay. No profile contains data of the user.
 
     Raises:
         UsageError: `directory` is no profile, the copy cannot be written, or its directory exists.

@@ -1,4 +1,4 @@
-"""What a profile says about a job, in the order of the first screen."""
+"""The efficiencies, findings and call sites of a profile, in the order in which they are printed."""
 
 from __future__ import annotations
 

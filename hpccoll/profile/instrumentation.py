@@ -185,9 +185,9 @@ def _forget_freed(recorder: ProfileRecorder, cls: type, names: Sequence[str]) ->
 
 
 def _trace_futures(recorder: ProfileRecorder, cls: type) -> None:
-    """Record when an operation is complete whose future DistributedDataParallel waits for in C++.
+    """Record the ends of operations for whose futures DistributedDataParallel waits in C++.
 
-    The wait is taken to begin at the end of the rank's previous call, because the last bucket of gradients is ready at
+    A wait is assumed to begin at the end of the rank's previous call, because the last bucket of gradients is ready at
     the end of the backward pass.
     """
     trace, original = recorder.trace, vars(cls)["complete_future"]

@@ -34,8 +34,9 @@ class LatenessKind(Enum):
 class LateRank:
     """A rank for which others wait, at the call site and operation where they wait the most.
 
-    `saved_s` is the run time that its being as fast as the others would save, `last_share` its share of being last in
-    the `calls` of the operation at the site that wait for it or, for collectives, for any rank.
+    `saved_s` is the run time that would be saved if the rank were as fast as the others. `calls` counts calls of the
+    operation at the site that wait for this rank or, for collectives, for any rank; the rank arrives last in the share
+    `last_share` of them.
     """
 
     rank: int

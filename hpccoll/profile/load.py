@@ -217,7 +217,7 @@ def _skip_gaps(tables: _RankTables, times_ns: NDArray[Any]) -> NDArray[Any]:
 
 
 def _cut_to_common_time(ranks: list[RecordedRank]) -> tuple[RecordedRank, ...]:
-    """Return the ranks with the calls from the time on at which all of them have kept their calls."""
+    """Return the ranks without the calls that began before the earliest time from which all ranks kept their calls."""
     kept = [rank.begin_s[0] for rank in ranks if rank.folded and len(rank.begin_s)]
     if not kept:
         return tuple(ranks)

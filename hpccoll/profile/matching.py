@@ -40,8 +40,8 @@ class CallColumns:
 class Matches:
     """What each call needs, and the number of its collective or message (-1: none).
 
-    `needs` are up to two calls that must have begun. A call with a `group` needs all calls that `enters` shows with
-    this number to have begun. `instance` has the number of a collective or message for the calls that enter and
+    `needs` are up to two calls that must have begun. A call with a number in `group` also needs all calls with the same
+    number in `enters` to have begun. `instance` has the number of a collective or message for the calls that enter and
     complete it; that of a sendrecv is the received message.
     """
 

@@ -19,7 +19,7 @@ from hpccoll.plan import Floats, IntArray, Machine, Operation
 from hpccoll.predict.forecast import forecast
 from hpccoll.profile.dependencies import CallGraph
 
-_FIRST_ALPHA_S, _FIRST_BETA = 2e-6, 2e-10  # of the fit's choice of algorithms
+_FIRST_ALPHA_S, _FIRST_BETA = 2e-6, 2e-10  # with which the fit first chooses algorithms
 _BLOCKS = frozenset({"all_gather", "gather"})  # whose message size is that of all ranks' blocks
 
 

@@ -50,8 +50,8 @@ def _format_efficiencies(explanation: Explanation) -> list[str]:
     return [
         f"parallel efficiency  {eff.parallel:.2f}  ({verdict})",
         f"  load balance       {eff.load_balance:.2f}  useful time: mean / maximum of the ranks",
-        f"  serialisation      {eff.serialisation:.2f}  ranks that wait for each other",
-        f"  transfer           {eff.transfer:.2f}  messages under way",
+        f"  serialisation      {eff.serialisation:.2f}  dependencies between ranks",
+        f"  transfer           {eff.transfer:.2f}  time of messages",
         f"useful {shares[0]:.0%}, waiting for late ranks {shares[1]:.0%}, transfer {shares[2]:.0%}",
     ]
 

@@ -1,12 +1,13 @@
 """Removes switches from a network: each pair of links through a switch becomes a direct link (edge splitting).
 
 Replacing the links u -> w and w -> t by u -> t keeps the optimum as long as every rank can still receive the supplies
-of all sources, which one maximum flow per rank shows. A pair may be replaced up to its capacity minus the flow that
-would be missing. In a balanced network, some pair of a switch can always be replaced, until the switch has no links
-left (Jackson 1988; Frank 1988; Bang-Jensen, Frank and Jackson 1995; used so by ForestColl, arXiv 2402.06787).
+of all sources, which one maximum flow per rank shows. If some units could no longer be received, that many units
+fewer of the pair are replaced. In a balanced network, some pair of a switch can always be replaced, until the switch
+has no links left (Jackson 1988; Frank 1988; Bang-Jensen, Frank and Jackson 1995; as in ForestColl, arXiv 2402.06787).
 
-Whole switches are tried first: each neighbour sends to the neighbours that follow it after some shift. This leaves few
-links, costs one maximum flow per rank, and is right for most switches of real machines.
+Whole switches are tried first: in a cyclic order of the neighbours, each link into the switch is joined to the link
+to the neighbour a fixed number of places (the shift) later. This leaves few links, costs one maximum flow per rank, and
+keeps the optimum for most switches of real machines.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ def _count_neighbours(capacities: Mapping[Arc, int], vertex: int) -> int:
 
 
 def _split_by_shift(network: SplitNetwork, switch: int) -> bool:
-    """Remove a switch by sending from each neighbour to those after it by one shift; whether a shift is feasible."""
+    """Remove a switch by joining each neighbour to those one shift after it; return whether some shift is feasible."""
     capacities = network.capacities
     senders = sorted(source for source, dest in capacities if dest == switch)
     receivers = sorted(dest for source, dest in capacities if source == switch)

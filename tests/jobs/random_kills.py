@@ -1,4 +1,4 @@
-"""Kills ranks at random instants of random programs under Open MPI with ULFM, and checks that the others go on.
+"""Kills ranks at random instants of random programs under Open MPI with ULFM, and checks that the others continue.
 
     .venv-openmpi/bin/python -m tests.jobs.random_kills --kills 1000 --seed 1 [--mode two] [--ranks-per-node 2]
 
@@ -27,7 +27,7 @@ SHARED = Path("/dev/shm")
 
 @dataclass(slots=True)
 class Kills:
-    """What came of the kills of a campaign; `problem` is empty if all is as it must be."""
+    """The kills of a campaign and their results; `problem` describes the first failure, and is empty without one."""
 
     problem: str = ""
     kinds: list[str] = field(default_factory=list)
@@ -89,7 +89,7 @@ def find_leftovers(output: str) -> list[str]:
 
 
 def run_campaign(kills: int, seed: int, mode: str, allowed_s: float, ranks_per_node: str = "") -> Kills:
-    """Run jobs until so many ranks have been killed, or something is not as it must be."""
+    """Run jobs until `kills` ranks have been killed or a job has failed."""
     result, draw = Kills(), random.Random(seed)
     more = {"HPCCOLL_RANKS_PER_NODE": ranks_per_node} if ranks_per_node else {}
     while len(result.raised_s) < kills and not result.problem:

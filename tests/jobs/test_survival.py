@@ -1,4 +1,4 @@
-"""Jobs that go on after the death of a rank, under Open MPI with ULFM; and the error under any other MPI or launch."""
+"""Jobs that continue after the death of a rank under Open MPI with ULFM, and the error with another MPI or launcher."""
 
 from __future__ import annotations
 

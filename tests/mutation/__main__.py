@@ -1,4 +1,4 @@
-"""Plant mutants one at a time into a copy of this tree, and say which of them no test finds.
+"""Plant mutants one at a time into a copy of this tree, and print those that no test finds.
 
     python -m tests.mutation                                  # the mutants of mutants.jsonl, each with its own test
     python -m tests.mutation --draw 20 --seed 7 --pattern 'hpccoll/plan/*.py' tests/mpi/test_matrix.py

@@ -62,6 +62,7 @@ class _Deaths:
         self._of_rank = [sum(3 << self._at(rank, t) for t in range(rounds)) for rank in range(ranks)]
 
     def _at(self, rank: int, t: int) -> int:
+        """Return the bit of the death of a rank in round t before its messages; the next bit is that after them."""
         return 2 * (t * self.ranks + rank)
 
     def alive_before(self, rank: int, t: int) -> int:
@@ -88,7 +89,7 @@ def check_survival(plan: Plan) -> SurvivalProof:
     """Prove that the death of any one rank in any round gives no survivor a wrong result.
 
     Raises:
-        PlanError: it does; the message names the death and the survivor.
+        PlanError: a survivor has a wrong result; the message names the death and the survivor.
     """
     n, rounds = plan.ranks, plan.rounds()
     listed = [_read_round(rounds.at(t), n) for t in range(rounds.count)]
@@ -120,12 +121,12 @@ def _list_waits(one: _Round) -> dict[int, set[int]]:
     return waits
 
 
-def _begin(passed: Sequence[int], deaths: _Deaths, t: int) -> list[int]:
+def _find_begun(passed: Sequence[int], deaths: _Deaths, t: int) -> list[int]:
     """Return, for each rank, the deaths in which it begins round t, if it has passed the rounds before in `passed`."""
     return [passed[rank] & deaths.alive_before(rank, t) for rank in range(deaths.ranks)]
 
 
-def _end(begun: Sequence[int], waits: dict[int, set[int]], deaths: _Deaths, t: int) -> list[int]:
+def _find_passed(begun: Sequence[int], waits: dict[int, set[int]], deaths: _Deaths, t: int) -> list[int]:
     """Return, for each rank, the deaths in which it passes round t."""
     passed = []
     for rank in range(deaths.ranks):
@@ -137,7 +138,10 @@ def _end(begun: Sequence[int], waits: dict[int, set[int]], deaths: _Deaths, t: i
 
 
 class _Contents:
-    """Which chunks differ from a run without death: for each rank and chunk, the deaths in which they do."""
+    """The deaths in which each chunk of each rank differs from a run without death, and `heard` for barriers.
+
+    `heard[rank][other]` has the deaths in which `rank` knows that `other` has arrived.
+    """
 
     def __init__(self, deaths: _Deaths, chunks: int) -> None:
         self._deaths = deaths
@@ -158,19 +162,19 @@ class _Contents:
                 held = self.wrong[dest][into] if message.op is not Op.COPY else 0
                 self.wrong[dest][into] = held | before[source][out] | (self._deaths.all & ~done)
 
-    def hear(self, one: _Round, begun: Sequence[int], ended: Sequence[int]) -> None:
-        """Apply what ranks of a barrier learn of each other's arrival in a round."""
+    def record_arrivals(self, one: _Round, begun: Sequence[int], ended: Sequence[int]) -> None:
+        """Update which ranks of a barrier know of each other's arrival after a round."""
         before = [list(row) for row in self.heard]
         for message in one.messages:
             if message.via is TransferKind.MESSAGE:
                 both = begun[message.source] & begun[message.dest]
-                self._learn(message.dest, [both & each for each in before[message.source]])
+                self._add_heard(message.dest, [both & each for each in before[message.source]])
         for group in one.fences:
             for rank in group:
                 for other in group:
-                    self._learn(rank, [ended[rank] & each for each in before[other]])
+                    self._add_heard(rank, [ended[rank] & each for each in before[other]])
 
-    def _learn(self, rank: int, news: Sequence[int]) -> None:
+    def _add_heard(self, rank: int, news: Sequence[int]) -> None:
         self.heard[rank] = [old | new for old, new in zip(self.heard[rank], news, strict=True)]
 
 
@@ -180,18 +184,18 @@ def _check_results(plan: Plan, listed: Sequence[_Round], deaths: _Deaths, name: 
     passed, contents = [deaths.all] * n, _Contents(deaths, chunks)
     is_barrier = plan.operation is Operation.BARRIER
     for t, one in enumerate(listed):
-        begun = _begin(passed, deaths, t)
-        passed = _end(begun, _list_waits(one), deaths, t)
+        begun = _find_begun(passed, deaths, t)
+        passed = _find_passed(begun, _list_waits(one), deaths, t)
         contents.move(one, begun, t)
         if is_barrier:
-            contents.hear(one, begun, passed)
+            contents.record_arrivals(one, begun, passed)
     output = plan.operation.output_mask(np.arange(n), n, chunks, plan.root)
     for rank in range(n):
         finished = passed[rank] & deaths.without(rank)
         for chunk in np.nonzero(output[rank])[0].tolist():
             if finished & contents.wrong[rank][chunk]:
                 where = deaths.describe(finished & contents.wrong[rank][chunk])
-                raise PlanError(f"{name}: rank {rank} takes a wrong chunk {chunk} for right {where}")
+                raise PlanError(f"{name}: rank {rank} returns a wrong chunk {chunk} {where}")
         for other, heard in enumerate(contents.heard[rank] if is_barrier else ()):
             if finished & ~heard:
                 where = deaths.describe(finished & ~heard)

@@ -24,8 +24,8 @@ FIRST_BLOCK = 8  # rounds between two attempts to find a run; doubled after each
 _SAMPLES = 48
 
 
-def sign_costs(costs: RoundCosts) -> bytes:
-    """Return a string that is equal for rounds with equal costs for all simulated ranks."""
+def make_cost_signature(costs: RoundCosts) -> bytes:
+    """Return bytes that are equal for rounds whose costs are equal on all simulated ranks."""
     parts: list[object] = [costs.copying, costs.within, costs.between, costs.messages, costs.accessing]
     for move in costs.moves:
         parts += [move.source_index, move.busy, move.flight, move.receiving, move.reducing]
@@ -35,9 +35,10 @@ def sign_costs(costs: RoundCosts) -> bytes:
 
 
 def list_strides(chunk_bytes: ChunkBytes, ranks: int) -> list[int]:
-    """Return the strides with which the costs of rounds may repeat: of chunk sizes, and of all simulated ranks as well.
+    """Return the strides with which the costs of rounds may repeat, in rounds.
 
-    A message that passes all simulated ranks takes as many rounds, so the gains of such a cycle are those that settle.
+    Costs repeat with the period of the chunk sizes. The clocks of all ranks may gain the same time only in a cycle in
+    which a message can pass all simulated ranks. So the least common multiple with their number is also returned.
     """
     if chunk_bytes.sizes.ndim == 2:
         return []
@@ -46,7 +47,7 @@ def list_strides(chunk_bytes: ChunkBytes, ranks: int) -> list[int]:
 
 
 def find_run_end(sign: Callable[[int], bytes], first: int, stop: int, stride: int) -> int:
-    """Return the round before which the rounds from `first` on have costs that repeat with `stride`.
+    """Return the end (exclusive) of the rounds from `first` on whose costs repeat with `stride`; `first` if none do.
 
     Args:
         sign: returns the signature of the costs of a round.

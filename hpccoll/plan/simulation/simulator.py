@@ -33,7 +33,7 @@ from hpccoll.plan.simulation.repeated_rounds import (
     MOST_RANKS,
     find_run_end,
     list_strides,
-    sign_costs,
+    make_cost_signature,
 )
 from hpccoll.plan.simulation.round_costs import RoundCosts, RoundPricer
 from hpccoll.plan.simulation.symmetry import find_period
@@ -172,7 +172,7 @@ class _Run:
         probe = RoundPricer(self.plan, self.pricer.machine, self.pricer.chunks, self.pricer.size)
 
         def sign(at: int) -> bytes:
-            return sign_costs(probe.price(self.rounds.at(at)))
+            return make_cost_signature(probe.price(self.rounds.at(at)))
 
         strides = list_strides(self.pricer.chunks, self.pricer.size)
         t, stop, block = 0, len(self.rounds), FIRST_BLOCK

@@ -45,7 +45,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 def test_plan_file_goes_through_all_commands(network: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan, goal = str(tmp_path / "gather.json"), str(tmp_path / "gather.goal")
     output = run(capsys, "synthesize", "all_gather", "--machine", network, "-o", plan)
-    assert "optimum of all_gather: 750 ms per GB (algbw 1.333 GB/s), by the downlink of slow (1 GB/s)" in output
+    assert "optimum of all_gather: 750 ms per GB (algbw 1.333 GB/s), set by the downlink of slow (1 GB/s)" in output
     assert "100.00% of the optimum" in output
     row = run(capsys, "verify", plan).splitlines()[2]
     assert row.split()[:3] == ["all_gather/gather", "1/1", "6"]

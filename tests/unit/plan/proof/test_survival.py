@@ -1,4 +1,4 @@
-"""What the proof of survival accepts and refuses."""
+"""The proof of survival accepts the plans of built-in algorithms, and refuses changed ones."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def find_with_fences() -> Plan:
 def test_a_plan_without_fences_takes_wrong_data_for_right():
     plan = find_with_fences()
     check_survival(plan)
-    with pytest.raises(PlanError, match=r"takes a wrong chunk .* for right if rank . dies in round"):
+    with pytest.raises(PlanError, match=r"returns a wrong chunk .* if rank . dies in round"):
         check_survival(change_fences(plan, lambda fence: Fence(np.full_like(fence.leader, -1))))
 
 
