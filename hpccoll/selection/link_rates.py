@@ -7,6 +7,7 @@ another file, `HPCCOLL_LINKS=off` none. Rates matter where they differ: `auto` t
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -24,7 +25,7 @@ SCHEMA = "hpccoll-links/1"
 LOCK_LIMIT_S = 10.0
 MOST_BYTES = 2**24
 EQUAL_RATIO = 1.15  # links whose rates differ by less are treated as equal
-_UNITS = 10  # the rate of the slowest link, in the unit of relative rates
+_UNITS, _MOST_UNITS = 10, 10**6  # the rate of the slowest link, in the unit of relative rates; the largest rate
 
 
 def find_links_path(environ: Mapping[str, str] = os.environ) -> Path | None:
@@ -48,7 +49,7 @@ def read_links(path: Path) -> dict[str, tuple[float, float]]:
         return _parse_links(json.loads(read_limited(path, MOST_BYTES).decode()))
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UsageError(
             f"{path}: holds no link rates ({reason}); remove it and run hpccoll preflight --save"
@@ -59,7 +60,10 @@ def _parse_links(data: Any) -> dict[str, tuple[float, float]]:
     """Return the rates in the contents of a file; raise ValueError, TypeError or KeyError if they are damaged."""
     if data["schema"] != SCHEMA:
         raise ValueError(f"schema {data['schema']!r} is not {SCHEMA}")
-    return {str(host): (float(up), float(down)) for host, (up, down) in data["rates_GBps"].items()}
+    rates = {str(host): (float(up), float(down)) for host, (up, down) in data["rates_GBps"].items()}
+    if wrong := [host for host, both in rates.items() if not all(0 < rate < math.inf for rate in both)]:
+        raise ValueError(f"{wrong[0]} has the rates {rates[wrong[0]]} GB/s")
+    return rates
 
 
 def save_links(path: Path, rates: HostRates) -> None:
@@ -82,9 +86,9 @@ def find_relative_rates(rates: HostRates) -> tuple[int, ...] | None:
     """
     slower = [min(both) for both in rates.values()]
     least = min(slower)
-    if least <= 0 or max(slower) < EQUAL_RATIO * least:
+    if max(slower) < EQUAL_RATIO * least:
         return None
-    return tuple(round(_UNITS * rate / least) for rate in slower)
+    return tuple(min(round(_UNITS * rate / least), _MOST_UNITS) for rate in slower)
 
 
 def load_link_rates(hosts: Sequence[str]) -> dict[str, tuple[float, float]] | None:

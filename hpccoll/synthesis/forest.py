@@ -9,19 +9,18 @@ which k trees exist; fewer trees cut the message into fewer pieces and are nearl
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from math import floor, gcd
+from math import ceil, floor, gcd
 
 from hpccoll.plan import Operation
 from hpccoll.synthesis.edge_splitting import Arc, Path, SupplyCheck, remove_switches
-from hpccoll.synthesis.network import Network, NetworkError
+from hpccoll.synthesis.network import Network
 from hpccoll.synthesis.optimum import REVERSED, ROOTED, find_tightest_cut
 from hpccoll.synthesis.tree_packing import Tree, pack_trees
-
-_MOST_DOUBLINGS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,23 +97,21 @@ def find_tree_rate(
     def is_feasible(step: Fraction) -> bool:
         return not check.count_missing({link: floor(each / step) for link, each in capacities.items()}, 1)
 
-    best = rate / trees  # no more than an equal share of the optimal rate
-    if is_feasible(best):
-        return best
-    for _ in range(_MOST_DOUBLINGS):  # the answer divides a bandwidth: try the next lower quotient of any link
-        best = max(each / (floor(each / best) + Fraction(1)) for each in capacities.values())
-        if is_feasible(best):
-            return best
-    low, high = Fraction(0), best
-    while True:
-        quotients = sorted({Fraction(each, count) for each in capacities.values() for count in range(1, trees * 64)})
-        usable = [quotient for quotient in quotients if low < quotient < high]
-        if not usable:
-            raise NetworkError(f"no rate allows {trees} trees per source; leave the number of trees out")
-        middle = usable[len(usable) // 2]
-        low, high = (middle, high) if is_feasible(middle) else (low, middle)
-        if len(usable) == 1:
-            return low
+    high = rate / trees  # no more than an equal share of the optimal rate
+    if is_feasible(high):
+        return high
+    low = high / 2
+    while not is_feasible(low):
+        low /= 2
+    # The answer divides a bandwidth. A link that carries all trees of all sources is no limit.
+    quotients = {
+        Fraction(each, count)
+        for each in set(capacities.values())
+        for count in range(ceil(each / high), min(floor(each / low), check.total) + 1)
+    }
+    usable = sorted(quotient for quotient in quotients if low < quotient < high)
+    best = bisect_left(usable, True, key=lambda quotient: not is_feasible(quotient))
+    return usable[best - 1] if best else low
 
 
 def _take_routes(routes: list[tuple[Path, int]], units: int) -> list[tuple[Path, int]]:

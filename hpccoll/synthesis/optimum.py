@@ -91,7 +91,7 @@ def compute_optimum(network: Network, operation: Operation, root: int = 0) -> Op
     cut = find_tightest_cut(graph, [root] if operation in ROOTED else range(network.ranks))
     share = 1 if operation in ROOTED else network.ranks
     binding = describe_cut(network, cut.inside, is_reversed=operation in REVERSED)
-    return Optimum(operation, cut.seconds_per_byte / share, binding, is_reached=True)
+    return Optimum(operation, cut.seconds_per_byte / share, binding, is_reached=network.is_balanced)
 
 
 def find_tightest_cut(network: Network, sources: Collection[int]) -> Cut:

@@ -68,8 +68,9 @@ def shared(comm, nbytes, environ, *, reserve=True):
 
 
 def ours(directory):
-    names = [path.name for path in directory.iterdir() if path.name.startswith("hpccoll")]
-    return [name for name in names if not name.startswith("hpccoll-recorder-")]  # the flight recorder's file has a name
+    """Return the segments with a name, not the recordings that this and other jobs write."""
+    names = {path.name for path in directory.iterdir() if path.name.startswith("hpccoll")}
+    return [name for name in names if not name.startswith(("hpccoll-recorder-", "hpccoll-profile-"))]
 
 
 @pytest.mark.parametrize("reserve", [False, True])

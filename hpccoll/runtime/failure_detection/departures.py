@@ -14,7 +14,7 @@ dozen bytes, outside of the collectives' tags; collective calls send none.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -96,6 +96,7 @@ class DepartureWatch:
     ) -> None:
         self.comm, self.state, self.may_complain, self._receive_other = comm, state, may_complain, receive_other
         self.losses = losses
+        self._tolerate_death = suppress(*(() if losses is None else (MPI.Exception,)))
         rank, size = comm.rank, comm.size
         self._rank, self._has_messages_for = rank, has_messages_for
         self._parent = (rank - 1) // 2 if rank else None
@@ -116,29 +117,23 @@ class DepartureWatch:
         """Receive all notices that have arrived, without blocking."""
         while self._has_notice():
             source = self._status.Get_source()
-            with suppress(MPI.Exception) if self.losses is not None else nullcontext():  # the sender has died since
+            with self._tolerate_death:  # of the sender, since then
                 self._receive(source, self.comm.recv(source=source, tag=NOTICE_TAG))
         if self._requests:
             self._requests = [request for request in self._requests if not self._is_sent(request)]
 
     def _has_notice(self) -> bool:
         """Whether a notice has arrived."""
-        try:
+        with self._tolerate_death:
             return bool(self.comm.Iprobe(MPI.ANY_SOURCE, NOTICE_TAG, self._status))
-        except MPI.Exception:
-            if self.losses is None:
-                raise
-            self.comm.Ack_failed()  # MPI reports each death once
-            return bool(self.comm.Iprobe(MPI.ANY_SOURCE, NOTICE_TAG, self._status))
+        self.comm.Ack_failed()  # MPI reports each death once
+        return bool(self.comm.Iprobe(MPI.ANY_SOURCE, NOTICE_TAG, self._status))
 
     def _is_sent(self, request: MPI.Request) -> bool:
         """Whether a notice has been sent, or its receiver has died."""
-        try:
+        with self._tolerate_death:
             return bool(request.Test())
-        except MPI.Exception:
-            if self.losses is None:
-                raise
-            return True
+        return True
 
     @property
     def has_sent(self) -> bool:
@@ -293,7 +288,7 @@ class DepartureWatch:
 
     def send(self, dest: int, notice: object) -> None:
         """Send a notice without blocking; nothing happens if the receiver is known to have died."""
-        with suppress(MPI.Exception) if self.losses is not None else nullcontext():
+        with self._tolerate_death:
             self._requests.append(self.comm.isend(notice, dest, NOTICE_TAG))
 
 

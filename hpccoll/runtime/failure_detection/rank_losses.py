@@ -63,7 +63,7 @@ class LossWatch:
         self._dead: set[int] = set()
         self._answered: set[int] = set()
         self._began = 0.0
-        self.is_over = False  # whether the calls have been told
+        self._is_over = False  # whether the calls have been told
 
     def add(self, comm: MPI.Intracomm) -> None:
         """Revoke another communicator of the same ranks, too."""
@@ -85,7 +85,7 @@ class LossWatch:
         if failed.size != self._failed:
             self._failed = failed.size
             self._dead.update(find_members(failed, self._comms[0]))
-        if not self._dead or self.is_over:
+        if not self._dead or self._is_over:
             return False
         alive = set(range(self._size)) - self._dead - {self._rank}
         if not self._began:
@@ -95,7 +95,7 @@ class LossWatch:
                 send(rank, LossNotice(self._rank, tuple(self._dead)))
         if alive - self._answered and time.monotonic() - self._began < ANSWER_S:
             return True
-        self.is_over = True
+        self._is_over = True
         self._end_calls(stop)
         return False
 

@@ -28,7 +28,12 @@ def test_rates_are_added_to_those_of_other_hosts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[1]", '{"schema": "other/1"}', '{"schema": "hpccoll-links/1", "rates_GBps": {"a": 1}}']
+    "text",
+    ["", "[1]", "[" * 10**5, '{"schema": "other/1"}']
+    + [
+        f'{{"schema": "hpccoll-links/1", "rates_GBps": {{"node1": {rates}, "node2": [1, 1]}}}}'
+        for rates in ("1", "[NaN, 1]", "[1, Infinity]", "[0, 1]", "[-1, 1]")
+    ],
 )
 def test_damaged_file_is_reported_and_not_used(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "links.json"
