@@ -301,8 +301,8 @@ def _list_layer_traffic(model: TransformerShape, setup: TrainingSetup) -> Iterat
     backward pass, and two more if the forward pass is recomputed (Shoeybi et al., Megatron-LM, arXiv 1909.08053,
     section 3), or one more if recomputation omits the second all_reduce, whose result the backward pass does not need.
     A mixture of experts adds one in the backward pass, of one gradient (that of the routing weight) per token and
-    active expert that processes it. With sequence parallelism, it gathers the router's outputs, T E e, as well, but no inputs in the
-    backward pass.
+    active expert that processes it. With sequence parallelism, it gathers the router's outputs, T E e, as well, but no
+    inputs in the backward pass.
 
     Ring attention sends 2 T k e bytes, the keys and values of a rank, around the ring of n ranks in n - 1 sends in the
     forward pass, again in the backward pass, and again if the forward pass is recomputed. Their gradients follow them
