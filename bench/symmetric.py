@@ -67,7 +67,8 @@ def _start_gloo(comm: MPI.Intracomm) -> TorchEngine | None:
 def all_reduce_case(bench: Bench, count: int, gloo: TorchEngine | None) -> Case:
     """Return the case of all_reduce of `count` float32 elements, after a check of all results. Collective.
 
-    The MPI library and Gloo (if not None) use an ordinary buffer; hpccoll uses an ordinary and a symmetric one.
+    The MPI library and Gloo (if not None) use an ordinary buffer; hpccoll uses an ordinary and a symmetric one. The
+    results are checked here, not by `Bench.run`.
     """
     comm, own = bench.comm, bench.own
     x, y = own.empty(count, "float32"), np.zeros(count, np.float32)
@@ -249,7 +250,8 @@ def _make_case(
         library: the call of the MPI library.
         ours: the call of hpccoll.
         wrong: the number of wrong elements in the result of `ours`.
-        least: makes the fewest possible memory accesses, for the side FLOOR; None for a case without this side.
+        least: makes the memory accesses that every implementation must make, and no others, for the side FLOOR; None
+            for a case without this side.
     """
     sides = [Side(LIBRARY, library), Side(f"{LIBRARY} (A/A)", library), Side(SYMMETRIC, ours, (TWICE,), wrong=wrong)]
     if least is not None:

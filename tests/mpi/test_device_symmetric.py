@@ -1,8 +1,8 @@
-"""Symmetric device memory on a simulated CUDA device, whose streams run queued work after random delays.
+"""Symmetric device memory on a simulated device: the real fences, kernels and lifetimes on streams that run late.
 
-`late_device` replaces the CUDA driver. Its memory is shared by the ranks, and the kernels are compiled for the host.
-Some tests omit a part of a fence (the record of an event, the node barrier, or the wait for an event), and require that
-results are then wrong.
+`late_device` replaces the CUDA driver. Its memory is really shared by the ranks of the run, and the source of the
+kernels runs in it. Some tests use fences without the record of the event, the host barrier or the wait, and then
+require wrong results.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ COUNT = 3000
 
 
 class World:
-    """A communicator and a simulated device per rank; `as_buffer` returns arrays in symmetric memory as device arrays.
+    """A communicator whose ranks have simulated devices; `as_buffer` returns the memory of these as device buffers.
 
     Args:
         comm: the MPI communicator.
@@ -65,7 +65,6 @@ class World:
         return device_empty(self.node, shape, dtype)
 
     def as_buffer(self, array, role, writable):
-        """Return an array as a `Buffer`: of the device if it is in symmetric memory, else of the host."""
         found = as_buffer(array, role, writable)
         if found.nbytes and self.node.symmetric.find(found.address, 1) is None:
             return found
@@ -83,7 +82,6 @@ class World:
 
 @pytest.fixture(scope="module")
 def world(comm, tmp_path_factory):
-    """The `World` of all tests."""
     made = World(comm, tmp_path_factory.mktemp("kernels"))
     yield made
     made.close()
@@ -94,28 +92,28 @@ def world(comm, tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def device_buffers(world, monkeypatch):
-    """Let collectives treat arrays in symmetric memory as device arrays."""
+    """Make all calls treat arrays in the simulated device's memory as device buffers."""
     monkeypatch.setattr(arguments, "as_buffer", world.as_buffer)
 
 
-def queue_step(world, step):
-    """Queue `step` on the current stream, in place of a user's own kernel."""
+def queue_kernel(world, step):
+    """Queue the function `step` on the current stream, in place of a kernel of the user's program."""
     world.module.later(step)()
 
 
 def queue_all_reduce(world, x, turn, **options):
-    """Queue a step that sets `x` to a new input, and an all-reduce of `x`; return the expected result.
+    """Queue a kernel that writes an input of this rank and `turn` into `x`, and an all-reduce; return the right result.
 
-    `turn` is the number of the call, which changes the input; `options` are arguments of `all_reduce`.
+    `options` are arguments of `all_reduce`; without `out`, the result is in `x`.
     """
     n, rank = world.hpc.size, world.hpc.rank
-    queue_step(world, partial(np.add, np.arange(len(x), dtype=x.dtype), rank + turn, x))
+    queue_kernel(world, partial(np.add, np.arange(len(x), dtype=x.dtype), rank + turn, x))
     world.hpc.all_reduce(x, algorithm=options.pop("algorithm", "shared_two_shot"), **options)
     return n * np.arange(len(x), dtype=x.dtype) + n * turn + n * (n - 1) // 2
 
 
 class LateCall(Call):
-    """A call that synchronises the simulated device before it writes or reads the buffers on the host."""
+    """A call that waits for all streams before it writes its input and before it reads its result."""
 
     world: World
 
@@ -128,8 +126,8 @@ class LateCall(Call):
         return super().result()
 
 
-def uses_own_buffers(name, op, in_place):
-    """Whether other ranks access only the user's buffers in a case, and no scaled or saved copy of them."""
+def is_symmetric(name, op, in_place):
+    """Whether other ranks access only the symmetric buffers of a case, and no scaled or saved copy of its input."""
     operation = SHARED[name].operation
     scaled = op.startswith("premul") and operation is not Operation.ALL_REDUCE
     return operation is not Operation.BARRIER and not scaled and not (operation is Operation.ALL_TO_ALL and in_place)
@@ -140,13 +138,13 @@ def uses_own_buffers(name, op, in_place):
 @settings(max_examples=1)
 @given(data=st.data())
 def test_symmetric_device_buffers_are_bit_equal_to_replay(world, comm, name, data):
-    """All reductions and element types, in and out of place, on misaligned buffers, with delays before every step."""
+    """In place and out of place, all reductions and element types, at any alignment, with a random delay per step."""
     pool = Pool(world.empty(2**20, "uint8"))
     cases = []
     for turn, (_, dtype, op, size, in_place, path, special) in enumerate(row for row in SAMPLE if row[0] == name):
         count = data.draw(counts(size, world.hpc.size, turn), label="count")
         root = (data.draw(st.integers(0, world.hpc.size - 1), label="root") + turn) % world.hpc.size
-        if uses_own_buffers(name, op, in_place):
+        if is_symmetric(name, op, in_place):
             cases.append(Case(SHARED[name], dtype, op, count, root, in_place, path, special, seed=turn))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(LateCall, "world", world, raising=False)
@@ -156,7 +154,7 @@ def test_symmetric_device_buffers_are_bit_equal_to_replay(world, comm, name, dat
 
 
 @pytest.mark.parametrize("algorithm", ["shared_one_shot", "shared_two_shot"])
-def test_the_host_never_waits_for_the_stream(world, monkeypatch, algorithm):
+def test_calls_do_not_wait_on_the_host_for_the_stream(world, monkeypatch, algorithm):
     """Repeated calls never wait on the host for queued work."""
     x, out = world.empty(COUNT, "int64"), world.empty(COUNT, "int64")
     queue_all_reduce(world, x, 0, out=out, algorithm=algorithm)
@@ -172,8 +170,8 @@ def test_the_host_never_waits_for_the_stream(world, monkeypatch, algorithm):
     assert (out == rights[-1]).all()
 
 
-def test_a_two_shot_all_reduce_makes_only_the_needed_driver_calls(world):
-    """A two-shot all-reduce is one kernel between two fences, each with one record and a wait for each other rank."""
+def test_a_two_shot_call_makes_few_driver_calls(world):
+    """Two fences (one record each, and one wait per other rank) and one kernel launch."""
     x, out = world.empty(COUNT), world.empty(COUNT)
     for _ in range(3):
         world.hpc.all_reduce(x, out=out, algorithm="shared_two_shot")
@@ -184,8 +182,8 @@ def test_a_two_shot_all_reduce_makes_only_the_needed_driver_calls(world):
         assert world.driver.log == ["record", *["wait"] * others, "launch", "record", *["wait"] * others]
 
 
-def test_calls_on_alternating_streams_have_right_results(world):
-    """If the user changes the current stream between calls, the results of both calls are right."""
+def test_a_call_on_another_stream_runs_after_earlier_calls(world):
+    """The user changes streams between calls: the second call must not overtake the first."""
     x = world.empty(COUNT, "int64")
     try:
         for turn in range(12):
@@ -194,15 +192,15 @@ def test_calls_on_alternating_streams_have_right_results(world):
             if turn % 3 == 0:
                 world.synchronize()
                 assert (x == right).all()
-            # The next call's input is queued on another stream, so the user must order it after this call.
+            # The user must order the kernel that writes the next input, on the other stream, after this call.
             world.synchronize()
     finally:
         world.driver.current = 7
 
 
 @pytest.mark.needs_ranks(2)
-def test_a_call_on_another_stream_waits_for_the_shared_scratch(world):
-    """Both calls sum into the same scratch memory; the first call's stream is late, and the second's is empty."""
+def test_a_call_on_another_stream_waits_for_scratch(world):
+    """In-place one-shot calls share scratch memory; the first call's stream is late, that of the second is idle."""
     x, y = world.empty(COUNT, "int64"), world.empty(COUNT, "int64")
     wrong = 0
     for turn in range(6):
@@ -233,7 +231,7 @@ class WithoutRecord(StreamFences):
 
 
 class WithoutBarrier(StreamFences):
-    """Fences that queue waits for other ranks' events before the node barrier, when these may not be recorded yet."""
+    """Fences that wait before the host barrier, when other ranks may not have recorded their events."""
 
     def fence(self, stream):
         turn = self._barrier.parity
@@ -255,13 +253,13 @@ class WithoutWait(StreamFences):
         pass
 
 
-FENCES = {"whole": StreamFences, "no record": WithoutRecord, "no barrier": WithoutBarrier, "no wait": WithoutWait}
+FENCES = {"complete": StreamFences, "no record": WithoutRecord, "no barrier": WithoutBarrier, "no wait": WithoutWait}
 
 
 @pytest.mark.parametrize("kind", FENCES)
 @pytest.mark.needs_ranks(2)
 def test_every_part_of_a_fence_is_needed(world, comm, kind):
-    """With a late stream on rank 0 and a late host on the last rank, results are right only with whole fences."""
+    """Rank 0's stream and the last rank's host are late: results are right with complete fences only."""
     fences, driver = world.node.device.fences, world.driver
     made = FENCES[kind](driver, world.node.barrier, fences._own, list(zip(*fences._theirs, strict=True)))
     x = world.empty(COUNT, "int64")
@@ -279,11 +277,11 @@ def test_every_part_of_a_fence_is_needed(world, comm, kind):
             wrong += int((x != right).any())
     driver.streams[7].lateness_s = 1e-3
     world.synchronize()
-    assert (comm.allreduce(wrong) > 0) == (kind != "whole")
+    assert (comm.allreduce(wrong) > 0) == (kind != "complete")
 
 
-def test_ranks_use_the_same_event_if_host_collectives_are_called_in_between(world):
-    """Fences alternate between two events; host collectives between them advance the alternation on all ranks alike."""
+def test_ranks_use_the_same_event_between_collectives_on_host_memory(world):
+    """Host barriers of collectives on host memory count as well, so all ranks use the same one of two events."""
     x, host = world.empty(COUNT, "int64"), np.zeros(10)
     for turn in range(9):
         for _ in range(turn % 3):
@@ -295,7 +293,7 @@ def test_ranks_use_the_same_event_if_host_collectives_are_called_in_between(worl
 
 @pytest.mark.needs_ranks(2)
 def test_ordinary_device_memory_is_refused_on_all_ranks(world):
-    """If one rank's device buffer is not symmetric, all ranks raise UsageError, and the next call is right."""
+    """If one rank's buffer is not symmetric, all ranks raise UsageError, and the next call is right."""
     x = world.empty(COUNT)
     lonely = np.zeros(COUNT, np.float32)
     mine = lonely if world.hpc.rank == 0 else x
@@ -326,8 +324,8 @@ def test_host_memory_on_one_rank_and_device_memory_on_others_is_refused(world):
 
 
 @pytest.mark.needs_ranks(2)
-def test_freed_memory_is_kept_until_no_rank_maps_it(world, comm):
-    """Memory that its owner has freed stays unchanged until the last other rank has closed its mapping."""
+def test_memory_is_freed_only_after_all_ranks_have_unmapped_it(world, comm):
+    """The owner frees its array first; the memory keeps its values until the last mapping of it is closed."""
     x = world.empty(COUNT, "uint8")
     block = world.node.symmetric.find(x.__array_interface__["data"][0], 1)
     there = world.driver.opened[next(iter(block.peers.values())).address]
@@ -352,7 +350,7 @@ def test_freed_memory_is_kept_until_no_rank_maps_it(world, comm):
 
 
 @pytest.mark.full_except_on(2)
-def test_freed_and_dropped_buffers_leak_no_device_memory(world, comm):
+def test_freed_buffers_leave_no_memory_and_no_mappings(world, comm):
     def count_allocations():
         """Return the numbers of owned and of mapped allocations of the simulated device."""
         gc.collect()
@@ -377,7 +375,7 @@ def test_freed_and_dropped_buffers_leak_no_device_memory(world, comm):
     assert count_allocations() == before
 
 
-def test_use_of_a_freed_buffer_raises_usage_error(world):
+def test_use_of_a_freed_buffer_raises(world):
     x = world.empty(COUNT)
     world.hpc.all_reduce(x, algorithm="shared_two_shot")
     world.hpc.free(x)
@@ -385,14 +383,14 @@ def test_use_of_a_freed_buffer_raises_usage_error(world):
         world.hpc.all_reduce(x, algorithm="shared_two_shot")
 
 
-def test_a_failed_allocation_on_one_rank_raises_on_all_ranks(world, comm):
-    """If allocation, export or mapping fails on one rank, all ranks raise the same error and free all memory."""
+def test_an_allocation_that_fails_on_one_rank_raises_on_all(world, comm):
+    """All ranks raise the same error, which names a remedy, and free what they had allocated."""
 
     def fails(*_):
         raise RuntimeError("cudaErrorMapBufferObjectFailed")
 
     gc.collect()
-    comm.Barrier()  # all mappings of dropped buffers are closed now, so their memory can be freed
+    comm.Barrier()  # now all mappings of buffers that are gone are closed, and their memory can go, too
     free_ready()
     before = len(world.driver.owned), len(world.driver.opened)
     for name in ("allocate", "export_memory", "open_memory"):
@@ -410,7 +408,7 @@ def test_a_failed_allocation_on_one_rank_raises_on_all_ranks(world, comm):
     assert (x == right).all()
 
 
-def test_another_current_device_is_refused_on_all_ranks(world, comm):
+def test_a_second_device_is_refused_on_all_ranks(world, comm):
     with pytest.MonkeyPatch.context() as patch:
         if comm.rank == 0:
             patch.setattr(world.driver, "get_device_uuid", lambda: "another")
@@ -419,13 +417,13 @@ def test_another_current_device_is_refused_on_all_ranks(world, comm):
 
 
 @pytest.mark.skipif(find_spec("cupy") is not None, reason="shows what happens without CuPy")
-def test_cupy_empty_without_cupy_raises_on_every_rank(comm):
+def test_without_cupy_every_rank_raises(comm):
     with hpccoll.Communicator(comm) as hpc, pytest.raises(UnavailableError, match="CuPy cannot be imported"):
         hpc.cupy_empty(3)
 
 
-def test_a_buffer_counts_as_closed_only_after_all_of_its_slot_are_closed():
-    """Two buffers share a slot of the counters; both count as closed only when both are closed."""
+def test_buffers_that_share_a_counter_are_closed_together():
+    """Buffers 3 and 3 + SLOTS share a counter: both count as closed only after both have been closed."""
     mine, theirs = (memoryview(bytearray(8 * SLOTS)).cast("Q") for _ in range(2))
     here, there = IpcCloseCounters(mine, [theirs]), IpcCloseCounters(theirs, [mine])
     for each in (here, there):
@@ -439,7 +437,7 @@ def test_a_buffer_counts_as_closed_only_after_all_of_its_slot_are_closed():
     assert not there.is_closed_by_all(3)
 
 
-def test_the_parity_of_the_barrier_alternates_with_each_fence():
+def test_the_parity_alternates_with_every_host_barrier():
     barrier = make_barrier(np.zeros((1, 8), np.uint64), 0, False, Progress())
     seen = []
     for _ in range(4):

@@ -1,4 +1,4 @@
-"""Collectives by loads and stores in shared memory have the bits of `replay`, in all kinds of memory, without leaks."""
+"""Loads and stores in shared memory have the bits of replay, in all kinds of memory, at any timing, without leaks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.requirements import skip_or_fail
 
 SHARED = {known.full_name: known for known in list_algorithms() if known.uses_shared_memory and not known.is_two_level}
 ROWS = {name: [row for row in SAMPLE if row[0] == name] for name in SHARED}
-MAX_GROWTH = 12  # MiB by which memory may grow while buffers come and go, because allocators keep freed memory
+MAX_GROWTH = 12  # MiB by which memory may grow over the cycles, because allocators keep some of the freed memory
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def hpc(comm):
 
 
 class Pool:
-    """Allocates misaligned arrays from the symmetric buffer `whole`, an array of bytes.
+    """Allocates misaligned arrays from `whole`, a symmetric buffer of bytes.
 
     Calling a pool frees all arrays, and returns the function that allocates arrays.
     """
@@ -50,14 +50,13 @@ class Pool:
         return self.take
 
     def take(self, nbytes):
-        """Return an array of `nbytes` bytes; arrays are 8 bytes apart."""
+        """Return an array of the next `nbytes` bytes; arrays are 8 bytes apart."""
         begin, self.used = self.used, self.used + nbytes + 8
         return self.whole[begin : begin + nbytes]
 
 
 @pytest.fixture(scope="module")
 def pool(hpc):
-    """A pool of 8 MiB of symmetric memory."""
     return Pool(hpc.empty(8 * 2**20, "uint8"))
 
 
@@ -79,7 +78,7 @@ def test_symmetric_buffers_are_bit_equal_to_replay(hpc, comm, pool, name, data):
 @pytest.mark.parametrize("name", SHARED)
 @settings(max_examples=1)
 @given(data=st.data())
-def test_direct_reads_of_other_processes_are_bit_equal_to_replay(hpc, comm, name, data):
+def test_memory_of_other_processes_is_bit_equal_to_replay(hpc, comm, name, data):
     if hpc._engine.node.readable is None:
         skip_or_fail("processes may not read each other's memory here")
     with pytest.MonkeyPatch.context() as patch:
@@ -90,7 +89,7 @@ def test_direct_reads_of_other_processes_are_bit_equal_to_replay(hpc, comm, name
 @pytest.mark.parametrize("name", SHARED)
 @settings(max_examples=1)
 @given(data=st.data())
-def test_many_segments_through_slots_are_bit_equal_to_replay(comm, name, data):
+def test_many_segments_through_the_slots_are_bit_equal_to_replay(comm, name, data):
     with pytest.MonkeyPatch.context() as patch, hpccoll.Communicator(comm) as small:
         patch.setattr(small._engine.node, "slot_bytes", 2**9)
         patch.setattr(access, "find_least_remote_bytes", lambda *_: 2**60)
@@ -120,7 +119,7 @@ STRESS = 10_000
 OPERATIONS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "gather", "scatter", "all_to_all")
 
 
-def run_random_collectives(hpc, calls, seed):
+def run_mixed_collectives(hpc, calls, seed):
     """Run `calls` random collectives with random delays; return the number of wrong results on this rank.
 
     `seed` is the same on all ranks.
@@ -141,25 +140,16 @@ def run_random_collectives(hpc, calls, seed):
             hpc.barrier(algorithm="shared")
         if own.random() < 0.05:
             time.sleep(own.random() * 1e-3)
-        wrong += run_collective(hpc, operation, name, count, root, turn, x, out)
+        wrong += run_and_check(hpc, operation, name, count, root, turn, x, out)
         if own.random() < 0.05:
             time.sleep(own.random() * 1e-3)
     return wrong
 
 
-def run_collective(hpc, operation, name, count, root, turn, x, out):
-    """Run one collective on int64 arrays, and return whether its result on this rank is wrong.
+def run_and_check(hpc, operation, name, count, root, turn, x, out):
+    """Run one collective from `x` into `out`, of `count` elements per block, and return whether its result is wrong.
 
-    The elements of block j of the input of rank r are turn + 7 r + 1000 j.
-
-    Args:
-        hpc: the communicator.
-        operation: the name of the operation.
-        name: the name of the algorithm.
-        count: the number of elements of the vector, or of one block.
-        root: the root of a rooted operation.
-        turn: the number of the call, which changes the input.
-        x, out: arrays for input and output, of at least n * count elements.
+    Every element of block j of rank r's input is turn + 7 r + 1000 j.
     """
     n, rank = hpc.size, hpc.rank
     blocks = n if operation in ("reduce_scatter", "scatter", "all_to_all") else 1
@@ -191,16 +181,16 @@ def run_collective(hpc, operation, name, count, root, turn, x, out):
 
 
 def test_mixed_collectives_back_to_back(hpc, comm):
-    assert comm.allreduce(run_random_collectives(hpc, 600, seed=1)) == 0
+    assert comm.allreduce(run_mixed_collectives(hpc, 600, seed=1)) == 0
 
 
 @pytest.mark.full
 def test_ten_thousand_mixed_collectives_back_to_back(hpc, comm):
-    assert comm.allreduce(run_random_collectives(hpc, STRESS, seed=2)) == 0
+    assert comm.allreduce(run_mixed_collectives(hpc, STRESS, seed=2)) == 0
 
 
 def test_asynchronous_operations_go_on_while_ranks_wait_at_a_fence(hpc):
-    """Rank 0 waits for the asynchronous operation after a shared-memory call, other ranks before it."""
+    """Rank 0 waits for its message only after the fence, the others before it: both orders must end."""
     for turn in range(20):
         x, y = np.full(70_000, hpc.rank + turn, np.int64), np.full(500, hpc.rank, np.int64)
         work = hpc.all_reduce(x, algorithm="ring", async_op=True)
@@ -215,8 +205,8 @@ def test_asynchronous_operations_go_on_while_ranks_wait_at_a_fence(hpc):
 @pytest.mark.slow
 @pytest.mark.full_except_on(3)
 @pytest.mark.parametrize("cycles", [1000, pytest.param(10_000, marks=pytest.mark.full)])
-def test_freed_and_dropped_buffers_leak_no_memory_files_or_mappings(comm, cycles):
-    """Half of the buffers are freed, half are garbage-collected; each is used often enough for a cached call."""
+def test_freed_and_dropped_buffers_leave_no_memory(comm, cycles):
+    """Half of the buffers are freed, half go out of scope; calls on them are repeated, and so cached."""
     with hpccoll.Communicator(comm) as hpc:
         process = psutil.Process()
 
@@ -246,7 +236,7 @@ def test_freed_and_dropped_buffers_leak_no_memory_files_or_mappings(comm, cycles
     assert after[1:] == (files, maps)
 
 
-def test_use_of_a_freed_buffer_raises_usage_error(hpc):
+def test_use_of_a_freed_buffer_raises(hpc):
     x = hpc.empty(100)
     for _ in range(3):
         hpc.all_reduce(x, algorithm="shared_two_shot")
@@ -273,27 +263,27 @@ def test_a_buffer_may_be_freed_while_an_operation_is_in_flight(hpc, comm, algori
         hpc.all_reduce(x)
 
 
-def test_a_buffer_of_another_communicator_raises_usage_error(hpc, comm):
+def test_a_symmetric_buffer_of_another_communicator_is_refused(hpc, comm):
     with hpccoll.Communicator(comm) as other:
         x = other.empty(100)
         with pytest.raises(UsageError, match="another communicator"):
             hpc.all_reduce(x, algorithm="shared_two_shot")
 
 
-def test_free_refuses_ordinary_arrays(hpc):
+def test_an_array_that_is_not_symmetric_cannot_be_freed(hpc):
     with pytest.raises(UsageError, match="empty"):
         hpc.free(np.zeros(3))
 
 
 @pytest.mark.needs_ranks(2)
-def test_different_shapes_raise_mismatch_error_on_all_ranks(hpc):
+def test_all_ranks_raise_if_they_ask_for_different_shapes(hpc):
     with pytest.raises(MismatchError, match="asked for a symmetric buffer"):
         hpc.empty(100 + (hpc.rank == 0))
     assert hpc.empty(5).shape == (5,)
 
 
 @pytest.mark.needs_ranks(2)
-def test_different_counts_raise_mismatch_error_on_all_ranks(hpc):
+def test_all_ranks_raise_if_they_reduce_different_counts(hpc):
     for _ in range(2):
         with pytest.raises(MismatchError, match=r"rank 0: count 6; rank 1: count 5"):
             hpc.all_reduce(np.zeros(6 if hpc.rank == 0 else 5), algorithm="shared_two_shot")
@@ -301,13 +291,13 @@ def test_different_counts_raise_mismatch_error_on_all_ranks(hpc):
     assert (hpc.all_reduce(x, algorithm="shared_two_shot") == hpc.size * (hpc.size - 1) // 2).all()
 
 
-def test_symmetric_buffers_have_no_files_in_dev_shm(hpc):
+def test_symmetric_buffers_have_no_file_name(hpc):
     x = hpc.empty(1000)
     named = [path.name for path in Path("/dev/shm").iterdir() if path.name.startswith("hpccoll")]
     assert all(name.startswith("hpccoll-recorder-") for name in named), x.shape
 
 
-def test_all_reduce_of_a_symmetric_tensor_of_torch(hpc):
+def test_a_symmetric_tensor_lies_in_symmetric_memory(hpc):
     pytest.importorskip("torch")
     import torch
 
