@@ -526,6 +526,15 @@ def stop_progress() -> None: ...
 def exit_after(seconds: float, status: int, /) -> None:
     """End the process with `status` after `seconds`, even if a thread holds the GIL; only the first call counts."""
 
+def guard_revocation(slot: int, table_at: int, function_at: int, /) -> None:
+    """Keep Open MPI from calling a null pointer when a process dies while a communicator is made.
+
+    Args:
+        slot: the address of `mca_pml.pml_revoke_comm`.
+        table_at: the offset of `c_coll` in a communicator.
+        function_at: the offset of `coll_revoke_local` in the table to which `c_coll` points.
+    """
+
 class CallTrace:
     """The entries of the communication calls of a rank, in the layout of hpccoll/profile/layout.py.
 

@@ -25,7 +25,7 @@ PyMODINIT_FUNC PyInit__extension(void) {
             Py_CLEAR(module);
         }
     }
-    if (module && (PyModule_AddFunctions(module, exit_functions) || PyModule_AddFunctions(module, trace_functions) ||
+    if (module && (PyModule_AddFunctions(module, exit_functions) || PyModule_AddFunctions(module, revocation_functions) || PyModule_AddFunctions(module, trace_functions) ||
                    PyModule_AddIntConstant(module, "REMOTE_TILE_BYTES", REMOTE_TILE_BYTES) ||
                    PyModule_AddStringConstant(module, "SOURCE_DIGEST", SOURCE_DIGEST))) {
         Py_CLEAR(module);

@@ -187,7 +187,7 @@ typedef struct {
     Py_ssize_t started_count, sweep_at;
 } MpiFunctionsObject;
 
-extern PyMethodDef progress_functions[], exit_functions[];
+extern PyMethodDef progress_functions[], exit_functions[], revocation_functions[];
 extern PyTypeObject MpiFunctionsType, MessageCallType, MessageRunType, PeersType, DirectCallType, QueuedRunType,
     NodeRunType, SegmentsType, PipelineCallType, PipelineRunType, MessengerType, StartedMessageType;
 extern PyTypeObject ReducerType, MemoryTableType, ProgramType, ArrivalCounterType, NodeBarrierType, EntryRingType,

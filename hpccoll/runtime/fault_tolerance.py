@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import ctypes
+import struct
 import sys
 from contextlib import suppress
+from functools import cache
+from typing import Final
 
 from mpi4py import MPI
 
 from hpccoll.errors import UnavailableError
+from hpccoll.native import guard_revocation
+
+_REVOKING: Final = "mca_pml_ob1_revoke_comm", "mca_coll_base_revoke_local"
+_STRUCTURES: Final = "mca_pml", "ompi_mpi_comm_world"
+_PROTOCOL_BYTES, _COMMUNICATOR_BYTES, _TABLE_BYTES = 256, 512, 2048  # the parts that are searched for pointers
 
 
 def require_fault_tolerance() -> None:
@@ -30,6 +38,50 @@ def require_fault_tolerance() -> None:
     # wait for the ends of all programs comes before it.
     with suppress(ValueError):
         _find_variable(ctypes.c_bool, "ompi_async_mpi_finalize").value = True
+    repair_revocation()
+
+
+@cache
+def repair_revocation() -> bool:
+    """Keep Open MPI from crashing when a process dies while a communicator is made; return whether it was repaired.
+
+    Open MPI 5.0.11 then calls a null pointer in `ompi_comm_revoke_local` (native/revocation.c). The places of its
+    pointers are found by the exported functions to which they point in MPI.COMM_WORLD. A library without these functions
+    does not have the fault, and is left as it is.
+    """
+    try:
+        library = ctypes.CDLL(MPI.__file__)
+        revoke, revoke_local = (_find_address(library, name) for name in _REVOKING)
+        protocol, world = (ctypes.addressof(ctypes.c_char.in_dll(library, name)) for name in _STRUCTURES)
+    except (AttributeError, ValueError):
+        return False
+    slots = [at for at, value in _read_pointers(protocol, _PROTOCOL_BYTES) if value == revoke]
+    places = [
+        (at, function_at)
+        for at, table in _read_pointers(world, _COMMUNICATOR_BYTES)
+        for function_at, value in _read_pointers(table, _TABLE_BYTES)
+        if value == revoke_local
+    ]
+    if len(slots) != 1 or len(places) != 1:
+        return False
+    guard_revocation(protocol + slots[0], *places[0])
+    return True
+
+
+def _find_address(library: ctypes.CDLL, name: str) -> int:
+    """Return the address of a function of a library; raise AttributeError if there is none."""
+    return ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0
+
+
+def _read_pointers(address: int, nbytes: int) -> list[tuple[int, int]]:
+    """Return the offsets and values of the pointers in this process's memory; none if it cannot be read."""
+    try:
+        with open("/proc/self/mem", "rb", buffering=0) as memory:  # noqa: PTH123 - an address that is no pointer is an error
+            memory.seek(address)
+            words = memory.read(nbytes)
+    except (OSError, OverflowError, ValueError):
+        return []
+    return [(at, value) for at, (value,) in zip(range(0, len(words), 8), struct.iter_unpack("=Q", words), strict=False)]
 
 
 def count_dead(comm: MPI.Intracomm) -> int:
