@@ -12,6 +12,7 @@ from hpccoll.errors import CommunicationError, UsageError
 from hpccoll.plan import Operation
 from hpccoll.runtime import job
 from hpccoll.runtime.failure_detection.endings import get_endings
+from hpccoll.runtime.recorder.interruption import LoopExit
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -31,7 +32,8 @@ class SurvivalMethods(CommunicatorBase):
         """
         self._require_open()
         if self._control is not None:
-            return _agree(self._comm, bool(flag))
+            with get_endings().limit(), self._state.wait_for_survivors("agree"):
+                return _agree(self._comm, bool(flag))
         return bool(self._collective(Operation.ALL_REDUCE, int(bool(flag)), None, "min", 0, "auto", False))
 
     @property
@@ -62,22 +64,35 @@ class SurvivalMethods(CommunicatorBase):
     def _shrink(self, make: Callable[[MPI.Intracomm], MadeT]) -> MadeT:
         """Return the communicator that `make` makes of the living ranks, and close this one; see `shrink`."""
         self._require_survival("shrink")
+        with get_endings().limit(), self._state.wait_for_survivors("shrink"):
+            made = self._make_smaller(make)
+        made._state.kept += self._engine.list_kept()  # noqa: SLF001 - MPI may still write to these arrays
+        self.discard()
+        return made
+
+    def _make_smaller(self, make: Callable[[MPI.Intracomm], MadeT]) -> MadeT:
+        """Return the communicator that `make` makes of the living ranks; collective over them."""
         while True:
-            # With MPI calls of another thread during it, Open MPI 5.0.11 has crashed when one more rank died.
-            with get_endings().lock:
-                base = job.load_mpi().Intracomm(self._comm.Shrink())
+            base = job.load_mpi().Intracomm(self._comm.Shrink())
             made = self._try_to_make(partial(make, base), base)
-            with get_endings().lock:
-                has_agreed = _agree_without_death(base, made is not None)
+            has_agreed = _agree_without_death(base, made is not None)
             if has_agreed:
                 break
             if made is not None:
                 made.discard()
         if made is None:
             raise CommunicationError("the ranks disagree about a new communicator; end the job and start it again")
-        made._state.kept += self._engine.list_kept()  # noqa: SLF001 - MPI may still write to these arrays
-        self.discard()
         return made
+
+    def leave_loop(self) -> None:
+        """Let calls of other ranks raise an error, because this rank has left the loop `survivors`.
+
+        Waits of other ranks in `agree` end with the job. Without an effect after a death.
+        """
+        state = self._state
+        if self.size > 1 and not state.is_unusable:
+            state.receive_interruption(LoopExit(self.rank, 0, "survivors", "break"))
+            state.announce()
 
     def _list_options(self) -> dict[str, Any]:
         """Return the options that groups have in common with this communicator."""

@@ -36,7 +36,12 @@ def survivors(*, spares: int = 0, **options: Any) -> Iterator[Communicator]:
         comm, done = _make_block(pool, places) if spares else (pool, True)
         if comm is not None:
             comm.is_block = True
-            yield comm
+            try:
+                yield comm
+            except GeneratorExit:
+                comm.leave_loop()
+                pool.leave_loop()
+                raise
             done = comm.is_done
         has_ended = pool.agree(done)
         if comm is not None and comm is not pool:

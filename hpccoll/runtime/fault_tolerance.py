@@ -46,8 +46,8 @@ def repair_revocation() -> bool:
     """Keep Open MPI from crashing when a process dies while a communicator is made; return whether it was repaired.
 
     Open MPI 5.0.11 then calls a null pointer in `ompi_comm_revoke_local` (native/revocation.c). The places of its
-    pointers are found by the exported functions to which they point in MPI.COMM_WORLD. A library without these functions
-    does not have the fault, and is left as it is.
+    pointers are found by the exported functions to which they point in MPI.COMM_WORLD. A library without these
+    functions does not have the fault, and is left as it is.
     """
     try:
         library = ctypes.CDLL(MPI.__file__)

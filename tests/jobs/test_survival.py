@@ -72,6 +72,83 @@ def test_a_spare_takes_the_place_of_a_dead_rank():
     assert sorted(output.splitlines()) == ["done 0 3 3.0", "done 1 3 3.0", "done 2 3 3.0"]
 
 
+BREAK = """
+import time
+import numpy as np
+import hpccoll
+
+for comm in hpccoll.survivors():
+    with comm:
+        comm.all_reduce(np.ones(10))
+    if comm.rank == 1 or {everywhere}:
+        break
+if not {everywhere}:
+    time.sleep(60)
+"""
+
+
+@needs_ulfm
+def test_all_ranks_may_leave_the_loop_by_break():
+    assert run_surviving(BREAK.format(everywhere=True), 3) == ""
+
+
+@needs_ulfm
+def test_a_break_of_one_rank_ends_the_waits_of_the_others():
+    done = run_script(BREAK.format(everywhere=False), 3, launcher=("--with-ft", "ulfm"))
+    assert done.returncode == 4
+    assert "because rank 1 has left the loop hpccoll.survivors" in done.stderr
+
+
+LATE = """
+import time
+import numpy as np
+import hpccoll
+
+comm = hpccoll.Communicator(on_failure="raise")
+comm.barrier()
+if comm.rank == 1:
+    time.sleep(60)
+assert comm.agree(comm.rank == 0) is False
+assert comm.agree(True)
+smaller = comm.shrink()
+print("size", smaller.size)
+"""
+
+
+@needs_ulfm
+def test_a_rank_that_does_not_agree_counts_as_dead():
+    assert run_surviving(LATE, 3, HPCCOLL_TIMEOUT="2").splitlines() == ["size 2"] * 2
+
+
+DUPLICATES = """
+import os, signal, sys, threading, time
+from mpi4py import MPI
+from hpccoll.runtime.fault_tolerance import repair_revocation
+
+assert repair_revocation()
+signal.signal(signal.SIGALRM, signal.SIG_DFL)
+signal.alarm(20)
+comm = MPI.COMM_WORLD.Split(MPI.COMM_WORLD.rank % 3)
+if comm.rank == 1:
+    delay_s = 0.05 + 0.01 * MPI.COMM_WORLD.rank
+    threading.Thread(target=lambda: (time.sleep(delay_s), os.kill(os.getpid(), signal.SIGKILL))).start()
+try:
+    while True:
+        comm.Dup().Free()
+except MPI.Exception:
+    print("survived", flush=True)
+os._exit(0)
+"""
+
+
+@needs_ulfm
+def test_a_death_does_not_crash_ranks_that_make_communicators():
+    """Without `repair_revocation`, a survivor crashes in most runs."""
+    done = run_script(DUPLICATES, 9, launcher=("--with-ft", "ulfm"))
+    assert "survived" in done.stdout
+    assert "Segmentation fault" not in done.stdout + done.stderr
+
+
 def test_the_error_names_a_command():
     script = (
         "import hpccoll\ntry:\n    hpccoll.Communicator(on_failure='raise')\n"

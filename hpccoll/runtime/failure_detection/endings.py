@@ -138,6 +138,10 @@ class JobEndings:
         """Revoke `comm`, which no communicator has yet, if one of its ranks dies in the `with` block."""
         return self._survival.guard(comm, self.lock)
 
+    def limit(self) -> AbstractContextManager[None]:
+        """End the job with a report, or a rank that hangs, if the `with` block does not end within HPCCOLL_TIMEOUT."""
+        return self._survival.limit()
+
     @property
     def _is_active(self) -> bool:
         """Whether this process is no fork, and has an open communicator."""
@@ -184,7 +188,8 @@ class JobEndings:
         if self._sends_notices:
             for watch in self._watches.values():
                 watch.examine(now)
-        hangs = self._timeout_s is not None and max(waits, default=0.0) > self._timeout_s
+        waits.append(self._survival.observe(now))
+        hangs = self._timeout_s is not None and max(waits) > self._timeout_s
         if self._watchdog is not None and hangs and not self._survival.kill_hung(self._watchdog, self._poll):
             self._report_hang(self._watchdog)
 

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -26,6 +27,13 @@ PATIENCE_S: Final = 5.0  # after a death, until ranks that do not answer are end
 SUSPICION_S: Final = 1.0  # after the end of a process, or an error of MPI: MPI tells of a death 20 to 50 ms later
 
 
+@dataclass(eq=False, slots=True)
+class _Wait:
+    """A wait that HPCCOLL_TIMEOUT limits, and when it was first seen; 0 if it has not been seen."""
+
+    since: float = 0.0
+
+
 class Survival:
     """The communicators of this process whose calls raise RankLostError after a death.
 
@@ -42,6 +50,7 @@ class Survival:
         self._awaits_answers = False
         self._guarded: list[MPI.Intracomm] = []
         self._dead: frozenset[int] = frozenset()  # ranks of MPI.COMM_WORLD
+        self._waits: list[_Wait] = []  # those of `limit`
         self._acknowledged = 0  # dead processes that the probes of MPI.COMM_WORLD no longer report
 
     @contextmanager
@@ -54,6 +63,22 @@ class Survival:
         finally:
             with lock:
                 self._guarded = [each for each in self._guarded if each is not comm]
+
+    @contextmanager
+    def limit(self) -> Iterator[None]:
+        """Let `observe` see the wait in the `with` block, which a death does not end."""
+        wait = _Wait()
+        self._waits.append(wait)
+        try:
+            yield
+        finally:
+            self._waits.remove(wait)
+
+    def observe(self, now: float) -> float:
+        """Return for how long this rank has been in a block of `limit`, since `observe` first saw it; see `_check`."""
+        for wait in self._waits:
+            wait.since = wait.since or now
+        return max((now - wait.since for wait in self._waits), default=0.0)
 
     def add(self, processes: Mapping[int, ProcessId]) -> None:
         """Watch the processes of a communicator's ranks, given by rank in MPI.COMM_WORLD."""
@@ -123,7 +148,8 @@ class Survival:
             return False
         if time.monotonic() < self._patient_until:
             return True
-        guilty, reason = watchdog.find_guilty(self._notify, poll, self._dead)
+        found, reason = watchdog.find_guilty(self._notify, poll, self._dead)
+        guilty = [rank for rank in found if rank not in self._dead]
         if not self._processes.keys() >= set(guilty):
             return False
         if guilty:

@@ -30,7 +30,7 @@ from hpccoll.runtime.recorder import layout
 from hpccoll.runtime.recorder.flight_recorder import FlightRecorder
 from hpccoll.runtime.recorder.interruption import INTERRUPTED, Interruption, LostRanks
 from hpccoll.runtime.recorder.layout import CallKind
-from hpccoll.runtime.recorder.waits import BackgroundWait, RecordedWait, WaitReason
+from hpccoll.runtime.recorder.waits import BackgroundWait, RecordedWait, SurvivorWait, WaitReason
 
 NO_MARKS: Final[Mapping[int, Callable[[], None]]] = MappingProxyType({})
 # Records the beginning of a blocking collective call, and returns the place of its entry for `end` and `fail`.
@@ -199,6 +199,10 @@ class CallRecorder(CallCounter):
         """Return a context manager that records a wait for other ranks, outside of calls."""
         place = self._begin(number, self.describe(name, kind=CallKind.WAIT))
         return RecordedWait(self, name, place, number, peers)
+
+    def wait_for_survivors(self, name: str) -> SurvivorWait:
+        """Return a context manager that records a wait for the living ranks, also after a death."""
+        return SurvivorWait(self, name, self._begin(0, self.describe(name, kind=CallKind.WAIT)))
 
     def _begin(self, number: int, description: bytes) -> int:
         """Record the beginning of call `number`, and return the place of its entry."""

@@ -34,6 +34,19 @@ class Interruption:
 
 
 @dataclass(frozen=True, slots=True)
+class LoopExit(Interruption):
+    """The notice that rank `rank` has left the loop `survivors`, by break, return or an exception."""
+
+    def make_error(self, rank: int, operation: str = "") -> CommunicationError:  # noqa: ARG002 - see `LostRanks`
+        """Return the error of a call of rank `rank` on the communicator."""
+        return CommunicationError(
+            f"rank {rank}: this communicator is unusable, because rank {self.rank} has left the loop hpccoll.survivors "
+            "by break, return or an exception, after which it makes no new communicator; let all ranks leave "
+            "the loop, or end its block on all ranks"
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class LostRanks:
     """The fact that the processes of `ranks`, which are ranks of the communicator on `hosts`, have ended."""
 

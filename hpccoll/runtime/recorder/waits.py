@@ -89,3 +89,20 @@ class RecordedWait(WaitReason):
         self.state.current = None
         self.end(failed=kind is not None)
         self.state.take_exception(self.name, error)
+
+
+class SurvivorWait(RecordedWait):
+    """A wait for the living ranks, which goes on after a death; a death raises no error in it."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        if self.state.current is None:
+            super().__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.state.current is self:
+            WaitReason.__exit__(self, kind, error, trace)
+        self.end(failed=kind is not None)
