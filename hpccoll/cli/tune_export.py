@@ -1,4 +1,4 @@
-"""`hpccoll tune --export`: measures a library's own algorithms and writes the file by which the library selects them."""
+"""`hpccoll tune --export`: measures a library's own algorithms, and writes the file by which it selects them."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def _finish(options: ExportOptions, rules: LibraryRules, measured: Sequence[Size
             write_atomically(written, text)
         click.echo(f"wrote {written}")
     click.echo("to use the rules, set the variables:")
-    for name, value in library.list_variables(path).items():
+    for name, value in library.list_variables(path, rules).items():
         print_text(f"export {name}={shlex.quote(value)}")
     if library.note(path):
         print_text(library.note(path))
@@ -159,6 +159,11 @@ def _make_open_mpi_files(rules: LibraryRules, path: Path) -> dict[Path, str]:
     text = open_mpi.format_rules_json(rules) if path.suffix == ".json" else open_mpi.format_rules_file(rules)
     han = open_mpi.format_han_file(rules)
     return {path: text} | ({open_mpi.name_han_file(path): han} if han else {})
+
+
+def _list_open_mpi_variables(path: Path, rules: LibraryRules) -> dict[str, str]:
+    """Return the variables with which Open MPI reads its files."""
+    return open_mpi.list_variables(path, has_han_file=bool(open_mpi.format_han_file(rules)))
 
 
 def _note_open_mpi(path: Path) -> str:
@@ -186,16 +191,16 @@ class _RulesLibrary:
 
     operations: tuple[Operation, ...]
     make_files: Callable[[LibraryRules, Path], dict[Path, str]]
-    list_variables: Callable[[Path], dict[str, str]]
+    list_variables: Callable[[Path, LibraryRules], dict[str, str]]
     note: Callable[[Path], str] = lambda _: ""
 
 
 _LIBRARIES = {
     "openmpi": _RulesLibrary(
-        tuple(open_mpi.COLLECTIVES), _make_open_mpi_files, open_mpi.list_variables, _note_open_mpi
+        tuple(open_mpi.COLLECTIVES), _make_open_mpi_files, _list_open_mpi_variables, _note_open_mpi
     ),
-    "mpich": _RulesLibrary(tuple(mpich.ALGORITHMS), _make_mpich_files, mpich.list_variables),
-    NCCL: _RulesLibrary(tuple(nccl.COLLECTIVES), _make_nccl_files, nccl.list_variables),
+    "mpich": _RulesLibrary(tuple(mpich.ALGORITHMS), _make_mpich_files, lambda path, _: mpich.list_variables(path)),
+    NCCL: _RulesLibrary(tuple(nccl.COLLECTIVES), _make_nccl_files, lambda path, _: nccl.list_variables(path)),
 }
 
 

@@ -20,7 +20,7 @@ COLLECTIVES = {
     Operation.REDUCE_SCATTER: "reducescatter",
 }
 PROTOCOLS = "ll", "ll128", "simple"
-ALGORITHMS = {operation: ("ring",) for operation in COLLECTIVES} | {Operation.ALL_REDUCE: ("ring", "tree")}
+ALGORITHMS = dict.fromkeys(COLLECTIVES, ("ring",)) | {Operation.ALL_REDUCE: ("ring", "tree")}
 NO_LIMIT = 2**63 - 1  # the largest size of a rule without an upper limit
 MOST_CHARACTERS = 250  # the plugin reads lines of at most 255 characters
 

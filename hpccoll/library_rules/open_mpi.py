@@ -101,15 +101,15 @@ def name_han_file(path: Path) -> Path:
     return path.with_suffix(".han")
 
 
-def list_variables(path: Path) -> dict[str, str]:
-    """Return the variables with which Open MPI reads the file of rules `path` and, if it exists, that of `han`."""
+def list_variables(path: Path, *, has_han_file: bool) -> dict[str, str]:
+    """Return the variables with which Open MPI reads the file of rules `path` and, if it has one, that of `han`."""
     variables = {
         "OMPI_MCA_coll_tuned_use_dynamic_rules": "1",
         "OMPI_MCA_coll_tuned_dynamic_rules_filename": str(path.absolute()),
     }
-    if (han := name_han_file(path)).exists():
+    if has_han_file:
         variables |= {
             "OMPI_MCA_coll_han_use_dynamic_file_rules": "1",
-            "OMPI_MCA_coll_han_dynamic_rules_filename": str(han.absolute()),
+            "OMPI_MCA_coll_han_dynamic_rules_filename": str(name_han_file(path).absolute()),
         }
     return variables
