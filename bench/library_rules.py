@@ -1,4 +1,4 @@
-"""Compare the default of Open MPI or MPICH with the rules that `hpccoll tune --export` wrote, in jobs that take turns.
+r"""Compare the default of Open MPI or MPICH with the rules that `hpccoll tune --export` wrote, in jobs that take turns.
 
 A job is a plain program of mpi4py. Jobs with the default and jobs with the rules alternate, in a random order per pair.
 A sample is the mean time of a call in a loop, as the maximum over the ranks. A ratio above 1 means that the rules are
@@ -6,7 +6,7 @@ faster. The last record has the geometric means of the ratios over all sizes, pe
 
     mpirun -n 4 hpccoll tune --export openmpi -o rules.conf
     python bench/library_rules.py openmpi rules.conf --launcher "mpirun -n 4" --json library_rules.jsonl
-    hpccoll lab run -- python bench/library_rules.py mpich rules.json \\
+    hpccoll lab run -- python bench/library_rules.py mpich rules.json \
         --launcher "srun --mpi=pmi2 -N4 --ntasks-per-node=2"
 """
 
@@ -87,10 +87,8 @@ def run_job(options: argparse.Namespace, variables: dict[str, str]) -> Samples:
     binaries = Path(sys.executable).parent
     words = [sys.executable, __file__, options.library, options.rules, "--rank", "--thread-level", options.thread_level]
     words += ["--sizes", options.sizes, "--operations", options.operations]
-    environment = os.environ | OPEN_MPI_AS_ROOT | {"OMPI_MCA_mpi_yield_when_idle": "1"} | variables
-    environment |= {"PATH": f"{binaries}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
-    if "OMPI_MCA_rmaps_default_mapping_policy" in os.environ or "PRTE_MCA_rmaps_default_mapping_policy" in os.environ:
-        environment["PRTE_MCA_rmaps_default_mapping_policy"] = os.environ["PRTE_MCA_rmaps_default_mapping_policy"]
+    defaults = OPEN_MPI_AS_ROOT | {"OMPI_MCA_mpi_yield_when_idle": "1", "OMP_NUM_THREADS": "1"}
+    environment = defaults | os.environ | variables | {"PATH": f"{binaries}:{os.environ['PATH']}"}
     done = subprocess.run(
         [*shlex.split(options.launcher), *words],
         check=False, capture_output=True, text=True, timeout=JOB_TIMEOUT_S, env=environment,

@@ -23,7 +23,9 @@ from hpccoll.errors import UnavailableError
 from hpccoll.library_rules.rules import LibraryAlgorithm, LibraryRules
 from hpccoll.plan import Operation
 
-Tree: TypeAlias = dict[str, Any]  # from a condition to the tree below it; an algorithm's tree has its parameters
+DecisionTree: TypeAlias = dict[
+    str, Any
+]  # from a condition to the tree below it; an algorithm's tree has its parameters
 PAGE = 4096  # MPICH maps a file and needs a zero after it, which a file of whole pages does not have
 LARGEST = 2**31 - 1  # MPICH reads sizes as int
 _NAMES = {
@@ -110,8 +112,8 @@ _CONDITIONS = {
 class DecisionTrees:
     """MPICH's decisions: the algorithms of all collectives, and the compositions of the device ch4."""
 
-    algorithms: Tree
-    compositions: Tree
+    algorithms: DecisionTree
+    compositions: DecisionTree
 
 
 def get_collective_name(operation: Operation) -> str:
@@ -121,7 +123,9 @@ def get_collective_name(operation: Operation) -> str:
 
 def read_default_trees(library: Path) -> DecisionTrees:
     """Return the built-in decisions of an MPICH library file; raise UnavailableError if the file has none."""
-    found: list[Tree] = [json.loads(text) for text in re.findall(rb'\{"collective=[^\0]*', library.read_bytes())]
+    found: list[DecisionTree] = [
+        json.loads(text) for text in re.findall(rb'\{"collective=[^\0]*', library.read_bytes())
+    ]
     both = [[tree for tree in found if kind in json.dumps(tree)] for kind in _KINDS]
     if not all(both):
         raise UnavailableError(
@@ -136,7 +140,7 @@ def add_rules(defaults: DecisionTrees, rules: LibraryRules) -> DecisionTrees:
     return DecisionTrees(_add_to(defaults.algorithms, rules, 0), _add_to(defaults.compositions, rules, 1))
 
 
-def _add_to(defaults: Tree, rules: LibraryRules, level: int) -> Tree:
+def _add_to(defaults: DecisionTree, rules: LibraryRules, level: int) -> DecisionTree:
     """Return one of the trees with the rules added; `level` is 0 for algorithms and 1 for compositions."""
     tree = dict(defaults)
     for operation in rules.operations:
@@ -147,7 +151,7 @@ def _add_to(defaults: Tree, rules: LibraryRules, level: int) -> Tree:
     return tree
 
 
-def _limit_ranks(rules: LibraryRules, default: Tree, special: Tree, level: int) -> Tree:
+def _limit_ranks(rules: LibraryRules, default: DecisionTree, special: DecisionTree, level: int) -> DecisionTree:
     """Return a tree that is `special` for the measured number of ranks on one or several nodes, else `default`."""
     one = "comm_size=node_comm_size"
     placed = {one: special, "comm_size=any": default} if rules.nodes == 1 else {one: default, "comm_size=any": special}
@@ -156,25 +160,25 @@ def _limit_ranks(rules: LibraryRules, default: Tree, special: Tree, level: int) 
     return {f"comm_size<={rules.ranks - 1}": default, f"comm_size<={rules.ranks}": placed, "comm_size=any": default}
 
 
-def _limit_sizes(rules: LibraryRules, operation: Operation, default: Tree, level: int) -> Tree:
+def _limit_sizes(rules: LibraryRules, operation: Operation, default: DecisionTree, level: int) -> DecisionTree:
     """Return the tree for the ranges of sizes that have a rule, with `default` between them."""
     if operation is Operation.BARRIER:
         return _make_choice(operation, rules.list_rules(operation)[0].algorithm, default, level)
     size = "total_msg_size" if operation in _TOTAL else "avg_msg_size"
     segments = list(rules.list_segments(operation))
     ends: list[int | None] = [first - 1 for first, _ in segments[1:]]
-    tree: Tree = {}
+    tree: DecisionTree = {}
     for (_, rule), end in zip(segments, [*ends, None], strict=True):
         key = f"{size}=any" if end is None or end > LARGEST else f"{size}<={end}"
         tree[key] = _make_choice(operation, rule.algorithm, default, level) if rule else default
     return tree
 
 
-def _make_choice(operation: Operation, algorithm: LibraryAlgorithm, default: Tree, level: int) -> Tree:
+def _make_choice(operation: Operation, algorithm: LibraryAlgorithm, default: DecisionTree, level: int) -> DecisionTree:
     """Return the tree that selects an algorithm or its composition, and `default` for calls it does not support."""
     name, facts = _NAMES[operation], ALGORITHMS[operation].get(algorithm.name, AlgorithmFacts((), ()))
     if level == 1 and algorithm.composition:
-        chosen: Tree = {f"composition=MPIDI_{name}_intra_composition_{algorithm.composition}": {}}
+        chosen: DecisionTree = {f"composition=MPIDI_{name}_intra_composition_{algorithm.composition}": {}}
     elif level == 0 and algorithm.name:
         chosen = {f"algorithm=MPIR_{name}_intra_{algorithm.name}": {each: {} for each in facts.parameters}}
     else:
@@ -204,7 +208,7 @@ def list_variables(path: Path) -> dict[str, str]:
     }
 
 
-def format_tree(tree: Tree) -> str:
+def format_tree(tree: DecisionTree) -> str:
     """Return a tree as the text of a file, whose size is not a multiple of `PAGE`."""
     text = json.dumps(tree, indent=1) + "\n"
     return text if len(text) % PAGE else text + "\n"

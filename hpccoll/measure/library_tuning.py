@@ -14,21 +14,24 @@ from typing import TYPE_CHECKING
 from hpccoll.library_rules import DEFAULT, LibraryAlgorithm, SizeSamples, select_candidate
 from hpccoll.measure.bandwidth import compute_count, compute_message_bytes
 from hpccoll.measure.contenders import prepare_peer
-from hpccoll.measure.interleaved import Contender, TimingOptions
+from hpccoll.measure.interleaved import Contender, InterleavedBenchmark, TimingOptions, find_least_median_us
 from hpccoll.measure.results.collective_record import make_collective_record
-from hpccoll.measure.tuning import PruningBenchmark
 from hpccoll.measure.workload import Workload, WorkloadSpec, list_places
 from hpccoll.peers.forced_algorithms import AlgorithmLibrary, ForcedEngine
 from hpccoll.plan import Operation
-from hpccoll.records import CollectiveCase, CollectiveRecord
+from hpccoll.records import CollectiveCase, CollectiveRecord, StopReason
 from hpccoll.runtime import job
 from hpccoll.runtime.arrays import ArrayModule, DType
+from hpccoll.statistics import is_interval_full, median_interval
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 
-class ForcedBenchmark(PruningBenchmark):
+HOPELESS = 3.0  # stop an algorithm whose median is proven to be this many times that of the best
+
+
+class ForcedBenchmark(InterleavedBenchmark):
     """Times the algorithms of a library in turns; each contender's `algorithm` is the label of its forced engine."""
 
     library: AlgorithmLibrary
@@ -43,6 +46,16 @@ class ForcedBenchmark(PruningBenchmark):
         """Time several iterations of the contender's algorithm."""
         with self.library.force(self.engines[contender.algorithm or ""]):
             super().time_turn(contender)
+
+    def decide_stop(self, contender: Contender) -> StopReason | None:
+        """Return the reason to stop timing a contender, or None to go on; BUDGET if it is proven far slower.
+
+        A few samples do not prove it, because a rank may have waited for its core in each of them.
+        """
+        samples, best = contender.samples_us, find_least_median_us(self.contenders)
+        if samples and is_interval_full(samples) and median_interval(samples).low > HOPELESS * best:
+            return StopReason.BUDGET
+        return super().decide_stop(contender)
 
 
 @dataclass(frozen=True, slots=True)
