@@ -1,4 +1,4 @@
-"""Run programs of others over hpccoll and over plain mpi4py, compare their results, and add up their times.
+"""Run programs that use mpi4py over hpccoll and over plain mpi4py, compare their results, and add up their times.
 
 The programs are the three of docs/programs, and programs of heat, pylops-mpi and UltraNest, which are installed by
 
@@ -56,7 +56,7 @@ def _is_number(word: str) -> bool:
 
 
 def prepare_heat_k_means() -> Callable[[], list[float]]:
-    """Return k-means of heat on four clouds of points."""
+    """Return a function that clusters four clouds of points by k-means of heat, and returns the cluster centers."""
     ht: Any = importlib.import_module("heat")
 
     def run() -> list[float]:
@@ -70,7 +70,7 @@ def prepare_heat_k_means() -> Callable[[], list[float]]:
 
 
 def prepare_heat_svd() -> Callable[[], list[float]]:
-    """Return a hierarchical singular value decomposition of heat."""
+    """Return a function that decomposes a matrix by heat's hierarchical SVD, and returns singular values and error."""
     ht: Any = importlib.import_module("heat")
 
     def run() -> list[float]:
@@ -83,7 +83,7 @@ def prepare_heat_svd() -> Callable[[], list[float]]:
 
 
 def prepare_pylops() -> Callable[[], list[float]]:
-    """Return a least-squares solution of pylops-mpi by conjugate gradients."""
+    """Return a function that solves a linear least-squares problem by CGLS of pylops-mpi, and returns some unknowns."""
     from mpi4py import MPI
 
     pylops: Any = importlib.import_module("pylops")
@@ -105,7 +105,7 @@ def prepare_pylops() -> Callable[[], list[float]]:
 
 
 def prepare_ultranest() -> Callable[[], list[float]]:
-    """Return the evidence of a Gaussian likelihood by nested sampling of UltraNest."""
+    """Return a function that samples a Gaussian likelihood by UltraNest, and returns the evidence and the means."""
     sampler_class: Any = importlib.import_module("ultranest").ReactiveNestedSampler
 
     def run() -> list[float]:
@@ -148,7 +148,7 @@ def run_program(name: str) -> None:
 
 
 def start_job(name: str, side: str, ranks: int) -> tuple[float, list[float]]:
-    """Return the seconds and the results of a job."""
+    """Run a program in a job of its own; return its seconds and its results."""
     mpirun = str(Path(sys.executable).parent / "mpirun")
     words = [mpirun, "-n", str(ranks), sys.executable, *SIDES[side], __file__, "--run", name]
     threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -161,7 +161,7 @@ def start_job(name: str, side: str, ranks: int) -> tuple[float, list[float]]:
 
 
 def main() -> int:
-    """Print a table; return 1 if a result over hpccoll differs."""
+    """Print a table of all programs; return 1 if the results of a program differ between mpi4py and hpccoll."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--turns", type=int, default=3)

@@ -60,7 +60,10 @@ def _gloo(comm: MPI.Intracomm) -> TorchEngine | None:
 
 
 def all_reduce_case(bench: Bench, count: int, gloo: TorchEngine | None) -> Case:
-    """Return the checked case of the library and Gloo on an ordinary buffer, and hpccoll on both kinds; collective."""
+    """Return the case that compares all_reduces on ordinary buffers (library, Gloo, hpccoll) and a symmetric buffer.
+
+    The results are checked here, not by `Bench.run`. Collective.
+    """
     comm, own = bench.comm, bench.own
     x, y = own.empty(count, "float32"), np.zeros(count, np.float32)
     x[:] = 0
@@ -172,7 +175,7 @@ def means(bench: Bench, cases: Sequence[Case]) -> Iterator[dict[str, Any]]:
 
 
 def reduce_scatter_case(bench: Bench, count: int) -> Case:
-    """Return the case of the library's reduce_scatter and hpccoll's on symmetric buffers; `count` elements in all."""
+    """Return the case that compares reduce_scatters of `count` elements: the library's, and on symmetric buffers."""
     comm, own = bench.comm, bench.own
     block = count // comm.size
     x, out = (own.empty(size, "float32") for size in (block * comm.size, block))
@@ -185,7 +188,7 @@ def reduce_scatter_case(bench: Bench, count: int) -> Case:
 
 
 def all_gather_case(bench: Bench, count: int) -> Case:
-    """Return the case of the library's all_gather and hpccoll's on symmetric buffers; `count` elements in all."""
+    """Return the case that compares all_gathers of `count` elements in all: the library's, and on symmetric buffers."""
     comm, own = bench.comm, bench.own
     block = count // comm.size
     x, out = (own.empty(size, "float32") for size in (block, block * comm.size))
@@ -199,7 +202,7 @@ def all_gather_case(bench: Bench, count: int) -> Case:
 
 
 def broadcast_case(bench: Bench, count: int) -> Case:
-    """Return the case of the library's broadcast and hpccoll's on a symmetric buffer."""
+    """Return the case that compares broadcasts of `count` elements: the library's, and on a symmetric buffer."""
     comm, own = bench.comm, bench.own
     x, a = own.empty(count, "float32"), np.zeros(count, np.float32)
     x[:] = 7 if comm.rank == 0 else 0
@@ -213,7 +216,7 @@ def broadcast_case(bench: Bench, count: int) -> Case:
 
 
 def _wrong(comm: MPI.Intracomm, call: Callable[[], object], out: Floats, right: Any) -> int:
-    """Call once; return the number of wrong elements of `out` on all ranks together."""
+    """Run `call` once; return the number of elements of `out`, on all ranks together, that differ from `right`."""
     call()
     return int(comm.allreduce(np.count_nonzero(out != right)))
 
@@ -226,7 +229,16 @@ def _pair(
     wrong: int,
     least: Callable[[], object] | None = None,
 ) -> Case:
-    """Return the case of a library and hpccoll; `least`, if given, makes the fewest possible memory accesses."""
+    """Return a case whose sides are the library (twice), hpccoll, and, if given, `least` (side FLOOR).
+
+    Args:
+        name: the operation.
+        nbytes: size of the message.
+        library: calls the library's collective.
+        ours: calls hpccoll's collective.
+        wrong: the number of wrong elements in hpccoll's result.
+        least: makes the memory accesses that every implementation must make, and no others.
+    """
     sides = [Side(LIBRARY, library), Side(f"{LIBRARY} (A/A)", library), Side(SYMMETRIC, ours, (TWICE,), wrong=wrong)]
     if least is not None:
         sides.insert(2, Side(FLOOR, least, checked=False))

@@ -13,22 +13,22 @@ import pytest
 
 
 def keep(cases: Iterable[Any], is_representative: Callable[[Any], bool]) -> list[Any]:
-    """Return the cases as parameters; those that are not representative get the marker `full`.
+    """Return the cases for `pytest.mark.parametrize`; those that are not representative get the marker `full`.
 
     Args:
-        cases: parameters of one test; a tuple holds several arguments.
-        is_representative: whether a case runs without `make test-full`.
+        cases: the argument of the test in each case, or a tuple of its arguments.
+        is_representative: whether a case also runs in `make test`, not only in `make test-full`.
     """
     return [case if is_representative(case) else mark_full(case) for case in cases]
 
 
 def keep_every(step: int, cases: Iterable[Any]) -> list[Any]:
-    """Return the cases as parameters; all but every `step`-th one, from the first, get the marker `full`."""
+    """Return the cases for `pytest.mark.parametrize`; all but cases 0, `step`, 2 `step` ... get the marker `full`."""
     return [mark_full(case) if index % step else case for index, case in enumerate(cases)]
 
 
 def mark_full(case: Any) -> Any:
-    """Return a case as a parameter with the marker `full`."""
+    """Return a case (an argument, or a tuple of arguments) as a `pytest.param` with the marker `full`."""
     return pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.full)
 
 

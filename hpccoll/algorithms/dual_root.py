@@ -7,10 +7,11 @@ suits networks on which a rank communicates with one other rank at a time. In th
 several ranks per round. For many chunks the double tree therefore takes a third of the rounds of the dual root, and the
 busiest rank sends the message twice instead of three times.
 
-The trees are numbered in post-order: a subtree is an interval of ranks, with its root last. The reduction is in rank
-order from 0 to n - 1 (left child, right child, own part; the tree of the lower ranks first), so the operation need not
-commute. Both roots evaluate the same expression, so their results agree bit for bit. Source: Traeff, "A
-Doubly-pipelined, Dual-root Reduction-to-all Algorithm", arXiv 2109.12626.
+The trees are numbered in post-order: a subtree is an interval of ranks, with its root last. The operands of a
+rank's sum are, from left to right, the sum of its left subtree, that of its right subtree, and its own part. At the
+roots, the sum of the tree of the lower ranks comes first. All operands are thus in rank order from 0 to n - 1, so the
+operation need not commute. Both roots evaluate the same expression, so their results agree bit for bit. Source: Traeff,
+"A Doubly-pipelined, Dual-root Reduction-to-all Algorithm", arXiv 2109.12626.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ PARENT, LEFT, RIGHT = 0, 1, 2  # the rounds by which a rank exchanges with this 
 
 @dataclass(frozen=True, slots=True)
 class TreePlaces:
-    """Each rank's neighbours and depth in its tree; a missing child is -1, and a root's parent is the other root."""
+    """Neighbours and depth of each rank in its tree; -1 for a missing child; the parent of a root is the other root."""
 
     parent: IntArray
     left: IntArray

@@ -24,7 +24,7 @@ from hpccoll.plan import Cost, Groups, IntArray, Move, Operation, Picks, Rounds,
 
 
 def split_into_even_groups(n: int, nodes: Groups | None) -> Groups:
-    """Divide `nodes` (None: one node) into equal groups of ranks, as large as the node sizes allow."""
+    """Divide nodes (None means a single node) into groups of the largest size that divides the size of every node."""
     groups = nodes or Groups((n,))
     size = gcd(*groups.sizes)
     return Groups((size,) * (n // size), groups.members)

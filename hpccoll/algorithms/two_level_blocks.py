@@ -10,6 +10,9 @@ each group is treated as a node. If every group of ranks has one rank, the plans
 a node need not be consecutive. Within a node, the rank with local rank s reduces its own operand first, then those of
 local ranks s+1, s+2 and so on (modulo the node size). Across nodes, the order of reduction is that of the algorithm
 across nodes. Sources: Traeff and Rougier, EuroMPI 2014; Jain et al., SC 2018.
+
+The functions that plan a collective take the array of the ranks to plan for (`rank`), the number n of all ranks, and
+the ranks of each node (`nodes`; None means a single node).
 """
 
 from __future__ import annotations
@@ -98,7 +101,11 @@ def reduce_scatter_ring_cost(n: int, nodes: Groups | None = None) -> Cost:
 
 @algorithm(Operation.REDUCE_SCATTER, "hierarchical_ring", reduce_scatter_ring_cost, period, uses_shared_memory=True)
 def reduce_scatter_ring(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
-    """Plan a reduce-scatter: each rank reduces the blocks for its local rank in its node, then on a ring of nodes."""
+    """Plan a reduce-scatter that reduces first within each node, then between nodes on a ring.
+
+    Within its node, each rank reduces the blocks whose receivers, on any node, have its local rank. The ranks of equal
+    local rank then run a ring reduce-scatter of these blocks.
+    """
     return _reduce_scatter(rank, n, nodes, "ring")
 
 
@@ -109,7 +116,7 @@ def reduce_scatter_bruck_cost(n: int, nodes: Groups | None = None) -> Cost:
 
 @algorithm(Operation.REDUCE_SCATTER, "hierarchical_bruck", reduce_scatter_bruck_cost, period, uses_shared_memory=True)
 def reduce_scatter_bruck(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
-    """Plan a reduce-scatter: each rank reduces the blocks for its local rank in its node, then across nodes (Bruck)."""
+    """Plan a reduce-scatter: as `reduce_scatter_ring`, but with the Bruck algorithm between nodes."""
     return _reduce_scatter(rank, n, nodes, "bruck")
 
 
@@ -130,7 +137,7 @@ def all_gather_ring_cost(n: int, nodes: Groups | None = None) -> Cost:
 
 @algorithm(Operation.ALL_GATHER, "hierarchical_ring", all_gather_ring_cost, period, uses_shared_memory=True)
 def all_gather_ring(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
-    """Plan an all-gather: ranks of equal local rank gather their blocks on a ring of nodes, then load all others."""
+    """Plan an all-gather: ranks of equal local rank gather on a ring, then load the other blocks within their node."""
     return _all_gather(rank, n, nodes, "ring")
 
 
@@ -141,7 +148,7 @@ def all_gather_bruck_cost(n: int, nodes: Groups | None = None) -> Cost:
 
 @algorithm(Operation.ALL_GATHER, "hierarchical_bruck", all_gather_bruck_cost, period, uses_shared_memory=True)
 def all_gather_bruck(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
-    """Plan an all-gather: ranks of equal local rank gather their blocks across nodes (Bruck), then load all others."""
+    """Plan an all-gather: as `all_gather_ring`, but with the Bruck algorithm between nodes."""
     return _all_gather(rank, n, nodes, "bruck")
 
 
@@ -155,7 +162,7 @@ def gather_cost(n: int, root: int, nodes: Groups | None = None) -> Cost:  # noqa
 
 @algorithm(Operation.GATHER, "hierarchical_direct", gather_cost, uses_shared_memory=True)
 def gather(rank: IntArray, n: int, root: int, nodes: Groups | None = None) -> Rounds:
-    """Plan a gather: blocks move to the rank of equal local rank on the root's node, which stores them to the root."""
+    """Plan a gather: each block goes to the rank of equal local rank on the root's node, and from there to the root."""
     columns = _Columns(rank, n, nodes)
     home = int(columns.groups.locate(np.array([root]))[0][0])
 
@@ -188,7 +195,7 @@ def scatter_cost(n: int, root: int, nodes: Groups | None = None) -> Cost:  # noq
 
 @algorithm(Operation.SCATTER, "hierarchical_direct", scatter_cost, uses_shared_memory=True)
 def scatter(rank: IntArray, n: int, root: int, nodes: Groups | None = None) -> Rounds:
-    """Plan a scatter: ranks of the root's node load the blocks for equal local ranks and send each to its receiver."""
+    """Plan a scatter: each rank of the root's node loads the blocks for ranks of its local rank and sends them."""
     return gather(rank, n, root, nodes).reversed()
 
 
@@ -201,7 +208,11 @@ def all_to_all_cost(n: int, nodes: Groups | None = None) -> Cost:
 
 @algorithm(Operation.ALL_TO_ALL, "hierarchical_pairwise", all_to_all_cost, period, uses_shared_memory=True)
 def all_to_all(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
-    """Plan an all-to-all: ranks load their node's blocks for their local rank, then send a message per other node."""
+    """Plan an all-to-all that exchanges blocks first within each node, then between nodes.
+
+    Each rank loads, from all ranks of its node, the blocks whose receivers have its local rank. It then sends one
+    message to the rank of equal local rank on each other node.
+    """
     columns = _Columns(rank, n, nodes)
     if columns.size == 1:
         return pairwise.all_to_all(rank, n)

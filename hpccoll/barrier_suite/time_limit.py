@@ -1,8 +1,8 @@
 """Ends the job when a barrier does not complete in time or a rank stops responding, and names the guilty ranks.
 
 A thread of each rank measures how long the rank has been in a barrier, or between two barriers. When this time exceeds
-the limit, the rank counts as waiting, and its thread sends a message to the threads of all other ranks. A thread whose
-rank does not wait answers the message.
+the limit, the rank counts as waiting, and its thread sends a message to the threads of all other ranks. A thread that
+receives the message answers it, unless its own rank counts as waiting, too.
 
 - If a rank waits in a barrier, the barrier counts as hung. The ranks that do not wait are guilty.
 - If ranks wait between two barriers only, another rank may be busy with long work, such as a prediction. The ranks

@@ -31,48 +31,48 @@ MEMORY_CONTENTS = {
 }
 
 
-def print_estimate(name: str, found: Estimate) -> None:
-    """Print an estimate: four lines of answers, then tables of memory, FLOPs, traffic and overlap."""
-    setup, flops = found.setup, found.flops
-    print_text(f"{_describe_job(name, setup, found.machine)}, {_describe_settings(setup)}")
-    for heading, text in _list_answers(found):
+def print_estimate(name: str, estimate: Estimate) -> None:
+    """Print an estimate: the answers (does it fit, how long), then tables of memory, FLOPs, traffic and overlap."""
+    setup, flops = estimate.setup, estimate.flops
+    print_text(f"{_describe_job(name, setup, estimate.machine)}, {_describe_settings(setup)}")
+    for heading, text in _list_answers(estimate):
         print_text(f"{heading:<8}{text}", indent=" " * 8)
-    memory = asdict(found.memory)
+    memory = asdict(estimate.memory)
     rows = [(what, format_gb(nbytes), MEMORY_CONTENTS[what]) for what, nbytes in memory.items() if nbytes]
-    rows.append(("total", format_gb(found.memory.total), ""))
+    rows.append(("total", format_gb(estimate.memory.total), ""))
     print_table("\nMemory of the rank that needs most", MEMORY_COLUMNS, rows, numbers=["GB"])
     recomputed = f", recomputed {flops.recomputed:.3g}" if flops.recomputed else ""
     print_text(f"\nFLOPs of a step, all ranks: forward {flops.forward:.3g}, backward {flops.backward:.3g}{recomputed}")
-    if found.traffic:
+    if estimate.traffic:
         traffic = [
             (
                 *(entry.strategy, entry.collective, f"{entry.calls}"),
                 *(format_gb(nbytes) for nbytes in (entry.within_bytes, entry.between_bytes)),
                 f"{entry.seconds:.3g}",
             )
-            for entry in found.traffic
+            for entry in estimate.traffic
         ]
         print_table("\nBytes that a rank sends in a step", TRAFFIC_COLUMNS, traffic, numbers=TRAFFIC_COLUMNS[2:])
-    if found.overlaps:
-        overlaps = [(o.strategy, f"{o.ratio:.3g}", "yes" if o.hides else "no", o.compared) for o in found.overlaps]
+    if estimate.overlaps:
+        overlaps = [(o.strategy, f"{o.ratio:.3g}", "yes" if o.hides else "no", o.compared) for o in estimate.overlaps]
         print_table("\nTime of communication over computation, at peak", OVERLAP_COLUMNS, overlaps, numbers=["ratio"])
 
 
-def print_rank_estimates(found: Estimate) -> None:
+def print_rank_estimates(estimate: Estimate) -> None:
     """Print the memory and the times of the ranks of each index along pp, which differ by their pipeline stages."""
-    setup, placed = found.setup, found.setup.stage_ranks
+    setup, placed = estimate.setup, estimate.setup.stage_ranks
     rows = []
     for index in range(setup.mesh.pp):
         first = index * setup.mesh.stride("pp")
         ranks = range(first, first + setup.mesh.stride("pp"))
-        memory, compute_s = compute_rank_memory(setup, index), compute_rank_seconds(found, index)
+        memory, compute_s = compute_rank_memory(setup, index), compute_rank_seconds(estimate, index)
         of_training = memory.weights + memory.gradients + memory.optimizer
         rows.append(
             (
                 format_ranges(ranks),
                 format_ranges([stage for stage, rank in enumerate(placed) if rank == index]),
                 *(f"{nbytes / MB:,.1f}" for nbytes in (of_training, memory.total - of_training, memory.total)),
-                *(f"{seconds:.3g}" for seconds in (compute_s, found.time.total_s - compute_s)),
+                *(f"{seconds:.3g}" for seconds in (compute_s, estimate.time.total_s - compute_s)),
             )
         )
     print_table("\nRanks", RANK_COLUMNS, rows, numbers=RANK_COLUMNS[2:])
@@ -105,60 +105,62 @@ def _format_count(count: int) -> str:
     return f"{count / 1e9:.2f} G" if count >= 1e9 else f"{count / 1e6:.0f} M"
 
 
-def _list_answers(found: Estimate) -> Iterator[tuple[str, str]]:
-    """Yield a heading and a line for each answer."""
-    time, memory = found.time, asdict(found.memory)
+def _list_answers(estimate: Estimate) -> Iterator[tuple[str, str]]:
+    """Yield (heading, text) of each answer: whether the step fits into memory, its time, its limit, its bubble."""
+    time, memory = estimate.time, asdict(estimate.memory)
     largest = max(memory, key=lambda what: memory[what])
-    usable, tokens = found.usable_bytes / GB, found.setup.batch * found.setup.sequence
-    fits = f"{'yes' if found.fits else 'no'}: {format_gb(found.memory.total)} GB per rank, of {usable:.1f} GB usable"
+    usable, tokens = estimate.usable_bytes / GB, estimate.setup.batch * estimate.setup.sequence
+    fits = (
+        f"{'yes' if estimate.fits else 'no'}: {format_gb(estimate.memory.total)} GB per rank, of {usable:.1f} GB usable"
+    )
     yield "fits", f"{fits} ({USABLE_MEMORY:.0%} of {usable / USABLE_MEMORY:g}); most in {largest}"
-    step = f"{time.total_s:.3g} s for {tokens:,} tokens: {found.tokens_per_s:,.0f} tokens/s"
-    yield "step", f"{step}, MFU {found.utilisation:.1%} (computing at {found.efficiency:.0%} of peak)"
-    yield "limit", _describe_limit(found)
-    if found.setup.mesh.pp > 1:
-        yield "bubble", f"{time.bubble:.1%} of the pipeline's time ({found.setup.schedule})"
+    step = f"{time.total_s:.3g} s for {tokens:,} tokens: {estimate.tokens_per_s:,.0f} tokens/s"
+    yield "step", f"{step}, MFU {estimate.utilisation:.1%} (computing at {estimate.efficiency:.0%} of peak)"
+    yield "limit", _describe_limit(estimate)
+    if estimate.setup.mesh.pp > 1:
+        yield "bubble", f"{time.bubble:.1%} of the pipeline's time ({estimate.setup.schedule})"
 
 
-def _describe_limit(found: Estimate) -> str:
+def _describe_limit(estimate: Estimate) -> str:
     """Return the part of a step that takes most time, and the shares of all parts."""
-    time = found.time
+    time = estimate.time
     seconds = {"bubble": time.idle_s, **time.exposed_s}
     parts = [f"{name} {each / time.total_s:.0%}" for name, each in seconds.items() if each > 0.005 * time.total_s]
     shares = ", ".join([f"compute {time.compute_s / time.total_s:.0%}", *parts])
     return f"{time.limit} (shares of the step: {shares})"
 
 
-def print_search(name: str, setup: TrainingSetup, machine: Machine, found: MeshSearch, top: int) -> None:
+def print_search(name: str, setup: TrainingSetup, machine: Machine, search: MeshSearch, top: int) -> None:
     """Print the fastest mesh, a table of the `top` fastest, and why other meshes do not fit."""
     print_text(f"{_describe_job(name, setup, machine)}, batch {setup.batch}, sequence {setup.sequence}")
     usable = compute_usable_bytes(machine) / GB
-    if found.fitting:
-        best = found.fitting[0]
-        print_text(f"fits    yes: {len(found.fitting)} meshes within {usable:.1f} GB per rank", indent=" " * 8)
+    if search.fitting:
+        best = search.fitting[0]
+        print_text(f"fits    yes: {len(search.fitting)} meshes within {usable:.1f} GB per rank", indent=" " * 8)
         print_text(f"best    {_describe_settings(best.setup)}: {best.time.total_s:.3g} s per step", indent=" " * 8)
         print_text(f"limit   {_describe_limit(best)}", indent=" " * 8)
-        rows = [_make_search_row(estimate) for estimate in found.fitting[:top]]
+        rows = [_make_search_row(estimate) for estimate in search.fitting[:top]]
         print_table("\nFastest meshes, each with its best settings", SEARCH_COLUMNS, rows, numbers=SEARCH_COLUMNS[3:7])
     else:
         print_text(f"fits    no: no mesh within {usable:.1f} GB per rank", indent=" " * 8)
-    if found.too_large:
-        print_text(f"\nMeshes that need too much memory with any settings: {len(found.too_large)}")
-        for estimate in found.too_large[:MOST_LISTED]:
+    if search.too_large:
+        print_text(f"\nMeshes that need too much memory with any settings: {len(search.too_large)}")
+        for estimate in search.too_large[:MOST_LISTED]:
             memory = asdict(estimate.memory)
             largest = max(memory, key=lambda what: memory[what])
             total = estimate.memory.total / GB
             print_text(f"  {estimate.setup.mesh}: {total:.1f} GB, of which {memory[largest] / GB:.1f} GB are {largest}")
-    if found.misfits:
-        print_text(f"\nMeshes that do not divide the model or the batch: {len(found.misfits)}")
-        for reason, count in Counter(found.misfits.values()).most_common(MOST_LISTED):
+    if search.misfits:
+        print_text(f"\nMeshes that do not divide the model or the batch: {len(search.misfits)}")
+        for reason, count in Counter(search.misfits.values()).most_common(MOST_LISTED):
             print_text(f"  {count}: {reason}")
 
 
-def _make_search_row(found: Estimate) -> tuple[str, ...]:
-    """Return the cells of a mesh in the order of SEARCH_COLUMNS."""
-    setup, time = found.setup, found.time
+def _make_search_row(estimate: Estimate) -> tuple[str, ...]:
+    """Return the row of a mesh in the table of a search, in the order of SEARCH_COLUMNS."""
+    setup, time = estimate.setup, estimate.time
     size = setup.batch // (setup.mesh.samplers * setup.microbatches)
     return (
         *(str(setup.mesh), f"{setup.zero}", setup.recompute, f"{size}"),
-        *(f"{found.memory.total / GB:.1f}", f"{time.total_s:.3g}", f"{found.utilisation:.1%}", time.limit),
+        *(f"{estimate.memory.total / GB:.1f}", f"{time.total_s:.3g}", f"{estimate.utilisation:.1%}", time.limit),
     )

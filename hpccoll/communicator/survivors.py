@@ -10,10 +10,10 @@ from hpccoll.errors import RankLostError, UsageError
 
 
 def survivors(*, spares: int = 0, **options: Any) -> Iterator[Communicator]:
-    """Yield a communicator of all ranks, and after each death one of the living ranks, until the block ends on all.
+    """Yield a communicator of all ranks and, after the death of a rank, a new communicator of the living ranks.
 
     The block is the body of `for comm in hpccoll.survivors(): with comm: ...`. A RankLostError ends the block, and the
-    loop runs it again.
+    loop runs it again on the new communicator. The loop ends after the block has ended on all ranks without this error.
 
     Args:
         spares: the number of idle ranks, the last ones, which run the block only in the place of a dead rank.

@@ -1,8 +1,9 @@
 """Carries out mpi4py's collectives of buffers by collectives of hpccoll.
 
-Each function returns whether hpccoll has carried out the call. If not, the caller lets the MPI library do it: on all
-ranks of a legal call, because the functions decide by the operation, the reduction, the type signature and the number
-of bytes. A rank whose buffer has gaps (a derived datatype), is not aligned or on a device packs it into a flat array.
+Each function returns whether hpccoll has carried out the call. If not, the caller calls the MPI library instead. All
+ranks of a legal call decide alike, because the functions decide by the operation, the reduction, the type signature and
+the number of bytes. If the buffer of a rank has gaps (a derived datatype), is not aligned, or is in device memory, this
+rank copies it to and from a flat array.
 """
 
 from __future__ import annotations

@@ -37,10 +37,10 @@ class EncodedObject:
     """An object as a header and bytes.
 
     Attributes:
-        header: the fields of the header but the shape.
+        header: the fields of the header except the shape; see `ObjectHeader`.
         shape: the shape of an array; empty for other objects.
         nbytes: the number of bytes after the header.
-        data: the bytes, as an object with the buffer protocol; of an array the user's own memory, if it has no gaps.
+        data: the bytes, as an object with the buffer protocol; for a contiguous array, its own memory.
     """
 
     __slots__ = ("data", "header", "nbytes", "shape")
@@ -67,7 +67,17 @@ class EncodedObject:
 
 
 class ObjectHeader:
-    """The header of an object that was received."""
+    """The header of a received object, read from `slot` (a buffer) at `offset`.
+
+    Attributes:
+        kind: the encoding of the object: PICKLE, ARRAY, SCALAR, FLOAT, INTEGER or NESTED.
+        library: the library of an array: NUMPY_ARRAY, TORCH_TENSOR or CUPY_ARRAY.
+        order: 1 if an array is in Fortran order, else 0.
+        number: NumPy's number of the element type (ARRAY, SCALAR), or the number of arrays in the object (NESTED).
+        device: the index of an array's GPU; HOST (-1) for host memory.
+        nbytes: the number of bytes that follow the header.
+        shape: the shape of an array; empty for other objects.
+    """
 
     __slots__ = ("device", "kind", "library", "nbytes", "number", "order", "shape")
 
@@ -79,7 +89,7 @@ class ObjectHeader:
 
     @property
     def layout(self) -> tuple[Any, ...]:
-        """Everything that equal arrays of two ranks have in common, but the order of their elements."""
+        """Kind, library, element type, device and shape, for a comparison with the headers of other ranks."""
         return self.kind, self.library, self.number, self.device, self.shape
 
     @property

@@ -173,9 +173,14 @@ def _label_region(axes: Axes, name: str, x: Floats, y: Floats, inside: NDArray[n
 
 
 def _find_label_place(inside: NDArray[np.bool_], width: float, height: float) -> tuple[int, int] | None:
-    """Return the middle (row, column) of a box of points that is inside a region; None if there is no such box.
+    """Return the point (row, column) at which to center a label in a region; None if the label does not fit.
 
-    Of all such boxes, the one that can grow most by the same factor in both directions is chosen.
+    Of the points at which the label fits, the one with the most room around the label is chosen.
+
+    Args:
+        inside: for each point of the map, whether it belongs to the region.
+        width: width of the label, in points of the map.
+        height: height of the label, in points of the map.
     """
     from scipy.ndimage import distance_transform_cdt
 

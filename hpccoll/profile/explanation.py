@@ -18,17 +18,27 @@ from hpccoll.profile.slow_links import SlowLink, find_slow_links
 class SiteCost:
     """The time in calls of one operation from one call site, as means over the ranks."""
 
-    site: int
+    site: int  # index of the call site in the profile
     operation: str
     calls: int  # on all ranks
     nbytes: int  # the median of a call
-    wait_s: float
-    transfer_s: float
+    wait_s: float  # waiting for other ranks
+    transfer_s: float  # moving data
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """A profile with everything that its screen and page show."""
+    """A profile and the results of its analysis, which `hpccoll profile` prints and writes as an HTML page.
+
+    Attributes:
+        profile: the recordings of the job.
+        graph: the calls and their dependencies.
+        efficiencies: the parallel efficiency and its factors, from 0 to 1.
+        late: the ranks for which other ranks wait, the most costly first.
+        split: the call sites whose many small calls could be joined, the most costly first.
+        links: the pairs of ranks whose messages are slower than those of other pairs, the most costly first.
+        sites: the time in calls from each call site, the most expensive first.
+    """
 
     profile: JobProfile
     graph: CallGraph
@@ -40,7 +50,7 @@ class Explanation:
 
 
 def explain_profile(profile: JobProfile) -> Explanation:
-    """Return the explanation of a profile."""
+    """Analyse a profile and return the results."""
     graph = build_graph(profile)
     return Explanation(
         profile, graph, compute_efficiencies(graph), tuple(find_late_ranks(graph)), tuple(find_split_calls(graph)),
@@ -49,7 +59,7 @@ def explain_profile(profile: JobProfile) -> Explanation:
 
 
 def rank_sites(graph: CallGraph) -> list[SiteCost]:
-    """Return the call sites, those that cost the most time first."""
+    """Return the cost of each operation at each call site, the most expensive first."""
     ranks = len(graph.start_s)
     names = sorted(set(graph.operations))
     number = np.array([names.index(name) for name in graph.operations])[graph.op]

@@ -1,4 +1,7 @@
-"""Records of `hpccoll train`: kind `train`, one per step, and kind `train_summary`, the last record of a run."""
+"""Records of `hpccoll train`: kind `train`, one per step, and kind `train_summary`, the last record of a run.
+
+Records of kind `train_account` are written with `--account`, those of kind `train_compare` with `--compare`.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ class AllocatedBytes(Struct, frozen=True):
 
 
 class MeshRecord(Record, frozen=True, kw_only=True):
-    """The fields that all records of `hpccoll train` share: the mesh of ranks, and what the ranks also share."""
+    """The fields that all records of `hpccoll train` share: the mesh of ranks, ZeRO and sequence parallelism."""
 
     strategy: Annotated[str, about("Axes of the mesh with more than one rank, such as dp=2,tp=2.")]
     ranks: Positive
@@ -105,7 +108,10 @@ class TrainSummaryRecord(MeshRecord, frozen=True, kw_only=True):
 
 
 class AccountEntry(Struct, frozen=True):
-    """A quantity of a training step: measured, simulated from plans, and estimated by formulas."""
+    """One quantity of a training step, such as its seconds or its peak memory: measured and predicted values.
+
+    `quantity` names the unit: `bytes`, `s` (seconds), or `share` (a fraction of the step, like `bubble`).
+    """
 
     quantity: Annotated[str, about("Such as `all_reduce bytes`, `exposed share` or `peak bytes`.")]
     measured: Annotated[Amount, about("Measured in the run.")]
@@ -117,7 +123,10 @@ class AccountEntry(Struct, frozen=True):
 
 
 class TrainAccountRecord(MeshRecord, frozen=True, kw_only=True):
-    """The account of a mesh (`hpccoll train --account`): medians over steps, and bytes of the busiest rank."""
+    """Quantities of the training steps of a mesh, measured and predicted (`hpccoll train --account`).
+
+    Times are medians over the steps; bytes are those of the rank that sends or allocates most.
+    """
 
     kind: ClassVar[str] = "train_account"
 

@@ -69,7 +69,10 @@ def _enter_operator(group: Any, name: str, args: tuple[Any, ...], named: dict[st
 
 
 def _replace_tensors(x: Any) -> Any:
-    """Return `x` with each tensor in it replaced by an uninitialized dense tensor of its shape and dtype."""
+    """Return a copy of nested lists, tuples and dicts, with a new uninitialized tensor in place of each tensor.
+
+    A new tensor has the shape, dtype and device of the old one, and is contiguous.
+    """
     if isinstance(x, torch.Tensor):
         return torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if isinstance(x, dict):

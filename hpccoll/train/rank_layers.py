@@ -75,9 +75,9 @@ class TrainedModel(ABC, Generic[ConfigT]):
 class StagePart:
     """Consecutive layers of a stage, whose parameters ZeRO-3 gathers together."""
 
-    names: Sequence[str]  # of the parameters that the layers use
-    run: Callable[[Any], Any]  # collective over tp
-    can_recompute: bool = True
+    names: Sequence[str]  # names of the parameters that the layers use
+    run: Callable[[Any], Any]  # returns the output of the layers for an input; collective over tp
+    can_recompute: bool = True  # whether the option `recompute` applies to the layers
 
 
 class RankLayers(ABC, Generic[ConfigT]):
@@ -114,7 +114,8 @@ class RankLayers(ABC, Generic[ConfigT]):
         self.shards = model.list_shards(mesh, rank)
         self.parameters = [x.requires_grad_() for x in copy_shards(self.shards, full, device)]
         self._by_name = {shard.name: x for shard, x in zip(self.shards, self.parameters, strict=True)}
-        # Called with the number of a stage, the number of a part, the part and its input; set before the first pass.
+        # Runs a part: called with the numbers of stage and part, the function to run, and its input. Set before the
+        # first pass.
         self.run_part: Callable[[int, int, Callable[[Any], Any], Any], Any]
         self.parts = {stage: self._list_parts(stage) for stage in mesh.list_stages(rank)}
         self.stages = {stage: self._make_stage(stage) for stage in self.parts}
@@ -144,7 +145,7 @@ class RankLayers(ABC, Generic[ConfigT]):
         }
 
     def _make_stage(self, stage: int) -> PipelineStage:
-        """Return a pipeline stage."""
+        """Return the pipeline stage with the number `stage`."""
         names = dict.fromkeys(name for part in self.parts[stage] for name in part.names)
         parameters = [self._by_name[name] for name in names]
         return PipelineStage(partial(self._run_stage, stage), self._get_input_shape(stage), parameters, self.deferred)
@@ -152,7 +153,8 @@ class RankLayers(ABC, Generic[ConfigT]):
     def _run_stage(self, stage: int, x: Any) -> Any:
         """Return the output of a stage on this rank; collective over tp.
 
-        With the option `recompute`, the backward pass runs each part again, with its collectives, for the activations.
+        With the option `recompute`, the forward pass keeps only the input of each part. The backward pass runs the part
+        again, with its collectives, to compute the activations.
         Parts draw no random numbers, so the state of the generator is not restored.
         """
         for number, part in enumerate(self.parts[stage]):

@@ -12,7 +12,7 @@ from tests.jobs.random_interruptions import run_interruptions
 pytestmark = pytest.mark.thorough
 
 
-@pytest.mark.parametrize(("ranks", "count"), [(2, 20), (3, 20), mark_full((2, 500)), mark_full((3, 500))])
+@pytest.mark.parametrize(("ranks", "count"), [(2, 20), (3, 8), mark_full((2, 500)), mark_full((3, 500))])
 @pytest.mark.timeout(3000)
 def test_no_rank_gets_a_wrong_number_after_an_interruption(ranks, count):
     total, failures = run_interruptions(count, ranks)

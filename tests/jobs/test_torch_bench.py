@@ -25,6 +25,7 @@ def list_cases(path: Path) -> list[str]:
     return [each["case"] for each in records if each["kind"] == "comparison"]
 
 
+@pytest.mark.full
 def test_runs_that_continue_each_other_measure_every_case_once(tmp_path):
     path = tmp_path / "torch.jsonl"
     words = [str(BENCH / "torch_backend.py"), "--sizes", "8", "--seconds", "0.001", "--resume", str(path)]

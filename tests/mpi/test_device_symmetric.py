@@ -1,8 +1,8 @@
 """Symmetric device memory on a simulated device: the real fences, kernels and lifetimes on streams that run late.
 
 `late_device` replaces the CUDA driver. Its memory is really shared by the ranks of the run, and the source of the
-kernels runs in it. Some tests leave out an event's record, the node barrier or the wait of a fence, and must then see
-wrong results.
+kernels runs in it. Some tests use fences without the record of the event, the host barrier or the wait, and then
+require wrong results.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ COUNT = 3000
 
 
 class World:
-    """A communicator on late devices: `as_buffer` returns their memory as theirs and all other memory as the host's."""
+    """A communicator whose ranks have simulated devices; `as_buffer` returns the memory of these as device buffers."""
 
     def __init__(self, comm, folder):
         self.comm = comm
@@ -84,25 +84,28 @@ def world(comm, tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def adopted(world, monkeypatch):
-    """Every array of a call is looked up in the device's memory first."""
+    """Make all calls treat arrays in the simulated device's memory as device buffers."""
     monkeypatch.setattr(arguments, "as_buffer", world.as_buffer)
 
 
-def late(world, step):
-    """Queue what a user's own kernel would do."""
+def queue_kernel(world, step):
+    """Queue the function `step` on the current stream, in place of a kernel of the user's program."""
     world.module.later(step)()
 
 
-def queued(world, x, turn, **how):
-    """Queue a new input and an all-reduce of it; return the expected result."""
+def queue_all_reduce(world, x, turn, **options):
+    """Queue a kernel that writes an input of this rank and `turn` into `x`, and an all-reduce; return the right result.
+
+    `options` are arguments of `all_reduce`; without `out`, the result is in `x`.
+    """
     n, rank = world.hpc.size, world.hpc.rank
-    late(world, partial(np.add, np.arange(len(x), dtype=x.dtype), rank + turn, x))
-    world.hpc.all_reduce(x, algorithm=how.pop("algorithm", "shared_two_shot"), **how)
+    queue_kernel(world, partial(np.add, np.arange(len(x), dtype=x.dtype), rank + turn, x))
+    world.hpc.all_reduce(x, algorithm=options.pop("algorithm", "shared_two_shot"), **options)
     return n * np.arange(len(x), dtype=x.dtype) + n * turn + n * (n - 1) // 2
 
 
 class LateCall(Call):
-    """A call whose buffers are looked at only when the stream is through."""
+    """A call that waits for all streams before it writes its input and before it reads its result."""
 
     world: World
 
@@ -115,8 +118,8 @@ class LateCall(Call):
         return super().result()
 
 
-def by_kernels(name, op, in_place):
-    """Whether a case has all that others touch in its own buffers: not in a scaled or a saved copy of them."""
+def is_symmetric(name, op, in_place):
+    """Whether other ranks access only the symmetric buffers of a case, and no scaled or saved copy of its input."""
     operation = SHARED[name].operation
     scaled = op.startswith("premul") and operation is not Operation.ALL_REDUCE
     return operation is not Operation.BARRIER and not scaled and not (operation is Operation.ALL_TO_ALL and in_place)
@@ -127,13 +130,13 @@ def by_kernels(name, op, in_place):
 @settings(max_examples=1)
 @given(data=st.data())
 def test_symmetric_device_buffers_are_bit_equal_to_replay(world, comm, name, data):
-    """In place and out, in all reductions and element types, at any byte, the streams late at every step."""
+    """In place and out of place, all reductions and element types, at any alignment, with a random delay per step."""
     pool = Pool(world.empty(2**20, "uint8"))
     cases = []
     for turn, (_, dtype, op, size, in_place, path, special) in enumerate(row for row in SAMPLE if row[0] == name):
         count = data.draw(counts(size, world.hpc.size, turn), label="count")
         root = (data.draw(st.integers(0, world.hpc.size - 1), label="root") + turn) % world.hpc.size
-        if by_kernels(name, op, in_place):
+        if is_symmetric(name, op, in_place):
             cases.append(Case(SHARED[name], dtype, op, count, root, in_place, path, special, seed=turn))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(LateCall, "world", world, raising=False)
@@ -143,10 +146,10 @@ def test_symmetric_device_buffers_are_bit_equal_to_replay(world, comm, name, dat
 
 
 @pytest.mark.parametrize("algorithm", ["shared_one_shot", "shared_two_shot"])
-def test_nothing_waits_for_the_stream_on_the_host(world, monkeypatch, algorithm):
+def test_calls_do_not_wait_on_the_host_for_the_stream(world, monkeypatch, algorithm):
     """Repeated calls never wait on the host for queued work."""
     x, out = world.empty(COUNT, "int64"), world.empty(COUNT, "int64")
-    queued(world, x, 0, out=out, algorithm=algorithm)
+    queue_all_reduce(world, x, 0, out=out, algorithm=algorithm)
 
     def never(*_):
         raise AssertionError("the host waited for the device")
@@ -154,13 +157,13 @@ def test_nothing_waits_for_the_stream_on_the_host(world, monkeypatch, algorithm)
     with monkeypatch.context() as patch:
         patch.setattr(LateModule, "synchronize", never)
         patch.setattr(LateDriver, "synchronize", never)
-        rights = [queued(world, x, turn, out=out, algorithm=algorithm) for turn in range(20)]
+        rights = [queue_all_reduce(world, x, turn, out=out, algorithm=algorithm) for turn in range(20)]
     world.synchronize()
     assert (out == rights[-1]).all()
 
 
-def test_a_call_is_a_few_driver_calls(world):
-    """Two-shot: two fences, each one record and a wait for each other rank, and one kernel."""
+def test_a_two_shot_call_makes_few_driver_calls(world):
+    """Two fences (one record each, and one wait per other rank) and one kernel launch."""
     x, out = world.empty(COUNT), world.empty(COUNT)
     for _ in range(3):
         world.hpc.all_reduce(x, out=out, algorithm="shared_two_shot")
@@ -171,17 +174,17 @@ def test_a_call_is_a_few_driver_calls(world):
         assert world.driver.log == ["record", *["wait"] * others, "launch", "record", *["wait"] * others]
 
 
-def test_another_stream_goes_on_where_the_first_one_was(world):
-    """The user changes streams between calls: the second must not overtake the first."""
+def test_a_call_on_another_stream_runs_after_earlier_calls(world):
+    """The user changes streams between calls: the second call must not overtake the first."""
     x = world.empty(COUNT, "int64")
     try:
         for turn in range(12):
             world.driver.current = 7 + turn % 2
-            right = queued(world, x, turn)
+            right = queue_all_reduce(world, x, turn)
             if turn % 3 == 0:
                 world.synchronize()
                 assert (x == right).all()
-            # What the next call's own kernel writes must come after this call's: the user's affair, as on any device.
+            # The user must order the kernel that writes the next input, on the other stream, after this call.
             world.synchronize()
     finally:
         world.driver.current = 7
@@ -189,15 +192,15 @@ def test_another_stream_goes_on_where_the_first_one_was(world):
 
 @pytest.mark.needs_ranks(2)
 def test_a_call_on_another_stream_waits_for_scratch(world):
-    """One-shot in place sums into scratch that the calls share; the second call's stream is empty, the first's late."""
+    """In-place one-shot calls share scratch memory; the first call's stream is late, that of the second is idle."""
     x, y = world.empty(COUNT, "int64"), world.empty(COUNT, "int64")
     wrong = 0
     for turn in range(6):
         world.driver.streams[7].lateness_s = 0.03
         try:
-            first = queued(world, x, turn, algorithm="shared_one_shot")
+            first = queue_all_reduce(world, x, turn, algorithm="shared_one_shot")
             world.driver.current = 8
-            second = queued(world, y, turn + 5, algorithm="shared_one_shot")
+            second = queue_all_reduce(world, y, turn + 5, algorithm="shared_one_shot")
         finally:
             world.driver.current = 7
             world.driver.streams[7].lateness_s = 1e-3
@@ -219,8 +222,8 @@ class WithoutRecord(StreamFences):
         return direct
 
 
-class WithoutMeeting(StreamFences):
-    """Waits are called before the others need have recorded."""
+class WithoutBarrier(StreamFences):
+    """Fences that wait before the host barrier, when other ranks may not have recorded their events."""
 
     def fence(self, stream):
         turn = self._barrier.parity
@@ -242,13 +245,13 @@ class WithoutWait(StreamFences):
         pass
 
 
-FENCES = {"whole": StreamFences, "no record": WithoutRecord, "no meeting": WithoutMeeting, "no wait": WithoutWait}
+FENCES = {"complete": StreamFences, "no record": WithoutRecord, "no barrier": WithoutBarrier, "no wait": WithoutWait}
 
 
 @pytest.mark.parametrize("kind", FENCES)
 @pytest.mark.needs_ranks(2)
 def test_every_part_of_a_fence_is_needed(world, comm, kind):
-    """Rank 0's stream and the last rank's host are late: results are right with whole fences, and wrong otherwise."""
+    """Rank 0's stream and the last rank's host are late: results are right with complete fences only."""
     fences, driver = world.node.device.fences, world.driver
     made = FENCES[kind](driver, world.node.barrier, fences._own, list(zip(*fences._theirs, strict=True)))
     x = world.empty(COUNT, "int64")
@@ -261,28 +264,28 @@ def test_every_part_of_a_fence_is_needed(world, comm, kind):
         for turn in range(8):
             if comm.rank == comm.size - 1:
                 time.sleep(5e-3)
-            right = queued(world, x, turn)
+            right = queue_all_reduce(world, x, turn)
             world.synchronize()
             wrong += int((x != right).any())
     driver.streams[7].lateness_s = 1e-3
     world.synchronize()
-    assert (comm.allreduce(wrong) > 0) == (kind != "whole")
+    assert (comm.allreduce(wrong) > 0) == (kind != "complete")
 
 
-def test_turns_are_alike_where_host_collectives_lie_between(world):
-    """Barriers of collectives on host memory count as well, so all ranks use the same one of two events."""
+def test_ranks_use_the_same_event_between_collectives_on_host_memory(world):
+    """Host barriers of collectives on host memory count as well, so all ranks use the same one of two events."""
     x, host = world.empty(COUNT, "int64"), np.zeros(10)
     for turn in range(9):
         for _ in range(turn % 3):
             world.hpc.all_reduce(host, algorithm="shared_one_shot")
-        right = queued(world, x, turn)
+        right = queue_all_reduce(world, x, turn)
         world.synchronize()
         assert (x == right).all()
 
 
 @pytest.mark.needs_ranks(2)
-def test_ordinary_device_memory_is_refused_alike(world):
-    """One rank's buffer is not symmetric: all ranks hear of it, and the next call is right."""
+def test_ordinary_device_memory_is_refused_on_all_ranks(world):
+    """If one rank's buffer is not symmetric, all ranks raise UsageError, and the next call is right."""
     x = world.empty(COUNT)
     lonely = np.zeros(COUNT, np.float32)
     mine = lonely if world.hpc.rank == 0 else x
@@ -300,21 +303,21 @@ def test_ordinary_device_memory_is_refused_alike(world):
         )
         with pytest.raises(UsageError, match="cupy_empty"):
             world.hpc.all_reduce(mine, algorithm="shared_two_shot")
-    right = queued(world, x, 3)
+    right = queue_all_reduce(world, x, 3)
     world.synchronize()
     assert (x == right).all()
 
 
 @pytest.mark.needs_ranks(2)
-def test_host_and_device_memory_do_not_go_together(world):
+def test_host_memory_on_one_rank_and_device_memory_on_others_is_refused(world):
     x = world.empty(COUNT) if world.hpc.rank else (world.empty(COUNT), np.zeros(COUNT, np.float32))[1]
     with pytest.raises(MismatchError, match="memory"):
         world.hpc.all_reduce(x, algorithm="shared_two_shot")
 
 
 @pytest.mark.needs_ranks(2)
-def test_memory_lives_until_nobody_has_it_mapped(world, comm):
-    """The owner's array goes first: its memory stays as it was until the last mapping of it is closed."""
+def test_memory_is_freed_only_after_all_ranks_have_unmapped_it(world, comm):
+    """The owner frees its array first; the memory keeps its values until the last mapping of it is closed."""
     x = world.empty(COUNT, "uint8")
     block = world.node.symmetric.find(x.__array_interface__["data"][0], 1)
     there = world.driver.opened[next(iter(block.peers.values())).address]
@@ -339,7 +342,7 @@ def test_memory_lives_until_nobody_has_it_mapped(world, comm):
 
 
 @pytest.mark.full_except_on(2)
-def test_buffers_that_come_and_go_leave_nothing(world, comm):
+def test_freed_buffers_leave_no_memory_and_no_mappings(world, comm):
     def held():
         gc.collect()
         comm.Barrier()
@@ -349,7 +352,7 @@ def test_buffers_that_come_and_go_leave_nothing(world, comm):
 
     def cycle(turn):
         x = world.empty(COUNT, "int64")
-        rights = [queued(world, x, each + turn) for each in range(3)]
+        rights = [queue_all_reduce(world, x, each + turn) for each in range(3)]
         world.synchronize()
         assert (x == rights[-1]).all()
         if turn % 2:
@@ -363,7 +366,7 @@ def test_buffers_that_come_and_go_leave_nothing(world, comm):
     assert held() == before
 
 
-def test_a_freed_buffer_says_so(world):
+def test_use_of_a_freed_buffer_raises(world):
     x = world.empty(COUNT)
     world.hpc.all_reduce(x, algorithm="shared_two_shot")
     world.hpc.free(x)
@@ -371,8 +374,8 @@ def test_a_freed_buffer_says_so(world):
         world.hpc.all_reduce(x, algorithm="shared_two_shot")
 
 
-def test_what_fails_on_one_rank_fails_on_all(world, comm):
-    """Out of memory, or a handle that does not open: the same error everywhere, with a remedy, and nothing is left."""
+def test_an_allocation_that_fails_on_one_rank_raises_on_all(world, comm):
+    """All ranks raise the same error, which names a remedy, and free what they had allocated."""
 
     def fails(*_):
         raise RuntimeError("cudaErrorMapBufferObjectFailed")
@@ -391,12 +394,12 @@ def test_what_fails_on_one_rank_fails_on_all(world, comm):
                 world.empty(COUNT)
     assert (len(world.driver.owned), len(world.driver.opened)) == before
     x = world.empty(COUNT, "int64")
-    right = queued(world, x, 1)
+    right = queue_all_reduce(world, x, 1)
     world.synchronize()
     assert (x == right).all()
 
 
-def test_another_device_is_refused_alike(world, comm):
+def test_a_second_device_is_refused_on_all_ranks(world, comm):
     with pytest.MonkeyPatch.context() as patch:
         if comm.rank == 0:
             patch.setattr(world.driver, "get_device_uuid", lambda: "another")
@@ -405,13 +408,13 @@ def test_another_device_is_refused_alike(world, comm):
 
 
 @pytest.mark.skipif(find_spec("cupy") is not None, reason="shows what happens without CuPy")
-def test_without_cupy_every_rank_says_so(comm):
+def test_without_cupy_every_rank_raises(comm):
     with hpccoll.Communicator(comm) as hpc, pytest.raises(UnavailableError, match="CuPy cannot be imported"):
         hpc.cupy_empty(3)
 
 
-def test_closings_are_counted_and_never_early():
-    """Two buffers in one slot: it is through only when both are."""
+def test_buffers_that_share_a_counter_are_closed_together():
+    """Buffers 3 and 3 + SLOTS share a counter: both count as closed only after both have been closed."""
     mine, theirs = (memoryview(bytearray(8 * SLOTS)).cast("Q") for _ in range(2))
     here, there = IpcCloseCounters(mine, [theirs]), IpcCloseCounters(theirs, [mine])
     for each in (here, there):
@@ -425,7 +428,7 @@ def test_closings_are_counted_and_never_early():
     assert not there.is_closed_by_all(3)
 
 
-def test_which_event_is_next_follows_the_meetings():
+def test_the_parity_alternates_with_every_host_barrier():
     barrier = make_barrier(np.zeros((1, 8), np.uint64), 0, False, Progress())
     seen = []
     for _ in range(4):

@@ -38,7 +38,7 @@ def hpc(comm):
         yield made
 
 
-@pytest.mark.parametrize("count", [12, pytest.param(90, marks=pytest.mark.full)])
+@pytest.mark.parametrize("count", [6, pytest.param(90, marks=pytest.mark.full)])
 def test_it_trains_as_in_one_process(hpc, count):
     cases = train_parity.list_cases(hpc.size)
     for case in cases[:: -(-len(cases) // count)]:

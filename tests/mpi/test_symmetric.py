@@ -26,7 +26,7 @@ from tests.requirements import skip_or_fail
 
 SHARED = {known.full_name: known for known in list_algorithms() if known.uses_shared_memory and not known.is_two_level}
 ROWS = {name: [row for row in SAMPLE if row[0] == name] for name in SHARED}
-KEPT = 12  # MiB of memory that may grow while buffers come and go: allocators do not give back at once
+KEPT = 12  # MiB by which memory may grow over the cycles, because allocators keep some of the freed memory
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def hpc(comm):
 
 
 class Pool:
-    """Gives out a symmetric buffer piece by piece, misaligned on purpose."""
+    """Hands out pieces of `whole`, a symmetric buffer of bytes, misaligned on purpose; a call starts anew."""
 
     def __init__(self, whole):
         self.whole, self.used = whole, 0
@@ -47,6 +47,7 @@ class Pool:
         return self.take
 
     def take(self, nbytes):
+        """Return the next `nbytes` bytes."""
         begin, self.used = self.used, self.used + nbytes + 8
         return self.whole[begin : begin + nbytes]
 
@@ -56,7 +57,8 @@ def pool(hpc):
     return Pool(hpc.empty(8 * 2**20, "uint8"))
 
 
-def drawn(hpc, name, data):
+def draw_cases(hpc, name, data):
+    """Yield the sampled cases of the algorithm `name`, with counts and roots that hypothesis draws."""
     for turn, (_, dtype, op, size, in_place, path, special) in enumerate(ROWS[name]):
         count = data.draw(counts(size, hpc.size, turn), label="count")
         root = (data.draw(st.integers(0, hpc.size - 1), label="root") + turn) % hpc.size
@@ -67,7 +69,7 @@ def drawn(hpc, name, data):
 @settings(max_examples=1)
 @given(data=st.data())
 def test_symmetric_buffers_are_bit_equal_to_replay(hpc, comm, pool, name, data):
-    check(hpc, comm, list(drawn(hpc, name, data)), pool)
+    check(hpc, comm, list(draw_cases(hpc, name, data)), pool)
 
 
 @pytest.mark.parametrize("name", SHARED)
@@ -78,7 +80,7 @@ def test_memory_of_other_processes_is_bit_equal_to_replay(hpc, comm, name, data)
         skip_or_fail("processes may not read each other's memory here")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(access, "find_least_remote_bytes", lambda *_: 1)
-        check(hpc, comm, list(drawn(hpc, name, data)))
+        check(hpc, comm, list(draw_cases(hpc, name, data)))
 
 
 @pytest.mark.parametrize("name", SHARED)
@@ -88,7 +90,7 @@ def test_many_segments_through_the_slots_are_bit_equal_to_replay(comm, name, dat
     with pytest.MonkeyPatch.context() as patch, hpccoll.Communicator(comm) as small:
         patch.setattr(small._engine.node, "slot_bytes", 2**9)
         patch.setattr(access, "find_least_remote_bytes", lambda *_: 2**60)
-        check(small, comm, list(drawn(small, name, data)))
+        check(small, comm, list(draw_cases(small, name, data)))
 
 
 def test_ranks_may_mix_symmetric_and_ordinary_buffers(hpc):
@@ -114,7 +116,7 @@ STRESS = 10_000
 OPERATIONS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "gather", "scatter", "all_to_all")
 
 
-def stressed(hpc, calls, seed):
+def run_mixed_collectives(hpc, calls, seed):
     """Run mixed collectives of random sizes back to back, with random delays; return the number of wrong results."""
     same, own = random.Random(seed), random.Random(1000 * seed + hpc.rank)
     n, most = hpc.size, 3000
@@ -132,16 +134,16 @@ def stressed(hpc, calls, seed):
             hpc.barrier(algorithm="shared")
         if own.random() < 0.05:
             time.sleep(own.random() * 1e-3)
-        wrong += one(hpc, operation, name, count, root, turn, x, out)
+        wrong += run_and_check(hpc, operation, name, count, root, turn, x, out)
         if own.random() < 0.05:
             time.sleep(own.random() * 1e-3)
     return wrong
 
 
-def one(hpc, operation, name, count, root, turn, x, out):
-    """Run one collective and return whether its result is wrong.
+def run_and_check(hpc, operation, name, count, root, turn, x, out):
+    """Run one collective from `x` into `out`, of `count` elements per block, and return whether its result is wrong.
 
-    The input of rank r is turn + 7 r + 1000 j in block j.
+    Every element of block j of rank r's input is turn + 7 r + 1000 j.
     """
     n, rank = hpc.size, hpc.rank
     blocks = n if operation in ("reduce_scatter", "scatter", "all_to_all") else 1
@@ -173,12 +175,12 @@ def one(hpc, operation, name, count, root, turn, x, out):
 
 
 def test_mixed_collectives_back_to_back(hpc, comm):
-    assert comm.allreduce(stressed(hpc, 600, seed=1)) == 0
+    assert comm.allreduce(run_mixed_collectives(hpc, 600, seed=1)) == 0
 
 
 @pytest.mark.full
 def test_ten_thousand_mixed_collectives_back_to_back(hpc, comm):
-    assert comm.allreduce(stressed(hpc, STRESS, seed=2)) == 0
+    assert comm.allreduce(run_mixed_collectives(hpc, STRESS, seed=2)) == 0
 
 
 def test_asynchronous_operations_go_on_while_ranks_wait_at_a_fence(hpc):
@@ -197,8 +199,8 @@ def test_asynchronous_operations_go_on_while_ranks_wait_at_a_fence(hpc):
 @pytest.mark.slow
 @pytest.mark.full_except_on(3)
 @pytest.mark.parametrize("cycles", [1000, pytest.param(10_000, marks=pytest.mark.full)])
-def test_buffers_that_come_and_go_leave_nothing(comm, cycles):
-    """Half are freed, half simply dropped; each is used a few times, so that something is bound to it."""
+def test_freed_and_dropped_buffers_leave_no_memory(comm, cycles):
+    """Half of the buffers are freed, half go out of scope; calls on them are repeated, and so cached."""
     with hpccoll.Communicator(comm) as hpc:
         process = psutil.Process()
 
@@ -227,7 +229,7 @@ def test_buffers_that_come_and_go_leave_nothing(comm, cycles):
     assert after[1:] == (files, maps)
 
 
-def test_a_freed_buffer_says_so(hpc):
+def test_use_of_a_freed_buffer_raises(hpc):
     x = hpc.empty(100)
     for _ in range(3):
         hpc.all_reduce(x, algorithm="shared_two_shot")
@@ -254,27 +256,27 @@ def test_a_buffer_may_be_freed_while_an_operation_is_in_flight(hpc, comm, algori
         hpc.all_reduce(x)
 
 
-def test_a_buffer_of_another_communicator_says_so(hpc, comm):
+def test_a_symmetric_buffer_of_another_communicator_is_refused(hpc, comm):
     with hpccoll.Communicator(comm) as other:
         x = other.empty(100)
         with pytest.raises(UsageError, match="another communicator"):
             hpc.all_reduce(x, algorithm="shared_two_shot")
 
 
-def test_what_is_no_symmetric_buffer_cannot_be_freed(hpc):
+def test_an_array_that_is_not_symmetric_cannot_be_freed(hpc):
     with pytest.raises(UsageError, match="empty"):
         hpc.free(np.zeros(3))
 
 
 @pytest.mark.needs_ranks(2)
-def test_ranks_that_ask_for_different_shapes_all_hear_of_it(hpc):
+def test_all_ranks_raise_if_they_ask_for_different_shapes(hpc):
     with pytest.raises(MismatchError, match="asked for a symmetric buffer"):
         hpc.empty(100 + (hpc.rank == 0))
     assert hpc.empty(5).shape == (5,)
 
 
 @pytest.mark.needs_ranks(2)
-def test_ranks_in_different_collectives_all_hear_of_it(hpc):
+def test_all_ranks_raise_if_they_reduce_different_counts(hpc):
     for _ in range(2):
         with pytest.raises(MismatchError, match=r"rank 0: count 6; rank 1: count 5"):
             hpc.all_reduce(np.zeros(6 if hpc.rank == 0 else 5), algorithm="shared_two_shot")
@@ -282,13 +284,13 @@ def test_ranks_in_different_collectives_all_hear_of_it(hpc):
     assert (hpc.all_reduce(x, algorithm="shared_two_shot") == hpc.size * (hpc.size - 1) // 2).all()
 
 
-def test_nothing_has_a_name(hpc):
+def test_symmetric_buffers_have_no_file_name(hpc):
     x = hpc.empty(1000)
     named = [path.name for path in Path("/dev/shm").iterdir() if path.name.startswith("hpccoll")]
     assert all(name.startswith("hpccoll-recorder-") for name in named), x.shape
 
 
-def test_a_symmetric_tensor_is_reached_where_it_is(hpc):
+def test_a_symmetric_tensor_lies_in_symmetric_memory(hpc):
     pytest.importorskip("torch")
     import torch
 

@@ -67,9 +67,13 @@ def copy_parameters(trainer):
         return torch.cat([x.detach().reshape(-1) for x in trainer.layers.parameters])
 
 
-@pytest.mark.parametrize(("at", "options"), [*enumerate([UNEVEN, GPT, EXPERTS])], ids=["sgd", "adamw", "experts"])
+@pytest.mark.parametrize(
+    ("at", "options", "levels"),
+    [(0, UNEVEN, (1, 2, 3)), (1, GPT, (1, 3)), (2, EXPERTS, (2,))],
+    ids=["sgd", "adamw", "experts"],
+)
 def test_every_level_trains_as_replicas_do_and_resumes_from_each_others_checkpoints(
-    hpc, trainer, tmp_path, at, options
+    hpc, trainer, tmp_path, at, options, levels
 ):
     directory = CheckpointDirectory(tmp_path / "state") if hpc.rank == 0 else None
     if isinstance(options.model, GptConfig):  # a text of few samples to evaluate
@@ -79,7 +83,7 @@ def test_every_level_trains_as_replicas_do_and_resumes_from_each_others_checkpoi
         mesh = Mesh.parse(strategy, hpc.size)
         replicas = trainer(mesh, options)
         expected = list(replicas.run_steps())
-        for level in (1, 2, 3):
+        for level in levels:
             ours = trainer(
                 mesh, replace(options, zero=level, seed=level)
             )  # the seed makes the checkpoint the run's own

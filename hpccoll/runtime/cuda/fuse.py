@@ -40,12 +40,12 @@ class _FusionGroup:
     nbytes: int
     loads: list[range] = field(default_factory=list)
     reduces: list[tuple[int, int]] = field(default_factory=list)
-    # The register number of each range. Until all loads are known, load i has number -1 - i and reduce i has number i.
+    # The register of each range: -1 - i holds the result of load i, and i that of reduce i. See `make_chain`.
     registers: dict[range, int] = field(default_factory=dict)
     stores: dict[range, int] = field(default_factory=dict)
 
     def add(self, operands: Sequence[range], out: range) -> None:
-        """Append an instruction."""
+        """Append an instruction: a copy of one operand or the reduction of two, whose result is stored to `out`."""
         registers = [self._register(operand) for operand in operands]
         if len(registers) == 2:
             self.reduces.append((registers[0], registers[1]))
@@ -73,16 +73,16 @@ class _FusionGroup:
         written = any(_overlap(store, other) for store in self.stores for other in (*loads, *stores))
         return written or any(_overlap(load, other) for load in self.loads for other in stores)
 
-    def chain(self, dtype: DType) -> FusedChain:
-        """Return the instructions on numbered registers, without addresses; elements are bytes if none is reduced."""
+    def make_chain(self, dtype: DType) -> FusedChain:
+        """Return the instructions on registers instead of addresses; elements are bytes if there is no reduction."""
         count = len(self.loads)
 
-        def renumber(register: int) -> int:
-            """Return a register's number in the chain, in which the results of loads precede those of reduces."""
+        def to_chain_number(register: int) -> int:
+            """Return the number that `FusedChain` gives a register: loads come first, reduces follow."""
             return -1 - register if register < 0 else count + register
 
-        reduces = tuple((renumber(left), renumber(right)) for left, right in self.reduces)
-        stores = tuple(map(renumber, self.stores.values()))
+        reduces = tuple((to_chain_number(left), to_chain_number(right)) for left, right in self.reduces)
+        stores = tuple(map(to_chain_number, self.stores.values()))
         return FusedChain(self.function if reduces else "", dtype.name if reduces else "uint8", count, reduces, stores)
 
 
@@ -121,7 +121,7 @@ def plan_launches(
                 is_loaded = any(later >= phase and _overlap(load, out) for later, load in loads)
                 if _overlap(out, scratch) and not is_loaded:
                     del group.stores[out]
-    return [list(_batch(groups, dtype)) for groups in phases]
+    return [list(_batch_groups(groups, dtype)) for groups in phases]
 
 
 def _add_to_group(groups: list[_FusionGroup], ranges: Sequence[range], function: str) -> None:
@@ -141,13 +141,13 @@ def _add_to_group(groups: list[_FusionGroup], ranges: Sequence[range], function:
     groups[-1].add(operands, out)
 
 
-def _batch(groups: Sequence[_FusionGroup], dtype: DType) -> Iterator[KernelLaunch]:
+def _batch_groups(groups: Sequence[_FusionGroup], dtype: DType) -> Iterator[KernelLaunch]:
     """Yield kernel launches; independent fusion groups with the same instructions and access width share a launch."""
     batches: list[tuple[FusedChain, int, list[_FusionGroup]]] = []
     for group in groups:
         if not group.stores:
             continue
-        chain = group.chain(dtype)
+        chain = group.make_chain(dtype)
         width = _access_width([*group.loads, *group.stores], chain, dtype)
         for known, known_width, batch in reversed(batches):
             depends = any(group.depends_on_order(other.loads, list(other.stores)) for other in batch)
@@ -161,7 +161,7 @@ def _batch(groups: Sequence[_FusionGroup], dtype: DType) -> Iterator[KernelLaunc
             batches.append((chain, width, [group]))
     for chain, width, batch in batches:
         itemsize = dtype.itemsize if chain.reduces else 1
-        rows = tuple(_row(group, width, itemsize) for group in batch)
+        rows = tuple(_make_row(group, width, itemsize) for group in batch)
         yield KernelLaunch(chain, width, rows, max(row[-2] for row in rows))
 
 
@@ -176,7 +176,7 @@ def _access_width(ranges: Sequence[range], chain: FusedChain, dtype: DType) -> i
     return width
 
 
-def _row(group: _FusionGroup, width: int, itemsize: int) -> tuple[int, ...]:
+def _make_row(group: _FusionGroup, width: int, itemsize: int) -> tuple[int, ...]:
     """Return a fusion group as a row of the table that `kernels.generate_source` documents."""
     addresses = [*(load.start for load in group.loads), *(store.start for store in group.stores)]
     unit = max(width, itemsize)

@@ -60,7 +60,7 @@ class FusedChain:
 
     @property
     def words(self) -> int:
-        """Number of words in a chain's row of the kernel's argument table: its addresses, and EDGES element counts."""
+        """Number of 64-bit words in a row of the argument table: the addresses of a chain, and EDGES element counts."""
         return self.loads + len(self.stores) + EDGES
 
     @property

@@ -54,13 +54,15 @@ def write_torch_traces(recordings: Sequence[Recording], directory: Path) -> None
 
 @dataclass(frozen=True, slots=True)
 class JobContext:
-    """What must be known of all ranks to translate the recording of one.
+    """Facts about the recordings of all ranks, with which the recording of one rank is translated.
 
     Attributes:
-        members: the ranks in MPI.COMM_WORLD of each communicator's ranks, where they are known.
-        names: the name of each communicator; its id if it has no name, and both if several have the same name.
-        first: by communicator, the number of a collective from which on no rank has overwritten an entry.
-        uncertain: communicators and ranks in them whose messages cannot all be matched with those of other ranks.
+        members: by communicator id, the ranks in MPI.COMM_WORLD of its ranks; absent if they are unknown.
+        names: by communicator id, its name; the id if it has no name, and name and id if several have the same name.
+        first: by communicator id, the lowest number of a collective whose entry and all later ones are on all ranks;
+            absent if no entry was overwritten.
+        uncertain: pairs (communicator id, rank in it). Some messages of these ranks cannot be matched with those of
+            other ranks: entries were overwritten, or a receive took a message from any source.
     """
 
     members: Mapping[int, tuple[int, ...]]
@@ -70,7 +72,7 @@ class JobContext:
 
     @classmethod
     def find(cls, recordings: Sequence[Recording]) -> JobContext:
-        """Return the context of the recordings of a job."""
+        """Return the context that all recordings of a job give."""
         members: dict[int, tuple[int, ...]] = {}
         names: dict[int, str] = {}
         first: dict[int, int] = {}
@@ -108,7 +110,7 @@ def make_torch_trace(recording: Recording, job: JobContext) -> dict[str, Any]:
     return {"version": _VERSION, "pg_config": groups, "entries": numbered}
 
 
-# A call, its process group with its ranks, its number there, its name, and the elements of its input and output.
+# Call, name of its process group, ranks of the group, number of the call in the group, and the result of `_translate`.
 _Translated: TypeAlias = tuple[RecordedCall, str, Sequence[int], int, tuple[str, int, int]]
 
 
@@ -122,7 +124,7 @@ def _collectives(recording: Recording, job: JobContext) -> Iterator[_Translated]
 
 
 def _messages(recording: Recording, job: JobContext) -> Iterator[_Translated]:
-    """Yield the messages to and from other ranks whose counterparts are known."""
+    """Yield the messages to and from other ranks that can be matched with the messages of these ranks."""
     counts: Counter[str] = Counter()
     for call in recording.calls:
         own, ranks = recording.communicators.get(call.communicator), job.members.get(call.communicator)
@@ -140,7 +142,7 @@ def _messages(recording: Recording, job: JobContext) -> Iterator[_Translated]:
 
 
 def _translate(call: RecordedCall, ranks: int) -> tuple[str, int, int]:
-    """Return the analyser's name of a collective, and its elements of input and output on one rank."""
+    """Return the analyser's name of a collective, and the numbers of elements of a rank's input and output."""
     name = _OPERATIONS.get(call.operation, "barrier")
     sent = call.count * (ranks if name in _BLOCKS_SENT and not call.uneven else 1)
     received = call.count * (ranks if name in _BLOCKS_RECEIVED and not call.uneven else 1)

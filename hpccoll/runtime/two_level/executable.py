@@ -62,24 +62,26 @@ class PipelineExecutable(PlanExecutable):
         return (self,)
 
     def run(self) -> None:
-        """The function that runs the collective once on this executable's buffers."""
+        """Run the collective once on this executable's buffers, and wait for its end."""
         self._require_live()
         if self._start is None:
             self._start = self.make_start()
         _run(self._context, self._begin, self._start, *self._addresses)
 
     def get_native(self) -> Callable[[int, int], None] | None:
-        """Return the function that runs this collective on other arrays in memory of the same kind.
+        """Return a function that runs this collective, given the addresses of an input and an output.
 
-        Return None if there is local work before the plan.
+        The input and output are in memory of the same kind as this executable's buffers. Return None if the call does
+        local work before the plan.
         """
         return None if self._before else partial(_run, self._context, self._begin, self.make_start())
 
     def make_start(self) -> Callable[[int, int, object], RunInQueue]:
-        """Return the function that starts a run on the addresses of an input and output in memory of the same kind.
+        """Return a function `start(source, result, keep)` that starts a run of this collective without waiting for it.
 
-        The function returns the run in flight, which begins after earlier runs are done and the node's ranks have
-        entered; the third argument is kept alive until its end.
+        `source` and `result` are the addresses of an input and an output, in memory of the same kind as this
+        executable's buffers. `keep` is an object that stays alive until the end of the run. The function returns the
+        run, which begins as soon as earlier runs are done and all ranks of the node have started it.
         """
         kind, queue, steps = self._kind, self._context.node.pipelines, self._before
         native, staged, nbytes = (
@@ -89,7 +91,7 @@ class PipelineExecutable(PlanExecutable):
         )
 
         def start(source: int, result: int, keep: object) -> RunInQueue:
-            """Start a run at these addresses; `keep` is referenced until it ends."""
+            """Start a run on an input and an output at these addresses; keep a reference to `keep` until it ends."""
             buffers = (source, nbytes[0]), (result, nbytes[1])
             before = call_or_defer(steps, buffers, queue) if steps else None
             previous = get_last(queue)
@@ -181,7 +183,7 @@ def _make_pipeline_call(kind: PlanKind, *, direct: bool) -> PipelineCall:
 
 
 def _make_segments(kind: PlanKind, *, direct: bool) -> Segments:
-    """Return the programs of the segments, and the memories of each slot: in place, or through the slots."""
+    """Make the native segments: one program per segment, and one table of memory addresses per slot."""
     node, call, segments = kind.context.node, kind.call, cut_segments(kind)
     itemsize = call.dtype.itemsize
     lowered = [kind.lower(segment.sizes, staged=not direct) for segment in segments]
@@ -201,12 +203,13 @@ def _make_segments(kind: PlanKind, *, direct: bool) -> Segments:
 def _make_programs(
     kind: PlanKind, segments: list[ChunkSegment], lowered: list[LoweredProgram], used: int, stride: int, *, direct: bool
 ) -> tuple[Program, ...]:
-    """Return the native programs of the segments; `make_locate` numbers their memories.
+    """Return one native program per segment, whose instructions name memories by the numbers of `make_locate`.
 
     Args:
-        lowered: the lowered programs.
+        lowered: one lowered program per segment.
         used: bytes of scratch that the programs use.
-        stride: bytes of scratch of each slot.
+        stride: bytes of scratch per slot.
+        direct: whether ranks access each other's buffers in place, not through slots.
     """
     node, call, comm = kind.context.node, kind.call, kind.context.comm
     itemsize, plan = call.dtype.itemsize, kind.lower().plan
