@@ -36,7 +36,7 @@ from hpccoll.statistics import ratio_of_medians
 from hpccoll.units import format_size, parse_size
 
 OPERATIONS = "all_reduce,broadcast,reduce,all_gather,reduce_scatter,all_to_all"
-BATCHES, MOST_BATCH, BATCH_S = 5, 1000, 0.03
+BATCHES, MOST_BATCH, BATCH_S = 5, 1000, 0.1
 JOB_TIMEOUT_S = 300
 Samples = dict[tuple[str, int], list[float]]  # microseconds by operation and bytes
 

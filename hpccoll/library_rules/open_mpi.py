@@ -11,6 +11,7 @@ so that ranks could select different algorithms.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -89,11 +90,11 @@ def format_han_file(rules: LibraryRules) -> str:
 
 
 def _make_han_sizes(rules: LibraryRules, operation: Operation) -> Iterator[str]:
-    """Yield the lines of the ranges of sizes of a collective."""
-    segments = list(rules.list_segments(operation))
+    """Yield the lines of the ranges of sizes of a collective; `han` counts the bytes of one rank in an all_gather."""
+    segments, blocks = list(rules.list_segments(operation)), rules.ranks if operation is Operation.ALL_GATHER else 1
     yield f"{len(segments)} # ranges of sizes: first byte, component"
     for first, rule in segments:
-        yield f"{first} {TUNED if rule else HAN}"
+        yield f"{math.ceil(first / blocks)} {TUNED if rule else HAN}"
 
 
 def name_han_file(path: Path) -> Path:

@@ -102,6 +102,12 @@ def test_han_passes_messages_with_a_rule_to_tuned() -> None:
     assert words[17:] == [str(RANKS + 1), "1", "0", "han"]
 
 
+def test_han_counts_the_bytes_of_one_rank_in_an_all_gather() -> None:
+    algorithm = LibraryAlgorithm("ring", 4, "tuned")
+    text = open_mpi.format_han_file(make_rules(rule(Operation.ALL_GATHER, 6001, None, algorithm), nodes=2))
+    assert "\n0 han\n1001 tuned\n" in text
+
+
 def test_nccl_reads_ten_fields_a_line() -> None:
     algorithm = LibraryAlgorithm("tree", 0, "ll128")
     text = nccl.format_tuner_csv(make_rules(rule(Operation.ALL_REDUCE, 0, None, algorithm), nodes=2))
