@@ -125,7 +125,7 @@ class LibraryTuning:
         """Whether the library accepts the call with this algorithm on all ranks."""
         works = True
         try:
-            with self.library.force(engine):
+            with self.library.force(engine, strict=True):
                 prepare_peer(engine.engine, workload).call()
         except job.load_mpi().Exception:
             works = False

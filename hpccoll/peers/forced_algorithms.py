@@ -35,6 +35,7 @@ _FORCING = {
     NCCL: ("NCCL_ALGO", "NCCL_PROTO", "NCCL_TUNER_PLUGIN"),
 }
 
+_FALLBACK = "MPIR_CVAR_COLLECTIVE_FALLBACK"
 # Measurements call MPICH's barrier and broadcast around the timed calls. By default these take 0.1 s in shared memory
 # where ranks share cores; these compositions do not.
 _AROUND = (
@@ -60,8 +61,8 @@ class AlgorithmLibrary(Protocol):
     def list_engines(self, operation: Operation) -> list[ForcedEngine]:
         """Return the engines of an operation, that of the library's default first. Collective."""
 
-    def force(self, engine: ForcedEngine) -> AbstractContextManager[None]:
-        """Let calls in the block run the engine's algorithm."""
+    def force(self, engine: ForcedEngine, *, strict: bool = False) -> AbstractContextManager[None]:
+        """Let calls in the block run the engine's algorithm; `strict`: a call that it does not support may fail."""
 
 
 def require_no_rules(name: str, environ: Mapping[str, str] = os.environ) -> None:
@@ -126,7 +127,7 @@ class OpenMpiAlgorithms:
         return comm
 
     @contextmanager
-    def force(self, engine: ForcedEngine) -> Iterator[None]:  # noqa: ARG002 - see AlgorithmLibrary
+    def force(self, engine: ForcedEngine, *, strict: bool = False) -> Iterator[None]:  # noqa: ARG002 - of a protocol
         """Do nothing: the engine's communicator has the algorithm."""
         yield
 
@@ -165,10 +166,15 @@ class MpichAlgorithms:
         return engines
 
     @contextmanager
-    def force(self, engine: ForcedEngine) -> Iterator[None]:
-        """Set the engine's variables in the block. A call that the algorithm does not support raises an error."""
-        strict = self._variables.list_values("MPIR_CVAR_COLLECTIVE_FALLBACK")["error"]
-        with self._variables.change({"MPIR_CVAR_COLLECTIVE_FALLBACK": strict} | dict(engine.variables)):
+    def force(self, engine: ForcedEngine, *, strict: bool = False) -> Iterator[None]:
+        """Set the engine's variables in the block.
+
+        MPICH replaces an algorithm that does not support a call by another, with `strict` it raises an error. Calls
+        within collectives, on parts of the communicator, need the replacement.
+        """
+        reactions = self._variables.list_values(_FALLBACK)
+        values = {_FALLBACK: reactions["error" if strict else "silent"]}
+        with self._variables.change(values | dict(engine.variables)):
             yield
 
 
@@ -205,7 +211,7 @@ class NcclAlgorithms:
         return self._engines[algorithm]
 
     @contextmanager
-    def force(self, engine: ForcedEngine) -> Iterator[None]:  # noqa: ARG002 - see AlgorithmLibrary
+    def force(self, engine: ForcedEngine, *, strict: bool = False) -> Iterator[None]:  # noqa: ARG002 - of a protocol
         """Do nothing: the engine's communicator has the algorithm."""
         yield
 
