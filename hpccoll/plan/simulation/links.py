@@ -15,7 +15,7 @@ from hpccoll.plan.simulation.machine import Machine
 from hpccoll.plan.step import NO_PEER, Floats, IntArray, Move
 
 NEVER = -np.inf
-_MOST_CACHED = 32  # cached pairs of peer arrays
+_MOST_CACHED = 32  # entries of each cache of a LinkTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +24,10 @@ class PeerLinks:
 
     `dest` and `source` are the peer arrays of the plan; `dest_index` and `source_index` are the simulated ranks that
     represent these peers (for a rank without a peer, the rank itself). `far` marks ranks whose message leaves their
-    node, and `local` marks ranks that copy to themselves; a mask that marks no rank is None. `bends` are pairs (bytes,
-    seconds per byte added to beta for the bytes beyond that size). `flight` is alpha - overhead (the seconds during
-    which no port is busy), or NEVER for ranks that receive no message.
+    node, and `local` marks ranks that copy to themselves; a mask that marks no rank is None. `overhead` is in seconds,
+    and `beta` in seconds per byte. `bends` are pairs (size in bytes, seconds per byte that are added to beta for the
+    part of a message beyond this size). `flight` is alpha - overhead (the seconds during which no port is busy), or
+    NEVER for ranks that receive no message.
     """
 
     dest: IntArray
@@ -45,7 +46,10 @@ class PeerLinks:
     flight: Floats
 
     def transfer_s(self, nbytes: Floats, share: IntArray | None) -> Floats:
-        """Return the seconds, without overhead, of each rank's message if `share` ranks (None: one) share its NIC."""
+        """Return the seconds, without overhead, for which each rank's message keeps ports busy, shape (P,).
+
+        `nbytes` has the bytes of each rank's message, and `share` the number of ranks that share its NIC (None: one).
+        """
         seconds = nbytes * self.beta
         for start, change in self.bends:
             seconds += np.maximum(nbytes - start, 0) * change
@@ -55,7 +59,15 @@ class PeerLinks:
 
 
 class LinkTable:
-    """Computes the PeerLinks of a plan's messages on a machine model, cached by the identity of the peer arrays."""
+    """Looks up the links and the shared NICs of the messages of a plan's steps on a machine model.
+
+    The links of a step (`PeerLinks`) are cached by the identity of the arrays `dest` and `source` of the step.
+
+    Args:
+        machine: the machine model.
+        n: the number of ranks of the plan.
+        represented: the number P of simulated ranks.
+    """
 
     def __init__(self, machine: Machine, n: int, represented: int) -> None:
         self.machine, self.n, self.size = machine, n, represented
@@ -68,7 +80,7 @@ class LinkTable:
         self._no_sharing: dict[tuple[int, ...], tuple[Sequence[PeerLinks], bool]] = {}
 
     def peer_links(self, move: Move) -> PeerLinks:
-        """Return the links between ranks and their peers in the step `move`; results are cached."""
+        """Return the links between the ranks and their peers in the step `move`, from the cache if possible."""
         key = (id(move.dest), id(move.source))
         if key not in self._cache:
             if len(self._cache) >= _MOST_CACHED:
@@ -110,8 +122,12 @@ class LinkTable:
     def count_sharers(self, peers: Sequence[PeerLinks], sent: Sequence[Mask]) -> Sequence[IntArray | None]:
         """Return, for each step of a round, the number of ranks that share the NIC at the busier end of each message.
 
-        The result is None for every step if no ranks share a NIC. Ranks are counted, not messages, because a rank sends
-        its messages of a round one after the other. `sent` has a mask of the sending ranks for each step.
+        The numbers have shape (P,); they are None for every step if no ranks share a NIC. Ranks are counted, not
+        messages, because a rank sends its messages of a round one after the other.
+
+        Args:
+            peers: the links of each step.
+            sent: for each step, a mask of the ranks that send a message.
         """
         unshared: list[IntArray | None] = [None] * len(peers)
         if self._never_shares_nic(peers):
