@@ -95,7 +95,11 @@ def tune(options: TuneOptions) -> int:
       mpirun -n 4 hpccoll tune --show
       mpirun -n 4 hpccoll tune --export openmpi -o rules.conf
     """  # noqa: D301 - \b is click's, and keeps the lines apart
-    return _export(options) if options.export else _run(options)
+    if options.export:
+        return _export(options)
+    if options.multithreaded:
+        raise UsageError("--multithreaded is for --export; the tuning table is always measured so")
+    return _run(options)
 
 
 def _export(options: TuneOptions) -> int:
