@@ -32,7 +32,7 @@ class SurvivalMethods(CommunicatorBase):
         """
         self._require_open()
         if self._control is not None:
-            with get_endings().limit(), self._state.wait_for_survivors("agree"):
+            with get_endings().survival.limit(), self._state.wait_for_survivors("agree"):
                 return _agree(self._comm, bool(flag))
         return bool(self._collective(Operation.ALL_REDUCE, int(bool(flag)), None, "min", 0, "auto", False))
 
@@ -64,7 +64,7 @@ class SurvivalMethods(CommunicatorBase):
     def _shrink(self, make: Callable[[MPI.Intracomm], MadeT]) -> MadeT:
         """Return the communicator that `make` makes of the living ranks, and close this one; see `shrink`."""
         self._require_survival("shrink")
-        with get_endings().limit(), self._state.wait_for_survivors("shrink"):
+        with get_endings().survival.limit(), self._state.wait_for_survivors("shrink"):
             made = self._make_smaller(make)
         made._state.kept += self._engine.list_kept()  # noqa: SLF001 - MPI may still write to these arrays
         self.discard()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 from hpccoll.communicator.communicator import Communicator
@@ -35,14 +35,7 @@ def survivors(*, spares: int = 0, **options: Any) -> Iterator[Communicator]:
     while True:
         comm, done = _make_block(pool, places) if spares else (pool, True)
         if comm is not None:
-            comm.is_block = True
-            try:
-                yield comm
-            except GeneratorExit:
-                comm.leave_loop()
-                pool.leave_loop()
-                raise
-            done = comm.is_done
+            done = yield from _yield_block(comm, pool)
         has_ended = pool.agree(done)
         if comm is not None and comm is not pool:
             end = comm.close if has_ended else comm.discard
@@ -51,6 +44,18 @@ def survivors(*, spares: int = 0, **options: Any) -> Iterator[Communicator]:
             break
         pool, places = _replace_dead(pool, places)
     pool.close()
+
+
+def _yield_block(comm: Communicator, pool: Communicator) -> Generator[Communicator, None, bool]:
+    """Yield the communicator of a block; return whether the block has ended without RankLostError."""
+    comm.is_block = True
+    try:
+        yield comm
+    except GeneratorExit:
+        comm.leave_loop()
+        pool.leave_loop()
+        raise
+    return comm.is_done
 
 
 def _make_block(pool: Communicator, places: list[int]) -> tuple[Communicator | None, bool]:

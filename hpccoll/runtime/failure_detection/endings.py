@@ -75,7 +75,7 @@ class JobEndings:
         self._thread: threading.Thread | None = None
         # For `_report_stopped`: the time of its next check, and the number of checks in a row that found stopped ranks.
         self._next_look, self._looks_with_stopped = 0.0, 0
-        self._survival = Survival(self._wake, self._notify)
+        self.survival = Survival(self._wake, self._notify)
         self._exit: tuple[str, int] | None = None  # the latest call of sys.exit, and the number of calls before it
         world = MPI.COMM_WORLD
         self._where = f"rank {world.rank} of {world.size} on {MPI.Get_processor_name()}"
@@ -110,12 +110,12 @@ class JobEndings:
         watchdog = self._start_thread(state.recorder, processes)
         has_messages, receive = partial(has_messages_for, state), partial(watchdog.receive, reply=self._notify)
         if losses is not None:
-            self._survival.add(processes)
-            receive = partial(self._survival.receive, receive)
+            self.survival.add(processes)
+            receive = partial(self.survival.receive, receive)
         watch = DepartureWatch(comm, state, has_messages, abort_on_error, receive, losses)
         with self.lock:
             self._watches[id(watch)] = watch
-        state.announce = self._wake.set if losses is None else self._survival.suspect
+        state.announce = self._wake.set if losses is None else self.survival.suspect
 
         def close() -> None:
             """Stop watching; to be called before the communicator is freed."""
@@ -136,11 +136,7 @@ class JobEndings:
 
     def guard(self, comm: MPI.Intracomm) -> AbstractContextManager[None]:
         """Revoke `comm`, which no communicator has yet, if one of its ranks dies in the `with` block."""
-        return self._survival.guard(comm, self.lock)
-
-    def limit(self) -> AbstractContextManager[None]:
-        """End the job with a report, or a rank that hangs, if the `with` block does not end within HPCCOLL_TIMEOUT."""
-        return self._survival.limit()
+        return self.survival.guard(comm, self.lock)
 
     @property
     def _is_active(self) -> bool:
@@ -156,7 +152,7 @@ class JobEndings:
         next_check = time.monotonic() + TICK_S
         try:
             while True:
-                self._wake.wait(min(self._survival.tick_s or NOTICE_TICK_S, max(next_check - time.monotonic(), 0)))
+                self._wake.wait(min(self.survival.tick_s or NOTICE_TICK_S, max(next_check - time.monotonic(), 0)))
                 self._wake.clear()
                 if self._stop.is_set():
                     return
@@ -165,7 +161,7 @@ class JobEndings:
                     if MPI.Is_finalized():
                         return
                     self._look_for_interruptions(now)
-                    self._survival.look(self._watches.values())
+                    self.survival.look(self._watches.values())
                     if time.monotonic() < next_check:
                         continue
                     next_check = time.monotonic() + TICK_S
@@ -178,19 +174,18 @@ class JobEndings:
     def _note_death(self, watchdog: Watchdog, rank: int) -> None:
         """Record that the process of a rank of this host has ended, and look whether calls must be told."""
         watchdog.note_death(rank)
-        self._survival.suspect()
+        self.survival.suspect()
 
     def _check(self, now: float) -> None:
         """Receive notices, complain to departed ranks, and report a call that does not finish."""
         if self._sends_notices:
             self._poll()
-        waits = [watch.observe(now) for watch in self._watches.values() if watch.may_complain]
+        observed = [watch.observe(now) for watch in self._watches.values() if watch.may_complain]
         if self._sends_notices:
             for watch in self._watches.values():
                 watch.examine(now)
-        waits.append(self._survival.observe(now))
-        hangs = self._timeout_s is not None and max(waits) > self._timeout_s
-        if self._watchdog is not None and hangs and not self._survival.kill_hung(self._watchdog, self._poll):
+        hangs = max(self.survival.observe(now), *observed, 0.0) > (self._timeout_s or float("inf"))
+        if self._watchdog is not None and hangs and not self.survival.kill_hung(self._watchdog, self._poll):
             self._report_hang(self._watchdog)
 
     def _look_for_interruptions(self, now: float) -> None:
@@ -359,7 +354,7 @@ class JobEndings:
             for watch in watches:
                 watch.poll()
                 watch.examine_interruption(time.monotonic(), progress.stop_wait)
-            self._survival.look(watches)
+            self.survival.look(watches)
             if all(watch.has_sent and (watch.have_all_departed or watch.state.interruption) for watch in watches):
                 return
             progress.advance()

@@ -66,7 +66,7 @@ class Survival:
 
     @contextmanager
     def limit(self) -> Iterator[None]:
-        """Let `observe` see the wait in the `with` block, which a death does not end."""
+        """End the job with a report, or a rank that hangs, if the `with` block does not end within HPCCOLL_TIMEOUT."""
         wait = _Wait()
         self._waits.append(wait)
         try:
@@ -75,7 +75,7 @@ class Survival:
             self._waits.remove(wait)
 
     def observe(self, now: float) -> float:
-        """Return for how long this rank has been in a block of `limit`, since `observe` first saw it; see `_check`."""
+        """Return for how long this rank has been in a block of `limit`, since `observe` first saw it."""
         for wait in self._waits:
             wait.since = wait.since or now
         return max((now - wait.since for wait in self._waits), default=0.0)
