@@ -115,19 +115,22 @@ class DepartureWatch:
 
     def poll(self) -> None:
         """Receive all notices that have arrived, without blocking."""
-        while self._has_notice():
+        while (message := self._match_notice()) is not None:
             source = self._status.Get_source()
             with self._tolerate_death:  # of the sender, since then
-                self._receive(source, self.comm.recv(source=source, tag=NOTICE_TAG))
+                self._receive(source, message.recv())
         if self._requests:
             self._requests = [request for request in self._requests if not self._is_sent(request)]
 
-    def _has_notice(self) -> bool:
-        """Whether a notice has arrived."""
+    def _match_notice(self) -> MPI.Message | None:
+        """Return a notice that has arrived, to be received; None if there is none.
+
+        A notice that was only probed may be gone when it is to be received: MPI drops the messages of dead ranks.
+        """
         with self._tolerate_death:
-            return bool(self.comm.Iprobe(MPI.ANY_SOURCE, NOTICE_TAG, self._status))
+            return self.comm.improbe(MPI.ANY_SOURCE, NOTICE_TAG, self._status)
         self.comm.Ack_failed()  # MPI reports each death once
-        return bool(self.comm.Iprobe(MPI.ANY_SOURCE, NOTICE_TAG, self._status))
+        return self.comm.improbe(MPI.ANY_SOURCE, NOTICE_TAG, self._status)
 
     def _is_sent(self, request: MPI.Request) -> bool:
         """Whether a notice has been sent, or its receiver has died."""
