@@ -1,8 +1,9 @@
 """The period of a plan: if rank r + p does the same as rank r, simulating p ranks is enough.
 
 An algorithm states the period of its plan (1 for a ring: each rank does the same as its neighbour, with all peers
-increased by 1). The period of a machine model is the number of ranks per node, and the period of the chunks is the
-smallest d >= 1 such that chunks c and c + d have equal sizes for all c. If the least common multiple p of the periods
+increased by 1). The period of a machine model is the number of ranks per node, or
+per switch if nodes share links, and the period of the chunks is the smallest d >= 1 such that chunks c and c + d have
+equal sizes for all c. If the least common multiple p of the periods
 of plan, machine and chunks divides n, ranks 0 to p - 1 represent all n ranks: rank r + p exchanges the same bytes at
 the same times as rank r, with peers increased by p. To verify the stated period, a sample of ranks is compared with
 their counterparts in other periods, in a sample of rounds.
@@ -31,7 +32,7 @@ def find_period(plan: Plan, machine: Machine, chunk_bytes: ChunkBytes) -> int:
         return n
     if chunk_bytes.common_size is None and len(chunk_bytes.sizes) != n:
         return n  # chunks are not numbered by rank, so rotating ranks does not rotate chunks
-    period = lcm(plan.period, machine.ranks_per_node, chunk_bytes.period)
+    period = lcm(plan.period, machine.period, chunk_bytes.period)
     if n % period or period == n:
         return n
     return period if _check_period(plan, period, chunk_bytes) else n
