@@ -41,7 +41,7 @@ def _period(n: int) -> int:
     return n if n % 2 else 2
 
 
-@algorithm(Operation.ALL_GATHER, "neighbor_exchange", all_gather_cost, period=_period, grows_linearly=True)
+@algorithm(Operation.ALL_GATHER, "neighbor_exchange", all_gather_cost, period=_period)
 def all_gather(rank: IntArray, n: int) -> Rounds:
     """Plan an all-gather: ranks exchange the blocks that arrived last with their left and right neighbour in turn."""
     if n == 1:
@@ -76,7 +76,7 @@ def all_gather(rank: IntArray, n: int) -> Rounds:
     return before + keep_ranks(Rounds(pairs, n, exchange_round), rank < even) + after
 
 
-@algorithm(Operation.REDUCE_SCATTER, "neighbor_exchange", reduce_scatter_cost, period=_period, grows_linearly=True)
+@algorithm(Operation.REDUCE_SCATTER, "neighbor_exchange", reduce_scatter_cost, period=_period)
 def reduce_scatter(rank: IntArray, n: int) -> Rounds:
     """Plan a reduce-scatter: partial sums of blocks move between neighbours, two blocks per message."""
     return all_gather(rank, n).reversed(Op.OWN_FIRST)

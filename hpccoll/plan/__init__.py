@@ -68,7 +68,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NO_CHUNK", "NO_PEER", "SIGNAL", "ActionKind", "Cost", "Count", "Fabric", "FabricKind", "Fence", "Floats",
-    "Groups", "IntArray", "Ints", "Link", "Load", "Machine", "Move", "Nodes", "Op", "Operation", "PassTimes", "Picks", "PipelineAction",
+    "Groups", "IntArray", "Ints", "Link",
+    "Load", "Machine", "Move", "Nodes", "Op", "Operation", "PassTimes", "Picks", "PipelineAction",
     "PipelineStep", "Plan", "Proof", "Region", "Rounds", "Schedule", "ScheduleProof", "Simulation", "Span", "Step",
     "Store", "SurvivalProof", "check", "check_schedule", "check_survival", "empty_rounds", "fold_ranks", "keep_ranks",
     "keeps_rank_order", "overlay", "reduce_into_core", "relabel_ranks", "replay", "run_across_groups", "run_in_groups",

@@ -11,13 +11,12 @@ from hpccoll.algorithms import Algorithm
 from hpccoll.algorithms.pipelining import MESSAGE_BYTES, choose_segment_count
 from hpccoll.plan import Machine, Plan, Simulation, simulate
 from hpccoll.plan.simulation.chunk_bytes import ChunkBytes
-from hpccoll.plan.simulation.repeated_rounds import MOST_RANKS
+from hpccoll.plan.simulation.repeated_rounds import LEAST_ROUNDS, MOST_RANKS
 from hpccoll.plan.simulation.symmetry import find_period
 from hpccoll.predict.linear_growth import simulate_by_growth
 from hpccoll.selection import choose_chunk_count
 
 MOST_DIRECT_RANKS = 2**13  # beyond which plans that grow linearly are simulated by a few nodes
-MOST_DIRECT_STEPS = 2**10  # messages of a round beyond which a few nodes are simulated instead
 ITEMSIZE = 4  # float32, the default of `hpccoll bench`
 
 
@@ -83,7 +82,7 @@ def _needs_growth(algorithm: Algorithm, n: int, machine: Machine, count: int, ch
         return False
     plan = algorithm.plan(n, root, chunks, fill_nodes(n, machine))
     rounds = plan.column(0)
-    if len(rounds) and len(rounds.at(len(rounds) // 2)) > MOST_DIRECT_STEPS:
+    if plan.period is None or len(rounds) < LEAST_ROUNDS:  # few rounds have a message to every rank
         return True
     sizes = ChunkBytes(plan.operation.chunk_sizes(count, n, rounds.chunks) * ITEMSIZE)
     return find_period(plan, machine, sizes) > MOST_RANKS

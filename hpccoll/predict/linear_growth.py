@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from math import lcm
 
 import numpy as np
 
@@ -40,9 +41,9 @@ class GrowthSizes:
 def choose_growth_sizes(n: int, per_node: int, chunks: int) -> GrowthSizes | None:
     """Return the rank counts to simulate instead of n ranks; None if they are as many as n or too many to simulate.
 
-    They leave whole nodes out of n ranks, an even number of them, so that the last node is as full as that of n ranks.
+    They leave whole nodes and an even number of ranks out of n, so that the last node is as full as that of n ranks.
     """
-    block = 2 * per_node
+    block = lcm(per_node, 2)
     half = -(-max(LEAST_RANKS, PIPELINE_ROOM * chunks) // (2 * block)) * block
     low, least = half, 2 * half + n % block
     counts = tuple(least + half * step for step in range(4))
@@ -100,8 +101,9 @@ def _extrapolate(runs: Sequence[Simulation], n: int, low: int, per_node: int) ->
     def grow_array(name: str) -> Floats:
         """Return the values of all n ranks."""
         here, there = getattr(first, name), getattr(second, name)
-        head = here[:low] + (there[:low] - here[:low]) * float(steps)
-        tail = here[low:] + (there[more - few + low :] - here[low:]) * float(steps)
+        added, step = n - few, more - few  # multiplied before divided, which is exact for exact costs
+        head = here[:low] + (there[:low] - here[:low]) * added / step
+        tail = here[low:] + (there[step + low :] - here[low:]) * added / step
         nodes = (n - few) // per_node
         number = np.arange(1, nodes + 1)[:, None]
         between = head[low - per_node :] + (tail[:per_node] - head[low - per_node :]) * number / (nodes + 1)

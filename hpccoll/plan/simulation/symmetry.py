@@ -16,13 +16,15 @@ from math import lcm
 
 import numpy as np
 
-from hpccoll.errors import PlanError
+from hpccoll.errors import PlanError, UsageError
 from hpccoll.plan.plan import Plan
 from hpccoll.plan.simulation.chunk_bytes import ChunkBytes
 from hpccoll.plan.simulation.machine import Machine
-from hpccoll.plan.step import NO_CHUNK, NO_PEER, Fence, IntArray, Load, Move, Region, Step, Store
+from hpccoll.plan.step import NO_CHUNK, NO_PEER, Fence, IntArray, Load, Move, Region, Span, Step, Store
+from hpccoll.units import format_count, format_size
 
 _ROUNDS, _RANKS, _BLOCKS = 48, 32, 5  # of a sample
+_MOST_LISTED = 2**16  # chunks of a message that are listed one by one
 
 
 def find_period(plan: Plan, machine: Machine, chunk_bytes: ChunkBytes) -> int:
@@ -66,10 +68,34 @@ def _chunks_shift(here: Sequence[Step], there: Sequence[Step], shift: int, n: in
         if isinstance(a, Fence) or isinstance(b, Fence):
             continue
         (peers, region), (_, other) = _peers_and_region(a), _peers_and_region(b)
+        if _are_intervals(region, other, n):
+            first, later = (
+                np.where(peers == NO_PEER, 0, each.first) for each in (region, other) if isinstance(each, Span)
+            )
+            if not np.array_equal((first + np.where(peers == NO_PEER, 0, shift)) % n, later % n):
+                return False
+            continue
+        if np.max(region.size) > _MOST_LISTED:
+            raise UsageError(
+                f"a message of {format_count(int(np.max(region.size)), 'chunk')} of unequal sizes is too long to "
+                f"simulate; use a message size of a multiple of {n} elements (--size {format_size(4 * n)} of float32)"
+            )
         ids = np.where(peers[:, None] == NO_PEER, NO_PEER, region.ids(ranks))
         if not np.array_equal(_add_shift(ids, shift, n), np.where(ids == NO_CHUNK, ids, other.ids(ranks))):
             return False
     return True
+
+
+def _are_intervals(region: Region, other: Region, n: int) -> bool:
+    """Whether both regions are cyclic intervals of n chunks, of the same length on all ranks."""
+    return (
+        all(
+            isinstance(each, Span) and each.mod == n and each.unit == 1 and isinstance(each.base, int) and not each.base
+            for each in (region, other)
+        )
+        and isinstance(region.size, int)
+        and region.size == other.size
+    )
 
 
 def _peers_and_region(step: Move | Load | Store) -> tuple[IntArray, Region]:
