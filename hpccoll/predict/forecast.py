@@ -9,14 +9,15 @@ import numpy as np
 
 from hpccoll.algorithms import Algorithm
 from hpccoll.algorithms.pipelining import MESSAGE_BYTES, choose_segment_count
-from hpccoll.plan import Machine, Plan, Simulation, simulate
+from hpccoll.plan import Machine, Operation, Plan, Simulation, simulate
 from hpccoll.plan.simulation.chunk_bytes import ChunkBytes
 from hpccoll.plan.simulation.repeated_rounds import LEAST_ROUNDS, MOST_RANKS
 from hpccoll.plan.simulation.symmetry import find_period
-from hpccoll.predict.linear_growth import simulate_by_growth
+from hpccoll.predict.linear_growth import GrowthError, simulate_by_growth
 from hpccoll.selection import choose_chunk_count
 
 MOST_DIRECT_RANKS = 2**13  # beyond which plans that grow linearly are simulated by a few nodes
+MOST_UNSYMMETRIC_RANKS = 2**17  # beyond which the simulation of all ranks would take minutes
 ITEMSIZE = 4  # float32, the default of `hpccoll bench`
 
 
@@ -69,7 +70,11 @@ def forecast(
         chunks = choose_forecast_chunks(algorithm, n, nbytes)
     count = algorithm.operation.count_elements(nbytes, ITEMSIZE, n)
     if not full and _needs_growth(algorithm, n, machine, count, chunks, root):
-        return _forecast_by_growth(algorithm, n, machine, count, chunks, root)
+        try:
+            return _forecast_by_growth(algorithm, n, machine, count, chunks, root)
+        except GrowthError:
+            if n > MOST_UNSYMMETRIC_RANKS:
+                raise
     plan = algorithm.plan(n, root, chunks, fill_nodes(n, machine))
     if algorithm.is_two_level and not trace:
         return simulate_pipelined(plan, machine, count, ITEMSIZE, full=full)
@@ -82,7 +87,9 @@ def _needs_growth(algorithm: Algorithm, n: int, machine: Machine, count: int, ch
         return False
     plan = algorithm.plan(n, root, chunks, fill_nodes(n, machine))
     rounds = plan.column(0)
-    if plan.period is None or len(rounds) < LEAST_ROUNDS:  # few rounds have a message to every rank
+    # A few rounds have a message to every rank, and the rounds of an all_to_all are all different.
+    exchanges = plan.operation is Operation.ALL_TO_ALL
+    if plan.period is None or len(rounds) < LEAST_ROUNDS or exchanges or algorithm.is_two_level:
         return True
     sizes = ChunkBytes(plan.operation.chunk_sizes(count, n, rounds.chunks) * ITEMSIZE)
     return find_period(plan, machine, sizes) > MOST_RANKS

@@ -30,6 +30,10 @@ PIPELINE_ROOM = 3  # ranks per chunk of a pipeline that are simulated at least
 SIMULATED_MOST = 2**13  # ranks beyond which the simulation of the small rank counts itself would take minutes
 
 
+class GrowthError(UsageError):
+    """Raised if the simulations of a few nodes do not tell those of many."""
+
+
 @dataclass(frozen=True, slots=True)
 class GrowthSizes:
     """The four simulated rank counts, which differ by the same number, and the number of ranks below the middle."""
@@ -64,24 +68,24 @@ def simulate_by_growth(
         name: the name of the plan in error messages.
 
     Raises:
-        UsageError: the results do not grow linearly, or too many ranks would have to be simulated.
+        GrowthError: the results do not grow linearly, or too many ranks would have to be simulated.
     """
     sizes = choose_growth_sizes(n, per_node, chunks)
     shift = root - root % per_node  # the machine looks the same from every node if all are full
     if sizes is None or (shift and n % per_node):
         why = "the root is not on the first node and the last node is not full" if sizes else f"it has {chunks} chunks"
-        raise UsageError(f"{name} on {n} ranks cannot be simulated from a few nodes, because {why}; use fewer ranks")
+        raise GrowthError(f"{name} on {n} ranks cannot be simulated from a few nodes, because {why}; use fewer ranks")
     *runs, last = (run(count, root - shift) for count in sizes.counts)
     _require_same(_extrapolate(runs, last.plan.ranks, sizes.low, per_node), last, sizes, name)
     return _roll(_extrapolate(runs, n, sizes.low, per_node), shift)
 
 
 def _require_same(predicted: Simulation, simulated: Simulation, sizes: GrowthSizes, name: str) -> None:
-    """Raise UsageError if the prediction from smaller rank counts is not what was simulated, on every rank."""
+    """Raise GrowthError if the prediction from smaller rank counts is not what was simulated, on every rank."""
     fields = ("clocks_s", "within", "between", "rounds", "steps", "messages")
     if not all(np.allclose(getattr(predicted, each), getattr(simulated, each), rtol=1e-9, atol=0) for each in fields):
         counts = ", ".join(map(str, sizes.counts[:-1]))
-        raise UsageError(
+        raise GrowthError(
             f"{name} on {format_count(simulated.plan.ranks, 'rank')} does not take the time that {counts} ranks "
             "suggest, so that a few nodes cannot represent many; use fewer ranks, or a message size that divides evenly"
         )

@@ -66,7 +66,8 @@ class LinkTable:
         self.machine, self.n, self.size = machine, n, represented
         self.most_cached = max(min(_MOST_CACHED, _MOST_CACHED_PEERS // max(represented, 1)), 1)
         self.rank = np.arange(represented, dtype=np.int64)
-        self.node = np.arange(n, dtype=np.int64) // machine.ranks_per_node
+        # Small integers, because all ranks' nodes are read out of order.
+        self.node = (np.arange(n) // machine.ranks_per_node).astype(np.int32)
         self.own_node = self.node[self.rank]
         place = self.rank % machine.ranks_per_node
         self.nic = self.own_node * machine.nics_per_node + place * machine.nics_per_node // machine.ranks_per_node
@@ -80,7 +81,7 @@ class LinkTable:
         if fabric is None:
             return None
         rail = np.arange(self.n) % q * self.machine.nics_per_node // q
-        return FabricTable(fabric, self.node // fabric.nodes_per_switch, rail * fabric.has_rails, self.size)
+        return FabricTable(fabric, self.node.astype(np.int64) // fabric.nodes_per_switch, rail * fabric.has_rails, self.size)
 
     def peer_links(self, move: Move) -> PeerLinks:
         """Return the links between ranks and their peers in the step `move`; results are cached."""
@@ -179,4 +180,6 @@ class LinkTable:
 
 def _by_link(active: Mask, far: Mask, near_s: float, wide_s: float, otherwise: float) -> Floats:
     """Return `wide_s` for active ranks with peers on other nodes, `near_s` for other active ranks, else `otherwise`."""
-    return np.where(active, np.where(far, wide_s, near_s), otherwise)
+    if near_s == wide_s == otherwise:
+        return np.full(len(active), otherwise)
+    return np.array([otherwise, near_s, wide_s]).take(active * np.int8(1) + (active & far))

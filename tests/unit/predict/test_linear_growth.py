@@ -57,7 +57,7 @@ def test_growth_that_is_not_linear_is_refused(monkeypatch):
     tree = replace(get_algorithm(Operation.BROADCAST, "tree"), grows_linearly=True)
     monkeypatch.setattr(forecasts, "_needs_growth", lambda *_: True)
     with pytest.raises(UsageError, match="does not take the time that"):
-        forecast(tree, 2**14, make_machine(tree, 2**14, 1, 1), 8192)
+        forecast(tree, 2**20, make_machine(tree, 2**20, 1, 1), 8192)
 
 
 def test_a_million_ranks_of_a_chain():
