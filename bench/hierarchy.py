@@ -33,7 +33,7 @@ from hpccoll.units import KiB, MiB, format_size
 LIBRARY, AGAIN = "MPI library", "MPI library (A/A)"
 LARGE = 4 * MiB
 # The algorithms to time: first two-level algorithms, then flat algorithms.
-RACED = {
+TIMED = {
     Operation.ALL_REDUCE: ("hierarchical_ring", "hierarchical_doubling", "ring", "recursive_doubling"),
     Operation.REDUCE_SCATTER: ("hierarchical_ring", "hierarchical_bruck", "ring"),
     Operation.ALL_GATHER: ("hierarchical_ring", "hierarchical_bruck", "ring"),
@@ -48,29 +48,36 @@ def measure(bench: Bench) -> Iterator[Result]:
     module = make_buffer_module("host", bench.own, 2 * max(bench.sizes) + 64 * KiB)
     engine = peers.start_engine("mpi", bench.comm)
     for nbytes in bench.sizes:
-        for operation in RACED if nbytes >= LARGE else (Operation.ALL_REDUCE,):
-            case, free = contest(bench, operation, nbytes, module, engine)
+        for operation in TIMED if nbytes >= LARGE else (Operation.ALL_REDUCE,):
+            case, free = prepare_case(bench, operation, nbytes, module, engine)
             yield bench.run(case)
-            yield floor(bench, operation, case) if nbytes >= LARGE and bench.link_mbit else fastest(bench, case)
+            yield (
+                make_floor_record(bench, operation, case)
+                if nbytes >= LARGE and bench.link_mbit
+                else make_fastest_record(bench, case)
+            )
             for each in free:
                 each()
     engine.close()
 
 
-def contest(
+def prepare_case(
     bench: Bench, operation: Operation, nbytes: int, module: ArrayModule, engine: peers.LibraryEngine
 ) -> tuple[Case, list[Callable[[], None]]]:
-    """Prepare all sides of an operation; return the case, and functions that free them."""
+    """Return the case of an operation, with the MPI library, `auto` and the algorithms TIMED as sides.
+
+    Also returns functions that free what the sides use.
+    """
     comm, blocks = bench.comm, bench.comm.size if operation.has_blocks else 1
     count, in_place = max(nbytes // 4 // blocks, 1), not operation.has_blocks
     task = WorkloadSpec(operation, count, get_dtype("float32"), "sum", 0, in_place, comm.rank, comm.size)
     workload = Workload(task, module)
     large = nbytes >= LARGE
     library = prepare_peer(engine, workload)
-    ready = {name: prepare_own(bench.own, workload, name) for name in ("auto", *RACED[operation])}
+    ready = {name: prepare_own(bench.own, workload, name) for name in ("auto", *TIMED[operation])}
     must = (Must(f"{TIMES}x the library", LIBRARY, times=TIMES),) if large and operation is Operation.ALL_REDUCE else ()
     sides = [Side(LIBRARY, library.call), Side(AGAIN, library.call)]
-    sides += [Side(name, each.call, must if name == RACED[operation][0] else ()) for name, each in ready.items()]
+    sides += [Side(name, each.call, must if name == TIMED[operation][0] else ()) for name, each in ready.items()]
 
     def check(call: Callable[[], object]) -> int:
         workload.reset()
@@ -81,14 +88,14 @@ def contest(
     return case, [library.free, *(each.free for each in ready.values())]
 
 
-def floor(bench: Bench, operation: Operation, case: Case) -> dict[str, Any]:
+def make_floor_record(bench: Bench, operation: Operation, case: Case) -> dict[str, Any]:
     """Return the record that compares every side with the least time in which the busiest node can send its bytes."""
     nodes = detect_layout(bench.comm).nodes
     once = (nodes - 1) / nodes
     share = {Operation.ALL_REDUCE: 2 * once, Operation.BROADCAST: 1.0}.get(operation, once)
     least_us = share * case.nbytes / (bench.link_mbit / 8)
     took = {side.name: float(np.median(side.samples_us)) / least_us for side in case.sides}
-    first, limit = RACED[operation][0], WITHIN.get(operation, OTHERS)
+    first, limit = TIMED[operation][0], WITHIN.get(operation, OTHERS)
     found = {"value": took[first], "low": took[first], "high": took[first], "coverage": 0.0}
     told = ", ".join(f"{name} {ratio:.3f}x" for name, ratio in took.items() if name != AGAIN)
     holds = took[first] <= limit
@@ -103,8 +110,8 @@ def floor(bench: Bench, operation: Operation, case: Case) -> dict[str, Any]:
     }
 
 
-def fastest(bench: Bench, case: Case) -> dict[str, Any]:
-    """Return the record that names the fastest side, and the ratio of auto to it."""
+def make_fastest_record(bench: Bench, case: Case) -> dict[str, Any]:
+    """Return the record that names the fastest side of the case, and has the time of `auto` divided by its time."""
     medians = {side.name: float(np.median(side.samples_us)) for side in case.sides if side.name != AGAIN}
     best = min((name for name in medians if name != "auto"), key=lambda name: medians[name])
     ratio = case.ratio(case.side(best), "auto")

@@ -1,8 +1,8 @@
-"""Compare the collectives of mpi4py programs over hpccoll with plain mpi4py, in batches and in turns.
+"""Compare the collectives of mpi4py programs over hpccoll with plain mpi4py, in batches of calls, in turns.
 
 The first cases are mpi4py's collectives of buffers, on arrays. The next cases are those of Python objects: a number, a
-small dict and arrays. The passed calls are those that hpccoll leaves to the MPI library. The last cases run the
-programs of docs/programs as a whole, in one process, first with plain communicators.
+small dict and arrays. The next case is a call that hpccoll passes on to the MPI library. Each of the last cases runs a
+whole program of docs/programs, first with plain communicators and then with those of hpccoll, in the same process.
 
     mpirun -n 2 python bench/mpi4py_dropin.py --json mpi4py_dropin.jsonl
 """
@@ -31,12 +31,13 @@ OBJECT_BATCH = 30
 PLAIN, OURS = "mpi4py", "over hpccoll"
 DOCS_PROGRAMS = Path(__file__).parents[1] / "docs" / "programs"
 PROGRAM_ARGUMENTS = {"jacobi": ["256", "100"], "conjugate_gradients": ["800"], "k_means": ["8000", "8"]}
-SMALL, FAST_FROM, FAST_TIMES = KiB, 256 * KiB, 2.0  # bytes up to which and from which a requirement holds
+SMALL = KiB  # bytes up to which hpccoll must be at least as fast
+FAST_FROM, FAST_TIMES = 256 * KiB, 2.0  # bytes from which Allreduce must be FAST_TIMES times as fast
 OBJECT_TIMES = {"allreduce": 5.0, "bcast": 3.0}  # of arrays of 1 MiB
 
 
 def measure(bench: Bench) -> Iterator[Result]:
-    """Yield the cases of buffers, of objects, of passed calls and of programs."""
+    """Yield the cases of buffers, of Python objects, of a call passed on to the MPI library, and of programs."""
     plain, ours = bench.comm, wrap(bench.comm.Dup())
     for name in ("Allreduce", "Bcast", "Reduce", "Allgather", "Alltoall", "Reduce_scatter_block", "Gather", "Scatter"):
         for nbytes in bench.sizes:
@@ -52,12 +53,12 @@ def measure(bench: Bench) -> Iterator[Result]:
 
 
 def make_sides(calls: dict[str, Callable[[], object]], *musts: Must) -> list[Side]:
-    """Return the sides of a case: plain mpi4py twice, then mpi4py over hpccoll."""
+    """Return the sides of a case: plain mpi4py twice, then mpi4py over hpccoll, which must meet `musts`."""
     return [Side(PLAIN, calls[PLAIN]), Side(f"{PLAIN} again (A/A)", calls[PLAIN]), Side(OURS, calls[OURS], musts)]
 
 
 def bind_calls(name: str, arguments: tuple[Any, ...], plain: Any, ours: Any) -> dict[str, Callable[[], object]]:
-    """Return calls of a method of both communicators with the same arguments."""
+    """Return, by side, the call of method `name` with `arguments` on each of both communicators."""
     return {PLAIN: partial(getattr(plain, name), *arguments), OURS: partial(getattr(ours, name), *arguments)}
 
 
@@ -112,7 +113,7 @@ def make_passed_case(plain: Any, ours: Any) -> Case:
 
 
 def make_program_case(path: Path, plain: Any, ours: Any) -> Case:
-    """Return the case of a whole program."""
+    """Return the case of the program `path`, which runs with each of both communicators as MPI.COMM_WORLD."""
 
     def run(comm: Any) -> None:
         constants = vars(MPI)

@@ -1,8 +1,8 @@
-"""Times an all-reduce after a barrier, as most benchmarks do, and after a common start, for comparison.
+"""Times an all-reduce that starts after a barrier, as in most benchmarks, and one that all ranks start at a fixed time.
 
-A benchmark that starts its iterations by a barrier measures the exit skew of the barrier, too: the ranks that leave
-early wait in the all-reduce for the ranks that leave late. After a common start on a clock that all ranks share, all
-ranks enter at the same time, so the difference is the bias of the barrier.
+A benchmark that starts its iterations by a barrier also measures the exit skew of the barrier: the ranks that leave
+early wait in the all-reduce for the ranks that leave late. If each rank starts the all-reduce at the same time of a
+synchronised clock, all ranks enter at the same time, so the difference of the two times is the bias of the barrier.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from hpccoll.barrier_suite.round_timer import RoundTimer, choose_window
 
 
 def time_all_reduce_after(timer: RoundTimer, barrier: Callable[[], object], rounds: int) -> list[float] | None:
-    """Return the seconds of an all-reduce of 8 B after the barrier, maximum over ranks; None on ranks above 0.
+    """Return, for each round, the seconds of an all-reduce of 8 B that starts after `barrier`, the maximum over ranks.
 
-    Collective; one value per round.
+    Collective; None on ranks above 0.
     """
     comm, now, one, total = timer.comm, timer.clock.now, np.zeros(1), np.zeros(1)
     times = np.empty(rounds)
@@ -36,9 +36,9 @@ def time_all_reduce_after(timer: RoundTimer, barrier: Callable[[], object], roun
 
 
 def time_all_reduce_at_start(timer: RoundTimer, rounds: int) -> list[float] | None:
-    """Return the seconds of an all-reduce of 8 B after a common start, maximum over ranks; None on ranks above 0.
+    """Return, for each round, the seconds of an all-reduce of 8 B that all ranks start at the same time of the clock.
 
-    Collective; one value per round.
+    The seconds are the maximum over ranks. Collective; None on ranks above 0.
     """
     one, total = np.zeros(1), np.zeros(1)
     delays = ArrivalPattern.NONE.make_delays(max(rounds // 10, 1), timer.comm.size, 0.0, 0)

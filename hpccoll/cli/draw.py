@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 MOST_CHUNKS = 64
 DEFAULT_RANKS = 5
-PRINTED = "-.txt"  # in place of the output file: the text is printed
+PRINTED = "-.txt"  # instead of an output file: print a text grid
 
 
 @dataclass(frozen=True, slots=True)
 class DrawingFormat:
-    """A file format: its name in messages, and the largest number of ranks that a drawing shows legibly."""
+    """A file format: its name in messages, and the largest number of ranks of a legible drawing."""
 
     name: str
     most_ranks: int
@@ -49,9 +49,10 @@ FORMATS = {
 
 
 def _render(plan: Plan, nodes: tuple[int, ...], suffix: str) -> list[bytes]:
-    """Return the files of a drawing, one per page, in the format of `suffix`; without ranks per node, nodes are hidden.
+    """Return the contents of a drawing's files, one per page, in the format of `suffix`, such as `.svg`.
 
-    Only pictures (.svg, .png) have several pages.
+    `nodes` has the number of ranks on each node; if it is empty, the drawing shows no nodes. Only pictures (.svg, .png)
+    have several pages.
     """
     from hpccoll.plan import drawing
 
@@ -68,7 +69,10 @@ def _render(plan: Plan, nodes: tuple[int, ...], suffix: str) -> list[bytes]:
 
 
 def _render_trace(plan: Plan, machine: Machine | None, nbytes: int) -> bytes:
-    """Return a JSON trace: times simulated on the machine model or, without a model, rounds of equal length."""
+    """Return a JSON trace of the plan, with times simulated for a message of `nbytes` bytes on the machine model.
+
+    Without a machine model, all rounds have the same length, and `nbytes` is ignored.
+    """
     from hpccoll.plan.drawing import format_trace_json
     from hpccoll.plan.simulation import build_round_timeline, build_simulated_timeline
 
@@ -127,9 +131,9 @@ def draw(
         _draw_schedule(name, PRINTED if output is None else output, schedule_options)
         return
     if output is None:
-        _require_printable_options()
+        _reject_trace_options()
         output = PRINTED
-    _require_used_options(measured, machine)
+    _reject_unused_options(measured, machine)
     if measured:
         _measure(name, output, ranks, root, parse_size(size))
         return
@@ -150,15 +154,15 @@ def _draw_plan(
     algorithm = _get_algorithm(name)
     ranks = ranks if ranks is not None else algorithm.only_ranks or DEFAULT_RANKS
     drawing_format = _get_format(output, ranks, chunks)
-    timed_on = _load_machine(output, machine)
-    sizes = _find_node_sizes(nodes, ranks, timed_on)
+    machine_model = _load_machine(output, machine)
+    sizes = _find_node_sizes(nodes, ranks, machine_model)
     plan = _make_plan(algorithm, ranks, root, chunks, sizes)
     if not is_printing_rank():
         return
     if output != PRINTED:
         require_writable(output, "-o")
     suffix = Path(output).suffix.lower()
-    pages = [_render_trace(plan, timed_on, nbytes)] if suffix == ".json" else _render(plan, sizes, suffix)
+    pages = [_render_trace(plan, machine_model, nbytes)] if suffix == ".json" else _render(plan, sizes, suffix)
     _write_pages(output, pages, f"{drawing_format.name} of {algorithm.full_name} on {format_count(ranks, 'rank')}")
 
 
@@ -173,15 +177,19 @@ def _draw_schedule(name: str, output: str, options: ScheduleOptions) -> None:
     _write(output, chart, f"a chart of {schedule.name} on {format_count(schedule.ranks, 'rank')}")
 
 
-def _require_printable_options() -> None:
-    """Raise UsageError if the user gave an option that a printed text does not use."""
+def _reject_trace_options() -> None:
+    """Raise UsageError if the user gave an option that only a trace (-o FILE.json) uses."""
     unused = list_given_options("machine", "measured", "size")
     if unused:
         raise UsageError(f"{' and '.join(unused)}: only for traces; add -o FILE.json, or leave the option out")
 
 
-def _require_used_options(measured: bool, machine: str | None) -> None:
-    """Raise UsageError if the user gave an option that the drawing would not use."""
+def _reject_unused_options(measured: bool, machine: str | None) -> None:
+    """Raise UsageError if the user gave an option that has no effect together with the others.
+
+    With --measured (`measured`), these are --chunks, --nodes and --machine. Without --measured and --machine (`machine`
+    is None), this is --size.
+    """
     unused = list_given_options("chunks", "nodes", "machine") if measured else []
     if unused:
         raise UsageError(f"--measured runs one chunk on the nodes of this job; leave {' and '.join(unused)} out")
@@ -200,18 +208,21 @@ def _write_pages(output: str, pages: Sequence[bytes], description: str) -> None:
         _write(str(name), page, f"{description}, page {number} of {len(pages)}")
 
 
-def _write(output: str, drawn: bytes, description: str) -> None:
-    """Write the file `output` and print its name, description and size; or print a text."""
+def _write(output: str, drawing: bytes, description: str) -> None:
+    """Write the file `output` and print its name, description and size; if `output` is PRINTED, print the drawing."""
     if output == PRINTED:
-        click.echo(drawn.decode().rstrip("\n"))
+        click.echo(drawing.decode().rstrip("\n"))
         return
     with explain_write_errors(output, "-o"):
-        Path(output).write_bytes(drawn)
-    click.echo(f"{output}: {description}, {len(drawn):,} bytes")
+        Path(output).write_bytes(drawing)
+    click.echo(f"{output}: {description}, {len(drawing):,} bytes")
 
 
 def _measure(name: str, output: str, ranks: int | None, root: int, nbytes: int) -> None:
-    """Run the algorithm on all ranks of the job; rank 0 writes a trace of the run. Collective."""
+    """Run the algorithm `name` on all ranks of the job; rank 0 writes a trace of the run. Collective.
+
+    `ranks` is the value of --ranks: None, or the number of ranks of the job. `nbytes` is the size of the message.
+    """
     from hpccoll.runtime import job, joint_failure
 
     world = job.get_world()  # before other imports load MPI, as in `hpccoll bench`

@@ -139,7 +139,7 @@ def simulate(
     if are_schedules(names, "ranks", "size", "chunks", "root", "full", "show_path", "map_file", *machine):
         run_cases("simulate", names, schedule_options, json_file)
         return
-    _require_used_options(map_file)
+    _reject_unused_options(map_file)
     algorithms = resolve_algorithms(names or ("all_reduce",))
     counts, sizes = _find_rank_counts(ranks, algorithms), [parse_size(part) for part in size.split(",")]
     chosen = resolve_machine(counts, machine, algorithms if names else [])
@@ -168,7 +168,7 @@ def _record_and_print(
         _print_cases(cases, chosen, show_path=show_path)
 
 
-def _require_used_options(map_file: str | None) -> None:
+def _reject_unused_options(map_file: str | None) -> None:
     """Raise UsageError if the user gave --map and an option that --map does not use."""
     unused = list_given_options("size", "chunks", "root", "full", "show_path", "json_file")
     if unused and map_file is not None:

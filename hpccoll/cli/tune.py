@@ -13,7 +13,15 @@ import click
 from hpccoll.cli.bench_output import print_memory_need
 from hpccoll.cli.completion import complete_operations
 from hpccoll.cli.options import argument, option, take_options
-from hpccoll.cli.output import STDOUT, is_printing_rank, json_field, open_json_lines, print_table, print_text
+from hpccoll.cli.output import (
+    STDOUT,
+    is_printing_rank,
+    json_field,
+    list_given_options,
+    open_json_lines,
+    print_table,
+    print_text,
+)
 from hpccoll.cli.run_output import RunOutput
 from hpccoll.cli.run_record import make_run_record
 from hpccoll.errors import UnknownNameError, UsageError
@@ -30,6 +38,7 @@ if TYPE_CHECKING:
 
 LINK_SWEEPS, LINK_LIMIT_S = 2, 20.0  # measurements of each link; seconds after which a message counts as lost
 TOTAL_BUDGET_S = 60.0  # shared by all rows; large messages may take longer for their minimum of iterations
+EXPORT_BUDGET_S = 120.0  # of --export, which measures every choice twice
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +64,20 @@ class TuneOptions:
     )
     seed: int = option("--seed", default=0, show_default=True, help="Seed of the data and of the order of candidates.")
     output: str | None = option(
-        "--output", metavar="FILE", help="Tuning table to write; default the file that auto reads."
+        "-o", "--output", metavar="FILE", help="Tuning table to write; default the file that auto reads."
     )
     json_file: str | None = json_field("Write JSON Lines as rows finish; - for standard output.")
     show: bool = option("--show", is_flag=True, help="Print the stored table and measure nothing.")
+    export: str | None = option(
+        "--export",
+        type=click.Choice(["openmpi", "mpich", "nccl"]),
+        help="Measure the library's own algorithms, and write to -o FILE the rules by which the library selects them.",
+    )
+    multithreaded: bool = option(
+        "--multithreaded",
+        is_flag=True,
+        help="With --export: measure as for programs that ask for MPI_THREAD_MULTIPLE; default as after MPI_Init.",
+    )
 
 
 @click.command()
@@ -74,8 +93,31 @@ def tune(options: TuneOptions) -> int:
       mpirun -n 4 hpccoll tune
       mpirun -n 4 hpccoll tune all_reduce -b 1K -e 16M --buffer symmetric
       mpirun -n 4 hpccoll tune --show
+      mpirun -n 4 hpccoll tune --export openmpi -o rules.conf
     """  # noqa: D301 - \b is click's, and keeps the lines apart
+    if options.export:
+        return _export(options)
+    if options.multithreaded:
+        raise UsageError("--multithreaded is for --export; the tuning table is always measured so")
     return _run(options)
+
+
+def _export(options: TuneOptions) -> int:
+    """Write a library's own file of rules for --export; return the exit status. Collective."""
+    from hpccoll.cli.tune_export import ExportOptions, export_rules, list_operations
+
+    unused = list_given_options("buffer", "show")
+    if unused or options.output is None or "," in options.dtype:
+        wrong = f"{unused[0]} is for the tuning table" if unused else "it takes -o FILE and one element type"
+        raise UsageError(
+            f"--export {options.export}: {wrong}; for example: hpccoll tune --export {options.export} -o rules"
+        )
+    named = tuple(dict.fromkeys(Operation.from_name(name) for name in options.operations))
+    operations = list_operations(options.export or "", named)
+    sizes = tuple(list_message_sizes(options.min_bytes, options.max_bytes, options.factor))
+    budget_s = options.budget * len(operations) * len(sizes) if options.budget else EXPORT_BUDGET_S
+    values = (operations, sizes, options.dtype, budget_s, options.seed, options.json_file, options.multithreaded)
+    return export_rules(ExportOptions(options.export or "", options.output, *values))
 
 
 def _run(options: TuneOptions) -> int:

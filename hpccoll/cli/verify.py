@@ -53,8 +53,10 @@ def draw_block_sizes(algorithm: Algorithm, ranks: int) -> tuple[Count, ...]:
     """Return sizes of blocks for which a plan is proven: some of 0 elements, and sizes that are all different.
 
     If no two blocks have equal sizes, a proof that a plan never sends a chunk to one of another size shows that it
-    never confuses two blocks. The proof then holds for all sizes of blocks. The result is empty for operations without
-    blocks, for a user's own algorithm, and for an all-to-all whose ranks forward blocks, which must be of equal size.
+    never confuses two blocks. The proof then holds for all sizes of blocks.
+
+    The result is empty for operations whose message is one vector (such as all_reduce) instead of a block per rank, for
+    a user's own algorithm, and for an all-to-all whose ranks forward blocks, which must be of equal size.
     """
     exchanges = algorithm.operation is Operation.ALL_TO_ALL
     if not algorithm.operation.has_blocks or loader.is_user_defined(algorithm):

@@ -8,12 +8,18 @@ the control's rows from their median over all runs. The control is one of:
 - `rows`: all rows, only if the user asks for it. A change that affects all rows alike cannot be told from drift.
 - `none`: nothing is removed.
 
-The drift that `mpi` shows is removed only where it is established. At least MIN_ROWS rows must show it, because a
-single row is no control: on one machine, MPI's reduce_scatter of 256 KiB took either 32 or 46 us in a process, while
-the times of hpccoll in all these processes differed by 3 %. With one run per side, the rows must also agree on it: on a
-busy machine, other programs slow each row by a different factor. With several runs per side, removal must make the
-medians over all other rows more alike from run to run, or the sides of rounds (MIN_GAIN). From MIN_RUNS_FOR_CHOICE
-runs on, each workload's own row of engine `mpi` replaces the median over all of them if runs become more alike by it.
+With the control `mpi`, drift is removed only if all of these conditions hold:
+
+- There are at least MIN_ROWS rows of engine `mpi`. A single row cannot measure drift: on one machine, MPI's
+  reduce_scatter of 256 KiB took either 32 or 46 us in a process, while the times of hpccoll in all these processes
+  differed by 3 %.
+- With fewer than MIN_RUNS_FOR_GAIN runs per side, all rows of engine `mpi` show about the same drift
+  (MAX_CONTROL_SPREAD). On a busy machine, other programs slow each row by a different factor.
+- With more runs per side, removal makes the runs more alike: it reduces the variance between runs (or, in rounds, of
+  the difference between the two runs) of the medians over the other rows by at least the share MIN_GAIN.
+
+With at least MIN_RUNS_FOR_CHOICE runs per side, each workload may have a drift of its own, from its own row of engine
+`mpi`, if this makes the runs more alike than the common drift does.
 """
 
 from __future__ import annotations
@@ -133,7 +139,7 @@ def _establish_mpi_drift(
 def _measure_by_workload(
     keys: Sequence[CaseKey], logs: Floats, is_control: NDArray[np.bool_], common: Floats
 ) -> Floats:
-    """Return the drift per row that the control of its workload shows, measured in turns with it; else `common`."""
+    """Return the drift of each row, taken from the row of engine `mpi` of the same workload; else from `common`."""
     controls = {get_workload(key): at for at, key in enumerate(keys) if is_control[at]}
     table = np.array(common)
     for column, key in enumerate(keys):
@@ -145,9 +151,14 @@ def _measure_by_workload(
 
 
 def _is_finer(more: Floats, logs: Floats, keys: Sequence[CaseKey], is_control: NDArray[np.bool_], split: int) -> bool:
-    """Whether the removal of `more` drift makes the runs, or rounds, more alike in the operations' medians (MIN_GAIN).
+    """Whether the removal of more drift makes the runs more alike: the variance of medians falls by MIN_GAIN or more.
 
-    `split` is the number of runs of A if runs are paired, otherwise 0.
+    Args:
+        more: the drift to remove in addition to the common drift, per run and row.
+        logs: the logarithms of times without the common drift, per run and row.
+        keys: all rows; medians are over the rows of an operation.
+        is_control: whether each row is a control, which is left out.
+        split: the number of runs of A if runs are paired, otherwise 0.
     """
     sums = []
     for table in (logs, logs - more):
@@ -162,7 +173,7 @@ def _is_finer(more: Floats, logs: Floats, keys: Sequence[CaseKey], is_control: N
 
 
 def _find_doubt(controls: int, spread: float, runs: Floats, speeds: Floats, fewest: int) -> str:
-    """Return why the drift is not established, as the end of a sentence; empty if it is.
+    """Return the reason not to remove the drift, as the end of a sentence; empty if all conditions for it hold.
 
     Args:
         controls: the number of rows of engine `mpi`.

@@ -62,7 +62,10 @@ def check_cuda_aware_mpi(mpirun: Path | None, limit_s: float) -> list[Finding]:
 
 
 def report_no_device(info: dict[str, Any]) -> Finding:
-    """Return a finding on a host without a CUDA device: a problem if it has the device file of a GPU, else a note."""
+    """Return the finding for a host on which CUDA finds no device.
+
+    The finding is a problem if the host has device files of GPUs (/dev/nvidia*), else a note.
+    """
     files = f"/dev/nvidia*: {format_list(info['nodes']) or 'none'}; CUDA_VISIBLE_DEVICES: {info['visible']!r}"
     evidence = f"{info.get('error', 'the driver counts 0 devices')}; {files}"
     if not info["nodes"]:

@@ -2,9 +2,11 @@
 
 A value is slow if it is below a given fraction of the other values' median, and if it is also below the median by more
 than four times the spread of the other values. Their spread is the median absolute deviation, scaled to a standard
-deviation. The condition on the spread prevents false faults where healthy links differ, as in tapered networks. Faults
-name as few nodes as possible. The slow links of a slow node are not faults. If all links of a node are slow, the fault
-names this node alone. The fault of any other slow link names its two nodes.
+deviation. The condition on the spread prevents false faults where healthy links differ, as in tapered networks.
+
+Faults name as few nodes as possible. If a node itself is slow (copies memory or computes slowly), its slow links are
+not reported as faults of their own. If all links of a node are slow, one fault reports them and names this node alone.
+For any other slow link, a fault names the two nodes of the link.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ LATENCY_FACTOR = 0.6  # the threshold for 1/latency is multiplied by this, becau
 
 
 def get_low_ratio(value: float, others: Sequence[float], threshold: float) -> float | None:
-    """Return `value` divided by the median of `others` if `value` is slow as defined in faults.py, else None.
+    """Return `value` divided by the median of `others` if `value` is slow (see the module's docstring), else None.
 
     Args:
         value: a rate; higher is better.

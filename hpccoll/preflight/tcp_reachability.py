@@ -5,8 +5,8 @@ A node counts as lost if no other node reached it and it sent no report. MPI sta
 sends data over another network.
 
 Anybody who reaches a node can connect to its port, so a report counts only with a code (HMAC-SHA256) that needs the
-secret of the job, SECRET, and the number that the server has drawn for this connection. Lines, reports and the number
-of connections are bounded.
+secret of the job, SECRET, and the random number that the server sent when the connection began. The lengths of lines
+and reports and the number of connections are limited.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from hpccoll.preflight.link_benchmark import LinkSample
 from hpccoll.preflight.results import PreflightResults
 from hpccoll.printable import escape_unprintable
 
-SECRET = "HPCCOLL_PREFLIGHT_SECRET"  # noqa: S105 - the name of a variable; its value is the same on all nodes
+SECRET = "HPCCOLL_PREFLIGHT_SECRET"  # noqa: S105 - an environment variable; its value is the same on all nodes
 FIRST_PORT, PORTS = 20_000, 10_000
 RETRY_S, MAX_CONNECTIONS = 0.1, 64
 REPORT_LIMIT_S = 300.0  # time for a report and its acknowledgement, over a connection that works
 MESSAGE_LIMIT_S = 30.0  # time for the first message over a connection
-BYTES_PER_NODE, BASE_BYTES = 400, 4096  # of the longest line
+BYTES_PER_NODE, BASE_BYTES = 400, 4096  # the longest line has BASE_BYTES + BYTES_PER_NODE * nodes bytes
 MAX_REASON = 200  # characters
 _HELLO = b"hpccoll preflight "
-_CODE_BYTES = 16  # of the number that a server draws for a connection
+_CODE_BYTES = 16  # random bytes that a server sends when a connection begins
 
 
 def read_slurm_step(environ: Mapping[str, str]) -> tuple[list[str], int, int, bytes]:
@@ -64,7 +64,10 @@ def read_slurm_step(environ: Mapping[str, str]) -> tuple[list[str], int, int, by
 
 
 def make_code(secret: bytes, number: bytes, message: bytes) -> bytes:
-    """Return the code, in hexadecimal digits, that proves that the sender of a message knows the secret."""
+    """Return the code, in hexadecimal digits, that proves that the sender of `message` knows the secret.
+
+    `number` is the random number that the server sent when the connection began, in hexadecimal digits.
+    """
     return hmac.digest(secret, number + b" " + message, "sha256").hex().encode()
 
 
@@ -94,7 +97,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 class ReachabilityServer:
-    """Listen on a port, accept connections of other nodes in background threads, and collect their reports.
+    """Listens on a port, accepts connections of other nodes in background threads, and collects their reports.
 
     Args:
         hosts: the names of all nodes.
@@ -145,15 +148,24 @@ class ReachabilityServer:
                 stream.write(_HELLO + number + b"\n")
                 stream.flush()
                 line = stream.readline(BASE_BYTES + BYTES_PER_NODE * self._nodes)
-                if self._take_report(line, number):
+                if self._store_report(line, number):
                     self.all_reported.wait(REPORT_LIMIT_S)
                     stream.write(_HELLO + make_code(self._secret, number, b"acknowledged") + b"\n")
                     stream.flush()
         finally:
             self._places.release()
 
-    def _take_report(self, line: bytes, number: bytes) -> bool:
-        """Store a report whose code is right; return whether the line was such a report; raise ValueError otherwise."""
+    def _store_report(self, line: bytes, number: bytes) -> bool:
+        """Store the report of `line` in `reports` and return True; return False if its code is wrong or missing.
+
+        Args:
+            line: the code (see `make_code`), a space, and the report as JSON; empty if the node sends no report.
+            number: the random number that was sent when the connection began, in hexadecimal digits.
+
+        Raises:
+            ValueError, TypeError, LookupError: the code is right, but the report is malformed, or names a node that
+                does not exist.
+        """
         code, _, message = line.rstrip(b"\n").partition(b" ")
         if not hmac.compare_digest(code, make_code(self._secret, number, message)):
             return False

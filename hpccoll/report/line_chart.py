@@ -23,7 +23,7 @@ _MIN_WHISKER = 2.0  # pixels; a shorter whisker is hidden by the marker
 
 
 class ChartPoint(NamedTuple):
-    """A point of a line: a value with its confidence interval at `x`; its tooltip ends with `remark`."""
+    """A point of a line: the value `y` at `x` with its interval (low, high); its tooltip ends with `remark`."""
 
     x: float
     y: float
@@ -101,7 +101,7 @@ def _render_x_axis(chart: LineChart, x_scale: AxisScale, xs: Sequence[float]) ->
 
 
 def _render_y_axis(chart: LineChart, y_scale: AxisScale, css_class: str) -> str:
-    """Return the grid lines and labels of one of the two vertical scales."""
+    """Return the grid lines and labels of a vertical scale; `css_class` is `shown` or `other`."""
     parts = [f'<g class="y {css_class}">']
     for value in choose_ticks(y_scale):
         y = _format_length(y_scale.position_of(value))
@@ -115,7 +115,10 @@ def _render_y_axis(chart: LineChart, y_scale: AxisScale, css_class: str) -> str:
 
 
 def _render_line(chart: LineChart, line: ChartLine, x_scale: AxisScale, shown: AxisScale, other: AxisScale) -> str:
-    """Return a line with its band, whiskers and markers as SVG elements, each with shapes for both vertical scales."""
+    """Return a line with its band, whiskers and markers as SVG elements.
+
+    Each element has the shape for the vertical scale `shown`, and in `data-alt` the shape for the scale `other`.
+    """
     parts = [f'<g class="line {line.style.css_class}" data-name="{escape(line.label)}">']
     hides_intervals = line.style.css_class == "bound" or line.style.is_muted
     for css_class, trace in (("band", _trace_band), ("bars", _trace_whiskers), ("path", _trace_line)):
@@ -149,7 +152,7 @@ def _trace_band(points: Sequence[ChartPoint], x_scale: AxisScale, y_scale: AxisS
 
 
 def _trace_whiskers(points: Sequence[ChartPoint], x_scale: AxisScale, y_scale: AxisScale) -> str:
-    """Return the SVG path of one whisker per point; an empty string if markers hide all whiskers on a log scale."""
+    """Return the SVG path of a whisker per point; an empty string if, on a log scale, markers hide all whiskers."""
     ends = [(x_scale.position_of(p.x), y_scale.position_of(p.low), y_scale.position_of(p.high)) for p in points]
     if all(abs(low - high) < _MIN_WHISKER for _, low, high in ends) and y_scale.log:
         return ""
@@ -159,7 +162,10 @@ def _trace_whiskers(points: Sequence[ChartPoint], x_scale: AxisScale, y_scale: A
 def _render_marker(
     chart: LineChart, line: ChartLine, point: ChartPoint, x_scale: AxisScale, shown: AxisScale, other: AxisScale
 ) -> str:
-    """Return the marker of a point with its tooltip, placed for both vertical scales."""
+    """Return the marker of a point of `line` as an SVG element with a tooltip.
+
+    The marker is at its position on the vertical scale `shown`; its attribute `data-alt` has the position on `other`.
+    """
     heading, values = chart.format_x(point.x), chart.format_y(point.y)
     if point.low != point.high:
         values += f" {format_bounds(point.low, point.high, chart.format_y)}"

@@ -78,8 +78,11 @@ class RankLayout:
         return tuple(self.node.count(node) for node in range(self.nodes))
 
 
-def load_mpi() -> ModuleType:
-    """Return mpi4py.MPI after initializing MPI (MPI_THREAD_MULTIPLE). mpi4py finalizes MPI at exit.
+def load_mpi(*, multithreaded: bool = True) -> ModuleType:
+    """Return mpi4py.MPI after initializing MPI, unless it is initialized. mpi4py finalizes MPI at exit.
+
+    MPI is initialized for MPI_THREAD_MULTIPLE, which hpccoll's own collectives need. With `multithreaded` False, MPI is
+    initialized for MPI_THREAD_FUNNELED, and only the MPI library's own functions can be called.
 
     Raises:
         UnavailableError: mpi4py or the MPI library is not installed.
@@ -92,7 +95,7 @@ def load_mpi() -> ModuleType:
         with warnings.catch_warnings(), shorten_pmi_values(os.environ, get_mpi_library()):
             # mpi4py's warning of a launcher of another MPI library is not needed, because `get_world` raises an error.
             warnings.filterwarnings("ignore", "suspicious MPI execution environment", RuntimeWarning)
-            module.Init_thread()
+            module.Init_thread(module.THREAD_MULTIPLE if multithreaded else module.THREAD_FUNNELED)
     return module
 
 

@@ -42,6 +42,7 @@ class LibraryCall:
         self._ranks, self._rank, self._library = ranks, rank, library
         self._operation, self._dtype, self._root = call.operation, call.dtype, call.root
         self._method, self._reduction = get_method(call.operation, call.count), call.reduction
+        self._start = library.get_non_blocking_method(self._method)
         self._datatype = get_datatype(call.operation, call.dtype, call.reduction)
         self._description = describe_call(library.state, call, None, asynchronous=asynchronous)
         self._op = library.ops.get(call.dtype, call.reduction) if call.operation.reduces else None
@@ -107,13 +108,13 @@ class LibraryCall:
     def start(self, x: Any, result: Any) -> MpiTransfer:
         """Start an asynchronous call on a plain input and output, and return it in flight."""
         last = [NUMPY.bind_divide(flatten(result, self._dtype.numpy), self._ranks)] if self._divides else []
-        request = self._library.start_request(self._method, self._specify(x, result))
+        request = self._start(*self._specify(x, result))
         return MpiTransfer(f"rank {self._rank}: MPI's {self.name}", [request], last, (), (x, result))
 
     def _call_by_library(self, x: Any, result: Any) -> None:
         """Run the collective beside operations in flight, in MPI's non-blocking form, or with a division."""
         try:
-            self._library.call(self._begin, self._check, self._method, self._specify(x, result))
+            self._library.call(self._begin, self._check, self._method, self._start, self._specify(x, result))
         except MPI.Exception as error:
             raise explain_mpi_error(error, self.name) from None
         if self._divides:

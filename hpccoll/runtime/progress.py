@@ -291,20 +291,23 @@ class Progress:
         self.transfers.clear()
 
     def make_backoff(self) -> Backoff:
-        """Return the pauses of a wait whose polls may move data of a long message."""
-        return Backoff(spins=not self.oversubscribed, sleeps=self.oversubscribed)
+        """Return the pauses of a wait whose polls may move data of a long message; they sleep if ranks share cores."""
+        oversubscribed = self.oversubscribed
+        return Backoff(spins=not oversubscribed, sleeps=oversubscribed)
 
     def wait_until(self, done: Callable[[], object]) -> None:
         """Block until `done` returns true: poll it, and advance the in-flight operations after every `POLLS` polls.
 
         `done` must let MPI advance, as a test of a request does, unless it depends on in-flight operations alone.
         """
-        backoff = self.make_backoff()
+        backoff: Backoff | None = None  # most waits end within the first polls
         while True:
             for _ in range(POLLS):
                 if done():
                     return
-            self.advance()
+            if self.operations or self.transfers:
+                self.advance()
+            backoff = backoff or self.make_backoff()
             backoff.pause()
             if self._is_late():
                 self._raise_late()

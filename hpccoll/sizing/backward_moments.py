@@ -1,4 +1,4 @@
-"""The bytes of activations and gradients of a rank at the moments of its backward passes, of which one is the peak."""
+"""The bytes of a rank's activations and gradients at those moments of its backward passes that may be the peak."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ COUNTED = PASSES | {ActionKind.RECV_F, ActionKind.RECV_B}  # actions that change
 
 
 class MomentBytes(NamedTuple):
-    """Bytes at a moment of a backward pass: activations, kept and recomputed, and gradients.
+    """A rank's bytes of activations and gradients at a moment of a backward pass.
 
-    `activations` include the inputs and gradients that wait for a separate backward pass of weights. `in_flight` are
-    gradients that exist at the moment only, also those of parameters that are not added to their sums yet. `gradients`
-    are complete ones of parameters, if a step begins without them.
+    Args:
+        activations: kept activations, also the inputs and gradients that wait for a separate backward pass of weights.
+        recomputed: recomputed activations.
+        in_flight: gradients of activations, and gradients of parameters that are not yet added to their sums.
+        gradients: complete gradients of parameters; 0 if they already exist when a step begins.
     """
 
     activations: float
@@ -34,7 +36,18 @@ class MomentBytes(NamedTuple):
 
 
 class _StageBytes:
-    """The bytes of a pipeline stage for a micro-batch; `splits`: gradients of weights are computed apart."""
+    """The bytes of a pipeline stage for one micro-batch.
+
+    `splits` is whether a separate backward pass computes the gradients of weights (BACKWARD_WEIGHT).
+
+    Attributes:
+        kept: activations from the forward to the backward pass.
+        moments: the bytes at the moments of the backward pass that may be the peak.
+        gradients: complete gradients of the parameters, if a step begins without them.
+        deferred: inputs and gradients that wait for the separate backward pass of weights.
+        largest_gradient: the largest gradients of parameters that are not yet added to their sums.
+        input, output: the messages from the previous stage and to the next one.
+    """
 
     def __init__(self, setup: TrainingSetup, stage: int, *, splits: bool) -> None:
         parts, shards = list_stage_parts(setup, stage), setup.shard_level > 0
@@ -42,7 +55,7 @@ class _StageBytes:
         self.kept = sum(part.kept * part.count for part in parts)
         self.moments: list[MomentBytes] = []
         self.gradients = self.deferred = self.largest_gradient = 0.0
-        self.at_once = 0.0  # gradients that are never computed later
+        self.at_once = 0.0  # gradients of parts whose gradients are never computed in a separate pass
         self.input, self.output = list_stage_parts(setup, stage - 1)[-1].output if stage else 0.0, parts[-1].output
         placed = setup.family.place_stages(setup.pipeline)
         if stage and setup.program.keeps_outputs and placed[stage - 1] == placed[stage]:
@@ -57,7 +70,7 @@ class _StageBytes:
                 for moment in part.moments:
                     kept = before + number * part.kept + min(moment.alive, part.kept) + held
                     recomputed = max(moment.alive - part.kept, 0.0)
-                    gradient = moment.gradient * e
+                    gradient = moment.unsummed * e
                     complete = e * sum(unit.elements for unit in moment.finished if setup.holds_gradients(unit.kind))
                     # ZeRO-2 and 3 add the gradients of a part to their sums when all of them are complete.
                     unsummed = gradient + complete * shards
@@ -76,7 +89,7 @@ class _StageBytes:
 
 
 def list_moments(setup: TrainingSetup, rank: int) -> Iterator[MomentBytes]:
-    """Yield the moments of a rank's backward passes that may be its peak.
+    """Yield a rank's bytes at those moments of its backward passes that may be the peak of its memory.
 
     With 1F1B, stage 0 of p keeps p micro-batches of L/p layers, as many as a rank without a pipeline keeps for one
     micro-batch (Korthikanti et al., arXiv 2205.05198, section 4.3 and equation 5).
@@ -100,16 +113,20 @@ def list_moments(setup: TrainingSetup, rank: int) -> Iterator[MomentBytes]:
 
 
 class _StepMemory:
-    """Follows the bytes of a rank through the actions of a step; `splits`: gradients of weights are computed apart."""
+    """Tracks the bytes of a rank through the actions of a training step.
+
+    `stages` has the bytes of each pipeline stage of the rank, and `splits` is whether separate backward passes compute
+    the gradients of weights (BACKWARD_WEIGHT).
+    """
 
     def __init__(self, stages: Mapping[int, _StageBytes], *, splits: bool) -> None:
         self.stages, self.splits = stages, splits
         self.now = 0.0  # activations of all micro-batches
         self.gradients = dict.fromkeys(stages, 0.0)  # of parameters, by stage
-        self.received: dict[tuple[ActionKind, int, int], float] = {}  # messages that wait for their pass
+        self.received: dict[tuple[ActionKind, int, int], float] = {}  # bytes of messages whose pass has not begun
 
     def run(self, action: PipelineAction) -> Iterator[MomentBytes]:
-        """Run an action, and yield the moments that may be the peak."""
+        """Update the bytes for one action of the schedule; yield its moments that may be the peak of memory."""
         kind, stage, microbatch = action
         own = self.stages[stage]
         if kind in (ActionKind.RECV_F, ActionKind.RECV_B):
@@ -125,7 +142,7 @@ class _StepMemory:
             yield self._compute_weight_gradients(stage, own)
 
     def _run_backward(self, stage: int, own: _StageBytes) -> Iterator[MomentBytes]:
-        """Yield the moments of a backward pass that may be the peak, and count the bytes that it leaves."""
+        """Yield the moments of a backward pass that may be the peak, and add the bytes that remain after it."""
         before, is_first = sum(self.gradients.values()), not self.gradients[stage]
         for moment in own.moments:
             yield moment._replace(
@@ -136,7 +153,7 @@ class _StepMemory:
         self.gradients[stage] = max(self.gradients[stage], own.at_once if self.splits else own.gradients)
 
     def _compute_weight_gradients(self, stage: int, own: _StageBytes) -> MomentBytes:
-        """Count the gradients of a stage's weights, and return the moment before their factors are freed."""
+        """Add the gradients of a stage's weights; return the moment before the deferred inputs are freed."""
         self.gradients[stage] = own.gradients
         moment = MomentBytes(self.now, 0.0, own.largest_gradient, sum(self.gradients.values()))
         self.now -= own.deferred

@@ -41,7 +41,15 @@ class ParameterCount:
 
 
 class PartTraffic(NamedTuple):
-    """The calls of a collective by a part for a micro-batch; `nbytes` are sent, or if it is a ring, whole messages."""
+    """The calls of one collective by a part of a model on a rank for one micro-batch.
+
+    Args:
+        strategy: the parallel strategy whose ranks communicate, such as `tp`.
+        collective: the operation, such as `all_reduce`.
+        calls: the number of calls.
+        nbytes: the bytes of all calls together: of the messages of all_reduce, all_gather and reduce_scatter, and for
+            all_to_all and send, those that the rank sends.
+    """
 
     strategy: str
     collective: str
@@ -50,17 +58,19 @@ class PartTraffic(NamedTuple):
 
 
 class PartMoment(NamedTuple):
-    """A moment of a part's backward pass at which its memory may be at its peak, in bytes.
+    """The memory in use at a moment of the backward pass of a `ModelPart`, at which it may be at its peak.
 
-    `alive` are the activations of the part, kept or recomputed, that exist at the moment, and `in_flight` are gradients
-    of activations. `gradient` is the number of parameters whose gradients are not added to their sums yet, and
-    `finished` are other parameters of the part whose gradients are complete. `deferred` bytes of the part exist as well
-    if the gradients of weights are computed later.
+    Args:
+        alive: bytes of the part's activations, kept or recomputed.
+        in_flight: bytes of gradients of activations.
+        unsummed: number of parameters whose gradients are computed, but not yet added to the sums over micro-batches.
+        finished: other parameters of the part, whose gradients are complete.
+        deferred: more bytes of the part, kept only if the schedule computes the gradients of weights later.
     """
 
     alive: float
     in_flight: float
-    gradient: int = 0
+    unsummed: int = 0
     finished: tuple[ParameterUnit, ...] = ()
     deferred: float = 0.0
 
@@ -93,7 +103,10 @@ class ModelPart:
 def make_stage_end(output: float, *, kept: float) -> ModelPart:
     """Return the end of a pipeline stage that keeps its output until its backward pass has ended.
 
-    The gradient of the output, which the next stage sends, exists as long. `output` are the bytes of the output, and
-    `kept` those that no layer of the stage keeps.
+    The gradient of the output, which the next stage sends, is kept as long.
+
+    Args:
+        output: the bytes of the output.
+        kept: the bytes of the output that no layer of the stage keeps.
     """
     return ModelPart((), kept, [PartMoment(kept, 0.0)], 0.0, output, held=2 * output)

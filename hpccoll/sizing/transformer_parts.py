@@ -1,4 +1,8 @@
-"""The parts of a transformer on a rank: the embedding, the layers and the output layer."""
+"""The parts of a transformer on a rank: the embedding, the layers and the output layer.
+
+Symbols: T tokens of a micro-batch on a rank, s of a sequence; e bytes of an element; features h of a token, k of its
+keys and of its values, and f between the matrices of an MLP; a heads; E experts; V entries of the vocabulary.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from hpccoll.sizing.model_part import ModelPart, ParameterUnit, PartMoment, Part
 from hpccoll.sizing.training_setup import TrainingSetup
 from hpccoll.sizing.transformer_shape import TransformerShape
 
-MASK_BYTES = 1  # an element of a dropout mask
+MASK_BYTES = 1  # per element of a dropout mask
 
 
 def list_transformer_parts(model: TransformerShape, setup: TrainingSetup, stage: int) -> list[ModelPart]:
@@ -27,7 +31,15 @@ def list_transformer_parts(model: TransformerShape, setup: TrainingSetup, stage:
 
 
 def _make_units(setup: TrainingSetup, dense: int, token: int, expert: int = 0) -> tuple[ParameterUnit, ...]:
-    """Return the units of a part, of which `token` parameters are applied to a rank's own tokens only."""
+    """Return the parameter units of a part of the model.
+
+    Args:
+        setup: the training setup.
+        dense: the number of parameters outside of experts that a rank applies to all its tokens.
+        token: the number of parameters that tp does not split; with sequence parallelism, a rank applies them to its
+            share of the tokens only.
+        expert: the number of parameters of experts.
+    """
     if not setup.sequence_parallel:
         dense, token = dense + token, 0
     kinds: tuple[ParameterUnit, ...] = (
@@ -37,10 +49,10 @@ def _make_units(setup: TrainingSetup, dense: int, token: int, expert: int = 0) -
 
 
 def _make_embedding(model: TransformerShape, setup: TrainingSetup) -> ModelPart:
-    """Return the embedding, which keeps a dropout mask of T h bytes.
+    """Return the embedding, which keeps a dropout mask of T h bytes (T tokens of h features).
 
-    Tensor parallelism sums the embeddings. A weight that is tied to an output layer on another rank is a unit by
-    itself.
+    With tensor parallelism, an all_reduce sums the partial embeddings. If an output layer on another rank shares the
+    weight of the embedding, the weight is a parameter unit of its own.
     """
     tp, width = setup.mesh.tp, model.width
     weight, positions = model.count_vocabulary_weights(tp), 0 if model.like_llama else model.context * width
@@ -56,17 +68,17 @@ def _make_embedding(model: TransformerShape, setup: TrainingSetup) -> ModelPart:
         [PartMoment(kept, summed, weight + positions)],
         forward_flops=0.0,
         output=output,
-        traffic=_list_reductions(model, setup, pairs=1, extra_gathers=0),
+        traffic=_list_reductions(model, setup, reductions=1, extra_gathers=0),
     )
 
 
 def _make_head(model: TransformerShape, setup: TrainingSetup) -> ModelPart:
     """Return the last norm, the output layer and the loss.
 
-    They keep the inputs of the last norm and of the output layer, T h e each, and the logits in float32, 4 T V. The
-    backward pass has the gradients of the logits; with sequence parallelism, it also needs its input and the gradient
-    of its input for all tokens, T h e each. The loss sums one float32 per token over tp three times. Source:
-    Korthikanti et al., arXiv 2205.05198, section 4.3.
+    They keep the inputs of the last norm and of the output layer, T h e bytes each (T tokens, h features, e bytes of an
+    element), and the logits in float32, 4 T V bytes for a vocabulary of V. The backward pass has the gradients of the
+    logits; with sequence parallelism, it also needs its input and the gradient of its input for all tokens, T h e each.
+    The loss sums one float32 per token over tp three times. Source: Korthikanti et al., arXiv 2205.05198, section 4.3.
 
     An output layer that shares the weight of the embedding needs a copy of the weight if its rank has no embedding.
     Otherwise, its gradient of the weight waits for that of the embedding.
@@ -78,7 +90,7 @@ def _make_head(model: TransformerShape, setup: TrainingSetup) -> ModelPart:
     logits = setup.tokens * -(-model.vocabulary // tp) * full
     both = 2 * setup.tokens * model.width * setup.precision.element_bytes
     kept = both / setup.sequence_parallel_size + logits
-    traffic = _list_reductions(model, setup, pairs=1, extra_gathers=1)
+    traffic = _list_reductions(model, setup, reductions=1, extra_gathers=1)
     if traffic:
         strategy = traffic[0].strategy
         traffic.append(PartTraffic(strategy, "all_reduce", 3, 3 * full * setup.tokens))
@@ -95,15 +107,15 @@ def _make_head(model: TransformerShape, setup: TrainingSetup) -> ModelPart:
 
 
 def _has_remote_tie(model: TransformerShape, setup: TrainingSetup) -> bool:
-    """Whether embedding and output layer share a weight, but are on different ranks."""
+    """Whether the embedding and the output layer share a weight but are on different ranks."""
     return not model.like_llama and setup.stage_ranks[0] != setup.stage_ranks[-1]
 
 
 def _make_layers(model: TransformerShape, setup: TrainingSetup) -> ModelPart:
     """Return the layers of a pipeline stage.
 
-    If the gradients of weights are computed later, inputs and gradients of outputs wait for that: 4 T h e, split over
-    tp 2 T (h + k) e, and T f e per matrix of the MLP, of which the input of the last matrix waits first.
+    If the schedule computes the gradients of weights later, the inputs and the gradients of outputs of all matrices are
+    kept until then: 4 T h e bytes, 2 T (h + k) e split over tp, and T f e per matrix of the MLP, also split over tp.
     """
     activations, tp = compute_layer_activations(model, setup), setup.mesh.tp
     counted = model.count_layer_parameters(tp, setup.mesh.ep)
@@ -132,9 +144,12 @@ def _make_layers(model: TransformerShape, setup: TrainingSetup) -> ModelPart:
 
 
 def _list_layer_moments(model: TransformerShape, setup: TrainingSetup, alive: float) -> list[PartMoment]:
-    """Return the moments of a layer's backward pass that may be its peak: in its MLP and in attention.
+    """Return the two moments of a layer's backward pass that may be its peak: in its MLP and in attention.
 
-    In the MLP, all activations are alive, and the gradient of a matrix is in flight. In attention, the inputs of the
+    `alive` has the bytes of the layer's activations, kept or recomputed.
+
+    In the MLP, all activations are alive, and the gradient of a matrix is in flight; if the gradients of weights are
+    computed later, the input of the last matrix is the first one that is kept for this. In attention, the inputs of the
     layer and of attention, queries, keys, values and outputs are alive; their gradients and that of the layer's output
     are in flight, and the gradients of all weights are complete but those of queries, keys and values.
 
@@ -166,7 +181,7 @@ def _compute_output(model: TransformerShape, setup: TrainingSetup) -> float:
 
 
 def _compute_waiting(model: TransformerShape, setup: TrainingSetup) -> float:
-    """Return the bytes of an input that waits until the gradients of weights are computed: T h e."""
+    """Return the bytes of a matrix's input that is kept until the gradients of weights are computed: T h e."""
     gathered = setup.sequence_parallel_size if setup.program.defers_gathered else 1
     return gathered * _compute_output(model, setup)
 
@@ -224,8 +239,8 @@ def _compute_mlp_activations(model: TransformerShape, setup: TrainingSetup) -> f
 def _count_expert_rows(model: TransformerShape, setup: TrainingSetup) -> tuple[float, float]:
     """Return the rows per micro-batch that a rank sends to the experts of a layer, and that its experts receive.
 
-    Without a counted routing, these are T k each, for k active experts. With one, they are those of the busiest rank:
-    in the busiest pass with full recomputation, otherwise the mean over passes.
+    Without a counted routing, both are the number of tokens times that of active experts. With one, these are the rows
+    of the busiest rank: in the busiest pass with full recomputation, otherwise the mean over passes.
     """
     if setup.routing is None:
         return (setup.tokens * model.active_experts,) * 2
@@ -233,7 +248,7 @@ def _count_expert_rows(model: TransformerShape, setup: TrainingSetup) -> tuple[f
 
 
 def _compute_layer_gradients(model: TransformerShape, setup: TrainingSetup) -> float:
-    """Return the bytes of the gradients of activations that the backward pass of a layer needs at once.
+    """Return the most bytes of gradients of activations that the backward pass of a layer needs at the same time.
 
     These are the gradients of the MLP's output, T h e, and of its hidden features, T f e (twice if it is gated). With
     sequence parallelism, a rank has the first for its own tokens, and gathers it for all tokens, T h e more.
@@ -253,33 +268,41 @@ def _compute_layer_gradients(model: TransformerShape, setup: TrainingSetup) -> f
 
 
 def _list_reductions(
-    model: TransformerShape, setup: TrainingSetup, pairs: int, extra_gathers: int
+    model: TransformerShape, setup: TrainingSetup, reductions: int, extra_gathers: int
 ) -> list[PartTraffic]:
-    """Return the traffic of `pairs` all_reduces of activations over tp, of N = T h e bytes each.
+    """Return the traffic of a part of the model over the ranks of tp for a micro-batch; empty if tp is 1.
 
-    Sequence parallelism replaces each all_reduce by an all_gather and a reduce_scatter, and gathers the inputs of some
-    matrices once more in the backward pass (Korthikanti et al., arXiv 2205.05198, section 4.2.2).
+    Each call moves the activations of all T tokens: T h e bytes, for h features of e bytes. Sequence parallelism
+    replaces each all_reduce by an all_gather and a reduce_scatter, and gathers the inputs of some matrices once more in
+    the backward pass (Korthikanti et al., arXiv 2205.05198, section 4.2.2).
+
+    Args:
+        model: the model.
+        setup: the training setup.
+        reductions: the number of all_reduce calls without sequence parallelism.
+        extra_gathers: the number of additional all_gather calls with sequence parallelism.
     """
     nbytes = setup.tokens * model.width * setup.precision.element_bytes
     if setup.mesh.tp == 1:
         return []
     if not setup.sequence_parallel:
-        return [PartTraffic("tp", "all_reduce", pairs, pairs * nbytes)]
-    gathers = pairs + extra_gathers
+        return [PartTraffic("tp", "all_reduce", reductions, reductions * nbytes)]
+    gathers = reductions + extra_gathers
     return [
         PartTraffic("sp", "all_gather", gathers, gathers * nbytes),
-        PartTraffic("sp", "reduce_scatter", pairs, pairs * nbytes),
+        PartTraffic("sp", "reduce_scatter", reductions, reductions * nbytes),
     ]
 
 
 def _list_layer_traffic(model: TransformerShape, setup: TrainingSetup) -> Iterator[PartTraffic]:
-    """Yield the traffic of a layer.
+    """Yield the traffic of a layer for a micro-batch.
 
     Tensor parallelism makes two all_reduce calls in the forward pass (after attention and after the MLP), two in the
     backward pass, and two more if the forward pass is recomputed (Shoeybi et al., Megatron-LM, arXiv 1909.08053,
     section 3), or one more if recomputation omits the second all_reduce, whose result the backward pass does not need.
-    A mixture of experts adds one in the backward pass, of a gradient per kept choice (that of its routing weight). With
-    sequence parallelism, it gathers the router's outputs, T E e, as well, but no inputs in the backward pass.
+    A mixture of experts adds one in the backward pass, of one gradient (that of the routing weight) per token and
+    active expert that processes it. With sequence parallelism, it gathers the router's outputs, T E e, as well, but no
+    inputs in the backward pass.
 
     Ring attention sends 2 T k e bytes, the keys and values of a rank, around the ring of n ranks in n - 1 sends in the
     forward pass, again in the backward pass, and again if the forward pass is recomputed. Their gradients follow them
@@ -305,7 +328,9 @@ def _list_layer_traffic(model: TransformerShape, setup: TrainingSetup) -> Iterat
 
 
 def _make_exchange(model: TransformerShape, setup: TrainingSetup) -> PartTraffic:
-    """Return the traffic of experts: tokens go to the ranks of their experts and back, and so do their gradients.
+    """Return the all_to_all traffic of a layer of experts for a micro-batch.
+
+    Tokens go to the ranks of their experts and back, and so do their gradients.
 
     Each of the 4 all_to_all calls per layer (6 if the forward pass is recomputed) moves T h e bytes for each active
     expert, of which (n-1)/n go to other ranks if tokens choose experts evenly (Lepikhin et al., GShard, arXiv

@@ -55,8 +55,10 @@ class GroupOperations:
         if type(opts) is not dist.BroadcastOptions:
             tensors, opts = list_tensors(tensors), make_options("broadcast", opts, more, named)
         copies = CopiesBack()
-        flat = [copies.prepare_output(each, as_bytes=True) for each in list_plain(tensors)]
-        starts: list[Start] = [partial(self.comm.broadcast, x, opts.rootRank) for x in flat]
+        starts: list[Start] = [
+            partial(self.comm.broadcast, copies.prepare_output(each, as_bytes=True), opts.rootRank)
+            for each in list_plain(tensors)
+        ]
         return self._start("broadcast", starts, tensors, copies, opts)
 
     def allreduce(self, tensors: Tensors, opts: Any = None, *more: Any, **named: Any) -> TorchWork:

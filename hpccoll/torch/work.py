@@ -122,7 +122,7 @@ class TorchWork(dist._Work):  # type: ignore[misc]  # noqa: SLF001 - torch has n
         self.is_kept_if_dropped = True
 
     def _begin_collective(self, comm: Communicator, starts: Sequence[Start], timeout: timedelta) -> None:
-        """Start the parts of a collective, within a time; the caller holds the lock."""
+        """Start the parts of a collective; raise WaitTimeoutError after `timeout`. The caller holds the lock."""
         progress = get_progress()
         progress.limit_waits(timeout.total_seconds())
         try:
@@ -133,7 +133,7 @@ class TorchWork(dist._Work):  # type: ignore[misc]  # noqa: SLF001 - torch has n
             progress.deadline = NEVER
 
     def _interrupt(self, comm: Communicator, starts: Sequence[Start], timeout: timedelta) -> WaitTimeoutError:
-        """Record that the time is up, keep the tensors until the process ends, and return the error to raise."""
+        """Mark the operation as timed out, keep its tensors until the process ends, and return the error to raise."""
         self.was_interrupted = True
         list_kept().append(starts)  # MPI may use the tensors until the process ends
         return WaitTimeoutError(_explain_wait(comm, timeout))
@@ -152,7 +152,7 @@ class TorchWork(dist._Work):  # type: ignore[misc]  # noqa: SLF001 - torch has n
         return True
 
     def wait_unrecorded(self) -> None:
-        """Block until the operation is complete; the recorder keeps the wait that surrounds it."""
+        """Block until the operation is complete, without recording this wait; the caller has recorded one."""
         self._poll(self._timeout, is_recorded=False)
 
     def _poll(self, timeout: timedelta, *, is_recorded: bool = True) -> None:
@@ -172,7 +172,7 @@ class TorchWork(dist._Work):  # type: ignore[misc]  # noqa: SLF001 - torch has n
         raise dist.DistBackendError(f"{_describe(self._name, self.comm)}: {reason}")
 
     def _advance(self) -> bool:
-        """Advance without blocking; return whether the operation is complete or has failed."""
+        """Advance the operation without blocking; return whether it is complete or has failed."""
         if self._done:
             return True
         with get_lock():
@@ -189,13 +189,16 @@ class TorchWork(dist._Work):  # type: ignore[misc]  # noqa: SLF001 - torch has n
         return True
 
     def _complete(self) -> None:
-        """Move results to the user's tensors, and drop everything that the operation needed."""
+        """Move the results to the user's tensors, mark the operation as done, and drop all that it needed."""
         for step in self._finish:
             step()
         self._finish, self._done = (), True
 
     def _fail(self, error: Exception) -> None:
-        """Keep the error of the operation."""
+        """Mark the operation as failed: `wait` raises DistBackendError with `error` as its cause.
+
+        Drops everything that the operation needed.
+        """
         self._error, self._finish, self._works, self._done = error, (), (), True
 
     def is_completed(self) -> bool:
@@ -207,7 +210,7 @@ class TorchWork(dist._Work):  # type: ignore[misc]  # noqa: SLF001 - torch has n
         return self._advance() and self._error is None
 
     def exception(self) -> Exception | None:
-        """Return the error of a failed operation."""
+        """Return the error of a failed operation, or None."""
         return self._error
 
     def result(self) -> Any:
@@ -219,7 +222,7 @@ class TorchWork(dist._Work):  # type: ignore[misc]  # noqa: SLF001 - torch has n
         self.wait()
 
     def source_rank(self) -> int:
-        """Return the rank in the group of the sender of a received message."""
+        """Return the rank (in the group) of the sender of a received message; -1 for other operations."""
         return -1 if self._source is None else self._source
 
     _source_rank = source_rank
@@ -268,7 +271,7 @@ class TorchWork(dist._Work):  # type: ignore[misc]  # noqa: SLF001 - torch has n
         return True
 
     def forget_result(self) -> None:
-        """Give no result from now on, so that its tensors are freed when the operation is complete."""
+        """Return no tensors from `result` and the future, so that they are freed when the operation is complete."""
         self._result = []
 
     def _get_outcome(self, _: object) -> Any:
@@ -283,7 +286,7 @@ class InFlightWork(TorchWork):
     """The handle of an operation that may still be in flight when the handle is dropped.
 
     C++ code, such as that of `DistributedDataParallel.join`, may keep the C++ part of a handle alone, and wait for it
-    later. This would block forever without the Python part, so a dropped handle is kept until somebody has waited.
+    later. This would block forever without the Python part, so a dropped handle is kept until `wait` has returned.
     """
 
     def __del__(self) -> None:
@@ -298,7 +301,7 @@ def _describe(name: str, comm: Communicator) -> str:
 
 
 def _explain_wait(comm: Communicator, timeout: timedelta, pending: Work[Any] | None = None) -> str:
-    """Return a message that states that the time is up, in Gloo's words, and which ranks are missing."""
+    """Return a message about a timeout, which begins as Gloo's message does and names the missing ranks."""
     seconds = timeout.total_seconds()
     with get_lock():
         return f"Timed out waiting {1000 * seconds:.0f}ms (timeout: {seconds:g} s); {comm.explain_wait(pending)}"
@@ -306,7 +309,7 @@ def _explain_wait(comm: Communicator, timeout: timedelta, pending: Work[Any] | N
 
 @cache
 def get_lock() -> Any:
-    """Return the lock of this process that lets one thread at a time call hpccoll."""
+    """Return the lock of this process that a thread must hold to call hpccoll."""
     return threading.RLock()
 
 

@@ -1,8 +1,9 @@
 """Check every fused kernel on a GPU in one process, without MPI, and then measure the kernels' rate.
 
 The results are compared with NumPy's bit for bit, for every element type and reduction, aligned and not, with
-infinities, NaN, signed zeros and subnormal numbers among the inputs. The rate of a two-shot all-reduce's kernel is
-printed beside the rate of a plain copy. With --dry, the same kernels run on the host, compiled by g++, without a rate.
+infinities, NaN, signed zeros and subnormal numbers among the inputs. Then the rates of the fused kernel of a two-shot
+all-reduce and of a plain copy are printed. With --dry, the same kernels run on the host, compiled by g++, without a
+rate.
 
     python tests/gpu/check_kernels.py
 """
@@ -38,7 +39,7 @@ SIZES, TIMES = (16 * MiB, 256 * MiB, 1024 * MiB), 20
 
 
 class HostDevice(host_kernels.HostKernels):
-    """The host in place of a GPU: memory of NumPy, and kernels that run at once."""
+    """Replaces a GPU by the host: memory is in NumPy arrays, and a launched kernel runs immediately."""
 
     processors = 1
     empty = staticmethod(lambda nbytes: np.zeros(nbytes, np.uint8))
@@ -46,7 +47,7 @@ class HostDevice(host_kernels.HostKernels):
     write, read = staticmethod(np.copyto), staticmethod(np.copy)
 
     def launch_kernel(self, function: Any, grid: tuple[int, int], parameters: int, stream: int) -> None:  # noqa: ARG002
-        """Run a kernel."""
+        """Run a kernel immediately; `parameters` is the address of its parameters, and `stream` is ignored."""
         host_kernels.run(function, grid[1], parameters)
 
 
@@ -67,14 +68,27 @@ def open_gpu() -> Any:
     return Gpu()
 
 
-def bind(device: Any, instructions: list[LocalInstruction], memory: Callable[..., range], *kind: Any) -> Any:
-    """Return the calls that launch the kernels of some instructions on the default stream."""
-    phases = plan_launches(instructions, memory, range(0), *kind)
+def bind_launches(
+    device: Any, instructions: list[LocalInstruction], locate: Callable[..., range], function: str, dtype: DType
+) -> Any:
+    """Return functions that launch the kernels of `instructions`, given a stream (0: the default stream).
+
+    Args:
+        device: the GPU, or a `HostDevice`.
+        instructions: the copies and reductions to run.
+        locate: returns the addresses of a memory range of the instructions, as a range of bytes.
+        function: NumPy's name of the function of a reduction, such as `add`.
+        dtype: the type of the elements.
+    """
+    phases = plan_launches(instructions, locate, range(0), function, dtype)
     return [bind_launch(launch, device) for phase in phases for launch in phase]
 
 
 def count_wrong(device: Any, dtype: DType, operation: str, count: int, offset: int) -> int:
-    """Reduce two arrays into a third, copy that into a fourth, and return how many elements differ from NumPy's."""
+    """Reduce two arrays into a third, copy it into a fourth, and return the number of wrong elements of both.
+
+    The arrays have `count` elements and begin `offset` elements after an aligned address.
+    """
     inputs = [sprinkled(make_input(dtype, 3, rank, count, operation), 9 * rank) for rank in range(2)]
     arrays = [device.empty((count + 1) * dtype.itemsize) for _ in range(4)]
     cut = slice(offset * dtype.itemsize, (offset + count) * dtype.itemsize)
@@ -84,12 +98,12 @@ def count_wrong(device: Any, dtype: DType, operation: str, count: int, offset: i
         right = getattr(np, FUNCTIONS[operation])(*inputs)
     places = [MemoryRange(MemoryKind.SOURCE, 0, count, owner) for owner in range(4)]
 
-    def find(place: MemoryRange) -> range:
-        """Return the addresses of a place."""
+    def locate(place: MemoryRange) -> range:
+        """Return the addresses of the bytes of a memory range: here, of the whole array of its owner."""
         return address_range(device.address(arrays[place.owner]) + cut.start, count * dtype.itemsize)
 
     steps: list[LocalInstruction] = [Reduce(*places[:3]), Copy(places[2], places[3])]
-    for call in bind(device, steps, find, FUNCTIONS[operation], dtype):
+    for call in bind_launches(device, steps, locate, FUNCTIONS[operation], dtype):
         call(0)
     wrong = 0
     for array in arrays[2:]:
@@ -102,13 +116,13 @@ def count_wrong(device: Any, dtype: DType, operation: str, count: int, offset: i
     return wrong
 
 
-def find_by_owner(addresses: list[range], place: MemoryRange) -> range:
-    """Return the addresses of a place, by its owner."""
+def locate_by_owner(addresses: list[range], place: MemoryRange) -> range:
+    """Return the addresses of the bytes of the array of a memory range's owner; `addresses` has those of each owner."""
     return addresses[place.owner]
 
 
 def print_rates(device: Any) -> None:
-    """Print the rates of a copy, and of what rank 0 of two does in a two-shot all-reduce of two such vectors."""
+    """Print the rates of a copy and of rank 0's kernel in a two-shot all-reduce of two ranks, for each of SIZES."""
     import cupy
 
     events = [cupy.cuda.Event() for _ in range(2)]
@@ -129,7 +143,7 @@ def print_rates(device: Any) -> None:
         places = [MemoryRange(MemoryKind.SOURCE, 0, size // 4, owner) for owner in range(2)]
         steps: list[LocalInstruction] = [Reduce(places[0], places[1], places[0]), Copy(*places)]
         addresses = [address_range(device.address(array), size) for array in (a, b)]
-        (call,) = bind(device, steps, partial(find_by_owner, addresses), "add", DTYPES["float32"])
+        (call,) = bind_launches(device, steps, partial(locate_by_owner, addresses), "add", DTYPES["float32"])
         copy, fused = measure(partial(cupy.copyto, b, a), 2 * size), measure(partial(call, 0), 4 * size)
         print(f"{size // MiB} MiB: copy {copy:.0f} GB/s, fused two-shot kernel {fused:.0f} GB/s", flush=True)
 

@@ -18,7 +18,7 @@ from tests.leftovers import SHM
 
 PROGRESS = ("prterun", "mpirun", "--------", "   Process name", "   Exit code", "thus causing the job")
 
-# The words of a command line, the exit status, and words that the message must have.
+# The arguments of hpccoll, the expected exit status, and strings that the error message must contain.
 ALONE: list[tuple[str, int, tuple[str, ...]]] = [
     ("bnech", 2, ("unknown command 'bnech'", "did you mean bench?", "bench, compare, demo")),
     ("--bogus", 2, ("No such option", "See hpccoll --help")),
@@ -164,6 +164,7 @@ def nothing_left() -> Iterator[None]:
 
 
 def run(command: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a command with additional environment variables, outside of any MPI job, and return its result."""
     return subprocess.run(
         command,
         capture_output=True,
@@ -175,9 +176,14 @@ def run(command: list[str], **variables: str) -> subprocess.CompletedProcess[str
 
 
 def require_one_paragraph(done: subprocess.CompletedProcess[str], status: int, words: tuple[str, ...]) -> None:
-    """Require exit status, one line of standard error with all words, and no other output.
+    """Assert that a command printed one error message on one line of standard error, and nothing on standard output.
 
-    Only prterun, the launcher of Open MPI, reports the exit status of its ranks in lines of its own.
+    The lines in which the launcher of Open MPI (prterun) reports the exit status of the ranks are ignored.
+
+    Args:
+        done: the completed command.
+        status: the expected exit status.
+        words: strings that the message must contain.
     """
     said = [line for line in done.stderr.splitlines() if line.strip() and not line.startswith(PROGRESS)]
     assert done.returncode == status, done.stderr

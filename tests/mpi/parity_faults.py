@@ -1,4 +1,8 @@
-"""Plants faults in data-parallel training steps of small models; see `test_parity`."""
+"""Faulty data-parallel training steps of small models, which the tests of `hpccoll.parity` must detect.
+
+Each step adds the gradients of a batch to the parameters, and returns the mean loss. Its docstring states its fault.
+`mesh` is the mesh of ranks, `dp` its data-parallel axis.
+"""
 
 from __future__ import annotations
 
@@ -17,28 +21,28 @@ Batch = Sequence[torch.Tensor]
 
 
 def compute_loss(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Return the mean square loss."""
+    """Return the mean square error of the outputs for the inputs `x`, relative to the targets `y`."""
     return F.mse_loss(model(x), y)
 
 
 def make_batch(samples: int = SAMPLES) -> Batch:
-    """Return inputs and targets."""
+    """Return random inputs and targets in float64, of shapes (samples, INPUTS) and (samples, OUTPUTS)."""
     return torch.randn(samples, INPUTS, dtype=torch.float64), torch.randn(samples, OUTPUTS, dtype=torch.float64)
 
 
 def make_mlp(between: nn.Module | None = None) -> nn.Module:
-    """Return two layers with a function between them."""
+    """Return a float64 MLP: two linear layers with the module `between` (by default Tanh) between them."""
     layers = nn.Sequential(nn.Linear(INPUTS, HIDDEN), between or nn.Tanh(), nn.Linear(HIDDEN, OUTPUTS))
     return layers.double()
 
 
 def list_gradients(model: nn.Module) -> list[torch.Tensor]:
-    """Return all gradients."""
+    """Return the gradients of all parameters that have one."""
     return [x.grad for x in model.parameters() if x.grad is not None]
 
 
 def accumulate(model: nn.Module, batch: Batch, scale: float = 1 / MICROBATCHES) -> float:
-    """Add the gradients of all micro-batches times `scale`; return the mean loss."""
+    """Add the gradients of all MICROBATCHES micro-batches, times `scale`, to those of `model`; return the mean loss."""
     total = 0.0
     for x, y in zip(*(each.chunk(MICROBATCHES) for each in batch), strict=True):
         loss = compute_loss(model, x, y)
@@ -48,21 +52,26 @@ def accumulate(model: nn.Module, batch: Batch, scale: float = 1 / MICROBATCHES) 
 
 
 def average(model: nn.Module, mesh: ParityMesh) -> None:
-    """Average all gradients over dp."""
+    """Average all gradients over the ranks of dp, in place."""
     for gradient in list_gradients(model):
         mesh.groups.dp.all_reduce(gradient).div_(mesh.sizes.dp)
 
 
-def keep(model: nn.Module, mesh: ParityMesh) -> nn.Module:
-    """Return the model itself, because `backward` communicates."""
+def leave_unwrapped(model: nn.Module, mesh: ParityMesh) -> nn.Module:
+    """Return the model unchanged; it needs no wrapper, because the training step itself communicates."""
     return model
 
 
 def plant_in_dp(backward: Callable[[nn.Module, Batch, ParityMesh], Any], **changes: Any) -> Callable[[], ParityCase]:
-    """Return the function that builds an MLP with a faulty data-parallel step."""
+    """Return a function that builds a case with a faulty data-parallel step.
+
+    Args:
+        backward: the faulty step.
+        changes: for each field of the case to change, such as `model`, a function that returns its value.
+    """
 
     def build() -> ParityCase:
-        case = ParityCase(make_mlp(), make_batch(), compute_loss, keep, backward, MICROBATCHES)
+        case = ParityCase(make_mlp(), make_batch(), compute_loss, leave_unwrapped, backward, MICROBATCHES)
         return replace(case, **{name: make() for name, make in changes.items()})
 
     return build
@@ -96,7 +105,7 @@ def no_reduction(model: nn.Module, batch: Batch, mesh: ParityMesh) -> float:
 
 
 def one_bucket_too_few(model: nn.Module, batch: Batch, mesh: ParityMesh) -> float:
-    """Leave the first gradient out of the sum over dp."""
+    """Omit the first gradient from the sum over dp."""
     loss = accumulate(model, batch, scale=1 / MICROBATCHES / mesh.sizes.dp)
     for gradient in list_gradients(model)[1:]:
         mesh.groups.dp.all_reduce(gradient)
@@ -104,7 +113,10 @@ def one_bucket_too_few(model: nn.Module, batch: Batch, mesh: ParityMesh) -> floa
 
 
 def reduce_in_bucket(model: nn.Module, mesh: ParityMesh, reduced: slice, offset: int) -> None:
-    """Average a slice of the bucket of all gradients, and copy them back from `offset` positions later."""
+    """Average the slice `reduced` of a bucket (1-D) of all gradients, and copy the bucket to the gradients.
+
+    `offset` is the index of the first element to copy; 0 is right.
+    """
     bucket = torch.cat([gradient.flatten() for gradient in list_gradients(model)])
     part = bucket[reduced].clone()
     mesh.groups.dp.all_reduce(part)
@@ -117,14 +129,14 @@ def reduce_in_bucket(model: nn.Module, mesh: ParityMesh, reduced: slice, offset:
 
 
 def bucket_ends_early(model: nn.Module, batch: Batch, mesh: ParityMesh) -> float:
-    """Leave the last element of the bucket out of the average."""
+    """Omit the last element of the bucket from the average."""
     loss = accumulate(model, batch)
     reduce_in_bucket(model, mesh, slice(0, -1), 0)
     return loss
 
 
-def bucket_read_late(model: nn.Module, batch: Batch, mesh: ParityMesh) -> float:
-    """Copy the gradients back from one position too late in the bucket."""
+def bucket_read_at_offset(model: nn.Module, batch: Batch, mesh: ParityMesh) -> float:
+    """Copy the gradients from the bucket with an offset of one element."""
     loss = accumulate(model, batch)
     reduce_in_bucket(model, mesh, slice(None), 1)
     return loss
@@ -164,7 +176,7 @@ def last_microbatch_only(model: nn.Module, batch: Batch, mesh: ParityMesh) -> fl
 
 
 def swapped_gradients(model: nn.Module, batch: Batch, mesh: ParityMesh) -> float:
-    """Exchange the gradients of two parameters."""
+    """Exchange the gradients of two biases; the model is a `Residual`."""
     loss = accumulate(model, batch)
     average(model, mesh)
     first, second = model.first.bias, model.branch.bias
@@ -173,7 +185,7 @@ def swapped_gradients(model: nn.Module, batch: Batch, mesh: ParityMesh) -> float
 
 
 def average_of_means(model: nn.Module, batch: Batch, mesh: ParityMesh) -> float:
-    """Average the means of parts of different sizes."""
+    """Average the ranks' mean gradients with equal weights, although the ranks have different numbers of samples."""
     loss = compute_loss(model, *batch)
     loss.backward()
     average(model, mesh)
@@ -181,7 +193,7 @@ def average_of_means(model: nn.Module, batch: Batch, mesh: ParityMesh) -> float:
 
 
 def same_random_numbers(model: nn.Module, batch: Batch, mesh: ParityMesh) -> float:
-    """Use the same random numbers on all ranks."""
+    """Use the same random numbers, such as dropout masks, on all ranks."""
     torch.manual_seed(7)
     loss = accumulate(model, batch)
     average(model, mesh)
@@ -189,7 +201,7 @@ def same_random_numbers(model: nn.Module, batch: Batch, mesh: ParityMesh) -> flo
 
 
 class Persistent:
-    """Steps whose gradients stay in buffers of their own between steps."""
+    """A step that keeps its gradients: the next step adds them to its own or, if `late`, uses them instead."""
 
     def __init__(self, late: bool) -> None:
         self.late, self.kept = late, {}  # type: ignore[var-annotated]
@@ -220,7 +232,7 @@ class KeptInput(torch.autograd.Function):  # type: ignore[misc]
 
 
 def stale_activations(model: nn.Module, batch: Batch, mesh: ParityMesh) -> float:
-    """All forward passes, then all backward passes, with one place for the input of the last layer."""
+    """Run all forward passes, then all backward passes, but keep the last layer's input of one pass only."""
     kept: list[torch.Tensor] = []
     losses = []
     for x, y in zip(*(each.chunk(MICROBATCHES) for each in batch), strict=True):
@@ -234,7 +246,10 @@ def stale_activations(model: nn.Module, batch: Batch, mesh: ParityMesh) -> float
 
 
 class Residual(nn.Module):  # type: ignore[misc]
-    """A layer beside a branch, which may be detached from autograd, and a buffer."""
+    """A residual block with a registered buffer; if `detached`, its branch is detached from autograd.
+
+    Computes y + branch(tanh(y)) for y = scale * first(x).
+    """
 
     def __init__(self, detached: bool = False) -> None:
         super().__init__()
@@ -242,30 +257,34 @@ class Residual(nn.Module):  # type: ignore[misc]
         self.register_buffer("scale", torch.ones(1))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the sum of layer and branch."""
+        """Return the output of the block."""
         hidden = self.scale * self.first(x)
         branch = self.branch(torch.tanh(hidden))
         return hidden + (branch.detach() if self.detached else branch)
 
 
 def right_step(model: nn.Module, batch: Batch, mesh: ParityMesh) -> float:
+    """Make a step without a fault."""
     loss = accumulate(model, batch)
     average(model, mesh)
     return loss
 
 
 def detach_branch(model: nn.Module, mesh: ParityMesh) -> nn.Module:
+    """Detach the branch of a `Residual`, so that its parameters get no gradient; return the model."""
     model.detached = True
     return model
 
 
-def own_initial_values(model: nn.Module, mesh: ParityMesh) -> nn.Module:
+def differ_in_initial_values(model: nn.Module, mesh: ParityMesh) -> nn.Module:
+    """Initialise the last layer differently on each rank; return the model."""
     torch.manual_seed(mesh.comm.rank + 5)
     model[2].reset_parameters()
     return model
 
 
-def own_buffers(model: nn.Module, mesh: ParityMesh) -> nn.Module:
+def differ_in_buffers(model: nn.Module, mesh: ParityMesh) -> nn.Module:
+    """Make the buffer `scale` of a `Residual` different on each rank; return the model."""
     model.scale += mesh.comm.rank
     return model
 
@@ -277,7 +296,7 @@ DP_FAULTS = {
     "no all_reduce": ("missing_average_dp", plant_in_dp(no_reduction)),
     "one bucket too few": ("missing_sum_dp", plant_in_dp(one_bucket_too_few)),
     "bucket ends early": ("bucket_boundary", plant_in_dp(bucket_ends_early)),
-    "bucket read late": ("bucket_offset", plant_in_dp(bucket_read_late)),
+    "bucket read late": ("bucket_offset", plant_in_dp(bucket_read_at_offset)),
     "one layer accumulated twice": ("factor_twice", plant_in_dp(one_layer_twice)),
     "samples of rank 0": ("same_samples", plant_in_dp(samples_of_rank_0)),
     "last micro-batch only": ("missing_microbatches", plant_in_dp(last_microbatch_only)),
@@ -294,9 +313,9 @@ DP_FAULTS = {
         "no_gradient",
         plant_in_dp(right_step, model=lambda: Residual().double(), wrap=lambda: detach_branch),
     ),
-    "own initial values": ("initial_parameters", plant_in_dp(right_step, wrap=lambda: own_initial_values)),
+    "own initial values": ("initial_parameters", plant_in_dp(right_step, wrap=lambda: differ_in_initial_values)),
     "unsynchronized buffers": (
         "unsynchronized_buffers",
-        plant_in_dp(right_step, model=lambda: Residual().double(), wrap=lambda: own_buffers),
+        plant_in_dp(right_step, model=lambda: Residual().double(), wrap=lambda: differ_in_buffers),
     ),
 }

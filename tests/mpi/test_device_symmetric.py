@@ -43,7 +43,12 @@ COUNT = 3000
 
 
 class World:
-    """A communicator whose ranks have simulated devices; `as_buffer` returns the memory of these as device buffers."""
+    """A communicator whose ranks have simulated devices; `as_buffer` returns the memory of these as device buffers.
+
+    Args:
+        comm: the MPI communicator.
+        folder: a directory for compiled kernels.
+    """
 
     def __init__(self, comm, folder):
         self.comm = comm
@@ -56,6 +61,7 @@ class World:
         )
 
     def empty(self, shape, dtype="float32"):
+        """Return a new symmetric array in device memory. Collective."""
         return device_empty(self.node, shape, dtype)
 
     def as_buffer(self, array, role, writable):
@@ -65,9 +71,11 @@ class World:
         return Buffer(found.flat, self.module, found.dtype, found.address, found.shape)
 
     def synchronize(self):
+        """Block until all work that is queued on this rank's simulated device has run."""
         self.driver.synchronize()
 
     def close(self):
+        """Close the communicator and free all device memory that other ranks have closed."""
         self.hpc.close()
         free_ready()
 
@@ -83,7 +91,7 @@ def world(comm, tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def adopted(world, monkeypatch):
+def device_buffers(world, monkeypatch):
     """Make all calls treat arrays in the simulated device's memory as device buffers."""
     monkeypatch.setattr(arguments, "as_buffer", world.as_buffer)
 
@@ -343,7 +351,8 @@ def test_memory_is_freed_only_after_all_ranks_have_unmapped_it(world, comm):
 
 @pytest.mark.full_except_on(2)
 def test_freed_buffers_leave_no_memory_and_no_mappings(world, comm):
-    def held():
+    def count_allocations():
+        """Return the numbers of owned and of mapped allocations of the simulated device."""
         gc.collect()
         comm.Barrier()
         world.node.device.cuda.synchronize()
@@ -360,10 +369,10 @@ def test_freed_buffers_leave_no_memory_and_no_mappings(world, comm):
 
     for turn in range(4):
         cycle(turn)
-    before = held()
+    before = count_allocations()
     for turn in range(40):
         cycle(turn)
-    assert held() == before
+    assert count_allocations() == before
 
 
 def test_use_of_a_freed_buffer_raises(world):

@@ -54,7 +54,11 @@ def nodes(request, comm):
     split.Free()
 
 
-def drawn(hpc, name, data, share=slice(None)):
+def draw_cases(hpc, name, data, share=slice(None)):
+    """Yield cases of the algorithm `name` in the sample of test_matrix, with counts and roots that `data` draws.
+
+    `share` selects a part of the cases.
+    """
     for turn, (_, dtype, op, size, in_place, path, special) in enumerate(ROWS[name][share]):
         count = data.draw(counts(size, hpc.size, turn), label="count")
         root = (data.draw(st.integers(0, hpc.size - 1), label="root") + turn) % hpc.size
@@ -66,7 +70,7 @@ def drawn(hpc, name, data, share=slice(None)):
 @given(data=st.data())
 def test_they_are_bit_equal_to_replay(nodes, name, data):
     hpc, comm = nodes
-    check(hpc, comm, list(drawn(hpc, name, data, slice(0, None, 3))))
+    check(hpc, comm, list(draw_cases(hpc, name, data, slice(0, None, 3))))
 
 
 @pytest.mark.parametrize("name", MIXED)
@@ -77,7 +81,7 @@ def test_many_segments_through_small_slots_are_bit_equal_to_replay(nodes, name, 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(two_level, "MESSAGE_BYTES", 96)
         patch.setattr(hpc._engine.node, "slot_bytes", 1024)
-        check(hpc, comm, list(drawn(hpc, name, data, slice(1, None, 9))))
+        check(hpc, comm, list(draw_cases(hpc, name, data, slice(1, None, 9))))
 
 
 @pytest.mark.parametrize("name", MIXED)
@@ -88,10 +92,10 @@ def test_buffers_that_neighbours_reach_are_bit_equal_to_replay(nodes, name, data
     pool = Pool(hpc.empty(4 * 2**20, "uint8"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(two_level, "MESSAGE_BYTES", 1024)
-        check(hpc, comm, list(drawn(hpc, name, data, slice(3, None, 12))), pool)
+        check(hpc, comm, list(draw_cases(hpc, name, data, slice(3, None, 12))), pool)
         if hpc._engine.node.readable is not None:
             patch.setattr(access, "find_least_remote_bytes", lambda *_: 1)
-            check(hpc, comm, list(drawn(hpc, name, data, slice(5, None, 12))))
+            check(hpc, comm, list(draw_cases(hpc, name, data, slice(5, None, 12))))
 
 
 def test_large_sums_at_odd_sizes_with_ranks_that_come_late(nodes):

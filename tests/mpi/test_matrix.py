@@ -30,7 +30,7 @@ SAMPLE = covering(LEGAL, FREE, seed=1)
 
 
 def counts(size: str, n: int, turn: int) -> st.SearchStrategy[int]:
-    """The counts of a size class on n ranks; `turn` keeps the simplest example from being the same for every row."""
+    """Return a strategy for element counts of the class `size` on n ranks; `turn` varies the counts from row to row."""
     if size == "prime":
         return st.integers(0, 100).map(lambda drawn: PRIMES[(drawn + turn) % len(PRIMES)])
     if size == "thousands":
@@ -46,7 +46,7 @@ def hpc(comm):
 
 
 def run(hpc, comm, rows, data):
-    """Draw count and root of every row, and check them all."""
+    """Draw the count and the root of each row of the sample, and check the results of all rows."""
     n, cases = comm.size, []
     for turn, (name, dtype, op, size, in_place, path, special) in enumerate(rows):
         count = data.draw(counts(size, n, turn), label="count")

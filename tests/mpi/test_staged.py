@@ -76,7 +76,7 @@ class Stream(NumPyModule):
 
         return partial(lambda queue, _: queue(), queue, keep)
 
-    def continue_stream(self, previous):
+    def join_stream(self, previous):
         """Return the number of the current queue, after queueing a wait for the other queue's work."""
         if previous not in (None, self.current) and self.queues[previous]:
             last = self.queues[previous][-1]

@@ -26,7 +26,7 @@ from tests.requirements import skip_or_fail
 
 SHARED = {known.full_name: known for known in list_algorithms() if known.uses_shared_memory and not known.is_two_level}
 ROWS = {name: [row for row in SAMPLE if row[0] == name] for name in SHARED}
-KEPT = 12  # MiB by which memory may grow over the cycles, because allocators keep some of the freed memory
+MAX_GROWTH = 12  # MiB by which memory may grow over the cycles, because allocators keep some of the freed memory
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,10 @@ def hpc(comm):
 
 
 class Pool:
-    """Hands out pieces of `whole`, a symmetric buffer of bytes, misaligned on purpose; a call starts anew."""
+    """Allocates misaligned arrays from `whole`, a symmetric buffer of bytes.
+
+    Calling a pool frees all arrays, and returns the function that allocates arrays.
+    """
 
     def __init__(self, whole):
         self.whole, self.used = whole, 0
@@ -47,7 +50,7 @@ class Pool:
         return self.take
 
     def take(self, nbytes):
-        """Return the next `nbytes` bytes."""
+        """Return an array of the next `nbytes` bytes; arrays are 8 bytes apart."""
         begin, self.used = self.used, self.used + nbytes + 8
         return self.whole[begin : begin + nbytes]
 
@@ -58,7 +61,7 @@ def pool(hpc):
 
 
 def draw_cases(hpc, name, data):
-    """Yield the sampled cases of the algorithm `name`, with counts and roots that hypothesis draws."""
+    """Yield the cases of the algorithm `name` in the sample of test_matrix, with counts and roots that `data` draws."""
     for turn, (_, dtype, op, size, in_place, path, special) in enumerate(ROWS[name]):
         count = data.draw(counts(size, hpc.size, turn), label="count")
         root = (data.draw(st.integers(0, hpc.size - 1), label="root") + turn) % hpc.size
@@ -117,7 +120,10 @@ OPERATIONS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce
 
 
 def run_mixed_collectives(hpc, calls, seed):
-    """Run mixed collectives of random sizes back to back, with random delays; return the number of wrong results."""
+    """Run `calls` random collectives with random delays; return the number of wrong results on this rank.
+
+    `seed` is the same on all ranks.
+    """
     same, own = random.Random(seed), random.Random(1000 * seed + hpc.rank)
     n, most = hpc.size, 3000
     shared = [hpc.empty(n * most, "int64") for _ in range(2)]
@@ -213,7 +219,8 @@ def test_freed_and_dropped_buffers_leave_no_memory(comm, cycles):
             if turn % 2:
                 hpc.free(x)
 
-        def held():
+        def measure_resources():
+            """Return the resident bytes, open files and mappings of hpccoll of this process."""
             gc.collect()
             with Path("/proc/self/maps").open() as lines:
                 maps = sum("hpccoll" in line for line in lines)
@@ -221,11 +228,11 @@ def test_freed_and_dropped_buffers_leave_no_memory(comm, cycles):
 
         for turn in range(100):
             cycle(turn)
-        rss, files, maps = held()
+        rss, files, maps = measure_resources()
         for turn in range(cycles):
             cycle(turn)
-        after = held()
-    assert after[0] - rss < KEPT * 2**20
+        after = measure_resources()
+    assert after[0] - rss < MAX_GROWTH * 2**20
     assert after[1:] == (files, maps)
 
 

@@ -40,6 +40,7 @@ FLOORS = {
     "selection": 3,
     "statistics": 3,
     "runtime": 4,
+    "library_rules": 4,
     "communicator": 5,
     "demo": 6,
     "doctor": 6,

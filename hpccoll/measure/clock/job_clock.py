@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from hpccoll.runtime.job import RankLayout
 
 HOST, DEFAULT = "host", "hca3"
-BRIEF_SPAN_S = 0.2  # where ranks share cores: the waits for a core are longer than the error of any clock
-MIN_RESOLUTION_S = 1e-6  # reading the clock in a loop and beginning a call takes up to so long on a busy core
+BRIEF_SPAN_S = 0.2  # time to synchronise if ranks share cores: waits for a core are longer than the error of any clock
+MIN_RESOLUTION_S = 1e-6  # on a busy core, reading the clock in a loop and beginning a call takes up to a microsecond
 
 
 class JobClock:
@@ -50,7 +50,7 @@ class JobClock:
         self.current = self._make_clock()
         residual = measure_residual(comm, self.current)
         self.error_s = residual.bound_us * 1e-6  # the largest possible error of a comparison of two ranks' times
-        self.resolution_s = max(residual.offset_us * 1e-6, MIN_RESOLUTION_S)  # its measured error
+        self.resolution_s = max(residual.offset_us * 1e-6, MIN_RESOLUTION_S)  # its measured error, at least 1 us
 
     @property
     def drifts(self) -> bool:
@@ -63,20 +63,20 @@ class JobClock:
         return self.current.cost_s
 
     def refresh(self) -> GlobalClock:
-        """Synchronise again and return the clock."""
+        """Synchronise the clock again and return the new one. Collective."""
         self.current = resynchronize(self._comm, self.current)
         return self.current
 
     def measure_error_s(self) -> float:
-        """Return the largest possible error of a comparison of two ranks' times now, in seconds."""
+        """Measure and return the largest possible error of a comparison of two ranks' times, in seconds. Collective."""
         return measure_residual(self._comm, self.current).bound_us * 1e-6
 
     def measure_residual_us(self) -> float:
-        """Return the largest measured error of the clock of any rank now, in microseconds."""
+        """Measure and return the largest error of a rank's clock relative to rank 0, in microseconds. Collective."""
         return measure_residual(self._comm, self.current).offset_us
 
     def _make_clock(self) -> GlobalClock:
-        """Return the synchronised clock, or the host's."""
+        """Return the clock of the host if the scheme is `host`, else a newly synchronised clock. Collective."""
         if self.name == HOST:
             return GlobalClock(HOST, time.perf_counter, ClockModel(), None, 0.0)
         if self._is_brief:

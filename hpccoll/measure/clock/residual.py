@@ -20,7 +20,7 @@ PLAN = BatchPlan(batches=5, exchanges=10, pause_s=1e-3)
 
 @dataclass(frozen=True, slots=True)
 class Residual:
-    """What the global clocks of ranks were wrong by, relative to rank 0, in microseconds.
+    """The errors of the ranks' global clocks relative to rank 0, in microseconds.
 
     `offsets_us` has the measured error of each rank, and `halfwidths_us` the largest error of this measurement.
     """

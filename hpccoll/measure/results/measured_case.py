@@ -56,14 +56,21 @@ class Implementation(NamedTuple):
         return known, self.engine, self.algorithm or "", self.library
 
 
-@dataclass(frozen=True)  # without slots, so that what follows from the records is computed once
+@dataclass(frozen=True)  # without slots, which `cached_property` does not support
 class MeasuredCase:
-    """The records of all implementations for one setting and message size, either in place or out of place."""
+    """The records of all implementations for one setting and message size, either in place or out of place.
+
+    Args:
+        setting: the operation, element type, number of ranks and other fields that all records share.
+        in_place: whether results overwrite the inputs.
+        nbytes: the message size in bytes.
+        records: the record of each implementation, sorted by implementation; also records with wrong results.
+    """
 
     setting: TableKey
     in_place: bool
     nbytes: int
-    records: Mapping[Implementation, CollectiveRecord]  # sorted by implementation; also those of wrong results
+    records: Mapping[Implementation, CollectiveRecord]
 
     @property
     def rows(self) -> tuple[CollectiveRecord, ...]:
@@ -115,7 +122,10 @@ class MeasuredCase:
         return None if reference is None or name.engine == REFERENCE else compute_ratio(self.records[name], reference)
 
     def compare_engine(self, engine: str) -> Interval | None:
-        """Return the ratio of another library's time to that of the fastest; None without a right result of it."""
+        """Return an engine's median time divided by that of the fastest choice, with its interval.
+
+        The result is None if the engine was not measured or its result is wrong.
+        """
         other = self.by_choice.get(engine)
         return compute_ratio(self.by_choice[self.choice], other) if other is not None else None
 
@@ -131,14 +141,14 @@ class MeasuredCase:
 
     @property
     def auto_ratio(self) -> float:
-        """The own time of `auto` divided by the fastest's; 1 without `auto`, or where the fastest took no time."""
+        """The median time of `auto` divided by the fastest choice's; 1 if `auto` was not measured or that is 0."""
         if self.auto is None or not (shortest := self.by_choice[self.choice].time_us.p50):
             return 1.0
         return self.auto.time_us.p50 / shortest
 
     @property
     def is_auto_best(self) -> bool:
-        """Whether `auto` selected one of the best choices, and the own time of `auto` ties with the fastest's."""
+        """Whether `auto` selected one of the best choices, and the measured time of `auto` ties with the fastest."""
         auto = self.auto
         return auto is not None and get_choice(auto) in self.best_choices and self._ties_with_fastest(auto)
 
@@ -183,9 +193,11 @@ def is_tie(record: CollectiveRecord, other: CollectiveRecord) -> bool:
 
 
 def make_cases(measured: Iterable[tuple[Implementation, CollectiveRecord]]) -> list[MeasuredCase]:
-    """Return the cases of each `TableKey` in order of appearance: in place, then out of place, with sizes ascending.
+    """Return one case for each setting, place (in or out of place) and message size of the measured records.
 
-    If several records belong to one benchmark case, the last of them is used.
+    Settings (`TableKey`: operation, element type, ranks, ...) are in the order in which they first appear. The cases of
+    a setting are in place first, then out of place, with ascending sizes. If an implementation has several records for
+    one case, the last of them is used.
     """
     tables: dict[TableKey, dict[tuple[bool, int], dict[Implementation, CollectiveRecord]]] = {}
     for name, record in measured:
@@ -204,19 +216,19 @@ def list_cases(records: Iterable[CollectiveRecord]) -> list[MeasuredCase]:
 
 
 def list_table_cases(records: Iterable[CollectiveRecord]) -> list[MeasuredCase]:
-    """Return the cases such that those that differ in message size and kind of memory only follow each other."""
+    """Return the cases of `records`, sorted so that the cases of each printed table (see `get_table`) are adjacent."""
     cases = list_cases(records)
     tables = list(dict.fromkeys(map(get_table, cases)))
     return sorted(cases, key=lambda case: tables.index(get_table(case)))
 
 
 def get_table(case: MeasuredCase) -> tuple[TableKey, bool]:
-    """Return the properties that all lines of one table share: the setting except the kind of memory, and the place."""
+    """Return the key of a case's printed table: its setting without the kind of memory, and whether it is in place."""
     return case.setting._replace(buffer=""), case.in_place
 
 
 def pair_places(cases: Iterable[MeasuredCase]) -> list[tuple[MeasuredCase, ...]]:
-    """Return the case out of place and the case in place of each message size together, as far as measured."""
+    """Return one tuple for each setting and message size: the cases out of place and in place, as far as measured."""
     settings: dict[TableKey, list[MeasuredCase]] = {}
     for case in cases:
         settings.setdefault(case.setting, []).append(case)

@@ -38,7 +38,7 @@ from hpccoll.plan.step import Fence, IntArray, Op
 from hpccoll.units import format_count
 
 _COPY = int(Op.COPY)  # a plain integer: reading an enum member costs a microsecond
-_MOST_ROUNDS = 2**10  # rounds of a block
+_MOST_ROUNDS = 2**10  # rounds that are read at once, as one block
 _MOST_KEPT = 2**20  # moved chunks of the blocks that are kept for the race check; larger plans are read twice
 
 
@@ -78,12 +78,18 @@ def check(plan: Plan, counts: Sequence[Count] = (0, 1, 7)) -> Proof:
 
 
 def _format_cost(cost: Cost) -> str:
-    """Return a cost for an error message: steps, and the mean and the largest bytes moved by a rank."""
+    """Return a cost in words: steps, and the mean and largest amount moved by a rank, in message sizes S."""
     return f"{cost.steps} steps, {cost.mean} S moved on average and {cost.most} S at most"
 
 
 class _PlanWalk:
-    """One pass over the rounds of a plan, which checks every transfer and updates the symbolic state."""
+    """One pass over the rounds of a plan, which checks every transfer and updates the symbolic state.
+
+    Args:
+        plan: the plan of all ranks.
+        counts: numbers of elements of a message; sent and received chunks must have equal sizes for each of them.
+        most_rounds: the number of rounds to read at once.
+    """
 
     def __init__(self, plan: Plan, counts: Sequence[Count], most_rounds: int) -> None:
         self.plan, self.n, self.most_rounds = plan, plan.ranks, most_rounds
@@ -106,7 +112,7 @@ class _PlanWalk:
             self.count_messages(block)
             self.move_chunks(block)
             if self.state.heard is not None:
-                self.state.heard = _spread_news(block, self.state.heard)
+                self.state.heard = _update_heard(block, self.state.heard)
         return self.state
 
     def list_blocks(self) -> Iterator[TransferBlock]:
@@ -195,10 +201,16 @@ class _PlanWalk:
 
 
 def _list_phases(rounds: IntArray, phase: IntArray, op: IntArray) -> Iterator[tuple[int, int, int, int | None]]:
-    """Yield one tuple per phase; the arrays have the round, phase and op of each moved chunk.
+    """Yield (begin, end, round_end, op) for each phase: a part of a round that writes no chunk twice.
 
-    The tuple has the index of the phase's first chunk, the index after its last chunk, the index after the round's last
-    chunk (0 if the phase is not the first of its round), and the chunks' common op (None if their ops differ).
+    The moved chunks of the phase have the indices `begin` to `end` - 1 in the arrays. In the first phase of a round,
+    `round_end` is the index after the last moved chunk of the round; in other phases, it is 0. `op` is the op of all
+    chunks of the phase, or None if their ops differ.
+
+    Args:
+        rounds: the round of each moved chunk.
+        phase: the phase of each moved chunk, in ascending order.
+        op: the `Op` of each moved chunk, as an integer.
     """
     if not len(phase):
         return
@@ -211,8 +223,11 @@ def _list_phases(rounds: IntArray, phase: IntArray, op: IntArray) -> Iterator[tu
     yield from zip(begins.tolist(), ends.tolist(), round_ends.tolist(), ops, strict=True)
 
 
-def _spread_news(block: TransferBlock, heard: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return which ranks each rank of a barrier has heard from after the transfers of `block`, shape (n, n)."""
+def _update_heard(block: TransferBlock, heard: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return the mask `heard` of a barrier after the transfers of `block`.
+
+    `heard[a, b]`, shape (n, n), is whether rank a knows that rank b has entered the barrier.
+    """
     bounds = np.searchsorted(block.round, np.arange(block.first, block.stop + 1))
     for t, begin, end in zip(range(block.first, block.stop), bounds[:-1], bounds[1:], strict=True):
         before, heard = heard, heard.copy()

@@ -61,7 +61,16 @@ _AWAITED = {wait: kind for kind, wait in WAITS.items()}
 
 @dataclass(frozen=True, slots=True)
 class ScheduleProof:
-    """The size of a proven schedule, and the largest number of live micro-batches per stage and per rank."""
+    """The result of the proof of a pipeline schedule.
+
+    A micro-batch is live from its forward pass to the end of its backward pass, while its activations are kept.
+
+    Args:
+        actions: the number of actions of all ranks: passes, sends, receives, waits and collectives.
+        messages: the number of messages between ranks.
+        activations: the largest number of live micro-batches of each stage.
+        rank_activations: the largest number of live micro-batches of each rank, all its stages together.
+    """
 
     actions: int
     messages: int
@@ -94,12 +103,15 @@ def check_schedule(schedule: Schedule) -> ScheduleProof:
 
 
 def _describe(schedule: Schedule, rank: int, index: int) -> str:
-    """Return the name of a step in messages, with numbers from 1."""
+    """Return the name of step `index` (from 0) of a rank's program for error messages, which number steps from 1."""
     return f"rank {rank}, action {index + 1} ({format_step(schedule.programs[rank][index])})"
 
 
 class _ProgramChecker:
-    """Checks one rank's program without the others."""
+    """Checks the program (list of steps) of one rank without those of other ranks.
+
+    `kinds` are the kinds of actions in the whole schedule.
+    """
 
     def __init__(self, schedule: Schedule, rank: int, kinds: frozenset[ActionKind]) -> None:
         self.schedule, self.rank = schedule, rank
@@ -127,7 +139,7 @@ class _ProgramChecker:
             )
 
     def find_fault(self, action: PipelineAction) -> str | None:
-        """Return why `action` is wrong after the actions `done`, or None."""
+        """Return an error message if `action` is wrong after the actions in `done`, else None."""
         kind, stage, microbatch = action
         schedule = self.schedule
         if not 0 <= stage < schedule.stages:
@@ -140,10 +152,10 @@ class _ProgramChecker:
             return self.change_sharding(action)
         if action in self.done:
             return f"it repeats action {self.done[action] + 1}; remove one of them"
-        return self.find_conflict(action) or self.find_unmet(action)
+        return self.find_conflict(action) or self.find_missing_prerequisite(action)
 
     def find_conflict(self, action: PipelineAction) -> str | None:
-        """Return why an action cannot be in a program with the actions `done` or on this rank, or None."""
+        """Return an error message if `action` contradicts an action in `done` or cannot be on this rank, else None."""
         kind, stage, microbatch = action
         if kind in GIVES_INPUT_GRADIENT | GIVES_WEIGHT_GRADIENT:
             others = (_INPUT, _WEIGHT) if kind == _BACKWARD else (_BACKWARD,)
@@ -173,8 +185,8 @@ class _ProgramChecker:
         self.unsharded ^= {action.stage}
         return None
 
-    def find_unmet(self, action: PipelineAction) -> str | None:
-        """Return which action must come before `action` on this rank but does not, or None."""
+    def find_missing_prerequisite(self, action: PipelineAction) -> str | None:
+        """Return an error message if an action that must precede `action` on this rank is missing, else None."""
         for alternatives in self.list_prerequisites(action):
             if not any(alternative in self.done for alternative in alternatives):
                 needed = alternatives[0]
@@ -226,7 +238,7 @@ class _ProgramChecker:
             yield from self.list_missing_waits(kind)
 
     def list_missing_waits(self, awaited: ActionKind) -> Iterator[PipelineAction]:
-        """Yield the waits that actions of the kind `awaited` still need."""
+        """Yield the missing waits for the actions of kind `awaited` in `done`."""
         for action in self.done if awaited in self.awaited else ():
             if action.kind == awaited and (wait := action._replace(kind=WAITS[awaited])) not in self.done:
                 yield wait

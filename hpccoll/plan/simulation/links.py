@@ -18,8 +18,8 @@ from hpccoll.plan.step import NO_PEER, Floats, IntArray, Move
 
 Shares: TypeAlias = IntArray | Floats
 NEVER = -np.inf
-_MOST_CACHED = 32  # cached pairs of peer arrays
-_MOST_CACHED_PEERS = 2**21  # of simulated ranks times cached pairs, about 200 MB
+_MOST_CACHED = 32  # entries of each cache of a LinkTable
+_MOST_CACHED_PEERS = 2**21  # of simulated ranks times cached pairs of peer arrays, about 200 MB
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +28,10 @@ class PeerLinks:
 
     `dest` and `source` are the peer arrays of the plan; `dest_index` and `source_index` are the simulated ranks that
     represent these peers (for a rank without a peer, the rank itself). `far` marks ranks whose message leaves their
-    node, and `local` marks ranks that copy to themselves; a mask that marks no rank is None. `bends` are pairs (bytes,
-    seconds per byte added to beta for the bytes beyond that size). `flight` is alpha - overhead (the seconds during
-    which no port is busy), or NEVER for ranks that receive no message.
+    node, and `local` marks ranks that copy to themselves; a mask that marks no rank is None. `overhead` is in seconds,
+    and `beta` in seconds per byte. `bends` are pairs (size in bytes, seconds per byte that are added to beta for the
+    part of a message beyond this size). `flight` is alpha - overhead (the seconds during which no port is busy), or
+    NEVER for ranks that receive no message.
     """
 
     dest: IntArray
@@ -50,7 +51,10 @@ class PeerLinks:
     shared: tuple[SharedLinks, ...] = ()
 
     def transfer_s(self, nbytes: Floats, share: Shares | None) -> Floats:
-        """Return the seconds, without overhead, of each rank's message at one in `share` (None: 1) of its bandwidth."""
+        """Return the seconds, without overhead, for which each rank's message keeps ports busy, shape (P,).
+
+        `nbytes` has the bytes of each rank's message, of which each takes `share` times as long (None: once).
+        """
         seconds = nbytes * self.beta
         for start, change in self.bends:
             seconds += np.maximum(nbytes - start, 0) * change
@@ -60,7 +64,15 @@ class PeerLinks:
 
 
 class LinkTable:
-    """Computes the PeerLinks of a plan's messages on a machine model, cached by the identity of the peer arrays."""
+    """Looks up the links and the shared NICs of the messages of a plan's steps on a machine model.
+
+    The links of a step (`PeerLinks`) are cached by the identity of the arrays `dest` and `source` of the step.
+
+    Args:
+        machine: the machine model.
+        n: the number of ranks of the plan.
+        represented: the number P of simulated ranks.
+    """
 
     def __init__(self, machine: Machine, n: int, represented: int) -> None:
         self.machine, self.n, self.size = machine, n, represented
@@ -81,10 +93,12 @@ class LinkTable:
         if fabric is None:
             return None
         rail = np.arange(self.n) % q * self.machine.nics_per_node // q
-        return FabricTable(fabric, self.node.astype(np.int64) // fabric.nodes_per_switch, rail * fabric.has_rails, self.size)
+        return FabricTable(
+            fabric, self.node.astype(np.int64) // fabric.nodes_per_switch, rail * fabric.has_rails, self.size
+        )
 
     def peer_links(self, move: Move) -> PeerLinks:
-        """Return the links between ranks and their peers in the step `move`; results are cached."""
+        """Return the links between the ranks and their peers in the step `move`, from the cache if possible."""
         key = (id(move.dest), id(move.source))
         if key not in self._cache:
             if len(self._cache) >= self.most_cached:
@@ -128,9 +142,13 @@ class LinkTable:
         """Return, for each step of a round, by how much the messages are slowed down by others on the same links.
 
         That is the number of ranks that share the NIC at the busier end of a message, or, if it is more, the number of
-        ranks that share another link, divided by the link's bandwidth in NICs. The result is None for every step if
-        nothing is shared. Ranks are counted, not messages, because a rank sends its messages of a round one after the
-        other. `sent` has a mask of the sending ranks for each step.
+        ranks that share another link, divided by the link's bandwidth in NICs. The values have shape (P,); they are
+        None for every step if nothing is shared. Ranks are counted, not messages, because a rank sends its messages of
+        a round one after the other.
+
+        Args:
+            peers: the links of each step.
+            sent: for each step, a mask of the ranks that send a message.
         """
         shares: list[Shares | None] = [None] * len(peers)
         counts = None if self._never_shares_nic(peers) else self._count_per_nic(peers, sent)

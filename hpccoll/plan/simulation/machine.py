@@ -24,8 +24,9 @@ from hpccoll.plan.step import Floats
 class Link:
     """The cost of a message: alpha + bytes * beta, of which overhead + bytes * beta keep the ports busy.
 
-    `bands` are pairs (bytes, beta), where beta is the seconds per byte for the part of a message beyond `bytes` bytes.
-    Bands stand for the effects of buffers, protocols and caches, which make larger messages slower or faster.
+    `bands` are pairs (size, beta) by ascending size: the bytes of a message beyond `size` bytes, up to the size of the
+    next band, take `beta` seconds each. Bands stand for the effects of buffers, protocols and caches, which make larger
+    messages slower or faster.
     """
 
     alpha_s: float
@@ -52,7 +53,10 @@ class Link:
 
     @property
     def bends(self) -> tuple[tuple[float, float], ...]:
-        """Pairs (bytes, change of beta beyond that size), one per band."""
+        """One pair (size, change) per band of `bands`: beyond `size` bytes of a message, beta is larger by `change`.
+
+        The change is relative to the beta of the band before, in seconds per byte; it may be negative.
+        """
         betas = [self.beta_s_per_byte, *(beta for _, beta in self.bands)]
         return tuple((start, beta - before) for (start, beta), before in zip(self.bands, betas, strict=False))
 

@@ -80,8 +80,8 @@ class CupyModule:
         current = self._cupy.cuda.get_current_stream(self.device)
         return int(current.ptr), current
 
-    def continue_stream(self, previous: Any) -> object:
-        """Return the current CUDA stream, after making it wait for the work queued so far on `previous`."""
+    def join_stream(self, previous: Any) -> object:
+        """Make the current CUDA stream wait for the work queued so far on `previous`, and return the current stream."""
         current = self._cupy.cuda.get_current_stream(self.device)
         if previous is not None and previous.ptr != current.ptr:
             current.wait_event(self._bind(previous.record)())
@@ -175,8 +175,8 @@ class TorchCudaModule:
         current = self._torch.cuda.current_stream(self._device)
         return int(current.cuda_stream), current
 
-    def continue_stream(self, previous: Any) -> object:
-        """Return the current CUDA stream, after making it wait for the work queued so far on `previous`."""
+    def join_stream(self, previous: Any) -> object:
+        """Make the current CUDA stream wait for the work queued so far on `previous`, and return the current stream."""
         current = self._torch.cuda.current_stream(self._device)
         if previous is not None and previous != current:
             current.wait_stream(previous)
@@ -186,7 +186,7 @@ class TorchCudaModule:
         """Return functions that record a begin event and an end event, and one that returns the seconds between."""
         event = self._torch.cuda.Event
         begin, end = event(enable_timing=True), event(enable_timing=True)
-        record_begin, record_end = (lambda each=each: each.record(self.continue_stream(None)) for each in (begin, end))
+        record_begin, record_end = (lambda each=each: each.record(self.join_stream(None)) for each in (begin, end))
         return record_begin, record_end, partial(_elapsed_s, begin, end, event.elapsed_time)
 
     def as_bytes(self, flat: FlatArray) -> Any:

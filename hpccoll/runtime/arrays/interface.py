@@ -81,8 +81,8 @@ class ArrayModule(Protocol):
     def current_stream(self) -> tuple[int, object]:
         """Return the handle of the current CUDA stream, and an object that keeps the stream alive."""
 
-    def continue_stream(self, previous: object) -> object:
-        """Return the current CUDA stream, after making it wait for the work queued so far on stream `previous`.
+    def join_stream(self, previous: object) -> object:
+        """Make the current CUDA stream wait for the work queued so far on stream `previous`; return the current stream.
 
         The current stream does not wait if `previous` is None or the same stream. The result is None for host memory.
         """

@@ -20,7 +20,7 @@ SHORT_COPY_BYTES: Final = 64 * 2**10
 
 
 class NumPyModule:
-    """The array module for host memory; `half` provides the arithmetic on float16 and bfloat16 arrays."""
+    """The array module (see `interface.ArrayModule`) for host memory; `half` computes with float16 and bfloat16."""
 
     name, on_device, device = "numpy", False, -1
 
@@ -93,14 +93,14 @@ class NumPyModule:
         """Do nothing, because work on host memory is never queued."""
 
     def current_stream(self) -> tuple[int, object]:
-        """Return 0 and None, because host memory has no stream."""
+        """Return (0, None) in place of a stream's handle and object, because host memory has no streams."""
         return 0, None
 
-    def continue_stream(self, previous: object) -> None:
-        """Return None, because host memory has no stream."""
+    def join_stream(self, previous: object) -> None:
+        """Return None and ignore `previous`, because host memory has no streams."""
 
     def make_stream_timer(self) -> None:
-        """Return None, because host memory has no stream to time."""
+        """Return None in place of a timer, because host memory has no streams."""
 
     def as_bytes(self, flat: FlatArray) -> Any:
         """Return an array's memory as an array of bytes."""

@@ -258,13 +258,13 @@ class MessageRun(InFlight):
     ) -> None:
         super().__init__()
         self._calls, self._after = calls, after
-        self._module, self._stream = module, module.continue_stream(None)
+        self._module, self._stream = module, module.join_stream(None)
         self._test: Callable[[], Any] | None = None
 
     def _advance(self) -> bool:
         """Make calls until one would wait for a message; return whether the run is complete. Never blocks."""
         if self._module.on_device:
-            self._stream = self._module.continue_stream(self._stream)
+            self._stream = self._module.join_stream(self._stream)
         while not self.done:
             if self._test is not None:
                 if not self._test():

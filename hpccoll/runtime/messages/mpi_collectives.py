@@ -169,18 +169,26 @@ class MpiCollectives:
         """Return a function that records the beginning of a blocking call of the library."""
         return self.state.bind(call.operation.value, describe_call(self.state, call, None))
 
-    def call(self, begin: Begin, check: Sequence[BoundCall], method: str, arguments: Sequence[Any]) -> None:
+    def call(
+        self,
+        begin: Begin,
+        check: Sequence[BoundCall],
+        method: str,
+        start: Callable[..., MPI.Request],
+        arguments: Sequence[Any],
+    ) -> None:
         """Call mpi4py's `method`, or its non-blocking form, on host memory; wait for its end.
 
         Args:
             begin: records the beginning of the call.
             check: the calls of `EntryCheck.bind`, which come before the blocking form.
-            method, arguments: the name of mpi4py's method, and its arguments.
+            method, start: the name of mpi4py's method, and its non-blocking form.
+            arguments: the arguments of both.
         """
         place = begin()
         try:
             if self.uses_non_blocking:
-                self._complete(partial(self.start_request, method, arguments))
+                self._complete(start, *arguments)
             else:
                 run_all(check)
                 blocking = partial(getattr(self._comm, method), *arguments)
@@ -205,21 +213,21 @@ class MpiCollectives:
         description = f"rank {self._comm.rank}: MPI's {call.operation.value}"
         return MpiTransfer(description, [self._bind_non_blocking(mpi)()], list(mpi.epilogue), keep=mpi.memories)
 
-    def start_request(self, method: str, arguments: Sequence[Any]) -> MPI.Request:
-        """Start the non-blocking form of mpi4py's `method` on host memory, and return its request."""
-        request: MPI.Request = getattr(self._comm, f"I{method.lower()}")(*arguments)
-        return request
+    def get_non_blocking_method(self, method: str) -> Callable[..., MPI.Request]:
+        """Return the non-blocking form of mpi4py's `method`, which starts the collective and returns its request."""
+        start: Callable[..., MPI.Request] = getattr(self._comm, f"I{method.lower()}")
+        return start
 
     def use_non_blocking(self) -> None:
         """Use the non-blocking form from now on, as asynchronous operations may be in flight."""
         self.uses_non_blocking = True
 
-    def _complete(self, start: Callable[[], MPI.Request]) -> None:
+    def _complete(self, start: Callable[..., MPI.Request], *arguments: Any) -> None:
         """Start a request and block until it is complete; meanwhile advance the operations in flight."""
         request: MPI.Request | None = None
         try:
-            request = start()
-            if self.progress or self.progress.deadline != NEVER:
+            request = start(*arguments)
+            if self.progress.operations or self.progress.deadline != NEVER:
                 self.progress.wait_until(request.Test)
             else:
                 request.Wait()
@@ -241,7 +249,7 @@ class MpiCollectives:
 
     def _bind_non_blocking(self, mpi: _MpiCall) -> Callable[[], MPI.Request]:
         """Return a call that starts the collective and returns its MPI request; starts nothing itself."""
-        return partial(getattr(self._comm, f"I{mpi.method.lower()}"), *mpi.arguments)
+        return partial(self.get_non_blocking_method(mpi.method), *mpi.arguments)
 
     def _translate(self, call: CollectiveCall) -> _MpiCall:
         """Return a call as mpi4py's method and arguments; allocates memory if MPI cannot use the user's memory."""

@@ -159,10 +159,11 @@ def test_transfers_are_tested_one_per_turn_until_they_are_done():
     assert not progress.transfers
 
 
-def test_wait_until_advances_the_operations_between_polls():
-    progress, operation = Progress(), Countdown(5)
-    progress.add(operation)
-    progress.wait_until(lambda: not progress)
+@pytest.mark.parametrize("kind", ["plan", "transfer"])
+def test_wait_until_advances_what_is_in_flight_between_polls(kind):
+    progress, operation, polls = Progress(), Countdown(5), iter(range(1000))
+    (progress.add if kind == "plan" else progress.add_transfer)(operation)
+    progress.wait_until(lambda: operation.done or next(polls) is None)
     assert operation.left == 0
 
 

@@ -105,10 +105,10 @@ def test_a_buffer_knows_its_device():
 def test_work_goes_on_behind_the_stream_that_it_left(cupy):
     module, other = CupyModule(1), CUPY.streams[0]
     stream = cupy.streams[1]
-    assert module.continue_stream(None) == stream
-    assert module.continue_stream(stream) == stream
+    assert module.join_stream(None) == stream
+    assert module.join_stream(stream) == stream
     assert cupy.calls == []
-    assert module.continue_stream(other) == stream
+    assert module.join_stream(other) == stream
     assert cupy.calls == [("record", other.ptr), ("wait", stream.ptr, other.ptr)]
     module.synchronize()
     assert cupy.calls[-1] == ("synchronize", stream.ptr)

@@ -26,11 +26,18 @@ from hpccoll.runtime.shared_memory import staged
 from hpccoll.runtime.shared_memory.executable import SharedMemoryExecutable
 from hpccoll.selection import Selection
 from tests.depth import mark_full
-from tests.unit.runtime.lowering.test_node_programs import CASES, SHARED, brought, compute_expected, get_name, make_plan
+from tests.unit.runtime.lowering.test_node_programs import (
+    CASES,
+    SHARED,
+    compute_expected,
+    get_name,
+    make_inputs,
+    make_plan,
+)
 from tests.unit.runtime.simulated import JUNK
-from tests.unit.runtime.simulated_node import ITEMSIZE, Array, mixed, users
+from tests.unit.runtime.simulated_node import ITEMSIZE, Array, make_buffers, mix
 
-MIXED = Reduction.from_function(mixed, commutative=False)
+MIXED = Reduction.from_function(mix, commutative=False)
 
 
 class JunkScratch(ScratchPool):
@@ -67,7 +74,7 @@ def make_executable(
 ) -> tuple[SharedMemoryExecutable, Array, Array]:
     """Return a collective of a rank with its input and output."""
     sizes = plan.operation.chunk_sizes(count, plan.ranks, plan.column(0).chunks)
-    source, result = users(plan, node.rank, sizes, in_place)
+    source, result = make_buffers(plan, node.rank, sizes, in_place)
     given, wanted_by_user = (as_buffer(flat, "x", True) for flat in (source, result))
     call = CollectiveCall(plan.operation, None, plan.root, reduction, given, wanted_by_user, count)
 
@@ -123,7 +130,7 @@ def test_what_runs_in_segments_and_tiles_ends_as_in_replay(algorithm, tile, monk
     @given(room=st.integers(16, 48), **CASES)
     def check_them(room, n, count, root, in_place, seed):
         plan = make_plan(algorithm, n, root)
-        inputs, calls = brought(plan, count, seed), 3
+        inputs, calls = make_inputs(plan, count, seed), 3
         nodes = nodes_of(n, room * ITEMSIZE)  # up to 12 chunks; the rest is for elements
         outputs: list[list[Array]] = [[] for _ in range(n)]
         ranks = [run_rank(nodes[rank], plan, count, inputs[rank], in_place, calls, outputs[rank]) for rank in range(n)]
@@ -153,7 +160,7 @@ def test_no_run_begins_after_an_exception_inside_of_an_earlier_run():
     def combine(left: Array, right: Array) -> Array:
         if is_interrupted:
             raise KeyboardInterrupt
-        return mixed(left, right)
+        return mix(left, right)
 
     (algorithm,) = (each for each in SHARED if each.full_name == "all_reduce/shared_two_shot")
     nodes, plan = nodes_of(2, 256), algorithm.plan(2, 0, 1)

@@ -1,0 +1,176 @@
+"""Measures the algorithms of the MPI library or of NCCL side by side, to write the library's own files of rules.
+
+At every message size, all algorithms take turns on the same buffers, as in `hpccoll tune`. The fastest one that is
+proven faster than the library's default is measured once more, beside the default alone. A wrong result keeps an
+algorithm out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from hpccoll.library_rules import DEFAULT, LibraryAlgorithm, SizeSamples, select_candidate
+from hpccoll.measure.bandwidth import compute_count, compute_message_bytes
+from hpccoll.measure.contenders import prepare_peer
+from hpccoll.measure.interleaved import Contender, InterleavedBenchmark, TimingOptions, find_least_median_us
+from hpccoll.measure.results.collective_record import make_collective_record
+from hpccoll.measure.workload import Workload, WorkloadSpec, list_places
+from hpccoll.peers.forced_algorithms import AlgorithmLibrary, ForcedEngine
+from hpccoll.plan import Operation
+from hpccoll.records import CollectiveCase, CollectiveRecord, StopReason
+from hpccoll.runtime import job
+from hpccoll.runtime.arrays import ArrayModule, DType
+from hpccoll.statistics import is_interval_full, median_interval
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+
+HOPELESS = 3.0  # stop an algorithm whose median is proven to be this many times that of the best
+
+
+class ForcedBenchmark(InterleavedBenchmark):
+    """Times the algorithms of a library in turns; each contender's `algorithm` is the label of its forced engine."""
+
+    library: AlgorithmLibrary
+    engines: dict[str, ForcedEngine]
+
+    def warm_up(self, contender: Contender) -> None:
+        """Run untimed iterations of the contender's algorithm, and count wrong elements."""
+        with self.library.force(self.engines[contender.algorithm or ""]):
+            super().warm_up(contender)
+
+    def time_turn(self, contender: Contender) -> None:
+        """Time several iterations of the contender's algorithm."""
+        with self.library.force(self.engines[contender.algorithm or ""]):
+            super().time_turn(contender)
+
+    def decide_stop(self, contender: Contender) -> StopReason | None:
+        """Return the reason to stop timing a contender, or None to go on; BUDGET if it is proven far slower.
+
+        A few samples do not prove it, because a rank may have waited for its core in each of them.
+        """
+        samples, best = contender.samples_us, find_least_median_us(self.contenders)
+        if samples and is_interval_full(samples) and median_interval(samples).low > HOPELESS * best:
+            return StopReason.BUDGET
+        return super().decide_stop(contender)
+
+
+@dataclass(frozen=True, slots=True)
+class LibraryTuning:
+    """The operations and message sizes (nccl-tests' S) to measure, and how; `run` is collective over `world`."""
+
+    world: MPI.Intracomm
+    library: AlgorithmLibrary
+    operations: tuple[Operation, ...]
+    sizes: tuple[int, ...]
+    dtype: DType
+    module: ArrayModule
+    method: TimingOptions
+    budget_s: float  # of all cases together
+
+    def list_tasks(self) -> list[WorkloadSpec]:
+        """Return the calls to time: one per operation and size, with a separate output where the operation has one."""
+        tasks: dict[tuple[Operation, int], WorkloadSpec] = {}
+        for operation in self.operations:
+            for size in self.sizes if operation is not Operation.BARRIER else (0,):
+                count = compute_count(operation, size, self.dtype.itemsize, self.world.size)
+                place = list_places(operation, (False,))[0]
+                values = (self.dtype, "sum", 0, place, self.world.rank, self.world.size, self.method.seed)
+                tasks[operation, count] = WorkloadSpec(operation, count, *values)
+        return list(tasks.values())
+
+    def count_cases(self) -> int:
+        """Return the number of algorithms to time, over all operations and sizes. Collective."""
+        return sum(len(self.library.list_engines(task.operation)) for task in self.list_tasks())
+
+    def run(self, note_record: Callable[[CollectiveRecord], None]) -> Iterator[SizeSamples]:
+        """Yield the times of all algorithms per operation and size; pass each measured record to `note_record`."""
+        tasks, shares = self.list_tasks(), self.count_cases() + 2 * len(self.list_tasks())
+        method = replace(self.method, rule=replace(self.method.rule, budget_s=self.budget_s / max(shares, 1)))
+        previous, operation = DEFAULT, None
+        for task in tasks:
+            if task.operation is not operation:
+                previous, operation = DEFAULT, task.operation
+            measured = self._measure(task, self.library.list_engines(task.operation), previous, method, note_record)
+            previous = measured.selected
+            yield measured
+
+    def _measure(
+        self,
+        task: WorkloadSpec,
+        engines: Sequence[ForcedEngine],
+        previous: LibraryAlgorithm,
+        method: TimingOptions,
+        note_record: Callable[[CollectiveRecord], None],
+    ) -> SizeSamples:
+        """Time all engines on one workload, then the selected one and the default again. Collective."""
+        workload = Workload(task, self.module)
+        usable = [engine for engine in engines if engine.algorithm == DEFAULT or self._can_run(workload, engine)]
+        contenders = self._time(workload, usable, method)
+        for contender in contenders:
+            note_record(self._make_record(task, contender))
+        samples = _collect_samples(usable, contenders)
+        selected = self.world.bcast(select_candidate(samples, previous))
+        repeated = {}
+        if selected != DEFAULT:
+            both = [engine for engine in usable if engine.algorithm in (DEFAULT, selected)]
+            repeated = _collect_samples(both, self._time(workload, both, method))
+        nbytes = compute_message_bytes(task.operation, task.count, task.dtype.itemsize, task.ranks)
+        return SizeSamples(task.operation, nbytes, selected, samples, repeated)
+
+    def _can_run(self, workload: Workload, engine: ForcedEngine) -> bool:
+        """Whether the library accepts the call with this algorithm on all ranks."""
+        works = True
+        try:
+            with self.library.force(engine, strict=True):
+                prepare_peer(engine.engine, workload).call()
+        except job.load_mpi().Exception:
+            works = False
+        return all(self.world.allgather(works))
+
+    def _time(self, workload: Workload, engines: Sequence[ForcedEngine], method: TimingOptions) -> list[Contender]:
+        """Return the timed contenders of engines, in their order. Collective."""
+        contenders = [replace(prepare_peer(each.engine, workload), algorithm=each.algorithm.label) for each in engines]
+        benchmark = ForcedBenchmark(self.world, workload, contenders, method)
+        benchmark.library, benchmark.engines = self.library, {each.algorithm.label: each for each in engines}
+        for _ in benchmark.run():
+            pass
+        for contender in contenders:
+            contender.wrong = sum(self.world.allgather(contender.wrong or 0))
+        return contenders
+
+    def _make_record(self, task: WorkloadSpec, contender: Contender) -> CollectiveRecord:
+        """Return the record of a timed algorithm."""
+        nbytes = compute_message_bytes(task.operation, task.count, task.dtype.itemsize, task.ranks)
+        case = CollectiveCase(
+            op=task.operation.value,
+            engine=contender.engine,
+            algorithm=contender.algorithm,
+            buffer=self.library.buffer,
+            in_place=task.in_place,
+            nbytes=nbytes,
+            count=task.count,
+            dtype=task.dtype.name,
+            redop=task.redop if task.operation.reduces else None,
+            root=task.root if task.operation.has_root else None,
+            ranks=task.ranks,
+            nodes=job.detect_layout(self.world).nodes,
+        )
+        if contender.stop is None:
+            raise RuntimeError(f"{contender.name} has no stop reason: it is still running")
+        return make_collective_record(case, contender.samples_us, contender.stop, contender.wrong)
+
+
+def _collect_samples(
+    engines: Sequence[ForcedEngine], contenders: Sequence[Contender]
+) -> dict[LibraryAlgorithm, list[float]]:
+    """Return the times of the algorithms whose results were right; those of the default always."""
+    pairs = zip(engines, contenders, strict=True)
+    return {
+        engine.algorithm: contender.samples_us
+        for engine, contender in pairs
+        if engine.algorithm == DEFAULT or not contender.wrong
+    }

@@ -1,0 +1,112 @@
+"""Reads and writes the control variables of the MPI library through MPI's tool interface, which mpi4py lacks."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from hpccoll.errors import UnavailableError
+
+_MOST_CHARACTERS = 8192  # of a name or a description
+
+
+@dataclass(frozen=True, slots=True)
+class _Variable:
+    """An integer variable: its handle in the tool interface, and the names of its values, if any."""
+
+    handle: ctypes.c_void_p
+    values: Mapping[str, int]
+
+
+class ControlVariables:
+    """The control variables of the MPI library of this process, by name; the values must be integers.
+
+    Changes hold for this process only: all ranks must make the same ones.
+
+    Raises:
+        UnavailableError: the library has no tool interface.
+    """
+
+    def __init__(self) -> None:
+        from mpi4py import MPI
+
+        self._library, self._known = ctypes.CDLL(MPI.__file__), dict[str, _Variable]()
+        self._call("init_thread", MPI.Query_thread(), ctypes.byref(ctypes.c_int()))
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        """Call a function of the tool interface; raise UnavailableError if the function fails or is missing."""
+        function = getattr(self._library, f"MPI_T_{name}", None)
+        if function is None or function(*arguments):
+            raise UnavailableError(f"the MPI library's tool interface failed (MPI_T_{name}); use MPICH or Open MPI 5")
+
+    def _find(self, name: str) -> _Variable:
+        """Return a variable; raise UnavailableError if the library does not have it."""
+        if name not in self._known:
+            index, handle = ctypes.c_int(), ctypes.c_void_p()
+            try:
+                self._call("cvar_get_index", name.encode(), ctypes.byref(index))
+            except UnavailableError as error:
+                raise UnavailableError(f"this release of the MPI library has no variable {name}") from error
+            self._call("cvar_handle_alloc", index, None, ctypes.byref(handle), ctypes.byref(ctypes.c_int()))
+            self._known[name] = _Variable(handle, self._list_values(index))
+        return self._known[name]
+
+    def _list_values(self, index: ctypes.c_int) -> dict[str, int]:
+        """Return the values of a variable by name: those of its enumeration, or else those in its description.
+
+        MPICH's variables are plain integers. Their descriptions have a line `NAME - TEXT` per value, in the order of
+        the values.
+        """
+        kind, text, length = ctypes.c_void_p(), ctypes.create_string_buffer(_MOST_CHARACTERS), _make_length()
+        ignored = [ctypes.byref(ctypes.c_int()) for _ in range(3)]
+        name, name_length = ctypes.create_string_buffer(_MOST_CHARACTERS), _make_length()
+        names = name, ctypes.byref(name_length), ignored[0], ctypes.byref(ctypes.c_void_p()), ctypes.byref(kind)
+        self._call("cvar_get_info", index, *names, text, ctypes.byref(length), *ignored[1:])
+        if kind.value:
+            return dict(self._list_enumeration(kind))
+        found = re.findall(r"^ *(\w+) +- ", text.value.decode(errors="replace"), re.MULTILINE)
+        return {value: number for number, value in enumerate(found)}
+
+    def _list_enumeration(self, kind: ctypes.c_void_p) -> Iterator[tuple[str, int]]:
+        """Yield the name and the number of each value of an enumeration."""
+        count, text, length = ctypes.c_int(), ctypes.create_string_buffer(_MOST_CHARACTERS), _make_length()
+        self._call("enum_get_info", kind, ctypes.byref(count), text, ctypes.byref(length))
+        for position in range(count.value):
+            number, length = ctypes.c_int(), _make_length()
+            self._call("enum_get_item", kind, position, ctypes.byref(number), text, ctypes.byref(length))
+            yield text.value.decode(errors="replace"), number.value
+
+    def list_values(self, name: str) -> Mapping[str, int]:
+        """Return the values of a variable by name; empty if they have no names."""
+        return self._find(name).values
+
+    def read(self, name: str) -> int:
+        """Return the value of a variable."""
+        value = ctypes.c_longlong(0)
+        self._call("cvar_read", self._find(name).handle, ctypes.byref(value))
+        return ctypes.c_int(value.value).value
+
+    def write(self, name: str, value: int) -> None:
+        """Set a variable."""
+        self._call("cvar_write", self._find(name).handle, ctypes.byref(ctypes.c_longlong(value)))
+
+    @contextmanager
+    def change(self, values: Mapping[str, int]) -> Iterator[None]:
+        """Set variables, and restore their values at the end of the block."""
+        before = {name: self.read(name) for name in values}
+        try:
+            for name, value in values.items():
+                self.write(name, value)
+            yield
+        finally:
+            for name, value in before.items():
+                self.write(name, value)
+
+
+def _make_length() -> ctypes.c_int:
+    """Return the size of a string buffer, which a function replaces by the length of its string."""
+    return ctypes.c_int(_MOST_CHARACTERS)

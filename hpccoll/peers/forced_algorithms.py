@@ -1,0 +1,242 @@
+"""The algorithms of the MPI library and of NCCL, each forced for all calls of an engine, to be measured side by side.
+
+Open MPI looks at its variables when a communicator is created, so each of its algorithms has a communicator. MPICH
+looks at them in every call, so they are set around the calls. NCCL reads environment variables when its communicator is
+created.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from hpccoll.errors import UnavailableError, UsageError
+from hpccoll.library_rules import DEFAULT, LibraryAlgorithm, mpich, nccl, open_mpi
+from hpccoll.peers.control_variables import ControlVariables
+from hpccoll.peers.library_engine import LibraryEngine
+from hpccoll.peers.mpi_engine import MpiEngine
+from hpccoll.peers.torch_engine import TorchEngine
+from hpccoll.plan import Operation
+from hpccoll.runtime import job
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+OPEN_MPI, MPICH, NCCL = "openmpi", "mpich", "nccl"
+_VENDORS = {OPEN_MPI: "Open MPI", MPICH: "MPICH"}
+# Variables of the environment that force algorithms or read rules, so that a measured default would not be one.
+_FORCING = {
+    OPEN_MPI: ("OMPI_MCA_coll_tuned_use_dynamic_rules", "OMPI_MCA_coll_han_use_dynamic_file_rules"),
+    MPICH: ("MPIR_CVAR_COLL_SELECTION_TUNING_JSON_FILE", "MPIR_CVAR_CH4_COLL_SELECTION_TUNING_JSON_FILE"),
+    NCCL: ("NCCL_ALGO", "NCCL_PROTO", "NCCL_TUNER_PLUGIN"),
+}
+
+_FALLBACK = "MPIR_CVAR_COLLECTIVE_FALLBACK"
+# Measurements call MPICH's barrier and broadcast around the timed calls. By default these take 0.1 s in shared memory
+# where ranks share cores; these compositions do not.
+_AROUND = (
+    (Operation.BARRIER, "MPIR_CVAR_BARRIER_COMPOSITION", 2),
+    (Operation.BROADCAST, "MPIR_CVAR_BCAST_COMPOSITION", 3),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ForcedEngine:
+    """An engine whose calls of an operation run one algorithm while `variables` have the given values."""
+
+    algorithm: LibraryAlgorithm
+    engine: LibraryEngine
+    variables: Mapping[str, int] = field(default_factory=dict)
+
+
+class AlgorithmLibrary(Protocol):
+    """A library whose algorithms can be forced."""
+
+    buffer: str  # the kind of buffers to measure with
+
+    def list_engines(self, operation: Operation) -> list[ForcedEngine]:
+        """Return the engines of an operation, that of the library's default first. Collective."""
+
+    def force(self, engine: ForcedEngine, *, strict: bool = False) -> AbstractContextManager[None]:
+        """Let calls in the block run the engine's algorithm; `strict`: a call that it does not support may fail."""
+
+
+def require_no_rules(name: str, environ: Mapping[str, str] = os.environ) -> None:
+    """Raise UsageError if the environment already forces algorithms of the library `name`."""
+    found = [variable for variable in _FORCING[name] if environ.get(variable)]
+    if found:
+        raise UsageError(
+            f"{', '.join(found)} already selects algorithms, so the library's default cannot be measured; "
+            f"unset {' '.join(found)}"
+        )
+
+
+def require_library(name: str) -> None:
+    """Raise UnavailableError if this job does not run the MPI library that a file of rules is for."""
+    vendor, running = _VENDORS.get(name), job.get_mpi_library()
+    if vendor and not running.startswith(vendor + " "):
+        raise UnavailableError(
+            f"--export {name} measures {vendor}, and this job runs {running}; start it with {vendor}'s mpirun, and "
+            f"let mpi4py load {vendor}"
+        )
+
+
+class OpenMpiAlgorithms:
+    """The algorithms of Open MPI's component `tuned`; collective over `world`."""
+
+    buffer = "host"
+
+    def __init__(self, world: MPI.Intracomm) -> None:
+        self._world, self._variables = world, ControlVariables()
+        self._default = MpiEngine(world)
+        self._several_nodes = job.detect_layout(world).nodes > 1
+        self._engines: dict[int, MpiEngine] = {}
+
+    def list_engines(self, operation: Operation) -> list[ForcedEngine]:
+        """Return the engines of an operation, that of the default first. Collective."""
+        engines = [ForcedEngine(DEFAULT, self._default)]
+        for name, number in self._variables.list_values(_name_open_mpi(operation)).items():
+            # On one node, the default is that of `tuned` itself. An algorithm for two ranks fails on others.
+            if (number == 0 and not self._several_nodes) or (name == "two_proc" and self._world.size != 2):
+                continue
+            algorithm = LibraryAlgorithm(name if number else "", number, open_mpi.TUNED)
+            engines.append(ForcedEngine(algorithm, self._get_engine(number)))
+        return engines
+
+    def _get_engine(self, number: int) -> MpiEngine:
+        """Return the engine that runs algorithm `number` of every operation that has as many. Collective."""
+        if number not in self._engines:
+            values = {_name_open_mpi(operation): number for operation in open_mpi.COLLECTIVES}
+            known = {name: number for name in values if number in self._variables.list_values(name).values()}
+            with self._variables.change({"coll_tuned_use_dynamic_rules": 1} | known):
+                self._engines[number] = MpiEngine(self._duplicate())
+        return self._engines[number]
+
+    def _duplicate(self) -> MPI.Intracomm:
+        """Return a communicator whose collectives are those of the component `tuned`. Collective."""
+        mpi = job.load_mpi()
+        info = mpi.Info.Create({"ompi_comm_coll_preference": f"{open_mpi.TUNED},^{open_mpi.HAN}"})
+        try:
+            comm: MPI.Intracomm = mpi.Intracomm(self._world.Dup_with_info(info))
+        finally:
+            info.Free()
+        return comm
+
+    @contextmanager
+    def force(self, engine: ForcedEngine, *, strict: bool = False) -> Iterator[None]:  # noqa: ARG002 - of a protocol
+        """Do nothing: the engine's communicator has the algorithm."""
+        yield
+
+
+def _name_open_mpi(operation: Operation) -> str:
+    """Return the name of the variable that forces Open MPI's algorithm of an operation."""
+    return f"coll_tuned_{open_mpi.COLLECTIVES[operation][2]}_algorithm"
+
+
+class MpichAlgorithms:
+    """The algorithms of MPICH and the compositions of its device ch4."""
+
+    buffer = "host"
+
+    def __init__(self, world: MPI.Intracomm) -> None:
+        self._variables, self._engine = ControlVariables(), MpiEngine(world)
+        self._one_node = job.detect_layout(world).nodes == 1
+
+    def list_engines(self, operation: Operation) -> list[ForcedEngine]:
+        """Return the engines of an operation, that of the default first."""
+        name = mpich.get_collective_name(operation).upper()
+        composing, forcing = f"MPIR_CVAR_{name}_COMPOSITION", f"MPIR_CVAR_{name}_INTRA_ALGORITHM"
+        compositions, flat = mpich.COMPOSITIONS.get(operation, ((), ""))
+        around = {variable: value for other, variable, value in _AROUND if other is not operation}
+        engines = [ForcedEngine(DEFAULT, self._engine, around)]
+        for number, composition in enumerate(compositions, 1):
+            if composition != "gamma" or operation is not Operation.ALL_REDUCE or self._one_node:
+                algorithm = LibraryAlgorithm("", 0, composition)
+                engines.append(ForcedEngine(algorithm, self._engine, around | {composing: number}))
+        known = self._variables.list_values(forcing)
+        below = around | ({composing: compositions.index(flat) + 1} if flat else {})
+        for each in mpich.ALGORITHMS[operation]:
+            if each in known:
+                algorithm = LibraryAlgorithm(each, 0, flat)
+                engines.append(ForcedEngine(algorithm, self._engine, below | {forcing: known[each]}))
+        return engines
+
+    @contextmanager
+    def force(self, engine: ForcedEngine, *, strict: bool = False) -> Iterator[None]:
+        """Set the engine's variables in the block.
+
+        MPICH replaces an algorithm that does not support a call by another, with `strict` it raises an error. Calls
+        within collectives, on parts of the communicator, need the replacement.
+        """
+        reactions = self._variables.list_values(_FALLBACK)
+        values = {_FALLBACK: reactions["error" if strict else "silent"]}
+        with self._variables.change(values | dict(engine.variables)):
+            yield
+
+
+class NcclAlgorithms:
+    """The algorithms and protocols of NCCL, through torch; collective over `world`.
+
+    Raises UnavailableError if torch, NCCL or a GPU per rank is missing.
+    """
+
+    buffer = "cuda"
+
+    def __init__(self, world: MPI.Intracomm) -> None:
+        self._world, self._default = world, TorchEngine(world, NCCL)
+        self._engines: dict[LibraryAlgorithm, TorchEngine] = {}
+
+    def list_engines(self, operation: Operation) -> list[ForcedEngine]:
+        """Return the engines of an operation, that of the default first. Collective."""
+        engines = [ForcedEngine(DEFAULT, self._default)]
+        for name in nccl.ALGORITHMS[operation]:
+            for protocol in nccl.PROTOCOLS:
+                algorithm = LibraryAlgorithm(name, 0, protocol)
+                engines.append(ForcedEngine(algorithm, self._get_engine(algorithm)))
+        return engines
+
+    def _get_engine(self, algorithm: LibraryAlgorithm) -> TorchEngine:
+        """Return the engine of an algorithm; NCCL reads the variables in the engine's first call. Collective."""
+        if algorithm not in self._engines:
+            os.environ |= {"NCCL_ALGO": algorithm.name, "NCCL_PROTO": algorithm.composition}
+            try:
+                self._engines[algorithm] = TorchEngine(self._world, NCCL)
+                self._engines[algorithm].prepare(Operation.BARRIER, None, None, "sum", 0)()
+            finally:
+                del os.environ["NCCL_ALGO"], os.environ["NCCL_PROTO"]
+        return self._engines[algorithm]
+
+    @contextmanager
+    def force(self, engine: ForcedEngine, *, strict: bool = False) -> Iterator[None]:  # noqa: ARG002 - of a protocol
+        """Do nothing: the engine's communicator has the algorithm."""
+        yield
+
+
+def open_library(name: str, world: MPI.Intracomm) -> AlgorithmLibrary:
+    """Return the library `name` (`openmpi`, `mpich` or `nccl`) of this job. Collective over `world`.
+
+    Raises:
+        UsageError: the environment already forces algorithms.
+        UnavailableError: the job runs another library, or the library has no such variables.
+    """
+    require_no_rules(name)
+    require_library(name)
+    libraries: dict[str, Callable[[MPI.Intracomm], AlgorithmLibrary]] = {
+        OPEN_MPI: OpenMpiAlgorithms,
+        MPICH: MpichAlgorithms,
+        NCCL: NcclAlgorithms,
+    }
+    return libraries[name](world)
+
+
+def find_mpi_library_file() -> Path:
+    """Return the file of the MPI library that this process has loaded; raise UnavailableError if it is not found."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        path = Path(line.split(maxsplit=5)[-1])
+        if path.name.startswith(("libmpi.so", "libmpich.so", "libmpi_abi.so")):
+            return path
+    raise UnavailableError("no libmpi.so is loaded in this process; use a dynamically linked MPICH")
