@@ -1,7 +1,8 @@
 """Simulates every algorithm on 1,048,576 ranks: `python bench/million_ranks.py` prints time and memory of each command.
 
-Each command is `hpccoll simulate OPERATION/ALGORITHM --ranks 1048576` on the default machine model, with `--nodes 1` for
-algorithms that use shared memory alone. A command that is refused for its message size is repeated with `--size 4M`.
+Each command is `hpccoll simulate OPERATION/ALGORITHM --ranks 1048576` on the default machine model, with `--nodes 1`
+for algorithms that use shared memory alone. A command that is refused for its message size is repeated with `--size
+4M`.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 from hpccoll.algorithms import list_algorithms
 
@@ -17,7 +19,7 @@ RANKS = 2**20
 
 def run_command(*arguments: str) -> tuple[int, float, float, str]:
     """Return the exit status, processor seconds, peak memory (GiB) and output of `hpccoll simulate`."""
-    command = [sys.executable, "-m", "hpccoll", "simulate", *arguments, "--ranks", f"{RANKS}"]
+    command = [str(Path(sys.executable).with_name("hpccoll")), "simulate", *arguments, "--ranks", f"{RANKS}"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         output = process.stdout.read() if process.stdout else ""
         _, status, usage = os.wait4(process.pid, 0)

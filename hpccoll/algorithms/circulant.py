@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from hpccoll.algorithms.bruck import all_gather_cost
 from hpccoll.algorithms.powers_of_two import ceil_log2
 from hpccoll.algorithms.registry import algorithm
-from hpccoll.plan import NO_PEER, Cost, IntArray, Ints, Move, Op, Operation, Rounds, Span, empty_rounds
+from hpccoll.plan import NO_PEER, Cost, IntArray, Move, Op, Operation, Rounds, Span, empty_rounds
 
 Ints32: TypeAlias = NDArray[np.int32] | IntArray
 _NEVER = -(2**40)  # a chunk number so low that no cycle reaches the first chunk
