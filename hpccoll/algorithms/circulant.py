@@ -75,8 +75,8 @@ def compute_receive_schedule(place: IntArray, n: int) -> IntArray:
     skips, column = list_skips(n), np.arange(len(place))
     q = len(skips) - 1
     # Sums of skips stay below 3 n. Small integers and one row per skip keep a million ranks in the processor's caches.
-    place = place.astype(np.int32 if n < 2**29 else np.int64)
-    free = np.ones((q + 1, len(place)), np.bool_)
+    small: Ints32 = place.astype(np.int32) if n < 2**29 else place
+    free = np.ones((q + 1, len(small)), np.bool_)
 
     def walk(limit: Ints32, enough: Ints32) -> tuple[Ints32, Ints32]:
         """Return a sum of unused skips, and the index of the last skip added.
@@ -84,19 +84,19 @@ def compute_receive_schedule(place: IntArray, n: int) -> IntArray:
         Skips are added from the largest to the smallest until the sum is > `enough`, leaving out skips that would make
         the sum > `limit`.
         """
-        height, last = np.zeros_like(place), np.full_like(place, NO_PEER)
+        height, last = np.zeros_like(small), np.full_like(small, NO_PEER)
         for e in range(q, -1, -1):
             step = free[e] & (height <= limit - skips[e]) & (height <= enough)
-            height += step * place.dtype.type(skips[e])
+            height += step * small.dtype.type(skips[e])
             last[step] = e
         return height, last
 
-    base = np.where(place == 0, q, walk(place, np.full_like(place, n))[1])
+    base = np.where(small == 0, q, walk(small, np.full_like(small, n))[1])
     free[base, column] = False
-    chunk, below = np.zeros((q, len(place)), np.int64), np.full_like(place, 2 * n)
+    chunk, below = np.zeros((q, len(small)), np.int64), np.full_like(small, 2 * n)
     for k in range(q):
         # Read as a rank, the sum of skips lies after the sender of round k + 1 and not after the sender of round k.
-        below, chunk[k] = walk(np.minimum(n + place - skips[k], below - 1), n + place - skips[k + 1])
+        below, chunk[k] = walk(np.minimum(n + small - skips[k], below - 1), n + small - skips[k + 1])
         free[chunk[k], column] = False
     return np.asarray(np.where(chunk == q, base, chunk - q).T, np.int64)
 

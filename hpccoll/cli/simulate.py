@@ -148,7 +148,6 @@ def simulate(
     if map_file is not None:
         _write_map(algorithms, chosen, max(counts), map_file)
         return
-    # Shared-memory algorithms are left out on several nodes, unless the user gave the algorithm's full name.
     combinations = [c for c in product(counts, sizes, algorithms) if c[2].only_ranks in (None, c[0])]
     selected = [c for c in combinations if can_run_on(c[2], c[0], chosen.for_ranks(c[0])) or c[2].full_name in names]
     cases = _simulate_cases(selected, chosen, _Settings(chunks, root, full, show_path))
