@@ -67,6 +67,35 @@ def test_only_messages_to_another_rail_or_leaf_leave_a_leaf_of_rails():
     assert time_shift(replace(machine, fabric=Fabric(TREE, 4, 0.5)), 8, 3) == pytest.approx(1)
 
 
+@pytest.mark.parametrize(
+    ("messages", "slower"),
+    [
+        (((0, 4), (1, 4)), 2),  # two ranks send through the uplinks
+        (((0, 4), (0, 5)), 2),  # two ranks receive through the downlinks
+        (((0, 4), (0, 4)), 1),  # one rank sends to another, one message after the other
+    ],
+)
+def test_ranks_are_counted_not_messages(messages, slower):
+    def send(rank, n):
+        def make_move(source, dest):
+            to, frm = np.where(rank == source, dest, -1), np.where(rank == dest, source, -1)
+            return Move(to, frm, Span(0, 1, 1), Span(0, 1, 1))
+
+        return Rounds(1, 1, lambda _: [make_move(*each) for each in messages])
+
+    plan = make_algorithm(Operation.BROADCAST, "send", send, None).plan(8)
+    shared, alone = (
+        simulate(plan, make_machine(fabric), NBYTES // 4).seconds for fabric in (Fabric(TREE, 4, 1.0), None)
+    )
+    assert shared - alone == pytest.approx((slower - 1) * (alone - _count_alphas(messages) * ALPHA), rel=1e-9)
+
+
+def _count_alphas(messages):
+    """Return the number of messages on the busiest port, of which each costs alpha."""
+    ends = [[end[k] for end in messages] for k in (0, 1)]
+    return max(each.count(rank) for each in ends for rank in each)
+
+
 FABRICS = st.builds(
     Fabric, st.sampled_from(FabricKind), st.integers(1, 4), st.sampled_from([0.5, 1.0, 3.0]), st.booleans()
 )
