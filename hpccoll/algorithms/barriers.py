@@ -30,7 +30,7 @@ def linear_cost(n: int) -> Cost:
     return Cost(2 * (n - 1), Fraction(0), Fraction(0))
 
 
-@algorithm(Operation.BARRIER, "linear", linear_cost)
+@algorithm(Operation.BARRIER, "linear", linear_cost, grows_linearly=True)
 def linear(rank: IntArray, n: int) -> Rounds:
     """Plan a barrier: every rank signals rank 0, one per round; then rank 0 signals every rank."""
 
@@ -43,7 +43,7 @@ def linear(rank: IntArray, n: int) -> Rounds:
     return arrivals + arrivals.reversed()
 
 
-@algorithm(Operation.BARRIER, "double_ring", linear_cost)
+@algorithm(Operation.BARRIER, "double_ring", linear_cost, grows_linearly=True)
 def double_ring(rank: IntArray, n: int) -> Rounds:
     """Plan a barrier: rank t mod n signals the next rank in round t, twice around the ring."""
     above, below = (rank + 1) % n, (rank - 1) % n

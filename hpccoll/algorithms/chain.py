@@ -40,7 +40,7 @@ def broadcast_cost(n: int, chunks: int) -> Cost:
     return Cost(chunks + n - 2 if n > 1 else 0, Fraction(n - 1, n), Fraction(min(n - 1, 1)))
 
 
-@algorithm(Operation.BROADCAST, "chain", broadcast_cost)
+@algorithm(Operation.BROADCAST, "chain", broadcast_cost, grows_linearly=True)
 def broadcast(rank: IntArray, n: int, root: int, chunks: int) -> Rounds:
     """Plan a broadcast: rank root + p (mod n) forwards chunk c to the next rank in round c + p."""
     if n == 1:
@@ -59,7 +59,7 @@ def broadcast(rank: IntArray, n: int, root: int, chunks: int) -> Rounds:
     return Rounds(chunks + n - 2, chunks, forward_round)
 
 
-@algorithm(Operation.REDUCE, "chain", broadcast_cost)
+@algorithm(Operation.REDUCE, "chain", broadcast_cost, grows_linearly=True)
 def reduce(rank: IntArray, n: int, root: int, chunks: int) -> Rounds:
     """Plan a reduce: partial sums move along the line of ranks towards the root, chunk by chunk."""
     return broadcast(rank, n, root, chunks).reversed(Op.OWN_FIRST)
@@ -70,7 +70,7 @@ def all_reduce_cost(n: int, chunks: int) -> Cost:
     return Cost(chunks + 2 * n - 3 if n > 1 else 0, Fraction(2 * (n - 1), n), Fraction(min(n - 1, 2)))
 
 
-@algorithm(Operation.ALL_REDUCE, "chain", all_reduce_cost)
+@algorithm(Operation.ALL_REDUCE, "chain", all_reduce_cost, grows_linearly=True)
 def all_reduce(rank: IntArray, n: int, chunks: int) -> Rounds:
     """Plan an all-reduce: a chain reduce to rank 0 and a chain broadcast from rank 0, overlapped chunk by chunk."""
     if n == 1:

@@ -31,7 +31,7 @@ def two_shot_cost(n: int) -> Cost:
     return Cost(2 * min(n - 1, 1), Fraction(2 * (n - 1), n), Fraction(2 * (n - 1), n))
 
 
-@algorithm(Operation.ALL_REDUCE, "one_shot", one_shot_cost)
+@algorithm(Operation.ALL_REDUCE, "one_shot", one_shot_cost, grows_linearly=True)
 def one_shot(rank: IntArray, n: int) -> Rounds:
     """Plan an all-reduce: every rank sends its message to every other rank and reduces all of them in rank order."""
     whole = Span(0, 1, 1)
@@ -55,7 +55,7 @@ def one_shot(rank: IntArray, n: int) -> Rounds:
     return Rounds(min(n - 1, 1), 1, all_reduce_round)
 
 
-@algorithm(Operation.ALL_REDUCE, "two_shot", two_shot_cost, period=1)
+@algorithm(Operation.ALL_REDUCE, "two_shot", two_shot_cost, period=1, grows_linearly=True)
 def two_shot(rank: IntArray, n: int) -> Rounds:
     """Plan an all-reduce: every rank sends chunk c to its owner, rank c, which then sends the sum to every rank."""
 

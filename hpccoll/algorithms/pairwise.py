@@ -12,7 +12,7 @@ from hpccoll.algorithms.ring import reduce_scatter_cost
 from hpccoll.plan import IntArray, Move, Operation, Rounds, Span
 
 
-@algorithm(Operation.ALL_TO_ALL, "pairwise", reduce_scatter_cost, period=1)
+@algorithm(Operation.ALL_TO_ALL, "pairwise", reduce_scatter_cost, period=1, grows_linearly=True)
 def all_to_all(rank: IntArray, n: int) -> Rounds:
     """Plan an all-to-all: in round t every rank sends one block directly to its receiver, t ranks above."""
 

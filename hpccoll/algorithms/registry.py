@@ -30,7 +30,8 @@ class Algorithm:
     `parameters` are the other arguments of `make_rounds`: `root`; `chunks` if it pipelines; `nodes` (`Groups`) if the
     plan depends on which ranks share a node; `rates` if it depends on the rates of links. `period` is a number (or a
     function of the arguments of `cost`) such that rank r + period acts like rank r, so that it suffices to simulate a
-    few ranks; None if there is no such number.
+    few ranks; None if there is no such number. `grows_linearly` states that each further node in the middle of the
+    ranks adds the same time and bytes, so that a few nodes tell the time of a million ranks.
     """
 
     operation: Operation  # the operation that the plans implement
@@ -41,6 +42,7 @@ class Algorithm:
     period: Period = None
     uses_shared_memory: bool = False  # whether the rounds contain loads, stores or fences
     rates: tuple[int, ...] = ()  # the rates of the ranks' or nodes' links, in any unit, if `parameters` has them
+    grows_linearly: bool = False
     file_plan: Plan | None = None  # the only plan, for one number of ranks and one root, if it was read from a file
 
     @property
@@ -125,6 +127,7 @@ def algorithm(
     period: Period = None,
     *,
     uses_shared_memory: bool = False,
+    grows_linearly: bool = False,
 ) -> Callable[[Make], Make]:
     """Return a decorator that registers a function as the algorithm `operation/name` and returns it unchanged.
 
@@ -135,6 +138,7 @@ def algorithm(
     def register(make: Make) -> Make:
         """Register `make` and return it; a user's algorithm replaces a built-in one of the same name."""
         made = make_algorithm(operation, name, make, cost, period, uses_shared_memory=uses_shared_memory)
+        made = replace(made, grows_linearly=grows_linearly)
         if make.__module__.startswith("hpccoll.algorithms."):
             REGISTERED.setdefault((operation, name), made)  # a user's algorithm of this name takes its place
         else:

@@ -27,7 +27,7 @@ def all_reduce_cost(n: int) -> Cost:
     return Cost(2 * (n - 1), Fraction(2 * (n - 1), n), Fraction(2 * (n - 1), n))
 
 
-@algorithm(Operation.REDUCE_SCATTER, "ring", reduce_scatter_cost, period=1)
+@algorithm(Operation.REDUCE_SCATTER, "ring", reduce_scatter_cost, period=1, grows_linearly=True)
 def reduce_scatter(rank: IntArray, n: int) -> Rounds:
     """Plan a reduce-scatter: each chunk travels once around the ring and collects a contribution at every rank."""
     dest, source = (rank + 1) % n, (rank - 1) % n
@@ -36,13 +36,13 @@ def reduce_scatter(rank: IntArray, n: int) -> Rounds:
     )
 
 
-@algorithm(Operation.ALL_GATHER, "ring", reduce_scatter_cost, period=1)
+@algorithm(Operation.ALL_GATHER, "ring", reduce_scatter_cost, period=1, grows_linearly=True)
 def all_gather(rank: IntArray, n: int) -> Rounds:
     """Plan an all-gather: each chunk travels once around the ring and is copied at every rank."""
     return reduce_scatter(rank, n).reversed()
 
 
-@algorithm(Operation.ALL_REDUCE, "ring", all_reduce_cost, period=1)
+@algorithm(Operation.ALL_REDUCE, "ring", all_reduce_cost, period=1, grows_linearly=True)
 def all_reduce(rank: IntArray, n: int) -> Rounds:
     """Plan an all-reduce: a ring reduce-scatter, then a ring all-gather."""
     return reduce_scatter(rank, n) + all_gather(rank, n)

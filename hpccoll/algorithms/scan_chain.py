@@ -29,7 +29,7 @@ def scan_cost(n: int, chunks: int) -> Cost:
     return broadcast_cost(n, chunks)
 
 
-@algorithm(Operation.SCAN, "chain", scan_cost)
+@algorithm(Operation.SCAN, "chain", scan_cost, grows_linearly=True)
 def scan(rank: IntArray, n: int, chunks: int) -> Rounds:
     """Plan an inclusive scan: rank r sends its sum of chunk c to rank r + 1 in round r + c."""
 
@@ -46,7 +46,7 @@ def exscan_cost(n: int, chunks: int) -> Cost:
     return Cost(steps, Fraction(n - 1, n), Fraction(min(n - 1, 1)))
 
 
-@algorithm(Operation.EXSCAN, "chain", exscan_cost)
+@algorithm(Operation.EXSCAN, "chain", exscan_cost, grows_linearly=True)
 def exscan(rank: IntArray, n: int, chunks: int) -> Rounds:
     """Plan an exclusive scan: rank r sends chunk c of the sum that includes its data to rank r + 1 in round 2 r + c."""
     if n == 1:

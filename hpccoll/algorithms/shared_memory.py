@@ -55,7 +55,7 @@ def one_shot_cost(n: int) -> Cost:
     return Cost(_steps_unless_alone(n, 1), Fraction(n - 1), Fraction(n - 1))
 
 
-@algorithm(Operation.ALL_REDUCE, "shared_one_shot", one_shot_cost, uses_shared_memory=True)
+@algorithm(Operation.ALL_REDUCE, "shared_one_shot", one_shot_cost, uses_shared_memory=True, grows_linearly=True)
 def one_shot(rank: IntArray, n: int) -> Rounds:
     """Plan an all-reduce: every rank reduces the vectors of all ranks in rank order, directly from their memory."""
     whole = Span(0, 1, 1)
@@ -72,7 +72,9 @@ def two_shot_cost(n: int) -> Cost:
     return Cost(_steps_unless_alone(n, 2), Fraction(2 * (n - 1), n), Fraction(2 * (n - 1), n))
 
 
-@algorithm(Operation.ALL_REDUCE, "shared_two_shot", two_shot_cost, period=1, uses_shared_memory=True)
+@algorithm(
+    Operation.ALL_REDUCE, "shared_two_shot", two_shot_cost, period=1, uses_shared_memory=True, grows_linearly=True
+)
 def two_shot(rank: IntArray, n: int) -> Rounds:
     """Plan an all-reduce: every rank reduces its own chunk from the memory of all ranks and stores it to all."""
     own = Span(rank, 1, n)
@@ -86,13 +88,13 @@ def block_cost(n: int) -> Cost:
     return Cost(_steps_unless_alone(n, 1), Fraction(n - 1, n), Fraction(n - 1, n))
 
 
-@algorithm(Operation.REDUCE_SCATTER, "shared", block_cost, period=1, uses_shared_memory=True)
+@algorithm(Operation.REDUCE_SCATTER, "shared", block_cost, period=1, uses_shared_memory=True, grows_linearly=True)
 def reduce_scatter(rank: IntArray, n: int) -> Rounds:
     """Plan a reduce-scatter: every rank reduces its own block from the memory of all ranks."""
     return between_fences(rank, n, n, lambda: _reduce_own_chunk(rank, n))
 
 
-@algorithm(Operation.ALL_GATHER, "shared", block_cost, period=1, uses_shared_memory=True)
+@algorithm(Operation.ALL_GATHER, "shared", block_cost, period=1, uses_shared_memory=True, grows_linearly=True)
 def all_gather(rank: IntArray, n: int) -> Rounds:
     """Plan an all-gather: every rank loads the block of every other rank."""
     return between_fences(
@@ -105,14 +107,14 @@ def rooted_cost(n: int) -> Cost:
     return Cost(_steps_unless_alone(n, 1), Fraction(n - 1, n * n), Fraction(_steps_unless_alone(n, 1), n))
 
 
-@algorithm(Operation.GATHER, "shared", rooted_cost, uses_shared_memory=True)
+@algorithm(Operation.GATHER, "shared", rooted_cost, uses_shared_memory=True, grows_linearly=True)
 def gather(rank: IntArray, n: int, root: int) -> Rounds:
     """Plan a gather: every rank stores its block in the root's memory."""
     own, dest = Span(rank, 1, n), np.where(rank == root, NO_PEER, root)
     return between_fences(rank, n, n, lambda: [Store(dest, own, own)])
 
 
-@algorithm(Operation.SCATTER, "shared", rooted_cost, uses_shared_memory=True)
+@algorithm(Operation.SCATTER, "shared", rooted_cost, uses_shared_memory=True, grows_linearly=True)
 def scatter(rank: IntArray, n: int, root: int) -> Rounds:
     """Plan a scatter: every rank loads its block from the root's memory."""
     own, source = Span(rank, 1, n), np.where(rank == root, NO_PEER, root)
@@ -125,14 +127,14 @@ def reduce_cost(n: int) -> Cost:
     return Cost(_steps_unless_alone(n, 2), loaded + loaded / n, Fraction(_steps_unless_alone(n, 1)))
 
 
-@algorithm(Operation.REDUCE, "shared", reduce_cost, uses_shared_memory=True)
+@algorithm(Operation.REDUCE, "shared", reduce_cost, uses_shared_memory=True, grows_linearly=True)
 def reduce(rank: IntArray, n: int, root: int) -> Rounds:
     """Plan a reduce: every rank reduces its own chunk from the memory of all ranks and stores it to the root."""
     own, dest = Span(rank, 1, n), np.where(rank == root, NO_PEER, root)
     return between_fences(rank, n, n, lambda: _reduce_own_chunk(rank, n), lambda: [Store(dest, own, own)])
 
 
-@algorithm(Operation.BROADCAST, "shared", block_cost, uses_shared_memory=True)
+@algorithm(Operation.BROADCAST, "shared", block_cost, uses_shared_memory=True, grows_linearly=True)
 def broadcast(rank: IntArray, n: int, root: int) -> Rounds:
     """Plan a broadcast: the root stores one chunk to all ranks, while they load the other chunks from it."""
     own, rest = Span(root, 1, n), Span(root + 1, n - 1, n)
@@ -145,7 +147,7 @@ def broadcast(rank: IntArray, n: int, root: int) -> Rounds:
     return between_fences(rank, n, n, store_and_load)
 
 
-@algorithm(Operation.ALL_TO_ALL, "shared", block_cost, period=1, uses_shared_memory=True)
+@algorithm(Operation.ALL_TO_ALL, "shared", block_cost, period=1, uses_shared_memory=True, grows_linearly=True)
 def all_to_all(rank: IntArray, n: int) -> Rounds:
     """Plan an all-to-all: every rank loads its block from every rank; input chunks are 0 to n-1, output n to 2n-1."""
     own = Span(rank, 1, n)

@@ -99,7 +99,14 @@ def reduce_scatter_ring_cost(n: int, nodes: Groups | None = None) -> Cost:
     return _cost(n, nodes, Operation.REDUCE_SCATTER, "ring")
 
 
-@algorithm(Operation.REDUCE_SCATTER, "hierarchical_ring", reduce_scatter_ring_cost, period, uses_shared_memory=True)
+@algorithm(
+    Operation.REDUCE_SCATTER,
+    "hierarchical_ring",
+    reduce_scatter_ring_cost,
+    period,
+    uses_shared_memory=True,
+    grows_linearly=True,
+)
 def reduce_scatter_ring(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
     """Plan a reduce-scatter that reduces first within each node, then between nodes on a ring.
 
@@ -135,7 +142,14 @@ def all_gather_ring_cost(n: int, nodes: Groups | None = None) -> Cost:
     return _cost(n, nodes, Operation.ALL_GATHER, "ring")
 
 
-@algorithm(Operation.ALL_GATHER, "hierarchical_ring", all_gather_ring_cost, period, uses_shared_memory=True)
+@algorithm(
+    Operation.ALL_GATHER,
+    "hierarchical_ring",
+    all_gather_ring_cost,
+    period,
+    uses_shared_memory=True,
+    grows_linearly=True,
+)
 def all_gather_ring(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
     """Plan an all-gather: ranks of equal local rank gather on a ring, then load the other blocks within their node."""
     return _all_gather(rank, n, nodes, "ring")
@@ -160,7 +174,7 @@ def gather_cost(n: int, root: int, nodes: Groups | None = None) -> Cost:  # noqa
     return Cost(across_nodes + within, mean, max(Fraction(across_nodes, n), Fraction(within, size)))
 
 
-@algorithm(Operation.GATHER, "hierarchical_direct", gather_cost, uses_shared_memory=True)
+@algorithm(Operation.GATHER, "hierarchical_direct", gather_cost, uses_shared_memory=True, grows_linearly=True)
 def gather(rank: IntArray, n: int, root: int, nodes: Groups | None = None) -> Rounds:
     """Plan a gather: each block goes to the rank of equal local rank on the root's node, and from there to the root."""
     columns = _Columns(rank, n, nodes)
@@ -193,7 +207,7 @@ def scatter_cost(n: int, root: int, nodes: Groups | None = None) -> Cost:  # noq
     return Cost((n > size) + (size > 1), mean, Fraction(size > 1, size) + Fraction(n // size - 1, n))
 
 
-@algorithm(Operation.SCATTER, "hierarchical_direct", scatter_cost, uses_shared_memory=True)
+@algorithm(Operation.SCATTER, "hierarchical_direct", scatter_cost, uses_shared_memory=True, grows_linearly=True)
 def scatter(rank: IntArray, n: int, root: int, nodes: Groups | None = None) -> Rounds:
     """Plan a scatter: each rank of the root's node loads the blocks for ranks of its local rank and sends them."""
     return gather(rank, n, root, nodes).reversed()
@@ -206,7 +220,9 @@ def all_to_all_cost(n: int, nodes: Groups | None = None) -> Cost:
     return Cost((size > 1) + n // size - 1, moved, moved)
 
 
-@algorithm(Operation.ALL_TO_ALL, "hierarchical_pairwise", all_to_all_cost, period, uses_shared_memory=True)
+@algorithm(
+    Operation.ALL_TO_ALL, "hierarchical_pairwise", all_to_all_cost, period, uses_shared_memory=True, grows_linearly=True
+)
 def all_to_all(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
     """Plan an all-to-all that exchanges blocks first within each node, then between nodes.
 

@@ -111,8 +111,10 @@ def _crossing_cost(operation: Operation, inter: str, groups: Groups, root: int =
     slice loads and sends.
     """
     nodes = len(groups.sizes)
-    sent = _count_sent_per_node(operation, inter, nodes, root)
     cost = get_registered(operation, inter).plan(nodes, root).cost
+    if cost is not None and groups.common_size is not None:
+        return cost.steps, cost.mean * nodes, groups.common_size - 1 + cost.most
+    sent = _count_sent_per_node(operation, inter, nodes, root)
     most = max(size - 1 + share for size, share in zip(groups.sizes, sent, strict=True))
     return cost.steps if cost else 0, sum(sent, Fraction(0)), Fraction(most)
 
@@ -126,7 +128,10 @@ def _locate_root(groups: Groups, root: int) -> tuple[int, int]:
 def all_reduce_across_nodes_cost(n: int, groups: Groups, inter: str) -> Cost:
     """Return the cost of the two-level all-reduce with algorithm `inter` across nodes."""
     owners, transfers = min(groups.sizes), 2 * min(max(groups.sizes) - 1, 1)
-    steps, sent, _ = _crossing_cost(Operation.ALL_REDUCE, inter, groups)
+    steps, sent, most_crossing = _crossing_cost(Operation.ALL_REDUCE, inter, groups)
+    if groups.common_size is not None:
+        most = groups.common_size - 1 + most_crossing
+        return Cost(transfers + steps, (2 * (n - len(groups.sizes)) + sent) / Fraction(n), most / owners)
     shares = _count_sent_per_node(Operation.ALL_REDUCE, inter, len(groups.sizes), 0)
     most = max(2 * (size - 1) + share for size, share in zip(groups.sizes, shares, strict=True))
     return Cost(transfers + steps, (2 * (n - len(groups.sizes)) + sent) / Fraction(n), Fraction(most) / owners)
@@ -150,7 +155,14 @@ def all_reduce_ring_cost(n: int, nodes: Groups | None = None) -> Cost:
     return all_reduce_across_nodes_cost(n, nodes or Groups((n,)), "ring")
 
 
-@algorithm(Operation.ALL_REDUCE, "hierarchical_ring", all_reduce_ring_cost, period, uses_shared_memory=True)
+@algorithm(
+    Operation.ALL_REDUCE,
+    "hierarchical_ring",
+    all_reduce_ring_cost,
+    period,
+    uses_shared_memory=True,
+    grows_linearly=True,
+)
 def all_reduce_ring(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
     """Plan an all-reduce: owners reduce slices, all-reduce them on a ring of nodes, and store them to their node."""
     return all_reduce_across_nodes(rank, nodes or Groups((n,)), "ring")
@@ -201,7 +213,9 @@ def broadcast_chain_cost(n: int, root: int, nodes: Groups | None = None) -> Cost
     return _broadcast_cost(n, nodes or Groups((n,)), root, "chain")
 
 
-@algorithm(Operation.BROADCAST, "hierarchical_chain", broadcast_chain_cost, uses_shared_memory=True)
+@algorithm(
+    Operation.BROADCAST, "hierarchical_chain", broadcast_chain_cost, uses_shared_memory=True, grows_linearly=True
+)
 def broadcast_chain(rank: IntArray, n: int, root: int, nodes: Groups | None = None) -> Rounds:
     """Plan a broadcast: slices are loaded from the root, sent along a chain of nodes, and stored to all ranks."""
     return _broadcast(rank, nodes or Groups((n,)), root, "chain")
@@ -223,8 +237,7 @@ def _reduce_cost(n: int, groups: Groups, root: int, inter: str) -> Cost:
     (home, slot), owners = _locate_root(groups, root), min(groups.sizes)
     steps, sent, most = _crossing_cost(Operation.REDUCE, inter, groups, home)
     stores = owners - (slot < owners)
-    sent_by_home = _count_sent_per_node(Operation.REDUCE, inter, len(groups.sizes), home)[home]
-    at_home = groups.sizes[home] - 1 + sent_by_home + (stores > 0)
+    at_home = Fraction(groups.sizes[home] - 1 + (stores > 0))  # the root of a reduce sends nothing
     mean = (n - len(groups.sizes) + sent + Fraction(stores, owners)) / n
     return Cost(min(max(groups.sizes) - 1, 1) + steps + (stores > 0), mean, max(most, at_home) / owners)
 
@@ -249,7 +262,7 @@ def reduce_chain_cost(n: int, root: int, nodes: Groups | None = None) -> Cost:
     return _reduce_cost(n, nodes or Groups((n,)), root, "chain")
 
 
-@algorithm(Operation.REDUCE, "hierarchical_chain", reduce_chain_cost, uses_shared_memory=True)
+@algorithm(Operation.REDUCE, "hierarchical_chain", reduce_chain_cost, uses_shared_memory=True, grows_linearly=True)
 def reduce_chain(rank: IntArray, n: int, root: int, nodes: Groups | None = None) -> Rounds:
     """Plan a reduce: owners reduce slices within each node and along a chain of nodes, and store them to the root."""
     return _reduce(rank, nodes or Groups((n,)), root, "chain")

@@ -66,7 +66,7 @@ def weighted_cost(n: int, chunks: int = 1, rates: tuple[int, ...] = ()) -> Cost:
     return Cost(chunks + 1, Fraction(2 * (n - 1), n), 1 + (n - 2) * Fraction(max(owned), sum(owned)))
 
 
-@algorithm(Operation.ALL_REDUCE, "weighted", weighted_cost)
+@algorithm(Operation.ALL_REDUCE, "weighted", weighted_cost, grows_linearly=True)
 def weighted(rank: IntArray, n: int, chunks: int = 1, rates: tuple[int, ...] = ()) -> Rounds:
     """Plan an all-reduce: owners of uneven shares reduce each piece of them, and send it while they reduce the next."""
     owned = np.array(divide_by_rates(rates, n), np.int64)
@@ -95,7 +95,13 @@ def hierarchical_weighted_cost(n: int, nodes: Groups | None = None, rates: tuple
     return all_reduce_across_nodes_cost(n, nodes or Groups((n,)), _name_with_rates(rates))
 
 
-@algorithm(Operation.ALL_REDUCE, "hierarchical_weighted", hierarchical_weighted_cost, uses_shared_memory=True)
+@algorithm(
+    Operation.ALL_REDUCE,
+    "hierarchical_weighted",
+    hierarchical_weighted_cost,
+    uses_shared_memory=True,
+    grows_linearly=True,
+)
 def hierarchical_weighted(rank: IntArray, n: int, nodes: Groups | None = None, rates: tuple[int, ...] = ()) -> Rounds:
     """Plan an all-reduce: owners reduce slices, exchange them between nodes by weighted shares, and store them."""
     return all_reduce_across_nodes(rank, nodes or Groups((n,)), _name_with_rates(rates))

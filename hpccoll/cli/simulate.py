@@ -47,6 +47,7 @@ DEFAULT_RANKS = "16"
 MOST_UNSYMMETRIC = 2**17  # ranks of which each may do something else in each of many rounds
 FEW_ROUNDS, MOST_STEPS = 2**10, 2**10  # rounds of all ranks, and messages of a round, that are simulated in seconds
 MAX_TRACED_ROUNDS = 2**18  # rounds of a plan up to which its critical path is found
+MAX_UNASKED_TRACE = 2**24  # ranks times rounds up to which the critical path is found without --path
 MAX_FULL_TRACE = 2**27  # ranks times rounds up to which --full also finds the critical path
 PRINTED_WAITS, RECORDED_WAITS = 3, 32  # waits at each end of a critical path that are printed, written with --json
 MAX_PRINTED_PATHS = 4
@@ -67,6 +68,16 @@ class SimulatedCase:
     algorithm: Algorithm
     chunks: int
     simulation: Simulation
+
+
+@dataclass(frozen=True, slots=True)
+class _Settings:
+    """The values of --chunks, --root, --full and --path."""
+
+    chunks: int | None
+    root: int
+    full: bool
+    show_path: bool
 
 
 def _parse_rank_counts(text: str) -> list[int]:
@@ -137,10 +148,10 @@ def simulate(
     if map_file is not None:
         _write_map(algorithms, chosen, max(counts), map_file)
         return
-    # Shared-memory algorithms are left out on several nodes, unless the user gave the algorithm's full name.
     combinations = [c for c in product(counts, sizes, algorithms) if c[2].only_ranks in (None, c[0])]
     selected = [c for c in combinations if can_run_on(c[2], c[0], chosen.for_ranks(c[0])) or c[2].full_name in names]
-    _record_and_print(_simulate_cases(selected, chosen, chunks, root, full), chosen, json_file, show_path=show_path)
+    cases = _simulate_cases(selected, chosen, _Settings(chunks, root, full, show_path))
+    _record_and_print(cases, chosen, json_file, show_path=show_path)
 
 
 def _record_and_print(
@@ -164,17 +175,26 @@ def _reject_unused_options(map_file: str | None) -> None:
 
 
 def _simulate_cases(
-    selected: Sequence[tuple[int, int, Algorithm]], chosen: ChosenMachine, chunks: int | None, root: int, full: bool
+    selected: Sequence[tuple[int, int, Algorithm]], chosen: ChosenMachine, settings: _Settings
 ) -> Iterator[SimulatedCase]:
     """Simulate each (rank count, size, algorithm) and yield the cases as they finish; show a progress bar."""
+    root, full = settings.root, settings.full
     with show_progress("simulated", len(selected)) as advance:
         for n, nbytes, algorithm in selected:
             machine = chosen.for_ranks(n)
-            count = chunks or choose_forecast_chunks(algorithm, n, nbytes)
-            cost = algorithm.plan(n, root, count, fill_nodes(n, machine)).cost
-            _require_symmetry(algorithm, n, machine, root)
+            count = settings.chunks or choose_forecast_chunks(algorithm, n, nbytes)
+            plan = algorithm.plan(n, root, count, fill_nodes(n, machine))
+            cost = plan.cost
+            if full or not algorithm.grows_linearly:
+                _require_symmetry(algorithm, n, machine, root)
             updates = (cost.steps * n if full else cost.steps) if cost is not None else n
             trace = updates <= (MAX_FULL_TRACE if full else MAX_TRACED_ROUNDS)
+            trace &= (
+                settings.show_path
+                or plan.period is not None
+                or algorithm.is_two_level
+                or updates * n <= MAX_UNASKED_TRACE
+            )
             simulation = forecast(algorithm, n, machine, nbytes, chunks=count, root=root, full=full, trace=trace)
             yield SimulatedCase(algorithm, count, simulation)
             advance(algorithm.full_name)
@@ -185,7 +205,7 @@ def _require_symmetry(algorithm: Algorithm, n: int, machine: Machine, root: int)
     if n <= MOST_UNSYMMETRIC:
         return
     plan = algorithm.plan(n, root, 1, fill_nodes(n, machine))
-    rounds, per_node = plan.column(0), machine.ranks_per_node
+    rounds, per_node = plan.column(0), machine.period
     steps = len(rounds.at(0)) if len(rounds) else 0
     is_symmetric = plan.period is not None and n % lcm(plan.period, per_node) == 0
     exchanges = plan.operation is Operation.ALL_TO_ALL

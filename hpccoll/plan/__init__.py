@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from hpccoll.plan.schedule import ActionKind, PipelineAction, PipelineStep, Schedule
     from hpccoll.plan.serial_replay import replay
     from hpccoll.plan.simulation import (
+        Fabric,
+        FabricKind,
         Link,
         Machine,
         PassTimes,
@@ -65,8 +67,9 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
-    "NO_CHUNK", "NO_PEER", "SIGNAL", "ActionKind", "Cost", "Count", "Fence", "Floats", "Groups", "IntArray", "Ints",
-    "Link", "Load", "Machine", "Move", "Nodes", "Op", "Operation", "PassTimes", "Picks", "PipelineAction",
+    "NO_CHUNK", "NO_PEER", "SIGNAL", "ActionKind", "Cost", "Count", "Fabric", "FabricKind", "Fence", "Floats",
+    "Groups", "IntArray", "Ints", "Link",
+    "Load", "Machine", "Move", "Nodes", "Op", "Operation", "PassTimes", "Picks", "PipelineAction",
     "PipelineStep", "Plan", "Proof", "Region", "Rounds", "Schedule", "ScheduleProof", "Simulation", "Span", "Step",
     "Store", "SurvivalProof", "check", "check_schedule", "check_survival", "empty_rounds", "fold_ranks", "keep_ranks",
     "keeps_rank_order", "overlay", "reduce_into_core", "relabel_ranks", "replay", "run_across_groups", "run_in_groups",

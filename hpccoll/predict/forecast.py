@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import gcd, lcm
 
 import numpy as np
 
 from hpccoll.algorithms import Algorithm
 from hpccoll.algorithms.pipelining import MESSAGE_BYTES, choose_segment_count
-from hpccoll.plan import Machine, Plan, Simulation, simulate
+from hpccoll.plan import Machine, Operation, Plan, Simulation, simulate
+from hpccoll.plan.simulation.chunk_bytes import ChunkBytes
+from hpccoll.plan.simulation.repeated_rounds import LEAST_ROUNDS, MOST_RANKS
+from hpccoll.plan.simulation.symmetry import find_period
+from hpccoll.predict.linear_growth import GrowthError, simulate_by_growth
 from hpccoll.selection import choose_chunk_count
 
+MOST_DIRECT_RANKS = 2**13  # beyond which plans that grow linearly are simulated by a few nodes
+MOST_UNSYMMETRIC_RANKS = 2**17  # beyond which the simulation of all ranks would take minutes
 ITEMSIZE = 4  # float32, the default of `hpccoll bench`
 
 
@@ -61,24 +68,72 @@ def forecast(
     """
     if chunks is None:
         chunks = choose_forecast_chunks(algorithm, n, nbytes)
+    count = algorithm.operation.count_elements(nbytes, ITEMSIZE, n)
+    if not full and _needs_growth(algorithm, n, machine, count, chunks, root):
+        try:
+            return _forecast_by_growth(algorithm, n, machine, count, chunks, root)
+        except GrowthError:
+            if n > MOST_UNSYMMETRIC_RANKS:
+                raise
     plan = algorithm.plan(n, root, chunks, fill_nodes(n, machine))
-    count = plan.operation.count_elements(nbytes, ITEMSIZE, n)
     if algorithm.is_two_level and not trace:
         return simulate_pipelined(plan, machine, count, ITEMSIZE, full=full)
     return simulate(plan, machine, count, ITEMSIZE, full=full, trace=trace)
 
 
+def _needs_growth(algorithm: Algorithm, n: int, machine: Machine, count: int, chunks: int, root: int) -> bool:
+    """Whether n ranks, or those that represent them, are too many to simulate, and a few nodes tell their time."""
+    if not algorithm.grows_linearly or n <= MOST_DIRECT_RANKS:
+        return False
+    plan = algorithm.plan(n, root, chunks, fill_nodes(n, machine))
+    rounds = plan.column(0)
+    # A few rounds have a message to every rank, and the rounds of an all_to_all are all different.
+    exchanges = plan.operation is Operation.ALL_TO_ALL
+    if plan.period is None or len(rounds) < LEAST_ROUNDS or exchanges or algorithm.is_two_level:
+        return True
+    sizes = ChunkBytes(plan.operation.chunk_sizes(count, n, rounds.chunks) * ITEMSIZE)
+    return find_period(plan, machine, sizes) > MOST_RANKS
+
+
+def _forecast_by_growth(
+    algorithm: Algorithm, n: int, machine: Machine, count: int, chunks: int, root: int
+) -> Simulation:
+    """Return the simulation of many ranks, extrapolated from those of a few nodes with equal chunks."""
+    is_one_node = n <= machine.ranks_per_node
+    whole = algorithm.plan(n, root, chunks, fill_nodes(n, machine))
+    # Where every rank owns chunks of a vector, n ranks have n times as many elements as one of them.
+    is_shared_out = not algorithm.operation.has_blocks and whole.column(0).chunks >= n
+    unit = n // gcd(n, count) if is_shared_out else 1
+
+    def run(ranks: int, root_rank: int) -> Simulation:
+        """Return the simulation of every one of `ranks` ranks."""
+        smaller = machine.with_ranks_per_node(ranks) if is_one_node else machine
+        plan = algorithm.plan(ranks, root_rank, chunks, fill_nodes(ranks, smaller))
+        elements = count * ranks // n if is_shared_out else count
+        if algorithm.is_two_level:
+            return simulate_pipelined(plan, smaller, elements, ITEMSIZE, full=True)
+        return simulate(plan, smaller, elements, ITEMSIZE, full=True, trace=False)
+
+    repeats = lcm(unit, 1 if is_one_node else machine.period)
+    return replace(simulate_by_growth(run, n, root, repeats, chunks, algorithm.full_name), plan=whole, machine=machine)
+
+
 def simulate_pipelined(plan: Plan, machine: Machine, count: int, itemsize: int, *, full: bool = False) -> Simulation:
     """Simulate a two-level plan (shared memory inside nodes, messages between them) in segments, as in a real run.
 
-    Work inside nodes overlaps with messages between nodes; on a single node the plan is not split. The first segment
+    Work inside nodes overlaps with messages between nodes; on a single node, and on a network
+    whose links nodes share, the plan is not split. The first segment
     takes the simulated time of the plan; each later segment adds its time on the busiest node's link.
 
     `count` is the number of elements of each rank's vector, or of one block. With `full`, every rank is simulated even
     if symmetry makes a few ranks enough.
     """
     sizes = plan.operation.chunk_sizes(count, plan.ranks, plan.column(0).chunks)
-    segments = choose_segment_count(plan, sizes, itemsize) if plan.ranks > machine.ranks_per_node else 1
+    segments = (
+        choose_segment_count(plan, sizes, itemsize)
+        if plan.ranks > machine.ranks_per_node and machine.fabric is None
+        else 1
+    )
     first = simulate(plan, machine, -(-count // segments), itemsize, full=full, trace=False)
     if segments == 1:
         return first

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from hpccoll.errors import UnknownNameError, UsageError
-from hpccoll.plan import Link, Machine
+from hpccoll.plan import Fabric, FabricKind, Link, Machine
 from hpccoll.private_files import read_limited
 from hpccoll.records import explain_validation_error
 from hpccoll.units import GB
@@ -46,6 +46,28 @@ class LinkDescription(Struct, frozen=True, forbid_unknown_fields=True):
         return Link(self.alpha_us * 1e-6, 1 / (self.bandwidth_GBps * GB), overhead * 1e-6)
 
 
+class FabricDescription(Struct, frozen=True, forbid_unknown_fields=True):
+    """The keys of the table [fabric]: a fat tree has `oversubscription` and `rails`, a dragonfly `pair_GBps`."""
+
+    kind: FabricKind
+    nodes_per_switch: Annotated[int, Meta(ge=1, le=2**20)]
+    oversubscription: Annotated[float, Meta(ge=1, le=1e6)] | None = None
+    rails: bool = False
+    pair_GBps: Bandwidth | None = None  # noqa: N815
+
+    def make_fabric(self, where: str, nics: int, between: LinkDescription) -> Fabric:
+        """Return the fabric; raise MachineError (naming `where`) if keys of its kind are missing, or others given."""
+        is_tree = self.kind is FabricKind.FAT_TREE
+        if (self.oversubscription is None) is is_tree or (self.pair_GBps is None) is not is_tree:
+            raise MachineError(f"{where}: a fat_tree needs `oversubscription`, a dragonfly `pair_GBps`, and only this")
+        if self.rails and not is_tree:
+            raise MachineError(f"{where}: only a fat_tree has rails; leave `rails` out")
+        if self.pair_GBps is not None:
+            return Fabric(self.kind, self.nodes_per_switch, self.pair_GBps / between.bandwidth_GBps)
+        ports = self.nodes_per_switch * (1 if self.rails else nics)
+        return Fabric(self.kind, self.nodes_per_switch, ports / (self.oversubscription or 1.0), self.rails)
+
+
 class MachineDescription(Struct, frozen=True, forbid_unknown_fields=True):
     """The keys of a TOML file that describes a machine model; without `reduce_GBps`, reductions cost nothing.
 
@@ -62,6 +84,7 @@ class MachineDescription(Struct, frozen=True, forbid_unknown_fields=True):
     call_us: Microseconds = 0.0
     peak_TFLOPS: Capacity | None = None  # noqa: N815
     memory_GB: Capacity | None = None  # noqa: N815
+    fabric: FabricDescription | None = None
 
 
 def list_machines() -> list[str]:
@@ -121,8 +144,9 @@ def build_machine(found: Mapping[str, Any], where: str) -> Machine:
     try:
         file = msgspec.convert(found, MachineDescription)
     except msgspec.ValidationError as error:
-        of_machine, of_link = (", ".join(kind.__struct_fields__) for kind in (MachineDescription, LinkDescription))
-        keys = f"{of_machine}; in a link {of_link}"
+        kinds = (MachineDescription, LinkDescription, FabricDescription)
+        of_machine, of_link, of_fabric = (", ".join(kind.__struct_fields__) for kind in kinds)
+        keys = f"{of_machine}; in a link {of_link}; in a fabric {of_fabric}"
         raise MachineError(f"{where}: {explain_validation_error(error, found)}; the known keys are {keys}") from error
     ranks, nics = file.ranks_per_node, file.nics_per_node
     if nics > ranks:
@@ -132,7 +156,8 @@ def build_machine(found: Mapping[str, Any], where: str) -> Machine:
     peak = None if file.peak_TFLOPS is None else file.peak_TFLOPS * 1e12
     memory = None if file.memory_GB is None else file.memory_GB * GB
     machine = Machine(file.name, ranks, within, between, nics, gamma, file.sources, file.call_us * 1e-6)
-    return replace(machine, peak_flop_per_s=peak, memory_bytes=memory)
+    fabric = file.fabric.make_fabric(f"{where}, [fabric]", nics, file.between) if file.fabric else None
+    return replace(machine, peak_flop_per_s=peak, memory_bytes=memory, fabric=fabric)
 
 
 def require_capacity(machine: Machine, field: str) -> float:

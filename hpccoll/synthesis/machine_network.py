@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from functools import lru_cache
+from itertools import combinations
 
-from hpccoll.plan import Machine, Operation
+from hpccoll.plan import Fabric, FabricKind, Machine, Operation
 from hpccoll.synthesis.network import Network, NetworkBuilder, round_rate
 from hpccoll.synthesis.optimum import RULED, Optimum, compute_optimum
 
@@ -15,7 +17,8 @@ def make_machine_network(machine: Machine, ranks: int) -> Network:
     """Return the network of `ranks` ranks that fill the nodes of a machine model in order.
 
     A rank has a port, of the bandwidth of its fastest link, because the machine model gives it one port. The port is
-    joined to the node's switch and to the rank's NIC; ranks share NICs as in simulations.
+    joined to the node's switch and to the rank's NIC; ranks share NICs, and nodes the links of a fabric, as in
+    simulations. Data may take any way through the fabric.
     """
     network = NetworkBuilder(machine.name, [f"rank {rank}" for rank in range(ranks)])
     per_node, nodes = machine.ranks_per_node, machine.count_nodes(ranks)
@@ -38,10 +41,34 @@ def make_machine_network(machine: Machine, ranks: int) -> Network:
             inside.append(f"switch of node{node}")
         if nodes > 1:
             for number in nics:
-                network.connect(f"NIC {number} of node{node}", "core switch", wide)
+                switch = _name_switch(machine.fabric, node, number)
+                network.connect(f"NIC {number} of node{node}", switch, wide)
                 inside.append(f"NIC {number} of node{node}")
             network.nodes.append((f"node{node}", inside))
+    if machine.fabric is not None:
+        _connect_switches(network, machine.fabric, wide)
     return network.build()
+
+
+def _name_switch(fabric: Fabric | None, node: int, nic: int) -> str:
+    """Return the name of the switch that a NIC is connected to."""
+    if fabric is None:
+        return "core switch"
+    rail = f" of rail {nic}" if fabric.has_rails else ""
+    return f"switch {node // fabric.nodes_per_switch}{rail}"
+
+
+def _connect_switches(network: NetworkBuilder, fabric: Fabric, nic_rate: Fraction) -> None:
+    """Add the links that nodes share: those of leaf switches to the core, or those between groups of a dragonfly."""
+    named = (name for link in network.rates for name in link if name.startswith("switch ") and " of node" not in name)
+    switches = list(dict.fromkeys(named))
+    rate = round_rate(float(nic_rate) * fabric.capacity)
+    if fabric.kind is FabricKind.DRAGONFLY:
+        for one, other in combinations(switches, 2):
+            network.connect(one, other, rate)
+    elif len(switches) > 1:
+        for switch in switches:
+            network.connect(switch, "core switch", rate)
 
 
 @lru_cache(maxsize=256)

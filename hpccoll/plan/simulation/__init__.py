@@ -8,12 +8,14 @@ the times of pipeline schedules.
 
 from hpccoll.plan.simulation.bounds import compute_bounds
 from hpccoll.plan.simulation.critical_path import CriticalPath, MessageWait
+from hpccoll.plan.simulation.fabric import Fabric, FabricKind
 from hpccoll.plan.simulation.machine import Link, Machine
 from hpccoll.plan.simulation.schedule_simulation import PassTimes, ScheduleSimulation, simulate_schedule
 from hpccoll.plan.simulation.simulator import Simulation, simulate
 from hpccoll.plan.simulation.timeline import Slice, Timeline, build_round_timeline, build_simulated_timeline
 
 __all__ = [
-    "CriticalPath", "Link", "Machine", "MessageWait", "PassTimes", "ScheduleSimulation", "Simulation", "Slice",
-    "Timeline", "build_round_timeline", "build_simulated_timeline", "compute_bounds", "simulate", "simulate_schedule",
+    "CriticalPath", "Fabric", "FabricKind", "Link", "Machine", "MessageWait", "PassTimes", "ScheduleSimulation",
+    "Simulation", "Slice", "Timeline", "build_round_timeline", "build_simulated_timeline", "compute_bounds",
+    "simulate", "simulate_schedule",
 ]  # fmt: skip

@@ -56,14 +56,25 @@ def compute_bounds(operation: Operation, n: int, machine: Machine, nbytes: int) 
 
 
 def compute_broadcast_bound(n: int, alpha_s: float, overhead_s: float, at_once: int = 1) -> float:
-    """Return the shortest time of a broadcast to n ranks if a rank sends to `at_once` ranks every `overhead_s`."""
-    coming, known, now = [(alpha_s, at_once)], 1, 0.0
+    """Return the shortest time of a broadcast to n ranks if a rank sends to `at_once` ranks every `overhead_s`.
+
+    A rank that receives the data after a chain of i messages, whose senders sent j other messages before, has them at
+    i alpha + j overhead. Such ranks are counted together, so the cost is that of the distinct pairs (i, j).
+    """
+    if n > 1 and not overhead_s:
+        return alpha_s
+    known, now = 1, 0.0
+    coming = [(alpha_s, 1, 0)]
+    paths = {(1, 0): 1}
     while known < n:
-        now, informed = heappop(coming)
+        now, i, j = heappop(coming)
+        count = paths.pop((i, j))
+        known += count * at_once**i
         # Ranks that just received the data begin to send it, and the ranks that sent it continue with other ranks.
-        heappush(coming, (now + alpha_s, informed * at_once))
-        heappush(coming, (now + overhead_s, informed))
-        known += informed
+        for later in ((i + 1, j), (i, j + 1)):
+            if later not in paths:
+                heappush(coming, (later[0] * alpha_s + later[1] * overhead_s, *later))
+            paths[later] = paths.get(later, 0) + count
     return now
 
 

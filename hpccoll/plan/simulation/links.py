@@ -7,15 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
 from hpccoll.plan.operation import Mask
+from hpccoll.plan.simulation.fabric import NO_LINK, Fabric, FabricTable, SharedLinks, count_users
 from hpccoll.plan.simulation.machine import Machine
 from hpccoll.plan.step import NO_PEER, Floats, IntArray, Move
 
+Shares: TypeAlias = IntArray | Floats
 NEVER = -np.inf
 _MOST_CACHED = 32  # entries of each cache of a LinkTable
+_MOST_CACHED_PEERS = 2**21  # of simulated ranks times cached pairs of peer arrays, about 200 MB
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +48,12 @@ class PeerLinks:
     beta: Floats
     bends: tuple[tuple[float, Floats], ...]
     flight: Floats
+    shared: tuple[SharedLinks, ...] = ()
 
-    def transfer_s(self, nbytes: Floats, share: IntArray | None) -> Floats:
+    def transfer_s(self, nbytes: Floats, share: Shares | None) -> Floats:
         """Return the seconds, without overhead, for which each rank's message keeps ports busy, shape (P,).
 
-        `nbytes` has the bytes of each rank's message, and `share` the number of ranks that share its NIC (None: one).
+        `nbytes` has the bytes of each rank's message, of which each takes `share` times as long (None: once).
         """
         seconds = nbytes * self.beta
         for start, change in self.bends:
@@ -71,19 +76,32 @@ class LinkTable:
 
     def __init__(self, machine: Machine, n: int, represented: int) -> None:
         self.machine, self.n, self.size = machine, n, represented
+        self.most_cached = max(min(_MOST_CACHED, _MOST_CACHED_PEERS // max(represented, 1)), 1)
         self.rank = np.arange(represented, dtype=np.int64)
-        self.node = np.arange(n, dtype=np.int64) // machine.ranks_per_node
+        # Small integers, because all ranks' nodes are read out of order.
+        self.node = (np.arange(n) // machine.ranks_per_node).astype(np.int32)
         self.own_node = self.node[self.rank]
         place = self.rank % machine.ranks_per_node
         self.nic = self.own_node * machine.nics_per_node + place * machine.nics_per_node // machine.ranks_per_node
+        self._fabric = self._make_fabric_table()
         self._cache: dict[tuple[int, int], PeerLinks] = {}
         self._no_sharing: dict[tuple[int, ...], tuple[Sequence[PeerLinks], bool]] = {}
+
+    def _make_fabric_table(self) -> FabricTable | None:
+        """Return the shared links of the machine's network; None if nodes share none."""
+        fabric, q = self.machine.fabric, self.machine.ranks_per_node
+        if fabric is None:
+            return None
+        rail = np.arange(self.n) % q * self.machine.nics_per_node // q
+        return FabricTable(
+            fabric, self.node.astype(np.int64) // fabric.nodes_per_switch, rail * fabric.has_rails, self.size
+        )
 
     def peer_links(self, move: Move) -> PeerLinks:
         """Return the links between the ranks and their peers in the step `move`, from the cache if possible."""
         key = (id(move.dest), id(move.source))
         if key not in self._cache:
-            if len(self._cache) >= _MOST_CACHED:
+            if len(self._cache) >= self.most_cached:
                 self._cache.clear()
             self._cache[key] = self._find_links(move.dest, move.source)
         return self._cache[key]
@@ -113,30 +131,46 @@ class LinkTable:
                 *((start, _by_link(sends, far, 0.0, change, 0.0)) for start, change in wide.bends),
             ),
             flight=_by_link(receives, from_far, near.alpha_s - near.overhead_s, wide.alpha_s - wide.overhead_s, NEVER),
+            shared=() if self._fabric is None else self._fabric.find_shared_links(dest_or_self, far),
         )
 
     def _index(self, ranks: IntArray) -> IntArray:
         """Return the simulated ranks that represent `ranks`."""
         return ranks if self.n == self.size else ranks % self.size
 
-    def count_sharers(self, peers: Sequence[PeerLinks], sent: Sequence[Mask]) -> Sequence[IntArray | None]:
-        """Return, for each step of a round, the number of ranks that share the NIC at the busier end of each message.
+    def count_sharers(self, peers: Sequence[PeerLinks], sent: Sequence[Mask]) -> Sequence[Shares | None]:
+        """Return, for each step of a round, by how much the messages are slowed down by others on the same links.
 
-        The numbers have shape (P,); they are None for every step if no ranks share a NIC. Ranks are counted, not
-        messages, because a rank sends its messages of a round one after the other.
+        That is the number of ranks that share the NIC at the busier end of a message, or, if it is more, the number of
+        ranks that share another link, divided by the link's bandwidth in NICs. The values have shape (P,); they are
+        None for every step if nothing is shared. Ranks are counted, not messages, because a rank sends its messages of
+        a round one after the other.
 
         Args:
             peers: the links of each step.
             sent: for each step, a mask of the ranks that send a message.
         """
-        unshared: list[IntArray | None] = [None] * len(peers)
-        if self._never_shares_nic(peers):
-            return unshared
-        counts = self._count_per_nic(peers, sent)
-        if counts is None:
-            return unshared
-        leaving, entering = counts
-        return [np.maximum(np.maximum(leaving[self.nic], entering[self.nic[peer.dest_index]]), 1) for peer in peers]
+        shares: list[Shares | None] = [None] * len(peers)
+        counts = None if self._never_shares_nic(peers) else self._count_per_nic(peers, sent)
+        if counts is not None:
+            leaving, entering = counts
+            ends = [(leaving[self.nic], entering[self.nic[peer.dest_index]]) for peer in peers]
+            shares = [np.maximum(np.maximum(*users), 1) for users in ends]
+        fabric = self.machine.fabric
+        return shares if fabric is None or not peers else self._add_fabric(fabric, peers, sent, shares)
+
+    def _add_fabric(
+        self, fabric: Fabric, peers: Sequence[PeerLinks], sent: Sequence[Mask], shares: Sequence[Shares | None]
+    ) -> Sequence[Shares]:
+        """Return `shares`, increased where links between switches have more users than bandwidth."""
+        slowest: list[Shares] = [np.ones(self.size) if share is None else share for share in shares]
+        for kind, link in enumerate(peers[0].shared):
+            both = zip(peers, sent, strict=True)
+            numbers = [np.where(goes, peer.shared[kind].number, NO_LINK) for peer, goes in both]
+            users = [peer.dest_index if link.at_dest else self.rank for peer in peers]
+            counts = count_users(numbers, users, self.size)
+            slowest = [np.maximum(s, c / fabric.capacity) for s, c in zip(slowest, counts, strict=True)]
+        return slowest
 
     def _never_shares_nic(self, peers: Sequence[PeerLinks]) -> bool:
         """Whether no two ranks share a NIC even if all messages of the round, empty ones too, are sent; cached."""
@@ -144,7 +178,7 @@ class LinkTable:
             return True
         key = tuple(id(peer) for peer in peers)
         if key not in self._no_sharing:
-            if len(self._no_sharing) >= _MOST_CACHED:
+            if len(self._no_sharing) >= self.most_cached:
                 self._no_sharing.clear()
             self._no_sharing[key] = (peers, self._count_per_nic(peers, [peer.sends for peer in peers]) is None)
         return self._no_sharing[key][1]
@@ -164,4 +198,6 @@ class LinkTable:
 
 def _by_link(active: Mask, far: Mask, near_s: float, wide_s: float, otherwise: float) -> Floats:
     """Return `wide_s` for active ranks with peers on other nodes, `near_s` for other active ranks, else `otherwise`."""
-    return np.where(active, np.where(far, wide_s, near_s), otherwise)
+    if near_s == wide_s == otherwise:
+        return np.full(len(active), otherwise)
+    return np.array([otherwise, near_s, wide_s]).take(active * np.int8(1) + (active & far))

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from hpccoll.plan.simulation.fabric import Fabric
 from hpccoll.plan.step import Floats
 
 
@@ -76,6 +77,7 @@ class Machine:
         fence_s: the seconds from the last rank's arrival at a fence until all leave (None: alpha of `within`).
         peak_flop_per_s: the peak rate of a rank's matrix products, in FLOP/s; None if it is not stated.
         memory_bytes: the memory of a rank; None if it is not stated.
+        fabric: the links that the messages of several nodes share; None if every node has the network to itself.
     """
 
     name: str
@@ -89,6 +91,7 @@ class Machine:
     fence_s: float | None = None
     peak_flop_per_s: float | None = None
     memory_bytes: float | None = None
+    fabric: Fabric | None = None
 
     @classmethod
     def flat(cls, alpha_s: float, beta_s_per_byte: float, gamma_s_per_byte: float) -> Machine:
@@ -99,6 +102,11 @@ class Machine:
     def with_ranks_per_node(self, ranks: int) -> Machine:
         """Return a copy of this machine model with `ranks` ranks per node and at most `ranks` NICs per node."""
         return replace(self, ranks_per_node=ranks, nics_per_node=min(self.nics_per_node, ranks))
+
+    @property
+    def period(self) -> int:
+        """The number of consecutive ranks after which nodes and switches repeat."""
+        return self.ranks_per_node * (1 if self.fabric is None else self.fabric.nodes_per_switch)
 
     def count_nodes(self, ranks: int) -> int:
         """Return the number of nodes that `ranks` ranks occupy."""

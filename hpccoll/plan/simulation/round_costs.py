@@ -21,7 +21,7 @@ from hpccoll.errors import UsageError
 from hpccoll.plan.operation import Mask, Operation
 from hpccoll.plan.plan import Plan
 from hpccoll.plan.simulation.chunk_bytes import ByteCounts, ChunkBytes
-from hpccoll.plan.simulation.links import NEVER, LinkTable, PeerLinks
+from hpccoll.plan.simulation.links import NEVER, LinkTable, PeerLinks, Shares
 from hpccoll.plan.simulation.machine import Machine
 from hpccoll.plan.step import NO_PEER, Fence, Floats, IntArray, Load, Move, Op, Step, Store
 from hpccoll.units import format_count
@@ -199,9 +199,7 @@ class RoundPricer:
         """Return which ranks send a message; empty messages are sent only in barriers."""
         return peers.sends if self.signals or nbytes.min(initial=1) > 0 else peers.sends & (nbytes > 0)
 
-    def _price_move(
-        self, move: Move, peers: PeerLinks, nbytes: Floats, goes: Mask, share: IntArray | None
-    ) -> MoveCosts:
+    def _price_move(self, move: Move, peers: PeerLinks, nbytes: Floats, goes: Mask, share: Shares | None) -> MoveCosts:
         """Return the times of a move; `goes` has the ranks that send, `share` the number of ranks that share a link."""
         busy = peers.transfer_s(nbytes, share)
         busy += peers.overhead

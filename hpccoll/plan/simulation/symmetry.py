@@ -1,8 +1,9 @@
 """The period of a plan: if rank r + p does the same as rank r, simulating p ranks is enough.
 
 An algorithm states the period of its plan (1 for a ring: each rank does the same as its neighbour, with all peers
-increased by 1). The period of a machine model is the number of ranks per node, and the period of the chunks is the
-smallest d >= 1 such that chunks c and c + d have equal sizes for all c. If the least common multiple p of the periods
+increased by 1). The period of a machine model is the number of ranks per node, or
+per switch if nodes share links, and the period of the chunks is the smallest d >= 1 such that chunks c and c + d have
+equal sizes for all c. If the least common multiple p of the periods
 of plan, machine and chunks divides n, ranks 0 to p - 1 represent all n ranks: rank r + p exchanges the same bytes at
 the same times as rank r, with peers increased by p. To verify the stated period, a sample of ranks is compared with
 their counterparts in other periods, in a sample of rounds.
@@ -15,13 +16,15 @@ from math import lcm
 
 import numpy as np
 
-from hpccoll.errors import PlanError
+from hpccoll.errors import PlanError, UsageError
 from hpccoll.plan.plan import Plan
 from hpccoll.plan.simulation.chunk_bytes import ChunkBytes
 from hpccoll.plan.simulation.machine import Machine
-from hpccoll.plan.step import NO_CHUNK, NO_PEER, Fence, IntArray, Load, Move, Region, Step, Store
+from hpccoll.plan.step import NO_CHUNK, NO_PEER, Fence, IntArray, Load, Move, Region, Span, Step, Store
+from hpccoll.units import format_count, format_size
 
 _ROUNDS, _RANKS, _BLOCKS = 48, 32, 5  # of a sample
+_MOST_LISTED = 2**16  # chunks of a message that are listed one by one
 
 
 def find_period(plan: Plan, machine: Machine, chunk_bytes: ChunkBytes) -> int:
@@ -31,7 +34,7 @@ def find_period(plan: Plan, machine: Machine, chunk_bytes: ChunkBytes) -> int:
         return n
     if chunk_bytes.common_size is None and len(chunk_bytes.sizes) != n:
         return n  # chunks are not numbered by rank, so rotating ranks does not rotate chunks
-    period = lcm(plan.period, machine.ranks_per_node, chunk_bytes.period)
+    period = lcm(plan.period, machine.period, chunk_bytes.period)
     if n % period or period == n:
         return n
     return period if _check_period(plan, period, chunk_bytes) else n
@@ -65,10 +68,34 @@ def _chunks_shift(here: Sequence[Step], there: Sequence[Step], shift: int, n: in
         if isinstance(a, Fence) or isinstance(b, Fence):
             continue
         (peers, region), (_, other) = _peers_and_region(a), _peers_and_region(b)
+        if _are_intervals(region, other, n):
+            first, later = (
+                np.where(peers == NO_PEER, 0, each.first) for each in (region, other) if isinstance(each, Span)
+            )
+            if not np.array_equal((first + np.where(peers == NO_PEER, 0, shift)) % n, later % n):
+                return False
+            continue
+        if np.max(region.size) > _MOST_LISTED:
+            raise UsageError(
+                f"a message of {format_count(int(np.max(region.size)), 'chunk')} of unequal sizes is too long to "
+                f"simulate; use a message size of a multiple of {n} elements (--size {format_size(4 * n)} of float32)"
+            )
         ids = np.where(peers[:, None] == NO_PEER, NO_PEER, region.ids(ranks))
         if not np.array_equal(_add_shift(ids, shift, n), np.where(ids == NO_CHUNK, ids, other.ids(ranks))):
             return False
     return True
+
+
+def _are_intervals(region: Region, other: Region, n: int) -> bool:
+    """Whether both regions are cyclic intervals of n chunks, of the same length on all ranks."""
+    return (
+        all(
+            isinstance(each, Span) and each.mod == n and each.unit == 1 and isinstance(each.base, int) and not each.base
+            for each in (region, other)
+        )
+        and isinstance(region.size, int)
+        and region.size == other.size
+    )
 
 
 def _peers_and_region(step: Move | Load | Store) -> tuple[IntArray, Region]:

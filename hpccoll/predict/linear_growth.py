@@ -1,0 +1,138 @@
+"""Simulations of a million ranks whose results grow linearly with the number of nodes, from those of a few nodes.
+
+The ranks of a chain act one after the other, each like the rank a node before it. A further node in the middle of the
+ranks therefore adds the same time, steps and messages as the node before, once the chain is longer than its pipeline
+(the clocks are a max-plus linear map of those of the node before; Baccelli, Cohen, Olsder and Quadrat,
+"Synchronization and Linearity", 1992). The same holds where ranks exchange messages with all others in turn. Two small
+rank counts give the growth, and a third one that of the number of messages, which may be quadratic. A fourth one is
+predicted and compared with its simulation, on every rank; if it differs, the plan is refused.
+
+Ranks below the middle keep their distance from the first rank, ranks above it their distance from the last one, and the
+clocks and bytes of the ranks between them are interpolated, place by place in the node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from math import lcm
+
+import numpy as np
+
+from hpccoll.errors import UsageError
+from hpccoll.plan import Simulation
+from hpccoll.plan.step import Floats
+from hpccoll.units import format_count
+
+LEAST_RANKS = 96  # of the smallest simulated rank count
+PIPELINE_ROOM = 3  # ranks per chunk of a pipeline that are simulated at least
+SIMULATED_MOST = 2**13  # ranks beyond which the simulation of the small rank counts itself would take minutes
+
+
+class GrowthError(UsageError):
+    """Raised if the simulations of a few nodes do not tell those of many."""
+
+
+@dataclass(frozen=True, slots=True)
+class GrowthSizes:
+    """The four simulated rank counts, which differ by the same number, and the number of ranks below the middle."""
+
+    counts: tuple[int, ...]
+    low: int
+
+
+def choose_growth_sizes(n: int, per_node: int, chunks: int) -> GrowthSizes | None:
+    """Return the rank counts to simulate instead of n ranks; None if they are as many as n or too many to simulate.
+
+    They leave whole nodes and an even number of ranks out of n, so that the last node is as full as that of n ranks.
+    """
+    block = lcm(per_node, 2)
+    half = -(-max(LEAST_RANKS, PIPELINE_ROOM * chunks) // (2 * block)) * block
+    low, least = half, 2 * half + n % block
+    counts = tuple(least + half * step for step in range(4))
+    return None if counts[-1] >= n or counts[-1] > SIMULATED_MOST else GrowthSizes(counts, low)
+
+
+def simulate_by_growth(
+    run: Callable[[int, int], Simulation], n: int, root: int, per_node: int, chunks: int, name: str
+) -> Simulation:
+    """Return the simulation of n ranks, extrapolated from four small rank counts; its path is None.
+
+    Args:
+        run: simulates the plan, every rank of it, with a number of ranks and a root.
+        n: the number of ranks of the result.
+        root: the root rank, or 0.
+        per_node: the ranks of a node; 1 if all ranks share one node.
+        chunks: the number of chunks of a pipelined plan, else 1.
+        name: the name of the plan in error messages.
+
+    Raises:
+        GrowthError: the results do not grow linearly, or too many ranks would have to be simulated.
+    """
+    sizes = choose_growth_sizes(n, per_node, chunks)
+    shift = root - root % per_node  # the machine looks the same from every node if all are full
+    if sizes is None or (shift and n % per_node):
+        why = "the root is not on the first node and the last node is not full" if sizes else f"it has {chunks} chunks"
+        raise GrowthError(f"{name} on {n} ranks cannot be simulated from a few nodes, because {why}; use fewer ranks")
+    *runs, last = (run(count, root - shift) for count in sizes.counts)
+    _require_same(_extrapolate(runs, last.plan.ranks, sizes.low, per_node), last, sizes, name)
+    return _roll(_extrapolate(runs, n, sizes.low, per_node), shift)
+
+
+def _require_same(predicted: Simulation, simulated: Simulation, sizes: GrowthSizes, name: str) -> None:
+    """Raise GrowthError if the prediction from smaller rank counts is not what was simulated, on every rank."""
+    fields = ("clocks_s", "within", "between", "rounds", "steps", "messages")
+    if not all(np.allclose(getattr(predicted, each), getattr(simulated, each), rtol=1e-9, atol=0) for each in fields):
+        counts = ", ".join(map(str, sizes.counts[:-1]))
+        raise GrowthError(
+            f"{name} on {format_count(simulated.plan.ranks, 'rank')} does not take the time that {counts} ranks "
+            "suggest, so that a few nodes cannot represent many; use fewer ranks, or a message size that divides evenly"
+        )
+
+
+def _extrapolate(runs: Sequence[Simulation], n: int, low: int, per_node: int) -> Simulation:
+    """Return the simulation of n ranks by the growth over three `runs`; `low` ranks are below the middle."""
+    first, second, third = runs
+    few, more = first.plan.ranks, second.plan.ranks
+    steps = Fraction(n - few, more - few)
+
+    def grow(name: str) -> int:
+        """Return a whole number that is a polynomial of at most the second degree in the number of ranks."""
+        a, b, c = (int(getattr(each, name)) for each in (first, second, third))
+        return int(a + (b - a) * steps + (c - 2 * b + a) * steps * (steps - 1) / 2)
+
+    def grow_array(name: str) -> Floats:
+        """Return the values of all n ranks."""
+        here, there = getattr(first, name), getattr(second, name)
+        added, step = n - few, more - few  # multiplied before divided, which is exact for exact costs
+        head = here[:low] + (there[:low] - here[:low]) * added / step
+        tail = here[low:] + (there[step + low :] - here[low:]) * added / step
+        nodes = (n - few) // per_node
+        number = np.arange(1, nodes + 1)[:, None]
+        between = head[low - per_node :] + (tail[:per_node] - head[low - per_node :]) * number / (nodes + 1)
+        return np.concatenate([head, between.ravel(), tail])
+
+    return replace(
+        first,
+        plan=replace(first.plan, ranks=n),
+        nbytes=grow("nbytes"),
+        rounds=grow("rounds"),
+        steps=grow("steps"),
+        messages=grow("messages"),
+        clocks_s=grow_array("clocks_s"),
+        within=grow_array("within"),
+        between=grow_array("between"),
+        path=None,
+    )
+
+
+def _roll(simulation: Simulation, shift: int) -> Simulation:
+    """Return the simulation with every rank's results moved `shift` ranks up, modulo the number of ranks."""
+    if not shift:
+        return simulation
+    clocks, within, between = (
+        np.roll(each, shift) for each in (simulation.clocks_s, simulation.within, simulation.between)
+    )
+    plan = replace(simulation.plan, root=simulation.plan.root + shift)
+    return replace(simulation, plan=plan, clocks_s=clocks, within=within, between=between)
