@@ -88,6 +88,9 @@ class SurvivalMethods(CommunicatorBase):
         """Let calls of other ranks raise an error, because this rank has left the loop `survivors`.
 
         Waits of other ranks in `agree` end with the job. Without an effect after a death.
+
+        Example:
+            >>> comm.leave_loop()  # doctest: +SKIP
         """
         state = self._state
         if self.size > 1 and not state.is_unusable:

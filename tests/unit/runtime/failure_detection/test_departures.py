@@ -42,13 +42,12 @@ class FakeComm:
         self.sent.append(notice)
         return SimpleNamespace(Test=lambda: True)
 
-    def Iprobe(self, _, __, status):  # noqa: N802 - as mpi4py
-        if self.boxes[self.rank]:
-            status.Set_source(self.boxes[self.rank][0][0])
-        return bool(self.boxes[self.rank])
-
-    def recv(self, **_):
-        return self.boxes[self.rank].popleft()[1]
+    def improbe(self, _, __, status):
+        if not self.boxes[self.rank]:
+            return None
+        source, notice = self.boxes[self.rank].popleft()
+        status.Set_source(source)
+        return SimpleNamespace(recv=lambda: notice)
 
 
 class Ranks:
