@@ -38,6 +38,7 @@ CASES := all
 # make -n would execute a recipe that contains the variable MAKE itself.
 SUBMAKE = $(MAKE) --no-print-directory CASES=$(CASES) MARKED='$(MARKED)'
 SELECTED = -m '$(MARKED)' --cases $(CASES)
+QUICK := -m 'not full' --cases quick
 # The limit ends a session that hangs in spite of pytest's limit for each test.
 LIMITED := timeout --foreground --kill-after=10 $${HPCCOLL_TEST_LIMIT:-3600}
 
@@ -57,9 +58,9 @@ bench: $(MPICH)/.bench-ready
 	    fi; exit $$status
 
 # Three parts run beside each other, so that no core is idle while one of them waits. The SLURM tests and the jobs have
-# limits in seconds, so the third part has a lower priority: documentation, unit tests, then the MPI tests, whose ranks
-# would use most of the cores for polling beside all other tests. The MPI tests on the second MPI follow the SLURM tests,
-# which end first. The sessions write their failures to one file as well, so that they are the last that is printed.
+# limits in seconds, so the MPI tests, whose ranks would use most of the cores for polling beside all other tests, have
+# a lower priority. The SLURM tests end first; the MPI tests on the second MPI and those of QUICK_RANKS follow them. The
+# sessions write their failures to one file as well, so that they are the last that is printed.
 test-quick: CASES := quick
 test-quick: QUICK_RANKS :=
 test-full: MARKED := full or not full
@@ -73,11 +74,11 @@ test test-quick test-full: environments
 	    note() { failed=1; echo "$$*: failed" >> $$HPCCOLL_TEST_FAILURES; }; \
 	    { $(SUBMAKE) slurm || note make slurm; \
 	      for ranks in $(OTHER_RANKS); do nice -n 10 tests/run_mpi.sh $(OPENMPI) $$ranks -q $(SELECTED) || failed=1; done; \
+	      for ranks in $(QUICK_RANKS); do nice -n 10 tests/run_mpi.sh $(MPICH) $$ranks -q $(QUICK) || failed=1; done; \
 	      exit $$failed; \
 	    } & slurm=$$!; \
 	    { nice -n 10 $(SUBMAKE) docs unit || note make docs unit; \
 	      for ranks in $(RANKS); do nice -n 10 tests/run_mpi.sh $(MPICH) $$ranks -q $(SELECTED) || failed=1; done; \
-	      for ranks in $(QUICK_RANKS); do nice -n 10 tests/run_mpi.sh $(MPICH) $$ranks -q --cases quick || failed=1; done; \
 	      exit $$failed; \
 	    } & others=$$!; \
 	    $(SUBMAKE) jobs || note make jobs; \
