@@ -231,8 +231,7 @@ def main() -> int:
         draw_maps(grids, folder)
         if options.write:
             write_blocks(DOCS / "24576-ranks.md", tables)
-            names = {"rule": "fastest of three algorithms", "all": "fastest of all algorithms"}
-            winners = {names[kind]: format_winners(by_machine) for kind, by_machine in grids.items()}
+            winners = {kind: format_winners(by_machine) for kind, by_machine in grids.items()}
             blocks = {**winners, "double tree": format_first_double_tree(grids["rule"])}
             write_blocks(DOCS / "which-algorithm.md", blocks)
     print(f"\n{time.perf_counter() - begin:.0f} s")
