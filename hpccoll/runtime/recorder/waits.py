@@ -58,14 +58,10 @@ class WaitReason:
         self.state.current = None if self.state.interruption is None else INTERRUPTED
 
 
-class BackgroundWait(WaitReason):
-    """A wait of a thread, during which the program may make other calls; the first of them takes its place."""
+class ReplaceableWait(WaitReason):
+    """A wait during which another call may take its place, or that begins during another call."""
 
     __slots__ = ()
-
-    def __init__(self, reason: WaitReason) -> None:
-        super().__init__(reason.state, reason.name, reason._place, reason.number, reason.peers)  # noqa: SLF001
-        self._serial = reason._serial  # noqa: SLF001 - the entry may have been overwritten since
 
     def __enter__(self) -> None:
         if self.state.current is None:
@@ -76,6 +72,16 @@ class BackgroundWait(WaitReason):
     ) -> None:
         if self.state.current is self:
             super().__exit__(kind, error, trace)
+
+
+class BackgroundWait(ReplaceableWait):
+    """A wait of a thread, during which the program may make other calls; the first of them takes its place."""
+
+    __slots__ = ()
+
+    def __init__(self, reason: WaitReason) -> None:
+        super().__init__(reason.state, reason.name, reason._place, reason.number, reason.peers)  # noqa: SLF001
+        self._serial = reason._serial  # noqa: SLF001 - the entry may have been overwritten since
 
 
 class RecordedWait(WaitReason):
@@ -91,18 +97,13 @@ class RecordedWait(WaitReason):
         self.state.take_exception(self.name, error)
 
 
-class SurvivorWait(RecordedWait):
+class SurvivorWait(ReplaceableWait):
     """A wait for the living ranks, which goes on after a death; a death raises no error in it."""
 
     __slots__ = ()
 
-    def __enter__(self) -> None:
-        if self.state.current is None:
-            super().__enter__()
-
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.state.current is self:
-            WaitReason.__exit__(self, kind, error, trace)
+        super().__exit__(kind, error, trace)
         self.end(failed=kind is not None)
