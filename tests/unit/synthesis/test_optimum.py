@@ -107,6 +107,14 @@ def test_all_reduce_bound_of_unequal_links(rates: tuple[int, ...], expected: Fra
     assert slack == 0 or (slack > 0 and expected == Fraction(1, min(rates)))
 
 
+def test_bound_is_known_to_be_reached_if_every_vertex_sends_as_fast_as_it_receives() -> None:
+    builder = NetworkBuilder("pair", ["one", "other"])
+    builder.connect("one", "other", Fraction(1))
+    assert compute_optimum(builder.build(), Operation.ALL_GATHER).is_reached
+    builder.add_link("one", "other", Fraction(1))
+    assert not compute_optimum(builder.build(), Operation.ALL_GATHER).is_reached
+
+
 def test_cut_is_described_by_its_smaller_side() -> None:
     star = make_star((4, 4, 4, 1))
     assert compute_optimum(star, Operation.ALL_GATHER).binding == "the downlink of node3 (1e-09 GB/s)"
