@@ -37,6 +37,7 @@ class Instrumentation:
         self.options = options
         self.recorder: ProfileRecorder | None = None
         self._work_methods: dict[str, Any] = {}  # the original ones
+        self._traces_torch = False
         self._hooks: dict[str, Callable[[ModuleType], None]] = {
             _MPI: self._trace_mpi,
             _OWN: self._trace_own,
@@ -118,20 +119,30 @@ class Instrumentation:
             self._start_torch(module)
             return result
 
-        module.init_process_group = module.distributed_c10d.init_process_group = init_process_group  # type: ignore[attr-defined]
+        for holder in (module, module.distributed_c10d, sys.modules.get("torch.distributed.device_mesh")):
+            if holder is not None and getattr(holder, "init_process_group", None) is original:
+                setattr(holder, "init_process_group", init_process_group)  # noqa: B010 - mypy knows no such attribute
 
     def _start_torch(self, module: ModuleType) -> None:
         """Start the recorder, unless MPI has, and replace the methods of process groups and of their works."""
         if self.recorder is None:
             self.start(module.get_rank(), module.get_world_size()).begin()
-        if self.recorder is not None:
-            classes = [module.ProcessGroup]
-            works = [module.Work]
-            if _OWN_GROUPS in sys.modules:
-                classes.append(sys.modules[_OWN_GROUPS].GroupOperations)
-                works.append(sys.modules[_OWN_WORKS].TorchWork)
-            _replace_methods(self.recorder, classes, owners={"ProcessGroup"})
-            _replace_methods(self.recorder, works, owners={"TorchWork"})
+        if self.recorder is None:
+            return
+        from hpccoll.profile.ddp import record_ddp
+
+        classes, works = [module.ProcessGroup], [module.Work]
+        if _OWN_GROUPS in sys.modules:
+            classes.append(sys.modules[_OWN_GROUPS].GroupOperations)
+            works.append(sys.modules[_OWN_WORKS].TorchWork)
+        for cls in (module.ProcessGroup, module.Work):
+            _keep_inherited(cls)
+        _replace_methods(self.recorder, classes, owners={"ProcessGroup"})
+        _replace_methods(self.recorder, works, owners={"TorchWork"})
+        if not self._traces_torch:
+            self._traces_torch = True
+            _replace_functions(self.recorder, module)
+            record_ddp(self.recorder.trace, _find_wait())
             for work in works[1:]:
                 self._leave_work()  # whose methods TorchWork calls
                 _trace_futures(self.recorder, work)
@@ -170,6 +181,35 @@ def _replace_methods(recorder: ProfileRecorder, classes: Sequence[type], owners:
                     replace_attribute(cls, method.name, make_traced(recorder, code, method, original))
 
 
+def _replace_functions(recorder: ProfileRecorder, module: ModuleType) -> None:
+    """Replace the recorded functions of torch.distributed that communicate in C++."""
+    for code, method in enumerate(list_methods()):
+        if method.owner == module.__name__ and hasattr(module, method.name):
+            setattr(module, method.name, make_traced(recorder, code, method, getattr(module, method.name)))
+
+
+def _keep_inherited(cls: type) -> None:
+    """Give the Python subclasses of a class of torch the methods that they inherit, before these are replaced.
+
+    Torch takes a replaced method of a subclass for an override, and calls it where the method calls torch.
+    """
+    names = {method.name for method in list_methods()} & vars(cls).keys()
+    for name in (name for name in names if type(vars(cls)[name]) is not TracedCall):
+        for subclass in _list_subclasses(cls):
+            if getattr(subclass, name) is getattr(cls, name):
+                setattr(subclass, name, vars(cls)[name])
+
+
+def _list_subclasses(cls: type) -> list[type]:
+    """Return the direct and indirect subclasses of a class."""
+    return [found for direct in cls.__subclasses__() for found in (direct, *_list_subclasses(direct))]
+
+
+def _find_wait() -> int:
+    """Return the code of the entries of torch's waits."""
+    return next(code for code, method in enumerate(list_methods()) if method.owner == "TorchWork")
+
+
 def _forget_freed(recorder: ProfileRecorder, cls: type, names: Sequence[str]) -> None:
     """Let methods that free a communicator forget it, because MPI uses its handle again."""
     for name in names:
@@ -191,7 +231,7 @@ def _trace_futures(recorder: ProfileRecorder, cls: type) -> None:
     the end of the backward pass.
     """
     trace, original = recorder.trace, vars(cls)["complete_future"]
-    code = next(index for index, method in enumerate(list_methods()) if method.owner == "TorchWork")
+    code = _find_wait()
 
     def complete_future(self: Any) -> bool:
         done: bool = original(self)

@@ -191,7 +191,7 @@ def _list_own() -> Iterable[TracedMethod]:
 
 
 def _list_torch() -> Iterable[TracedMethod]:
-    """Yield the methods of torch's process groups and of their works."""
+    """Yield the methods of torch's process groups and of their works, and functions of torch.distributed."""
     first, second = _COMM | {"buffer": (1, None)}, _COMM | {"buffer": (2, None)}
     plain = {
         "allreduce": ("all_reduce", first), "allreduce_coalesced": ("all_reduce", first),
@@ -211,4 +211,8 @@ def _list_torch() -> Iterable[TracedMethod]:
     for name in ("send", "recv"):
         places = first | {"peer": (2, None), "tag": (3, None)}
         yield TracedMethod("ProcessGroup", name, name, CallForm.START, places)
-    yield TracedMethod("TorchWork", "wait", "wait", CallForm.WAIT)
+    tensors: Places = _COMM | {"buffer": (1, "tensors"), "peer": (3, "src")}
+    yield TracedMethod("torch.distributed", "_broadcast_coalesced", "broadcast", places=tensors, is_collective=True)
+    name = "_verify_params_across_processes"
+    yield TracedMethod("torch.distributed", name, "all_gather", places=_COMM, is_collective=True)
+    yield TracedMethod("TorchWork", "wait", "wait", CallForm.WAIT)  # the last one: `match_calls` relies on it

@@ -1,0 +1,95 @@
+"""`hpccoll profile` on training over Gloo: results stay equal, and the collectives that torch calls in C++ are recorded."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hpccoll.profile import explain_profile, read_profile
+from hpccoll.profile.layout import EntryFlag
+from tests.jobs.launch import BIN, environment
+
+pytest.importorskip("torch")
+
+PROGRAM = Path(__file__).with_name("profiled_training.py")
+RANKS, STEPS, SLEEP_S, LIMIT_S = 2, 4, 0.05, 120
+LINES = PROGRAM.read_text().splitlines()
+FORWARD, BACKWARD = (
+    next(number for number, line in enumerate(LINES, 1) if text in line) for text in ("loss = ", "loss.backward()")
+)
+PARAMETER_BYTES = 4 * sum(n * m + m for n, m in ((8, 64), (64, 64), (64, 3))) + 4 * 2 * 64
+HOOKED_WAITS = STEPS  # one bucket
+
+
+def run_ranks(words, meeting):
+    """Run a program on ranks that meet by a file; return the sorted lines with digests."""
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    processes = [
+        subprocess.Popen(
+            [*map(str, words), str(PROGRAM), str(meeting)],
+            env=environment(RANK=str(rank), WORLD_SIZE=str(RANKS), OMP_NUM_THREADS="1"), **options,
+        )
+        for rank in range(RANKS)
+    ]  # fmt: skip
+    try:
+        outputs = [process.communicate(timeout=LIMIT_S)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0] * RANKS, outputs
+    return sorted(line for output in outputs for line in output.splitlines() if line.startswith("digest"))
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory):
+    """Return the profile of the program, whose results are those of an unrecorded run."""
+    path = tmp_path_factory.mktemp("profile")
+    expected = run_ranks([sys.executable], path / "plain")
+    assert len(expected) == RANKS * 4
+    assert run_ranks([BIN / "hpccoll", "profile", "-o", path / "job"], path / "recorded") == expected
+    return explain_profile(read_profile(str(path / "job")))
+
+
+def list_calls(rank, profile, name, line=None):
+    """Return the entries of a method, at a line of the program if it is given."""
+    names, lines = np.array(profile.names)[rank.entries["op"]], [profile.sites[s].line for s in rank.entries["site"]]
+    return rank.entries[(names == name) & ((line is None) | (np.array(lines) == line))]
+
+
+def test_buckets_are_recorded_until_the_wait_that_completes_them(job):
+    for rank in job.profile.ranks:
+        reductions = list_calls(rank, job.profile, "allreduce", BACKWARD)
+        waits = list_calls(rank, job.profile, "wait", BACKWARD)
+        waits = waits[waits["flags"] & EntryFlag.COMPLETE != 0]
+        # plain: 1 bucket in the first step and 2 later ones; unused: a bucket and a map of used parameters; hooked: 1
+        plain = reductions[: 1 + 2 * (STEPS - 1)] if len(reductions) else reductions
+        assert len(reductions) == 1 + 2 * (STEPS - 1) + 2 * STEPS + HOOKED_WAITS
+        assert plain["nbytes"][0] == PARAMETER_BYTES
+        assert np.all(plain["nbytes"][1:].reshape(-1, 2).sum(axis=1) == PARAMETER_BYTES)
+        assert set(reductions["request"]) <= set(waits["request"])
+        started = rank.entries["flags"] & EntryFlag.START != 0
+        completed = rank.entries["flags"] & EntryFlag.COMPLETE != 0
+        assert started.sum() == completed.sum()
+
+
+def test_a_wait_of_the_backward_pass_lasts_until_the_late_rank_has_come(job):
+    graph = job.graph
+    names = np.array([*job.profile.names, "end"])[graph.op]
+    at_backward = np.array([job.profile.sites[site].line == BACKWARD for site in graph.site])
+    waited = graph.wait_s[(names == "wait") & at_backward & (graph.rank == 0)].sum()
+    assert waited == pytest.approx(STEPS * SLEEP_S, rel=0.3)
+    late = next(late for late in job.late if job.profile.sites[late.site].line == BACKWARD)
+    assert late.rank == 1
+
+
+def test_broadcasts_in_cpp_and_shards_are_recorded(job):
+    for rank in job.profile.ranks:
+        buffers = list_calls(rank, job.profile, "_broadcast_coalesced", FORWARD)
+        assert len(buffers) == 2 * STEPS  # of the two models with a batch normalization
+        assert len(list_calls(rank, job.profile, "_verify_params_across_processes")) == 3
+        gathers = [list_calls(rank, job.profile, name, FORWARD) for name in ("_allgather_base", "all_gather_single")]
+        assert sum(map(len, gathers)) == STEPS
