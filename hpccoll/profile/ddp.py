@@ -104,7 +104,7 @@ def record_ddp(trace: CallTrace, wait_code: int) -> None:
             self.group = group if _records_its_calls(group) else ReducerGroup(group, waits)
             super().__init__(parameters, buckets, limits, self.group, *args, **kwargs)
 
-    dist.Reducer = Reducer  # type: ignore[misc]
+    dist.Reducer = Reducer
     original_future = vars(dist.Work)["get_future"]
 
     def get_future(self: Any) -> Any:  # torch must find its name in the stack, or it would call it again

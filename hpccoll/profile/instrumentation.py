@@ -202,7 +202,8 @@ def _keep_inherited(cls: type) -> None:
 
 def _list_subclasses(cls: type) -> list[type]:
     """Return the direct and indirect subclasses of a class."""
-    return [found for direct in cls.__subclasses__() for found in (direct, *_list_subclasses(direct))]
+    direct: list[type] = cls.__subclasses__()
+    return [*direct, *(subclass for each in direct for subclass in _list_subclasses(each))]
 
 
 def _find_wait() -> int:

@@ -7,6 +7,7 @@ its backward passes of the model "plain".
 import os
 import sys
 import time
+from itertools import pairwise
 
 import torch
 import torch.distributed as dist
@@ -19,7 +20,7 @@ STEPS, SLEEP_S = 4, 0.05
 WIDTHS = (8, 64, 64, 3)
 
 
-class Branches(nn.Module):
+class Branches(nn.Module):  # type: ignore[misc]
     """A model with a parameter that takes part in every other step only."""
 
     def __init__(self):
@@ -33,7 +34,7 @@ class Branches(nn.Module):
 
 def make_model():
     torch.manual_seed(0)
-    layers = [nn.Linear(*widths) for widths in zip(WIDTHS, WIDTHS[1:])]
+    layers = [nn.Linear(*widths) for widths in pairwise(WIDTHS)]
     return nn.Sequential(layers[0], nn.BatchNorm1d(WIDTHS[1]), *layers[1:])
 
 
@@ -53,7 +54,9 @@ def train(name, model):
 
 rank = int(os.environ["RANK"])
 torch.set_num_threads(1)
-dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=rank, world_size=int(os.environ["WORLD_SIZE"]))
+dist.init_process_group(
+    "gloo", init_method=f"file://{sys.argv[1]}", rank=rank, world_size=int(os.environ["WORLD_SIZE"])
+)
 train("plain", DistributedDataParallel(make_model(), bucket_cap_mb=0.01))
 train("unused", DistributedDataParallel(Branches(), find_unused_parameters=True))
 hooked = DistributedDataParallel(make_model())

@@ -1,4 +1,4 @@
-"""`hpccoll profile` on training over Gloo: results stay equal, and the collectives that torch calls in C++ are recorded."""
+"""`hpccoll profile` on training over Gloo: results stay equal, and collectives that torch calls in C++ are recorded."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ HOOKED_WAITS = STEPS  # one bucket
 
 def run_ranks(words, meeting):
     """Run a program on ranks that meet by a file; return the sorted lines with digests."""
-    options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     processes = [
         subprocess.Popen(
             [*map(str, words), str(PROGRAM), str(meeting)],
-            env=environment(RANK=str(rank), WORLD_SIZE=str(RANKS), OMP_NUM_THREADS="1"), **options,
+            env=environment(RANK=str(rank), WORLD_SIZE=str(RANKS), OMP_NUM_THREADS="1"),
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )
         for rank in range(RANKS)
     ]  # fmt: skip
