@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 from hpccoll.profile.bursts import SplitCall
@@ -13,6 +14,15 @@ from hpccoll.units import format_count, format_size
 GOOD: Final = 0.8
 MOST_FINDINGS, MOST_SITES = 5, 8
 LEAST_SHARE: Final = 0.01  # of the run time, below which a finding is left out
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileFinding:
+    """One reason of lost time: what costs the time, the run time that its removal saves, and a sentence about it."""
+
+    cause: LateRank | SplitCall | SlowLink
+    saved_s: float
+    text: str
 
 
 def format_screen(explanation: Explanation) -> str:
@@ -28,7 +38,7 @@ def format_screen(explanation: Explanation) -> str:
         *_format_efficiencies(explanation),
         "",
     ]
-    findings = list_findings(explanation)
+    findings = [finding.text for finding in list_findings(explanation)]
     lines += [f"{number}. {text}" for number, text in enumerate(findings[:MOST_FINDINGS], 1)]
     if not findings:
         lines.append("No rank and no call site costs more than 1 % of the run time.")
@@ -56,13 +66,16 @@ def _format_efficiencies(explanation: Explanation) -> list[str]:
     ]
 
 
-def list_findings(explanation: Explanation) -> list[str]:
-    """Return the findings as sentences, the most costly first."""
-    run_s = explanation.efficiencies.run_s
-    rows = [(late.saved_s, _describe_late(explanation, late)) for late in explanation.late]
-    rows += [(split.saved_s, _describe_split(explanation, split)) for split in explanation.split]
-    rows += [(link.saved_s, _describe_link(explanation, link)) for link in explanation.links]
-    return [text for saved_s, text in sorted(rows, key=lambda row: -row[0]) if saved_s >= LEAST_SHARE * run_s]
+def list_findings(explanation: Explanation) -> list[ProfileFinding]:
+    """Return the findings that cost at least 1 % of the run time, the most costly first."""
+    causes: list[tuple[LateRank | SplitCall | SlowLink, str]] = [
+        (late, _describe_late(explanation, late)) for late in explanation.late
+    ]
+    causes += [(split, _describe_split(explanation, split)) for split in explanation.split]
+    causes += [(link, _describe_link(explanation, link)) for link in explanation.links]
+    findings = [ProfileFinding(cause, cause.saved_s, text) for cause, text in causes]
+    least_s = LEAST_SHARE * explanation.efficiencies.run_s
+    return sorted((each for each in findings if each.saved_s >= least_s), key=lambda finding: -finding.saved_s)
 
 
 def _describe_late(explanation: Explanation, late: LateRank) -> str:

@@ -42,7 +42,8 @@ class Prediction:
     prediction uses them.
     """
 
-    change: str
+    change: str  # as the user gives it
+    description: str  # in words
     seconds: float
     recorded_s: float
     error: float
@@ -88,13 +89,13 @@ class WhatIf:
             UsageError: a change has another form.
             UnknownNameError: there is no such operation, algorithm or machine.
         """
-        return [self._predict(self._make_change(change)) for change in changes]
+        return [self._predict(change, self._make_change(change)) for change in changes]
 
-    def _predict(self, changed: ChangedJob) -> Prediction:
-        """Return the prediction of a changed job."""
+    def _predict(self, change: str, changed: ChangedJob) -> Prediction:
+        """Return the prediction of a job with `change`."""
         seconds = replay_job(self.graph, changed.gap_s, changed.transfer_s).run_s
         error = self.network_error if changed.uses_model else self.error
-        return Prediction(changed.name, seconds, self.graph.run_s, error, changed.assumption)
+        return Prediction(change, changed.name, seconds, self.graph.run_s, error, changed.assumption)
 
     def _make_change(self, change: str) -> ChangedJob:
         """Return the job with one change."""

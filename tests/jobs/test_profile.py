@@ -89,10 +89,19 @@ def test_a_late_rank_is_named_and_replayed(tmp_path):
     files = [tmp_path / f"out{suffix}" for suffix in (".html", ".json", ".csv", ".goal", ".sh")]
     options = ["-o", files[0], "--what-if", "--what-if", "heal=1"]
     options += [word for file in files[1:4] for word in ("--export", file)]
-    shown = run([BIN / "hpccoll", "profile", job, *options, "--apply", files[4]], 0).stdout
+    records = tmp_path / "job.jsonl"
+    shown = run([BIN / "hpccoll", "profile", job, *options, "--apply", files[4], "--json", records], 0).stdout
     assert "rank 1 as fast as the others" in shown
     assert "late.py:7" in shown
     assert all(file.stat().st_size for file in files)
+    lines = [json.loads(line) for line in records.read_text().splitlines()]
+    assert [line["kind"] for line in lines[:3]] == ["run", "profile", "profile_finding"]
+    assert lines[2]["rank"] == 1
+    assert lines[-1]["change"] == "heal=1"
+    refused = run([BIN / "hpccoll", "profile", "--json", records, job], 0, status=2)
+    assert "add --overwrite" in refused.stderr
+    only = run([BIN / "hpccoll", "profile", "--json", "-", "--overwrite", job], 0).stdout.splitlines()
+    assert [json.loads(line)["kind"] for line in only[:2]] == ["run", "profile"]
     replayed = run([BIN / "hpccoll", "replay", job, "--engine", "mpi,hpccoll", "-n", 1], 2).stdout
     seconds = {line.split()[0]: float(line.split()[1]) for line in replayed.splitlines() if " s" in line}
     assert seconds["mpi"] == pytest.approx(seconds["recorded"], rel=0.5)

@@ -50,19 +50,19 @@ def emulate(fault, seed, steps=STEPS):
 
 def find_late(found, rank, kind):
     late = found.late[0]
-    named = (late.rank, late.kind) == (rank, kind) and list_findings(found)[0].startswith(f"rank {rank} ")
+    named = (late.rank, late.kind) == (rank, kind) and list_findings(found)[0].text.startswith(f"rank {rank} ")
     return named, late.saved_s
 
 
 def find_link(found, _):
     link = found.links[0]
-    said = "from rank 2 (host) to rank 3 (host)" in list_findings(found)[0]
+    said = "from rank 2 (host) to rank 3 (host)" in list_findings(found)[0].text
     return (link.source, link.dest) == (2, 3) and said, link.saved_s
 
 
 def find_split(found, steps):
     split = found.split[0]
-    said = "10 calls all_reduce 100 times" in list_findings(found)[0]
+    said = "10 calls all_reduce 100 times" in list_findings(found)[0].text
     return (split.calls, split.bursts) == (100 * steps, steps) and said, split.saved_s
 
 
