@@ -7,7 +7,7 @@ from typing import Any
 
 from hpccoll.profile.bursts import SplitCall
 from hpccoll.profile.explanation import Explanation
-from hpccoll.profile.lateness import LateRank
+from hpccoll.profile.lateness import LateNode, LateRank
 from hpccoll.profile.load import JobProfile
 from hpccoll.profile.screen import ProfileFinding, list_findings
 from hpccoll.profile.what_if import Prediction
@@ -63,11 +63,12 @@ def _make_profile_record(explanation: Explanation) -> ProfileRecord:
 def _describe_cause(profile: JobProfile, finding: ProfileFinding) -> dict[str, Any]:
     """Return the fields of a finding's record that depend on its cause."""
     cause = finding.cause
-    if isinstance(cause, LateRank):
-        return {
-            "cause": "late_rank", "rank": cause.rank, "node": cause.host, "reason": cause.kind.name.lower(),
-            "last_share": cause.last_share, "op": cause.operation, "calls": cause.calls,
-            "site": None if cause.site < 0 else _make_site(profile, cause.site),  # none at the end of the program
+    if isinstance(cause, LateRank | LateNode):
+        who: dict[str, Any] = {"cause": "late_rank", "rank": cause.rank} if isinstance(cause, LateRank) else {}
+        who |= {"cause": "late_node", "node_ranks": cause.ranks} if isinstance(cause, LateNode) else {}
+        return who | {
+            "node": cause.host, "reason": cause.kind.name.lower(), "last_share": cause.last_share, "calls": cause.calls,
+            "op": cause.operation, "site": None if cause.site < 0 else _make_site(profile, cause.site),
         }  # fmt: skip
     if isinstance(cause, SplitCall):
         return {

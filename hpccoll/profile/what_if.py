@@ -14,7 +14,7 @@ from hpccoll.plan import Floats, Machine, Operation
 from hpccoll.predict.machine_catalogue import load_machine
 from hpccoll.profile.bursts import find_followers, join_bursts
 from hpccoll.profile.dependencies import CallGraph
-from hpccoll.profile.lateness import balance_gaps, expect_gaps, heal_rank
+from hpccoll.profile.lateness import balance_gaps, expect_gaps, heal_ranks
 from hpccoll.profile.network_model import (
     NetworkModel,
     TransferKinds,
@@ -109,7 +109,7 @@ class WhatIf:
         if name == "heal":
             rank = _parse_number(change, value, 0, len(graph.start_s) - 1)
             return ChangedJob(
-                f"rank {rank} as fast as the others", heal_rank(graph, rank, expect_gaps(graph)), graph.transfer_s
+                f"rank {rank} as fast as the others", heal_ranks(graph, (rank,), expect_gaps(graph)), graph.transfer_s
             )
         if name == "ranks":
             return self._change_ranks(change, value)

@@ -65,12 +65,13 @@ class ProfileFindingRecord(Record, frozen=True, kw_only=True):
     saved_s: Annotated[Amount, about("Run time that a replay without it saves.")]
     share: Annotated[Amount, about("saved_s / run time of the job.")]
     rank: Annotated[Natural | None, about("The late rank, or the rank that sends through the slow link.")] = None
-    node: Annotated[str | None, about("Host name of the node of `rank`.")] = None
+    node: Annotated[str | None, about("Host name of the late node, or of the node of `rank`.")] = None
+    node_ranks: Annotated[tuple[Natural, ...] | None, about("The ranks of the late node.")] = None
     reason: Annotated[
         Literal["imbalance", "outside", "noise"] | None,
-        about("Of a late rank: more work or a slow core, waits outside of communication, or noise."),
+        about("Of a late rank or node: more work or a slow core, waits outside of communication, or noise."),
     ] = None
-    last_share: Annotated[Amount | None, about("Share of the calls to which the rank comes last.")] = None
+    last_share: Annotated[Amount | None, about("Share of the calls to which the rank or node comes last.")] = None
     dest: Annotated[Natural | None, about("The rank that receives through the slow link.")] = None
     dest_node: Annotated[str | None, about("Host name of the node of `dest`.")] = None
     op: str | None = None

@@ -688,6 +688,7 @@ EXAMPLES = {
         "share": 0.25,
         "rank": 0,
         "node": "node0",
+        "node_ranks": [0, 1],
         "reason": "noise",
         "last_share": 1.0,
         "dest": None,
