@@ -24,6 +24,7 @@ from hpccoll.profile.network_model import (
     scale_algorithms,
     scale_transfers,
 )
+from hpccoll.profile.placement import Placement
 from hpccoll.profile.replay import replay_job
 from hpccoll.units import format_count
 
@@ -75,8 +76,9 @@ class WhatIf:
 
     def __init__(self, graph: CallGraph) -> None:
         self.graph = graph
-        self.transfers: TransferKinds = classify_transfers(graph)
-        self.network: NetworkModel = fit_network(graph, self.transfers)
+        self.placement = Placement.read(graph.profile)
+        self.transfers: TransferKinds = classify_transfers(graph, self.placement)
+        self.network: NetworkModel = fit_network(graph, self.transfers, self.placement)
         self.error = abs(replay_job(graph).run_s / graph.run_s - 1)
         modelled = np.array([self.network.predict_s(kind) for kind in self.transfers.kinds] + [0.0])
         transfer_s = np.where(self.transfers.index < 0, graph.transfer_s, modelled[self.transfers.index])
@@ -140,14 +142,25 @@ class WhatIf:
                 changed = replace(network, alpha_s=network.alpha_s * factor)
             title = f"{factor:g} times the {name}"
         elif name == "machine" and value:
-            machine = load_machine(value)
-            changed, title = replace(network, machine=machine), f"network of {machine.name}"
+            return self._change_machine(load_machine(value))
         elif name == "algorithm":
             return self._change_algorithms(change, value)
         else:
             raise UsageError(f"--what-if {change}: is no change; the forms are {FORMS}")
         transfer_s = scale_transfers(self.graph, self.transfers, network, changed)
         return ChangedJob(title, self.graph.gap_s, transfer_s, uses_model=True)
+
+    def _change_machine(self, machine: Machine) -> ChangedJob:
+        """Return the job on another machine, whose nodes have the recorded ranks if the job ran on several nodes."""
+        network, placement = self.network, self.placement
+        assumption = "ranks are on nodes as recorded"
+        if placement.count == 1:
+            placement = Placement.fill(len(self.graph.start_s), machine.ranks_per_node)
+            assumption = f"{format_count(machine.ranks_per_node, 'rank')} per node"
+        changed = replace(network, machine=machine)
+        transfer_s = scale_transfers(self.graph, self.transfers, network, changed, placement=placement)
+        title = f"network of {machine.name}"
+        return ChangedJob(title, self.graph.gap_s, transfer_s, assumption, uses_model=True)
 
     def _change_algorithms(self, change: str, value: str) -> ChangedJob:
         """Return the job with other algorithms: `auto`, or that of an operation."""
@@ -171,11 +184,12 @@ class WhatIf:
         most: dict[str, int] = {}
         for kind in self.transfers.kinds:
             most[kind.operation] = max(most.get(kind.operation, 0), kind.ranks)
-        machine = Machine.flat(self.network.alpha_s, self.network.beta_s_per_byte, 0.0)
         chosen: dict[str, list[tuple[int, str]]] = {}
         for kind in sorted(self.transfers.kinds, key=lambda kind: kind.nbytes):
             if kind.operation not in ("send", "barrier") and kind.ranks == most[kind.operation]:
-                chosen.setdefault(kind.operation, []).append((kind.nbytes, find_fastest(kind, machine)[0]))
+                chosen.setdefault(kind.operation, []).append(
+                    (kind.nbytes, find_fastest(kind, self.network.make_machine(kind))[0])
+                )
         return chosen
 
 
