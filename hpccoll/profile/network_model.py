@@ -150,14 +150,19 @@ def simulate_kind(kind: MessageClass, machine: Machine, algorithm: str) -> float
 def fit_network(graph: CallGraph, transfers: TransferKinds, placement: Placement) -> NetworkModel:
     """Return the network whose modelled transfers come closest to the recorded medians, as relative errors.
 
+    The transfer of a message is that of its receive, because a send may end when the message is in a buffer.
+
     Cost: simulations of each algorithm for each kind of transfer.
     """
     from scipy.optimize import nnls
 
     has_levels = placement.count > 1 and any(kind.per_node > 1 for kind in transfers.kinds)
     rows, seconds = [], []
+    receives = graph.matches.received >= 0
     for number, kind in enumerate(transfers.kinds):
-        measured = float(np.median(graph.transfer_s[transfers.index == number]))
+        calls = transfers.index == number
+        calls = calls & receives if (calls & receives).any() else calls
+        measured = float(np.median(graph.transfer_s[calls]))
         if measured > 0 and kind.ranks > 1:
             rows.append([cost / measured for cost in _count_costs(kind, has_levels=has_levels)])
             seconds.append(1.0)
