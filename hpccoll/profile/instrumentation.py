@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import os
 import pickle
 import sys
 import time
@@ -126,7 +127,7 @@ class Instrumentation:
     def _start_torch(self, module: ModuleType) -> None:
         """Start the recorder, unless MPI has, and replace the methods of process groups and of their works."""
         if self.recorder is None:
-            self.start(module.get_rank(), module.get_world_size()).begin()
+            self._start_without_mpi(module)
         if self.recorder is None:
             return
         from hpccoll.profile.ddp import record_ddp
@@ -146,6 +147,17 @@ class Instrumentation:
             for work in works[1:]:
                 self._leave_work()  # whose methods TorchWork calls
                 _trace_futures(self.recorder, work)
+
+    def _start_without_mpi(self, module: ModuleType) -> None:
+        """Start the recorder on the clock of the host, or on that of rank 0 if there are several hosts. Collective."""
+        from hpccoll.profile.store_clock import synchronize_by_store
+
+        recorder = self.start(module.get_rank(), module.get_world_size())
+        store = module.distributed_c10d._get_default_store()  # noqa: SLF001 - torch has no public name
+        model = synchronize_by_store(store, recorder.rank, recorder.size, os.uname().nodename)
+        if model is not None:
+            recorder.set_clock(model, model.error_s)
+        recorder.begin()
 
     def _leave_work(self) -> None:
         """Restore the methods of hpccoll's Work."""

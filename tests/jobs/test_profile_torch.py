@@ -12,6 +12,7 @@ import pytest
 from hpccoll.profile import explain_profile, read_profile
 from hpccoll.profile.layout import EntryFlag
 from tests.jobs.launch import BIN, environment
+from tests.requirements import skip_or_fail
 
 pytest.importorskip("torch")
 
@@ -25,12 +26,29 @@ PARAMETER_BYTES = 4 * sum(n * m + m for n, m in ((8, 64), (64, 64), (64, 3))) + 
 HOOKED_WAITS = STEPS  # one bucket
 
 
-def run_ranks(words, meeting):
-    """Run a program on ranks that meet by a file; return the sorted lines with digests."""
+OTHER_HOST = [  # whose name and clock differ
+    *("unshare", "--uts", "--time", "--monotonic", "5000", "--fork"),
+    *("sh", "-c", 'hostname other && exec "$@"', "-"),
+]
+
+
+def can_be_another_host():
+    """Whether this user may run a process with another host name and clock."""
+    try:
+        return subprocess.run([*OTHER_HOST, "true"], capture_output=True, check=False).returncode == 0
+    except FileNotFoundError:
+        return False
+
+
+def run_ranks(words, meeting, hosts=((), ())):
+    """Run a program on ranks that meet by a file; return the sorted lines with digests.
+
+    `hosts` are the words that start a process on the host of each rank.
+    """
     processes = [
         subprocess.Popen(
-            [*map(str, words), str(PROGRAM), str(meeting)],
-            env=environment(RANK=str(rank), WORLD_SIZE=str(RANKS), OMP_NUM_THREADS="1"),
+            [*hosts[rank], *map(str, words), str(PROGRAM), str(meeting)],
+            env=environment(RANK=str(rank), WORLD_SIZE=str(RANKS), OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo"),
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )
         for rank in range(RANKS)
@@ -50,7 +68,8 @@ def job(tmp_path_factory):
     path = tmp_path_factory.mktemp("profile")
     expected = run_ranks([sys.executable], path / "plain")
     assert len(expected) == RANKS * 4
-    assert run_ranks([BIN / "hpccoll", "profile", "-o", path / "job"], path / "recorded") == expected
+    hosts = ((), OTHER_HOST if can_be_another_host() else ())
+    assert run_ranks([BIN / "hpccoll", "profile", "-o", path / "job"], path / "recorded", hosts) == expected
     return explain_profile(read_profile(str(path / "job")))
 
 
@@ -84,6 +103,15 @@ def test_a_wait_of_the_backward_pass_lasts_until_the_late_rank_has_come(job):
     assert waited == pytest.approx(STEPS * SLEEP_S, rel=0.3)
     late = next(late for late in job.late if job.profile.sites[late.site].line == BACKWARD)
     assert late.rank == 1
+
+
+def test_ranks_of_several_hosts_have_a_common_clock(job):
+    if not can_be_another_host():
+        skip_or_fail("needs the right to name a host and to set its clock")
+    assert job.profile.ranks[1].host == "other"
+    assert 0 < job.profile.clock_error_s < 0.02
+    starts = [rank.program_begin_s for rank in job.profile.ranks]
+    assert abs(starts[1] - starts[0]) < 1  # their clocks differ by 5000 s
 
 
 def test_broadcasts_in_cpp_and_shards_are_recorded(job):

@@ -49,7 +49,7 @@ def test_a_late_node_is_named_and_faster_links_are_predicted(lab, tmp_path):
     assert [rank.host for rank in slow.profile.ranks] == ["node1", "node1", "node2", "node2"]
     assert slow.profile.clock_error_s < 2e-3
     assert list_findings(slow)[0].text.startswith("node node2 (2 ranks, from rank 2 on) arrives last in ")
-    assert slow.late_nodes[0].saved_s == pytest.approx(STEPS * LATE_S, rel=0.2)
+    assert slow.late_nodes[0].saved_s == pytest.approx(STEPS * LATE_S, rel=0.3)
     what_if = WhatIf(slow.graph)
     limited = 1 - BURST / NBYTES  # of a message, which is sent at 100 Mbit/s
     assert 1 / what_if.network.beta_s_per_byte == pytest.approx(12.5e6 / limited, rel=0.15)
