@@ -423,6 +423,47 @@ class MpiFunctions:
     def hand_over(self) -> None:
         """Let Python wait for all messages in flight that messengers have started."""
 
+class MpiCall(HostCall):
+    """A blocking collective of the MPI library of one kind.
+
+    Args:
+        function: the address of MPI's function.
+        method: the name of its blocking form, such as "Allreduce".
+        starts: whether the function is the non-blocking form; the call then waits for its request.
+        handles: those of the datatype, the reduction and the communicator.
+        count: elements of the vector or of each block.
+        places: what MPI gets as input and as output: 0 nothing, 1 the input, 2 the output, 3 `in_place`.
+        in_place: the address MPI_IN_PLACE.
+        barrier, fingerprint, raise_mismatch: where the node's ranks compare their calls first, or None; what identifies
+            the call and its arguments; and what raises the error if they differ.
+        calls, ring, name, description: what the flight recorder notes.
+        oversubscribed, attend, in_flight, transfers: see `NodeBarrier`.
+    """
+
+    def __new__(
+        cls,
+        library: MpiFunctions,
+        function: int,
+        method: str,
+        starts: bool,
+        handles: tuple[int, int, int],
+        count: int,
+        root: int,
+        places: tuple[int, int],
+        in_place: int,
+        barrier: NodeBarrier | None,
+        fingerprint: int,
+        raise_mismatch: Callable[[], object],
+        calls: CallCounter,
+        ring: EntryRing,
+        name: str,
+        description: bytes,
+        oversubscribed: bool,
+        attend: Callable[[], bool],
+        in_flight: dict[Any, None],
+        transfers: dict[Any, None],
+    ) -> Self: ...
+
 class Messenger:
     """Blocking messages between two ranks of a communicator, on NumPy arrays.
 

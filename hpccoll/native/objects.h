@@ -188,7 +188,7 @@ typedef struct {
 } MpiFunctionsObject;
 
 extern PyMethodDef progress_functions[], exit_functions[], revocation_functions[];
-extern PyTypeObject MpiFunctionsType, MessageCallType, MessageRunType, PeersType, DirectCallType, QueuedRunType,
+extern PyTypeObject MpiFunctionsType, MpiCallType, MessageCallType, MessageRunType, PeersType, DirectCallType, QueuedRunType,
     NodeRunType, SegmentsType, PipelineCallType, PipelineRunType, MessengerType, StartedMessageType;
 extern PyTypeObject ReducerType, MemoryTableType, ProgramType, ArrivalCounterType, NodeBarrierType, EntryRingType,
     CallCounterType, HostCallType, SharedBuffersType, StagedCallType, CallTableType;

@@ -41,6 +41,12 @@ def get_mpi_functions() -> MpiFunctions:
     )
 
 
+@cache
+def find_function(name: str) -> int:
+    """Return the address of a function of the MPI library, such as "MPI_Bcast"; 0 if the library lacks it."""
+    return _find_address(ctypes.CDLL(MPI.__file__), name)
+
+
 def _find_source_offset() -> int:
     """Return where a status of this MPI library has the rank of the sender, in bytes."""
     rank, status = 0x12345678, MPI.Status()
