@@ -423,6 +423,35 @@ class MpiFunctions:
     def hand_over(self) -> None:
         """Let Python wait for all messages in flight that messengers have started."""
 
+class SmallObjects:
+    """Writes small Python objects into slots of bytes and reads them, in the format of hpccoll/mpi4py/objects.py.
+
+    Small are numbers, and up to 64 numbers and short texts in tuples, lists and dicts, pickled in `most_bytes`.
+
+    Args:
+        slot_bytes: the size of a slot.
+        pickle: its methods `dumps` and `loads` pickle the objects that are no numbers.
+    """
+
+    def __new__(cls, slot_bytes: int, most_bytes: int, pickle: Any) -> Self: ...
+    def write(self, buffer: Any, offset: int, obj: Any, /) -> bool:
+        """Write an object into the slot at `offset`; return False, and write nothing, if the object is not small."""
+
+    def write_all(self, buffer: Any, items: Any, /) -> bool:
+        """Write a sequence of objects into all slots, and set the last byte of each header to 1.
+
+        Return False if there is another number of objects than of slots, or an object is not small.
+        """
+
+    def read(self, buffer: Any, /) -> Any:
+        """Return the object in the first slot of a buffer; NotImplemented if it is not small."""
+
+    def read_all(self, buffer: Any, /) -> Any:
+        """Return the objects in all slots of a buffer as a list; NotImplemented if one is not small."""
+
+    def are_all_small(self, buffer: Any, /) -> bool:
+        """Whether the objects in all slots of a buffer are small."""
+
 class MpiCall(HostCall):
     """A blocking collective of the MPI library of one kind.
 

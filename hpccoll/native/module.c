@@ -18,7 +18,7 @@ PyMODINIT_FUNC PyInit__extension(void) {
                              &EntryRingType, &CallCounterType, &HostCallType, &StagedCallType, &CallTableType, &MpiFunctionsType,
                              &MpiCallType, &MessageCallType, &MessageRunType, &PeersType, &DirectCallType, &QueuedRunType, &NodeRunType,
                              &SharedBuffersType, &SegmentsType, &PipelineCallType, &PipelineRunType, &MessengerType, &StartedMessageType,
-                             &CallTraceType, &TracedCallType};
+                             &SmallObjectsType, &CallTraceType, &TracedCallType};
     PyObject *module = PyModule_Create(&definition);
     for (size_t i = 0; module && i < sizeof types / sizeof *types; i++) {
         if (PyModule_AddType(module, types[i])) {
