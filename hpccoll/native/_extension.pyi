@@ -465,7 +465,7 @@ class MpiCall(HostCall):
         in_place: the address MPI_IN_PLACE.
         barrier, fingerprint, raise_mismatch: where the node's ranks compare their calls first, or None; what identifies
             the call and its arguments; and what raises the error if they differ.
-        calls, ring, name, description: what the flight recorder notes.
+        calls, ring, name, description: what the flight recorder notes; it notes nothing if `calls` and `ring` are None.
         oversubscribed, attend, in_flight, transfers: see `NodeBarrier`.
     """
 
@@ -483,8 +483,8 @@ class MpiCall(HostCall):
         barrier: NodeBarrier | None,
         fingerprint: int,
         raise_mismatch: Callable[[], object],
-        calls: CallCounter,
-        ring: EntryRing,
+        calls: CallCounter | None,
+        ring: EntryRing | None,
         name: str,
         description: bytes,
         oversubscribed: bool,
@@ -561,7 +561,7 @@ class MessageCall(HostCall):
         program: a program with messages.
         table: the memories of blocking runs: input, output and scratch.
         comm, tag: the handle of the communicator and the tag of blocking runs.
-        calls, ring, name, description: what the flight recorder notes.
+        calls, ring, name, description: what the flight recorder notes; it notes nothing if `calls` and `ring` are None.
         oversubscribed, attend, in_flight, transfers: see `NodeBarrier`.
     """
 

@@ -15,7 +15,7 @@ typedef struct {
     uint64_t in_place, fingerprint;
     NodeBarrierObject *barrier;  // where the ranks compare their calls first; NULL if they do not
     PyObject *raise_mismatch;
-    CallEntry entry;
+    CallEntry entry;  // `calls` is NULL if the flight recorder notes nothing
     PyObject *attend, *in_flight, *transfers;
     bool oversubscribed;
 } MpiCallObject;
@@ -118,7 +118,7 @@ static int call_mpi(MpiCallObject *call, void *sent, void *received, int *error)
 static int run_mpi_call(HostCallObject *base, char *input, char *output) {
     MpiCallObject *call = (MpiCallObject *)base;
     void *places[PLACES] = {NULL, input, output, as_pointer(call->in_place)};
-    int64_t place = begin_call(&call->entry);
+    int64_t place = call->entry.calls ? begin_call(&call->entry) : 0;
     if (place < 0) {
         return -1;
     }
@@ -128,7 +128,8 @@ static int run_mpi_call(HostCallObject *base, char *input, char *output) {
     if (error && !failed) {
         raise_mpi_error(call->library, call->entry.name, error);
     }
-    return end_call(&call->entry, place, failed || error);
+    failed = failed || error;
+    return call->entry.calls ? end_call(&call->entry, place, failed) : failed ? -1 : 0;
 }
 
 static PyObject *MpiCall_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
@@ -139,10 +140,9 @@ static PyObject *MpiCall_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
     unsigned long long function, datatype, op, comm, in_place, fingerprint;
     const char *method;
     int starts, count, root, sent, received, oversubscribed;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!Ksp(KKK)ii(ii)KOKOO!O!UO!pOO!O!", names, &MpiFunctionsType,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!Ksp(KKK)ii(ii)KOKOOOUO!pOO!O!", names, &MpiFunctionsType,
                                      &library, &function, &method, &starts, &datatype, &op, &comm, &count, &root, &sent,
-                                     &received, &in_place, &barrier, &fingerprint, &raises, &CallCounterType, &calls,
-                                     &EntryRingType, &ring, &name, &PyBytes_Type, &description, &oversubscribed,
+                                     &received, &in_place, &barrier, &fingerprint, &raises, &calls, &ring, &name, &PyBytes_Type, &description, &oversubscribed,
                                      &attend, &PyDict_Type, &in_flight, &PyDict_Type, &transfers)) {
         return NULL;
     }
@@ -152,7 +152,9 @@ static PyObject *MpiCall_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
         PyErr_SetString(PyExc_ValueError, "no collective has this method, count, places and description");
         return NULL;
     }
-    if (barrier != Py_None && !has_type(barrier, &NodeBarrierType, "barrier")) {
+    bool is_recorded = calls != Py_None;
+    if ((barrier != Py_None && !has_type(barrier, &NodeBarrierType, "barrier")) ||
+        (is_recorded && !(has_type(calls, &CallCounterType, "calls") && has_type(ring, &EntryRingType, "ring")))) {
         return NULL;
     }
     MpiCallObject *self = (MpiCallObject *)type->tp_alloc(type, 0);
@@ -170,8 +172,11 @@ static PyObject *MpiCall_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
     self->fingerprint = fingerprint;
     self->barrier = barrier == Py_None ? NULL : (NodeBarrierObject *)Py_NewRef(barrier);
     self->raise_mismatch = Py_NewRef(raises);
-    self->entry = (CallEntry){(CallCounterObject *)Py_NewRef(calls), (EntryRingObject *)Py_NewRef(ring),
-                              Py_NewRef(name), Py_NewRef(description)};
+    self->entry = (CallEntry){NULL, NULL, Py_NewRef(name), Py_NewRef(description)};
+    if (is_recorded) {
+        self->entry.calls = (CallCounterObject *)Py_NewRef(calls);
+        self->entry.ring = (EntryRingObject *)Py_NewRef(ring);
+    }
     self->attend = Py_NewRef(attend);
     self->in_flight = Py_NewRef(in_flight);
     self->transfers = Py_NewRef(transfers);

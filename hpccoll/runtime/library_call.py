@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from copy import copy
+from dataclasses import dataclass
 from typing import Any
 
 from mpi4py import MPI
 
 from hpccoll.errors import UsageError
-from hpccoll.native import MpiCall
+from hpccoll.native import MpiCall, MpiFunctions
 from hpccoll.plan import Count, Operation
 from hpccoll.runtime.arguments import BlockCounts, parse_counts
 from hpccoll.runtime.arrays import NUMPY
@@ -28,6 +29,15 @@ from hpccoll.runtime.work import MpiTransfer, explain_mpi_error
 
 _EMPTY = MPI.buffer.fromaddress(0, 0)
 _SOURCE, _RESULT = object(), object()  # stand for mpi4py's specifications of input and output
+
+
+@dataclass(frozen=True, slots=True)
+class PassedForm:
+    """How a program would call MPI itself: the functions, which raise the errors, and the datatype and reduction."""
+
+    functions: MpiFunctions
+    datatype: MPI.Datatype
+    op: MPI.Op
 
 
 class LibraryCall:
@@ -108,10 +118,11 @@ class LibraryCall:
             raise
         library.state.end(place)
 
-    def make_native(self) -> MpiCall | None:
+    def make_native(self, passed: PassedForm | None = None) -> MpiCall | None:
         """Return the native call that carries out blocking calls of this kind; None if it cannot.
 
-        In MPI's blocking form it must not run while plans are in flight, because plans do not advance meanwhile.
+        In MPI's blocking form it must not run while plans are in flight, because plans do not advance meanwhile. The
+        flight recorder notes the calls unless they have a `passed` form.
         """
         count, library = self._count, self._library
         if not isinstance(count, int) or count * self._dtype.itemsize * self._ranks > MOST_ELEMENTS or self._divides:
@@ -122,13 +133,13 @@ class LibraryCall:
             return None
         compared = None if starts else library.check.describe(*self._compared)
         barrier, fingerprint, raise_mismatch = compared or (None, 0, bool)
-        recorder = state, state.recorder.take_entry, self.name, self._description
+        form = passed or PassedForm(get_mpi_functions(), self._datatype, self._op or MPI.OP_NULL)
         return MpiCall(
-            get_mpi_functions(),
+            form.functions,
             function,
             self._method,
             starts,
-            (get_handle(self._datatype), get_handle(self._op or MPI.OP_NULL), get_handle(library.comm)),
+            (get_handle(form.datatype), get_handle(form.op), get_handle(library.comm)),
             count,
             self._root,
             self._find_places(),
@@ -136,11 +147,11 @@ class LibraryCall:
             barrier,
             fingerprint,
             raise_mismatch,
-            *recorder,
-            progress.oversubscribed,
-            progress.attend,
-            progress.operations,
-            progress.transfers,
+            None if passed else state,
+            None if passed else state.recorder.take_entry,
+            self.name,
+            self._description,
+            *(progress.oversubscribed, progress.attend, progress.operations, progress.transfers),
         )
 
     def _find_places(self) -> tuple[int, int]:
