@@ -242,7 +242,11 @@ class CallCache:
 
     def _add_library(self, library: LibraryCall, arrays: Arrays, request: Request, *, asynchronous: bool) -> bool:
         """Add a call of the MPI library to a table; return False if the arrays are not plain."""
-        return arrays.add_to(self.asynchronous if asynchronous else self.blocking, request, library)
+        if asynchronous:
+            return arrays.add_to(self.asynchronous, request, library)
+        native = library.make_native()
+        needs_idle = native is not None and not self._library.uses_non_blocking
+        return arrays.add_to(self.blocking, request, native or library, needs_idle=needs_idle)
 
     def _add_plan(self, call: CollectiveCall, selection: Selection, arrays: Arrays, request: Request) -> None:
         """Add a plan to the table of blocking calls."""

@@ -1,6 +1,7 @@
 """Calls of one kind by the MPI library's own collective, on any plain arrays.
 
-While no plan is in flight and all ranks use MPI's blocking form, a call is one Python function around MPI's function.
+Calls with equal blocks run in native code (`LibraryCall.make_native`). Calls with blocks of different sizes, means, and
+calls of 2 GiB and more go through mpi4py.
 """
 
 from __future__ import annotations
@@ -8,23 +9,35 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from copy import copy
+from dataclasses import dataclass
 from typing import Any
 
 from mpi4py import MPI
 
 from hpccoll.errors import UsageError
+from hpccoll.native import MpiCall, MpiFunctions
 from hpccoll.plan import Count, Operation
 from hpccoll.runtime.arguments import BlockCounts, parse_counts
 from hpccoll.runtime.arrays import NUMPY
 from hpccoll.runtime.collective_call import CollectiveCall, count_elements, describe_call
 from hpccoll.runtime.messages.mpi_calls import find_own_block, get_datatype, get_method, order_arguments, specify_counts
-from hpccoll.runtime.messages.mpi_collectives import MpiCollectives
+from hpccoll.runtime.messages.mpi_collectives import MOST_ELEMENTS, MpiCollectives
+from hpccoll.runtime.messages.mpi_functions import find_function, get_handle, get_mpi_functions
 from hpccoll.runtime.plain_arrays import as_mpi_buffer, flatten
 from hpccoll.runtime.recorder.layout import replace_count
 from hpccoll.runtime.work import MpiTransfer, explain_mpi_error
 
 _EMPTY = MPI.buffer.fromaddress(0, 0)
 _SOURCE, _RESULT = object(), object()  # stand for mpi4py's specifications of input and output
+
+
+@dataclass(frozen=True, slots=True)
+class PassedForm:
+    """How a program would call MPI itself: the functions, which raise the errors, and the datatype and reduction."""
+
+    functions: MpiFunctions
+    datatype: MPI.Datatype
+    op: MPI.Op
 
 
 class LibraryCall:
@@ -105,6 +118,49 @@ class LibraryCall:
             raise
         library.state.end(place)
 
+    def make_native(self, passed: PassedForm | None = None) -> MpiCall | None:
+        """Return the native call that carries out blocking calls of this kind; None if it cannot.
+
+        In MPI's blocking form it must not run while plans are in flight, because plans do not advance meanwhile. The
+        flight recorder notes the calls unless they have a `passed` form.
+        """
+        count, library = self._count, self._library
+        if not isinstance(count, int) or count * self._dtype.itemsize * self._ranks > MOST_ELEMENTS or self._divides:
+            return None
+        starts, progress, state = library.uses_non_blocking, library.progress, library.state
+        function = find_function(f"MPI_I{self._method.lower()}" if starts else f"MPI_{self._method}")
+        if not function:
+            return None
+        compared = None if starts else library.check.describe(*self._compared)
+        barrier, fingerprint, raise_mismatch = compared or (None, 0, bool)
+        form = passed or PassedForm(get_mpi_functions(), self._datatype, self._op or MPI.OP_NULL)
+        return MpiCall(
+            form.functions,
+            function,
+            self._method,
+            starts,
+            (get_handle(form.datatype), get_handle(form.op), get_handle(library.comm)),
+            count,
+            self._root,
+            self._find_places(),
+            int(MPI.IN_PLACE) % 2**64,
+            barrier,
+            fingerprint,
+            raise_mismatch,
+            None if passed else state,
+            None if passed else state.recorder.take_entry,
+            self.name,
+            self._description,
+            *(progress.oversubscribed, progress.attend, progress.operations, progress.transfers),
+        )
+
+    def _find_places(self) -> tuple[int, int]:
+        """Return what MPI gets as its input and as its output, as `MpiCall` numbers it."""
+        numbers = {id(None): 0, id(_SOURCE): 1, id(_RESULT): 2, id(MPI.IN_PLACE): 3}
+        arrays = (*self._arguments, None, None)
+        sent, received = (numbers.get(id(array), 0) for array in arrays[:2])
+        return sent, received
+
     def start(self, x: Any, result: Any) -> MpiTransfer:
         """Start an asynchronous call on a plain input and output, and return it in flight."""
         last = [NUMPY.bind_divide(flatten(result, self._dtype.numpy), self._ranks)] if self._divides else []
@@ -132,8 +188,9 @@ class LibraryCall:
         )
         self._description = replace_count(self._description, count_elements(operation, count))
         self._begin = library.state.bind(operation.value, self._description)
-        arguments = operation, self._root, count, dtype.name, dtype.itemsize, self._reduction.name
-        self._check = () if operation is Operation.ALL_TO_ALL else library.check.bind(*arguments)
+        self._count = count
+        self._compared = operation, self._root, count, dtype.name, dtype.itemsize, self._reduction.name
+        self._check = () if operation is Operation.ALL_TO_ALL else library.check.bind(*self._compared)
         self._method_once: Callable[..., object] | None = None
         if self._own_block is None and not self._divides:
             self._method_once = library.get_blocking_method(self._method, self._check)
