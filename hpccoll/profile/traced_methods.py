@@ -147,8 +147,11 @@ def _list_receives() -> Iterable[TracedMethod]:
     yield TracedMethod("Comm", "Recv_init", "recv", CallForm.INIT, buffers)
     yield TracedMethod("Comm", "recv", "recv", CallForm.CALL, _COMM | peer, counts_pickled=True)
     yield TracedMethod("Comm", "irecv", "recv", CallForm.START, _COMM | peer, counts_pickled=True)
-    for name in ("Probe", "Mprobe", "probe", "mprobe"):
-        yield TracedMethod("Comm", name, "probe", places=_COMM | {"peer": (1, "source"), "tag": (2, "tag")})
+    probed: Places = _COMM | {"peer": (1, "source"), "tag": (2, "tag")}
+    for name in ("Probe", "probe"):
+        yield TracedMethod("Comm", name, "probe", places=probed)
+    for name in ("Mprobe", "mprobe"):
+        yield TracedMethod("Comm", name, "recv", places=probed)  # no other call can receive the message
 
 
 def _list_requests() -> Iterable[TracedMethod]:
