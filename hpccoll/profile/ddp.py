@@ -17,10 +17,13 @@ import torch.distributed as dist
 
 from hpccoll.native import CallTrace, TracedCall, replace_attribute
 from hpccoll.profile.layout import NOT_GIVEN, EntryFlag
+from hpccoll.profile.recorder import ProfileRecorder, measure_buffer
+from hpccoll.torch.compilation import exempt_from_compilation, exempt_functions
 
 _NO_BACKWARD_PASS = -1
 
 
+@exempt_from_compilation
 class BackwardWaits:
     """Writes an entry per operation for which torch waits in C++ at the end of a backward pass.
 
@@ -60,6 +63,7 @@ class BackwardWaits:
         self._pass, self._works = _NO_BACKWARD_PASS, []
 
 
+@exempt_from_compilation
 class ReducerGroup(dist.ProcessGroup):  # type: ignore[misc]
     """A process group for `Reducer`: the calls of an original group, with its backends.
 
@@ -95,8 +99,10 @@ class ReducerGroup(dist.ProcessGroup):  # type: ignore[misc]
 
 def record_ddp(trace: CallTrace, wait_code: int) -> None:
     """Record the collectives that DistributedDataParallel calls in C++, and its waits for them."""
+    exempt_from_compilation(ProfileRecorder)
     waits, original = BackwardWaits(trace, wait_code), dist.Reducer
 
+    @exempt_from_compilation
     class Reducer(original):  # type: ignore[misc, valid-type]
         """Torch's class, which communicates by a recorded group; it keeps the group's Python object alive."""
 
@@ -112,6 +118,7 @@ def record_ddp(trace: CallTrace, wait_code: int) -> None:
         return original_future(self)
 
     get_future.__doc__ = original_future.__doc__
+    exempt_functions([get_future, measure_buffer])
     replace_attribute(dist.Work, "get_future", get_future)
 
 

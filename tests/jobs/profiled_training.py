@@ -1,7 +1,7 @@
 """Trains small models with DistributedDataParallel and fully_shard over Gloo, and prints digests of the parameters.
 
-Arguments: the file by which the ranks meet. RANK and WORLD_SIZE are in the environment. Rank 1 sleeps before each of
-its backward passes of the model "plain".
+Arguments: the file by which the ranks meet, and `compiled` to train compiled models only. RANK and WORLD_SIZE are in the
+environment. Rank 1 sleeps before each of its backward passes of the model "plain".
 """
 
 import os
@@ -52,17 +52,27 @@ def train(name, model):
     os.write(1, f"digest {rank} {name} {[float(value).hex() for value in values]}\n".encode())
 
 
+def train_compiled():
+    train("inner", DistributedDataParallel(torch.compile(make_model(), backend="eager")))
+    train("outer", torch.compile(DistributedDataParallel(make_model()), backend="eager"))
+
+
+def train_all():
+    train("plain", DistributedDataParallel(make_model(), bucket_cap_mb=0.01))
+    train("unused", DistributedDataParallel(Branches(), find_unused_parameters=True))
+    hooked = DistributedDataParallel(make_model())
+    hooked.register_comm_hook(None, allreduce_hook)
+    train("hooked", hooked)
+    sharded = make_model()
+    fully_shard(sharded)
+    train("sharded", sharded)
+
+
 rank = int(os.environ["RANK"])
 torch.set_num_threads(1)
 dist.init_process_group(
     "gloo", init_method=f"file://{sys.argv[1]}", rank=rank, world_size=int(os.environ["WORLD_SIZE"])
 )
-train("plain", DistributedDataParallel(make_model(), bucket_cap_mb=0.01))
-train("unused", DistributedDataParallel(Branches(), find_unused_parameters=True))
-hooked = DistributedDataParallel(make_model())
-hooked.register_comm_hook(None, allreduce_hook)
-train("hooked", hooked)
-sharded = make_model()
-fully_shard(sharded)
-train("sharded", sharded)
+
+train_compiled() if "compiled" in sys.argv[2:] else train_all()
 dist.destroy_process_group()

@@ -40,14 +40,14 @@ def can_be_another_host():
         return False
 
 
-def run_ranks(words, meeting, hosts=((), ())):
+def run_ranks(words, meeting, *arguments, hosts=((), ())):
     """Run a program on ranks that meet by a file; return the sorted lines with digests.
 
     `hosts` are the words that start a process on the host of each rank.
     """
     processes = [
         subprocess.Popen(
-            [*hosts[rank], *map(str, words), str(PROGRAM), str(meeting)],
+            [*hosts[rank], *map(str, words), str(PROGRAM), str(meeting), *arguments],
             env=environment(RANK=str(rank), WORLD_SIZE=str(RANKS), OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo"),
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )
@@ -69,7 +69,7 @@ def job(tmp_path_factory):
     expected = run_ranks([sys.executable], path / "plain")
     assert len(expected) == RANKS * 4
     hosts = ((), OTHER_HOST if can_be_another_host() else ())
-    assert run_ranks([BIN / "hpccoll", "profile", "-o", path / "job"], path / "recorded", hosts) == expected
+    assert run_ranks([BIN / "hpccoll", "profile", "-o", path / "job"], path / "recorded", hosts=hosts) == expected
     return explain_profile(read_profile(str(path / "job")))
 
 
@@ -121,3 +121,13 @@ def test_broadcasts_in_cpp_and_shards_are_recorded(job):
         assert len(list_calls(rank, job.profile, "_verify_params_across_processes")) == 3
         gathers = [list_calls(rank, job.profile, name, FORWARD) for name in ("_allgather_base", "all_gather_single")]
         assert sum(map(len, gathers)) == STEPS
+
+
+@pytest.mark.full
+def test_compiled_models_have_equal_results(tmp_path):
+    expected = run_ranks([sys.executable], tmp_path / "plain", "compiled")
+    assert len(expected) == RANKS * 2
+    recorded = run_ranks([BIN / "hpccoll", "profile", "-o", tmp_path / "job"], tmp_path / "recorded", "compiled")
+    assert recorded == expected
+    profile = read_profile(str(tmp_path / "job"))
+    assert [len(list_calls(rank, profile, "allreduce", BACKWARD)) for rank in profile.ranks] == [2 * STEPS] * RANKS
