@@ -1,7 +1,7 @@
 """Trains small models with DistributedDataParallel and fully_shard over Gloo, and prints digests of the parameters.
 
-Arguments: the file by which the ranks meet, and `compiled` to train compiled models only. RANK and WORLD_SIZE are in the
-environment. Rank 1 sleeps before each of its backward passes of the model "plain".
+Arguments: the file by which the ranks meet, and `compiled` to train compiled models only. RANK and WORLD_SIZE are in
+the environment. Rank 1 sleeps before each of its backward passes of the model "plain".
 """
 
 import os
