@@ -10,6 +10,7 @@ The engine runs callbacks in the order in which they were queued, so two more ca
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,33 +35,32 @@ class BackwardWaits:
 
     def __init__(self, trace: CallTrace, code: int) -> None:
         self._trace, self._code = trace, code
-        self._pass = _NO_BACKWARD_PASS
-        self._works: list[Any] = []  # kept until the wait, because their addresses identify the requests
-        self._begin_ns = 0
+        # By the number of the pass, because passes may be nested. The works are kept until the wait, because their
+        # addresses identify the requests.
+        self._works: dict[int, list[Any]] = {}
 
     def add(self, work: Any) -> None:
         """Add an operation that began in the current backward pass; ignore it outside of one."""
         number = torch._C._current_graph_task_id()  # noqa: SLF001 - torch has no public name
         if number == _NO_BACKWARD_PASS:
             return
-        if number != self._pass:  # a pass that failed has left its operations
-            self._pass, self._works = number, []
-            _queue_callback(self._begin)
-        self._works.append(work)
+        if number not in self._works:
+            self._works[number] = []
+            _queue_callback(partial(self._begin, number))
+        self._works[number].append(work)
 
-    def _begin(self) -> None:
+    def _begin(self, number: int) -> None:
         """Take the time before the wait, and the time after it by a callback behind that of DistributedDataParallel."""
-        self._begin_ns = time.perf_counter_ns()
-        _queue_callback(self._end)
+        _queue_callback(partial(self._end, number, time.perf_counter_ns()))
 
-    def _end(self) -> None:
+    def _end(self, number: int, begin_ns: int) -> None:
+        """Write an entry per operation, all with the times of the wait."""
         end_ns, flags = time.perf_counter_ns(), EntryFlag.COMPLETE
-        for work in self._works:
+        for work in self._works.pop(number):
             self._trace.write(
-                self._code, self._begin_ns, end_ns, 0, id(work), 0, NOT_GIVEN, 0, self._trace.last_site_id, flags
+                self._code, begin_ns, end_ns, 0, id(work), 0, NOT_GIVEN, 0, self._trace.last_site_id, flags
             )
             flags = EntryFlag.COMPLETE | EntryFlag.MORE
-        self._pass, self._works = _NO_BACKWARD_PASS, []
 
 
 @exempt_from_compilation
