@@ -460,7 +460,10 @@ class MpiCall(HostCall):
         method: the name of its blocking form, such as "Allreduce".
         starts: whether the function is the non-blocking form; the call then waits for its request.
         handles: those of the datatype, the reduction and the communicator.
-        count: elements of the vector or of each block.
+        count: elements of the vector or of each block, or of this rank's block.
+        sizes: counts and beginnings of blocks of different sizes, one row each; two more rows for the received blocks
+            of an Alltoallv. Empty for equal blocks.
+        own: where this rank's block for itself begins in input and output, and its size; (0, 0, 0) if MPI moves it.
         places: what MPI gets as input and as output: 0 nothing, 1 the input, 2 the output, 3 `in_place`.
         in_place: the address MPI_IN_PLACE.
         barrier, fingerprint, raise_mismatch: where the node's ranks compare their calls first, or None; what identifies
@@ -477,6 +480,8 @@ class MpiCall(HostCall):
         starts: bool,
         handles: tuple[int, int, int],
         count: int,
+        sizes: NDArray[np.int32],
+        own: tuple[int, int, int],
         root: int,
         places: tuple[int, int],
         in_place: int,

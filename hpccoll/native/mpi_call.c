@@ -11,7 +11,9 @@ typedef struct {
     HostCallObject base;
     MpiFunctionsObject *library;
     MpiCollective collective;
+    int *sizes;  // the counts and beginnings of blocks of different sizes, else NULL
     Place sent, received;
+    Py_ssize_t own_from, own_to, own_bytes;  // this rank's block for itself, if it is copied here
     uint64_t in_place, fingerprint;
     NodeBarrierObject *barrier;  // where the ranks compare their calls first; NULL if they do not
     PyObject *raise_mismatch;
@@ -46,6 +48,7 @@ static void MpiCall_dealloc(PyObject *self) {
     Py_XDECREF(call->barrier);
     Py_XDECREF(call->in_flight);
     Py_XDECREF(call->transfers);
+    PyMem_Free(call->sizes);
     Py_TYPE(self)->tp_free(self);
 }
 
@@ -124,6 +127,9 @@ static int run_mpi_call(HostCallObject *base, char *input, char *output) {
     }
     int error = 0;
     bool failed = call->barrier && compare_calls(call);
+    if (!failed && call->own_bytes) {
+        memcpy(output + call->own_to, input + call->own_from, (size_t)call->own_bytes);
+    }
     failed = failed || call_mpi(call, places[call->sent], places[call->received], &error);
     if (error && !failed) {
         raise_mpi_error(call->library, call->entry.name, error);
@@ -132,40 +138,69 @@ static int run_mpi_call(HostCallObject *base, char *input, char *output) {
     return call->entry.calls ? end_call(&call->entry, place, failed) : failed ? -1 : 0;
 }
 
+// Keeps the counts and beginnings of blocks: two rows of `ranks` integers, or four for an Alltoallv. Returns -1 with an
+// exception.
+static int keep_sizes(MpiCallObject *call, const Py_buffer *sizes) {
+    MpiCollective *collective = &call->collective;
+    if (collective->list < GATHERED_COUNTS) {
+        return 0;
+    }
+    size_t rows = collective->list == EXCHANGED_COUNTS ? 4 : 2, ranks = (size_t)sizes->len / sizeof(int) / rows;
+    if (!ranks || (size_t)sizes->len != rows * ranks * sizeof(int)) {
+        PyErr_SetString(PyExc_ValueError, "sizes must have rows of integers, one for each rank");
+        return -1;
+    }
+    if (!(call->sizes = PyMem_Malloc((size_t)sizes->len))) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    memcpy(call->sizes, sizes->buf, (size_t)sizes->len);
+    collective->counts = call->sizes;
+    collective->begins = call->sizes + ranks;
+    collective->received_counts = call->sizes + (rows - 2) * ranks;
+    collective->received_begins = call->sizes + (rows - 1) * ranks;
+    return 0;
+}
+
 static PyObject *MpiCall_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"library", "function", "method", "starts", "handles", "count", "root", "places", "in_place",
+    static char *names[] = {"library", "function", "method", "starts", "handles", "count", "sizes", "own", "root", "places", "in_place",
                             "barrier", "fingerprint", "raise_mismatch", "calls", "ring", "name", "description",
                             "oversubscribed", "attend", "in_flight", "transfers", NULL};
     PyObject *library, *barrier, *raises, *calls, *ring, *name, *description, *attend, *in_flight, *transfers;
     unsigned long long function, datatype, op, comm, in_place, fingerprint;
     const char *method;
+    Py_buffer sizes;
+    Py_ssize_t own_from, own_to, own_bytes;
     int starts, count, root, sent, received, oversubscribed;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!Ksp(KKK)ii(ii)KOKOOOUO!pOO!O!", names, &MpiFunctionsType,
-                                     &library, &function, &method, &starts, &datatype, &op, &comm, &count, &root, &sent,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!Ksp(KKK)iy*(nnn)i(ii)KOKOOOUO!pOO!O!", names, &MpiFunctionsType,
+                                     &library, &function, &method, &starts, &datatype, &op, &comm, &count, &sizes, &own_from, &own_to, &own_bytes, &root, &sent,
                                      &received, &in_place, &barrier, &fingerprint, &raises, &calls, &ring, &name, &PyBytes_Type, &description, &oversubscribed,
                                      &attend, &PyDict_Type, &in_flight, &PyDict_Type, &transfers)) {
         return NULL;
     }
     int list = find_argument_list(method);
     bool fits = function && list >= 0 && count >= 0 && sent >= 0 && sent < PLACES && received >= 0 && received < PLACES;
-    if (!fits || PyBytes_GET_SIZE(description) != DESCRIPTION_BYTES) {
+    bool is_recorded = calls != Py_None, has_types = true;
+    if (!fits || PyBytes_GET_SIZE(description) != DESCRIPTION_BYTES || own_from < 0 || own_to < 0 || own_bytes < 0) {
         PyErr_SetString(PyExc_ValueError, "no collective has this method, count, places and description");
-        return NULL;
+        has_types = false;
     }
-    bool is_recorded = calls != Py_None;
-    if ((barrier != Py_None && !has_type(barrier, &NodeBarrierType, "barrier")) ||
-        (is_recorded && !(has_type(calls, &CallCounterType, "calls") && has_type(ring, &EntryRingType, "ring")))) {
-        return NULL;
-    }
-    MpiCallObject *self = (MpiCallObject *)type->tp_alloc(type, 0);
+    has_types = has_types && (barrier == Py_None || has_type(barrier, &NodeBarrierType, "barrier"));
+    has_types = has_types && (!is_recorded || (has_type(calls, &CallCounterType, "calls") && has_type(ring, &EntryRingType, "ring")));
+    MpiCallObject *self = has_types ? (MpiCallObject *)type->tp_alloc(type, 0) : NULL;
     if (!self) {
+        PyBuffer_Release(&sizes);
         return NULL;
     }
     self->base.vectorcall = call_host;
     self->base.run = run_mpi_call;
     self->library = (MpiFunctionsObject *)Py_NewRef(library);
-    self->collective = (MpiCollective){(AnyFunction *)(uintptr_t)function, (ArgumentList)list, starts, datatype, op,
-                                       comm, count, root};
+    self->collective = (MpiCollective){.function = (AnyFunction *)(uintptr_t)function, .list = (ArgumentList)list,
+                                       .starts = starts, .datatype = datatype, .op = op, .comm = comm, .count = count,
+                                       .root = root};
+    self->own_from = own_from;
+    self->own_to = own_to;
+    self->own_bytes = own_bytes;
     self->sent = (Place)sent;
     self->received = (Place)received;
     self->in_place = in_place;
@@ -181,6 +216,11 @@ static PyObject *MpiCall_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
     self->in_flight = Py_NewRef(in_flight);
     self->transfers = Py_NewRef(transfers);
     self->oversubscribed = oversubscribed;
+    int failed = keep_sizes(self, &sizes);
+    PyBuffer_Release(&sizes);
+    if (failed) {
+        Py_CLEAR(self);
+    }
     return (PyObject *)self;
 }
 

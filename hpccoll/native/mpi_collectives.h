@@ -4,16 +4,32 @@
 
 #include "messages.h"
 
-// The lists of arguments of MPI's collectives. ONE_VECTOR is that of MPI_Allreduce, and BLOCKS that of MPI_Allgather.
-typedef enum { NO_BUFFER, ONE_BUFFER, ROOT_VECTOR, ONE_VECTOR, ROOT_BLOCKS, BLOCKS } ArgumentList;
+// The lists of arguments of MPI's collectives: those of Barrier, Bcast, Reduce, Allreduce, Gather and Allgather, and
+// with counts those of Gatherv, Scatterv, Allgatherv, Alltoallv and Reduce_scatter.
+typedef enum {
+    NO_BUFFER,
+    ONE_BUFFER,
+    ROOT_VECTOR,
+    ONE_VECTOR,
+    ROOT_BLOCKS,
+    BLOCKS,
+    GATHERED_COUNTS,
+    SCATTERED_COUNTS,
+    COLLECTED_COUNTS,
+    EXCHANGED_COUNTS,
+    REDUCED_COUNTS
+} ArgumentList;
 
-// A collective, and the arguments that are the same in every call; `count` is that of a block or of the vector.
+// A collective, and the arguments that are the same in every call.
 typedef struct {
     AnyFunction *function;
     ArgumentList list;
     bool starts;  // whether the function is a non-blocking form, which returns a request
     uint64_t datatype, op, comm;
-    int count, root;
+    int count, root;  // `count` is that of a block or of the vector, or of this rank's block
+    // Elements and beginning of each rank's block. In an Alltoallv, these are the sent blocks, and the others the received
+    // ones.
+    const int *counts, *begins, *received_counts, *received_begins;
 } MpiCollective;
 
 // Returns the list of arguments of a collective, by MPI's name of its blocking form without "MPI_"; -1 if it is unknown.
