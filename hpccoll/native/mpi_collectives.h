@@ -4,16 +4,31 @@
 
 #include "messages.h"
 
-// The lists of arguments of MPI's collectives. ONE_VECTOR is that of MPI_Allreduce, and BLOCKS that of MPI_Allgather.
-typedef enum { NO_BUFFER, ONE_BUFFER, ROOT_VECTOR, ONE_VECTOR, ROOT_BLOCKS, BLOCKS } ArgumentList;
+// The lists of arguments of MPI's collectives, with the collectives that take them.
+typedef enum {
+    NO_BUFFER,         // Barrier
+    ONE_BUFFER,        // Bcast
+    ROOT_VECTOR,       // Reduce
+    ONE_VECTOR,        // Allreduce, Scan, Exscan, Reduce_scatter_block
+    ROOT_BLOCKS,       // Gather, Scatter
+    BLOCKS,            // Allgather, Alltoall
+    GATHERED_COUNTS,   // Gatherv; this and the following lists have a count for each rank
+    SCATTERED_COUNTS,  // Scatterv
+    COLLECTED_COUNTS,  // Allgatherv
+    EXCHANGED_COUNTS,  // Alltoallv
+    REDUCED_COUNTS     // Reduce_scatter
+} ArgumentList;
 
-// A collective, and the arguments that are the same in every call; `count` is that of a block or of the vector.
+// A collective, and the arguments that are the same in every call.
 typedef struct {
     AnyFunction *function;
     ArgumentList list;
-    bool starts;  // whether the function is a non-blocking form, which returns a request
+    bool is_nonblocking;  // whether the function returns a request
     uint64_t datatype, op, comm;
-    int count, root;
+    int count, root;  // `count` is that of a block or of the vector, or of this rank's block
+    // Elements and displacement of each rank's block. `received_counts` and `received_displacements` are those of the
+    // received blocks of an Alltoallv, whose other two are those of the sent blocks.
+    const int *counts, *displacements, *received_counts, *received_displacements;
 } MpiCollective;
 
 // Returns the list of arguments of a collective, by MPI's name of its blocking form without "MPI_"; -1 if it is unknown.

@@ -1,7 +1,6 @@
 """Calls of one kind by the MPI library's own collective, on any plain arrays.
 
-Calls with equal blocks run in native code (`LibraryCall.make_native`). Calls with blocks of different sizes, means, and
-calls of 2 GiB and more go through mpi4py.
+Blocking calls run in native code (`LibraryCall.make_native`), asynchronous ones through mpi4py.
 """
 
 from __future__ import annotations
@@ -10,30 +9,41 @@ import math
 from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Final
 
 from mpi4py import MPI
 
 from hpccoll.errors import UsageError
-from hpccoll.native import MpiCall, MpiFunctions
+from hpccoll.native import MpiCall, MpiFunctions, NodeBarrier
 from hpccoll.plan import Count, Operation
 from hpccoll.runtime.arguments import BlockCounts, parse_counts
-from hpccoll.runtime.arrays import NUMPY
+from hpccoll.runtime.arrays import NUMPY, BoundCall
 from hpccoll.runtime.collective_call import CollectiveCall, count_elements, describe_call
-from hpccoll.runtime.messages.mpi_calls import find_own_block, get_datatype, get_method, order_arguments, specify_counts
-from hpccoll.runtime.messages.mpi_collectives import MOST_ELEMENTS, MpiCollectives
+from hpccoll.runtime.messages.mpi_calls import (
+    find_own_block,
+    get_datatype,
+    get_method,
+    list_sizes,
+    locate_own_block,
+    order_arguments,
+    specify_counts,
+)
+from hpccoll.runtime.messages.mpi_collectives import MpiCollectives
 from hpccoll.runtime.messages.mpi_functions import find_function, get_handle, get_mpi_functions
-from hpccoll.runtime.plain_arrays import as_mpi_buffer, flatten
+from hpccoll.runtime.plain_arrays import as_mpi_buffer, flatten, get_address
 from hpccoll.runtime.recorder.layout import replace_count
-from hpccoll.runtime.work import MpiTransfer, explain_mpi_error
+from hpccoll.runtime.work import MpiTransfer
 
 _EMPTY = MPI.buffer.fromaddress(0, 0)
+_NOTHING, _THE_INPUT, _THE_OUTPUT, _IN_PLACE = range(4)  # the `places` of `MpiCall`
+MOST_NATIVE_BYTES: Final = 2**31 - 1  # of a message, because native code calls functions with counts of 32 bits
 _SOURCE, _RESULT = object(), object()  # stand for mpi4py's specifications of input and output
 
 
 @dataclass(frozen=True, slots=True)
 class PassedForm:
-    """How a program would call MPI itself: the functions, which raise the errors, and the datatype and reduction."""
+    """What mpi4py's own call passes to MPI: the datatype and reduction; `functions` raise mpi4py's errors."""
 
     functions: MpiFunctions
     datatype: MPI.Datatype
@@ -41,11 +51,12 @@ class PassedForm:
 
 
 class LibraryCall:
-    """Carries out the calls of one kind; called with the input and the output array, which are one array in place.
+    """What all calls of one kind pass to MPI; makes native calls, and starts asynchronous ones.
 
     Args:
         call: the first call of this kind.
         ranks, rank: the number of ranks, and this rank.
+        library: the collectives of the MPI library on the communicator.
         asynchronous: whether `start` carries out the calls.
     """
 
@@ -84,7 +95,7 @@ class LibraryCall:
     def resize_blocks(self, shape: tuple[int, ...], counts: BlockCounts) -> tuple[LibraryCall, int] | None:
         """Return a `LibraryCall` for other numbers of rows, and the number of rows of its result.
 
-        `shape` is that of the input, or of the output if there is no input. Return None if the numbers are wrong.
+        `shape` is that of the input, or of the output if there is no input. Return None if it does not match `counts`.
         """
         exchanges = self._operation is Operation.ALL_TO_ALL
         try:
@@ -101,46 +112,37 @@ class LibraryCall:
         other.set_count(tuple(count * row for count in ((*rows, *taken) if exchanges else rows)))
         return other, sum(taken) if exchanges or gathers else own
 
-    def __call__(self, x: Any, result: Any) -> None:
-        """Run the collective on a plain input and output and wait for its end."""
-        library = self._library
-        if self._method_once is None or library.uses_non_blocking or library.progress.operations:
-            self._call_by_library(x, result)
-            return
-        place = self._begin()
-        try:
-            self._method_once(*self._specify(x, result))
-        except MPI.Exception as error:
-            library.state.fail(place)
-            raise explain_mpi_error(error, self.name) from None  # without MPI's own stack of calls
-        except BaseException:
-            library.state.fail(place)
-            raise
-        library.state.end(place)
+    def make_call(self) -> MpiCall | Callable[[Any, Any], None] | None:
+        """Return what carries out blocking calls of this kind: a native call, or a function of input and output.
+
+        Return None if mpi4py has to make each call. In MPI's blocking form, no plan may be in flight, because plans do
+        not advance meanwhile.
+        """
+        native = self.make_native()
+        return partial(self._divide_after, native) if native is not None and self._divides else native
 
     def make_native(self, passed: PassedForm | None = None) -> MpiCall | None:
-        """Return the native call that carries out blocking calls of this kind; None if it cannot.
+        """Return the native call of MPI's function; None for messages of 2 GiB and more. For a mean, it only sums.
 
-        In MPI's blocking form it must not run while plans are in flight, because plans do not advance meanwhile. The
-        flight recorder notes the calls unless they have a `passed` form.
+        The flight recorder notes the calls unless they have a `passed` form.
         """
         count, library = self._count, self._library
-        if not isinstance(count, int) or count * self._dtype.itemsize * self._ranks > MOST_ELEMENTS or self._divides:
+        if self._operation.message_bytes(count, self._dtype.itemsize, self._ranks) > MOST_NATIVE_BYTES:
             return None
-        starts, progress, state = library.uses_non_blocking, library.progress, library.state
-        function = find_function(f"MPI_I{self._method.lower()}" if starts else f"MPI_{self._method}")
-        if not function:
-            return None
-        compared = None if starts else library.check.describe(*self._compared)
-        barrier, fingerprint, raise_mismatch = compared or (None, 0, bool)
+        is_nonblocking, progress, state = library.uses_non_blocking, library.progress, library.state
+        own_count, sizes = list_sizes(self._operation, count, self._rank, skips_own=self._own_block is not None)
+        compared = None if is_nonblocking else self._describe_check()
+        barrier, fingerprint, raise_mismatch = compared or (None, 0, bool)  # without a barrier, `bool` is not called
         form = passed or PassedForm(get_mpi_functions(), self._datatype, self._op or MPI.OP_NULL)
         return MpiCall(
             form.functions,
-            function,
+            find_function(f"MPI_I{self._method.lower()}" if is_nonblocking else f"MPI_{self._method}"),
             self._method,
-            starts,
+            is_nonblocking,
             (get_handle(form.datatype), get_handle(form.op), get_handle(library.comm)),
-            count,
+            own_count,
+            sizes,
+            locate_own_block(self._own_block, self._dtype.itemsize),
             self._root,
             self._find_places(),
             int(MPI.IN_PLACE) % 2**64,
@@ -154,31 +156,41 @@ class LibraryCall:
             *(progress.oversubscribed, progress.attend, progress.operations, progress.transfers),
         )
 
+    def _describe_check(self) -> tuple[NodeBarrier, int, BoundCall] | None:
+        """Return how the node's ranks compare their calls; None if they do not."""
+        dtype = self._dtype
+        return self._library.check.describe(
+            self._operation, self._root, self._count, dtype.name, dtype.itemsize, self._reduction.name
+        )
+
+    def _divide_after(self, native: MpiCall, x: Any, result: Any) -> None:
+        """Run a native sum on plain arrays, and divide it by the number of ranks."""
+        native(get_address(x), get_address(result))
+        NUMPY.bind_divide(flatten(result, self._dtype.numpy), self._ranks)()
+
     def _find_places(self) -> tuple[int, int]:
-        """Return what MPI gets as its input and as its output, as `MpiCall` numbers it."""
-        numbers = {id(None): 0, id(_SOURCE): 1, id(_RESULT): 2, id(MPI.IN_PLACE): 3}
-        arrays = (*self._arguments, None, None)
-        sent, received = (numbers.get(id(array), 0) for array in arrays[:2])
+        """Return the numbers of what MPI gets as its input and as its output (a broadcast only has an input).
+
+        MPICH refuses equal addresses of input and output, also of empty arrays, which MPI therefore does not get.
+        """
+        has_source, has_result = (count if isinstance(count, int) else any(count) for count in self._counts)
+        numbers = {
+            id(_SOURCE): _THE_INPUT if has_source else _NOTHING,
+            id(_RESULT): _THE_OUTPUT if has_result else _NOTHING,
+            id(MPI.IN_PLACE): _IN_PLACE,
+        }
+        sent, received = (numbers.get(id(place), _NOTHING) for place in (*self._arguments, None, None)[:2])
         return sent, received
 
     def start(self, x: Any, result: Any) -> MpiTransfer:
         """Start an asynchronous call on a plain input and output, and return it in flight."""
-        last = [NUMPY.bind_divide(flatten(result, self._dtype.numpy), self._ranks)] if self._divides else []
+        epilogue = [NUMPY.bind_divide(flatten(result, self._dtype.numpy), self._ranks)] if self._divides else []
         request = self._start(*self._specify(x, result))
-        return MpiTransfer(f"rank {self._rank}: MPI's {self.name}", [request], last, (), (x, result))
-
-    def _call_by_library(self, x: Any, result: Any) -> None:
-        """Run the collective beside operations in flight, in MPI's non-blocking form, or with a division."""
-        try:
-            self._library.call(self._begin, self._check, self._method, self._start, self._specify(x, result))
-        except MPI.Exception as error:
-            raise explain_mpi_error(error, self.name) from None
-        if self._divides:
-            NUMPY.bind_divide(flatten(result, self._dtype.numpy), self._ranks)()
+        return MpiTransfer(f"rank {self._rank}: MPI's {self.name}", [request], epilogue, (), (x, result))
 
     def set_count(self, count: Count) -> None:
         """Set the number of elements (of the vector or every block, or of each block), and build MPI's arguments."""
-        operation, dtype, library = self._operation, self._dtype, self._library
+        operation, dtype = self._operation, self._dtype
         source, result = _SOURCE if self._has_source else None, _RESULT if self._has_result else None
         self._own_block = find_own_block(count, dtype.itemsize, self._rank) if self._copies_own_block else None
         self._counts = specify_counts(operation, count, self._rank, skips_own=self._own_block is not None)
@@ -187,13 +199,7 @@ class LibraryCall:
             self._arguments.index(place) if place in self._arguments else -1 for place in (_SOURCE, _RESULT)
         )
         self._description = replace_count(self._description, count_elements(operation, count))
-        self._begin = library.state.bind(operation.value, self._description)
         self._count = count
-        self._compared = operation, self._root, count, dtype.name, dtype.itemsize, self._reduction.name
-        self._check = () if operation is Operation.ALL_TO_ALL else library.check.bind(*self._compared)
-        self._method_once: Callable[..., object] | None = None
-        if self._own_block is None and not self._divides:
-            self._method_once = library.get_blocking_method(self._method, self._check)
 
     def _specify(self, x: Any, result: Any) -> list[Any]:
         """Copy the block of `find_own_block`, if any, and return the arguments of mpi4py's method."""

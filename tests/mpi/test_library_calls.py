@@ -57,6 +57,47 @@ def make_calls(hpc: hpccoll.Communicator, dtype: str) -> dict[str, tuple[Callabl
     }
 
 
+def make_uneven_calls(hpc: hpccoll.Communicator, counts: list[int]) -> dict[str, tuple[Callable[[], Any], Any]]:
+    """Return for each operation with blocks of different sizes a call on new arrays, and its expected result."""
+    n, rank, last = hpc.size, hpc.rank, hpc.size - 1
+    own, everything = np.full(counts[rank], rank + 1.0), np.arange(1.0, n + 1).repeat(counts)
+    how: dict[str, Any] = {"algorithm": "mpi"}
+    sent, received = [counts[rank]] * n, counts
+    table = everything.copy() if rank == last else None
+    return {
+        "all_gather": (lambda: hpc.all_gather(own.copy(), counts=counts, **how), everything),
+        "reduce_scatter": (lambda: hpc.reduce_scatter(everything.copy(), counts=counts, **how), n * own),
+        "gather": (
+            lambda: hpc.gather(own.copy(), root=last, counts=counts, **how), everything if rank == last else None
+        ),
+        "scatter": (lambda: hpc.scatter(table, out=np.zeros_like(own), root=last, counts=counts, **how), own),
+        "all_to_all": (
+            lambda: hpc.all_to_all(np.full(sum(sent), rank + 1.0), counts=sent, out_counts=received, **how), everything
+        ),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+def test_blocks_of_different_sizes_on_new_arrays(hpc, monkeypatch, shift):
+    """One rank has no elements."""
+    calls = make_uneven_calls(hpc, [3 * ((rank + shift) % hpc.size) for rank in range(hpc.size)])
+    for turn in range(3):
+        if turn == 1:
+            forbid_checks(hpc, monkeypatch)
+        for name, (call, expected) in calls.items():
+            result = call()
+            assert expected is None or result.tolist() == expected.tolist(), (name, turn, hpc.rank, result)
+
+
+def test_means_are_divided(hpc, monkeypatch):
+    for turn in range(3):
+        if turn == 1:
+            forbid_checks(hpc, monkeypatch)
+        x, out = np.full(COUNT, hpc.rank + 1.0), np.zeros(COUNT)
+        assert hpc.all_reduce(x, "avg", out=out, algorithm="mpi").tolist() == [(hpc.size + 1) / 2] * COUNT
+        assert hpc.all_reduce(x, "avg", algorithm="mpi").tolist() == [(hpc.size + 1) / 2] * COUNT
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_operation_on_new_arrays(hpc, monkeypatch, dtype):
     calls = make_calls(hpc, dtype)

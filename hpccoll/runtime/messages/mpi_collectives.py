@@ -13,7 +13,7 @@ use the blocking form.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -169,42 +169,6 @@ class MpiCollectives:
         """Return a function that records the beginning of a blocking call of the library."""
         return self.state.bind(call.operation.value, describe_call(self.state, call, None))
 
-    def call(
-        self,
-        begin: Begin,
-        check: Sequence[BoundCall],
-        method: str,
-        start: Callable[..., MPI.Request],
-        arguments: Sequence[Any],
-    ) -> None:
-        """Call mpi4py's `method`, or its non-blocking form, on host memory; wait for its end.
-
-        Args:
-            begin: records the beginning of the call.
-            check: the calls of `EntryCheck.bind`, which come before the blocking form.
-            method, start: the name of mpi4py's method, and its non-blocking form.
-            arguments: the arguments of both.
-        """
-        place = begin()
-        try:
-            if self.uses_non_blocking:
-                self._complete(start, *arguments)
-            else:
-                run_all(check)
-                blocking = partial(getattr(self.comm, method), *arguments)
-                blocking() if not self.progress.operations else self.progress.call(blocking)
-        except BaseException:
-            self.state.fail(place)
-            raise
-        self.state.end(place)
-
-    def get_blocking_method(self, method: str, check: Sequence[BoundCall] = ()) -> Callable[..., object] | None:
-        """Return mpi4py's blocking `method`, after `check`; None if calls on this communicator do not block."""
-        if self.uses_non_blocking:
-            return None
-        blocking: Callable[..., object] = getattr(self.comm, method)
-        return partial(_call_checked, check[0], blocking) if check else blocking
-
     def start(self, call: CollectiveCall) -> MpiTransfer:
         """Start a collective and return at once; `can_run(call)` must be true."""
         self.use_non_blocking()
@@ -273,9 +237,3 @@ class MpiCollectives:
         arguments = order_arguments(call.operation, *specified, op, call.root, in_place, call.count)
         memories = tuple(buffer.flat for buffer in (source, result) if buffer)
         return _MpiCall(get_method(call.operation, call.count), arguments, prologue, epilogue, memories, module)
-
-
-def _call_checked(check: BoundCall, method: Callable[..., object], *arguments: Any) -> None:
-    """Call `check`, then mpi4py's method."""
-    check()
-    method(*arguments)
