@@ -9,7 +9,7 @@ from typing import Any, Final
 from hpccoll.runtime.recorder.clock_model import ClockModel
 
 _PREFIX: Final = "hpccoll-profile/clock"
-_EXCHANGES: Final = 20  # of which the fastest counts
+_EXCHANGES: Final = 100  # of which the fastest counts
 
 
 def synchronize_by_store(
@@ -23,7 +23,7 @@ def synchronize_by_store(
         host: the name of its host, whose processes share a clock.
         read_clock: returns the seconds of this rank's clock.
 
-    Cost: one value per rank for the names of hosts; with several hosts, 20 exchanges of values per rank, in turns.
+    Cost: one value per rank for the names of hosts; with several hosts, 100 exchanges of values per rank, in turns.
     """
     store.set(f"{_PREFIX}/host/{rank}", host)
     if rank:

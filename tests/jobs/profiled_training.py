@@ -1,9 +1,10 @@
 """Trains small models with DistributedDataParallel and fully_shard over Gloo, and prints digests of the parameters.
 
-Arguments: the file by which the ranks meet, and `compiled` to train compiled models only. RANK and WORLD_SIZE are in
-the environment. Rank 1 sleeps before each of its backward passes of the model "plain".
+Arguments: the TCP port at which the ranks meet, and `compiled` to train compiled models only. RANK and WORLD_SIZE are
+in the environment. Rank 1 sleeps before each of its backward passes of the model "plain".
 """
 
+import gc
 import os
 import sys
 import time
@@ -71,8 +72,9 @@ def train_all():
 rank = int(os.environ["RANK"])
 torch.set_num_threads(1)
 dist.init_process_group(
-    "gloo", init_method=f"file://{sys.argv[1]}", rank=rank, world_size=int(os.environ["WORLD_SIZE"])
+    "gloo", init_method=f"tcp://127.0.0.1:{sys.argv[1]}", rank=rank, world_size=int(os.environ["WORLD_SIZE"])
 )
 
 train_compiled() if "compiled" in sys.argv[2:] else train_all()
+gc.collect()  # models in cycles keep the threads of Gloo
 dist.destroy_process_group()
