@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from hpccoll.parallel.activity_log import ActivityKind, ActivityLog
 from hpccoll.parallel.mesh import AXES, EXPERT_REPLICAS, REPLICAS, TOKEN_REPLICAS, Mesh
-from hpccoll.runtime.job import detect_layout, load_mpi
+from hpccoll.runtime.job import load_mpi
 
 if TYPE_CHECKING:
     from hpccoll.communicator import Communicator
@@ -83,8 +83,8 @@ class AxisGroup:
         self._pending_sends: list[Work[None]] = []
         self.exposed_seconds = 0.0  # seconds spent in calls since the last reset
         self.sent_bytes: dict[str, float] = defaultdict(float)
-        nodes = detect_layout(self._group.mpi).nodes if self._group is not None else 1
-        self._is_one_node, self.needs_thread = nodes == 1, _needs_thread(nodes)
+        self.nodes = self._group.node_count if self._group is not None else 1
+        self._is_one_node, self.needs_thread = self.nodes == 1, _needs_thread(self.nodes)
 
     def reset_counts(self) -> None:
         """Set `exposed_seconds` and `sent_bytes` to zero."""
@@ -225,10 +225,24 @@ class AxisGroup:
                 while len(self._pending_sends) > keep:
                     self._pending_sends.pop(0).wait()
 
+    def all_gather_object(self, obj: Any) -> list[Any]:
+        """Return the objects of all ranks of the group; blocking, collective over the group."""
+        return [obj] if self._group is None else self._group.all_gather_object(obj)
+
     def close(self) -> None:
         """Free the group's communicator; collective over the group."""
         if self._group is not None:
             self._group.close()
+
+    def abandon(self) -> None:
+        """Let calls of other ranks of the group raise an error, because this rank makes no more calls; local."""
+        if self._group is not None:
+            self._group.leave_loop()
+
+    def discard(self) -> None:
+        """Free the memory of the group's communicator without waiting for other ranks, after the death of a rank."""
+        if self._group is not None:
+            self._group.discard()
 
     @contextmanager
     def _timed(
@@ -331,6 +345,16 @@ class MeshGroups:
         """Free the communicators of all groups; collective over all ranks of the mesh."""
         for group in self.list_groups():
             group.close()
+
+    def abandon(self) -> None:
+        """Let calls of other ranks of the groups raise an error, because this rank makes no more calls; local."""
+        for group in self.list_groups():
+            group.abandon()
+
+    def discard(self) -> None:
+        """Free the memory of all groups' communicators without waiting for other ranks, after the death of a rank."""
+        for group in self.list_groups():
+            group.discard()
 
     def list_groups(self) -> list[AxisGroup]:
         """Return all groups; a group that serves for several fields appears once."""

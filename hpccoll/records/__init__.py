@@ -64,6 +64,7 @@ from hpccoll.records.training import (
     AllocatedBytes,
     TrainAccountRecord,
     TrainCompareRecord,
+    TrainRecoveryRecord,
     TrainStepRecord,
     TrainSummaryRecord,
 )
@@ -123,6 +124,7 @@ __all__ = [
     "TimeSummary",
     "TrainAccountRecord",
     "TrainCompareRecord",
+    "TrainRecoveryRecord",
     "TrainStepRecord",
     "TrainSummaryRecord",
     "Verdict",

@@ -41,7 +41,13 @@ from hpccoll.records.plans import (
 )
 from hpccoll.records.record import SCHEMA, Record
 from hpccoll.records.run import RunRecord
-from hpccoll.records.training import TrainAccountRecord, TrainCompareRecord, TrainStepRecord, TrainSummaryRecord
+from hpccoll.records.training import (
+    TrainAccountRecord,
+    TrainCompareRecord,
+    TrainRecoveryRecord,
+    TrainStepRecord,
+    TrainSummaryRecord,
+)
 
 Schema = dict[str, Any]
 _RECORDS: tuple[type[Record], ...] = (
@@ -49,6 +55,7 @@ _RECORDS: tuple[type[Record], ...] = (
     *(PreflightPairRecord, PreflightNodeRecord),
     *(PreflightSummaryRecord, ScalingRecord, TrainStepRecord, TrainSummaryRecord, LabRecord),
     *(CrashRecord, ScheduleRecord, SelectionRecord, TrainAccountRecord, TrainCompareRecord),
+    TrainRecoveryRecord,
     *(ComparedRowRecord, ComparedOperationRecord, GuidelineRecord, CompareSummaryRecord),
     *(BarrierRecord, BarrierSummaryRecord),
     *(ParityRecord, ParitySummaryRecord),

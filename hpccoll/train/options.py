@@ -267,6 +267,7 @@ class TrainOptions:
     sequence_parallel: bool = False  # split the tokens over tp between the tensor-parallel layers of a GPT
     zero: int = 0  # level of ZeRO: 1 splits optimizer state over replicas, 2 also gradients, 3 also parameters
     check: bool = False  # compare the gradients of the first step with those of one process
+    survive: bool = False  # keep copies of the state, from which the other ranks continue after the death of a rank
 
     def count_microbatches(self, mesh: Mesh) -> int:
         """Return the number of micro-batches per rank and step on a mesh."""
