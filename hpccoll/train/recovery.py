@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from hpccoll.parallel.mesh import EXPERT_REPLICAS, REPLICAS, Mesh
-from hpccoll.records import TrainStepRecord
+from hpccoll.records import AllocatedBytes, TrainStepRecord
 from hpccoll.train import full_parameters
 from hpccoll.train.model import make_model
 from hpccoll.train.options import TrainOptions
@@ -34,6 +34,7 @@ class SurvivorReport:
         generation: the number of recoveries before.
         copies: by copy, the ranks of the old mesh whose states this rank holds.
         lost_ranks, lost_hosts: the dead ranks of the old mesh, and their hosts.
+        allocated_bytes: the bytes of tensors in the first step; None if the step has not been completed.
     """
 
     steps: int = -1
@@ -42,6 +43,7 @@ class SurvivorReport:
     copies: Mapping[CopyKey, Sequence[int]] = field(default_factory=dict)
     lost_ranks: tuple[int, ...] = ()
     lost_hosts: tuple[str, ...] = ()
+    allocated_bytes: AllocatedBytes | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
+import torch
 
 from hpccoll.errors import CommunicationError, RankLostError, UnavailableError
 from hpccoll.parallel.mesh import Mesh
-from hpccoll.records import AllocatedBytes, TrainRecoveryRecord, TrainStepRecord
+from hpccoll.records import TrainRecoveryRecord, TrainStepRecord
+from hpccoll.train.optimizer import ShardOptimizer
 from hpccoll.train.options import TrainOptions
 from hpccoll.train.record import describe_mesh
 from hpccoll.train.recovery import Recovery, SurvivorReport, recover
@@ -75,7 +77,8 @@ class SurvivingTraining:
         self._kept: StateCopy | None = None
         self._report = SurvivorReport()
         self._lost_at = 0.0
-        self._allocated_bytes: AllocatedBytes | None = None
+        # The first optimizer makes torch import modules for a second, which a spare must not do during a recovery.
+        ShardOptimizer(options.optimizer, [torch.zeros(1, requires_grad=True)], options.steps)
 
     def add_step(self, record: TrainStepRecord) -> None:
         """Note that all ranks have done a step; local."""
@@ -131,7 +134,8 @@ class SurvivingTraining:
         self._trainer = Trainer(
             work, mesh, self._options, self._device, start, recovery=(recovery.generation, recovery.kept)
         )
-        self._trainer.allocated_bytes = self._allocated_bytes
+        known = (report.allocated_bytes for report in recovery.latest if report.allocated_bytes is not None)
+        self._trainer.allocated_bytes = next(known, None)  # the same on all ranks
         seconds = float(work.all_reduce(np.array([time.monotonic() - began]), "max")[0])
         self._forget_losses()
         return MeshStart(self._trainer, self._make_record(mesh, recovery, start, seconds), missed)
@@ -145,7 +149,7 @@ class SurvivingTraining:
         trainer, self._trainer = self._trainer, None
         if trainer is None:
             return [] if self._kept is None else [self._kept]
-        self._allocated_bytes = trainer.allocated_bytes
+        self._report = replace(self._report, allocated_bytes=trainer.allocated_bytes)
         trainer.discard()
         return trainer.copies.copies if trainer.copies is not None else []
 

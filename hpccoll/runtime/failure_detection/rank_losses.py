@@ -103,11 +103,15 @@ class LossWatch:
         """Let this rank's calls in flight, and later ones, raise RankLostError."""
         ranks = tuple(sorted(self._dead))
         self._state.receive_interruption(LostRanks(ranks, tuple(self._hosts[rank] for rank in ranks)))
+        self.revoke()
+        if self._state.is_in_call:
+            stop()
+
+    def revoke(self) -> None:
+        """Let waits in MPI on the communicators end with an error, on all ranks."""
         for comm in self._comms:
             with suppress(MPI.Exception):
                 comm.Revoke()
-        if self._state.is_in_call:
-            stop()
 
 
 def find_members(failed: MPI.Group, comm: MPI.Intracomm) -> list[int]:
