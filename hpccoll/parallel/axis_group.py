@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 # A rank of n ranks sends at least this number times (n-1)/n of the whole message of a collective.
 SENT_TIMES: Final = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
+COPIES: Final = "copies"  # the name in records of the group `MeshGroups.copies`, if it is no other group
 TIED: Final = "tied"  # the name in records of the group `MeshGroups.tied`
 OPERATIONS: Final = (*SENT_TIMES, "all_to_all", "send")
 
@@ -290,7 +291,8 @@ class MeshGroups:
     `replicas` are the ranks that hold the same shards of all parameters but experts, and `expert_replicas` those that
     hold the same experts. `token_replicas` are the ranks of `replicas` and of tp, which all hold the same norms; with
     sequence parallelism, they have different tokens. `tied` are the ranks of two pipeline stages with the same weight,
-    if this rank is one of them. Other groups of the same ranks share a communicator.
+    if this rank is one of them. `copies` are the ranks that keep copies of each other's state: `replicas`, or all ranks
+    of a mesh without replicas. Other groups of the same ranks share a communicator.
     """
 
     dp: AxisGroup
@@ -302,12 +304,17 @@ class MeshGroups:
     expert_replicas: AxisGroup
     token_replicas: AxisGroup
     tied: AxisGroup | None
+    copies: AxisGroup | None
 
     @classmethod
-    def create(cls, comm: Communicator, mesh: Mesh, tied: Sequence[int] = ()) -> MeshGroups:
+    def create(
+        cls, comm: Communicator, mesh: Mesh, tied: Sequence[int] = (), *, sends_copies: bool = False
+    ) -> MeshGroups:
         """Create this rank's groups, with one communicator per set of ranks; collective over `comm`.
 
-        `tied` are the ranks that share a tied weight with this rank, itself included; empty if there are none.
+        Args:
+            tied: the ranks that share a tied weight with this rank, itself included; empty if there are none.
+            sends_copies: whether ranks keep copies of each other's state.
         """
         timer, groups = CommunicationTimer(), dict[tuple[str, ...], AxisGroup]()
         of_fields: list[tuple[str, ...]] = [*((axis,) for axis in AXES), REPLICAS, EXPERT_REPLICAS, TOKEN_REPLICAS]
@@ -318,6 +325,9 @@ class MeshGroups:
             groups[axes] = groups[used]
         values: list[Any] = [groups[axes] for axes in of_fields]
         values.append(AxisGroup(comm, list(tied), timer, TIED) if tied else None)
+        values.append(groups[REPLICAS] if sends_copies else None)
+        if sends_copies and groups[REPLICAS].size == 1:
+            values[-1] = AxisGroup(comm, list(range(comm.size)), timer, COPIES)
         return cls(*values)
 
     @property

@@ -73,7 +73,9 @@ class Trainer:
         self.model = make_model(options.model)
         start = start or TrainingStart(0, 0, self.model.init_parameters(options.seed, self.dtype), resumed=False)
         self.step, self.samples = start.step, start.samples
-        self.groups = MeshGroups.create(comm, mesh, self.model.list_tied_ranks(mesh, comm.rank))
+        sends_copies = options.survive and options.has_unique_states(mesh)
+        tied = self.model.list_tied_ranks(mesh, comm.rank)
+        self.groups = MeshGroups.create(comm, mesh, tied, sends_copies=sends_copies)
         has_weight_passes = mesh.pp > 1 and ActionKind.BACKWARD_WEIGHT in self.schedule.kinds
         self.layers = self.model.rank_layers(
             self.model,
@@ -95,19 +97,13 @@ class Trainer:
         self._copies = self._find_copies()
         self.stopped = False  # whether rank 0 saw the stop file
         self.allocated_bytes: AllocatedBytes | None = None  # largest of all ranks; set by the first step on a CPU
-        self._copy_group: AxisGroup | None = None
         self.copies = self._make_copies(*recovery) if options.survive else None
 
     def _make_copies(self, generation: int, kept: StateCopy | None) -> StateCopies:
         """Return the copies of the state with which this run starts; collective."""
         numbers = {x: number for number, x in enumerate(self.layers.parameters)}
         pieces = [StatePiece(numbers[x], *place) for x, *place in self.replicas.list_pieces()]
-        replicas, is_alone = self.groups.replicas, self.groups.expert_replicas.size == 1
-        if replicas.size == 1:  # there are no other axes along which ranks hold states of the same size
-            self._copy_group = AxisGroup(self.comm, list(range(self.comm.size)), self.groups.dp.timer, "copies")
-        holds_own = self.options.zero or replicas.size == 1 or (self.options.model.experts is not None and is_alone)
-        group = (self._copy_group or replicas) if holds_own and self.comm.size > 1 else None
-        copies = StateCopies(self.mesh, self.comm.rank, pieces, group, generation, kept)
+        copies = StateCopies(self.mesh, self.comm.rank, pieces, self.groups.copies, generation, kept)
         copies.update(self.step, self.samples, self._list_state())
         return copies
 
@@ -302,14 +298,10 @@ class Trainer:
     def close(self) -> None:
         """Free the communicators of the mesh; collective."""
         self.groups.close()
-        if self._copy_group is not None:
-            self._copy_group.close()
 
     def discard(self) -> None:
         """Free the memory of the communicators without waiting for other ranks, after the death of a rank; local."""
         self.groups.discard()
-        if self._copy_group is not None:
-            self._copy_group.discard()
 
     def _make_pipeline(self, targets: list[Any]) -> PipelineRank:
         """Return this rank's part of the pipeline, whose loss uses `targets`, one tensor per micro-batch; local."""
