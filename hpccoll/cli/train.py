@@ -226,6 +226,10 @@ def _run_train(given: _TrainArguments) -> int:
     world = job.get_world()
     options, mesh = given.options, Mesh.parse(given.strategy, _count_working_ranks(world.size, given.spares))
     options.require_mesh_fits(mesh)
+    if options.survive:
+        from hpccoll.runtime.fault_tolerance import require_fault_tolerance
+
+        require_fault_tolerance()  # before torch is imported, which takes seconds
     directory = joint_failure.run_on_first_rank(world, lambda: _open_outputs(given))
     require_torch()
     from hpccoll.communicator import Communicator
