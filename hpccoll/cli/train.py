@@ -121,7 +121,6 @@ def train(
     plot: str | None,
     machine: str | None,
     model: str,
-    spares: int,
     **options: Any,
 ) -> int:
     """Train a model over a mesh of MPI ranks: mlp on handwritten digits, course on random vectors, gpt on text.
@@ -130,7 +129,7 @@ def train(
     such as dp=2,tp=2,pp=2. Its words zero1, zero2 and zero3 set --zero, and sp sets --sequence-parallel.
     """
     _require_compatible(strategies)
-    checkpoints = CheckpointOptions(checkpoint, checkpoint_every, stop_file)
+    checkpoints, spares = CheckpointOptions(checkpoint, checkpoint_every, stop_file), options.pop("spares")
     shape, experts, rate = (
         {name: value for name in names if (value := options.pop(name)) is not None}
         for names in (SHAPE_OPTIONS, EXPERT_OPTIONS, RATE_OPTIONS)
@@ -232,31 +231,44 @@ def _run_train(given: _TrainArguments) -> int:
         require_fault_tolerance()  # before torch is imported, which takes seconds
     directory = joint_failure.run_on_first_rank(world, lambda: _open_outputs(given))
     require_torch()
-    from hpccoll.communicator import Communicator
-    from hpccoll.train.start import load_start
-    from hpccoll.train.trainer import Trainer, keep_freed_memory, limit_threads, select_device
+    from hpccoll.train.trainer import keep_freed_memory, limit_threads, select_device
 
     limit_threads(os.environ)
     keep_freed_memory()
     layout = job.detect_layout(world)
     device = select_device(options, layout.members[layout.node[world.rank]].index(world.rank))
     run = make_run_record(world)
-    if options.survive:
-        from hpccoll.cli.train_survive import train_surviving
+    if not options.survive:
+        return _train_on_mesh(given, mesh, device, directory, run)
+    from hpccoll.cli.train_survive import train_surviving
 
-        return _choose_status(
-            train_surviving(mesh, options, device, given.spares, given.checkpoints, directory, given.json_file, run)
-        )
-    with Communicator(world) as comm:
-        start, damaged = load_start(comm, options, directory)
+    summary = train_surviving(mesh, options, device, given.spares, given.checkpoints, directory, given.json_file, run)
+    return 0 if summary is None else _choose_status(summary)
+
+
+def _train_on_mesh(
+    given: _TrainArguments, mesh: Mesh, device: str, directory: CheckpointDirectory | None, run: dict[str, Any]
+) -> int:
+    """Train on a mesh of all ranks, and return the exit status; collective.
+
+    Args:
+        directory: on rank 0, the directory of --checkpoint, if given.
+        run: the record of kind `run`.
+    """
+    from hpccoll.communicator import Communicator
+    from hpccoll.train.start import load_start
+    from hpccoll.train.trainer import Trainer
+
+    with Communicator() as comm:
+        start, damaged = load_start(comm, given.options, directory)
         with ExitStack() as stack:
             appends = given.checkpoints.directory is not None
-            output = TrainOutput(stack, given.json_file, run, start, options, appends=appends)
+            output = TrainOutput(stack, given.json_file, run, start, given.options, appends=appends)
             for message in damaged:
                 output.warn(message)
             if start.resumed:
                 output.warn(f"resumed after step {start.step} from {given.checkpoints.directory}")
-            trainer = Trainer(comm, mesh, options, device, start)
+            trainer = Trainer(comm, mesh, given.options, device, start)
             if given.compare:
                 status = _compare_with_torch(trainer, output)
             else:
@@ -281,10 +293,8 @@ def _run_steps(
     return _choose_status(summary)
 
 
-def _choose_status(summary: TrainSummaryRecord | None) -> int:
-    """Return the exit status of a run; `summary` is None on a rank that had no work."""
-    if summary is None:
-        return 0
+def _choose_status(summary: TrainSummaryRecord) -> int:
+    """Return the exit status of a run."""
     return 1 if summary.wrong else STOPPED if summary.stop != "complete" else 0
 
 

@@ -16,7 +16,7 @@ from hpccoll.train.options import TrainOptions
 from hpccoll.train.rank_layers import TrainedModel
 from hpccoll.train.shards import ParameterShard
 from hpccoll.train.start import TrainingStart
-from hpccoll.train.state_copies import CopyKey, RankState, StateCopy
+from hpccoll.train.state_copies import CopyKey, FlatState, StateCopy
 
 if TYPE_CHECKING:
     from hpccoll.communicator import Communicator
@@ -127,9 +127,9 @@ def recover(comm: Communicator, options: TrainOptions, report: SurvivorReport, c
 
 def _gather_states(
     comm: Communicator, kept: StateCopy | None, sources: Mapping[int, int], dtype: Any
-) -> dict[int, RankState]:
+) -> dict[int, FlatState]:
     """Return the states of ranks of the old mesh on rank 0; `sources` has the rank of `comm` that holds each."""
-    states: dict[int, RankState] = {}
+    states: dict[int, FlatState] = {}
     for old, holder in sorted(sources.items()):
         if comm.rank == holder:
             assert kept is not None  # noqa: S101 - this rank has reported the copy
@@ -140,12 +140,12 @@ def _gather_states(
             comm.send(state.flat.cpu(), 0, RECOVERY_TAG)
         elif holder and comm.rank == 0:
             pieces, count = comm.recv_object(holder, RECOVERY_TAG)
-            states[old] = RankState(pieces, comm.recv(torch.empty(count, dtype=dtype), holder, RECOVERY_TAG))
+            states[old] = FlatState(pieces, comm.recv(torch.empty(count, dtype=dtype), holder, RECOVERY_TAG))
     return states
 
 
 def assemble_state(
-    model: TrainedModel[Any], mesh: Mesh, states: Mapping[int, RankState], names: Sequence[str]
+    model: TrainedModel[Any], mesh: Mesh, states: Mapping[int, FlatState], names: Sequence[str]
 ) -> dict[str, Any]:
     """Return full parameters and optimizer states by `join_name` from the states of ranks of a mesh.
 

@@ -32,7 +32,7 @@ class StatePiece(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class RankState:
+class FlatState:
     """The state of a rank: the parameters, then each state of the optimizer, as one flat tensor.
 
     `pieces` has the places of the parameters; the places in the other equal parts of `flat` are the same.
@@ -56,7 +56,7 @@ class StateCopy:
     """The states of some ranks of a mesh after a step, by rank."""
 
     key: CopyKey
-    by_rank: Mapping[int, RankState]
+    by_rank: Mapping[int, FlatState]
 
     @property
     def tensors(self) -> list[Any]:
@@ -101,7 +101,7 @@ class StateCopies:
             tensors: the parameter shards, then as many tensors for each state of the optimizer.
         """
         own = torch.cat([x.detach().reshape(-1) for x in tensors])
-        by_rank = {self._rank: RankState(self._pieces, own)}
+        by_rank = {self._rank: FlatState(self._pieces, own)}
         if self._group is not None:
             rank, state = self._exchange(self._group, own)
             by_rank[rank] = state
@@ -111,7 +111,7 @@ class StateCopies:
         """Drop the older copy, because all ranks have the latest one; local."""
         self.copies = self.copies[-1:]
 
-    def _exchange(self, group: AxisGroup, own: Any) -> tuple[int, RankState]:
+    def _exchange(self, group: AxisGroup, own: Any) -> tuple[int, FlatState]:
         """Send this rank's state to the neighbour before it; return the rank of the neighbour after it, and its state.
 
         Cost: a message of the bytes of the state. The first call also gathers the pieces of all ranks of the group.
@@ -125,4 +125,4 @@ class StateCopies:
         group.start_send(own, (group.index - self._shift) % group.size, COPY_TAG)
         group.wait(receive)
         group.finish_sends()
-        return rank, RankState(pieces, flat)
+        return rank, FlatState(pieces, flat)

@@ -83,7 +83,6 @@ class SurvivingTraining:
     def add_step(self, record: TrainStepRecord) -> None:
         """Note that all ranks have done a step; local."""
         self._report = replace(self._report, steps=record.step, record=record)
-        self.records.append(record)
 
     @contextmanager
     def watch_losses(self, comm: Communicator) -> Iterator[None]:
@@ -160,6 +159,7 @@ class SurvivingTraining:
         if recovery.start is None or before.steps >= start.step or latest.record is None:
             return None
         self.add_step(latest.record)
+        self.records.append(latest.record)
         return latest.record
 
     def _make_record(

@@ -73,9 +73,7 @@ class Trainer:
         self.model = make_model(options.model)
         start = start or TrainingStart(0, 0, self.model.init_parameters(options.seed, self.dtype), resumed=False)
         self.step, self.samples = start.step, start.samples
-        sends_copies = options.survive and options.has_unique_states(mesh)
-        tied = self.model.list_tied_ranks(mesh, comm.rank)
-        self.groups = MeshGroups.create(comm, mesh, tied, sends_copies=sends_copies)
+        self.groups = self._make_groups()
         has_weight_passes = mesh.pp > 1 and ActionKind.BACKWARD_WEIGHT in self.schedule.kinds
         self.layers = self.model.rank_layers(
             self.model,
@@ -98,6 +96,12 @@ class Trainer:
         self.stopped = False  # whether rank 0 saw the stop file
         self.allocated_bytes: AllocatedBytes | None = None  # largest of all ranks; set by the first step on a CPU
         self.copies = self._make_copies(*recovery) if options.survive else None
+
+    def _make_groups(self) -> MeshGroups:
+        """Return this rank's groups; collective."""
+        sends_copies = self.options.survive and self.options.has_unique_states(self.mesh)
+        tied = self.model.list_tied_ranks(self.mesh, self.comm.rank)
+        return MeshGroups.create(self.comm, self.mesh, tied, sends_copies=sends_copies)
 
     def _make_copies(self, generation: int, kept: StateCopy | None) -> StateCopies:
         """Return the copies of the state with which this run starts; collective."""

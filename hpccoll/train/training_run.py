@@ -34,29 +34,27 @@ def run_training(
     called with the record of each step. Rank 0 writes the checkpoints to `directory`, which is None on other ranks,
     and a trace of some steps to the file `profile` if it is given.
 
-    After a recovery (`recovered`), `records` has the records of the steps before, to which `on_step` appends. Gradients
-    are not checked again, and the checkpoint of the last step is written, because the death may have prevented it.
+    The records of steps are appended to `records` if it is given. After a recovery (`recovered`), gradients are not
+    checked again, and the checkpoint of the last step is written, because the death may have prevented it.
     """
     options = trainer.options
     check = trainer.check_gradients() if options.check and not recovered else None
     if check is not None and check.wrong:
         warn(f"{check.wrong} elements differ from those of one process, the first in {check.first}")
-    own_records: list[TrainStepRecord] = []
+    records = [] if records is None else records
     saved = trainer.save_checkpoint(directory) if recovered and _is_due(trainer, checkpoints) else None
     steps = trainer.run_steps(checkpoints.stop_file)
     profiler = StepProfiler(trainer.comm, trainer.groups.log, options.steps - trainer.step) if profile else None
     for record in profiler.record(steps) if profiler else steps:
         on_step(record)
-        own_records.append(record)
+        records.append(record)
         if _is_due(trainer, checkpoints):
             saved = trainer.save_checkpoint(directory)
     if profiler and profile and profiler.has_recorded:
         profiler.write(profile)
     elif profile:
         warn(f"--profile {profile}: no step was left to record; give more --steps")
-    return _make_summary(
-        trainer, start, own_records if records is None else records, check, str(saved) if saved else None
-    )
+    return _make_summary(trainer, start, records, check, str(saved) if saved else None)
 
 
 def _is_due(trainer: Trainer, checkpoints: CheckpointOptions) -> bool:
