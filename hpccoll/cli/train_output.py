@@ -9,7 +9,7 @@ import click
 
 from hpccoll.cli.output import is_printing_rank, print_table, print_text
 from hpccoll.cli.run_output import RunOutput
-from hpccoll.measure.results.result_file import RecordWriter
+from hpccoll.measure.results.result_file import RecordWriter, read_records
 from hpccoll.train.options import TrainOptions
 from hpccoll.units import format_count
 
@@ -55,6 +55,20 @@ class TrainOutput(RunOutput):
         if not self._prints:
             self._prints = True
             self._writer = self._stack.enter_context(RecordWriter(self._json_file, resume=True))
+
+    def complete_steps(self, last: TrainStepRecord) -> None:
+        """Add the record of the last step before a recovery, unless it is already known, or in the file of --json.
+
+        The rank that died may have written the record, which then counts as known.
+        """
+        is_known = any(each.step == last.step for each in self._steps)
+        if not is_known:
+            self._steps.append(last)
+        if self._prints and self._json_file is not None and not self.has_records_on_stdout:
+            written = [each for each in read_records(self._json_file, "--json").records if each["kind"] == last.kind]
+            is_known = bool(written) and written[-1]["step"] == last.step
+        if not is_known:
+            self.write(last)
 
     def add_recovery(self, record: TrainRecoveryRecord) -> None:
         """Write the record of a recovery, and print it as a warning."""

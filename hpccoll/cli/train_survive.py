@@ -82,10 +82,10 @@ class _Program:
         start = self.training.first_start
         assert start is not None  # noqa: S101 - set by `training.start`
         output = self._open_output(comm, start, is_first=begun.recovery is None)
+        if begun.last is not None:
+            output.complete_steps(begun.last)
         if begun.recovery is not None:
             output.add_recovery(begun.recovery)
-        if begun.missed is not None:
-            output.add_step(begun.missed)
         if begun.trainer is None:
             return None
 

@@ -51,12 +51,12 @@ class MeshStart:
     Attributes:
         trainer: this rank's trainer; None if the mesh does not need this rank.
         recovery: the record of the recovery; None on the first mesh.
-        missed: the record of the last step, if this rank has not received it before the death.
+        last: the record of the last step before the death; None if there is none.
     """
 
     trainer: Trainer | None
     recovery: TrainRecoveryRecord | None
-    missed: TrainStepRecord | None
+    last: TrainStepRecord | None
 
 
 class SurvivingTraining:
@@ -124,10 +124,10 @@ class SurvivingTraining:
                 "neighbour that had its copy; start the job again with --checkpoint"
             )
         self.first_start = self.first_start or start
-        missed = self._catch_up(start, recovery)
+        last = self._catch_up(start, recovery)
         if comm.rank >= mesh.ranks:
             self._forget_losses()
-            return MeshStart(None, None, missed)
+            return MeshStart(None, None, last)
         work = comm if comm.size == mesh.ranks else comm.new_group(range(mesh.ranks))
         assert work is not None  # noqa: S101 - this rank is a member
         self._trainer = Trainer(
@@ -137,7 +137,7 @@ class SurvivingTraining:
         self._trainer.allocated_bytes = next(known, None)  # the same on all ranks
         seconds = float(work.all_reduce(np.array([time.monotonic() - began]), "max")[0])
         self._forget_losses()
-        return MeshStart(self._trainer, self._make_record(mesh, recovery, start, seconds), missed)
+        return MeshStart(self._trainer, self._make_record(mesh, recovery, start, seconds), last)
 
     def _forget_losses(self) -> None:
         """Note that the survivors continue; later reports do not repeat the losses before."""
@@ -153,14 +153,14 @@ class SurvivingTraining:
         return trainer.copies.copies if trainer.copies is not None else []
 
     def _catch_up(self, start: TrainingStart, recovery: Recovery) -> TrainStepRecord | None:
-        """Note the number of steps done; return the record of the last one if this rank has not received it."""
-        before, latest = self._report, recovery.latest[0] if recovery.latest else SurvivorReport()
-        self._report = replace(before, steps=start.step, generation=recovery.generation)
-        if recovery.start is None or before.steps >= start.step or latest.record is None:
-            return None
-        self.add_step(latest.record)
-        self.records.append(latest.record)
-        return latest.record
+        """Note the number of steps done; return the record of the last one, which this rank may not have received."""
+        before, last = self._report, recovery.latest[0].record if recovery.start is not None else None
+        if last is not None and last.step != start.step:
+            last = None
+        self._report = replace(before, steps=start.step, record=last, generation=recovery.generation)
+        if last is not None and before.steps < last.step:
+            self.records.append(last)
+        return last
 
     def _make_record(
         self, mesh: Mesh, recovery: Recovery, start: TrainingStart, seconds: float

@@ -80,14 +80,14 @@ def test_the_next_step_comes_within_a_second_of_a_random_kill(launcher, tmp_path
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("ranks", "strategy", "dead"),
-    [(4, "dp=2", 0), (5, "tp=2,pp=2", 1), (5, "dp=2,tp=2,zero2", 2), (3, "pp=2", 0)],
+    ("ranks", "strategy", "dead", "call"),
+    [(4, "dp=2", 0, 40), (5, "tp=2,pp=2", 1, 100), (5, "dp=2,tp=2,zero2", 2, 100), (3, "pp=2", 0, 30)],
 )
-def test_a_spare_keeps_the_mesh_and_the_losses(launcher, tmp_path, ranks, strategy, dead):
+def test_a_spare_keeps_the_mesh_and_the_losses(launcher, tmp_path, ranks, strategy, dead, call):
     """The losses are those of a run without a death, because the mesh is the same."""
     out, words = tmp_path / "survived.jsonl", (strategy, *SMALL, *ADAMW, "--steps", "60")
     spares = str(ranks - (2 if strategy in ("dp=2", "pp=2") else 4))
-    survive(launcher, out, ranks, *words, "--spares", spares, fault=f"kill:rank={dead},call=100")
+    survive(launcher, out, ranks, *words, "--spares", spares, fault=f"kill:rank={dead},call={call}")
     (recovery,) = read_records(out, "train_recovery")
     assert 0 < recovery["steps"] < 60
     undisturbed = tmp_path / "undisturbed.jsonl"
