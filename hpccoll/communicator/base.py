@@ -192,7 +192,10 @@ class CommunicatorBase:
         rows = None if counts is None and out_counts is None else self._cache.intern_counts(counts, out_counts)
         if async_op:
             return self._start(operation, x, out, op, root, algorithm, rows)
-        result = self._run_in_table(operation, x, out, op, root, algorithm, rows)
+        if x is None and operation is _SCATTER and root != self.rank:
+            result = self._run_in_table(operation, out, None, op, root, algorithm, rows)  # see `_make_request`
+        else:
+            result = self._run_in_table(operation, x, out, op, root, algorithm, rows)
         return self._run(operation, x, out, op, root, algorithm, rows) if result is NotImplemented else result
 
     def _make_request(self, operation: Operation, x: Any, out: Any, *others: Any) -> Request:

@@ -46,7 +46,7 @@ class Acceleration:
         self._calls_before = read_calls_before()
         self._counted: dict[CollectiveKind, int] = {}
         self._selected: dict[CollectiveKind, str | None] = {}
-        self.slots: Any = None  # see object_collectives.py
+        self.slots: dict[tuple[str, int], Any] = {}  # by mpi4py's method and root, see object_collectives.py
         self.watched = 0  # calls of the MPI library that were recorded, see watched_calls.py
         self.reason = ""  # why `select` left the latest call to the MPI library
 
@@ -93,7 +93,7 @@ class Acceleration:
         Calls of known kinds would otherwise go on without a selection (see `BufferCollectives`).
         """
         self._selected.clear()
-        self.slots = None
+        self.slots.clear()
         if self.communicator is not None:
             self.communicator._cache.forget()
 
@@ -120,7 +120,7 @@ class Acceleration:
         """Close the hpccoll communicator, before the MPI communicator is freed; collective."""
         communicator, self.communicator, self.is_refused = self.communicator, None, True
         self._selected.clear()
-        self.slots = None
+        self.slots.clear()
         if communicator is not None:
             list_open().remove(self)
             communicator.close()
@@ -132,16 +132,23 @@ class Acceleration:
             count: elements of one block in an operation with a block per rank, else of the whole vector; or a tuple of
                 the elements of each rank's block.
         """
-        kind = operation, op, dtype, count, root
-        if not self.is_due(kind):
+        if not self.is_due((operation, op, dtype, count, root)):
             return None
-        try:
-            algorithm = self._selected[kind]
-        except KeyError:
-            self._selected[kind] = algorithm = self._select(kind)
+        algorithm = self.select_now(operation, op, dtype, count, root)
         if algorithm is None:
             self.reason = CHOSEN if get_configuration().choices else "auto selects MPI's"
         return algorithm
+
+    def select_now(
+        self, operation: Operation, op: str, dtype: np.dtype[Any], count: Count, root: int = 0
+    ) -> str | None:
+        """Return the algorithm as `select` does, but count no call."""
+        kind = operation, op, dtype, count, root
+        try:
+            return self._selected[kind]
+        except KeyError:
+            self._selected[kind] = algorithm = self._select(kind)
+            return algorithm
 
     def is_passed(self, kind: CollectiveKind) -> bool:
         """Whether the MPI library carries out all calls of a kind from now on."""
@@ -170,6 +177,9 @@ class Acceleration:
     def make_example(self, kind: CollectiveKind) -> CollectiveCall:
         """Return a call of a kind, on new arrays."""
         operation, op, dtype, count, root = kind
+        if operation is Operation.SCATTER and isinstance(count, int):
+            items = np.empty((self.size, count), dtype) if self.rank == root else None
+            return check_call(operation, items, np.empty(count, dtype), self.rank, self.size, root, op)
         if isinstance(count, int):
             x = np.empty(count * (self.size if operation in _BLOCKS_IN_INPUT else 1), dtype)
             return check_call(operation, x, None, self.rank, self.size, root, op)

@@ -162,6 +162,61 @@ def collect_blocks(comm: BufferCollectives, operation: Operation, sendbuf: Any, 
     return True
 
 
+def gather_blocks(comm: BufferCollectives, sendbuf: Any, recvbuf: Any, root: int) -> bool:
+    """Carry out mpi4py's Gather by hpccoll; return False if the MPI library must carry it out instead."""
+    state = _find_rooted_state(comm, root)
+    if state is None:
+        return False
+    is_root, in_place = state.rank == root, is_in_place(sendbuf)
+    message = read_message(recvbuf, state.size, writable=True) if is_root else read_message(sendbuf, writable=False)
+    algorithm = _select(state, Operation.GATHER, SUM, message, root)
+    if message is None or algorithm is None:
+        pass_later_calls(comm, Operation.GATHER, (sendbuf, recvbuf if is_root else None), message, SUM, root)
+        return False
+    if not is_root:
+        x = message.read(message.dtype)
+        comm._bind_table()._collective(Operation.GATHER, x, None, SUM, root, algorithm, False)
+        return True
+    out, store = message.open_for_writing(message.dtype, keep=in_place)
+    if in_place:
+        x = out[root * message.count : (root + 1) * message.count]
+    else:
+        sent = read_message(sendbuf, writable=False)
+        if sent is None or sent.nbytes != message.nbytes:
+            return False
+        x = _read_apart(sent, out)
+    comm._bind_table()._collective(Operation.GATHER, x, out, SUM, root, algorithm, False)
+    if store is not None:
+        store()
+    return True
+
+
+def scatter_blocks(comm: BufferCollectives, sendbuf: Any, recvbuf: Any, root: int) -> bool:
+    """Carry out mpi4py's Scatter by hpccoll; return False if the MPI library must carry it out instead."""
+    state = _find_rooted_state(comm, root)
+    if state is None:
+        return False
+    is_root, in_place = state.rank == root, is_in_place(recvbuf)
+    message = read_message(sendbuf, state.size, writable=False) if is_root else read_message(recvbuf, writable=True)
+    algorithm = _select(state, Operation.SCATTER, SUM, message, root)
+    if message is None or algorithm is None:
+        pass_later_calls(comm, Operation.SCATTER, (sendbuf if is_root else None, recvbuf), message, SUM, root)
+        return False
+    received = read_message(recvbuf, writable=True) if is_root and not in_place else message
+    if received is None or received.nbytes != message.nbytes:
+        return False
+    x: Any = message.read(message.dtype) if is_root else None
+    if is_root and in_place:
+        out, store = x[root * message.count : (root + 1) * message.count], None
+    else:
+        out, store = received.open_for_writing(message.dtype)
+        x = x.copy() if x is not None and np.may_share_memory(x, out) else x
+    comm._bind_table()._collective(Operation.SCATTER, x, out, SUM, root, algorithm, False)
+    if store is not None:
+        store()
+    return True
+
+
 def _find_rooted_state(comm: BufferCollectives, root: Any) -> Acceleration | None:
     """Return the state for a collective with a root; None if MPI carries it out, such as to report a wrong root."""
     if not hasattr(root, "__index__") or not 0 <= root < comm.size:
@@ -173,7 +228,7 @@ def _select(state: Acceleration, operation: Operation, op: str, message: Message
     """Return the algorithm of a call whose buffer is `message`; None if MPI carries it out or refuses it."""
     if message is None or not message.count:
         return None
-    if operation.reduces and not (message.reducible and message.dtype.kind in _KINDS[op]):
+    if operation.reduces and not (message.reducible and message.dtype.kind in _KINDS.get(op, "")):
         return None
     return state.select(operation, op, message.dtype, message.count, index(root))
 

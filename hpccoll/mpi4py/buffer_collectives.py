@@ -22,6 +22,7 @@ from hpccoll.errors import UsageError
 from hpccoll.mpi4py import buffer_calls
 from hpccoll.mpi4py.acceleration import Acceleration, find_acceleration
 from hpccoll.mpi4py.configuration import AUTO, get_configuration
+from hpccoll.mpi4py.passed_calls import LOGICAL
 from hpccoll.mpi4py.watched_calls import find_method
 from hpccoll.plan import Operation
 from hpccoll.runtime.arguments import SUM
@@ -37,6 +38,8 @@ _REDUCE: Final = Operation.REDUCE
 _REDUCE_SCATTER: Final = Operation.REDUCE_SCATTER
 _SCAN: Final = Operation.SCAN
 _EXSCAN: Final = Operation.EXSCAN
+_GATHER: Final = Operation.GATHER
+_SCATTER: Final = Operation.SCATTER
 _IN_PLACE: Final = MPI.IN_PLACE
 # A look-up in the class takes longer than that of a global name.
 _PLAIN_BARRIER: Final = find_method("Barrier")
@@ -48,10 +51,12 @@ _PLAIN_ALLGATHER: Final = find_method("Allgather")
 _PLAIN_ALLTOALL: Final = find_method("Alltoall")
 _PLAIN_SCAN: Final = find_method("Scan")
 _PLAIN_EXSCAN: Final = find_method("Exscan")
+_PLAIN_GATHER: Final = find_method("Gather")
+_PLAIN_SCATTER: Final = find_method("Scatter")
 _PLAIN_IPROBE: Final = MPI.Comm.Iprobe
 _ANY_SOURCE: Final = MPI.ANY_SOURCE
 
-_NAMES: Final = ("sum", "prod", "min", "max", "band", "bor", "bxor")
+_NAMES: Final = ("sum", "prod", "min", "max", "band", "bor", "bxor", *LOGICAL)
 _ALL_OPS: Final = [op for op in vars(MPI).values() if isinstance(op, MPI.Op)]
 _BY_HANDLE: Final = {getattr(MPI, name.upper()).handle: name for name in _NAMES}
 _BY_ID: Final = {id(op): _BY_HANDLE.get(op.handle) for op in _ALL_OPS}  # None for MPI's other reductions
@@ -64,7 +69,7 @@ else:
 
 
 def find_reduction(op: Any) -> str | None:
-    """Return the name of an MPI.Op in hpccoll; None if hpccoll has no such reduction."""
+    """Return the name of an MPI.Op in hpccoll, or one of `LOGICAL`; None for other operations."""
     if not isinstance(op, MPI.Op):
         return None
     name = _BY_HANDLE.get(op.handle)
@@ -164,6 +169,23 @@ class BufferCollectives(_Intracomm):
             buffer_calls.collect_blocks(self, _ALL_TO_ALL, sendbuf, recvbuf)
         ):
             _PLAIN_ALLTOALL(self, sendbuf, recvbuf)
+
+    def Gather(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> None:
+        """Collect the buffers of all ranks on the root."""
+        out = recvbuf if root == self._own_rank else None
+        if self._run_in_table(_GATHER, sendbuf, out, SUM, root, AUTO, None) is NotImplemented and not (
+            buffer_calls.gather_blocks(self, sendbuf, recvbuf, root)
+        ):
+            _PLAIN_GATHER(self, sendbuf, recvbuf, root)
+
+    def Scatter(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> None:
+        """Send one block of the root's buffer to each rank."""
+        if root == self._own_rank:
+            result = self._run_in_table(_SCATTER, sendbuf, recvbuf, SUM, root, AUTO, None)
+        else:  # the table gets the output in the place of a missing input
+            result = self._run_in_table(_SCATTER, recvbuf, None, SUM, root, AUTO, None)
+        if result is NotImplemented and not buffer_calls.scatter_blocks(self, sendbuf, recvbuf, root):
+            _PLAIN_SCATTER(self, sendbuf, recvbuf, root)
 
     def Scan(self, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM) -> None:
         """Reduce the buffers of the ranks up to this one."""

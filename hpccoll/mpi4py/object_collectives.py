@@ -1,13 +1,9 @@
 """The collectives of Python objects: mpi4py's methods with a lower-case first letter, over hpccoll.
 
-Each call exchanges one slot per rank (see `objects.py`). What does not fit into the slots follows in a second exchange:
-equal arrays as a collective on their memory, other objects as bytes. All ranks see the headers, so all ranks know
-whether there is a second exchange. Reductions by a function of the user, and of large objects other than equal arrays,
-are mpi4py's.
-
-After a call in which no rank had an array, mpi4py carries out the next 8 calls of the operation, and up to 256 after
-later ones, because it takes less time for small objects. The call itself tells all ranks so: they see all headers
-or, in a scatter, a bit that the root sets.
+Each call exchanges one slot per rank (`object_slots.py`). What does not fit into the slots follows in a second
+exchange: equal arrays as a collective on their memory, other objects as bytes. All ranks see the headers, so all ranks
+know whether there is a second exchange. Reductions by a function of the user are mpi4py's, and so are those of large
+objects other than equal arrays.
 """
 
 from __future__ import annotations
@@ -23,17 +19,8 @@ from hpccoll.mpi4py.acceleration import find_acceleration
 from hpccoll.mpi4py.array_libraries import to_library
 from hpccoll.mpi4py.buffer_collectives import BufferCollectives, find_reduction
 from hpccoll.mpi4py.configuration import AUTO, get_configuration
-from hpccoll.mpi4py.object_slots import SLOT_OPERATIONS, SMALL_KINDS, ObjectSlots, count_slot_bytes
-from hpccoll.mpi4py.objects import (
-    ARRAY,
-    HEADER_BYTES,
-    PICKLE,
-    EncodedObject,
-    ObjectHeader,
-    decode,
-    encode,
-    make_array,
-)
+from hpccoll.mpi4py.object_slots import MARK, SLOT_OPERATIONS, ObjectSlots, count_slot_bytes
+from hpccoll.mpi4py.objects import ARRAY, HEADER_BYTES, EncodedObject, ObjectHeader, decode, make_array
 from hpccoll.mpi4py.passed_calls import bind_method
 from hpccoll.mpi4py.signatures import BYTES, list_element_types
 from hpccoll.mpi4py.watched_calls import find_method
@@ -43,14 +30,8 @@ from hpccoll.runtime.arrays import DTYPES
 
 OBJECT_WORTH: Final = 10  # calls of buffers: objects may be long arrays, and their size is not known before the call
 MOST_MPI_BYTES: Final = 2**31 - 1  # of one message, by MPI libraries that lack MPI 4's large counts
-ALL_SMALL: Final = 0x80  # added to the kind of a scattered object, if the objects for all ranks are small
 _ARITHMETIC: Final = {"sum": "iufc", "prod": "iufc", "band": "iu", "bor": "iu", "bxor": "iu"}
 _SUPPORTED: Final = {dtype.numpy for dtype in DTYPES.values()}
-_ALL_GATHER: Final = Operation.ALL_GATHER  # a look-up in an Enum takes longer than that of a global name
-_ALL_TO_ALL: Final = Operation.ALL_TO_ALL
-_BROADCAST: Final = Operation.BROADCAST
-_GATHER: Final = Operation.GATHER
-_SCATTER: Final = Operation.SCATTER
 _PLAIN_OBJECTS: Final = {
     name: find_method(name) for name in ("bcast", "allreduce", "reduce", "allgather", "gather", "scatter", "alltoall")
 }
@@ -63,70 +44,72 @@ _PLAIN_ALLGATHERV: Final = find_method("Allgatherv")
 
 
 class ObjectsOverBuffers(BufferCollectives):
-    """mpi4py's lower-case collectives (bcast, gather, ...), which send pickled objects by hpccoll's collectives."""
+    """mpi4py's lower-case collectives (bcast, gather, ...), which send Python objects by hpccoll's collectives."""
 
     def bcast(self, obj: Any, root: int = 0) -> Any:
         """Return the root's object on all ranks."""
-        slots = self._enter_objects(_BROADCAST, root)
+        slots = self._enter_objects("bcast", root)
         if slots is None:
             return _PLAIN_OBJECTS["bcast"](self, obj, root)
-        encoded = encode(obj) if slots.rank == root else None
-        if encoded is not None:
-            encoded.write(slots.own_view)
-        if not slots.run(_BROADCAST, slots.own, None, root):
+        encoded = slots.write(obj) if slots.rank == root else None
+        if not slots.run("bcast", slots.own, None, root):
             _PLAIN_BCAST(self, slots.own, root)
+        item = slots.small.read(slots.own_view)
+        slots.leave("bcast", root, are_small=item is not NotImplemented)
+        if item is not NotImplemented:
+            return item
         header = ObjectHeader(slots.own_view)
         if slots.fits(header):
-            slots.note_objects(_BROADCAST, root, are_small=header.kind == PICKLE)
             return decode(header, slots.own_view, HEADER_BYTES)
-        slots.note_objects(_BROADCAST, root, are_small=False)
         data = np.empty(header.nbytes, np.uint8) if encoded is None else encoded.flatten()
-        self._run_collective(_BROADCAST, data, None, root=root)
+        self._run_collective(Operation.BROADCAST, data, None, root=root)
         return decode(header, data, copy=encoded is not None)
 
     def allreduce(self, sendobj: Any, op: Any = MPI.SUM) -> Any:
         """Return the reduction of all ranks' objects on all ranks."""
-        slots = self._enter_objects(Operation.ALL_REDUCE) if _is_predefined(op) else None
+        slots = self._enter_objects("allreduce") if _is_predefined(op) else None
         if slots is not None:
-            headers = self._gather_slots(slots, Operation.ALL_REDUCE, encoded := encode(sendobj))
-            items = slots.decode_all(headers)
+            encoded = self._gather_slots(slots, "allreduce", sendobj)
+            items, headers = slots.read_all()
+            slots.leave("allreduce", 0, are_small=not headers)
             if items is not None:
                 return _combine(items, op)
             name = _find_array_reduction(headers, op)
-            if name is not None:
+            if name is not None and encoded is not None:
                 return self._reduce_arrays(Operation.ALL_REDUCE, encoded, headers, name, 0)
         return _PLAIN_OBJECTS["allreduce"](self, sendobj, op)
 
     def reduce(self, sendobj: Any, op: Any = MPI.SUM, root: int = 0) -> Any:
         """Return the reduction of all ranks' objects on the root, None on other ranks."""
-        slots = self._enter_objects(Operation.REDUCE, root) if _is_predefined(op) else None
+        slots = self._enter_objects("reduce", root) if _is_predefined(op) else None
         if slots is not None:
-            headers = self._gather_slots(slots, Operation.REDUCE, encoded := encode(sendobj), root)
-            if all(slots.fits(header) for header in headers):
-                return None if slots.rank != root else _combine(slots.decode_all(headers) or [], op)
+            encoded = self._gather_slots(slots, "reduce", sendobj, root)
+            items, headers = slots.read_all()
+            slots.leave("reduce", root, are_small=not headers)
+            if items is not None:
+                return _combine(items, op) if slots.rank == root else None
             name = _find_array_reduction(headers, op)
-            if name is not None:
+            if name is not None and encoded is not None:
                 return self._reduce_arrays(Operation.REDUCE, encoded, headers, name, root)
         return _PLAIN_OBJECTS["reduce"](self, sendobj, op, root)
 
     def allgather(self, sendobj: Any) -> list[Any]:
         """Return the objects of all ranks, in rank order."""
-        slots = self._enter_objects(_ALL_GATHER)
+        slots = self._enter_objects("allgather")
         if slots is None:
             gathered: list[Any] = _PLAIN_OBJECTS["allgather"](self, sendobj)
             return gathered
-        headers = self._gather_slots(slots, _ALL_GATHER, encoded := encode(sendobj))
-        items = slots.decode_all(headers)
-        are_small = items is not None and all(header.kind == PICKLE for header in headers)
-        slots.note_objects(_ALL_GATHER, 0, are_small=are_small)
+        encoded = self._gather_slots(slots, "allgather", sendobj)
+        items, headers = slots.read_all()
+        slots.leave("allgather", 0, are_small=not headers)
         if items is not None:
             return items
-        if _are_equal_arrays(headers):
+        if encoded is not None and _are_equal_arrays(headers):
             blocks = np.empty((len(headers), encoded.nbytes), np.uint8)
-            self._run_collective(_ALL_GATHER, encoded.flatten(), blocks)
+            self._run_collective(Operation.ALL_GATHER, encoded.flatten(), blocks)
             return [decode(header, block, copy=False) for header, block in zip(headers, blocks, strict=True)]
         counts = [0 if slots.fits(header) else header.nbytes for header in headers]
-        own = np.empty(0, np.uint8) if encoded.nbytes <= slots.inline_bytes else encoded.flatten()
+        own = np.empty(0, np.uint8) if encoded is None or not counts[slots.rank] else encoded.flatten()
         data, starts = self._gather_bytes(slots, own, counts), np.cumsum([0, *counts])
         return [
             slots.decode(header, rank) if slots.fits(header) else decode(header, data, int(starts[rank]))
@@ -135,44 +118,42 @@ class ObjectsOverBuffers(BufferCollectives):
 
     def gather(self, sendobj: Any, root: int = 0) -> list[Any] | None:
         """Return the objects of all ranks on the root, in rank order; None on other ranks."""
-        slots = self._enter_objects(_GATHER, root)
+        slots = self._enter_objects("gather", root)
         if slots is None:
             gathered: list[Any] | None = _PLAIN_OBJECTS["gather"](self, sendobj, root)
             return gathered
-        encoded = encode(sendobj)
-        encoded.write(slots.own_view)
+        encoded = slots.write(sendobj)
         # In shared memory, an all_gather takes less time than the MPI library's gather, and informs all ranks.
-        if slots.run(_GATHER, slots.own, slots.all, root):
-            slots.note_objects(_GATHER, root, are_small=all(map(slots.is_small, slots.read_headers())))
+        if slots.run("gather", slots.own, slots.all, root):
+            slots.leave("gather", root, are_small=slots.small.are_all_small(slots.all_view))
         else:
             _PLAIN_GATHER(self, slots.own, slots.all if slots.rank == root else None, root)
         if slots.rank != root:
-            if encoded.nbytes > slots.inline_bytes:
+            if encoded is not None and encoded.nbytes > slots.inline_bytes:
                 slots.communicator.send(encoded.flatten(), root)
             return None
-        headers = slots.read_headers()
-        return slots.decode_all(headers) or [
+        items, headers = slots.read_all()
+        return items or [
             slots.decode(header, rank) if slots.fits(header) else _receive(slots.communicator, header, rank, encoded)
             for rank, header in enumerate(headers)
         ]
 
     def scatter(self, sendobj: Any, root: int = 0) -> Any:
         """Return element r of the root's sequence on each rank r."""
-        slots = self._enter_objects(_SCATTER, root)
+        slots = self._enter_objects("scatter", root)
         if slots is None:
             return _PLAIN_OBJECTS["scatter"](self, sendobj, root)
-        encoded = _encode_items(sendobj, slots.ranks) if slots.rank == root else []
-        are_small = all(item.header[0] in SMALL_KINDS and item.nbytes <= slots.inline_bytes for item in encoded)
-        for rank, item in enumerate(encoded):
-            slot = slots.all_view[rank * slots.nbytes : (rank + 1) * slots.nbytes]
-            item.write(slot)
-            slot[0] |= ALL_SMALL * are_small
-        _PLAIN_SCATTER(self, slots.all if encoded else None, slots.own, root)
-        for rank, item in enumerate(encoded):
-            if rank != root and item.nbytes > slots.inline_bytes:
+        encoded = slots.write_items(sendobj, slots.all_view) if slots.rank == root else []
+        if not slots.run("scatter", slots.all if encoded else None, slots.own, root):
+            _PLAIN_SCATTER(self, slots.all if encoded else None, slots.own, root)
+        are_small = bool(slots.own_view[MARK])
+        for rank, item in enumerate(() if are_small else encoded):
+            if item is not None and rank != root and item.nbytes > slots.inline_bytes:
                 slots.communicator.send(item.flatten(), rank)
-        slots.note_objects(_SCATTER, root, are_small=bool(slots.own[0] & ALL_SMALL))
-        slots.own[0] &= ALL_SMALL - 1
+        slots.leave("scatter", root, are_small=are_small)
+        received = slots.small.read(slots.own_view)
+        if received is not NotImplemented:
+            return received
         header = ObjectHeader(slots.own_view)
         if slots.fits(header):
             return decode(header, slots.own_view, HEADER_BYTES)
@@ -180,33 +161,25 @@ class ObjectsOverBuffers(BufferCollectives):
 
     def alltoall(self, sendobj: Any) -> list[Any]:
         """Send element r of the sequence to each rank r, and return the elements for this rank."""
-        slots = self._enter_objects(_ALL_TO_ALL)
+        slots = self._enter_objects("alltoall")
         if slots is None:
             exchanged: list[Any] = _PLAIN_OBJECTS["alltoall"](self, sendobj)
             return exchanged
-        encoded = _encode_items(sendobj, slots.ranks)
         if slots.sent is None:
             slots.sent = np.zeros_like(slots.all)
-        for item, slot in zip(encoded, slots.sent, strict=True):
-            item.write(memoryview(slot))
-        if not slots.run(_ALL_TO_ALL, slots.sent, slots.all):
+        encoded = slots.write_items(sendobj, slots.sent.reshape(-1).data)
+        if not slots.run("alltoall", slots.sent, slots.all):
             _PLAIN_ALLTOALL(self, slots.sent, slots.all)
         return _exchange_rest(slots.communicator, slots, encoded)
 
-    def _enter_objects(self, use: Operation, root: int = 0) -> ObjectSlots | None:
+    def _enter_objects(self, use: str, root: int = 0) -> ObjectSlots | None:
         """Return what carries out a collective of objects that all ranks call now; None if mpi4py does."""
         state = self._state
-        slots: ObjectSlots | None = None if state is None else state.slots
-        if slots is None:
-            return self._prepare_slots(use, root)
-        left = slots.left.get((use, root))
-        if left:
-            slots.left[use, root] = left - 1
-            return None
-        return self._prepare_slots(use, root) if left is None else slots
+        slots: ObjectSlots | None = None if state is None else state.slots.get((use, root))
+        return slots or self._prepare_slots(use, root)
 
-    def _prepare_slots(self, use: Operation, root: int) -> ObjectSlots | None:
-        """Count a call; return the slots with the algorithm of later calls, or None if mpi4py carries out the call."""
+    def _prepare_slots(self, use: str, root: int) -> ObjectSlots | None:
+        """Count a call; return the slots of later calls, or None if mpi4py carries out the call."""
         if not get_configuration().runs_objects or not hasattr(root, "__index__") or not 0 <= root < self.size:
             return None
         state = self._find_state()
@@ -214,24 +187,21 @@ class ObjectsOverBuffers(BufferCollectives):
             return None
         operation = SLOT_OPERATIONS[use]
         at = index(root) if operation.has_root else 0
-        kind = operation, SUM, BYTES, count_slot_bytes(state.size), at
-        if not state.is_due(kind, OBJECT_WORTH):
+        if not state.is_due((operation, SUM, BYTES, count_slot_bytes(state.size), at), OBJECT_WORTH):
             return None
-        algorithm = None if use is _SCATTER else state.select(*kind)
-        if state.slots is None:
-            state.slots = ObjectSlots(state)
-        slots: ObjectSlots = state.slots
-        slots.algorithms[use, root], slots.left[use, root] = algorithm, 0
+        slots: ObjectSlots = next(iter(state.slots.values()), None) or ObjectSlots.make(state)
+        for size in (slots, slots.other):
+            if size is not None:
+                size.prepare(use, root)
+        state.slots[use, root] = slots
         return slots
 
-    def _gather_slots(
-        self, slots: ObjectSlots, use: Operation, encoded: EncodedObject, root: int = 0
-    ) -> list[ObjectHeader]:
-        """Exchange the slots of all ranks; return their headers."""
-        encoded.write(slots.own_view)
+    def _gather_slots(self, slots: ObjectSlots, use: str, sendobj: Any, root: int = 0) -> EncodedObject | None:
+        """Exchange the slots of all ranks; return this rank's object, None if it is small."""
+        encoded = slots.write(sendobj)
         if not slots.run(use, slots.own, slots.all, root):
             _PLAIN_ALLGATHER(self, slots.own, slots.all)
-        return slots.read_headers()
+        return encoded
 
     def _gather_bytes(self, slots: ObjectSlots, own: Any, counts: list[int]) -> Any:
         """Return the bytes of all ranks, one after the other; `counts` has their numbers.
@@ -306,18 +276,6 @@ def _find_array_reduction(headers: list[ObjectHeader], op: Any) -> str | None:
     return name if dtype.kind in _ARITHMETIC.get(name, "") and dtype in _SUPPORTED else None
 
 
-def _encode_items(sendobj: Any, ranks: int) -> list[EncodedObject]:
-    """Return the elements of a sequence for the ranks, encoded; None stands for None to each rank.
-
-    Raises:
-        ValueError: there is not one element for each rank.
-    """
-    items = [None] * ranks if sendobj is None else list(sendobj)
-    if len(items) != ranks:
-        raise ValueError(f"expecting {ranks} items, got {len(items)}")
-    return [encode(item) for item in items]
-
-
 def _receive(communicator: Communicator, header: ObjectHeader, source: int, own: EncodedObject | None) -> Any:
     """Return an object whose bytes follow from `source`; if that is this rank, a copy of its `own`."""
     if own is not None and source == communicator.rank:
@@ -327,23 +285,27 @@ def _receive(communicator: Communicator, header: ObjectHeader, source: int, own:
     return decode(header, data, copy=False)
 
 
-def _exchange_rest(communicator: Communicator, slots: ObjectSlots, encoded: list[EncodedObject]) -> list[Any]:
+def _exchange_rest(communicator: Communicator, slots: ObjectSlots, encoded: list[EncodedObject | None]) -> list[Any]:
     """Return the objects of an alltoall after its slots were exchanged; exchange those that did not fit."""
-    headers, rank = slots.read_headers(), communicator.rank
+    (items, headers), rank = slots.read_all(), communicator.rank
+    if items is not None and not any(item is not None and item.nbytes > slots.inline_bytes for item in encoded):
+        return items
     sources = [source for source, header in enumerate(headers) if source != rank and not slots.fits(header)]
     received = {source: np.empty(headers[source].nbytes, np.uint8) for source in sources}
     works: list[Any] = [communicator.irecv(data, source) for source, data in received.items()]
     for dest, item in enumerate(encoded):
-        if dest != rank and item.nbytes > slots.inline_bytes:
+        if item is not None and dest != rank and item.nbytes > slots.inline_bytes:
             works.append(communicator.isend(item.flatten(), dest))
     for work in works:
         work.wait()
-    objects = []
+    if items is not None:
+        return items
+    own, objects = encoded[rank], []
     for source, header in enumerate(headers):
         if source in received:
             objects.append(decode(header, received[source], copy=False))
-        elif slots.fits(header):
-            objects.append(slots.decode(header, source))
+        elif own is not None and not slots.fits(header):
+            objects.append(decode(header, own.flatten()))
         else:
-            objects.append(decode(header, encoded[rank].flatten()))
+            objects.append(slots.decode(header, source))
     return objects

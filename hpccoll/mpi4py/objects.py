@@ -1,5 +1,7 @@
 """Python objects as headers and bytes: arrays as they lie in memory, numbers in eight bytes, other objects pickled.
 
+Native code (`SmallObjects`) writes and reads numbers, and small tuples, lists and dicts, in the same format.
+
 A collective of objects first exchanges one slot per rank, all of one size: a header of 64 bytes, then the object's
 bytes if they fit. The header says what the object is, so ranks may pass objects of different types and sizes, and
 objects of up to 4 KiB need no second exchange. Arrays in tuples, lists and dicts are taken out before the rest is
@@ -20,7 +22,8 @@ from mpi4py import MPI
 from hpccoll.mpi4py.array_libraries import find_library, to_library, to_numpy
 from hpccoll.mpi4py.nested_arrays import CONTAINERS, LEAVES, may_hold_arrays, put_arrays_back, take_arrays_out
 
-PICKLE, ARRAY, SCALAR, FLOAT, INTEGER, NESTED = range(6)  # kinds of objects
+# Kinds of objects; FLOAT, INTEGER and SMALL_PICKLE are those of `SmallObjects`.
+PICKLE, ARRAY, SCALAR, FLOAT, INTEGER, NESTED, SMALL_PICKLE = range(7)
 FIELDS: Final = struct.Struct("<BBBBhhq")  # all fields but the shape
 SHAPES: Final = [struct.Struct(f"<{dims}q") for dims in range(7)]  # by number of dims
 HEADER_BYTES: Final = FIELDS.size + SHAPES[-1].size
@@ -70,7 +73,7 @@ class ObjectHeader:
     """The header of a received object, read from `slot` (a buffer) at `offset`.
 
     Attributes:
-        kind: the encoding of the object: PICKLE, ARRAY, SCALAR, FLOAT, INTEGER or NESTED.
+        kind: the encoding of the object: PICKLE, ARRAY, SCALAR, FLOAT, INTEGER, NESTED or SMALL_PICKLE.
         library: the library of an array: NUMPY_ARRAY, TORCH_TENSOR or CUPY_ARRAY.
         order: 1 if an array is in Fortran order, else 0.
         number: NumPy's number of the element type (ARRAY, SCALAR), or the number of arrays in the object (NESTED).
@@ -105,10 +108,6 @@ def encode(obj: Any) -> EncodedObject:
         Exception: whatever pickling raises for an object that cannot be pickled.
     """
     kind = type(obj)
-    if kind is float:
-        return EncodedObject((FLOAT, 0, 0, 0, 0, 0, 8), _FLOAT.pack(obj), 8)
-    if kind is int and -(2**63) <= obj < 2**63:
-        return EncodedObject((INTEGER, 0, 0, 0, 0, 0, 8), _INTEGER.pack(obj), 8)
     if kind in CONTAINERS:
         encoded = _encode_nested(*take_arrays_out(obj, LEAST_NESTED_BYTES)) if may_hold_arrays(obj) else None
     else:
@@ -179,7 +178,7 @@ def decode(header: ObjectHeader, memory: Any, offset: int = 0, *, copy: bool = T
     if header.kind == SCALAR:
         return np.ndarray((), header.dtype, memory, offset)[()]
     view = memoryview(memory)
-    if header.kind == PICKLE:
+    if header.kind in (PICKLE, SMALL_PICKLE):
         pickled = view[offset : offset + header.nbytes]
         return MPI.pickle.loads(pickled if header.nbytes > COPIED_BYTES else bytes(pickled))
     arrays, at = [], HEADER_BYTES * header.number

@@ -423,6 +423,81 @@ class MpiFunctions:
     def hand_over(self) -> None:
         """Let Python wait for all messages in flight that messengers have started."""
 
+class SmallObjects:
+    """Writes small Python objects into slots of bytes and reads them, in the format of hpccoll/mpi4py/objects.py.
+
+    Small are numbers, and up to 64 numbers and short texts in tuples, lists and dicts, pickled in `most_bytes`.
+
+    Args:
+        slot_bytes: the size of a slot.
+        pickle: its methods `dumps` and `loads` pickle the objects that are no numbers.
+    """
+
+    def __new__(cls, slot_bytes: int, most_bytes: int, pickle: Any) -> Self: ...
+    def write(self, buffer: Any, offset: int, obj: Any, /) -> bool:
+        """Write an object into the slot at `offset`; return False, and write nothing, if the object is not small."""
+
+    def write_all(self, buffer: Any, items: Any, /) -> bool:
+        """Write a sequence of objects into all slots, and set the last byte of each header to 1.
+
+        Return False if there is another number of objects than of slots, or an object is not small.
+        """
+
+    def read(self, buffer: Any, /) -> Any:
+        """Return the object in the first slot of a buffer; NotImplemented if it is not small."""
+
+    def read_all(self, buffer: Any, /) -> Any:
+        """Return the objects in all slots of a buffer as a list; NotImplemented if one is not small."""
+
+    def are_all_small(self, buffer: Any, /) -> bool:
+        """Whether the objects in all slots of a buffer are small."""
+
+class MpiCall(HostCall):
+    """A blocking collective of the MPI library of one kind.
+
+    Args:
+        function: the address of MPI's function.
+        method: the name of its blocking form, such as "Allreduce".
+        starts: whether the function is the non-blocking form; the call then waits for its request.
+        handles: those of the datatype, the reduction and the communicator.
+        count: elements of the vector or of each block, or of this rank's block.
+        sizes: counts and beginnings of blocks of different sizes, one row each; two more rows for the received blocks
+            of an Alltoallv. Empty for equal blocks.
+        own: where this rank's block for itself begins in input and output, and its size; (0, 0, 0) if MPI moves it.
+        places: what MPI gets as input and as output: 0 nothing, 1 the input, 2 the output, 3 `in_place`.
+        in_place: the address MPI_IN_PLACE.
+        barrier, fingerprint, raise_mismatch: where the node's ranks compare their calls first, or None; what identifies
+            the call and its arguments; and what raises the error if they differ.
+        calls, ring, name, description: what the flight recorder notes; it notes nothing if `calls` and `ring` are None.
+        oversubscribed, attend, in_flight, transfers: see `NodeBarrier`.
+    """
+
+    def __new__(
+        cls,
+        library: MpiFunctions,
+        function: int,
+        method: str,
+        starts: bool,
+        handles: tuple[int, int, int],
+        count: int,
+        sizes: NDArray[np.int32],
+        own: tuple[int, int, int],
+        root: int,
+        places: tuple[int, int],
+        in_place: int,
+        barrier: NodeBarrier | None,
+        fingerprint: int,
+        raise_mismatch: Callable[[], object],
+        calls: CallCounter | None,
+        ring: EntryRing | None,
+        name: str,
+        description: bytes,
+        oversubscribed: bool,
+        attend: Callable[[], bool],
+        in_flight: dict[Any, None],
+        transfers: dict[Any, None],
+    ) -> Self: ...
+
 class Messenger:
     """Blocking messages between two ranks of a communicator, on NumPy arrays.
 
@@ -491,7 +566,7 @@ class MessageCall(HostCall):
         program: a program with messages.
         table: the memories of blocking runs: input, output and scratch.
         comm, tag: the handle of the communicator and the tag of blocking runs.
-        calls, ring, name, description: what the flight recorder notes.
+        calls, ring, name, description: what the flight recorder notes; it notes nothing if `calls` and `ring` are None.
         oversubscribed, attend, in_flight, transfers: see `NodeBarrier`.
     """
 

@@ -15,8 +15,6 @@ typedef int ProbeOfPointers(int, int, void *, int *, void *);
 typedef int CountOfIntegers(const void *, int32_t, int *);
 typedef int CountOfPointers(const void *, void *, int *);
 
-static void *as_pointer(uint64_t handle) { return (void *)(uintptr_t)handle; }
-
 // MPI_Isend and MPI_Irecv take the same arguments.
 int post_message(const MpiLibrary *mpi, bool sends, void *data, int64_t nbytes, int peer, int tag, uint64_t comm,
                  uint64_t *request) {

@@ -18,6 +18,9 @@ typedef struct {
     bool has_pointers;  // whether handles are pointers
 } MpiLibrary;
 
+// Returns a handle of an MPI library whose handles are pointers.
+static inline void *as_pointer(uint64_t handle) { return (void *)(uintptr_t)handle; }
+
 enum { MPI_STATUS_BYTES = 256 };  // more than a status of any MPI library
 
 typedef struct {

@@ -16,9 +16,9 @@ static struct PyModuleDef definition = {
 PyMODINIT_FUNC PyInit__extension(void) {
     PyTypeObject *types[] = {&ReducerType,   &MemoryTableType, &ProgramType,    &ArrivalCounterType, &NodeBarrierType,
                              &EntryRingType, &CallCounterType, &HostCallType, &StagedCallType, &CallTableType, &MpiFunctionsType,
-                             &MessageCallType, &MessageRunType, &PeersType, &DirectCallType, &QueuedRunType, &NodeRunType,
+                             &MpiCallType, &MessageCallType, &MessageRunType, &PeersType, &DirectCallType, &QueuedRunType, &NodeRunType,
                              &SharedBuffersType, &SegmentsType, &PipelineCallType, &PipelineRunType, &MessengerType, &StartedMessageType,
-                             &CallTraceType, &TracedCallType};
+                             &SmallObjectsType, &CallTraceType, &TracedCallType};
     PyObject *module = PyModule_Create(&definition);
     for (size_t i = 0; module && i < sizeof types / sizeof *types; i++) {
         if (PyModule_AddType(module, types[i])) {

@@ -188,10 +188,10 @@ typedef struct {
 } MpiFunctionsObject;
 
 extern PyMethodDef progress_functions[], exit_functions[], revocation_functions[];
-extern PyTypeObject MpiFunctionsType, MessageCallType, MessageRunType, PeersType, DirectCallType, QueuedRunType,
+extern PyTypeObject MpiFunctionsType, MpiCallType, MessageCallType, MessageRunType, PeersType, DirectCallType, QueuedRunType,
     NodeRunType, SegmentsType, PipelineCallType, PipelineRunType, MessengerType, StartedMessageType;
 extern PyTypeObject ReducerType, MemoryTableType, ProgramType, ArrivalCounterType, NodeBarrierType, EntryRingType,
-    CallCounterType, HostCallType, SharedBuffersType, StagedCallType, CallTableType;
+    CallCounterType, HostCallType, SharedBuffersType, StagedCallType, CallTableType, SmallObjectsType;
 
 enum { RECORD_WORDS = 16, DESCRIPTION_BYTES = (RECORD_WORDS - 4) * 8 };  // of an entry of the flight recorder
 

@@ -3,7 +3,7 @@
 Calls are of one kind if they agree in operation, dtype, number of elements, reduction, root, algorithm, counts, in
 whether the user passes the output, and in the kind of the arrays' memory. The first call of a kind checks all its
 arguments and adds a callable for later calls to the `CallTable` of the extension, which finds it by one look-up: a
-native call of a plan, or a `LibraryCall`. If `auto` selects the MPI library's own collective, calls whose message size
+native call of a plan, or of the MPI library. If `auto` selects the MPI library's own collective, calls whose message size
 rounds to the same value (`round_message_size`), and calls with other counts of a similar total, skip the checks as
 well, because the selection is the same.
 """
@@ -166,14 +166,16 @@ class CallCache:
         returned as they were given.
         """
         try:
-            pair = tuple(counts) if counts is not None else None, tuple(out_counts) if out_counts is not None else None
+            pair = None if counts is None else tuple(counts), None if out_counts is None else tuple(out_counts)
             known = self._counts.get(pair)
             # 4.0 is no number of rows, although it equals 4.
-            are_integers = all(rows is None or hasattr(sum(rows), "__index__") for rows in pair)
+            totals = 0 if counts is None else sum(counts), 0 if out_counts is None else sum(out_counts)
         except TypeError:
             return counts, out_counts
-        if not are_integers or known is not None:
-            return known if are_integers and known is not None else (counts, out_counts)
+        if not (hasattr(totals[0], "__index__") and hasattr(totals[1], "__index__")):
+            return counts, out_counts
+        if known is not None:
+            return known
         if len(self._counts) >= _MOST_SIMILAR:
             self.forget()
         self._counts[pair] = pair
@@ -242,7 +244,11 @@ class CallCache:
 
     def _add_library(self, library: LibraryCall, arrays: Arrays, request: Request, *, asynchronous: bool) -> bool:
         """Add a call of the MPI library to a table; return False if the arrays are not plain."""
-        return arrays.add_to(self.asynchronous if asynchronous else self.blocking, request, library)
+        if asynchronous:
+            return arrays.add_to(self.asynchronous, request, library)
+        call = library.make_call()
+        needs_idle = not self._library.uses_non_blocking
+        return call is not None and arrays.add_to(self.blocking, request, call, needs_idle=needs_idle)
 
     def _add_plan(self, call: CollectiveCall, selection: Selection, arrays: Arrays, request: Request) -> None:
         """Add a plan to the table of blocking calls."""

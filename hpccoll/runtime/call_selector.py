@@ -61,7 +61,8 @@ class CallSelector:
                 or it does not take device memory.
         """
         operation, dtype, reduction = call.operation, call.dtype, call.reduction
-        asynchronous, prepared = asynchronous or self._mixed_forms, prepared and not self._mixed_forms
+        asynchronous = asynchronous or self._mixed_forms
+        reuses_plan = not asynchronous and (prepared or isinstance(call.count, int))
         if call.is_uneven_exchange:
             return self._select_uneven_exchange(call, asynchronous=asynchronous)
         if operation.reduces and not reduction.commutative and not call.library:
@@ -78,7 +79,7 @@ class CallSelector:
                 shared = False  # a pipeline would take longer to set up than to run
             offered = self._library.can_run(call, asynchronous=asynchronous)
             buffer, size = self.buffer_kind(call), round_message_size(nbytes)
-            key = SelectionKey(operation, size, dtype.itemsize, buffer, offered, shared, prepared)
+            key = SelectionKey(operation, size, dtype.itemsize, buffer, offered, shared, reuses_plan)
             selection = self.selector.select(key)
             if self.log is not None:
                 self.log(operation, nbytes, buffer, selection, dtype.name, reduction.name)

@@ -182,6 +182,7 @@ class Engine:
         algorithm = selection.algorithm
         if not self.library.uses_non_blocking:
             self.library.use_non_blocking()
+            self.cache.forget()  # its calls of the library have the blocking form
         if algorithm is not None and call.module.on_device and algorithm.uses_shared_memory:
             self._make_executable(call, selection, ScratchPool())()
             return None

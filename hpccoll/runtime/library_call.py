@@ -1,6 +1,6 @@
 """Calls of one kind by the MPI library's own collective, on any plain arrays.
 
-While no plan is in flight and all ranks use MPI's blocking form, a call is one Python function around MPI's function.
+Blocking calls run in native code (`LibraryCall.make_native`), asynchronous ones through mpi4py.
 """
 
 from __future__ import annotations
@@ -8,27 +8,48 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from copy import copy
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from mpi4py import MPI
 
 from hpccoll.errors import UsageError
+from hpccoll.native import MpiCall, MpiFunctions, NodeBarrier
 from hpccoll.plan import Count, Operation
 from hpccoll.runtime.arguments import BlockCounts, parse_counts
-from hpccoll.runtime.arrays import NUMPY
+from hpccoll.runtime.arrays import NUMPY, BoundCall
 from hpccoll.runtime.collective_call import CollectiveCall, count_elements, describe_call
-from hpccoll.runtime.messages.mpi_calls import find_own_block, get_datatype, get_method, order_arguments, specify_counts
-from hpccoll.runtime.messages.mpi_collectives import MpiCollectives
-from hpccoll.runtime.plain_arrays import as_mpi_buffer, flatten
+from hpccoll.runtime.messages.mpi_calls import (
+    find_own_block,
+    get_datatype,
+    get_method,
+    list_sizes,
+    locate_own_block,
+    order_arguments,
+    specify_counts,
+)
+from hpccoll.runtime.messages.mpi_collectives import MOST_ELEMENTS, MpiCollectives
+from hpccoll.runtime.messages.mpi_functions import find_function, get_handle, get_mpi_functions
+from hpccoll.runtime.plain_arrays import as_mpi_buffer, flatten, get_address
 from hpccoll.runtime.recorder.layout import replace_count
-from hpccoll.runtime.work import MpiTransfer, explain_mpi_error
+from hpccoll.runtime.work import MpiTransfer
 
 _EMPTY = MPI.buffer.fromaddress(0, 0)
 _SOURCE, _RESULT = object(), object()  # stand for mpi4py's specifications of input and output
 
 
+@dataclass(frozen=True, slots=True)
+class PassedForm:
+    """How a program would call MPI itself: the functions, which raise the errors, and the datatype and reduction."""
+
+    functions: MpiFunctions
+    datatype: MPI.Datatype
+    op: MPI.Op
+
+
 class LibraryCall:
-    """Carries out the calls of one kind; called with the input and the output array, which are one array in place.
+    """What the calls of one kind have in common; makes what carries them out.
 
     Args:
         call: the first call of this kind.
@@ -88,22 +109,72 @@ class LibraryCall:
         other.set_count(tuple(count * row for count in ((*rows, *taken) if exchanges else rows)))
         return other, sum(taken) if exchanges or gathers else own
 
-    def __call__(self, x: Any, result: Any) -> None:
-        """Run the collective on a plain input and output and wait for its end."""
-        library = self._library
-        if self._method_once is None or library.uses_non_blocking or library.progress.operations:
-            self._call_by_library(x, result)
-            return
-        place = self._begin()
-        try:
-            self._method_once(*self._specify(x, result))
-        except MPI.Exception as error:
-            library.state.fail(place)
-            raise explain_mpi_error(error, self.name) from None  # without MPI's own stack of calls
-        except BaseException:
-            library.state.fail(place)
-            raise
-        library.state.end(place)
+    def make_call(self) -> MpiCall | Callable[[Any, Any], None] | None:
+        """Return what carries out blocking calls of this kind: a native call, or a function of input and output.
+
+        Return None if mpi4py has to make each call. In MPI's blocking form, no plan may be in flight, because plans do
+        not advance meanwhile.
+        """
+        native = self.make_native()
+        return partial(self._divide_after, native) if native is not None and self._divides else native
+
+    def make_native(self, passed: PassedForm | None = None) -> MpiCall | None:
+        """Return the native call of MPI's function; None for 2 GiB and more. A mean is not divided.
+
+        The flight recorder notes the calls unless they have a `passed` form.
+        """
+        count, library, ranks = self._count, self._library, self._ranks
+        if (sum(count) if isinstance(count, tuple) else count * ranks) * self._dtype.itemsize > MOST_ELEMENTS:
+            return None
+        starts, progress, state = library.uses_non_blocking, library.progress, library.state
+        own_count, sizes = list_sizes(self._operation, count, self._rank, skips_own=self._own_block is not None)
+        barrier, fingerprint, raise_mismatch = (not starts and self._describe_check()) or (None, 0, bool)
+        form = passed or PassedForm(get_mpi_functions(), self._datatype, self._op or MPI.OP_NULL)
+        return MpiCall(
+            form.functions,
+            find_function(f"MPI_I{self._method.lower()}" if starts else f"MPI_{self._method}"),
+            self._method,
+            starts,
+            (get_handle(form.datatype), get_handle(form.op), get_handle(library.comm)),
+            own_count,
+            sizes,
+            locate_own_block(self._own_block, self._dtype.itemsize),
+            self._root,
+            self._find_places(),
+            int(MPI.IN_PLACE) % 2**64,
+            barrier,
+            fingerprint,
+            raise_mismatch,
+            None if passed else state,
+            None if passed else state.recorder.take_entry,
+            self.name,
+            self._description,
+            *(progress.oversubscribed, progress.attend, progress.operations, progress.transfers),
+        )
+
+    def _describe_check(self) -> tuple[NodeBarrier, int, BoundCall] | None:
+        """Return how the node's ranks compare their calls; None if they do not."""
+        if self._operation is Operation.ALL_TO_ALL:
+            return None
+        dtype = self._dtype
+        return self._library.check.describe(
+            self._operation, self._root, self._count, dtype.name, dtype.itemsize, self._reduction.name
+        )
+
+    def _divide_after(self, native: MpiCall, x: Any, result: Any) -> None:
+        """Run a native sum on plain arrays, and divide it by the number of ranks."""
+        native(get_address(x), get_address(result))
+        NUMPY.bind_divide(flatten(result, self._dtype.numpy), self._ranks)()
+
+    def _find_places(self) -> tuple[int, int]:
+        """Return what MPI gets as its input and as its output, as `MpiCall` numbers it: nothing for an empty array.
+
+        MPICH refuses equal addresses of input and output, also of empty arrays.
+        """
+        has_source, has_result = (count if isinstance(count, int) else any(count) for count in self._counts)
+        numbers = {id(_SOURCE): 1 if has_source else 0, id(_RESULT): 2 if has_result else 0, id(MPI.IN_PLACE): 3}
+        sent, received = (numbers.get(id(place), 0) for place in (*self._arguments, None, None)[:2])
+        return sent, received
 
     def start(self, x: Any, result: Any) -> MpiTransfer:
         """Start an asynchronous call on a plain input and output, and return it in flight."""
@@ -111,18 +182,9 @@ class LibraryCall:
         request = self._start(*self._specify(x, result))
         return MpiTransfer(f"rank {self._rank}: MPI's {self.name}", [request], last, (), (x, result))
 
-    def _call_by_library(self, x: Any, result: Any) -> None:
-        """Run the collective beside operations in flight, in MPI's non-blocking form, or with a division."""
-        try:
-            self._library.call(self._begin, self._check, self._method, self._start, self._specify(x, result))
-        except MPI.Exception as error:
-            raise explain_mpi_error(error, self.name) from None
-        if self._divides:
-            NUMPY.bind_divide(flatten(result, self._dtype.numpy), self._ranks)()
-
     def set_count(self, count: Count) -> None:
         """Set the number of elements (of the vector or every block, or of each block), and build MPI's arguments."""
-        operation, dtype, library = self._operation, self._dtype, self._library
+        operation, dtype = self._operation, self._dtype
         source, result = _SOURCE if self._has_source else None, _RESULT if self._has_result else None
         self._own_block = find_own_block(count, dtype.itemsize, self._rank) if self._copies_own_block else None
         self._counts = specify_counts(operation, count, self._rank, skips_own=self._own_block is not None)
@@ -131,12 +193,7 @@ class LibraryCall:
             self._arguments.index(place) if place in self._arguments else -1 for place in (_SOURCE, _RESULT)
         )
         self._description = replace_count(self._description, count_elements(operation, count))
-        self._begin = library.state.bind(operation.value, self._description)
-        arguments = operation, self._root, count, dtype.name, dtype.itemsize, self._reduction.name
-        self._check = () if operation is Operation.ALL_TO_ALL else library.check.bind(*arguments)
-        self._method_once: Callable[..., object] | None = None
-        if self._own_block is None and not self._divides:
-            self._method_once = library.get_blocking_method(self._method, self._check)
+        self._count = count
 
     def _specify(self, x: Any, result: Any) -> list[Any]:
         """Copy the block of `find_own_block`, if any, and return the arguments of mpi4py's method."""

@@ -112,11 +112,13 @@ ONE_NODE_RULES: dict[tuple[Operation, BufferKind], tuple[SizeRule, ...]] = {
     },
 }
 
-# Prepared calls on one node, in host memory. On 2 ranks, for 8 B (4 KiB) in blocks of different sizes, MPI takes 1.9
-# (2.2) us for a prepared gather, `tree` 1.4 (1.7) us. For scatter, MPI takes 1.7 (1.8) us, `tree` 1.4 (1.5) us.
-PREPARED_RULES: dict[Operation, tuple[SizeRule, ...]] = {
-    Operation.GATHER: (SizeRule(16 * KiB, ("tree",), most_ranks=2),),
-    Operation.SCATTER: (SizeRule(16 * KiB, ("tree",), most_ranks=2),),
+# Calls on one node, in host memory, for which one plan serves many calls: prepared calls, and blocking calls of equal
+# blocks. (A plan for new block sizes takes milliseconds.) For 8 B and 12 KB on 2 ranks, a gather takes 2.1 and 2.2 us
+# in mpi4py, 0.9 and 1.4 us by `tree`; a scatter 1.8 and 2.0 us in mpi4py, 0.7 and 1.1 us by `shared`. On 4 ranks that
+# share 2 cores, a gather takes 9 to 14 us in mpi4py, and 5 to 7 us by `tree`.
+REUSED_PLAN_RULES: dict[Operation, tuple[SizeRule, ...]] = {
+    Operation.GATHER: (SizeRule(16 * KiB, ("tree", MPI_LIBRARY), most_ranks=4),),
+    Operation.SCATTER: (SizeRule(16 * KiB, ("shared", MPI_LIBRARY), most_ranks=2),),
 }
 
 # Across nodes, the rules prefer the MPI library for short messages.
@@ -147,14 +149,14 @@ ONE_RANK_PER_NODE_RULES: dict[Operation, tuple[SizeRule, ...]] = {
 
 
 def find_rule_candidates(
-    operation: Operation, buffer: BufferKind, nbytes: int, ranks: int, nodes: int, *, prepared: bool = False
+    operation: Operation, buffer: BufferKind, nbytes: int, ranks: int, nodes: int, *, reuses_plan: bool = True
 ) -> tuple[str, ...]:
     """Return the candidates for a message, best first (possibly none); on several nodes the last is always `mpi`."""
     rules = MULTI_NODE_RULES[operation] if nodes > 1 else ONE_NODE_RULES.get((operation, buffer), ())
     if ranks == nodes > 1 and buffer is not BufferKind.CUDA:
         rules = ONE_RANK_PER_NODE_RULES.get(operation, rules)
-    if prepared and nodes == 1 and buffer is BufferKind.HOST:
-        rules = (*PREPARED_RULES.get(operation, ()), *rules)
+    if reuses_plan and nodes == 1 and buffer is BufferKind.HOST:
+        rules = (*REUSED_PLAN_RULES.get(operation, ()), *rules)
     fitting = (rule.candidates for rule in rules if nbytes < rule.below_bytes and ranks <= rule.most_ranks)
     candidates = next(fitting, ())
     return (*candidates, MPI_LIBRARY) if nodes > 1 else candidates

@@ -59,7 +59,7 @@ class SelectionKey(NamedTuple):
     buffer: BufferKind
     library: bool  # whether the MPI library's own collective gives the same result for this dtype and reduction
     shared: bool  # whether the ranks of each node share memory, as shared-memory algorithms need
-    prepared: bool = False  # whether all ranks bind the call together before they run it
+    reuses_plan: bool = True  # whether one plan serves many calls: of equal blocks, or prepared calls
 
 
 class Selector:
@@ -105,7 +105,7 @@ class Selector:
                 return self._make_selection(operation, winner.fastest.name, nbytes, _format_reason(winner, nbytes))
         if self._ranks > 1:
             candidates = find_rule_candidates(
-                operation, key.buffer, nbytes, self._ranks, self._nodes, prepared=key.prepared
+                operation, key.buffer, nbytes, self._ranks, self._nodes, reuses_plan=key.reuses_plan
             )
             for name in candidates:
                 if name in allowed:

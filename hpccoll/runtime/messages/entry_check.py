@@ -9,6 +9,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Final
 
+from hpccoll.native import NodeBarrier
 from hpccoll.plan import Count, Operation
 from hpccoll.runtime.arrays import BoundCall
 from hpccoll.runtime.node_memory.node import NodeMemory, compute_fingerprint
@@ -40,17 +41,27 @@ class EntryCheck:
         Returns:
             An empty tuple if calls like this one are not compared.
         """
+        native = self.describe(operation, root, count, dtype, itemsize, reduction)
+        return (partial(_enter, *native),) if native else ()
+
+    def describe(
+        self, operation: Operation, root: int, count: Count, dtype: str, itemsize: int, reduction: str
+    ) -> tuple[NodeBarrier, int, BoundCall] | None:
+        """Return where the ranks enter, what identifies the call, and what raises the error if the calls differ.
+
+        The arguments are those of `bind`. Return None if calls like this one are not compared.
+        """
         node = self._node
         if node is None or operation not in CHECKED:
-            return ()
+            return None
         nbytes = itemsize * (sum(count) if isinstance(count, tuple) else count)
         if node.oversubscribed and nbytes < LEAST_BYTES_ON_SHARED_CORES:
-            return ()
+            return None
         arguments = operation.value, MPI_LIBRARY, 1, root, count, dtype, reduction, "host"
-        return (partial(_enter, node, compute_fingerprint(arguments), arguments),)
+        return node.barrier, compute_fingerprint(arguments), partial(node.raise_mismatch, arguments)
 
 
-def _enter(node: NodeMemory, fingerprint: int, arguments: tuple[object, ...]) -> None:
+def _enter(barrier: NodeBarrier, fingerprint: int, raise_mismatch: BoundCall) -> None:
     """Wait until all ranks of the node have entered a collective; raise MismatchError if it is not the same one."""
-    if node.barrier.enter(fingerprint) is None:
-        node.raise_mismatch(arguments)
+    if barrier.enter(fingerprint) is None:
+        raise_mismatch()

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 from mpi4py import MPI
+from numpy.typing import NDArray
 
 from hpccoll.errors import ReductionError
 from hpccoll.plan import Count, Operation
@@ -190,6 +191,26 @@ def specify_counts(operation: Operation, count: Count, rank: int, *, skips_own: 
             return blocks, count[rank]
         case _:
             return count[rank], blocks
+
+
+def list_sizes(operation: Operation, count: Count, rank: int, *, skips_own: bool) -> tuple[int, NDArray[np.int32]]:
+    """Return the elements of this rank's block (or of every block or vector), and the sizes that `MpiCall` takes."""
+    if isinstance(count, int):
+        return count, np.empty(0, np.int32)
+    ranks = len(count) // 2 if operation is Operation.ALL_TO_ALL else len(count)
+    counts = np.array(count, np.int32).reshape(-1, ranks)
+    begins = np.cumsum(counts, axis=1, dtype=np.int32) - counts
+    if skips_own:
+        counts[:, rank] = 0
+    return int(counts[0, rank]), np.stack([counts, begins], axis=1).ravel()
+
+
+def locate_own_block(own: tuple[slice, slice] | None, itemsize: int) -> tuple[int, int, int]:
+    """Return where a block of `find_own_block` begins in input and output, and its size, in bytes."""
+    if own is None:
+        return 0, 0, 0
+    sent, received = own
+    return sent.start * itemsize, received.start * itemsize, (sent.stop - sent.start) * itemsize
 
 
 def find_own_block(count: Count, itemsize: int, rank: int) -> tuple[slice, slice] | None:

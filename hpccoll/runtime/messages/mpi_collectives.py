@@ -13,7 +13,7 @@ use the blocking form.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -105,7 +105,7 @@ class MpiCollectives:
         takes_device_memory: Callable[[], bool],
         node: NodeMemory | None = None,
     ) -> None:
-        self._comm, self.progress, self.state = comm, progress, state
+        self.comm, self.progress, self.state = comm, progress, state
         self._takes_device_memory = takes_device_memory
         self._works_on_device: bool | None = None  # whether all ranks take device memory; None if not agreed on yet
         self._has_large_counts = MPI.Get_version()[0] >= 4
@@ -129,15 +129,15 @@ class MpiCollectives:
         if reason:
             return reason
         has_limit = not self._has_large_counts and not call.is_uneven_exchange
-        if has_limit and call.operation.message_bytes(call.count, 1, self._comm.size) > MOST_ELEMENTS:
+        if has_limit and call.operation.message_bytes(call.count, 1, self.comm.size) > MOST_ELEMENTS:
             return f"MPI before version 4 counts at most {MOST_ELEMENTS} elements"
         if not call.module.on_device:
             return ""
         if call.operation.reduces and call.reduction.combine is not None:
             return "MPI would call the reduction's function on device memory"
         if self._works_on_device is None and not asynchronous:
-            wait_for_ranks(self._comm, self.progress)
-            self._works_on_device = all(gather_or_raise(self._comm, self._takes_device_memory, UnavailableError))
+            wait_for_ranks(self.comm, self.progress)
+            self._works_on_device = all(gather_or_raise(self.comm, self._takes_device_memory, UnavailableError))
         if not self._works_on_device:
             return "it does not take device memory here"
         return "it has no asynchronous collectives on device memory" if asynchronous else ""
@@ -169,53 +169,17 @@ class MpiCollectives:
         """Return a function that records the beginning of a blocking call of the library."""
         return self.state.bind(call.operation.value, describe_call(self.state, call, None))
 
-    def call(
-        self,
-        begin: Begin,
-        check: Sequence[BoundCall],
-        method: str,
-        start: Callable[..., MPI.Request],
-        arguments: Sequence[Any],
-    ) -> None:
-        """Call mpi4py's `method`, or its non-blocking form, on host memory; wait for its end.
-
-        Args:
-            begin: records the beginning of the call.
-            check: the calls of `EntryCheck.bind`, which come before the blocking form.
-            method, start: the name of mpi4py's method, and its non-blocking form.
-            arguments: the arguments of both.
-        """
-        place = begin()
-        try:
-            if self.uses_non_blocking:
-                self._complete(start, *arguments)
-            else:
-                run_all(check)
-                blocking = partial(getattr(self._comm, method), *arguments)
-                blocking() if not self.progress.operations else self.progress.call(blocking)
-        except BaseException:
-            self.state.fail(place)
-            raise
-        self.state.end(place)
-
-    def get_blocking_method(self, method: str, check: Sequence[BoundCall] = ()) -> Callable[..., object] | None:
-        """Return mpi4py's blocking `method`, after `check`; None if calls on this communicator do not block."""
-        if self.uses_non_blocking:
-            return None
-        blocking: Callable[..., object] = getattr(self._comm, method)
-        return partial(_call_checked, check[0], blocking) if check else blocking
-
     def start(self, call: CollectiveCall) -> MpiTransfer:
         """Start a collective and return at once; `can_run(call)` must be true."""
         self.use_non_blocking()
         mpi = self._translate(call)
         run_all(mpi.prologue)
-        description = f"rank {self._comm.rank}: MPI's {call.operation.value}"
+        description = f"rank {self.comm.rank}: MPI's {call.operation.value}"
         return MpiTransfer(description, [self._bind_non_blocking(mpi)()], list(mpi.epilogue), keep=mpi.memories)
 
     def get_non_blocking_method(self, method: str) -> Callable[..., MPI.Request]:
         """Return the non-blocking form of mpi4py's `method`, which starts the collective and returns its request."""
-        start: Callable[..., MPI.Request] = getattr(self._comm, f"I{method.lower()}")
+        start: Callable[..., MPI.Request] = getattr(self.comm, f"I{method.lower()}")
         return start
 
     def use_non_blocking(self) -> None:
@@ -245,7 +209,7 @@ class MpiCollectives:
 
     def _bind_blocking(self, mpi: _MpiCall) -> BoundCall:
         """Return a call that runs the collective in its blocking form; runs nothing itself."""
-        return mpi.module.bind_device(partial(getattr(self._comm, mpi.method), *mpi.arguments))
+        return mpi.module.bind_device(partial(getattr(self.comm, mpi.method), *mpi.arguments))
 
     def _bind_non_blocking(self, mpi: _MpiCall) -> Callable[[], MPI.Request]:
         """Return a call that starts the collective and returns its MPI request; starts nothing itself."""
@@ -253,8 +217,8 @@ class MpiCollectives:
 
     def _translate(self, call: CollectiveCall) -> _MpiCall:
         """Return a call as mpi4py's method and arguments; allocates memory if MPI cannot use the user's memory."""
-        call, prologue, in_place = bind_prologue(call, self._comm.rank)
-        epilogue = bind_epilogue(call, self._comm.size)
+        call, prologue, in_place = bind_prologue(call, self.comm.rank)
+        epilogue = bind_epilogue(call, self.comm.size)
         module, source, result = call.module, call.source, call.result
         if call.operation is Operation.REDUCE_SCATTER and in_place and source and result:
             # `block` receives it, because MPI's reduce_scatter in place would write it to the front of the input.
@@ -262,20 +226,14 @@ class MpiCollectives:
             epilogue = (module.bind_copy(result.flat, block), *epilogue)
             result, in_place = replace(result, flat=block, address=module.get_address(block)), False
         is_apart = call.is_uneven_exchange and not call.library  # the library copies the block if it is asked for
-        own = find_own_block(call.count, call.dtype.itemsize, self._comm.rank) if is_apart else None
+        own = find_own_block(call.count, call.dtype.itemsize, self.comm.rank) if is_apart else None
         if own is not None and source and result:
             prologue = (*prologue, module.bind_copy(result.flat[own[1]], source.flat[own[0]]))
         if module.on_device:
             prologue = (*prologue, module.synchronize)
-        counts = specify_counts(call.operation, call.count, self._comm.rank, skips_own=own is not None)
+        counts = specify_counts(call.operation, call.count, self.comm.rank, skips_own=own is not None)
         specified = specify_buffers(call, source, result, counts)
         op = self.ops.get(call.dtype, call.reduction) if call.operation.reduces else None
         arguments = order_arguments(call.operation, *specified, op, call.root, in_place, call.count)
         memories = tuple(buffer.flat for buffer in (source, result) if buffer)
         return _MpiCall(get_method(call.operation, call.count), arguments, prologue, epilogue, memories, module)
-
-
-def _call_checked(check: BoundCall, method: Callable[..., object], *arguments: Any) -> None:
-    """Call `check`, then mpi4py's method."""
-    check()
-    method(*arguments)

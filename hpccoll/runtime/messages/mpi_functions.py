@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from collections.abc import Callable
 from functools import cache
 from typing import Any, Final, NoReturn
 
@@ -17,9 +18,17 @@ from hpccoll.runtime.work import explain_mpi_error
 _NAMES: Final = "MPI_Isend", "MPI_Irecv", "MPI_Isend_c", "MPI_Irecv_c", "MPI_Test", "MPI_Iprobe", "MPI_Get_count"
 
 
+def _raise_error(name: str, code: int) -> NoReturn:
+    """Raise the error for a collective that MPI refused; `code` is MPI's error code."""
+    raise explain_mpi_error(MPI.Exception(code), name)
+
+
 @cache
-def get_mpi_functions() -> MpiFunctions:
+def get_mpi_functions(raise_error: Callable[[str, int], object] = _raise_error) -> MpiFunctions:
     """Return the functions of the MPI library that mpi4py has loaded.
+
+    Args:
+        raise_error: raises the error for the name of a collective and an error code of MPI.
 
     Raises:
         UnavailableError: the library does not export them.
@@ -37,8 +46,14 @@ def get_mpi_functions() -> MpiFunctions:
         _find_source_offset(),
         MPI._sizeof(MPI.Comm) == ctypes.sizeof(ctypes.c_void_p),  # noqa: SLF001 - documented by mpi4py
         MPI.Query_thread() >= MPI.THREAD_MULTIPLE,
-        _raise_error,
+        raise_error,
     )
+
+
+@cache
+def find_function(name: str) -> int:
+    """Return the address of a function of the MPI library, such as "MPI_Bcast"; 0 if the library lacks it."""
+    return _find_address(ctypes.CDLL(MPI.__file__), name)
 
 
 def _find_source_offset() -> int:
@@ -58,8 +73,3 @@ def _find_address(library: ctypes.CDLL, name: str) -> int:
     """Return the address of a function; 0 if the library lacks it."""
     function = getattr(library, name, None)
     return 0 if function is None else ctypes.cast(function, ctypes.c_void_p).value or 0
-
-
-def _raise_error(name: str, code: int) -> NoReturn:
-    """Raise the error for a collective whose messages MPI refused; `code` is MPI's error code."""
-    raise explain_mpi_error(MPI.Exception(code), name)

@@ -6,9 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 from hpccoll.mpi4py.nested_arrays import ArrayPlace, may_hold_arrays, put_arrays_back, take_arrays_out
 from hpccoll.mpi4py.objects import HEADER_BYTES, PICKLE, ObjectHeader, decode, encode
+from hpccoll.native import SmallObjects
 
 ARRAY = np.arange(600.0)
 OBJECTS: list[Any] = [
@@ -105,3 +107,70 @@ def test_a_container_that_contains_itself_has_no_arrays():
     container: list[Any] = [1]
     container.append(container)
     assert not may_hold_arrays(container)
+
+
+SMALL: list[Any] = [
+    *(0, 3, -(2**63), 2**63 - 1, 2**63, True, None, 2.5, float("-inf"), -0.0, 1j, "text", "x" * 150, b"", b"\0"),
+    *((), (1, [2.0, {"a": (None, b"c"), 3: "d"}]), {"a": 1, "b": [1, 2]}),
+]
+FOR_PYTHON: list[Any] = [
+    *(
+        "x" * 193,
+        b"x" * 193,
+        ["x" * 99, "y" * 99],
+        [1] * 64,
+        [[[[[[[[[[1]]]]]]]]]],
+        ARRAY,
+        [ARRAY[:2]],
+        np.float64(1),
+        {1},
+        {"a": {1}},
+    ),
+    *(range(3), {(1, ARRAY.tobytes()): 2}),
+]
+
+
+def make_small_objects() -> tuple[SmallObjects, bytearray]:
+    """Return a writer of small objects, and memory for three slots."""
+    return SmallObjects(HEADER_BYTES + 4096, 192, MPI.pickle), bytearray(3 * (HEADER_BYTES + 4096))
+
+
+@pytest.mark.parametrize("obj", SMALL, ids=lambda obj: f"{type(obj).__name__}-{str(obj)[:12]}")
+def test_native_code_writes_and_reads_small_objects(obj):
+    small, slots = make_small_objects()
+    assert small.write_all(slots, [obj] * 3)
+    assert slots[HEADER_BYTES - 1] == 1
+    assert not small.write_all(slots, [obj] * 2)
+    assert all(small.write(slots, rank * len(slots) // 3, obj) for rank in range(3))
+    assert slots[HEADER_BYTES - 1] == 0
+    require_same(small.read(slots), obj)
+    require_same(small.read_all(slots), [obj] * 3)
+    assert small.are_all_small(slots)
+    assert str(small.read(slots)) == str(obj)  # also the sign of zero
+    require_same(decode(ObjectHeader(slots), slots, HEADER_BYTES), obj)
+
+
+@pytest.mark.parametrize("obj", FOR_PYTHON, ids=lambda obj: f"{type(obj).__name__}-{str(obj)[:12]}")
+def test_native_code_leaves_other_objects_to_python(obj):
+    small, slots = make_small_objects()
+    assert not small.write(slots, 0, obj)
+    assert not any(slots)
+    assert not small.write_all(slots, [obj] * 3)
+    encode(obj).write(memoryview(slots))
+    assert small.read(slots) is NotImplemented
+    assert small.read_all(slots) is NotImplemented
+    assert not small.are_all_small(slots)
+
+
+def test_a_slot_without_room_for_a_small_object_is_left_to_python():
+    small = SmallObjects(HEADER_BYTES + 100, 100, MPI.pickle)
+    slots = bytearray(HEADER_BYTES + 100)
+    assert not small.write(slots, 0, "x" * 100)
+    for wrong in (-1, 1):
+        with pytest.raises(ValueError, match="outside"):
+            small.write(slots, wrong, 1)
+    with pytest.raises(ValueError, match="outside"):
+        small.read(slots[:100])
+    slots[0], slots[8:16] = 6, (10**6).to_bytes(8, "little")
+    with pytest.raises(ValueError, match="no object"):
+        small.read(slots)

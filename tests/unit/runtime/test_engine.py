@@ -108,12 +108,12 @@ def test_auto_asks_the_selector_with_what_all_ranks_know(engine):
 
     engine.call_selector.selector = SimpleNamespace(select=select)
     assert engine.select(request(np.ones(3, np.float32))).why == "measured"
-    assert asked == [SelectionKey(ALL_REDUCE, 12, 4, BufferKind.HOST, library=True, shared=True, prepared=False)]
+    assert asked == [SelectionKey(ALL_REDUCE, 12, 4, BufferKind.HOST, library=True, shared=True, reuses_plan=True)]
     engine.node.problem = "no memory"
     engine.select(request(np.ones(6), operation=Operation.ALL_GATHER))
     assert asked[1] == SelectionKey(Operation.ALL_GATHER, 48, 8, BufferKind.HOST, library=True, shared=False)
     engine.prepare(request(np.ones(6))).free()
-    assert (asked[2].shared, asked[2].prepared) == (False, True)
+    assert (asked[2].shared, asked[2].reuses_plan) == (False, True)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from hpccoll.selection.cost_model import (
     find_fastest_algorithm,
     predict_seconds,
 )
-from hpccoll.selection.rules import MULTI_NODE_RULES, ONE_NODE_RULES, ONE_RANK_PER_NODE_RULES, PREPARED_RULES
+from hpccoll.selection.rules import MULTI_NODE_RULES, ONE_NODE_RULES, ONE_RANK_PER_NODE_RULES, REUSED_PLAN_RULES
 from hpccoll.selection.selector import Selection, SelectionKey, Selector, round_message_size
 from hpccoll.selection.tuning_table import (
     MPI_LIBRARY,
@@ -269,16 +269,17 @@ def test_rules_name_what_exists_and_reach_all_sizes(about):
         assert all(name == MPI_LIBRARY or get_algorithm(about[0], name) for name in rule.candidates)
 
 
-@pytest.mark.parametrize("operation", PREPARED_RULES)
-def test_rules_for_prepared_calls_hold_for_two_ranks_of_one_node(operation):
+@pytest.mark.parametrize("operation", REUSED_PLAN_RULES)
+def test_rules_for_plans_that_serve_many_calls_hold_for_few_ranks_of_one_node(operation):
     about = {"operation": operation, "itemsize": 8}
     for nbytes in (8, 1024, 8192):
-        assert select_by_table(None, nbytes, 2, prepared=True, **about).algorithm is not None
-        assert select_by_table(None, nbytes, 2, **about).name == MPI_LIBRARY
-        assert select_by_table(None, nbytes, 4, prepared=True, **about).name == MPI_LIBRARY
-        assert select_by_table(None, nbytes, 2, 2, prepared=True, **about).name == MPI_LIBRARY
+        assert select_by_table(None, nbytes, 2, **about).algorithm is not None
+        assert select_by_table(None, nbytes, 2, reuses_plan=False, **about).name == MPI_LIBRARY
+        assert select_by_table(None, nbytes, 8, **about).name == MPI_LIBRARY
+        assert select_by_table(None, nbytes, 2, 2, **about).name == MPI_LIBRARY
     for nbytes in (64 * 1024, MiB):
-        assert select_by_table(None, nbytes, 2, prepared=True, **about) == select_by_table(None, nbytes, 2, **about)
+        with_plan, without = (select_by_table(None, nbytes, 2, reuses_plan=reuses, **about) for reuses in (True, False))
+        assert with_plan == without
 
 
 def test_a_table_comes_back_from_json_as_it_was():
@@ -363,7 +364,7 @@ def test_the_rule_for_a_size_depends_on_the_number_of_ranks(ranks, nbytes, name)
 
 @pytest.mark.parametrize("operation", [Operation.GATHER, Operation.SCATTER])
 @pytest.mark.parametrize(
-    ("ranks", "nbytes", "name"), [(2, 1024, "mpi"), (2, 65536, "shared"), (4, 65536, "mpi"), (2, 2**23, "mpi")]
+    ("ranks", "nbytes", "name"), [(8, 1024, "mpi"), (2, 65536, "shared"), (4, 65536, "mpi"), (2, 2**23, "mpi")]
 )
 def test_two_ranks_gather_and_scatter_medium_messages_in_shared_memory(operation, ranks, nbytes, name):
     selector = Selector(ranks, 1)

@@ -1,0 +1,237 @@
+// MpiCall: a blocking collective of the MPI library of one kind, on the arrays that each call passes.
+#include "mpi_collectives.h"
+#include "objects.h"
+
+#include <sched.h>
+
+// What MPI gets as its input or output: nothing, an array of the call, or MPI_IN_PLACE.
+typedef enum { NOTHING, THE_INPUT, THE_OUTPUT, IN_PLACE, PLACES } Place;
+
+typedef struct {
+    HostCallObject base;
+    MpiFunctionsObject *library;
+    MpiCollective collective;
+    int *sizes;  // the counts and beginnings of blocks of different sizes, else NULL
+    Place sent, received;
+    Py_ssize_t own_from, own_to, own_bytes;  // this rank's block for itself, if it is copied here
+    uint64_t in_place, fingerprint;
+    NodeBarrierObject *barrier;  // where the ranks compare their calls first; NULL if they do not
+    PyObject *raise_mismatch;
+    CallEntry entry;  // `calls` is NULL if the flight recorder notes nothing
+    PyObject *attend, *in_flight, *transfers;
+    bool oversubscribed;
+} MpiCallObject;
+
+static const int64_t SPIN_NS = 50000, LIMIT_NS = 400000, BUSY_LIMIT_NS = 10000, SETTLE_NS = 500000000;
+
+static int MpiCall_traverse(PyObject *self, visitproc visit, void *arg) {
+    MpiCallObject *call = (MpiCallObject *)self;
+    Py_VISIT(call->entry.calls);
+    Py_VISIT(call->raise_mismatch);
+    Py_VISIT(call->attend);
+    return 0;
+}
+
+static int MpiCall_clear(PyObject *self) {
+    MpiCallObject *call = (MpiCallObject *)self;
+    Py_CLEAR(call->raise_mismatch);
+    Py_CLEAR(call->attend);
+    return 0;
+}
+
+static void MpiCall_dealloc(PyObject *self) {
+    MpiCallObject *call = (MpiCallObject *)self;
+    PyObject_GC_UnTrack(self);
+    MpiCall_clear(self);
+    clear_entry(&call->entry);
+    Py_XDECREF(call->library);
+    Py_XDECREF(call->barrier);
+    Py_XDECREF(call->in_flight);
+    Py_XDECREF(call->transfers);
+    PyMem_Free(call->sizes);
+    Py_TYPE(self)->tp_free(self);
+}
+
+// Waits until the ranks have entered the same collective; returns -1 with an exception if they have not.
+static int compare_calls(MpiCallObject *call) {
+    post_entry(&call->barrier->barrier, call->fingerprint, NULL);
+    if (wait_for_ranks(call->barrier)) {
+        return -1;
+    }
+    if (compare_entries(&call->barrier->barrier) == RANKS_DIFFER) {
+        raise_mismatch(call->raise_mismatch);
+        return -1;
+    }
+    return 0;
+}
+
+// Tests a request until it is complete or `limit_ns` have passed, without the GIL; yields the core after `spin_ns`.
+static bool test_for(const MpiLibrary *mpi, uint64_t *request, int64_t spin_ns, int64_t limit_ns, int *error) {
+    int64_t begin = read_clock_ns();
+    for (;;) {
+        MessageStatus status;
+        int flag = 0;
+        *error = test_request(mpi, request, &flag, &status);
+        int64_t passed = read_clock_ns() - begin;
+        if (flag || *error || passed >= limit_ns) {
+            return flag || *error;
+        }
+        if (passed >= spin_ns) {
+            sched_yield();
+        }
+    }
+}
+
+// Lets signal handlers run and operations in flight advance; returns the time until the next turn, or -1 with an
+// exception.
+static int64_t attend(MpiCallObject *call) {
+    PyObject *result = PyErr_CheckSignals() ? NULL : PyObject_CallNoArgs(call->attend);
+    if (!result) {
+        return -1;
+    }
+    int64_t limit_ns = PyObject_IsTrue(result) ? BUSY_LIMIT_NS : LIMIT_NS;
+    Py_DECREF(result);
+    return limit_ns;
+}
+
+// Calls MPI and waits for the end; sets MPI's error number. Returns -1 with an exception of a signal handler or a time
+// limit. MPI may then still access the arrays for up to SETTLE_NS.
+static int call_mpi(MpiCallObject *call, void *sent, void *received, int *error) {
+    const MpiLibrary *mpi = &call->library->functions;
+    uint64_t request = 0;
+    bool is_busy = PyDict_GET_SIZE(call->in_flight) || PyDict_GET_SIZE(call->transfers);
+    int64_t spin_ns = call->oversubscribed ? 0 : SPIN_NS, limit_ns = is_busy ? BUSY_LIMIT_NS : LIMIT_NS;
+    bool done;
+    Py_BEGIN_ALLOW_THREADS
+    *error = call_collective(mpi, &call->collective, sent, received, &request);
+    done = *error || !call->collective.starts || test_for(mpi, &request, spin_ns, limit_ns, error);
+    Py_END_ALLOW_THREADS
+    while (!done) {
+        limit_ns = attend(call);
+        Py_BEGIN_ALLOW_THREADS
+        done = test_for(mpi, &request, 0, limit_ns < 0 ? SETTLE_NS : limit_ns, error);
+        Py_END_ALLOW_THREADS
+        if (limit_ns < 0) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+static int run_mpi_call(HostCallObject *base, char *input, char *output) {
+    MpiCallObject *call = (MpiCallObject *)base;
+    void *places[PLACES] = {NULL, input, output, as_pointer(call->in_place)};
+    int64_t place = call->entry.calls ? begin_call(&call->entry) : 0;
+    if (place < 0) {
+        return -1;
+    }
+    int error = 0;
+    bool failed = call->barrier && compare_calls(call);
+    if (!failed && call->own_bytes) {
+        memcpy(output + call->own_to, input + call->own_from, (size_t)call->own_bytes);
+    }
+    failed = failed || call_mpi(call, places[call->sent], places[call->received], &error);
+    if (error && !failed) {
+        raise_mpi_error(call->library, call->entry.name, error);
+    }
+    failed = failed || error;
+    return call->entry.calls ? end_call(&call->entry, place, failed) : failed ? -1 : 0;
+}
+
+// Keeps the counts and beginnings of blocks: two rows of `ranks` integers, or four for an Alltoallv. Returns -1 with an
+// exception.
+static int keep_sizes(MpiCallObject *call, const Py_buffer *sizes) {
+    MpiCollective *collective = &call->collective;
+    if (collective->list < GATHERED_COUNTS) {
+        return 0;
+    }
+    size_t rows = collective->list == EXCHANGED_COUNTS ? 4 : 2, ranks = (size_t)sizes->len / sizeof(int) / rows;
+    if (!ranks || (size_t)sizes->len != rows * ranks * sizeof(int)) {
+        PyErr_SetString(PyExc_ValueError, "sizes must have rows of integers, one for each rank");
+        return -1;
+    }
+    if (!(call->sizes = PyMem_Malloc((size_t)sizes->len))) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    memcpy(call->sizes, sizes->buf, (size_t)sizes->len);
+    collective->counts = call->sizes;
+    collective->begins = call->sizes + ranks;
+    collective->received_counts = call->sizes + (rows - 2) * ranks;
+    collective->received_begins = call->sizes + (rows - 1) * ranks;
+    return 0;
+}
+
+static PyObject *MpiCall_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"library", "function", "method", "starts", "handles", "count", "sizes", "own", "root", "places", "in_place",
+                            "barrier", "fingerprint", "raise_mismatch", "calls", "ring", "name", "description",
+                            "oversubscribed", "attend", "in_flight", "transfers", NULL};
+    PyObject *library, *barrier, *raises, *calls, *ring, *name, *description, *attend, *in_flight, *transfers;
+    unsigned long long function, datatype, op, comm, in_place, fingerprint;
+    const char *method;
+    Py_buffer sizes;
+    Py_ssize_t own_from, own_to, own_bytes;
+    int starts, count, root, sent, received, oversubscribed;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!Ksp(KKK)iy*(nnn)i(ii)KOKOOOUO!pOO!O!", names, &MpiFunctionsType,
+                                     &library, &function, &method, &starts, &datatype, &op, &comm, &count, &sizes, &own_from, &own_to, &own_bytes, &root, &sent,
+                                     &received, &in_place, &barrier, &fingerprint, &raises, &calls, &ring, &name, &PyBytes_Type, &description, &oversubscribed,
+                                     &attend, &PyDict_Type, &in_flight, &PyDict_Type, &transfers)) {
+        return NULL;
+    }
+    int list = find_argument_list(method);
+    bool fits = function && list >= 0 && count >= 0 && sent >= 0 && sent < PLACES && received >= 0 && received < PLACES;
+    bool is_recorded = calls != Py_None, has_types = true;
+    if (!fits || PyBytes_GET_SIZE(description) != DESCRIPTION_BYTES || own_from < 0 || own_to < 0 || own_bytes < 0) {
+        PyErr_SetString(PyExc_ValueError, "no collective has this method, count, places and description");
+        has_types = false;
+    }
+    has_types = has_types && (barrier == Py_None || has_type(barrier, &NodeBarrierType, "barrier"));
+    has_types = has_types && (!is_recorded || (has_type(calls, &CallCounterType, "calls") && has_type(ring, &EntryRingType, "ring")));
+    MpiCallObject *self = has_types ? (MpiCallObject *)type->tp_alloc(type, 0) : NULL;
+    if (!self) {
+        PyBuffer_Release(&sizes);
+        return NULL;
+    }
+    self->base.vectorcall = call_host;
+    self->base.run = run_mpi_call;
+    self->library = (MpiFunctionsObject *)Py_NewRef(library);
+    self->collective = (MpiCollective){.function = (AnyFunction *)(uintptr_t)function, .list = (ArgumentList)list,
+                                       .starts = starts, .datatype = datatype, .op = op, .comm = comm, .count = count,
+                                       .root = root};
+    self->own_from = own_from;
+    self->own_to = own_to;
+    self->own_bytes = own_bytes;
+    self->sent = (Place)sent;
+    self->received = (Place)received;
+    self->in_place = in_place;
+    self->fingerprint = fingerprint;
+    self->barrier = barrier == Py_None ? NULL : (NodeBarrierObject *)Py_NewRef(barrier);
+    self->raise_mismatch = Py_NewRef(raises);
+    self->entry = (CallEntry){NULL, NULL, Py_NewRef(name), Py_NewRef(description)};
+    if (is_recorded) {
+        self->entry.calls = (CallCounterObject *)Py_NewRef(calls);
+        self->entry.ring = (EntryRingObject *)Py_NewRef(ring);
+    }
+    self->attend = Py_NewRef(attend);
+    self->in_flight = Py_NewRef(in_flight);
+    self->transfers = Py_NewRef(transfers);
+    self->oversubscribed = oversubscribed;
+    int failed = keep_sizes(self, &sizes);
+    PyBuffer_Release(&sizes);
+    if (failed) {
+        Py_CLEAR(self);
+    }
+    return (PyObject *)self;
+}
+
+PyTypeObject MpiCallType = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "hpccoll.native.MpiCall",
+    .tp_doc = "A collective of the MPI library of one kind; the stub describes the arguments.",
+    .tp_basicsize = sizeof(MpiCallObject),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
+    .tp_base = &HostCallType,
+    .tp_new = MpiCall_new,
+    .tp_dealloc = MpiCall_dealloc,
+    .tp_traverse = MpiCall_traverse,
+    .tp_clear = MpiCall_clear,
+};
