@@ -34,7 +34,11 @@ from numpy.typing import NDArray
 ROOT = Path(__file__).parent.parent
 LIBRARY, OWN, GLOO = "mpi4py", "hpccoll", "gloo"
 STYLES = WRITTEN, REPEATED = "written", "repeated"
-OPERATIONS = "all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"
+OPERATIONS = (
+    *("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter", "all_to_all", "gather", "scatter", "scan"),
+    "barrier",
+)
+BLOCKS = "all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"  # operations with a block for each rank
 BATCHES, LEAST_BATCH, MOST_BATCH, BATCH_S = 9, 3, 2000, 0.02
 CLOCK_RESOLUTION_S = 1e-9
 JOB_TIMEOUT_S = 100
@@ -160,7 +164,7 @@ def measure_peer(options: argparse.Namespace) -> None:
         for size in options.sizes.split(",") if operation != "barrier" else ["0"]:
             nbytes = parse_size(size) if size != "0" else 0
             count = (
-                max(nbytes // 4 // comm.size, 1) * comm.size if operation.count("_") and nbytes >= 64 else nbytes // 4
+                max(nbytes // 4 // comm.size, 1) * comm.size if operation in BLOCKS and nbytes >= 64 else nbytes // 4
             )
             x, out = np.zeros(count, np.float32), np.zeros(count, np.float32)
             call = make_call(operation, x, out)
@@ -213,6 +217,9 @@ def make_library_call(comm: Any) -> Callable[[str, Floats, Floats], Callable[[],
             "all_gather": lambda: comm.Allgather(x[: len(part)], out),
             "reduce_scatter": lambda: comm.Reduce_scatter_block(x, part),
             "all_to_all": lambda: comm.Alltoall(x, out),
+            "gather": lambda: comm.Gather(x[: len(part)], out if comm.rank == 0 else None),
+            "scatter": lambda: comm.Scatter(x if comm.rank == 0 else None, part),
+            "scan": lambda: comm.Scan(x, out),
             "barrier": comm.Barrier,
         }
         return calls[operation]
@@ -235,6 +242,9 @@ def make_own_call(comm: Any) -> Callable[[str, Floats, Floats], Callable[[], obj
             "all_gather": lambda: own.all_gather(x[: len(part)], out=out),
             "reduce_scatter": lambda: own.reduce_scatter(x, out=part),
             "all_to_all": lambda: own.all_to_all(x, out=out),
+            "gather": lambda: own.gather(x[: len(part)], out=out if own.rank == 0 else None),
+            "scatter": lambda: own.scatter(x if own.rank == 0 else None, out=part),
+            "scan": lambda: own.scan(x, out=out),
             "barrier": own.barrier,
         }
         return calls[operation]

@@ -1,9 +1,9 @@
 """The collectives of Python objects: mpi4py's methods with a lower-case first letter, over hpccoll.
 
 Each call exchanges one slot per rank (`object_slots.py`). What does not fit into the slots follows in a second
-exchange: equal arrays as a collective on their memory, other objects as bytes. All ranks see the headers, so all ranks
-know whether there is a second exchange. Reductions by a function of the user are mpi4py's, and so are those of large
-objects other than equal arrays.
+exchange: equal arrays as a collective on their memory, other objects as bytes. The headers of the slots tell all ranks
+that take part in it. Reductions by a function of the user are mpi4py's, and so are those of large objects other than
+equal arrays.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from hpccoll.mpi4py.buffer_collectives import BufferCollectives, find_reduction
 from hpccoll.mpi4py.configuration import AUTO, get_configuration
 from hpccoll.mpi4py.object_slots import MARK, SLOT_OPERATIONS, ObjectSlots, count_slot_bytes
 from hpccoll.mpi4py.objects import ARRAY, HEADER_BYTES, EncodedObject, ObjectHeader, decode, make_array
-from hpccoll.mpi4py.passed_calls import bind_method
 from hpccoll.mpi4py.signatures import BYTES, list_element_types
 from hpccoll.mpi4py.watched_calls import find_method
 from hpccoll.plan import Operation
@@ -34,6 +33,12 @@ _ARITHMETIC: Final = {"sum": "iufc", "prod": "iufc", "band": "iu", "bor": "iu", 
 _SUPPORTED: Final = {dtype.numpy for dtype in DTYPES.values()}
 _PLAIN_OBJECTS: Final = {
     name: find_method(name) for name in ("bcast", "allreduce", "reduce", "allgather", "gather", "scatter", "alltoall")
+}
+_PLAIN_METHODS: Final = {
+    Operation.BROADCAST: find_method("Bcast"),
+    Operation.ALL_GATHER: find_method("Allgather"),
+    Operation.REDUCE: find_method("Reduce"),
+    Operation.ALL_REDUCE: find_method("Allreduce"),
 }
 _PLAIN_BCAST: Final = find_method("Bcast")
 _PLAIN_GATHER: Final = find_method("Gather")
@@ -123,7 +128,7 @@ class ObjectsOverBuffers(BufferCollectives):
             gathered: list[Any] | None = _PLAIN_OBJECTS["gather"](self, sendobj, root)
             return gathered
         encoded = slots.write(sendobj)
-        # In shared memory, an all_gather takes less time than the MPI library's gather, and informs all ranks.
+        # In shared memory, an all_gather takes less time than the MPI library's gather, and all ranks see all headers.
         if slots.run("gather", slots.own, slots.all, root):
             slots.leave("gather", root, are_small=slots.small.are_all_small(slots.all_view))
         else:
@@ -173,13 +178,13 @@ class ObjectsOverBuffers(BufferCollectives):
         return _exchange_rest(slots.communicator, slots, encoded)
 
     def _enter_objects(self, use: str, root: int = 0) -> ObjectSlots | None:
-        """Return what carries out a collective of objects that all ranks call now; None if mpi4py does."""
+        """Return the slots for a call of mpi4py's method `use`; None if mpi4py carries it out. Collective."""
         state = self._state
         slots: ObjectSlots | None = None if state is None else state.slots.get((use, root))
         return slots or self._prepare_slots(use, root)
 
     def _prepare_slots(self, use: str, root: int) -> ObjectSlots | None:
-        """Count a call; return the slots of later calls, or None if mpi4py carries out the call."""
+        """Count a call; return the slots for this call and later ones, or None if mpi4py carries it out. Collective."""
         if not get_configuration().runs_objects or not hasattr(root, "__index__") or not 0 <= root < self.size:
             return None
         state = self._find_state()
@@ -219,9 +224,9 @@ class ObjectsOverBuffers(BufferCollectives):
         communicator, state = self._bind_table(), find_acceleration(self)
         algorithm = state.select(operation, op, x.dtype, x.size, root)
         if algorithm is None and (x.dtype not in list_element_types() or x.nbytes * state.size > MOST_MPI_BYTES):
-            algorithm = AUTO
+            algorithm = AUTO  # mpi4py may not take the element type, and MPI before version 4 not the size
         if algorithm is None:
-            bind_method(operation, self, getattr(MPI, op.upper()), root, in_place=out is None)(x, out)
+            _run_plain(self, operation, x, out, getattr(MPI, op.upper()), root)
         else:
             communicator._collective(operation, x, out, op, root, algorithm, False)
 
@@ -244,6 +249,19 @@ class ObjectsOverBuffers(BufferCollectives):
             return None
         header.order = 0 if is_mixed else header.order
         return to_library(make_array(header, out, copy=False), header.library, header.device)
+
+
+def _run_plain(comm: Any, operation: Operation, x: Any, out: Any, op: MPI.Op, root: int) -> None:
+    """Call mpi4py's method for a collective of `_run_collective`."""
+    method = _PLAIN_METHODS[operation]
+    if operation is Operation.BROADCAST:
+        method(comm, x, root)
+    elif operation is Operation.ALL_GATHER:
+        method(comm, x, out)
+    elif operation is Operation.REDUCE:
+        method(comm, x, out, op, root)
+    else:
+        method(comm, x, out, op)
 
 
 def _is_predefined(op: Any) -> bool:

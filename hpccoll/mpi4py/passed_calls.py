@@ -1,12 +1,11 @@
 """Calls of plain arrays that the MPI library carries out, found by one look-up in the communicator's `CallTable`.
 
-Without it, each such call would read its buffers in Python, which takes 2 us, to find that `auto` selects the MPI
-library's collective. The table calls MPI's function itself, without the buffers of mpi4py, which take 0.5 us.
+Without this table, each such call would read its buffers in Python, which takes 2 us, to find that `auto` selects the
+MPI library's collective. The table calls MPI's function itself, without the buffers of mpi4py, which take 0.5 us.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import numpy as np
@@ -16,7 +15,6 @@ from hpccoll.communicator import Communicator
 from hpccoll.errors import HpccollError
 from hpccoll.mpi4py.configuration import AUTO, get_configuration
 from hpccoll.mpi4py.messages import Message
-from hpccoll.mpi4py.watched_calls import find_method
 from hpccoll.native import MpiCall
 from hpccoll.plan import Operation
 from hpccoll.runtime.arguments import SUM, check_call
@@ -31,18 +29,6 @@ if TYPE_CHECKING:
     from hpccoll.mpi4py.buffer_collectives import BufferCollectives
 
 LOGICAL: Final = ("land", "lor", "lxor")  # reductions of MPI that hpccoll lacks
-METHODS: Final = {
-    Operation.ALL_REDUCE: "Allreduce",
-    Operation.REDUCE: "Reduce",
-    Operation.REDUCE_SCATTER: "Reduce_scatter_block",
-    Operation.SCAN: "Scan",
-    Operation.EXSCAN: "Exscan",
-    Operation.BROADCAST: "Bcast",
-    Operation.ALL_GATHER: "Allgather",
-    Operation.ALL_TO_ALL: "Alltoall",
-    Operation.GATHER: "Gather",
-    Operation.SCATTER: "Scatter",
-}
 
 
 def pass_later_calls(
@@ -54,7 +40,7 @@ def pass_later_calls(
     Args:
         arrays: input and output of this call; the output is None if the input is also the output, or there is none,
             and the input is None on ranks that have none.
-        message: the message by which the call was selected.
+        message: the buffer whose type and size have selected the MPI library.
     """
     state, (x, out) = comm._find_state(), arrays
     if message is None or not message.count or state is None or state.communicator is None:
@@ -66,7 +52,8 @@ def pass_later_calls(
         return
     communicator = comm._bind_table()
     try:
-        call = check_call(operation, x, out, state.rank, state.size, root, "max" if op in LOGICAL else op)
+        known = "max" if op in LOGICAL else op  # any reduction that hpccoll has
+        call = check_call(operation, x, out, state.rank, state.size, root, known)
     except HpccollError:  # arrays that the table would not accept
         return
     request = communicator._make_request(operation, x, out, op, root, AUTO, None)
@@ -80,9 +67,7 @@ def make_passed_call(
 ) -> MpiCall | None:
     """Return a native call of MPI's function on the user's communicator; None if mpi4py must make the call.
 
-    `op` takes the place of the reduction of `call`.
-
-    It does what mpi4py does: no rank compares its calls with those of other ranks, and errors are mpi4py's.
+    Ranks do not compare their calls, and errors are mpi4py's. `op` takes the place of the reduction of `call`.
     """
     if read_timeout() is not None:  # `watched_calls.py` records the calls
         return None
@@ -95,20 +80,3 @@ def make_passed_call(
 def _raise_mpi_exception(_: str, code: int) -> NoReturn:
     """Raise mpi4py's exception for an error code of MPI."""
     raise MPI.Exception(code)
-
-
-def bind_method(
-    operation: Operation, comm: Any, op: MPI.Op, root: int, *, in_place: bool
-) -> Callable[[Any, Any], object]:
-    """Return mpi4py's method as a function of the arrays of the table."""
-    method: Callable[..., object] = find_method(METHODS[operation])
-    if operation is Operation.BROADCAST:
-        return lambda x, _: method(comm, x, root)
-    if operation in (Operation.ALL_GATHER, Operation.ALL_TO_ALL):
-        return lambda x, out: method(comm, x, out)
-    rest = (op, root) if operation is Operation.REDUCE else (op,)
-    if operation is Operation.REDUCE and comm.rank != root:
-        return lambda x, _: method(comm, x, None, *rest)
-    if in_place:
-        return lambda x, _: method(comm, MPI.IN_PLACE, x, *rest)
-    return lambda x, out: method(comm, x, out, *rest)

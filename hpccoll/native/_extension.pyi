@@ -426,7 +426,7 @@ class MpiFunctions:
 class SmallObjects:
     """Writes small Python objects into slots of bytes and reads them, in the format of hpccoll/mpi4py/objects.py.
 
-    Small are numbers, and up to 64 numbers and short texts in tuples, lists and dicts, pickled in `most_bytes`.
+    Small are numbers, and up to 64 numbers and short strings in tuples, lists and dicts, pickled in `most_bytes`.
 
     Args:
         slot_bytes: the size of a slot.
@@ -440,7 +440,8 @@ class SmallObjects:
     def write_all(self, buffer: Any, items: Any, /) -> bool:
         """Write a sequence of objects into all slots, and set the last byte of each header to 1.
 
-        Return False if there is another number of objects than of slots, or an object is not small.
+        Return False if there is another number of objects than of slots, or an object is not small; the slots before it
+        are then written.
         """
 
     def read(self, buffer: Any, /) -> Any:
@@ -458,12 +459,12 @@ class MpiCall(HostCall):
     Args:
         function: the address of MPI's function.
         method: the name of its blocking form, such as "Allreduce".
-        starts: whether the function is the non-blocking form; the call then waits for its request.
+        is_nonblocking: whether the function is the non-blocking form; the call then waits for its request.
         handles: those of the datatype, the reduction and the communicator.
         count: elements of the vector or of each block, or of this rank's block.
-        sizes: counts and beginnings of blocks of different sizes, one row each; two more rows for the received blocks
+        sizes: counts and displacements of blocks of different sizes, a row each; two more rows for the received blocks
             of an Alltoallv. Empty for equal blocks.
-        own: where this rank's block for itself begins in input and output, and its size; (0, 0, 0) if MPI moves it.
+        own: the block that this rank sends to itself: offsets in input and output, and size; (0, 0, 0) if MPI moves it.
         places: what MPI gets as input and as output: 0 nothing, 1 the input, 2 the output, 3 `in_place`.
         in_place: the address MPI_IN_PLACE.
         barrier, fingerprint, raise_mismatch: where the node's ranks compare their calls first, or None; what identifies
@@ -477,7 +478,7 @@ class MpiCall(HostCall):
         library: MpiFunctions,
         function: int,
         method: str,
-        starts: bool,
+        is_nonblocking: bool,
         handles: tuple[int, int, int],
         count: int,
         sizes: NDArray[np.int32],

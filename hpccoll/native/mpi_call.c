@@ -13,7 +13,8 @@ typedef struct {
     MpiCollective collective;
     int *sizes;  // the counts and beginnings of blocks of different sizes, else NULL
     Place sent, received;
-    Py_ssize_t own_from, own_to, own_bytes;  // this rank's block for itself, if it is copied here
+    // The block that this rank sends to itself: offsets in input and output, and bytes; no bytes if MPI moves it.
+    Py_ssize_t own_from, own_to, own_bytes;
     uint64_t in_place, fingerprint;
     NodeBarrierObject *barrier;  // where the ranks compare their calls first; NULL if they do not
     PyObject *raise_mismatch;
@@ -52,7 +53,8 @@ static void MpiCall_dealloc(PyObject *self) {
     Py_TYPE(self)->tp_free(self);
 }
 
-// Waits until the ranks have entered the same collective; returns -1 with an exception if they have not.
+// Waits until the node's ranks have entered, and compares their calls. Returns -1 with an exception if the calls differ
+// or a signal handler has raised it.
 static int compare_calls(MpiCallObject *call) {
     post_entry(&call->barrier->barrier, call->fingerprint, NULL);
     if (wait_for_ranks(call->barrier)) {
@@ -95,7 +97,7 @@ static int64_t attend(MpiCallObject *call) {
 }
 
 // Calls MPI and waits for the end; sets MPI's error number. Returns -1 with an exception of a signal handler or a time
-// limit. MPI may then still access the arrays for up to SETTLE_NS.
+// limit, after up to SETTLE_NS in which MPI may still complete. If it has not, MPI accesses the arrays later.
 static int call_mpi(MpiCallObject *call, void *sent, void *received, int *error) {
     const MpiLibrary *mpi = &call->library->functions;
     uint64_t request = 0;
@@ -104,7 +106,7 @@ static int call_mpi(MpiCallObject *call, void *sent, void *received, int *error)
     bool done;
     Py_BEGIN_ALLOW_THREADS
     *error = call_collective(mpi, &call->collective, sent, received, &request);
-    done = *error || !call->collective.starts || test_for(mpi, &request, spin_ns, limit_ns, error);
+    done = *error || !call->collective.is_nonblocking || test_for(mpi, &request, spin_ns, limit_ns, error);
     Py_END_ALLOW_THREADS
     while (!done) {
         limit_ns = attend(call);
@@ -142,7 +144,7 @@ static int run_mpi_call(HostCallObject *base, char *input, char *output) {
 // exception.
 static int keep_sizes(MpiCallObject *call, const Py_buffer *sizes) {
     MpiCollective *collective = &call->collective;
-    if (collective->list < GATHERED_COUNTS) {
+    if (collective->list < GATHERED_COUNTS) {  // no counts for each rank
         return 0;
     }
     size_t rows = collective->list == EXCHANGED_COUNTS ? 4 : 2, ranks = (size_t)sizes->len / sizeof(int) / rows;
@@ -156,38 +158,40 @@ static int keep_sizes(MpiCallObject *call, const Py_buffer *sizes) {
     }
     memcpy(call->sizes, sizes->buf, (size_t)sizes->len);
     collective->counts = call->sizes;
-    collective->begins = call->sizes + ranks;
+    collective->displacements = call->sizes + ranks;
     collective->received_counts = call->sizes + (rows - 2) * ranks;
-    collective->received_begins = call->sizes + (rows - 1) * ranks;
+    collective->received_displacements = call->sizes + (rows - 1) * ranks;
     return 0;
 }
 
 static PyObject *MpiCall_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"library", "function", "method", "starts", "handles", "count", "sizes", "own", "root", "places", "in_place",
-                            "barrier", "fingerprint", "raise_mismatch", "calls", "ring", "name", "description",
-                            "oversubscribed", "attend", "in_flight", "transfers", NULL};
+    static char *names[] = {"library", "function", "method", "is_nonblocking", "handles", "count", "sizes", "own", "root",
+                            "places", "in_place", "barrier", "fingerprint", "raise_mismatch", "calls", "ring", "name",
+                            "description", "oversubscribed", "attend", "in_flight", "transfers", NULL};
     PyObject *library, *barrier, *raises, *calls, *ring, *name, *description, *attend, *in_flight, *transfers;
     unsigned long long function, datatype, op, comm, in_place, fingerprint;
     const char *method;
     Py_buffer sizes;
     Py_ssize_t own_from, own_to, own_bytes;
-    int starts, count, root, sent, received, oversubscribed;
+    int is_nonblocking, count, root, sent, received, oversubscribed;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!Ksp(KKK)iy*(nnn)i(ii)KOKOOOUO!pOO!O!", names, &MpiFunctionsType,
-                                     &library, &function, &method, &starts, &datatype, &op, &comm, &count, &sizes, &own_from, &own_to, &own_bytes, &root, &sent,
-                                     &received, &in_place, &barrier, &fingerprint, &raises, &calls, &ring, &name, &PyBytes_Type, &description, &oversubscribed,
-                                     &attend, &PyDict_Type, &in_flight, &PyDict_Type, &transfers)) {
+                                     &library, &function, &method, &is_nonblocking, &datatype, &op, &comm, &count, &sizes,
+                                     &own_from, &own_to, &own_bytes, &root, &sent, &received, &in_place, &barrier,
+                                     &fingerprint, &raises, &calls, &ring, &name, &PyBytes_Type, &description,
+                                     &oversubscribed, &attend, &PyDict_Type, &in_flight, &PyDict_Type, &transfers)) {
         return NULL;
     }
     int list = find_argument_list(method);
     bool fits = function && list >= 0 && count >= 0 && sent >= 0 && sent < PLACES && received >= 0 && received < PLACES;
-    bool is_recorded = calls != Py_None, has_types = true;
-    if (!fits || PyBytes_GET_SIZE(description) != DESCRIPTION_BYTES || own_from < 0 || own_to < 0 || own_bytes < 0) {
-        PyErr_SetString(PyExc_ValueError, "no collective has this method, count, places and description");
-        has_types = false;
+    fits = fits && own_from >= 0 && own_to >= 0 && own_bytes >= 0 && PyBytes_GET_SIZE(description) == DESCRIPTION_BYTES;
+    if (!fits) {
+        PyErr_Format(PyExc_ValueError, "%s of %d elements: wrong method, count, places, block or description", method, count);
     }
-    has_types = has_types && (barrier == Py_None || has_type(barrier, &NodeBarrierType, "barrier"));
-    has_types = has_types && (!is_recorded || (has_type(calls, &CallCounterType, "calls") && has_type(ring, &EntryRingType, "ring")));
-    MpiCallObject *self = has_types ? (MpiCallObject *)type->tp_alloc(type, 0) : NULL;
+    bool is_compared = barrier != Py_None, is_recorded = calls != Py_None;
+    fits = fits && (!is_compared || has_type(barrier, &NodeBarrierType, "barrier"));
+    fits = fits && (!is_recorded || has_type(calls, &CallCounterType, "calls"));
+    fits = fits && (!is_recorded || has_type(ring, &EntryRingType, "ring"));
+    MpiCallObject *self = fits ? (MpiCallObject *)type->tp_alloc(type, 0) : NULL;
     if (!self) {
         PyBuffer_Release(&sizes);
         return NULL;
@@ -196,7 +200,7 @@ static PyObject *MpiCall_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
     self->base.run = run_mpi_call;
     self->library = (MpiFunctionsObject *)Py_NewRef(library);
     self->collective = (MpiCollective){.function = (AnyFunction *)(uintptr_t)function, .list = (ArgumentList)list,
-                                       .starts = starts, .datatype = datatype, .op = op, .comm = comm, .count = count,
+                                       .is_nonblocking = is_nonblocking, .datatype = datatype, .op = op, .comm = comm, .count = count,
                                        .root = root};
     self->own_from = own_from;
     self->own_to = own_to;
@@ -205,7 +209,7 @@ static PyObject *MpiCall_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
     self->received = (Place)received;
     self->in_place = in_place;
     self->fingerprint = fingerprint;
-    self->barrier = barrier == Py_None ? NULL : (NodeBarrierObject *)Py_NewRef(barrier);
+    self->barrier = is_compared ? (NodeBarrierObject *)Py_NewRef(barrier) : NULL;
     self->raise_mismatch = Py_NewRef(raises);
     self->entry = (CallEntry){NULL, NULL, Py_NewRef(name), Py_NewRef(description)};
     if (is_recorded) {

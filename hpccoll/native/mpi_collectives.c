@@ -40,7 +40,7 @@ int find_argument_list(const char *name) {
     static int NAME(const MpiCollective *c, void *sent, void *received, H type, H op, H comm, H *request) {            \
         (void)request;                                                                                                 \
         AnyFunction *f = c->function;                                                                                  \
-        const int *counts = c->counts, *begins = c->begins;                                                            \
+        const int *counts = c->counts, *displacements = c->displacements;                                                            \
         switch (c->list) {                                                                                             \
         case NO_BUFFER:                                                                                                \
             return ((int (*)(H TYPE))f)(comm REQUEST);                                                                 \
@@ -60,17 +60,17 @@ int find_argument_list(const char *name) {
                 sent, c->count, type, received, c->count, type, comm REQUEST);                                         \
         case GATHERED_COUNTS:                                                                                          \
             return ((int (*)(const void *, int, H, void *, const int *, const int *, H, int, H TYPE))f)(               \
-                sent, c->count, type, received, counts, begins, type, c->root, comm REQUEST);                          \
+                sent, c->count, type, received, counts, displacements, type, c->root, comm REQUEST);                          \
         case SCATTERED_COUNTS:                                                                                         \
             return ((int (*)(const void *, const int *, const int *, H, void *, int, H, int, H TYPE))f)(               \
-                sent, counts, begins, type, received, c->count, type, c->root, comm REQUEST);                          \
+                sent, counts, displacements, type, received, c->count, type, c->root, comm REQUEST);                          \
         case COLLECTED_COUNTS:                                                                                         \
             return ((int (*)(const void *, int, H, void *, const int *, const int *, H, H TYPE))f)(                    \
-                sent, c->count, type, received, counts, begins, type, comm REQUEST);                                   \
+                sent, c->count, type, received, counts, displacements, type, comm REQUEST);                                   \
         case EXCHANGED_COUNTS:                                                                                         \
             return ((int (*)(const void *, const int *, const int *, H, void *, const int *, const int *, H,           \
-                             H TYPE))f)(sent, counts, begins, type, received, c->received_counts,                      \
-                                        c->received_begins, type, comm REQUEST);                                       \
+                             H TYPE))f)(sent, counts, displacements, type, received, c->received_counts,                      \
+                                        c->received_displacements, type, comm REQUEST);                                       \
         default:                                                                                                       \
             return ((int (*)(const void *, void *, const int *, H, H, H TYPE))f)(                                      \
                 sent, received, counts, type, op, comm REQUEST);                                                       \
@@ -85,10 +85,10 @@ DEFINE_CALL(start_with_pointers, void *, COMMA void **, COMMA request)
 
 int call_collective(const MpiLibrary *mpi, const MpiCollective *call, void *sent, void *received, uint64_t *request) {
     if (mpi->has_pointers) {
-        return (call->starts ? start_with_pointers : call_with_pointers)(
+        return (call->is_nonblocking ? start_with_pointers : call_with_pointers)(
             call, sent, received, as_pointer(call->datatype), as_pointer(call->op), as_pointer(call->comm),
             (void **)request);
     }
-    return (call->starts ? start_with_integers : call_with_integers)(
+    return (call->is_nonblocking ? start_with_integers : call_with_integers)(
         call, sent, received, (int32_t)call->datatype, (int32_t)call->op, (int32_t)call->comm, (int32_t *)request);
 }

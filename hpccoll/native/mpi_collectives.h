@@ -4,32 +4,31 @@
 
 #include "messages.h"
 
-// The lists of arguments of MPI's collectives: those of Barrier, Bcast, Reduce, Allreduce, Gather and Allgather, and
-// with counts those of Gatherv, Scatterv, Allgatherv, Alltoallv and Reduce_scatter.
+// The lists of arguments of MPI's collectives, with the collectives that take them.
 typedef enum {
-    NO_BUFFER,
-    ONE_BUFFER,
-    ROOT_VECTOR,
-    ONE_VECTOR,
-    ROOT_BLOCKS,
-    BLOCKS,
-    GATHERED_COUNTS,
-    SCATTERED_COUNTS,
-    COLLECTED_COUNTS,
-    EXCHANGED_COUNTS,
-    REDUCED_COUNTS
+    NO_BUFFER,         // Barrier
+    ONE_BUFFER,        // Bcast
+    ROOT_VECTOR,       // Reduce
+    ONE_VECTOR,        // Allreduce, Scan, Exscan, Reduce_scatter_block
+    ROOT_BLOCKS,       // Gather, Scatter
+    BLOCKS,            // Allgather, Alltoall
+    GATHERED_COUNTS,   // Gatherv; this and the following lists have a count for each rank
+    SCATTERED_COUNTS,  // Scatterv
+    COLLECTED_COUNTS,  // Allgatherv
+    EXCHANGED_COUNTS,  // Alltoallv
+    REDUCED_COUNTS     // Reduce_scatter
 } ArgumentList;
 
 // A collective, and the arguments that are the same in every call.
 typedef struct {
     AnyFunction *function;
     ArgumentList list;
-    bool starts;  // whether the function is a non-blocking form, which returns a request
+    bool is_nonblocking;  // whether the function returns a request
     uint64_t datatype, op, comm;
     int count, root;  // `count` is that of a block or of the vector, or of this rank's block
-    // Elements and beginning of each rank's block. In an Alltoallv, these are the sent blocks, and the others the received
-    // ones.
-    const int *counts, *begins, *received_counts, *received_begins;
+    // Elements and displacement of each rank's block. `received_counts` and `received_displacements` are those of the
+    // received blocks of an Alltoallv, whose other two are those of the sent blocks.
+    const int *counts, *displacements, *received_counts, *received_displacements;
 } MpiCollective;
 
 // Returns the list of arguments of a collective, by MPI's name of its blocking form without "MPI_"; -1 if it is unknown.

@@ -1,7 +1,8 @@
-// SmallObjects: writes small Python objects into slots of bytes, and reads them. The slots are those of
-// hpccoll/mpi4py/objects.py, which writes and reads all other objects: a header of HEADER_BYTES, then the object's bytes.
+// SmallObjects: writes small Python objects into slots of bytes, and reads them. A slot has a header of HEADER_BYTES,
+// then the object's bytes. hpccoll/mpi4py/objects.py writes and reads all other objects, in the same format.
 #include "objects.h"
 
+// These are equal to the constants of hpccoll/mpi4py/objects.py and object_slots.py.
 enum { HEADER_BYTES = 64, NBYTES_AT = 8, MARK_AT = 63 };  // of a header; its first byte is the kind
 enum { FLOAT = 3, INTEGER = 4, SMALL_PICKLE = 6 };     // kinds of objects
 enum { MOST_PARTS = 64, MOST_DEPTH = 8, MOST_TEXT = 192 };  // larger objects are for Python
@@ -42,7 +43,8 @@ static void SmallObjects_dealloc(PyObject *self) {
     Py_TYPE(self)->tp_free(self);
 }
 
-// Whether an object consists of few numbers and short texts, in tuples, lists and dicts; `parts` counts them.
+// Whether an object consists of few numbers (also bool and None) and short strings, in tuples, lists and dicts; `parts`
+// counts them.
 static bool is_small(PyObject *object, int depth, int *parts) {
     if (++*parts > MOST_PARTS || depth > MOST_DEPTH) {
         return false;
@@ -112,7 +114,7 @@ static int write_object(const SmallObjectsObject *small, char *slot, PyObject *o
     return is_small(object, 0, &parts) ? write_pickle(small, slot, object) : 0;
 }
 
-// Gets the slot at `offset` of a buffer, of which `view` is then to be released; NULL with an exception.
+// Returns the slot at `offset` of a buffer, and a view that the caller must release; NULL with an exception.
 static char *get_slot(const SmallObjectsObject *small, PyObject *buffer, Py_ssize_t offset, int flags, Py_buffer *view) {
     if (PyObject_GetBuffer(buffer, view, flags)) {
         return NULL;
@@ -153,8 +155,11 @@ static PyObject *SmallObjects_write_all(PyObject *self, PyObject *args) {
     Py_ssize_t count = view.len / small->slot_bytes;
     PyObject *list = PySequence_Fast(items, "the items are no sequence");
     int written = list ? PySequence_Fast_GET_SIZE(list) == count : -1;
-    // The size is read again for each item, because pickling may change a list.
-    for (Py_ssize_t i = 0; written == 1 && i < count && i < PySequence_Fast_GET_SIZE(list); i++) {
+    for (Py_ssize_t i = 0; written == 1 && i < count; i++) {
+        if (i >= PySequence_Fast_GET_SIZE(list)) {  // pickling an item has made the list shorter
+            written = 0;
+            break;
+        }
         PyObject *item = Py_NewRef(PySequence_Fast_GET_ITEM(list, i));
         written = write_object(small, slots + i * small->slot_bytes, item);
         Py_DECREF(item);
@@ -244,7 +249,7 @@ static PyMethodDef SmallObjects_methods[] = {
     {"write", (PyCFunction)(void (*)(void))SmallObjects_write, METH_FASTCALL,
      "Write an object into the slot at an offset of a buffer; return False if the object is not small."},
     {"write_all", SmallObjects_write_all, METH_VARARGS,
-     "Write a sequence of objects into all slots of a buffer and mark them; return False if one is not small."},
+     "Write a sequence of objects into all slots and mark them; return False if one is not small."},
     {"read", SmallObjects_read, METH_O, "Return the object in the first slot of a buffer; NotImplemented if not small."},
     {"read_all", SmallObjects_read_all, METH_O,
      "Return the objects in all slots of a buffer; NotImplemented if one is not small."},

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from mpi4py import MPI
 
@@ -29,19 +29,21 @@ from hpccoll.runtime.messages.mpi_calls import (
     order_arguments,
     specify_counts,
 )
-from hpccoll.runtime.messages.mpi_collectives import MOST_ELEMENTS, MpiCollectives
+from hpccoll.runtime.messages.mpi_collectives import MpiCollectives
 from hpccoll.runtime.messages.mpi_functions import find_function, get_handle, get_mpi_functions
 from hpccoll.runtime.plain_arrays import as_mpi_buffer, flatten, get_address
 from hpccoll.runtime.recorder.layout import replace_count
 from hpccoll.runtime.work import MpiTransfer
 
 _EMPTY = MPI.buffer.fromaddress(0, 0)
+_NOTHING, _THE_INPUT, _THE_OUTPUT, _IN_PLACE = range(4)  # the `places` of `MpiCall`
+MOST_NATIVE_BYTES: Final = 2**31 - 1  # of a message, because native code calls functions with counts of 32 bits
 _SOURCE, _RESULT = object(), object()  # stand for mpi4py's specifications of input and output
 
 
 @dataclass(frozen=True, slots=True)
 class PassedForm:
-    """How a program would call MPI itself: the functions, which raise the errors, and the datatype and reduction."""
+    """What mpi4py's own call passes to MPI: the datatype and reduction; `functions` raise mpi4py's errors."""
 
     functions: MpiFunctions
     datatype: MPI.Datatype
@@ -49,11 +51,12 @@ class PassedForm:
 
 
 class LibraryCall:
-    """What the calls of one kind have in common; makes what carries them out.
+    """What all calls of one kind pass to MPI; makes native calls, and starts asynchronous ones.
 
     Args:
         call: the first call of this kind.
         ranks, rank: the number of ranks, and this rank.
+        library: the collectives of the MPI library on the communicator.
         asynchronous: whether `start` carries out the calls.
     """
 
@@ -92,7 +95,7 @@ class LibraryCall:
     def resize_blocks(self, shape: tuple[int, ...], counts: BlockCounts) -> tuple[LibraryCall, int] | None:
         """Return a `LibraryCall` for other numbers of rows, and the number of rows of its result.
 
-        `shape` is that of the input, or of the output if there is no input. Return None if the numbers are wrong.
+        `shape` is that of the input, or of the output if there is no input. Return None if it does not match `counts`.
         """
         exchanges = self._operation is Operation.ALL_TO_ALL
         try:
@@ -119,22 +122,23 @@ class LibraryCall:
         return partial(self._divide_after, native) if native is not None and self._divides else native
 
     def make_native(self, passed: PassedForm | None = None) -> MpiCall | None:
-        """Return the native call of MPI's function; None for 2 GiB and more. A mean is not divided.
+        """Return the native call of MPI's function; None for messages of 2 GiB and more. For a mean, it only sums.
 
         The flight recorder notes the calls unless they have a `passed` form.
         """
-        count, library, ranks = self._count, self._library, self._ranks
-        if (sum(count) if isinstance(count, tuple) else count * ranks) * self._dtype.itemsize > MOST_ELEMENTS:
+        count, library = self._count, self._library
+        if self._operation.message_bytes(count, self._dtype.itemsize, self._ranks) > MOST_NATIVE_BYTES:
             return None
-        starts, progress, state = library.uses_non_blocking, library.progress, library.state
+        is_nonblocking, progress, state = library.uses_non_blocking, library.progress, library.state
         own_count, sizes = list_sizes(self._operation, count, self._rank, skips_own=self._own_block is not None)
-        barrier, fingerprint, raise_mismatch = (not starts and self._describe_check()) or (None, 0, bool)
+        compared = None if is_nonblocking else self._describe_check()
+        barrier, fingerprint, raise_mismatch = compared or (None, 0, bool)  # without a barrier, `bool` is not called
         form = passed or PassedForm(get_mpi_functions(), self._datatype, self._op or MPI.OP_NULL)
         return MpiCall(
             form.functions,
-            find_function(f"MPI_I{self._method.lower()}" if starts else f"MPI_{self._method}"),
+            find_function(f"MPI_I{self._method.lower()}" if is_nonblocking else f"MPI_{self._method}"),
             self._method,
-            starts,
+            is_nonblocking,
             (get_handle(form.datatype), get_handle(form.op), get_handle(library.comm)),
             own_count,
             sizes,
@@ -154,8 +158,6 @@ class LibraryCall:
 
     def _describe_check(self) -> tuple[NodeBarrier, int, BoundCall] | None:
         """Return how the node's ranks compare their calls; None if they do not."""
-        if self._operation is Operation.ALL_TO_ALL:
-            return None
         dtype = self._dtype
         return self._library.check.describe(
             self._operation, self._root, self._count, dtype.name, dtype.itemsize, self._reduction.name
@@ -167,20 +169,24 @@ class LibraryCall:
         NUMPY.bind_divide(flatten(result, self._dtype.numpy), self._ranks)()
 
     def _find_places(self) -> tuple[int, int]:
-        """Return what MPI gets as its input and as its output, as `MpiCall` numbers it: nothing for an empty array.
+        """Return the numbers of what MPI gets as its input and as its output (a broadcast only has an input).
 
-        MPICH refuses equal addresses of input and output, also of empty arrays.
+        MPICH refuses equal addresses of input and output, also of empty arrays, which MPI therefore does not get.
         """
         has_source, has_result = (count if isinstance(count, int) else any(count) for count in self._counts)
-        numbers = {id(_SOURCE): 1 if has_source else 0, id(_RESULT): 2 if has_result else 0, id(MPI.IN_PLACE): 3}
-        sent, received = (numbers.get(id(place), 0) for place in (*self._arguments, None, None)[:2])
+        numbers = {
+            id(_SOURCE): _THE_INPUT if has_source else _NOTHING,
+            id(_RESULT): _THE_OUTPUT if has_result else _NOTHING,
+            id(MPI.IN_PLACE): _IN_PLACE,
+        }
+        sent, received = (numbers.get(id(place), _NOTHING) for place in (*self._arguments, None, None)[:2])
         return sent, received
 
     def start(self, x: Any, result: Any) -> MpiTransfer:
         """Start an asynchronous call on a plain input and output, and return it in flight."""
-        last = [NUMPY.bind_divide(flatten(result, self._dtype.numpy), self._ranks)] if self._divides else []
+        epilogue = [NUMPY.bind_divide(flatten(result, self._dtype.numpy), self._ranks)] if self._divides else []
         request = self._start(*self._specify(x, result))
-        return MpiTransfer(f"rank {self._rank}: MPI's {self.name}", [request], last, (), (x, result))
+        return MpiTransfer(f"rank {self._rank}: MPI's {self.name}", [request], epilogue, (), (x, result))
 
     def set_count(self, count: Count) -> None:
         """Set the number of elements (of the vector or every block, or of each block), and build MPI's arguments."""
