@@ -1,4 +1,7 @@
-"""Trains by data parallelism, with a rank whose data come late: `mpirun -n 2 python slow_loader.py [slow|fast]`."""
+"""Trains by data parallelism, with a rank whose data come late: `mpirun -n 2 python slow_loader.py [slow|fast] [gloo]`.
+
+The backend is hpccoll, or Gloo with the word `gloo`, which `torchrun` starts.
+"""
 
 import sys
 import time
@@ -6,7 +9,7 @@ import time
 import torch
 import torch.distributed as dist
 
-dist.init_process_group("hpccoll")
+dist.init_process_group("gloo" if "gloo" in sys.argv[1:] else "hpccoll")
 rank = dist.get_rank()
 torch.manual_seed(0)
 torch.set_num_threads(1)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from hpccoll.cli.output import is_printing_rank, print_table, print_text
+from hpccoll.cli.output import STDOUT, is_printing_rank, json_option, print_table, print_text
 from hpccoll.errors import UsageError
 
 if TYPE_CHECKING:
@@ -45,6 +45,11 @@ DIRECTORY: Final = "job.hpccoll"
     "--apply", "script", metavar="FILE.sh",
     help="With RECORDING: write the predicted fastest algorithms as a script to source before --drop-in.",
 )  # fmt: skip
+@click.option(
+    "--json", "json_file", metavar="FILE",
+    help="With RECORDING: write the explanation and predictions as JSON records, one per line; - for standard output.",
+)  # fmt: skip
+@click.option("--overwrite", is_flag=True, help="Replace the file of --json if it exists.")
 @click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED, metavar="SCRIPT [ARGUMENT]... | RECORDING")
 def profile(
     output: str | None,
@@ -56,6 +61,8 @@ def profile(
     exports: tuple[str, ...],
     changes: tuple[str, ...],
     script: str | None,
+    json_file: str | None,
+    overwrite: bool,
     words: tuple[str, ...],
 ) -> int:
     """Record the communication of an unmodified program, or explain a recording.
@@ -64,19 +71,16 @@ def profile(
     its results nor the algorithms of its collectives.
 
     RECORDING is a directory that `hpccoll profile -o RECORDING SCRIPT` wrote. The command prints how efficient the job
-    was, which ranks are late, and which calls cost the most. Put the options -o FILE.html, --export, --what-if and
-    --apply after RECORDING: `hpccoll profile job.hpccoll --what-if balance`.
+    was, which ranks are late, and which calls cost the most. Put the options -o FILE.html, --export, --what-if, --apply
+    and --json after RECORDING: `hpccoll profile job.hpccoll --what-if balance`.
     """
-    given = [*(("--export", file) for file in exports), *(("--what-if", change) for change in changes)]
-    given += [("--apply", script)] if script is not None else []
+    given = _list_words(("--export", *exports), ("--what-if", *changes), ("--apply", script), ("--json", json_file))
+    given += ["--overwrite"] if overwrite else []
     if is_recording(words[0]) and not is_module:
-        given += [("-o", output)] if output is not None else []
-        more = [*words[1:], *(word for pair in given for word in pair)]
+        more = [*words[1:], *_list_words(("-o", output)), *given]
         return _explain(words[0], more) if is_printing_rank() else 0
     if given:
-        raise UsageError(
-            f"{words[0]}: is no recording, which --export, --what-if and --apply need; record it by hpccoll profile"
-        )
+        raise UsageError(f"{words[0]}: is no recording, which {given[0]} needs; record it by hpccoll profile")
     directory = output or DIRECTORY
     if to_s is not None and to_s <= from_s:
         raise UsageError(f"--from {from_s:g} --to {to_s:g} records nothing; give --to a later time")
@@ -85,6 +89,11 @@ def profile(
     from hpccoll.profile import RecordingOptions
 
     return _record(words, RecordingOptions(directory, from_s, to_s, every), is_module=is_module, drop_in=drop_in)
+
+
+def _list_words(*options: tuple[str | None, ...]) -> list[str]:
+    """Return the words of options, each a name and its values; None stands for an option that was not given."""
+    return [word for name, *values in options for value in values if name and value for word in (name, value)]
 
 
 def _explain(recording: str, words: Sequence[str]) -> int:
@@ -122,11 +131,16 @@ def is_recording(path: str) -> bool:
     help="Predict the run time with a change, such as bandwidth=2; without CHANGE, with six changes.",
 )  # fmt: skip
 @click.option("--apply", "script", metavar="FILE.sh", help="Write the predicted fastest algorithms.")
-def explain(output: str | None, exports: tuple[str, ...], changes: tuple[str, ...], script: str | None) -> int:
+@json_option()
+def explain(
+    output: str | None, exports: tuple[str, ...], changes: tuple[str, ...], script: str | None, json_file: str | None
+) -> int:
     """Explain the recording whose path is the object of click's context."""
     from hpccoll.atomic_files import write_atomically
+    from hpccoll.cli.run_record import write_serial_records
     from hpccoll.measure.results.output_file import explain_write_errors
     from hpccoll.profile import explain_profile, format_screen, read_profile
+    from hpccoll.profile.explanation_records import make_records
     from hpccoll.profile.exports import export_profile
     from hpccoll.profile.what_if import DEFAULT_CHANGES, WhatIf, format_configuration
 
@@ -134,9 +148,10 @@ def explain(output: str | None, exports: tuple[str, ...], changes: tuple[str, ..
     what_if = WhatIf(explanation.graph) if changes or script else None
     wanted = [each for change in changes for each in (DEFAULT_CHANGES if change == "default" else (change,))]
     predictions = what_if.predict(wanted) if what_if else []
-    print_text(format_screen(explanation))
-    if predictions:
+    if json_file != STDOUT:
+        print_text(format_screen(explanation))
         _print_predictions(predictions)
+    write_serial_records(json_file, make_records(explanation, predictions))
     if output is not None:
         from hpccoll.profile.page import render_profile_page
 
@@ -152,11 +167,15 @@ def explain(output: str | None, exports: tuple[str, ...], changes: tuple[str, ..
 
 
 def _print_predictions(predictions: list[Prediction]) -> None:
-    """Print a row per change, and the assumptions below the table."""
+    """Print a row per change, if there is one, and the assumptions below the table."""
+    if not predictions:
+        return
     headings = ("what if", "time", "saving", "replay error")
-    rows = [(each.change, f"{each.seconds:.4g} s", f"{each.saving:.1%}", f"{each.error:.1%}") for each in predictions]
+    rows = [
+        (each.description, f"{each.seconds:.4g} s", f"{each.saving:.1%}", f"{each.error:.1%}") for each in predictions
+    ]
     print_text("")
     print_table("the recorded run with one change", headings, rows, headings[1:])
     for each in predictions:
         if each.assumption:
-            print_text(f"# {each.change}: {each.assumption}")
+            print_text(f"# {each.description}: {each.assumption}")

@@ -9,7 +9,7 @@ import numpy as np
 from hpccoll.profile.bursts import SplitCall, find_split_calls
 from hpccoll.profile.dependencies import CallGraph, build_graph
 from hpccoll.profile.efficiency import Efficiencies, compute_efficiencies
-from hpccoll.profile.lateness import LateRank, find_late_ranks
+from hpccoll.profile.lateness import LateNode, LateRank, find_late_nodes, find_late_ranks
 from hpccoll.profile.load import JobProfile
 from hpccoll.profile.slow_links import SlowLink, find_slow_links
 
@@ -35,6 +35,7 @@ class Explanation:
         graph: the calls and their dependencies.
         efficiencies: the parallel efficiency and its factors, from 0 to 1.
         late: the ranks for which other ranks wait, the most costly first.
+        late_nodes: the nodes of which all ranks are late, the most costly first.
         split: the call sites whose many small calls could be joined, the most costly first.
         links: the pairs of ranks whose messages are slower than those of other pairs, the most costly first.
         sites: the time in calls from each call site, the most expensive first.
@@ -44,6 +45,7 @@ class Explanation:
     graph: CallGraph
     efficiencies: Efficiencies
     late: tuple[LateRank, ...]
+    late_nodes: tuple[LateNode, ...]
     split: tuple[SplitCall, ...]
     links: tuple[SlowLink, ...]
     sites: tuple[SiteCost, ...]
@@ -53,8 +55,8 @@ def explain_profile(profile: JobProfile) -> Explanation:
     """Analyse a profile and return the results."""
     graph = build_graph(profile)
     return Explanation(
-        profile, graph, compute_efficiencies(graph), tuple(find_late_ranks(graph)), tuple(find_split_calls(graph)),
-        tuple(find_slow_links(graph)), tuple(rank_sites(graph)),
+        profile, graph, compute_efficiencies(graph), tuple(find_late_ranks(graph)), tuple(find_late_nodes(graph)),
+        tuple(find_split_calls(graph)), tuple(find_slow_links(graph)), tuple(rank_sites(graph)),
     )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import os
 import pickle
 import sys
 import time
@@ -37,6 +38,7 @@ class Instrumentation:
         self.options = options
         self.recorder: ProfileRecorder | None = None
         self._work_methods: dict[str, Any] = {}  # the original ones
+        self._traces_torch = False
         self._hooks: dict[str, Callable[[ModuleType], None]] = {
             _MPI: self._trace_mpi,
             _OWN: self._trace_own,
@@ -118,23 +120,44 @@ class Instrumentation:
             self._start_torch(module)
             return result
 
-        module.init_process_group = module.distributed_c10d.init_process_group = init_process_group  # type: ignore[attr-defined]
+        for holder in (module, module.distributed_c10d, sys.modules.get("torch.distributed.device_mesh")):
+            if holder is not None and getattr(holder, "init_process_group", None) is original:
+                setattr(holder, "init_process_group", init_process_group)  # noqa: B010 - mypy knows no such attribute
 
     def _start_torch(self, module: ModuleType) -> None:
         """Start the recorder, unless MPI has, and replace the methods of process groups and of their works."""
         if self.recorder is None:
-            self.start(module.get_rank(), module.get_world_size()).begin()
-        if self.recorder is not None:
-            classes = [module.ProcessGroup]
-            works = [module.Work]
-            if _OWN_GROUPS in sys.modules:
-                classes.append(sys.modules[_OWN_GROUPS].GroupOperations)
-                works.append(sys.modules[_OWN_WORKS].TorchWork)
-            _replace_methods(self.recorder, classes, owners={"ProcessGroup"})
-            _replace_methods(self.recorder, works, owners={"TorchWork"})
+            self._start_without_mpi(module)
+        if self.recorder is None:
+            return
+        from hpccoll.profile.ddp import record_ddp
+
+        classes, works = [module.ProcessGroup], [module.Work]
+        if _OWN_GROUPS in sys.modules:
+            classes.append(sys.modules[_OWN_GROUPS].GroupOperations)
+            works.append(sys.modules[_OWN_WORKS].TorchWork)
+        for cls in (module.ProcessGroup, module.Work):
+            _keep_inherited(cls)
+        _replace_methods(self.recorder, classes, owners={"ProcessGroup"})
+        _replace_methods(self.recorder, works, owners={"TorchWork"})
+        if not self._traces_torch:
+            self._traces_torch = True
+            _replace_functions(self.recorder, module)
+            record_ddp(self.recorder.trace, _find_wait())
             for work in works[1:]:
                 self._leave_work()  # whose methods TorchWork calls
                 _trace_futures(self.recorder, work)
+
+    def _start_without_mpi(self, module: ModuleType) -> None:
+        """Start the recorder on the clock of the host, or on that of rank 0 if there are several hosts. Collective."""
+        from hpccoll.profile.store_clock import synchronize_by_store
+
+        recorder = self.start(module.get_rank(), module.get_world_size())
+        store = module.distributed_c10d._get_default_store()  # noqa: SLF001 - torch has no public name
+        model = synchronize_by_store(store, recorder.rank, recorder.size, os.uname().nodename)
+        if model is not None:
+            recorder.set_clock(model, model.error_s)
+        recorder.begin()
 
     def _leave_work(self) -> None:
         """Restore the methods of hpccoll's Work."""
@@ -170,6 +193,36 @@ def _replace_methods(recorder: ProfileRecorder, classes: Sequence[type], owners:
                     replace_attribute(cls, method.name, make_traced(recorder, code, method, original))
 
 
+def _replace_functions(recorder: ProfileRecorder, module: ModuleType) -> None:
+    """Replace the recorded functions of torch.distributed that communicate in C++."""
+    for code, method in enumerate(list_methods()):
+        if method.owner == module.__name__ and hasattr(module, method.name):
+            setattr(module, method.name, make_traced(recorder, code, method, getattr(module, method.name)))
+
+
+def _keep_inherited(cls: type) -> None:
+    """Give the Python subclasses of a class of torch the methods that they inherit, before these are replaced.
+
+    Torch takes a replaced method of a subclass for an override, and calls it where the method calls torch.
+    """
+    names = {method.name for method in list_methods()} & vars(cls).keys()
+    for name in (name for name in names if type(vars(cls)[name]) is not TracedCall):
+        for subclass in _list_subclasses(cls):
+            if getattr(subclass, name) is getattr(cls, name):
+                setattr(subclass, name, vars(cls)[name])
+
+
+def _list_subclasses(cls: type) -> list[type]:
+    """Return the direct and indirect subclasses of a class."""
+    direct: list[type] = cls.__subclasses__()
+    return [*direct, *(subclass for each in direct for subclass in _list_subclasses(each))]
+
+
+def _find_wait() -> int:
+    """Return the code of the entries of torch's waits."""
+    return next(code for code, method in enumerate(list_methods()) if method.owner == "TorchWork")
+
+
 def _forget_freed(recorder: ProfileRecorder, cls: type, names: Sequence[str]) -> None:
     """Let methods that free a communicator forget it, because MPI uses its handle again."""
     for name in names:
@@ -191,7 +244,7 @@ def _trace_futures(recorder: ProfileRecorder, cls: type) -> None:
     the end of the backward pass.
     """
     trace, original = recorder.trace, vars(cls)["complete_future"]
-    code = next(index for index, method in enumerate(list_methods()) if method.owner == "TorchWork")
+    code = _find_wait()
 
     def complete_future(self: Any) -> bool:
         done: bool = original(self)

@@ -1,11 +1,13 @@
-"""Ranks that others wait for: how often each arrives last, what this costs the job, and the likely kind of reason.
+"""Ranks and nodes that others wait for: how often each arrives last, its cost, and the likely kind of reason.
 
 The cost of a late rank is the run time that the replay saves if the rank computes before each call no longer than the
-median of the other ranks does before the same call of theirs.
+median of the other ranks does before the same call of theirs. A node is late if all of its ranks are, compared with the
+ranks of other nodes; its cost is that of all its ranks together.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
@@ -14,12 +16,14 @@ import numpy as np
 
 from hpccoll.plan import Floats, IntArray
 from hpccoll.profile.dependencies import CallGraph
+from hpccoll.profile.placement import Placement
 from hpccoll.profile.replay import replay_job
 
 _LONGER: Final = 1.1  # times the expected gap, from which on a gap counts as longer
 _LASTING_SHARE: Final = 0.6  # of the computing time before which a rank is longer, above which it always is
 _BLOCKED_SHARE: Final = 0.5  # of the excess time, in gaps in which the rank gave up its core
-_MOST_RANKS: Final = 8  # whose cost is replayed
+_MOST_RANKS: Final = 8  # or nodes, whose cost is replayed
+_EVEN_SHARE: Final = 0.5  # of the largest excess of a node's ranks, which all of them have if the node is late
 
 
 class LatenessKind(Enum):
@@ -49,6 +53,20 @@ class LateRank:
     kind: LatenessKind
 
 
+@dataclass(frozen=True, slots=True)
+class LateNode:
+    """A node for whose ranks other nodes wait; the other fields are those of `LateRank`, for all of its ranks."""
+
+    host: str
+    ranks: tuple[int, ...]
+    site: int
+    operation: str
+    calls: int
+    last_share: float
+    saved_s: float
+    kind: LatenessKind
+
+
 def find_late_ranks(graph: CallGraph) -> list[LateRank]:
     """Return the ranks that compute longer than others, and for which others wait, the most costly first.
 
@@ -56,24 +74,57 @@ def find_late_ranks(graph: CallGraph) -> list[LateRank]:
     """
     expected = expect_gaps(graph)
     excess = np.maximum(graph.gap_s - expected, 0.0)
-    cause = np.where(graph.last_needed >= 0, graph.rank[graph.last_needed], -1)
     base_s = replay_job(graph).run_s
     late = []
     for rank in np.argsort(-graph.sum_by_rank(excess))[:_MOST_RANKS].tolist():
-        waiting = (cause == rank) & (graph.rank != rank) & (graph.wait_s > 0)
-        saved_s = base_s - replay_job(graph, heal_rank(graph, rank, expected)).run_s
-        if waiting.any() and saved_s > 0:
-            kind = _classify(graph, rank, expected, excess)
-            site, op = _find_costliest(graph, waiting)
-            last_share, calls = _count_last(graph, rank, site, op)
-            host = graph.profile.ranks[rank].host
-            late.append(LateRank(rank, host, site, graph.operations[op], calls, last_share, saved_s, kind))
+        fields = _describe_lateness(graph, (rank,), expected, base_s)
+        if fields is not None:
+            late.append(LateRank(rank, graph.profile.ranks[rank].host, *fields))
     return sorted(late, key=lambda each: -each.saved_s)
 
 
-def _classify(graph: CallGraph, rank: int, expected: Floats, excess: Floats) -> LatenessKind:
-    """Return the likely kind of reason for the excess of a rank."""
-    own = graph.rank == rank
+def find_late_nodes(graph: CallGraph) -> list[LateNode]:
+    """Return the nodes of several ranks that all compute longer than the ranks of other nodes, the most costly first.
+
+    Cost: one replay per node, of at most eight.
+    """
+    placement = Placement.read(graph.profile)
+    if placement.count == 1:
+        return []
+    expected = expect_gaps(graph, placement.nodes)
+    excess = graph.sum_by_rank(np.maximum(graph.gap_s - expected, 0.0))
+    base_s = replay_job(graph).run_s
+    members = [placement.list_ranks(node) for node in range(placement.count)]
+    late = []
+    for ranks in sorted(members, key=lambda ranks: -float(excess[list(ranks)].min()))[:_MOST_RANKS]:
+        own = excess[list(ranks)]
+        if len(ranks) > 1 and own.min() >= _EVEN_SHARE * own.max():
+            fields = _describe_lateness(graph, ranks, expected, base_s)
+            if fields is not None:
+                late.append(LateNode(graph.profile.ranks[ranks[0]].host, ranks, *fields))
+    return sorted(late, key=lambda each: -each.saved_s)
+
+
+def _describe_lateness(
+    graph: CallGraph, ranks: tuple[int, ...], expected: Floats, base_s: float
+) -> tuple[int, str, int, float, float, LatenessKind] | None:
+    """Return the fields of `LateRank` from `site` on for ranks that are late together; None if nobody waits for them.
+
+    `base_s` is the run time of a replay without a change.
+    """
+    cause = np.where(graph.last_needed >= 0, graph.rank[graph.last_needed], -1)
+    waiting = np.isin(cause, ranks) & ~np.isin(graph.rank, ranks) & (graph.wait_s > 0)
+    saved_s = base_s - replay_job(graph, heal_ranks(graph, ranks, expected)).run_s
+    if not waiting.any() or saved_s <= 0:
+        return None
+    site, op = _find_costliest(graph, waiting)
+    last_share, calls = _count_last(graph, ranks, site, op)
+    return site, graph.operations[op], calls, last_share, saved_s, _classify(graph, ranks, expected)
+
+
+def _classify(graph: CallGraph, ranks: tuple[int, ...], expected: Floats) -> LatenessKind:
+    """Return the likely kind of reason for which ranks compute longer than expected."""
+    own, excess = np.isin(graph.rank, ranks), np.maximum(graph.gap_s - expected, 0.0)
     longer = own & (graph.gap_s > _LONGER * expected)
     if expected[longer].sum() >= _LASTING_SHARE * expected[own].sum():
         return LatenessKind.IMBALANCE
@@ -97,31 +148,32 @@ def canonical_operations(graph: CallGraph) -> IntArray:
     return canonical[graph.op]
 
 
-def _count_last(graph: CallGraph, rank: int, site: int, op: int) -> tuple[float, int]:
-    """Return the share of an operation's calls at a site in which `rank` was last, and the number of calls."""
+def _count_last(graph: CallGraph, ranks: tuple[int, ...], site: int, op: int) -> tuple[float, int]:
+    """Return the share of an operation's calls at a site in which one of `ranks` was last, and the number of calls."""
     at_site = (graph.site == site) & (canonical_operations(graph) == op) & (graph.last_needed >= 0)
     groups = graph.matches.group
     _, first = np.unique(groups[at_site & (groups >= 0)], return_index=True)
     collectives = np.flatnonzero(at_site & (groups >= 0))[first]
-    last = graph.rank[graph.last_needed[collectives]] == rank
-    messages = at_site & (groups < 0) & (graph.rank[graph.last_needed] == rank)
+    last = np.isin(graph.rank[graph.last_needed[collectives]], ranks)
+    messages = at_site & (groups < 0) & np.isin(graph.rank[graph.last_needed], ranks)
     late = np.concatenate([last, graph.wait_s[messages] > 0])
     return (float(late.mean()), len(late)) if len(late) else (0.0, 0)
 
 
-def expect_gaps(graph: CallGraph) -> Floats:
+def expect_gaps(graph: CallGraph, nodes: Sequence[int] | None = None) -> Floats:
     """Return, for each call, the median gap of the other ranks before their call of the same site and ordinal number.
 
-    Where fewer than two other ranks have such a call, this is the call's own gap.
+    Where fewer than two other ranks have such a call, this is the call's own gap. If `nodes` has the node of each rank,
+    the other ranks are those of other nodes.
     """
     ranks, row = len(graph.start_s), _number_same_calls(graph)
     table = np.full((row.max() + 1, ranks), np.nan)
     table[row, graph.rank] = graph.gap_s
-    expected = graph.gap_s.copy()
+    expected, groups = graph.gap_s.copy(), np.arange(ranks) if nodes is None else np.array(nodes)
     for rank in range(ranks):
-        own = graph.rank == rank
-        others = np.delete(table, rank, axis=1)[row[own]]
-        known = np.count_nonzero(~np.isnan(others), axis=1) >= min(2, ranks - 1)
+        own, is_other = graph.rank == rank, groups != groups[rank]
+        others = table[:, is_other][row[own]]
+        known = np.count_nonzero(~np.isnan(others), axis=1) >= min(2, int(is_other.sum()))
         if others.shape[1] and known.any():
             medians = np.nanmedian(others[known], axis=1)
             expected[np.flatnonzero(own)[known]] = medians
@@ -138,9 +190,9 @@ def _number_same_calls(graph: CallGraph) -> IntArray:
     return np.unique(np.stack([graph.site, graph.op, ordinal]), axis=1, return_inverse=True)[1].reshape(-1)
 
 
-def heal_rank(graph: CallGraph, rank: int, expected: Floats) -> Floats:
-    """Return the gaps of all calls, if `rank` computed no longer than `expected` before each call."""
-    return np.where(graph.rank == rank, np.minimum(graph.gap_s, expected), graph.gap_s)
+def heal_ranks(graph: CallGraph, ranks: Sequence[int], expected: Floats) -> Floats:
+    """Return the gaps of all calls, if `ranks` computed no longer than `expected` before each call."""
+    return np.where(np.isin(graph.rank, ranks), np.minimum(graph.gap_s, expected), graph.gap_s)
 
 
 def balance_gaps(graph: CallGraph) -> Floats:

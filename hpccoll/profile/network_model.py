@@ -1,7 +1,8 @@
 """A network model, fitted to a recorded job, that says by how much a change makes its transfers longer or shorter.
 
-A transfer of a collective is modelled as the simulated time of a plan on a machine whose ranks are all equally far
-apart: rounds * alpha + bytes of the busiest rank * beta. The plan is the fastest one in the model, because the
+A transfer of a collective is modelled as the simulated time of a plan on a machine: rounds * alpha + bytes of the
+busiest rank * beta. A job on several nodes of several ranks has an alpha and beta within nodes, and another pair
+between them; in other jobs, all ranks are equally far apart. The plan is the fastest one in the model, because the
 algorithm of the MPI library is unknown. A recorded transfer is multiplied by the ratio of two modelled times, so that
 it keeps its own noise.
 """
@@ -12,24 +13,32 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hpccoll.algorithms import get_algorithm, list_algorithm_names
 from hpccoll.errors import HpccollError
-from hpccoll.plan import Floats, IntArray, Machine, Operation
+from hpccoll.plan import Floats, IntArray, Link, Machine, Operation
 from hpccoll.predict.forecast import forecast
 from hpccoll.profile.dependencies import CallGraph
+from hpccoll.profile.placement import Placement
 
 _FIRST_ALPHA_S, _FIRST_BETA = 2e-6, 2e-10  # with which the fit first chooses algorithms
+_LEAST = (1e-9, 1e-13)  # alpha and beta of the fastest network that a fit returns
 _BLOCKS = frozenset({"all_gather", "gather"})  # whose message size is that of all ranks' blocks
 
 
 @dataclass(frozen=True, slots=True)
 class MessageClass:
-    """Transfers that take equally long: the operation, the ranks of its communicator, and the message size in bytes."""
+    """Transfers that take equally long: the operation, the ranks of its communicator, and the message size in bytes.
+
+    `per_node` is the number of consecutive ranks of the communicator that share a node; of a message between two ranks,
+    it is 2 if they share a node, else 1.
+    """
 
     operation: str
     ranks: int
     nbytes: int
+    per_node: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +49,12 @@ class TransferKinds:
     index: IntArray
 
 
-def classify_transfers(graph: CallGraph) -> TransferKinds:
-    """Return the kind of the transfer of each call; a wait has the kind of the operation that it completes."""
+def classify_transfers(graph: CallGraph, placement: Placement | None = None) -> TransferKinds:
+    """Return the kind of the transfer of each call; a wait has the kind of the operation that it completes.
+
+    `placement` is None for the recorded one.
+    """
+    placement = placement or Placement.read(graph.profile)
     instance = graph.matches.instance
     count = int(instance.max(initial=-1)) + 1
     nbytes, op, comm = np.zeros(count, np.int64), np.full(count, -1), np.full(count, -1)
@@ -50,15 +63,27 @@ def classify_transfers(graph: CallGraph) -> TransferKinds:
     np.maximum.at(comm, instance[inside], graph.comm[inside])
     is_own = inside & np.isin(graph.op, [i for i, name in enumerate(graph.operations) if name not in ("wait", "start")])
     op[instance[is_own]] = graph.op[is_own]
-    numbers: dict[MessageClass, int] = {}
+    groups = [members or tuple(range(graph.profile.size)) for members in (*graph.profile.comms, ())]  # -1: all ranks
+    per_node = [placement.count_per_node(members) for members in groups]
+    are_near, numbers = _find_near_messages(graph, placement, count), dict[MessageClass, int]()
     index = np.full(len(instance), -1)
     for call in np.flatnonzero(inside & (graph.transfer_s > 0)).tolist():
         number = instance[call]
         operation = _choose_modelled_operation(graph.operations[op[number]])
-        ranks = len(graph.profile.comms[comm[number]]) if comm[number] >= 0 else graph.profile.size
+        ranks, near = len(groups[comm[number]]), per_node[comm[number]]
         size = int(nbytes[number]) * (ranks if operation in _BLOCKS else 1)
-        index[call] = numbers.setdefault(MessageClass(operation, ranks, size), len(numbers))
+        kind = MessageClass(operation, ranks, size, int(are_near[number]) + 1 if operation == "send" else near)
+        index[call] = numbers.setdefault(kind, len(numbers))
     return TransferKinds(tuple(numbers), index)
+
+
+def _find_near_messages(graph: CallGraph, placement: Placement, count: int) -> NDArray[np.bool_]:
+    """Return whether each message is between two ranks of a node, by its number; false for collectives."""
+    sender, are_near = graph.matches.find_senders(), np.zeros(count, bool)
+    number = np.flatnonzero(sender >= 0)
+    nodes, source, dest = np.array(placement.nodes), graph.rank[sender[number]], graph.dest[sender[number]]
+    are_near[number] = (dest >= 0) & (nodes[source] == nodes[dest])
+    return are_near
 
 
 def _choose_modelled_operation(name: str) -> str:
@@ -72,19 +97,30 @@ def _choose_modelled_operation(name: str) -> str:
 class NetworkModel:
     """A network by alpha (seconds per message) and beta (seconds per byte), or a machine model.
 
-    `algorithms` are names by operation; other operations use the fastest algorithm of the model.
+    `within` is the link between two ranks of a node, if it differs from that between nodes. `algorithms` are names by
+    operation; other operations use the fastest algorithm of the model.
     """
 
     alpha_s: float
     beta_s_per_byte: float
+    within: Link | None = None
     machine: Machine | None = None
     algorithms: dict[str, str] = field(default_factory=dict)
 
+    def make_machine(self, kind: MessageClass) -> Machine:
+        """Return the machine model for a kind of transfers."""
+        if self.machine is not None:
+            return self.machine.with_ranks_per_node(kind.per_node)
+        if self.within is None:
+            return Machine.flat(self.alpha_s, self.beta_s_per_byte, 0.0)
+        between = Link.one_port(self.alpha_s, self.beta_s_per_byte)
+        return Machine("recorded", kind.per_node, self.within, between, 1, 0.0)
+
     def predict_s(self, kind: MessageClass) -> float:
         """Return the modelled time of a transfer."""
-        machine = self.machine or Machine.flat(self.alpha_s, self.beta_s_per_byte, 0.0)
+        machine = self.make_machine(kind)
         if kind.operation == "send" or kind.ranks < 2:
-            link = machine.between
+            link = machine.within if kind.per_node > 1 else machine.between
             return link.alpha_s + float(link.transfer_s(np.array([float(kind.nbytes)]))[0])
         named = self.algorithms.get(kind.operation)
         return simulate_kind(kind, machine, named) if named else find_fastest(kind, machine)[1]
@@ -111,33 +147,45 @@ def simulate_kind(kind: MessageClass, machine: Machine, algorithm: str) -> float
     return forecast(get_algorithm(operation, algorithm), kind.ranks, machine, max(kind.nbytes, 4)).seconds
 
 
-def fit_network(graph: CallGraph, transfers: TransferKinds) -> NetworkModel:
+def fit_network(graph: CallGraph, transfers: TransferKinds, placement: Placement) -> NetworkModel:
     """Return the network whose modelled transfers come closest to the recorded medians, as relative errors.
 
-    Cost: a simulation of each algorithm for each kind of transfer.
+    The transfer of a message is that of its receive, because a send may end when the message is in a buffer.
+
+    Cost: simulations of each algorithm for each kind of transfer.
     """
     from scipy.optimize import nnls
 
+    has_levels = placement.count > 1 and any(kind.per_node > 1 for kind in transfers.kinds)
     rows, seconds = [], []
-    first = Machine.flat(_FIRST_ALPHA_S, _FIRST_BETA, 0.0)
+    receives = graph.matches.received >= 0
     for number, kind in enumerate(transfers.kinds):
-        measured = float(np.median(graph.transfer_s[transfers.index == number]))
+        calls = transfers.index == number
+        calls = calls & receives if (calls & receives).any() else calls
+        measured = float(np.median(graph.transfer_s[calls]))
         if measured > 0 and kind.ranks > 1:
-            rows.append([features / measured for features in _count_costs(kind, first)])
+            rows.append([cost / measured for cost in _count_costs(kind, has_levels=has_levels)])
             seconds.append(1.0)
     if not rows:
         return NetworkModel(_FIRST_ALPHA_S, _FIRST_BETA)
-    alpha_s, beta = nnls(np.array(rows), np.array(seconds))[0].tolist()
-    return NetworkModel(max(alpha_s, 1e-9), max(beta, 1e-13))
+    fitted = nnls(np.array(rows), np.array(seconds))[0].tolist()
+    alpha_s, beta, *near = (max(value, least) for value, least in zip(fitted, _LEAST * 2, strict=False))
+    return NetworkModel(alpha_s, beta, Link.one_port(*near) if near else None)
 
 
-def _count_costs(kind: MessageClass, machine: Machine) -> tuple[float, float]:
-    """Return how many alphas and betas the fastest algorithm of a transfer takes."""
+def _count_costs(kind: MessageClass, *, has_levels: bool) -> list[float]:
+    """Return how many alphas and betas the fastest algorithm of a transfer takes.
+
+    With levels, the first two are those between nodes, and the other two those within nodes.
+    """
+    units = np.eye(4 if has_levels else 2).tolist()
+    links = [Link.one_port(*unit[2:]) if has_levels else None for unit in units]
+    networks = [NetworkModel(unit[0], unit[1], link) for unit, link in zip(units, links, strict=True)]
     if kind.operation == "send":
-        return 1.0, float(kind.nbytes)
-    algorithm = find_fastest(kind, machine)[0]
-    alphas, betas = (simulate_kind(kind, Machine.flat(*costs, 0.0), algorithm) for costs in ((1.0, 0.0), (0.0, 1.0)))
-    return alphas, betas
+        return [network.predict_s(kind) for network in networks]
+    near = Link.one_port(_FIRST_ALPHA_S / 4, _FIRST_BETA / 4) if has_levels else None
+    algorithm = find_fastest(kind, NetworkModel(_FIRST_ALPHA_S, _FIRST_BETA, near).make_machine(kind))[0]
+    return [simulate_kind(kind, network.make_machine(kind), algorithm) for network in networks]
 
 
 def scale_algorithms(graph: CallGraph, transfers: TransferKinds, changed: NetworkModel, *, only_faster: bool) -> Floats:
@@ -155,13 +203,25 @@ def scale_algorithms(graph: CallGraph, transfers: TransferKinds, changed: Networ
 
 
 def scale_transfers(
-    graph: CallGraph, transfers: TransferKinds, recorded: NetworkModel, changed: NetworkModel, *, factor: int = 1
+    graph: CallGraph,
+    transfers: TransferKinds,
+    recorded: NetworkModel,
+    changed: NetworkModel,
+    *,
+    factor: int = 1,
+    placement: Placement | None = None,
 ) -> Floats:
-    """Return the transfers of all calls on a changed network, or with `factor` times as many ranks."""
-    ratios = np.ones(len(transfers.kinds) + 1)
-    for number, kind in enumerate(transfers.kinds):
+    """Return the transfers of all calls on a changed network, with more ranks, or with the ranks on other nodes.
+
+    `factor` multiplies the number of ranks; `placement` is None if the ranks stay where they were.
+    """
+    placed = transfers if placement is None else classify_transfers(graph, placement)
+    pairs = list(zip(transfers.index.tolist(), placed.index.tolist(), strict=True))
+    ratios = {(-1, -1): 1.0}
+    for before, after in set(pairs) - set(ratios):
+        kind = placed.kinds[after]
         grown = replace(kind, ranks=kind.ranks * factor if kind.operation != "send" else kind.ranks)
         if kind.operation in _BLOCKS:
             grown = replace(grown, nbytes=kind.nbytes * factor)
-        ratios[number] = changed.predict_s(grown) / recorded.predict_s(kind)
-    return graph.transfer_s * ratios[transfers.index]
+        ratios[before, after] = changed.predict_s(grown) / recorded.predict_s(transfers.kinds[before])
+    return graph.transfer_s * np.array([ratios[pair] for pair in pairs], np.float64)

@@ -40,7 +40,7 @@ def render_profile_page(explanation: Explanation, predictions: Sequence[Predicti
         program=" ".join(profile.argv),
         ranks=profile.size,
         efficiency=f"{explanation.efficiencies.parallel:.2f}",
-        findings=list_findings(explanation),
+        findings=[finding.text for finding in list_findings(explanation)],
         sections=sections,
         notes=profile.problems,
     )
@@ -179,7 +179,7 @@ def _build_predictions(predictions: Sequence[Prediction]) -> list[PageSection]:
         return []
     columns = ("change", "predicted s", "saving", "error of the replay", "assumption")
     rows = tuple(
-        (each.change, f"{each.seconds:.4g}", f"{each.saving:.1%}", f"{each.error:.1%}", each.assumption)
+        (each.description, f"{each.seconds:.4g}", f"{each.saving:.1%}", f"{each.error:.1%}", each.assumption)
         for each in predictions
     )
     table = PageTable("Predictions", columns, rows, frozenset(columns[1:4]))

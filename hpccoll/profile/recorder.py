@@ -10,6 +10,7 @@ import json
 import mmap
 import os
 import sys
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,11 +93,14 @@ class ProfileRecorder:
     def describe_site(self, frame: FrameType) -> int:
         """Return the id of the call site of a frame, which is written at its first use; -1 in a library.
 
-        The call site of a call that torch or hpccoll make is the line of the program that called them.
+        The call site of a call that torch or hpccoll make is the line of the program that called them. In a thread of
+        torch, such as that of the backward pass on a GPU, it is the line at which the main thread is.
         """
+        if _is_of_library(frame):
+            if frame.f_back is not None:
+                return -1
+            frame = _find_main_frame() or frame
         code = frame.f_code
-        if frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in LIBRARIES:
-            return -1
         key = code.co_filename, frame.f_lineno, code.co_qualname
         if key not in self._sites:
             self._sites[key] = len(self._sites)
@@ -149,6 +153,19 @@ class ProfileRecorder:
 
     def _write(self, **fields: Any) -> None:
         os.write(self._names, json.dumps(fields).encode() + b"\n")
+
+
+def _is_of_library(frame: FrameType) -> bool:
+    """Whether a frame is of torch, hpccoll or mpi4py."""
+    return frame.f_globals.get("__name__", "").partition(".")[0] in LIBRARIES
+
+
+def _find_main_frame() -> FrameType | None:
+    """Return the innermost frame of the main thread that is of no library, or None."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001 - its documented name
+    while frame is not None and _is_of_library(frame):
+        frame = frame.f_back
+    return frame
 
 
 def measure_buffer(given: Any) -> int:

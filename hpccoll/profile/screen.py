@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, TypeAlias
 
 from hpccoll.profile.bursts import SplitCall
 from hpccoll.profile.explanation import Explanation
-from hpccoll.profile.lateness import LateRank
+from hpccoll.profile.lateness import LateNode, LateRank
 from hpccoll.profile.slow_links import SlowLink
 from hpccoll.units import format_count, format_size
 
 GOOD: Final = 0.8
 MOST_FINDINGS, MOST_SITES = 5, 8
 LEAST_SHARE: Final = 0.01  # of the run time, below which a finding is left out
+
+Cause: TypeAlias = LateRank | LateNode | SplitCall | SlowLink
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileFinding:
+    """One reason of lost time: what costs the time, the run time that its removal saves, and a sentence about it."""
+
+    cause: Cause
+    saved_s: float
+    text: str
 
 
 def format_screen(explanation: Explanation) -> str:
@@ -28,7 +40,7 @@ def format_screen(explanation: Explanation) -> str:
         *_format_efficiencies(explanation),
         "",
     ]
-    findings = list_findings(explanation)
+    findings = [finding.text for finding in list_findings(explanation)]
     lines += [f"{number}. {text}" for number, text in enumerate(findings[:MOST_FINDINGS], 1)]
     if not findings:
         lines.append("No rank and no call site costs more than 1 % of the run time.")
@@ -56,23 +68,29 @@ def _format_efficiencies(explanation: Explanation) -> list[str]:
     ]
 
 
-def list_findings(explanation: Explanation) -> list[str]:
-    """Return the findings as sentences, the most costly first."""
-    run_s = explanation.efficiencies.run_s
-    rows = [(late.saved_s, _describe_late(explanation, late)) for late in explanation.late]
-    rows += [(split.saved_s, _describe_split(explanation, split)) for split in explanation.split]
-    rows += [(link.saved_s, _describe_link(explanation, link)) for link in explanation.links]
-    return [text for saved_s, text in sorted(rows, key=lambda row: -row[0]) if saved_s >= LEAST_SHARE * run_s]
+def list_findings(explanation: Explanation) -> list[ProfileFinding]:
+    """Return the findings that cost at least 1 % of the run time, the most costly first."""
+    causes: list[tuple[Cause, str]] = [(late, _describe_late(explanation, late)) for late in explanation.late]
+    causes += [(late, _describe_late(explanation, late)) for late in explanation.late_nodes]
+    causes += [(split, _describe_split(explanation, split)) for split in explanation.split]
+    causes += [(link, _describe_link(explanation, link)) for link in explanation.links]
+    findings = [ProfileFinding(cause, cause.saved_s, text) for cause, text in causes]
+    least_s = LEAST_SHARE * explanation.efficiencies.run_s
+    return sorted((each for each in findings if each.saved_s >= least_s), key=lambda finding: -finding.saved_s)
 
 
-def _describe_late(explanation: Explanation, late: LateRank) -> str:
-    """Return the sentence about a late rank."""
+def _describe_late(explanation: Explanation, late: LateRank | LateNode) -> str:
+    """Return the sentence about a late rank or node."""
     site = explanation.profile.sites[late.site] if late.site >= 0 else "the end of the program"
     share = late.saved_s / explanation.efficiencies.run_s
-    what = (
-        f"rank {late.rank} ({late.host}) arrives last in {late.last_share:.0%} of the {late.calls:,} {late.operation}"
-    )
+    who = f"rank {late.rank} ({late.host})" if isinstance(late, LateRank) else _name_node(late)
+    what = f"{who} arrives last in {late.last_share:.0%} of the {late.calls:,} {late.operation}"
     return f"{what} calls of {site} and costs {share:.0%} of the job ({late.saved_s:.3g} s; {late.kind.value})"
+
+
+def _name_node(late: LateNode) -> str:
+    """Return the name of a late node and of its ranks."""
+    return f"node {late.host} ({format_count(len(late.ranks), 'rank')}, from rank {late.ranks[0]} on)"
 
 
 def _describe_link(explanation: Explanation, link: SlowLink) -> str:

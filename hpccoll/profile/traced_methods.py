@@ -147,8 +147,11 @@ def _list_receives() -> Iterable[TracedMethod]:
     yield TracedMethod("Comm", "Recv_init", "recv", CallForm.INIT, buffers)
     yield TracedMethod("Comm", "recv", "recv", CallForm.CALL, _COMM | peer, counts_pickled=True)
     yield TracedMethod("Comm", "irecv", "recv", CallForm.START, _COMM | peer, counts_pickled=True)
-    for name in ("Probe", "Mprobe", "probe", "mprobe"):
-        yield TracedMethod("Comm", name, "probe", places=_COMM | {"peer": (1, "source"), "tag": (2, "tag")})
+    probed: Places = _COMM | {"peer": (1, "source"), "tag": (2, "tag")}
+    for name in ("Probe", "probe"):
+        yield TracedMethod("Comm", name, "probe", places=probed)
+    for name in ("Mprobe", "mprobe"):
+        yield TracedMethod("Comm", name, "recv", places=probed)  # no other call can receive the message
 
 
 def _list_requests() -> Iterable[TracedMethod]:
@@ -191,7 +194,7 @@ def _list_own() -> Iterable[TracedMethod]:
 
 
 def _list_torch() -> Iterable[TracedMethod]:
-    """Yield the methods of torch's process groups and of their works."""
+    """Yield the methods of torch's process groups and of their works, and functions of torch.distributed."""
     first, second = _COMM | {"buffer": (1, None)}, _COMM | {"buffer": (2, None)}
     plain = {
         "allreduce": ("all_reduce", first), "allreduce_coalesced": ("all_reduce", first),
@@ -211,4 +214,8 @@ def _list_torch() -> Iterable[TracedMethod]:
     for name in ("send", "recv"):
         places = first | {"peer": (2, None), "tag": (3, None)}
         yield TracedMethod("ProcessGroup", name, name, CallForm.START, places)
-    yield TracedMethod("TorchWork", "wait", "wait", CallForm.WAIT)
+    tensors: Places = _COMM | {"buffer": (1, "tensors"), "peer": (3, "src")}
+    yield TracedMethod("torch.distributed", "_broadcast_coalesced", "broadcast", places=tensors, is_collective=True)
+    name = "_verify_params_across_processes"
+    yield TracedMethod("torch.distributed", name, "all_gather", places=_COMM, is_collective=True)
+    yield TracedMethod("TorchWork", "wait", "wait", CallForm.WAIT)  # the last one: `match_calls` relies on it

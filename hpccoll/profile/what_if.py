@@ -14,7 +14,7 @@ from hpccoll.plan import Floats, Machine, Operation
 from hpccoll.predict.machine_catalogue import load_machine
 from hpccoll.profile.bursts import find_followers, join_bursts
 from hpccoll.profile.dependencies import CallGraph
-from hpccoll.profile.lateness import balance_gaps, expect_gaps, heal_rank
+from hpccoll.profile.lateness import balance_gaps, expect_gaps, heal_ranks
 from hpccoll.profile.network_model import (
     NetworkModel,
     TransferKinds,
@@ -24,6 +24,7 @@ from hpccoll.profile.network_model import (
     scale_algorithms,
     scale_transfers,
 )
+from hpccoll.profile.placement import Placement
 from hpccoll.profile.replay import replay_job
 from hpccoll.units import format_count
 
@@ -42,7 +43,8 @@ class Prediction:
     prediction uses them.
     """
 
-    change: str
+    change: str  # as the user gives it
+    description: str  # in words
     seconds: float
     recorded_s: float
     error: float
@@ -74,8 +76,9 @@ class WhatIf:
 
     def __init__(self, graph: CallGraph) -> None:
         self.graph = graph
-        self.transfers: TransferKinds = classify_transfers(graph)
-        self.network: NetworkModel = fit_network(graph, self.transfers)
+        self.placement = Placement.read(graph.profile)
+        self.transfers: TransferKinds = classify_transfers(graph, self.placement)
+        self.network: NetworkModel = fit_network(graph, self.transfers, self.placement)
         self.error = abs(replay_job(graph).run_s / graph.run_s - 1)
         modelled = np.array([self.network.predict_s(kind) for kind in self.transfers.kinds] + [0.0])
         transfer_s = np.where(self.transfers.index < 0, graph.transfer_s, modelled[self.transfers.index])
@@ -88,13 +91,13 @@ class WhatIf:
             UsageError: a change has another form.
             UnknownNameError: there is no such operation, algorithm or machine.
         """
-        return [self._predict(self._make_change(change)) for change in changes]
+        return [self._predict(change, self._make_change(change)) for change in changes]
 
-    def _predict(self, changed: ChangedJob) -> Prediction:
-        """Return the prediction of a changed job."""
+    def _predict(self, change: str, changed: ChangedJob) -> Prediction:
+        """Return the prediction of a job with `change`."""
         seconds = replay_job(self.graph, changed.gap_s, changed.transfer_s).run_s
         error = self.network_error if changed.uses_model else self.error
-        return Prediction(changed.name, seconds, self.graph.run_s, error, changed.assumption)
+        return Prediction(change, changed.name, seconds, self.graph.run_s, error, changed.assumption)
 
     def _make_change(self, change: str) -> ChangedJob:
         """Return the job with one change."""
@@ -108,7 +111,7 @@ class WhatIf:
         if name == "heal":
             rank = _parse_number(change, value, 0, len(graph.start_s) - 1)
             return ChangedJob(
-                f"rank {rank} as fast as the others", heal_rank(graph, rank, expect_gaps(graph)), graph.transfer_s
+                f"rank {rank} as fast as the others", heal_ranks(graph, (rank,), expect_gaps(graph)), graph.transfer_s
             )
         if name == "ranks":
             return self._change_ranks(change, value)
@@ -139,14 +142,25 @@ class WhatIf:
                 changed = replace(network, alpha_s=network.alpha_s * factor)
             title = f"{factor:g} times the {name}"
         elif name == "machine" and value:
-            machine = load_machine(value)
-            changed, title = replace(network, machine=machine), f"network of {machine.name}"
+            return self._change_machine(load_machine(value))
         elif name == "algorithm":
             return self._change_algorithms(change, value)
         else:
             raise UsageError(f"--what-if {change}: is no change; the forms are {FORMS}")
         transfer_s = scale_transfers(self.graph, self.transfers, network, changed)
         return ChangedJob(title, self.graph.gap_s, transfer_s, uses_model=True)
+
+    def _change_machine(self, machine: Machine) -> ChangedJob:
+        """Return the job on another machine, whose nodes have the recorded ranks if the job ran on several nodes."""
+        network, placement = self.network, self.placement
+        assumption = "ranks are on nodes as recorded"
+        if placement.count == 1:
+            placement = Placement.fill(len(self.graph.start_s), machine.ranks_per_node)
+            assumption = f"{format_count(machine.ranks_per_node, 'rank')} per node"
+        changed = replace(network, machine=machine)
+        transfer_s = scale_transfers(self.graph, self.transfers, network, changed, placement=placement)
+        title = f"network of {machine.name}"
+        return ChangedJob(title, self.graph.gap_s, transfer_s, assumption, uses_model=True)
 
     def _change_algorithms(self, change: str, value: str) -> ChangedJob:
         """Return the job with other algorithms: `auto`, or that of an operation."""
@@ -170,11 +184,12 @@ class WhatIf:
         most: dict[str, int] = {}
         for kind in self.transfers.kinds:
             most[kind.operation] = max(most.get(kind.operation, 0), kind.ranks)
-        machine = Machine.flat(self.network.alpha_s, self.network.beta_s_per_byte, 0.0)
         chosen: dict[str, list[tuple[int, str]]] = {}
         for kind in sorted(self.transfers.kinds, key=lambda kind: kind.nbytes):
             if kind.operation not in ("send", "barrier") and kind.ranks == most[kind.operation]:
-                chosen.setdefault(kind.operation, []).append((kind.nbytes, find_fastest(kind, machine)[0]))
+                chosen.setdefault(kind.operation, []).append(
+                    (kind.nbytes, find_fastest(kind, self.network.make_machine(kind))[0])
+                )
         return chosen
 
 

@@ -57,6 +57,14 @@ from hpccoll.records.plans import (
     SelectionRecord,
     SimulatedPlanRecord,
 )
+from hpccoll.records.profiles import (
+    ProfileFindingRecord,
+    ProfilePredictionRecord,
+    ProfileRecord,
+    ProfileSite,
+    ProfileSiteRecord,
+    RankTimes,
+)
 from hpccoll.records.record import SCHEMA, Record, explain_validation_error
 from hpccoll.records.run import RunRecord, Versions
 from hpccoll.records.training import (
@@ -104,11 +112,17 @@ __all__ = [
     "PreflightNodeRecord",
     "PreflightPairRecord",
     "PreflightSummaryRecord",
+    "ProfileFindingRecord",
+    "ProfilePredictionRecord",
+    "ProfileRecord",
+    "ProfileSite",
+    "ProfileSiteRecord",
     "ProvenPlanRecord",
     "PublishedScheduleRecord",
     "Quantity",
     "RankLateness",
     "RankState",
+    "RankTimes",
     "Record",
     "RecordedOperation",
     "RunRecord",

@@ -39,6 +39,7 @@ from hpccoll.records.plans import (
     SelectionRecord,
     SimulatedPlanRecord,
 )
+from hpccoll.records.profiles import ProfileFindingRecord, ProfilePredictionRecord, ProfileRecord, ProfileSiteRecord
 from hpccoll.records.record import SCHEMA, Record
 from hpccoll.records.run import RunRecord
 from hpccoll.records.training import (
@@ -59,6 +60,7 @@ _RECORDS: tuple[type[Record], ...] = (
     *(ComparedRowRecord, ComparedOperationRecord, GuidelineRecord, CompareSummaryRecord),
     *(BarrierRecord, BarrierSummaryRecord),
     *(ParityRecord, ParitySummaryRecord),
+    *(ProfileRecord, ProfileFindingRecord, ProfileSiteRecord, ProfilePredictionRecord),
     EstimateRecord,
 )
 DEFINITIONS: dict[str, type[Record]] = {

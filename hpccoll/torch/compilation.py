@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterable
 from importlib import import_module
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -15,9 +16,13 @@ def exempt_from_compilation(cls: type[T]) -> type[T]:
     A compiled function may call a collective from C++, such as DDP does at the second step; torch.compile would then
     trace the collective, and fail at objects that it does not know. The mark has no cost in a call.
     """
+    exempt_functions(method for method in vars(cls).values() if inspect.isfunction(method))
+    return cls
+
+
+def exempt_functions(functions: Iterable[Any]) -> None:
+    """Mark functions written in Python, so that torch.compile neither compiles them nor what they call."""
     frames = import_module("torch._C._dynamo.eval_frame")  # torch.compiler.disable would load torch._dynamo
     skip = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.SKIP)  # noqa: SLF001
-    for method in vars(cls).values():
-        if inspect.isfunction(method):
-            frames.set_code_exec_strategy(method.__code__, skip)
-    return cls
+    for function in functions:
+        frames.set_code_exec_strategy(function.__code__, skip)

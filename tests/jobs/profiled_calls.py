@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from mpi4py import MPI
+from profiled_forms import call_every_form  # type: ignore[import-not-found]
 
 comm = MPI.COMM_WORLD
 rank, size = comm.rank, comm.size
@@ -101,4 +102,5 @@ for _ in range(2):
     call_messages(vector, np.empty_like(vector))
     call_objects(vector)
     call_groups(vector, np.empty_like(vector))
+    call_every_form(comm, vector, take)
 os.write(1, f"digest {rank} {digest.hexdigest()}\n".encode())  # at once, so that lines of ranks do not mix

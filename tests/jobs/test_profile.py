@@ -12,6 +12,7 @@ import pytest
 
 from hpccoll.profile import explain_profile, read_profile
 from hpccoll.profile.lateness import LatenessKind
+from hpccoll.profile.traced_methods import list_methods
 from tests.jobs.launch import BIN, environment
 
 LIMIT_S = 120
@@ -39,16 +40,16 @@ def test_results_are_equal_bit_for_bit(drop_in, tmp_path):
     assert list_digests(recorded.stdout) == expected
     profile = read_profile(str(tmp_path / "job"))
     graph = explain_profile(profile).graph
-    names = {graph.profile.names[op] for op in graph.op.tolist() if op < len(graph.profile.names)}
-    assert {"Allreduce", "Bcast", "Alltoall", "Iallreduce", "allreduce", "sendrecv", "Split"} <= names
-    assert {"Isend", "Recv", "Waitall", "Send_init", "Test"} <= names
+    names = {profile.names[op] for rank in profile.ranks for op in rank.entries["op"].tolist()}
+    classes = ("Comm", "Intracomm", "Topocomm", "Cartcomm", "Request", "Prequest")
+    assert {method.name for method in list_methods() if method.owner in classes} <= names
     assert profile.size == 3
     assert all(rank.has_ended for rank in profile.ranks)
     assert np.all(graph.matches.sent[graph.dest >= 0] >= 0)  # sends found their receives
     prepared = np.array([name.endswith("_init") for name in (*profile.names, "end")])[graph.op]
     started = prepared & (graph.matches.instance >= 0)
-    assert started.sum() == 3 * 2 * 2 * 2  # ranks, rounds, starts, requests
-    assert all("profiled_calls.py" in site.file for site in profile.sites)
+    assert started.sum() == 3 * 2 * (2 * 2 + 17 + 4)  # ranks, rounds; two starts of two requests, collectives, sends
+    assert {Path(site.file).stem for site in profile.sites} == {"profiled_calls", "profiled_forms"}
 
 
 def test_a_killed_job_leaves_its_record(tmp_path):
@@ -89,10 +90,19 @@ def test_a_late_rank_is_named_and_replayed(tmp_path):
     files = [tmp_path / f"out{suffix}" for suffix in (".html", ".json", ".csv", ".goal", ".sh")]
     options = ["-o", files[0], "--what-if", "--what-if", "heal=1"]
     options += [word for file in files[1:4] for word in ("--export", file)]
-    shown = run([BIN / "hpccoll", "profile", job, *options, "--apply", files[4]], 0).stdout
+    records = tmp_path / "job.jsonl"
+    shown = run([BIN / "hpccoll", "profile", job, *options, "--apply", files[4], "--json", records], 0).stdout
     assert "rank 1 as fast as the others" in shown
     assert "late.py:7" in shown
     assert all(file.stat().st_size for file in files)
+    lines = [json.loads(line) for line in records.read_text().splitlines()]
+    assert [line["kind"] for line in lines[:3]] == ["run", "profile", "profile_finding"]
+    assert lines[2]["rank"] == 1
+    assert lines[-1]["change"] == "heal=1"
+    refused = run([BIN / "hpccoll", "profile", "--json", records, job], 0, status=2)
+    assert "add --overwrite" in refused.stderr
+    only = run([BIN / "hpccoll", "profile", "--json", "-", "--overwrite", job], 0).stdout.splitlines()
+    assert [json.loads(line)["kind"] for line in only[:2]] == ["run", "profile"]
     replayed = run([BIN / "hpccoll", "replay", job, "--engine", "mpi,hpccoll", "-n", 1], 2).stdout
     seconds = {line.split()[0]: float(line.split()[1]) for line in replayed.splitlines() if " s" in line}
     assert seconds["mpi"] == pytest.approx(seconds["recorded"], rel=0.5)

@@ -19,7 +19,7 @@ RANKS, STEPS, SEEDS = 4, 40, range(10)
 COMPUTE_S, MESSAGE_S, REDUCE_S = 10e-3, 50e-6, 80e-6
 
 
-def emulate(fault, seed, steps=STEPS):
+def emulate(fault, seed, steps=STEPS, hosts=()):
     """Return the profile of a job, and its run time."""
     rng = np.random.default_rng(seed)
     clock = np.zeros(RANKS)
@@ -28,6 +28,7 @@ def emulate(fault, seed, steps=STEPS):
         noisy = COMPUTE_S * (1 + 0.03 * rng.standard_normal(RANKS))
         after_io = fault == "io" and step % 5 == 4
         clock += noisy * np.where((fault == "imbalance") & (np.arange(RANKS) == 2), 1.3, 1.0)
+        clock += 0.3 * noisy * ((fault == "node") & (np.arange(RANKS) > 1))
         clock[1] += 0.03 * after_io
         sent = clock.copy()
         for rank in range(RANKS):
@@ -45,24 +46,24 @@ def emulate(fault, seed, steps=STEPS):
                 builders[rank].add("all_reduce", clock[rank], end)
             clock[:] = end
             clock += 1e-6
-    return make_profile(builders, float(clock.max())), float(clock.max())
+    return make_profile(builders, float(clock.max()), hosts=hosts), float(clock.max())
 
 
 def find_late(found, rank, kind):
     late = found.late[0]
-    named = (late.rank, late.kind) == (rank, kind) and list_findings(found)[0].startswith(f"rank {rank} ")
+    named = (late.rank, late.kind) == (rank, kind) and list_findings(found)[0].text.startswith(f"rank {rank} ")
     return named, late.saved_s
 
 
 def find_link(found, _):
     link = found.links[0]
-    said = "from rank 2 (host) to rank 3 (host)" in list_findings(found)[0]
+    said = "from rank 2 (host) to rank 3 (host)" in list_findings(found)[0].text
     return (link.source, link.dest) == (2, 3) and said, link.saved_s
 
 
 def find_split(found, steps):
     split = found.split[0]
-    said = "10 calls all_reduce 100 times" in list_findings(found)[0]
+    said = "10 calls all_reduce 100 times" in list_findings(found)[0].text
     return (split.calls, split.bursts) == (100 * steps, steps) and said, split.saved_s
 
 
@@ -92,3 +93,23 @@ def test_a_job_without_a_fault_has_no_costly_finding():
     assert not found.split
     assert all(late.kind is LatenessKind.NOISE for late in found.late)
     assert all(late.saved_s < 0.03 * found.efficiencies.run_s for late in found.late)
+
+
+HOSTS = ("fast", "fast", "slow", "slow")
+
+
+def test_a_late_node_is_named_with_its_cost():
+    for seed in SEEDS:
+        profile, run_s = emulate("node", seed, hosts=HOSTS)
+        found = explain_profile(profile)
+        node = found.late_nodes[0]
+        assert (node.host, node.ranks, node.kind) == ("slow", (2, 3), LatenessKind.IMBALANCE)
+        assert node.saved_s == pytest.approx(run_s - emulate(None, seed)[1], rel=0.15)
+        assert list_findings(found)[0].text.startswith("node slow (2 ranks, from rank 2 on) arrives last in ")
+        assert found.late[0].saved_s < 0.3 * node.saved_s  # the other rank of the node stays late
+
+
+@pytest.mark.parametrize("fault", [None, "imbalance", "io"])
+def test_a_node_with_one_late_rank_is_not_late(fault):
+    found = explain_profile(emulate(fault, 0, hosts=HOSTS)[0])
+    assert not [node for node in found.late_nodes if node.saved_s > 0.02 * found.graph.run_s]

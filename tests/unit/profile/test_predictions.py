@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from hpccoll.errors import UnknownNameError, UsageError
-from hpccoll.plan import Machine
+from hpccoll.plan import Link, Machine
 from hpccoll.profile.chakra import encode_execution_trace
 from hpccoll.profile.dependencies import build_graph
 from hpccoll.profile.exports import export_profile, format_csv, format_perfetto
 from hpccoll.profile.goal import format_goal
-from hpccoll.profile.network_model import MessageClass, simulate_kind
+from hpccoll.profile.network_model import MessageClass, find_fastest, simulate_kind
 from hpccoll.profile.replay_steps import make_steps
 from hpccoll.profile.what_if import DEFAULT_CHANGES, WhatIf, format_configuration
 from hpccoll.units import parse_size
@@ -48,6 +48,72 @@ def test_a_better_network_is_predicted(change, network):
     predicted = WhatIf(make_graph()).predict([change])[0]
     assert predicted.seconds == pytest.approx(make_graph(*network).run_s, rel=0.02)
     assert predicted.error < 0.05
+
+
+NEAR, FAR = (2e-6, 1e-10), (30e-6, 4e-9)
+HOSTS = ("first", "first", "second", "second")
+MACHINE = """
+name = "other cluster"
+ranks_per_node = 8
+nics_per_node = 1
+reduce_GBps = 1e9
+sources = ["assumed"]
+[within]
+alpha_us = 5.0
+overhead_us = 5.0
+bandwidth_GBps = 4.0
+[between]
+alpha_us = 10.0
+overhead_us = 10.0
+bandwidth_GBps = 1.0
+"""
+OTHER_NEAR, OTHER_FAR = (5e-6, 1 / 4e9), (10e-6, 1 / 1e9)
+
+
+def make_two_level_graph(near=NEAR, far=FAR, hosts=HOSTS):
+    """Return the graph of a job on two nodes: messages to ranks 1 and 3 from their own and the other node."""
+    builders, clock = [TraceBuilder() for _ in range(4)], np.zeros(4)
+    links = {(0, 1): near, (0, 3): far, (2, 3): near, (2, 1): far}
+    machine = Machine("two levels", 2, Link.one_port(*near), Link.one_port(*far), 1, 0.0)
+    for nbytes in SIZES * 2:
+        for (source, dest), (alpha_s, beta) in links.items():
+            clock[source] += 1e-3
+            builders[source].add("send", clock[source], clock[source], peer=dest, nbytes=nbytes)
+            begin, clock[dest] = clock[dest], max(clock[dest], clock[source]) + alpha_s + beta * nbytes
+            builders[dest].add("recv", begin, clock[dest], peer=source, nbytes=nbytes)
+        end = clock.max() + find_fastest(MessageClass("all_reduce", 4, nbytes, 2), machine)[1]
+        for builder, begin in zip(builders, clock, strict=True):
+            builder.add("all_reduce", begin, end, nbytes=nbytes)
+        clock[:] = end
+    return build_graph(make_profile(builders, float(clock[0]), hosts=hosts))
+
+
+def test_the_links_within_and_between_nodes_are_told_apart():
+    what_if = WhatIf(make_two_level_graph())
+    network = what_if.network
+    assert (network.alpha_s, network.beta_s_per_byte) == pytest.approx(FAR, rel=0.1)
+    assert (network.within.alpha_s, network.within.beta_s_per_byte) == pytest.approx(NEAR, rel=0.25)
+    faster = make_two_level_graph(far=(FAR[0], FAR[1] / 4)).run_s
+    assert what_if.predict(["bandwidth=4"])[0].seconds == pytest.approx(faster, rel=0.02)
+
+
+def test_a_machine_with_levels_carries_each_message_on_its_level(tmp_path):
+    file = tmp_path / "cluster.toml"
+    file.write_text(MACHINE)
+    predicted = WhatIf(make_two_level_graph()).predict([f"machine={file}"])[0]
+    moved = make_two_level_graph(OTHER_NEAR, OTHER_FAR).run_s
+    assert predicted.seconds == pytest.approx(moved, rel=0.02)
+    assert predicted.assumption == "ranks are on nodes as recorded"
+
+
+def test_the_ranks_of_one_node_fill_the_nodes_of_a_machine(tmp_path):
+    file = tmp_path / "cluster.toml"
+    file.write_text(MACHINE.replace("ranks_per_node = 8", "ranks_per_node = 2"))
+    link = (3e-6, 2e-10)
+    one_node = make_two_level_graph(link, link, ("host",) * 4)
+    predicted = WhatIf(one_node).predict([f"machine={file}"])[0]
+    assert predicted.seconds == pytest.approx(make_two_level_graph(OTHER_NEAR, OTHER_FAR).run_s, rel=0.02)
+    assert predicted.assumption == "2 ranks per node"
 
 
 def test_healing_and_balancing_a_late_rank():

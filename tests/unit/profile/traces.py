@@ -29,18 +29,21 @@ class TraceBuilder:
         self.numbers += is_collective
         return self
 
-    def make_rank(self, rank: int, end: float) -> RecordedRank:
+    def make_rank(self, rank: int, end: float, host: str = "host") -> RecordedRank:
         entries = np.zeros(len(self.rows), ENTRY)
         for index, row in enumerate(self.rows):
             for name, value in row.items():
                 entries[name][index] = value
         begin_s, end_s = entries["begin_ns"] * 1e-9, entries["end_ns"] * 1e-9
-        return RecordedRank(rank, "host", entries, begin_s, end_s, 0.0, end, True)
+        return RecordedRank(rank, host, entries, begin_s, end_s, 0.0, end, True)
 
 
-def make_profile(builders: list[TraceBuilder], end: float, comms: tuple[tuple[int, ...], ...] = ()) -> JobProfile:
+def make_profile(
+    builders: list[TraceBuilder], end: float, comms: tuple[tuple[int, ...], ...] = (), hosts: tuple[str, ...] = ()
+) -> JobProfile:
     """Return the profile of ranks whose programs all begin at 0 and end at `end`; `comms` follow the world."""
-    ranks = tuple(builder.make_rank(rank, end) for rank, builder in enumerate(builders))
+    hosts = hosts or ("host",) * len(builders)
+    ranks = tuple(builder.make_rank(rank, end, hosts[rank]) for rank, builder in enumerate(builders))
     sites = tuple(CallSite("solver.py", 10 + index, "step") for index in range(len(OPERATIONS)))
     world = tuple(range(len(builders)))
     return JobProfile(ranks, sites, (world, *comms), OPERATIONS, OPERATIONS, ("solver.py",), 0.0)

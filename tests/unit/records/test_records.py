@@ -251,6 +251,7 @@ TIMES = {
     "regression": True,
     "slower_rounds": None,
 }
+SITE = {"file": "solver.py", "line": 12, "function": "step"}
 EXAMPLES = {
     "selection": {
         "op": "all_reduce",
@@ -665,6 +666,59 @@ EXAMPLES = {
         "fault": "factor_dp",
         "explanation": "it is 2 times the right gradient",
         "seen_at": "0.weight",
+    },
+    "profile": {
+        "program": ["solver.py", "large"],
+        "ranks": 1,
+        "nodes": 1,
+        "calls": 12,
+        "folded_calls": 0,
+        "run_s": 4.0,
+        "ideal_s": 3.0,
+        "parallel_efficiency": 0.5,
+        "load_balance": 1.0,
+        "serialisation": 0.75,
+        "transfer": 0.75,
+        "rank_times": [
+            {
+                "rank": 0,
+                "node": "node0",
+                "useful_s": 2.0,
+                "wait_s": 1.0,
+                "transfer_s": 1.0,
+                "calls": 12,
+                "has_ended": True,
+            }
+        ],
+        "clock_error_us": 1.5,
+        "problems": ["rank 0 has not ended its program"],
+    },
+    "profile_finding": {
+        "cause": "late_rank",
+        "found": "rank 0 arrives last",
+        "saved_s": 1.0,
+        "share": 0.25,
+        "rank": 0,
+        "node": "node0",
+        "node_ranks": [0, 1],
+        "reason": "noise",
+        "last_share": 1.0,
+        "dest": None,
+        "dest_node": None,
+        "op": "all_reduce",
+        "site": SITE,
+        "calls": 12,
+        "nbytes": None,
+    },
+    "profile_site": {"site": SITE, "op": "all_reduce", "calls": 12, "nbytes": 8, "wait_s": 0.5, "transfer_s": 1.0},
+    "profile_prediction": {
+        "change": "bandwidth=2",
+        "description": "2 times the bandwidth",
+        "predicted_s": 3.0,
+        "recorded_s": 4.0,
+        "saving": 0.25,
+        "replay_error": 0.5,
+        "assumption": "",
     },
     "plan": written(PROVEN.as_dict()),
     "schedule": {

@@ -1,0 +1,135 @@
+"""Records the collectives of DistributedDataParallel, which its class `Reducer` calls in C++.
+
+The recorded `Reducer` gets a process group with the same backends, whose `allreduce` and `broadcast` are methods in
+Python, so torch calls them instead of its own. They call the recorded methods of the original group.
+
+DistributedDataParallel waits for its reductions in a callback of the autograd engine, at the end of the backward pass.
+The engine runs callbacks in the order in which they were queued, so two more callbacks enclose this wait.
+"""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from hpccoll.native import CallTrace, TracedCall, replace_attribute
+from hpccoll.profile.layout import NOT_GIVEN, EntryFlag
+from hpccoll.profile.recorder import ProfileRecorder, measure_buffer
+from hpccoll.torch.compilation import exempt_from_compilation, exempt_functions
+
+_NO_BACKWARD_PASS = -1
+
+
+@exempt_from_compilation
+class BackwardWaits:
+    """Writes an entry per operation for which torch waits in C++ at the end of a backward pass.
+
+    Args:
+        trace: takes the entries.
+        code: of the entries: the index of `Work.wait` in the list of methods.
+    """
+
+    def __init__(self, trace: CallTrace, code: int) -> None:
+        self._trace, self._code = trace, code
+        # By the number of the pass, because passes may be nested. The works are kept until the wait, because their
+        # addresses identify the requests.
+        self._works: dict[int, list[Any]] = {}
+
+    def add(self, work: Any) -> None:
+        """Add an operation that began in the current backward pass; ignore it outside of one."""
+        number = torch._C._current_graph_task_id()  # noqa: SLF001 - torch has no public name
+        if number == _NO_BACKWARD_PASS:
+            return
+        if number not in self._works:
+            self._works[number] = []
+            _queue_callback(partial(self._begin, number))
+        self._works[number].append(work)
+
+    def _begin(self, number: int) -> None:
+        """Take the time before the wait, and the time after it by a callback behind that of DistributedDataParallel."""
+        _queue_callback(partial(self._end, number, time.perf_counter_ns()))
+
+    def _end(self, number: int, begin_ns: int) -> None:
+        """Write an entry per operation, all with the times of the wait."""
+        end_ns, flags = time.perf_counter_ns(), EntryFlag.COMPLETE
+        for work in self._works.pop(number):
+            self._trace.write(
+                self._code, begin_ns, end_ns, 0, id(work), 0, NOT_GIVEN, 0, self._trace.last_site_id, flags
+            )
+            flags = EntryFlag.COMPLETE | EntryFlag.MORE
+
+
+@exempt_from_compilation
+class ReducerGroup(dist.ProcessGroup):  # type: ignore[misc]
+    """A process group for `Reducer`: the calls of an original group, with its backends.
+
+    Args:
+        group: the original group.
+        waits: gets the operations for which torch waits in C++.
+    """
+
+    def __init__(self, group: Any, waits: BackwardWaits) -> None:
+        super().__init__(group.rank(), group.size())
+        self._group, self._waits = group, waits
+        for device in group._device_types:  # noqa: SLF001 - torch has no public name
+            backend = group._get_backend(device)  # noqa: SLF001
+            kind = getattr(dist.ProcessGroup.BackendType, backend.name().upper(), dist.ProcessGroup.BackendType.CUSTOM)
+            self._register_backend(device, kind, backend)
+
+    def allreduce(self, *args: Any) -> Any:
+        """Begin an all-reduce of the original group, for which torch waits at the end of the backward pass."""
+        work = self._group.allreduce(*args)
+        self._waits.add(work)
+        return work
+
+    def broadcast(self, *args: Any) -> Any:
+        """Run a broadcast of the original group to its end, because `Reducer` waits for its broadcasts at once."""
+        work = self._group.broadcast(*args)
+        work.wait()
+        return work
+
+    def getBackendName(self) -> str:  # noqa: N802 - torch's name
+        """Return the name of the original group's backend."""
+        return str(self._group.name())
+
+
+def record_ddp(trace: CallTrace, wait_code: int) -> None:
+    """Record the collectives that DistributedDataParallel calls in C++, and its waits for them."""
+    exempt_from_compilation(ProfileRecorder)
+    waits, original = BackwardWaits(trace, wait_code), dist.Reducer
+
+    @exempt_from_compilation
+    class Reducer(original):  # type: ignore[misc, valid-type]
+        """Torch's class, which communicates by a recorded group; it keeps the group's Python object alive."""
+
+        def __init__(self, parameters: Any, buckets: Any, limits: Any, group: Any, *args: Any, **kwargs: Any) -> None:
+            self.group = group if _records_its_calls(group) else ReducerGroup(group, waits)
+            super().__init__(parameters, buckets, limits, self.group, *args, **kwargs)
+
+    dist.Reducer = Reducer
+    original_future = vars(dist.Work)["get_future"]
+
+    def get_future(self: Any) -> Any:  # torch must find its name in the stack, or it would call it again
+        waits.add(self)  # of a communication hook
+        return original_future(self)
+
+    get_future.__doc__ = original_future.__doc__
+    exempt_functions([get_future, measure_buffer])
+    replace_attribute(dist.Work, "get_future", get_future)
+
+
+def _records_its_calls(group: Any) -> bool:
+    """Whether the group or its backends are Python classes with recorded methods, as hpccoll's are."""
+    if type(group) is not dist.ProcessGroup:
+        return True
+    backends = [group._get_backend(device) for device in group._device_types]  # noqa: SLF001 - torch has no public name
+    return any(type(getattr(type(backend), "allreduce", None)) is TracedCall for backend in backends)
+
+
+def _queue_callback(function: Any) -> None:
+    """Let the autograd engine call a function at the end of the current backward pass."""
+    torch.autograd.Variable._execution_engine.queue_callback(function)  # noqa: SLF001 - torch has no public name

@@ -1,0 +1,88 @@
+"""Turns the explanation of a profile, and predictions, into records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from hpccoll.profile.bursts import SplitCall
+from hpccoll.profile.explanation import Explanation
+from hpccoll.profile.lateness import LateNode, LateRank
+from hpccoll.profile.load import JobProfile
+from hpccoll.profile.screen import ProfileFinding, list_findings
+from hpccoll.profile.what_if import Prediction
+from hpccoll.records import (
+    ProfileFindingRecord,
+    ProfilePredictionRecord,
+    ProfileRecord,
+    ProfileSite,
+    ProfileSiteRecord,
+    RankTimes,
+    Record,
+)
+
+
+def make_records(explanation: Explanation, predictions: Sequence[Prediction] = ()) -> Iterator[Record]:
+    """Yield the record of the job, and those of its findings, its call sites and the predictions."""
+    profile = explanation.profile
+    yield _make_profile_record(explanation)
+    for finding in list_findings(explanation):
+        share = finding.saved_s / explanation.efficiencies.run_s
+        fields = _describe_cause(profile, finding)
+        yield ProfileFindingRecord(found=finding.text, saved_s=finding.saved_s, share=share, **fields)
+    for cost in explanation.sites:
+        yield ProfileSiteRecord(
+            site=_make_site(profile, cost.site), op=cost.operation, calls=cost.calls, nbytes=cost.nbytes,
+            wait_s=cost.wait_s, transfer_s=cost.transfer_s,
+        )  # fmt: skip
+    for prediction in predictions:
+        yield ProfilePredictionRecord(
+            change=prediction.change, description=prediction.description, predicted_s=prediction.seconds,
+            recorded_s=prediction.recorded_s, saving=prediction.saving, replay_error=prediction.error,
+            assumption=prediction.assumption,
+        )  # fmt: skip
+
+
+def _make_profile_record(explanation: Explanation) -> ProfileRecord:
+    """Return the record of the job."""
+    profile, eff = explanation.profile, explanation.efficiencies
+    times = zip(eff.useful_s.tolist(), eff.wait_s.tolist(), eff.transfer_s.tolist(), strict=True)
+    rows = tuple(
+        RankTimes(rank.rank, rank.host, *seconds, len(rank.entries), rank.has_ended)
+        for rank, seconds in zip(profile.ranks, times, strict=True)
+    )
+    return ProfileRecord(
+        program=profile.argv, ranks=profile.size, nodes=len({rank.host for rank in profile.ranks}),
+        calls=sum(row.calls for row in rows), folded_calls=sum(row[2] for rank in profile.ranks for row in rank.folded),
+        run_s=eff.run_s, ideal_s=eff.ideal_s, parallel_efficiency=eff.parallel, load_balance=eff.load_balance,
+        serialisation=eff.serialisation, transfer=eff.transfer, rank_times=rows,
+        clock_error_us=profile.clock_error_s * 1e6, problems=profile.problems,
+    )  # fmt: skip
+
+
+def _describe_cause(profile: JobProfile, finding: ProfileFinding) -> dict[str, Any]:
+    """Return the fields of a finding's record that depend on its cause."""
+    cause = finding.cause
+    if isinstance(cause, LateRank | LateNode):
+        who: dict[str, Any] = {"cause": "late_rank", "rank": cause.rank} if isinstance(cause, LateRank) else {}
+        who |= {"cause": "late_node", "node_ranks": cause.ranks} if isinstance(cause, LateNode) else {}
+        return who | {
+            "node": cause.host, "reason": cause.kind.name.lower(), "last_share": cause.last_share, "calls": cause.calls,
+            "op": cause.operation, "site": None if cause.site < 0 else _make_site(profile, cause.site),
+        }  # fmt: skip
+    if isinstance(cause, SplitCall):
+        return {
+            "cause": "calls_in_a_row", "op": cause.operation, "site": _make_site(profile, cause.site),
+            "calls": cause.calls, "nbytes": cause.nbytes,
+        }  # fmt: skip
+    node, dest_node = (profile.ranks[rank].host for rank in (cause.source, cause.dest))
+    return {
+        "cause": "slow_link", "rank": cause.source, "node": node, "dest": cause.dest, "dest_node": dest_node,
+        "calls": cause.messages, "nbytes": cause.nbytes,
+    }  # fmt: skip
+
+
+def _make_site(profile: JobProfile, site: int) -> ProfileSite:
+    """Return a call site."""
+    found = profile.sites[site]
+    return ProfileSite(found.file, found.line, found.function)

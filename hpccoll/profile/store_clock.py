@@ -1,0 +1,54 @@
+"""The common clock of a job without MPI: each rank compares its clock with that of rank 0 through torch's store."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from hpccoll.runtime.recorder.clock_model import ClockModel
+
+_PREFIX: Final = "hpccoll-profile/clock"
+_EXCHANGES: Final = 100  # of which the fastest counts
+
+
+def synchronize_by_store(
+    store: Any, rank: int, size: int, host: str, read_clock: Callable[[], float] = time.perf_counter
+) -> ClockModel | None:
+    """Return the model of rank 0's clock in terms of this rank's; None if all ranks are on one host. Collective.
+
+    Args:
+        store: key-value store of the group, as torch.distributed has it.
+        rank: the rank of this process among `size` ranks.
+        host: the name of its host, whose processes share a clock.
+        read_clock: returns the seconds of this rank's clock.
+
+    Cost: one value per rank for the names of hosts; with several hosts, 100 exchanges of values per rank, in turns.
+    """
+    store.set(f"{_PREFIX}/host/{rank}", host)
+    if rank:
+        if not int(store.get(f"{_PREFIX}/several")):
+            return None
+        return _compare(store, rank, read_clock)
+    hosts = {store.get(f"{_PREFIX}/host/{other}") for other in range(size)}
+    store.set(f"{_PREFIX}/several", str(int(len(hosts) > 1)))
+    if len(hosts) == 1:
+        return None
+    for other in range(1, size):
+        for exchange in range(_EXCHANGES):
+            store.get(f"{_PREFIX}/asked/{other}/{exchange}")  # blocks until the other rank has set it
+            store.set(f"{_PREFIX}/answer/{other}/{exchange}", repr(read_clock()))
+    return ClockModel()
+
+
+def _compare(store: Any, rank: int, read_clock: Callable[[], float]) -> ClockModel:
+    """Return the model of rank 0's clock; its error is half the time of the fastest exchange."""
+    exchanges = []
+    for exchange in range(_EXCHANGES):
+        begin_s = read_clock()
+        store.set(f"{_PREFIX}/asked/{rank}/{exchange}", "")
+        answer_s = float(store.get(f"{_PREFIX}/answer/{rank}/{exchange}"))
+        duration_s = read_clock() - begin_s
+        exchanges.append((duration_s, answer_s - begin_s - duration_s / 2, begin_s))
+    duration_s, offset_s, begin_s = min(exchanges[1:])  # the first one waits for the exchanges of earlier ranks
+    return ClockModel(begin_s, offset_s, 0.0, duration_s / 2)

@@ -1,0 +1,107 @@
+"""Records of `hpccoll profile RECORDING`: kinds `profile`, `profile_finding`, `profile_site` and `profile_prediction`.
+
+Times are seconds of the recorded run. A share is a part of its run time, from 0 to 1.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from msgspec import Struct
+
+from hpccoll.records.record import Amount, Natural, Positive, Record, about
+
+
+class RankTimes(Struct, frozen=True):
+    """How one rank has spent the run time."""
+
+    rank: Annotated[Natural, about("Rank in the job.")]
+    node: str
+    useful_s: Annotated[Amount, about("Time outside of communication.")]
+    wait_s: Annotated[Amount, about("Time in calls, for other ranks that were late.")]
+    transfer_s: Annotated[Amount, about("Time in calls after all needed ranks had come.")]
+    calls: Annotated[Natural, about("Recorded calls, without those that are kept in statistics only.")]
+    has_ended: Annotated[bool, about("Whether the program ended normally on this rank.")]
+
+
+class ProfileRecord(Record, frozen=True, kw_only=True):
+    """The efficiencies of a recorded job, and the times of its ranks (`hpccoll profile RECORDING`)."""
+
+    kind: ClassVar[str] = "profile"
+
+    program: Annotated[tuple[str, ...], about("Command line of the recorded program.")]
+    ranks: Positive
+    nodes: Positive
+    calls: Annotated[Natural, about("Recorded calls of all ranks, without folded_calls.")]
+    folded_calls: Annotated[Natural, about("Older calls, of which only statistics were kept.")]
+    run_s: Annotated[Amount, about("Time from the first start of a rank to the last end.")]
+    ideal_s: Annotated[Amount, about("Simulated run time on a network on which messages take no time.")]
+    parallel_efficiency: Annotated[Amount, about("load_balance * serialisation * transfer; above 0.8 is good.")]
+    load_balance: Annotated[Amount, about("Mean of the ranks' useful times / the largest one.")]
+    serialisation: Annotated[Amount, about("Largest useful time / ideal_s.")]
+    transfer: Annotated[Amount, about("ideal_s / run_s.")]
+    rank_times: Annotated[tuple[RankTimes, ...], about("One element per rank.")]
+    clock_error_us: Annotated[Amount, about("Largest error of a comparison of two ranks' times.")]
+    problems: Annotated[tuple[str, ...], about("Ranks whose recordings are incomplete.")]
+
+
+class ProfileSite(Struct, frozen=True):
+    """A line of the program that communicates."""
+
+    file: Annotated[str, about("Path of the file.")]
+    line: Annotated[Natural, about("Number of the line, from 1.")]
+    function: Annotated[str, about("Qualified name of the function.")]
+
+
+class ProfileFindingRecord(Record, frozen=True, kw_only=True):
+    """One reason of lost time, and what its removal would save (`hpccoll profile RECORDING`); the most costly first."""
+
+    kind: ClassVar[str] = "profile_finding"
+
+    cause: Annotated[
+        Literal["late_rank", "late_node", "slow_link", "calls_in_a_row"], about("Which of these costs the time.")
+    ]
+    found: str
+    saved_s: Annotated[Amount, about("Run time that a replay without it saves.")]
+    share: Annotated[Amount, about("saved_s / run time of the job.")]
+    rank: Annotated[Natural | None, about("The late rank, or the rank that sends through the slow link.")] = None
+    node: Annotated[str | None, about("Host name of the late node, or of the node of `rank`.")] = None
+    node_ranks: Annotated[tuple[Natural, ...] | None, about("The ranks of the late node.")] = None
+    reason: Annotated[
+        Literal["imbalance", "outside", "noise"] | None,
+        about("Of a late rank or node: more work or a slow core, waits outside of communication, or noise."),
+    ] = None
+    last_share: Annotated[Amount | None, about("Share of the calls to which the rank or node comes last.")] = None
+    dest: Annotated[Natural | None, about("The rank that receives through the slow link.")] = None
+    dest_node: Annotated[str | None, about("Host name of the node of `dest`.")] = None
+    op: str | None = None
+    site: Annotated[ProfileSite | None, about("Line that waits the most, or makes the calls in a row.")] = None
+    calls: Annotated[Natural | None, about("Calls, or messages of a link, from which this follows.")] = None
+    nbytes: Annotated[int | None, about("Size of the messages or calls in bytes; -1 if it is unknown.")] = None
+
+
+class ProfileSiteRecord(Record, frozen=True, kw_only=True):
+    """The calls of one operation from one line (`hpccoll profile RECORDING`); the most expensive line first."""
+
+    kind: ClassVar[str] = "profile_site"
+
+    site: Annotated[ProfileSite, about("The line of the program.")]
+    op: str
+    calls: Annotated[Natural, about("Calls of all ranks.")]
+    nbytes: Annotated[int, about("Median size of a call in bytes; -1 if it is unknown.")]
+    wait_s: Annotated[Amount, about("Time for ranks that were late, as mean of the ranks.")]
+    transfer_s: Annotated[Amount, about("Rest of the time in the calls, as mean of the ranks.")]
+
+
+class ProfilePredictionRecord(Record, frozen=True, kw_only=True):
+    """The predicted run time of the recorded job with one change (`hpccoll profile RECORDING --what-if`)."""
+
+    kind: ClassVar[str] = "profile_prediction"
+
+    change: Annotated[str, about("The change, as given to --what-if.")]
+    description: Annotated[str, about("The change in words.")]
+    predicted_s: Annotated[Amount, about("Run time with the change.")]
+    recorded_s: Annotated[Amount, about("Run time of the recorded job.")]
+    saving: Annotated[float, about("1 - predicted_s / recorded_s; negative if the change makes the job slower.")]
+    replay_error: Annotated[Amount, about("Relative error of a replay without a change.")]
+    assumption: Annotated[str, about("What the prediction assumes; empty if nothing beyond the recorded times.")]
