@@ -215,31 +215,56 @@ quote() {
     printf "'%s'" "${1//\'/$apostrophe}"
 }
 
-# finish: log and print how the job ended, and exit with its status; requeue it if the warning signal stopped it.
+# requeue REASON: requeue the job, and exit; fail with the reason after too many restarts.
+requeue() {
+    if [ "${SLURM_RESTART_COUNT:-0}" -ge "${HPCCOLL_MOST_REQUEUES:-20}" ]; then
+        fail 4 "$1, after ${SLURM_RESTART_COUNT:-0} restarts (HPCCOLL_MOST_REQUEUES);" \
+            "resume by: HPCCOLL_RESUME=$(quote "$RESULTS") sbatch ..."
+    fi
+    log_event "$1; to be requeued"
+    say "stopped before the last ${unit:-row}; the requeued job resumes"
+    trap 'exit 0' TERM
+    if scontrol requeue "$JOB"; then
+        sleep "${HPCCOLL_REQUEUE_S:-60}" # until SLURM ends this attempt
+    fi
+    fail 4 "could not requeue; resume by: HPCCOLL_RESUME=$(quote "$RESULTS") sbatch ..."
+}
+
+# wait_for_down_nodes: print the nodes of the job that SLURM cannot use; return 1 if there are none. SLURM detects a dead
+# node only after SlurmdTimeout, so ask repeatedly.
+wait_for_down_nodes() {
+    local until=$((SECONDS + ${HPCCOLL_NODE_WAIT_S:-20}))
+    until print_unusable_nodes "$SLURM_JOB_NODELIST"; do
+        if [ "$SECONDS" -ge "$until" ]; then return 1; fi
+        sleep 1
+    done
+}
+
+# require_summary: set STATUS to 4 if training has not ended, because mpirun ends with status 0 when it has lost a node.
+require_summary() {
+    if [ "$STATUS" = 0 ] && ! tail -n 1 "$RESULTS/train.jsonl" | grep -q '"kind":"train_summary"'; then
+        STATUS=4
+        printf 'Error: mpirun has ended before the training\n' >&2
+    fi
+}
+
+# finish: log and print how the job ended, and exit with its status; requeue it if the warning signal stopped it, or if
+# training that survives deaths ended because nodes failed.
 finish() {
     local down
     if [ -n "$warned" ] && [ "$STATUS" -ge 128 ]; then
         rm -f "$stop_file"
-        if [ "${SLURM_RESTART_COUNT:-0}" -ge "${HPCCOLL_MOST_REQUEUES:-20}" ]; then
-            fail 4 "stopped at the warning signal, after ${SLURM_RESTART_COUNT:-0} restarts (HPCCOLL_MOST_REQUEUES);" \
-                "resume by: HPCCOLL_RESUME=$(quote "$RESULTS") sbatch ..."
-        fi
-        log_event "stopped at the warning signal; to be requeued"
-        say "stopped before the last ${unit:-row}; the requeued job resumes"
-        trap 'exit 0' TERM
-        if scontrol requeue "$JOB"; then
-            sleep "${HPCCOLL_REQUEUE_S:-60}" # until SLURM ends this attempt
-        fi
-        fail 4 "could not requeue; resume by: HPCCOLL_RESUME=$(quote "$RESULTS") sbatch ..."
+        requeue "stopped at the warning signal"
+    fi
+    if [ -n "${survive:-}" ] && [ "$STATUS" -gt 2 ] && down=$(wait_for_down_nodes); then
+        requeue "training ended, because nodes failed: $down"
     fi
     case "$STATUS" in
     0) log_event "complete" ;;
     1) log_event "complete, exit status 1: a result was wrong, or preflight found a fault" ;;
     2 | 3) log_event "exit status $STATUS: see the messages" ;;
     *)
-        # SLURM detects a dead node only after SlurmdTimeout, so ask repeatedly.
-        local until=$((SECONDS + ${HPCCOLL_NODE_WAIT_S:-20}))
-        until down=$(print_unusable_nodes "$SLURM_JOB_NODELIST") || [ "$SECONDS" -ge "$until" ]; do sleep 1; done
+        down=$(wait_for_down_nodes)
         log_event "the step failed, exit status $STATUS${down:+; nodes that failed: $down}"
         printf 'Error: the step failed, exit status %s%s; results so far are in %s\n' \
             "$STATUS" "${down:+; nodes that failed: $down}" "$RESULTS" >&2

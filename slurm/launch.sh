@@ -25,7 +25,7 @@ set_launch_command() {
         # Both mpiruns start one daemon per node by srun. With GPUs, bind.sh does the binding instead.
         case "$LIBRARY" in
         'Open MPI'*)
-            LAUNCH=(mpirun -n "$RANKS" --map-by "ppr:$per_node:node")
+            LAUNCH=(mpirun ${survive:+--with-ft ulfm} -n "$RANKS" --map-by "ppr:$per_node:node")
             if [ -n "$is_subset" ]; then LAUNCH+=(--host "${HOSTS//,/:$per_node,}:$per_node"); fi
             ;;
         *)

@@ -7,9 +7,12 @@
 #   sbatch slurm/train.sh dp --profile trace.json                              # a trace of all ranks for ui.perfetto.dev
 #   sbatch slurm/train.sh dp --model course --compare                          # compares with torch's DDP; keeps no checkpoint
 #   sbatch --gpus-per-node=4 --ntasks-per-node=4 slurm/train.sh dp=4,tp=4 --device cuda
+#   SURVIVE=1 sbatch slurm/train.sh dp                                         # continues without dead ranks, with Open MPI
 #
 # The product of the mesh's sizes is the number of ranks. Ranks of the axis tp are consecutive, so a tp of at most
-# --ntasks-per-node stays within a node. A job that is warned, or loses a node, resumes from its last checkpoint.
+# --ntasks-per-node stays within a node. A job that is warned, or loses a node, resumes from its last checkpoint. With
+# SURVIVE=1, training continues in the same job after the death of a rank. It is requeued if too few ranks are left, or
+# if a node dies: the mpirun of Open MPI 5.0.11 ends all ranks then.
 #
 # Results: results/train-JOBID/train.jsonl, one record per step, and results/train-JOBID/checkpoint.
 
@@ -35,9 +38,15 @@ source "$HPCCOLL_SLURM/job.sh" || { echo "Error: set HPCCOLL_SLURM to the folder
 case "${1:-}" in '' | -*) set -- dp "$@" ;; esac
 # shellcheck disable=SC2034 # job.sh uses it in messages
 unit=step
+survive=''
+if [ -n "${SURVIVE:-}" ]; then
+    survive=yes HPCCOLL_LAUNCHER=mpirun # srun cannot start jobs that continue after a death
+    set -- "$@" --survive
+fi
 begin
 case " $* " in
 *' --compare '*) step train --json "$RESULTS/train.jsonl" --overwrite "$@" ;; # a comparison has no state to resume from
 *) step train --checkpoint "$RESULTS/checkpoint" --stop-file "$stop_file" --json "$RESULTS/train.jsonl" "$@" ;;
 esac
+if [ -n "$survive" ]; then require_summary; fi
 finish

@@ -75,6 +75,7 @@ def _add_shape_options(command: Command) -> Command:
 @click.option("--zero", type=click.IntRange(0, 3), help="ZeRO stage; default 0, with --search the fastest.")
 @click.option("--recompute", type=click.Choice(RECOMPUTE), help="Default none, with --search the fastest.")
 @click.option("--sequence-parallel", is_flag=True, help="Split norms and dropout over tp; --search always does.")
+@click.option("--survive", is_flag=True, help="Copy the state after each step, as train --survive does.")
 @click.option("--batch", type=click.IntRange(1), help="Samples per step over all ranks; default one per rank.")
 @click.option("--microbatches", type=click.IntRange(1), help="Micro-batches per pipeline; default: one per sample.")
 @click.option("--sequence", type=click.IntRange(1), help="Tokens per sample; default the model's context.")
@@ -201,7 +202,7 @@ def _make_setup(model: TransformerShape, mesh: Mesh, options: dict[str, Any]) ->
         )
     get_schedule(options["schedule"])
     microbatches = options["microbatches"] or max(batch // mesh.samplers, 1)
-    settings = {name: options[name] for name in ("sequence_parallel", "schedule")}
+    settings = {name: options[name] for name in ("sequence_parallel", "schedule", "survive")}
     return TrainingSetup(
         model,
         mesh,

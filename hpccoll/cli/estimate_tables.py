@@ -28,6 +28,7 @@ MEMORY_CONTENTS = {
     "recomputed": "recomputed by a backward pass, per layer",
     "in_flight": "gradients of activations, of a layer",
     "buffers": "layers that ZeRO gathers or reduces",
+    "copies": "copies of the state, to survive deaths",
 }
 
 

@@ -118,12 +118,13 @@ def require_outputs_writable(files: Mapping[str, str | None]) -> None:
             require_writable(path, option)
 
 
-def print_text(text: str, indent: str = "  ") -> None:
+def print_text(text: str, indent: str = "  ", *, prints: bool | None = None) -> None:
     """Print each line of `text`, broken at blanks where it is wider than the terminal; on the printing rank only.
 
     Where a line is broken, its continuation lines begin with the indentation of the line, followed by `indent`.
+    `prints` is whether this rank prints; None stands for `is_printing_rank()`.
     """
-    if not is_printing_rank():
+    if not (is_printing_rank() if prints is None else prints):
         return
     width = find_output_width()
     for source in text.splitlines():
@@ -144,6 +145,7 @@ def print_table(
     wraps: Sequence[str] = (),
     drops: Sequence[str] = (),
     plain: bool = False,
+    prints: bool | None = None,
 ) -> None:
     """Print a table that fits the width of the terminal, on the printing rank only.
 
@@ -155,12 +157,13 @@ def print_table(
         wraps: headings of the columns whose cells may be broken at blanks.
         drops: headings of the columns that are left out where a table is too wide, the least important one first.
         plain: no colours and lines, also on a terminal.
+        prints: whether this rank prints; None stands for `is_printing_rank()`.
     """
-    if not is_printing_rank():
+    if not (is_printing_rank() if prints is None else prints):
         return
     width = find_output_width()
     importance = {heading: len(drops) - place for place, heading in enumerate(drops)}
     shape = [TextColumn(column, column in numbers, column in wraps, importance.get(column, 0)) for column in columns]
     styled = width is not None and sys.stdout.isatty() and not plain
-    print_text(title)
+    print_text(title, prints=True)
     print(format_table(shape, rows, width, styled=styled))

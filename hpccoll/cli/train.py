@@ -12,17 +12,14 @@ import click
 
 from hpccoll.cli.completion import complete_strategies
 from hpccoll.cli.output import (
-    is_printing_rank,
     json_option,
     list_given_options,
-    print_table,
-    print_text,
     require_outputs_writable,
 )
-from hpccoll.cli.run_output import RunOutput
 from hpccoll.cli.run_record import make_run_record
 from hpccoll.cli.train_account import ACCOUNT_STEPS, account_training
 from hpccoll.cli.train_estimate import estimate_training
+from hpccoll.cli.train_output import TrainOutput
 from hpccoll.errors import UsageError
 from hpccoll.parallel.mesh import Mesh
 from hpccoll.train.options import (
@@ -39,19 +36,18 @@ from hpccoll.train.options import (
     require_torch,
     split_strategy,
 )
-from hpccoll.units import format_count, parse_size
+from hpccoll.units import parse_size
 
 if TYPE_CHECKING:
-    from hpccoll.records import TrainCompareRecord, TrainStepRecord, TrainSummaryRecord
+    from hpccoll.records import TrainSummaryRecord
     from hpccoll.train.checkpoint import CheckpointDirectory
-    from hpccoll.train.trainer import Trainer, TrainingStart
+    from hpccoll.train.start import TrainingStart
+    from hpccoll.train.trainer import Trainer
 
 STOPPED = 130  # exit status of a run that the stop file ended, here and in `hpccoll bench`
-MAX_TABLE_STEPS = 12
 SHAPE_OPTIONS = ("width", "layers", "activation", "split", "heads", "context", "data")
 EXPERT_OPTIONS = ("experts", "top_k", "capacity_factor", "aux_loss_coeff")
 RATE_OPTIONS = ("lr", "warmup", "decay")
-HEADINGS = ("step", "loss", "grad norm", "step ms", "comm ms", "bubble", "peak MiB")
 
 
 @click.command(epilog="Example: mpirun -n 4 hpccoll train dp=2,tp=2 --check --checkpoint state --json train.jsonl")
@@ -104,6 +100,8 @@ HEADINGS = ("step", "loss", "grad norm", "step ms", "comm ms", "bubble", "peak M
 @click.option("--checkpoint-every", type=click.IntRange(1), default=100, show_default=True, help="Interval in steps.")
 @click.option("--stop-file", metavar="FILE", help="When FILE exists, save and stop after this step (status 130).")
 @click.option("--profile", metavar="FILE", help="Write a trace of three steps of all ranks for ui.perfetto.dev.")
+@click.option("--survive", is_flag=True, help="Continue with the other ranks after a death; mpirun --with-ft ulfm.")
+@click.option("--spares", type=click.IntRange(0), default=0, help="With --survive: idle ranks that replace dead ones.")
 @click.option("--dry-run", is_flag=True, help="Estimate memory and time per rank; status 3: no fit.")
 @click.option("--account", is_flag=True, help="Compare each STRATEGY's bytes, shares and memory with estimates.")
 @click.option("--plot", metavar="FILE", help="Draw the account: .svg .png .pdf")
@@ -131,7 +129,7 @@ def train(
     such as dp=2,tp=2,pp=2. Its words zero1, zero2 and zero3 set --zero, and sp sets --sequence-parallel.
     """
     _require_compatible(strategies)
-    checkpoints = CheckpointOptions(checkpoint, checkpoint_every, stop_file)
+    checkpoints, spares = CheckpointOptions(checkpoint, checkpoint_every, stop_file), options.pop("spares")
     shape, experts, rate = (
         {name: value for name in names if (value := options.pop(name)) is not None}
         for names in (SHAPE_OPTIONS, EXPERT_OPTIONS, RATE_OPTIONS)
@@ -148,12 +146,12 @@ def train(
     _require_compatible_with_zero(run_options.zero)
     if dry_run:
         return estimate_training(strategy, run_options, machine, json_file)
-    return _run_train(_TrainArguments(strategy, run_options, checkpoints, json_file, profile, compare))
+    return _run_train(_TrainArguments(strategy, run_options, checkpoints, json_file, profile, compare, spares))
 
 
 def _require_compatible(strategies: Sequence[str]) -> None:
     """Raise UsageError for options that exclude each other, or that lack an option they need."""
-    given = set(list_given_options("checkpoint", "profile", "check", "compare", "account", "dry_run"))
+    given = set(list_given_options("checkpoint", "profile", "check", "compare", "account", "dry_run", "survive"))
     if "--checkpoint" not in given and (unused := list_given_options("checkpoint_every", "stop_file")):
         raise UsageError(f"{unused[0]} needs a directory for checkpoints; add --checkpoint DIR")
     if "--compare" in given and (unused := list_given_options("checkpoint", "profile", "check")):
@@ -166,6 +164,10 @@ def _require_compatible(strategies: Sequence[str]) -> None:
         raise UsageError(
             f"--account only trains a few steps per STRATEGY and takes no {unused[0]}; leave one of them out"
         )
+    if "--survive" in given and (unused := list_given_options("profile", "compare")):
+        raise UsageError(f"--survive trains on several meshes and takes no {unused[0]}; leave one of them out")
+    if "--survive" not in given and list_given_options("spares"):
+        raise UsageError("--spares are ranks that replace dead ones; add --survive, or leave --spares out")
     if "--dry-run" not in given and list_given_options("machine"):
         raise UsageError("--machine is the machine that --dry-run estimates; add --dry-run, or leave --machine out")
 
@@ -212,6 +214,7 @@ class _TrainArguments:
     json_file: str | None
     profile: str | None
     compare: bool
+    spares: int
 
 
 def _run_train(given: _TrainArguments) -> int:
@@ -220,28 +223,52 @@ def _run_train(given: _TrainArguments) -> int:
 
     # If mpirun is another MPI library's, `get_world` reports this error, which would otherwise look like a wrong mesh.
     world = job.get_world()
-    options, mesh = given.options, Mesh.parse(given.strategy, world.size)
+    options, mesh = given.options, Mesh.parse(given.strategy, _count_working_ranks(world.size, given.spares))
     options.require_mesh_fits(mesh)
+    if options.survive:
+        from hpccoll.runtime.fault_tolerance import require_fault_tolerance
+
+        require_fault_tolerance()  # before torch is imported, which takes seconds
     directory = joint_failure.run_on_first_rank(world, lambda: _open_outputs(given))
     require_torch()
-    from hpccoll.communicator import Communicator
-    from hpccoll.train.trainer import Trainer, keep_freed_memory, limit_threads, load_start, select_device
+    from hpccoll.train.trainer import keep_freed_memory, limit_threads, select_device
 
     limit_threads(os.environ)
     keep_freed_memory()
     layout = job.detect_layout(world)
     device = select_device(options, layout.members[layout.node[world.rank]].index(world.rank))
     run = make_run_record(world)
-    with Communicator(world) as comm:
-        start, damaged = load_start(comm, options, directory)
+    if not options.survive:
+        return _train_on_mesh(given, mesh, device, directory, run)
+    from hpccoll.cli.train_survive import train_surviving
+
+    summary = train_surviving(mesh, options, device, given.spares, given.checkpoints, directory, given.json_file, run)
+    return 0 if summary is None else _choose_status(summary)
+
+
+def _train_on_mesh(
+    given: _TrainArguments, mesh: Mesh, device: str, directory: CheckpointDirectory | None, run: dict[str, Any]
+) -> int:
+    """Train on a mesh of all ranks, and return the exit status; collective.
+
+    Args:
+        directory: on rank 0, the directory of --checkpoint, if given.
+        run: the record of kind `run`.
+    """
+    from hpccoll.communicator import Communicator
+    from hpccoll.train.start import load_start
+    from hpccoll.train.trainer import Trainer
+
+    with Communicator() as comm:
+        start, damaged = load_start(comm, given.options, directory)
         with ExitStack() as stack:
             appends = given.checkpoints.directory is not None
-            output = _TrainOutput(stack, given.json_file, run, start, options, appends=appends)
+            output = TrainOutput(stack, given.json_file, run, start, given.options, appends=appends)
             for message in damaged:
                 output.warn(message)
             if start.resumed:
                 output.warn(f"resumed after step {start.step} from {given.checkpoints.directory}")
-            trainer = Trainer(comm, mesh, options, device, start)
+            trainer = Trainer(comm, mesh, given.options, device, start)
             if given.compare:
                 status = _compare_with_torch(trainer, output)
             else:
@@ -255,7 +282,7 @@ def _run_steps(
     start: TrainingStart,
     given: _TrainArguments,
     directory: CheckpointDirectory | None,
-    output: _TrainOutput,
+    output: TrainOutput,
 ) -> int:
     """Run all steps, write the summary, and return the exit status; collective."""
     from hpccoll.train.training_run import run_training
@@ -263,10 +290,22 @@ def _run_steps(
     checkpoints = given.checkpoints
     summary = run_training(trainer, start, checkpoints, directory, output.add_step, output.warn, given.profile)
     output.add_summary(summary)
+    return _choose_status(summary)
+
+
+def _choose_status(summary: TrainSummaryRecord) -> int:
+    """Return the exit status of a run."""
     return 1 if summary.wrong else STOPPED if summary.stop != "complete" else 0
 
 
-def _compare_with_torch(trainer: Trainer, output: _TrainOutput) -> int:
+def _count_working_ranks(ranks: int, spares: int) -> int:
+    """Return the number of ranks that train at first; raise UsageError if there is none."""
+    if spares >= ranks:
+        raise UsageError(f"--spares {spares} leaves none of {ranks} ranks to train; give --spares {ranks - 1} or less")
+    return ranks - spares
+
+
+def _compare_with_torch(trainer: Trainer, output: TrainOutput) -> int:
     """Train by hpccoll and by torch in turns, write the comparison, and return the exit status; collective."""
     from hpccoll.peers.process_group import open_process_group
     from hpccoll.train.torch_comparison import require_comparable, run_comparison
@@ -285,125 +324,3 @@ def _open_outputs(given: _TrainArguments) -> CheckpointDirectory | None:
     require_outputs_writable({"--json": given.json_file, "--profile": given.profile})
     directory = given.checkpoints.directory
     return CheckpointDirectory(directory) if directory is not None else None
-
-
-class _TrainOutput(RunOutput):
-    """Write a run's records as steps finish, and print a table of steps at the end; on rank 0 only.
-
-    The constructor writes the run record and shows a progress bar. When the caller closes the ExitStack `stack`,
-    `print_results` is called, also if the run fails.
-    """
-
-    def __init__(
-        self,
-        stack: ExitStack,
-        json_file: str | None,
-        run: dict[str, Any],
-        start: TrainingStart,
-        options: TrainOptions,
-        *,
-        appends: bool,
-    ) -> None:
-        from hpccoll.measure.results.result_file import RecordWriter
-
-        prints = is_printing_rank()
-        # With --checkpoint, the file of --json may have the records of an earlier part of this training.
-        super().__init__(stack, run, RecordWriter(json_file if prints else None, resume=appends), json_file)
-        self._unit = options.model.unit
-        self._prints_results = prints and not self.has_records_on_stdout
-        stack.callback(self.print_results)  # after the progress bar has ended
-        if prints:
-            self.show_progress(stack, "steps", max(options.steps - start.step, 0))
-        self._steps: list[TrainStepRecord] = []
-        self._summary: TrainSummaryRecord | None = None
-        self._comparison: TrainCompareRecord | None = None
-
-    def add_step(self, record: TrainStepRecord) -> None:
-        """Keep a step's record, write it to the file of --json, and advance the progress bar."""
-        self.write(record, format_progress(record, self._unit))
-        self._steps.append(record)
-
-    def warn(self, message: str) -> None:
-        """Print a warning to standard error on rank 0."""
-        if is_printing_rank():
-            click.echo(f"# {message}", err=True)
-
-    def add_summary(self, summary: TrainSummaryRecord) -> None:
-        """Keep the summary record and write it to the file of --json."""
-        self._summary = summary
-        self.write(summary)
-
-    def add_comparison(self, comparison: TrainCompareRecord) -> None:
-        """Keep the comparison with torch and write it to the file of --json."""
-        self._comparison = comparison
-        self.write(comparison)
-
-    def print_results(self) -> None:
-        """Print a table of at most MAX_TABLE_STEPS evenly spaced steps, and the summary; only if `prints_results`."""
-        if not self._prints_results:
-            return
-        if self._steps:
-            shown = self._steps[: -1 : -(-len(self._steps) // MAX_TABLE_STEPS)] + self._steps[-1:]
-            print_table("Steps", HEADINGS, [_format_step(step) for step in shown], numbers=HEADINGS)
-        if self._comparison is not None:
-            print_comparison(self._comparison)
-        if self._summary is not None:
-            print_text(_format_summary(self._summary))
-
-
-def print_comparison(found: TrainCompareRecord) -> None:
-    """Print the median steps of hpccoll and of torch, with their 95 % intervals."""
-    headings = ("training by", "step ms", "95 % interval", "ratio", "its interval")
-    own, other = (
-        [f"{1e3 * median:.3f}", f"{1e3 * low:.3f} to {1e3 * high:.3f}"]
-        for median, low, high in (
-            (found.step_s, found.step_low_s, found.step_high_s),
-            (found.torch_step_s, found.torch_step_low_s, found.torch_step_high_s),
-        )
-    )
-    rows = [
-        ["hpccoll", *own, f"{found.ratio:.3f}", f"{found.ratio_low:.3f} to {found.ratio_high:.3f}"],
-        [found.torch, *other, "1", ""],
-    ]
-    title = f"{found.strategy}, {found.model}: {format_count(found.steps, 'step')} of each side in turns"
-    print_table(title, headings, rows, numbers=headings[1:])
-    print_text(
-        f"largest difference of the losses: {found.loss_difference:.1g} of torch's loss; of the first gradients: "
-        f"{found.gradient_difference:.1g} of the parameter's largest"
-    )
-
-
-def format_progress(step: TrainStepRecord, unit: str) -> str:
-    """Return the measurements of a step beside the progress bar; `unit` names the tokens, such as `bytes`."""
-    words = [f"loss {step.loss:.4g}", f"{step.tokens_per_s:,.0f} {unit}/s", f"step {1e3 * step.step_s:.3g} ms"]
-    words.append(f"comm {1e3 * step.comm_s:.3g} ms ({1e3 * step.exposed_comm_s:.3g} exposed)")
-    if step.bubble is not None:
-        words.append(f"bubble {step.bubble:.2f}")
-    return ", ".join([*words, f"{step.peak_bytes / 2**20:.0f} MiB"])
-
-
-def _format_step(step: TrainStepRecord) -> list[str]:
-    """Return the cells of a step's table row, in the order of HEADINGS."""
-    bubble = "-" if step.bubble is None else f"{step.bubble:.2f}"
-    times = (f"{1e3 * step.step_s:.2f}", f"{1e3 * step.comm_s:.2f}", bubble)
-    return [str(step.step), f"{step.loss:.5f}", f"{step.grad_norm:.4f}", *times, f"{step.peak_bytes / 2**20:.0f}"]
-
-
-def _format_summary(summary: TrainSummaryRecord) -> str:
-    """Return the summary of a training run as one line."""
-    words = [f"{summary.strategy} on {format_count(summary.ranks, 'rank')}: {format_count(summary.steps, 'step')}"]
-    if summary.median_step_s is not None:
-        words.append(f"median step {1e3 * summary.median_step_s:.2f} ms")
-    if summary.accuracy is not None:
-        words.append(f"accuracy {100 * summary.accuracy:.1f} % on held-out samples")
-    elif summary.held_out_loss is not None:
-        words.append(f"loss {summary.held_out_loss:.4g} on held-out samples")
-    if summary.wrong is not None:
-        words.append(
-            f"{format_count(summary.wrong, 'gradient')} wrong (largest relative error {summary.max_error:.1g})"
-        )
-    if summary.checkpoint is not None:
-        words.append(f"checkpoint {summary.checkpoint}")
-    if summary.stop != "complete":
-        words.append("stopped; run the same command again to resume")
-    return "; ".join(words)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from hpccoll.parallel.activity_log import ActivityKind, ActivityLog
 from hpccoll.parallel.mesh import AXES, EXPERT_REPLICAS, REPLICAS, TOKEN_REPLICAS, Mesh
-from hpccoll.runtime.job import detect_layout, load_mpi
+from hpccoll.runtime.job import load_mpi
 
 if TYPE_CHECKING:
     from hpccoll.communicator import Communicator
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 # A rank of n ranks sends at least this number times (n-1)/n of the whole message of a collective.
 SENT_TIMES: Final = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
+COPIES: Final = "copies"  # the name in records of the group `MeshGroups.copies`, if it is no other group
 TIED: Final = "tied"  # the name in records of the group `MeshGroups.tied`
 OPERATIONS: Final = (*SENT_TIMES, "all_to_all", "send")
 
@@ -83,8 +84,8 @@ class AxisGroup:
         self._pending_sends: list[Work[None]] = []
         self.exposed_seconds = 0.0  # seconds spent in calls since the last reset
         self.sent_bytes: dict[str, float] = defaultdict(float)
-        nodes = detect_layout(self._group.mpi).nodes if self._group is not None else 1
-        self._is_one_node, self.needs_thread = nodes == 1, _needs_thread(nodes)
+        self.nodes = self._group.node_count if self._group is not None else 1
+        self._is_one_node, self.needs_thread = self.nodes == 1, _needs_thread(self.nodes)
 
     def reset_counts(self) -> None:
         """Set `exposed_seconds` and `sent_bytes` to zero."""
@@ -225,10 +226,24 @@ class AxisGroup:
                 while len(self._pending_sends) > keep:
                     self._pending_sends.pop(0).wait()
 
+    def all_gather_object(self, obj: Any) -> list[Any]:
+        """Return the objects of all ranks of the group; blocking, collective over the group."""
+        return [obj] if self._group is None else self._group.all_gather_object(obj)
+
     def close(self) -> None:
         """Free the group's communicator; collective over the group."""
         if self._group is not None:
             self._group.close()
+
+    def abandon(self) -> None:
+        """Let calls of other ranks of the group raise an error, because this rank makes no more calls; local."""
+        if self._group is not None:
+            self._group.leave_loop()
+
+    def discard(self) -> None:
+        """Free the memory of the group's communicator without waiting for other ranks, after the death of a rank."""
+        if self._group is not None:
+            self._group.discard()
 
     @contextmanager
     def _timed(
@@ -276,7 +291,8 @@ class MeshGroups:
     `replicas` are the ranks that hold the same shards of all parameters but experts, and `expert_replicas` those that
     hold the same experts. `token_replicas` are the ranks of `replicas` and of tp, which all hold the same norms; with
     sequence parallelism, they have different tokens. `tied` are the ranks of two pipeline stages with the same weight,
-    if this rank is one of them. Other groups of the same ranks share a communicator.
+    if this rank is one of them. `copies` are the ranks that keep copies of each other's state: `replicas`, or all ranks
+    of a mesh without replicas. Other groups of the same ranks share a communicator.
     """
 
     dp: AxisGroup
@@ -288,12 +304,17 @@ class MeshGroups:
     expert_replicas: AxisGroup
     token_replicas: AxisGroup
     tied: AxisGroup | None
+    copies: AxisGroup | None
 
     @classmethod
-    def create(cls, comm: Communicator, mesh: Mesh, tied: Sequence[int] = ()) -> MeshGroups:
+    def create(
+        cls, comm: Communicator, mesh: Mesh, tied: Sequence[int] = (), *, sends_copies: bool = False
+    ) -> MeshGroups:
         """Create this rank's groups, with one communicator per set of ranks; collective over `comm`.
 
-        `tied` are the ranks that share a tied weight with this rank, itself included; empty if there are none.
+        Args:
+            tied: the ranks that share a tied weight with this rank, itself included; empty if there are none.
+            sends_copies: whether ranks keep copies of each other's state.
         """
         timer, groups = CommunicationTimer(), dict[tuple[str, ...], AxisGroup]()
         of_fields: list[tuple[str, ...]] = [*((axis,) for axis in AXES), REPLICAS, EXPERT_REPLICAS, TOKEN_REPLICAS]
@@ -304,6 +325,9 @@ class MeshGroups:
             groups[axes] = groups[used]
         values: list[Any] = [groups[axes] for axes in of_fields]
         values.append(AxisGroup(comm, list(tied), timer, TIED) if tied else None)
+        values.append(groups[REPLICAS] if sends_copies else None)
+        if sends_copies and groups[REPLICAS].size == 1:
+            values[-1] = AxisGroup(comm, list(range(comm.size)), timer, COPIES)
         return cls(*values)
 
     @property
@@ -331,6 +355,16 @@ class MeshGroups:
         """Free the communicators of all groups; collective over all ranks of the mesh."""
         for group in self.list_groups():
             group.close()
+
+    def abandon(self) -> None:
+        """Let calls of other ranks of the groups raise an error, because this rank makes no more calls; local."""
+        for group in self.list_groups():
+            group.abandon()
+
+    def discard(self) -> None:
+        """Free the memory of all groups' communicators without waiting for other ranks, after the death of a rank."""
+        for group in self.list_groups():
+            group.discard()
 
     def list_groups(self) -> list[AxisGroup]:
         """Return all groups; a group that serves for several fields appears once."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -23,6 +23,15 @@ from hpccoll.parallel.progress_thread import ProgressThread
 
 if TYPE_CHECKING:
     from hpccoll.runtime.work import Work
+
+
+class ShardPiece(NamedTuple):
+    """Consecutive elements of a parameter that a rank updates."""
+
+    parameter: Any
+    begin: int  # first element in the flat parameter
+    offset: int  # first element in the flat tensor that has the piece
+    elements: int
 
 
 def note_backward_pass(parameter: Any, missing: dict[Any, int], view: Any | None) -> None:
@@ -215,3 +224,10 @@ class ReplicatedParameters:
     def list_gradients(self) -> Iterator[tuple[Any, Any]]:
         """Yield each parameter and its gradient, on the first rank of its group."""
         return ((x, x.grad) for x, group in self._groups.items() if group.index == 0)
+
+    def list_pieces(self) -> Iterator[ShardPiece]:
+        """Yield a piece for each parameter, with its offset in the tensors of `shards`, joined to one flat tensor."""
+        before = 0
+        for parameter in self.shards:
+            yield ShardPiece(parameter, 0, before, parameter.numel())
+            before += parameter.numel()

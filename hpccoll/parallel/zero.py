@@ -32,7 +32,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from hpccoll.parallel.axis_group import AxisGroup
-from hpccoll.parallel.data_parallel import note_backward_pass
+from hpccoll.parallel.data_parallel import ShardPiece, note_backward_pass
 
 if TYPE_CHECKING:
     from hpccoll.runtime.work import Work
@@ -88,13 +88,13 @@ class ZeroUnit:
         """Return this rank's shard (p/n) of tensors like the parameters, as a copy."""
         return self._take_own(self._flatten(tensors)).clone()
 
-    def list_pieces(self) -> Iterator[tuple[Any, slice]]:
-        """Yield each parameter with elements in this rank's shard, and the slice of the shard that they fill."""
+    def list_pieces(self) -> Iterator[ShardPiece]:
+        """Yield a piece for each parameter with elements in this rank's shard."""
         first, begin = self.length * self.group.index, 0
         for parameter, size in zip(self.parameters, self._sizes, strict=True):
             low, high = max(begin - first, 0), min(begin + size - first, self.length)
             if low < high:
-                yield parameter, slice(low, high)
+                yield ShardPiece(parameter, first + low - begin, low, high - low)
             begin += size
 
     def install(self, whole: Any) -> None:
@@ -330,8 +330,16 @@ class ZeroShards:
     def list_gradients(self) -> Iterator[tuple[Any, Any]]:
         """Yield each parameter with elements in this rank's shards, and the gradient of these elements (1-D)."""
         for unit in self.units:
-            for parameter, piece in unit.list_pieces():
-                yield parameter, unit.shard.grad[piece]
+            for parameter, _, offset, count in unit.list_pieces():
+                yield parameter, unit.shard.grad[offset : offset + count]
+
+    def list_pieces(self) -> Iterator[ShardPiece]:
+        """Yield the pieces of all units, with offsets in the tensors of `shards`, joined to one flat tensor."""
+        before = 0
+        for unit in self.units:
+            for parameter, begin, offset, count in unit.list_pieces():
+                yield ShardPiece(parameter, begin, before + offset, count)
+            before += unit.length
 
     def _note_gradient(self, unit: ZeroUnit, parameter: Any) -> None:
         """Note that a backward pass has added to a gradient, and start reducing a unit whose gradients are complete."""

@@ -72,6 +72,7 @@ from hpccoll.records.training import (
     AllocatedBytes,
     TrainAccountRecord,
     TrainCompareRecord,
+    TrainRecoveryRecord,
     TrainStepRecord,
     TrainSummaryRecord,
 )
@@ -137,6 +138,7 @@ __all__ = [
     "TimeSummary",
     "TrainAccountRecord",
     "TrainCompareRecord",
+    "TrainRecoveryRecord",
     "TrainStepRecord",
     "TrainSummaryRecord",
     "Verdict",

@@ -20,6 +20,7 @@ class EstimatedBytes(Struct, frozen=True):
     buffers: Annotated[Amount, about("Gathered weights and unreduced gradients of layers in flight.")]
     total: Annotated[Amount, about("Sum of the other fields.")]
     in_flight: Annotated[Amount, about("Gradients of activations that a backward pass needs at once.")] = 0
+    copies: Annotated[Amount, about("Copies of the state in memory, with --survive.")] = 0
 
 
 class EstimatedFlops(Struct, frozen=True):
@@ -33,7 +34,7 @@ class EstimatedFlops(Struct, frozen=True):
 class TrafficEntry(Struct, frozen=True):
     """Traffic of the busiest rank in a training step, for one strategy and one collective."""
 
-    strategy: Annotated[str, about("dp, zero1, zero2, zero3, tp, sp, pp, cp or ep.")]
+    strategy: Annotated[str, about("dp, zero1, zero2, zero3, tp, sp, pp, cp, ep or copies.")]
     collective: Annotated[str, about("Name of the operation.")]
     calls: Annotated[Natural, about("Calls of a rank.")]
     within: Annotated[Amount, about("Bytes sent inside the node.")]

@@ -42,7 +42,13 @@ from hpccoll.records.plans import (
 from hpccoll.records.profiles import ProfileFindingRecord, ProfilePredictionRecord, ProfileRecord, ProfileSiteRecord
 from hpccoll.records.record import SCHEMA, Record
 from hpccoll.records.run import RunRecord
-from hpccoll.records.training import TrainAccountRecord, TrainCompareRecord, TrainStepRecord, TrainSummaryRecord
+from hpccoll.records.training import (
+    TrainAccountRecord,
+    TrainCompareRecord,
+    TrainRecoveryRecord,
+    TrainStepRecord,
+    TrainSummaryRecord,
+)
 
 Schema = dict[str, Any]
 _RECORDS: tuple[type[Record], ...] = (
@@ -50,6 +56,7 @@ _RECORDS: tuple[type[Record], ...] = (
     *(PreflightPairRecord, PreflightNodeRecord),
     *(PreflightSummaryRecord, ScalingRecord, TrainStepRecord, TrainSummaryRecord, LabRecord),
     *(CrashRecord, ScheduleRecord, SelectionRecord, TrainAccountRecord, TrainCompareRecord),
+    TrainRecoveryRecord,
     *(ComparedRowRecord, ComparedOperationRecord, GuidelineRecord, CompareSummaryRecord),
     *(BarrierRecord, BarrierSummaryRecord),
     *(ParityRecord, ParitySummaryRecord),

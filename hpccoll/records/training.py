@@ -1,6 +1,7 @@
 """Records of `hpccoll train`: kind `train`, one per step, and kind `train_summary`, the last record of a run.
 
-Records of kind `train_account` are written with `--account`, those of kind `train_compare` with `--compare`.
+Records of kind `train_account` are written with `--account`, those of kind `train_compare` with `--compare`, and those
+of kind `train_recovery` with `--survive`.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ class AllocatedBytes(Struct, frozen=True):
     buffers: Annotated[Natural, about("Buffers for gathered parameters, and for gradients that are not reduced yet.")]
     activations: Annotated[Natural, about("Peak of all other tensors: activations and intermediate results.")]
     total: Annotated[Natural, about("Peak of all tensors together, at most the sum of the other fields.")]
+    copies: Annotated[Natural, about("Copies of the state after the last two steps, with --survive.")] = 0
 
 
 class MeshRecord(Record, frozen=True, kw_only=True):
@@ -63,6 +65,25 @@ class TrainStepRecord(MeshRecord, frozen=True, kw_only=True):
             "an all_reduce's message, (n-1)/n of the whole message of an all_gather or reduce_scatter."
         ),
     ] = None
+
+
+class TrainRecoveryRecord(MeshRecord, frozen=True, kw_only=True):
+    """The death of ranks in a run with --survive, and the mesh of the ranks that continue.
+
+    The records of steps after `steps` follow; a step that was interrupted is repeated.
+    """
+
+    kind: ClassVar[str] = "train_recovery"
+
+    steps: Annotated[Natural, about("Steps done before the death; training continues from the state after them.")]
+    lost_ranks: Annotated[tuple[Natural, ...], about("The dead ranks, numbered as in the mesh before.")]
+    lost_hosts: Annotated[tuple[str, ...], about("Their hosts.")]
+    source: Annotated[
+        Literal["memory", "checkpoint"], about("Whether the state is from copies in memory or from the checkpoint.")
+    ]
+    recovery_s: Annotated[
+        Amount, about("Seconds from the error on a surviving rank until the next step begins; maximum over ranks.")
+    ]
 
 
 class TrainSummaryRecord(MeshRecord, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from hpccoll.errors import CommunicationError, HpccollError, UnavailableError, UsageError
 
@@ -20,19 +20,38 @@ POLL_S: Final = 0.002
 _ERRORS = {error.exit_status: error for error in (HpccollError, UsageError, UnavailableError, CommunicationError)}
 
 
+class ObjectBroadcaster(Protocol):
+    """A communicator that broadcasts Python objects."""
+
+    rank: int
+
+    def broadcast_object(self, obj: Any, root: int = 0) -> Any:
+        """Return the root's object on all ranks."""
+
+
 def run_on_first_rank(world: MPI.Intracomm, step: Callable[[], Result]) -> Result | None:
     """Run `step` on rank 0 and return its result there, None on the other ranks; collective over `world`.
 
     Raises:
         HpccollError: `step` raised an HpccollError on rank 0; every rank raises an error with the same exit status.
     """
+    return _run_first(world.rank, world.bcast, step)
+
+
+def share_first_result(comm: ObjectBroadcaster, step: Callable[[], Result]) -> Result | None:
+    """Do the same as `run_on_first_rank` on a communicator of hpccoll, which may raise RankLostError."""
+    return _run_first(comm.rank, comm.broadcast_object, step)
+
+
+def _run_first(rank: int, broadcast: Callable[[Any], Any], step: Callable[[], Result]) -> Result | None:
+    """Run `step` on rank 0; return its result there, None on the other ranks."""
     result, error = None, None
-    if world.rank == 0:
+    if rank == 0:
         try:
             result = step()
         except HpccollError as caught:
             error = caught
-    failure: tuple[int, str] | None = world.bcast(None if error is None else (error.exit_status, str(error)))
+    failure: tuple[int, str] | None = broadcast(None if error is None else (error.exit_status, str(error)))
     if error is not None:
         raise error
     if failure is not None:

@@ -160,8 +160,11 @@ class MpiTransfer(InFlight):
         return True
 
     def is_settled(self) -> bool:
-        """Whether this is a receive, or a send or collective whose requests are complete."""
-        return self._status is not None or bool(MPI.Request.Testall(self._requests))
+        """Whether this is a receive, or a send or collective whose requests are complete or have failed."""
+        try:
+            return self._status is not None or bool(MPI.Request.Testall(self._requests))
+        except MPI.Exception:  # the communicator has been revoked
+            return True
 
     def cancel_receive(self) -> None:
         """Keep MPI from writing to the memory of a receive that no message has matched."""

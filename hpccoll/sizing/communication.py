@@ -13,9 +13,10 @@ from functools import lru_cache
 from itertools import chain, pairwise
 from typing import NamedTuple
 
-from hpccoll.parallel.mesh import Mesh
+from hpccoll.parallel.mesh import AXES, REPLICAS, Mesh
 from hpccoll.plan import Machine
 from hpccoll.sizing.group_links import GroupLinks, find_group_links
+from hpccoll.sizing.memory import compute_copied_bytes
 from hpccoll.sizing.model_part import ParameterUnit
 from hpccoll.sizing.rank_parts import list_rank_parts, list_stage_parts
 from hpccoll.sizing.training_setup import REPLICA_AXES, TrainingSetup
@@ -28,7 +29,7 @@ MESSAGE_AXES = {"sp": ("tp",)}  # by strategy; other strategies have the name of
 class Traffic:
     """The bytes that a rank sends for one strategy by one collective in a step, and how long these calls take."""
 
-    strategy: str  # dp, zero1, zero2, zero3, tp, sp, pp, cp or ep
+    strategy: str  # dp, zero1, zero2, zero3, tp, sp, pp, cp, ep, or copies (of the state, to survive deaths)
     collective: str
     calls: int
     sent_bytes: float
@@ -82,7 +83,10 @@ def _sum_calls(setup: TrainingSetup, rank: int) -> dict[_Channel, _Calls]:
     """Return the calls of a rank with the index `rank` along pp, by channel."""
     by_channel: dict[_Channel, _Calls] = {}
     for channel, calls in chain(
-        _list_gradient_calls(setup, rank), _list_layer_calls(setup, rank), _list_pipeline_calls(setup, rank)
+        _list_gradient_calls(setup, rank),
+        _list_layer_calls(setup, rank),
+        _list_pipeline_calls(setup, rank),
+        _list_copy_calls(setup, rank),
     ):
         before = by_channel.get(channel, _Calls(0.0, 0))
         by_channel[channel] = _Calls(before.nbytes + calls.nbytes, before.calls + calls.calls)
@@ -167,3 +171,10 @@ def _list_pipeline_calls(setup: TrainingSetup, rank: int) -> Iterator[tuple[_Cha
             n = setup.replicas if setup.shard_level else 1
             nbytes = float(unit.pad(n) // n * setup.precision.element_bytes)
             yield _Channel("pp", "all_reduce", ("pp",), is_tied=True), _Calls(nbytes, 1)
+
+
+def _list_copy_calls(setup: TrainingSetup, rank: int) -> Iterator[tuple[_Channel, _Calls]]:
+    """Yield the message with the copy of a rank's state to a neighbour, once per step."""
+    if setup.sends_copies:
+        axes = REPLICAS if setup.replicas > 1 else AXES
+        yield _Channel("copies", "send", axes), _Calls(compute_copied_bytes(setup, rank), 1)

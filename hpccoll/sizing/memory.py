@@ -33,7 +33,8 @@ class MemoryBytes:
 
     `activations` are kept from the forward to the backward pass. `recomputed` are the activations that the backward
     pass of one layer recomputes, and `in_flight` the gradients of activations that exist at once in a backward pass.
-    `buffers` hold the gathered weights and unreduced gradients of layers in flight.
+    `buffers` hold the gathered weights and unreduced gradients of layers in flight. `copies` are copies of the state
+    from which the other ranks continue after the death of a rank.
     """
 
     weights: float
@@ -43,6 +44,7 @@ class MemoryBytes:
     recomputed: float
     in_flight: float
     buffers: float
+    copies: float = 0.0
 
     @property
     def total(self) -> float:
@@ -91,26 +93,54 @@ def compute_buffer_bytes(setup: TrainingSetup, rank: int) -> float:
     return float(reduced + gathered * (setup.shard_level == 3)) * setup.precision.element_bytes
 
 
+def compute_copied_bytes(setup: TrainingSetup, rank: int) -> float:
+    """Return the bytes of a copy of a rank's state: its weights, of which ZeRO copies a shard, and optimizer state."""
+    copied = 0.0
+    for part in list_rank_parts(setup, rank):
+        for unit in part.units:
+            n, level = setup.count_replicas(unit.kind), setup.shard_level
+            # A copy has the weights in the form in which the optimizer updates them: sharded from level 1 on.
+            state = compute_state_bytes(unit.pad(n) if level else unit.elements, 3 if level else 0, n, setup.precision)
+            copied += part.count * (state.weights + state.optimizer)
+    return copied
+
+
+def _compute_neighbour_bytes(setup: TrainingSetup, rank: int) -> float:
+    """Return the bytes of the state that a rank with the index `rank` along pp keeps for another rank, the most of it.
+
+    Without replicas, the other rank is the next rank of the mesh, which is on the next stage if a stage has one rank.
+    """
+    if not setup.sends_copies:
+        return 0.0
+    others = {rank} if setup.replicas > 1 or setup.mesh.ranks > setup.mesh.pp else set()
+    if setup.replicas == 1:
+        others.add((rank + 1) % setup.mesh.pp)
+    return max(compute_copied_bytes(setup, other) for other in others)
+
+
 def compute_rank_memory(setup: TrainingSetup, rank: int) -> MemoryBytes:
-    """Return the bytes of a rank with the index `rank` along pp."""
+    """Return the bytes of a rank with the index `rank` along pp.
+
+    With copies of the state, the peak may be at the end of the step, when the copies after the last two steps exist.
+    """
     peak = max(list_moments(setup, rank), key=lambda moment: moment.total)
-    weights = gradients = optimizer = 0.0
+    weights = gradients = new_gradients = optimizer = 0.0
     for part in list_rank_parts(setup, rank):
         for unit in part.units:
             n, level = setup.count_replicas(unit.kind), setup.shard_level
             state = compute_state_bytes(unit.pad(n) if level else unit.elements, level, n, setup.precision)
             weights += part.count * state.weights
             gradients += part.count * state.gradients * (not setup.lacks_gradients(unit.kind))
+            new_gradients += part.count * state.gradients * setup.lacks_gradients(unit.kind)
             optimizer += part.count * state.optimizer
-    return MemoryBytes(
-        weights,
-        gradients + peak.gradients,
-        optimizer,
-        peak.activations + _compute_batch_bytes(setup),
-        peak.recomputed,
-        peak.in_flight,
-        compute_buffer_bytes(setup, rank),
+    batch, buffers = _compute_batch_bytes(setup), compute_buffer_bytes(setup, rank)
+    copies = (compute_copied_bytes(setup, rank) + _compute_neighbour_bytes(setup, rank)) if setup.survive else 0.0
+    backward = MemoryBytes(
+        *(weights, gradients + peak.gradients, optimizer, peak.activations + batch),
+        *(peak.recomputed, peak.in_flight, buffers, copies),
     )
+    end = MemoryBytes(weights, gradients + new_gradients, optimizer, 0.0, 0.0, 0.0, buffers, 2 * copies)
+    return max(backward, end, key=lambda each: each.total) if setup.survive else backward
 
 
 def _compute_batch_bytes(setup: TrainingSetup) -> float:

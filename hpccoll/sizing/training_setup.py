@@ -82,6 +82,7 @@ class TrainingSetup:
     precision: Precision = Precision()
     program: TrainingProgram = TrainingProgram()
     routing: ExpertRouting | None = None  # None: tokens choose experts evenly, and no choice is dropped
+    survive: bool = False  # each step copies the state, from which the other ranks continue after the death of a rank
 
     @cached_property
     def _hash(self) -> int:
@@ -126,6 +127,13 @@ class TrainingSetup:
     def layers_per_stage(self) -> int:
         """The number of layers of a pipeline stage."""
         return self.model.layers // self.pipeline.stages
+
+    @property
+    def sends_copies(self) -> bool:
+        """Whether each rank sends the copy of its state to a neighbour, because no other rank holds the same state."""
+        kinds: tuple[ReplicaKind, ...] = ("dense", "expert") if self.model.experts > 1 else ("dense",)
+        is_unique = self.shard_level > 0 or any(self.count_replicas(kind) == 1 for kind in kinds)
+        return self.survive and self.mesh.ranks > 1 and is_unique
 
     @property
     def replicas(self) -> int:

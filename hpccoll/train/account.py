@@ -47,7 +47,7 @@ def measure_machine(comm: Communicator, options: TrainOptions) -> Machine:
     The FLOP/s are the slowest rank's, in whole training steps on one rank, including the optimizer.
     """
     alone = replace(options, batch=max(options.batch // comm.size, 1), steps=CALIBRATED_STEPS, microbatches=1)
-    alone = replace(alone, sequence_parallel=False, schedule="1f1b")
+    alone = replace(alone, sequence_parallel=False, schedule="1f1b", survive=False)
     with Communicator(load_mpi().COMM_SELF) as self_comm:
         trainer = Trainer(self_comm, Mesh(), alone)
         seconds = median([step.step_s for step in trainer.run_steps()][UNTIMED_STEPS:])

@@ -40,6 +40,7 @@ def make_training_setup(options: TrainOptions, mesh: Mesh) -> TrainingSetup:
         schedule=options.schedule,
         precision=Precision(options.dtype, OPTIMIZER_NAMES[options.optimizer.name]),
         program=PROGRAM,
+        survive=options.survive,
     )
     setup.require_fits()
     return setup

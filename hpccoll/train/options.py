@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 
 from hpccoll.errors import UnavailableError, UsageError
 from hpccoll.optional_packages import format_install_command
-from hpccoll.parallel.mesh import ZERO_LEVELS, Mesh, split_strategy_words
+from hpccoll.parallel.mesh import EXPERT_REPLICAS, REPLICAS, ZERO_LEVELS, Mesh, split_strategy_words
 from hpccoll.plan import ActionKind, Schedule
 from hpccoll.schedules import get_schedule
 from hpccoll.schedules.schedule_files import is_schedule_file, prove_schedule_file
@@ -267,6 +267,7 @@ class TrainOptions:
     sequence_parallel: bool = False  # split the tokens over tp between the tensor-parallel layers of a GPT
     zero: int = 0  # level of ZeRO: 1 splits optimizer state over replicas, 2 also gradients, 3 also parameters
     check: bool = False  # compare the gradients of the first step with those of one process
+    survive: bool = False  # keep copies of the state, from which the other ranks continue after the death of a rank
 
     def count_microbatches(self, mesh: Mesh) -> int:
         """Return the number of micro-batches per rank and step on a mesh."""
@@ -315,6 +316,11 @@ class TrainOptions:
             model.require_sequences_fit(mesh, sequence_parallel=self.sequence_parallel)
         if self.zero > 1:
             self._require_whole_backward_passes(mesh)
+
+    def has_unique_states(self, mesh: Mesh) -> bool:
+        """Whether each of several ranks of a mesh holds state that no other rank holds."""
+        axes = EXPERT_REPLICAS if self.model.experts is not None else REPLICAS
+        return mesh.ranks > 1 and (mesh.count(*axes) == 1 or (self.zero > 0 and mesh.count(*REPLICAS) > 1))
 
     def require_timed_steps(self, option: str) -> None:
         """Raise UsageError if the run has only untimed steps; `option` is the option that times steps, as --compare."""

@@ -7,7 +7,6 @@ import resource
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +23,7 @@ from hpccoll.parallel.pipeline_parallel import PipelineRank
 from hpccoll.parallel.zero import ZeroShards
 from hpccoll.plan import ActionKind
 from hpccoll.records import AllocatedBytes, TrainStepRecord
-from hpccoll.runtime.joint_failure import run_on_first_rank
+from hpccoll.runtime.joint_failure import share_first_result
 from hpccoll.train import full_parameters
 from hpccoll.train.allocations import AllocationLog, measure_allocated_bytes
 from hpccoll.train.checkpoint import Checkpoint, CheckpointDirectory
@@ -35,6 +34,8 @@ from hpccoll.train.optimizer import ShardOptimizer
 from hpccoll.train.options import TrainOptions
 from hpccoll.train.record import RankStep, combine_rank_steps, explain_non_finite, list_sent_bytes
 from hpccoll.train.shards import ParameterShard, copy_shards, find_expert
+from hpccoll.train.start import TrainingStart
+from hpccoll.train.state_copies import StateCopies, StateCopy, StatePiece
 
 if TYPE_CHECKING:
     from hpccoll.communicator import Communicator
@@ -42,17 +43,6 @@ if TYPE_CHECKING:
 
 MMAP_THRESHOLD, TRIM_THRESHOLD = -3, -1  # of malloc.h
 EVALUATED_SAMPLES = 256  # held-out samples that are evaluated at once
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingStart:
-    """The state from which a run starts: the number of steps and samples done, and the full parameters by name."""
-
-    step: int
-    samples: int
-    full: dict[str, Any]
-    resumed: bool
-    optimizer_state: dict[str, dict[str, Any]] = field(default_factory=dict)  # by state and parameter
 
 
 class Trainer:
@@ -64,6 +54,7 @@ class Trainer:
         options: the options of the run.
         device: device of the tensors, such as `cpu` or `cuda:1`.
         start: the state to start from; the default is step 0 with initial parameters.
+        recovery: with the option `survive`, the number of recoveries before, and the copy from which this one started.
     """
 
     def __init__(
@@ -73,6 +64,7 @@ class Trainer:
         options: TrainOptions,
         device: str = "cpu",
         start: TrainingStart | None = None,
+        recovery: tuple[int, StateCopy | None] = (0, None),
     ) -> None:
         self.schedule = options.make_schedule(mesh)
         mesh = mesh.place_stages(self.schedule.stage_ranks)
@@ -81,7 +73,7 @@ class Trainer:
         self.model = make_model(options.model)
         start = start or TrainingStart(0, 0, self.model.init_parameters(options.seed, self.dtype), resumed=False)
         self.step, self.samples = start.step, start.samples
-        self.groups = MeshGroups.create(comm, mesh, self.model.list_tied_ranks(mesh, comm.rank))
+        self.groups = self._make_groups()
         has_weight_passes = mesh.pp > 1 and ActionKind.BACKWARD_WEIGHT in self.schedule.kinds
         self.layers = self.model.rank_layers(
             self.model,
@@ -103,6 +95,25 @@ class Trainer:
         self._copies = self._find_copies()
         self.stopped = False  # whether rank 0 saw the stop file
         self.allocated_bytes: AllocatedBytes | None = None  # largest of all ranks; set by the first step on a CPU
+        self.copies = self._make_copies(*recovery) if options.survive else None
+
+    def _make_groups(self) -> MeshGroups:
+        """Return this rank's groups; collective."""
+        sends_copies = self.options.survive and self.options.has_unique_states(self.mesh)
+        tied = self.model.list_tied_ranks(self.mesh, self.comm.rank)
+        return MeshGroups.create(self.comm, self.mesh, tied, sends_copies=sends_copies)
+
+    def _make_copies(self, generation: int, kept: StateCopy | None) -> StateCopies:
+        """Return the copies of the state with which this run starts; collective."""
+        numbers = {x: number for number, x in enumerate(self.layers.parameters)}
+        pieces = [StatePiece(numbers[x], *place) for x, *place in self.replicas.list_pieces()]
+        copies = StateCopies(self.mesh, self.comm.rank, pieces, self.groups.copies, generation, kept)
+        copies.update(self.step, self.samples, self._list_state())
+        return copies
+
+    def _list_state(self) -> list[Any]:
+        """Return this rank's parameter shards, followed by those of each state of the optimizer."""
+        return [x for own in (self.replicas.shards, *self.optimizer.state.values()) for x in own]
 
     def _make_replicas(self) -> ReplicatedParameters | ZeroShards:
         """Return the parameters of this rank as whole tensors, or as shards of ZeRO; collective."""
@@ -149,6 +160,8 @@ class Trainer:
                 if self.device != "cpu":
                     torch.cuda.synchronize()  # include the time of queued kernels in this step
             record = self._exchange_step_record(loss, time.perf_counter() - begin, stop_file)
+            if self.copies is not None:
+                self.copies.commit()
             yield record
             if self.stopped:
                 return
@@ -157,6 +170,8 @@ class Trainer:
         """Compute the gradients of the next batch and apply them; return this rank's addend of the mean loss."""
         loss = self.compute_gradients()
         self.apply_gradients()
+        if self.copies is not None:
+            self.copies.update(self.step, self.samples, self._list_state())
         return loss
 
     def _measure_step(self) -> float:
@@ -168,6 +183,7 @@ class Trainer:
             "gradients": [shard.grad for shard in self.replicas.shards],
             "optimizer": [x for each in self.optimizer.state.values() for x in each],
             "buffers": self.replicas.buffers,
+            "copies": self.copies.tensors if self.copies is not None else [],
         }
         own = measure_allocated_bytes(log, lasting)
         rows = self.comm.all_gather(np.array(astuple(own))).tolist()
@@ -281,11 +297,15 @@ class Trainer:
                 full = full_parameters.assemble_parameters(self.mesh, model, by_rank)
                 arrays |= {full_parameters.join_name(prefix, name): x for name, x in full.items()}
         checkpoint = Checkpoint(self.step, self.samples, self.options.get_checkpoint_identity(), arrays)
-        return run_on_first_rank(self.comm.mpi, lambda: directory.save(checkpoint) if directory is not None else None)
+        return share_first_result(self.comm, lambda: directory.save(checkpoint) if directory is not None else None)
 
     def close(self) -> None:
         """Free the communicators of the mesh; collective."""
         self.groups.close()
+
+    def discard(self) -> None:
+        """Free the memory of the communicators without waiting for other ranks, after the death of a rank; local."""
+        self.groups.discard()
 
     def _make_pipeline(self, targets: list[Any]) -> PipelineRank:
         """Return this rank's part of the pipeline, whose loss uses `targets`, one tensor per micro-batch; local."""
@@ -346,34 +366,6 @@ class Trainer:
         }
         pairs = zip(self.layers.shards, self.layers.parameters, strict=True)
         return {x for shard, x in pairs if shard.name in copies[first_ranks[shard.name]]}
-
-
-def load_start(
-    comm: Communicator, options: TrainOptions, directory: CheckpointDirectory | None
-) -> tuple[TrainingStart, list[str]]:
-    """Return the state to start from and warnings about damaged checkpoints; collective over `comm`.
-
-    Rank 0 reads the newest intact checkpoint in `directory` and broadcasts it; without a checkpoint, the state is step
-    0 with initial parameters. On other ranks `directory` is None and there are no warnings. Raises UsageError on all
-    ranks if rank 0 finds damaged checkpoints only, or a checkpoint that was written with other options.
-    """
-    dtype = getattr(torch, options.dtype)
-    none: tuple[Checkpoint | None, list[str]] = None, []
-    model, identity = make_model(options.model), options.get_checkpoint_identity()
-    newest = run_on_first_rank(comm.mpi, lambda: none if directory is None else directory.load_newest(identity))
-    checkpoint, damaged = newest or none
-    counts = np.array([checkpoint.step, checkpoint.samples] if checkpoint else [-1, -1])
-    comm.broadcast(counts)
-    step, samples = map(int, counts)
-    if step < 0:
-        return TrainingStart(0, 0, model.init_parameters(options.seed, dtype), resumed=False), damaged
-    loaded = checkpoint.parameters if checkpoint else None
-    full, *optimizer_state = (
-        full_parameters.broadcast_parameters(comm, model, loaded, dtype, prefix)
-        for prefix in ("", *options.optimizer.state_names)
-    )
-    by_name = dict(zip(options.optimizer.state_names, optimizer_state, strict=True))
-    return TrainingStart(step, samples, full, resumed=True, optimizer_state=by_name), damaged
 
 
 def select_device(options: TrainOptions, local_rank: int) -> str:

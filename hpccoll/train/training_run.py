@@ -12,7 +12,8 @@ from hpccoll.train.gradient_check import GradientCheck
 from hpccoll.train.options import CheckpointOptions
 from hpccoll.train.profile import StepProfiler
 from hpccoll.train.record import describe_mesh
-from hpccoll.train.trainer import Trainer, TrainingStart
+from hpccoll.train.start import TrainingStart
+from hpccoll.train.trainer import Trainer
 
 
 def run_training(
@@ -23,32 +24,43 @@ def run_training(
     on_step: Callable[[TrainStepRecord], None],
     warn: Callable[[str], None],
     profile: str | None = None,
+    *,
+    records: list[TrainStepRecord] | None = None,
+    recovered: bool = False,
 ) -> TrainSummaryRecord:
     """Train until the last step or until the stop file exists; collective over the trainer's communicator.
 
     If the option `check` is set, gradients are checked first, and wrong gradients are reported by `warn`. `on_step` is
     called with the record of each step. Rank 0 writes the checkpoints to `directory`, which is None on other ranks,
     and a trace of some steps to the file `profile` if it is given.
+
+    The records of steps are appended to `records` if it is given. After a recovery (`recovered`), gradients are not
+    checked again, and the checkpoint of the last step is written, because the death may have prevented it.
     """
     options = trainer.options
-    check = trainer.check_gradients() if options.check else None
+    check = trainer.check_gradients() if options.check and not recovered else None
     if check is not None and check.wrong:
         warn(f"{check.wrong} elements differ from those of one process, the first in {check.first}")
-    records: list[TrainStepRecord] = []
-    saved = None
+    records = [] if records is None else records
+    saved = trainer.save_checkpoint(directory) if recovered and _is_due(trainer, checkpoints) else None
     steps = trainer.run_steps(checkpoints.stop_file)
     profiler = StepProfiler(trainer.comm, trainer.groups.log, options.steps - trainer.step) if profile else None
     for record in profiler.record(steps) if profiler else steps:
         on_step(record)
         records.append(record)
-        is_due = trainer.step % checkpoints.every == 0 or trainer.step == options.steps or trainer.stopped
-        if checkpoints.directory is not None and is_due:
+        if _is_due(trainer, checkpoints):
             saved = trainer.save_checkpoint(directory)
     if profiler and profile and profiler.has_recorded:
         profiler.write(profile)
     elif profile:
         warn(f"--profile {profile}: no step was left to record; give more --steps")
     return _make_summary(trainer, start, records, check, str(saved) if saved else None)
+
+
+def _is_due(trainer: Trainer, checkpoints: CheckpointOptions) -> bool:
+    """Whether a checkpoint is written after the last step that is done."""
+    is_last = trainer.step == trainer.options.steps or trainer.stopped
+    return checkpoints.directory is not None and (is_last or trainer.step % checkpoints.every == 0)
 
 
 def _make_summary(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -141,3 +142,19 @@ def test_bytes_and_memory_of_experts_are_those_of_the_routing(comm, recompute, f
                 peak = found["peak bytes"]
                 assert peak.even is not None
                 assert (peak.even < peak.estimated) == (factor is None)
+
+
+COPIED = {1: ["dp"], 2: ["dp", "zero1", "zero3", "tp", "pp"], 3: ["zero2"], 4: ["dp=2,pp=2", "dp=2,tp=2,zero1", "ep"]}
+
+
+@pytest.mark.full_except_on(2)
+def test_bytes_and_memory_of_copies_are_as_estimated(comm):
+    """The small model has few activations, so that the peak is at the end of a step; the other one has many."""
+    with hpccoll.Communicator(comm) as hpc:
+        for strategy, small in product(COPIED[hpc.size], (True, False)):
+            experts = ExpertConfig(4) if strategy == "ep" else None
+            model = MlpConfig() if small and experts is None else GptConfig(64, 2, heads=4, context=64, experts=experts)
+            base = TrainOptions(model, 3, batch=24, optimizer=ADAMW, survive=True)
+            axes, options = split_strategy(strategy, base)
+            record = run_account(hpc, strategy, Mesh.parse(axes, hpc.size), options, MACHINE, lambda _: None)
+            assert find_wrong(record) == [], (strategy, record.entries)

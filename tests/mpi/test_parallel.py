@@ -30,6 +30,7 @@ from hpccoll.train import trainer as training  # noqa: E402
 from hpccoll.train.checkpoint import CheckpointDirectory  # noqa: E402
 from hpccoll.train.model import make_model  # noqa: E402
 from hpccoll.train.perceptron import MlpLayers, MlpModel  # noqa: E402
+from hpccoll.train.start import load_start  # noqa: E402
 
 TOLERANCE = {"float64": 1e-12, "float32": 1e-5}
 STEPS = 5
@@ -318,7 +319,7 @@ def test_a_checkpoint_resumes_on_any_mesh(hpc, trainer, tmp_path, optimizer, mod
         first.save_checkpoint(mine)
         list(unbroken.run_steps())
         for other in every if mesh.cp > 1 else dict.fromkeys((mesh, following, every[-1])):
-            start, damaged = training.load_start(hpc, settings, mine)
+            start, damaged = load_start(hpc, settings, mine)
             assert (start.step, start.samples, start.resumed, damaged) == (2, 38, True, [])
             second = trainer(other, settings, start=start)
             list(second.run_steps())
@@ -339,7 +340,7 @@ def test_all_ranks_fail_if_the_first_cannot_use_the_checkpoints(hpc, trainer, tm
     first = trainer(Mesh(dp=hpc.size), UNEVEN)
     first.save_checkpoint(mine)
     with pytest.raises(UsageError, match="seed 3, but this run has seed 1"):
-        training.load_start(hpc, replace(UNEVEN, seed=1), mine)
+        load_start(hpc, replace(UNEVEN, seed=1), mine)
     if mine:
         shutil.rmtree(state)
         state.write_text("")  # a file where the directory was

@@ -27,7 +27,8 @@ from hpccoll.train.options import (  # noqa: E402
     MlpConfig,
     TrainOptions,
 )
-from hpccoll.train.trainer import Trainer, load_start  # noqa: E402
+from hpccoll.train.start import load_start  # noqa: E402
+from hpccoll.train.trainer import Trainer  # noqa: E402
 
 STEPS = 3
 # Neither the ranks nor the shards divide the parameters.

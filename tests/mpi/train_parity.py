@@ -40,7 +40,8 @@ from hpccoll.train.options import (
     OptimizerConfig,
     TrainOptions,
 )
-from hpccoll.train.trainer import Trainer, TrainingStart
+from hpccoll.train.start import TrainingStart
+from hpccoll.train.trainer import Trainer
 
 GPT = GptConfig(context=3)
 OPTIONS = ParityOptions(steps=2)

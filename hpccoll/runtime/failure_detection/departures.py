@@ -172,7 +172,7 @@ class DepartureWatch:
         """Tell other ranks that a call of this rank was interrupted; end this rank's wait if one of theirs was.
 
         `stop_wait` makes a wait of Python code raise the error. Returns whether this rank still waits BLOCKED_S seconds
-        later, in a function of MPI, which cannot be ended.
+        later, in a function of MPI, which cannot be ended unless the communicators can be revoked.
         """
         interruption = self.state.interruption
         if interruption is None:
@@ -191,6 +191,8 @@ class DepartureWatch:
             self.state.receive_interruption(interruption)  # a call that has ended meanwhile has removed the mark
             return False
         stop_wait(self.state)
+        if self.losses is not None:
+            self.losses.revoke()
         return now - self._interrupted_at >= BLOCKED_S
 
     def _examine_peers(self, wait: WaitReason, now: float) -> None:

@@ -103,11 +103,15 @@ class LossWatch:
         """Let this rank's calls in flight, and later ones, raise RankLostError."""
         ranks = tuple(sorted(self._dead))
         self._state.receive_interruption(LostRanks(ranks, tuple(self._hosts[rank] for rank in ranks)))
+        self.revoke()
+        if self._state.is_in_call:
+            stop()
+
+    def revoke(self) -> None:
+        """Let waits in MPI on the communicators end with an error, on all ranks."""
         for comm in self._comms:
             with suppress(MPI.Exception):
                 comm.Revoke()
-        if self._state.is_in_call:
-            stop()
 
 
 def find_members(failed: MPI.Group, comm: MPI.Intracomm) -> list[int]:
@@ -139,16 +143,18 @@ def kill_rank(rank: int, processes: Mapping[int, ProcessId], notify: Callable[[i
 def read_fault(rank: int) -> int:
     """Return the number of the call in which rank `rank` of MPI.COMM_WORLD kills itself; 0 for none.
 
-    HPCCOLL_FAULT=kill:rank=2,call=1000 sets it, for tests of programs that go on after a death.
+    HPCCOLL_FAULT=kill:rank=2,call=1000 sets it, for tests of programs that go on after a death. Several faults, one per
+    rank, are separated by semicolons.
 
     Raises:
         UsageError: HPCCOLL_FAULT has another form.
     """
     setting = os.environ.get(FAULT, "")
-    if not setting:
-        return 0
-    kind, _, rest = setting.partition(":")
-    values = dict(each.partition("=")[::2] for each in rest.split(","))
-    if kind != "kill" or set(values) != {"rank", "call"} or not all(value.isdecimal() for value in values.values()):
-        raise UsageError(f"{FAULT}={setting!r} is no fault; set it to kill:rank=R,call=N, or unset it")
-    return int(values["call"]) if int(values["rank"]) == rank else 0
+    calls: dict[int, int] = {}
+    for fault in setting.split(";") if setting else ():
+        kind, _, rest = fault.partition(":")
+        values = dict(each.partition("=")[::2] for each in rest.split(","))
+        if kind != "kill" or set(values) != {"rank", "call"} or not all(value.isdecimal() for value in values.values()):
+            raise UsageError(f"{FAULT}={setting!r} is no fault; set it to kill:rank=R,call=N, or unset it")
+        calls[int(values["rank"])] = int(values["call"])
+    return calls.get(rank, 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 
 from hpccoll.cli.progress import LINE_INTERVAL_S, ProgressLines
-from hpccoll.cli.train import format_progress
+from hpccoll.cli.train_output import format_progress
 from hpccoll.parallel import Mesh
 from hpccoll.records import TrainStepRecord
 from hpccoll.train.options import MlpConfig, TrainOptions

@@ -15,7 +15,7 @@ import hpccoll.cli.barrier
 import hpccoll.cli.doctor
 import hpccoll.cli.main as cli
 import hpccoll.cli.preflight
-import hpccoll.cli.train
+import hpccoll.cli.train_output
 import hpccoll.cli.tune
 from hpccoll.barrier_suite.arrival_patterns import ArrivalPattern
 from hpccoll.barrier_suite.barrier_calls import list_barrier_names
@@ -140,8 +140,8 @@ def print_trained(_: Path) -> None:
         grad_norm=9876.54321,
     )
     steps = [replace(first, step=step) for step in range(1, 4)]
-    headings = hpccoll.cli.train.HEADINGS
-    print_table("Steps", headings, [hpccoll.cli.train._format_step(each) for each in steps], headings)
+    headings = hpccoll.cli.train_output.HEADINGS
+    print_table("Steps", headings, [hpccoll.cli.train_output._format_step(each) for each in steps], headings)
 
 
 def print_preflight(_: Path) -> None:

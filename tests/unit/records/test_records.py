@@ -560,6 +560,18 @@ EXAMPLES = {
         "loss_difference": 1e-9,
         "gradient_difference": 1e-7,
     },
+    "train_recovery": {
+        "strategy": "dp=3",
+        "ranks": 3,
+        "dp": 3,
+        "tp": 1,
+        "pp": 1,
+        "steps": 20,
+        "lost_ranks": [2],
+        "lost_hosts": ["node1"],
+        "source": "memory",
+        "recovery_s": 0.05,
+    },
     "compared_row": {
         "op": "all_reduce",
         "engine": "hpccoll",

@@ -1,0 +1,175 @@
+"""The output of `hpccoll train`: records as steps finish, progress, and tables and a summary at the end."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hpccoll.cli.output import is_printing_rank, print_table, print_text
+from hpccoll.cli.run_output import RunOutput
+from hpccoll.measure.results.result_file import RecordWriter, read_records
+from hpccoll.train.options import TrainOptions
+from hpccoll.units import format_count
+
+if TYPE_CHECKING:
+    from hpccoll.records import TrainCompareRecord, TrainRecoveryRecord, TrainStepRecord, TrainSummaryRecord
+    from hpccoll.train.start import TrainingStart
+
+MAX_TABLE_STEPS = 12
+HEADINGS = ("step", "loss", "grad norm", "step ms", "comm ms", "bubble", "peak MiB")
+
+
+class TrainOutput(RunOutput):
+    """Write a run's records as steps finish, and print a table of steps at the end; only on the rank that `prints`.
+
+    `prints` is by default whether this is rank 0. The constructor writes the run record and shows a progress bar. When
+    the caller closes the ExitStack `stack`, `print_results` is called, also if the run fails.
+    """
+
+    def __init__(
+        self,
+        stack: ExitStack,
+        json_file: str | None,
+        run: dict[str, Any],
+        start: TrainingStart,
+        options: TrainOptions,
+        *,
+        appends: bool,
+        prints: bool | None = None,
+    ) -> None:
+        prints = is_printing_rank() if prints is None else prints
+        # With --checkpoint, the file of --json may have the records of an earlier part of this training.
+        super().__init__(stack, run, RecordWriter(json_file if prints else None, resume=appends), json_file)
+        self._unit, self._stack, self._json_file, self._prints = options.model.unit, stack, json_file, prints
+        stack.callback(self.print_results)  # after the progress bar has ended
+        if prints:
+            self.show_progress(stack, "steps", max(options.steps - start.step, 0))
+        self._steps: list[TrainStepRecord] = []
+        self._summary: TrainSummaryRecord | None = None
+        self._comparison: TrainCompareRecord | None = None
+
+    def take_over(self) -> None:
+        """Continue the output of a dead rank: append to its file of --json, and print the results."""
+        if not self._prints:
+            self._prints = True
+            self._writer = self._stack.enter_context(RecordWriter(self._json_file, resume=True))
+
+    def complete_steps(self, last: TrainStepRecord) -> None:
+        """Add the record of the last step before a recovery, unless it is already known, or in the file of --json.
+
+        The rank that died may have written the record, which then counts as known.
+        """
+        is_known = any(each.step == last.step for each in self._steps)
+        if not is_known:
+            self._steps.append(last)
+        if self._prints and self._json_file is not None and not self.has_records_on_stdout:
+            written = [each for each in read_records(self._json_file, "--json").records if each["kind"] == last.kind]
+            is_known = bool(written) and written[-1]["step"] == last.step
+        if not is_known:
+            self.write(last)
+
+    def add_recovery(self, record: TrainRecoveryRecord) -> None:
+        """Write the record of a recovery, and print it as a warning."""
+        self.write(record)
+        self.warn(format_recovery(record))
+
+    def add_step(self, record: TrainStepRecord) -> None:
+        """Keep a step's record, write it to the file of --json, and advance the progress bar."""
+        self.write(record, format_progress(record, self._unit))
+        self._steps.append(record)
+
+    def warn(self, message: str) -> None:
+        """Print a warning to standard error on rank 0."""
+        if self._prints:
+            click.echo(f"# {message}", err=True)
+
+    def add_summary(self, summary: TrainSummaryRecord) -> None:
+        """Keep the summary record and write it to the file of --json."""
+        self._summary = summary
+        self.write(summary)
+
+    def add_comparison(self, comparison: TrainCompareRecord) -> None:
+        """Keep the comparison with torch and write it to the file of --json."""
+        self._comparison = comparison
+        self.write(comparison)
+
+    def print_results(self) -> None:
+        """Print a table of at most MAX_TABLE_STEPS evenly spaced steps, and the summary; unless records are printed."""
+        if not self._prints or self.has_records_on_stdout:
+            return
+        if self._steps:
+            shown = self._steps[: -1 : -(-len(self._steps) // MAX_TABLE_STEPS)] + self._steps[-1:]
+            print_table("Steps", HEADINGS, [_format_step(step) for step in shown], numbers=HEADINGS, prints=True)
+        if self._comparison is not None:
+            print_comparison(self._comparison)
+        if self._summary is not None:
+            print_text(_format_summary(self._summary), prints=True)
+
+
+def print_comparison(found: TrainCompareRecord) -> None:
+    """Print the median steps of hpccoll and of torch, with their 95 % intervals."""
+    headings = ("training by", "step ms", "95 % interval", "ratio", "its interval")
+    own, other = (
+        [f"{1e3 * median:.3f}", f"{1e3 * low:.3f} to {1e3 * high:.3f}"]
+        for median, low, high in (
+            (found.step_s, found.step_low_s, found.step_high_s),
+            (found.torch_step_s, found.torch_step_low_s, found.torch_step_high_s),
+        )
+    )
+    rows = [
+        ["hpccoll", *own, f"{found.ratio:.3f}", f"{found.ratio_low:.3f} to {found.ratio_high:.3f}"],
+        [found.torch, *other, "1", ""],
+    ]
+    title = f"{found.strategy}, {found.model}: {format_count(found.steps, 'step')} of each side in turns"
+    print_table(title, headings, rows, numbers=headings[1:])
+    print_text(
+        f"largest difference of the losses: {found.loss_difference:.1g} of torch's loss; of the first gradients: "
+        f"{found.gradient_difference:.1g} of the parameter's largest"
+    )
+
+
+def format_progress(step: TrainStepRecord, unit: str) -> str:
+    """Return the measurements of a step beside the progress bar; `unit` names the tokens, such as `bytes`."""
+    words = [f"loss {step.loss:.4g}", f"{step.tokens_per_s:,.0f} {unit}/s", f"step {1e3 * step.step_s:.3g} ms"]
+    words.append(f"comm {1e3 * step.comm_s:.3g} ms ({1e3 * step.exposed_comm_s:.3g} exposed)")
+    if step.bubble is not None:
+        words.append(f"bubble {step.bubble:.2f}")
+    return ", ".join([*words, f"{step.peak_bytes / 2**20:.0f} MiB"])
+
+
+def _format_step(step: TrainStepRecord) -> list[str]:
+    """Return the cells of a step's table row, in the order of HEADINGS."""
+    bubble = "-" if step.bubble is None else f"{step.bubble:.2f}"
+    times = (f"{1e3 * step.step_s:.2f}", f"{1e3 * step.comm_s:.2f}", bubble)
+    return [str(step.step), f"{step.loss:.5f}", f"{step.grad_norm:.4f}", *times, f"{step.peak_bytes / 2**20:.0f}"]
+
+
+def _format_summary(summary: TrainSummaryRecord) -> str:
+    """Return the summary of a training run as one line."""
+    words = [f"{summary.strategy} on {format_count(summary.ranks, 'rank')}: {format_count(summary.steps, 'step')}"]
+    if summary.median_step_s is not None:
+        words.append(f"median step {1e3 * summary.median_step_s:.2f} ms")
+    if summary.accuracy is not None:
+        words.append(f"accuracy {100 * summary.accuracy:.1f} % on held-out samples")
+    elif summary.held_out_loss is not None:
+        words.append(f"loss {summary.held_out_loss:.4g} on held-out samples")
+    if summary.wrong is not None:
+        words.append(
+            f"{format_count(summary.wrong, 'gradient')} wrong (largest relative error {summary.max_error:.1g})"
+        )
+    if summary.checkpoint is not None:
+        words.append(f"checkpoint {summary.checkpoint}")
+    if summary.stop != "complete":
+        words.append("stopped; run the same command again to resume")
+    return "; ".join(words)
+
+
+def format_recovery(record: TrainRecoveryRecord) -> str:
+    """Return one line about the death of ranks and the mesh that continues."""
+    dead = ", ".join(f"{rank} ({host})" for rank, host in zip(record.lost_ranks, record.lost_hosts, strict=True))
+    return (
+        f"lost rank {dead}; {record.strategy} on {format_count(record.ranks, 'rank')} continues after step "
+        f"{record.steps} from {record.source}; recovery took {record.recovery_s:.2f} s"
+    )

@@ -1,0 +1,138 @@
+"""`hpccoll train --survive`: training that continues with the other ranks after the death of a rank."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hpccoll.cli.train_output import TrainOutput
+from hpccoll.communicator import survivors
+from hpccoll.runtime.joint_failure import share_first_result
+from hpccoll.train.checkpoint import CheckpointDirectory
+from hpccoll.train.options import CheckpointOptions, TrainOptions
+from hpccoll.train.start import TrainingStart, load_start
+from hpccoll.train.survival import SurvivingTraining
+from hpccoll.train.training_run import run_training
+
+if TYPE_CHECKING:
+    from hpccoll.communicator import Communicator
+    from hpccoll.parallel.mesh import Mesh
+    from hpccoll.records import TrainStepRecord, TrainSummaryRecord
+
+
+def train_surviving(
+    mesh: Mesh,
+    options: TrainOptions,
+    device: str,
+    spares: int,
+    checkpoints: CheckpointOptions,
+    directory: CheckpointDirectory | None,
+    json_file: str | None,
+    run: Mapping[str, Any],
+) -> TrainSummaryRecord | None:
+    """Train until the last step over the deaths of ranks; return the summary, None on a rank without work; collective.
+
+    Args:
+        mesh: the mesh of all ranks but the spares.
+        directory: on rank 0, the directory for checkpoints, if there is one.
+        run: the record of kind `run`.
+    """
+    summary = None
+    with ExitStack() as stack:
+        program = _Program(mesh, options, device, checkpoints, directory, _OutputOptions(stack, json_file, run))
+        for comm in survivors(spares=spares):
+            with comm, program.training.watch_losses(comm):
+                summary = program.run(comm)
+    return summary
+
+
+@dataclass(frozen=True, slots=True)
+class _OutputOptions:
+    """The arguments of `TrainOutput`."""
+
+    stack: ExitStack
+    json_file: str | None
+    run: Mapping[str, Any]
+
+
+class _Program:
+    """The training of this rank on each mesh in turn, with its output; the first rank of a mesh writes and prints."""
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        options: TrainOptions,
+        device: str,
+        checkpoints: CheckpointOptions,
+        directory: CheckpointDirectory | None,
+        output_options: _OutputOptions,
+    ) -> None:
+        self.training = SurvivingTraining(mesh, options, device, self._load)
+        self._options, self._checkpoints, self._directory = options, checkpoints, directory
+        self._output_options = output_options
+        self._output: TrainOutput | None = None
+        self._warnings: list[str] = []
+
+    def run(self, comm: Communicator) -> TrainSummaryRecord | None:
+        """Train on the ranks of `comm`; return the summary, None on a rank that the mesh does not need; collective."""
+        self._directory = share_first_result(comm, self._open_directory)
+        begun = self.training.start(comm)
+        start = self.training.first_start
+        assert start is not None  # noqa: S101 - set by `training.start`
+        output = self._open_output(comm, start, is_first=begun.recovery is None)
+        if begun.last is not None:
+            output.complete_steps(begun.last)
+        if begun.recovery is not None:
+            output.add_recovery(begun.recovery)
+        if begun.trainer is None:
+            return None
+
+        def add_step(record: TrainStepRecord) -> None:
+            """Note and write a step."""
+            self.training.add_step(record)
+            output.add_step(record)
+
+        records, recovered = self.training.records, begun.recovery is not None
+        summary = run_training(
+            begun.trainer,
+            start,
+            self._checkpoints,
+            self._directory,
+            add_step,
+            output.warn,
+            records=records,
+            recovered=recovered,
+        )
+        output.add_summary(summary)
+        begun.trainer.close()
+        return summary
+
+    def _open_directory(self) -> CheckpointDirectory | None:
+        """Return the directory for checkpoints; the first rank opens it if another rank had it before."""
+        if self._checkpoints.directory is None:
+            return None
+        return self._directory or CheckpointDirectory(self._checkpoints.directory)
+
+    def _load(self, comm: Communicator) -> TrainingStart:
+        """Return the newest checkpoint, or initial parameters; collective."""
+        start, self._warnings = load_start(comm, self._options, self._directory)
+        if start.resumed:
+            self._warnings.append(f"resumed after step {start.step} from {self._checkpoints.directory}")
+        return start
+
+    def _open_output(self, comm: Communicator, start: TrainingStart, *, is_first: bool) -> TrainOutput:
+        """Return the output, which the first rank of `comm` takes over if another rank had it before."""
+        if self._output is None:
+            stack, json_file, run = (getattr(self._output_options, name) for name in ("stack", "json_file", "run"))
+            appends = self._checkpoints.directory is not None or not is_first
+            self._output = TrainOutput(
+                stack, json_file, dict(run), start, self._options, appends=appends, prints=comm.rank == 0
+            )
+        elif comm.rank == 0:
+            self._output.take_over()
+        for message in self._warnings:
+            self._output.warn(message)
+        self._warnings = []
+        return self._output

@@ -1,0 +1,168 @@
+"""The state with which the survivors of a training run continue, put together from the copies in their memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from hpccoll.parallel.mesh import EXPERT_REPLICAS, REPLICAS, Mesh
+from hpccoll.records import AllocatedBytes, TrainStepRecord
+from hpccoll.train import full_parameters
+from hpccoll.train.model import make_model
+from hpccoll.train.options import TrainOptions
+from hpccoll.train.rank_layers import TrainedModel
+from hpccoll.train.shards import ParameterShard
+from hpccoll.train.start import TrainingStart
+from hpccoll.train.state_copies import CopyKey, FlatState, StateCopy
+
+if TYPE_CHECKING:
+    from hpccoll.communicator import Communicator
+
+RECOVERY_TAG: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class SurvivorReport:
+    """What a rank tells the others before a recovery; the defaults are those of a rank that has not trained.
+
+    Attributes:
+        steps: the number of steps whose records this rank has; -1 before the first mesh.
+        record: the record of the last one of these steps.
+        generation: the number of recoveries before.
+        copies: by copy, the ranks of the old mesh whose states this rank holds.
+        lost_ranks, lost_hosts: the dead ranks of the old mesh, and their hosts.
+        allocated_bytes: the bytes of tensors in the first step; None if the step has not been completed.
+    """
+
+    steps: int = -1
+    record: TrainStepRecord | None = None
+    generation: int = -1
+    copies: Mapping[CopyKey, Sequence[int]] = field(default_factory=dict)
+    lost_ranks: tuple[int, ...] = ()
+    lost_hosts: tuple[str, ...] = ()
+    allocated_bytes: AllocatedBytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """The state from which the ranks continue.
+
+    Attributes:
+        start: the state, or None if no complete copy is left.
+        kept: the copy of the state on this rank, if it has one.
+        latest: the reports of the ranks that have trained, one whose copies belong to `start` first; empty before the
+            first step.
+        generation: the number of recoveries.
+    """
+
+    start: TrainingStart | None
+    kept: StateCopy | None
+    latest: Sequence[SurvivorReport]
+    generation: int
+
+
+def choose_copy(reports: Sequence[SurvivorReport], options: TrainOptions) -> tuple[CopyKey, dict[int, int]] | None:
+    """Return the latest copy that the survivors hold completely, None if there is none.
+
+    The result also has, for each state that is needed, the rank of the old mesh and the new rank that holds the state.
+    The states after steps whose record no survivor has are not used, because some ranks may not have copied them.
+    """
+    holders: dict[CopyKey, dict[int, int]] = {}
+    for new, report in enumerate(reports):
+        for key, ranks in report.copies.items():
+            for old in ranks:
+                holders.setdefault(key, {}).setdefault(old, new)
+    steps = max((report.steps for report in reports), default=-1)
+    for key in sorted((key for key in holders if key.step <= steps), key=lambda key: key[:2], reverse=True):
+        sources = _find_sources(key.mesh, holders[key], options)
+        if sources is not None:
+            return key, sources
+    return None
+
+
+def _find_sources(mesh: Mesh, holders: Mapping[int, int], options: TrainOptions) -> dict[int, int] | None:
+    """Return one element of `holders` per group of ranks with the same state; None if a group has none."""
+    axes = () if options.zero and mesh.count(*REPLICAS) > 1 else EXPERT_REPLICAS if options.model.experts else REPLICAS
+    sources: dict[int, int] = {}
+    for group in {tuple(mesh.get_group_ranks(rank, *axes)) for rank in range(mesh.ranks)}:
+        held = [rank for rank in group if rank in holders]
+        if not held:
+            return None
+        first = min(held, key=lambda rank: holders[rank])
+        sources[first] = holders[first]
+    return sources
+
+
+def recover(comm: Communicator, options: TrainOptions, report: SurvivorReport, copies: Sequence[StateCopy]) -> Recovery:
+    """Return the state from which the ranks of `comm` continue; collective.
+
+    Args:
+        report: the report of this rank.
+        copies: the copies of this rank.
+
+    Cost: rank 0 receives the states that it does not hold, and broadcasts the full parameters and optimizer state.
+    """
+    reports: list[SurvivorReport] = comm.all_gather_object(report)
+    trained = [each for each in reports if each.generation >= 0]
+    generation = max(each.generation for each in reports) + 1
+    chosen = choose_copy(reports, options)
+    if chosen is None:
+        return Recovery(None, None, trained, generation)
+    key, sources = chosen
+    trained.sort(key=lambda each: each.steps != key.step)
+    kept = next((copy for copy in copies if copy.key == key), None)
+    states = _gather_states(comm, kept, sources, getattr(torch, options.dtype))
+    model, names = make_model(options.model), ("", *options.optimizer.state_names)
+    full = None if comm.rank else assemble_state(model, key.mesh, states, names)
+    parameters, *optimizer_state = (
+        full_parameters.broadcast_parameters(comm, model, full, getattr(torch, options.dtype), name) for name in names
+    )
+    by_name = dict(zip(names[1:], optimizer_state, strict=True))
+    start = TrainingStart(key.step, key.samples, parameters, resumed=False, optimizer_state=by_name)
+    return Recovery(start, kept, trained, generation)
+
+
+def _gather_states(
+    comm: Communicator, kept: StateCopy | None, sources: Mapping[int, int], dtype: Any
+) -> dict[int, FlatState]:
+    """Return the states of ranks of the old mesh on rank 0; `sources` has the rank of `comm` that holds each."""
+    states: dict[int, FlatState] = {}
+    for old, holder in sorted(sources.items()):
+        if comm.rank == holder:
+            assert kept is not None  # noqa: S101 - this rank has reported the copy
+            states[old] = kept.by_rank[old]
+        if holder and comm.rank == holder:
+            state = states[old]
+            comm.send_object((state.pieces, len(state.flat)), 0, RECOVERY_TAG)
+            comm.send(state.flat.cpu(), 0, RECOVERY_TAG)
+        elif holder and comm.rank == 0:
+            pieces, count = comm.recv_object(holder, RECOVERY_TAG)
+            states[old] = FlatState(pieces, comm.recv(torch.empty(count, dtype=dtype), holder, RECOVERY_TAG))
+    return states
+
+
+def assemble_state(
+    model: TrainedModel[Any], mesh: Mesh, states: Mapping[int, FlatState], names: Sequence[str]
+) -> dict[str, Any]:
+    """Return full parameters and optimizer states by `join_name` from the states of ranks of a mesh.
+
+    Args:
+        names: the empty string for the parameters, and the names of the optimizer's states, in the order of the states.
+    """
+    full: dict[str, Any] = {}
+    for index, name in enumerate(names):
+        shards: dict[tuple[str, str], tuple[ParameterShard, Any]] = {}  # by name and position
+        for rank, state in states.items():
+            part = state.flat.cpu().chunk(len(names))[index]
+            own = model.list_shards(mesh, rank)
+            for piece in state.pieces:
+                shard = own[piece.shard]
+                _, values = shards.setdefault((shard.name, str(shard.slices)), (shard, part.new_empty(shard.count)))
+                values[piece.begin : piece.begin + piece.elements] = part[piece.offset : piece.offset + piece.elements]
+        for shard, values in shards.values():
+            key = full_parameters.join_name(name, shard.name)
+            full.setdefault(key, values.new_empty(shard.full_shape))[shard.slices] = values.view(shard.shape)
+    return full

@@ -1,0 +1,57 @@
+"""The state from which a training run starts: initial parameters, or the newest checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from hpccoll.runtime.joint_failure import share_first_result
+from hpccoll.train import full_parameters
+from hpccoll.train.checkpoint import Checkpoint, CheckpointDirectory
+from hpccoll.train.model import make_model
+from hpccoll.train.options import TrainOptions
+
+if TYPE_CHECKING:
+    from hpccoll.communicator import Communicator
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingStart:
+    """The state from which a run starts: the number of steps and samples done, and the full parameters by name."""
+
+    step: int
+    samples: int
+    full: dict[str, Any]
+    resumed: bool
+    optimizer_state: dict[str, dict[str, Any]] = field(default_factory=dict)  # by state and parameter
+
+
+def load_start(
+    comm: Communicator, options: TrainOptions, directory: CheckpointDirectory | None
+) -> tuple[TrainingStart, list[str]]:
+    """Return the state to start from and warnings about damaged checkpoints; collective over `comm`.
+
+    Rank 0 reads the newest intact checkpoint in `directory` and broadcasts it; without a checkpoint, the state is step
+    0 with initial parameters. On other ranks `directory` is None and there are no warnings. Raises UsageError on all
+    ranks if rank 0 finds damaged checkpoints only, or a checkpoint that was written with other options.
+    """
+    dtype = getattr(torch, options.dtype)
+    none: tuple[Checkpoint | None, list[str]] = None, []
+    model, identity = make_model(options.model), options.get_checkpoint_identity()
+    newest = share_first_result(comm, lambda: none if directory is None else directory.load_newest(identity))
+    checkpoint, damaged = newest or none
+    counts = np.array([checkpoint.step, checkpoint.samples] if checkpoint else [-1, -1])
+    comm.broadcast(counts)
+    step, samples = map(int, counts)
+    if step < 0:
+        return TrainingStart(0, 0, model.init_parameters(options.seed, dtype), resumed=False), damaged
+    loaded = checkpoint.parameters if checkpoint else None
+    full, *optimizer_state = (
+        full_parameters.broadcast_parameters(comm, model, loaded, dtype, prefix)
+        for prefix in ("", *options.optimizer.state_names)
+    )
+    by_name = dict(zip(options.optimizer.state_names, optimizer_state, strict=True))
+    return TrainingStart(step, samples, full, resumed=True, optimizer_state=by_name), damaged

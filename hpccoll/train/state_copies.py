@@ -1,0 +1,128 @@
+"""Copies in memory of the training state after a step, from which the survivors continue after the death of ranks.
+
+Each rank copies its own parameters and optimizer state after each step, and sends them to a neighbour, unless other
+ranks hold the same state (data parallelism without ZeRO). The neighbour is on another node if there are several.
+
+The state after a step is copied before the ranks exchange the record of the step. A rank that has the record therefore
+knows that all ranks have the copy, and drops the older copy. Let s be the latest step whose record a survivor has: each
+survivor has a copy of the state after s, and no survivor has dropped it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import torch
+
+from hpccoll.parallel.axis_group import AxisGroup
+from hpccoll.parallel.mesh import Mesh
+
+COPY_TAG: Final = 4  # of messages that carry copies
+
+
+class StatePiece(NamedTuple):
+    """Consecutive elements of a parameter shard in the flat state of a rank."""
+
+    shard: int  # index in `list_shards` of the model
+    begin: int  # first element in the flat shard
+    offset: int  # first element in the flat state
+    elements: int
+
+
+@dataclass(frozen=True, slots=True)
+class FlatState:
+    """The state of a rank: the parameters, then each state of the optimizer, as one flat tensor.
+
+    `pieces` has the places of the parameters; the places in the other equal parts of `flat` are the same.
+    """
+
+    pieces: Sequence[StatePiece]
+    flat: Any
+
+
+class CopyKey(NamedTuple):
+    """The step after which a copy was made, and the mesh of the ranks that made it."""
+
+    step: int
+    generation: int  # number of recoveries before
+    samples: int
+    mesh: Mesh
+
+
+@dataclass(frozen=True, slots=True)
+class StateCopy:
+    """The states of some ranks of a mesh after a step, by rank."""
+
+    key: CopyKey
+    by_rank: Mapping[int, FlatState]
+
+    @property
+    def tensors(self) -> list[Any]:
+        """The flat states of all ranks of the copy."""
+        return [state.flat for state in self.by_rank.values()]
+
+
+class StateCopies:
+    """This rank's copies: of its own state and, if `group` is not None, of a neighbour's; collective over `group`.
+
+    Args:
+        rank: this rank of the mesh.
+        pieces: the places of this rank's parameters in its flat state.
+        group: the ranks among which copies are sent; None if other ranks hold the same state as this rank.
+        generation: the number of recoveries before.
+        kept: the copy from which this run has recovered.
+    """
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        rank: int,
+        pieces: Sequence[StatePiece],
+        group: AxisGroup | None,
+        generation: int = 0,
+        kept: StateCopy | None = None,
+    ) -> None:
+        self.copies = [] if kept is None else [kept]  # the older one first
+        self._mesh, self._rank, self._pieces, self._group, self._generation = mesh, rank, pieces, group, generation
+        self._shift = group.size // group.nodes if group is not None and group.nodes > 1 else 1
+        self._neighbour: tuple[int, Sequence[StatePiece], int] | None = None  # rank, pieces, elements
+
+    @property
+    def tensors(self) -> list[Any]:
+        """The tensors of all copies."""
+        return [x for copy in self.copies for x in copy.tensors]
+
+    def update(self, step: int, samples: int, tensors: Iterable[Any]) -> None:
+        """Copy the state after a step; collective over the group.
+
+        Args:
+            tensors: the parameter shards, then as many tensors for each state of the optimizer.
+        """
+        own = torch.cat([x.detach().reshape(-1) for x in tensors])
+        by_rank = {self._rank: FlatState(self._pieces, own)}
+        if self._group is not None:
+            rank, state = self._exchange(self._group, own)
+            by_rank[rank] = state
+        self.copies = [*self.copies[-1:], StateCopy(CopyKey(step, self._generation, samples, self._mesh), by_rank)]
+
+    def commit(self) -> None:
+        """Drop the older copy, because all ranks have the latest one; local."""
+        self.copies = self.copies[-1:]
+
+    def _exchange(self, group: AxisGroup, own: Any) -> tuple[int, FlatState]:
+        """Send this rank's state to the neighbour before it; return the rank of the neighbour after it, and its state.
+
+        Cost: a message of the bytes of the state. The first call also gathers the pieces of all ranks of the group.
+        """
+        if self._neighbour is None:
+            rows = group.all_gather_object((self._rank, self._pieces, len(own)))
+            self._neighbour = rows[(group.index + self._shift) % group.size]
+        rank, pieces, count = self._neighbour
+        flat = own.new_empty(count)
+        receive = group.start_recv(flat, (group.index + self._shift) % group.size, COPY_TAG)
+        group.start_send(own, (group.index - self._shift) % group.size, COPY_TAG)
+        group.wait(receive)
+        group.finish_sends()
+        return rank, FlatState(pieces, flat)

@@ -1,0 +1,194 @@
+"""A training run that continues with the other ranks after the death of a rank (`hpccoll train --survive`)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import torch
+
+from hpccoll.errors import CommunicationError, RankLostError, UnavailableError
+from hpccoll.parallel.mesh import Mesh
+from hpccoll.records import TrainRecoveryRecord, TrainStepRecord
+from hpccoll.train.optimizer import ShardOptimizer
+from hpccoll.train.options import TrainOptions
+from hpccoll.train.record import describe_mesh
+from hpccoll.train.recovery import Recovery, SurvivorReport, recover
+from hpccoll.train.start import TrainingStart
+from hpccoll.train.state_copies import StateCopy
+from hpccoll.train.trainer import Trainer
+
+if TYPE_CHECKING:
+    from hpccoll.communicator import Communicator
+
+LOSS_KNOWN_S: Final = 5.0  # after the error of another rank, until this rank knows of the death that caused it
+POLL_S: Final = 0.01
+
+
+def fit_mesh(mesh: Mesh, ranks: int) -> Mesh:
+    """Return the mesh for the ranks that are left: its dp is smaller where there are too few.
+
+    Raises UnavailableError if the ranks do not suffice for the other axes.
+    """
+    others = mesh.ranks // mesh.dp
+    dp = min(mesh.dp, ranks // others)
+    if not dp:
+        raise UnavailableError(
+            f"--survive: {ranks} of {mesh.ranks} ranks are left, but {replace(mesh, dp=1)} needs {others}; start the "
+            "job again with --checkpoint, or with more --spares"
+        )
+    return replace(mesh, dp=dp)
+
+
+@dataclass(frozen=True, slots=True)
+class MeshStart:
+    """The start of training on a mesh, the first one or that of the survivors of a death.
+
+    Attributes:
+        trainer: this rank's trainer; None if the mesh does not need this rank.
+        recovery: the record of the recovery; None on the first mesh.
+        last: the record of the last step before the death; None if there is none.
+    """
+
+    trainer: Trainer | None
+    recovery: TrainRecoveryRecord | None
+    last: TrainStepRecord | None
+
+
+class SurvivingTraining:
+    """This rank's part of a training run over the deaths of other ranks: what it keeps from one mesh to the next.
+
+    Args:
+        mesh: the mesh of all ranks but the spares.
+        load: returns the newest checkpoint, or initial parameters; collective.
+    """
+
+    def __init__(
+        self, mesh: Mesh, options: TrainOptions, device: str, load: Callable[[Communicator], TrainingStart]
+    ) -> None:
+        self.records: list[TrainStepRecord] = []
+        self.first_start: TrainingStart | None = None
+        self._mesh, self._options, self._device, self._load = mesh, options, device, load
+        self._trainer: Trainer | None = None
+        self._kept: StateCopy | None = None
+        self._report = SurvivorReport()
+        self._lost_at = 0.0
+        # The first optimizer makes torch import modules for a second, which a spare must not do during a recovery.
+        ShardOptimizer(options.optimizer, [torch.zeros(1, requires_grad=True)], options.steps)
+
+    def add_step(self, record: TrainStepRecord) -> None:
+        """Note that all ranks have done a step; local."""
+        self._report = replace(self._report, steps=record.step, record=record)
+
+    @contextmanager
+    def watch_losses(self, comm: Communicator) -> Iterator[None]:
+        """Context manager that notes the death of ranks, and lets other ranks leave their calls, too.
+
+        After a death, calls of a group without dead ranks raise another CommunicationError on a rank if another rank of
+        the group has left its calls. This error becomes the RankLostError of `comm`.
+        """
+        try:
+            yield
+        except CommunicationError:
+            failed_at = time.monotonic()
+            if self._trainer is not None:
+                self._trainer.groups.abandon()
+            lost = _find_loss(comm)
+            if lost is None:
+                raise
+            before, self._lost_at = self._report, self._lost_at or failed_at
+            ranks, hosts = (*before.lost_ranks, *lost.ranks), (*before.lost_hosts, *lost.hosts)
+            self._report = replace(before, lost_ranks=ranks, lost_hosts=hosts)
+            raise lost from None
+
+    def start(self, comm: Communicator) -> MeshStart:
+        """Make the trainer of the ranks of `comm` and return it; collective.
+
+        Raises:
+            UnavailableError: the ranks do not suffice for the mesh.
+            CommunicationError: no complete copy of the state is left, and there is no checkpoint.
+        """
+        began, mesh = self._lost_at or time.monotonic(), fit_mesh(self._mesh, comm.size)
+        copies = self._take_copies()
+        held = {copy.key: tuple(copy.by_rank) for copy in copies}
+        recovery = recover(comm, self._options, replace(self._report, copies=held), copies)
+        self._kept = recovery.kept
+        start = recovery.start or self._load(comm)
+        if recovery.start is None and recovery.latest and not start.resumed and recovery.latest[0].steps > 0:
+            raise CommunicationError(
+                "--survive: no complete copy of the training state is left, because a rank died together with the "
+                "neighbour that had its copy; start the job again with --checkpoint"
+            )
+        self.first_start = self.first_start or start
+        last = self._catch_up(start, recovery)
+        if comm.rank >= mesh.ranks:
+            self._forget_losses()
+            return MeshStart(None, None, last)
+        work = comm if comm.size == mesh.ranks else comm.new_group(range(mesh.ranks))
+        assert work is not None  # noqa: S101 - this rank is a member
+        self._trainer = Trainer(
+            work, mesh, self._options, self._device, start, recovery=(recovery.generation, recovery.kept)
+        )
+        known = (report.allocated_bytes for report in recovery.latest if report.allocated_bytes is not None)
+        self._trainer.allocated_bytes = next(known, None)  # the same on all ranks
+        seconds = float(work.all_reduce(np.array([time.monotonic() - began]), "max")[0])
+        self._forget_losses()
+        return MeshStart(self._trainer, self._make_record(mesh, recovery, start, seconds), last)
+
+    def _forget_losses(self) -> None:
+        """Note that the survivors continue; later reports do not repeat the losses before."""
+        self._report, self._lost_at = replace(self._report, lost_ranks=(), lost_hosts=()), 0.0
+
+    def _take_copies(self) -> list[StateCopy]:
+        """Free the memory of the trainer before the death, and return its copies."""
+        trainer, self._trainer = self._trainer, None
+        if trainer is None:
+            return [] if self._kept is None else [self._kept]
+        self._report = replace(self._report, allocated_bytes=trainer.allocated_bytes)
+        trainer.discard()
+        return trainer.copies.copies if trainer.copies is not None else []
+
+    def _catch_up(self, start: TrainingStart, recovery: Recovery) -> TrainStepRecord | None:
+        """Note the number of steps done; return the record of the last one, which this rank may not have received."""
+        before, last = self._report, recovery.latest[0].record if recovery.start is not None else None
+        if last is not None and last.step != start.step:
+            last = None
+        self._report = replace(before, steps=start.step, record=last, generation=recovery.generation)
+        if last is not None and before.steps < last.step:
+            self.records.append(last)
+        return last
+
+    def _make_record(
+        self, mesh: Mesh, recovery: Recovery, start: TrainingStart, seconds: float
+    ) -> TrainRecoveryRecord | None:
+        """Return the record of the recovery; None on the first mesh."""
+        losses = [report for report in recovery.latest if report.lost_ranks]
+        if not losses:
+            return None
+        most = max(losses, key=lambda report: len(report.lost_ranks))
+        return TrainRecoveryRecord(
+            **describe_mesh(mesh, self._options),
+            steps=start.step,
+            lost_ranks=most.lost_ranks,
+            lost_hosts=most.lost_hosts,
+            source="memory" if recovery.start is not None else "checkpoint",
+            recovery_s=seconds,
+        )
+
+
+def _find_loss(comm: Communicator) -> RankLostError | None:
+    """Return the error that names the dead ranks of `comm`, None if it does not lose a rank within LOSS_KNOWN_S."""
+    end = time.monotonic() + LOSS_KNOWN_S
+    while not comm.lost_ranks:
+        if time.monotonic() > end:
+            return None
+        time.sleep(POLL_S)
+    try:
+        comm.barrier()
+    except RankLostError as error:
+        return error
+    return None
