@@ -59,7 +59,7 @@ def pass_later_calls(
     request = communicator._make_request(operation, x, out, op, root, AUTO, None)
     passed = make_passed_call(comm, communicator, call, getattr(MPI, op.upper()))
     if passed is not None:
-        Arrays.of(call, out, state.size).add_to(communicator._cache.blocking, request, passed)
+        Arrays.of(call, request[2], state.size).add_to(communicator._cache.blocking, request, passed)
 
 
 def make_passed_call(

@@ -83,8 +83,8 @@ ONE_NODE_RULES: dict[tuple[Operation, BufferKind], tuple[SizeRule, ...]] = {
         SizeRule(4 * MiB, ("shared",), most_ranks=2),
         SizeRule(ANY_SIZE, ()),
     ),
-    # On 2 ranks, for 16 KiB, MPI takes 5.0 us (gather) and 5.5 us (scatter), `shared` 1.6 us and 1.3 us; for 64 KiB, MPI
-    # 7.2 and 7.7 us, `shared` 6.0 and 5.8 us. For a scatter of 512 KiB, MPI takes 18 us and `shared` 35 us.
+    # On 2 ranks, for 16 KiB, MPI takes 5.0 us (gather) and 5.5 us (scatter), `shared` 1.6 us and 1.3 us; for 64 KiB,
+    # MPI 7.2 and 7.7 us, `shared` 6.0 and 5.8 us. For a scatter of 512 KiB, MPI takes 18 us and `shared` 35 us.
     (Operation.GATHER, BufferKind.HOST): (
         SizeRule(16 * KiB, (MPI_LIBRARY,)),
         SizeRule(128 * KiB, ("shared", MPI_LIBRARY), most_ranks=2),
