@@ -11,8 +11,8 @@
 # make clean        remove the environments and everything else that can be made again
 #
 # PYTHON=python3.12 chooses the interpreter, ARGS='-e 1M --plot bench.png' adds options to `hpccoll bench`,
-# RANKS='2 4' chooses the rank counts of the MPI tests on MPICH, OTHER_RANKS those on Open MPI. With the rank counts of
-# QUICK_RANKS, the MPI tests run on MPICH with the few cases of `make test-quick` only.
+# RANKS='2 4' chooses the rank counts of the MPI tests on MPICH, OTHER_RANKS those on Open MPI. On MPICH, `make test` runs
+# the few cases of `make test-quick` only; QUICK_RANKS are further rank counts for them.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -39,6 +39,8 @@ CASES := all
 SUBMAKE = $(MAKE) --no-print-directory CASES=$(CASES) MARKED='$(MARKED)'
 SELECTED = -m '$(MARKED)' --cases $(CASES)
 QUICK := -m 'not full' --cases quick
+# The cases of the MPI tests on MPICH.
+ON_MPICH = $(QUICK)
 # The limit ends a session that hangs in spite of pytest's limit for each test.
 LIMITED := timeout --foreground --kill-after=10 $${HPCCOLL_TEST_LIMIT:-3600}
 
@@ -64,6 +66,7 @@ bench: $(MPICH)/.bench-ready
 test-quick: CASES := quick
 test-quick: QUICK_RANKS :=
 test-full: MARKED := full or not full
+test-full: ON_MPICH = $(SELECTED)
 test-full: RANKS := 1 2 3 4 5 8
 test-full: QUICK_RANKS :=
 test-full: OTHER_RANKS := 1 2 3 4 5 8
@@ -78,7 +81,7 @@ test test-quick test-full: environments
 	      exit $$failed; \
 	    } & slurm=$$!; \
 	    { nice -n 10 $(SUBMAKE) docs unit || note make docs unit; \
-	      for ranks in $(RANKS); do nice -n 10 tests/run_mpi.sh $(MPICH) $$ranks -q $(SELECTED) || failed=1; done; \
+	      for ranks in $(RANKS); do nice -n 10 tests/run_mpi.sh $(MPICH) $$ranks -q $(ON_MPICH) || failed=1; done; \
 	      exit $$failed; \
 	    } & others=$$!; \
 	    $(SUBMAKE) jobs || note make jobs; \
