@@ -107,11 +107,12 @@ def test_a_mistake_ends_with_a_report_that_names_the_rank(mistake: str, first: s
 
 
 def test_the_summary_lists_what_ran_where() -> None:
-    code = f"for _ in range(5): w.Allreduce({ONE})\nw.Gather(np.ones(1), np.empty(2))\nw.allreduce(np.ones(10000))"
+    gather = "w.Gatherv(np.ones(1), [np.empty(2), [1, 1]])"
+    code = f"for _ in range(5): w.Allreduce({ONE})\n{gather}\nw.allreduce(np.ones(10000))"
     done = run(code, HPCCOLL_SUMMARY="1")
     assert "hpccoll carried out 6 of 7 collectives of rank 0" in done.stderr, done.stderr
     assert re.search(r"^Allreduce +< 1 KiB +5 +[\d.]+ +100 %$", done.stderr, re.MULTILINE)
-    assert re.search(r"^Gather +< 1 KiB +1 +[\d.]+ +0 %  hpccoll has no such call \(1\)$", done.stderr, re.MULTILINE)
+    assert re.search(r"^Gatherv +< 1 KiB +1 +[\d.]+ +0 %  hpccoll has no such call \(1\)$", done.stderr, re.MULTILINE)
     assert "collectives of rank" not in run(code).stderr
 
 

@@ -23,6 +23,7 @@ def read(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+@pytest.mark.full
 def test_the_errors_of_the_clock_are_within_its_own_bounds(tmp_path):
     path = tmp_path / "clock.jsonl"
     done = run_script([str(BENCH / "clock_error.py"), "--runs", "2", "--seconds", "0.2", "--json", str(path)], 2)
@@ -34,6 +35,7 @@ def test_the_errors_of_the_clock_are_within_its_own_bounds(tmp_path):
     assert sorted(run["error_us"] for run in runs)[2] < 1000
 
 
+@pytest.mark.full
 def test_trials_with_and_without_a_delay_are_recorded(tmp_path):
     path = tmp_path / "trials.jsonl"
     done = run_script([str(BENCH / "straggler_trials.py"), "--count", "2", "--seed", "3", "--json", str(path)], 2)

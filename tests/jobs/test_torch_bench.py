@@ -39,6 +39,7 @@ def test_runs_that_continue_each_other_measure_every_case_once(tmp_path):
     assert all(cases.count(case) == 3 for case in cases), "three sides each"
 
 
+@pytest.mark.full
 def test_versions_are_timed_in_turns(tmp_path):
     path = tmp_path / "versions.jsonl"
     script, checkout = BENCH / "torch_backend_versions.py", BENCH.parent

@@ -82,6 +82,7 @@ class ContinuousTest(MultiProcContinuousTest):
 """
 
 
+@pytest.mark.full
 def test_tests_of_a_file_run_if_they_start_as_many_processes_as_the_job_has_ranks(tmp_path: Path) -> None:
     (tmp_path / "test_pairs.py").write_text(FILE)
     outcomes = run_tests("hpccoll", 2, tmp_path / "outcomes", "--file", str(tmp_path / "test_pairs.py"))
