@@ -8,6 +8,7 @@ rank copies it to and from a flat array.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from operator import index
 from typing import TYPE_CHECKING, Any, Final
 
@@ -30,6 +31,17 @@ _KINDS: Final = {"sum": "iufc", "prod": "iufc", "min": "iuf", "max": "iuf", "ban
 def is_in_place(buffer: Any) -> bool:
     """Whether mpi4py treats a buffer as MPI_IN_PLACE."""
     return buffer is None or buffer is MPI.IN_PLACE
+
+
+def _run(
+    comm: BufferCollectives, operation: Operation, x: Any, out: Any, op: str, root: int, algorithm: str,
+    store: Callable[[], None] | None = None,
+) -> bool:  # fmt: skip
+    """Run a collective of hpccoll, and store its result in the user's memory by `store`; return True."""
+    comm._bind_table()._collective(operation, x, out, op, root, algorithm, False)
+    if store is not None:
+        store()
+    return True
 
 
 def barrier(comm: BufferCollectives) -> bool:
@@ -56,10 +68,7 @@ def broadcast(comm: BufferCollectives, buffer: Any, root: int) -> bool:
         array, store = message.read(message.dtype), None
     else:
         array, store = message.open_for_writing(message.dtype)
-    comm._bind_table()._collective(Operation.BROADCAST, array, None, SUM, root, algorithm, False)
-    if store is not None:
-        store()
-    return True
+    return _run(comm, Operation.BROADCAST, array, None, SUM, root, algorithm, store)
 
 
 def reduce(comm: BufferCollectives, sendbuf: Any, recvbuf: Any, op: str, root: int) -> bool:
@@ -69,14 +78,29 @@ def reduce(comm: BufferCollectives, sendbuf: Any, recvbuf: Any, op: str, root: i
         return False
     if state.rank == root:
         return reduce_vector(comm, Operation.REDUCE, sendbuf, recvbuf, op, root)
-    message = read_message(sendbuf, writable=False)
-    algorithm = _select(state, Operation.REDUCE, op, message, root)
-    if message is None or algorithm is None:
-        pass_later_calls(comm, Operation.REDUCE, (sendbuf, None), message, op, root)
+    return _send_to_root(comm, state, Operation.REDUCE, sendbuf, op, root)
+
+
+def gather(comm: BufferCollectives, sendbuf: Any, recvbuf: Any, root: int) -> bool:
+    """Carry out mpi4py's Gather by hpccoll; return False if the MPI library must carry it out instead."""
+    state = _find_rooted_state(comm, root)
+    if state is None:
         return False
-    x = message.read(message.dtype)
-    comm._bind_table()._collective(Operation.REDUCE, x, None, op, root, algorithm, False)
-    return True
+    if state.rank == root:
+        return collect_blocks(comm, Operation.GATHER, sendbuf, recvbuf, root)
+    return _send_to_root(comm, state, Operation.GATHER, sendbuf, SUM, root)
+
+
+def _send_to_root(
+    comm: BufferCollectives, state: Acceleration, operation: Operation, sendbuf: Any, op: str, root: int
+) -> bool:
+    """Carry out a collective on a rank that only sends; return False if the MPI library must carry it out instead."""
+    message = read_message(sendbuf, writable=False)
+    algorithm = _select(state, operation, op, message, root)
+    if message is None or algorithm is None:
+        pass_later_calls(comm, operation, (sendbuf, None), message, op, root)
+        return False
+    return _run(comm, operation, message.read(message.dtype), None, op, root, algorithm)
 
 
 def reduce_vector(
@@ -97,18 +121,14 @@ def reduce_vector(
         return False
     if in_place:
         out, store = received.open_for_writing(received.dtype, keep=True)
-        comm._bind_table()._collective(operation, out, None, op, root, algorithm, False)
-    else:
-        sent = read_message(sendbuf, writable=False)
-        if sent is None or (sent.dtype, sent.count) != (received.dtype, received.count):
-            return False
-        has_result = operation is not Operation.EXSCAN or state.rank > 0
-        out, store = received.open_for_writing(received.dtype) if has_result else (None, None)
-        x = _read_apart(sent, out) if has_result else sent.read(sent.dtype)
-        comm._bind_table()._collective(operation, x, out, op, root, algorithm, False)
-    if store is not None:
-        store()
-    return True
+        return _run(comm, operation, out, None, op, root, algorithm, store)
+    sent = read_message(sendbuf, writable=False)
+    if sent is None or (sent.dtype, sent.count) != (received.dtype, received.count):
+        return False
+    if operation is Operation.EXSCAN and state.rank == 0:
+        return _run(comm, operation, sent.read(sent.dtype), None, op, root, algorithm)
+    out, store = received.open_for_writing(received.dtype)
+    return _run(comm, operation, _read_apart(sent, out), out, op, root, algorithm, store)
 
 
 def reduce_scatter(comm: BufferCollectives, sendbuf: Any, recvbuf: Any, op: str) -> bool:
@@ -130,68 +150,35 @@ def reduce_scatter(comm: BufferCollectives, sendbuf: Any, recvbuf: Any, op: str)
         if sent is None or (sent.dtype, sent.count) != (received.dtype, received.count):
             return False
         x = _read_apart(sent, out)
-    block = out[: received.count]
-    comm._bind_table()._collective(Operation.REDUCE_SCATTER, x, block, op, 0, algorithm, False)
-    if store is not None:
-        store()
-    return True
+    return _run(comm, Operation.REDUCE_SCATTER, x, out[: received.count], op, 0, algorithm, store)
 
 
-def collect_blocks(comm: BufferCollectives, operation: Operation, sendbuf: Any, recvbuf: Any) -> bool:
-    """Carry out mpi4py's Allgather or Alltoall, with a block from every rank; return False if the MPI library must."""
+def collect_blocks(comm: BufferCollectives, operation: Operation, sendbuf: Any, recvbuf: Any, root: int = 0) -> bool:
+    """Carry out mpi4py's Allgather or Alltoall, or Gather on its root, with a block from every rank.
+
+    Return False if the MPI library must carry it out instead.
+    """
     state = comm._find_state()
     if state is None:
         return False
-    in_place, gathers = is_in_place(sendbuf), operation is Operation.ALL_GATHER
+    in_place, exchanges = is_in_place(sendbuf), operation is Operation.ALL_TO_ALL
     received = read_message(recvbuf, state.size, writable=True)
-    algorithm = _select(state, operation, SUM, received)
+    algorithm = _select(state, operation, SUM, received, root)
     if received is None or algorithm is None:
-        pass_later_calls(comm, operation, (sendbuf, recvbuf), received)
+        pass_later_calls(comm, operation, (sendbuf, recvbuf), received, SUM, root)
         return False
     out, store = received.open_for_writing(received.dtype, keep=in_place)
     if in_place:
-        x = out[state.rank * received.count : (state.rank + 1) * received.count] if gathers else out.copy()
+        x = out.copy() if exchanges else out[state.rank * received.count : (state.rank + 1) * received.count]
     else:
-        sent = read_message(sendbuf, 0 if gathers else state.size, writable=False)
+        sent = read_message(sendbuf, state.size if exchanges else 0, writable=False)
         if sent is None or sent.nbytes != received.nbytes:
             return False
         x = _read_apart(sent, out)
-    comm._bind_table()._collective(operation, x, out, SUM, 0, algorithm, False)
-    if store is not None:
-        store()
-    return True
+    return _run(comm, operation, x, out, SUM, root, algorithm, store)
 
 
-def gather_blocks(comm: BufferCollectives, sendbuf: Any, recvbuf: Any, root: int) -> bool:
-    """Carry out mpi4py's Gather by hpccoll; return False if the MPI library must carry it out instead."""
-    state = _find_rooted_state(comm, root)
-    if state is None:
-        return False
-    is_root, in_place = state.rank == root, is_in_place(sendbuf)
-    message = read_message(recvbuf, state.size, writable=True) if is_root else read_message(sendbuf, writable=False)
-    algorithm = _select(state, Operation.GATHER, SUM, message, root)
-    if message is None or algorithm is None:
-        pass_later_calls(comm, Operation.GATHER, (sendbuf, recvbuf if is_root else None), message, SUM, root)
-        return False
-    if not is_root:
-        x = message.read(message.dtype)
-        comm._bind_table()._collective(Operation.GATHER, x, None, SUM, root, algorithm, False)
-        return True
-    out, store = message.open_for_writing(message.dtype, keep=in_place)
-    if in_place:
-        x = out[root * message.count : (root + 1) * message.count]
-    else:
-        sent = read_message(sendbuf, writable=False)
-        if sent is None or sent.nbytes != message.nbytes:
-            return False
-        x = _read_apart(sent, out)
-    comm._bind_table()._collective(Operation.GATHER, x, out, SUM, root, algorithm, False)
-    if store is not None:
-        store()
-    return True
-
-
-def scatter_blocks(comm: BufferCollectives, sendbuf: Any, recvbuf: Any, root: int) -> bool:
+def scatter(comm: BufferCollectives, sendbuf: Any, recvbuf: Any, root: int) -> bool:
     """Carry out mpi4py's Scatter by hpccoll; return False if the MPI library must carry it out instead."""
     state = _find_rooted_state(comm, root)
     if state is None:
@@ -206,15 +193,11 @@ def scatter_blocks(comm: BufferCollectives, sendbuf: Any, recvbuf: Any, root: in
     if received is None or received.nbytes != message.nbytes:
         return False
     x: Any = message.read(message.dtype) if is_root else None
-    if is_root and in_place:
-        out, store = x[root * message.count : (root + 1) * message.count], None
-    else:
-        out, store = received.open_for_writing(message.dtype)
-        x = x.copy() if x is not None and np.may_share_memory(x, out) else x
-    comm._bind_table()._collective(Operation.SCATTER, x, out, SUM, root, algorithm, False)
-    if store is not None:
-        store()
-    return True
+    if is_root and in_place:  # the root's block stays where it is
+        return _run(comm, Operation.SCATTER, x, None, SUM, root, algorithm)
+    out, store = received.open_for_writing(message.dtype)
+    x = x.copy() if x is not None and np.may_share_memory(x, out) else x
+    return _run(comm, Operation.SCATTER, x, out, SUM, root, algorithm, store)
 
 
 def _find_rooted_state(comm: BufferCollectives, root: Any) -> Acceleration | None:

@@ -174,7 +174,7 @@ class BufferCollectives(_Intracomm):
         """Collect the buffers of all ranks on the root."""
         out = recvbuf if root == self._own_rank else None
         if self._run_in_table(_GATHER, sendbuf, out, SUM, root, AUTO, None) is NotImplemented and not (
-            buffer_calls.gather_blocks(self, sendbuf, recvbuf, root)
+            buffer_calls.gather(self, sendbuf, recvbuf, root)
         ):
             _PLAIN_GATHER(self, sendbuf, recvbuf, root)
 
@@ -184,7 +184,7 @@ class BufferCollectives(_Intracomm):
             result = self._run_in_table(_SCATTER, sendbuf, recvbuf, SUM, root, AUTO, None)
         else:  # the table gets the output in the place of a missing input
             result = self._run_in_table(_SCATTER, recvbuf, None, SUM, root, AUTO, None)
-        if result is NotImplemented and not buffer_calls.scatter_blocks(self, sendbuf, recvbuf, root):
+        if result is NotImplemented and not buffer_calls.scatter(self, sendbuf, recvbuf, root):
             _PLAIN_SCATTER(self, sendbuf, recvbuf, root)
 
     def Scan(self, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM) -> None:

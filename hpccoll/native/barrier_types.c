@@ -119,6 +119,13 @@ static void NodeBarrier_dealloc(PyObject *self) {
     ArrivalCounter_dealloc(self);
 }
 
+int attend_in_wait(PyObject *attend) {
+    PyObject *result = PyErr_CheckSignals() ? NULL : PyObject_CallNoArgs(attend);
+    int is_busy = result ? PyObject_IsTrue(result) : -1;
+    Py_XDECREF(result);
+    return is_busy;
+}
+
 // Continues a wait that has lasted a few microseconds: lets other threads of Python run, handles signals, and advances
 // the operations in flight.
 static int wait_long(NodeBarrierObject *barrier, Line *line, uint64_t count) {
@@ -135,15 +142,11 @@ static int wait_long(NodeBarrierObject *barrier, Line *line, uint64_t count) {
         if (reached) {
             return 0;
         }
-        if (PyErr_CheckSignals()) {
+        int busy = attend_in_wait(barrier->attend);
+        if (busy < 0) {
             return -1;
         }
-        PyObject *result = PyObject_CallNoArgs(barrier->attend);
-        if (!result) {
-            return -1;
-        }
-        is_busy = PyObject_IsTrue(result);
-        Py_DECREF(result);
+        is_busy = busy;
         spin_ns = 0;
         yield_ns = is_busy ? BUSY_LIMIT_NS : 0;
         limit_ns = is_busy ? BUSY_LIMIT_NS : LIMIT_NS;

@@ -199,12 +199,11 @@ static MessageOutcome run_messages(MessageCallObject *call, MessageState *state)
         if (outcome != MESSAGES_WAIT) {
             break;
         }
-        PyObject *result = PyErr_CheckSignals() ? NULL : PyObject_CallNoArgs(call->attend);
-        if (!result) {
+        int busy = attend_in_wait(call->attend);
+        if (busy < 0) {
             return MESSAGES_INTERRUPTED;
         }
-        is_busy = PyObject_IsTrue(result);
-        Py_DECREF(result);
+        is_busy = busy;
     }
     return outcome;
 }

@@ -84,18 +84,6 @@ static bool test_for(const MpiLibrary *mpi, uint64_t *request, int64_t spin_ns, 
     }
 }
 
-// Lets signal handlers run and operations in flight advance; returns the time until the next turn, or -1 with an
-// exception.
-static int64_t attend(MpiCallObject *call) {
-    PyObject *result = PyErr_CheckSignals() ? NULL : PyObject_CallNoArgs(call->attend);
-    if (!result) {
-        return -1;
-    }
-    int64_t limit_ns = PyObject_IsTrue(result) ? BUSY_LIMIT_NS : LIMIT_NS;
-    Py_DECREF(result);
-    return limit_ns;
-}
-
 // Calls MPI and waits for the end; sets MPI's error number. Returns -1 with an exception of a signal handler or a time
 // limit, after up to SETTLE_NS in which MPI may still complete. If it has not, MPI accesses the arrays later.
 static int call_mpi(MpiCallObject *call, void *sent, void *received, int *error) {
@@ -109,11 +97,12 @@ static int call_mpi(MpiCallObject *call, void *sent, void *received, int *error)
     done = *error || !call->collective.is_nonblocking || test_for(mpi, &request, spin_ns, limit_ns, error);
     Py_END_ALLOW_THREADS
     while (!done) {
-        limit_ns = attend(call);
+        int busy = attend_in_wait(call->attend);
+        limit_ns = busy < 0 ? SETTLE_NS : busy ? BUSY_LIMIT_NS : LIMIT_NS;
         Py_BEGIN_ALLOW_THREADS
-        done = test_for(mpi, &request, 0, limit_ns < 0 ? SETTLE_NS : limit_ns, error);
+        done = test_for(mpi, &request, 0, limit_ns, error);
         Py_END_ALLOW_THREADS
-        if (limit_ns < 0) {
+        if (busy < 0) {
             return -1;
         }
     }

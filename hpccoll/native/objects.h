@@ -205,6 +205,10 @@ void settle_fence(NodeBarrierObject *barrier);
 // Lets signal handlers run; returns -1 if one has raised an exception. Takes the GIL.
 int handle_signals(void);
 
+// Lets signal handlers run, and calls `attend`, which advances the operations in flight. Returns whether there are any;
+// -1 with an exception. For waits of blocking calls; the GIL is held.
+int attend_in_wait(PyObject *attend);
+
 // Executes a program from instruction `at` to the next fence, whose number is returned; -1 with an exception.
 int64_t run_program(ProgramObject *program, const MemoryTableObject *table, char *input, char *output, int64_t at);
 

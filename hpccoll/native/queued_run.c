@@ -177,13 +177,11 @@ static int run_blocking(QueuedRunObject *run) {
             break;
         }
         sleep_ns = read_clock_ns() - begin >= LIMIT_NS ? FIRST_SLEEP_NS : 2 * sleep_ns < LIMIT_NS ? 2 * sleep_ns : LIMIT_NS;
-        int prepared = run->prepare(run);
-        PyObject *result = prepared < 0 || PyErr_CheckSignals() ? NULL : PyObject_CallNoArgs(barrier->attend);
-        if (!result) {
+        int busy = run->prepare(run) < 0 ? -1 : attend_in_wait(barrier->attend);
+        if (busy < 0) {
             return -1;
         }
-        is_busy = PyObject_IsTrue(result);
-        Py_DECREF(result);
+        is_busy = busy;
     }
     return 0;
 }

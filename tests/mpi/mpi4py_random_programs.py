@@ -126,6 +126,14 @@ class RandomProgram:
             getattr(twin, name)(MPI.IN_PLACE, before)
             self.finish(name, given, before)
             return
+        if name in ("Gather", "Scatter") and is_in_place and comm.rank == root:
+            content = before if name == "Gather" else source
+            given = draw_buffer(self.own, content, blocks=n)
+            whole = (MPI.IN_PLACE, given.given) if name == "Gather" else (given.given, MPI.IN_PLACE)
+            getattr(comm, name)(*whole, **call)
+            getattr(twin, name)(*(content if each is given.given else each for each in whole), **call)
+            self.finish(name, given, content)
+            return
         blocks = n if name in ("Alltoall", "Reduce_scatter_block", "Scatter") else 1
         x = draw_buffer(self.own, source, reduces=reduces, blocks=blocks)
         y = draw_buffer(
