@@ -426,10 +426,11 @@ class MpiFunctions:
 class SmallObjects:
     """Writes small Python objects into slots of bytes and reads them, in the format of hpccoll/mpi4py/objects.py.
 
-    Small are numbers, and up to 64 numbers and short strings in tuples, lists and dicts, pickled in `most_bytes`.
+    An object is small if it is a number, or consists of up to 64 numbers and short strings in tuples, lists and dicts.
 
     Args:
         slot_bytes: the size of a slot.
+        most_bytes: the size of the largest pickle of a small object.
         pickle: its methods `dumps` and `loads` pickle the objects that are no numbers.
     """
 
@@ -454,12 +455,13 @@ class SmallObjects:
         """Whether the objects in all slots of a buffer are small."""
 
 class MpiCall(HostCall):
-    """A blocking collective of the MPI library of one kind.
+    """Calls one kind of collective of the MPI library, and returns when it is complete.
 
     Args:
+        library: the functions of the MPI library.
         function: the address of MPI's function.
         method: the name of its blocking form, such as "Allreduce".
-        is_nonblocking: whether the function is the non-blocking form; the call then waits for its request.
+        is_nonblocking: whether the function is the non-blocking form; the call then tests its request until the end.
         handles: those of the datatype, the reduction and the communicator.
         count: elements of the vector or of each block, or of this rank's block.
         sizes: counts and displacements of blocks of different sizes, a row each; two more rows for the received blocks

@@ -131,7 +131,7 @@ class LibraryCall:
             return None
         is_nonblocking, progress, state = library.uses_non_blocking, library.progress, library.state
         own_count, sizes = list_sizes(self._operation, count, self._rank, skips_own=self._own_block is not None)
-        compared = None if is_nonblocking else self._describe_check()
+        compared = None if is_nonblocking else self._make_check()
         barrier, fingerprint, raise_mismatch = compared or (None, 0, bool)  # without a barrier, `bool` is not called
         form = passed or PassedForm(get_mpi_functions(), self._datatype, self._op or MPI.OP_NULL)
         return MpiCall(
@@ -156,10 +156,10 @@ class LibraryCall:
             *(progress.oversubscribed, progress.attend, progress.operations, progress.transfers),
         )
 
-    def _describe_check(self) -> tuple[NodeBarrier, int, BoundCall] | None:
+    def _make_check(self) -> tuple[NodeBarrier, int, BoundCall] | None:
         """Return how the node's ranks compare their calls; None if they do not."""
         dtype = self._dtype
-        return self._library.check.describe(
+        return self._library.check.make_check(
             self._operation, self._root, self._count, dtype.name, dtype.itemsize, self._reduction.name
         )
 

@@ -186,9 +186,9 @@ class StartedThread(threading.Thread):
 
 CALL = sys.argv[1]
 comm, other = hpccoll.Communicator(), hpccoll.Communicator()
-algorithm = "mpi" if CALL in ("library", "known library", "lost request", "thread") else "chain"
-is_asynchronous = CALL not in ("blocking", "known library", "thread")
-if CALL == "known library":
+algorithm = "mpi" if CALL in ("library", "repeated library call", "lost request", "thread") else "chain"
+is_asynchronous = CALL not in ("blocking", "repeated library call", "thread")
+if CALL == "repeated library call":
     comm.barrier(async_op=True).wait()  # the library's calls have the non-blocking form from now on
     for _ in range(2):
         comm.broadcast(np.ones(1_000_000), root=1, algorithm=algorithm)
@@ -231,7 +231,7 @@ else:
 
 
 @pytest.mark.parametrize(
-    "call", ["blocking", "asynchronous", "library", "known library", "lost request", "thread", "message"]
+    "call", ["blocking", "asynchronous", "library", "repeated library call", "lost request", "thread", "message"]
 )
 def test_what_a_program_writes_after_an_interruption_is_not_sent(call):
     said = []

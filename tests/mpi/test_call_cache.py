@@ -200,7 +200,7 @@ def test_a_rank_with_a_symmetric_buffer_meets_ranks_without(hpc):
 
 
 def test_the_library_is_called_beside_plans_in_flight_and_after_asynchronous_calls(hpc, monkeypatch):
-    """In the second case by MPI's non-blocking form, of whose calls the second one skips the checks."""
+    """After an asynchronous call, by MPI's non-blocking form; from the second such call on, the checks are skipped."""
     n, rank = hpc.size, hpc.rank
     hpc.all_gather(np.ones(2), algorithm="mpi")
     with hpccoll.Communicator(hpc._comm) as other:

@@ -1,4 +1,4 @@
-"""Calls of a known kind that the MPI library carries out: each operation, on new arrays, in both of MPI's forms."""
+"""Repeated calls that the MPI library carries out: each operation, on new arrays, in both of MPI's forms."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_every_operation_on_new_arrays(hpc, monkeypatch, dtype):
             assert expected is None or (result == expected).all(), (name, turn, hpc.rank, result)
 
 
-def test_native_code_carries_out_calls_with_equal_blocks(hpc):
+def test_native_code_carries_out_library_calls(hpc):
     request = Operation.ALL_GATHER, np.ones(COUNT), None, SUM, 0, "mpi", None
     hpc.all_gather(request[1], algorithm="mpi")
     found = hpc._engine.cache.blocking.find(*request)
@@ -119,7 +119,7 @@ def test_native_code_carries_out_calls_with_equal_blocks(hpc):
 
 
 @pytest.mark.needs_ranks(2)
-def test_different_calls_of_known_kinds_are_refused(comm):
+def test_different_calls_of_repeated_kinds_are_refused(comm):
     with hpccoll.Communicator(comm) as hpc:
         for root in (0, 1):
             hpc.broadcast(np.ones(2**20), root=root, algorithm="mpi")

@@ -41,13 +41,13 @@ class EntryCheck:
         Returns:
             An empty tuple if calls like this one are not compared.
         """
-        native = self.describe(operation, root, count, dtype, itemsize, reduction)
+        native = self.make_check(operation, root, count, dtype, itemsize, reduction)
         return (partial(_enter, *native),) if native else ()
 
-    def describe(
+    def make_check(
         self, operation: Operation, root: int, count: Count, dtype: str, itemsize: int, reduction: str
     ) -> tuple[NodeBarrier, int, BoundCall] | None:
-        """Return where the ranks enter, what identifies the call, and what raises the error if the calls differ.
+        """Return the node's barrier, the fingerprint of the call, and the function that raises MismatchError.
 
         The arguments are those of `bind`. Return None if calls like this one are not compared.
         """
