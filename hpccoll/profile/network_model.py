@@ -225,7 +225,7 @@ def scale_transfers(
         for kind in placed.kinds
     ]
     changed_s, recorded_s = (
-        np.array([*map(network.predict_s, kinds), 1.0])
+        np.array([*map(network.predict_s, kinds), 1.0], np.float64)
         for network, kinds in ((changed, grown), (recorded, transfers.kinds))
     )
     return graph.transfer_s * changed_s[placed.index] / recorded_s[transfers.index]
