@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -74,10 +74,10 @@ def profile(
     was, which ranks are late, and which calls cost the most. Put the options -o FILE.html, --export, --what-if, --apply
     and --json after RECORDING: `hpccoll profile job.hpccoll --what-if balance`.
     """
-    given = _list_words(("--export", *exports), ("--what-if", *changes), ("--apply", script), ("--json", json_file))
+    given = _list_words({"--export": exports, "--what-if": changes, "--apply": [script], "--json": [json_file]})
     given += ["--overwrite"] if overwrite else []
     if is_recording(words[0]) and not is_module:
-        more = [*words[1:], *_list_words(("-o", output)), *given]
+        more = [*words[1:], *_list_words({"-o": [output]}), *given]
         return _explain(words[0], more) if is_printing_rank() else 0
     if given:
         raise UsageError(f"{words[0]}: is no recording, which {given[0]} needs; record it by hpccoll profile")
@@ -91,9 +91,9 @@ def profile(
     return _record(words, RecordingOptions(directory, from_s, to_s, every), is_module=is_module, drop_in=drop_in)
 
 
-def _list_words(*options: tuple[str | None, ...]) -> list[str]:
-    """Return the words of options, each a name and its values; None stands for an option that was not given."""
-    return [word for name, *values in options for value in values if name and value for word in (name, value)]
+def _list_words(options: Mapping[str, Sequence[str | None]]) -> list[str]:
+    """Return the words of options, by their names; the value None stands for an option that was not given."""
+    return [word for name, values in options.items() for value in values if value is not None for word in (name, value)]
 
 
 def _explain(recording: str, words: Sequence[str]) -> int:

@@ -7,9 +7,10 @@ from typing import Any
 
 from hpccoll.profile.bursts import SplitCall
 from hpccoll.profile.explanation import Explanation
-from hpccoll.profile.lateness import LateNode, LateRank
+from hpccoll.profile.lateness import Lateness, LateRank
 from hpccoll.profile.load import JobProfile
-from hpccoll.profile.screen import ProfileFinding, list_findings
+from hpccoll.profile.placement import Placement
+from hpccoll.profile.screen import Cause, list_findings
 from hpccoll.profile.what_if import Prediction
 from hpccoll.records import (
     ProfileFindingRecord,
@@ -27,9 +28,9 @@ def make_records(explanation: Explanation, predictions: Sequence[Prediction] = (
     profile = explanation.profile
     yield _make_profile_record(explanation)
     for finding in list_findings(explanation):
-        share = finding.saved_s / explanation.efficiencies.run_s
-        fields = _describe_cause(profile, finding)
-        yield ProfileFindingRecord(found=finding.text, saved_s=finding.saved_s, share=share, **fields)
+        saved_s, fields = finding.cause.saved_s, _describe_cause(profile, finding.cause)
+        share = saved_s / explanation.efficiencies.run_s
+        yield ProfileFindingRecord(found=finding.text, saved_s=saved_s, share=share, **fields)
     for cost in explanation.sites:
         yield ProfileSiteRecord(
             site=_make_site(profile, cost.site), op=cost.operation, calls=cost.calls, nbytes=cost.nbytes,
@@ -52,21 +53,22 @@ def _make_profile_record(explanation: Explanation) -> ProfileRecord:
         for rank, seconds in zip(profile.ranks, times, strict=True)
     )
     return ProfileRecord(
-        program=profile.argv, ranks=profile.size, nodes=len({rank.host for rank in profile.ranks}),
-        calls=sum(row.calls for row in rows), folded_calls=sum(row[2] for rank in profile.ranks for row in rank.folded),
+        program=profile.argv, ranks=profile.size, nodes=Placement.read(profile).count,
+        calls=profile.calls, folded_calls=profile.folded_calls,
         run_s=eff.run_s, ideal_s=eff.ideal_s, parallel_efficiency=eff.parallel, load_balance=eff.load_balance,
         serialisation=eff.serialisation, transfer=eff.transfer, rank_times=rows,
         clock_error_us=profile.clock_error_s * 1e6, problems=profile.problems,
     )  # fmt: skip
 
 
-def _describe_cause(profile: JobProfile, finding: ProfileFinding) -> dict[str, Any]:
+def _describe_cause(profile: JobProfile, cause: Cause) -> dict[str, Any]:
     """Return the fields of a finding's record that depend on its cause."""
-    cause = finding.cause
-    if isinstance(cause, LateRank | LateNode):
-        who: dict[str, Any] = {"cause": "late_rank", "rank": cause.rank} if isinstance(cause, LateRank) else {}
-        who |= {"cause": "late_node", "node_ranks": cause.ranks} if isinstance(cause, LateNode) else {}
-        return who | {
+    if isinstance(cause, Lateness):
+        fields = (
+            {"cause": "late_rank", "rank": cause.rank} if isinstance(cause, LateRank)
+            else {"cause": "late_node", "node_ranks": cause.ranks}
+        )  # fmt: skip
+        return fields | {
             "node": cause.host, "reason": cause.kind.name.lower(), "last_share": cause.last_share, "calls": cause.calls,
             "op": cause.operation, "site": None if cause.site < 0 else _make_site(profile, cause.site),
         }  # fmt: skip

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 
@@ -27,7 +27,7 @@ _EVEN_SHARE: Final = 0.5  # of the largest excess of a node's ranks, which all o
 
 
 class LatenessKind(Enum):
-    """The likely kind of reason of a late rank."""
+    """The likely kind of reason of a late rank or node."""
 
     IMBALANCE = "in most iterations: more work than the others, or a slow core"
     OUTSIDE = "after waits outside of communication, such as input and output"
@@ -35,15 +35,15 @@ class LatenessKind(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class LateRank:
-    """A rank for which others wait, at the call site and operation where they wait the most.
+class Lateness:
+    """Ranks of a host for which others wait, at the call site and operation where they wait the most.
 
-    `saved_s` is the run time that would be saved if the rank were as fast as the others. `calls` counts calls of the
-    operation at the site that wait for this rank or, for collectives, for any rank; the rank arrives last in the share
-    `last_share` of them.
+    `saved_s` is the run time that would be saved if the ranks were as fast as the others. `calls` counts calls of the
+    operation at the site that wait for these ranks or, for collectives, for any rank; one of these ranks arrives last
+    in the share `last_share` of them.
     """
 
-    rank: int
+    ranks: tuple[int, ...]
     host: str
     site: int
     operation: str
@@ -54,17 +54,21 @@ class LateRank:
 
 
 @dataclass(frozen=True, slots=True)
-class LateNode:
-    """A node for whose ranks other nodes wait; the other fields are those of `LateRank`, for all of its ranks."""
+class LateRank(Lateness):
+    """A rank for which others wait."""
 
-    host: str
-    ranks: tuple[int, ...]
-    site: int
-    operation: str
-    calls: int
-    last_share: float
-    saved_s: float
-    kind: LatenessKind
+    @property
+    def rank(self) -> int:
+        """The only one of `ranks`."""
+        return self.ranks[0]
+
+
+@dataclass(frozen=True, slots=True)
+class LateNode(Lateness):
+    """A node for all of whose ranks other nodes wait."""
+
+
+Late = TypeVar("Late", bound=Lateness)
 
 
 def find_late_ranks(graph: CallGraph) -> list[LateRank]:
@@ -73,14 +77,9 @@ def find_late_ranks(graph: CallGraph) -> list[LateRank]:
     Cost: one replay per rank, of at most eight.
     """
     expected = expect_gaps(graph)
-    excess = np.maximum(graph.gap_s - expected, 0.0)
-    base_s = replay_job(graph).run_s
-    late = []
-    for rank in np.argsort(-graph.sum_by_rank(excess))[:_MOST_RANKS].tolist():
-        fields = _describe_lateness(graph, (rank,), expected, base_s)
-        if fields is not None:
-            late.append(LateRank(rank, graph.profile.ranks[rank].host, *fields))
-    return sorted(late, key=lambda each: -each.saved_s)
+    excess = graph.sum_by_rank(np.maximum(graph.gap_s - expected, 0.0))
+    ranks = [(rank,) for rank in np.argsort(-excess)[:_MOST_RANKS].tolist()]
+    return _list_late(LateRank, graph, ranks, expected)
 
 
 def find_late_nodes(graph: CallGraph) -> list[LateNode]:
@@ -93,33 +92,30 @@ def find_late_nodes(graph: CallGraph) -> list[LateNode]:
         return []
     expected = expect_gaps(graph, placement.nodes)
     excess = graph.sum_by_rank(np.maximum(graph.gap_s - expected, 0.0))
-    base_s = replay_job(graph).run_s
-    members = [placement.list_ranks(node) for node in range(placement.count)]
-    late = []
-    for ranks in sorted(members, key=lambda ranks: -float(excess[list(ranks)].min()))[:_MOST_RANKS]:
+    by_least = []
+    for ranks in map(placement.list_ranks, range(placement.count)):
         own = excess[list(ranks)]
         if len(ranks) > 1 and own.min() >= _EVEN_SHARE * own.max():
-            fields = _describe_lateness(graph, ranks, expected, base_s)
-            if fields is not None:
-                late.append(LateNode(graph.profile.ranks[ranks[0]].host, ranks, *fields))
-    return sorted(late, key=lambda each: -each.saved_s)
+            by_least.append((-float(own.min()), ranks))
+    return _list_late(LateNode, graph, [ranks for _, ranks in sorted(by_least)[:_MOST_RANKS]], expected)
 
 
-def _describe_lateness(
-    graph: CallGraph, ranks: tuple[int, ...], expected: Floats, base_s: float
-) -> tuple[int, str, int, float, float, LatenessKind] | None:
-    """Return the fields of `LateRank` from `site` on for ranks that are late together; None if nobody waits for them.
-
-    `base_s` is the run time of a replay without a change.
-    """
+def _list_late(
+    cls: type[Late], graph: CallGraph, candidates: Sequence[tuple[int, ...]], expected: Floats
+) -> list[Late]:
+    """Return those of the candidates, ranks that are late together, for which others wait, the most costly first."""
+    base_s = replay_job(graph).run_s
     cause = np.where(graph.last_needed >= 0, graph.rank[graph.last_needed], -1)
-    waiting = np.isin(cause, ranks) & ~np.isin(graph.rank, ranks) & (graph.wait_s > 0)
-    saved_s = base_s - replay_job(graph, heal_ranks(graph, ranks, expected)).run_s
-    if not waiting.any() or saved_s <= 0:
-        return None
-    site, op = _find_costliest(graph, waiting)
-    last_share, calls = _count_last(graph, ranks, site, op)
-    return site, graph.operations[op], calls, last_share, saved_s, _classify(graph, ranks, expected)
+    late = []
+    for ranks in candidates:
+        waiting = np.isin(cause, ranks) & ~np.isin(graph.rank, ranks) & (graph.wait_s > 0)
+        saved_s = base_s - replay_job(graph, heal_ranks(graph, ranks, expected)).run_s
+        if waiting.any() and saved_s > 0:
+            site, op = _find_costliest(graph, waiting)
+            last_share, calls = _count_last(graph, ranks, site, op)
+            host, kind = graph.profile.ranks[ranks[0]].host, _classify(graph, ranks, expected)
+            late.append(cls(ranks, host, site, graph.operations[op], calls, last_share, saved_s, kind))
+    return sorted(late, key=lambda each: -each.saved_s)
 
 
 def _classify(graph: CallGraph, ranks: tuple[int, ...], expected: Floats) -> LatenessKind:

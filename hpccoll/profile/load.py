@@ -80,6 +80,16 @@ class JobProfile:
         """The number of ranks."""
         return len(self.ranks)
 
+    @property
+    def calls(self) -> int:
+        """The recorded calls of all ranks, without those that were folded."""
+        return sum(len(rank.entries) for rank in self.ranks)
+
+    @property
+    def folded_calls(self) -> int:
+        """The older calls of all ranks, of which only statistics were kept."""
+        return sum(calls for rank in self.ranks for _, _, calls, _, _ in rank.folded)
+
 
 def read_profile(directory: str) -> JobProfile:
     """Return the profile that `hpccoll profile -o DIRECTORY` wrote, also while the job runs and after it was killed.

@@ -209,19 +209,23 @@ def scale_transfers(
     changed: NetworkModel,
     *,
     factor: int = 1,
-    placement: Placement | None = None,
+    placed: TransferKinds | None = None,
 ) -> Floats:
     """Return the transfers of all calls on a changed network, with more ranks, or with the ranks on other nodes.
 
-    `factor` multiplies the number of ranks; `placement` is None if the ranks stay where they were.
+    `factor` multiplies the number of ranks; `placed` are the kinds with the ranks on other nodes.
     """
-    placed = transfers if placement is None else classify_transfers(graph, placement)
-    pairs = list(zip(transfers.index.tolist(), placed.index.tolist(), strict=True))
-    ratios = {(-1, -1): 1.0}
-    for before, after in set(pairs) - set(ratios):
-        kind = placed.kinds[after]
-        grown = replace(kind, ranks=kind.ranks * factor if kind.operation != "send" else kind.ranks)
-        if kind.operation in _BLOCKS:
-            grown = replace(grown, nbytes=kind.nbytes * factor)
-        ratios[before, after] = changed.predict_s(grown) / recorded.predict_s(transfers.kinds[before])
-    return graph.transfer_s * np.array([ratios[pair] for pair in pairs], np.float64)
+    placed = placed or transfers
+    grown = [
+        replace(
+            kind,
+            ranks=kind.ranks * (1 if kind.operation == "send" else factor),
+            nbytes=kind.nbytes * (factor if kind.operation in _BLOCKS else 1),
+        )
+        for kind in placed.kinds
+    ]
+    changed_s, recorded_s = (
+        np.array([*map(network.predict_s, kinds), 1.0], np.float64)
+        for network, kinds in ((changed, grown), (recorded, transfers.kinds))
+    )
+    return graph.transfer_s * changed_s[placed.index] / recorded_s[transfers.index]

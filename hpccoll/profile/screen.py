@@ -7,7 +7,7 @@ from typing import Final, TypeAlias
 
 from hpccoll.profile.bursts import SplitCall
 from hpccoll.profile.explanation import Explanation
-from hpccoll.profile.lateness import LateNode, LateRank
+from hpccoll.profile.lateness import Lateness, LateRank
 from hpccoll.profile.slow_links import SlowLink
 from hpccoll.units import format_count, format_size
 
@@ -15,15 +15,14 @@ GOOD: Final = 0.8
 MOST_FINDINGS, MOST_SITES = 5, 8
 LEAST_SHARE: Final = 0.01  # of the run time, below which a finding is left out
 
-Cause: TypeAlias = LateRank | LateNode | SplitCall | SlowLink
+Cause: TypeAlias = Lateness | SplitCall | SlowLink
 
 
 @dataclass(frozen=True, slots=True)
 class ProfileFinding:
-    """One reason of lost time: what costs the time, the run time that its removal saves, and a sentence about it."""
+    """One reason of lost time, and a sentence about it."""
 
     cause: Cause
-    saved_s: float
     text: str
 
 
@@ -31,11 +30,9 @@ def format_screen(explanation: Explanation) -> str:
     """Return the efficiencies, the findings and the call sites as lines of text."""
     profile, efficiencies = explanation.profile, explanation.efficiencies
     run_s = efficiencies.run_s
-    calls = sum(len(rank.entries) for rank in profile.ranks)
-    folded = sum(row[2] for rank in profile.ranks for row in rank.folded)
     lines = [
-        f"{' '.join(profile.argv)}: {format_count(profile.size, 'rank')}, {run_s:.3g} s, {calls:,} calls"
-        + (f" (and {folded:,} older ones, in statistics only)" if folded else ""),
+        f"{' '.join(profile.argv)}: {format_count(profile.size, 'rank')}, {run_s:.3g} s, {profile.calls:,} calls"
+        + (f" (and {profile.folded_calls:,} older ones, in statistics only)" if profile.folded_calls else ""),
         "",
         *_format_efficiencies(explanation),
         "",
@@ -70,16 +67,18 @@ def _format_efficiencies(explanation: Explanation) -> list[str]:
 
 def list_findings(explanation: Explanation) -> list[ProfileFinding]:
     """Return the findings that cost at least 1 % of the run time, the most costly first."""
-    causes: list[tuple[Cause, str]] = [(late, _describe_late(explanation, late)) for late in explanation.late]
-    causes += [(late, _describe_late(explanation, late)) for late in explanation.late_nodes]
-    causes += [(split, _describe_split(explanation, split)) for split in explanation.split]
-    causes += [(link, _describe_link(explanation, link)) for link in explanation.links]
-    findings = [ProfileFinding(cause, cause.saved_s, text) for cause, text in causes]
+    lates = (*explanation.late, *explanation.late_nodes)
+    findings = [
+        *(ProfileFinding(late, _describe_late(explanation, late)) for late in lates),
+        *(ProfileFinding(split, _describe_split(explanation, split)) for split in explanation.split),
+        *(ProfileFinding(link, _describe_link(explanation, link)) for link in explanation.links),
+    ]
     least_s = LEAST_SHARE * explanation.efficiencies.run_s
-    return sorted((each for each in findings if each.saved_s >= least_s), key=lambda finding: -finding.saved_s)
+    costly = [finding for finding in findings if finding.cause.saved_s >= least_s]
+    return sorted(costly, key=lambda finding: -finding.cause.saved_s)
 
 
-def _describe_late(explanation: Explanation, late: LateRank | LateNode) -> str:
+def _describe_late(explanation: Explanation, late: Lateness) -> str:
     """Return the sentence about a late rank or node."""
     site = explanation.profile.sites[late.site] if late.site >= 0 else "the end of the program"
     share = late.saved_s / explanation.efficiencies.run_s
@@ -88,7 +87,7 @@ def _describe_late(explanation: Explanation, late: LateRank | LateNode) -> str:
     return f"{what} calls of {site} and costs {share:.0%} of the job ({late.saved_s:.3g} s; {late.kind.value})"
 
 
-def _name_node(late: LateNode) -> str:
+def _name_node(late: Lateness) -> str:
     """Return the name of a late node and of its ranks."""
     return f"node {late.host} ({format_count(len(late.ranks), 'rank')}, from rank {late.ranks[0]} on)"
 

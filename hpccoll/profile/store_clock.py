@@ -6,10 +6,14 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
+import numpy as np
+
+from hpccoll.measure.clock.clock_fit import fit_offset_bounds
+from hpccoll.measure.clock.ping_pong import PingPongs
 from hpccoll.runtime.recorder.clock_model import ClockModel
 
 _PREFIX: Final = "hpccoll-profile/clock"
-_EXCHANGES: Final = 100  # of which the fastest counts
+_EXCHANGES: Final = 100
 
 
 def synchronize_by_store(
@@ -42,13 +46,11 @@ def synchronize_by_store(
 
 
 def _compare(store: Any, rank: int, read_clock: Callable[[], float]) -> ClockModel:
-    """Return the model of rank 0's clock; its error is half the time of the fastest exchange."""
-    exchanges = []
-    for exchange in range(_EXCHANGES):
-        begin_s = read_clock()
+    """Return the model of rank 0's clock, whose offset is between the bounds that all exchanges give."""
+    times = np.empty((_EXCHANGES, 3))
+    for exchange, row in enumerate(times):
+        row[0] = read_clock()
         store.set(f"{_PREFIX}/asked/{rank}/{exchange}", "")
-        answer_s = float(store.get(f"{_PREFIX}/answer/{rank}/{exchange}"))
-        duration_s = read_clock() - begin_s
-        exchanges.append((duration_s, answer_s - begin_s - duration_s / 2, begin_s))
-    duration_s, offset_s, begin_s = min(exchanges[1:])  # the first one waits for the exchanges of earlier ranks
-    return ClockModel(begin_s, offset_s, 0.0, duration_s / 2)
+        row[1] = float(store.get(f"{_PREFIX}/answer/{rank}/{exchange}"))
+        row[2] = read_clock()
+    return fit_offset_bounds(PingPongs(*times.T[:, np.newaxis]))

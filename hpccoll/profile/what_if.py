@@ -152,15 +152,13 @@ class WhatIf:
 
     def _change_machine(self, machine: Machine) -> ChangedJob:
         """Return the job on another machine, whose nodes have the recorded ranks if the job ran on several nodes."""
-        network, placement = self.network, self.placement
-        assumption = "ranks are on nodes as recorded"
-        if placement.count == 1:
-            placement = Placement.fill(len(self.graph.start_s), machine.ranks_per_node)
+        graph, placed, assumption = self.graph, self.transfers, "ranks are on nodes as recorded"
+        if self.placement.count == 1:
+            placed = classify_transfers(graph, Placement.fill(len(graph.start_s), machine.ranks_per_node))
             assumption = f"{format_count(machine.ranks_per_node, 'rank')} per node"
-        changed = replace(network, machine=machine)
-        transfer_s = scale_transfers(self.graph, self.transfers, network, changed, placement=placement)
-        title = f"network of {machine.name}"
-        return ChangedJob(title, self.graph.gap_s, transfer_s, assumption, uses_model=True)
+        changed = replace(self.network, machine=machine)
+        transfer_s = scale_transfers(graph, self.transfers, self.network, changed, placed=placed)
+        return ChangedJob(f"network of {machine.name}", graph.gap_s, transfer_s, assumption, uses_model=True)
 
     def _change_algorithms(self, change: str, value: str) -> ChangedJob:
         """Return the job with other algorithms: `auto`, or that of an operation."""

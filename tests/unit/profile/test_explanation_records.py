@@ -11,12 +11,13 @@ from hpccoll.profile.explanation_records import make_records
 from hpccoll.profile.screen import list_findings
 from hpccoll.profile.what_if import DEFAULT_CHANGES, WhatIf
 from tests.record_schema import require_valid
-from tests.unit.profile.test_findings import RANKS, emulate
+from tests.unit.profile.test_findings import HOSTS, RANKS, emulate
 
 CAUSES = {
     "imbalance": ("late_rank", {"rank": 2, "reason": "imbalance", "op": "recv"}),
     "io": ("late_rank", {"rank": 1, "reason": "outside"}),
     "link": ("slow_link", {"rank": 2, "dest": 3, "node": "host", "nbytes": 8}),
+    "node": ("late_node", {"node": "slow", "node_ranks": [2, 3], "reason": "imbalance", "rank": None}),
     "split": ("calls_in_a_row", {"op": "all_reduce", "calls": 4000, "nbytes": 8}),
 }
 
@@ -32,12 +33,16 @@ def list_records(explanation, changes=()):
 
 @pytest.mark.parametrize("fault", CAUSES)
 def test_the_first_finding_names_the_cause(fault):
-    explanation = explain_profile(emulate(fault, 0)[0])
+    hosts = HOSTS if fault == "node" else ()
+    explanation = explain_profile(emulate(fault, 0, hosts=hosts)[0])
     cause, fields = CAUSES[fault]
-    finding = list_records(explanation)["profile_finding"][0]
+    records = list_records(explanation)
+    assert records["profile"][0]["nodes"] == max(len(set(hosts)), 1)
+    finding = records["profile_finding"][0]
     assert finding["cause"] == cause
     assert {name: finding[name] for name in fields} == fields
     assert finding["found"] == list_findings(explanation)[0].text
+    assert finding["site"] is None or "{file}:{line}".format(**finding["site"]) in finding["found"]
     assert finding["share"] == pytest.approx(finding["saved_s"] / explanation.graph.run_s)
 
 

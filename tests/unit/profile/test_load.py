@@ -6,6 +6,7 @@ import json
 import re
 import sys
 import time
+from _thread import start_new_thread
 from pathlib import Path
 
 import pytest
@@ -83,3 +84,19 @@ def test_a_directory_without_a_profile_has_no_anonymous_copy(tmp_path):
     with pytest.raises(UsageError, match=re.escape("is no profile")):
         write_anonymous(str(tmp_path / "missing"), str(tmp_path / "copy"))
     assert not (tmp_path / "copy").exists()
+
+
+def test_a_call_in_a_thread_of_torch_has_the_line_of_the_main_thread(tmp_path):
+    recording, found = record(tmp_path), []
+    module = {"__name__": "torch.autograd", "sys": sys}
+    exec("def call(describe, found): found.append(describe(sys._getframe()))", module)
+    module["call"](recording.describe_site, found)
+    assert found.pop() == -1  # the site is a frame further out
+    start_new_thread(module["call"], (recording.describe_site, found))
+    limit_s = time.monotonic() + 10
+    while not found and time.monotonic() < limit_s:
+        time.sleep(1e-3)
+    recording.end()
+    sites = [json.loads(line) for line in (tmp_path / "rank-0.names").read_text().splitlines()]
+    function = next(line["function"] for line in sites if line["kind"] == "site" and line["id"] == found[0])
+    assert function == "test_a_call_in_a_thread_of_torch_has_the_line_of_the_main_thread"
