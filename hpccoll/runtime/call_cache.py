@@ -247,8 +247,7 @@ class CallCache:
         if asynchronous:
             return arrays.add_to(self.asynchronous, request, library)
         call = library.make_call()
-        needs_idle = not self._library.uses_non_blocking
-        return call is not None and arrays.add_to(self.blocking, request, call, needs_idle=needs_idle)
+        return call is not None and arrays.add_to(self.blocking, request, call)
 
     def _add_plan(self, call: CollectiveCall, selection: Selection, arrays: Arrays, request: Request) -> None:
         """Add a plan to the table of blocking calls."""

@@ -15,7 +15,7 @@ from hpccoll.errors import UnavailableError
 from hpccoll.native import guard_revocation
 
 _REVOKING: Final = "mca_pml_ob1_revoke_comm", "mca_coll_base_revoke_local"
-_STRUCTURES: Final = "mca_pml", "ompi_mpi_comm_world"
+_STRUCTURES: Final = "mca_pml", "ompi_mpi_comm_world", "ompi_mpi_comm_self"
 _PROTOCOL_BYTES, _COMMUNICATOR_BYTES, _TABLE_BYTES = 256, 512, 2048  # the parts that are searched for pointers
 
 
@@ -46,26 +46,33 @@ def repair_revocation() -> bool:
     """Keep Open MPI from crashing when a process dies while a communicator is made; return whether it was repaired.
 
     Open MPI 5.0.11 then calls a null pointer in `ompi_comm_revoke_local` (native/revocation.c). The places of its
-    pointers are found by the exported functions to which they point in MPI.COMM_WORLD. A library without these
-    functions does not have the fault, and is left as it is.
+    pointers are found by the exported functions to which they point in MPI.COMM_WORLD and MPI.COMM_SELF. A library
+    without these functions does not have the fault, and is left as it is.
     """
     try:
         library = ctypes.CDLL(MPI.__file__)
         revoke, revoke_local = (_find_address(library, name) for name in _REVOKING)
-        protocol, world = (ctypes.addressof(ctypes.c_char.in_dll(library, name)) for name in _STRUCTURES)
+        protocol, *comms = (ctypes.addressof(ctypes.c_char.in_dll(library, name)) for name in _STRUCTURES)
     except (AttributeError, ValueError):
         return False
     slots = [at for at, value in _read_pointers(protocol, _PROTOCOL_BYTES) if value == revoke]
-    places = [
-        (at, function_at)
-        for at, table in _read_pointers(world, _COMMUNICATOR_BYTES)
-        for function_at, value in _read_pointers(table, _TABLE_BYTES)
-        if value == revoke_local
-    ]
-    if len(slots) != 1 or len(places) != 1:
+    places = set.intersection(*(_find_places(comm, revoke_local) for comm in comms))
+    if len(slots) != 1 or not places:
         return False
-    guard_revocation(protocol + slots[0], *places[0])
+    # The memory behind another pointer may reach into the table; the table itself begins nearest to the function.
+    table_at, function_at = min(places, key=lambda place: place[1])
+    guard_revocation(protocol + slots[0], table_at, function_at)
     return True
+
+
+def _find_places(comm: int, function: int) -> set[tuple[int, int]]:
+    """Return the offset of each pointer in a communicator, with the offset of the function from where it points."""
+    return {
+        (at, function_at)
+        for at, table in _read_pointers(comm, _COMMUNICATOR_BYTES)
+        for function_at, value in _read_pointers(table, _TABLE_BYTES)
+        if value == function
+    }
 
 
 def _find_address(library: ctypes.CDLL, name: str) -> int:

@@ -125,3 +125,29 @@ def test_different_calls_of_repeated_kinds_are_refused(comm):
             hpc.broadcast(np.ones(2**20), root=root, algorithm="mpi")
         with pytest.raises(MismatchError, match="root"):
             hpc.broadcast(np.ones(2**20), root=min(hpc.rank, 1), algorithm="mpi")
+
+
+@pytest.mark.needs_ranks(3)
+def test_a_long_block_that_a_rank_sends_to_itself_is_copied(hpc, monkeypatch):
+    """`auto` leaves exchanges of blocks of different sizes on more than two ranks to the MPI library."""
+    n, rank, count = hpc.size, hpc.rank, 8192
+    sent = [count + rank * (other != rank) for other in range(n)]
+    received = [count + other * (other != rank) for other in range(n)]
+    for turn in range(2):
+        if turn == 1:
+            forbid_checks(hpc, monkeypatch)
+        x = np.repeat(100.0 * rank + np.arange(n), sent)
+        result = hpc.all_to_all(x, counts=sent, out_counts=received)
+        assert result.tolist() == np.repeat(100.0 * np.arange(n) + rank, received).tolist()
+
+
+@pytest.mark.needs_ranks(2)
+def test_ranks_with_other_arrays_meet_after_the_first_asynchronous_call(comm):
+    """Rank 0's strided array takes the long way, in the non-blocking form; the tables of the others must agree."""
+    with hpccoll.Communicator(comm) as hpc:
+        plain, strided = np.full(COUNT, 1.0 + comm.rank), np.full(2 * COUNT, 1.0 + comm.rank)[::2]
+        hpc.all_gather(plain, algorithm="mpi")
+        hpc.barrier(async_op=True).wait()
+        for _ in range(3):
+            gathered = hpc.all_gather(strided if comm.rank == 0 else plain, algorithm="mpi")
+            assert gathered[:, 0].tolist() == list(range(1, comm.size + 1))
