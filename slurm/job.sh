@@ -251,20 +251,18 @@ require_summary() {
 # finish: log and print how the job ended, and exit with its status; requeue it if the warning signal stopped it, or if
 # training that survives deaths ended because nodes failed.
 finish() {
-    local down
+    local down=''
     if [ -n "$warned" ] && [ "$STATUS" -ge 128 ]; then
         rm -f "$stop_file"
         requeue "stopped at the warning signal"
     fi
-    if [ -n "${survive:-}" ] && [ "$STATUS" -gt 2 ] && down=$(wait_for_down_nodes); then
-        requeue "training ended, because nodes failed: $down"
-    fi
+    if [ "$STATUS" -gt 3 ]; then down=$(wait_for_down_nodes); fi
+    if [ -n "${survive:-}" ] && [ -n "$down" ]; then requeue "training ended, because nodes failed: $down"; fi
     case "$STATUS" in
     0) log_event "complete" ;;
     1) log_event "complete, exit status 1: a result was wrong, or preflight found a fault" ;;
     2 | 3) log_event "exit status $STATUS: see the messages" ;;
     *)
-        down=$(wait_for_down_nodes)
         log_event "the step failed, exit status $STATUS${down:+; nodes that failed: $down}"
         printf 'Error: the step failed, exit status %s%s; results so far are in %s\n' \
             "$STATUS" "${down:+; nodes that failed: $down}" "$RESULTS" >&2

@@ -24,8 +24,9 @@ HEADINGS = ("step", "loss", "grad norm", "step ms", "comm ms", "bubble", "peak M
 class TrainOutput(RunOutput):
     """Write a run's records as steps finish, and print a table of steps at the end; only on the rank that `prints`.
 
-    `prints` is by default whether this is rank 0. The constructor writes the run record and shows a progress bar. When
-    the caller closes the ExitStack `stack`, `print_results` is called, also if the run fails.
+    `steps` has the records of all steps, on each rank. `prints` is by default whether this is rank 0. The constructor
+    writes the run record and shows a progress bar. When the caller closes the ExitStack `stack`, `print_results` is
+    called, also if the run fails.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class TrainOutput(RunOutput):
         stack.callback(self.print_results)  # after the progress bar has ended
         if prints:
             self.show_progress(stack, "steps", max(options.steps - start.step, 0))
-        self._steps: list[TrainStepRecord] = []
+        self.steps: list[TrainStepRecord] = []
         self._summary: TrainSummaryRecord | None = None
         self._comparison: TrainCompareRecord | None = None
 
@@ -61,9 +62,9 @@ class TrainOutput(RunOutput):
 
         The rank that died may have written the record, which then counts as known.
         """
-        is_known = any(each.step == last.step for each in self._steps)
+        is_known = any(each.step == last.step for each in self.steps)
         if not is_known:
-            self._steps.append(last)
+            self.steps.append(last)
         if self._prints and self._json_file is not None and not self.has_records_on_stdout:
             written = [each for each in read_records(self._json_file, "--json").records if each["kind"] == last.kind]
             is_known = bool(written) and written[-1]["step"] == last.step
@@ -78,7 +79,7 @@ class TrainOutput(RunOutput):
     def add_step(self, record: TrainStepRecord) -> None:
         """Keep a step's record, write it to the file of --json, and advance the progress bar."""
         self.write(record, format_progress(record, self._unit))
-        self._steps.append(record)
+        self.steps.append(record)
 
     def warn(self, message: str) -> None:
         """Print a warning to standard error on rank 0."""
@@ -99,8 +100,8 @@ class TrainOutput(RunOutput):
         """Print a table of at most MAX_TABLE_STEPS evenly spaced steps, and the summary; unless records are printed."""
         if not self._prints or self.has_records_on_stdout:
             return
-        if self._steps:
-            shown = self._steps[: -1 : -(-len(self._steps) // MAX_TABLE_STEPS)] + self._steps[-1:]
+        if self.steps:
+            shown = self.steps[: -1 : -(-len(self.steps) // MAX_TABLE_STEPS)] + self.steps[-1:]
             print_table("Steps", HEADINGS, [_format_step(step) for step in shown], numbers=HEADINGS, prints=True)
         if self._comparison is not None:
             print_comparison(self._comparison)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hpccoll.cli.train_output import TrainOutput
@@ -41,20 +41,12 @@ def train_surviving(
     """
     summary = None
     with ExitStack() as stack:
-        program = _Program(mesh, options, device, checkpoints, directory, _OutputOptions(stack, json_file, run))
+        make_output = partial(TrainOutput, stack, json_file, dict(run), options=options)
+        program = _Program(mesh, options, device, checkpoints, directory, make_output)
         for comm in survivors(spares=spares):
             with comm, program.training.watch_losses(comm):
                 summary = program.run(comm)
     return summary
-
-
-@dataclass(frozen=True, slots=True)
-class _OutputOptions:
-    """The arguments of `TrainOutput`."""
-
-    stack: ExitStack
-    json_file: str | None
-    run: Mapping[str, Any]
 
 
 class _Program:
@@ -67,11 +59,11 @@ class _Program:
         device: str,
         checkpoints: CheckpointOptions,
         directory: CheckpointDirectory | None,
-        output_options: _OutputOptions,
+        make_output: Callable[..., TrainOutput],
     ) -> None:
         self.training = SurvivingTraining(mesh, options, device, self._load)
         self._options, self._checkpoints, self._directory = options, checkpoints, directory
-        self._output_options = output_options
+        self._make_output = make_output
         self._output: TrainOutput | None = None
         self._warnings: list[str] = []
 
@@ -79,9 +71,7 @@ class _Program:
         """Train on the ranks of `comm`; return the summary, None on a rank that the mesh does not need; collective."""
         self._directory = share_first_result(comm, self._open_directory)
         begun = self.training.start(comm)
-        start = self.training.first_start
-        assert start is not None  # noqa: S101 - set by `training.start`
-        output = self._open_output(comm, start, is_first=begun.recovery is None)
+        output = self._open_output(comm, begun.start, is_first=begun.recovery is None)
         if begun.last is not None:
             output.complete_steps(begun.last)
         if begun.recovery is not None:
@@ -94,16 +84,15 @@ class _Program:
             self.training.add_step(record)
             output.add_step(record)
 
-        records, recovered = self.training.records, begun.recovery is not None
         summary = run_training(
             begun.trainer,
-            start,
+            begun.start,
             self._checkpoints,
             self._directory,
             add_step,
             output.warn,
-            records=records,
-            recovered=recovered,
+            before=output.steps,
+            recovered=begun.recovery is not None,
         )
         output.add_summary(summary)
         begun.trainer.close()
@@ -125,11 +114,8 @@ class _Program:
     def _open_output(self, comm: Communicator, start: TrainingStart, *, is_first: bool) -> TrainOutput:
         """Return the output, which the first rank of `comm` takes over if another rank had it before."""
         if self._output is None:
-            stack, json_file, run = (getattr(self._output_options, name) for name in ("stack", "json_file", "run"))
             appends = self._checkpoints.directory is not None or not is_first
-            self._output = TrainOutput(
-                stack, json_file, dict(run), start, self._options, appends=appends, prints=comm.rank == 0
-            )
+            self._output = self._make_output(start=start, appends=appends, prints=comm.rank == 0)
         elif comm.rank == 0:
             self._output.take_over()
         for message in self._warnings:

@@ -106,7 +106,7 @@ def compute_copied_bytes(setup: TrainingSetup, rank: int) -> float:
 
 
 def _compute_neighbour_bytes(setup: TrainingSetup, rank: int) -> float:
-    """Return the bytes of the state that a rank with the index `rank` along pp keeps for another rank, the most of it.
+    """Return the most bytes of state that a rank with the index `rank` along pp keeps for another rank.
 
     Without replicas, the other rank is the next rank of the mesh, which is on the next stage if a stage has one rank.
     """

@@ -317,10 +317,11 @@ class TrainOptions:
         if self.zero > 1:
             self._require_whole_backward_passes(mesh)
 
-    def has_unique_states(self, mesh: Mesh) -> bool:
-        """Whether each of several ranks of a mesh holds state that no other rank holds."""
-        axes = EXPERT_REPLICAS if self.model.experts is not None else REPLICAS
-        return mesh.ranks > 1 and (mesh.count(*axes) == 1 or (self.zero > 0 and mesh.count(*REPLICAS) > 1))
+    def get_state_replicas(self, mesh: Mesh) -> tuple[str, ...]:
+        """Return the axes of a mesh along which ranks hold the same parameters and optimizer state."""
+        if self.zero and mesh.count(*REPLICAS) > 1:
+            return ()
+        return REPLICAS if self.model.experts is None else EXPERT_REPLICAS
 
     def require_timed_steps(self, option: str) -> None:
         """Raise UsageError if the run has only untimed steps; `option` is the option that times steps, as --compare."""

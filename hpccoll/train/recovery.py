@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from hpccoll.parallel.mesh import EXPERT_REPLICAS, REPLICAS, Mesh
+from hpccoll.parallel.mesh import Mesh
 from hpccoll.records import AllocatedBytes, TrainStepRecord
 from hpccoll.train import full_parameters
 from hpccoll.train.model import make_model
 from hpccoll.train.options import TrainOptions
 from hpccoll.train.rank_layers import TrainedModel
 from hpccoll.train.shards import ParameterShard
-from hpccoll.train.start import TrainingStart
+from hpccoll.train.start import TrainingStart, broadcast_start
 from hpccoll.train.state_copies import CopyKey, FlatState, StateCopy
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ RECOVERY_TAG: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class SurvivorReport:
-    """What a rank tells the others before a recovery; the defaults are those of a rank that has not trained.
+    """A rank's report to the others before a recovery; the defaults are those of a rank that has not trained.
 
     Attributes:
         steps: the number of steps whose records this rank has; -1 before the first mesh.
@@ -85,8 +85,7 @@ def choose_copy(reports: Sequence[SurvivorReport], options: TrainOptions) -> tup
 
 def _find_sources(mesh: Mesh, holders: Mapping[int, int], options: TrainOptions) -> dict[int, int] | None:
     """Return one element of `holders` per group of ranks with the same state; None if a group has none."""
-    axes = () if options.zero and mesh.count(*REPLICAS) > 1 else EXPERT_REPLICAS if options.model.experts else REPLICAS
-    sources: dict[int, int] = {}
+    axes, sources = options.get_state_replicas(mesh), dict[int, int]()
     for group in {tuple(mesh.get_group_ranks(rank, *axes)) for rank in range(mesh.ranks)}:
         held = [rank for rank in group if rank in holders]
         if not held:
@@ -117,11 +116,7 @@ def recover(comm: Communicator, options: TrainOptions, report: SurvivorReport, c
     states = _gather_states(comm, kept, sources, getattr(torch, options.dtype))
     model, names = make_model(options.model), ("", *options.optimizer.state_names)
     full = None if comm.rank else assemble_state(model, key.mesh, states, names)
-    parameters, *optimizer_state = (
-        full_parameters.broadcast_parameters(comm, model, full, getattr(torch, options.dtype), name) for name in names
-    )
-    by_name = dict(zip(names[1:], optimizer_state, strict=True))
-    start = TrainingStart(key.step, key.samples, parameters, resumed=False, optimizer_state=by_name)
+    start = broadcast_start(comm, options, key.step, key.samples, full, resumed=False)
     return Recovery(start, kept, trained, generation)
 
 
@@ -133,12 +128,11 @@ def _gather_states(
     for old, holder in sorted(sources.items()):
         if comm.rank == holder:
             assert kept is not None  # noqa: S101 - this rank has reported the copy
-            states[old] = kept.by_rank[old]
-        if holder and comm.rank == holder:
-            state = states[old]
-            comm.send_object((state.pieces, len(state.flat)), 0, RECOVERY_TAG)
-            comm.send(state.flat.cpu(), 0, RECOVERY_TAG)
-        elif holder and comm.rank == 0:
+            states[old] = state = kept.by_rank[old]
+            if holder:
+                comm.send_object((state.pieces, len(state.flat)), 0, RECOVERY_TAG)
+                comm.send(state.flat.cpu(), 0, RECOVERY_TAG)
+        elif comm.rank == 0:
             pieces, count = comm.recv_object(holder, RECOVERY_TAG)
             states[old] = FlatState(pieces, comm.recv(torch.empty(count, dtype=dtype), holder, RECOVERY_TAG))
     return states

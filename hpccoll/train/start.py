@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -38,20 +39,37 @@ def load_start(
     0 with initial parameters. On other ranks `directory` is None and there are no warnings. Raises UsageError on all
     ranks if rank 0 finds damaged checkpoints only, or a checkpoint that was written with other options.
     """
-    dtype = getattr(torch, options.dtype)
     none: tuple[Checkpoint | None, list[str]] = None, []
-    model, identity = make_model(options.model), options.get_checkpoint_identity()
+    identity = options.get_checkpoint_identity()
     newest = share_first_result(comm, lambda: none if directory is None else directory.load_newest(identity))
     checkpoint, damaged = newest or none
     counts = np.array([checkpoint.step, checkpoint.samples] if checkpoint else [-1, -1])
     comm.broadcast(counts)
     step, samples = map(int, counts)
     if step < 0:
-        return TrainingStart(0, 0, model.init_parameters(options.seed, dtype), resumed=False), damaged
+        parameters = make_model(options.model).init_parameters(options.seed, getattr(torch, options.dtype))
+        return TrainingStart(0, 0, parameters, resumed=False), damaged
     loaded = checkpoint.parameters if checkpoint else None
-    full, *optimizer_state = (
-        full_parameters.broadcast_parameters(comm, model, loaded, dtype, prefix)
-        for prefix in ("", *options.optimizer.state_names)
+    return broadcast_start(comm, options, step, samples, loaded, resumed=True), damaged
+
+
+def broadcast_start(
+    comm: Communicator,
+    options: TrainOptions,
+    step: int,
+    samples: int,
+    full: Mapping[str, Any] | None,
+    *,
+    resumed: bool,
+) -> TrainingStart:
+    """Return a start with the tensors of rank 0; collective over `comm`.
+
+    Args:
+        full: on rank 0, full parameters and optimizer states by `join_name`; None on other ranks.
+    """
+    model, dtype, names = make_model(options.model), getattr(torch, options.dtype), options.optimizer.state_names
+    parameters, *states = (
+        full_parameters.broadcast_parameters(comm, model, full, dtype, name) for name in ("", *names)
     )
-    by_name = dict(zip(options.optimizer.state_names, optimizer_state, strict=True))
-    return TrainingStart(step, samples, full, resumed=True, optimizer_state=by_name), damaged
+    by_name = dict(zip(names, states, strict=True))
+    return TrainingStart(step, samples, parameters, resumed=resumed, optimizer_state=by_name)

@@ -25,7 +25,7 @@ from hpccoll.train.trainer import Trainer
 if TYPE_CHECKING:
     from hpccoll.communicator import Communicator
 
-LOSS_KNOWN_S: Final = 5.0  # after the error of another rank, until this rank knows of the death that caused it
+LOSS_KNOWN_S: Final = 5.0  # from the error of a call until this rank knows of the death that may have caused it
 POLL_S: Final = 0.01
 
 
@@ -49,18 +49,20 @@ class MeshStart:
     """The start of training on a mesh, the first one or that of the survivors of a death.
 
     Attributes:
+        start: the state from which the whole run started.
         trainer: this rank's trainer; None if the mesh does not need this rank.
         recovery: the record of the recovery; None on the first mesh.
         last: the record of the last step before the death; None if there is none.
     """
 
+    start: TrainingStart
     trainer: Trainer | None
     recovery: TrainRecoveryRecord | None
     last: TrainStepRecord | None
 
 
 class SurvivingTraining:
-    """This rank's part of a training run over the deaths of other ranks: what it keeps from one mesh to the next.
+    """This rank's part of a training run that continues after the deaths of other ranks, on one mesh after another.
 
     Args:
         mesh: the mesh of all ranks but the spares.
@@ -70,8 +72,7 @@ class SurvivingTraining:
     def __init__(
         self, mesh: Mesh, options: TrainOptions, device: str, load: Callable[[Communicator], TrainingStart]
     ) -> None:
-        self.records: list[TrainStepRecord] = []
-        self.first_start: TrainingStart | None = None
+        self._first_start: TrainingStart | None = None
         self._mesh, self._options, self._device, self._load = mesh, options, device, load
         self._trainer: Trainer | None = None
         self._kept: StateCopy | None = None
@@ -123,11 +124,11 @@ class SurvivingTraining:
                 "--survive: no complete copy of the training state is left, because a rank died together with the "
                 "neighbour that had its copy; start the job again with --checkpoint"
             )
-        self.first_start = self.first_start or start
+        self._first_start = self._first_start or start
         last = self._catch_up(start, recovery)
         if comm.rank >= mesh.ranks:
             self._forget_losses()
-            return MeshStart(None, None, last)
+            return MeshStart(self._first_start, None, None, last)
         work = comm if comm.size == mesh.ranks else comm.new_group(range(mesh.ranks))
         assert work is not None  # noqa: S101 - this rank is a member
         self._trainer = Trainer(
@@ -137,7 +138,7 @@ class SurvivingTraining:
         self._trainer.allocated_bytes = next(known, None)  # the same on all ranks
         seconds = float(work.all_reduce(np.array([time.monotonic() - began]), "max")[0])
         self._forget_losses()
-        return MeshStart(self._trainer, self._make_record(mesh, recovery, start, seconds), last)
+        return MeshStart(self._first_start, self._trainer, self._make_record(mesh, recovery, start, seconds), last)
 
     def _forget_losses(self) -> None:
         """Note that the survivors continue; later reports do not repeat the losses before."""
@@ -150,16 +151,14 @@ class SurvivingTraining:
             return [] if self._kept is None else [self._kept]
         self._report = replace(self._report, allocated_bytes=trainer.allocated_bytes)
         trainer.discard()
-        return trainer.copies.copies if trainer.copies is not None else []
+        return trainer.state_copies.copies if trainer.state_copies is not None else []
 
     def _catch_up(self, start: TrainingStart, recovery: Recovery) -> TrainStepRecord | None:
         """Note the number of steps done; return the record of the last one, which this rank may not have received."""
-        before, last = self._report, recovery.latest[0].record if recovery.start is not None else None
+        last = recovery.latest[0].record if recovery.start is not None else None
         if last is not None and last.step != start.step:
             last = None
-        self._report = replace(before, steps=start.step, record=last, generation=recovery.generation)
-        if last is not None and before.steps < last.step:
-            self.records.append(last)
+        self._report = replace(self._report, steps=start.step, record=last, generation=recovery.generation)
         return last
 
     def _make_record(
@@ -181,7 +180,7 @@ class SurvivingTraining:
 
 
 def _find_loss(comm: Communicator) -> RankLostError | None:
-    """Return the error that names the dead ranks of `comm`, None if it does not lose a rank within LOSS_KNOWN_S."""
+    """Return the error that names the dead ranks of `comm`, None if no death is known within LOSS_KNOWN_S."""
     end = time.monotonic() + LOSS_KNOWN_S
     while not comm.lost_ranks:
         if time.monotonic() > end:

@@ -95,11 +95,12 @@ class Trainer:
         self._copies = self._find_copies()
         self.stopped = False  # whether rank 0 saw the stop file
         self.allocated_bytes: AllocatedBytes | None = None  # largest of all ranks; set by the first step on a CPU
-        self.copies = self._make_copies(*recovery) if options.survive else None
+        self.state_copies = self._make_copies(*recovery) if options.survive else None
 
     def _make_groups(self) -> MeshGroups:
         """Return this rank's groups; collective."""
-        sends_copies = self.options.survive and self.options.has_unique_states(self.mesh)
+        has_replicas = self.mesh.count(*self.options.get_state_replicas(self.mesh)) > 1
+        sends_copies = self.options.survive and self.mesh.ranks > 1 and not has_replicas
         tied = self.model.list_tied_ranks(self.mesh, self.comm.rank)
         return MeshGroups.create(self.comm, self.mesh, tied, sends_copies=sends_copies)
 
@@ -160,8 +161,8 @@ class Trainer:
                 if self.device != "cpu":
                     torch.cuda.synchronize()  # include the time of queued kernels in this step
             record = self._exchange_step_record(loss, time.perf_counter() - begin, stop_file)
-            if self.copies is not None:
-                self.copies.commit()
+            if self.state_copies is not None:
+                self.state_copies.commit()
             yield record
             if self.stopped:
                 return
@@ -170,8 +171,8 @@ class Trainer:
         """Compute the gradients of the next batch and apply them; return this rank's addend of the mean loss."""
         loss = self.compute_gradients()
         self.apply_gradients()
-        if self.copies is not None:
-            self.copies.update(self.step, self.samples, self._list_state())
+        if self.state_copies is not None:
+            self.state_copies.update(self.step, self.samples, self._list_state())
         return loss
 
     def _measure_step(self) -> float:
@@ -183,7 +184,7 @@ class Trainer:
             "gradients": [shard.grad for shard in self.replicas.shards],
             "optimizer": [x for each in self.optimizer.state.values() for x in each],
             "buffers": self.replicas.buffers,
-            "copies": self.copies.tensors if self.copies is not None else [],
+            "copies": self.state_copies.tensors if self.state_copies is not None else [],
         }
         own = measure_allocated_bytes(log, lasting)
         rows = self.comm.all_gather(np.array(astuple(own))).tolist()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -25,7 +25,7 @@ def run_training(
     warn: Callable[[str], None],
     profile: str | None = None,
     *,
-    records: list[TrainStepRecord] | None = None,
+    before: Sequence[TrainStepRecord] = (),
     recovered: bool = False,
 ) -> TrainSummaryRecord:
     """Train until the last step or until the stop file exists; collective over the trainer's communicator.
@@ -34,14 +34,14 @@ def run_training(
     called with the record of each step. Rank 0 writes the checkpoints to `directory`, which is None on other ranks,
     and a trace of some steps to the file `profile` if it is given.
 
-    The records of steps are appended to `records` if it is given. After a recovery (`recovered`), gradients are not
-    checked again, and the checkpoint of the last step is written, because the death may have prevented it.
+    The summary includes `before`, the records of the steps before a recovery. After a recovery (`recovered`), gradients
+    are not checked again, and the checkpoint of the last step is written, because the death may have prevented it.
     """
     options = trainer.options
     check = trainer.check_gradients() if options.check and not recovered else None
     if check is not None and check.wrong:
         warn(f"{check.wrong} elements differ from those of one process, the first in {check.first}")
-    records = [] if records is None else records
+    records = [*before]
     saved = trainer.save_checkpoint(directory) if recovered and _is_due(trainer, checkpoints) else None
     steps = trainer.run_steps(checkpoints.stop_file)
     profiler = StepProfiler(trainer.comm, trainer.groups.log, options.steps - trainer.step) if profile else None

@@ -41,9 +41,9 @@ def test_the_state_is_that_of_a_checkpoint(comm, tmp_path):
             (_, record) = islice(trainer.run_steps(), 2)
             trainer.save_checkpoint(directory)
             expected = load_start(hpc, options, directory)[0]
-            assert trainer.copies is not None
+            assert trainer.state_copies is not None
             lost = 0 if number % 2 else hpc.size - 1
-            copies = [] if hpc.rank == lost else trainer.copies.copies
+            copies = [] if hpc.rank == lost else trainer.state_copies.copies
             held = {copy.key: tuple(copy.by_rank) for copy in copies}
             report = SurvivorReport(2, record, 0, held) if copies else SurvivorReport()
             found = recover(hpc, options, report, copies)

@@ -8,6 +8,7 @@ import sys
 import time
 from _thread import start_new_thread
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -87,8 +88,9 @@ def test_a_directory_without_a_profile_has_no_anonymous_copy(tmp_path):
 
 
 def test_a_call_in_a_thread_of_torch_has_the_line_of_the_main_thread(tmp_path):
-    recording, found = record(tmp_path), []
-    module = {"__name__": "torch.autograd", "sys": sys}
+    recording = record(tmp_path)
+    found: list[int] = []
+    module: dict[str, Any] = {"__name__": "torch.autograd", "sys": sys}
     exec("def call(describe, found): found.append(describe(sys._getframe()))", module)
     module["call"](recording.describe_site, found)
     assert found.pop() == -1  # the site is a frame further out
