@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from hpccoll.profile.what_if import DEFAULT_CHANGES, WhatIf
 from tests.record_schema import require_valid
 from tests.unit.profile.test_findings import HOSTS, RANKS, emulate
 
-CAUSES = {
+CAUSES: dict[str, tuple[str, dict[str, Any]]] = {
     "imbalance": ("late_rank", {"rank": 2, "reason": "imbalance", "op": "recv"}),
     "io": ("late_rank", {"rank": 1, "reason": "outside"}),
     "link": ("slow_link", {"rank": 2, "dest": 3, "node": "host", "nbytes": 8}),
