@@ -239,7 +239,7 @@ int64_t begin_message_entry(EntryRingObject *ring, long long number, PyObject *d
 // Records the end of the message whose entry is at `place`; `failed` says whether an error ended it.
 void end_message_entry(EntryRingObject *ring, int64_t place, bool failed);
 
-// Sets the exception of a run whose memory of another process could not be accessed.
+// Sets the exception of a run whose memory of another process could not be accessed; ProcessLookupError if it has ended.
 void set_remote_error(const Report *report);
 
 // Raises the error for a code of MPI in the collective `name`.

@@ -1,6 +1,7 @@
 // Reducer, MemoryTable and Program: the instructions of one rank, and what they work on.
 #include "objects.h"
 
+#include <errno.h>
 #include <numpy/ndarraytypes.h>
 #include <numpy/ufuncobject.h>
 
@@ -238,7 +239,8 @@ int handle_signals(void) {
 }
 
 void set_remote_error(const Report *report) {
-    PyErr_Format(PyExc_OSError, "memory %lld of another process could not be accessed (%s)",
+    PyObject *kind = report->error == ESRCH ? PyExc_ProcessLookupError : PyExc_OSError;
+    PyErr_Format(kind, "memory %lld of another process could not be accessed (%s)",
                  (long long)report->failed_memory, report->error ? strerror(report->error) : "it is shorter");
 }
 

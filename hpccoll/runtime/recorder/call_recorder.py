@@ -298,6 +298,7 @@ class CallRecorder(CallCounter):
         """
         is_explained = isinstance(error, CommunicationError) and not isinstance(error, RankLostError | WaitTimeoutError)
         is_explained |= type(error).__module__.startswith("mpi4py")
+        is_explained |= isinstance(error, ProcessLookupError)  # memory of a process that has ended
         is_explained |= self.is_lost and (error is None or isinstance(error, Exception))
         if not is_explained:
             return None
