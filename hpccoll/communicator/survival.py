@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hpccoll.communicator.base import CommunicatorBase
 from hpccoll.errors import CommunicationError, UsageError
 from hpccoll.plan import Operation
-from hpccoll.runtime import job
 from hpccoll.runtime.failure_detection.endings import get_endings
 from hpccoll.runtime.recorder.interruption import LoopExit
+from hpccoll.runtime.survivor_calls import run_agree, run_agree_without_death, run_shrink
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -32,8 +32,8 @@ class SurvivalMethods(CommunicatorBase):
         """
         self._require_open()
         if self._control is not None:
-            with get_endings().survival.limit(), self._state.wait_for_survivors("agree"):
-                return _agree(self._comm, bool(flag))
+            with self._wait_for_survivors("agree"):
+                return run_agree(self._comm, bool(flag))
         return bool(self._collective(Operation.ALL_REDUCE, int(bool(flag)), None, "min", 0, "auto", False))
 
     @property
@@ -64,7 +64,7 @@ class SurvivalMethods(CommunicatorBase):
     def _shrink(self, make: Callable[[MPI.Intracomm], MadeT]) -> MadeT:
         """Return the communicator that `make` makes of the living ranks, and close this one; see `shrink`."""
         self._require_survival("shrink")
-        with get_endings().survival.limit(), self._state.wait_for_survivors("shrink"):
+        with self._wait_for_survivors("shrink"):
             made = self._make_smaller(make)
         made._state.kept += self._engine.list_kept()  # noqa: SLF001 - MPI may still write to these arrays
         self.discard()
@@ -73,10 +73,9 @@ class SurvivalMethods(CommunicatorBase):
     def _make_smaller(self, make: Callable[[MPI.Intracomm], MadeT]) -> MadeT:
         """Return the communicator that `make` makes of the living ranks; collective over them."""
         while True:
-            base = job.load_mpi().Intracomm(self._comm.Shrink())
+            base = run_shrink(self._comm)
             made = self._try_to_make(partial(make, base), base)
-            has_agreed = _agree_without_death(base, made is not None)
-            if has_agreed:
+            if run_agree_without_death(base, made is not None):
                 break
             if made is not None:
                 made.discard()
@@ -87,15 +86,25 @@ class SurvivalMethods(CommunicatorBase):
     def leave_loop(self) -> None:
         """Let calls of other ranks raise an error, because this rank has left the loop `survivors`.
 
-        Waits of other ranks in `agree` end with the job. Without an effect after a death.
+        Waits of other ranks in `agree` and `shrink` end with the job. After a death, calls raise RankLostError, and
+        `agree` and `shrink` raise the error that names this rank.
 
         Example:
             >>> comm.leave_loop()  # doctest: +SKIP
         """
         state = self._state
-        if self.size > 1 and not state.is_unusable:
+        if self.size > 1 and (not state.is_unusable or self.lost_ranks):
             state.receive_interruption(LoopExit(self.rank, 0, "survivors", "break"))
             state.announce()
+
+    @contextmanager
+    def _wait_for_survivors(self, name: str) -> Iterator[None]:
+        """Wait for all living ranks in the `with` block; raise CommunicationError if one has left the loop."""
+        left = self._state.left_by_other
+        if left is not None:
+            raise left.make_error(self.rank)
+        with get_endings().survival.limit(self._state), self._state.wait_for_survivors(name):
+            yield
 
     def _list_options(self) -> dict[str, Any]:
         """Return the options that groups have in common with this communicator."""
@@ -126,20 +135,3 @@ class SurvivalMethods(CommunicatorBase):
         self._require_open()
         if self._control is None:
             raise UsageError(f'{name} needs a communicator that was made by Communicator(on_failure="raise")')
-
-
-def _agree_without_death(comm: MPI.Intracomm, flag: bool) -> bool:
-    """Return whether `flag` is true on all ranks of an MPI communicator, and none of them has died."""
-    try:
-        return bool(comm.Agree(int(flag)))
-    except job.load_mpi().Exception:  # on all living ranks, because none has acknowledged the death
-        return False
-
-
-def _agree(comm: MPI.Intracomm, flag: bool) -> bool:
-    """Return whether `flag` is true on all living ranks of an MPI communicator, which may be revoked."""
-    while True:
-        try:
-            return bool(comm.Agree(int(flag)))
-        except job.load_mpi().Exception:  # on all ranks, because some rank has not acknowledged a death
-            comm.Ack_failed()

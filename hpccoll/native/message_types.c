@@ -482,9 +482,25 @@ static PyObject *stop(PyObject *module, PyObject *unused) {
     Py_RETURN_NONE;
 }
 
+static PyObject *hold(PyObject *module, PyObject *unused) {
+    (void)module, (void)unused;
+    Py_BEGIN_ALLOW_THREADS;  // a task may need Python
+    hold_progress();
+    Py_END_ALLOW_THREADS;
+    Py_RETURN_NONE;
+}
+
+static PyObject *release(PyObject *module, PyObject *unused) {
+    (void)module, (void)unused;
+    release_progress();
+    Py_RETURN_NONE;
+}
+
 PyMethodDef progress_functions[] = {
     {"configure_progress", configure, METH_VARARGS, "Set the MPI functions and the pauses of the progress thread."},
     {"set_polling", set_polling_of_mpi, METH_O, "Set whether the progress thread lets MPI advance."},
+    {"hold_progress", hold, METH_NOARGS, "Let the progress thread call nothing until `release_progress`."},
+    {"release_progress", release, METH_NOARGS, "Let the progress thread go on after `hold_progress`."},
     {"stop_progress", stop, METH_NOARGS, "End the progress thread until the next operation in flight."},
     {NULL, NULL, 0, NULL},
 };

@@ -19,6 +19,8 @@ enum { IDLE_TICKS = 100 };
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t wake = PTHREAD_COND_INITIALIZER, released = PTHREAD_COND_INITIALIZER;
 static Task *first, *current;
+static int holders;      // calls of `hold_progress` without `release_progress`
+static bool calls_poll;  // the thread is in `poll_function`
 static bool is_running, is_stopping, is_polling, handles_forks, needs_wake, polls_for[POLL_REASONS];
 static pthread_t thread;
 static ProgressTimes times = {.longest_ns = 1000000, .stand_back_ns = 300000};
@@ -53,7 +55,7 @@ static void unlink_task(Task *task) {
 // links change under the lock only.
 static bool advance_all(void) {
     bool moved = false;
-    for (Task *task = first, *next; task; task = next) {
+    for (Task *task = first, *next; task && !holders; task = next) {
         if (!claim_task(task)) {
             next = task->next;
             continue;
@@ -83,6 +85,10 @@ static void *run_thread(void *unused) {
 #endif
     pthread_mutex_lock(&lock);
     while (!is_stopping) {
+        if (holders) {
+            sleep_for(TICK_NS);
+            continue;
+        }
         if (!first && !is_polling) {
             needs_wake = ++idle_ticks > IDLE_TICKS;
             sleep_for(needs_wake ? 0 : TICK_NS);
@@ -101,7 +107,8 @@ static void *run_thread(void *unused) {
         bool moved = advance_all();
         moved_ns = moved ? now_ns : moved_ns;
         bool spins = first && now_ns - moved_ns < times.spin_ns;
-        if (spins || (is_polling && poll_function)) {
+        if (!holders && (spins || (is_polling && poll_function))) {
+            calls_poll = !spins;
             pthread_mutex_unlock(&lock);
             if (spins) {
                 sched_yield();
@@ -109,6 +116,10 @@ static void *run_thread(void *unused) {
                 poll_function(poll_argument);
             }
             pthread_mutex_lock(&lock);
+            if (calls_poll) {
+                calls_poll = false;
+                pthread_cond_broadcast(&released);
+            }
         }
         if (!spins && !is_stopping && (first || is_polling)) {
             pause_ns = moved ? FIRST_PAUSE_NS : 2 * pause_ns < times.longest_ns ? 2 * pause_ns : times.longest_ns;
@@ -125,6 +136,8 @@ static void forget_all(void) {
     pthread_cond_init(&wake, NULL);
     pthread_cond_init(&released, NULL);
     first = current = NULL;
+    holders = 0;
+    calls_poll = false;
     is_running = is_stopping = is_polling = needs_wake = polls_for[TRANSFERS] = polls_for[MESSAGES] = false;
 }
 
@@ -186,6 +199,21 @@ int set_polling(PollReason reason, bool polls) {
     int error = polls ? start_thread() : 0;
     pthread_mutex_unlock(&lock);
     return error;
+}
+
+void hold_progress(void) {
+    pthread_mutex_lock(&lock);
+    holders++;
+    while (current || calls_poll) {
+        pthread_cond_wait(&released, &lock);
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+void release_progress(void) {
+    pthread_mutex_lock(&lock);
+    holders--;
+    pthread_mutex_unlock(&lock);
 }
 
 void note_advance(void) {

@@ -57,6 +57,11 @@ int set_polling(PollReason reason, bool polls);
 // the two do not compete.
 void note_advance(void);
 
+// Lets the thread call nothing until `release_progress`; blocks while it advances a task or polls MPI.
+void hold_progress(void);
+
+void release_progress(void);
+
 // Ends the thread; it is started again by the next task.
 void stop_progress(void);
 

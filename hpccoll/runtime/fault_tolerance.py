@@ -91,12 +91,13 @@ def _read_pointers(address: int, nbytes: int) -> list[tuple[int, int]]:
     return [(at, value) for at, (value,) in zip(range(0, len(words), 8), struct.iter_unpack("=Q", words), strict=False)]
 
 
-def count_dead(comm: MPI.Intracomm) -> int:
-    """Return the number of ranks of a communicator that MPI knows to have died."""
-    failed = comm.Get_failed()
-    dead = failed.size
+def find_dead(comm: MPI.Intracomm) -> list[int]:
+    """Return the ranks of a communicator that MPI knows to have died."""
+    failed, group = comm.Get_failed(), comm.Get_group()
+    dead = failed.Translate_ranks(range(failed.size), group)
     failed.Free()
-    return dead
+    group.Free()
+    return list(dead)
 
 
 def is_enabled() -> bool:

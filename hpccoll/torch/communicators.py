@@ -15,8 +15,9 @@ from hpccoll.communicator.array_types import OnFailure
 from hpccoll.errors import UsageError, WaitTimeoutError
 from hpccoll.runtime import job
 from hpccoll.runtime.agreement import wait_for_members
-from hpccoll.runtime.fault_tolerance import count_dead, is_enabled
+from hpccoll.runtime.fault_tolerance import find_dead, is_enabled
 from hpccoll.runtime.progress import NEVER, get_progress
+from hpccoll.runtime.survivor_calls import run_shrink
 from hpccoll.torch.mpi_start import INIT, REMEDIES
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def open_communicator(ranks: Sequence[int], name: str, timeout: timedelta) -> Co
         DistBackendError: a rank has not arrived in time.
     """
     own_world = duplicate_world(timeout)
-    if is_enabled() and count_dead(own_world):
+    if is_enabled() and find_dead(own_world):
         return _open_after_death(own_world, ranks, name)
     # Torch's name contains a counter, which differs if an earlier group was made on some of the ranks only.
     tag = _meet(own_world, ranks, timeout, zlib.crc32(name.encode()) % MOST_TAGS)
@@ -62,7 +63,7 @@ def _open_after_death(own_world: MPI.Intracomm, ranks: Sequence[int], name: str)
     Raises:
         UsageError: `ranks` are not all living ranks in their order; MPI makes no other group after a death.
     """
-    comm = job.load_mpi().Intracomm(own_world.Shrink())
+    comm = run_shrink(own_world)
     living = job.list_world_ranks(comm)
     if living != tuple(ranks):
         raise UsageError(

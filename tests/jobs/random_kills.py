@@ -98,7 +98,8 @@ def run_campaign(kills: int, seed: int, mode: str, allowed_s: float, ranks_per_n
         status, output = run_job(number, ranks, mode, **more)
         result.read(output, allowed_s)
         expected = (ranks - 2) // (1 if mode == "one" else 2)
-        if status or len(result.raised_s) - before != expected:
+        has_crashed = "Segmentation fault" in output  # mpirun with ULFM ends with status 0 all the same
+        if status or has_crashed or len(result.raised_s) - before != expected:
             result.problem = f"job {number} on {ranks} ranks ended with status {status}:\n{output}"
         leftovers = find_leftovers(output)
         if leftovers and not result.problem:

@@ -99,6 +99,39 @@ def test_a_break_of_one_rank_ends_the_waits_of_the_others():
     assert "because rank 1 has left the loop hpccoll.survivors" in done.stderr
 
 
+BREAK_AFTER_DEATH = """
+import time
+import numpy as np
+import hpccoll
+
+for comm in hpccoll.survivors():
+    with comm:
+        while True:
+            comm.all_reduce(np.ones(10))
+    assert comm.lost_ranks == (2,)
+    if comm.rank == 1 or {everywhere}:
+        break
+    time.sleep({delay})
+if not {everywhere}:
+    time.sleep(60)
+"""
+AFTER_DEATH = {"HPCCOLL_FAULT": "kill:rank=2,call=20"}
+
+
+@needs_ulfm
+def test_all_ranks_may_leave_the_loop_by_break_after_a_death():
+    assert run_surviving(BREAK_AFTER_DEATH.format(everywhere=True, delay=0), 4, **AFTER_DEATH) == ""
+
+
+@needs_ulfm
+@pytest.mark.parametrize("delay", [0, 2])  # the other ranks wait for rank 1 already, or not yet
+def test_a_break_of_one_rank_after_a_death_ends_the_waits_of_the_others(delay):
+    script = BREAK_AFTER_DEATH.format(everywhere=False, delay=delay)
+    done = run_script(script, 4, launcher=("--with-ft", "ulfm"), **AFTER_DEATH)
+    assert done.returncode == 4
+    assert "because rank 1 has left the loop hpccoll.survivors" in done.stderr
+
+
 LATE = """
 import time
 import numpy as np

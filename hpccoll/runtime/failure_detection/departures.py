@@ -180,13 +180,9 @@ class DepartureWatch:
         if isinstance(interruption, LostRanks):  # MPI ends waits on the revoked communicator by itself
             if self.state.is_in_call:
                 stop_wait(self.state)
+            self._announce_interruption(now, self.state.loop_exit)
             return False
-        if not self._interrupted_at:
-            self._interrupted_at = now
-            if interruption.rank == self._rank:
-                for other in range(self.comm.size):
-                    if other != self._rank:
-                        self.send(other, interruption)
+        self._announce_interruption(now, interruption)
         if not self.state.is_in_call:
             self.state.receive_interruption(interruption)  # a call that has ended meanwhile has removed the mark
             return False
@@ -194,6 +190,15 @@ class DepartureWatch:
         if self.losses is not None:
             self.losses.revoke()
         return now - self._interrupted_at >= BLOCKED_S
+
+    def _announce_interruption(self, now: float, interruption: Interruption | None) -> None:
+        """Note the time of an interruption, and tell the other ranks of it if it is this rank's; once."""
+        if interruption is not None and not self._interrupted_at:
+            self._interrupted_at = now
+            if interruption.rank == self._rank:
+                for other in range(self.comm.size):
+                    if other != self._rank:
+                        self.send(other, interruption)
 
     def _examine_peers(self, wait: WaitReason, now: float) -> None:
         """Ask the ranks that this rank waits for whether they have departed; complain to one that has."""

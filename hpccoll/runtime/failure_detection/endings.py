@@ -24,8 +24,8 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cache, partial, wraps
 from traceback import format_exc
 from types import TracebackType
@@ -157,7 +157,7 @@ class JobEndings:
                 if self._stop.is_set():
                     return
                 now = clock.read(time.monotonic())
-                with self.lock:
+                with self._lock_mpi():
                     if MPI.Is_finalized():
                         return
                     self._look_for_interruptions(now)
@@ -170,6 +170,16 @@ class JobEndings:
                     self._check(now)
         finally:
             processes.release()
+
+    @contextmanager
+    def _lock_mpi(self) -> Iterator[None]:
+        """Hold the lock in the `with` block, unless another thread holds it for HPCCOLL_TIMEOUT (survivor_calls.py)."""
+        is_held = self.lock.acquire(timeout=-1 if self._timeout_s is None else self._timeout_s)
+        try:
+            yield
+        finally:
+            if is_held:
+                self.lock.release()
 
     def _note_death(self, watchdog: Watchdog, rank: int) -> None:
         """Record that the process of a rank of this host has ended, and look whether calls must be told."""
@@ -194,12 +204,19 @@ class JobEndings:
             watch.poll()
             if watch.examine_interruption(now, get_progress().stop_wait) and watch.may_complain:
                 self._report_interruption(watch.state)
+        vain = self.survival.find_vain_wait(now)
+        if vain is not None:
+            self._end_job(vain)
 
     def _report_interruption(self, state: CallRecorder) -> None:
         """End the job, because this rank waits in MPI for a rank whose call was interrupted."""
         if state.interruption is not None:
-            sys.stderr.write(f"Error: {self._where} ends the job: {state.interruption.make_error(state.rank)}\n")
-            self._abort(COMMUNICATION_FAILED)
+            self._end_job(state.interruption.make_error(state.rank))
+
+    def _end_job(self, error: CommunicationError) -> None:
+        """End the job, because this rank waits in vain."""
+        sys.stderr.write(f"Error: {self._where} ends the job: {error}\n")
+        self._abort(COMMUNICATION_FAILED)
 
     def _report_hang(self, watchdog: Watchdog, reason: str = "") -> None:
         """Print the report of `Watchdog.report` and end the job, unless another rank reports."""

@@ -14,11 +14,13 @@ from typing import Final
 
 from mpi4py import MPI
 
-from hpccoll.runtime.failure_detection.departures import DepartureWatch
+from hpccoll.errors import CommunicationError
+from hpccoll.runtime.failure_detection.departures import BLOCKED_S, DepartureWatch
 from hpccoll.runtime.failure_detection.rank_losses import KillRequest, find_members, kill_rank
 from hpccoll.runtime.failure_detection.watchdog import TIMEOUT, Watchdog, read_timeout
 from hpccoll.runtime.job import ProcessId
 from hpccoll.runtime.progress import get_progress
+from hpccoll.runtime.recorder.call_recorder import CallRecorder
 from hpccoll.runtime.recorder.flight_recorder import DIRECTORY
 
 TICK_S: Final = 0.05  # between two questions to MPI, which take 0.2 us
@@ -29,9 +31,14 @@ SUSPICION_S: Final = 1.0  # after the end of a process, or an error of MPI: MPI 
 
 @dataclass(eq=False, slots=True)
 class _Wait:
-    """A wait that HPCCOLL_TIMEOUT limits, and when it was first seen; 0 if it has not been seen."""
+    """A wait that HPCCOLL_TIMEOUT limits: when it was first seen, and when as one in vain; 0 if not yet.
 
+    A wait is in vain after another rank has left the loop `survivors`.
+    """
+
+    state: CallRecorder
     since: float = 0.0
+    vain_since: float = 0.0
 
 
 class Survival:
@@ -65,9 +72,9 @@ class Survival:
                 self._guarded = [each for each in self._guarded if each is not comm]
 
     @contextmanager
-    def limit(self) -> Iterator[None]:
+    def limit(self, state: CallRecorder) -> Iterator[None]:
         """End the job with a report, or a rank that hangs, if the `with` block does not end within HPCCOLL_TIMEOUT."""
-        wait = _Wait()
+        wait = _Wait(state)
         self._waits.append(wait)
         try:
             yield
@@ -79,6 +86,16 @@ class Survival:
         for wait in self._waits:
             wait.since = wait.since or now
         return max((now - wait.since for wait in self._waits), default=0.0)
+
+    def find_vain_wait(self, now: float) -> CommunicationError | None:
+        """Return the error of a block of `limit` that waits for a rank which has left the loop `survivors`."""
+        for wait in self._waits:
+            left = wait.state.left_by_other
+            if left is not None:
+                wait.vain_since = wait.vain_since or now
+                if now - wait.vain_since >= BLOCKED_S:
+                    return left.make_error(wait.state.rank)
+        return None
 
     def add(self, processes: Mapping[int, ProcessId]) -> None:
         """Watch the processes of a communicator's ranks, given by rank in MPI.COMM_WORLD."""

@@ -28,7 +28,7 @@ from hpccoll.errors import CommunicationError, HpccollError, RankLostError, Usag
 from hpccoll.native import CallCounter
 from hpccoll.runtime.recorder import layout
 from hpccoll.runtime.recorder.flight_recorder import FlightRecorder
-from hpccoll.runtime.recorder.interruption import INTERRUPTED, Interruption, LostRanks
+from hpccoll.runtime.recorder.interruption import INTERRUPTED, Interruption, LoopExit, LostRanks
 from hpccoll.runtime.recorder.layout import CallKind
 from hpccoll.runtime.recorder.waits import BackgroundWait, RecordedWait, SurvivorWait, WaitReason
 
@@ -56,7 +56,8 @@ class CallRecorder(CallCounter):
     number of messages that this rank has begun to send or receive. `interruption` tells which call made the
     communicator unusable. `on_interruption` is then called once with the function that makes the error of a call, given
     its name; `announce` is called after an interruption of this rank, and `settle` before each exception of an unusable
-    communicator. `kept` has what refers to memory of interrupted operations, to which MPI may still write.
+    communicator. `kept` has what refers to memory of interrupted operations, to which MPI may still write. `loop_exit`
+    tells that this rank, or else another one, has left the loop `survivors`, also after a death.
 
     If `survives` is set, calls raise RankLostError when a rank has died (failure_detection/rank_losses.py). `is_lost`
     is set as soon as this rank knows of a death, and `interruption` when all survivors have set `is_lost`. A call that
@@ -69,7 +70,7 @@ class CallRecorder(CallCounter):
 
     __slots__ = (
         "_begin_by_name", "announce", "communicator", "end", "fail", "interruption", "kept",
-        "on_interruption", "rank", "recorder", "settle", "size", "survives",
+        "loop_exit", "on_interruption", "rank", "recorder", "settle", "size", "survives",
     )  # fmt: skip
 
     def __init__(self, recorder: FlightRecorder | None = None) -> None:
@@ -77,6 +78,7 @@ class CallRecorder(CallCounter):
         self.rank, self.size = 0, 1
         self.survives = False
         self.interruption: Interruption | LostRanks | None = None
+        self.loop_exit: LoopExit | None = None
         self.on_interruption: Callable[[Callable[[str], CommunicationError]], object] = bool
         self.announce: Callable[[], object] = bool
         self.settle: Callable[[], object] = bool
@@ -278,6 +280,11 @@ class CallRecorder(CallCounter):
             self.settle()
             raise self.interruption.make_error(self.rank, self.current_name if self.is_in_call else "")
 
+    @property
+    def left_by_other(self) -> LoopExit | None:
+        """The notice of another rank that has left the loop `survivors` while this rank has not; None without one."""
+        return self.loop_exit if self.loop_exit is not None and self.loop_exit.rank != self.rank else None
+
     def raise_loss(self) -> NoReturn:
         """Wait until the survivors know of a death that this rank knows of; then raise RankLostError.
 
@@ -344,6 +351,11 @@ class CallRecorder(CallCounter):
 
         If this rank is in no call, `current` becomes INTERRUPTED, so that its next call raises the error.
         """
+        if isinstance(interruption, LoopExit):
+            if self.loop_exit is None or interruption.rank == self.rank:
+                self.loop_exit = interruption
+            if self.is_lost:  # calls raise RankLostError
+                return
         if self.interruption is None:
             self.interruption = interruption
             self.on_interruption(partial(interruption.make_error, self.rank))

@@ -1,0 +1,81 @@
+"""MPI's calls of the survivors of a death, `shrink` and `agree`, without other MPI calls of this process meanwhile.
+
+If another thread calls MPI during an agreement, MPI_Comm_agree of Open MPI 5.0.11 returns wrong values, or never
+returns, also without a death: it sets the request of the agreement after it has begun the agreement, without a lock
+(`mca_coll_ftagree_iera_intra`). MPIX_Comm_shrink consists of agreements; wrong ones crash it. Therefore no other thread
+of hpccoll calls MPI while this thread starts, tests or makes one of these calls. The thread of `JobEndings` calls MPI
+between two tests of an agreement.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+
+from mpi4py import MPI
+
+from hpccoll.native import hold_progress, release_progress
+from hpccoll.runtime.backoff import Backoff
+from hpccoll.runtime.failure_detection.endings import get_endings
+from hpccoll.runtime.progress import get_progress
+
+
+def run_shrink(comm: MPI.Intracomm) -> MPI.Intracomm:
+    """Return an MPI communicator of the living ranks of `comm`, which may be revoked; collective over them."""
+    # MPIX_Comm_ishrink of Open MPI 5.0.11 fails after a death. The agreement lets this rank wait for the others before
+    # the call that blocks.
+    run_agree_without_death(comm, flag=True)
+    with _hold_other_threads(), get_endings().lock:
+        return MPI.Intracomm(comm.Shrink())
+
+
+def run_agree_without_death(comm: MPI.Intracomm, flag: bool) -> bool:
+    """Return whether `flag` is true on all ranks of an MPI communicator, and none of them has died."""
+    try:
+        return _agree_once(comm, flag)
+    except MPI.Exception:  # on all living ranks, because none has acknowledged the death
+        return False
+
+
+def run_agree(comm: MPI.Intracomm, flag: bool) -> bool:
+    """Return whether `flag` is true on all living ranks of an MPI communicator, which may be revoked."""
+    while True:
+        try:
+            return _agree_once(comm, flag)
+        except MPI.Exception:  # on all ranks, because some rank has not acknowledged a death
+            comm.Ack_failed()
+
+
+def _agree_once(comm: MPI.Intracomm, flag: bool) -> bool:
+    """Return the flags of all ranks combined by "and"; raise MPI.Exception if a death is not acknowledged."""
+    lock, progress, backoff = get_endings().lock, get_progress(), Backoff(spins=False)
+    flags, is_done = array("i", [flag]), False
+    with _hold_other_threads():
+        with lock:
+            request = comm.Iagree(flags)
+        _list_flags().append(flags)  # MPI writes to them until the request is complete, also after KeyboardInterrupt
+        while not is_done:
+            backoff.pause()
+            with lock:
+                is_done = request.Test()
+                progress.advance()  # the operations of other communicators, for which other ranks may wait
+        _list_flags().pop()
+    return bool(flags[0])
+
+
+@contextmanager
+def _hold_other_threads() -> Iterator[None]:
+    """Let the progress thread call nothing in the `with` block."""
+    hold_progress()
+    try:
+        yield
+    finally:
+        release_progress()
+
+
+@cache
+def _list_flags() -> list[array[int]]:
+    """Return the flags of the agreements that are not complete."""
+    return []
