@@ -6,8 +6,9 @@ reading in `registration`, then `group_operations`.
 
 from __future__ import annotations
 
+from hpccoll.torch.lost_ranks import find_lost_ranks
 from hpccoll.torch.registration import register
 
-__all__ = ["register"]
+__all__ = ["find_lost_ranks", "register"]
 
 register()

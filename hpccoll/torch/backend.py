@@ -14,9 +14,10 @@ from torch._C._distributed_c10d import Backend, ErrorType
 
 from hpccoll.communicator import Communicator
 from hpccoll.errors import UsageError
-from hpccoll.torch.communicators import open_communicator
+from hpccoll.torch.communicators import list_kept, open_communicator
 from hpccoll.torch.group_operations import GroupOperations
 from hpccoll.torch.monitored_barrier import MonitoredBarrier
+from hpccoll.torch.shrinking import Shrinkable
 from hpccoll.torch.work import advance_operations
 
 
@@ -36,7 +37,7 @@ def make_options(given: Any, timeout: timedelta, ranks: Sequence[int], name: str
     return options
 
 
-class HpccollBackend(GroupOperations, Backend):
+class HpccollBackend(Shrinkable, GroupOperations, Backend):
     """A backend over a communicator; see `_refuse_other_features` for what torch may ask of a backend and not get.
 
     Args:
@@ -48,7 +49,7 @@ class HpccollBackend(GroupOperations, Backend):
     def __init__(self, comm: Communicator, options: Any, store: Any) -> None:
         Backend.__init__(self, comm.rank, comm.size)
         self.comm, self.timeout = comm, options._timeout  # noqa: SLF001 - torch has no public name
-        self._options = options
+        self._options, self._store = options, store
         self._monitored_barrier = MonitoredBarrier(store, comm.rank, comm.size, advance_operations)
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
@@ -85,6 +86,14 @@ class HpccollBackend(GroupOperations, Backend):
         own = make_options(None, options._timeout, members, options.group_name)  # noqa: SLF001 - as above
         return HpccollBackend(comm, own, store)
 
+    def _make_shrunk(self, comm: Communicator, left: Sequence[int], options: Any) -> HpccollBackend:
+        """Return a backend over `comm`."""
+        members = [self._options.global_ranks_in_group[rank] for rank in left]
+        own = make_options(options, self.timeout, members, self._options.group_name)
+        made = HpccollBackend(comm, own, self._store)
+        list_kept().append(made)  # torch keeps only its C++ part alive
+        return made
+
     def perform_nocolor_split(self, device: Any) -> None:
         """Do nothing: a split needs no call on ranks that are not in the new group."""
 
@@ -104,7 +113,7 @@ class HpccollBackend(GroupOperations, Backend):
 def _refuse_other_features(features: Sequence[str]) -> None:
     """Answer False where torch asks for a feature; torch 2.15 recurses without end if a backend gives no answer."""
     for name in features:
-        if name not in vars(HpccollBackend):
+        if name not in vars(HpccollBackend) and name not in vars(Shrinkable):
             setattr(HpccollBackend, name, property(lambda _: False))
 
 

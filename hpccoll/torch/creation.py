@@ -14,6 +14,7 @@ from hpccoll.communicator import Communicator
 from hpccoll.errors import UsageError
 from hpccoll.runtime import job
 from hpccoll.torch.communicators import duplicate_world, list_kept, open_communicator
+from hpccoll.torch.lost_ranks import find_communicator
 
 
 def create_group(options: Any, backend_options: Any, timeout: timedelta) -> Any:
@@ -54,7 +55,9 @@ def make_group(
     """
     if not takes_python_backends():
         from hpccoll.torch.process_group import HpccollProcessGroup
+        from hpccoll.torch.shrinking import let_torch_shrink_process_groups
 
+        let_torch_shrink_process_groups()
         return HpccollProcessGroup(comm, timeout, store)
     from hpccoll.torch.backend import HpccollBackend, make_options
 
@@ -81,7 +84,8 @@ def takes_python_backends() -> bool:
 def _find_members(options: Any) -> list[int]:
     """Return the ranks of MPI.COMM_WORLD that the new group has; the first group has all ranks of the MPI job."""
     world = job.get_world()
-    members = list(options.global_ranks_in_group) or list(range(world.size))
+    numbers = _list_numbers(world.size)
+    members = [numbers[rank] for rank in options.global_ranks_in_group] or numbers
     if not dist.is_initialized() and options.group_size != world.size:
         raise UsageError(
             f"torch.distributed was told that there are {options.group_size} ranks, but the MPI job has {world.size}; "
@@ -93,3 +97,10 @@ def _find_members(options: Any) -> list[int]:
             "the MPI job; leave RANK and WORLD_SIZE unset, and pass no rank to init_process_group"
         )
     return members
+
+
+def _list_numbers(size: int) -> list[int]:
+    """Return the rank in MPI.COMM_WORLD of each rank of torch, which differ after `shrink_group` of all ranks."""
+    if not dist.is_initialized() or dist.get_world_size() == size:
+        return list(range(size))
+    return list(job.list_world_ranks(find_communicator(None).mpi) or ())

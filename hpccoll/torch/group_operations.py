@@ -26,6 +26,7 @@ from hpccoll.torch.communicators import close_communicator
 from hpccoll.torch.compilation import exempt_from_compilation
 from hpccoll.torch.futures import get_completer
 from hpccoll.torch.reductions import parse_reduction
+from hpccoll.torch.shrinking import SHRUNK
 from hpccoll.torch.sparse import add_sparse
 from hpccoll.torch.tensors import CopiesBack, as_array, count_elements, flatten, list_plain, overlaps_wrongly
 from hpccoll.torch.work import NOT_GIVEN, InFlightWork, Start, TorchWork, get_lock
@@ -330,8 +331,9 @@ class GroupOperations:
 
     def shutdown(self) -> None:
         """Free the communicator; collective. If the group is unusable on a rank, all ranks keep the communicator."""
-        with get_lock():
-            close_communicator(self.comm, usable=not self.unusable)
+        if self.unusable != SHRUNK:
+            with get_lock():
+                close_communicator(self.comm, usable=not self.unusable)
         self.unusable = f"the group was destroyed; {NEW_GROUP}"
 
     def abort(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -13,18 +14,20 @@ from hpccoll.torch.compilation import exempt_from_compilation
 from hpccoll.torch.dispatch_modes import show_operations
 from hpccoll.torch.group_operations import GroupOperations
 from hpccoll.torch.monitored_barrier import MonitoredBarrier
+from hpccoll.torch.shrinking import Shrinkable
 from hpccoll.torch.work import advance_operations
 
 
 @exempt_from_compilation
 @show_operations()
-class HpccollProcessGroup(GroupOperations, dist.ProcessGroup):  # type: ignore[misc]
+class HpccollProcessGroup(Shrinkable, GroupOperations, dist.ProcessGroup):  # type: ignore[misc]
     """A process group over a communicator. Torch asks for operations by old and by new names, so it has both."""
 
     def __init__(self, comm: Communicator, timeout: timedelta, store: Any) -> None:
         dist.ProcessGroup.__init__(self, comm.rank, comm.size)
         self.comm, self.timeout, self._store = comm, timeout, store
         self._name, self._description = "", ""
+        self.global_ranks: list[int] = []  # of a group that `shrink` has made
         self._monitored_barrier = MonitoredBarrier(store, comm.rank, comm.size, advance_operations)
 
     _allgather_base = GroupOperations.all_gather_single
@@ -78,6 +81,12 @@ class HpccollProcessGroup(GroupOperations, dist.ProcessGroup):  # type: ignore[m
     def rank(self) -> int:
         """Return this process's rank in the group."""
         return self.comm.rank
+
+    def _make_shrunk(self, comm: Communicator, left: Sequence[int], options: Any) -> HpccollProcessGroup:  # noqa: ARG002
+        """Return a process group over `comm`."""
+        made, ranks = HpccollProcessGroup(comm, self.timeout, self._store), dist.get_process_group_ranks(self)
+        made.global_ranks = [ranks[rank] for rank in left]
+        return made
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """Block until all ranks have called this; raise DistBackendError that names missing ranks after a timeout.

@@ -1,0 +1,63 @@
+"""Compare calls of communicators with on_failure="raise" with calls of default communicators, without any failure.
+
+Both communicators have the same ranks, in a job that can go on after the death of a rank. The thread that asks MPI for
+dead ranks runs during the calls of both sides; a last row has its time.
+
+    mpirun --with-ft ulfm -n 2 python bench/failure_cost.py --json failure_cost.jsonl
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from functools import partial
+
+import numpy as np
+from compare import Bench, Case, Must, Side, all_reduce_check
+from script import Result, main
+
+from hpccoll.communicator import Communicator
+from hpccoll.records import SCHEMA
+from hpccoll.runtime.failure_detection.endings import get_endings
+from hpccoll.runtime.failure_detection.survival import TICK_S
+
+END, RAISE = 'on_failure="end"', 'on_failure="raise"'
+SHORT, LONG = ("shared_one_shot", "recursive_doubling"), ("shared_two_shot", "ring")
+SHORT_BYTES, LOOKS = 4096, 2000
+
+
+def measure(bench: Bench) -> Iterator[Result]:
+    """Yield a case per size and algorithm, and the time of the thread."""
+    raising = Communicator(bench.comm, on_failure="raise")
+    for nbytes in bench.sizes:
+        x = np.zeros(max(nbytes // 4, 1), np.float32)
+        for algorithm in SHORT if nbytes <= SHORT_BYTES else LONG:
+            end, fail = (partial(comm.all_reduce, x, x, algorithm=algorithm) for comm in (bench.own, raising))
+            sides = [
+                Side(END, end),
+                Side(f"{END}, again (A/A)", end),
+                Side(RAISE, fail, (Must("no slower", END),)),
+            ]
+            batch = 100 if nbytes <= SHORT_BYTES else 1
+            yield bench.run(Case(algorithm, nbytes, batch, sides, check=all_reduce_check(bench.comm, x)))
+    yield time_looks(bench)
+    raising.close()
+
+
+def time_looks(bench: Bench) -> Result:
+    """Return a record of the time in which the thread asks MPI for dead ranks, on this rank."""
+    endings = get_endings()
+    watches = list(endings._watches.values())  # noqa: SLF001 - what the thread passes
+    with endings.lock:
+        begin = time.perf_counter()
+        for _ in range(LOOKS):
+            endings.survival.look(watches)
+        us = (time.perf_counter() - begin) / LOOKS * 1e6
+    share = us * 1e-6 / TICK_S
+    line = f"{'':>8} the thread asks MPI {1 / TICK_S:.0f} times a second, {us:.1f} us each: {share:.4%} of a core"
+    return {"schema": SCHEMA, "kind": "failure_watch", "script": bench.script, "us": us, "line": line}
+
+
+if __name__ == "__main__":
+    sys.exit(main(__doc__ or "", "8,16M", measure))

@@ -1,0 +1,123 @@
+"""What torch.distributed.shrink_group asks of a group: a group without some ranks, dead ones among them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import cache, wraps
+from typing import Any, Final
+
+import torch.distributed as dist
+
+from hpccoll.communicator import Communicator
+from hpccoll.errors import RankLostError, UsageError
+from hpccoll.runtime.fault_tolerance import find_dead, is_enabled
+
+DEATH_KNOWN_S: Final = 1.0  # until MPI must know of the death of a rank that the program excludes
+SHRUNK: Final = "torch.distributed.shrink_group has replaced the group; use the group that it returned"
+CREATE: Final = "_create_shrunk_process_group"  # torch's function that makes a process group over a shrunk backend
+
+
+class Shrinkable:
+    """A group that torch can shrink; a part of the classes of process groups and backends."""
+
+    comm: Communicator
+    unusable: str
+    _smaller: Communicator | None = None  # of the living ranks, after a call of `shrink` that excluded others
+    _living: tuple[int, ...] = ()  # the ranks of `_smaller` in this group
+
+    @property
+    def supports_shrinking(self) -> bool:
+        """Whether torch may call `shrink`."""
+        return True
+
+    def shrink(self, ranks_to_exclude: Sequence[int], shrink_flags: int = 0, options: Any = None) -> Any:  # noqa: ARG002
+        """Return a group of the other ranks, in their order; collective over them.
+
+        After the death of a rank, the excluded ranks must be the dead ones. Operations in flight are not continued.
+
+        Args:
+            ranks_to_exclude: ranks of this group.
+            shrink_flags: is ignored, because a death ends operations in flight by itself.
+            options: torch's options of the new backend, or None.
+
+        Raises:
+            UsageError: after a death, other ranks than the dead ones are excluded.
+        """
+        left = tuple(rank for rank in range(self.comm.size) if rank not in ranks_to_exclude)
+        made = self._open_smaller(left, ranks_to_exclude)
+        self.unusable = SHRUNK
+        return self._make_shrunk(made, left, options)
+
+    def _make_shrunk(self, comm: Communicator, left: Sequence[int], options: Any) -> Any:
+        """Return a group over `comm`, whose ranks are the ranks `left` of this group."""
+        raise NotImplementedError
+
+    def _open_smaller(self, left: tuple[int, ...], excluded: Sequence[int]) -> Communicator:
+        """Return a communicator of the ranks `left`, collective over them."""
+        if not self.comm.lost_ranks and self._smaller is None:
+            try:
+                made = self.comm.new_group(left)
+                if made is not None:
+                    return made
+            except RankLostError:  # the program knew of the death first
+                pass
+        if self._smaller is None:
+            self._require_dead(excluded)
+            self._smaller, self._living = _shrink(self.comm, tuple(range(self.comm.size)))
+        elif self._smaller.lost_ranks:
+            self._smaller, self._living = _shrink(self._smaller, self._living)
+        if self._living != left:
+            dead = [rank for rank in range(self.comm.size) if rank not in self._living]
+            raise UsageError(f"shrink_group excludes ranks {list(excluded)}, but ranks {dead} are dead; exclude these")
+        return self._smaller
+
+    def _require_dead(self, excluded: Sequence[int]) -> None:
+        """Raise UsageError unless the excluded ranks are dead, because a shrink waits for all living ranks."""
+        end, alive = time.monotonic() + DEATH_KNOWN_S, set(excluded)
+        while alive and is_enabled() and time.monotonic() < end:
+            alive = set(excluded) - set(find_dead(self.comm.mpi))
+            time.sleep(0.01 if alive else 0)
+        if alive:
+            raise UsageError(
+                f"shrink_group excludes ranks {sorted(alive)}, which live; after the death of ranks "
+                f"{list(self.comm.lost_ranks)} exclude only dead ranks"
+            )
+
+
+def _shrink(comm: Communicator, ranks: tuple[int, ...]) -> tuple[Communicator, tuple[int, ...]]:
+    """Shrink a communicator; return the new one, and those of the numbers `ranks` of its ranks that are left."""
+    before = comm.mpi.Get_group()
+    made = comm.shrink()
+    after = made.mpi.Get_group()
+    living = tuple(ranks[old] for old in after.Translate_ranks(range(made.size), before))
+    before.Free()
+    after.Free()
+    return made, living
+
+
+@cache
+def let_torch_shrink_process_groups() -> None:
+    """Let torch's `shrink_group` accept a process group of Python in the place of a backend.
+
+    Torch 2.13 can make a process group only over a backend written in C++. Its function `_create_shrunk_process_group`
+    is replaced by one that returns a shrunk process group of Python as it is.
+    """
+    module = dist.distributed_c10d
+    create: Callable[..., Any] | None = getattr(module, CREATE, None)
+    if create is None:
+        return
+
+    @wraps(create)
+    def create_or_return(new_backend: Any, ranks: list[int], metadata: dict[str, Any], is_default: bool) -> Any:
+        """Return the process group over a shrunk backend."""
+        if not isinstance(new_backend, Shrinkable):
+            return create(new_backend, ranks, metadata, is_default)
+        group: Any = new_backend
+        ranks[:] = group.global_ranks  # torch excludes the group's numbers from those of all ranks
+        group._set_group_name(metadata["new_group_name"])  # noqa: SLF001 - torch has no public name
+        former = "default:shrunken" if is_default else f"{metadata['original_group_name']}:shrunk"
+        group._set_group_desc(former)  # noqa: SLF001 - as above
+        return group
+
+    setattr(module, CREATE, create_or_return)
