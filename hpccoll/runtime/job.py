@@ -299,3 +299,8 @@ def find_commit() -> str | None:
         return subprocess.run(describe, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None
+
+
+def is_interactive() -> bool:
+    """Whether Python or IPython shows exceptions to a user who goes on typing."""
+    return hasattr(sys, "ps1") or bool(sys.flags.interactive)

@@ -108,7 +108,7 @@ INNER_FLOORS = {  # within a package; a module may import from its own entry and
                 "work",
             )
         },
-        **{name: (3, name) for name in ("arguments", "address_space", "node_memory", "queued_run")},
+        **{name: (3, name) for name in ("arguments", "address_space", "node_memory", "queued_run", "survivor_calls")},
         **{name: (4, name) for name in ("plan_executable", "plain_arrays")},
         "messages": (5, "messages"),
         "shared_memory": (5, "shared_memory"),

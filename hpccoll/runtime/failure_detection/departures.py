@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from mpi4py import MPI
 
+from hpccoll.errors import CommunicationError
 from hpccoll.runtime.failure_detection.rank_losses import LossNotice, LossWatch
 from hpccoll.runtime.progress import get_progress
 from hpccoll.runtime.recorder.call_recorder import CallRecorder
@@ -190,6 +191,10 @@ class DepartureWatch:
         if self.losses is not None:
             self.losses.revoke()
         return now - self._interrupted_at >= BLOCKED_S
+
+    def make_interruption_error(self) -> CommunicationError | None:
+        """Return the error of calls of an unusable communicator; None if it is usable."""
+        return None if self.state.interruption is None else self.state.interruption.make_error(self._rank)
 
     def _announce_interruption(self, now: float, interruption: Interruption | None) -> None:
         """Note the time of an interruption, and tell the other ranks of it if it is this rank's; once."""

@@ -24,8 +24,8 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, suppress
 from functools import cache, partial, wraps
 from traceback import format_exc
 from types import TracebackType
@@ -40,7 +40,7 @@ from hpccoll.runtime.backoff import Backoff
 from hpccoll.runtime.failure_detection.departures import Complaint, DepartureWatch, find_world_rank, has_messages_for
 from hpccoll.runtime.failure_detection.process_watch import ProcessWatch, find_error_location, find_location
 from hpccoll.runtime.failure_detection.rank_losses import LossWatch
-from hpccoll.runtime.failure_detection.survival import Survival
+from hpccoll.runtime.failure_detection.survival import Survival, lock_within
 from hpccoll.runtime.failure_detection.watchdog import Watchdog, read_timeout
 from hpccoll.runtime.progress import get_progress
 from hpccoll.runtime.recorder.call_recorder import CallRecorder
@@ -80,7 +80,7 @@ class JobEndings:
         world = MPI.COMM_WORLD
         self._where = f"rank {world.rank} of {world.size} on {MPI.Get_processor_name()}"
         if world.size > 1:
-            if not _is_interactive():
+            if not job.is_interactive():
                 self._chain_hooks()
             # MPI_Finalize first frees COMM_SELF's attributes, also if the program calls MPI.Finalize itself.
             self._finalize_key = MPI.Comm.Create_keyval(delete_fn=lambda *_: self.leave())
@@ -157,7 +157,7 @@ class JobEndings:
                 if self._stop.is_set():
                     return
                 now = clock.read(time.monotonic())
-                with self._lock_mpi():
+                with lock_within(self.lock, self._timeout_s):
                     if MPI.Is_finalized():
                         return
                     self._look_for_interruptions(now)
@@ -170,16 +170,6 @@ class JobEndings:
                     self._check(now)
         finally:
             processes.release()
-
-    @contextmanager
-    def _lock_mpi(self) -> Iterator[None]:
-        """Hold the lock in the `with` block, unless another thread holds it for HPCCOLL_TIMEOUT (survivor_calls.py)."""
-        is_held = self.lock.acquire(timeout=-1 if self._timeout_s is None else self._timeout_s)
-        try:
-            yield
-        finally:
-            if is_held:
-                self.lock.release()
 
     def _note_death(self, watchdog: Watchdog, rank: int) -> None:
         """Record that the process of a rank of this host has ended, and look whether calls must be told."""
@@ -203,20 +193,14 @@ class JobEndings:
         for watch in self._watches.values() if self._sends_notices else ():
             watch.poll()
             if watch.examine_interruption(now, get_progress().stop_wait) and watch.may_complain:
-                self._report_interruption(watch.state)
-        vain = self.survival.find_vain_wait(now)
-        if vain is not None:
-            self._end_job(vain)
+                self._report_interruption(watch.make_interruption_error())
+        self._report_interruption(self.survival.find_vain_wait(now))
 
-    def _report_interruption(self, state: CallRecorder) -> None:
-        """End the job, because this rank waits in MPI for a rank whose call was interrupted."""
-        if state.interruption is not None:
-            self._end_job(state.interruption.make_error(state.rank))
-
-    def _end_job(self, error: CommunicationError) -> None:
-        """End the job, because this rank waits in vain."""
-        sys.stderr.write(f"Error: {self._where} ends the job: {error}\n")
-        self._abort(COMMUNICATION_FAILED)
+    def _report_interruption(self, error: CommunicationError | None) -> None:
+        """End the job if there is an error, because this rank waits for a rank that makes no more calls."""
+        if error is not None:
+            sys.stderr.write(f"Error: {self._where} ends the job: {error}\n")
+            self._abort(COMMUNICATION_FAILED)
 
     def _report_hang(self, watchdog: Watchdog, reason: str = "") -> None:
         """Print the report of `Watchdog.report` and end the job, unless another rank reports."""
@@ -350,7 +334,7 @@ class JobEndings:
         self._wait_for_departures(watches)
         for watch in watches:
             if get_progress().has_thread_in_mpi and watch.may_complain:  # MPI cannot be finalized
-                self._report_interruption(watch.state)
+                self._report_interruption(watch.make_interruption_error())
         if self._watchdog is not None and self._timeout_s is not None and any(each.may_complain for each in watches):
             mismatch = self._watchdog.find_unnoticed_mismatch()
             if mismatch:
@@ -430,8 +414,3 @@ def get_endings() -> JobEndings:
 
 
 _SUCCESS = ("sys.exit()", "sys.exit(0)", "sys.exit(False)")
-
-
-def _is_interactive() -> bool:
-    """Whether Python or IPython shows exceptions to a user who goes on typing."""
-    return hasattr(sys, "ps1") or bool(sys.flags.interactive)

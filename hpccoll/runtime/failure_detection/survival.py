@@ -179,3 +179,17 @@ class Survival:
         for rank in guilty:
             kill_rank(rank, self._processes, self._notify)
         return bool(guilty)
+
+
+@contextmanager
+def lock_within(lock: threading.Lock, limit_s: float | None) -> Iterator[None]:
+    """Hold a lock in the `with` block, unless another thread holds it for longer than `limit_s` seconds.
+
+    The main thread holds the lock of `JobEndings` while it is in MPI's shrink, which waits for a rank that hangs.
+    """
+    is_held = lock.acquire(timeout=-1 if limit_s is None else limit_s)
+    try:
+        yield
+    finally:
+        if is_held:
+            lock.release()
