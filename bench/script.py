@@ -24,6 +24,7 @@ from hpccoll.errors import HpccollError
 from hpccoll.measure.results.result_file import RecordWriter, read_records
 from hpccoll.records import RunRecord
 from hpccoll.runtime import job
+from hpccoll.runtime.fault_tolerance import is_enabled
 from hpccoll.statistics import CONFIDENCE
 from hpccoll.units import format_size, parse_size
 
@@ -79,7 +80,9 @@ def _run(options: argparse.Namespace, measure: Callable[[Bench], Iterator[Result
         finished = world.bcast(_list_finished(options.resume) if comm.rank == 0 else None)
         timing = options.seconds, options.patience, options.seed, options.link_mbit
         bench = Bench(name, comm, own, sizes, *timing, finished, time.monotonic() + options.stop_after)
-        run = make_run_record(comm, f"mpirun -n {comm.size} python bench/{name}.py {' '.join(sys.argv[1:])}".strip())
+        launcher = "mpirun --with-ft ulfm" if is_enabled() else "mpirun"
+        command = f"{launcher} -n {comm.size} python bench/{name}.py {' '.join(sys.argv[1:])}"
+        run = make_run_record(comm, command.strip())
         show: Callable[[str], object] = print if comm.rank == 0 and options.json != "-" else _silent
         keep: Callable[[Mapping[str, Any]], object] = _silent
         is_new = not (options.resume and Path(options.resume).exists())

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from hpccoll.runtime.job import get_mpi_library
 from tests.jobs.launch import run_script
 from tests.jobs.random_kills import find_leftovers, run_job
 
+BENCH = Path(__file__).parents[2] / "bench"
 needs_ulfm = pytest.mark.skipif(
     not get_mpi_library().startswith("Open MPI"), reason="only Open MPI goes on after the death of a rank"
 )
@@ -180,6 +184,22 @@ def test_a_death_does_not_crash_ranks_that_make_communicators():
     done = run_script(DUPLICATES, 9, launcher=("--with-ft", "ulfm"))
     assert done.stdout.count("repaired True") == 9
     assert "Segmentation fault" not in done.stdout + done.stderr
+
+
+@needs_ulfm
+def test_the_cost_without_a_death_is_compared(tmp_path):
+    path = tmp_path / "cost.jsonl"
+    script = [str(BENCH / "failure_cost.py"), "--sizes", "8", "--seconds", "0.05", "--json", str(path)]
+    done = run_script(script, 2, launcher=("--with-ft", "ulfm"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    run, *rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert run["command"].startswith("mpirun --with-ft ulfm -n 2 python bench/failure_cost.py")
+    assert [row["side"] for row in rows[:3]] == [
+        'on_failure="end"',
+        'on_failure="end", again (A/A)',
+        'on_failure="raise"',
+    ]
+    assert rows[-1]["kind"] == "failure_watch"
 
 
 def test_the_error_names_a_command():
