@@ -128,6 +128,7 @@ def test_all_ranks_may_leave_the_loop_by_break_after_a_death():
 
 
 @needs_ulfm
+@pytest.mark.slow
 @pytest.mark.parametrize("delay", [0, 2])  # the other ranks wait for rank 1 already, or not yet
 def test_a_break_of_one_rank_after_a_death_ends_the_waits_of_the_others(delay):
     script = BREAK_AFTER_DEATH.format(everywhere=False, delay=delay)

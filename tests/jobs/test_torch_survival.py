@@ -41,6 +41,7 @@ def run_surviving(launcher: SurvivalLauncher, ranks: int, words: list[str], faul
     return done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, pytest.param(2, marks=pytest.mark.full)])  # rank 0 has torch's store
 def test_the_program_of_the_page_continues_after_a_death(launcher, rank):
     output = run_surviving(launcher, 3, [str(PROGRAM)], f"kill:rank={rank},call=40")
@@ -74,7 +75,7 @@ if rank != 1:
 """
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_group_of_some_ranks_shrinks(launcher):
     output = run_surviving(launcher, 4, ["-c", GROUP], "kill:rank=2,call=20")
     assert sorted(output.splitlines()) == ["0 2 [3.0, 3.0] 3", "1 2 [3.0, 3.0] 3"]
