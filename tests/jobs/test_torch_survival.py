@@ -71,7 +71,8 @@ if rank != 1:
         group = dist.shrink_group(lost, group)
     x = torch.full((2,), float(rank))
     dist.all_reduce(x, group=group)
-    print(dist.get_rank(group), dist.get_world_size(group), x.tolist(), dist.get_global_rank(group, 1))
+    rank, size, last = dist.get_rank(group), dist.get_world_size(group), dist.get_global_rank(group, 1)
+    print(f"{rank} {size} {x.tolist()} {last}\\n", end="", flush=True)
 """
 
 
@@ -97,7 +98,7 @@ if rank != 1:
     again = dist.new_group([0, 1])
     y = torch.ones(1)
     dist.all_reduce(y, group=again)
-    print(dist.get_rank(), dist.get_world_size(), x.tolist(), y.tolist())
+    print(f"{dist.get_rank()} {dist.get_world_size()} {x.tolist()} {y.tolist()}\\n", end="", flush=True)
     dist.destroy_process_group()
 """
 
