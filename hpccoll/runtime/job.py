@@ -237,17 +237,19 @@ def list_world_ranks(comm: MPI.Intracomm) -> tuple[int, ...] | None:
     return None if module.UNDEFINED in ranks else ranks
 
 
-def _identify_host(name: str) -> tuple[str, str, int]:
-    """Return what only ranks with the same shared memory have in common: `name`, the boot of the host, its /dev/shm.
+def _identify_host(name: str) -> tuple[str, str, str, int]:
+    """Return what only ranks with the same shared memory have in common.
 
-    `MPI.Comm.Split_type` is not asked: under some distributions of `srun`, MPICH gives each rank a host of its own.
+    That is the host's `name`, its name in SLURM, the boot of its machine, and its /dev/shm. `MPI.Comm.Split_type` is
+    not asked: under some distributions of `srun`, MPICH gives each rank a host of its own. In a lab without
+    namespaces, the nodes differ by their names in SLURM only.
     """
     boot, memory = "", 0
     with suppress(OSError), open(_BOOT_ID, encoding="ascii") as file:  # noqa: PTH123 - `pathlib` takes 5 ms to import
         boot = file.read()
     with suppress(OSError):
         memory = os.stat(_MEMORY_FILES).st_dev  # noqa: PTH116
-    return name, boot, memory
+    return name, os.environ.get("SLURMD_NODENAME", ""), boot, memory
 
 
 def _get_namespace() -> int:
@@ -270,7 +272,7 @@ def detect_layout(comm: MPI.Intracomm, recorder_file: str = "") -> RankLayout:
     emulated = _find_emulated_node(module.COMM_WORLD.rank, os.environ)
     process = os.getpid(), _get_namespace()
     rows = comm.allgather((_identify_host(module.Get_processor_name()), emulated, cores, process, recorder_file))
-    first_of_host: dict[tuple[str, str, int], int] = {}
+    first_of_host: dict[tuple[str, str, str, int], int] = {}
     hosts = [first_of_host.setdefault(row[0], rank) for rank, row in enumerate(rows)]
     places = [(host, row[1]) for host, row in zip(hosts, rows, strict=True)]
     nodes = {place: number for number, place in enumerate(dict.fromkeys(places))}
