@@ -110,7 +110,7 @@ class TrainOutput(RunOutput):
 
 
 def print_comparison(found: TrainCompareRecord) -> None:
-    """Print the median steps of hpccoll and of torch, with their 95 % intervals."""
+    """Print the median step times of hpccoll and of torch with 95 % intervals, and how much their losses differ."""
     headings = ("training by", "step ms", "95 % interval", "ratio", "its interval")
     own, other = (
         [f"{1e3 * median:.3f}", f"{1e3 * low:.3f} to {1e3 * high:.3f}"]
