@@ -158,6 +158,28 @@ def test_a_rank_that_does_not_agree_counts_as_dead():
     assert run_surviving(LATE, 3, HPCCOLL_TIMEOUT="2").splitlines() == ["size 2"] * 2
 
 
+AGREEMENTS = """
+import numpy as np
+import hpccoll
+
+comm, other = (hpccoll.Communicator(on_failure="raise") for _ in range(2))
+for number in range(100_000):
+    if number % 50 == 0:
+        work = other.all_reduce(np.ones(100_000), async_op=True)
+    assert comm.agree(number % 3 or comm.rank) is bool(number % 3), number
+    if number % 50 == 49:
+        assert (work.wait() == comm.size).all()
+print("right")
+"""
+
+
+@needs_ulfm
+@pytest.mark.full
+def test_agreements_are_right_while_operations_are_in_flight():
+    """With calls of MPI by another thread meanwhile, Open MPI's `MPI_Comm_agree` returned a wrong flag in most runs."""
+    assert run_surviving(AGREEMENTS, 3).splitlines() == ["right"] * 3
+
+
 DUPLICATES = """
 import os, signal, sys, threading, time
 from mpi4py import MPI
