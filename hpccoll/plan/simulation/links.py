@@ -172,6 +172,20 @@ class LinkTable:
             slowest = [np.maximum(s, c / fabric.capacity) for s, c in zip(slowest, counts, strict=True)]
         return slowest
 
+    def sum_shared_bytes(self, peers: Sequence[PeerLinks], nbytes: Sequence[Floats]) -> tuple[Floats, ...]:
+        """Return the bytes of a round on each link between switches, one array per kind of links that nodes share.
+
+        `nbytes` has the bytes that each rank sends in each step. The result is empty if nodes share no links.
+        """
+        if self._fabric is None:
+            return ()
+        sums = [np.zeros(self._fabric.links) for _ in range(self._fabric.kinds)]
+        for peer, sent in zip(peers, nbytes, strict=True):
+            for link, total in zip(peer.shared, sums, strict=True):
+                used = link.number != NO_LINK
+                np.add(total, np.bincount(link.number[used], sent[used], len(total)), out=total)
+        return tuple(sums)
+
     def _never_shares_nic(self, peers: Sequence[PeerLinks]) -> bool:
         """Whether no two ranks share a NIC even if all messages of the round, empty ones too, are sent; cached."""
         if self.machine.ranks_per_node == self.machine.nics_per_node or all(peer.far is None for peer in peers):

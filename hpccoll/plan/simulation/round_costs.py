@@ -80,6 +80,7 @@ class RoundCosts:
 
     A round of loads and stores has `accessing` (the seconds of each rank) instead of moves; a round of fences has
     `fences`. `uses` counts the rounds that share this object and whose bytes have not been added to the totals yet.
+    `shared` has the bytes on each link between switches, one array per kind of links.
     """
 
     moves: tuple[MoveCosts, ...]
@@ -90,6 +91,7 @@ class RoundCosts:
     uses: int = 0
     accessing: Floats | None = None
     fences: FenceCosts | None = None
+    shared: tuple[Floats, ...] = ()
 
 
 class RoundPricer:
@@ -102,6 +104,7 @@ class RoundPricer:
         self._shared = SharedMemoryPricer(plan, machine, chunk_bytes, self.links)
         self.messages = 0
         self._sums = (np.zeros(represented), np.zeros(represented))
+        self._shared_sums: tuple[Floats, ...] = ()
         self._rounds: dict[tuple[object, ...], tuple[list[Move], RoundCosts]] = {}
 
     def price(self, steps: Sequence[Step]) -> RoundCosts:
@@ -140,6 +143,12 @@ class RoundPricer:
         self._add_up_cached()
         return self._sums
 
+    def find_busiest_shared(self) -> float:
+        """Return the bytes on the busiest link between switches, divided by its bandwidth in NICs; 0 without one."""
+        self._add_up_cached()
+        most = max((float(links.max(initial=0.0)) for links in self._shared_sums), default=0.0)
+        return most / self.machine.fabric.capacity if self.machine.fabric else 0.0
+
     def _add_up_cached(self) -> None:
         """Add the bytes and messages of all cached rounds to the totals and empty the cache."""
         for _, costs in self._rounds.values():
@@ -149,16 +158,17 @@ class RoundPricer:
     def add_repeated(self, costs: RoundCosts, times: int) -> None:
         """Add the bytes and messages of `times` further rounds with the given costs to the totals."""
         within, between = self._sums
-        within += costs.within * times
-        between += costs.between * times
+        within += costs.within if times == 1 else costs.within * times
+        between += costs.between if times == 1 else costs.between * times
         self.messages += costs.messages * times
+        if costs.shared and not self._shared_sums:
+            self._shared_sums = tuple(np.zeros(len(links)) for links in costs.shared)
+        for total, links in zip(self._shared_sums, costs.shared, strict=False):  # none in rounds without messages
+            np.add(total, links * times, out=total)
 
     def _add_bytes(self, costs: RoundCosts) -> None:
         """Add the bytes and messages of all rounds with these costs to the totals."""
-        within, between = self._sums
-        within += costs.within if costs.uses == 1 else costs.within * costs.uses
-        between += costs.between if costs.uses == 1 else costs.between * costs.uses
-        self.messages += costs.messages * costs.uses
+        self.add_repeated(costs, costs.uses)
 
     def _cache_key(self, moves: Sequence[Move], sent: Sequence[ByteCounts]) -> tuple[object, ...] | None:
         """Return a cache key that is equal for rounds of equal costs; None if computing the costs again is cheaper."""
@@ -193,7 +203,8 @@ class RoundPricer:
                 between += crossing * each.far
         within -= between
         messages = sum(int(np.count_nonzero(goes)) for goes in sent_masks)
-        return RoundCosts(tuple(move_costs), copying, within, between, messages)
+        shared = self.links.sum_shared_bytes(peers, nbytes)
+        return RoundCosts(tuple(move_costs), copying, within, between, messages, shared=shared)
 
     def _sent_mask(self, peers: PeerLinks, nbytes: Floats) -> Mask:
         """Return which ranks send a message; empty messages are sent only in barriers."""

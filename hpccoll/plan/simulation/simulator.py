@@ -48,6 +48,8 @@ class Simulation:
 
     `clocks_s` has the time at which each rank finishes, without the overhead of the call. `within` has the bytes that
     each rank sends, loads or stores inside its node, and `between` the bytes that the rank sends to other nodes.
+    `busiest_shared` has the bytes on the busiest link between switches, divided by its bandwidth in NICs; it is 0 if
+    nodes share no links.
     `steps` counts the rounds that contain messages, loads or stores; `messages` includes loads and stores; `nbytes` is
     the message size S, as nccl-tests defines it.
     """
@@ -62,6 +64,7 @@ class Simulation:
     within: Floats
     between: Floats
     path: CriticalPath | None
+    busiest_shared: float = 0.0
 
     @property
     def seconds(self) -> float:
@@ -110,7 +113,8 @@ def simulate(
     within, between = run.pricer.sent()
     nbytes = plan.operation.message_bytes(count, itemsize, plan.ranks)
     messages = run.pricer.messages * (plan.ranks // represented)
-    return Simulation(plan, machine, nbytes, len(rounds), run.steps, messages, clocks, within, between, path)
+    busiest = run.pricer.find_busiest_shared()
+    return Simulation(plan, machine, nbytes, len(rounds), run.steps, messages, clocks, within, between, path, busiest)
 
 
 def _list_sizes(plan: Plan, count: Count, chunks: int) -> IntArray:
