@@ -35,7 +35,7 @@ from hpccoll.plan.simulation.repeated_rounds import (
     list_strides,
     make_cost_signature,
 )
-from hpccoll.plan.simulation.round_costs import RoundCosts, RoundPricer
+from hpccoll.plan.simulation.round_costs import MoveCosts, RoundCosts, RoundPricer
 from hpccoll.plan.simulation.symmetry import find_period
 from hpccoll.plan.step import Floats, IntArray
 
@@ -262,7 +262,12 @@ def advance_clocks(state: ClockState, costs: RoundCosts, waited_for: MoveNumbers
         return state
     out = done = state.clocks
     port = state.port
+    if any(move.receivers is not None for move in costs.moves):
+        out, done, port = out.copy(), done.copy(), port.copy()
     for number, move in enumerate(costs.moves, 1):
+        if move.receivers is not None:
+            _carry_messages(out, done, port, move, move.receivers, waited_for, number)
+            continue
         begin = out[move.source_index]
         begin += move.flight
         free = None if waited_for is None else begin >= port  # otherwise the port is busy with an earlier message
@@ -280,3 +285,25 @@ def advance_clocks(state: ClockState, costs: RoundCosts, waited_for: MoveNumbers
     if waited_for is not None:
         waited_for[out > done] = 0
     return ClockState(np.maximum(done, out), port)
+
+
+def _carry_messages(
+    out: Floats,
+    done: Floats,
+    port: Floats,
+    move: MoveCosts,
+    receivers: IntArray,
+    waited_for: MoveNumbers | None,
+    number: int,
+) -> None:
+    """Advance the clocks of the ranks that send and receive the messages of a move that lists them, in place."""
+    begin, busy_until = out[move.source_index] + move.flight, port[receivers]
+    free = begin >= busy_until
+    arrived = np.maximum(begin, busy_until) + move.receiving
+    port[receivers] = arrived
+    if waited_for is not None:
+        waited_for[receivers[free & (arrived > done[receivers])]] = number
+    done[receivers] = np.maximum(done[receivers], arrived)
+    if move.reducing is not None:
+        done[receivers] += move.reducing
+    out[move.source_index] += move.busy
