@@ -96,6 +96,11 @@ def _find_rank_counts(text: str, algorithms: Sequence[Algorithm]) -> list[int]:
     return _parse_rank_counts(text) if list_given_options("ranks") or not own else own
 
 
+def _parse_sizes(text: str | None) -> Sequence[int | None]:
+    """Return the message sizes of `--size`; None for the default of each algorithm and rank count."""
+    return [None] if text is None else [parse_size(part) for part in text.split(",")]
+
+
 @click.command(epilog="Example: hpccoll simulate all_reduce/ring all_reduce/double_tree --ranks 24576 --machine summit")
 @click.argument("names", nargs=-1, metavar="OP/ALGORITHM... | SCHEDULE... | FILE...", shell_complete=complete_plans)
 @click.option(
@@ -147,8 +152,7 @@ def simulate(
         return
     _reject_unused_options(map_file)
     algorithms = resolve_algorithms(names or ("all_reduce",))
-    counts = _find_rank_counts(ranks, algorithms)
-    sizes = [None] if size is None else [parse_size(part) for part in size.split(",")]
+    counts, sizes = _find_rank_counts(ranks, algorithms), _parse_sizes(size)
     chosen = resolve_machine(counts, machine, algorithms if names else [])
     if not is_printing_rank():
         return
@@ -210,7 +214,7 @@ def _simulate_cases(
 
 def _choose_size(algorithm: Algorithm, n: int, machine: Machine) -> int:
     """Return the message size that is simulated without --size; many ranks have symmetry only with equal chunks."""
-    if n <= MOST_UNSYMMETRIC or algorithm.operation.has_blocks:
+    if n <= MOST_UNSYMMETRIC or algorithm.operation.has_blocks or "chunks" in algorithm.parameters:
         return DEFAULT_SIZE
     return ITEMSIZE * n if algorithm.plan(n, nodes=fill_nodes(n, machine)).column(0).chunks >= n else DEFAULT_SIZE
 

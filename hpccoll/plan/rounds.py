@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from hpccoll.errors import PlanError
 from hpccoll.plan.step import NO_PEER, IntArray, Ints, Move, Op, PeerMap, Region, RegionMap, Step
 
-Places: TypeAlias = IntArray | slice  # indices of some ranks, or all ranks
+PeerPlaces: TypeAlias = IntArray | slice  # indices of some ranks, or all ranks
 _MANY_RANKS, _FEW = 2**12, 4  # of many ranks, at most one of _FEW has a peer
 
 
@@ -107,7 +107,7 @@ def relabel_ranks(rounds: Rounds, rank_of: PeerMap) -> Rounds:
     return rounds.map_steps(lambda step: step.map_peers(change))
 
 
-def relabel_places(rounds: Rounds, rank_of: Callable[[IntArray, Places], IntArray]) -> Rounds:
+def relabel_places(rounds: Rounds, rank_of: Callable[[IntArray, PeerPlaces], IntArray]) -> Rounds:
     """Return the rounds with every peer replaced by `rank_of(peers, places)`, where places are indices of ranks.
 
     If few of many ranks have a peer, `rank_of` is only called for these.

@@ -260,8 +260,7 @@ def advance_clocks(state: ClockState, costs: RoundCosts, waited_for: MoveNumbers
         return ClockState(clocks, state.port)
     if not costs.moves:
         return state
-    out = done = state.clocks
-    port = state.port
+    out, done, port = state.clocks, state.clocks, state.port
     if any(move.receivers is not None for move in costs.moves):
         out, done, port = out.copy(), done.copy(), port.copy()
     for number, move in enumerate(costs.moves, 1):

@@ -77,7 +77,7 @@ def test_a_chunk_per_rank_has_an_element_by_default_beyond_131072_ranks():
     for ranks, sizes in ((2**18, [2**20, 8192, 2**20]), (16, [8192] * 3)):
         out = run(*names, "--ranks", str(ranks), "--json", "-").stdout
         assert [json.loads(line)["nbytes"] for line in out.splitlines()[1:]] == sizes
-    with pytest.raises(UsageError, match="multiple|too long"):
+    with pytest.raises(UsageError, match="too long"):
         run(names[0], "--ranks", str(2**18), "--size", "8K")
 
 
