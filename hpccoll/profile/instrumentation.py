@@ -203,7 +203,8 @@ def _replace_functions(recorder: ProfileRecorder, module: ModuleType) -> None:
 def _keep_inherited(cls: type) -> None:
     """Give the Python subclasses of a class of torch the methods that they inherit, before these are replaced.
 
-    Torch takes a replaced method of a subclass for an override, and calls it where the method calls torch.
+    Otherwise, the subclasses would inherit the replacement, which torch takes for an override by the subclass: a call
+    would lead from the replacement to torch's own method, and from there back to the replacement, without end.
     """
     names = {method.name for method in list_methods()} & vars(cls).keys()
     for name in (name for name in names if type(vars(cls)[name]) is not TracedCall):

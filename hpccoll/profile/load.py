@@ -21,14 +21,14 @@ _MOST_BYTES: Final = 2**30
 
 @dataclass(frozen=True, slots=True, order=True)
 class CallSite:
-    """A line of the program that communicates."""
+    """A line of the program that communicates; line 0 stands for a trace without lines."""
 
     file: str
     line: int
     function: str
 
     def __str__(self) -> str:
-        return f"{Path(self.file).name}:{self.line}"
+        return f"{Path(self.file).name}:{self.line}" if self.line else Path(self.file).name
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ _BLOCKS = frozenset({"all_gather", "gather"})  # whose message size is that of a
 
 
 @dataclass(frozen=True, slots=True)
-class MessageClass:
+class TransferKind:
     """Transfers that take equally long: the operation, the ranks of its communicator, and the message size in bytes.
 
     `per_node` is the number of consecutive ranks of the communicator that share a node; of a message between two ranks,
@@ -42,14 +42,14 @@ class MessageClass:
 
 
 @dataclass(frozen=True, slots=True)
-class TransferKinds:
-    """The kind of each call as an index of `kinds`; -1: the call has no transfer on the network."""
+class JobTransfers:
+    """The kinds of a job's transfers; `index` has that of each call, or -1 if a call moves nothing."""
 
-    kinds: tuple[MessageClass, ...]
+    kinds: tuple[TransferKind, ...]
     index: IntArray
 
 
-def classify_transfers(graph: CallGraph, placement: Placement | None = None) -> TransferKinds:
+def classify_transfers(graph: CallGraph, placement: Placement | None = None) -> JobTransfers:
     """Return the kind of the transfer of each call; a wait has the kind of the operation that it completes.
 
     `placement` is None for the recorded one.
@@ -65,25 +65,25 @@ def classify_transfers(graph: CallGraph, placement: Placement | None = None) -> 
     op[instance[is_own]] = graph.op[is_own]
     groups = [members or tuple(range(graph.profile.size)) for members in (*graph.profile.comms, ())]  # -1: all ranks
     per_node = [placement.count_per_node(members) for members in groups]
-    are_near, numbers = _find_near_messages(graph, placement, count), dict[MessageClass, int]()
+    are_within, numbers = _find_messages_within_nodes(graph, placement, count), dict[TransferKind, int]()
     index = np.full(len(instance), -1)
     for call in np.flatnonzero(inside & (graph.transfer_s > 0)).tolist():
         number = instance[call]
         operation = _choose_modelled_operation(graph.operations[op[number]])
-        ranks, near = len(groups[comm[number]]), per_node[comm[number]]
+        ranks, shared = len(groups[comm[number]]), per_node[comm[number]]
         size = int(nbytes[number]) * (ranks if operation in _BLOCKS else 1)
-        kind = MessageClass(operation, ranks, size, int(are_near[number]) + 1 if operation == "send" else near)
+        kind = TransferKind(operation, ranks, size, int(are_within[number]) + 1 if operation == "send" else shared)
         index[call] = numbers.setdefault(kind, len(numbers))
-    return TransferKinds(tuple(numbers), index)
+    return JobTransfers(tuple(numbers), index)
 
 
-def _find_near_messages(graph: CallGraph, placement: Placement, count: int) -> NDArray[np.bool_]:
+def _find_messages_within_nodes(graph: CallGraph, placement: Placement, count: int) -> NDArray[np.bool_]:
     """Return whether each message is between two ranks of a node, by its number; false for collectives."""
-    sender, are_near = graph.matches.find_senders(), np.zeros(count, bool)
+    sender, are_within = graph.matches.find_senders(), np.zeros(count, bool)
     number = np.flatnonzero(sender >= 0)
     nodes, source, dest = np.array(placement.nodes), graph.rank[sender[number]], graph.dest[sender[number]]
-    are_near[number] = (dest >= 0) & (nodes[source] == nodes[dest])
-    return are_near
+    are_within[number] = (dest >= 0) & (nodes[source] == nodes[dest])
+    return are_within
 
 
 def _choose_modelled_operation(name: str) -> str:
@@ -107,7 +107,7 @@ class NetworkModel:
     machine: Machine | None = None
     algorithms: dict[str, str] = field(default_factory=dict)
 
-    def make_machine(self, kind: MessageClass) -> Machine:
+    def make_machine(self, kind: TransferKind) -> Machine:
         """Return the machine model for a kind of transfers."""
         if self.machine is not None:
             return self.machine.with_ranks_per_node(kind.per_node)
@@ -116,7 +116,7 @@ class NetworkModel:
         between = Link.one_port(self.alpha_s, self.beta_s_per_byte)
         return Machine("recorded", kind.per_node, self.within, between, 1, 0.0)
 
-    def predict_s(self, kind: MessageClass) -> float:
+    def predict_s(self, kind: TransferKind) -> float:
         """Return the modelled time of a transfer."""
         machine = self.make_machine(kind)
         if kind.operation == "send" or kind.ranks < 2:
@@ -126,7 +126,7 @@ class NetworkModel:
         return simulate_kind(kind, machine, named) if named else find_fastest(kind, machine)[1]
 
 
-def find_fastest(kind: MessageClass, machine: Machine) -> tuple[str, float]:
+def find_fastest(kind: TransferKind, machine: Machine) -> tuple[str, float]:
     """Return the name of the fastest algorithm of messages for a transfer, and its simulated seconds."""
     operation = Operation(kind.operation)
     found = []
@@ -141,13 +141,13 @@ def find_fastest(kind: MessageClass, machine: Machine) -> tuple[str, float]:
 
 
 @lru_cache(maxsize=4096)
-def simulate_kind(kind: MessageClass, machine: Machine, algorithm: str) -> float:
+def simulate_kind(kind: TransferKind, machine: Machine, algorithm: str) -> float:
     """Return the simulated seconds of an algorithm for a transfer."""
     operation = Operation(kind.operation)
     return forecast(get_algorithm(operation, algorithm), kind.ranks, machine, max(kind.nbytes, 4)).seconds
 
 
-def fit_network(graph: CallGraph, transfers: TransferKinds, placement: Placement) -> NetworkModel:
+def fit_network(graph: CallGraph, transfers: JobTransfers, placement: Placement) -> NetworkModel:
     """Return the network whose modelled transfers come closest to the recorded medians, as relative errors.
 
     The transfer of a message is that of its receive, because a send may end when the message is in a buffer.
@@ -169,11 +169,11 @@ def fit_network(graph: CallGraph, transfers: TransferKinds, placement: Placement
     if not rows:
         return NetworkModel(_FIRST_ALPHA_S, _FIRST_BETA)
     fitted = nnls(np.array(rows), np.array(seconds))[0].tolist()
-    alpha_s, beta, *near = (max(value, least) for value, least in zip(fitted, _LEAST * 2, strict=False))
-    return NetworkModel(alpha_s, beta, Link.one_port(*near) if near else None)
+    alpha_s, beta, *within = (max(value, least) for value, least in zip(fitted, _LEAST * 2, strict=False))
+    return NetworkModel(alpha_s, beta, Link.one_port(*within) if within else None)
 
 
-def _count_costs(kind: MessageClass, *, has_levels: bool) -> list[float]:
+def _count_costs(kind: TransferKind, *, has_levels: bool) -> list[float]:
     """Return how many alphas and betas the fastest algorithm of a transfer takes.
 
     With levels, the first two are those between nodes, and the other two those within nodes.
@@ -183,12 +183,12 @@ def _count_costs(kind: MessageClass, *, has_levels: bool) -> list[float]:
     networks = [NetworkModel(unit[0], unit[1], link) for unit, link in zip(units, links, strict=True)]
     if kind.operation == "send":
         return [network.predict_s(kind) for network in networks]
-    near = Link.one_port(_FIRST_ALPHA_S / 4, _FIRST_BETA / 4) if has_levels else None
-    algorithm = find_fastest(kind, NetworkModel(_FIRST_ALPHA_S, _FIRST_BETA, near).make_machine(kind))[0]
+    within = Link.one_port(_FIRST_ALPHA_S / 4, _FIRST_BETA / 4) if has_levels else None
+    algorithm = find_fastest(kind, NetworkModel(_FIRST_ALPHA_S, _FIRST_BETA, within).make_machine(kind))[0]
     return [simulate_kind(kind, network.make_machine(kind), algorithm) for network in networks]
 
 
-def scale_algorithms(graph: CallGraph, transfers: TransferKinds, changed: NetworkModel, *, only_faster: bool) -> Floats:
+def scale_algorithms(graph: CallGraph, transfers: JobTransfers, changed: NetworkModel, *, only_faster: bool) -> Floats:
     """Return the transfers of all calls by other algorithms: of `changed.algorithms`, or the fastest if that is empty.
 
     A transfer is multiplied by the modelled time of the algorithm, divided by the recorded median of its kind. With
@@ -204,12 +204,12 @@ def scale_algorithms(graph: CallGraph, transfers: TransferKinds, changed: Networ
 
 def scale_transfers(
     graph: CallGraph,
-    transfers: TransferKinds,
+    transfers: JobTransfers,
     recorded: NetworkModel,
     changed: NetworkModel,
     *,
     factor: int = 1,
-    placed: TransferKinds | None = None,
+    placed: JobTransfers | None = None,
 ) -> Floats:
     """Return the transfers of all calls on a changed network, with more ranks, or with the ranks on other nodes.
 

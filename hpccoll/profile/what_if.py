@@ -12,12 +12,12 @@ from hpccoll.algorithms import get_algorithm
 from hpccoll.errors import UsageError
 from hpccoll.plan import Floats, Machine, Operation
 from hpccoll.predict.machine_catalogue import load_machine
-from hpccoll.profile.bursts import find_followers, join_bursts
+from hpccoll.profile.calls_in_a_row import find_followers, join_rows
 from hpccoll.profile.dependencies import CallGraph
 from hpccoll.profile.lateness import balance_gaps, expect_gaps, heal_ranks
 from hpccoll.profile.network_model import (
     NetworkModel,
-    TransferKinds,
+    JobTransfers,
     classify_transfers,
     find_fastest,
     fit_network,
@@ -77,7 +77,7 @@ class WhatIf:
     def __init__(self, graph: CallGraph) -> None:
         self.graph = graph
         self.placement = Placement.read(graph.profile)
-        self.transfers: TransferKinds = classify_transfers(graph, self.placement)
+        self.transfers: JobTransfers = classify_transfers(graph, self.placement)
         self.network: NetworkModel = fit_network(graph, self.transfers, self.placement)
         self.error = abs(replay_job(graph).run_s / graph.run_s - 1)
         modelled = np.array([self.network.predict_s(kind) for kind in self.transfers.kinds] + [0.0])
@@ -106,7 +106,7 @@ class WhatIf:
         if change == "balance":
             return ChangedJob("perfect balance", balance_gaps(graph), graph.transfer_s)
         if change == "join":
-            joined = join_bursts(graph, find_followers(graph))
+            joined = join_rows(graph, find_followers(graph))
             return ChangedJob("calls in a row joined", *joined, "a joined call takes as long as one")
         if name == "heal":
             rank = _parse_number(change, value, 0, len(graph.start_s) - 1)

@@ -62,9 +62,9 @@ def find_link(found, _):
 
 
 def find_split(found, steps):
-    split = found.split[0]
+    calls = found.calls_in_a_row[0]
     said = "10 calls all_reduce 100 times" in list_findings(found)[0].text
-    return (split.calls, split.bursts) == (100 * steps, steps) and said, split.saved_s
+    return (calls.calls, calls.rows) == (100 * steps, steps) and said, calls.saved_s
 
 
 FINDERS = {
@@ -90,7 +90,7 @@ def test_a_planted_fault_is_named_with_its_cost(fault):
 def test_a_job_without_a_fault_has_no_costly_finding():
     found = explain_profile(emulate("", 0)[0])
     assert not found.links
-    assert not found.split
+    assert not found.calls_in_a_row
     assert all(late.kind is LatenessKind.NOISE for late in found.late)
     assert all(late.saved_s < 0.03 * found.efficiencies.run_s for late in found.late)
 
@@ -105,7 +105,7 @@ def test_a_late_node_is_named_with_its_cost():
         node = found.late_nodes[0]
         assert (node.host, node.ranks, node.kind) == ("slow", (2, 3), LatenessKind.IMBALANCE)
         assert node.saved_s == pytest.approx(run_s - emulate(None, seed)[1], rel=0.15)
-        assert list_findings(found)[0].text.startswith("node slow (2 ranks, from rank 2 on) arrives last in ")
+        assert list_findings(found)[0].text.startswith("node slow (ranks 2-3) arrives last in ")
         assert found.late[0].saved_s < 0.3 * node.saved_s  # the other rank of the node stays late
 
 

@@ -1,8 +1,8 @@
-"""Call sites that communicate in many small steps, such as a vector that is reduced number by number.
+"""Calls in a row: one line makes many small collectives, such as reducing a vector number by number.
 
-A burst is a run of calls of one operation from one call site on a rank, with less time between them than they take, and
-without a gap that is ten times as long as is usual there. The cost of the bursts is what the replay saves if each burst
-is a single call, which takes the time of its first call.
+A row is a sequence of calls of one operation from one call site on a rank. The time between two calls of a row is
+shorter than the calls, and shorter than ten times the usual time between calls there. The cost of the calls in a row is
+what the replay saves if each row is a single call, which takes the time of its first call.
 """
 
 from __future__ import annotations
@@ -16,25 +16,26 @@ from hpccoll.plan import Floats
 from hpccoll.profile.dependencies import CallGraph
 from hpccoll.profile.replay import replay_job
 
-FEWEST_CALLS: Final = 4
+FEWEST_CALLS: Final = 4  # of a row, as mean over the rows of a call site
 _MOST_BYTES: Final = 65536  # larger calls are not worth joining
-_LONGER_GAP, _SHORTEST_S = 10.0, 2e-6  # times the usual gap, from which on a burst ends; a gap that ends none
+_LONGER_GAP: Final = 10.0  # times the usual gap, from which on a gap ends a row
+_SHORTEST_S: Final = 2e-6  # a gap that ends no row
 
 
 @dataclass(frozen=True, slots=True)
-class SplitCall:
-    """A call site whose calls could be joined: `calls` in `bursts` on a rank, of `nbytes` each."""
+class CallsInARow:
+    """A call site whose calls could be joined: a rank makes `calls` calls of `nbytes` each, in `rows` rows."""
 
     site: int
     operation: str
     calls: int
-    bursts: int
+    rows: int
     nbytes: int
     saved_s: float
 
 
-def find_split_calls(graph: CallGraph) -> list[SplitCall]:
-    """Return the call sites with bursts of collectives, the most costly first."""
+def find_calls_in_a_row(graph: CallGraph) -> list[CallsInARow]:
+    """Return the call sites with rows of collectives, the most costly first."""
     follows = find_followers(graph)
     base_s = replay_job(graph).run_s if follows.any() else 0.0
     found = []
@@ -42,22 +43,22 @@ def find_split_calls(graph: CallGraph) -> list[SplitCall]:
         at_site = (graph.site == site) & (graph.op == op)
         rank = int(graph.rank[np.flatnonzero(at_site)[0]])
         own = at_site & (graph.rank == rank)
-        saved_s = base_s - replay_job(graph, *join_bursts(graph, follows & at_site)).run_s
+        saved_s = base_s - replay_job(graph, *join_rows(graph, follows & at_site)).run_s
         calls = int(own.sum())
-        bursts = calls - int((own & follows).sum())
-        if calls >= FEWEST_CALLS * bursts:
+        rows = calls - int((own & follows).sum())
+        if calls >= FEWEST_CALLS * rows:
             nbytes = int(np.median(graph.nbytes[own]))
-            found.append(SplitCall(site, graph.operations[op], calls, bursts, nbytes, saved_s))
-    return sorted(found, key=lambda split: -split.saved_s)
+            found.append(CallsInARow(site, graph.operations[op], calls, rows, nbytes, saved_s))
+    return sorted(found, key=lambda calls: -calls.saved_s)
 
 
-def join_bursts(graph: CallGraph, follows: np.ndarray) -> tuple[Floats, Floats]:
-    """Return the gaps and transfers of all calls if those marked by `follows` were part of their burst's first."""
+def join_rows(graph: CallGraph, follows: np.ndarray) -> tuple[Floats, Floats]:
+    """Return the gaps and transfers of all calls if those marked by `follows` were part of their row's first call."""
     return np.where(follows, 0.0, graph.gap_s), np.where(follows, 0.0, graph.transfer_s)
 
 
 def find_followers(graph: CallGraph) -> np.ndarray:
-    """Return which calls continue a burst, as an array of bool."""
+    """Return which calls continue a row, as an array of bool."""
     differs = np.zeros(len(graph.rank), bool)
     for values in (graph.rank, graph.site, graph.op, graph.comm):
         differs[1:] |= values[1:] != values[:-1]
