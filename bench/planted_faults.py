@@ -32,7 +32,7 @@ from hpccoll.lab import ClusterSpec, Lab, parse_rate
 from hpccoll.profile import explain_profile, read_profile
 from hpccoll.profile.explanation_records import make_records
 
-RANKS, STEPS, COMPUTE_S, IO_S = 4, 60, 20e-3, 60e-3
+RANKS, STEPS, COMPUTE_S, IO_S = 4, 30, 0.1, 0.25
 NBYTES: Final = 2**16
 RATE, SLOW_RATE, LATENCY_S = "200M", "10M", 2e-3
 FAULTY, TOLERANCE, LIMIT_S = 2, 0.15, 120
@@ -186,9 +186,9 @@ def main() -> int:
     parser.add_argument("faults", nargs="*", metavar="FAULT", default=list(FAULTS))
     arguments = parser.parse_args()
     if arguments.run:
-        program = Program(arguments.run[1], arguments.steps)
-        seconds = program.run(arguments.run[0])
-        if program.rank == 0:
+        job = Program(arguments.run[1], arguments.steps)
+        seconds = job.run(arguments.run[0])
+        if job.rank == 0:
             print("seconds", seconds, flush=True)
         return 0
     hits: dict[str, list[bool]] = {name: [] for name in arguments.faults}
@@ -198,11 +198,11 @@ def main() -> int:
         needs_lab = any(FAULTS[name].in_lab for name in hits)
         lab = start_lab(stack, directory) if needs_lab else None
         for run in range(arguments.runs):
-            for name in hits:
+            for name, results in hits.items():
                 fault = FAULTS[name]
                 program = fault.programs[run % len(fault.programs)]
                 is_hit, row = run_pair(name, program, directory / f"{name}-{run}", lab if fault.in_lab else None)
-                hits[name].append(is_hit)
+                results.append(is_hit)
                 print(row, flush=True)
     for name, results in hits.items():
         print(f"{name}: {sum(results)} of {len(results)}")

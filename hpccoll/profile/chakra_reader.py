@@ -70,7 +70,9 @@ def read_chakra(path: Path) -> JobProfile:
         calls = [_list_calls(own, comms) for own in nodes]
         ends = [1e-6 * max((node.start_us + node.duration_us for node in own), default=0) for own in nodes]
         return make_foreign_profile(path, calls, ends, members, ())
-    simulation = TaskSimulation([_list_tasks(own, comms, file) for own, file in zip(nodes, files, strict=True)], members)
+    simulation = TaskSimulation(
+        [_list_tasks(own, comms, file) for own, file in zip(nodes, files, strict=True)], members
+    )
     return make_foreign_profile(path, simulation.run(), simulation.list_ends(), members, (NOTE,))
 
 
@@ -120,9 +122,9 @@ def _decode_node(message: bytes) -> ChakraNode:
                 node.number = value
             case 3, int():
                 node.kind = value
-            case (4 | 5), int():
+            case ((4 | 5), int()):
                 node.needs.append(value)
-            case (4 | 5), bytes():  # a packed list
+            case ((4 | 5), bytes()):  # a packed list
                 node.needs += _decode_packed(value)
             case 6, int():
                 node.start_us = value
@@ -194,7 +196,8 @@ def _list_calls(nodes: Sequence[ChakraNode], comms: dict[str, int]) -> RankCalls
     """Return the communication of a rank at its recorded times; an earlier call ends when the next one begins."""
     calls = RankCalls()
     own = sorted(
-        (node for node in nodes if node.kind in (SEND, RECEIVE, COLLECTIVE)), key=lambda node: (node.start_us, node.number)
+        (node for node in nodes if node.kind in (SEND, RECEIVE, COLLECTIVE)),
+        key=lambda node: (node.start_us, node.number),
     )
     for node, following in zip(own, [*own[1:], None], strict=True):
         begin_us, end_us = node.start_us, node.start_us + node.duration_us

@@ -59,7 +59,8 @@ def explain_profile(profile: JobProfile) -> Explanation:
     slow_nodes = tuple(find_slow_nodes(graph))
     return Explanation(
         profile, graph, compute_efficiencies(graph), tuple(find_late_ranks(graph)), tuple(find_late_nodes(graph)),
-        tuple(find_calls_in_a_row(graph)), slow_nodes, tuple(find_slow_links(graph, slow_nodes)), tuple(rank_sites(graph)),
+        tuple(find_calls_in_a_row(graph)), slow_nodes, tuple(find_slow_links(graph, slow_nodes)),
+        tuple(rank_sites(graph)),
     )  # fmt: skip
 
 

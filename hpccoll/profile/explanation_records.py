@@ -70,8 +70,9 @@ def _describe_cause(profile: JobProfile, cause: Cause) -> dict[str, Any]:
             else {"cause": "late_node", "node_ranks": cause.ranks}
         )  # fmt: skip
         return fields | {
-            "node": cause.host, "lateness": cause.kind.name.lower(), "last_share": cause.last_share, "calls": cause.calls,
-            "op": cause.operation, "site": None if cause.site < 0 else _make_site(profile, cause.site),
+            "node": cause.host, "lateness": cause.kind.name.lower(), "last_share": cause.last_share,
+            "calls": cause.calls, "op": cause.operation,
+            "site": None if cause.site < 0 else _make_site(profile, cause.site),
         }  # fmt: skip
     if isinstance(cause, CallsInARow):
         return {

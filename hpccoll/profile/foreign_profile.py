@@ -32,7 +32,14 @@ class RankCalls:
     collectives: dict[int, int] = field(default_factory=dict)  # how many there were, by communicator
 
     def add(
-        self, operation: str, begin_s: float, end_s: float, *, nbytes: int = 0, peer: int = ANY, tag: int = ANY,
+        self,
+        operation: str,
+        begin_s: float,
+        end_s: float,
+        *,
+        nbytes: int = 0,
+        peer: int = ANY,
+        tag: int = ANY,
         comm: int = 0,
     ) -> None:
         """Append a blocking call; `peer` is the destination, the source or the root."""
@@ -51,9 +58,7 @@ class RankCalls:
         """Append a wait for an operation that was started."""
         self._append("wait", begin_s, end_s, {"request": request, "comm": -1}, EntryFlag.COMPLETE)
 
-    def _append(
-        self, operation: str, begin_s: float, end_s: float, fields: dict[str, int], flags: int = 0
-    ) -> None:
+    def _append(self, operation: str, begin_s: float, end_s: float, fields: dict[str, int], flags: int = 0) -> None:
         """Append a call."""
         if operation in COLLECTIVES:
             flags |= EntryFlag.COLLECTIVE
@@ -74,7 +79,11 @@ class RankCalls:
 
 
 def make_foreign_profile(
-    path: Path, calls: Sequence[RankCalls], end_s: Sequence[float], comms: Sequence[tuple[int, ...]], notes: Sequence[str]
+    path: Path,
+    calls: Sequence[RankCalls],
+    end_s: Sequence[float],
+    comms: Sequence[tuple[int, ...]],
+    notes: Sequence[str],
 ) -> JobProfile:
     """Return the profile of a trace; all its calls have the file `path` as their call site.
 

@@ -83,9 +83,11 @@ def _add_line(program: _RankProgram, line: str, where: str, size: int) -> None:
         if unknown:
             raise UsageError(f"{where}: label {unknown[0]} is not defined above this line; define it there")
         task, needed = program.labels[match["label"]], program.labels[match["needed"]]
-        name = "needs" if match["verb"] == "requires" else "start_needs"
         before = program.tasks[task]
-        program.tasks[task] = replace(before, **{name: (*getattr(before, name), needed)})
+        if match["verb"] == "requires":
+            program.tasks[task] = replace(before, needs=(*before.needs, needed))
+        else:
+            program.tasks[task] = replace(before, start_needs=(*before.start_needs, needed))
         return
     match = _OPERATION.fullmatch(line)
     if match is None or (match["kind"] and match["way"] != _WAYS[match["kind"]]):

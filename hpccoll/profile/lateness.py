@@ -38,9 +38,9 @@ class LatenessKind(Enum):
 class Lateness:
     """Ranks of one node for which others wait, at the call site and operation where they wait the most.
 
-    `host` is the host name of the node. `saved_s` is the run time that would be saved if the ranks were as fast as the others. `calls` counts calls of the
-    operation at the site that wait for these ranks or, for collectives, for any rank; one of these ranks arrives last
-    in the share `last_share` of them.
+    `host` is the host name of the node. `saved_s` is the run time that would be saved if the ranks were as fast as the
+    others. `calls` counts calls of the operation at the site that wait for these ranks or, for collectives, for any
+    rank; one of these ranks arrives last in the share `last_share` of them.
     """
 
     ranks: tuple[int, ...]

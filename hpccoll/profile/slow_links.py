@@ -1,7 +1,8 @@
 """Pairs of ranks, and nodes, whose messages take longer than messages of the same size between other ranks.
 
 The cost of a slow link is the run time that the replay saves if its messages take the median time of the pairs that
-have neither of the two ranks, or the shortest time of the other pairs if there are no such pairs. All slow pairs of a node are one finding if most of the node's pairs are slow.
+have neither of the two ranks, or the shortest time of the other pairs if there are no such pairs. All slow pairs of a
+node are one finding if most of the node's pairs are slow.
 """
 
 from __future__ import annotations
@@ -90,9 +91,7 @@ def find_slow_links(graph: CallGraph, nodes: Sequence[SlowNode] = ()) -> list[Sl
     """Return the slow pairs of ranks that are not on one of the slow `nodes`, the most costly first."""
     excluded = {rank for node in nodes for rank in node.ranks}
     slow = [
-        SlowLink(
-            pair.source, pair.dest, len(pair.calls), pair.nbytes, pair.seconds, pair.usual_s, _save(graph, [pair])
-        )
+        SlowLink(pair.source, pair.dest, len(pair.calls), pair.nbytes, pair.seconds, pair.usual_s, _save(graph, [pair]))
         for pair in _list_pairs(graph)
         if pair.is_slow and not excluded & {pair.source, pair.dest}
     ]
@@ -119,7 +118,7 @@ def _list_pairs(graph: CallGraph) -> list[_Pair]:
         for ends, seconds in medians.items() if len(medians) >= _FEWEST_PAIRS else ():
             others = [its_s for other, its_s in medians.items() if not {*other} & {*ends}]
             others = others or [min(its_s for other, its_s in medians.items() if other != ends)]
-            pairs.append(_Pair(*ends, message_bytes, calls[ends], seconds, float(np.median(others))))
+            pairs.append(_Pair(ends[0], ends[1], message_bytes, calls[ends], seconds, float(np.median(others))))
     return pairs
 
 

@@ -58,26 +58,24 @@ class ProfileFindingRecord(Record, frozen=True, kw_only=True):
 
     kind: ClassVar[str] = "profile_finding"
 
-    cause: Annotated[
-        Literal["late_rank", "late_node", "slow_link", "calls_in_a_row"], about("Kind of the cause.")
-    ]
+    cause: Annotated[Literal["late_rank", "late_node", "slow_link", "calls_in_a_row"], about("Kind of the cause.")]
     found: str
     saved_s: Annotated[Amount, about("Recorded run time minus the run time of a replay without the cause.")]
     share: Annotated[Amount, about("saved_s / run_s of the job.")]
-    rank: Annotated[Natural | None, about("The late rank, or the rank that sends on a slow link; null for a whole node.")] = None
-    node: Annotated[str | None, about("Host name of the late node, of the node with a slow link, or of the node of `rank`.")] = None
-    node_ranks: Annotated[tuple[Natural, ...] | None, about("The ranks of the late node, or of the node with a slow link.")] = None
+    rank: Annotated[Natural | None, about("The late rank, or the rank that sends on a slow link.")] = None
+    node: Annotated[str | None, about("Host name of the late or slowly linked node, or of the node of `rank`.")] = None
+    node_ranks: Annotated[tuple[Natural, ...] | None, about("The ranks of the late or slowly linked node.")] = None
     lateness: Annotated[
         Literal["imbalance", "outside", "noise"] | None,
         about("Likely kind: more work or a slow core; waits outside of communication, as for files; or noise."),
     ] = None
     last_share: Annotated[Amount | None, about("Share of `calls` into which a late rank comes last.")] = None
-    dest: Annotated[Natural | None, about("The rank that receives on a slow link; null for a whole node.")] = None
+    dest: Annotated[Natural | None, about("The rank that receives on a slow link.")] = None
     dest_node: Annotated[str | None, about("Host name of the node of `dest`.")] = None
     op: Annotated[str | None, about("Operation of the calls; null for a slow link.")] = None
-    site: Annotated[ProfileSite | None, about("Line at which other ranks wait the most, or that makes the calls in a row.")] = None
+    site: Annotated[ProfileSite | None, about("Line at which others wait the most, or of the calls in a row.")] = None
     calls: Annotated[Natural | None, about("Calls of `op` at `site`, or messages of the slow link.")] = None
-    nbytes: Annotated[int | None, about("Median size of these calls or messages in bytes; -1 if it is unknown.")] = None
+    nbytes: Annotated[int | None, about("Median bytes of these calls or messages; -1: unknown.")] = None
 
 
 class ProfileSiteRecord(Record, frozen=True, kw_only=True):

@@ -29,7 +29,7 @@ from tests.unit.profile.traces import TraceBuilder, make_profile
 def count_messages(graph):
     """Return how many messages of each source, destination and size there are."""
     calls = np.flatnonzero(graph.matches.sent >= 0)
-    return Counter(zip(graph.rank[calls].tolist(), graph.dest[calls].tolist(), graph.nbytes[calls].tolist(), strict=True))
+    return Counter(zip(*(of[calls].tolist() for of in (graph.rank, graph.dest, graph.nbytes)), strict=True))
 
 
 def count_collectives(graph):
@@ -76,7 +76,7 @@ def test_the_schedule_of_an_algorithm_is_a_profile(operation, name, ranks, tmp_p
     plan = get_algorithm(Operation(operation), name).plan(ranks)
     text = to_goal(plan, 1200)
     graph = read_text(text, tmp_path)
-    messages = Counter()
+    messages: Counter[tuple[int, int, int]] = Counter()
     for rank, body in enumerate(text.split("rank ")[1:]):
         for nbytes, dest in re.findall(r"send (\d+)b to (\d+)", body):
             messages[rank, int(dest), int(nbytes)] += 1
@@ -133,12 +133,19 @@ def test_wrong_goal_is_refused(text, message, tmp_path):
         read_text(text, tmp_path)
 
 
-@pytest.mark.parametrize("make", [make_two_level_graph, lambda: build_graph(emulate("imbalance", 0)[0]), lambda: make_ring()[0]])
-def test_chakra_keeps_calls_bytes_and_times(make, tmp_path):
-    graph = make()
+GRAPHS = {
+    "two levels": make_two_level_graph,
+    "imbalance": lambda: build_graph(emulate("imbalance", 0)[0]),
+    "ring": lambda: make_ring()[0],
+}
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_chakra_keeps_calls_bytes_and_times(name, tmp_path):
+    graph = GRAPHS[name]()
     export_profile(graph, str(tmp_path / "job.et"))
-    for name in ("job.et", "job.1.et"):
-        read = build_graph(read_recording(str(tmp_path / name)))
+    for file in ("job.et", "job.1.et"):
+        read = build_graph(read_recording(str(tmp_path / file)))
         assert count_messages(read) == count_messages(graph)
         assert count_collectives(read) == count_collectives(graph)
         error_s = 2e-6 * len(graph.rank) / len(graph.start_s)  # times are whole microseconds
