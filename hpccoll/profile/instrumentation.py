@@ -131,6 +131,7 @@ class Instrumentation:
         if self.recorder is None:
             return
         from hpccoll.profile.ddp import record_ddp
+        from hpccoll.profile.functional import record_functional
 
         classes, works = [module.ProcessGroup], [module.Work]
         if _OWN_GROUPS in sys.modules:
@@ -144,6 +145,7 @@ class Instrumentation:
             self._traces_torch = True
             _replace_functions(self.recorder, module)
             record_ddp(self.recorder.trace, _find_wait())
+            record_functional(functools.partial(make_traced, self.recorder))
             for work in works[1:]:
                 self._leave_work()  # whose methods TorchWork calls
                 _trace_futures(self.recorder, work)
