@@ -34,8 +34,8 @@ from hpccoll.profile import explain_profile, read_profile
 from hpccoll.profile.explanation_records import make_records
 
 RANKS, STEPS, TURNS, COMPUTE_S, IO_S = 4, 20, 3, 0.1, 0.25
-NBYTES: Final = 2**16
-RATE, SLOW_RATE, LATENCY_S = "200M", "10M", 2e-3
+NBYTES: Final = 2**19  # so much that links are slow although they let a burst of 128 KiB pass
+RATE, SLOW_RATE, LATENCY_S = "200M", "20M", 2e-3
 FAULTY, TOLERANCE, LIMIT_S = 2, 0.15, 120
 BIN = Path(sys.executable).parent
 LINES = Path(__file__).read_text(encoding="utf-8").splitlines()
@@ -59,7 +59,7 @@ class Fault:
 FAULTS: Final = {
     "imbalance": Fault(("stencil", "solver", "pipeline"), {"cause": "late_rank", "rank": FAULTY}),
     "io": Fault(("stencil", "solver", "pipeline"), {"cause": "late_rank", "rank": FAULTY, "lateness": "outside"}),
-    "link": Fault(("stencil", "pipeline"), {"cause": "slow_link", "node": f"node{FAULTY + 1}"}, 20, in_lab=True),
+    "link": Fault(("stencil", "pipeline"), {"cause": "slow_link", "node": f"node{FAULTY + 1}"}, 12, in_lab=True),
     "split": Fault(("solver",), {"cause": "calls_in_a_row", "line": find_line("split")}, 5, in_lab=True),
 }
 

@@ -70,25 +70,21 @@ def profile(
     SCRIPT is a Python program that communicates by mpi4py, torch.distributed or hpccoll. The recording changes neither
     its results nor the algorithms of its collectives.
 
-    RECORDING is a directory that `hpccoll profile -o RECORDING SCRIPT` wrote, a GOAL schedule (NAME.goal), or the
-    Chakra execution traces NAME.RANK.et, given as NAME.et. The command prints how efficient the job was, which ranks
-    are late, and which calls cost the most. Put the options -o FILE.html, --export, --what-if, --apply and --json after
-    RECORDING: `hpccoll profile job.hpccoll --what-if balance`.
+    RECORDING is a directory that `hpccoll profile -o` wrote, a GOAL schedule (NAME.goal), or Chakra execution traces
+    (NAME.et for NAME.0.et, ...). The command prints how efficient the job was, and what costs the most time. Put its
+    options after RECORDING: `hpccoll profile job.hpccoll --what-if balance`.
     """
     from hpccoll.profile import RecordingOptions, is_readable
 
     given = _list_words({"--export": exports, "--what-if": changes, "--apply": [script], "--json": [json_file]})
-    given += ["--overwrite"] if overwrite else []
+    given += ["--overwrite"] * overwrite
     if is_readable(words[0]) and not is_module:
         more = [*words[1:], *_list_words({"-o": [output]}), *given]
         return _explain(words[0], more) if is_printing_rank() else 0
-    if given:
-        raise UsageError(
-            f"{words[0]} is no recording, and {given[0]} explains one; first record the program by "
-            f"hpccoll profile -o {output or DIRECTORY} {words[0]}, then run hpccoll profile {output or DIRECTORY} "
-            f"{given[0]} ..."
-        )
     directory = output or DIRECTORY
+    if given:
+        remedy = f"hpccoll profile -o {directory} {words[0]}, then hpccoll profile {directory} {given[0]} ..."
+        raise UsageError(f"{words[0]} is no recording, and {given[0]} explains one; record the program by {remedy}")
     if to_s is not None and to_s <= from_s:
         raise UsageError(f"--from {from_s:g} --to {to_s:g} records nothing; give --to a later time")
     if Path(directory).is_file():

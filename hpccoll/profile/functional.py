@@ -24,7 +24,7 @@ _WAIT: Final = "wait_tensor"
 
 
 @dataclass(frozen=True, slots=True)
-class _Operation:
+class StartedCollective:
     """An operation that the recorder identifies by `handle`, and its result."""
 
     handle: int
@@ -50,9 +50,9 @@ def _make_collective(original: Callable[..., Any], make_traced: Callable[[Any], 
     at_group, at_tag = names.index("group"), names.index("tag")
     at_source = names.index("src") if "src" in names else None
 
-    def run(_group: Any, _tensor: Any, _root: int, call: Callable[[], Any]) -> _Operation:
+    def run(_group: Any, _tensor: Any, _root: int, call: Callable[[], Any]) -> StartedCollective:
         result = call()
-        return _Operation(getattr(result, "elem", result).data_ptr(), result)
+        return StartedCollective(getattr(result, "elem", result).data_ptr(), result)
 
     traced = make_traced(run)
 
@@ -81,6 +81,6 @@ def _make_wait(original: Callable[[Any], Any], make_traced: Callable[[Any], Trac
     def wait_tensor(tensor: Any) -> Any:
         if torch.compiler.is_compiling():
             return original(tensor)
-        return traced(_Operation(tensor.data_ptr(), tensor))
+        return traced(StartedCollective(tensor.data_ptr(), tensor))
 
     return wait_tensor

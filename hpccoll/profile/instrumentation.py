@@ -24,6 +24,7 @@ from hpccoll.profile.recorder import ProfileRecorder, RecordingOptions
 from hpccoll.profile.traced_methods import TracedMethod, list_methods
 
 _MPI, _OWN, _DROP_IN, _TORCH = "mpi4py.MPI", "hpccoll.communicator", "hpccoll.mpi4py.communicators", "torch.distributed"
+_CLOCK_LIMIT_S = 2.5  # per round of HCA3, because the exchanges of slow networks would take minutes
 _OWN_GROUPS, _OWN_WORKS = "hpccoll.torch.group_operations", "hpccoll.torch.work"
 
 
@@ -292,7 +293,7 @@ def _set_job_clock(recorder: ProfileRecorder, world: Any) -> None:
     from hpccoll.measure.clock import JobClock
     from hpccoll.runtime import job
 
-    clock = JobClock(world, job.detect_layout(world), None)
+    clock = JobClock(world, job.detect_layout(world), None, limit_s=_CLOCK_LIMIT_S)
     recorder.set_clock(clock.current.model, clock.error_s)
 
 

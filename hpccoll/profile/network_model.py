@@ -30,7 +30,7 @@ _BLOCKS = frozenset({"all_gather", "gather"})  # whose message size is that of a
 
 
 @dataclass(frozen=True, slots=True)
-class TransferKind:
+class ModelledTransfer:
     """Transfers that take equally long: the operation, the ranks of its communicator, and the message size in bytes.
 
     `per_node` is the number of consecutive ranks of the communicator that share a node; of a message between two ranks,
@@ -47,7 +47,7 @@ class TransferKind:
 class JobTransfers:
     """The kinds of a job's transfers; `index` has that of each call, or -1 if a call moves nothing."""
 
-    kinds: tuple[TransferKind, ...]
+    kinds: tuple[ModelledTransfer, ...]
     index: IntArray
 
 
@@ -67,14 +67,14 @@ def classify_transfers(graph: CallGraph, placement: Placement | None = None) -> 
     op[instance[is_own]] = graph.op[is_own]
     groups = [members or tuple(range(graph.profile.size)) for members in (*graph.profile.comms, ())]  # -1: all ranks
     per_node = [placement.count_per_node(members) for members in groups]
-    are_within, numbers = _find_messages_within_nodes(graph, placement, count), dict[TransferKind, int]()
+    are_within, numbers = _find_messages_within_nodes(graph, placement, count), dict[ModelledTransfer, int]()
     index = np.full(len(instance), -1)
     for call in np.flatnonzero(inside & (graph.transfer_s > 0)).tolist():
         number = instance[call]
         operation = _choose_modelled_operation(graph.operations[op[number]])
         ranks, shared = len(groups[comm[number]]), per_node[comm[number]]
         size = int(nbytes[number]) * (ranks if operation in _BLOCKS else 1)
-        kind = TransferKind(operation, ranks, size, int(are_within[number]) + 1 if operation == "send" else shared)
+        kind = ModelledTransfer(operation, ranks, size, int(are_within[number]) + 1 if operation == "send" else shared)
         index[call] = numbers.setdefault(kind, len(numbers))
     return JobTransfers(tuple(numbers), index)
 
@@ -109,7 +109,7 @@ class NetworkModel:
     machine: Machine | None = None
     choices: tuple[AlgorithmChoice, ...] = ()
 
-    def find_algorithm(self, kind: TransferKind) -> str | None:
+    def find_algorithm(self, kind: ModelledTransfer) -> str | None:
         """Return the algorithm that was chosen for a kind of transfers; None for the fastest one."""
         chosen = (
             choice.algorithm
@@ -119,7 +119,7 @@ class NetworkModel:
         name = next(chosen, AUTO)
         return None if name in (AUTO, MPI_LIBRARY) else name
 
-    def make_machine(self, kind: TransferKind) -> Machine:
+    def make_machine(self, kind: ModelledTransfer) -> Machine:
         """Return the machine model for a kind of transfers."""
         if self.machine is not None:
             return self.machine.with_ranks_per_node(kind.per_node)
@@ -128,7 +128,7 @@ class NetworkModel:
         between = Link.one_port(self.alpha_s, self.beta_s_per_byte)
         return Machine("recorded", kind.per_node, self.within, between, 1, 0.0)
 
-    def predict_s(self, kind: TransferKind) -> float:
+    def predict_s(self, kind: ModelledTransfer) -> float:
         """Return the modelled time of a transfer."""
         machine = self.make_machine(kind)
         if kind.operation == "send" or kind.ranks < 2:
@@ -138,7 +138,7 @@ class NetworkModel:
         return simulate_kind(kind, machine, named) if named else find_fastest(kind, machine)[1]
 
 
-def find_fastest(kind: TransferKind, machine: Machine) -> tuple[str, float]:
+def find_fastest(kind: ModelledTransfer, machine: Machine) -> tuple[str, float]:
     """Return the name of the fastest algorithm of messages for a transfer, and its simulated seconds."""
     operation = Operation(kind.operation)
     found = []
@@ -153,7 +153,7 @@ def find_fastest(kind: TransferKind, machine: Machine) -> tuple[str, float]:
 
 
 @lru_cache(maxsize=4096)
-def simulate_kind(kind: TransferKind, machine: Machine, algorithm: str) -> float:
+def simulate_kind(kind: ModelledTransfer, machine: Machine, algorithm: str) -> float:
     """Return the simulated seconds of an algorithm for a transfer."""
     operation = Operation(kind.operation)
     return forecast(get_algorithm(operation, algorithm), kind.ranks, machine, max(kind.nbytes, 4)).seconds
@@ -211,7 +211,7 @@ def measure_transfers(graph: CallGraph, transfers: JobTransfers) -> list[Recorde
     return recorded
 
 
-def _count_costs(kind: TransferKind, choices: tuple[AlgorithmChoice, ...], *, has_levels: bool) -> list[float]:
+def _count_costs(kind: ModelledTransfer, choices: tuple[AlgorithmChoice, ...], *, has_levels: bool) -> list[float]:
     """Return how many alphas and betas the chosen or the fastest algorithm of a transfer takes.
 
     With levels, the first two are those between nodes, and the other two those within nodes.

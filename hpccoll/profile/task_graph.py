@@ -16,7 +16,7 @@ from typing import Final
 from hpccoll.errors import UsageError
 from hpccoll.profile.foreign_profile import COLLECTIVES, RankCalls
 from hpccoll.profile.layout import ANY
-from hpccoll.profile.network_model import NetworkModel, TransferKind
+from hpccoll.profile.network_model import ModelledTransfer, NetworkModel
 
 ALPHA_S: Final = 2e-6
 BETA_S: Final = 1e-10
@@ -189,7 +189,7 @@ class TaskSimulation:
         started = self._gathered[task.comm, number]
         started.append(operation)
         if len(started) == len(members):
-            kind = TransferKind(task.kind, len(members), task.nbytes)
+            kind = ModelledTransfer(task.kind, len(members), task.nbytes)
             end_s = max(self._states[each.rank].clock_s for each in started) + self._network.predict_s(kind)
             for each in self._gathered.pop((task.comm, number)):
                 self._complete(each, end_s)

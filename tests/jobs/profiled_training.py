@@ -63,7 +63,7 @@ def train_compiled():
     train("inner", DistributedDataParallel(torch.compile(make_model(), backend="eager")))
     train("outer", torch.compile(DistributedDataParallel(make_model()), backend="eager"))
 
-    @torch.compile(backend="eager", fullgraph=True)  # type: ignore[untyped-decorator]
+    @torch.compile(backend="eager", fullgraph=True)
     def reduce(x):
         return functional.all_reduce(x, "sum", dist.group.WORLD) * 2
 

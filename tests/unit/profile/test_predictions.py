@@ -16,7 +16,7 @@ from hpccoll.profile.chakra import encode_execution_trace
 from hpccoll.profile.dependencies import build_graph
 from hpccoll.profile.exports import export_profile, format_csv, format_perfetto
 from hpccoll.profile.goal import format_goal
-from hpccoll.profile.network_model import TransferKind, find_fastest, simulate_kind
+from hpccoll.profile.network_model import ModelledTransfer, find_fastest, simulate_kind
 from hpccoll.profile.replay_steps import make_steps
 from hpccoll.profile.what_if import DEFAULT_CHANGES, WhatIf, format_configuration
 from hpccoll.units import parse_size
@@ -31,7 +31,7 @@ def make_graph(alpha_s=ALPHA_S, beta=BETA, slow=1.0):
     builders, clock = [TraceBuilder() for _ in range(RANKS)], 0.0
     for _ in range(STEPS):
         for nbytes in SIZES:
-            kind = TransferKind("all_reduce", RANKS, nbytes)
+            kind = ModelledTransfer("all_reduce", RANKS, nbytes)
             machine = Machine.flat(alpha_s, beta, 0.0)
             transfer_s = simulate_kind(kind, machine, "recursive_doubling" if nbytes < 10000 else "rabenseifner")
             end = clock + 2e-3 * slow + transfer_s
@@ -81,7 +81,7 @@ def make_two_level_graph(near=NEAR, far=FAR, hosts=HOSTS):
             builders[source].add("send", clock[source], clock[source], peer=dest, nbytes=nbytes)
             begin, clock[dest] = clock[dest], max(clock[dest], clock[source]) + alpha_s + beta * nbytes
             builders[dest].add("recv", begin, clock[dest], peer=source, nbytes=nbytes)
-        end = clock.max() + find_fastest(TransferKind("all_reduce", 4, nbytes, 2), machine)[1]
+        end = clock.max() + find_fastest(ModelledTransfer("all_reduce", 4, nbytes, 2), machine)[1]
         for builder, begin in zip(builders, clock, strict=True):
             builder.add("all_reduce", begin, end, nbytes=nbytes)
         clock[:] = end
