@@ -113,3 +113,40 @@ def test_a_late_node_is_named_with_its_cost():
 def test_a_node_with_one_late_rank_is_not_late(fault):
     found = explain_profile(emulate(fault, 0, hosts=HOSTS)[0])
     assert not [node for node in found.late_nodes if node.saved_s > 0.02 * found.graph.run_s]
+
+
+def emulate_slow_node(hosts, slow_s):
+    """Return the profile of a ring in both directions, in which messages of rank 2 take `slow_s`."""
+    clock, builders = np.zeros(RANKS), [TraceBuilder() for _ in range(RANKS)]
+    for _ in range(10):
+        for step in (1, -1):
+            sent = clock + 1e-3
+            for rank in range(RANKS):
+                builders[rank].add("send", sent[rank], sent[rank], peer=(rank + step) % RANKS)
+            for rank in range(RANKS):
+                source = (rank - step) % RANKS
+                clock[rank] = max(sent[rank], sent[source]) + (slow_s if 2 in (rank, source) else MESSAGE_S)
+                builders[rank].add("recv", sent[rank], clock[rank], peer=source)
+    end = float(clock.max()) + REDUCE_S
+    for builder, begin in zip(builders, clock, strict=True):
+        builder.add("all_reduce", begin, end)
+    return make_profile(builders, end, hosts=hosts)
+
+
+def test_a_node_with_a_slow_link_is_named_with_its_cost():
+    hosts = tuple(f"node{rank + 1}" for rank in range(RANKS))
+    found = explain_profile(emulate_slow_node(hosts, 20 * MESSAGE_S))
+    node = found.slow_nodes[0]
+    assert (node.host, node.ranks, node.messages) == ("node3", (2,), 40)
+    fast = explain_profile(emulate_slow_node(hosts, MESSAGE_S))
+    assert node.saved_s == pytest.approx(found.graph.run_s - fast.graph.run_s, rel=0.01)
+    text = "messages of 8 B from and to node node3 (rank 2) take 20 times as long as between other nodes"
+    assert list_findings(found)[0].text.startswith(text)
+    assert not found.links
+    assert not fast.slow_nodes
+
+
+def test_slow_links_of_ranks_on_one_host_are_named_one_by_one():
+    found = explain_profile(emulate_slow_node((), 20 * MESSAGE_S))
+    assert not found.slow_nodes
+    assert {(link.source, link.dest) for link in found.links} == {(1, 2), (2, 1), (2, 3), (3, 2)}
