@@ -1,7 +1,8 @@
 """Calls in a row: one line makes many small collectives, such as reducing a vector number by number.
 
-A row is a sequence of calls of one operation from one call site on a rank. The time between two calls of a row is
-shorter than the calls, and shorter than ten times the usual time between calls there. The cost of the calls in a row is
+A row is a sequence of calls of one operation from one call site on all ranks. The time between two calls of a row is
+shorter than the calls, and shorter than ten times the usual time between calls there, on one rank at least: a rank that
+loses its core for a moment does not end a row. The cost of the calls in a row is
 what the replay saves if each row is a single call, which takes the time of its first call.
 """
 
@@ -71,4 +72,6 @@ def find_followers(graph: CallGraph) -> np.ndarray:
         duration_s = float(np.median((graph.end_s - graph.begin_s)[at_site]))
         usual_gap_s = float(np.median(graph.gap_s[at_site & continues]))
         limit[at_site] = min(duration_s, _LONGER_GAP * usual_gap_s)
-    return continues & is_small & (graph.gap_s <= np.maximum(limit, _SHORTEST_S))
+    shortest_s = np.full(int(graph.matches.group.max(initial=0)) + 1, np.inf)
+    np.minimum.at(shortest_s, graph.matches.group[continues], graph.gap_s[continues])
+    return continues & is_small & (shortest_s[graph.matches.group] <= np.maximum(limit, _SHORTEST_S))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Final
 
 import numpy as np
@@ -104,14 +105,18 @@ def _list_nodes(pair: _Pair, nodes: Sequence[int]) -> tuple[int, int]:
 
 
 def _list_pairs(graph: CallGraph) -> list[_Pair]:
-    """Return the pairs of ranks with enough messages of one size, of sizes that enough pairs have."""
+    """Return the pairs of ranks with enough messages of one size, of sizes that enough pairs have.
+
+    Pairs within nodes are compared with each other, and so are pairs between nodes.
+    """
     need = graph.matches.needs[:, 0]
     received = np.flatnonzero((graph.matches.received >= 0) & (need >= 0))
     size = len(graph.start_s)
     number = graph.rank[need[received]] * size + graph.rank[received]
-    nbytes, pairs = graph.nbytes[need[received]], []
-    for message_bytes in np.unique(nbytes).tolist():
-        same = nbytes == message_bytes
+    nodes, nbytes, pairs = np.array(Placement.read(graph.profile).nodes), graph.nbytes[need[received]], []
+    is_within = nodes[graph.rank[need[received]]] == nodes[graph.rank[received]]
+    for message_bytes, within in product(np.unique(nbytes).tolist(), (False, True)):
+        same = (nbytes == message_bytes) & (is_within == within)
         calls = {divmod(each, size): received[same & (number == each)] for each in np.unique(number[same]).tolist()}
         calls = {ends: its for ends, its in calls.items() if len(its) >= _FEWEST_MESSAGES}
         medians = {ends: float(np.median(graph.transfer_s[its])) for ends, its in calls.items()}

@@ -95,6 +95,21 @@ def test_a_job_without_a_fault_has_no_costly_finding():
     assert all(late.saved_s < 0.03 * found.efficiencies.run_s for late in found.late)
 
 
+@pytest.mark.parametrize(("late", "rows"), [((2,), 1), ((0, 1, 2, 3), 2)])
+def test_calls_in_a_row_end_where_all_ranks_compute(late, rows):
+    builders, clock = [TraceBuilder() for _ in range(RANKS)], np.zeros(RANKS)
+    for call in range(20):
+        clock[list(late)] += 1e-3 * (call == 10)
+        end = float(clock.max()) + REDUCE_S
+        for builder, begin in zip(builders, clock, strict=True):
+            builder.add("all_reduce", begin, end)
+        clock[:] = end + 1e-6
+    found = explain_profile(make_profile(builders, end))
+    assert [(calls.calls, calls.rows) for calls in found.calls_in_a_row] == [(20, rows)]
+    lost_s = 1e-3 if rows == 1 else 0.0  # as long as rank 2 is off its core
+    assert found.calls_in_a_row[0].saved_s == pytest.approx((20 - rows) * (REDUCE_S + 1e-6) + lost_s, rel=1e-6)
+
+
 HOSTS = ("fast", "fast", "slow", "slow")
 
 
@@ -144,6 +159,19 @@ def test_a_node_with_a_slow_link_is_named_with_its_cost():
     assert list_findings(found)[0].text.startswith(text)
     assert not found.links
     assert not fast.slow_nodes
+
+
+def test_messages_between_nodes_are_not_compared_with_those_within_nodes():
+    builders = [TraceBuilder() for _ in range(RANKS)]
+    for step in range(10):
+        for rank in range(RANKS):
+            builders[rank].add("send", step, step, peer=(rank + 1) % RANKS)
+        for rank in range(RANKS):
+            is_within = rank == 1  # from rank 0
+            builders[rank].add("recv", step, step + MESSAGE_S * (1 if is_within else 9), peer=(rank - 1) % RANKS)
+    hosts = ("first", "first", "second", "third")
+    assert not explain_profile(make_profile(builders, 10, hosts=hosts)).links
+    assert explain_profile(make_profile(builders, 10)).links  # on one node, three pairs of four are slow
 
 
 def test_slow_links_of_ranks_on_one_host_are_named_one_by_one():
