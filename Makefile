@@ -1,18 +1,18 @@
 # make bench        set up .venv, compare libraries and algorithms on four MPI ranks; results in bench-results/
-# make test         set up both environments and pass the tests, on MPICH and on Open MPI
-# make test-quick   the tests without the longest ones, and with few combinations of parameters
+# make test         set up both environments, and run the tests but the longest ones, on MPICH and on Open MPI
+# make test-rest    the tests that continuous integration runs after make test
 # make check        lint, types, unit tests and a few seconds of MPI: before every commit
 # make docs         build the documentation site in build/site; warnings are errors
 # make slurm        the tests on a throw-away SLURM cluster alone
-# make test-full    the tests with the whole matrix of collectives, dtypes and reductions
+# make test-full    all tests, with the whole matrix of collectives, dtypes and reductions
 # make lint         ruff and mypy alone
 # make wheel        build a wheel in dist/, which installs without a compiler
 # make constraints  renew constraints.txt, the exact versions of all packages but torch
 # make clean        remove the environments and everything else that can be made again
 #
 # PYTHON=python3.12 chooses the interpreter, ARGS='-e 1M --plot bench.png' adds options to `hpccoll bench`,
-# RANKS='2 4' chooses the rank counts of the MPI tests on MPICH, OTHER_RANKS those on Open MPI. On MPICH, `make test` runs
-# the few cases of `make test-quick` only; QUICK_RANKS are further rank counts for them.
+# RANKS='2 4' chooses the rank counts of the MPI tests on MPICH, OTHER_RANKS those on Open MPI. On MPICH, the few cases of
+# `make test` run on all rank counts but in `make test-full`.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -22,9 +22,8 @@ SHELL := /bin/bash
 
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
-RANKS ?= 4
+RANKS ?= 2
 OTHER_RANKS ?= 3
-QUICK_RANKS ?= 1 2
 ARGS ?=
 # torch is not in constraints.txt, because the build that the package index offers depends on the machine. TORCH_ARGS
 # are options of pip for torch, such as an index of builds without CUDA, which are smaller by gigabytes.
@@ -38,15 +37,14 @@ CASES := all
 # make -n would execute a recipe that contains the variable MAKE itself.
 SUBMAKE = $(MAKE) --no-print-directory CASES=$(CASES) MARKED='$(MARKED)'
 SELECTED = -m '$(MARKED)' --cases $(CASES)
-QUICK := -m 'not full' --cases quick
 # The cases of the MPI tests on MPICH.
-ON_MPICH = $(QUICK)
+ON_MPICH := -m 'not full' --cases quick
 # The limit ends a session that hangs in spite of pytest's limit for each test.
 LIMITED := timeout --foreground --kill-after=10 $${HPCCOLL_TEST_LIMIT:-3600}
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: constraints help bench test test-quick test-full check lint docs unit jobs slurm environments wheel clean
+.PHONY: constraints help bench test test-rest test-full check lint docs unit jobs slurm environments wheel clean
 help:
 	@sed -n 's/^# //p' Makefile | head -11
 
@@ -61,26 +59,27 @@ bench: $(MPICH)/.bench-ready
 
 # Three parts run beside each other, so that no core is idle while one of them waits. The SLURM tests and the jobs have
 # limits in seconds, so the MPI tests, whose ranks would use most of the cores for polling beside all other tests, have
-# a lower priority. The SLURM tests end first; the MPI tests on the second MPI and those of QUICK_RANKS follow them. The
-# sessions write their failures to one file as well, so that they are the last that is printed.
-test-quick: CASES := quick
-test-quick: QUICK_RANKS :=
+# a lower priority. The SLURM tests end first; the MPI tests on the second MPI follow them. The sessions write their
+# failures to one file as well, so that they are the last that is printed.
+test: CASES := quick
+test-rest: CASES := rest
+test-rest: RANKS := 4 1
+test-rest test-full: DOCS := docs
+test-rest test-full: $(MPICH)/.docs-ready
 test-full: MARKED := full or not full
 test-full: ON_MPICH = $(SELECTED)
 test-full: RANKS := 1 2 3 4 5 8
-test-full: QUICK_RANKS :=
 test-full: OTHER_RANKS := 1 2 3 4 5 8
 test-full: export HPCCOLL_TEST_LIMIT := 7200
 test-full: export PYTEST_TIMEOUT := 3600
-test test-quick test-full: environments
+test test-rest test-full: environments
 	export HPCCOLL_TEST_BESIDE=1 HPCCOLL_TEST_FAILURES=$$(mktemp); failed=0; \
 	    note() { failed=1; echo "$$*: failed" >> $$HPCCOLL_TEST_FAILURES; }; \
 	    { $(SUBMAKE) slurm || note make slurm; \
 	      for ranks in $(OTHER_RANKS); do nice -n 10 tests/run_mpi.sh $(OPENMPI) $$ranks -q $(SELECTED) || failed=1; done; \
-	      for ranks in $(QUICK_RANKS); do nice -n 10 tests/run_mpi.sh $(MPICH) $$ranks -q $(QUICK) || failed=1; done; \
 	      exit $$failed; \
 	    } & slurm=$$!; \
-	    { nice -n 10 $(SUBMAKE) docs unit || note make docs unit; \
+	    { nice -n 10 $(SUBMAKE) $(DOCS) unit || note make $(DOCS) unit; \
 	      for ranks in $(RANKS); do nice -n 10 tests/run_mpi.sh $(MPICH) $$ranks -q $(ON_MPICH) || failed=1; done; \
 	      exit $$failed; \
 	    } & others=$$!; \
@@ -153,8 +152,8 @@ $(OPENMPI)/.ready: pyproject.toml constraints.txt
 
 # Both at once, because pip uses one core.
 environments:
-	$(SUBMAKE) $(MPICH)/.docs-ready & docs=$$!; failed=0; \
-	    $(SUBMAKE) $(OPENMPI)/.ready || failed=1; wait $$docs || failed=1; exit $$failed
+	$(SUBMAKE) $(MPICH)/.ready & first=$$!; failed=0; \
+	    $(SUBMAKE) $(OPENMPI)/.ready || failed=1; wait $$first || failed=1; exit $$failed
 
 define make_environment
 @echo "setting up $(1), once"

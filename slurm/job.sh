@@ -244,7 +244,7 @@ wait_for_down_nodes() {
 require_summary() {
     if [ "$STATUS" = 0 ] && ! tail -n 1 "$RESULTS/train.jsonl" | grep -q '"kind":"train_summary"'; then
         STATUS=4
-        printf 'Error: mpirun has ended before the training\n' >&2
+        printf 'Error: mpirun ended before the training was complete\n' >&2
     fi
 }
 
@@ -256,7 +256,8 @@ finish() {
         rm -f "$stop_file"
         requeue "stopped at the warning signal"
     fi
-    if [ "$STATUS" -gt 3 ]; then down=$(wait_for_down_nodes); fi
+    # Status 3: without the ranks of the failed nodes, too few are left.
+    if [ "$STATUS" -gt 3 ] || { [ -n "${survive:-}" ] && [ "$STATUS" = 3 ]; }; then down=$(wait_for_down_nodes); fi
     if [ -n "${survive:-}" ] && [ -n "$down" ]; then requeue "training ended, because nodes failed: $down"; fi
     case "$STATUS" in
     0) log_event "complete" ;;

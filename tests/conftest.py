@@ -49,8 +49,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """Choose the hypothesis profile; under MPI also register the exchange of outcomes."""
     with_mpi = config.getoption("--with-mpi")
     settings.load_profile("ranks" if with_mpi else "alone")
-    if config.getoption("--cases") != "all":
-        config.pluginmanager.register(CaseSelection(), "case_selection")
+    cases = config.getoption("--cases")
+    if cases != "all":
+        config.pluginmanager.register(CaseSelection(is_quick=cases == "quick"), "case_selection")
     if with_mpi:
         from mpi4py import MPI
 
@@ -58,9 +59,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option that selects the tests of `make test-quick`."""
-    text = "quick: each value of each parameter once; all: every case (default)"
-    parser.addoption("--cases", choices=("quick", "all"), default="all", help=text)
+    """Add the option that selects the tests of `make test` or of `make test-rest`."""
+    text = "quick: each value of each parameter once; rest: the other cases; all: every case (default)"
+    parser.addoption("--cases", choices=("quick", "rest", "all"), default="all", help=text)
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are selected by marker
@@ -84,14 +85,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 class CaseSelection:
-    """Deselects all cases of parametrised tests but those of `make test-quick`, after the selection by markers."""
+    """Selects the tests of `make test` if `is_quick`, else those of `make test-rest`, after markers have selected."""
+
+    def __init__(self, *, is_quick: bool) -> None:
+        self._is_quick = is_quick
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        """Keep the tests that `choose_quick` returns."""
+        """Keep the tests that `choose_quick` returns, or the others."""
         quick = choose_quick(items)
-        config.hook.pytest_deselected(items=[item for item in items if item not in quick])
-        items[:] = [item for item in items if item in quick]
+        config.hook.pytest_deselected(items=[item for item in items if (item in quick) != self._is_quick])
+        items[:] = [item for item in items if (item in quick) == self._is_quick]
 
 
 def _allows(needs_ranks: pytest.Mark, size: int) -> bool:

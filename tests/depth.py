@@ -1,6 +1,6 @@
-"""How many cases of a parametrised test run: `make test-quick` runs each value once, `make test` all cases.
+"""Which cases of a parametrised test run: in `make test`, few that contain each value; in `make test-rest`, the others.
 
-`make test-full` adds those with the marker `full`.
+`make test-full` runs all cases, also those with the marker `full`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def keep(cases: Iterable[Any], is_representative: Callable[[Any], bool]) -> list
 
     Args:
         cases: the argument of the test in each case, or a tuple of its arguments.
-        is_representative: whether a case also runs in `make test`, not only in `make test-full`.
+        is_representative: whether a case also runs in `make test` or `make test-rest`, not only in `make test-full`.
     """
     return [case if is_representative(case) else mark_full(case) for case in cases]
 
@@ -33,14 +33,14 @@ def mark_full(case: Any) -> Any:
 
 
 def choose_quick(items: Sequence[pytest.Item]) -> set[pytest.Item]:
-    """Return the tests of `make test-quick`: of each test, as few cases as contain each value of each parameter.
+    """Return the tests of `make test`: of each test, as few cases as contain each value of each parameter.
 
-    Tests with the marker `thorough` are omitted. The choice depends on names and values alone, so all ranks of a
+    Tests with the marker `slow` are omitted. The choice depends on names and values alone, so all ranks of a
     session make the same one.
     """
     quick: set[pytest.Item] = set()
     for _, cases in groupby(items, lambda item: item.nodeid.partition("[")[0]):
-        allowed = [item for item in cases if item.get_closest_marker("thorough") is None]
+        allowed = [item for item in cases if item.get_closest_marker("slow") is None]
         quick.update(_cover_values(allowed))
     return quick
 

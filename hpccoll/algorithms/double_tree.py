@@ -62,7 +62,7 @@ def children_of(rank: IntArray, n: int) -> tuple[IntArray, IntArray]:
 
 
 def height_of(rank: IntArray, n: int) -> IntArray:
-    """Return the number of trailing zero bits of each rank: 0 for leaves, ceil(log2 n) for rank 0."""
+    """Return each rank's height in the first tree, its number of trailing zero bits; ceil(log2 n) for rank 0."""
     lowest = np.where(rank == 0, 1 << ceil_log2(n), rank & -rank)
     return np.asarray(np.log2(lowest), np.int64)
 

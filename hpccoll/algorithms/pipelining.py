@@ -25,7 +25,10 @@ def choose_segment_count(plan: Plan, sizes: IntArray, itemsize: int, message_byt
 
 
 def _count_longest_message(plan: Plan, sizes: IntArray) -> int:
-    """Return the number of elements of the longest message that rank 0 sends or receives, the same on all ranks."""
+    """Return the number of elements of the longest message that rank 0 sends or receives.
+
+    Every rank looks at the messages of rank 0, so that all ranks return the same number.
+    """
     longest = 0
     for steps in plan.column(0):
         for step in steps:

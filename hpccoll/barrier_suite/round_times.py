@@ -90,8 +90,8 @@ class RoundTimes:
 
         With a spread s, a barrier that hides nothing takes as long after the last entry as it takes without a spread,
         `even_completion_s`. A barrier that finishes its other work while it waits for the last rank takes a shorter
-        time after the last entry; the time saved over s is the fraction absorbed. Skew that slows down the barrier
-        gives a negative fraction.
+        time after the last entry; the time saved over s is the fraction absorbed. The fraction is negative if the
+        barrier takes longer after the last entry with a spread than without one.
         """
         spread = float(np.median(self.entry_spread))
         return (even_completion_s - float(np.median(self.completion))) / spread if spread > 0 else None

@@ -45,7 +45,9 @@ def _spec_options(function: Function) -> Function:
                 "--share", "shares", metavar="PATH", multiple=True, help="Path below /tmp that all nodes see."
             ),
             click.option("--subnet", metavar="A.B.C", help="Subnet of the nodes.  [default: 10.77.0]"),
-            click.option("--flat", is_flag=True, help="Run all daemons on 127.0.0.1, without namespaces."),
+            click.option(
+                "--flat", "without_namespaces", is_flag=True, help="Run all daemons on 127.0.0.1, without namespaces."
+            ),
         )
     ):
         function = option(function)
@@ -70,7 +72,7 @@ def lab() -> None:
 
 @lab.command(epilog="Example: hpccoll lab up --nodes 4 --link 400M --latency 1ms")
 @_spec_options
-def up(state_dir: Path | None, flat: bool, **options: Any) -> int:
+def up(state_dir: Path | None, without_namespaces: bool, **options: Any) -> int:
     """Start a lab in the background; return when all nodes are idle."""
     from hpccoll.lab import client, isolation, launch, requirements
     from hpccoll.lab import state_dir as files
@@ -80,7 +82,7 @@ def up(state_dir: Path | None, flat: bool, **options: Any) -> int:
     if client.is_lab_running(state_dir):
         end = f"hpccoll lab down --dir {state_dir}"
         raise UsageError(f"a lab runs in {state_dir} already; end it: {end}; or name another --dir")
-    chosen, reason = isolation.choose_isolation(flat)
+    chosen, reason = isolation.choose_isolation(without_namespaces)
     begin = time.monotonic()
     started = launch.launch_lab(_build_spec(options), state_dir, chosen, reason, None, keep=True)
     if chosen is isolation.Isolation.FLAT:
@@ -99,7 +101,7 @@ def up(state_dir: Path | None, flat: bool, **options: Any) -> int:
 )
 @_spec_options
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-def run(state_dir: Path | None, flat: bool, command: tuple[str, ...], **options: Any) -> int:
+def run(state_dir: Path | None, without_namespaces: bool, command: tuple[str, ...], **options: Any) -> int:
     """Run a command on the control node of the running lab, or of a new lab that ends with the command.
 
     A new lab is started if none runs, or if an option such as --nodes or --link describes one. Ctrl-C ends the
@@ -110,7 +112,7 @@ def run(state_dir: Path | None, flat: bool, command: tuple[str, ...], **options:
     from hpccoll.lab.isolation import Isolation
     from hpccoll.lab.state_dir import get_default_dir
 
-    describes_lab = flat or any(value for value in options.values())
+    describes_lab = without_namespaces or any(value for value in options.values())
     running_dir = state_dir or get_default_dir()
     with ExitStack() as stack:
         if is_lab_running(running_dir):
@@ -119,7 +121,7 @@ def run(state_dir: Path | None, flat: bool, command: tuple[str, ...], **options:
                 raise UsageError(f"a lab runs in {running_dir} already; omit --nodes, --link etc. or end it: {end}")
             if not describes_lab:
                 return _run_in_foreground(Lab.attach(running_dir), command)
-        new_lab = stack.enter_context(Lab(_build_spec(options), state_dir=state_dir, flat=flat))
+        new_lab = stack.enter_context(Lab(_build_spec(options), state_dir=state_dir, flat=without_namespaces))
         if new_lab.client.isolation is Isolation.FLAT:
             _warn_of_flat_mode(new_lab.get_status()["why"])
         return _run_in_foreground(new_lab, command)

@@ -42,7 +42,7 @@ def get_launched_rank(environ: Mapping[str, str] = os.environ) -> int | None:
 
 
 def is_printing_rank() -> bool:
-    """Whether this process may print: it is rank 0 or was not launched. `is_printing_rank` does not import MPI."""
+    """Whether this process may print: it is rank 0 or was not launched; does not import MPI."""
     return not get_launched_rank()
 
 
@@ -88,7 +88,7 @@ def json_field(text: str, *, appends_with: str | None = None) -> Any:
 
 
 def _require_new(json_file: str, alternative: str) -> None:
-    """Raise UsageError if the file of --json exists and is not empty; devices and pipes are no files."""
+    """Raise UsageError if the file of --json is a regular file that is not empty; `alternative` extends the remedy."""
     file = Path(json_file)
     if json_file != STDOUT and file.is_file() and file.stat().st_size:
         remedy = f"add --overwrite to replace it{alternative}, or name another file"

@@ -22,11 +22,11 @@ HEADINGS = ("step", "loss", "grad norm", "step ms", "comm ms", "bubble", "peak M
 
 
 class TrainOutput(RunOutput):
-    """Write a run's records as steps finish, and print a table of steps at the end; only on the rank that `prints`.
+    """Write a run's records as steps finish, and print a table of steps at the end; on one rank.
 
-    `steps` has the records of all steps, on each rank. `prints` is by default whether this is rank 0. The constructor
-    writes the run record and shows a progress bar. When the caller closes the ExitStack `stack`, `print_results` is
-    called, also if the run fails.
+    `prints` is whether this is that rank, by default rank 0. `steps` has the records of all steps, on each rank. The
+    constructor writes the run record and shows a progress bar. When the caller closes the ExitStack `stack`,
+    `print_results` is called, also if the run fails.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class TrainOutput(RunOutput):
         self.steps.append(record)
 
     def warn(self, message: str) -> None:
-        """Print a warning to standard error on rank 0."""
+        """Print a warning to standard error, on the rank that prints."""
         if self._prints:
             click.echo(f"# {message}", err=True)
 
@@ -110,7 +110,7 @@ class TrainOutput(RunOutput):
 
 
 def print_comparison(found: TrainCompareRecord) -> None:
-    """Print the median steps of hpccoll and of torch, with their 95 % intervals."""
+    """Print the median step times of hpccoll and of torch with 95 % intervals, and how much their losses differ."""
     headings = ("training by", "step ms", "95 % interval", "ratio", "its interval")
     own, other = (
         [f"{1e3 * median:.3f}", f"{1e3 * low:.3f} to {1e3 * high:.3f}"]
@@ -169,8 +169,9 @@ def _format_summary(summary: TrainSummaryRecord) -> str:
 
 def format_recovery(record: TrainRecoveryRecord) -> str:
     """Return one line about the death of ranks and the mesh that continues."""
+    noun = "rank" if len(record.lost_ranks) == 1 else "ranks"
     dead = ", ".join(f"{rank} ({host})" for rank, host in zip(record.lost_ranks, record.lost_hosts, strict=True))
     return (
-        f"lost rank {dead}; {record.strategy} on {format_count(record.ranks, 'rank')} continues after step "
+        f"lost {noun} {dead}; {record.strategy} on {format_count(record.ranks, 'rank')} continues after step "
         f"{record.steps} from {record.source}; recovery took {record.recovery_s:.2f} s"
     )

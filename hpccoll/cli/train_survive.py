@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpccoll.cli.train_output import TrainOutput
 from hpccoll.communicator import survivors
-from hpccoll.runtime.joint_failure import share_first_result
+from hpccoll.runtime.joint_failure import run_on_first_rank_of
 from hpccoll.train.checkpoint import CheckpointDirectory
 from hpccoll.train.options import CheckpointOptions, TrainOptions
 from hpccoll.train.start import TrainingStart, load_start
@@ -44,7 +44,7 @@ def train_surviving(
         make_output = partial(TrainOutput, stack, json_file, dict(run), options=options)
         program = _Program(mesh, options, device, checkpoints, directory, make_output)
         for comm in survivors(spares=spares):
-            with comm, program.training.watch_losses(comm):
+            with comm, program.training.watch_deaths(comm):
                 summary = program.run(comm)
     return summary
 
@@ -69,7 +69,7 @@ class _Program:
 
     def run(self, comm: Communicator) -> TrainSummaryRecord | None:
         """Train on the ranks of `comm`; return the summary, None on a rank that the mesh does not need; collective."""
-        self._directory = share_first_result(comm, self._open_directory)
+        self._directory = run_on_first_rank_of(comm, self._open_directory)
         begun = self.training.start(comm)
         output = self._open_output(comm, begun.start, is_first=begun.recovery is None)
         if begun.last is not None:

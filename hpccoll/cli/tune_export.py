@@ -155,7 +155,10 @@ def _finish(options: ExportOptions, rules: LibraryRules, measured: Sequence[Size
 
 
 def _make_open_mpi_files(rules: LibraryRules, path: Path) -> dict[Path, str]:
-    """Return Open MPI's files with their texts: JSON if the suffix is .json; the file of `han` on several nodes."""
+    """Return the texts of Open MPI's rule files, by path: `path`, and the file of component `han` if it has rules.
+
+    The format of the file `path` is JSON if its suffix is .json.
+    """
     text = open_mpi.format_rules_json(rules) if path.suffix == ".json" else open_mpi.format_rules_file(rules)
     han = open_mpi.format_han_file(rules)
     return {path: text} | ({open_mpi.name_han_file(path): han} if han else {})
@@ -167,12 +170,15 @@ def _list_open_mpi_variables(path: Path, rules: LibraryRules) -> dict[str, str]:
 
 
 def _note_open_mpi(path: Path) -> str:
-    """Return which releases of Open MPI read the file, if not all do."""
+    """Return a note on the releases of Open MPI that read the file `path`; an empty string if all do."""
     return "# only Open MPI 6.0 and later read JSON; for 5.0, name a file without .json" * (path.suffix == ".json")
 
 
 def _make_mpich_files(rules: LibraryRules, path: Path) -> dict[Path, str]:
-    """Return MPICH's two files with their texts: the built-in decisions of the loaded library with the rules added."""
+    """Return the texts of MPICH's two tuning files, by path: the library's built-in decisions with `rules` added.
+
+    The file `path` selects algorithms; FILE.ch4.json beside it selects compositions of algorithms.
+    """
     from hpccoll.peers.forced_algorithms import find_mpi_library_file
 
     trees = mpich.add_rules(mpich.read_default_trees(find_mpi_library_file()), rules)
@@ -181,7 +187,7 @@ def _make_mpich_files(rules: LibraryRules, path: Path) -> dict[Path, str]:
 
 
 def _make_nccl_files(rules: LibraryRules, path: Path) -> dict[Path, str]:
-    """Return the file of NCCL's example tuner with its text."""
+    """Return the text of the file of NCCL's example tuner, by its path."""
     return {path: nccl.format_tuner_csv(rules)}
 
 

@@ -250,7 +250,7 @@ def _pool_rows_by_operation(
 ) -> _TestedColumns:
     """Return columns to test, one per operation: in each run, the median over the operation's rows.
 
-    Rows of one workload share buffers and time, so the number of workloads is that of independent rows. `members` says
+    Rows of one workload share buffers and time, so workloads count as independent, but rows do not. `members` says
     for each operation which of the rows `keys` it has; `prior` is the variance per run of each row.
     """
     kept = ~measured.drift.is_control
@@ -313,7 +313,7 @@ def _test_columns(
 ) -> list[ComparedTimesRecord]:
     """Return the comparison of each column; all tests together have the significance `share` * SIGNIFICANCE.
 
-    Intervals contain the `spreads` of columns that have one, and there is no verdict if a spread contains no change.
+    Intervals contain the `spreads` of columns that have one. A spread that includes zero (no change) allows no verdict.
     """
     values = _subtract(columns.a, columns.b, paired).values
     standard_errors, doubtful = np.sqrt(errors.squares), np.array([bool(doubt) for doubt in columns.doubts])

@@ -137,7 +137,7 @@ def average_runs(table: Floats) -> tuple[Floats, Floats, Floats]:
 
     The average leaves out the TRIMMED smallest and the TRIMMED largest values, so that a few runs that other programs
     slowed do not count. The variance is that of Yuen, from the values that are left, and is n times that of the average
-    of n runs. NaN is no value. The degrees of freedom are 0 for one run.
+    of n runs. NaN values are left out. The degrees of freedom are 0 for one run.
     """
     averages, variances, degrees = np.full(table.shape[1], np.nan), np.zeros(table.shape[1]), np.zeros(table.shape[1])
     for column, values in enumerate(table.T):
@@ -155,7 +155,7 @@ def average_runs(table: Floats) -> tuple[Floats, Floats, Floats]:
 
 
 def find_disturbed_operations(records: Iterable[CollectiveRecord]) -> set[str]:
-    """Return the operations of a run that other programs interrupted often; first samples do not count."""
+    """Return the operations of a run that other programs interrupted often; ignores the first sample of each row."""
     far: Counter[str] = Counter()
     samples: Counter[str] = Counter()
     for record in records:

@@ -78,10 +78,11 @@ def collect_runs(a: ComparedSide, b: ComparedSide, keys: Sequence[CaseKey], pair
     disturbances = _describe_disturbances(operations, split)
     adjusted = medians - drift.table
     if paired or len(runs) == 2:
-        ratios = adjusted[split:] - adjusted[:split]
+        log_ratios = adjusted[split:] - adjusted[:split]
         if drift.doubt and drift.is_control.any():
-            ratios = ratios - np.nan_to_num(np.nanmedian(ratios[:, drift.is_control], axis=1, keepdims=True))
-        disturbances += _mark_uneven_speed(disturbed, keys, ratios, drift.is_control)
+            of_controls = np.nanmedian(log_ratios[:, drift.is_control], axis=1, keepdims=True)
+            log_ratios = log_ratios - np.nan_to_num(of_controls)
+        disturbances += _mark_uneven_speed(disturbed, keys, log_ratios, drift.is_control)
     adjusted, variance = _leave_out_disturbed(adjusted, disturbed, split, paired)
     usable = ~np.isnan(adjusted) & ~disturbed
     return RunTable(tuple(keys), runs, split, within, drift, adjusted, usable, variance, disturbances, paired)
@@ -114,53 +115,54 @@ def _describe_disturbances(operations: Sequence[set[str]], split: int) -> tuple[
 
 
 def _mark_uneven_speed(
-    disturbed: NDArray[np.bool_], keys: Sequence[CaseKey], ratios: Floats, is_control: NDArray[np.bool_]
+    disturbed: NDArray[np.bool_], keys: Sequence[CaseKey], log_ratios: Floats, is_control: NDArray[np.bool_]
 ) -> tuple[str, ...]:
     """Mark rows of pairs of runs as disturbed if the machine's speed changed by different factors for different rows.
 
     Args:
         disturbed: the table to mark, one line per run: those of A, then those of B.
         keys: all rows.
-        ratios: differences of the logarithms of medians without drift, one line per pair of runs.
+        log_ratios: logarithm of the ratio B / A of the medians without drift, one line per pair of runs.
         is_control: for each row, whether it is of engine `mpi`.
 
     Returns:
         Descriptions for messages: one if any row was marked, otherwise none.
     """
-    speeds = [_find_uneven_speed(keys, ratio, is_control, len(ratios) > 1) for ratio in ratios]
+    speeds = [_find_uneven_speed(keys, log_ratio, is_control, len(log_ratios) > 1) for log_ratio in log_ratios]
     uneven = [signs for _, signs in speeds if signs]
-    if not uneven or 2 * len(uneven) > len(ratios) > 1:  # if most rounds are uneven, that is the noise between rounds
+    if not uneven or 2 * len(uneven) > len(log_ratios) > 1:  # if most rounds are uneven, this is noise between rounds
         return ()
     disturbed |= np.tile([rows for rows, _ in speeds], (2, 1))
-    if len(ratios) > 1:
-        return (f"the speed of the machine in {len(uneven)} of {len(ratios)} rounds",)
+    if len(log_ratios) > 1:
+        return (f"the speed of the machine in {len(uneven)} of {len(log_ratios)} rounds",)
     return (f"the speed of the machine (times of engine mpi changed {', '.join(uneven[0])})",)
 
 
 def _find_uneven_speed(
-    keys: Sequence[CaseKey], ratios: Floats, is_control: NDArray[np.bool_], replaceable: bool
+    keys: Sequence[CaseKey], log_ratios: Floats, is_control: NDArray[np.bool_], replaceable: bool
 ) -> tuple[NDArray[np.bool_], list[str]]:
     """Return the rows that a change of the machine's speed between two runs disturbed, and descriptions of the change.
 
     Args:
         keys: all rows.
-        ratios: differences of the logarithms of medians without drift; NaN where a run lacks the row.
+        log_ratios: for each row, the logarithm of the ratio B / A of the medians without drift; NaN where one of the
+            two runs lacks the row.
         is_control: for each row, whether it is of engine `mpi`.
         replaceable: whether other pairs of runs remain. If so, a change of an operation's rows of engine `mpi` marks
             the operation. Otherwise it marks all rows, and only if the operation's other rows changed likewise.
     """
-    known = ~np.isnan(ratios)
+    known = ~np.isnan(log_ratios)
     uneven = np.zeros(len(keys), np.bool_)
     signs: list[str] = []
     if (is_control & known).sum() < MIN_ROWS:
         return uneven, signs
-    spread = compute_robust_deviation(ratios[is_control & known])
+    spread = compute_robust_deviation(log_ratios[is_control & known])
     if spread > MAX_CONTROL_SPREAD:
         uneven[:] = True
         signs = [f"differently from row to row by {spread:.0%}"]
     for op in dict.fromkeys(key.op for key in keys):
         rows = known & np.array([key.op == op for key in keys])
-        of_mpi, own = ratios[rows & is_control], ratios[rows & ~is_control]
+        of_mpi, own = log_ratios[rows & is_control], log_ratios[rows & ~is_control]
         if len(of_mpi) >= noise.MIN_CONTROLS and len(own):
             change = float(np.median(of_mpi))
             common = min(change * np.sign(np.median(own)), abs(np.median(own)))

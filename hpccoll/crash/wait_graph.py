@@ -20,7 +20,7 @@ class WaitGraph:
     Attributes:
         waits: for each rank in a call, the ranks for which it waits.
         outside: ranks for which others wait, and which are in no call; the rank with most waiting ranks first.
-        inside: ranks for which others wait or which wait themselves, in calls in which all ranks have arrived.
+        inside: ranks in a call that has not ended although all its ranks have begun it; they wait for no other rank.
         cycle: ranks that wait for each other and for no rank outside of the cycle.
     """
 

@@ -144,7 +144,10 @@ class _Pairs(NamedTuple):
 
 
 def _select_pairs(mine: int, index: int, length: int, *, is_causal: bool) -> _Pairs:
-    """Return the scores that rank `mine` computes with the block of rank `index`; both have `length` positions."""
+    """Return the queries of rank `mine` and the keys of rank `index` between which rank `mine` computes scores.
+
+    Each of the two ranks has `length` positions.
+    """
     every, half = slice(0, length), length // 2
     if not is_causal or index == mine:
         return _Pairs(every, every, is_causal)

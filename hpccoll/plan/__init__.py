@@ -90,7 +90,7 @@ _MODULES = (
 
 
 def __getattr__(name: str) -> Any:
-    """Import the modules of the package, one after the other, until one of them has an exported name."""
+    """Return the exported object `name`; import the modules of the package in turn until one of them has it."""
     if name in __all__:
         for module in _MODULES:
             home = import_module(f"{__name__}.{module}")

@@ -70,6 +70,7 @@ class Instrumentation:
             original = getattr(module, name)
 
             def initialize(*args: Any, _original: Callable[..., Any] = original) -> Any:
+                """Initialize MPI by the original function, then start recording."""
                 result = _original(*args)
                 self._start_mpi(module)
                 return result
@@ -234,6 +235,7 @@ def _forget_freed(recorder: ProfileRecorder, cls: type, names: Sequence[str]) ->
         original = vars(owner)[name]
 
         def release(self: Any, *args: Any, _original: Any = original) -> Any:
+            """Let the recorder forget the communicator `self`, then free it by the original method."""
             recorder.trace.forget(self)
             return _original(self, *args)
 
@@ -251,6 +253,7 @@ def _trace_futures(recorder: ProfileRecorder, cls: type) -> None:
     code = _find_wait()
 
     def complete_future(self: Any) -> bool:
+        """Complete the future of the work `self` if it is done, and record its end once; return whether it is done."""
         done: bool = original(self)
         if done and self.has_future and not getattr(self, "is_profiled", False):
             self.is_profiled = True
@@ -261,6 +264,7 @@ def _trace_futures(recorder: ProfileRecorder, cls: type) -> None:
     get_outcome = vars(cls)["_get_outcome"]
 
     def get_outcome_unrecorded(self: Any, future: object) -> Any:
+        """Return the outcome of the work `self`, without recording the wait."""
         was_active, trace.is_active = trace.is_active, False  # its wait is over when it begins
         try:
             return get_outcome(self, future)
@@ -276,11 +280,13 @@ def _count_pickled(recorder: ProfileRecorder, module: ModuleType) -> None:
     trace = recorder.trace
 
     def dumps(obj: Any, *args: Any) -> Any:
+        """Pickle an object, and count its bytes as sent by the current call."""
         data = pickle.dumps(obj, *args)
         trace.pickled_bytes += len(data)
         return data
 
     def loads(data: Any, *args: Any) -> Any:
+        """Unpickle an object; count its bytes as received by the current call if the call has sent none."""
         if not trace.pickled_bytes:
             trace.pickled_bytes = len(data)
         return pickle.loads(data, *args)  # noqa: S301 - mpi4py's own function

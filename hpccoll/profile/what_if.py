@@ -69,7 +69,7 @@ class ChangedJob:
 
 
 class WhatIf:
-    """The predictions for one recorded job.
+    """Predicts the run time that a recorded job would have after a change, such as `bandwidth=2`.
 
     Args:
         graph: the recorded calls.
@@ -100,7 +100,7 @@ class WhatIf:
         return Prediction(change, changed.name, seconds, self.graph.run_s, error, changed.assumption)
 
     def _make_change(self, change: str) -> ChangedJob:
-        """Return the job with one change."""
+        """Return the job with one change, given in a form of FORMS."""
         graph = self.graph
         name, _, value = change.partition("=")
         if change == "balance":
@@ -204,7 +204,7 @@ def format_configuration(chosen: dict[str, list[tuple[int, str]]]) -> str:
 
 
 def _parse_number(change: str, value: str, least: int, most: int) -> int:
-    """Return a whole number of a change."""
+    """Return `value` as a whole number from `least` to `most`; raise UsageError, which names `change`, otherwise."""
     if not value.isdecimal() or not least <= int(value) <= most:
         raise UsageError(
             f"--what-if {change}: {value!r} is no whole number from {least} to {most}; the forms are {FORMS}"
@@ -213,7 +213,7 @@ def _parse_number(change: str, value: str, least: int, most: int) -> int:
 
 
 def _parse_factor(change: str, value: str) -> float:
-    """Return a positive factor of a change."""
+    """Return `value` as a positive factor; raise UsageError, which names `change`, otherwise."""
     try:
         factor = float(value)
     except ValueError:

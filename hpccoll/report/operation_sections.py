@@ -75,7 +75,7 @@ def _build_section(
 
 
 def _describe_optimum(group: CurveGroup, models: BoundModels) -> tuple[str, ...]:
-    """Return a sentence on how near the fastest of the largest size comes to the optimum of the network, if known."""
+    """Return a sentence on how close the fastest implementation of the largest size is to the optimum, if known."""
     case = max(group.cases, key=lambda case: case.nbytes)
     share = "" if case.fastest is None else models.describe_share(case.records[case.fastest])
     return (f"{format_size(case.nbytes)}: {case.fastest.label} reaches {share}.",) if share and case.fastest else ()

@@ -45,9 +45,9 @@ def require_fault_tolerance() -> None:
 def repair_revocation() -> bool:
     """Keep Open MPI from crashing when a process dies while a communicator is made; return whether it was repaired.
 
-    Open MPI 5.0.11 then calls a null pointer in `ompi_comm_revoke_local` (native/revocation.c). The places of its
-    pointers are found by the exported functions to which they point in MPI.COMM_WORLD and MPI.COMM_SELF. A library
-    without these functions does not have the fault, and is left as it is.
+    Open MPI 5.0.11 then calls a null pointer in `ompi_comm_revoke_local` (native/revocation.c). The
+    offsets of the function pointers are found by a search for the addresses of exported functions in `mca_pml`,
+    MPI.COMM_WORLD and MPI.COMM_SELF. A library without these functions does not have the fault, and is left as it is.
     """
     try:
         library = ctypes.CDLL(MPI.__file__)
@@ -66,7 +66,15 @@ def repair_revocation() -> bool:
 
 
 def _find_places(comm: int, function: int) -> set[tuple[int, int]]:
-    """Return the offset of each pointer in a communicator, with the offset of the function from where it points."""
+    """Return the places of a function pointer in tables to which a communicator points.
+
+    Args:
+        comm: the address of the communicator's structure.
+        function: the address of the function.
+
+    Returns:
+        Pairs of the offset of the pointer to the table in the communicator, and of `function` in the table.
+    """
     return {
         (at, function_at)
         for at, table in _read_pointers(comm, _COMMUNICATOR_BYTES)
@@ -81,7 +89,7 @@ def _find_address(library: ctypes.CDLL, name: str) -> int:
 
 
 def _read_pointers(address: int, nbytes: int) -> list[tuple[int, int]]:
-    """Return the offsets and values of the pointers in this process's memory; none if it cannot be read."""
+    """Return offset and value of each 8-byte word in `nbytes` of memory at `address`; none if it cannot be read."""
     try:
         with open("/proc/self/mem", "rb", buffering=0) as memory:  # noqa: PTH123 - an address that is no pointer is an error
             memory.seek(address)

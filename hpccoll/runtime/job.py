@@ -30,7 +30,9 @@ RANKS_PER_NODE = "HPCCOLL_RANKS_PER_NODE"
 START_FILE = "HPCCOLL_START_FILE"  # environment variable with the name of a file that `get_world` creates
 GRACE_S: Final = 0.5  # on a loaded machine, equal errors of two ranks may be 0.3 s apart
 ABORT_S: Final = 2.0  # time after which a process ends itself if MPI_Abort has not ended it
-_MPICH_SEGMENT: Final = "/dev/shm/mpich_"  # noqa: S108 - the memory file system, not a place for temporary files
+_MEMORY_FILES: Final = "/dev/shm"  # noqa: S108 - the memory file system, not a place for temporary files
+_MPICH_SEGMENT: Final = f"{_MEMORY_FILES}/mpich_"
+_BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
 _PACKAGES = {
     "hpccoll": ("hpccoll",),
     "numpy": ("numpy",),
@@ -235,12 +237,27 @@ def list_world_ranks(comm: MPI.Intracomm) -> tuple[int, ...] | None:
     return None if module.UNDEFINED in ranks else ranks
 
 
-def _get_process_id(host: int, recorder_file: str) -> ProcessId:
-    """Return the id of this process on the host number `host`; namespace 0 where namespaces are unknown."""
-    namespace = 0
+def _identify_host(name: str) -> tuple[str, str, str, int]:
+    """Return what only ranks with the same shared memory have in common.
+
+    That is the host's `name`, its name in SLURM, the boot of its machine, and its /dev/shm. `MPI.Comm.Split_type` is
+    not asked: under some distributions of `srun`, MPICH gives each rank a host of its own. In a lab without
+    namespaces, the nodes differ by their names in SLURM only.
+    """
+    boot, memory = "", 0
+    with suppress(OSError), open(_BOOT_ID, encoding="ascii") as file:  # noqa: PTH123 - `pathlib` takes 5 ms to import
+        boot = file.read()
     with suppress(OSError):
-        namespace = os.stat("/proc/self/ns/pid").st_ino  # noqa: PTH116 - `pathlib` takes 5 ms to import
-    return os.getpid(), namespace, host, recorder_file
+        memory = os.stat(_MEMORY_FILES).st_dev  # noqa: PTH116
+    return name, os.environ.get("SLURMD_NODENAME", ""), boot, memory
+
+
+def _get_namespace() -> int:
+    """Return the number of this process's namespace of process ids; 0 where namespaces are unknown."""
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino  # noqa: PTH116
+    except OSError:
+        return 0
 
 
 def detect_layout(comm: MPI.Intracomm, recorder_file: str = "") -> RankLayout:
@@ -248,28 +265,29 @@ def detect_layout(comm: MPI.Intracomm, recorder_file: str = "") -> RankLayout:
 
     `recorder_file` is the name of this process's recorder file, for its `ProcessId`.
 
-    Cost: one communicator split, and an all-gather of a few dozen bytes per rank.
+    Cost: one all-gather of about 200 bytes per rank.
     """
     module = load_mpi()
-    host_comm = comm.Split_type(module.COMM_TYPE_SHARED, comm.rank)
-    first_of_host = int(host_comm.group.Translate_ranks([0], comm.group)[0])
-    host_comm.Free()
     cores = sum(1 << core for core in os.sched_getaffinity(0))  # as bits, because sets of 256 cores are long messages
-    node = first_of_host, _find_emulated_node(module.COMM_WORLD.rank, os.environ)
-    rows = comm.allgather((module.Get_processor_name(), node, cores, _get_process_id(first_of_host, recorder_file)))
-    nodes = list(dict.fromkeys(row[1] for row in rows))
+    emulated = _find_emulated_node(module.COMM_WORLD.rank, os.environ)
+    process = os.getpid(), _get_namespace()
+    rows = comm.allgather((_identify_host(module.Get_processor_name()), emulated, cores, process, recorder_file))
+    first_of_host: dict[tuple[str, str, str, int], int] = {}
+    hosts = [first_of_host.setdefault(row[0], rank) for rank, row in enumerate(rows)]
+    places = [(host, row[1]) for host, row in zip(hosts, rows, strict=True)]
+    nodes = {place: number for number, place in enumerate(dict.fromkeys(places))}
     host_cores: dict[int, int] = {}
-    for _, (host, _), own_cores, _ in rows:
+    for host, row in zip(hosts, rows, strict=True):
         # A pinned rank sees only its own cores, so a host's cores are those of all its ranks together.
-        host_cores[host] = host_cores.get(host, 0) | own_cores
-    ranks = Counter(host for _, (host, _), _, _ in rows)
+        host_cores[host] = host_cores.get(host, 0) | row[2]
+    ranks = Counter(hosts)
     cores_per_rank = min(host_cores[host].bit_count() / ranks[host] for host in ranks)
     return RankLayout(
-        hosts=tuple(row[0] for row in rows),
-        node=tuple(nodes.index(row[1]) for row in rows),
+        hosts=tuple(row[0][0] for row in rows),
+        node=tuple(nodes[place] for place in places),
         cores=tuple(row[2].bit_count() for row in rows),
         oversubscribed=cores_per_rank < 1,
-        processes=tuple(row[3] for row in rows),
+        processes=tuple((*row[3], host, row[4]) for host, row in zip(hosts, rows, strict=True)),
         cores_per_rank=cores_per_rank,
     )
 

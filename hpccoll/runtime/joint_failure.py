@@ -38,7 +38,7 @@ def run_on_first_rank(world: MPI.Intracomm, step: Callable[[], Result]) -> Resul
     return _run_first(world.rank, world.bcast, step)
 
 
-def share_first_result(comm: ObjectBroadcaster, step: Callable[[], Result]) -> Result | None:
+def run_on_first_rank_of(comm: ObjectBroadcaster, step: Callable[[], Result]) -> Result | None:
     """Do the same as `run_on_first_rank` on a communicator of hpccoll, which may raise RankLostError."""
     return _run_first(comm.rank, comm.broadcast_object, step)
 

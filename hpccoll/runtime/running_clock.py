@@ -19,7 +19,10 @@ class RunningClock:
         self._shown_s = self._last_s = now_s
 
     def read(self, now_s: float) -> float:
-        """Return the time of this clock at the time `now_s` of the monotonic clock."""
+        """Advance this clock to the time `now_s` of the monotonic clock, and return its time in seconds.
+
+        The clock advances by at most MOST_STEP_S.
+        """
         self._shown_s += min(now_s - self._last_s, MOST_STEP_S)
         self._last_s = now_s
         return self._shown_s

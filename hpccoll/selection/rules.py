@@ -26,12 +26,20 @@ def _prefer_plans(medium: str, medium_below: int, long: str) -> tuple[SizeRule, 
     return SizeRule(32 * KiB, (MPI_LIBRARY, medium)), SizeRule(medium_below, (medium,)), SizeRule(ANY_SIZE, (long,))
 
 
-def _prefer_shared(below: int, *above: str, most_ranks: int = 4) -> tuple[SizeRule, ...]:
-    """Return rules for one node: `shared` on few ranks, on others the MPI library below 16 KiB; then `above`."""
+def _prefer_shared(
+    below: float, *above: str, most_ranks: int = 4, on_four_below: float | None = None
+) -> tuple[SizeRule, ...]:
+    """Return rules for one node: `shared` on few ranks, on others the MPI library below 16 KiB; then `above`.
+
+    On 3 and 4 ranks, `shared` is preferred below `on_four_below` if it is given.
+    """
+    few = ("shared", MPI_LIBRARY)
+    on_four = () if on_four_below is None else (SizeRule(on_four_below, above, 2), SizeRule(on_four_below, few, 4))
     return (
-        SizeRule(16 * KiB, ("shared", MPI_LIBRARY), most_ranks),
+        SizeRule(16 * KiB, few, most_ranks),
         SizeRule(16 * KiB, (MPI_LIBRARY,)),
-        SizeRule(below, ("shared", MPI_LIBRARY), most_ranks),
+        SizeRule(below, few, most_ranks),
+        *on_four,
         SizeRule(ANY_SIZE, above),
     )
 
@@ -72,15 +80,21 @@ ONE_NODE_RULES: dict[tuple[Operation, BufferKind], tuple[SizeRule, ...]] = {
     # the jobs on another day, a broadcast of 256 KiB by `shared` took 115 us, in the others 28 us, and by MPI 27 us in
     # all of them, 47 us if the root had changed the array.
     (Operation.BROADCAST, BufferKind.HOST): _prefer_shared(128 * KiB, MPI_LIBRARY, most_ranks=2),
-    (Operation.ALL_GATHER, BufferKind.HOST): _prefer_shared(512 * KiB, MPI_LIBRARY),
+    # On 4 ranks, for 256 KiB, 1 MiB, 4 MiB and 16 MiB: a reduce_scatter takes 215, 747, 2150 and 8160 us by MPI, 136,
+    # 802, 1630 and 5650 us by `bruck`, 69, 471, 1390 and 4160 us by `shared`. all_gather: 197, 818, 1700 and 5390 us by
+    # MPI, 149, 583, 1450 and 5470 us by `shared`. all_to_all: 204, 549, 2290 and 13400 us by MPI, 149, 456, 2300 and
+    # 10900 us by `shared`. A reduce of 128 KiB, 2 MiB and 32 MiB: 378, 6230 and 82000 us by MPI, 191, 1720 and 10800 us
+    # by `tree` and `chain`, 45, 1130 and 8710 us by `shared`. On 8 ranks, a reduce_scatter of 256 KiB and 16 MiB takes
+    # 1040 and 14300 us by MPI, 840 and 14800 us by `bruck`, 480 and 9880 us by `shared`.
+    (Operation.ALL_GATHER, BufferKind.HOST): _prefer_shared(512 * KiB, MPI_LIBRARY, on_four_below=8 * MiB),
     (Operation.REDUCE, BufferKind.HOST): (
         *_prefer_shared(128 * KiB)[:-1],
-        SizeRule(4 * MiB, ("shared",), most_ranks=2),
+        SizeRule(ANY_SIZE, ("shared",), most_ranks=8),
         SizeRule(ANY_SIZE, ()),
     ),
     (Operation.REDUCE_SCATTER, BufferKind.HOST): (
         *_prefer_shared(128 * KiB)[:-1],
-        SizeRule(4 * MiB, ("shared",), most_ranks=2),
+        SizeRule(ANY_SIZE, ("shared",), most_ranks=8),
         SizeRule(ANY_SIZE, ()),
     ),
     # On 2 ranks, for 16 KiB, MPI takes 5.0 us (gather) and 5.5 us (scatter), `shared` 1.6 us and 1.3 us; for 64 KiB,
@@ -95,7 +109,7 @@ ONE_NODE_RULES: dict[tuple[Operation, BufferKind], tuple[SizeRule, ...]] = {
         SizeRule(128 * KiB, ("shared", MPI_LIBRARY), most_ranks=2),
         SizeRule(ANY_SIZE, (MPI_LIBRARY,)),
     ),
-    (Operation.ALL_TO_ALL, BufferKind.HOST): _prefer_shared(64 * KiB + 1, MPI_LIBRARY),
+    (Operation.ALL_TO_ALL, BufferKind.HOST): _prefer_shared(64 * KiB + 1, MPI_LIBRARY, on_four_below=2 * MiB),
     # Symmetric buffers on 2 ranks, from 8 B to 4 KiB: `shared` 1.3 to 1.9 us, MPI 3.1 to 5.5 us. On 4 ranks that share
     # 2 cores, `shared` takes 10 us, MPI 18 to 30 us, but 5 to 7 us where not every rank waits for all others.
     **{

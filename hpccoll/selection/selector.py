@@ -93,7 +93,7 @@ class Selector:
         return selection
 
     def _select_new(self, key: SelectionKey) -> Selection:
-        """Return a selection from the table, the rules or the cost model; the cache is not used."""
+        """Return a selection by the rates of links, the table, the rules or the cost model, without the cache."""
         operation, nbytes, shared = key.operation, key.nbytes, key.shared
         allowed = self._list_allowed(operation, library=key.library, shared=shared)
         if self._rates and shared and operation is Operation.ALL_REDUCE and nbytes >= LEAST_WEIGHTED:

@@ -38,15 +38,15 @@ class GroupLinks:
 def find_group_links(
     ranks: int, size: int, stride: int, machine: Machine, *, every_peer: bool = False, wraps: bool = True
 ) -> GroupLinks:
-    """Return the links of the groups of `size` ranks, `stride` ranks apart, that `ranks` ranks form.
+    """Return the links that the groups of a mesh axis use, while all groups communicate at the same time.
 
-    A byte takes the time of the link inside a node on a hop inside it. On a hop between nodes, the ranks that share a
-    NIC share its rate. This is the machine model of `hpccoll simulate`, in which ranks fill nodes in order.
+    A message inside a node has the speed of the link inside nodes. Messages between nodes share the rate of a NIC if
+    their senders share the NIC. This is the machine model of `hpccoll simulate`, in which ranks fill nodes in order.
 
     Args:
-        ranks: all ranks of the mesh.
-        size: the ranks of a group, at least 2.
-        stride: the distance between neighbours in a group.
+        ranks: the number of ranks of the mesh.
+        size: the number of ranks of a group, at least 2.
+        stride: the difference between the ranks of neighbours in a group.
         machine: the machine model.
         every_peer: each rank sends to all others of its group in turn (all_to_all), instead of to the next one.
         wraps: the last rank of a group sends to the first one.
@@ -63,7 +63,10 @@ def find_group_links(
 
 
 def _find_hop(rank: IntArray, peer: IntArray, machine: Machine) -> tuple[float, float, float]:
-    """Return the share of messages from `rank` to `peer` that leave nodes, the slowest one's beta and alpha."""
+    """Return the share of the messages that leave a node, and the largest beta and alpha of their links.
+
+    Message i goes from rank `rank[i]` to rank `peer[i]`; all are sent at the same time.
+    """
     leaves = rank // machine.ranks_per_node != peer // machine.ranks_per_node
     links = []
     if not leaves.all():
@@ -75,7 +78,7 @@ def _find_hop(rank: IntArray, peer: IntArray, machine: Machine) -> tuple[float, 
 
 
 def _count_nic_sharers(leaving: IntArray, machine: Machine) -> int:
-    """Return the largest number of ranks in `leaving` that share a NIC."""
+    """Return the largest number of ranks that share a NIC; `leaving` are the ranks that send to other nodes."""
     node, local = np.divmod(leaving, machine.ranks_per_node)
     nic = local * machine.nics_per_node // machine.ranks_per_node
     return int(np.bincount(node * machine.nics_per_node + nic).max())

@@ -2,7 +2,7 @@
 
 The other ranks then reduce the buckets in place, without a copy or a system call. Only buckets are moved, because only
 torch's own C++ code holds them: no program has the address of a bucket, and no program resizes one. The views of a
-bucket keep working, because the bucket keeps its storage object, and only the memory of the storage is exchanged.
+bucket keep working, because the bucket keeps its storage object, and only the memory of the storage is replaced.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ class BucketMemory:
 
 
 def move(storage: Any) -> None:
-    """Exchange the memory of a storage for memory with the same values that other ranks of the node can map.
+    """Copy the values of a storage to memory that other ranks of the node can map, and let the storage use this memory.
 
-    The storage stays as it is if there is no such memory, or if torch cannot exchange it. A moved storage cannot be
-    resized any more.
+    The storage stays as it is if there is no such memory, or if torch cannot replace the memory of a storage. A moved
+    storage cannot be resized any more.
     """
     own = empty_in_file(storage.nbytes()) if hasattr(storage, "_swap_data_ptr_") else None
     if own is not None:

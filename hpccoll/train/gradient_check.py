@@ -33,8 +33,16 @@ def compute_reference_gradients(
 ) -> dict[str, Any]:
     """Return the gradient of the mean loss over a batch for each full parameter, computed in this process alone.
 
-    `groups` are the micro-batches of all ranks, as slices of the batch; a mixture of experts routes each by itself, and
-    in each of them the positions of each rank of `cp` ranks.
+    A mixture of experts routes the tokens of each micro-batch separately, and within a micro-batch the positions of
+    each rank of cp (context parallelism) separately. Therefore the loss is computed from the same groups of tokens.
+
+    Args:
+        model: the model, which computes the loss of the unsplit network.
+        full: the full parameters by name.
+        inputs: the inputs of the batch, one sample per row.
+        targets: the targets of the samples.
+        groups: the micro-batches of all ranks, as slices of the batch.
+        cp: the number of ranks over which the positions of a sample are split.
     """
     leaves = {name: parameter.detach().clone().requires_grad_() for name, parameter in full.items()}
     for group in groups:
@@ -75,5 +83,5 @@ def count_replica_differences(
 
 
 def _view_bits(x: Any) -> Any:
-    """Return a view of a float tensor as integers, in which -0 differs from 0."""
+    """Return a view of a float tensor as integers, so that a comparison tells -0 from 0."""
     return x.view(torch.int32 if x.element_size() == 4 else torch.int64)

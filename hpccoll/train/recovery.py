@@ -53,14 +53,14 @@ class Recovery:
     Attributes:
         start: the state, or None if no complete copy is left.
         kept: the copy of the state on this rank, if it has one.
-        latest: the reports of the ranks that have trained, one whose copies belong to `start` first; empty before the
-            first step.
+        reports: the reports of the ranks that have trained, first those with the steps of `start`; empty before the
+            first mesh.
         generation: the number of recoveries.
     """
 
     start: TrainingStart | None
     kept: StateCopy | None
-    latest: Sequence[SurvivorReport]
+    reports: Sequence[SurvivorReport]
     generation: int
 
 

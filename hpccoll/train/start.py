@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from hpccoll.runtime.joint_failure import share_first_result
+from hpccoll.runtime.joint_failure import run_on_first_rank_of
 from hpccoll.train import full_parameters
 from hpccoll.train.checkpoint import Checkpoint, CheckpointDirectory
 from hpccoll.train.model import make_model
@@ -41,7 +41,7 @@ def load_start(
     """
     none: tuple[Checkpoint | None, list[str]] = None, []
     identity = options.get_checkpoint_identity()
-    newest = share_first_result(comm, lambda: none if directory is None else directory.load_newest(identity))
+    newest = run_on_first_rank_of(comm, lambda: none if directory is None else directory.load_newest(identity))
     checkpoint, damaged = newest or none
     counts = np.array([checkpoint.step, checkpoint.samples] if checkpoint else [-1, -1])
     comm.broadcast(counts)

@@ -35,7 +35,8 @@ class StatePiece(NamedTuple):
 class FlatState:
     """The state of a rank: the parameters, then each state of the optimizer, as one flat tensor.
 
-    `pieces` has the places of the parameters; the places in the other equal parts of `flat` are the same.
+    `flat` has equal parts: one for the parameters, and one for each state of the optimizer. `pieces` has the places of
+    the parameters in the first part, which are also those of their states in the other parts.
     """
 
     pieces: Sequence[StatePiece]
@@ -112,7 +113,7 @@ class StateCopies:
         self.copies = self.copies[-1:]
 
     def _exchange(self, group: AxisGroup, own: Any) -> tuple[int, FlatState]:
-        """Send this rank's state to the neighbour before it; return the rank of the neighbour after it, and its state.
+        """Send this rank's state `_shift` places back in the group; return rank and state from so many places ahead.
 
         Cost: a message of the bytes of the state. The first call also gathers the pieces of all ranks of the group.
         """

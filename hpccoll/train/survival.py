@@ -25,7 +25,7 @@ from hpccoll.train.trainer import Trainer
 if TYPE_CHECKING:
     from hpccoll.communicator import Communicator
 
-LOSS_KNOWN_S: Final = 5.0  # from the error of a call until this rank knows of the death that may have caused it
+DEATH_KNOWN_S: Final = 5.0  # from the error of a call until this rank knows of the death that may have caused it
 POLL_S: Final = 0.01
 
 
@@ -86,7 +86,7 @@ class SurvivingTraining:
         self._report = replace(self._report, steps=record.step, record=record)
 
     @contextmanager
-    def watch_losses(self, comm: Communicator) -> Iterator[None]:
+    def watch_deaths(self, comm: Communicator) -> Iterator[None]:
         """Context manager that notes the death of ranks, and lets other ranks leave their calls, too.
 
         After a death, calls of a group without dead ranks raise another CommunicationError on a rank if another rank of
@@ -98,7 +98,7 @@ class SurvivingTraining:
             failed_at = time.monotonic()
             if self._trainer is not None:
                 self._trainer.groups.abandon()
-            lost = _find_loss(comm)
+            lost = _find_death(comm)
             if lost is None:
                 raise
             before, self._lost_at = self._report, self._lost_at or failed_at
@@ -119,7 +119,7 @@ class SurvivingTraining:
         recovery = recover(comm, self._options, replace(self._report, copies=held), copies)
         self._kept = recovery.kept
         start = recovery.start or self._load(comm)
-        if recovery.start is None and recovery.latest and not start.resumed and recovery.latest[0].steps > 0:
+        if recovery.start is None and recovery.reports and not start.resumed and recovery.reports[0].steps > 0:
             raise CommunicationError(
                 "--survive: no complete copy of the training state is left, because a rank died together with the "
                 "neighbour that had its copy; start the job again with --checkpoint"
@@ -127,21 +127,21 @@ class SurvivingTraining:
         self._first_start = self._first_start or start
         last = self._catch_up(start, recovery)
         if comm.rank >= mesh.ranks:
-            self._forget_losses()
+            self._forget_deaths()
             return MeshStart(self._first_start, None, None, last)
         work = comm if comm.size == mesh.ranks else comm.new_group(range(mesh.ranks))
         assert work is not None  # noqa: S101 - this rank is a member
         self._trainer = Trainer(
             work, mesh, self._options, self._device, start, recovery=(recovery.generation, recovery.kept)
         )
-        known = (report.allocated_bytes for report in recovery.latest if report.allocated_bytes is not None)
+        known = (report.allocated_bytes for report in recovery.reports if report.allocated_bytes is not None)
         self._trainer.allocated_bytes = next(known, None)  # the same on all ranks
         seconds = float(work.all_reduce(np.array([time.monotonic() - began]), "max")[0])
-        self._forget_losses()
+        self._forget_deaths()
         return MeshStart(self._first_start, self._trainer, self._make_record(mesh, recovery, start, seconds), last)
 
-    def _forget_losses(self) -> None:
-        """Note that the survivors continue; later reports do not repeat the losses before."""
+    def _forget_deaths(self) -> None:
+        """Note that the survivors continue; later reports do not repeat the deaths before."""
         self._report, self._lost_at = replace(self._report, lost_ranks=(), lost_hosts=()), 0.0
 
     def _take_copies(self) -> list[StateCopy]:
@@ -155,7 +155,7 @@ class SurvivingTraining:
 
     def _catch_up(self, start: TrainingStart, recovery: Recovery) -> TrainStepRecord | None:
         """Note the number of steps done; return the record of the last one, which this rank may not have received."""
-        last = recovery.latest[0].record if recovery.start is not None else None
+        last = recovery.reports[0].record if recovery.start is not None else None
         if last is not None and last.step != start.step:
             last = None
         self._report = replace(self._report, steps=start.step, record=last, generation=recovery.generation)
@@ -165,10 +165,10 @@ class SurvivingTraining:
         self, mesh: Mesh, recovery: Recovery, start: TrainingStart, seconds: float
     ) -> TrainRecoveryRecord | None:
         """Return the record of the recovery; None on the first mesh."""
-        losses = [report for report in recovery.latest if report.lost_ranks]
-        if not losses:
+        after_death = [report for report in recovery.reports if report.lost_ranks]
+        if not after_death:
             return None
-        most = max(losses, key=lambda report: len(report.lost_ranks))
+        most = max(after_death, key=lambda report: len(report.lost_ranks))
         return TrainRecoveryRecord(
             **describe_mesh(mesh, self._options),
             steps=start.step,
@@ -179,9 +179,9 @@ class SurvivingTraining:
         )
 
 
-def _find_loss(comm: Communicator) -> RankLostError | None:
-    """Return the error that names the dead ranks of `comm`, None if no death is known within LOSS_KNOWN_S."""
-    end = time.monotonic() + LOSS_KNOWN_S
+def _find_death(comm: Communicator) -> RankLostError | None:
+    """Return the error that names the dead ranks of `comm`, None if no death is known within DEATH_KNOWN_S."""
+    end = time.monotonic() + DEATH_KNOWN_S
     while not comm.lost_ranks:
         if time.monotonic() > end:
             return None

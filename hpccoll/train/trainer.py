@@ -23,7 +23,7 @@ from hpccoll.parallel.pipeline_parallel import PipelineRank
 from hpccoll.parallel.zero import ZeroShards
 from hpccoll.plan import ActionKind
 from hpccoll.records import AllocatedBytes, TrainStepRecord
-from hpccoll.runtime.joint_failure import share_first_result
+from hpccoll.runtime.joint_failure import run_on_first_rank_of
 from hpccoll.train import full_parameters
 from hpccoll.train.allocations import AllocationLog, measure_allocated_bytes
 from hpccoll.train.checkpoint import Checkpoint, CheckpointDirectory
@@ -92,7 +92,7 @@ class Trainer:
         self.optimizer = self._make_optimizer(start.optimizer_state)
         self.train, self.held_out = self.model.load_samples()
         self.coordinates, self.sampler = mesh.get_coordinates(comm.rank), mesh.get_sampler(comm.rank)
-        self._copies = self._find_copies()
+        self._duplicates = self._find_duplicates()
         self.stopped = False  # whether rank 0 saw the stop file
         self.allocated_bytes: AllocatedBytes | None = None  # largest of all ranks; set by the first step on a CPU
         self.state_copies = self._make_copies(*recovery) if options.survive else None
@@ -298,7 +298,7 @@ class Trainer:
                 full = full_parameters.assemble_parameters(self.mesh, model, by_rank)
                 arrays |= {full_parameters.join_name(prefix, name): x for name, x in full.items()}
         checkpoint = Checkpoint(self.step, self.samples, self.options.get_checkpoint_identity(), arrays)
-        return share_first_result(self.comm, lambda: directory.save(checkpoint) if directory is not None else None)
+        return run_on_first_rank_of(self.comm, lambda: directory.save(checkpoint) if directory is not None else None)
 
     def close(self) -> None:
         """Free the communicators of the mesh; collective."""
@@ -355,10 +355,10 @@ class Trainer:
 
     def _compute_square_norm(self) -> float:
         """Return the sum of squares of this rank's gradients, without those that another rank counts; local."""
-        own = (gradient for parameter, gradient in self.replicas.list_gradients() if parameter not in self._copies)
+        own = (gradient for parameter, gradient in self.replicas.list_gradients() if parameter not in self._duplicates)
         return sum(float(gradient.double().square().sum()) for gradient in own)
 
-    def _find_copies(self) -> set[Any]:
+    def _find_duplicates(self) -> set[Any]:
         """Return the parameters whose shards are copies on the first rank of their group; local."""
         first_ranks = {shard.name: self._get_replicas(shard).ranks[0] for shard in self.layers.shards}
         copies = {

@@ -182,7 +182,7 @@ def main() -> None:
             scratch, own = Path(name), [*(words or ["dp"]), *WORDS]
             launcher = SurvivalLauncher.find(scratch)
             if launcher is None:
-                sys.exit("neither Open MPI nor torch is here; set HPCCOLL_OTHER_MPIRUN")
+                sys.exit("install torch, and set HPCCOLL_OTHER_MPIRUN to the mpirun of an environment with Open MPI")
             seconds += kill_randomly(launcher, scratch / "survived.jsonl", own, seed)
             restarted = run_restarted(launcher, scratch / "survived.jsonl", scratch, own, 200)
             survived = read_losses(scratch / "survived.jsonl")

@@ -193,11 +193,13 @@ def require_one_paragraph(done: subprocess.CompletedProcess[str], status: int, w
     assert done.stdout == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("words", "status", "says"), ALONE, ids=[words for words, *_ in ALONE])
 def test_a_wrong_command_line(words, status, says):
     require_one_paragraph(run([str(BIN / "hpccoll"), *words.split()]), status, says)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("words", "status", "says"), IN_JOBS, ids=[words for words, *_ in IN_JOBS])
 def test_a_wrong_command_line_in_a_job(words, status, says):
     done = run([str(BIN / "mpirun"), "-n", "2", str(BIN / "hpccoll"), *words.split()])

@@ -28,6 +28,7 @@ def read_records(path: Path, kind: str | None = None) -> list[dict[str, Any]]:
     return [record for record in records if kind in (None, record["kind"])]
 
 
+@pytest.mark.slow
 def test_records_answers_tables_and_picture(tmp_path: Path) -> None:
     out, picture = tmp_path / "out.jsonl", tmp_path / "out.svg"
     words = ("--pattern", "one_late,ascending", "--json", str(out), "--plot", str(picture))
@@ -63,6 +64,7 @@ def test_output_to_a_file_is_whole(tmp_path: Path) -> None:
     assert "\0" not in text
 
 
+@pytest.mark.slow
 def test_an_injected_delay_is_found_in_the_pattern_that_the_user_names(tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     done = hpccoll(3, "barrier", *QUICK, "--pattern", "random", "--inject-delay", "1:10000", "--json", str(out))
@@ -75,6 +77,7 @@ def test_an_injected_delay_is_found_in_the_pattern_that_the_user_names(tmp_path:
     assert min(waits, key=lambda rank: waits[rank]) == 1
 
 
+@pytest.mark.slow
 def test_a_rank_whose_core_is_kept_busy_and_the_process_ends_with_the_run(tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     done = hpccoll(2, "barrier", *QUICK, "--pattern", "none", "--noise", "1", "--json", str(out))
@@ -84,6 +87,7 @@ def test_a_rank_whose_core_is_kept_busy_and_the_process_ends_with_the_run(tmp_pa
     assert [each for each in busy if each.create_time() > time.time() - 30 and each.ppid() == 1] == []
 
 
+@pytest.mark.slow
 def test_a_run_is_resumed_after_the_stop_file_ended_it(tmp_path: Path) -> None:
     out, stop = tmp_path / "out.jsonl", tmp_path / "stop"
     words = ("barrier", *QUICK, "--pattern", "random", "--resume", str(out))
@@ -109,6 +113,7 @@ def test_one_rank_and_standard_output() -> None:
     assert summary["reason"] == "one rank waits for nobody"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stopped", [0, 1])
 def test_a_rank_that_stands_still_is_named_and_the_job_ends(tmp_path: Path, stopped: int) -> None:
     out, err = tmp_path / "out.jsonl", tmp_path / "err"
@@ -172,6 +177,7 @@ def run_of_page(words: str, tmp_path: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", keep(COMMANDS, is_unlike_other_tests))
 def test_each_command_of_the_page_runs(words: str, tmp_path: Path) -> None:
     if " report " in words:
@@ -182,6 +188,7 @@ def test_each_command_of_the_page_runs(words: str, tmp_path: Path) -> None:
         assert answers == ["who is late?", "which barrier?", "is it safe?", "trust:"]
 
 
+@pytest.mark.slow
 def test_the_outputs_on_the_page_have_the_form_of_today(tmp_path: Path) -> None:
     output = run_of_page(next(words for words in COMMANDS if "--spread" in words), tmp_path)
     headings = [line.split() for line in output.splitlines() if line.startswith(("rank ", "barrier "))]

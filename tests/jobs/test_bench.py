@@ -33,6 +33,7 @@ def read_measurements(path: Path) -> list[dict[str, Any]]:
     return [row for row in rows(path) if row["kind"] == "collective"]
 
 
+@pytest.mark.slow
 def test_all_algorithms_are_measured_beside_every_engine_that_is_here(tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     done = hpccoll(2, "bench", *QUICK, "--full", "--json", str(out))
@@ -115,6 +116,7 @@ def test_messages_that_do_not_fit_into_memory_are_left_out_by_name(tmp_path: Pat
     assert "Error: no message size fits into memory: " in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", ["64K", "1M"])
 def test_shared_memory_holds_the_buffers_of_a_call_that_is_not_in_place(tmp_path: Path, size: str) -> None:
     out = tmp_path / "out.jsonl"
@@ -178,6 +180,7 @@ def test_the_library_is_an_algorithm_too(tmp_path: Path) -> None:
     assert {row["algorithm"] for row in read_measurements(out)} == {"mpi", "auto"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("int16", marks=pytest.mark.full)])
 def test_every_operation_gives_right_results(tmp_path: Path, dtype: str) -> None:
     out = tmp_path / "out.jsonl"
@@ -194,6 +197,7 @@ def test_every_operation_gives_right_results(tmp_path: Path, dtype: str) -> None
     assert {row["root"] for row in found} == {None, 1}
 
 
+@pytest.mark.slow
 def test_resume_measures_only_what_is_missing(tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     words = ("bench", *QUICK, "--engine", "hpccoll", "--algorithm", "ring,tree", "--in-place")
@@ -209,6 +213,7 @@ def test_resume_measures_only_what_is_missing(tmp_path: Path) -> None:
     assert again[:3] == [json.loads(line) for line in lines[1:-2]]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_stops_early_only_while_cases_are_left(tmp_path: Path) -> None:
     out, stop = tmp_path / "out.jsonl", tmp_path / "stop"
     words = ("bench", "-n", "3", "-b", "8", "-e", "8", "--engine", "hpccoll", "--resume", str(out))
@@ -238,6 +243,7 @@ def test_killed_run_leaves_finished_rows(tmp_path: Path) -> None:
     assert len([json.loads(line) for line in complete]) > 3
 
 
+@pytest.mark.slow
 def test_hpccoll_through_torch_is_measured_beside_the_other_engines(tmp_path: Path) -> None:
     out, plot = tmp_path / "out.jsonl", tmp_path / "out.svg"
     engines = ("--engine", "mpi,gloo,torch-hpccoll,hpccoll", "--algorithm", "auto")
@@ -259,6 +265,7 @@ def test_sheet_and_plot(tmp_path: Path) -> None:
     assert plot.read_text().rstrip().endswith("</svg>")
 
 
+@pytest.mark.slow
 def test_an_existing_file_is_kept_unless_overwriting_is_asked_for(tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     out.write_text("precious\n")
@@ -284,6 +291,7 @@ def test_symmetric_buffers() -> None:
     assert "symmetric" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "status", "told"),
     keep_every(

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import psutil
+import pytest
 
 from hpccoll.compare.measured_runs import read_side
 from tests.jobs.launch import BIN, LIMIT_S, command, environment
@@ -34,6 +35,7 @@ def list_processes(folder: Path) -> list[int]:
     return [each.pid for each in found if any(str(folder) in word for word in each.info["cmdline"] or [])]
 
 
+@pytest.mark.slow
 def test_jobs_run_in_turns_and_their_files_are_kept(tmp_path: Path) -> None:
     out, err = start_compare(tmp_path, "-n", "20").communicate(timeout=LIMIT_S)
     assert "A 2 runs, B 2 runs in turns" in out, err

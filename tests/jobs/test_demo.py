@@ -150,6 +150,7 @@ def test_each_rank_holds_what_it_should(examples: Any, name: str) -> None:
         assert f"\n{library}:\n    {text.splitlines()[0]}" in outputs[name]
 
 
+@pytest.mark.slow
 def test_no_rank_leaves_the_barrier_before_the_last_one_comes(tmp_path: Path) -> None:
     out = tmp_path / "demo.jsonl"
     assert hpccoll(3, "demo", "barrier_staggered", "--json", str(out)).returncode == 0
@@ -174,6 +175,7 @@ def test_any_plan_is_drawn_on_request(name: str) -> None:
     assert f"{example.operation.value}/{example.algorithm}: {example.ranks} ranks" in done.stdout
 
 
+@pytest.mark.slow
 def test_another_algorithm_gives_the_same(tmp_path: Path) -> None:
     for algorithm in ("double_tree", "recursive_doubling"):
         out = tmp_path / f"{algorithm}.jsonl"
@@ -192,6 +194,7 @@ def test_the_deadlock_is_explained_before_anything_runs() -> None:
     assert "0 -> 1 -> 0" in told
 
 
+@pytest.mark.slow
 def test_the_forced_deadlock_is_reported_within_seconds() -> None:
     start = time.monotonic()
     done = hpccoll(2, "demo", "send_send_deadlock", "--force", "--limit", "2")
@@ -212,6 +215,7 @@ def test_the_list_names_every_example() -> None:
         assert f"mpirun -n {example.ranks} hpccoll demo {example.name}" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ranks", "words", "status", "told"),
     keep_every(
@@ -246,6 +250,7 @@ def elsewhere(ranks: int) -> dict[tuple[str, str], list[Any]]:
     return {(library, name): held for library, name, held in rows}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in AFTER if name != "barrier_staggered"])
 def test_the_same_call_in_other_libraries_gives_the_same(name: str) -> None:
     found = elsewhere(get_example(name).ranks)

@@ -12,7 +12,7 @@ import pytest
 from tests.depth import keep_every
 from tests.jobs.launch import BIN, LIMIT_S, environment
 
-pytestmark = pytest.mark.thorough
+pytestmark = pytest.mark.slow
 
 # Every rank makes the call, and says what it was told; then a call that agrees must work.
 SCRIPT = """

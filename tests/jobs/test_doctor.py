@@ -95,6 +95,7 @@ def test_json_on_standard_output_has_only_records() -> None:
     assert {json.loads(line)["kind"] for line in done.stdout.splitlines()} == {"run", "finding"}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("taskset") is None, reason="needs taskset of util-linux")
 def test_ranks_on_one_core_are_a_problem(tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
@@ -191,6 +192,7 @@ def test_unloadable_mpi_library_is_a_finding(tmp_path: Path) -> None:
     assert {each["area"] for each in findings} >= AREAS - {"versions"}
 
 
+@pytest.mark.slow
 def test_crashing_or_hanging_driver_is_a_finding(tmp_path: Path) -> None:
     """A library with the driver's file name crashes, or sleeps, as soon as it is loaded."""
     compiler = shutil.which("cc")

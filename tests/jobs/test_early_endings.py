@@ -13,7 +13,7 @@ import pytest
 from tests.depth import keep_every
 from tests.jobs.launch import run_script
 
-pytestmark = pytest.mark.thorough
+pytestmark = pytest.mark.slow
 
 SCRIPT = """
 import atexit, json, os, sys, time

@@ -10,7 +10,7 @@ import pytest
 from tests.depth import keep_every
 from tests.jobs.launch import BIN, LIMIT_S, environment
 
-pytestmark = pytest.mark.thorough
+pytestmark = pytest.mark.slow
 
 SCRIPT = """
 import numpy as np

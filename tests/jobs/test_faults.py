@@ -35,6 +35,7 @@ def require(case: FaultCase) -> str:
     pytest.fail(f"no rank is named\n{output}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", keep(FAULTS, lambda fault: fault in REPRESENTATIVES))
 def test_the_guilty_rank_is_named(fault):
     require(FaultCase(SEED, 3, fault, 1, 4))
@@ -51,12 +52,14 @@ def test_emulated_nodes(fault):
     require(FaultCase(SEED, 4, fault, 2, 4, "2"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", keep_every(20, ["stop inside", "operation", "sleep", "mpi4py"]))
 def test_recordings_of_other_nodes_arrive_by_messages(fault):
     output = require(FaultCase(SEED, 4, fault, 3, 4, "2", separate=True))
     assert "No recording" not in output.partition("--- afterwards")[0]
 
 
+@pytest.mark.slow
 def test_the_report_tells_the_last_operations():
     output = require(FaultCase(SEED, 3, "sleep", 2, 4))
     assert "Guilty: rank 2 is in no call, and other ranks wait for it (its last operation was after call " in output
@@ -76,6 +79,7 @@ if comm.rank == 0:
 """
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_stopped_after_its_last_call_ends_the_job():
     done = run_script(STOPPED_AT_THE_END, 3, HPCCOLL_TIMEOUT="2")
     assert done.returncode == 4, done.stderr
@@ -98,6 +102,7 @@ comm.all_reduce(np.ones(3))
 """
 
 
+@pytest.mark.slow
 def test_time_in_which_the_job_is_stopped_does_not_count():
     done = run_script(STOPPED_TOGETHER, 2, HPCCOLL_TIMEOUT="4")
     assert (done.returncode, done.stderr) == (0, "")
@@ -149,12 +154,14 @@ sys.exit(main(["bench", "-b", "8", "-e", "64M", "--engine", "mpi,hpccoll", "--js
     assert subprocess.run(report, capture_output=True, check=False).returncode == 0
 
 
+@pytest.mark.slow
 def test_random_faults():
     """`python -m tests.jobs.random_faults --count 200` runs more."""
     outcomes = run_campaign(8, 1, 4, allowed_s=ALLOWED_S)
     assert not [f"{each.problem}: {each.case}\n{each.output}" for each in outcomes if each.problem]
 
 
+@pytest.mark.slow
 def test_random_faults_with_the_other_mpi():
     mpirun = os.environ.get("HPCCOLL_OTHER_MPIRUN")
     if not mpirun:
@@ -165,6 +172,7 @@ def test_random_faults_with_the_other_mpi():
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_the_report_in_the_documentation_is_today_s():
     """All but times and the rank that reports is equal; `python docs/make_crash_report.py` writes the report anew."""
     loaded = importlib.util.spec_from_file_location("make_crash_report", ROOT / "docs" / "make_crash_report.py")

@@ -73,6 +73,7 @@ def test_the_course_shows_outputs_and_every_example() -> None:
         assert any(f"-n {example.ranks} hpccoll demo {example.name}" in command for command in list_commands(COURSE))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="timing is shown with torch")
 def test_the_timing_code_of_the_course_runs(tmp_path: Path) -> None:
     code = "\n".join(list_blocks(COURSE, "python"))
@@ -94,6 +95,7 @@ def test_the_file_is_about_thirty_lines() -> None:
     assert len([line for line in list_blocks(OWN, "python")[0].splitlines() if line.strip()]) <= 30
 
 
+@pytest.mark.slow
 def test_every_command_of_the_guide_runs_in_its_order(folder: Path) -> None:
     for command in list_commands(OWN):
         if command.split("hpccoll ")[1].split()[0] not in COMMANDS:
@@ -113,6 +115,7 @@ def test_the_guide_shows_each_use(name: str) -> None:
     assert any(f"hpccoll {name} " in command for command in list_commands(OWN))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("old", "new", "told"),
     keep_every(

@@ -9,7 +9,7 @@ from tests.jobs import launch
 from tests.jobs.launch import run_script
 from tests.jobs.random_interruptions import run_interruptions
 
-pytestmark = pytest.mark.thorough
+pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize(("ranks", "count"), [(2, 20), (3, 8), mark_full((2, 500)), mark_full((3, 500))])

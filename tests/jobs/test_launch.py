@@ -29,6 +29,7 @@ def is_running(process: int) -> bool:
         return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ends", [True, False])
 def test_run_script_ends_all_processes_of_its_job(ends, monkeypatch):
     if not ends:

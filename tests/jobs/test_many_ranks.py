@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.thorough
+pytestmark = pytest.mark.slow
 
 MANY_RANKS = 20
 MPIRUN = Path(sys.executable).with_name("mpirun")

@@ -25,6 +25,7 @@ def run(code: str, ranks: int = 2, **variables: str) -> subprocess.CompletedProc
     return run_script([*OVER_HPCCOLL, "-c", START + code], ranks, **{AFTER: "0", **variables})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 3])
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.stem)
 def test_classic_programs_print_what_they_print_over_plain_mpi4py(program: Path, ranks: int) -> None:
@@ -34,6 +35,7 @@ def test_classic_programs_print_what_they_print_over_plain_mpi4py(program: Path,
     assert re.search(r"\d", ours.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_random_programs_have_the_results_of_plain_mpi4py(ranks: int) -> None:
     words = ["-m", "tests.mpi.mpi4py_random_programs", "--operations", "250", "--seed", str(ranks)]
@@ -91,6 +93,7 @@ MISTAKES_IN_OTHER_CALLS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mistake", MISTAKES_IN_OTHER_CALLS)
 def test_a_mistake_in_a_call_of_the_mpi_library_ends_with_a_report(mistake: str) -> None:
     done = run(mistake, HPCCOLL_TIMEOUT="2")
@@ -98,6 +101,7 @@ def test_a_mistake_in_a_call_of_the_mpi_library_ends_with_a_report(mistake: str)
     assert MISTAKES_IN_OTHER_CALLS[mistake] in done.stderr, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", [f"w.Allreduce({ONE})\n", ""], ids=["later", "first"])
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_ends_with_a_report_that_names_the_rank(mistake: str, first: str) -> None:

@@ -18,7 +18,7 @@ import pytest
 from tests.jobs.launch import BIN, environment
 from tests.requirements import skip_or_fail
 
-pytestmark = pytest.mark.thorough
+pytestmark = pytest.mark.slow
 
 PAGE = Path(__file__).parents[2] / "docs" / "mpi4py.md"
 FAILED = re.compile(r"(?:FAIL|ERROR): (\w+) \((\w+(?:\.\w+)+)\)")

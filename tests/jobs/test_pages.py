@@ -22,6 +22,7 @@ from tests.jobs.launch import BIN, LIMIT_S, environment
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = ["installation", "tutorial", "coming-from", "timing", "troubleshooting", "flight-recorder", "reference/records"]
 PAGES += ["mpi4py", "torch", "schedules", *sorted(f"howto/{path.stem}" for path in (DOCS / "howto").glob("*.md"))]
+SLOW_PAGES = ("torch", "tutorial", "howto/compare-results")  # `make test-rest` runs their commands
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 IN_EVERY_NAMESPACE = """
 import runpy, sys
@@ -54,7 +55,14 @@ def run_command(line: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return done
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if any(kind == "sh" for kind, _ in list_blocks(page))])
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=[pytest.mark.slow] if page in SLOW_PAGES else [])
+        for page in PAGES
+        if any(kind == "sh" for kind, _ in list_blocks(page))
+    ],
+)
 def test_commands_run_in_their_order_and_print_what_is_shown(tmp_path: Path, page: str) -> None:
     printed: list[str] = []
     for kind, text in list_blocks(page):

@@ -30,6 +30,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_page_print_what_is_shown(folder: Path) -> None:
     lines = [line for block in list_blocks("sh") for line in block.splitlines()]
     assert len(lines) == 3
@@ -46,12 +47,14 @@ def test_the_commands_of_the_page_print_what_is_shown(folder: Path) -> None:
     assert [each["name"] for each in gradients] == ["0.weight", "0.bias", "2.weight", "2.bias"]
 
 
+@pytest.mark.slow
 def test_the_fixture_of_the_page_works(folder: Path) -> None:
     done = run_script(["-m", "pytest", "-q", "-p", "no:cacheprovider", "test_my_model.py"], 2, OMP_NUM_THREADS="1")
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("1 passed") == 2
 
 
+@pytest.mark.slow
 def test_right_steps_of_random_models_are_not_called_wrong() -> None:
     done = run_script(["-m", "tests.mpi.parity_clean", "3"], 2, OMP_NUM_THREADS="1")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -30,6 +30,7 @@ def list_digests(output):
     return sorted(line for line in output.splitlines() if line.startswith("digest"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drop_in", [False, True])
 def test_results_are_equal_bit_for_bit(drop_in, tmp_path):
     plain = [sys.executable, *(["-m", "hpccoll.mpi4py"] if drop_in else []), CALLS]
@@ -79,6 +80,7 @@ for step in range(12):
 """
 
 
+@pytest.mark.slow
 def test_a_late_rank_is_named_and_replayed(tmp_path):
     program, job = tmp_path / "late.py", tmp_path / "job"
     program.write_text(LATE)
@@ -157,6 +159,7 @@ def test_ddp_over_hpccoll(tmp_path):
     assert np.all(graph.nbytes[reductions] == 4 * (8 * 4 + 4))
 
 
+@pytest.mark.slow
 def test_a_part_of_the_time_is_recorded(tmp_path):
     program, job = tmp_path / "timed.py", tmp_path / "job"
     program.write_text(

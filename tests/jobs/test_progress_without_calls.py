@@ -74,6 +74,7 @@ def check_progress(tmp_path, place, algorithm, ranks, kind="ordinary", **setting
     assert run.stdout.count("ends") == ranks
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["ring", "auto"])
 @pytest.mark.parametrize("place", PLACES)
 def test_an_operation_ends_while_its_rank_is_elsewhere(tmp_path, place, algorithm):
@@ -88,6 +89,7 @@ def test_a_plan_of_messages_between_nodes_of_two_ranks_ends_while_its_rank_is_el
     check_progress(tmp_path, "lock", "ring", 4, HPCCOLL_RANKS_PER_NODE="2")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("place", "kind"),
     [
@@ -142,6 +144,7 @@ print("rank", world.rank, "ends", flush=True)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ranks", "settings"), [(2, {}), (4, {"HPCCOLL_RANKS_PER_NODE": "2"})])
 @pytest.mark.parametrize("second", ["y", "x"])
 def test_an_input_is_scaled_at_once_unless_an_earlier_operation_writes_to_it(second, ranks, settings):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.thorough
+pytestmark = pytest.mark.slow
 
 MPIRUN = Path(sys.executable).with_name("mpirun")
 

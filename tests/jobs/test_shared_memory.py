@@ -13,7 +13,7 @@ import pytest
 from tests.depth import keep, keep_every
 from tests.jobs.launch import BIN, LIMIT_S, environment
 
-pytestmark = pytest.mark.thorough
+pytestmark = pytest.mark.slow
 
 MEMORY = Path("/dev/shm")
 BUSY = """

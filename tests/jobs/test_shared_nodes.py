@@ -12,7 +12,7 @@ import pytest
 
 from tests.jobs.launch import run_script
 
-pytestmark = pytest.mark.thorough
+pytestmark = pytest.mark.slow
 
 OTHER = 65534
 MEMORY = Path("/dev/shm")  # lists the newest file first, as the crafted file of a test needs it

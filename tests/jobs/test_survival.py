@@ -21,7 +21,7 @@ def run_surviving(script: str, ranks: int, **more: str) -> str:
 
 
 @needs_ulfm
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize(("seed", "mode", "per_node"), [(70, "one", ""), (81, "two", ""), (72, "one", "2")])
 def test_random_kills(seed, mode, per_node):
     status, output = run_job(seed, 4, mode, **({"HPCCOLL_RANKS_PER_NODE": per_node} if per_node else {}))

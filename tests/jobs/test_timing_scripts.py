@@ -13,7 +13,7 @@ import pytest
 from tests.jobs.launch import LIMIT_S, environment, run_script
 from tests.requirements import skip_or_fail
 
-pytestmark = pytest.mark.thorough
+pytestmark = pytest.mark.slow
 
 BENCH = Path(__file__).parents[2] / "bench"
 

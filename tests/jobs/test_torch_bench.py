@@ -13,7 +13,7 @@ import pytest
 from tests.jobs.launch import run_script
 
 pytestmark = [
-    pytest.mark.thorough,
+    pytest.mark.slow,
     pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed"),
 ]
 BENCH = Path(__file__).parents[2] / "bench"

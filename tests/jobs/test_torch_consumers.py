@@ -9,7 +9,7 @@ import pytest
 from tests.jobs.launch import run_script
 from tests.requirements import skip_or_fail
 
-pytestmark = pytest.mark.thorough
+pytestmark = pytest.mark.slow
 
 pytest.importorskip("torch")
 

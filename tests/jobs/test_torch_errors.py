@@ -13,7 +13,7 @@ from tests.depth import mark_full
 from tests.jobs.launch import LIMIT_S, environment, run_script
 from tests.jobs.torch_error_program import CASES
 
-pytestmark = pytest.mark.thorough
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 DATA_PARALLEL = """

@@ -69,7 +69,7 @@ sys.argv[1:] = ["--timeout", "0.5", "train.py"]
 runpy.run_module("hpccoll.torch", run_name="__main__")
 """
 pytestmark = [
-    pytest.mark.thorough,
+    pytest.mark.slow,
     pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed"),
 ]
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.jobs.launch import run_script
 
-pytestmark = pytest.mark.thorough
+pytestmark = pytest.mark.slow
 
 pytest.importorskip("torch")
 

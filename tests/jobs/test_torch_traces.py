@@ -12,7 +12,7 @@ from tests.jobs.launch import run_script
 from tests.requirements import needs_torch_analyser
 
 pytest.importorskip("torch")
-pytestmark = [pytest.mark.thorough, needs_torch_analyser]
+pytestmark = [pytest.mark.slow, needs_torch_analyser]
 
 # Rank 1 starts the last collective only after rank 0 has written the traces, as if it were late.
 PROGRAM = """

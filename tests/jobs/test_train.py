@@ -41,6 +41,7 @@ def parameters(folder: Path) -> dict[str, bytes]:
     return {name: x.numpy().tobytes() for name, x in found.parameters.items()}
 
 
+@pytest.mark.slow
 def test_a_model_is_trained_checked_and_recorded(tmp_path: Path) -> None:
     out = tmp_path / "train.jsonl"
     profile = tmp_path / "profile.json"
@@ -62,6 +63,7 @@ def test_a_model_is_trained_checked_and_recorded(tmp_path: Path) -> None:
     assert "accuracy 9" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ranks", "strategy"), [(2, "pp"), pytest.param(4, "dp=2,tp=2", marks=pytest.mark.full)])
 def test_a_stopped_run_resumes_to_the_same_bits(tmp_path: Path, ranks: int, strategy: str) -> None:
     out, stop, state = tmp_path / "train.jsonl", tmp_path / "stop", tmp_path / "state"
@@ -111,6 +113,7 @@ def save(folder: Path, *steps: int) -> Path:
     return [CheckpointDirectory(folder).save(Checkpoint(step, 32 * step, identity, ones)) for step in steps][-1]
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_skipped_with_a_warning(tmp_path: Path) -> None:
     newest = save(tmp_path, 2, 4)
     data = newest / "__0_0.distcp"
@@ -141,6 +144,7 @@ def said_once(done: subprocess.CompletedProcess[str], status: int) -> str:
     return said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ranks", "words", "status", "told"),
     keep_every(
@@ -199,6 +203,7 @@ def test_without_torch_the_error_names_the_install_command() -> None:
     assert 'pip install "torch' in said_once(done, 3)
 
 
+@pytest.mark.slow
 def test_wrong_gradients_are_counted_and_end_with_status_1(tmp_path: Path) -> None:
     forget = (
         "from hpccoll.parallel.axis_group import AxisGroup\nstart = AxisGroup.start_all_reduce\n"
@@ -213,6 +218,7 @@ def test_wrong_gradients_are_counted_and_end_with_status_1(tmp_path: Path) -> No
     assert summary["max_error"] > 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sent", "limit"), [pytest.param(signal.SIGKILL, "", marks=pytest.mark.full), (signal.SIGSTOP, "3")]
 )

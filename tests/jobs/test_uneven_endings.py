@@ -7,7 +7,7 @@ import pytest
 from tests.depth import keep_every
 from tests.jobs.launch import run_script
 
-pytestmark = pytest.mark.thorough
+pytestmark = pytest.mark.slow
 
 # Ranks wait for at most this long, several times the second after which a wait is examined.
 SCRIPT = """

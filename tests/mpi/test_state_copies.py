@@ -50,7 +50,7 @@ def test_the_state_is_that_of_a_checkpoint(comm, tmp_path):
             trainer.close()
             assert found.start is not None, strategy
             assert (found.start.step, found.start.samples, found.generation) == (2, expected.samples, 1)
-            assert found.latest[0].record == record
+            assert found.reports[0].record == record
             states = [("", found.start.full, expected.full)]
             states += [(name, own, expected.optimizer_state[name]) for name, own in found.start.optimizer_state.items()]
             assert len(states) == 1 + len(options.optimizer.state_names)

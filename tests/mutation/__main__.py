@@ -5,7 +5,7 @@
 
 With --draw, new mutants are drawn. Each is tried with the unit tests of its module, then with those of its package,
 then with the given tests. Those that a test finds are appended to the file --keep with the name of that test; the
-others are printed. Only tests of `make test-quick` run; those below tests/mpi run on two ranks.
+others are printed. Only tests of `make test` run; those below tests/mpi run on two ranks.
 The exit status is 1 if a mutant survived.
 """
 

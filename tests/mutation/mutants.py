@@ -53,7 +53,7 @@ class Mutant(msgspec.Struct, frozen=True, omit_defaults=True):
     old: str  # the line, without the line break
     new: str  # its wrong version
     occurrence: int = 0  # index among the equal lines of the file
-    test: str = ""  # a test of `make test-quick` that fails with the wrong line: its path and name
+    test: str = ""  # a test of `make test` that fails with the wrong line: its path and name
 
     def apply(self, root: Path) -> None:
         """Plant the mutant into the tree at `root`.

@@ -9,7 +9,7 @@ import pytest
 from tests.depth import mark_full
 from tests.slurm.batch import submit
 
-pytestmark = pytest.mark.thorough
+pytestmark = pytest.mark.slow
 
 MANY = ("-b", "8", "-e", "4K", "-f", "8", "--engine", "mpi,hpccoll", "--algorithm", "ring", "--budget", "0.5")
 ROWS, FILE = 8, "allreduce.jsonl"

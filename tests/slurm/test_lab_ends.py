@@ -21,7 +21,7 @@ from hpccoll.lab.isolation import Isolation
 from tests.record_schema import require_valid
 from tests.requirements import skip_or_fail
 
-pytestmark = pytest.mark.thorough
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 HPCCOLL = [sys.executable, "-c", "import sys; from hpccoll.cli.main import main; sys.exit(main())"]

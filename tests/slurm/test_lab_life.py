@@ -13,7 +13,7 @@ import pytest
 from hpccoll.errors import CommunicationError, UsageError
 from hpccoll.lab import ClusterSpec, Lab, parse_rate
 
-pytestmark = pytest.mark.thorough
+pytestmark = pytest.mark.slow
 
 HERE = Path(__file__).parent
 ALL = ["node1", "node2", "node3", "node4"]

@@ -38,6 +38,17 @@ def test_mpich_reaches_all_nodes(lab, by):
     assert run_ranks(lab, *launcher, sys.executable) == EXPECTED
 
 
+@pytest.mark.skipif((BIN.parent / "lib" / "libmpi.so.40").exists(), reason="this environment has Open MPI")
+def test_ranks_of_an_uneven_distribution_share_the_memory_of_their_node(lab):
+    """MPICH takes each rank for a node of its own there."""
+    program = "import hpccoll\nwith hpccoll.Communicator() as comm:\n    print(comm.node_count)"
+    hosts = lab.shared_dir / "hosts"
+    hosts.write_text("node1\nnode2\nnode2\n")
+    launcher = ["env", f"SLURM_HOSTFILE={hosts}", "srun", "--mpi=pmi2", "-n", "3", "--distribution=arbitrary"]
+    done = lab.run([*launcher, sys.executable, "-c", program], timeout_s=120)
+    assert done.stdout.split() == ["2"] * 3, done.stderr
+
+
 def test_open_mpi_reaches_all_nodes_in_order(needs_namespaces, shares):
     if OTHER_MPIRUN is None:
         skip_or_fail("set HPCCOLL_OTHER_MPIRUN to the mpirun of an environment with Open MPI, as `make slurm` does")

@@ -9,7 +9,7 @@ import pytest
 
 from tests.slurm.batch import submit
 
-pytestmark = pytest.mark.thorough
+pytestmark = pytest.mark.slow
 
 SMALL = ("-b", "8", "-e", "8", "-n", "3", "--engine", "mpi")
 LIMIT_S = 6

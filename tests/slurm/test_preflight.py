@@ -6,7 +6,7 @@ import pytest
 
 from tests.slurm.batch import submit
 
-pytestmark = pytest.mark.thorough
+pytestmark = pytest.mark.slow
 
 FILE = "preflight.jsonl"
 RATE, QUARTER = "400M", "100M"

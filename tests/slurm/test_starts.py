@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.thorough
+pytestmark = pytest.mark.slow
 
 PROGRAM = Path(__file__).parent / "long_messages.py"
 BIN = Path(sys.executable).parent

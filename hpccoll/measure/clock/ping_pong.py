@@ -107,9 +107,10 @@ class BatchPlan:
 
 
 class PingPongPartner:
-    """The messages between this rank and another one; `measure_as_client` and `measure_as_reference` meet each other.
+    """Exchanges ping-pong messages with rank `peer` of `comm`, and reads `local`, the clock of this rank.
 
-    Both ranks make a partner and use it as a context manager.
+    Both ranks make a partner and use it as a context manager. One rank calls `measure_as_client` while the other one
+    calls `measure_as_reference` with the same plan.
     """
 
     def __init__(self, comm: MPI.Intracomm, peer: int, local: LocalClock) -> None:
@@ -127,7 +128,7 @@ class PingPongPartner:
             request.Free()
 
     def measure_as_client(self, plan: BatchPlan, earlier: PingPongs | None = None) -> PingPongs:
-        """Time exchanges with the reference until `plan` has enough; `answered` is of the reference's local clock.
+        """Exchange batches of ping-pongs with the reference until `plan` needs no more, and return the timestamps.
 
         `earlier` are measurements of the same pair, whose fastest exchange shows how fast exchanges can be.
         """

@@ -6,9 +6,9 @@ before the rank does anything in the round, and after it has sent all its messag
 round lets a survivor do something between these two.
 
 - *No wrong result* is checked: each survivor that finishes has in its output only data that the ranks have moved as in
-  a run without death. Sends wait for nothing here, so that as many survivors as possible finish. What a rank has not
-  written, because it had died, waits or raises, counts as wrong until it is overwritten. In a barrier, each survivor
-  that finishes has heard from every rank.
+  a run without death. Sends wait for nothing here, so that as many survivors as possible finish. A chunk that a rank
+  does not write, because it has died, waits or raises, counts as wrong until it is overwritten. In a barrier, each
+  survivor that finishes has heard from every rank.
 - *No wait for ever* needs no check, because `check` has found the match of each send, receive and fence in the same
   round: a survivor that cannot end its round waits for a rank that has not begun this round. That rank is dead, or
   waits in an earlier round, so that the chain of waits ends at the dead rank, and all ranks of the chain raise.
@@ -46,7 +46,7 @@ class SurvivalProof:
 
 @dataclass(frozen=True, slots=True)
 class _Round:
-    """The transfers of a round, and the groups of ranks that meet in it."""
+    """The transfers of a round, and for each of its fences, the ranks that wait for each other."""
 
     messages: tuple[PlanMessage, ...]
     fences: tuple[tuple[int, ...], ...]
@@ -104,18 +104,19 @@ def check_survival(plan: Plan) -> SurvivalProof:
 
 
 def _read_round(steps: Sequence[Step], n: int) -> _Round:
+    """Return the messages and the fences of the steps of one round of a plan on `n` ranks."""
     messages = tuple(message for step in steps for message in list_step_messages(step, n))
     fences = tuple(tuple(group) for step in steps if isinstance(step, Fence) for group in list_fence_groups(step))
     return _Round(messages, fences)
 
 
-def _list_waits(one: _Round) -> dict[int, set[int]]:
+def _list_waits(current: _Round) -> dict[int, set[int]]:
     """Return the ranks that each rank waits for in a round, if sends wait for nothing."""
     waits: dict[int, set[int]] = {}
-    for message in one.messages:
+    for message in current.messages:
         if message.via is TransferKind.MESSAGE:
             waits.setdefault(message.dest, set()).add(message.source)
-    for group in one.fences:
+    for group in current.fences:
         for rank in group:
             waits.setdefault(rank, set()).update(group)
     return waits
@@ -149,10 +150,10 @@ class _Contents:
         ranks = range(deaths.ranks)
         self.heard = [[deaths.all if rank == other else 0 for other in ranks] for rank in ranks]
 
-    def move(self, one: _Round, begun: Sequence[int], t: int) -> None:
-        """Apply the transfers of round t, which all read what was there before the round."""
-        before = [list(row) for row in self.wrong] if one.messages else self.wrong
-        for message in one.messages:
+    def move(self, current: _Round, begun: Sequence[int], t: int) -> None:
+        """Apply the transfers of round t, all of which read the contents from before the round."""
+        before = [list(row) for row in self.wrong] if current.messages else self.wrong
+        for message in current.messages:
             source, dest = message.source, message.dest
             actor = source if message.via is TransferKind.STORE else dest
             done = begun[actor] & self._deaths.alive_after(actor, t)
@@ -162,33 +163,34 @@ class _Contents:
                 held = self.wrong[dest][into] if message.op is not Op.COPY else 0
                 self.wrong[dest][into] = held | before[source][out] | (self._deaths.all & ~done)
 
-    def record_arrivals(self, one: _Round, begun: Sequence[int], ended: Sequence[int]) -> None:
+    def record_arrivals(self, current: _Round, begun: Sequence[int], ended: Sequence[int]) -> None:
         """Update which ranks of a barrier know of each other's arrival after a round."""
         before = [list(row) for row in self.heard]
-        for message in one.messages:
+        for message in current.messages:
             if message.via is TransferKind.MESSAGE:
                 both = begun[message.source] & begun[message.dest]
                 self._add_heard(message.dest, [both & each for each in before[message.source]])
-        for group in one.fences:
+        for group in current.fences:
             for rank in group:
                 for other in group:
                     self._add_heard(rank, [ended[rank] & each for each in before[other]])
 
     def _add_heard(self, rank: int, news: Sequence[int]) -> None:
+        """Add the deaths `news[other]`, in which `rank` now knows that `other` has arrived."""
         self.heard[rank] = [old | new for old, new in zip(self.heard[rank], news, strict=True)]
 
 
-def _check_results(plan: Plan, listed: Sequence[_Round], deaths: _Deaths, name: str, chunks: int) -> list[int]:
+def _check_results(plan: Plan, rounds: Sequence[_Round], deaths: _Deaths, name: str, chunks: int) -> list[int]:
     """Return, for each rank, the deaths in which it finishes; raise PlanError if its result is wrong then."""
     n = plan.ranks
     passed, contents = [deaths.all] * n, _Contents(deaths, chunks)
     is_barrier = plan.operation is Operation.BARRIER
-    for t, one in enumerate(listed):
+    for t, current in enumerate(rounds):
         begun = _find_begun(passed, deaths, t)
-        passed = _find_passed(begun, _list_waits(one), deaths, t)
-        contents.move(one, begun, t)
+        passed = _find_passed(begun, _list_waits(current), deaths, t)
+        contents.move(current, begun, t)
         if is_barrier:
-            contents.record_arrivals(one, begun, passed)
+            contents.record_arrivals(current, begun, passed)
     output = plan.operation.output_mask(np.arange(n), n, chunks, plan.root)
     for rank in range(n):
         finished = passed[rank] & deaths.without(rank)

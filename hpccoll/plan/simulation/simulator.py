@@ -128,7 +128,10 @@ class ClockState:
 
 
 class _Run:
-    """One simulation, whose rounds are divided into segments that can be traced one at a time."""
+    """One simulation. Rounds are divided into segments; a trace, which needs much memory, holds one segment at a time.
+
+    The trace of a round records for which message each rank waited, and gives the critical path.
+    """
 
     def __init__(
         self,
@@ -172,6 +175,7 @@ class _Run:
         probe = RoundPricer(self.plan, self.pricer.machine, self.pricer.chunks, self.pricer.size)
 
         def sign(at: int) -> bytes:
+            """Return the signature of the costs of round `at`, equal for rounds with equal costs."""
             return make_cost_signature(probe.price(self.rounds.at(at)))
 
         strides = list_strides(self.pricer.chunks, self.pricer.size)

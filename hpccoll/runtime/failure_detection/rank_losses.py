@@ -143,8 +143,8 @@ def kill_rank(rank: int, processes: Mapping[int, ProcessId], notify: Callable[[i
 def read_fault(rank: int) -> int:
     """Return the number of the call in which rank `rank` of MPI.COMM_WORLD kills itself; 0 for none.
 
-    HPCCOLL_FAULT=kill:rank=2,call=1000 sets it, for tests of programs that go on after a death. Several faults, one per
-    rank, are separated by semicolons.
+    Tests of programs that go on after a death set the variable HPCCOLL_FAULT: `kill:rank=2,call=1000` lets rank 2 kill
+    itself in its call 1000. Several faults, one per rank, are separated by semicolons.
 
     Raises:
         UsageError: HPCCOLL_FAULT has another form.

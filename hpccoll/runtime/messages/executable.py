@@ -124,7 +124,7 @@ def bind_local(step: Reduce | Copy, space: AddressSpace) -> BoundCall:
 
 
 class MessageExecutable(PlanExecutable):
-    """A plan of messages on given buffers; all messages have one MPI tag. See `Executable` and `PlanExecutable`.
+    """A plan of messages on given buffers; all messages have the same MPI tag. See `Executable` and `PlanExecutable`.
 
     It can be called after `bind`.
     """

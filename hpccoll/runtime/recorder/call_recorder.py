@@ -1,7 +1,8 @@
 """The calls of a rank on one communicator: how many it has made, the call that it is in, and an entry for each.
 
-All ranks make the same collective calls in the same order, so they give a call the same number. A rank that has made
-fewer calls than the number of another rank's call will be waited for. Messages are numbered on each rank separately.
+All ranks make the same collective calls in the same order, so they give a call the same number. A rank in call
+number c may have to wait for the ranks that have made fewer than c calls. Messages are numbered on each rank
+separately.
 
 A function that runs a collective often calls `begin`, which `CallRecorder.bind` has made for this collective, and then
 `CallRecorder.end` or, after an exception, `CallRecorder.fail`, as the functions of `CallRecorder.surround` do. Both

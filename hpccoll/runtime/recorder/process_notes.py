@@ -57,8 +57,8 @@ class ProcessNotes:
     Attributes:
         alive_ns: the last sign of life; None if there is none, as in a job of one rank.
         ended_job_ns: when the rank began to end the job; None if it did not.
-        location: the line of the program that the rank executed at the last sign of life.
-        observations: what the rank saw of other ranks' processes.
+        location: the line of the program that the rank executed at the last sign of life; empty if unknown.
+        observations: the states in which the rank saw other ranks' processes.
     """
 
     alive_ns: int | None = None

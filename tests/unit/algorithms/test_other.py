@@ -46,7 +46,7 @@ def make_plan(name: str, n: int, root: int = 0, chunks: int = 1) -> Plan:
     return get_algorithm(Operation.from_name(operation), algorithm).plan(n, root, chunks)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(NAMES))
 def test_proven_for_every_root_and_chunk_count(name):
     for n in SOME:

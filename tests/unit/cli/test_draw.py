@@ -42,7 +42,7 @@ def test_a_gif_of_five_ranks_by_default(tmp_path):
         assert len(list(ImageSequence.Iterator(moving))) == 9
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".svg", ".png"])
 def test_a_long_drawing_has_a_file_per_page(tmp_path, capsys, suffix):
     assert draw("all_gather/ring", tmp_path / f"ring{suffix}", "--ranks", "16") == 0

@@ -23,7 +23,7 @@ def _no_table(monkeypatch):
     ("words", "algorithm", "reason"),
     [
         ("all_reduce 8 --ranks 2", "shared_one_shot", "the fixed rules of hpccoll"),
-        ("allgather 1M --ranks 4", "mpi (the MPI library's own collective)", "the fixed rules of hpccoll"),
+        ("allgather 1M --ranks 8", "mpi (the MPI library's own collective)", "the fixed rules of hpccoll"),
         ("all_reduce 1M --ranks 512 --nodes 64", "hierarchical_ring", "the fixed rules of hpccoll"),
         ("scan 1M --ranks 3 -d f2", "chain, in 8 chunks", "the cost model"),
         ("barrier --ranks 2", "shared", "the fixed rules of hpccoll"),

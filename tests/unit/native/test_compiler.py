@@ -32,7 +32,7 @@ def import_native(folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_source_tree_says_what_to_run_before_and_after_a_change(tmp_path):
     native = copy_package(tmp_path)
     missing = import_native(tmp_path)

@@ -77,7 +77,7 @@ MUTANTS = {
 }  # fmt: skip
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_a_mutant_of_check_or_interpreter_is_seen(tmp_path, mutant):
     old, new = MUTANTS[mutant]
@@ -109,7 +109,7 @@ def test_a_wait_that_acquires_nothing_is_seen(tmp_path):
 MESSAGES = *CHECKED, "progress.c"
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("sanitizers", ["thread", "address,undefined"])
 def test_two_threads_advance_programs_of_messages(tmp_path, sanitizers):
     done = run(compile_driver(tmp_path, "drive_messages.c", MESSAGES, sanitizers))
@@ -148,7 +148,7 @@ MESSAGE_MUTANTS = {
 }  # fmt: skip
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("mutant", keep_every(3, list(MESSAGE_MUTANTS)))
 def test_a_mutant_of_messages_or_progress_is_seen(tmp_path, mutant):
     old, new = MESSAGE_MUTANTS[mutant]
@@ -161,7 +161,7 @@ def test_a_mutant_of_messages_or_progress_is_seen(tmp_path, mutant):
 RUNS = *MESSAGES, "entry.c", "node_run.c", "pipeline.c"
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("sanitizers", ["thread", "address,undefined"])
 def test_two_threads_advance_runs_on_a_node_and_pipelines(tmp_path, sanitizers):
     done = run(compile_driver(tmp_path, "drive_runs.c", RUNS, sanitizers))
@@ -202,7 +202,7 @@ RUN_MUTANTS = {
 }  # fmt: skip
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("mutant", keep_every(20, list(RUN_MUTANTS)))
 def test_a_mutant_of_runs_is_seen(tmp_path, mutant):
     old, new = RUN_MUTANTS[mutant]

@@ -56,7 +56,7 @@ def bring_and_want(operation: Operation, counts: tuple[int, ...], n: int, root: 
     return blocks, [whole if everywhere or r == root else nothing for r in range(n)]
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", UNEVEN, ids=lambda algorithm: algorithm.full_name)
 @given(data=st.data())
 def test_values_and_proof_on_drawn_counts(algorithm, data):

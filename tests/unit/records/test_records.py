@@ -770,7 +770,7 @@ def mutations(value):
     yield from (None, True, -1, 0, 2, 0.5, "x", [], {}, [None], {"x": None})
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DEFINITIONS)
 def test_a_declaration_and_both_schemas_accept_and_reject_the_same_records(name):
     before = json.loads((DATA / "schema-hpccoll-1.json").read_text())

@@ -117,6 +117,7 @@ except HpccollError as error:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     "HPCCOLL_OTHER_MPIRUN" not in os.environ, reason="HPCCOLL_OTHER_MPIRUN names no second MPI's mpirun"
 )

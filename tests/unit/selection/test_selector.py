@@ -113,7 +113,7 @@ def test_no_plan_of_messages_is_taken_on_a_node_where_blocking_and_asynchronous_
     assert select(Selector(2, 1, known, mixed_forms=True), MiB).name == "shared_one_shot"
     untuned, reduce = Selector(2, 1, mixed_forms=True), Operation.REDUCE
     assert [select(untuned, nbytes).name for nbytes in (MiB, 4 * MiB, 64 * MiB)] == ["shared_two_shot"] * 3
-    names = [select(Selector(8, 1, mixed_forms=mixed), MiB, operation=reduce).name for mixed in (False, True)]
+    names = [select(Selector(16, 1, mixed_forms=mixed), MiB, operation=reduce).name for mixed in (False, True)]
     assert names == ["chain", "shared"]
     assert select(untuned, MiB, operation=reduce).name == "shared"
     assert not select(untuned, MiB, operation=reduce, shared=False).algorithm.uses_shared_memory

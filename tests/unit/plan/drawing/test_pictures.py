@@ -133,7 +133,6 @@ def test_an_animation_has_a_page_a_frame_all_of_one_size(name):
     assert not any(list_outside(page) for page in found)
 
 
-@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [3, 8, 16])
 def test_text_is_large_enough_to_read(ranks):

@@ -141,7 +141,6 @@ def mutants() -> tuple[Mutant, ...]:
     return tuple(found)
 
 
-@pytest.mark.thorough
 @pytest.mark.slow
 def test_there_are_mutants_of_every_kind_over_all_algorithms():
     kinds = Counter(mutant.kind for mutant in mutants())
@@ -170,7 +169,7 @@ def test_check_catches_exactly_what_the_referee_finds_wrong():
     assert not disagreements
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", FAULTS)
 def test_every_kind_of_fault_is_caught_somewhere(kind):
     assert any(mutant.caught for mutant in mutants() if mutant.kind == kind)

@@ -276,7 +276,6 @@ def test_plans_come_out_right_in_any_order(algorithm, n):
         assert fault_in_some_order(algorithm.plan(n, root), ORDERS) is None
 
 
-@pytest.mark.thorough
 @pytest.mark.slow
 def test_there_are_mutants_of_every_kind_over_all_plans():
     assert len(mutants()) >= 800
@@ -284,7 +283,7 @@ def test_there_are_mutants_of_every_kind_over_all_plans():
     assert {mutant.plan.name for mutant in mutants()} == {algorithm.full_name for algorithm in SHARED}
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_what_is_accepted_comes_out_right_in_every_order():
     accepted = [mutant for mutant in mutants() if mutant.refused is None]
     assert len(accepted) >= 50

@@ -228,7 +228,6 @@ def test_the_best_broadcast_of_logp_by_hand():
     assert [compute_broadcast_bound(n, 3.0, 1.0) for n in (2, 3, 4, 6)] == [3, 4, 5, 6]
 
 
-@pytest.mark.thorough
 @pytest.mark.slow
 def test_24576_ranks_in_seconds_and_little_memory():
     machine = Machine("Summit", 6, Link(3.4e-6, 2e-11, 1e-6), Link(9.6e-6, 8e-11, 1e-6), 2, 3e-12)

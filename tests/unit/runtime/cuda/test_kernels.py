@@ -143,7 +143,7 @@ def list_kernels(dtype, function):
 SOME_DTYPES = ("bool", "int8", "uint32", "int64", "float16", "bfloat16", "float32", "float64", "complex64")
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @needs_gxx
 @pytest.mark.parametrize("dtype", keep(DTYPES, SOME_DTYPES.__contains__))
 def test_chains_are_numpy_bit_for_bit(driver, dtype):
@@ -288,7 +288,6 @@ def test_wide_words_are_one_access_and_all_loads_come_first(tmp_path):
     assert "fma.rn" not in text
 
 
-@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.skipif(NVCC is None, reason="nvcc is not here")
 @pytest.mark.parametrize(

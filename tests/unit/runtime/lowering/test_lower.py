@@ -111,7 +111,7 @@ def test_programs_do_what_replay_does_whatever_the_timing(algorithm, n, count, r
     run(make_plan(algorithm, n, root, chunks), count, in_place, seed)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda algorithm: algorithm.full_name)
 def test_segmented_programs_do_what_replay_does_whatever_the_timing(algorithm, small_segments):
     @settings(max_examples=6)

@@ -62,7 +62,7 @@ def test_a_ring_overwrites_nothing_in_the_round_that_sends_it_and_copies_nothing
     assert not any(isinstance(step, Copy) for step in program.instructions)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda algorithm: algorithm.full_name)
 @pytest.mark.parametrize("segment", [3 * ITEMSIZE, lowering.SEGMENT])
 def test_programs_that_send_copies_do_what_replay_does_whatever_the_timing(algorithm, segment, monkeypatch):
