@@ -97,7 +97,7 @@ def test_a_job_without_a_fault_has_no_costly_finding():
 
 @pytest.mark.parametrize(("late", "rows"), [((2,), 1), ((0, 1, 2, 3), 2)])
 def test_calls_in_a_row_end_where_all_ranks_compute(late, rows):
-    builders, clock = [TraceBuilder() for _ in range(RANKS)], np.zeros(RANKS)
+    builders, clock, end = [TraceBuilder() for _ in range(RANKS)], np.zeros(RANKS), 0.0
     for call in range(20):
         clock[list(late)] += 1e-3 * (call == 10)
         end = float(clock.max()) + REDUCE_S
