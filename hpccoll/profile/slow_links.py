@@ -66,8 +66,8 @@ class _Pair:
 
     @property
     def is_slow(self) -> bool:
-        """Whether the messages take much longer than those of other pairs."""
-        return self.seconds > SLOWER * self.usual_s
+        """Whether the messages take much longer than those of other pairs, which do not arrive before the receives."""
+        return self.seconds > SLOWER * self.usual_s > 0
 
 
 def find_slow_nodes(graph: CallGraph) -> list[SlowNode]:

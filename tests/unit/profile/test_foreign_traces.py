@@ -12,7 +12,7 @@ from hpccoll.algorithms import get_algorithm
 from hpccoll.errors import UsageError
 from hpccoll.plan import Operation
 from hpccoll.plan.interchange.goal import to_goal
-from hpccoll.profile import read_recording
+from hpccoll.profile import explain_profile, format_screen, read_recording
 from hpccoll.profile.chakra import encode_execution_trace
 from hpccoll.profile.dependencies import build_graph
 from hpccoll.profile.exports import export_profile
@@ -84,6 +84,16 @@ def test_the_schedule_of_an_algorithm_is_a_profile(operation, name, ranks, tmp_p
     rounds = {"all_reduce": 2 * (ranks - 1), "broadcast": 2}[operation]  # a send takes no time of its rank
     nbytes = max(size for _, _, size in messages)
     assert graph.run_s == pytest.approx(rounds * (ALPHA_S + BETA_S * nbytes), rel=1e-6)
+
+
+def test_a_schedule_with_an_imbalance_is_explained(tmp_path):
+    graph = build_graph(emulate("imbalance", 0)[0])
+    explanation = explain_profile(parse_goal(format_goal(graph), tmp_path / "job.goal"))
+    assert explanation.late[0].rank == 2
+    screen = format_screen(explanation)
+    assert "1. rank 2 (unknown host) arrives last in " in screen
+    assert "calls of job.goal and costs " in screen
+    assert explanation.graph.run_s == pytest.approx(graph.run_s, rel=0.02)
 
 
 def test_needs_tags_and_any_source_of_goal(tmp_path):
