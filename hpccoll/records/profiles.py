@@ -42,7 +42,7 @@ class ProfileRecord(Record, frozen=True, kw_only=True):
     transfer: Annotated[Amount, about("ideal_s / run_s.")]
     rank_times: Annotated[tuple[RankTimes, ...], about("One element per rank.")]
     clock_error_us: Annotated[Amount, about("Largest possible error of the difference of two ranks' times.")]
-    problems: Annotated[tuple[str, ...], about("Ranks whose recordings are incomplete.")]
+    problems: Annotated[tuple[str, ...], about("What the recording lacks, such as the ends of killed ranks.")]
 
 
 class ProfileSite(Struct, frozen=True):
