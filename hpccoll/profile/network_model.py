@@ -162,7 +162,7 @@ def simulate_kind(kind: ModelledTransfer, machine: Machine, algorithm: str) -> f
 def fit_network(graph: CallGraph, transfers: JobTransfers, placement: Placement) -> NetworkModel:
     """Return the network whose modelled transfers come closest to the recorded ones, as relative errors.
 
-    A kind of transfers counts by its share of the time of all transfers. Collectives take the algorithms that the user
+    A kind of transfers counts by its share of the time of all transfers, whose sum is the recorded one. Collectives take the algorithms that the user
     has chosen for the drop-in, or else the fastest ones.
 
     Cost: simulations of each algorithm for each kind of transfer.
@@ -180,8 +180,9 @@ def fit_network(graph: CallGraph, transfers: JobTransfers, placement: Placement)
     weights = np.sqrt([measured.seconds * measured.count for _, measured in used])
     costs = [_count_costs(kind, choices, has_levels=has_levels) for kind, _ in used]
     rows = np.array(costs) / np.array([[measured.seconds] for _, measured in used])
-    fitted = nnls(rows * weights[:, np.newaxis], weights)[0].tolist()
-    alpha_s, beta, *within = (max(value, least) for value, least in zip(fitted, _LEAST * 2, strict=False))
+    fitted = nnls(rows * weights[:, np.newaxis], weights)[0]
+    fitted *= (weights**2).sum() / max(float(weights**2 @ (rows @ fitted)), _LEAST[0])
+    alpha_s, beta, *within = (max(value, least) for value, least in zip(fitted.tolist(), _LEAST * 2, strict=False))
     return NetworkModel(alpha_s, beta, Link.one_port(*within) if within else None, choices=choices)
 
 
