@@ -162,8 +162,8 @@ def simulate_kind(kind: ModelledTransfer, machine: Machine, algorithm: str) -> f
 def fit_network(graph: CallGraph, transfers: JobTransfers, placement: Placement) -> NetworkModel:
     """Return the network whose modelled transfers come closest to the recorded ones, as relative errors.
 
-    A kind of transfers counts by its share of the time of all transfers, whose sum is the recorded one. Collectives take the algorithms that the user
-    has chosen for the drop-in, or else the fastest ones.
+    A kind of transfers counts by its share of the time of all transfers; the sum of all modelled transfers is the
+    recorded sum. Collectives take the algorithms that the user has chosen for the drop-in, or else the fastest ones.
 
     Cost: simulations of each algorithm for each kind of transfer.
     """
