@@ -56,7 +56,10 @@ def children_of(rank: IntArray, n: int) -> tuple[IntArray, IntArray]:
     left = np.where(half > 0, rank - half, NO_PEER)
     offset = half
     for _ in range(ceil_log2(n)):
-        offset = np.where(rank + offset >= n, offset >> 1, offset)
+        beyond = rank + offset >= n
+        if not beyond.any():
+            break
+        offset = offset >> beyond
     right = np.where((offset > 0) & (rank + offset < n), rank + offset, NO_PEER)
     return left, np.where(rank == 0, floor_power_of_two(n - 1), right)
 
@@ -90,13 +93,18 @@ def reduce_up_first_tree(rank: IntArray, n: int, chunks: int) -> Rounds:
 
 def broadcast_down_first_tree(rank: IntArray, n: int, chunks: int) -> Rounds:
     """Return the pipelined broadcast down the first tree from rank 0, with as many rounds as the reduce."""
-    return mirror_chunks(reduce_up_first_tree(rank, n, chunks).reversed())
+    return _send_down(reduce_up_first_tree(rank, n, chunks))
+
+
+def _send_down(reduce_up: Rounds) -> Rounds:
+    """Return the pipelined broadcast on the tree of a reduce."""
+    return mirror_chunks(reduce_up.reversed())
 
 
 def _all_reduce_on_first_tree(rank: IntArray, n: int, chunks: int) -> Rounds:
     """Return the all-reduce on the first tree: reduce and broadcast, overlapped chunk by chunk."""
-    up, down = reduce_up_first_tree(rank, n, chunks), broadcast_down_first_tree(rank, n, chunks)
-    return overlay(up, down.delayed(ceil_log2(n)))
+    up = reduce_up_first_tree(rank, n, chunks)
+    return overlay(up, _send_down(up).delayed(ceil_log2(n)))
 
 
 def all_reduce_cost(n: int, chunks: int) -> Cost:

@@ -35,15 +35,16 @@ from hpccoll.cli.schedules import (
 from hpccoll.cli.verify import resolve_algorithms
 from hpccoll.errors import UsageError
 from hpccoll.plan import Machine, Operation, Simulation
-from hpccoll.predict.forecast import can_run_on, choose_forecast_chunks, fill_nodes, forecast
+from hpccoll.predict.forecast import ITEMSIZE, can_run_on, choose_forecast_chunks, fill_nodes, forecast
 from hpccoll.records.plans import CriticalPathEntry, FitErrors, SimulatedPlanRecord, WaitEntry
-from hpccoll.units import format_count, format_size, parse_size, sizes_between
+from hpccoll.units import KiB, format_count, format_size, parse_size, sizes_between
 
 if TYPE_CHECKING:
     from hpccoll.plan.simulation import CriticalPath, MessageWait
 
 MAX_RANKS = 2**20
 DEFAULT_RANKS = "16"
+DEFAULT_SIZE = 8 * KiB
 MOST_UNSYMMETRIC = 2**17  # ranks of which each may do something else in each of many rounds
 FEW_ROUNDS, MOST_STEPS = 2**10, 2**10  # rounds of all ranks, and messages of a round, that are simulated in seconds
 MAX_TRACED_ROUNDS = 2**18  # rounds of a plan up to which its critical path is found
@@ -95,6 +96,11 @@ def _find_rank_counts(text: str, algorithms: Sequence[Algorithm]) -> list[int]:
     return _parse_rank_counts(text) if list_given_options("ranks") or not own else own
 
 
+def _parse_sizes(text: str | None) -> Sequence[int | None]:
+    """Return the message sizes of `--size`; None for the default of each algorithm and rank count."""
+    return [None] if text is None else [parse_size(part) for part in text.split(",")]
+
+
 @click.command(epilog="Example: hpccoll simulate all_reduce/ring all_reduce/double_tree --ranks 24576 --machine summit")
 @click.argument("names", nargs=-1, metavar="OP/ALGORITHM... | SCHEDULE... | FILE...", shell_complete=complete_plans)
 @click.option(
@@ -104,7 +110,12 @@ def _find_rank_counts(text: str, algorithms: Sequence[Algorithm]) -> list[int]:
     metavar="N,...",
     help="Rank counts; with --map the largest.",
 )
-@click.option("--size", default="8K", show_default=True, metavar="SIZE,...", help="Message sizes S: 8, 64K, 1.5M.")
+@click.option(
+    "--size",
+    metavar="SIZE,...",
+    help=f"Message sizes S: 8, 64K, 1.5M.  [default: 8K; beyond {MOST_UNSYMMETRIC} ranks, 4 bytes per rank for "
+    "algorithms that cut the message into a chunk per rank]",
+)
 @add_machine_options
 @click.option("--chunks", type=click.IntRange(1), help="Chunks of a pipelined message; default: those of a run.")
 @click.option("--root", type=click.IntRange(0), default=0, show_default=True, help="Root rank of rooted operations.")
@@ -116,7 +127,7 @@ def _find_rank_counts(text: str, algorithms: Sequence[Algorithm]) -> list[int]:
 def simulate(
     names: tuple[str, ...],
     ranks: str,
-    size: str,
+    size: str | None,
     chunks: int | None,
     root: int,
     full: bool,
@@ -141,7 +152,7 @@ def simulate(
         return
     _reject_unused_options(map_file)
     algorithms = resolve_algorithms(names or ("all_reduce",))
-    counts, sizes = _find_rank_counts(ranks, algorithms), [parse_size(part) for part in size.split(",")]
+    counts, sizes = _find_rank_counts(ranks, algorithms), _parse_sizes(size)
     chosen = resolve_machine(counts, machine, algorithms if names else [])
     if not is_printing_rank():
         return
@@ -175,13 +186,14 @@ def _reject_unused_options(map_file: str | None) -> None:
 
 
 def _simulate_cases(
-    selected: Sequence[tuple[int, int, Algorithm]], chosen: ChosenMachine, settings: _Settings
+    selected: Sequence[tuple[int, int | None, Algorithm]], chosen: ChosenMachine, settings: _Settings
 ) -> Iterator[SimulatedCase]:
     """Simulate each (rank count, size, algorithm) and yield the cases as they finish; show a progress bar."""
     root, full = settings.root, settings.full
     with show_progress("simulated", len(selected)) as advance:
-        for n, nbytes, algorithm in selected:
+        for n, size, algorithm in selected:
             machine = chosen.for_ranks(n)
+            nbytes = _choose_size(algorithm, n, machine) if size is None else size
             count = settings.chunks or choose_forecast_chunks(algorithm, n, nbytes)
             plan = algorithm.plan(n, root, count, fill_nodes(n, machine))
             cost = plan.cost
@@ -198,6 +210,13 @@ def _simulate_cases(
             simulation = forecast(algorithm, n, machine, nbytes, chunks=count, root=root, full=full, trace=trace)
             yield SimulatedCase(algorithm, count, simulation)
             advance(algorithm.full_name)
+
+
+def _choose_size(algorithm: Algorithm, n: int, machine: Machine) -> int:
+    """Return the message size that is simulated without --size; many ranks have symmetry only with equal chunks."""
+    if n <= MOST_UNSYMMETRIC or algorithm.operation.has_blocks or "chunks" in algorithm.parameters:
+        return DEFAULT_SIZE
+    return ITEMSIZE * n if algorithm.plan(n, nodes=fill_nodes(n, machine)).column(0).chunks >= n else DEFAULT_SIZE
 
 
 def _require_symmetry(algorithm: Algorithm, n: int, machine: Machine, root: int) -> None:

@@ -15,7 +15,7 @@ from typing import TypeAlias
 import numpy as np
 
 from hpccoll.errors import UsageError
-from hpccoll.plan.rounds import Rounds, keep_ranks, overlay, relabel_ranks
+from hpccoll.plan.rounds import Rounds, keep_ranks, overlay, relabel_places
 from hpccoll.plan.step import IntArray
 
 Nodes: TypeAlias = Sequence[int] | Sequence[Sequence[int]] | None
@@ -80,7 +80,7 @@ def run_in_groups(make: Callable[[IntArray, int], Rounds], groups: Groups, rank:
     by_size = [keep_ranks(make(np.minimum(slot, s - 1), s), size == s) for s in sorted(set(groups.sizes))]
     longest = max(rounds.count for rounds in by_size)
     together = reduce(overlay, (rounds.delayed(longest - rounds.count) for rounds in by_size))
-    return relabel_ranks(together, lambda peer: rank_at(start + peer))
+    return relabel_places(together, lambda peers, places: rank_at(start[places] + peers))
 
 
 def run_across_groups(make: Callable[[IntArray, int], Rounds], groups: Groups, rank: IntArray, slots: int) -> Rounds:
@@ -92,4 +92,4 @@ def run_across_groups(make: Callable[[IntArray, int], Rounds], groups: Groups, r
     group, slot = groups.locate(rank)
     starts, rank_at, own_slot = groups.starts, groups.make_rank_lookup(), np.minimum(slot, slots - 1)
     among = keep_ranks(make(group, len(groups.sizes)), slot < slots)
-    return relabel_ranks(among, lambda peer: rank_at(starts[peer] + own_slot))
+    return relabel_places(among, lambda peers, places: rank_at(starts[peers] + own_slot[places]))

@@ -10,12 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hpccoll.errors import PlanError
 from hpccoll.plan.step import NO_PEER, IntArray, Ints, Move, Op, PeerMap, Region, RegionMap, Step
+
+PeerPlaces: TypeAlias = IntArray | slice  # indices of some ranks, or all ranks
+_MANY_RANKS, _FEW = 2**12, 4  # of many ranks, at most one of _FEW has a peer
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +107,29 @@ def relabel_ranks(rounds: Rounds, rank_of: PeerMap) -> Rounds:
     return rounds.map_steps(lambda step: step.map_peers(change))
 
 
+def relabel_places(rounds: Rounds, rank_of: Callable[[IntArray, PeerPlaces], IntArray]) -> Rounds:
+    """Return the rounds with every peer replaced by `rank_of(peers, places)`, where places are indices of ranks.
+
+    If few of many ranks have a peer, `rank_of` is only called for these.
+    """
+
+    def change(peers: IntArray) -> IntArray:
+        """Return the ranks of peers, shape (P,)."""
+        has_peer = peers >= 0
+        if len(peers) >= _MANY_RANKS and _FEW * np.count_nonzero(has_peer) <= len(peers):
+            places, changed = np.flatnonzero(has_peer), np.full(len(peers), NO_PEER, np.int64)
+            changed[places] = rank_of(peers[places], places)
+            return changed
+        return np.where(has_peer, rank_of(np.maximum(peers, 0), slice(None)), NO_PEER)
+
+    memoized = memoize_peer_map(change)
+    return rounds.map_steps(lambda step: step.map_peers(memoized))
+
+
 def keep_ranks(rounds: Rounds, mask: NDArray[np.bool_]) -> Rounds:
     """Return `rounds` without the transfers of the ranks that are false in `mask`, shape (P,)."""
+    if mask.all():
+        return rounds
     change = memoize_peer_map(lambda p: np.where(mask, p, NO_PEER))
     return rounds.map_steps(lambda step: step.map_peers(change))
 

@@ -73,7 +73,8 @@ class Span:
 
     def shifted(self, base: Ints) -> Span:
         """Return the region with `base` added to every chunk number."""
-        return Span(self.first, self.count, self.mod, self.unit, self.base + base)
+        starts_at_zero = isinstance(self.base, int) and self.base == 0  # then no array is added
+        return Span(self.first, self.count, self.mod, self.unit, base if starts_at_zero else self.base + base)
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,29 +118,29 @@ def _forecast_by_growth(
     return replace(simulate_by_growth(run, n, root, repeats, chunks, algorithm.full_name), plan=whole, machine=machine)
 
 
-def simulate_pipelined(plan: Plan, machine: Machine, count: int, itemsize: int, *, full: bool = False) -> Simulation:
+def simulate_pipelined(
+    plan: Plan, machine: Machine, count: int, itemsize: int, *, full: bool = False, segments: int | None = None
+) -> Simulation:
     """Simulate a two-level plan (shared memory inside nodes, messages between them) in segments, as in a real run.
 
-    Work inside nodes overlaps with messages between nodes; on a single node, and on a network
-    whose links nodes share, the plan is not split. The first segment
-    takes the simulated time of the plan; each later segment adds its time on the busiest node's link.
+    Work inside nodes overlaps with messages between nodes; on a single node, the plan is not split. The first segment
+    takes the simulated time of the plan; each later segment adds its time on the busiest link, which is that of a node
+    or one that nodes share.
 
     `count` is the number of elements of each rank's vector, or of one block. With `full`, every rank is simulated even
-    if symmetry makes a few ranks enough.
+    if symmetry makes a few ranks enough. `segments` is the number of segments; None for the number of a run.
     """
-    sizes = plan.operation.chunk_sizes(count, plan.ranks, plan.column(0).chunks)
-    segments = (
-        choose_segment_count(plan, sizes, itemsize)
-        if plan.ranks > machine.ranks_per_node and machine.fabric is None
-        else 1
-    )
+    if segments is None:
+        sizes = plan.operation.chunk_sizes(count, plan.ranks, plan.column(0).chunks)
+        segments = choose_segment_count(plan, sizes, itemsize) if plan.ranks > machine.ranks_per_node else 1
     first = simulate(plan, machine, -(-count // segments), itemsize, full=full, trace=False)
     if segments == 1:
         return first
     nodes = np.arange(len(first.between)) // machine.ranks_per_node
-    busiest = float(np.bincount(nodes, first.between).max()) / machine.nics_per_node
+    busiest = max(float(np.bincount(nodes, first.between).max()) / machine.nics_per_node, first.busiest_shared)
     message = np.array([float(MESSAGE_BYTES)])
     later = (segments - 1) * busiest * float(machine.between.transfer_s(message)[0]) / MESSAGE_BYTES
     whole = plan.operation.message_bytes(count, itemsize, plan.ranks)
     within, between = first.within * segments, first.between * segments
-    return replace(first, nbytes=whole, clocks_s=first.clocks_s + later, within=within, between=between)
+    shared, clocks = first.busiest_shared * segments, first.clocks_s + later
+    return replace(first, nbytes=whole, clocks_s=clocks, within=within, between=between, busiest_shared=shared)

@@ -82,7 +82,7 @@ def simulate_by_growth(
 
 def _require_same(predicted: Simulation, simulated: Simulation, sizes: GrowthSizes, name: str) -> None:
     """Raise GrowthError if the prediction from smaller rank counts is not what was simulated, on every rank."""
-    fields = ("clocks_s", "within", "between", "rounds", "steps", "messages")
+    fields = ("clocks_s", "within", "between", "busiest_shared", "rounds", "steps", "messages")
     if not all(np.allclose(getattr(predicted, each), getattr(simulated, each), rtol=1e-9, atol=0) for each in fields):
         counts = ", ".join(map(str, sizes.counts[:-1]))
         raise GrowthError(
@@ -123,6 +123,7 @@ def _extrapolate(runs: Sequence[Simulation], n: int, low: int, per_node: int) ->
         clocks_s=grow_array("clocks_s"),
         within=grow_array("within"),
         between=grow_array("between"),
+        busiest_shared=first.busiest_shared + (second.busiest_shared - first.busiest_shared) * float(steps),
         path=None,
     )
 

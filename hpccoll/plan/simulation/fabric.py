@@ -61,12 +61,19 @@ class SharedLinks:
 
 
 class FabricTable:
-    """Finds the shared links that messages use; P simulated ranks represent all n ranks, as in links.py."""
+    """Finds the shared links that messages use; P simulated ranks represent all n ranks, as in links.py.
+
+    `kinds` counts the kinds of shared links (uplinks and downlinks, or the links between groups), and `links` the
+    links of each kind that the messages of the simulated ranks use.
+    """
 
     def __init__(self, fabric: Fabric, switch: IntArray, rail: IntArray, represented: int) -> None:
         """Take the switch (leaf or group) and the rail of each of the n ranks; the rail is 0 without rails."""
         self.fabric, self.switch, self.rail, self.size = fabric, switch, rail, represented
         self.switches, self.rails = int(switch[-1]) + 1, int(rail.max(initial=0)) + 1
+        is_dragonfly = fabric.kind is FabricKind.DRAGONFLY
+        self.kinds = 1 if is_dragonfly else 2
+        self.links = (int(switch[represented - 1]) + 1) * (self.switches if is_dragonfly else self.rails)
 
     def find_shared_links(self, dest: IntArray, far: Mask) -> tuple[SharedLinks, ...]:
         """Return the shared links on the way from each rank to `dest`; only messages marked in `far` leave nodes."""

@@ -19,6 +19,7 @@ from hpccoll.plan.step import NO_PEER, Floats, IntArray, Move
 Shares: TypeAlias = IntArray | Floats
 NEVER = -np.inf
 _MOST_CACHED = 32  # entries of each cache of a LinkTable
+_LEAST_SPARSE, _SPARSE = 2**12, 4  # of many ranks, at most one of _SPARSE sends: messages are listed
 _MOST_CACHED_PEERS = 2**21  # of simulated ranks times cached pairs of peer arrays, about 200 MB
 
 
@@ -32,6 +33,9 @@ class PeerLinks:
     and `beta` in seconds per byte. `bends` are pairs (size in bytes, seconds per byte that are added to beta for the
     part of a message beyond this size). `flight` is alpha - overhead (the seconds during which no port is busy), or
     NEVER for ranks that receive no message.
+
+    If few of many ranks send, all other arrays than `dest` and `source` have one entry per message, `source_index` has
+    the ranks that send, and `is_sparse` is true.
     """
 
     dest: IntArray
@@ -49,6 +53,7 @@ class PeerLinks:
     bends: tuple[tuple[float, Floats], ...]
     flight: Floats
     shared: tuple[SharedLinks, ...] = ()
+    is_sparse: bool = False
 
     def transfer_s(self, nbytes: Floats, share: Shares | None) -> Floats:
         """Return the seconds, without overhead, for which each rank's message keeps ports busy, shape (P,).
@@ -108,6 +113,10 @@ class LinkTable:
 
     def _find_links(self, dest: IntArray, source: IntArray) -> PeerLinks:
         """Return the links on which each rank sends to `dest` and receives from `source` (two arrays of peers)."""
+        if self.size >= _LEAST_SPARSE and self._fabric is None:
+            senders = np.flatnonzero(dest != NO_PEER)
+            if _SPARSE * len(senders) <= self.size and not (dest[senders] == senders).any():
+                return self._find_sparse_links(dest, source, senders)
         local = dest == self.rank
         sends, receives = (dest != NO_PEER) & ~local, (source != NO_PEER) & (source != self.rank)
         dest_or_self, source_or_self = np.where(sends, dest, self.rank), np.where(receives, source, self.rank)
@@ -134,6 +143,32 @@ class LinkTable:
             shared=() if self._fabric is None else self._fabric.find_shared_links(dest_or_self, far),
         )
 
+    def _find_sparse_links(self, dest: IntArray, source: IntArray, senders: IntArray) -> PeerLinks:
+        """Return the links of the messages that the ranks `senders` send."""
+        to, every = dest[senders], np.ones(len(senders), np.bool_)
+        far = self.node[to] != self.node[senders]
+        near, wide = self.machine.within, self.machine.between
+        return PeerLinks(
+            dest=dest,
+            source=source,
+            dest_index=self._index(to),
+            source_index=senders,
+            sends=every,
+            receives=every,
+            all_send=True,
+            all_receive=True,
+            local=None,
+            far=far if far.any() else None,
+            overhead=_by_link(every, far, near.overhead_s, wide.overhead_s, 0.0),
+            beta=_by_link(every, far, near.beta_s_per_byte, wide.beta_s_per_byte, 0.0),
+            bends=(
+                *((start, _by_link(every, far, change, 0.0, 0.0)) for start, change in near.bends),
+                *((start, _by_link(every, far, 0.0, change, 0.0)) for start, change in wide.bends),
+            ),
+            flight=_by_link(every, far, near.alpha_s - near.overhead_s, wide.alpha_s - wide.overhead_s, NEVER),
+            is_sparse=True,
+        )
+
     def _index(self, ranks: IntArray) -> IntArray:
         """Return the simulated ranks that represent `ranks`."""
         return ranks if self.n == self.size else ranks % self.size
@@ -154,7 +189,8 @@ class LinkTable:
         counts = None if self._never_shares_nic(peers) else self._count_per_nic(peers, sent)
         if counts is not None:
             leaving, entering = counts
-            ends = [(leaving[self.nic], entering[self.nic[peer.dest_index]]) for peer in peers]
+            nics = [(self.nic[peer.source_index] if peer.is_sparse else self.nic, peer) for peer in peers]
+            ends = [(leaving[own], entering[self.nic[peer.dest_index]]) for own, peer in nics]
             shares = [np.maximum(np.maximum(*users), 1) for users in ends]
         fabric = self.machine.fabric
         return shares if fabric is None or not peers else self._add_fabric(fabric, peers, sent, shares)
@@ -171,6 +207,20 @@ class LinkTable:
             counts = count_users(numbers, users, self.size)
             slowest = [np.maximum(s, c / fabric.capacity) for s, c in zip(slowest, counts, strict=True)]
         return slowest
+
+    def sum_shared_bytes(self, peers: Sequence[PeerLinks], nbytes: Sequence[Floats]) -> tuple[Floats, ...]:
+        """Return the bytes of a round on each link between switches, one array per kind of links that nodes share.
+
+        `nbytes` has the bytes that each rank sends in each step. The result is empty if nodes share no links.
+        """
+        if self._fabric is None:
+            return ()
+        sums = [np.zeros(self._fabric.links) for _ in range(self._fabric.kinds)]
+        for peer, sent in zip(peers, nbytes, strict=True):
+            for link, total in zip(peer.shared, sums, strict=True):
+                used = link.number != NO_LINK
+                np.add(total, np.bincount(link.number[used], sent[used], len(total)), out=total)
+        return tuple(sums)
 
     def _never_shares_nic(self, peers: Sequence[PeerLinks]) -> bool:
         """Whether no two ranks share a NIC even if all messages of the round, empty ones too, are sent; cached."""
@@ -189,7 +239,10 @@ class LinkTable:
         for each, is_sent in zip(peers, sent, strict=True):
             if each.far is not None:
                 crosses = each.far & is_sent
-                out |= crosses
+                if each.is_sparse:
+                    out[each.source_index[crosses]] = True
+                else:
+                    out |= crosses
                 into[each.dest_index[crosses]] = True
         nics = int(self.nic[-1]) + 1
         leaving, entering = (np.bincount(self.nic[each], minlength=nics) for each in (out, into))

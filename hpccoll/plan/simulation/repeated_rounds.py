@@ -26,7 +26,7 @@ _SAMPLES = 48
 
 def make_cost_signature(costs: RoundCosts) -> bytes:
     """Return bytes that are equal for rounds whose costs are equal on all simulated ranks."""
-    parts: list[object] = [costs.copying, costs.within, costs.between, costs.messages, costs.accessing]
+    parts: list[object] = [costs.copying, costs.within, costs.between, costs.messages, costs.accessing, *costs.shared]
     for move in costs.moves:
         parts += [move.source_index, move.busy, move.flight, move.receiving, move.reducing]
     if costs.fences is not None:

@@ -37,6 +37,9 @@ class MoveCosts:
     Each rank sends `nbytes`, which keeps its own port busy for `busy` seconds. Each rank receives a message from
     `source` (simulated by rank `source_index`), which is in flight for `flight` (NEVER without a message), keeps the
     port of the rank busy for `receiving`, and is then reduced for `reducing`.
+
+    If `receivers` is given, the arrays but for `source` and `nbytes` have one entry per message, from rank
+    `source_index` to rank `receivers`.
     """
 
     source_index: IntArray
@@ -46,6 +49,7 @@ class MoveCosts:
     receiving: Floats
     reducing: Floats | None
     nbytes: Floats
+    receivers: IntArray | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +84,7 @@ class RoundCosts:
 
     A round of loads and stores has `accessing` (the seconds of each rank) instead of moves; a round of fences has
     `fences`. `uses` counts the rounds that share this object and whose bytes have not been added to the totals yet.
+    `shared` has the bytes on each link between switches, one array per kind of links.
     """
 
     moves: tuple[MoveCosts, ...]
@@ -90,6 +95,7 @@ class RoundCosts:
     uses: int = 0
     accessing: Floats | None = None
     fences: FenceCosts | None = None
+    shared: tuple[Floats, ...] = ()
 
 
 class RoundPricer:
@@ -102,6 +108,7 @@ class RoundPricer:
         self._shared = SharedMemoryPricer(plan, machine, chunk_bytes, self.links)
         self.messages = 0
         self._sums = (np.zeros(represented), np.zeros(represented))
+        self._shared_sums: tuple[Floats, ...] = ()
         self._rounds: dict[tuple[object, ...], tuple[list[Move], RoundCosts]] = {}
 
     def price(self, steps: Sequence[Step]) -> RoundCosts:
@@ -140,6 +147,12 @@ class RoundPricer:
         self._add_up_cached()
         return self._sums
 
+    def find_busiest_shared(self) -> float:
+        """Return the bytes on the busiest link between switches, divided by its bandwidth in NICs; 0 without one."""
+        self._add_up_cached()
+        most = max((float(links.max(initial=0.0)) for links in self._shared_sums), default=0.0)
+        return most / self.machine.fabric.capacity if self.machine.fabric else 0.0
+
     def _add_up_cached(self) -> None:
         """Add the bytes and messages of all cached rounds to the totals and empty the cache."""
         for _, costs in self._rounds.values():
@@ -149,16 +162,17 @@ class RoundPricer:
     def add_repeated(self, costs: RoundCosts, times: int) -> None:
         """Add the bytes and messages of `times` further rounds with the given costs to the totals."""
         within, between = self._sums
-        within += costs.within * times
-        between += costs.between * times
+        within += costs.within if times == 1 else costs.within * times
+        between += costs.between if times == 1 else costs.between * times
         self.messages += costs.messages * times
+        if costs.shared and not self._shared_sums:
+            self._shared_sums = tuple(np.zeros(len(links)) for links in costs.shared)
+        for total, links in zip(self._shared_sums, costs.shared, strict=False):  # none in rounds without messages
+            np.add(total, links * times, out=total)
 
     def _add_bytes(self, costs: RoundCosts) -> None:
         """Add the bytes and messages of all rounds with these costs to the totals."""
-        within, between = self._sums
-        within += costs.within if costs.uses == 1 else costs.within * costs.uses
-        between += costs.between if costs.uses == 1 else costs.between * costs.uses
-        self.messages += costs.messages * costs.uses
+        self.add_repeated(costs, costs.uses)
 
     def _cache_key(self, moves: Sequence[Move], sent: Sequence[ByteCounts]) -> tuple[object, ...] | None:
         """Return a cache key that is equal for rounds of equal costs; None if computing the costs again is cheaper."""
@@ -176,38 +190,50 @@ class RoundPricer:
     def _compute_costs(self, moves: Sequence[Move], sent: Sequence[ByteCounts]) -> RoundCosts:
         """Return the costs of a round of moves; `sent` has the bytes that each rank sends in each move."""
         peers = [self.links.peer_links(move) for move in moves]
-        nbytes = [np.broadcast_to(np.asarray(each, np.float64), (self.size,)) for each in sent]
+        by_rank = [np.broadcast_to(np.asarray(each, np.float64), (self.size,)) for each in sent]
+        nbytes = [b[each.source_index] if each.is_sparse else b for each, b in zip(peers, by_rank, strict=True)]
         sent_masks = [self._sent_mask(each, b) for each, b in zip(peers, nbytes, strict=True)]
         shares = self.links.count_sharers(peers, sent_masks)
         move_costs: list[MoveCosts] = []
         copying: Floats | None = None
         within, between = np.zeros(self.size), np.zeros(self.size)
-        for move, each, b, goes, share in zip(moves, peers, nbytes, sent_masks, shares, strict=True):
-            move_costs.append(self._price_move(move, each, b, goes, share))
+        for k, (move, each, b) in enumerate(zip(moves, peers, nbytes, strict=True)):
+            move_costs.append(self._price_move(move, each, b, by_rank[k], sent_masks[k], shares[k]))
             if each.local is not None:
                 copies = np.where(each.local, b * self.machine.gamma_s_per_byte, 0.0)
                 copying = copies if copying is None else copying + copies
+            senders = each.source_index if each.is_sparse else slice(None)
             crossing = b if each.all_send else b * each.sends
-            within += crossing
+            within[senders] += crossing
             if each.far is not None:
-                between += crossing * each.far
+                between[senders] += crossing * each.far
         within -= between
         messages = sum(int(np.count_nonzero(goes)) for goes in sent_masks)
-        return RoundCosts(tuple(move_costs), copying, within, between, messages)
+        shared = self.links.sum_shared_bytes(peers, by_rank)
+        return RoundCosts(tuple(move_costs), copying, within, between, messages, shared=shared)
 
     def _sent_mask(self, peers: PeerLinks, nbytes: Floats) -> Mask:
         """Return which ranks send a message; empty messages are sent only in barriers."""
         return peers.sends if self.signals or nbytes.min(initial=1) > 0 else peers.sends & (nbytes > 0)
 
-    def _price_move(self, move: Move, peers: PeerLinks, nbytes: Floats, goes: Mask, share: Shares | None) -> MoveCosts:
-        """Return the times of a move; `goes` has the ranks that send, `share` the number of ranks that share a link."""
+    def _price_move(
+        self, move: Move, peers: PeerLinks, nbytes: Floats, by_rank: Floats, goes: Mask, share: Shares | None
+    ) -> MoveCosts:
+        """Return the times of a move.
+
+        `nbytes` has one entry per message if `peers` is sparse, `by_rank` one per rank. `goes` marks the messages that
+        are sent, and `share` has the number of ranks that share a link with each.
+        """
         busy = peers.transfer_s(nbytes, share)
         busy += peers.overhead
         flight, comes = peers.flight, peers.receives
         if goes is not peers.sends:
             busy *= goes
-            comes = comes & goes[peers.source_index]
+            comes = goes if peers.is_sparse else comes & goes[peers.source_index]
             flight = np.where(comes, flight, NEVER)
+        if peers.is_sparse:
+            reducing = self._reducing_seconds(move, peers, nbytes, comes)
+            return MoveCosts(peers.source_index, peers.source, busy, flight, busy, reducing, by_rank, peers.dest_index)
         receiving = busy[peers.source_index]
         if not peers.all_receive:
             receiving *= peers.receives
@@ -219,10 +245,10 @@ class RoundPricer:
         gamma = self.machine.gamma_s_per_byte
         if not gamma or (isinstance(move.op, int) and move.op == Op.COPY):
             return None
-        reducing = nbytes[peers.source_index]
+        reducing = nbytes.copy() if peers.is_sparse else nbytes[peers.source_index]
         reducing *= gamma
         if isinstance(move.op, np.ndarray):
-            reducing *= move.op != Op.COPY
+            reducing *= (move.op[peers.dest_index] if peers.is_sparse else move.op) != Op.COPY
         return reducing if peers.all_receive and comes is peers.receives else reducing * comes
 
 

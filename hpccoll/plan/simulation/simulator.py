@@ -35,7 +35,7 @@ from hpccoll.plan.simulation.repeated_rounds import (
     list_strides,
     make_cost_signature,
 )
-from hpccoll.plan.simulation.round_costs import RoundCosts, RoundPricer
+from hpccoll.plan.simulation.round_costs import MoveCosts, RoundCosts, RoundPricer
 from hpccoll.plan.simulation.symmetry import find_period
 from hpccoll.plan.step import Floats, IntArray
 
@@ -48,6 +48,8 @@ class Simulation:
 
     `clocks_s` has the time at which each rank finishes, without the overhead of the call. `within` has the bytes that
     each rank sends, loads or stores inside its node, and `between` the bytes that the rank sends to other nodes.
+    `busiest_shared` has the bytes on the busiest link between switches, divided by its bandwidth in NICs; it is 0 if
+    nodes share no links.
     `steps` counts the rounds that contain messages, loads or stores; `messages` includes loads and stores; `nbytes` is
     the message size S, as nccl-tests defines it.
     """
@@ -62,6 +64,7 @@ class Simulation:
     within: Floats
     between: Floats
     path: CriticalPath | None
+    busiest_shared: float = 0.0
 
     @property
     def seconds(self) -> float:
@@ -110,7 +113,8 @@ def simulate(
     within, between = run.pricer.sent()
     nbytes = plan.operation.message_bytes(count, itemsize, plan.ranks)
     messages = run.pricer.messages * (plan.ranks // represented)
-    return Simulation(plan, machine, nbytes, len(rounds), run.steps, messages, clocks, within, between, path)
+    busiest = run.pricer.find_busiest_shared()
+    return Simulation(plan, machine, nbytes, len(rounds), run.steps, messages, clocks, within, between, path, busiest)
 
 
 def _list_sizes(plan: Plan, count: Count, chunks: int) -> IntArray:
@@ -260,9 +264,13 @@ def advance_clocks(state: ClockState, costs: RoundCosts, waited_for: MoveNumbers
         return ClockState(clocks, state.port)
     if not costs.moves:
         return state
-    out = done = state.clocks
-    port = state.port
+    out, done, port = state.clocks, state.clocks, state.port
+    if any(move.receivers is not None for move in costs.moves):
+        out, done, port = out.copy(), done.copy(), port.copy()
     for number, move in enumerate(costs.moves, 1):
+        if move.receivers is not None:
+            _carry_messages(out, done, port, move, move.receivers, waited_for, number)
+            continue
         begin = out[move.source_index]
         begin += move.flight
         free = None if waited_for is None else begin >= port  # otherwise the port is busy with an earlier message
@@ -280,3 +288,25 @@ def advance_clocks(state: ClockState, costs: RoundCosts, waited_for: MoveNumbers
     if waited_for is not None:
         waited_for[out > done] = 0
     return ClockState(np.maximum(done, out), port)
+
+
+def _carry_messages(
+    out: Floats,
+    done: Floats,
+    port: Floats,
+    move: MoveCosts,
+    receivers: IntArray,
+    waited_for: MoveNumbers | None,
+    number: int,
+) -> None:
+    """Advance the clocks of the ranks that send and receive the messages of a move that lists them, in place."""
+    begin, busy_until = out[move.source_index] + move.flight, port[receivers]
+    free = begin >= busy_until
+    arrived = np.maximum(begin, busy_until) + move.receiving
+    port[receivers] = arrived
+    if waited_for is not None:
+        waited_for[receivers[free & (arrived > done[receivers])]] = number
+    done[receivers] = np.maximum(done[receivers], arrived)
+    if move.reducing is not None:
+        done[receivers] += move.reducing
+    out[move.source_index] += move.busy

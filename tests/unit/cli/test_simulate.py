@@ -72,6 +72,15 @@ def test_nodes_spread_the_ranks():
         assert (record["between"] > 0) is (nodes > 1)
 
 
+def test_a_chunk_per_rank_has_an_element_by_default_beyond_131072_ranks():
+    names = "all_reduce/swing", "broadcast/chain", "all_reduce/hierarchical_ring"
+    for ranks, sizes in ((2**18, [2**20, 8192, 2**20]), (16, [8192] * 3)):
+        out = run(*names, "--ranks", str(ranks), "--json", "-").stdout
+        assert [json.loads(line)["nbytes"] for line in out.splitlines()[1:]] == sizes
+    with pytest.raises(UsageError, match="too long"):
+        run(names[0], "--ranks", str(2**18), "--size", "8K")
+
+
 def test_full_gives_the_same_of_all_ranks():
     common = ["all_reduce/ring", "--ranks", "24", "--size", "96", "--machine", "summit", "--json", "-"]
     few, every = (json.loads(run(*common, *more).stdout.splitlines()[1]) for more in ([], ["--full"]))

@@ -73,6 +73,7 @@ def test_an_error_of_the_compiler_is_shown(tmp_path):
         compiler.compile_extension(tmp_path / "x.so", options=["-fno-such-option"])
 
 
+@pytest.mark.slow
 def test_the_extension_compiles_for_another_processor(tmp_path):
     """NEON in place of AVX, and the waits without the pause of x86."""
     if find_spec("ziglang") is None:

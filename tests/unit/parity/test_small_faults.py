@@ -43,6 +43,7 @@ def check_case(case):
         return check_parity(comm, case, "dp=1", ParityOptions(steps=STEPS)).summary
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", SMALL)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("wrong_step", [1, STEPS])

@@ -32,6 +32,7 @@ def _never_simulate_all_ranks_instead(monkeypatch):
     monkeypatch.setattr(forecasts, "MOST_UNSYMMETRIC_RANKS", 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", LINEAR, ids=lambda each: each.full_name)
 @pytest.mark.parametrize(("n", "per_node", "nics"), [(1024, 8, 8), (504, 6, 2), (501, 1, 1)])
 def test_equal_to_the_simulation_of_every_rank(monkeypatch, algorithm, n, per_node, nics):

@@ -160,6 +160,7 @@ def test_plans_written_out_are_still_right():
             assert check(acted(script, plan)) == check(plan)
 
 
+@pytest.mark.slow
 def test_check_catches_exactly_what_the_referee_finds_wrong():
     disagreements = [
         f"{m.kind} in {m.plan.name} on {m.plan.ranks}: referee {m.wrong}, check {m.caught}"

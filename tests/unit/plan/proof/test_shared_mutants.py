@@ -291,6 +291,7 @@ def test_what_is_accepted_comes_out_right_in_every_order():
     assert not wrong
 
 
+@pytest.mark.slow
 def test_what_is_refused_goes_wrong_in_some_order():
     judged = [m for m in mutants() if m.refused and not any(words in m.refused for words in WORDS)]
     assert len(judged) >= 500

@@ -215,6 +215,7 @@ def _select_ranks(region: Region, ranks: IntArray, n: int) -> Region:
     return Picks(ids.shape[1], lambda: ids)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("push", [False, True])
 def test_plans_with_many_fences_have_the_results_of_replay(push):
     """A load of one round reads the result of the round before.
