@@ -1,9 +1,9 @@
 """Calls in a row: one line makes many small collectives, such as reducing a vector number by number.
 
 A row is a sequence of calls of one operation from one call site on all ranks. The time between two calls of a row is
-shorter than the calls, and shorter than ten times the usual time between calls there, on one rank at least: a rank that
-loses its core for a moment does not end a row. The cost of the calls in a row is
-what the replay saves if each row is a single call, which takes the time of its first call.
+shorter than their transfers, and shorter than ten times the usual time between calls there, on one rank at least: a
+rank that loses its core for a moment does not end a row. The cost of the calls in a row is what the replay saves if
+each row is a single call, which takes the time of its first call.
 """
 
 from __future__ import annotations
@@ -69,9 +69,9 @@ def find_followers(graph: CallGraph) -> np.ndarray:
     limit = np.zeros(len(graph.rank))
     for site in np.unique(graph.site[continues]):
         at_site = graph.site == site
-        duration_s = float(np.median((graph.end_s - graph.begin_s)[at_site]))
+        transfer_s = float(np.median(graph.transfer_s[at_site]))
         usual_gap_s = float(np.median(graph.gap_s[at_site & continues]))
-        limit[at_site] = min(duration_s, _LONGER_GAP * usual_gap_s)
+        limit[at_site] = min(transfer_s, _LONGER_GAP * usual_gap_s)
     shortest_s = np.full(int(graph.matches.group.max(initial=0)) + 1, np.inf)
     np.minimum.at(shortest_s, graph.matches.group[continues], graph.gap_s[continues])
     return continues & is_small & (shortest_s[graph.matches.group] <= np.maximum(limit, _SHORTEST_S))

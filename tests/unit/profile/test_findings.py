@@ -110,6 +110,14 @@ def test_calls_in_a_row_end_where_all_ranks_compute(late, rows):
     assert found.calls_in_a_row[0].saved_s == pytest.approx((20 - rows) * (REDUCE_S + 1e-6) + lost_s, rel=1e-6)
 
 
+def test_calls_that_wait_for_a_late_rank_are_no_row():
+    builders = [TraceBuilder() for _ in range(RANKS)]
+    for call in range(20):
+        for rank, builder in enumerate(builders):
+            builder.add("all_reduce", call + (0.9 if rank == 2 else 0.1), call + 0.9 + REDUCE_S)
+    assert not explain_profile(make_profile(builders, 20)).calls_in_a_row
+
+
 HOSTS = ("fast", "fast", "slow", "slow")
 
 
