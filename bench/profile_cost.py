@@ -1,8 +1,8 @@
 """Measures by how much `hpccoll profile` lengthens a call: `python bench/profile_cost.py [ddp]`.
 
-The same loop of 8-byte all-reduces on one rank runs with and without the recording, in turns; with `ddp`, backward
-passes of DistributedDataParallel over Gloo do. The smallest times count, because other programs on the machine only
-make times longer.
+A loop of 8-byte all-reduces on one rank runs with and without the recording, in turns. With `ddp`, forward and backward
+passes of DistributedDataParallel over Gloo run in place of the loop. The output has the shortest time of each side,
+because other programs on the machine only make times longer.
 """
 
 from __future__ import annotations

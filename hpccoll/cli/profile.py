@@ -70,24 +70,25 @@ def profile(
     SCRIPT is a Python program that communicates by mpi4py, torch.distributed or hpccoll. The recording changes neither
     its results nor the algorithms of its collectives.
 
-    RECORDING is a directory that `hpccoll profile -o RECORDING SCRIPT` wrote. The command prints how efficient the job
-    was, which ranks are late, and which calls cost the most. Put the options -o FILE.html, --export, --what-if, --apply
-    and --json after RECORDING: `hpccoll profile job.hpccoll --what-if balance`.
+    RECORDING is a directory that `hpccoll profile -o` wrote, a GOAL schedule (NAME.goal), or Chakra execution traces
+    (NAME.et for NAME.0.et, ...). The command prints how efficient the job was, and what costs the most time. Put its
+    options after RECORDING: `hpccoll profile job.hpccoll --what-if balance`.
     """
+    from hpccoll.profile import RecordingOptions, is_readable
+
     given = _list_words({"--export": exports, "--what-if": changes, "--apply": [script], "--json": [json_file]})
-    given += ["--overwrite"] if overwrite else []
-    if is_recording(words[0]) and not is_module:
+    given += ["--overwrite"] * overwrite
+    if is_readable(words[0]) and not is_module:
         more = [*words[1:], *_list_words({"-o": [output]}), *given]
         return _explain(words[0], more) if is_printing_rank() else 0
-    if given:
-        raise UsageError(f"{words[0]}: is no recording, which {given[0]} needs; record it by hpccoll profile")
     directory = output or DIRECTORY
+    if given:
+        remedy = f"hpccoll profile -o {directory} {words[0]}, then hpccoll profile {directory} {given[0]} ..."
+        raise UsageError(f"{words[0]} is no recording, and {given[0]} explains one; record the program by {remedy}")
     if to_s is not None and to_s <= from_s:
         raise UsageError(f"--from {from_s:g} --to {to_s:g} records nothing; give --to a later time")
     if Path(directory).is_file():
         raise UsageError(f"-o {directory}: is a file; name a directory for the recording")
-    from hpccoll.profile import RecordingOptions
-
     return _record(words, RecordingOptions(directory, from_s, to_s, every), is_module=is_module, drop_in=drop_in)
 
 
@@ -114,13 +115,6 @@ def _record(words: Sequence[str], options: RecordingOptions, *, is_module: bool,
     return 0
 
 
-def is_recording(path: str) -> bool:
-    """Whether a path is a directory with the files of a profile."""
-    from hpccoll.profile import NAMES_SUFFIX
-
-    return Path(path).is_dir() and any(Path(path).glob(f"rank-*{NAMES_SUFFIX}"))
-
-
 @click.command()
 @click.option("-o", "--output", metavar="FILE.html", help="Write the page there.")
 @click.option(
@@ -139,12 +133,12 @@ def explain(
     from hpccoll.atomic_files import write_atomically
     from hpccoll.cli.run_record import write_serial_records
     from hpccoll.measure.results.output_file import explain_write_errors
-    from hpccoll.profile import explain_profile, format_screen, read_profile
+    from hpccoll.profile import explain_profile, format_screen, read_recording
     from hpccoll.profile.explanation_records import make_records
     from hpccoll.profile.exports import export_profile
     from hpccoll.profile.what_if import DEFAULT_CHANGES, WhatIf, format_configuration
 
-    explanation = explain_profile(read_profile(click.get_current_context().obj))
+    explanation = explain_profile(read_recording(click.get_current_context().obj))
     what_if = WhatIf(explanation.graph) if changes or script else None
     wanted = [each for change in changes for each in (DEFAULT_CHANGES if change == "default" else (change,))]
     predictions = what_if.predict(wanted) if what_if else []

@@ -26,7 +26,8 @@ from hpccoll.errors import UsageError
 def replay(recording: str, engines: str, spin: bool, no_compute: bool, iterations: int, anonymous: str | None) -> int:
     """Run the communication of a recorded job with several engines, in turns.
 
-    RECORDING is a directory that `hpccoll profile -o` wrote, from a job with as many ranks as this one. Where the
+    RECORDING is a directory that `hpccoll profile -o` wrote, a GOAL schedule (.goal) or the Chakra execution traces
+    NAME.RANK.et, given as NAME.et, of a job with as many ranks as this one. Where the
     program computed, ranks sleep for the recorded time. The engines carry out the collectives; messages between two
     ranks go through MPI.
     """
@@ -37,13 +38,13 @@ def replay(recording: str, engines: str, spin: bool, no_compute: bool, iteration
             write_anonymous(recording, anonymous)
             print_text(f"{anonymous}: {recording} without names of files, functions and hosts")
         return 0
-    from hpccoll.profile import read_profile
+    from hpccoll.profile import read_recording
     from hpccoll.profile.benchmark import ReplayBenchmark
     from hpccoll.profile.dependencies import build_graph
 
     if spin and no_compute:
         raise UsageError("--spin and --no-compute exclude each other; leave one of them out")
-    graph = build_graph(read_profile(recording))
+    graph = build_graph(read_recording(recording))
     benchmark = ReplayBenchmark(graph, engines.split(","), spins=spin, computes=not no_compute)
     times = benchmark.run(iterations)
     benchmark.close()

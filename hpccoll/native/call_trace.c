@@ -164,7 +164,8 @@ TraceSite *find_trace_site(CallTraceObject *trace) {
 
 // Returns the MPI handle of an object of mpi4py, or the address of another object.
 int64_t read_handle(PyObject *object) {
-    PyObject *handle = PyObject_GetAttr(object, handle_name);
+    // Objects of torch have no handle; a failed PyObject_GetAttr would make an exception for each of them.
+    PyObject *handle = _PyType_Lookup(Py_TYPE(object), handle_name) ? PyObject_GetAttr(object, handle_name) : NULL;
     int64_t value = handle && PyLong_Check(handle) ? (int64_t)PyLong_AsUnsignedLongLongMask(handle) : (int64_t)(intptr_t)object;
     Py_XDECREF(handle);
     PyErr_Clear();

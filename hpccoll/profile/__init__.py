@@ -1,9 +1,9 @@
 """`hpccoll profile`: records an unmodified program's communication, explains its cost, and predicts what would help.
 
-layout.py describes the files. recorder.py and instrumentation.py write them, load.py reads them. dependencies.py finds
-for how long each call waits for other ranks; replay.py simulates the job. efficiency.py, lateness.py and bursts.py
-explain the times, and screen.py prints them. Each name is imported at its first use, because a program that only
-records needs none of the readers.
+layout.py describes the files; recorder.py and instrumentation.py write them, and load.py reads them. goal_reader.py and
+chakra_reader.py read traces of other tools. dependencies.py finds for how long each call waits for other ranks, and
+replay.py simulates the job. efficiency.py, lateness.py, slow_links.py and calls_in_a_row.py explain the times, and
+screen.py prints them. Each name is imported at its first use, because a program that only records needs no reader.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from hpccoll.profile.layout import NAMES_SUFFIX
     from hpccoll.profile.load import JobProfile, read_profile
     from hpccoll.profile.program import run_program
+    from hpccoll.profile.reading import is_readable, read_recording
     from hpccoll.profile.recorder import RecordingOptions
     from hpccoll.profile.screen import format_screen
 
@@ -26,7 +27,9 @@ __all__ = [
     "RecordingOptions",
     "explain_profile",
     "format_screen",
+    "is_readable",
     "read_profile",
+    "read_recording",
     "run_program",
 ]
 _FILES = {
@@ -36,7 +39,9 @@ _FILES = {
     "RecordingOptions": "recorder",
     "explain_profile": "explanation",
     "format_screen": "screen",
+    "is_readable": "reading",
     "read_profile": "load",
+    "read_recording": "reading",
     "run_program": "program",
 }
 

@@ -15,8 +15,8 @@ from hpccoll.plan import IntArray
 from hpccoll.profile.dependencies import CallGraph
 
 _VERSION: Final = "1.1.0-chakra.0.0.4"
-_COMPUTATION, _SEND, _RECEIVE, _COLLECTIVE = 4, 5, 6, 7  # node types
-_COLLECTIVES: Final = {
+COMPUTATION, SEND, RECEIVE, COLLECTIVE = 4, 5, 6, 7  # node types
+COLLECTIVES: Final = {
     "all_reduce": 0, "reduce": 1, "all_gather": 2, "gather": 3, "scatter": 4, "broadcast": 5, "all_to_all": 6,
     "reduce_scatter": 7, "barrier": 9,
 }  # fmt: skip
@@ -32,7 +32,7 @@ def encode_execution_trace(graph: CallGraph, rank: int) -> bytes:
         begin_us, gap_us = 1e6 * (float(graph.begin_s[call]) - origin), 1e6 * float(graph.gap_s[call])
         if gap_us > 0:
             number += 1
-            messages.append(_encode_node(number, "computation", _COMPUTATION, begin_us - gap_us, gap_us, b""))
+            messages.append(_encode_node(number, "computation", COMPUTATION, begin_us - gap_us, gap_us, b""))
         duration_us = 1e6 * float(graph.end_s[call] - graph.begin_s[call])
         for name, kind, attributes in _describe_call(graph, call, senders):
             number += 1
@@ -46,14 +46,15 @@ def _describe_call(graph: CallGraph, call: int, senders: IntArray) -> list[tuple
     A message is received in the call that completes its receive; a sendrecv has two nodes.
     """
     name = graph.operations[graph.op[call]]
-    if name in _COLLECTIVES:
-        collective = _encode_attribute("comm_type", _INT64, _COLLECTIVES[name])
+    if name in COLLECTIVES:
+        collective = _encode_attribute("comm_type", _INT64, COLLECTIVES[name])
         size = _encode_attribute("comm_size", _INT64, max(int(graph.nbytes[call]), 0))
         group = _encode_attribute("pg_name", _STRING, str(int(graph.comm[call])))
-        return [(name, _COLLECTIVE, collective + size + group)] if graph.matches.instance[call] >= 0 else []
+        root = _encode_attribute("root", _INT64, int(graph.root[call])) if graph.root[call] >= 0 else b""
+        return [(name, COLLECTIVE, collective + size + group + root)] if graph.matches.instance[call] >= 0 else []
     nodes = []
     for verb, kind, message in (
-        ("send", _SEND, int(graph.matches.sent[call])), ("recv", _RECEIVE, int(graph.matches.received[call])),
+        ("send", SEND, int(graph.matches.sent[call])), ("recv", RECEIVE, int(graph.matches.received[call])),
     ):  # fmt: skip
         if message >= 0:
             send = senders[message]
@@ -72,7 +73,7 @@ def _encode_node(number: int, name: str, kind: int, begin_us: float, duration_us
     if number > 1:
         fields.append(_encode_bytes(5, _encode_varint(number - 1)))  # data_deps, a packed list
     fields += [_encode_number(6, max(round(begin_us), 0)), _encode_number(7, round(duration_us)), attributes]
-    fields.append(_encode_attribute("is_cpu_op", _BOOL, int(kind == _COMPUTATION)))
+    fields.append(_encode_attribute("is_cpu_op", _BOOL, int(kind == COMPUTATION)))
     return b"".join(fields)
 
 

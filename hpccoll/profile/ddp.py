@@ -22,6 +22,7 @@ from hpccoll.profile.recorder import ProfileRecorder, measure_buffer
 from hpccoll.torch.compilation import exempt_from_compilation, exempt_functions
 
 _NO_BACKWARD_PASS = -1
+_COMPLETE_MORE = int(EntryFlag.COMPLETE | EntryFlag.MORE)
 
 
 @exempt_from_compilation
@@ -44,10 +45,11 @@ class BackwardWaits:
         number = torch._C._current_graph_task_id()  # noqa: SLF001 - torch has no public name
         if number == _NO_BACKWARD_PASS:
             return
-        if number not in self._works:
-            self._works[number] = []
+        works = self._works.get(number)
+        if works is None:
+            works = self._works[number] = []
             _queue_callback(partial(self._begin, number))
-        self._works[number].append(work)
+        works.append(work)
 
     def _begin(self, number: int) -> None:
         """Take the time before the wait, and the time after it by a callback behind that of DistributedDataParallel."""
@@ -55,12 +57,10 @@ class BackwardWaits:
 
     def _end(self, number: int, begin_ns: int) -> None:
         """Write an entry per operation, all with the times of the wait."""
-        end_ns, flags = time.perf_counter_ns(), EntryFlag.COMPLETE
+        end_ns, flags, trace = time.perf_counter_ns(), int(EntryFlag.COMPLETE), self._trace
         for work in self._works.pop(number):
-            self._trace.write(
-                self._code, begin_ns, end_ns, 0, id(work), 0, NOT_GIVEN, 0, self._trace.last_site_id, flags
-            )
-            flags = EntryFlag.COMPLETE | EntryFlag.MORE
+            trace.write(self._code, begin_ns, end_ns, 0, id(work), 0, NOT_GIVEN, 0, trace.last_site_id, flags)
+            flags = _COMPLETE_MORE
 
 
 @exempt_from_compilation
@@ -74,7 +74,7 @@ class ReducerGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     def __init__(self, group: Any, waits: BackwardWaits) -> None:
         super().__init__(group.rank(), group.size())
-        self._group, self._waits = group, waits
+        self._group, self._allreduce, self._add_wait = group, group.allreduce, waits.add
         for device in group._device_types:  # noqa: SLF001 - torch has no public name
             backend = group._get_backend(device)  # noqa: SLF001
             kind = getattr(dist.ProcessGroup.BackendType, backend.name().upper(), dist.ProcessGroup.BackendType.CUSTOM)
@@ -82,8 +82,8 @@ class ReducerGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     def allreduce(self, *args: Any) -> Any:
         """Begin an all-reduce of the original group, for which torch waits at the end of the backward pass."""
-        work = self._group.allreduce(*args)
-        self._waits.add(work)
+        work = self._allreduce(*args)
+        self._add_wait(work)
         return work
 
     def broadcast(self, *args: Any) -> Any:

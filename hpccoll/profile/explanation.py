@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hpccoll.profile.bursts import SplitCall, find_split_calls
+from hpccoll.profile.calls_in_a_row import CallsInARow, find_calls_in_a_row
 from hpccoll.profile.dependencies import CallGraph, build_graph
 from hpccoll.profile.efficiency import Efficiencies, compute_efficiencies
 from hpccoll.profile.lateness import LateNode, LateRank, find_late_nodes, find_late_ranks
 from hpccoll.profile.load import JobProfile
-from hpccoll.profile.slow_links import SlowLink, find_slow_links
+from hpccoll.profile.slow_links import SlowLink, SlowNode, find_slow_links, find_slow_nodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +36,9 @@ class Explanation:
         efficiencies: the parallel efficiency and its factors, from 0 to 1.
         late: the ranks for which other ranks wait, the most costly first.
         late_nodes: the nodes of which all ranks are late, the most costly first.
-        split: the call sites whose many small calls could be joined, the most costly first.
-        links: the pairs of ranks whose messages are slower than those of other pairs, the most costly first.
+        calls_in_a_row: the call sites whose many small calls could be joined, the most costly first.
+        slow_nodes: the nodes whose messages are slower than those of other nodes, the most costly first.
+        links: the other pairs of ranks whose messages are slower than those of other pairs, the most costly first.
         sites: the time in calls from each call site, the most expensive first.
     """
 
@@ -46,7 +47,8 @@ class Explanation:
     efficiencies: Efficiencies
     late: tuple[LateRank, ...]
     late_nodes: tuple[LateNode, ...]
-    split: tuple[SplitCall, ...]
+    calls_in_a_row: tuple[CallsInARow, ...]
+    slow_nodes: tuple[SlowNode, ...]
     links: tuple[SlowLink, ...]
     sites: tuple[SiteCost, ...]
 
@@ -54,9 +56,11 @@ class Explanation:
 def explain_profile(profile: JobProfile) -> Explanation:
     """Analyse a profile and return the results."""
     graph = build_graph(profile)
+    slow_nodes = tuple(find_slow_nodes(graph))
     return Explanation(
         profile, graph, compute_efficiencies(graph), tuple(find_late_ranks(graph)), tuple(find_late_nodes(graph)),
-        tuple(find_split_calls(graph)), tuple(find_slow_links(graph)), tuple(rank_sites(graph)),
+        tuple(find_calls_in_a_row(graph)), slow_nodes, tuple(find_slow_links(graph, slow_nodes)),
+        tuple(rank_sites(graph)),
     )  # fmt: skip
 
 

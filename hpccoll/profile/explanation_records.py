@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from hpccoll.profile.bursts import SplitCall
+from hpccoll.profile.calls_in_a_row import CallsInARow
 from hpccoll.profile.explanation import Explanation
 from hpccoll.profile.lateness import Lateness, LateRank
 from hpccoll.profile.load import JobProfile
 from hpccoll.profile.placement import Placement
 from hpccoll.profile.screen import Cause, list_findings
+from hpccoll.profile.slow_links import SlowNode
 from hpccoll.profile.what_if import Prediction
 from hpccoll.records import (
     ProfileFindingRecord,
@@ -69,13 +70,19 @@ def _describe_cause(profile: JobProfile, cause: Cause) -> dict[str, Any]:
             else {"cause": "late_node", "node_ranks": cause.ranks}
         )  # fmt: skip
         return fields | {
-            "node": cause.host, "reason": cause.kind.name.lower(), "last_share": cause.last_share, "calls": cause.calls,
-            "op": cause.operation, "site": None if cause.site < 0 else _make_site(profile, cause.site),
+            "node": cause.host, "lateness": cause.kind.name.lower(), "last_share": cause.last_share,
+            "calls": cause.calls, "op": cause.operation,
+            "site": None if cause.site < 0 else _make_site(profile, cause.site),
         }  # fmt: skip
-    if isinstance(cause, SplitCall):
+    if isinstance(cause, CallsInARow):
         return {
             "cause": "calls_in_a_row", "op": cause.operation, "site": _make_site(profile, cause.site),
             "calls": cause.calls, "nbytes": cause.nbytes,
+        }  # fmt: skip
+    if isinstance(cause, SlowNode):
+        return {
+            "cause": "slow_link", "node": cause.host, "node_ranks": cause.ranks, "calls": cause.messages,
+            "nbytes": cause.nbytes,
         }  # fmt: skip
     node, dest_node = (profile.ranks[rank].host for rank in (cause.source, cause.dest))
     return {

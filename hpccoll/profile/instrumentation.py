@@ -24,6 +24,7 @@ from hpccoll.profile.recorder import ProfileRecorder, RecordingOptions
 from hpccoll.profile.traced_methods import TracedMethod, list_methods
 
 _MPI, _OWN, _DROP_IN, _TORCH = "mpi4py.MPI", "hpccoll.communicator", "hpccoll.mpi4py.communicators", "torch.distributed"
+_CLOCK_LIMIT_S = 2.5  # per round of HCA3, because the exchanges of slow networks would take minutes
 _OWN_GROUPS, _OWN_WORKS = "hpccoll.torch.group_operations", "hpccoll.torch.work"
 
 
@@ -132,6 +133,7 @@ class Instrumentation:
         if self.recorder is None:
             return
         from hpccoll.profile.ddp import record_ddp
+        from hpccoll.profile.functional import record_functional
 
         classes, works = [module.ProcessGroup], [module.Work]
         if _OWN_GROUPS in sys.modules:
@@ -145,6 +147,7 @@ class Instrumentation:
             self._traces_torch = True
             _replace_functions(self.recorder, module)
             record_ddp(self.recorder.trace, _find_wait())
+            record_functional(functools.partial(make_traced, self.recorder))
             for work in works[1:]:
                 self._leave_work()  # whose methods TorchWork calls
                 _trace_futures(self.recorder, work)
@@ -204,7 +207,8 @@ def _replace_functions(recorder: ProfileRecorder, module: ModuleType) -> None:
 def _keep_inherited(cls: type) -> None:
     """Give the Python subclasses of a class of torch the methods that they inherit, before these are replaced.
 
-    Torch takes a replaced method of a subclass for an override, and calls it where the method calls torch.
+    Otherwise, the subclasses would inherit the replacement, which torch takes for an override by the subclass: a call
+    would lead from the replacement to torch's own method, and from there back to the replacement, without end.
     """
     names = {method.name for method in list_methods()} & vars(cls).keys()
     for name in (name for name in names if type(vars(cls)[name]) is not TracedCall):
@@ -295,7 +299,7 @@ def _set_job_clock(recorder: ProfileRecorder, world: Any) -> None:
     from hpccoll.measure.clock import JobClock
     from hpccoll.runtime import job
 
-    clock = JobClock(world, job.detect_layout(world), None)
+    clock = JobClock(world, job.detect_layout(world), None, limit_s=_CLOCK_LIMIT_S)
     recorder.set_clock(clock.current.model, clock.error_s)
 
 

@@ -1,4 +1,4 @@
-"""Ranks and nodes that others wait for: how often each arrives last, its cost, and the likely kind of reason.
+"""Ranks and nodes that others wait for: how often each arrives last, its cost, and the likely kind of lateness.
 
 The cost of a late rank is the run time that the replay saves if the rank computes before each call no longer than the
 median of the other ranks does before the same call of theirs. A node is late if all of its ranks are, compared with the
@@ -19,15 +19,15 @@ from hpccoll.profile.dependencies import CallGraph
 from hpccoll.profile.placement import Placement
 from hpccoll.profile.replay import replay_job
 
-_LONGER: Final = 1.1  # times the expected gap, from which on a gap counts as longer
-_LASTING_SHARE: Final = 0.6  # of the computing time before which a rank is longer, above which it always is
-_BLOCKED_SHARE: Final = 0.5  # of the excess time, in gaps in which the rank gave up its core
-_MOST_RANKS: Final = 8  # or nodes, whose cost is replayed
-_EVEN_SHARE: Final = 0.5  # of the largest excess of a node's ranks, which all of them have if the node is late
+_LONGER: Final = 1.1  # a gap counts as longer above this multiple of the expected gap
+_LASTING_SHARE: Final = 0.6  # an imbalance, if gaps with at least this share of the expected time are longer
+_BLOCKED_SHARE: Final = 0.5  # outside of communication, if gaps without a core have this share of the excess time
+_MOST_RANKS: Final = 8  # the cost of at most so many ranks, and of as many nodes, is replayed
+_EVEN_SHARE: Final = 0.5  # each rank of a late node has at least this share of the largest excess among them
 
 
 class LatenessKind(Enum):
-    """The likely kind of reason of a late rank or node."""
+    """The likely kind of lateness of a rank or node."""
 
     IMBALANCE = "in most iterations: more work than the others, or a slow core"
     OUTSIDE = "after waits outside of communication, such as input and output"
@@ -36,11 +36,11 @@ class LatenessKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Lateness:
-    """Ranks of a host for which others wait, at the call site and operation where they wait the most.
+    """Ranks of one node for which others wait, at the call site and operation where they wait the most.
 
-    `saved_s` is the run time that would be saved if the ranks were as fast as the others. `calls` counts calls of the
-    operation at the site that wait for these ranks or, for collectives, for any rank; one of these ranks arrives last
-    in the share `last_share` of them.
+    `host` is the host name of the node. `saved_s` is the run time that would be saved if the ranks were as fast as the
+    others. `calls` counts calls of the operation at the site that wait for these ranks or, for collectives, for any
+    rank; one of these ranks arrives last in the share `last_share` of them.
     """
 
     ranks: tuple[int, ...]
@@ -119,7 +119,7 @@ def _list_late(
 
 
 def _classify(graph: CallGraph, ranks: tuple[int, ...], expected: Floats) -> LatenessKind:
-    """Return the likely kind of reason for which ranks compute longer than expected."""
+    """Return the likely kind of lateness of ranks that compute longer than expected."""
     own, excess = np.isin(graph.rank, ranks), np.maximum(graph.gap_s - expected, 0.0)
     longer = own & (graph.gap_s > _LONGER * expected)
     if expected[longer].sum() >= _LASTING_SHARE * expected[own].sum():
@@ -159,8 +159,8 @@ def _count_last(graph: CallGraph, ranks: tuple[int, ...], site: int, op: int) ->
 def expect_gaps(graph: CallGraph, nodes: Sequence[int] | None = None) -> Floats:
     """Return, for each call, the median gap of the other ranks before their call of the same site and ordinal number.
 
-    Where fewer than two other ranks have such a call, this is the call's own gap. If `nodes` has the node of each rank,
-    the other ranks are those of other nodes.
+    If `nodes` has the node of each rank, the other ranks are those of other nodes. Where fewer than two of them have
+    such a call, this is the call's own gap; if there is only one other rank, it is enough that this one has the call.
     """
     ranks, row = len(graph.start_s), _number_same_calls(graph)
     table = np.full((row.max() + 1, ranks), np.nan)

@@ -21,14 +21,14 @@ _MOST_BYTES: Final = 2**30
 
 @dataclass(frozen=True, slots=True, order=True)
 class CallSite:
-    """A line of the program that communicates."""
+    """A line of the program that communicates; line 0 stands for a trace without lines."""
 
     file: str
     line: int
     function: str
 
     def __str__(self) -> str:
-        return f"{Path(self.file).name}:{self.line}"
+        return f"{Path(self.file).name}:{self.line}" if self.line else Path(self.file).name
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +64,8 @@ class JobProfile:
         names, operations: of the codes of entries: the method, and hpccoll's name of the operation.
         argv: the command line of the program.
         clock_error_s: the largest possible error of a comparison of two ranks' times.
+        problems: what is missing, in sentences.
+        algorithms: those that the user has chosen for the drop-in, in the form of HPCCOLL_MPI4PY_ALGORITHMS.
     """
 
     ranks: tuple[RecordedRank, ...]
@@ -74,6 +76,7 @@ class JobProfile:
     argv: tuple[str, ...]
     clock_error_s: float
     problems: tuple[str, ...] = ()
+    algorithms: str = ""
 
     @property
     def size(self) -> int:
@@ -116,6 +119,7 @@ def read_profile(directory: str) -> JobProfile:
         ranks, tuple(numbering.sites), tuple(members for members, _ in numbering.comms), tuple(first.program["names"]),
         tuple(first.program["operations"]), tuple(first.program["argv"]),
         max(table.clock_error_s for table in tables.values()), tuple(problems),
+        str(first.program.get("algorithms", "")),
     )  # fmt: skip
 
 

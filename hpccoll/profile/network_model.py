@@ -9,7 +9,7 @@ it keeps its own noise.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -17,10 +17,12 @@ from numpy.typing import NDArray
 
 from hpccoll.algorithms import get_algorithm, list_algorithm_names
 from hpccoll.errors import HpccollError
+from hpccoll.mpi4py.configuration import AUTO, AlgorithmChoice, read_choices
 from hpccoll.plan import Floats, IntArray, Link, Machine, Operation
 from hpccoll.predict.forecast import forecast
 from hpccoll.profile.dependencies import CallGraph
 from hpccoll.profile.placement import Placement
+from hpccoll.selection import MPI_LIBRARY
 
 _FIRST_ALPHA_S, _FIRST_BETA = 2e-6, 2e-10  # with which the fit first chooses algorithms
 _LEAST = (1e-9, 1e-13)  # alpha and beta of the fastest network that a fit returns
@@ -28,7 +30,7 @@ _BLOCKS = frozenset({"all_gather", "gather"})  # whose message size is that of a
 
 
 @dataclass(frozen=True, slots=True)
-class MessageClass:
+class ModelledTransfer:
     """Transfers that take equally long: the operation, the ranks of its communicator, and the message size in bytes.
 
     `per_node` is the number of consecutive ranks of the communicator that share a node; of a message between two ranks,
@@ -42,14 +44,14 @@ class MessageClass:
 
 
 @dataclass(frozen=True, slots=True)
-class TransferKinds:
-    """The kind of each call as an index of `kinds`; -1: the call has no transfer on the network."""
+class JobTransfers:
+    """The kinds of a job's transfers; `index` has that of each call, or -1 if a call moves nothing."""
 
-    kinds: tuple[MessageClass, ...]
+    kinds: tuple[ModelledTransfer, ...]
     index: IntArray
 
 
-def classify_transfers(graph: CallGraph, placement: Placement | None = None) -> TransferKinds:
+def classify_transfers(graph: CallGraph, placement: Placement | None = None) -> JobTransfers:
     """Return the kind of the transfer of each call; a wait has the kind of the operation that it completes.
 
     `placement` is None for the recorded one.
@@ -65,25 +67,25 @@ def classify_transfers(graph: CallGraph, placement: Placement | None = None) -> 
     op[instance[is_own]] = graph.op[is_own]
     groups = [members or tuple(range(graph.profile.size)) for members in (*graph.profile.comms, ())]  # -1: all ranks
     per_node = [placement.count_per_node(members) for members in groups]
-    are_near, numbers = _find_near_messages(graph, placement, count), dict[MessageClass, int]()
+    are_within, numbers = _find_messages_within_nodes(graph, placement, count), dict[ModelledTransfer, int]()
     index = np.full(len(instance), -1)
     for call in np.flatnonzero(inside & (graph.transfer_s > 0)).tolist():
         number = instance[call]
         operation = _choose_modelled_operation(graph.operations[op[number]])
-        ranks, near = len(groups[comm[number]]), per_node[comm[number]]
+        ranks, shared = len(groups[comm[number]]), per_node[comm[number]]
         size = int(nbytes[number]) * (ranks if operation in _BLOCKS else 1)
-        kind = MessageClass(operation, ranks, size, int(are_near[number]) + 1 if operation == "send" else near)
+        kind = ModelledTransfer(operation, ranks, size, int(are_within[number]) + 1 if operation == "send" else shared)
         index[call] = numbers.setdefault(kind, len(numbers))
-    return TransferKinds(tuple(numbers), index)
+    return JobTransfers(tuple(numbers), index)
 
 
-def _find_near_messages(graph: CallGraph, placement: Placement, count: int) -> NDArray[np.bool_]:
+def _find_messages_within_nodes(graph: CallGraph, placement: Placement, count: int) -> NDArray[np.bool_]:
     """Return whether each message is between two ranks of a node, by its number; false for collectives."""
-    sender, are_near = graph.matches.find_senders(), np.zeros(count, bool)
+    sender, are_within = graph.matches.find_senders(), np.zeros(count, bool)
     number = np.flatnonzero(sender >= 0)
     nodes, source, dest = np.array(placement.nodes), graph.rank[sender[number]], graph.dest[sender[number]]
-    are_near[number] = (dest >= 0) & (nodes[source] == nodes[dest])
-    return are_near
+    are_within[number] = (dest >= 0) & (nodes[source] == nodes[dest])
+    return are_within
 
 
 def _choose_modelled_operation(name: str) -> str:
@@ -97,17 +99,27 @@ def _choose_modelled_operation(name: str) -> str:
 class NetworkModel:
     """A network by alpha (seconds per message) and beta (seconds per byte), or a machine model.
 
-    `within` is the link between two ranks of a node, if it differs from that between nodes. `algorithms` are names by
-    operation; other operations use the fastest algorithm of the model.
+    `within` is the link between two ranks of a node, if it differs from that between nodes. `choices` are algorithms by
+    operation and size; of several choices, the last one holds. Other transfers use the fastest algorithm of the model.
     """
 
     alpha_s: float
     beta_s_per_byte: float
     within: Link | None = None
     machine: Machine | None = None
-    algorithms: dict[str, str] = field(default_factory=dict)
+    choices: tuple[AlgorithmChoice, ...] = ()
 
-    def make_machine(self, kind: MessageClass) -> Machine:
+    def find_algorithm(self, kind: ModelledTransfer) -> str | None:
+        """Return the algorithm that was chosen for a kind of transfers; None for the fastest one."""
+        chosen = (
+            choice.algorithm
+            for choice in reversed(self.choices)
+            if choice.operation.value == kind.operation and choice.includes(kind.nbytes)
+        )
+        name = next(chosen, AUTO)
+        return None if name in (AUTO, MPI_LIBRARY) else name
+
+    def make_machine(self, kind: ModelledTransfer) -> Machine:
         """Return the machine model for a kind of transfers."""
         if self.machine is not None:
             return self.machine.with_ranks_per_node(kind.per_node)
@@ -116,17 +128,17 @@ class NetworkModel:
         between = Link.one_port(self.alpha_s, self.beta_s_per_byte)
         return Machine("recorded", kind.per_node, self.within, between, 1, 0.0)
 
-    def predict_s(self, kind: MessageClass) -> float:
+    def predict_s(self, kind: ModelledTransfer) -> float:
         """Return the modelled time of a transfer."""
         machine = self.make_machine(kind)
         if kind.operation == "send" or kind.ranks < 2:
             link = machine.within if kind.per_node > 1 else machine.between
             return link.alpha_s + float(link.transfer_s(np.array([float(kind.nbytes)]))[0])
-        named = self.algorithms.get(kind.operation)
+        named = self.find_algorithm(kind)
         return simulate_kind(kind, machine, named) if named else find_fastest(kind, machine)[1]
 
 
-def find_fastest(kind: MessageClass, machine: Machine) -> tuple[str, float]:
+def find_fastest(kind: ModelledTransfer, machine: Machine) -> tuple[str, float]:
     """Return the name of the fastest algorithm of messages for a transfer, and its simulated seconds."""
     operation = Operation(kind.operation)
     found = []
@@ -141,40 +153,67 @@ def find_fastest(kind: MessageClass, machine: Machine) -> tuple[str, float]:
 
 
 @lru_cache(maxsize=4096)
-def simulate_kind(kind: MessageClass, machine: Machine, algorithm: str) -> float:
+def simulate_kind(kind: ModelledTransfer, machine: Machine, algorithm: str) -> float:
     """Return the simulated seconds of an algorithm for a transfer."""
     operation = Operation(kind.operation)
     return forecast(get_algorithm(operation, algorithm), kind.ranks, machine, max(kind.nbytes, 4)).seconds
 
 
-def fit_network(graph: CallGraph, transfers: TransferKinds, placement: Placement) -> NetworkModel:
-    """Return the network whose modelled transfers come closest to the recorded medians, as relative errors.
+def fit_network(graph: CallGraph, transfers: JobTransfers, placement: Placement) -> NetworkModel:
+    """Return the network whose modelled transfers come closest to the recorded ones, as relative errors.
 
-    The transfer of a message is that of its receive, because a send may end when the message is in a buffer.
+    A kind of transfers counts by its share of the time of all transfers; the sum of all modelled transfers is the
+    recorded sum. Collectives take the algorithms that the user has chosen for the drop-in, or else the fastest ones.
 
     Cost: simulations of each algorithm for each kind of transfer.
     """
     from scipy.optimize import nnls
 
     has_levels = placement.count > 1 and any(kind.per_node > 1 for kind in transfers.kinds)
-    rows, seconds = [], []
-    receives = graph.matches.received >= 0
+    choices, recorded = tuple(read_choices(graph.profile.algorithms)), measure_transfers(graph, transfers)
+    used = [
+        (kind, measured) for kind, measured in zip(transfers.kinds, recorded, strict=True)
+        if measured.seconds > 0 and kind.ranks > 1
+    ]  # fmt: skip
+    if not used:
+        return NetworkModel(_FIRST_ALPHA_S, _FIRST_BETA, choices=choices)
+    weights = np.sqrt([measured.seconds * measured.count for _, measured in used])
+    costs = [_count_costs(kind, choices, has_levels=has_levels) for kind, _ in used]
+    rows = np.array(costs) / np.array([[measured.seconds] for _, measured in used])
+    fitted = nnls(rows * weights[:, np.newaxis], weights)[0]
+    fitted *= (weights**2).sum() / max(float(weights**2 @ (rows @ fitted)), _LEAST[0])
+    alpha_s, beta, *within = (max(value, least) for value, least in zip(fitted.tolist(), _LEAST * 2, strict=False))
+    return NetworkModel(alpha_s, beta, Link.one_port(*within) if within else None, choices=choices)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedTransfer:
+    """The mean time of `count` recorded transfers of one kind."""
+
+    seconds: float
+    count: int
+
+
+def measure_transfers(graph: CallGraph, transfers: JobTransfers) -> list[RecordedTransfer]:
+    """Return the recorded time of each kind of transfers.
+
+    A collective takes the longest transfer of its ranks, because a plan is simulated until its last rank ends. A
+    message takes the transfer of its receive, because a send may end when the message is in a buffer.
+    """
+    recorded, instance, receives = [], graph.matches.instance, graph.matches.received >= 0
+    longest = np.zeros(int(instance.max(initial=-1)) + 1)
     for number, kind in enumerate(transfers.kinds):
-        calls = transfers.index == number
-        calls = calls & receives if (calls & receives).any() else calls
-        measured = float(np.median(graph.transfer_s[calls]))
-        if measured > 0 and kind.ranks > 1:
-            rows.append([cost / measured for cost in _count_costs(kind, has_levels=has_levels)])
-            seconds.append(1.0)
-    if not rows:
-        return NetworkModel(_FIRST_ALPHA_S, _FIRST_BETA)
-    fitted = nnls(np.array(rows), np.array(seconds))[0].tolist()
-    alpha_s, beta, *near = (max(value, least) for value, least in zip(fitted, _LEAST * 2, strict=False))
-    return NetworkModel(alpha_s, beta, Link.one_port(*near) if near else None)
+        calls = np.flatnonzero(transfers.index == number)
+        if kind.operation == "send" and receives[calls].any():
+            calls = calls[receives[calls]]
+        np.maximum.at(longest, instance[calls], graph.transfer_s[calls])
+        own = np.unique(instance[calls])
+        recorded.append(RecordedTransfer(float(longest[own].mean()), len(own)))
+    return recorded
 
 
-def _count_costs(kind: MessageClass, *, has_levels: bool) -> list[float]:
-    """Return how many alphas and betas the fastest algorithm of a transfer takes.
+def _count_costs(kind: ModelledTransfer, choices: tuple[AlgorithmChoice, ...], *, has_levels: bool) -> list[float]:
+    """Return how many alphas and betas the chosen or the fastest algorithm of a transfer takes.
 
     With levels, the first two are those between nodes, and the other two those within nodes.
     """
@@ -183,33 +222,46 @@ def _count_costs(kind: MessageClass, *, has_levels: bool) -> list[float]:
     networks = [NetworkModel(unit[0], unit[1], link) for unit, link in zip(units, links, strict=True)]
     if kind.operation == "send":
         return [network.predict_s(kind) for network in networks]
-    near = Link.one_port(_FIRST_ALPHA_S / 4, _FIRST_BETA / 4) if has_levels else None
-    algorithm = find_fastest(kind, NetworkModel(_FIRST_ALPHA_S, _FIRST_BETA, near).make_machine(kind))[0]
+    within = Link.one_port(_FIRST_ALPHA_S / 4, _FIRST_BETA / 4) if has_levels else None
+    first = NetworkModel(_FIRST_ALPHA_S, _FIRST_BETA, within, choices=choices)
+    algorithm = first.find_algorithm(kind) or find_fastest(kind, first.make_machine(kind))[0]
     return [simulate_kind(kind, network.make_machine(kind), algorithm) for network in networks]
 
 
-def scale_algorithms(graph: CallGraph, transfers: TransferKinds, changed: NetworkModel, *, only_faster: bool) -> Floats:
-    """Return the transfers of all calls by other algorithms: of `changed.algorithms`, or the fastest if that is empty.
+def model_transfers(graph: CallGraph, transfers: JobTransfers, network: NetworkModel) -> Floats:
+    """Return the transfers of all calls on a network.
 
-    A transfer is multiplied by the modelled time of the algorithm, divided by the recorded median of its kind. With
-    `only_faster`, transfers never get longer.
+    They are the recorded ones, multiplied so that the mean of each kind is its modelled time.
+    """
+    recorded = measure_transfers(graph, transfers)
+    ratios = [
+        network.predict_s(kind) / each.seconds if each.seconds else 1.0
+        for kind, each in zip(transfers.kinds, recorded, strict=True)
+    ]
+    return graph.transfer_s * np.array([*ratios, 1.0], np.float64)[transfers.index]
+
+
+def scale_algorithms(graph: CallGraph, transfers: JobTransfers, changed: NetworkModel, *, only_faster: bool) -> Floats:
+    """Return the transfers of all calls by other algorithms: those of `changed.choices`, or else the fastest ones.
+
+    A transfer is multiplied by the modelled time of the algorithm, divided by the recorded mean of its kind. With
+    `only_faster`, transfers never get longer; otherwise, only those with a choice change.
     """
     ratios = np.ones(len(transfers.kinds) + 1)
-    for number, kind in enumerate(transfers.kinds):
-        recorded_s = float(np.median(graph.transfer_s[transfers.index == number]))
-        if kind.operation != "send" and (not changed.algorithms or kind.operation in changed.algorithms):
-            ratios[number] = changed.predict_s(kind) / recorded_s
+    for number, (kind, recorded) in enumerate(zip(transfers.kinds, measure_transfers(graph, transfers), strict=True)):
+        if kind.operation != "send" and (only_faster or changed.find_algorithm(kind)) and recorded.seconds > 0:
+            ratios[number] = changed.predict_s(kind) / recorded.seconds
     return graph.transfer_s * (np.minimum(ratios, 1.0) if only_faster else ratios)[transfers.index]
 
 
 def scale_transfers(
     graph: CallGraph,
-    transfers: TransferKinds,
+    transfers: JobTransfers,
     recorded: NetworkModel,
     changed: NetworkModel,
     *,
     factor: int = 1,
-    placed: TransferKinds | None = None,
+    placed: JobTransfers | None = None,
 ) -> Floats:
     """Return the transfers of all calls on a changed network, with more ranks, or with the ranks on other nodes.
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import runpy
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from hpccoll.errors import UsageError
@@ -28,9 +30,11 @@ def run_program(words: list[str], *, is_module: bool, uses_drop_in: bool, option
             f"{words[0]}: there is no such script; give the path of a script, or -m and the name of a module"
         )
     if uses_drop_in:
+        from hpccoll.mpi4py.configuration import CHOICES
         from hpccoll.mpi4py.installation import install_at_import
 
         install_at_import()
+        options = replace(options, algorithms=os.environ.get(CHOICES, ""))
     instrumentation = Instrumentation(options)
     instrumentation.install()  # after the drop-in, whose classes are then recorded
     sys.argv = words

@@ -35,13 +35,17 @@ _MEMORY_FILES: Final = "/dev/shm/hpccoll-profile-"  # noqa: S108 - the memory fi
 
 @dataclass(frozen=True, slots=True)
 class RecordingOptions:
-    """What is recorded: calls from `from_s` to `to_s` seconds after the start, in one of `every` seconds."""
+    """What is recorded: calls from `from_s` to `to_s` seconds after the start, in one of `every` seconds.
+
+    `algorithms` are those that the user has chosen for the drop-in, in the form of HPCCOLL_MPI4PY_ALGORITHMS.
+    """
 
     directory: str
     from_s: float = 0.0
     to_s: float | None = None
     every: int = 1
     capacity: int = layout.CAPACITY
+    algorithms: str = ""
 
 
 class ProfileRecorder:
@@ -86,7 +90,7 @@ class ProfileRecorder:
         self._write(
             kind="program", rank=rank, size=size, host=os.uname().nodename, pid=os.getpid(), argv=sys.argv,
             begin_ns=begin_ns, time_ns=time.time_ns(), every=options.every, from_s=options.from_s, to_s=options.to_s,
-            calls=str(self._live), names=[method.name for method in methods],
+            calls=str(self._live), algorithms=options.algorithms, names=[method.name for method in methods],
             operations=[method.operation for method in methods],
         )  # fmt: skip
 

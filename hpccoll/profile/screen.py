@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from hpccoll.profile.bursts import SplitCall
+from hpccoll.profile.calls_in_a_row import CallsInARow
 from hpccoll.profile.explanation import Explanation
 from hpccoll.profile.lateness import Lateness, LateRank
-from hpccoll.profile.slow_links import SlowLink
-from hpccoll.units import format_count, format_size
+from hpccoll.profile.slow_links import SlowLink, SlowNode
+from hpccoll.units import format_count, format_ranges, format_size
 
 GOOD: Final = 0.8
 MOST_FINDINGS, MOST_SITES = 5, 8
 LEAST_SHARE: Final = 0.01  # of the run time, below which a finding is left out
 
-Cause: TypeAlias = Lateness | SplitCall | SlowLink
+Cause: TypeAlias = Lateness | CallsInARow | SlowNode | SlowLink
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,8 @@ def list_findings(explanation: Explanation) -> list[ProfileFinding]:
     lates = (*explanation.late, *explanation.late_nodes)
     findings = [
         *(ProfileFinding(late, _describe_late(explanation, late)) for late in lates),
-        *(ProfileFinding(split, _describe_split(explanation, split)) for split in explanation.split),
+        *(ProfileFinding(calls, _describe_calls(explanation, calls)) for calls in explanation.calls_in_a_row),
+        *(ProfileFinding(node, _describe_slow_node(explanation, node)) for node in explanation.slow_nodes),
         *(ProfileFinding(link, _describe_link(explanation, link)) for link in explanation.links),
     ]
     least_s = LEAST_SHARE * explanation.efficiencies.run_s
@@ -82,14 +84,24 @@ def _describe_late(explanation: Explanation, late: Lateness) -> str:
     """Return the sentence about a late rank or node."""
     site = explanation.profile.sites[late.site] if late.site >= 0 else "the end of the program"
     share = late.saved_s / explanation.efficiencies.run_s
-    who = f"rank {late.rank} ({late.host})" if isinstance(late, LateRank) else _name_node(late)
+    who = f"rank {late.rank} ({late.host})" if isinstance(late, LateRank) else _name_node(late.host, late.ranks)
     what = f"{who} arrives last in {late.last_share:.0%} of the {late.calls:,} {late.operation}"
     return f"{what} calls of {site} and costs {share:.0%} of the job ({late.saved_s:.3g} s; {late.kind.value})"
 
 
-def _name_node(late: Lateness) -> str:
-    """Return the name of a late node and of its ranks."""
-    return f"node {late.host} ({format_count(len(late.ranks), 'rank')}, from rank {late.ranks[0]} on)"
+def _name_node(host: str, ranks: Sequence[int]) -> str:
+    """Return the name of a node and of its ranks."""
+    return f"node {host} (rank{'s' * (len(ranks) > 1)} {format_ranges(ranks)})"
+
+
+def _describe_slow_node(explanation: Explanation, node: SlowNode) -> str:
+    """Return the sentence about a node with a slow link."""
+    share = node.saved_s / explanation.efficiencies.run_s
+    return (
+        f"messages of {format_size(node.nbytes)} from and to {_name_node(node.host, node.ranks)} take "
+        f"{node.seconds / node.usual_s:.0f} times as long as between other nodes, and cost {share:.0%} of the job "
+        f"({node.saved_s:.3g} s)"
+    )
 
 
 def _describe_link(explanation: Explanation, link: SlowLink) -> str:
@@ -103,12 +115,12 @@ def _describe_link(explanation: Explanation, link: SlowLink) -> str:
     )
 
 
-def _describe_split(explanation: Explanation, split: SplitCall) -> str:
-    """Return the sentence about a call site that communicates in many small steps."""
-    site = explanation.profile.sites[split.site]
-    share = split.saved_s / explanation.efficiencies.run_s
-    per_burst = split.calls / split.bursts
+def _describe_calls(explanation: Explanation, calls: CallsInARow) -> str:
+    """Return the sentence about a call site with calls in a row."""
+    site = explanation.profile.sites[calls.site]
+    share = calls.saved_s / explanation.efficiencies.run_s
     return (
-        f"{site} calls {split.operation} {per_burst:.0f} times in a row, with {format_size(split.nbytes)} each, and "
-        f"costs {share:.0%} of the job ({split.saved_s:.3g} s); one call with all values would do"
+        f"{site} calls {calls.operation} {calls.calls / calls.rows:.0f} times in a row, with "
+        f"{format_size(calls.nbytes)} each, and costs {share:.0%} of the job ({calls.saved_s:.3g} s); one call with "
+        "all values would do"
     )

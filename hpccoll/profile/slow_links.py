@@ -1,21 +1,27 @@
-"""Pairs of ranks between which messages take longer than messages of the same size between other ranks.
+"""Pairs of ranks, and nodes, whose messages take longer than messages of the same size between other ranks.
 
-The cost of a slow link is the run time that the replay saves if its messages take the median time of the other pairs.
+The cost of a slow link is the run time that the replay saves if its messages take the median time of the pairs that
+have neither of the two ranks, or the shortest time of the other pairs if there are no such pairs. All slow pairs of a
+node are one finding if most of the node's pairs are slow.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Final
 
 import numpy as np
 
-from hpccoll.plan import Floats
+from hpccoll.plan import IntArray
 from hpccoll.profile.dependencies import CallGraph
+from hpccoll.profile.placement import Placement
 from hpccoll.profile.replay import replay_job
 
-SLOWER: Final = 3.0  # times the median of the pairs, from which on a link is slow
+SLOWER: Final = 3.0  # a pair is slow above this multiple of the median of other pairs
 _FEWEST_MESSAGES, _FEWEST_PAIRS = 4, 3
+_MOST_SHARE: Final = 0.5  # a node is slow if more than this share of its pairs are
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,32 +37,100 @@ class SlowLink:
     saved_s: float
 
 
-def find_slow_links(graph: CallGraph) -> list[SlowLink]:
-    """Return the slow links, the most costly first."""
+@dataclass(frozen=True, slots=True)
+class SlowNode:
+    """A node whose messages to and from other nodes take `seconds`, and those between other nodes `usual_s`.
+
+    The times are medians of the size that has the most messages, `nbytes`.
+    """
+
+    host: str
+    ranks: tuple[int, ...]
+    messages: int
+    nbytes: int
+    seconds: float
+    usual_s: float
+    saved_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """The messages of one size between two ranks, by the calls that receive them, and the median of other pairs."""
+
+    source: int
+    dest: int
+    nbytes: int
+    calls: IntArray
+    seconds: float
+    usual_s: float
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether the messages take much longer than those of other pairs, which do not arrive before the receives."""
+        return self.seconds > SLOWER * self.usual_s > 0
+
+
+def find_slow_nodes(graph: CallGraph) -> list[SlowNode]:
+    """Return the nodes whose messages to and from other nodes are slow, the most costly first."""
+    placement = Placement.read(graph.profile)
+    if placement.count < _FEWEST_PAIRS:
+        return []
+    pairs, nodes = _list_pairs(graph), placement.nodes
+    slow = []
+    for node in range(placement.count):
+        own = [pair for pair in pairs if nodes[pair.source] != nodes[pair.dest] and node in _list_nodes(pair, nodes)]
+        late = [pair for pair in own if pair.is_slow]
+        if len(late) > max(_MOST_SHARE * len(own), 1):
+            most = max(late, key=lambda pair: len(pair.calls))
+            ranks, messages = placement.list_ranks(node), sum(len(pair.calls) for pair in late)
+            host, saved_s = graph.profile.ranks[ranks[0]].host, _save(graph, late)
+            slow.append(SlowNode(host, ranks, messages, most.nbytes, most.seconds, most.usual_s, saved_s))
+    return sorted(slow, key=lambda node: -node.saved_s)
+
+
+def find_slow_links(graph: CallGraph, nodes: Sequence[SlowNode] = ()) -> list[SlowLink]:
+    """Return the slow pairs of ranks that are not on one of the slow `nodes`, the most costly first."""
+    excluded = {rank for node in nodes for rank in node.ranks}
+    slow = [
+        SlowLink(pair.source, pair.dest, len(pair.calls), pair.nbytes, pair.seconds, pair.usual_s, _save(graph, [pair]))
+        for pair in _list_pairs(graph)
+        if pair.is_slow and not excluded & {pair.source, pair.dest}
+    ]
+    return sorted(slow, key=lambda link: -link.saved_s)
+
+
+def _list_nodes(pair: _Pair, nodes: Sequence[int]) -> tuple[int, int]:
+    """Return the nodes of a pair's ranks."""
+    return nodes[pair.source], nodes[pair.dest]
+
+
+def _list_pairs(graph: CallGraph) -> list[_Pair]:
+    """Return the pairs of ranks with enough messages of one size, of sizes that enough pairs have.
+
+    Pairs within nodes are compared with each other, and so are pairs between nodes.
+    """
     need = graph.matches.needs[:, 0]
     received = np.flatnonzero((graph.matches.received >= 0) & (need >= 0))
-    if not len(received):
-        return []
     size = len(graph.start_s)
-    pair = graph.rank[need[received]] * size + graph.rank[received]
-    nbytes = graph.nbytes[need[received]]
-    found, base_s = [], replay_job(graph).run_s
-    for message_bytes in np.unique(nbytes).tolist():
-        same = nbytes == message_bytes
-        pairs = [each for each in np.unique(pair[same]).tolist() if (same & (pair == each)).sum() >= _FEWEST_MESSAGES]
-        medians = {each: float(np.median(graph.transfer_s[received[same & (pair == each)]])) for each in pairs}
-        usual_s = float(np.median(list(medians.values()))) if len(pairs) >= _FEWEST_PAIRS else np.inf
-        for each, seconds in medians.items():
-            if seconds > SLOWER * usual_s:
-                calls = received[same & (pair == each)]
-                saved_s = base_s - replay_job(graph, transfer_s=_shorten(graph, calls, usual_s)).run_s
-                source, dest = divmod(each, size)
-                found.append(SlowLink(source, dest, len(calls), message_bytes, seconds, usual_s, saved_s))
-    return sorted(found, key=lambda link: -link.saved_s)
+    number = graph.rank[need[received]] * size + graph.rank[received]
+    nodes, nbytes, pairs = np.array(Placement.read(graph.profile).nodes), graph.nbytes[need[received]], []
+    is_within = nodes[graph.rank[need[received]]] == nodes[graph.rank[received]]
+    for message_bytes, within in product(np.unique(nbytes).tolist(), (False, True)):
+        same = (nbytes == message_bytes) & (is_within == within)
+        calls = {divmod(each, size): received[same & (number == each)] for each in np.unique(number[same]).tolist()}
+        calls = {ends: its for ends, its in calls.items() if len(its) >= _FEWEST_MESSAGES}
+        medians = {ends: float(np.median(graph.transfer_s[its])) for ends, its in calls.items()}
+        for ends, seconds in medians.items() if len(medians) >= _FEWEST_PAIRS else ():
+            others = [its_s for other, its_s in medians.items() if not {*other} & {*ends}]
+            others = others or [min(its_s for other, its_s in medians.items() if other != ends)]
+            pairs.append(_Pair(ends[0], ends[1], message_bytes, calls[ends], seconds, float(np.median(others))))
+    return pairs
 
 
-def _shorten(graph: CallGraph, calls: np.ndarray, usual_s: float) -> Floats:
-    """Return the transfers of all calls, if those of `calls` took at most `usual_s`."""
-    transfer_s = graph.transfer_s.copy()
-    transfer_s[calls] = np.minimum(transfer_s[calls], usual_s)
-    return transfer_s
+def _save(graph: CallGraph, pairs: Iterable[_Pair]) -> float:
+    """Return the run time that is saved if the messages of some pairs take at most the usual time."""
+    transfer_s, senders = graph.transfer_s.copy(), graph.matches.find_senders()
+    for pair in pairs:
+        for calls in (pair.calls, senders[graph.matches.received[pair.calls]]):
+            transfer_s[calls] = np.minimum(transfer_s[calls], pair.usual_s)
+    return replay_job(graph).run_s - replay_job(graph, transfer_s=transfer_s).run_s

@@ -61,6 +61,7 @@ class TracedMethod:
         return NOT_GIVEN if self.operation in ("recv", "probe") and self.owner == "Comm" else 0
 
 
+FUNCTIONAL: Final = "torch.distributed._functional_collectives"
 _COMM: Final[Places] = {"comm": (0, None)}
 _TWO: Final[Places] = {"buffer": (1, "sendbuf"), "other_buffer": (2, "recvbuf")}
 # Collectives of mpi4py: the method, hpccoll's operation, and the place of the root (0: none).
@@ -218,4 +219,18 @@ def _list_torch() -> Iterable[TracedMethod]:
     yield TracedMethod("torch.distributed", "_broadcast_coalesced", "broadcast", places=tensors, is_collective=True)
     name = "_verify_params_across_processes"
     yield TracedMethod("torch.distributed", name, "all_gather", places=_COMM, is_collective=True)
+    yield from _list_functional()
     yield TracedMethod("TorchWork", "wait", "wait", CallForm.WAIT)  # the last one: `match_calls` relies on it
+
+
+def _list_functional() -> Iterable[TracedMethod]:
+    """Yield torch's functional collectives, with the arguments that functional.py gives them, and their wait."""
+    names = {
+        "all_reduce": "all_reduce", "broadcast": "broadcast", "all_gather_single": "all_gather",
+        "all_gather_tensor": "all_gather", "reduce_scatter_single": "reduce_scatter",
+        "reduce_scatter_tensor": "reduce_scatter", "all_to_all_single": "all_to_all",
+    }  # fmt: skip
+    for name, operation in names.items():
+        places = _COMM | {"buffer": (1, None)} | ({"peer": (2, None)} if operation == "broadcast" else {})
+        yield TracedMethod(FUNCTIONAL, name, operation, CallForm.START, places, is_collective=True)
+    yield TracedMethod(FUNCTIONAL, "wait_tensor", "wait", CallForm.WAIT)

@@ -8,19 +8,20 @@ from typing import Final
 
 import numpy as np
 
-from hpccoll.algorithms import get_algorithm
 from hpccoll.errors import UsageError
+from hpccoll.mpi4py.configuration import make_choice
 from hpccoll.plan import Floats, Machine, Operation
 from hpccoll.predict.machine_catalogue import load_machine
-from hpccoll.profile.bursts import find_followers, join_bursts
+from hpccoll.profile.calls_in_a_row import find_followers, join_rows
 from hpccoll.profile.dependencies import CallGraph
 from hpccoll.profile.lateness import balance_gaps, expect_gaps, heal_ranks
 from hpccoll.profile.network_model import (
+    JobTransfers,
     NetworkModel,
-    TransferKinds,
     classify_transfers,
     find_fastest,
     fit_network,
+    model_transfers,
     scale_algorithms,
     scale_transfers,
 )
@@ -77,11 +78,10 @@ class WhatIf:
     def __init__(self, graph: CallGraph) -> None:
         self.graph = graph
         self.placement = Placement.read(graph.profile)
-        self.transfers: TransferKinds = classify_transfers(graph, self.placement)
+        self.transfers: JobTransfers = classify_transfers(graph, self.placement)
         self.network: NetworkModel = fit_network(graph, self.transfers, self.placement)
         self.error = abs(replay_job(graph).run_s / graph.run_s - 1)
-        modelled = np.array([self.network.predict_s(kind) for kind in self.transfers.kinds] + [0.0])
-        transfer_s = np.where(self.transfers.index < 0, graph.transfer_s, modelled[self.transfers.index])
+        transfer_s = model_transfers(graph, self.transfers, self.network)
         self.network_error = abs(replay_job(graph, transfer_s=transfer_s).run_s / graph.run_s - 1)
 
     def predict(self, changes: Iterable[str]) -> list[Prediction]:
@@ -106,7 +106,7 @@ class WhatIf:
         if change == "balance":
             return ChangedJob("perfect balance", balance_gaps(graph), graph.transfer_s)
         if change == "join":
-            joined = join_bursts(graph, find_followers(graph))
+            joined = join_rows(graph, find_followers(graph))
             return ChangedJob("calls in a row joined", *joined, "a joined call takes as long as one")
         if name == "heal":
             rank = _parse_number(change, value, 0, len(graph.start_s) - 1)
@@ -165,11 +165,11 @@ class WhatIf:
         operation, slash, algorithm = value.partition("/")
         if value != "auto" and not slash:
             raise UsageError(f"--what-if {change}: write algorithm=auto or algorithm=OPERATION/NAME")
-        changed, title = self.network, "the fastest algorithms"
+        changed, title = replace(self.network, choices=()), "the fastest algorithms"
         if slash:
             known = Operation.from_name(operation)
-            get_algorithm(known, algorithm)
-            changed, title = replace(changed, algorithms={known.value: algorithm}), f"{known.value} by {algorithm}"
+            changed = replace(changed, choices=(make_choice(operation, algorithm, 0, None),))
+            title = f"{known.value} by {algorithm}"
         transfer_s = scale_algorithms(self.graph, self.transfers, changed, only_faster=not slash)
         assumption = "the algorithms take the times that they have on the fitted network"
         return ChangedJob(title, self.graph.gap_s, transfer_s, assumption, uses_model=True)

@@ -18,9 +18,9 @@ class RankTimes(Struct, frozen=True):
     rank: Annotated[Natural, about("Rank in the job.")]
     node: str
     useful_s: Annotated[Amount, about("Time outside of communication.")]
-    wait_s: Annotated[Amount, about("Time in calls, for other ranks that were late.")]
-    transfer_s: Annotated[Amount, about("Time in calls after all needed ranks had come.")]
-    calls: Annotated[Natural, about("Recorded calls, without those that are kept in statistics only.")]
+    wait_s: Annotated[Amount, about("Time in calls until the last needed rank has entered.")]
+    transfer_s: Annotated[Amount, about("Rest of the time in calls.")]
+    calls: Annotated[Natural, about("Recorded calls, without the older ones of which only statistics are kept.")]
     has_ended: Annotated[bool, about("Whether the program ended normally on this rank.")]
 
 
@@ -32,8 +32,8 @@ class ProfileRecord(Record, frozen=True, kw_only=True):
     program: Annotated[tuple[str, ...], about("Command line of the recorded program.")]
     ranks: Positive
     nodes: Positive
-    calls: Annotated[Natural, about("Recorded calls of all ranks, without folded_calls.")]
-    folded_calls: Annotated[Natural, about("Older calls, of which only statistics were kept.")]
+    calls: Annotated[Natural, about("Recorded calls of all ranks, without those that folded_calls counts.")]
+    folded_calls: Annotated[Natural, about("Older calls of all ranks, of which only statistics were kept.")]
     run_s: Annotated[Amount, about("Time from the first start of a rank to the last end.")]
     ideal_s: Annotated[Amount, about("Simulated run time on a network on which messages take no time.")]
     parallel_efficiency: Annotated[Amount, about("load_balance * serialisation * transfer; above 0.8 is good.")]
@@ -41,8 +41,8 @@ class ProfileRecord(Record, frozen=True, kw_only=True):
     serialisation: Annotated[Amount, about("Largest useful time / ideal_s.")]
     transfer: Annotated[Amount, about("ideal_s / run_s.")]
     rank_times: Annotated[tuple[RankTimes, ...], about("One element per rank.")]
-    clock_error_us: Annotated[Amount, about("Largest error of a comparison of two ranks' times.")]
-    problems: Annotated[tuple[str, ...], about("Ranks whose recordings are incomplete.")]
+    clock_error_us: Annotated[Amount, about("Largest possible error of the difference of two ranks' times.")]
+    problems: Annotated[tuple[str, ...], about("What the recording lacks, such as the ends of killed ranks.")]
 
 
 class ProfileSite(Struct, frozen=True):
@@ -54,30 +54,28 @@ class ProfileSite(Struct, frozen=True):
 
 
 class ProfileFindingRecord(Record, frozen=True, kw_only=True):
-    """One reason of lost time, and what its removal would save (`hpccoll profile RECORDING`); the most costly first."""
+    """One cause of lost time, and what its removal would save (`hpccoll profile RECORDING`); the most costly first."""
 
     kind: ClassVar[str] = "profile_finding"
 
-    cause: Annotated[
-        Literal["late_rank", "late_node", "slow_link", "calls_in_a_row"], about("Which of these costs the time.")
-    ]
+    cause: Annotated[Literal["late_rank", "late_node", "slow_link", "calls_in_a_row"], about("Kind of the cause.")]
     found: str
-    saved_s: Annotated[Amount, about("Run time that a replay without it saves.")]
-    share: Annotated[Amount, about("saved_s / run time of the job.")]
-    rank: Annotated[Natural | None, about("The late rank, or the rank that sends through the slow link.")] = None
-    node: Annotated[str | None, about("Host name of the late node, or of the node of `rank`.")] = None
-    node_ranks: Annotated[tuple[Natural, ...] | None, about("The ranks of the late node.")] = None
-    reason: Annotated[
+    saved_s: Annotated[Amount, about("Recorded run time minus the run time of a replay without the cause.")]
+    share: Annotated[Amount, about("saved_s / run_s of the job.")]
+    rank: Annotated[Natural | None, about("The late rank, or the rank that sends on a slow link.")] = None
+    node: Annotated[str | None, about("Host name of the late or slowly linked node, or of the node of `rank`.")] = None
+    node_ranks: Annotated[tuple[Natural, ...] | None, about("The ranks of the late or slowly linked node.")] = None
+    lateness: Annotated[
         Literal["imbalance", "outside", "noise"] | None,
-        about("Of a late rank or node: more work or a slow core, waits outside of communication, or noise."),
+        about("Likely kind: more work or a slow core; waits outside of communication, as for files; or noise."),
     ] = None
-    last_share: Annotated[Amount | None, about("Share of the calls to which the rank or node comes last.")] = None
-    dest: Annotated[Natural | None, about("The rank that receives through the slow link.")] = None
+    last_share: Annotated[Amount | None, about("Share of `calls` into which a late rank comes last.")] = None
+    dest: Annotated[Natural | None, about("The rank that receives on a slow link.")] = None
     dest_node: Annotated[str | None, about("Host name of the node of `dest`.")] = None
-    op: str | None = None
-    site: Annotated[ProfileSite | None, about("Line that waits the most, or makes the calls in a row.")] = None
-    calls: Annotated[Natural | None, about("Calls, or messages of a link, from which this follows.")] = None
-    nbytes: Annotated[int | None, about("Size of the messages or calls in bytes; -1 if it is unknown.")] = None
+    op: Annotated[str | None, about("Operation of the calls; null for a slow link.")] = None
+    site: Annotated[ProfileSite | None, about("Line at which others wait the most, or of the calls in a row.")] = None
+    calls: Annotated[Natural | None, about("Calls of `op` at `site`, or messages of the slow link.")] = None
+    nbytes: Annotated[int | None, about("Median bytes of these calls or messages; -1: unknown.")] = None
 
 
 class ProfileSiteRecord(Record, frozen=True, kw_only=True):
@@ -89,7 +87,7 @@ class ProfileSiteRecord(Record, frozen=True, kw_only=True):
     op: str
     calls: Annotated[Natural, about("Calls of all ranks.")]
     nbytes: Annotated[int, about("Median size of a call in bytes; -1 if it is unknown.")]
-    wait_s: Annotated[Amount, about("Time for ranks that were late, as mean of the ranks.")]
+    wait_s: Annotated[Amount, about("Waiting for other ranks, as mean of the ranks.")]
     transfer_s: Annotated[Amount, about("Rest of the time in the calls, as mean of the ranks.")]
 
 

@@ -1,4 +1,4 @@
-"""Every other call of mpi4py that is recorded: profiled_calls.py runs `call_every_form`.
+"""The recorded calls of mpi4py that profiled_calls.py does not make itself; it runs `call_every_form`.
 
 Blocks have `BLOCK` elements per rank. `take` adds results to the digest of this rank.
 """

@@ -1,4 +1,4 @@
-"""Trains small models with DistributedDataParallel and fully_shard over Gloo, and prints digests of the parameters.
+"""Trains small models by data, sharded and tensor parallelism over Gloo, and prints digests of the parameters.
 
 Arguments: the TCP port at which the ranks meet, and `compiled` to train compiled models only. RANK and WORLD_SIZE are
 in the environment. Rank 1 sleeps before each of its backward passes of the model "plain".
@@ -13,8 +13,11 @@ from itertools import pairwise
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed import _functional_collectives as functional
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 STEPS, SLEEP_S = 4, 0.05
@@ -49,13 +52,22 @@ def train(name, model):
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-    values = [getattr(p, "to_local", lambda p=p: p)().detach().double().sum() for p in model.parameters()]
+    print_digest(name, [getattr(p, "to_local", lambda p=p: p)().detach().double().sum() for p in model.parameters()])
+
+
+def print_digest(name, values):
     os.write(1, f"digest {rank} {name} {[float(value).hex() for value in values]}\n".encode())
 
 
 def train_compiled():
     train("inner", DistributedDataParallel(torch.compile(make_model(), backend="eager")))
     train("outer", torch.compile(DistributedDataParallel(make_model()), backend="eager"))
+
+    @torch.compile(backend="eager", fullgraph=True)
+    def reduce(x):
+        return functional.all_reduce(x, "sum", dist.group.WORLD) * 2
+
+    print_digest("functional", [reduce(torch.tensor([0.1 + rank]))])
 
 
 def train_all():
@@ -67,6 +79,10 @@ def train_all():
     sharded = make_model()
     fully_shard(sharded)
     train("sharded", sharded)
+    torch.manual_seed(0)
+    parallel = nn.Sequential(nn.Linear(8, 64), nn.Linear(64, 3))
+    plan = {"0": ColwiseParallel(), "1": RowwiseParallel()}
+    train("parallel", parallelize_module(parallel, init_device_mesh("cpu", (dist.get_world_size(),)), plan))
 
 
 rank = int(os.environ["RANK"])

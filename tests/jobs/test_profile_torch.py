@@ -69,7 +69,7 @@ def job(tmp_path_factory):
     """Return the profile of the program, whose results are those of an unrecorded run."""
     path = tmp_path_factory.mktemp("profile")
     expected = run_ranks([sys.executable])
-    assert len(expected) == RANKS * 4
+    assert len(expected) == RANKS * 5
     hosts = ((), OTHER_HOST if can_be_another_host() else ())
     assert run_ranks([BIN / "hpccoll", "profile", "-o", path / "job"], hosts=hosts) == expected
     return explain_profile(read_profile(str(path / "job")))
@@ -126,10 +126,21 @@ def test_broadcasts_in_cpp_and_shards_are_recorded(job):
         assert sum(map(len, gathers)) == STEPS
 
 
+def test_functional_collectives_are_recorded_until_their_waits(job):
+    for rank in job.profile.ranks:
+        reductions, waits = (list_calls(rank, job.profile, name, FORWARD) for name in ("all_reduce", "wait_tensor"))
+        assert len(reductions) == STEPS  # one per forward pass of the tensor-parallel model
+        assert np.all(reductions["nbytes"] == 5 * 3 * 4)
+        assert set(reductions["request"]) <= set(waits["request"])
+    graph = job.graph
+    names = np.array([*job.profile.names, "end"])[graph.op]
+    assert np.all(graph.matches.group[names == "wait_tensor"] >= 0)  # each needs all ranks
+
+
 @pytest.mark.full
 def test_compiled_models_have_equal_results(tmp_path):
     expected = run_ranks([sys.executable], "compiled")
-    assert len(expected) == RANKS * 2
+    assert len(expected) == RANKS * 3
     recorded = run_ranks([BIN / "hpccoll", "profile", "-o", tmp_path / "job"], "compiled")
     assert recorded == expected
     profile = read_profile(str(tmp_path / "job"))

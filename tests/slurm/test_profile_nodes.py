@@ -49,7 +49,7 @@ def test_a_late_node_is_named_and_faster_links_are_predicted(lab, tmp_path):
     assert [rank.host for rank in slow.profile.ranks] == ["node1", "node1", "node2", "node2"]
     assert slow.profile.clock_error_s < 2e-3
     named = next(finding for finding in list_findings(slow) if finding.cause is slow.late_nodes[0])
-    assert named.text.startswith("node node2 (2 ranks, from rank 2 on) arrives last in ")
+    assert named.text.startswith("node node2 (ranks 2-3) arrives last in ")
     assert named.cause.saved_s == pytest.approx(STEPS * LATE_S, rel=0.4)  # other programs share the cores
     what_if = WhatIf(slow.graph)
     limited = 1 - BURST / NBYTES  # of a message, which is sent at 100 Mbit/s

@@ -33,14 +33,17 @@ class JobClock:
         comm: the ranks.
         layout: the placement of the ranks on nodes.
         scheme: how to synchronise: a name of `CLOCK_NAMES`, or `host`; None for host on one node, and hca3 on several.
+        limit_s: seconds after which a pair of ranks ends its measurement, as in `synchronize`.
 
     Raises:
         UnknownNameError: there is no such scheme.
         UsageError: the scheme is `host`, and the ranks are on several nodes.
     """
 
-    def __init__(self, comm: MPI.Intracomm, layout: RankLayout, scheme: str | None) -> None:
-        self._comm = comm
+    def __init__(
+        self, comm: MPI.Intracomm, layout: RankLayout, scheme: str | None, *, limit_s: float = float("inf")
+    ) -> None:
+        self._comm, self._limit_s = comm, limit_s
         self.name = scheme or (HOST if layout.nodes == 1 else DEFAULT)
         if self.name not in (HOST, *CLOCK_NAMES):
             raise UnknownNameError("clock", self.name, [HOST, *CLOCK_NAMES])
@@ -81,4 +84,4 @@ class JobClock:
             return GlobalClock(HOST, time.perf_counter, ClockModel(), None, 0.0)
         if self._is_brief:
             return synchronize(self._comm, self.name, span_s=BRIEF_SPAN_S, limit_s=2 * BRIEF_SPAN_S)
-        return synchronize(self._comm, self.name)
+        return synchronize(self._comm, self.name, limit_s=self._limit_s)

@@ -15,10 +15,10 @@ from tests.record_schema import require_valid
 from tests.unit.profile.test_findings import HOSTS, RANKS, emulate
 
 CAUSES: dict[str, tuple[str, dict[str, Any]]] = {
-    "imbalance": ("late_rank", {"rank": 2, "reason": "imbalance", "op": "recv"}),
-    "io": ("late_rank", {"rank": 1, "reason": "outside"}),
+    "imbalance": ("late_rank", {"rank": 2, "lateness": "imbalance", "op": "recv"}),
+    "io": ("late_rank", {"rank": 1, "lateness": "outside"}),
     "link": ("slow_link", {"rank": 2, "dest": 3, "node": "host", "nbytes": 8}),
-    "node": ("late_node", {"node": "slow", "node_ranks": [2, 3], "reason": "imbalance", "rank": None}),
+    "node": ("late_node", {"node": "slow", "node_ranks": [2, 3], "lateness": "imbalance", "rank": None}),
     "split": ("calls_in_a_row", {"op": "all_reduce", "calls": 4000, "nbytes": 8}),
 }
 

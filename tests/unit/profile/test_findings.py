@@ -62,9 +62,9 @@ def find_link(found, _):
 
 
 def find_split(found, steps):
-    split = found.split[0]
+    calls = found.calls_in_a_row[0]
     said = "10 calls all_reduce 100 times" in list_findings(found)[0].text
-    return (split.calls, split.bursts) == (100 * steps, steps) and said, split.saved_s
+    return (calls.calls, calls.rows) == (100 * steps, steps) and said, calls.saved_s
 
 
 FINDERS = {
@@ -90,9 +90,32 @@ def test_a_planted_fault_is_named_with_its_cost(fault):
 def test_a_job_without_a_fault_has_no_costly_finding():
     found = explain_profile(emulate("", 0)[0])
     assert not found.links
-    assert not found.split
+    assert not found.calls_in_a_row
     assert all(late.kind is LatenessKind.NOISE for late in found.late)
     assert all(late.saved_s < 0.03 * found.efficiencies.run_s for late in found.late)
+
+
+@pytest.mark.parametrize(("late", "rows"), [((2,), 1), ((0, 1, 2, 3), 2)])
+def test_calls_in_a_row_end_where_all_ranks_compute(late, rows):
+    builders, clock, end = [TraceBuilder() for _ in range(RANKS)], np.zeros(RANKS), 0.0
+    for call in range(20):
+        clock[list(late)] += 1e-3 * (call == 10)
+        end = float(clock.max()) + REDUCE_S
+        for builder, begin in zip(builders, clock, strict=True):
+            builder.add("all_reduce", begin, end)
+        clock[:] = end + 1e-6
+    found = explain_profile(make_profile(builders, end))
+    assert [(calls.calls, calls.rows) for calls in found.calls_in_a_row] == [(20, rows)]
+    lost_s = 1e-3 if rows == 1 else 0.0  # as long as rank 2 is off its core
+    assert found.calls_in_a_row[0].saved_s == pytest.approx((20 - rows) * (REDUCE_S + 1e-6) + lost_s, rel=1e-6)
+
+
+def test_calls_that_wait_for_a_late_rank_are_no_row():
+    builders = [TraceBuilder() for _ in range(RANKS)]
+    for call in range(20):
+        for rank, builder in enumerate(builders):
+            builder.add("all_reduce", call + (0.9 if rank == 2 else 0.1), call + 0.9 + REDUCE_S)
+    assert not explain_profile(make_profile(builders, 20)).calls_in_a_row
 
 
 HOSTS = ("fast", "fast", "slow", "slow")
@@ -105,7 +128,7 @@ def test_a_late_node_is_named_with_its_cost():
         node = found.late_nodes[0]
         assert (node.host, node.ranks, node.kind) == ("slow", (2, 3), LatenessKind.IMBALANCE)
         assert node.saved_s == pytest.approx(run_s - emulate(None, seed)[1], rel=0.15)
-        assert list_findings(found)[0].text.startswith("node slow (2 ranks, from rank 2 on) arrives last in ")
+        assert list_findings(found)[0].text.startswith("node slow (ranks 2-3) arrives last in ")
         assert found.late[0].saved_s < 0.3 * node.saved_s  # the other rank of the node stays late
 
 
@@ -113,3 +136,53 @@ def test_a_late_node_is_named_with_its_cost():
 def test_a_node_with_one_late_rank_is_not_late(fault):
     found = explain_profile(emulate(fault, 0, hosts=HOSTS)[0])
     assert not [node for node in found.late_nodes if node.saved_s > 0.02 * found.graph.run_s]
+
+
+def emulate_slow_node(hosts, slow_s):
+    """Return the profile of a ring in both directions, in which messages of rank 2 take `slow_s`."""
+    clock, builders = np.zeros(RANKS), [TraceBuilder() for _ in range(RANKS)]
+    for _ in range(10):
+        for step in (1, -1):
+            sent = clock + 1e-3
+            for rank in range(RANKS):
+                builders[rank].add("send", sent[rank], sent[rank], peer=(rank + step) % RANKS)
+            for rank in range(RANKS):
+                source = (rank - step) % RANKS
+                clock[rank] = max(sent[rank], sent[source]) + (slow_s if 2 in (rank, source) else MESSAGE_S)
+                builders[rank].add("recv", sent[rank], clock[rank], peer=source)
+    end = float(clock.max()) + REDUCE_S
+    for builder, begin in zip(builders, clock, strict=True):
+        builder.add("all_reduce", begin, end)
+    return make_profile(builders, end, hosts=hosts)
+
+
+def test_a_node_with_a_slow_link_is_named_with_its_cost():
+    hosts = tuple(f"node{rank + 1}" for rank in range(RANKS))
+    found = explain_profile(emulate_slow_node(hosts, 20 * MESSAGE_S))
+    node = found.slow_nodes[0]
+    assert (node.host, node.ranks, node.messages) == ("node3", (2,), 40)
+    fast = explain_profile(emulate_slow_node(hosts, MESSAGE_S))
+    assert node.saved_s == pytest.approx(found.graph.run_s - fast.graph.run_s, rel=0.01)
+    text = "messages of 8 B from and to node node3 (rank 2) take 20 times as long as between other nodes"
+    assert list_findings(found)[0].text.startswith(text)
+    assert not found.links
+    assert not fast.slow_nodes
+
+
+def test_messages_between_nodes_are_not_compared_with_those_within_nodes():
+    builders = [TraceBuilder() for _ in range(RANKS)]
+    for step in range(10):
+        for rank in range(RANKS):
+            builders[rank].add("send", step, step, peer=(rank + 1) % RANKS)
+        for rank in range(RANKS):
+            is_within = rank == 1  # from rank 0
+            builders[rank].add("recv", step, step + MESSAGE_S * (1 if is_within else 9), peer=(rank - 1) % RANKS)
+    hosts = ("first", "first", "second", "third")
+    assert not explain_profile(make_profile(builders, 10, hosts=hosts)).links
+    assert explain_profile(make_profile(builders, 10)).links  # on one node, three pairs of four are slow
+
+
+def test_slow_links_of_ranks_on_one_host_are_named_one_by_one():
+    found = explain_profile(emulate_slow_node((), 20 * MESSAGE_S))
+    assert not found.slow_nodes
+    assert {(link.source, link.dest) for link in found.links} == {(1, 2), (2, 1), (2, 3), (3, 2)}

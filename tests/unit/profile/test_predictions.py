@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from hpccoll.profile.chakra import encode_execution_trace
 from hpccoll.profile.dependencies import build_graph
 from hpccoll.profile.exports import export_profile, format_csv, format_perfetto
 from hpccoll.profile.goal import format_goal
-from hpccoll.profile.network_model import MessageClass, find_fastest, simulate_kind
+from hpccoll.profile.network_model import ModelledTransfer, find_fastest, simulate_kind
 from hpccoll.profile.replay_steps import make_steps
 from hpccoll.profile.what_if import DEFAULT_CHANGES, WhatIf, format_configuration
 from hpccoll.units import parse_size
@@ -26,19 +27,32 @@ ALPHA_S, BETA, RANKS, STEPS = 20e-6, 1e-9, 4, 5
 SIZES = (8, 4096, 65536, 2**20)
 
 
-def make_graph(alpha_s=ALPHA_S, beta=BETA, slow=1.0):
-    """Return the graph of a job on a network that is exactly the model, where rank 3 computes `slow` times as long."""
+def make_graph(alpha_s=ALPHA_S, beta=BETA, slow=1.0, algorithm=None):
+    """Return the graph of a job on a network that is exactly the model, where rank 3 computes `slow` times as long.
+
+    `algorithm` is one that the user has chosen; without it, each size has a fast one.
+    """
     builders, clock = [TraceBuilder() for _ in range(RANKS)], 0.0
     for _ in range(STEPS):
         for nbytes in SIZES:
-            kind = MessageClass("all_reduce", RANKS, nbytes)
+            kind = ModelledTransfer("all_reduce", RANKS, nbytes)
             machine = Machine.flat(alpha_s, beta, 0.0)
-            transfer_s = simulate_kind(kind, machine, "recursive_doubling" if nbytes < 10000 else "rabenseifner")
+            fast = "recursive_doubling" if nbytes < 10000 else "rabenseifner"
+            transfer_s = simulate_kind(kind, machine, algorithm or fast)
             end = clock + 2e-3 * slow + transfer_s
             for rank, builder in enumerate(builders):
                 builder.add("all_reduce", clock + 2e-3 * (slow if rank == 3 else 1), end, nbytes=nbytes)
             clock = end
-    return build_graph(make_profile(builders, clock))
+    chosen = f"all_reduce={algorithm}" if algorithm else ""
+    return build_graph(replace(make_profile(builders, clock), algorithms=chosen))
+
+
+@pytest.mark.parametrize(("used", "other"), [("ring", "recursive_doubling"), ("recursive_doubling", "ring")])
+def test_another_algorithm_is_predicted_from_the_one_that_was_chosen(used, other):
+    what_if = WhatIf(make_graph(algorithm=used))
+    assert what_if.network_error < 0.01
+    predicted = what_if.predict([f"algorithm=all_reduce/{other}"])[0]
+    assert predicted.seconds == pytest.approx(make_graph(algorithm=other).run_s, rel=0.02)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +95,7 @@ def make_two_level_graph(near=NEAR, far=FAR, hosts=HOSTS):
             builders[source].add("send", clock[source], clock[source], peer=dest, nbytes=nbytes)
             begin, clock[dest] = clock[dest], max(clock[dest], clock[source]) + alpha_s + beta * nbytes
             builders[dest].add("recv", begin, clock[dest], peer=source, nbytes=nbytes)
-        end = clock.max() + find_fastest(MessageClass("all_reduce", 4, nbytes, 2), machine)[1]
+        end = clock.max() + find_fastest(ModelledTransfer("all_reduce", 4, nbytes, 2), machine)[1]
         for builder, begin in zip(builders, clock, strict=True):
             builder.add("all_reduce", begin, end, nbytes=nbytes)
         clock[:] = end

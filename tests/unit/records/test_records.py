@@ -701,7 +701,7 @@ EXAMPLES = {
         "rank": 0,
         "node": "node0",
         "node_ranks": [0, 1],
-        "reason": "noise",
+        "lateness": "noise",
         "last_share": 1.0,
         "dest": None,
         "dest_node": None,

@@ -1,0 +1,250 @@
+"""Compare replays of recorded jobs, and predicted savings of other algorithms, with measured times.
+
+Each job is a program that `hpccoll profile` records. The replay simulates it twice: with the recorded transfers, and
+with those of the network that is fitted to the recording.
+
+    python bench/profile_replay.py --ranks 4 --jobs 10 [PROGRAM...]
+    python bench/profile_replay.py --ranks 4 --jobs 10 --lab 1ms [PROGRAM...]
+    python bench/profile_replay.py --ranks 4 --jobs 5 --lab 1ms --algorithms
+
+With `--lab TIME`, each rank has a node of its own in a lab (`hpccoll lab`), whose links add TIME and carry 400 Mbit/s.
+With `--algorithms`, a program of all_reduces runs with each of several algorithms, in turns; the table has the saving
+that the recording of one predicts for the others, and the measured saving.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+import numpy as np
+
+from hpccoll.lab import ClusterSpec, Lab, parse_rate
+from hpccoll.lab.cluster_spec import parse_latency
+
+ROOT = Path(__file__).resolve().parents[1]
+BIN, LIMIT_S, RATE = Path(sys.executable).parent, 200, "400M"
+THREADS: Final = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+DOCS: Final = {
+    "jacobi": ("256", "400"),
+    "conjugate_gradients": ("800",),
+    "k_means": ("8000", "6"),
+}  # the arguments of programs in docs/programs
+ALGORITHMS: Final = ("ring", "recursive_doubling", "rabenseifner")
+SIZES: Final = (8, 2**18)
+PORT: Final = "29517"
+RANKS, SIZES_OF_JOBS = ("PMI_RANK", "OMPI_COMM_WORLD_RANK"), ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
+
+
+def run_ddp() -> None:
+    """Train with DistributedDataParallel."""
+    import torch
+
+    _train(lambda model: torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=0.25))
+
+
+def run_fsdp() -> None:
+    """Train with fully_shard."""
+    from torch.distributed.fsdp import fully_shard
+
+    def shard(model: Any) -> Any:
+        for layer in model:
+            fully_shard(layer)
+        return fully_shard(model)
+
+    _train(shard)
+
+
+def _train(distribute: Callable[[Any], Any]) -> None:
+    """Train a model for 20 steps."""
+    import torch
+
+    rank, size = (next(os.environ[name] for name in names if name in os.environ) for names in (RANKS, SIZES_OF_JOBS))
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", rank=int(rank), world_size=int(size))
+    torch.manual_seed(0)
+    model = distribute(torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(4))))
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    for _ in range(20):
+        model(torch.randn(64, 256)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    del model, optimizer
+    gc.collect()  # models in cycles keep the threads of Gloo
+    torch.distributed.destroy_process_group()
+
+
+def run_pipeline() -> None:
+    """Pass micro-batches forward and backward through stages, one per rank."""
+    from mpi4py import MPI
+
+    comm, weights = MPI.COMM_WORLD, np.eye(128)
+    batch, rank, last = np.ones((64, 128)), comm.rank, comm.size - 1
+    for _ in range(20):
+        for micro in range(4):
+            if rank:
+                comm.Recv(batch, rank - 1, micro)
+            result = batch @ weights @ weights
+            if rank < last:
+                comm.Send(result, rank + 1, micro)
+        for micro in range(4):
+            if rank < last:
+                comm.Recv(batch, rank + 1, micro)
+            result = batch @ weights @ weights @ weights
+            if rank:
+                comm.Send(result, rank - 1, micro)
+
+
+def run_reductions(nbytes: int) -> None:
+    """Run 50 all_reduces over hpccoll, and print the seconds from a barrier to a barrier."""
+    from mpi4py import MPI
+
+    comm = MPI.COMM_WORLD
+    source, result = np.ones(nbytes // 8), np.empty(nbytes // 8)
+    for _ in range(3):
+        comm.Allreduce(source, result)
+    comm.Barrier()
+    begin_s = time.perf_counter()
+    for _ in range(50):
+        time.sleep(1e-3)
+        comm.Allreduce(source, result)
+    comm.Barrier()
+    if comm.rank == 0:
+        print("seconds", time.perf_counter() - begin_s, flush=True)
+
+
+RUNS: Final[dict[str, Callable[[], None]]] = {"ddp": run_ddp, "fsdp": run_fsdp, "pipeline": run_pipeline}
+
+
+class Cluster:
+    """Starts jobs on this host or in a lab.
+
+    Args:
+        ranks: the number of ranks of each job.
+        lab: a lab with a node per rank, or None.
+    """
+
+    def __init__(self, ranks: int, lab: Lab | None) -> None:
+        self._ranks, self._lab = ranks, lab
+
+    def run(self, words: Sequence[str], **variables: str) -> str:
+        """Run a job; return its standard output."""
+        words = [str(BIN / "mpirun"), "-n", str(self._ranks), *words]
+        master = {"MASTER_ADDR": "10.77.0.1" if self._lab else "127.0.0.1", "MASTER_PORT": PORT}
+        variables = THREADS | master | variables
+        if self._lab is None:
+            done = subprocess.run(
+                words, capture_output=True, text=True, timeout=LIMIT_S, check=False,
+                env=os.environ | variables | {"GLOO_SOCKET_IFNAME": "lo"},
+            )  # fmt: skip
+        else:
+            words = ["salloc", "--quiet", f"--nodes={self._ranks}", "--ntasks-per-node=1", "--", *words]
+            done = self._lab.run(words, timeout_s=LIMIT_S, env=variables)
+        if done.returncode:
+            raise SystemExit(f"{' '.join(words)}: {done.stderr[-2000:]}")
+        return done.stdout
+
+    def record(self, directory: Path, words: Sequence[str], **variables: str) -> str:
+        """Record a job; return its standard output."""
+        return self.run([str(BIN / "hpccoll"), "profile", "-o", str(directory), *words], **variables)
+
+
+def read_records(directory: Path, *changes: str) -> list[dict[str, Any]]:
+    """Return the records of a recording, with a prediction for each change."""
+    words = [str(BIN / "hpccoll"), "profile", str(directory), "--json", "-"]
+    words += [word for change in changes for word in ("--what-if", change)]
+    printed = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S, check=True).stdout
+    return [json.loads(line) for line in printed.splitlines()]
+
+
+def compare_replays(cluster: Cluster, programs: Sequence[str], jobs: int, directory: Path) -> None:
+    """Print the recorded times and the errors of both replays, as medians over jobs."""
+    print("| program | calls | recorded (s) | replay | replay on the fitted network |\n|---|---|---|---|---|")
+    rows: dict[str, list[tuple[float, float, float, int]]] = {name: [] for name in programs}
+    for job in range(jobs):
+        for name in programs:
+            words = [str(ROOT / "docs" / "programs" / f"{name}.py"), *DOCS[name]] if name in DOCS else None
+            recording = directory / f"{name}-{job}"
+            cluster.record(recording, words or [__file__, "--run", name])
+            records = read_records(recording, "bandwidth=1", "balance")
+            calls = next(record["calls"] for record in records if record["kind"] == "profile")
+            fitted, recorded = (record for record in records if record["kind"] == "profile_prediction")
+            rows[name].append((recorded["recorded_s"], recorded["replay_error"], fitted["replay_error"], calls))
+    for name, values in rows.items():
+        seconds, exact, fitted_error, calls = (median(column) for column in zip(*values, strict=True))
+        print(f"| {name} | {calls:,.0f} | {seconds:.3f} | {exact:.1%} | {fitted_error:.1%} |", flush=True)
+    every = [value for values in rows.values() for value in values]
+    exact, fitted_error = (median(value[column] for value in every) for column in (1, 2))
+    print(f"| median of {len(every)} jobs | | | {exact:.1%} | {fitted_error:.1%} |")
+
+
+def compare_algorithms(cluster: Cluster, jobs: int, directory: Path) -> None:
+    """Print the predicted and the measured saving of each change of the algorithm, as medians over jobs."""
+    print("| bytes | recorded | changed to | measured | saved | predicted |\n|---|---|---|---|---|---|")
+    for nbytes in SIZES:
+        seconds: dict[str, list[float]] = {name: [] for name in ALGORITHMS}
+        predicted: dict[tuple[str, str], list[float]] = {}
+        for job in range(jobs):
+            for name in ALGORITHMS:
+                recording = directory / f"{name}-{nbytes}-{job}"
+                words, choice = [__file__, "--reductions", str(nbytes)], f"all_reduce={name}"
+                variables = {"HPCCOLL_MPI4PY_ALGORITHMS": choice, "HPCCOLL_MPI4PY_AFTER": "0"}
+                printed = cluster.record(recording, ["--drop-in", *words], **variables)
+                seconds[name].append(float(printed.split("seconds")[1].split()[0]))
+                others = [other for other in ALGORITHMS if other != name]
+                records = read_records(recording, *(f"algorithm=all_reduce/{other}" for other in others))
+                predictions = [record for record in records if record["kind"] == "profile_prediction"]
+                for other, prediction in zip(others, predictions, strict=True):
+                    saved_s = prediction["recorded_s"] - prediction["predicted_s"]
+                    predicted.setdefault((name, other), []).append(saved_s)
+        medians = {name: median(values) for name, values in seconds.items()}
+        for (name, other), values in predicted.items():
+            saved_s = medians[name] - medians[other]
+            row = f"| {nbytes} | {name} {medians[name]:.3f} s | {other} | {medians[other]:.3f} s | {saved_s:.3f} s "
+            print(f"{row}| {median(values):.3f} s |", flush=True)
+
+
+def main() -> int:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--jobs", type=int, default=10)
+    parser.add_argument("--lab", metavar="TIME")
+    parser.add_argument("--algorithms", action="store_true")
+    parser.add_argument("--run", choices=RUNS, help="run one rank of a program")
+    parser.add_argument("--reductions", type=int, metavar="BYTES", help="run one rank of the program of all_reduces")
+    parser.add_argument("programs", nargs="*", metavar="PROGRAM", default=[*DOCS, *RUNS])
+    arguments = parser.parse_args()
+    if arguments.run:
+        RUNS[arguments.run]()
+    elif arguments.reductions:
+        run_reductions(arguments.reductions)
+    else:
+        with ExitStack() as stack:
+            directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            lab = None
+            if arguments.lab:
+                shares = (str(ROOT), sys.prefix, str(directory))
+                spec = ClusterSpec(arguments.ranks, 1, parse_rate(RATE), parse_latency(arguments.lab), shares)
+                lab = stack.enter_context(Lab(spec))
+            cluster = Cluster(arguments.ranks, lab)
+            if arguments.algorithms:
+                compare_algorithms(cluster, arguments.jobs, directory)
+            else:
+                compare_replays(cluster, arguments.programs, arguments.jobs, directory)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,77 @@
+"""Calls in a row: one line makes many small collectives, such as reducing a vector number by number.
+
+A row is a sequence of calls of one operation from one call site on all ranks. The time between two calls of a row is
+shorter than their transfers, and shorter than ten times the usual time between calls there, on one rank at least: a
+rank that loses its core for a moment does not end a row. The cost of the calls in a row is what the replay saves if
+each row is a single call, which takes the time of its first call.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from hpccoll.plan import Floats
+from hpccoll.profile.dependencies import CallGraph
+from hpccoll.profile.replay import replay_job
+
+FEWEST_CALLS: Final = 4  # of a row, as mean over the rows of a call site
+_MOST_BYTES: Final = 65536  # larger calls are not worth joining
+_LONGER_GAP: Final = 10.0  # times the usual gap, from which on a gap ends a row
+_SHORTEST_S: Final = 2e-6  # a gap that ends no row
+
+
+@dataclass(frozen=True, slots=True)
+class CallsInARow:
+    """A call site whose calls could be joined: a rank makes `calls` calls of `nbytes` each, in `rows` rows."""
+
+    site: int
+    operation: str
+    calls: int
+    rows: int
+    nbytes: int
+    saved_s: float
+
+
+def find_calls_in_a_row(graph: CallGraph) -> list[CallsInARow]:
+    """Return the call sites with rows of collectives, the most costly first."""
+    follows = find_followers(graph)
+    base_s = replay_job(graph).run_s if follows.any() else 0.0
+    found = []
+    for site, op in {(int(graph.site[call]), int(graph.op[call])) for call in np.flatnonzero(follows)}:
+        at_site = (graph.site == site) & (graph.op == op)
+        rank = int(graph.rank[np.flatnonzero(at_site)[0]])
+        own = at_site & (graph.rank == rank)
+        saved_s = base_s - replay_job(graph, *join_rows(graph, follows & at_site)).run_s
+        calls = int(own.sum())
+        rows = calls - int((own & follows).sum())
+        if calls >= FEWEST_CALLS * rows:
+            nbytes = int(np.median(graph.nbytes[own]))
+            found.append(CallsInARow(site, graph.operations[op], calls, rows, nbytes, saved_s))
+    return sorted(found, key=lambda calls: -calls.saved_s)
+
+
+def join_rows(graph: CallGraph, follows: np.ndarray) -> tuple[Floats, Floats]:
+    """Return the gaps and transfers of all calls if those marked by `follows` were part of their row's first call."""
+    return np.where(follows, 0.0, graph.gap_s), np.where(follows, 0.0, graph.transfer_s)
+
+
+def find_followers(graph: CallGraph) -> np.ndarray:
+    """Return which calls continue a row, as an array of bool."""
+    differs = np.zeros(len(graph.rank), bool)
+    for values in (graph.rank, graph.site, graph.op, graph.comm):
+        differs[1:] |= values[1:] != values[:-1]
+    continues = ~differs & (graph.matches.group >= 0)
+    continues[0] = False
+    is_small = (graph.nbytes >= 0) & (graph.nbytes <= _MOST_BYTES)
+    limit = np.zeros(len(graph.rank))
+    for site in np.unique(graph.site[continues]):
+        at_site = graph.site == site
+        transfer_s = float(np.median(graph.transfer_s[at_site]))
+        usual_gap_s = float(np.median(graph.gap_s[at_site & continues]))
+        limit[at_site] = min(transfer_s, _LONGER_GAP * usual_gap_s)
+    shortest_s = np.full(int(graph.matches.group.max(initial=0)) + 1, np.inf)
+    np.minimum.at(shortest_s, graph.matches.group[continues], graph.gap_s[continues])
+    return continues & is_small & (shortest_s[graph.matches.group] <= np.maximum(limit, _SHORTEST_S))

@@ -1,0 +1,234 @@
+"""Reads Chakra execution traces, one file per rank, as a profile.
+
+Nodes with start times keep them: the time between the communication nodes of a rank is computing. Traces without start
+times, such as those for ASTRA-sim, are simulated (task_graph.py). The ranks of a process group are those whose traces
+have collectives with its `pg_name`. Source: et_def.proto of mlcommons/chakra, schema version 1.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from hpccoll.errors import UsageError
+from hpccoll.private_files import read_limited
+from hpccoll.profile.chakra import COLLECTIVE, COLLECTIVES, COMPUTATION, RECEIVE, SEND
+from hpccoll.profile.foreign_profile import RankCalls, make_foreign_profile
+from hpccoll.profile.load import JobProfile
+from hpccoll.profile.task_graph import NOTE, Task, TaskSimulation
+
+_MOST_BYTES: Final = 2**30
+_NAMES: Final = {number: name for name, number in COLLECTIVES.items()} | {8: "reduce_scatter"}
+_VARINT, _EIGHT_BYTES, _LENGTH, _FOUR_BYTES = 0, 1, 2, 5  # wire types of protobuf
+_TEXT: Final = 29  # the field of a string in an AttributeProto
+
+
+@dataclass(slots=True)
+class ChakraNode:
+    """A node of a trace; `attributes` has whole numbers and strings only."""
+
+    number: int = 0
+    kind: int = 0
+    needs: list[int] = field(default_factory=list)
+    start_us: int = 0
+    duration_us: int = 0
+    attributes: dict[str, int | str] = field(default_factory=dict)
+
+    def get_int(self, name: str) -> int:
+        """Return an attribute as a whole number; 0 if it is missing."""
+        value = self.attributes.get(name, 0)
+        return value if isinstance(value, int) else 0
+
+    @property
+    def group(self) -> str:
+        """The name of the process group of a collective; empty for the default group."""
+        return str(self.attributes.get("pg_name", ""))
+
+    @property
+    def operation(self) -> str:
+        """hpccoll's name of a collective; other types are barriers."""
+        return _NAMES.get(self.get_int("comm_type"), "barrier")
+
+
+def read_chakra(path: Path) -> JobProfile:
+    """Return the profile of the traces NAME.RANK.et; `path` is one of them, or NAME.et.
+
+    Raises:
+        UsageError: files are missing or damaged, or ranks wait forever.
+    """
+    files = find_traces(path)
+    nodes = [read_nodes(file) for file in files]
+    groups: dict[str, list[int]] = {"": list(range(len(nodes)))}
+    for rank, own in enumerate(nodes):
+        for name in dict.fromkeys(node.group for node in own if node.kind == COLLECTIVE and node.group):
+            groups.setdefault(name, []).append(rank)
+    comms = {name: number for number, name in enumerate(groups)}
+    members = [tuple(ranks) for ranks in groups.values()]
+    if any(node.start_us for own in nodes for node in own):
+        calls = [_list_calls(own, comms) for own in nodes]
+        ends = [1e-6 * max((node.start_us + node.duration_us for node in own), default=0) for own in nodes]
+        return make_foreign_profile(path, calls, ends, members, ())
+    simulation = TaskSimulation(
+        [_list_tasks(own, comms, file) for own, file in zip(nodes, files, strict=True)], members
+    )
+    return make_foreign_profile(path, simulation.run(), simulation.list_ends(), members, (NOTE,))
+
+
+def find_traces(path: Path) -> list[Path]:
+    """Return the traces of all ranks, by rank."""
+    stem = path.with_suffix("").with_suffix("") if path.with_suffix("").suffix[1:].isdecimal() else path.with_suffix("")
+    files = {int(file.suffixes[-2][1:]): file for file in stem.parent.glob(f"{stem.name}.*.et") if _has_rank(file)}
+    if not files:
+        raise UsageError(f"{path}: there is no trace {stem.name}.0.et; name the traces of ranks NAME.RANK.et")
+    missing = sorted(set(range(max(files) + 1)) - set(files))
+    if missing:
+        raise UsageError(f"{path}: the trace of rank {missing[0]} is missing; copy {stem.name}.{missing[0]}.et there")
+    return [files[rank] for rank in range(len(files))]
+
+
+def _has_rank(file: Path) -> bool:
+    """Whether the name of a file has a rank before its suffix."""
+    return len(file.suffixes) > 1 and file.suffixes[-2][1:].isdecimal()
+
+
+def read_nodes(file: Path) -> list[ChakraNode]:
+    """Return the nodes of a trace in the order of the file."""
+    try:
+        messages = list(_split_messages(read_limited(file, _MOST_BYTES)))
+        return [_decode_node(message) for message in messages[1:]]  # after the GlobalMetadata
+    except (OSError, IndexError, UnicodeDecodeError, ValueError) as error:
+        raise UsageError(f"{file}: is no Chakra execution trace, or is cut off ({error}); export it again") from error
+
+
+def _split_messages(data: bytes) -> Iterator[bytes]:
+    """Yield the messages of a file, each of which follows its length."""
+    place = 0
+    while place < len(data):
+        length, place = _decode_varint(data, place)
+        if place + length > len(data):
+            raise ValueError(f"a message of {length} bytes at byte {place} of {len(data)}")
+        yield data[place : place + length]
+        place += length
+
+
+def _decode_node(message: bytes) -> ChakraNode:
+    """Return a Node."""
+    node = ChakraNode()
+    for number, value in _decode_fields(message):
+        match number, value:
+            case 1, int():
+                node.number = value
+            case 3, int():
+                node.kind = value
+            case ((4 | 5), int()):
+                node.needs.append(value)
+            case ((4 | 5), bytes()):  # a packed list
+                node.needs += _decode_packed(value)
+            case 6, int():
+                node.start_us = value
+            case 7, int():
+                node.duration_us = value
+            case 10, bytes():
+                name, found = _decode_attribute(value)
+                node.attributes[name] = found
+    return node
+
+
+def _decode_attribute(message: bytes) -> tuple[str, int | str]:
+    """Return the name and the value of an AttributeProto; 0 for values that are neither whole numbers nor strings."""
+    name, found = "", 0
+    text: str | None = None
+    for number, value in _decode_fields(message):
+        if number == 1 and isinstance(value, bytes):
+            name = value.decode()
+        elif number == _TEXT and isinstance(value, bytes):
+            text = value.decode()
+        elif isinstance(value, int):
+            found = value
+    return name, found if text is None else text
+
+
+def _decode_fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """Yield the number and the value of each field of a message."""
+    place = 0
+    while place < len(message):
+        key, place = _decode_varint(message, place)
+        kind = key & 7
+        if kind == _VARINT:
+            value, place = _decode_varint(message, place)
+            yield key >> 3, value
+            continue
+        if kind == _LENGTH:
+            length, place = _decode_varint(message, place)
+        elif kind in (_EIGHT_BYTES, _FOUR_BYTES):
+            length = 8 if kind == _EIGHT_BYTES else 4
+        else:
+            raise ValueError(f"wire type {kind} at byte {place}")
+        if place + length > len(message):
+            raise ValueError(f"a field of {length} bytes at byte {place} of {len(message)}")
+        yield key >> 3, message[place : place + length]
+        place += length
+
+
+def _decode_packed(data: bytes) -> list[int]:
+    """Return the whole numbers of a packed list."""
+    numbers, place = [], 0
+    while place < len(data):
+        number, place = _decode_varint(data, place)
+        numbers.append(number)
+    return numbers
+
+
+def _decode_varint(data: bytes, place: int) -> tuple[int, int]:
+    """Return a whole number and the place after it."""
+    value = shift = 0
+    while True:
+        byte = data[place]
+        value |= (byte & 0x7F) << shift
+        shift, place = shift + 7, place + 1
+        if byte < 0x80:
+            return value, place
+
+
+def _list_calls(nodes: Sequence[ChakraNode], comms: dict[str, int]) -> RankCalls:
+    """Return the communication of a rank at its recorded times; an earlier call ends when the next one begins."""
+    calls = RankCalls()
+    own = sorted(
+        (node for node in nodes if node.kind in (SEND, RECEIVE, COLLECTIVE)),
+        key=lambda node: (node.start_us, node.number),
+    )
+    for node, following in zip(own, [*own[1:], None], strict=True):
+        begin_us, end_us = node.start_us, node.start_us + node.duration_us
+        if following is not None:
+            end_us = max(min(end_us, following.start_us), begin_us)
+        begin_s, end_s, nbytes = 1e-6 * begin_us, 1e-6 * end_us, node.get_int("comm_size")
+        if node.kind == COLLECTIVE:
+            root = node.get_int("root") if node.operation in ("reduce", "gather", "scatter", "broadcast") else -1
+            calls.add(node.operation, begin_s, end_s, nbytes=nbytes, peer=root, comm=comms[node.group])
+        else:
+            kind, peer = ("send", "comm_dst") if node.kind == SEND else ("recv", "comm_src")
+            calls.add(kind, begin_s, end_s, nbytes=nbytes, peer=node.get_int(peer), tag=node.get_int("comm_tag"))
+    return calls
+
+
+def _list_tasks(nodes: Sequence[ChakraNode], comms: dict[str, int], file: Path) -> list[Task]:
+    """Return the nodes of a rank as tasks; other nodes than computing and communication take no time."""
+    places = {node.number: place for place, node in enumerate(nodes)}
+    tasks = []
+    for node in nodes:
+        unknown = [need for need in node.needs if need not in places]
+        if unknown:
+            raise UsageError(f"{file}: node {node.number} needs node {unknown[0]}, which is missing; export it again")
+        needs, nbytes = tuple(places[need] for need in node.needs), node.get_int("comm_size")
+        if node.kind == COLLECTIVE:
+            tasks.append(Task(node.operation, nbytes=nbytes, comm=comms[node.group], needs=needs))
+        elif node.kind in (SEND, RECEIVE):
+            kind, peer = ("send", "comm_dst") if node.kind == SEND else ("recv", "comm_src")
+            peer_rank, tag = node.get_int(peer), node.get_int("comm_tag")
+            tasks.append(Task(kind, nbytes=nbytes, peer=peer_rank, tag=tag, needs=needs))
+        else:
+            seconds = 1e-6 * node.duration_us if node.kind == COMPUTATION else 0.0
+            tasks.append(Task("calc", seconds, needs=needs))
+    return tasks

@@ -1,0 +1,41 @@
+"""Reads a recording, or a trace of another tool, as a profile."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from hpccoll.errors import UsageError
+from hpccoll.profile import layout
+from hpccoll.profile.load import JobProfile, read_profile
+
+TRACES: Final = {".goal": "a GOAL schedule", ".et": "Chakra execution traces, NAME.RANK.et"}
+
+
+def is_readable(path: str) -> bool:
+    """Whether a path is a directory with the files of a profile, or has the name of a trace that can be read."""
+    file = Path(path)
+    if file.is_dir():
+        return any(file.glob(f"rank-*{layout.NAMES_SUFFIX}"))
+    return file.suffix in TRACES
+
+
+def read_recording(path: str) -> JobProfile:
+    """Return the profile in a directory, or in a trace whose suffix is among TRACES.
+
+    Raises:
+        UsageError: there is no profile, or the trace cannot be read.
+    """
+    file = Path(path)
+    if file.suffix == ".goal" and not file.is_dir():
+        from hpccoll.profile.goal_reader import read_goal
+
+        return read_goal(file)
+    if file.suffix == ".et" and not file.is_dir():
+        from hpccoll.profile.chakra_reader import read_chakra
+
+        return read_chakra(file)
+    if file.is_file():
+        valid = ", ".join(f"{suffix} ({what})" for suffix, what in TRACES.items())
+        raise UsageError(f"{path}: is neither a recording nor a trace of a known format; the formats are {valid}")
+    return read_profile(path)

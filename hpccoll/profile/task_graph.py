@@ -1,0 +1,231 @@
+"""Simulates a job whose trace has no times of its communication: tasks of ranks, with the tasks that each needs.
+
+A rank carries out one task after the other. It starts its sends, receives and collectives when their needs have ended,
+then computes; if nothing else is left to do, it waits for the operation that ends first. A message takes `ALPHA_S` and
+`BETA_S` per byte, and a collective the simulated time of the fastest algorithm on such a network.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from hpccoll.errors import UsageError
+from hpccoll.profile.foreign_profile import COLLECTIVES, RankCalls
+from hpccoll.profile.layout import ANY
+from hpccoll.profile.network_model import ModelledTransfer, NetworkModel
+
+ALPHA_S: Final = 2e-6
+BETA_S: Final = 1e-10
+NOTE: Final = f"the file has no times of messages: each takes {1e6 * ALPHA_S:g} us and {1e9 * BETA_S:g} ns per byte"
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A task of a rank: `calc`, `send`, `recv`, or a collective.
+
+    Args:
+        kind: the name of the task.
+        seconds: of computing.
+        nbytes: of the message, or of the buffer of one rank.
+        peer: the rank that receives or sends; ANY for a receive from any rank.
+        tag: of the message; ANY for a receive with any tag.
+        comm: index of the communicator of a collective.
+        needs: indices of tasks of this rank that must have ended before.
+        start_needs: indices of tasks of this rank that must have started before.
+    """
+
+    kind: str
+    seconds: float = 0.0
+    nbytes: int = 0
+    peer: int = ANY
+    tag: int = ANY
+    comm: int = 0
+    needs: tuple[int, ...] = ()
+    start_needs: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class _Open:
+    """A receive or collective that a rank has started; `end_s` is known when the message was sent."""
+
+    rank: int
+    task: int
+    request: int
+    end_s: float | None = None
+
+
+@dataclass(slots=True)
+class _RankState:
+    """What a rank has done, and the tasks that it may start."""
+
+    tasks: Sequence[Task]
+    missing: list[int]  # the needs of each task that are not satisfied
+    calls: RankCalls = field(default_factory=RankCalls)
+    clock_s: float = 0.0
+    ended: int = 0
+    communication: deque[int] = field(default_factory=deque)
+    computing: deque[int] = field(default_factory=deque)
+    open: list[_Open] = field(default_factory=list)
+    is_blocked: bool = False
+
+
+class TaskSimulation:
+    """The simulation of a job.
+
+    Args:
+        tasks: of each rank.
+        comms: the ranks of each communicator.
+    """
+
+    def __init__(self, tasks: Sequence[Sequence[Task]], comms: Sequence[tuple[int, ...]]) -> None:
+        self._comms, self._network = comms, NetworkModel(ALPHA_S, BETA_S)
+        self._states = [_RankState(own, [len(each.needs) + len(each.start_needs) for each in own]) for own in tasks]
+        self._after_end = [_list_followers([task.needs for task in own]) for own in tasks]
+        self._after_start = [_list_followers([task.start_needs for task in own]) for own in tasks]
+        self._sent: dict[tuple[int, int], list[tuple[int, float]]] = defaultdict(list)  # tag and arrival, not received
+        self._receives: dict[int, list[_Open]] = defaultdict(list)  # by rank, of which no message was sent
+        self._gathered: dict[tuple[int, int], list[_Open]] = defaultdict(list)  # collectives, by number
+        self._counts: dict[tuple[int, int], int] = defaultdict(int)  # collectives of a rank on a communicator
+
+    def run(self) -> list[RankCalls]:
+        """Return the calls of each rank.
+
+        Raises:
+            UsageError: some ranks wait for messages that no rank sends, or for each other.
+        """
+        for rank, state in enumerate(self._states):
+            for task, missing in enumerate(state.missing):
+                if not missing:
+                    self._make_ready(rank, task)
+        self._queue = [(0.0, rank) for rank in range(len(self._states))]
+        while self._queue:
+            self._advance(heapq.heappop(self._queue)[1])
+        stuck = [rank for rank, state in enumerate(self._states) if state.ended < len(state.tasks)]
+        if stuck:
+            raise UsageError(f"ranks {stuck[:8]} never end: they wait for messages or tasks that no rank sends or runs")
+        return [state.calls for state in self._states]
+
+    def list_ends(self) -> list[float]:
+        """Return the time at which each rank ended."""
+        return [state.clock_s for state in self._states]
+
+    def _advance(self, rank: int) -> None:
+        """Let a rank compute, or wait for an operation that it has started."""
+        state = self._states[rank]
+        self._start_communication(rank)
+        if state.computing:
+            task = state.computing.popleft()
+            self._mark(rank, task, self._after_start)
+            self._start_communication(rank)
+            state.clock_s += state.tasks[task].seconds
+            self._end(rank, task)
+        else:
+            known = [each for each in state.open if each.end_s is not None]
+            if not known:
+                state.is_blocked = True
+                return
+            first = min(known, key=lambda each: each.end_s or 0.0)
+            begin_s, state.clock_s = state.clock_s, max(state.clock_s, first.end_s or 0.0)
+            state.calls.complete(first.request, begin_s, state.clock_s)
+            state.open.remove(first)
+            self._end(rank, first.task)
+        heapq.heappush(self._queue, (state.clock_s, rank))
+
+    def _start_communication(self, rank: int) -> None:
+        """Start all sends, receives and collectives that are ready."""
+        state = self._states[rank]
+        while state.communication:
+            number = state.communication.popleft()
+            task = state.tasks[number]
+            request = state.calls.start(
+                task.kind, state.clock_s, nbytes=task.nbytes, peer=task.peer, tag=task.tag, comm=task.comm
+            )
+            self._mark(rank, number, self._after_start)
+            if task.kind == "send":
+                self._send(rank, task)
+                self._end(rank, number)
+                continue
+            operation = _Open(rank, number, request)
+            state.open.append(operation)
+            self._receive(operation, task) if task.kind == "recv" else self._gather(operation, task)
+
+    def _send(self, source: int, task: Task) -> None:
+        """Give a message to the first receive that it matches, or keep it."""
+        end_s = self._states[source].clock_s + ALPHA_S + BETA_S * task.nbytes
+        receives = self._receives[task.peer]
+        for receive in receives:
+            wanted = self._states[receive.rank].tasks[receive.task]
+            if wanted.peer in (ANY, source) and wanted.tag in (ANY, task.tag):
+                receives.remove(receive)
+                self._complete(receive, end_s)
+                return
+        self._sent[source, task.peer].append((task.tag, end_s))
+
+    def _receive(self, receive: _Open, task: Task) -> None:
+        """Take the first message that matches a receive, or keep the receive."""
+        sources = range(len(self._states)) if task.peer == ANY else (task.peer,)
+        kept = [
+            (end_s, place, source)
+            for source in sources
+            for place, (tag, end_s) in enumerate(self._sent[source, receive.rank])
+            if task.tag in (ANY, tag)
+        ]
+        if not kept:
+            self._receives[receive.rank].append(receive)
+            return
+        end_s, place, source = min(kept) if task.peer == ANY else kept[0]
+        del self._sent[source, receive.rank][place]
+        self._complete(receive, end_s)
+
+    def _gather(self, operation: _Open, task: Task) -> None:
+        """Complete a collective if all its ranks have started it."""
+        members = self._comms[task.comm]
+        number = self._counts[operation.rank, task.comm]
+        self._counts[operation.rank, task.comm] += 1
+        started = self._gathered[task.comm, number]
+        started.append(operation)
+        if len(started) == len(members):
+            kind = ModelledTransfer(task.kind, len(members), task.nbytes)
+            end_s = max(self._states[each.rank].clock_s for each in started) + self._network.predict_s(kind)
+            for each in self._gathered.pop((task.comm, number)):
+                self._complete(each, end_s)
+
+    def _complete(self, operation: _Open, end_s: float) -> None:
+        """Set the end of an operation, and let its rank go on if it was blocked."""
+        operation.end_s, state = end_s, self._states[operation.rank]
+        if state.is_blocked:
+            state.is_blocked = False
+            heapq.heappush(self._queue, (state.clock_s, operation.rank))
+
+    def _end(self, rank: int, task: int) -> None:
+        """Count an ended task, and make ready the tasks that needed it."""
+        self._states[rank].ended += 1
+        self._mark(rank, task, self._after_end)
+
+    def _mark(self, rank: int, task: int, followers: Sequence[dict[int, list[int]]]) -> None:
+        """Make ready the followers of a task that have no other needs left."""
+        state = self._states[rank]
+        for follower in followers[rank].get(task, ()):
+            state.missing[follower] -= 1
+            if not state.missing[follower]:
+                self._make_ready(rank, follower)
+
+    def _make_ready(self, rank: int, task: int) -> None:
+        """Add a task to those that its rank may start."""
+        state = self._states[rank]
+        kind = state.tasks[task].kind
+        is_communication = kind in ("send", "recv", *COLLECTIVES)
+        (state.communication if is_communication else state.computing).append(task)
+
+
+def _list_followers(needs: Sequence[tuple[int, ...]]) -> dict[int, list[int]]:
+    """Return the tasks that need each task."""
+    followers: dict[int, list[int]] = defaultdict(list)
+    for task, own in enumerate(needs):
+        for need in own:
+            followers[need].append(task)
+    return followers
