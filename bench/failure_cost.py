@@ -1,7 +1,8 @@
 """Compare calls of communicators with on_failure="raise" with calls of default communicators, without any failure.
 
-Both communicators have the same ranks, in a job that can go on after the death of a rank. The thread that asks MPI for
-dead ranks runs during the calls of both sides; a last row has its time.
+All communicators have the same ranks, in a job that can go on after the death of a rank. Each side has a communicator of
+its own, with its own shared memory. The thread that asks MPI for dead ranks runs during all calls; a last row has its
+time.
 
     mpirun --with-ft ulfm -n 2 python bench/failure_cost.py --json failure_cost.jsonl
 """
@@ -29,20 +30,22 @@ SHORT_BYTES, LOOKS = 4096, 2000
 
 def measure(bench: Bench) -> Iterator[Result]:
     """Yield a case per size and algorithm, and the time of the thread."""
-    raising = Communicator(bench.comm, on_failure="raise")
+    ending, raising = Communicator(bench.comm), Communicator(bench.comm, on_failure="raise")
     for nbytes in bench.sizes:
         x = np.zeros(max(nbytes // 4, 1), np.float32)
         for algorithm in SHORT if nbytes <= SHORT_BYTES else LONG:
-            end, fail = (partial(comm.all_reduce, x, algorithm=algorithm) for comm in (bench.own, raising))
+            comms = bench.own, ending, raising
+            first, second, fail = (partial(comm.all_reduce, x, algorithm=algorithm) for comm in comms)
             sides = [
-                Side(END, end),
-                Side(f"{END}, again (A/A)", end),
+                Side(END, first),
+                Side(f"{END}, another one (A/A)", second),
                 Side(RAISE, fail, (Must("no slower", END),)),
             ]
             batch = 100 if nbytes <= SHORT_BYTES else 1
             yield bench.run(Case(algorithm, nbytes, batch, sides, check=all_reduce_check(bench.comm, x)))
     yield time_looks(bench)
     raising.close()
+    ending.close()
 
 
 def time_looks(bench: Bench) -> Result:
