@@ -1,8 +1,8 @@
 """Compare calls of communicators with on_failure="raise" with calls of default communicators, without any failure.
 
-All communicators have the same ranks, in a job that can go on after the death of a rank. Each side has a communicator of
-its own, with its own shared memory. The thread that asks MPI for dead ranks runs during all calls; a last row has its
-time.
+All communicators have the same ranks, in a job that can go on after the death of a rank. Each side has a communicator
+of its own, with its own shared memory. The thread that asks MPI for dead ranks runs during all calls; a last row has
+its time.
 
     mpirun --with-ft ulfm -n 2 python bench/failure_cost.py --json failure_cost.jsonl
 """
