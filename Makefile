@@ -62,6 +62,7 @@ bench: $(MPICH)/.bench-ready
 # a lower priority. The SLURM tests end first; the MPI tests on the second MPI follow them. The sessions write their
 # failures to one file as well, so that they are the last that is printed.
 test: CASES := quick
+test: OTHER_RANKS := 2
 test-rest: CASES := rest
 test-rest: RANKS := 4 1
 test-rest test-full: DOCS := docs

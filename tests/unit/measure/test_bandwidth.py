@@ -66,6 +66,7 @@ def test_no_time_at_all_is_still_a_number():
     assert compute_algbw(1, 0.0) == pytest.approx(1.0)  # a byte in a nanosecond
 
 
+@pytest.mark.slow
 @each_row
 @given(count=st.integers(0, 2**40), size=st.sampled_from([1, 2, 4, 8, 16]), n=st.integers(1, 100))
 def test_counts_come_back_from_their_message(name, count, size, n):
@@ -74,6 +75,7 @@ def test_counts_come_back_from_their_message(name, count, size, n):
     assert compute_count(op, compute_message_bytes(op, count, size, n), size, n) == expected
 
 
+@pytest.mark.slow
 @each_row
 @given(nbytes=st.integers(1, 2**40), size=st.sampled_from([1, 2, 4, 8, 16]), n=st.integers(1, 100))
 def test_sizes_that_are_not_divisible_are_rounded_down_but_never_to_nothing(name, nbytes, size, n):

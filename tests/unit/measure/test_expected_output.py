@@ -57,6 +57,7 @@ def assert_same_judgement(task):
         assert expected.count_wrong(damaged) == reference.count_wrong(damaged) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("operation", list(Operation))
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16", "int8", "complex64", "bool"])
 def test_the_same_outputs_are_right_as_by_whole_inputs(operation, dtype):

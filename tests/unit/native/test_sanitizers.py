@@ -42,6 +42,7 @@ def run(program: Path, limit_s: float = 240) -> subprocess.CompletedProcess[str]
     return subprocess.run([program], capture_output=True, text=True, timeout=limit_s, check=False)
 
 
+@pytest.mark.slow
 def test_whatever_the_check_accepts_stays_inside_of_its_memories(tmp_path):
     done = run(compile_driver(tmp_path, "drive_interpreter.c", CHECKED, "address,undefined"))
     assert done.returncode == 0, done.stderr

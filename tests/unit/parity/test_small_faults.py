@@ -81,6 +81,7 @@ def fault(quantity):
             yield {"wrap": wrap}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("quantity", ["parameter", "loss", "buffer", "initial parameter"])
 def test_another_quantity_that_differs_slightly_is_found(quantity):
     with fault(quantity) as changes:

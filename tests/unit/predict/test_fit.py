@@ -193,6 +193,7 @@ def read_borders(figure):
     return np.concatenate(lines) if lines else np.empty((0, 2))
 
 
+@pytest.mark.slow
 def test_the_map_has_a_border_where_an_algorithm_cannot_run():
     infinite = [[[1] * 4, [1] * 4, [np.inf] * 4, [np.inf] * 4], [[9] * 4, [9] * 4, [2] * 4, [2] * 4]]
     algorithms, figure = draw_map(infinite, LIMITED.with_ranks_per_node(4), (2, 4, 8, 16))

@@ -31,6 +31,7 @@ def search_all_cuts(network: Network, sources: Collection[int]) -> Fraction:
     return max(ratios)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(10))
 def test_optimum_equals_brute_force(seed: int) -> None:
     rng = random.Random(seed)

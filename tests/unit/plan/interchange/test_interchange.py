@@ -168,6 +168,7 @@ def test_any_value_anywhere_is_a_plan_or_a_clear_refusal(where, keys, value):
     require_clear_error(json.dumps(document))
 
 
+@pytest.mark.slow
 @given(cut=st.integers(0, len(RING2)), more=st.text(max_size=5))
 def test_a_torn_file_is_refused(cut, more):
     require_clear_error(RING2[:cut] + more)

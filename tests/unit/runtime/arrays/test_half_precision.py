@@ -225,6 +225,7 @@ def told(program):
     return done.stdout.split()
 
 
+@pytest.mark.slow
 @NEEDS_TORCH
 def test_torch_is_imported_for_much_half_precision_and_nothing_else():
     assert told(f"""
@@ -243,6 +244,7 @@ after({FEWEST}, "float16")
 """) == ["False", "False", "True"]
 
 
+@pytest.mark.slow
 @NEEDS_TORCH
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are counted in /proc")
 def test_long_arrays_start_no_threads_and_leave_the_users_number_alone():

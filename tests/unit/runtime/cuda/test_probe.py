@@ -60,6 +60,7 @@ def test_hanging_job_is_killed_and_has_not_passed():
     assert not probe.has_passed(result)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("operation", probe.OPERATIONS)
 def test_operation_without_effect_does_not_pass(operation):
     """Host memory takes the same path as device memory."""

@@ -249,6 +249,7 @@ def test_clock_and_ending_are_kept(recorder):
     assert recording.to_global(12 * 10**9) == pytest.approx(15.0)
 
 
+@pytest.mark.slow
 def test_many_communicators_and_names_leave_the_latest_readable(calls, recorder):
     """The tables have a fixed size; what does not fit is left out, and the entries stay readable."""
     calls.open(10**6, 0, 4, (0, 1, 2, 3))

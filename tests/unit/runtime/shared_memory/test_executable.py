@@ -121,6 +121,7 @@ def take_turns(ranks: list[Iterator[None]], seed: int) -> None:
     pytest.fail("the ranks wait for each other for ever")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", SHARED, ids=get_name)
 @pytest.mark.parametrize("tile", [3, 1000, mark_full(1)])
 def test_what_runs_in_segments_and_tiles_ends_as_in_replay(algorithm, tile, monkeypatch):
