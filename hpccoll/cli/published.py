@@ -10,14 +10,18 @@ from collections.abc import Sequence
 from pathlib import PurePath
 
 from hpccoll.algorithms.plan_files import PublishedVerdict, is_published_file, judge_published
+from hpccoll.cli.network_options import load_network
 from hpccoll.cli.output import STDOUT, is_printing_rank, list_given_options, print_table, print_text
 from hpccoll.cli.progress import show_progress
 from hpccoll.cli.run_record import open_serial_output
 from hpccoll.errors import HpccollError, UsageError
-from hpccoll.plan.published.proof import MOST_BUFFERED
+from hpccoll.plan import Operation
+from hpccoll.plan.published.block_program import BlockProgram
+from hpccoll.plan.published.proof import MOST_BUFFERED, count_traffic
 from hpccoll.records import PublishedScheduleRecord
 from hpccoll.units import format_count
 
+NBYTES = 2**30  # of a long message, whose share of the optimum is stated
 COLUMNS = ("file", "tool", "operation", "ranks", "verdict", "buffers", "chunks moved", "redundant", "plan", "s")
 
 
@@ -34,31 +38,63 @@ def are_published(names: Sequence[str]) -> bool:
     return bool(published)
 
 
-def verify_published(paths: Sequence[str], buffered: int | None, json_file: str | None) -> None:
+def verify_published(paths: Sequence[str], buffered: int | None, machine: str | None, json_file: str | None) -> None:
     """Prove the schedules of all files, print a table, and raise HpccollError if one is wrong.
 
-    `buffered` is a number of buffered messages per link with which no schedule may deadlock, or None.
+    Args:
+        buffered: a number of buffered messages per link with which no schedule may deadlock, or None.
+        machine: the network with whose optimum the right schedules are compared, or None.
     """
     if not is_printing_rank():
         return
-    verdicts = []
+    verdicts, shares = [], []
     with open_serial_output(json_file) as lines, show_progress("proven", len(paths)) as advance:
         for path in paths:
             start = time.perf_counter()
             verdict = judge_published(path, buffered)
-            record = _make_record(verdict, time.perf_counter() - start)
+            seconds, share = time.perf_counter() - start, None
+            if machine is not None:
+                share, text = _compare_with_optimum(verdict, machine)
+                shares.append(text)
+            record = _make_record(verdict, seconds, share)
             verdicts.append((verdict, record))
             lines.write(record.as_dict())
             advance(PurePath(path).name)
     if json_file != STDOUT:
         _print_verdicts(verdicts)
+        print_text("\n".join(shares))
     failures = [f"{verdict.path}: {verdict.failure}" for verdict, _ in verdicts if verdict.failure is not None]
     if failures:
         head = f"{format_count(len(failures), 'schedule')} of {len(verdicts)} refused:\n"
         raise HpccollError(head + "\n".join(failures))
 
 
-def _make_record(verdict: PublishedVerdict, seconds: float) -> PublishedScheduleRecord:
+def _compare_with_optimum(verdict: PublishedVerdict, machine: str) -> tuple[float | None, str]:
+    """Return the share of the optimum of a network that a schedule reaches, and the share in words; None if unknown."""
+    from hpccoll.synthesis.optimum import RULED, compute_optimum
+    from hpccoll.synthesis.traffic import find_busiest_link
+
+    program, proof = verdict.program, verdict.proof
+    if program is None or proof is None:
+        return None, f"{verdict.path}: not compared with the optimum, because it is wrong"
+    if program.operation not in RULED:
+        return None, f"{verdict.path}: no optimum of {program.operation.value} is known"
+    network = load_network(machine, program.ranks)
+    optimum = compute_optimum(network, program.operation, _find_root(program))
+    seconds_per_byte, link = find_busiest_link(network, count_traffic(program, proof.executed))
+    busiest = " to ".join(network.vertices[vertex] for vertex in link)
+    share = optimum.describe_share(float(seconds_per_byte * NBYTES), NBYTES)
+    text = f"{verdict.path}: long messages reach at most {share}; the schedule's busiest link leads from {busiest}"
+    return float(optimum.seconds_per_byte / seconds_per_byte), text
+
+
+def _find_root(program: BlockProgram) -> int:
+    """Return the rank that has the input of a broadcast, or needs the output of a reduce; rank 0 for others."""
+    cells = program.outputs if program.operation is Operation.REDUCE else program.inputs
+    return min(cell[0] for cell in cells)
+
+
+def _make_record(verdict: PublishedVerdict, seconds: float, share: float | None) -> PublishedScheduleRecord:
     """Return the record of a verdict."""
     program, proof, plan = verdict.program, verdict.proof, verdict.plan_proof
     return PublishedScheduleRecord(
@@ -77,6 +113,7 @@ def _make_record(verdict: PublishedVerdict, seconds: float) -> PublishedSchedule
         sent_most=float(plan.cost.most) if plan else None,
         no_plan=verdict.no_plan,
         seconds=round(seconds, 6),
+        optimum_share=share,
     )
 
 

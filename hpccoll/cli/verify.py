@@ -21,6 +21,7 @@ import numpy as np
 
 from hpccoll.algorithms import Algorithm, get_algorithm, list_algorithms, loader
 from hpccoll.cli.completion import complete_plans
+from hpccoll.cli.network_options import NETWORK_KINDS
 from hpccoll.cli.output import STDOUT, is_printing_rank, json_option, print_table
 from hpccoll.cli.progress import show_progress
 from hpccoll.cli.published import are_published, verify_published
@@ -295,6 +296,7 @@ def _print_layouts(ranks: Sequence[int]) -> None:
 @click.option(
     "--buffered", type=click.IntRange(1), metavar="K", help="Refuse a FILE that deadlocks with K messages per link."
 )
+@click.option("--machine", metavar=NETWORK_KINDS, help="Compare a published FILE with the optimum of this network.")
 @add_schedule_options("2:8", "1:16")
 @json_option()
 def verify(
@@ -302,6 +304,7 @@ def verify(
     ranks: str | None,
     survive: bool,
     buffered: int | None,
+    machine: str | None,
     json_file: str | None,
     schedule_options: ScheduleOptions,
 ) -> None:
@@ -315,16 +318,18 @@ def verify(
     torch.distributed.pipelining. A wrong schedule is refused with rank, action and reason.
 
     FILE.xml and FILE.json are schedules of MSCCL, MSCCL++, TE-CCL or TACCL. A wrong one is refused with rank, thread
-    block, step and chunk: `hpccoll verify allreduce.xml --buffered 1`.
+    block, step and chunk: `hpccoll verify allreduce.xml --buffered 1`. With --machine, the output also states how near
+    a right one comes to the optimum of a network: its busiest link, against the tightest cut.
     """
     if are_published(names):
         if survive:
             raise UsageError("--survive is not available for files of published schedules; leave it out")
-        verify_published(names, buffered, json_file)
+        verify_published(names, buffered, machine, json_file)
         return
-    if buffered is not None:
+    if buffered is not None or machine is not None:
+        option = "--machine" if buffered is None else "--buffered"
         raise UsageError(
-            "--buffered is available for files of published schedules (FILE.xml, FILE.json) only; leave it out"
+            f"{option} is available for files of published schedules (FILE.xml, FILE.json) only; leave it out"
         )
     if are_schedules(names, "ranks"):
         run_cases("verify", names, schedule_options, json_file)

@@ -118,6 +118,10 @@ class PublishedScheduleRecord(Record, frozen=True):
     sent_most: Annotated[Amount | None, about("Bytes that the busiest rank sends in the plan, divided by S.")]
     no_plan: Annotated[str | None, about("Why a right schedule has no plan.")]
     seconds: Amount
+    optimum_share: Annotated[
+        Amount | None,
+        about("Optimal time of long messages on the network of --machine, divided by the time of the busiest link."),
+    ] = None
 
 
 class ScheduleRecord(Record, frozen=True):

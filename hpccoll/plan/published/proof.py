@@ -8,8 +8,10 @@ which one changes a cell that the other uses. Errors name the rank, the thread b
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from fractions import Fraction
 
 from hpccoll.errors import DeadlockError, PlanError
 from hpccoll.plan.published.block_program import IN_FLIGHT, BlockProgram, BlockStep, Cell, CellContents, Effect
@@ -76,6 +78,18 @@ def make_deadlock_error(program: BlockProgram, execution: Execution, buffered: i
     limit = "" if buffered is None else f" with {buffered} buffered message{'s' * (buffered > 1)} per link"
     stuck = {step.rank: step.words for step, _ in reversed(execution.stuck)}
     return DeadlockError(f"{program.name}: deadlock{limit}: {'; '.join(listed[:_MOST_STUCK])}{more}", stuck)
+
+
+def count_traffic(program: BlockProgram, executed: Iterable[ExecutedStep]) -> dict[tuple[int, int], Fraction]:
+    """Return the bytes from each rank to each other rank, divided by the bytes of the whole message."""
+    chunks = Counter(
+        (source[0], effect.target[0])
+        for each in executed
+        for effect in each.step.effects
+        for source in effect.sources
+        if source[0] != effect.target[0]  # the cell of a message belongs to its sender
+    )
+    return {pair: Fraction(count, program.chunks) for pair, count in chunks.items()}
 
 
 class _ValueCheck:
