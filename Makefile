@@ -11,8 +11,8 @@
 # make clean        remove the environments and everything else that can be made again
 #
 # PYTHON=python3.12 chooses the interpreter, ARGS='-e 1M --plot bench.png' adds options to `hpccoll bench`,
-# RANKS='2 4' chooses the rank counts of the MPI tests on MPICH, OTHER_RANKS those on Open MPI. On MPICH, the few cases of
-# `make test` run on all rank counts but in `make test-full`.
+# RANKS='2 4' chooses the rank counts of the MPI tests on MPICH, OTHER_RANKS those on Open MPI. On MPICH, `make test` and
+# `make test-rest` run the few cases of `make test`, on different rank counts.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -37,8 +37,10 @@ CASES := all
 # make -n would execute a recipe that contains the variable MAKE itself.
 SUBMAKE = $(MAKE) --no-print-directory CASES=$(CASES) MARKED='$(MARKED)'
 SELECTED = -m '$(MARKED)' --cases $(CASES)
-# The cases of the MPI tests on MPICH.
+# The MPI tests on MPICH, those on Open MPI, and a few of each kind of call.
 ON_MPICH := -m 'not full' --cases quick
+ON_OPENMPI = $(SELECTED)
+FEW := -k 'messages or groups or async or cache or bad_input or segment'
 # The limit ends a session that hangs in spite of pytest's limit for each test.
 LIMITED := timeout --foreground --kill-after=10 $${HPCCOLL_TEST_LIMIT:-3600}
 
@@ -62,9 +64,10 @@ bench: $(MPICH)/.bench-ready
 # a lower priority. The SLURM tests end first; the MPI tests on the second MPI follow them. The sessions write their
 # failures to one file as well, so that they are the last that is printed.
 test: CASES := quick
-test: OTHER_RANKS := 2
+test: ON_OPENMPI := -m 'not full and not slow' --cases quick $(FEW)
 test-rest: CASES := rest
 test-rest: RANKS := 4 1
+test-rest: ON_OPENMPI := -m 'not full'
 test-rest test-full: DOCS := docs
 test-rest test-full: $(MPICH)/.docs-ready
 test-full: MARKED := full or not full
@@ -77,7 +80,7 @@ test test-rest test-full: environments
 	export HPCCOLL_TEST_BESIDE=1 HPCCOLL_TEST_FAILURES=$$(mktemp); failed=0; \
 	    note() { failed=1; echo "$$*: failed" >> $$HPCCOLL_TEST_FAILURES; }; \
 	    { $(SUBMAKE) slurm || note make slurm; \
-	      for ranks in $(OTHER_RANKS); do nice -n 10 tests/run_mpi.sh $(OPENMPI) $$ranks -q $(SELECTED) || failed=1; done; \
+	      for ranks in $(OTHER_RANKS); do nice -n 10 tests/run_mpi.sh $(OPENMPI) $$ranks -q $(ON_OPENMPI) || failed=1; done; \
 	      exit $$failed; \
 	    } & slurm=$$!; \
 	    { nice -n 10 $(SUBMAKE) $(DOCS) unit || note make $(DOCS) unit; \
@@ -92,7 +95,7 @@ test test-rest test-full: environments
 
 check: MARKED := not full and not slow
 check: lint unit
-	tests/run_mpi.sh $(MPICH) 2 -q -m '$(MARKED)' -k 'messages or groups or async or cache or bad_input or segment'
+	tests/run_mpi.sh $(MPICH) 2 -q -m '$(MARKED)' $(FEW)
 
 lint: $(MPICH)/.ready
 	$(MPICH)/bin/ruff check

@@ -210,6 +210,7 @@ def test_a_death_does_not_crash_ranks_that_make_communicators():
 
 
 @needs_ulfm
+@pytest.mark.slow
 def test_the_cost_without_a_death_is_compared(tmp_path):
     path = tmp_path / "cost.jsonl"
     script = [str(BENCH / "failure_cost.py"), "--sizes", "8", "--seconds", "0.05", "--json", str(path)]
@@ -219,7 +220,7 @@ def test_the_cost_without_a_death_is_compared(tmp_path):
     assert run["command"].startswith("mpirun --with-ft ulfm -n 2 python bench/failure_cost.py")
     assert [row["side"] for row in rows[:3]] == [
         'on_failure="end"',
-        'on_failure="end", again (A/A)',
+        'on_failure="end", another one (A/A)',
         'on_failure="raise"',
     ]
     assert rows[-1]["kind"] == "failure_watch"
