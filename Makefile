@@ -11,8 +11,7 @@
 # make clean        remove the environments and everything else that can be made again
 #
 # PYTHON=python3.12 chooses the interpreter, ARGS='-e 1M --plot bench.png' adds options to `hpccoll bench`,
-# RANKS='2 4' chooses the rank counts of the MPI tests on MPICH, OTHER_RANKS those on Open MPI. On MPICH, `make test` and
-# `make test-rest` run the few cases of `make test`, on different rank counts.
+# RANKS='2 4' chooses the rank counts of the MPI tests on MPICH, OTHER_RANKS those on Open MPI.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -64,7 +63,8 @@ bench: $(MPICH)/.bench-ready
 # a lower priority. The SLURM tests end first; the MPI tests on the second MPI follow them. The sessions write their
 # failures to one file as well, so that they are the last that is printed.
 test: CASES := quick
-test: ON_OPENMPI := -m 'not full and not slow' --cases quick $(FEW)
+test: ON_MPICH := -m 'not full and not slow' --cases quick $(FEW)
+test: ON_OPENMPI = $(ON_MPICH)
 test-rest: CASES := rest
 test-rest: RANKS := 4 1
 test-rest: ON_OPENMPI := -m 'not full'
