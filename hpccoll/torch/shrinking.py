@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from functools import cache, wraps
 from typing import Any, Final
@@ -49,9 +50,9 @@ class Shrinkable:
         self.unusable = SHRUNK
         return self._make_shrunk(made, left, options)
 
+    @abstractmethod
     def _make_shrunk(self, comm: Communicator, left: Sequence[int], options: Any) -> Any:
         """Return a group over `comm`, whose ranks are the ranks `left` of this group."""
-        raise NotImplementedError
 
     def _open_smaller(self, left: tuple[int, ...], excluded: Sequence[int]) -> Communicator:
         """Return a communicator of the ranks `left`, collective over them."""

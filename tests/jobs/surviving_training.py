@@ -72,8 +72,12 @@ class SurvivalLauncher:
 
     def run(self, ranks: int, *words: str, **more: str) -> str:
         """Run a training job, which must end with status 0, and return its standard error."""
+        return self.execute(self.make_command(ranks, *words), **more).stderr
+
+    def execute(self, command: list[str], **more: str) -> subprocess.CompletedProcess[str]:
+        """Run the command of a job, which must end with status 0, in the environment of training jobs."""
         done = subprocess.run(
-            self.make_command(ranks, *words),
+            command,
             env=self.make_environment(**more),
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -82,7 +86,7 @@ class SurvivalLauncher:
             check=False,
         )
         assert done.returncode == 0, done.stdout + done.stderr
-        return done.stderr
+        return done
 
 
 def read_records(file: Path, kind: str) -> list[dict[str, Any]]:

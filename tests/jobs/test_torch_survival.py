@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.jobs.launch import LIMIT_S, run_script
+from tests.jobs.launch import run_script
 from tests.jobs.surviving_training import SurvivalLauncher
-from tests.requirements import skip_or_fail
 
 dist = pytest.importorskip("torch.distributed")
 pytestmark = pytest.mark.skipif(not hasattr(dist, "shrink_group"), reason="this torch has no shrink_group")
@@ -17,28 +15,11 @@ pytestmark = pytest.mark.skipif(not hasattr(dist, "shrink_group"), reason="this 
 PROGRAM = Path(__file__).parents[2] / "docs" / "programs" / "surviving_ddp.py"
 
 
-@pytest.fixture
-def launcher(tmp_path: Path) -> SurvivalLauncher:
-    """The programs of an environment with Open MPI."""
-    found = SurvivalLauncher.find(tmp_path)
-    if found is None:
-        skip_or_fail("HPCCOLL_OTHER_MPIRUN does not name the mpirun of an environment with Open MPI")
-    return found
-
-
 def run_surviving(launcher: SurvivalLauncher, ranks: int, words: list[str], fault: str) -> str:
     """Run Python on some ranks with ULFM, one of which dies, and return its output."""
-    done = subprocess.run(
-        [str(launcher.folder / "mpirun"), "--with-ft", "ulfm", "-n", str(ranks), launcher.folder / "python", *words],
-        env=launcher.make_environment(HPCCOLL_FAULT=fault),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    mpirun, python = (str(launcher.folder / name) for name in ("mpirun", "python"))
+    command = [mpirun, "--with-ft", "ulfm", "-n", str(ranks), python, *words]
+    return launcher.execute(command, HPCCOLL_FAULT=fault).stdout
 
 
 @pytest.mark.slow

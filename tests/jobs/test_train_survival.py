@@ -16,21 +16,11 @@ from tests.jobs.surviving_training import (
     run_restarted,
 )
 from tests.record_schema import require_valid
-from tests.requirements import skip_or_fail
 
 pytest.importorskip("torch")
 
 SMALL = ("--width", "16", "--batch", "33", *WORDS)
 ADAMW = ("--optimizer", "adamw", "--decay", "none", "--warmup", "5")
-
-
-@pytest.fixture
-def launcher(tmp_path: Path) -> SurvivalLauncher:
-    """The programs of an environment with Open MPI."""
-    found = SurvivalLauncher.find(tmp_path)
-    if found is None:
-        skip_or_fail("HPCCOLL_OTHER_MPIRUN does not name the mpirun of an environment with Open MPI")
-    return found
 
 
 def survive(launcher: SurvivalLauncher, out: Path, ranks: int, *words: str, fault: str) -> str:
