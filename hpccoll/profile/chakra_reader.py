@@ -39,7 +39,14 @@ class ChakraNode:
     def get_int(self, name: str) -> int:
         """Return an attribute as a whole number; 0 if it is missing."""
         value = self.attributes.get(name, 0)
-        return value if isinstance(value, int) else 0
+        if not isinstance(value, int):
+            return 0
+        return value - 2**64 if value >= 2**63 else value  # protobuf stores negative numbers so
+
+    @property
+    def message(self) -> tuple[str, int]:
+        """The operation of a message, send or recv, and its peer."""
+        return ("send", self.get_int("comm_dst")) if self.kind == SEND else ("recv", self.get_int("comm_src"))
 
     @property
     def group(self) -> str:
@@ -60,6 +67,8 @@ def read_chakra(path: Path) -> JobProfile:
     """
     files = find_traces(path)
     nodes = [read_nodes(file) for file in files]
+    for file, own in zip(files, nodes, strict=True):
+        _require_peers(file, own, len(nodes))
     groups: dict[str, list[int]] = {"": list(range(len(nodes)))}
     for rank, own in enumerate(nodes):
         for name in dict.fromkeys(node.group for node in own if node.kind == COLLECTIVE and node.group):
@@ -74,6 +83,16 @@ def read_chakra(path: Path) -> JobProfile:
         [_list_tasks(own, comms, file) for own, file in zip(nodes, files, strict=True)], members
     )
     return make_foreign_profile(path, simulation.run(), simulation.list_ends(), members, (NOTE,))
+
+
+def _require_peers(file: Path, nodes: Sequence[ChakraNode], ranks: int) -> None:
+    """Raise UsageError if a message of a rank has a peer without a trace."""
+    for node in nodes:
+        if node.kind in (SEND, RECEIVE) and not 0 <= node.message[1] < ranks:
+            raise UsageError(
+                f"{file}: node {node.number} has a message with rank {node.message[1]}, and there are traces of the "
+                f"ranks 0 to {ranks - 1}; copy the traces of all ranks there"
+            )
 
 
 def find_traces(path: Path) -> list[Path]:
@@ -208,8 +227,8 @@ def _list_calls(nodes: Sequence[ChakraNode], comms: dict[str, int]) -> RankCalls
             root = node.get_int("root") if node.operation in ("reduce", "gather", "scatter", "broadcast") else -1
             calls.add(node.operation, begin_s, end_s, nbytes=nbytes, peer=root, comm=comms[node.group])
         else:
-            kind, peer = ("send", "comm_dst") if node.kind == SEND else ("recv", "comm_src")
-            calls.add(kind, begin_s, end_s, nbytes=nbytes, peer=node.get_int(peer), tag=node.get_int("comm_tag"))
+            kind, peer = node.message
+            calls.add(kind, begin_s, end_s, nbytes=nbytes, peer=peer, tag=node.get_int("comm_tag"))
     return calls
 
 
@@ -225,9 +244,8 @@ def _list_tasks(nodes: Sequence[ChakraNode], comms: dict[str, int], file: Path) 
         if node.kind == COLLECTIVE:
             tasks.append(Task(node.operation, nbytes=nbytes, comm=comms[node.group], needs=needs))
         elif node.kind in (SEND, RECEIVE):
-            kind, peer = ("send", "comm_dst") if node.kind == SEND else ("recv", "comm_src")
-            peer_rank, tag = node.get_int(peer), node.get_int("comm_tag")
-            tasks.append(Task(kind, nbytes=nbytes, peer=peer_rank, tag=tag, needs=needs))
+            kind, peer = node.message
+            tasks.append(Task(kind, nbytes=nbytes, peer=peer, tag=node.get_int("comm_tag"), needs=needs))
         else:
             seconds = 1e-6 * node.duration_us if node.kind == COMPUTATION else 0.0
             tasks.append(Task("calc", seconds, needs=needs))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -121,7 +121,6 @@ class LinkTable:
         sends, receives = (dest != NO_PEER) & ~local, (source != NO_PEER) & (source != self.rank)
         dest_or_self, source_or_self = np.where(sends, dest, self.rank), np.where(receives, source, self.rank)
         far, from_far = self.node[dest_or_self] != self.own_node, self.node[source_or_self] != self.own_node
-        near, wide = self.machine.within, self.machine.between
         return PeerLinks(
             dest=dest,
             source=source,
@@ -133,13 +132,7 @@ class LinkTable:
             all_receive=bool(receives.all()),
             local=local if local.any() else None,
             far=far if far.any() else None,
-            overhead=_by_link(sends, far, near.overhead_s, wide.overhead_s, 0.0),
-            beta=_by_link(sends, far, near.beta_s_per_byte, wide.beta_s_per_byte, 0.0),
-            bends=(
-                *((start, _by_link(sends, far, change, 0.0, 0.0)) for start, change in near.bends),
-                *((start, _by_link(sends, far, 0.0, change, 0.0)) for start, change in wide.bends),
-            ),
-            flight=_by_link(receives, from_far, near.alpha_s - near.overhead_s, wide.alpha_s - wide.overhead_s, NEVER),
+            **self._find_costs(sends, far, receives, from_far),
             shared=() if self._fabric is None else self._fabric.find_shared_links(dest_or_self, far),
         )
 
@@ -147,7 +140,6 @@ class LinkTable:
         """Return the links of the messages that the ranks `senders` send."""
         to, every = dest[senders], np.ones(len(senders), np.bool_)
         far = self.node[to] != self.node[senders]
-        near, wide = self.machine.within, self.machine.between
         return PeerLinks(
             dest=dest,
             source=source,
@@ -159,15 +151,24 @@ class LinkTable:
             all_receive=True,
             local=None,
             far=far if far.any() else None,
-            overhead=_by_link(every, far, near.overhead_s, wide.overhead_s, 0.0),
-            beta=_by_link(every, far, near.beta_s_per_byte, wide.beta_s_per_byte, 0.0),
-            bends=(
-                *((start, _by_link(every, far, change, 0.0, 0.0)) for start, change in near.bends),
-                *((start, _by_link(every, far, 0.0, change, 0.0)) for start, change in wide.bends),
-            ),
-            flight=_by_link(every, far, near.alpha_s - near.overhead_s, wide.alpha_s - wide.overhead_s, NEVER),
+            **self._find_costs(every, far, every, far),
             is_sparse=True,
         )
+
+    def _find_costs(self, sends: Mask, far: Mask, receives: Mask, from_far: Mask) -> dict[str, Any]:
+        """Return the fields of `PeerLinks` with costs; `far` and `from_far` mark messages between nodes."""
+        near, wide = self.machine.within, self.machine.between
+        return {
+            "overhead": _by_link(sends, far, near.overhead_s, wide.overhead_s, 0.0),
+            "beta": _by_link(sends, far, near.beta_s_per_byte, wide.beta_s_per_byte, 0.0),
+            "bends": (
+                *((start, _by_link(sends, far, change, 0.0, 0.0)) for start, change in near.bends),
+                *((start, _by_link(sends, far, 0.0, change, 0.0)) for start, change in wide.bends),
+            ),
+            "flight": _by_link(
+                receives, from_far, near.alpha_s - near.overhead_s, wide.alpha_s - wide.overhead_s, NEVER
+            ),
+        }
 
     def _index(self, ranks: IntArray) -> IntArray:
         """Return the simulated ranks that represent `ranks`."""

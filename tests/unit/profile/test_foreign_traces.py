@@ -14,6 +14,7 @@ from hpccoll.plan import Operation
 from hpccoll.plan.interchange.goal import to_goal
 from hpccoll.profile import explain_profile, format_screen, read_recording
 from hpccoll.profile.chakra import encode_execution_trace
+from hpccoll.profile.chakra_reader import ChakraNode
 from hpccoll.profile.dependencies import build_graph
 from hpccoll.profile.exports import export_profile
 from hpccoll.profile.goal import format_goal
@@ -176,6 +177,10 @@ def test_chakra_without_times_is_simulated(tmp_path):
     assert [step for step in steps if step != "none"] == ["start_recv", "wait", "all_reduce"]
 
 
+def test_negative_numbers_in_chakra_keep_their_sign():
+    assert ChakraNode(attributes={"comm_tag": 2**64 - 1}).get_int("comm_tag") == -1
+
+
 def test_damaged_chakra_is_refused(tmp_path):
     graph = make_ring()[0]
     trace = encode_execution_trace(graph, 0)
@@ -186,6 +191,10 @@ def test_damaged_chakra_is_refused(tmp_path):
         read_recording(str(tmp_path / "job.et"))
     (tmp_path / "job.0.et").write_bytes(trace[:-3])
     with pytest.raises(UsageError, match="cut off"):
+        read_recording(str(tmp_path / "job.et"))
+    for rank in range(2):  # of three
+        (tmp_path / f"job.{rank}.et").write_bytes(encode_execution_trace(graph, rank))
+    with pytest.raises(UsageError, match="has a message with rank 2, and there are traces of the ranks 0 to 1"):
         read_recording(str(tmp_path / "job.et"))
     (tmp_path / "job.txt").write_text("x")
     with pytest.raises(UsageError, match=r"\.goal \(a GOAL schedule\)"):
