@@ -1,8 +1,8 @@
 """Compare calls of communicators with on_failure="raise" with calls of default communicators, without any failure.
 
 All communicators have the same ranks, in a job that can go on after the death of a rank. Each side has a communicator
-of its own, with its own shared memory. The thread that asks MPI for dead ranks runs during all calls; a last row has
-its time.
+of its own, with its own shared memory. The thread that asks MPI for dead ranks runs during all calls. The last record
+has the time that the thread takes to ask.
 
     mpirun --with-ft ulfm -n 2 python bench/failure_cost.py --json failure_cost.jsonl
 """
@@ -29,17 +29,17 @@ SHORT_BYTES, LOOKS = 4096, 2000
 
 
 def measure(bench: Bench) -> Iterator[Result]:
-    """Yield a case per size and algorithm, and the time of the thread."""
+    """Yield a case per size and algorithm, then the record of the thread that asks MPI for dead ranks."""
     ending, raising = Communicator(bench.comm), Communicator(bench.comm, on_failure="raise")
     for nbytes in bench.sizes:
         x = np.zeros(max(nbytes // 4, 1), np.float32)
         for algorithm in SHORT if nbytes <= SHORT_BYTES else LONG:
             comms = bench.own, ending, raising
-            first, second, fail = (partial(comm.all_reduce, x, algorithm=algorithm) for comm in comms)
+            first, second, raising_call = (partial(comm.all_reduce, x, algorithm=algorithm) for comm in comms)
             sides = [
                 Side(END, first),
                 Side(f"{END}, another one (A/A)", second),
-                Side(RAISE, fail, (Must("no slower", END),)),
+                Side(RAISE, raising_call, (Must("no slower", END),)),
             ]
             batch = 100 if nbytes <= SHORT_BYTES else 1
             yield bench.run(Case(algorithm, nbytes, batch, sides, check=all_reduce_check(bench.comm, x)))
@@ -49,7 +49,7 @@ def measure(bench: Bench) -> Iterator[Result]:
 
 
 def time_looks(bench: Bench) -> Result:
-    """Return a record of the time in which the thread asks MPI for dead ranks, on this rank."""
+    """Return a record of the time in which this rank asks MPI for dead ranks once, as its thread does."""
     endings = get_endings()
     watches = list(endings._watches.values())  # noqa: SLF001 - what the thread passes
     with endings.lock:

@@ -9,7 +9,7 @@ each plan with its ranks in reverse order, because it breaks ties by the numbers
 
 With shared links, the network `simple` of LogGOPSim carries the messages over the networks of `fabrics`, without
 latencies. At each time, a message has an equal share of the link on its way with the most messages. Each link has the
-bandwidth of a NIC; K links side by side are chosen by the number of the destination, modulo K. A rank sends its
+bandwidth of a NIC; of K parallel links, the number of the destination's node, modulo K, selects one. A rank sends its
 messages of a round one after the other, as in hpccoll.
 """
 
@@ -39,14 +39,14 @@ PLANS = (
 )
 
 
-def time_with_loggopsim(programs: Path, goal: str, costs: Sequence[str], network: str = "") -> int:
-    """Return the time units that LogGOPSim predicts for a GOAL schedule."""
+def time_with_loggopsim(programs: Path, goal: str, options: Sequence[str], network: str = "") -> int:
+    """Return the time units that LogGOPSim predicts for a GOAL schedule; `network` is a text of `make_dot`."""
     with tempfile.TemporaryDirectory() as folder:
         text, binary, dot = Path(folder, "plan.goal"), Path(folder, "plan.bin"), Path(folder, "network.dot")
         text.write_text(goal, encoding="utf-8")
         dot.write_text(network, encoding="utf-8")
         subprocess.run([programs / "txt2bin", "-i", text, "-o", binary], check=True, capture_output=True)
-        command = [programs / "LogGOPSim", "-f", binary, *costs, *(("--network-file", dot) if network else ())]
+        command = [programs / "LogGOPSim", "-f", binary, *options, *(("--network-file", dot) if network else ())]
         run = subprocess.run(command, check=True, capture_output=True, text=True)
     return max(int(line.split(":")[1]) for line in run.stdout.splitlines() if line.startswith("Host "))
 
@@ -110,7 +110,7 @@ def list_links(machine: Machine, ranks: int) -> Iterator[tuple[str, str, list[in
 
 
 def make_dot(machine: Machine, ranks: int) -> str:
-    """Return the file by which LogGOPSim reads a network; a link's comment lists the ranks to which it leads."""
+    """Return the text of a network file of LogGOPSim; a link's comment lists the ranks to which it leads."""
     hosts = "".join(f"  H{rank};\n" for rank in range(ranks))
     links = "".join(
         f'  {tail} -> {head} [comment="{",".join(f"H{rank}" for rank in leads)}"];\n'

@@ -1,10 +1,10 @@
 """Plant faults into real jobs of 4 ranks, and check that `hpccoll profile` names each of them with its cost.
 
-A fault is: a rank that computes 30 % longer; a rank that is delayed after reading from a pipe, in every fifth step; a
-slow link of one node; and an all-reduce of 100 numbers that is split into 100 calls. A run records the program with
-the fault, then runs the program with and without it, in turns. The saving is the difference of the shortest times,
-because other programs of the machine only make times longer. A hit is a run in which the first finding names the rank,
-the node or the line, with a cost within 15 % of the saving.
+The faults are: a rank that computes 30 % longer; a rank that waits 0.25 s for a pipe in every fifth step; a slow link
+of one node; and an all-reduce of 100 numbers that is split into 100 calls. A run records the program with the fault,
+then runs the program with and without it, in turns. The saving is the difference of the shortest times, because other
+programs of the machine only make times longer. A hit is a run in which the first finding names the rank, the node or
+the line, with a cost within 15 % of the saving.
 
     python bench/planted_faults.py --runs 10 [FAULT...]
 
@@ -34,7 +34,7 @@ from hpccoll.profile import explain_profile, read_profile
 from hpccoll.profile.explanation_records import make_records
 
 RANKS, STEPS, TURNS, COMPUTE_S, IO_S = 4, 20, 3, 0.1, 0.25
-NBYTES: Final = 2**19  # so much that links are slow although they let a burst of 128 KiB pass
+NBYTES: Final = 2**19  # more than the burst of 128 KiB that the links of a lab let pass at full speed
 RATE, SLOW_RATE, LATENCY_S = "200M", "20M", 2e-3
 FAULTY, TOLERANCE, LIMIT_S = 2, 0.15, 120
 BIN = Path(sys.executable).parent
@@ -42,13 +42,16 @@ LINES = Path(__file__).read_text(encoding="utf-8").splitlines()
 
 
 def find_line(text: str) -> int:
-    """Return the number of the line of this file that ends in a comment."""
+    """Return the number of the line of this file that ends in the comment `text`."""
     return next(number for number, line in enumerate(LINES, 1) if line.endswith(f"# {text}"))
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A planted fault: the programs that have it, the fields of the finding that names it, and where it runs."""
+    """A planted fault: the programs that have it, and the fields of the finding that names it.
+
+    `steps` is the number of steps of a run, and `in_lab` whether the runs need a lab.
+    """
 
     programs: tuple[str, ...]
     fields: dict[str, Any]
@@ -120,7 +123,7 @@ class Program:
             self.comm.Allreduce(products.copy(), products)
 
     def _step_pipeline(self, step: int) -> None:
-        """Pass an array from rank to rank and back to the first one."""
+        """Pass an array from rank to rank, from the first one to the last one; each rank computes before it sends."""
         data = np.zeros(NBYTES, np.uint8)
         if self.rank:
             self.comm.Recv(data, self.rank - 1)
@@ -143,7 +146,7 @@ def run_job(words: Sequence[str], lab: Lab | None) -> float:
     return float(seconds[0])
 
 
-def find_first(directory: Path) -> dict[str, Any]:
+def find_first_finding(directory: Path) -> dict[str, Any]:
     """Return the fields of the first finding of a recording; an empty dictionary if there is none."""
     records = (record.as_dict() for record in make_records(explain_profile(read_profile(str(directory)))))
     finding = next((record for record in records if record["kind"] == "profile_finding"), {})
@@ -151,7 +154,10 @@ def find_first(directory: Path) -> dict[str, Any]:
 
 
 def run_pair(name: str, program: str, directory: Path, lab: Lab | None) -> tuple[bool, str]:
-    """Record a program with a fault, and run it without; return whether it is a hit, and a row for the table."""
+    """Run a program with and without a fault in turns; return whether it is a hit, and a row for the table.
+
+    The first run with the fault is recorded.
+    """
     fault = FAULTS[name]
     seconds: dict[str, list[float]] = {name: [], "": []}
     script = [__file__, "--steps", str(fault.steps), "--run", program]
@@ -162,7 +168,7 @@ def run_pair(name: str, program: str, directory: Path, lab: Lab | None) -> tuple
             words = record if variant and turn == 0 else [sys.executable]
             seconds[variant].append(run_job([*words, *script, variant], lab))
     saved_s = min(seconds[name]) - min(seconds[""])
-    finding = find_first(directory)
+    finding = find_first_finding(directory)
     is_named = all(finding.get(field) == value for field, value in fault.fields.items())
     ratio = finding.get("saved_s", 0.0) / saved_s
     is_hit = is_named and abs(ratio - 1) <= TOLERANCE

@@ -8,8 +8,8 @@ with those of the network that is fitted to the recording.
     python bench/profile_replay.py --ranks 4 --jobs 5 --lab 1ms --algorithms
 
 With `--lab TIME`, each rank has a node of its own in a lab (`hpccoll lab`), whose links add TIME and carry 400 Mbit/s.
-With `--algorithms`, a program of all_reduces runs with each of several algorithms, in turns; the table has the saving
-that the recording of one predicts for the others, and the measured saving.
+With `--algorithms`, a program of all_reduces runs with each of several algorithms, in turns. The table has the saving
+that the recording with one algorithm predicts for each other algorithm, and the measured saving.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ DOCS: Final = {
 ALGORITHMS: Final = ("ring", "recursive_doubling", "rabenseifner")
 SIZES: Final = (8, 2**18)
 PORT: Final = "29517"
-RANKS, SIZES_OF_JOBS = ("PMI_RANK", "OMPI_COMM_WORLD_RANK"), ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
+RANK_VARIABLES: Final = ("PMI_RANK", "OMPI_COMM_WORLD_RANK")
+SIZE_VARIABLES: Final = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
 
 
 def run_ddp() -> None:
@@ -70,7 +71,9 @@ def _train(distribute: Callable[[Any], Any]) -> None:
     """Train a model for 20 steps."""
     import torch
 
-    rank, size = (next(os.environ[name] for name in names if name in os.environ) for names in (RANKS, SIZES_OF_JOBS))
+    rank, size = (
+        next(os.environ[name] for name in names if name in os.environ) for names in (RANK_VARIABLES, SIZE_VARIABLES)
+    )
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", rank=int(rank), world_size=int(size))
     torch.manual_seed(0)
@@ -216,7 +219,7 @@ def compare_algorithms(cluster: Cluster, jobs: int, directory: Path) -> None:
 
 
 def main() -> int:
-    """Print the table."""
+    """Run one rank of a program, or record jobs and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--jobs", type=int, default=10)

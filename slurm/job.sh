@@ -256,7 +256,7 @@ finish() {
         rm -f "$stop_file"
         requeue "stopped at the warning signal"
     fi
-    # Status 3: without the ranks of the failed nodes, too few are left.
+    # Training that survives deaths ends with status 3 if too few ranks are left, as after the failure of nodes.
     if [ "$STATUS" -gt 3 ] || { [ -n "${survive:-}" ] && [ "$STATUS" = 3 ]; }; then down=$(wait_for_down_nodes); fi
     if [ -n "${survive:-}" ] && [ -n "$down" ]; then requeue "training ended, because nodes failed: $down"; fi
     case "$STATUS" in

@@ -21,7 +21,7 @@ from hpccoll.plan.published.proof import MOST_BUFFERED, count_traffic
 from hpccoll.records import PublishedScheduleRecord
 from hpccoll.units import format_count
 
-NBYTES = 2**30  # of a long message, whose share of the optimum is stated
+NBYTES = 2**30  # of the long message for which the share of the optimum is stated
 COLUMNS = ("file", "tool", "operation", "ranks", "verdict", "buffers", "chunks moved", "redundant", "plan", "s")
 
 
@@ -47,7 +47,7 @@ def verify_published(paths: Sequence[str], buffered: int | None, machine: str | 
     """
     if not is_printing_rank():
         return
-    verdicts, shares = [], []
+    verdicts, comparisons = [], []
     with open_serial_output(json_file) as lines, show_progress("proven", len(paths)) as advance:
         for path in paths:
             start = time.perf_counter()
@@ -55,14 +55,14 @@ def verify_published(paths: Sequence[str], buffered: int | None, machine: str | 
             seconds, share = time.perf_counter() - start, None
             if machine is not None:
                 share, text = _compare_with_optimum(verdict, machine)
-                shares.append(text)
+                comparisons.append(text)
             record = _make_record(verdict, seconds, share)
             verdicts.append((verdict, record))
             lines.write(record.as_dict())
             advance(PurePath(path).name)
     if json_file != STDOUT:
         _print_verdicts(verdicts)
-        print_text("\n".join(shares))
+        print_text("\n".join(comparisons))
     failures = [f"{verdict.path}: {verdict.failure}" for verdict, _ in verdicts if verdict.failure is not None]
     if failures:
         head = f"{format_count(len(failures), 'schedule')} of {len(verdicts)} refused:\n"
@@ -70,7 +70,7 @@ def verify_published(paths: Sequence[str], buffered: int | None, machine: str | 
 
 
 def _compare_with_optimum(verdict: PublishedVerdict, machine: str) -> tuple[float | None, str]:
-    """Return the share of the optimum of a network that a schedule reaches, and the share in words; None if unknown."""
+    """Return the share of a network's optimum that a schedule reaches, None if unknown, and a sentence about it."""
     from hpccoll.synthesis.optimum import RULED, compute_optimum
     from hpccoll.synthesis.traffic import find_busiest_link
 

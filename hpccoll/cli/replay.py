@@ -27,9 +27,8 @@ def replay(recording: str, engines: str, spin: bool, no_compute: bool, iteration
     """Run the communication of a recorded job with several engines, in turns.
 
     RECORDING is a directory that `hpccoll profile -o` wrote, a GOAL schedule (.goal) or the Chakra execution traces
-    NAME.RANK.et, given as NAME.et, of a job with as many ranks as this one. Where the
-    program computed, ranks sleep for the recorded time. The engines carry out the collectives; messages between two
-    ranks go through MPI.
+    NAME.RANK.et, given as NAME.et, of a job with as many ranks as this one. Where the program computed, ranks sleep for
+    the recorded time. The engines carry out the collectives; messages between two ranks go through MPI.
     """
     if anonymous is not None:
         from hpccoll.profile.anonymous import write_anonymous

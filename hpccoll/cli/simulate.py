@@ -213,7 +213,11 @@ def _simulate_cases(
 
 
 def _choose_size(algorithm: Algorithm, n: int, machine: Machine) -> int:
-    """Return the message size that is simulated without --size; many ranks have symmetry only with equal chunks."""
+    """Return the message size without --size.
+
+    Many ranks can be simulated only if they are symmetric, and ranks that own a chunk each are symmetric only if all
+    chunks have the same size.
+    """
     if n <= MOST_UNSYMMETRIC or algorithm.operation.has_blocks or "chunks" in algorithm.parameters:
         return DEFAULT_SIZE
     return ITEMSIZE * n if algorithm.plan(n, nodes=fill_nodes(n, machine)).column(0).chunks >= n else DEFAULT_SIZE

@@ -86,8 +86,8 @@ class SurvivalMethods(CommunicatorBase):
     def leave_loop(self) -> None:
         """Let calls of other ranks raise an error, because this rank has left the loop `survivors`.
 
-        Waits of other ranks in `agree` and `shrink` end with the job. After a death, calls raise RankLostError, and
-        `agree` and `shrink` raise the error that names this rank.
+        The job ends if another rank already waits in `agree` or `shrink`. After a death, later calls of `agree` and
+        `shrink` raise the error that names this rank, and other calls raise RankLostError.
 
         Example:
             >>> comm.leave_loop()  # doctest: +SKIP

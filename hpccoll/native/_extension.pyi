@@ -461,7 +461,8 @@ class MpiCall(HostCall):
         library: the functions of the MPI library.
         function: the address of MPI's function.
         method: the name of its blocking form, such as "Allreduce".
-        is_nonblocking: whether the function is the non-blocking form; the call then tests its request until the end.
+        is_nonblocking: whether the function is the non-blocking form; the call then tests its request until it is
+            complete.
         handles: those of the datatype, the reduction and the communicator.
         count: elements of the vector or of each block, or of this rank's block.
         sizes: counts and displacements of blocks of different sizes, a row each; two more rows for the received blocks

@@ -19,7 +19,8 @@ from hpccoll.errors import PlanError
 from hpccoll.plan.step import NO_PEER, IntArray, Ints, Move, Op, PeerMap, Region, RegionMap, Step
 
 PeerPlaces: TypeAlias = IntArray | slice  # indices of some ranks, or all ranks
-_MANY_RANKS, _FEW = 2**12, 4  # of many ranks, at most one of _FEW has a peer
+# From _MANY_RANKS ranks on, only the existing peers are computed if at most one rank in _FEW has a peer.
+_MANY_RANKS, _FEW = 2**12, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +111,7 @@ def relabel_ranks(rounds: Rounds, rank_of: PeerMap) -> Rounds:
 def relabel_places(rounds: Rounds, rank_of: Callable[[IntArray, PeerPlaces], IntArray]) -> Rounds:
     """Return the rounds with every peer replaced by `rank_of(peers, places)`, where places are indices of ranks.
 
-    If few of many ranks have a peer, `rank_of` is only called for these.
+    If few of many ranks have a peer, `rank_of` is called for these ranks only.
     """
 
     def change(peers: IntArray) -> IntArray:

@@ -1,9 +1,9 @@
 """Calls in a row: one line makes many small collectives, such as reducing a vector number by number.
 
-A row is a sequence of calls of one operation from one call site on all ranks. The time between two calls of a row is
-shorter than their transfers, and shorter than ten times the usual time between calls there, on one rank at least: a
-rank that loses its core for a moment does not end a row. The cost of the calls in a row is what the replay saves if
-each row is a single call, which takes the time of its first call.
+A row is a sequence of calls of one operation from one call site on all ranks. On at least one rank, the time between
+two calls of a row is shorter than the usual transfer there, and shorter than ten times the usual time between calls
+there. A rank that loses its core for a moment therefore does not end a row. The cost of the calls in a row is what the
+replay saves if each row is a single call, which takes the time of its first call.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from hpccoll.plan import Floats
 from hpccoll.profile.dependencies import CallGraph
 from hpccoll.profile.replay import replay_job
 
-FEWEST_CALLS: Final = 4  # of a row, as mean over the rows of a call site
+FEWEST_CALLS: Final = 4  # per row, in the mean over the rows of a call site
 _MOST_BYTES: Final = 65536  # larger calls are not worth joining
-_LONGER_GAP: Final = 10.0  # times the usual gap, from which on a gap ends a row
-_SHORTEST_S: Final = 2e-6  # a gap that ends no row
+_LONGER_GAP: Final = 10.0  # a gap ends a row above this multiple of the usual gap
+_SHORTEST_S: Final = 2e-6  # a gap up to this length ends no row
 
 
 @dataclass(frozen=True, slots=True)

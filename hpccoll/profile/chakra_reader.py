@@ -212,7 +212,7 @@ def _decode_varint(data: bytes, place: int) -> tuple[int, int]:
 
 
 def _list_calls(nodes: Sequence[ChakraNode], comms: dict[str, int]) -> RankCalls:
-    """Return the communication of a rank at its recorded times; an earlier call ends when the next one begins."""
+    """Return the communication of a rank at its recorded times; a call ends at the latest when the next one begins."""
     calls = RankCalls()
     own = sorted(
         (node for node in nodes if node.kind in (SEND, RECEIVE, COLLECTIVE)),
@@ -233,7 +233,7 @@ def _list_calls(nodes: Sequence[ChakraNode], comms: dict[str, int]) -> RankCalls
 
 
 def _list_tasks(nodes: Sequence[ChakraNode], comms: dict[str, int], file: Path) -> list[Task]:
-    """Return the nodes of a rank as tasks; other nodes than computing and communication take no time."""
+    """Return the nodes of a rank as tasks; nodes that neither compute nor communicate take no time."""
     places = {node.number: place for place, node in enumerate(nodes)}
     tasks = []
     for node in nodes:

@@ -29,7 +29,7 @@ class RankCalls:
     begin_s: list[float] = field(default_factory=list)
     end_s: list[float] = field(default_factory=list)
     requests: int = 0
-    collectives: dict[int, int] = field(default_factory=dict)  # how many there were, by communicator
+    collectives: dict[int, int] = field(default_factory=dict)  # the number of calls so far, by communicator
 
     def add(
         self,
@@ -88,7 +88,7 @@ def make_foreign_profile(
     """Return the profile of a trace; all its calls have the file `path` as their call site.
 
     Args:
-        path: the file.
+        path: the file, or one of the files, of the trace.
         calls, end_s: the calls of each rank, and the end of its program in seconds.
         comms: the ranks of each communicator; the first one has all ranks.
         notes: the data that the trace does not have, in sentences.

@@ -1,8 +1,8 @@
 """Records the functional collectives of torch, which DTensor and tensor parallelism call.
 
-They pass the group by name or mesh, and call its C++ methods. A recorded function finds the group, and identifies the
-operation by the address of the result's memory, for which `wait_tensor` waits later. Compiled programs run the
-original functions.
+Their argument `group` may be a name or a mesh, and they call the C++ methods of the group. The recorded form of a
+function finds the group, and identifies the operation by the address of the result's memory, by which the later call of
+`wait_tensor` is matched. Compiled programs run the original functions.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class StartedCollective:
 
 
 def record_functional(make_traced: Callable[[int, TracedMethod, Any], TracedCall]) -> None:
-    """Replace the functional collectives of torch, and their wait.
+    """Replace the functional collectives of torch, and `wait_tensor`, by forms that write entries.
 
     Args:
         make_traced: returns a function that writes an entry for each call of the given function.

@@ -31,7 +31,7 @@ _WAYS: Final = {"send": "to", "recv": "from"}
 
 @dataclass(slots=True)
 class _RankProgram:
-    """The tasks of a rank, and their numbers by label."""
+    """The tasks of a rank; `labels` has the index of each task that has a label."""
 
     tasks: list[Task] = field(default_factory=list)
     labels: dict[str, int] = field(default_factory=dict)
@@ -77,7 +77,7 @@ def parse_goal(text: str, path: Path) -> JobProfile:
 
 
 def _add_line(program: _RankProgram, line: str, where: str, size: int) -> None:
-    """Add an operation, or a need of an earlier one, to a rank."""
+    """Add the task of a line to a rank, or a need to one of its tasks; `where` is the place in the file."""
     if match := _NEED.fullmatch(line):
         unknown = [match[name] for name in ("label", "needed") if match[name] not in program.labels]
         if unknown:

@@ -31,7 +31,7 @@ _BLOCKS = frozenset({"all_gather", "gather"})  # whose message size is that of a
 
 @dataclass(frozen=True, slots=True)
 class ModelledTransfer:
-    """Transfers that take equally long: the operation, the ranks of its communicator, and the message size in bytes.
+    """A kind of transfers, which take equally long: operation, ranks of the communicator, and message size in bytes.
 
     `per_node` is the number of consecutive ranks of the communicator that share a node; of a message between two ranks,
     it is 2 if they share a node, else 1.
@@ -45,7 +45,7 @@ class ModelledTransfer:
 
 @dataclass(frozen=True, slots=True)
 class JobTransfers:
-    """The kinds of a job's transfers; `index` has that of each call, or -1 if a call moves nothing."""
+    """The kinds of a job's transfers; `index` has the index in `kinds` for each call, or -1 if a call moves nothing."""
 
     kinds: tuple[ModelledTransfer, ...]
     index: IntArray
@@ -72,9 +72,9 @@ def classify_transfers(graph: CallGraph, placement: Placement | None = None) -> 
     for call in np.flatnonzero(inside & (graph.transfer_s > 0)).tolist():
         number = instance[call]
         operation = _choose_modelled_operation(graph.operations[op[number]])
-        ranks, shared = len(groups[comm[number]]), per_node[comm[number]]
+        ranks, mates = len(groups[comm[number]]), per_node[comm[number]]
         size = int(nbytes[number]) * (ranks if operation in _BLOCKS else 1)
-        kind = ModelledTransfer(operation, ranks, size, int(are_within[number]) + 1 if operation == "send" else shared)
+        kind = ModelledTransfer(operation, ranks, size, int(are_within[number]) + 1 if operation == "send" else mates)
         index[call] = numbers.setdefault(kind, len(numbers))
     return JobTransfers(tuple(numbers), index)
 
@@ -110,7 +110,7 @@ class NetworkModel:
     choices: tuple[AlgorithmChoice, ...] = ()
 
     def find_algorithm(self, kind: ModelledTransfer) -> str | None:
-        """Return the algorithm that was chosen for a kind of transfers; None for the fastest one."""
+        """Return the algorithm that was chosen for a kind of transfers; None for `auto` and the MPI library's own."""
         chosen = (
             choice.algorithm
             for choice in reversed(self.choices)
@@ -162,8 +162,9 @@ def simulate_kind(kind: ModelledTransfer, machine: Machine, algorithm: str) -> f
 def fit_network(graph: CallGraph, transfers: JobTransfers, placement: Placement) -> NetworkModel:
     """Return the network whose modelled transfers come closest to the recorded ones, as relative errors.
 
-    A kind of transfers counts by its share of the time of all transfers; the sum of all modelled transfers is the
-    recorded sum. Collectives take the algorithms that the user has chosen for the drop-in, or else the fastest ones.
+    The weight of a kind of transfers is its share of the time of all transfers. The sum of all modelled transfers is
+    the recorded sum. Collectives take the algorithms that the user has chosen for the drop-in, or else the fastest
+    ones.
 
     Cost: simulations of each algorithm for each kind of transfer.
     """

@@ -115,12 +115,12 @@ def _describe_link(explanation: Explanation, link: SlowLink) -> str:
     )
 
 
-def _describe_calls(explanation: Explanation, calls: CallsInARow) -> str:
+def _describe_calls(explanation: Explanation, joined: CallsInARow) -> str:
     """Return the sentence about a call site with calls in a row."""
-    site = explanation.profile.sites[calls.site]
-    share = calls.saved_s / explanation.efficiencies.run_s
+    site = explanation.profile.sites[joined.site]
+    share = joined.saved_s / explanation.efficiencies.run_s
     return (
-        f"{site} calls {calls.operation} {calls.calls / calls.rows:.0f} times in a row, with "
-        f"{format_size(calls.nbytes)} each, and costs {share:.0%} of the job ({calls.saved_s:.3g} s); one call with "
+        f"{site} calls {joined.operation} {joined.calls / joined.rows:.0f} times in a row, with "
+        f"{format_size(joined.nbytes)} each, and costs {share:.0%} of the job ({joined.saved_s:.3g} s); one call with "
         "all values would do"
     )

@@ -1,8 +1,8 @@
 """Pairs of ranks, and nodes, whose messages take longer than messages of the same size between other ranks.
 
 The cost of a slow link is the run time that the replay saves if its messages take the median time of the pairs that
-have neither of the two ranks, or the shortest time of the other pairs if there are no such pairs. All slow pairs of a
-node are one finding if most of the node's pairs are slow.
+have neither of the two ranks, or the shortest time of the other pairs if there are no such pairs. The slow pairs of a
+node with other nodes are one finding if they are most of the node's pairs with other nodes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hpccoll.profile.replay import replay_job
 
 SLOWER: Final = 3.0  # a pair is slow above this multiple of the median of other pairs
 _FEWEST_MESSAGES, _FEWEST_PAIRS = 4, 3
-_MOST_SHARE: Final = 0.5  # a node is slow if more than this share of its pairs are
+_SLOW_SHARE: Final = 0.5  # a node is slow if more than this share of its pairs, and at least two, are slow
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,8 @@ class SlowLink:
 class SlowNode:
     """A node whose messages to and from other nodes take `seconds`, and those between other nodes `usual_s`.
 
-    The times are medians of the size that has the most messages, `nbytes`.
+    The times are medians of the slow pair of ranks with the most messages, which have `nbytes` each. `messages` counts
+    the messages of all slow pairs.
     """
 
     host: str
@@ -55,7 +56,10 @@ class SlowNode:
 
 @dataclass(frozen=True, slots=True)
 class _Pair:
-    """The messages of one size between two ranks, by the calls that receive them, and the median of other pairs."""
+    """The messages of one size from one rank to another one.
+
+    `calls` are the calls that receive them, `seconds` is their median transfer, and `usual_s` that of other pairs.
+    """
 
     source: int
     dest: int
@@ -66,7 +70,10 @@ class _Pair:
 
     @property
     def is_slow(self) -> bool:
-        """Whether the messages take much longer than those of other pairs, which do not arrive before the receives."""
+        """Whether the messages take more than SLOWER times as long as those of other pairs.
+
+        No pair is slow if `usual_s` is 0: messages of the other pairs then arrive before their receives begin.
+        """
         return self.seconds > SLOWER * self.usual_s > 0
 
 
@@ -79,20 +86,28 @@ def find_slow_nodes(graph: CallGraph) -> list[SlowNode]:
     slow = []
     for node in range(placement.count):
         own = [pair for pair in pairs if nodes[pair.source] != nodes[pair.dest] and node in _list_nodes(pair, nodes)]
-        late = [pair for pair in own if pair.is_slow]
-        if len(late) > max(_MOST_SHARE * len(own), 1):
-            most = max(late, key=lambda pair: len(pair.calls))
-            ranks, messages = placement.list_ranks(node), sum(len(pair.calls) for pair in late)
-            host, saved_s = graph.profile.ranks[ranks[0]].host, _save(graph, late)
+        slow_pairs = [pair for pair in own if pair.is_slow]
+        if len(slow_pairs) > max(_SLOW_SHARE * len(own), 1):
+            most = max(slow_pairs, key=lambda pair: len(pair.calls))
+            ranks, messages = placement.list_ranks(node), sum(len(pair.calls) for pair in slow_pairs)
+            host, saved_s = graph.profile.ranks[ranks[0]].host, _compute_saving(graph, slow_pairs)
             slow.append(SlowNode(host, ranks, messages, most.nbytes, most.seconds, most.usual_s, saved_s))
     return sorted(slow, key=lambda node: -node.saved_s)
 
 
 def find_slow_links(graph: CallGraph, nodes: Sequence[SlowNode] = ()) -> list[SlowLink]:
-    """Return the slow pairs of ranks that are not on one of the slow `nodes`, the most costly first."""
+    """Return the slow pairs without a rank on one of the slow `nodes`, the most costly first."""
     excluded = {rank for node in nodes for rank in node.ranks}
     slow = [
-        SlowLink(pair.source, pair.dest, len(pair.calls), pair.nbytes, pair.seconds, pair.usual_s, _save(graph, [pair]))
+        SlowLink(
+            pair.source,
+            pair.dest,
+            len(pair.calls),
+            pair.nbytes,
+            pair.seconds,
+            pair.usual_s,
+            _compute_saving(graph, [pair]),
+        )
         for pair in _list_pairs(graph)
         if pair.is_slow and not excluded & {pair.source, pair.dest}
     ]
@@ -127,7 +142,7 @@ def _list_pairs(graph: CallGraph) -> list[_Pair]:
     return pairs
 
 
-def _save(graph: CallGraph, pairs: Iterable[_Pair]) -> float:
+def _compute_saving(graph: CallGraph, pairs: Iterable[_Pair]) -> float:
     """Return the run time that is saved if the messages of some pairs take at most the usual time."""
     transfer_s, senders = graph.transfer_s.copy(), graph.matches.find_senders()
     for pair in pairs:

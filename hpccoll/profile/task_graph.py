@@ -49,8 +49,8 @@ class Task:
 
 
 @dataclass(slots=True)
-class _Open:
-    """A receive or collective that a rank has started; `end_s` is known when the message was sent."""
+class _InFlight:
+    """A receive or collective in flight; `end_s` is None until the message is sent, or all ranks have started."""
 
     rank: int
     task: int
@@ -69,7 +69,7 @@ class _RankState:
     ended: int = 0
     communication: deque[int] = field(default_factory=deque)
     computing: deque[int] = field(default_factory=deque)
-    open: list[_Open] = field(default_factory=list)
+    open: list[_InFlight] = field(default_factory=list)
     is_blocked: bool = False
 
 
@@ -86,9 +86,9 @@ class TaskSimulation:
         self._states = [_RankState(own, [len(each.needs) + len(each.start_needs) for each in own]) for own in tasks]
         self._after_end = [_list_followers([task.needs for task in own]) for own in tasks]
         self._after_start = [_list_followers([task.start_needs for task in own]) for own in tasks]
-        self._sent: dict[tuple[int, int], list[tuple[int, float]]] = defaultdict(list)  # tag and arrival, not received
-        self._receives: dict[int, list[_Open]] = defaultdict(list)  # by rank, of which no message was sent
-        self._gathered: dict[tuple[int, int], list[_Open]] = defaultdict(list)  # collectives, by number
+        self._sent: dict[tuple[int, int], list[tuple[int, float]]] = defaultdict(list)  # tag, arrival; by source, dest
+        self._receives: dict[int, list[_InFlight]] = defaultdict(list)  # by rank, those without a message
+        self._entered: dict[tuple[int, int], list[_InFlight]] = defaultdict(list)  # collectives, by number
         self._counts: dict[tuple[int, int], int] = defaultdict(int)  # collectives of a rank on a communicator
 
     def run(self) -> list[RankCalls]:
@@ -119,7 +119,7 @@ class TaskSimulation:
         self._start_communication(rank)
         if state.computing:
             task = state.computing.popleft()
-            self._mark(rank, task, self._after_start)
+            self._satisfy(rank, task, self._after_start)
             self._start_communication(rank)
             state.clock_s += state.tasks[task].seconds
             self._end(rank, task)
@@ -144,14 +144,14 @@ class TaskSimulation:
             request = state.calls.start(
                 task.kind, state.clock_s, nbytes=task.nbytes, peer=task.peer, tag=task.tag, comm=task.comm
             )
-            self._mark(rank, number, self._after_start)
+            self._satisfy(rank, number, self._after_start)
             if task.kind == "send":
                 self._send(rank, task)
                 self._end(rank, number)
                 continue
-            operation = _Open(rank, number, request)
+            operation = _InFlight(rank, number, request)
             state.open.append(operation)
-            self._receive(operation, task) if task.kind == "recv" else self._gather(operation, task)
+            self._receive(operation, task) if task.kind == "recv" else self._enter(operation, task)
 
     def _send(self, source: int, task: Task) -> None:
         """Give a message to the first receive that it matches, or keep it."""
@@ -165,7 +165,7 @@ class TaskSimulation:
                 return
         self._sent[source, task.peer].append((task.tag, end_s))
 
-    def _receive(self, receive: _Open, task: Task) -> None:
+    def _receive(self, receive: _InFlight, task: Task) -> None:
         """Take the first message that matches a receive, or keep the receive."""
         sources = range(len(self._states)) if task.peer == ANY else (task.peer,)
         kept = [
@@ -181,20 +181,20 @@ class TaskSimulation:
         del self._sent[source, receive.rank][place]
         self._complete(receive, end_s)
 
-    def _gather(self, operation: _Open, task: Task) -> None:
-        """Complete a collective if all its ranks have started it."""
+    def _enter(self, operation: _InFlight, task: Task) -> None:
+        """Note that a rank has started a collective, and complete it if it is the last rank."""
         members = self._comms[task.comm]
         number = self._counts[operation.rank, task.comm]
         self._counts[operation.rank, task.comm] += 1
-        started = self._gathered[task.comm, number]
+        started = self._entered[task.comm, number]
         started.append(operation)
         if len(started) == len(members):
             kind = ModelledTransfer(task.kind, len(members), task.nbytes)
             end_s = max(self._states[each.rank].clock_s for each in started) + self._network.predict_s(kind)
-            for each in self._gathered.pop((task.comm, number)):
+            for each in self._entered.pop((task.comm, number)):
                 self._complete(each, end_s)
 
-    def _complete(self, operation: _Open, end_s: float) -> None:
+    def _complete(self, operation: _InFlight, end_s: float) -> None:
         """Set the end of an operation, and let its rank go on if it was blocked."""
         operation.end_s, state = end_s, self._states[operation.rank]
         if state.is_blocked:
@@ -204,10 +204,10 @@ class TaskSimulation:
     def _end(self, rank: int, task: int) -> None:
         """Count an ended task, and make ready the tasks that needed it."""
         self._states[rank].ended += 1
-        self._mark(rank, task, self._after_end)
+        self._satisfy(rank, task, self._after_end)
 
-    def _mark(self, rank: int, task: int, followers: Sequence[dict[int, list[int]]]) -> None:
-        """Make ready the followers of a task that have no other needs left."""
+    def _satisfy(self, rank: int, task: int, followers: Sequence[dict[int, list[int]]]) -> None:
+        """Note that a need of the followers of a task is satisfied, and make ready those without another need."""
         state = self._states[rank]
         for follower in followers[rank].get(task, ()):
             state.missing[follower] -= 1

@@ -30,8 +30,8 @@ RANKS_PER_NODE = "HPCCOLL_RANKS_PER_NODE"
 START_FILE = "HPCCOLL_START_FILE"  # environment variable with the name of a file that `get_world` creates
 GRACE_S: Final = 0.5  # on a loaded machine, equal errors of two ranks may be 0.3 s apart
 ABORT_S: Final = 2.0  # time after which a process ends itself if MPI_Abort has not ended it
-_MEMORY_FILES: Final = "/dev/shm"  # noqa: S108 - the memory file system, not a place for temporary files
-_MPICH_SEGMENT: Final = f"{_MEMORY_FILES}/mpich_"
+_SHARED_MEMORY: Final = "/dev/shm"  # noqa: S108 - the memory file system, not a place for temporary files
+_MPICH_SEGMENT: Final = f"{_SHARED_MEMORY}/mpich_"
 _BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
 _PACKAGES = {
     "hpccoll": ("hpccoll",),
@@ -238,17 +238,17 @@ def list_world_ranks(comm: MPI.Intracomm) -> tuple[int, ...] | None:
 
 
 def _identify_host(name: str) -> tuple[str, str, str, int]:
-    """Return what only ranks with the same shared memory have in common.
+    """Return a key that two ranks have in common only if they share memory.
 
-    That is the host's `name`, its name in SLURM, the boot of its machine, and its /dev/shm. `MPI.Comm.Split_type` is
-    not asked: under some distributions of `srun`, MPICH gives each rank a host of its own. In a lab without
-    namespaces, the nodes differ by their names in SLURM only.
+    It consists of the host's `name`, its name in SLURM, the id of the boot of its machine, and the device number of its
+    /dev/shm. `MPI.Comm.Split_type` would be wrong: under some distributions of `srun`, MPICH reports each rank as alone
+    on its host. In a lab without namespaces, the nodes differ by their names in SLURM only.
     """
     boot, memory = "", 0
     with suppress(OSError), open(_BOOT_ID, encoding="ascii") as file:  # noqa: PTH123 - `pathlib` takes 5 ms to import
         boot = file.read()
     with suppress(OSError):
-        memory = os.stat(_MEMORY_FILES).st_dev  # noqa: PTH116
+        memory = os.stat(_SHARED_MEMORY).st_dev  # noqa: PTH116
     return name, os.environ.get("SLURMD_NODENAME", ""), boot, memory
 
 
@@ -273,21 +273,21 @@ def detect_layout(comm: MPI.Intracomm, recorder_file: str = "") -> RankLayout:
     process = os.getpid(), _get_namespace()
     rows = comm.allgather((_identify_host(module.Get_processor_name()), emulated, cores, process, recorder_file))
     first_of_host: dict[tuple[str, str, str, int], int] = {}
-    hosts = [first_of_host.setdefault(row[0], rank) for rank, row in enumerate(rows)]
-    places = [(host, row[1]) for host, row in zip(hosts, rows, strict=True)]
+    host_numbers = [first_of_host.setdefault(row[0], rank) for rank, row in enumerate(rows)]
+    places = [(host, row[1]) for host, row in zip(host_numbers, rows, strict=True)]
     nodes = {place: number for number, place in enumerate(dict.fromkeys(places))}
     host_cores: dict[int, int] = {}
-    for host, row in zip(hosts, rows, strict=True):
+    for host, row in zip(host_numbers, rows, strict=True):
         # A pinned rank sees only its own cores, so a host's cores are those of all its ranks together.
         host_cores[host] = host_cores.get(host, 0) | row[2]
-    ranks = Counter(hosts)
+    ranks = Counter(host_numbers)
     cores_per_rank = min(host_cores[host].bit_count() / ranks[host] for host in ranks)
     return RankLayout(
         hosts=tuple(row[0][0] for row in rows),
         node=tuple(nodes[place] for place in places),
         cores=tuple(row[2].bit_count() for row in rows),
         oversubscribed=cores_per_rank < 1,
-        processes=tuple((*row[3], host, row[4]) for host, row in zip(hosts, rows, strict=True)),
+        processes=tuple((*row[3], host, row[4]) for host, row in zip(host_numbers, rows, strict=True)),
         cores_per_rank=cores_per_rank,
     )
 

@@ -1,10 +1,10 @@
 """MPI's calls of the survivors of a death, `shrink` and `agree`, without other MPI calls of this process meanwhile.
 
-If another thread calls MPI during an agreement, MPI_Comm_agree of Open MPI 5.0.11 returns wrong values, or never
-returns, also without a death: it sets the request of the agreement after it has begun the agreement, without a lock
-(`mca_coll_ftagree_iera_intra`). MPIX_Comm_shrink consists of agreements; wrong ones crash it. Therefore no other thread
-of hpccoll calls MPI while this thread starts, tests or makes one of these calls. The thread of `JobEndings` calls MPI
-between two tests of an agreement.
+If another thread calls MPI during an agreement, MPIX_Comm_agree of Open MPI 5.0.11 returns wrong values, or never
+returns, also without a death: Open MPI begins the agreement before it sets its request, and holds no lock meanwhile
+(`mca_coll_ftagree_iera_intra`). MPIX_Comm_shrink consists of agreements, and crashes if one returns a wrong value.
+Therefore no other thread of hpccoll is in MPI while this thread is. Between two tests of an agreement, the thread of
+`JobEndings` may call MPI; the progress thread waits until the agreement ends.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def run_shrink(comm: MPI.Intracomm) -> MPI.Intracomm:
     # MPIX_Comm_ishrink of Open MPI 5.0.11 fails after a death. The agreement lets this rank wait for the others before
     # the call that blocks.
     run_agree_without_death(comm, flag=True)
-    with _hold_other_threads(), get_endings().lock:
+    with _hold_progress_thread(), get_endings().lock:
         return MPI.Intracomm(comm.Shrink())
 
 
@@ -52,7 +52,7 @@ def _agree_once(comm: MPI.Intracomm, flag: bool) -> bool:
     """Return the flags of all ranks combined by "and"; raise MPI.Exception if a death is not acknowledged."""
     lock, progress, backoff = get_endings().lock, get_progress(), Backoff(spins=False)
     flags, is_done = array("i", [flag]), False
-    with _hold_other_threads():
+    with _hold_progress_thread():
         with lock:
             request = comm.Iagree(flags)
         _list_flags().append(flags)  # MPI writes to them until the request is complete, also after KeyboardInterrupt
@@ -66,7 +66,7 @@ def _agree_once(comm: MPI.Intracomm, flag: bool) -> bool:
 
 
 @contextmanager
-def _hold_other_threads() -> Iterator[None]:
+def _hold_progress_thread() -> Iterator[None]:
     """Let the progress thread call nothing in the `with` block."""
     hold_progress()
     try:

@@ -31,7 +31,7 @@ def _prefer_shared(
 ) -> tuple[SizeRule, ...]:
     """Return rules for one node: `shared` on few ranks, on others the MPI library below 16 KiB; then `above`.
 
-    On 3 and 4 ranks, `shared` is preferred below `on_four_below` if it is given.
+    If `on_four_below` is given, `shared` is also preferred on 3 and 4 ranks from `below` up to this size.
     """
     few = ("shared", MPI_LIBRARY)
     on_four = () if on_four_below is None else (SizeRule(on_four_below, above, 2), SizeRule(on_four_below, few, 4))

@@ -13,10 +13,12 @@ def find_busiest_link(
 ) -> tuple[Fraction, tuple[int, int]]:
     """Return the seconds in which the busiest link carries its messages, and this link (source, destination vertex).
 
-    Each message takes a path of as few links as possible; of several, the one whose slowest link is the fastest. Ranks
-    forward nothing. Latencies and the order of the messages do not count, so a schedule never takes less time.
+    Of the paths on which no other rank forwards a message, it takes the one with the fewest links; of several such
+    paths, the one whose slowest link is the fastest. Latencies and the order of the messages do not count, so a
+    schedule never takes less time.
 
     Args:
+        network: the links and their bandwidths.
         messages: the bytes from each rank to each other rank; at least one pair.
 
     Raises:

@@ -84,8 +84,8 @@ def takes_python_backends() -> bool:
 def _find_members(options: Any) -> list[int]:
     """Return the ranks of MPI.COMM_WORLD that the new group has; the first group has all ranks of the MPI job."""
     world = job.get_world()
-    numbers = _list_numbers(world.size)
-    members = [numbers[rank] for rank in options.global_ranks_in_group] or numbers
+    world_ranks = _list_world_ranks(world.size)
+    members = [world_ranks[rank] for rank in options.global_ranks_in_group] or world_ranks
     if not dist.is_initialized() and options.group_size != world.size:
         raise UsageError(
             f"torch.distributed was told that there are {options.group_size} ranks, but the MPI job has {world.size}; "
@@ -99,8 +99,11 @@ def _find_members(options: Any) -> list[int]:
     return members
 
 
-def _list_numbers(size: int) -> list[int]:
-    """Return the rank in MPI.COMM_WORLD of each rank of torch, which differ after `shrink_group` of all ranks."""
+def _list_world_ranks(size: int) -> list[int]:
+    """Return the rank in MPI.COMM_WORLD of each global rank of torch.
+
+    The two are equal until `shrink_group` shrinks the default group. `size` is the size of MPI.COMM_WORLD.
+    """
     if not dist.is_initialized() or dist.get_world_size() == size:
         return list(range(size))
     return list(job.list_world_ranks(find_communicator(None).mpi) or ())

@@ -27,7 +27,7 @@ class HpccollProcessGroup(Shrinkable, GroupOperations, dist.ProcessGroup):  # ty
         dist.ProcessGroup.__init__(self, comm.rank, comm.size)
         self.comm, self.timeout, self._store = comm, timeout, store
         self._name, self._description = "", ""
-        self.global_ranks: list[int] = []  # of a group that `shrink` has made
+        self.global_ranks: list[int] = []  # global ranks before the shrink, of a group that `shrink` made
         self._monitored_barrier = MonitoredBarrier(store, comm.rank, comm.size, advance_operations)
 
     _allgather_base = GroupOperations.all_gather_single

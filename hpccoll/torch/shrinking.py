@@ -1,4 +1,4 @@
-"""What torch.distributed.shrink_group asks of a group: a group without some ranks, dead ones among them."""
+"""The methods that torch.distributed.shrink_group calls: they make a group without some ranks, which may be dead."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ CREATE: Final = "_create_shrunk_process_group"  # torch's function that makes a 
 
 
 class Shrinkable:
-    """A group that torch can shrink; a part of the classes of process groups and backends."""
+    """A group that torch can shrink; a base class of the process group and of the backend."""
 
     comm: Communicator
     unusable: str
-    _smaller: Communicator | None = None  # of the living ranks, after a call of `shrink` that excluded others
+    _smaller: Communicator | None = None  # of the living ranks, made by a `shrink` after a death
     _living: tuple[int, ...] = ()  # the ranks of `_smaller` in this group
 
     @property
@@ -101,8 +101,8 @@ def _shrink(comm: Communicator, ranks: tuple[int, ...]) -> tuple[Communicator, t
 def let_torch_shrink_process_groups() -> None:
     """Let torch's `shrink_group` accept a process group of Python in the place of a backend.
 
-    Torch 2.13 can make a process group only over a backend written in C++. Its function `_create_shrunk_process_group`
-    is replaced by one that returns a shrunk process group of Python as it is.
+    Torch up to 2.13 can make a process group only over a backend written in C++. Its function
+    `_create_shrunk_process_group` is replaced by one that returns a shrunk process group of Python as it is.
     """
     module = dist.distributed_c10d
     create: Callable[..., Any] | None = getattr(module, CREATE, None)
@@ -111,14 +111,14 @@ def let_torch_shrink_process_groups() -> None:
 
     @wraps(create)
     def create_or_return(new_backend: Any, ranks: list[int], metadata: dict[str, Any], is_default: bool) -> Any:
-        """Return the process group over a shrunk backend."""
+        """Return a shrunk process group of Python as it is, and a process group over any other shrunk backend."""
         if not isinstance(new_backend, Shrinkable):
             return create(new_backend, ranks, metadata, is_default)
         group: Any = new_backend
-        ranks[:] = group.global_ranks  # torch excludes the group's numbers from those of all ranks
+        ranks[:] = group.global_ranks  # torch has removed ranks of the group from a list of global ranks
         group._set_group_name(metadata["new_group_name"])  # noqa: SLF001 - torch has no public name
-        former = "default:shrunken" if is_default else f"{metadata['original_group_name']}:shrunk"
-        group._set_group_desc(former)  # noqa: SLF001 - as above
+        description = "default:shrunken" if is_default else f"{metadata['original_group_name']}:shrunk"
+        group._set_group_desc(description)  # noqa: SLF001 - as above
         return group
 
     setattr(module, CREATE, create_or_return)

@@ -53,8 +53,8 @@ class Recovery:
     Attributes:
         start: the state, or None if no complete copy is left.
         kept: the copy of the state on this rank, if it has one.
-        reports: the reports of the ranks that have trained, first those with the steps of `start`; empty before the
-            first mesh.
+        reports: the reports of the ranks that have trained, first those with the steps of `start`; empty on the first
+            mesh.
         generation: the number of recoveries.
     """
 

@@ -359,7 +359,10 @@ class Trainer:
         return sum(float(gradient.double().square().sum()) for gradient in own)
 
     def _find_duplicates(self) -> set[Any]:
-        """Return the parameters whose shards are copies on the first rank of their group; local."""
+        """Return the parameters whose shards another rank counts in the gradient norm; local.
+
+        They are those of which the first rank of the shard's group of replicas has a copy (`ParameterShard.is_copy`).
+        """
         first_ranks = {shard.name: self._get_replicas(shard).ranks[0] for shard in self.layers.shards}
         copies = {
             rank: {shard.name for shard in self.model.list_shards(self.mesh, rank) if shard.is_copy}

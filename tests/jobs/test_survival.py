@@ -176,7 +176,7 @@ print("right")
 @needs_ulfm
 @pytest.mark.full
 def test_agreements_are_right_while_operations_are_in_flight():
-    """With calls of MPI by another thread meanwhile, Open MPI's `MPI_Comm_agree` returned a wrong flag in most runs."""
+    """While another thread called MPI, Open MPI's `MPIX_Comm_agree` returned a wrong flag in most runs."""
     assert run_surviving(AGREEMENTS, 3).splitlines() == ["right"] * 3
 
 

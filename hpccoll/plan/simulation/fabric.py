@@ -63,8 +63,8 @@ class SharedLinks:
 class FabricTable:
     """Finds the shared links that messages use; P simulated ranks represent all n ranks, as in links.py.
 
-    `kinds` counts the kinds of shared links (uplinks and downlinks, or the links between groups), and `links` the
-    links of each kind that the messages of the simulated ranks use.
+    `kinds` is the number of kinds of shared links: 2 (uplinks and downlinks) or 1 (links between groups). `links` is
+    the number of links of each kind that the messages of the simulated ranks can use.
     """
 
     def __init__(self, fabric: Fabric, switch: IntArray, rail: IntArray, represented: int) -> None:

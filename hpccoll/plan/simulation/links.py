@@ -19,7 +19,8 @@ from hpccoll.plan.step import NO_PEER, Floats, IntArray, Move
 Shares: TypeAlias = IntArray | Floats
 NEVER = -np.inf
 _MOST_CACHED = 32  # entries of each cache of a LinkTable
-_LEAST_SPARSE, _SPARSE = 2**12, 4  # of many ranks, at most one of _SPARSE sends: messages are listed
+# A move is sparse if at least _LEAST_SPARSE ranks are simulated, and at most one in _SPARSE of them sends.
+_LEAST_SPARSE, _SPARSE = 2**12, 4
 _MOST_CACHED_PEERS = 2**21  # of simulated ranks times cached pairs of peer arrays, about 200 MB
 
 

@@ -197,7 +197,7 @@ class DepartureWatch:
         return None if self.state.interruption is None else self.state.interruption.make_error(self._rank)
 
     def _announce_interruption(self, now: float, interruption: Interruption | None) -> None:
-        """Note the time of an interruption, and tell the other ranks of it if it is this rank's; once."""
+        """Note the time of the first interruption, and send it to the other ranks if it is that of this rank."""
         if interruption is not None and not self._interrupted_at:
             self._interrupted_at = now
             if interruption.rank == self._rank:

@@ -197,7 +197,7 @@ class JobEndings:
         self._report_interruption(self.survival.find_vain_wait(now))
 
     def _report_interruption(self, error: CommunicationError | None) -> None:
-        """End the job if there is an error, because this rank waits for a rank that makes no more calls."""
+        """End the job with the given error, if any: this rank waits for a rank that makes no more calls."""
         if error is not None:
             sys.stderr.write(f"Error: {self._where} ends the job: {error}\n")
             self._abort(COMMUNICATION_FAILED)

@@ -23,7 +23,7 @@ from hpccoll.runtime.progress import get_progress
 from hpccoll.runtime.recorder.call_recorder import CallRecorder
 from hpccoll.runtime.recorder.flight_recorder import DIRECTORY
 
-TICK_S: Final = 0.05  # between two questions to MPI, which take 0.2 us
+TICK_S: Final = 0.05  # between two questions to MPI, which take 0.9 us
 BUSY_TICK_S: Final = 0.002
 PATIENCE_S: Final = 5.0  # after a death, until ranks that do not answer are ended; collecting recordings takes seconds
 SUSPICION_S: Final = 1.0  # after the end of a process, or an error of MPI: MPI tells of a death 20 to 50 ms later
@@ -31,9 +31,10 @@ SUSPICION_S: Final = 1.0  # after the end of a process, or an error of MPI: MPI 
 
 @dataclass(eq=False, slots=True)
 class _Wait:
-    """A wait that HPCCOLL_TIMEOUT limits: when it was first seen, and when as one in vain; 0 if not yet.
+    """A wait that HPCCOLL_TIMEOUT limits.
 
-    A wait is in vain after another rank has left the loop `survivors`.
+    `since` is the time at which the wait was first seen, and `vain_since` the time at which it was first seen to be in
+    vain, because another rank has left the loop `survivors`; 0 if it has not been seen so.
     """
 
     state: CallRecorder
@@ -185,7 +186,8 @@ class Survival:
 def lock_within(lock: threading.Lock, limit_s: float | None) -> Iterator[None]:
     """Hold a lock in the `with` block, unless another thread holds it for longer than `limit_s` seconds.
 
-    The main thread holds the lock of `JobEndings` while it is in MPI's shrink, which waits for a rank that hangs.
+    The main thread holds the lock of `JobEndings` while it is in MPI's shrink, which may wait for a rank that hangs.
+    The thread of `JobEndings` then continues without the lock, so that it can end the job.
     """
     is_held = lock.acquire(timeout=-1 if limit_s is None else limit_s)
     try:

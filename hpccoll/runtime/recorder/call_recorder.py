@@ -58,7 +58,7 @@ class CallRecorder(CallCounter):
     communicator unusable. `on_interruption` is then called once with the function that makes the error of a call, given
     its name; `announce` is called after an interruption of this rank, and `settle` before each exception of an unusable
     communicator. `kept` has what refers to memory of interrupted operations, to which MPI may still write. `loop_exit`
-    tells that this rank, or else another one, has left the loop `survivors`, also after a death.
+    is the notice that this rank has left the loop `survivors`, or else that another rank has; also after a death.
 
     If `survives` is set, calls raise RankLostError when a rank has died (failure_detection/rank_losses.py). `is_lost`
     is set as soon as this rank knows of a death, and `interruption` when all survivors have set `is_lost`. A call that
@@ -283,7 +283,7 @@ class CallRecorder(CallCounter):
 
     @property
     def left_by_other(self) -> LoopExit | None:
-        """The notice of another rank that has left the loop `survivors` while this rank has not; None without one."""
+        """The notice that another rank has left the loop `survivors`; None if none has, or if this rank has left it."""
         return self.loop_exit if self.loop_exit is not None and self.loop_exit.rank != self.rank else None
 
     def raise_loss(self) -> NoReturn:

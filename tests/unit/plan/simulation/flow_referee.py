@@ -1,9 +1,9 @@
 """Simulates the messages of a plan event by event, with shared links whose bandwidth is divided anew at each event.
 
-It is a second implementation of `simulate` for plans of messages, whose rule for shared links is "equal shares per
-round". As there, a rank sends and receives the messages of a round one after the other, in the order of the plan's
-steps. Each message occupies both ports from its start to its end. `python -m tests.unit.plan.simulation.flow_referee`
-compares the two on the networks of bench/fabrics.
+It is a second implementation of `simulate` for plans of messages; `simulate` gives the users of a link equal shares per
+round instead. As in `simulate`, a rank sends and receives the messages of a round one after the other, in the order of
+the plan's steps. Each message occupies both ports from its start to its end. The command
+`python -m tests.unit.plan.simulation.flow_referee` compares the two on the networks of bench/fabrics.
 """
 
 from __future__ import annotations
