@@ -35,7 +35,14 @@ from hpccoll.cli.schedules import (
 from hpccoll.cli.verify import resolve_algorithms
 from hpccoll.errors import UsageError
 from hpccoll.plan import Machine, Operation, Simulation
-from hpccoll.predict.forecast import ITEMSIZE, can_run_on, choose_forecast_chunks, fill_nodes, forecast
+from hpccoll.predict.forecast import (
+    ITEMSIZE,
+    MOST_UNSYMMETRIC_RANKS,
+    can_run_on,
+    choose_forecast_chunks,
+    fill_nodes,
+    forecast,
+)
 from hpccoll.records.plans import CriticalPathEntry, FitErrors, SimulatedPlanRecord, WaitEntry
 from hpccoll.units import KiB, format_count, format_size, parse_size, sizes_between
 
@@ -45,7 +52,6 @@ if TYPE_CHECKING:
 MAX_RANKS = 2**20
 DEFAULT_RANKS = "16"
 DEFAULT_SIZE = 8 * KiB
-MOST_UNSYMMETRIC = 2**17  # ranks of which each may do something else in each of many rounds
 FEW_ROUNDS, MOST_STEPS = 2**10, 2**10  # rounds of all ranks, and messages of a round, that are simulated in seconds
 MAX_TRACED_ROUNDS = 2**18  # rounds of a plan up to which its critical path is found
 MAX_UNASKED_TRACE = 2**24  # ranks times rounds up to which the critical path is found without --path
@@ -113,7 +119,7 @@ def _parse_sizes(text: str | None) -> Sequence[int | None]:
 @click.option(
     "--size",
     metavar="SIZE,...",
-    help=f"Message sizes S: 8, 64K, 1.5M.  [default: 8K; beyond {MOST_UNSYMMETRIC} ranks, 4 bytes per rank for "
+    help=f"Message sizes S: 8, 64K, 1.5M.  [default: 8K; beyond {MOST_UNSYMMETRIC_RANKS} ranks, 4 bytes per rank for "
     "algorithms that cut the message into a chunk per rank]",
 )
 @add_machine_options
@@ -218,14 +224,14 @@ def _choose_size(algorithm: Algorithm, n: int, machine: Machine) -> int:
     Many ranks can be simulated only if they are symmetric, and ranks that own a chunk each are symmetric only if all
     chunks have the same size.
     """
-    if n <= MOST_UNSYMMETRIC or algorithm.operation.has_blocks or "chunks" in algorithm.parameters:
+    if n <= MOST_UNSYMMETRIC_RANKS or algorithm.operation.has_blocks or "chunks" in algorithm.parameters:
         return DEFAULT_SIZE
     return ITEMSIZE * n if algorithm.plan(n, nodes=fill_nodes(n, machine)).column(0).chunks >= n else DEFAULT_SIZE
 
 
 def _require_symmetry(algorithm: Algorithm, n: int, machine: Machine, root: int) -> None:
-    """Raise UsageError if the simulation of more than MOST_UNSYMMETRIC ranks would take minutes."""
-    if n <= MOST_UNSYMMETRIC:
+    """Raise UsageError if the simulation of more than MOST_UNSYMMETRIC_RANKS ranks would take minutes."""
+    if n <= MOST_UNSYMMETRIC_RANKS:
         return
     plan = algorithm.plan(n, root, 1, fill_nodes(n, machine))
     rounds, per_node = plan.column(0), machine.period
@@ -236,7 +242,7 @@ def _require_symmetry(algorithm: Algorithm, n: int, machine: Machine, root: int)
         return
     many = f"{len(rounds)} rounds" if steps <= MOST_STEPS else f"{steps} messages per rank and round"
     why = "are the same for all ranks" if is_symmetric else "differ by rank"
-    remedy = f"use --ranks {MOST_UNSYMMETRIC} or fewer"
+    remedy = f"use --ranks {MOST_UNSYMMETRIC_RANKS} or fewer"
     if plan.period is not None and not exchanges and not is_symmetric:
         remedy += f", or a multiple of {lcm(plan.period, per_node)} ranks"
     raise UsageError(f"{plan.name} on {n} ranks has {many}, which {why}: its simulation would take minutes; {remedy}")

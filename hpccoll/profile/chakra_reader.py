@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from glob import escape
 from pathlib import Path
 from typing import Final
 
@@ -16,11 +17,13 @@ from hpccoll.errors import UsageError
 from hpccoll.private_files import read_limited
 from hpccoll.profile.chakra import COLLECTIVE, COLLECTIVES, COMPUTATION, RECEIVE, SEND
 from hpccoll.profile.foreign_profile import RankCalls, make_foreign_profile
+from hpccoll.profile.layout import ANY
 from hpccoll.profile.load import JobProfile
 from hpccoll.profile.task_graph import NOTE, Task, TaskSimulation
 
 _MOST_BYTES: Final = 2**30
 _NAMES: Final = {number: name for name, number in COLLECTIVES.items()} | {8: "reduce_scatter"}
+_ROOTED: Final = ("reduce", "gather", "scatter", "broadcast")
 _VARINT, _EIGHT_BYTES, _LENGTH, _FOUR_BYTES = 0, 1, 2, 5  # wire types of protobuf
 _TEXT: Final = 29  # the field of a string in an AttributeProto
 
@@ -42,6 +45,11 @@ class ChakraNode:
         if not isinstance(value, int):
             return 0
         return value - 2**64 if value >= 2**63 else value  # protobuf stores negative numbers so
+
+    @property
+    def root(self) -> int:
+        """The root of a collective; ANY if it has none."""
+        return self.get_int("root") if self.operation in _ROOTED else ANY
 
     @property
     def message(self) -> tuple[str, int]:
@@ -98,7 +106,8 @@ def _require_peers(file: Path, nodes: Sequence[ChakraNode], ranks: int) -> None:
 def find_traces(path: Path) -> list[Path]:
     """Return the traces of all ranks, by rank."""
     stem = path.with_suffix("").with_suffix("") if path.with_suffix("").suffix[1:].isdecimal() else path.with_suffix("")
-    files = {int(file.suffixes[-2][1:]): file for file in stem.parent.glob(f"{stem.name}.*.et") if _has_rank(file)}
+    found = stem.parent.glob(f"{escape(stem.name)}.*.et")
+    files = {int(file.suffixes[-2][1:]): file for file in found if _has_rank(file)}
     if not files:
         raise UsageError(f"{path}: there is no trace {stem.name}.0.et; name the traces of ranks NAME.RANK.et")
     missing = sorted(set(range(max(files) + 1)) - set(files))
@@ -224,8 +233,7 @@ def _list_calls(nodes: Sequence[ChakraNode], comms: dict[str, int]) -> RankCalls
             end_us = max(min(end_us, following.start_us), begin_us)
         begin_s, end_s, nbytes = 1e-6 * begin_us, 1e-6 * end_us, node.get_int("comm_size")
         if node.kind == COLLECTIVE:
-            root = node.get_int("root") if node.operation in ("reduce", "gather", "scatter", "broadcast") else -1
-            calls.add(node.operation, begin_s, end_s, nbytes=nbytes, peer=root, comm=comms[node.group])
+            calls.add(node.operation, begin_s, end_s, nbytes=nbytes, peer=node.root, comm=comms[node.group])
         else:
             kind, peer = node.message
             calls.add(kind, begin_s, end_s, nbytes=nbytes, peer=peer, tag=node.get_int("comm_tag"))
@@ -242,7 +250,7 @@ def _list_tasks(nodes: Sequence[ChakraNode], comms: dict[str, int], file: Path) 
             raise UsageError(f"{file}: node {node.number} needs node {unknown[0]}, which is missing; export it again")
         needs, nbytes = tuple(places[need] for need in node.needs), node.get_int("comm_size")
         if node.kind == COLLECTIVE:
-            tasks.append(Task(node.operation, nbytes=nbytes, comm=comms[node.group], needs=needs))
+            tasks.append(Task(node.operation, nbytes=nbytes, peer=node.root, comm=comms[node.group], needs=needs))
         elif node.kind in (SEND, RECEIVE):
             kind, peer = node.message
             tasks.append(Task(kind, nbytes=nbytes, peer=peer, tag=node.get_int("comm_tag"), needs=needs))

@@ -26,7 +26,7 @@ from hpccoll.selection import MPI_LIBRARY
 
 _FIRST_ALPHA_S, _FIRST_BETA = 2e-6, 2e-10  # with which the fit first chooses algorithms
 _LEAST = (1e-9, 1e-13)  # alpha and beta of the fastest network that a fit returns
-_BLOCKS = frozenset({"all_gather", "gather"})  # whose message size is that of all ranks' blocks
+BLOCK_OPERATIONS = frozenset({"all_gather", "gather"})  # recorded with one block, modelled with those of all ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ def classify_transfers(graph: CallGraph, placement: Placement | None = None) -> 
         number = instance[call]
         operation = _choose_modelled_operation(graph.operations[op[number]])
         ranks, mates = len(groups[comm[number]]), per_node[comm[number]]
-        size = int(nbytes[number]) * (ranks if operation in _BLOCKS else 1)
+        size = int(nbytes[number]) * (ranks if operation in BLOCK_OPERATIONS else 1)
         kind = ModelledTransfer(operation, ranks, size, int(are_within[number]) + 1 if operation == "send" else mates)
         index[call] = numbers.setdefault(kind, len(numbers))
     return JobTransfers(tuple(numbers), index)
@@ -273,7 +273,7 @@ def scale_transfers(
         replace(
             kind,
             ranks=kind.ranks * (1 if kind.operation == "send" else factor),
-            nbytes=kind.nbytes * (factor if kind.operation in _BLOCKS else 1),
+            nbytes=kind.nbytes * (factor if kind.operation in BLOCK_OPERATIONS else 1),
         )
         for kind in placed.kinds
     ]

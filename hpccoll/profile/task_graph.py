@@ -16,7 +16,7 @@ from typing import Final
 from hpccoll.errors import UsageError
 from hpccoll.profile.foreign_profile import COLLECTIVES, RankCalls
 from hpccoll.profile.layout import ANY
-from hpccoll.profile.network_model import ModelledTransfer, NetworkModel
+from hpccoll.profile.network_model import BLOCK_OPERATIONS, ModelledTransfer, NetworkModel
 
 ALPHA_S: Final = 2e-6
 BETA_S: Final = 1e-10
@@ -189,7 +189,8 @@ class TaskSimulation:
         started = self._entered[task.comm, number]
         started.append(operation)
         if len(started) == len(members):
-            kind = ModelledTransfer(task.kind, len(members), task.nbytes)
+            size = task.nbytes * (len(members) if task.kind in BLOCK_OPERATIONS else 1)
+            kind = ModelledTransfer(task.kind, len(members), size)
             end_s = max(self._states[each.rank].clock_s for each in started) + self._network.predict_s(kind)
             for each in self._entered.pop((task.comm, number)):
                 self._complete(each, end_s)

@@ -52,10 +52,10 @@ def _agree_once(comm: MPI.Intracomm, flag: bool) -> bool:
     """Return the flags of all ranks combined by "and"; raise MPI.Exception if a death is not acknowledged."""
     lock, progress, backoff = get_endings().lock, get_progress(), Backoff(spins=False)
     flags, is_done = array("i", [flag]), False
+    _list_flags().append(flags)  # MPI writes to them until the request is complete, also after KeyboardInterrupt
     with _hold_progress_thread():
         with lock:
             request = comm.Iagree(flags)
-        _list_flags().append(flags)  # MPI writes to them until the request is complete, also after KeyboardInterrupt
         while not is_done:
             backoff.pause()
             with lock:

@@ -14,7 +14,7 @@ from hpccoll.communicator import Communicator
 from hpccoll.errors import RankLostError, UsageError
 from hpccoll.runtime.fault_tolerance import find_dead, is_enabled
 
-DEATH_KNOWN_S: Final = 1.0  # until MPI must know of the death of a rank that the program excludes
+EXCLUSION_S: Final = 1.0  # until MPI must know of the death of a rank that the program excludes
 SHRUNK: Final = "torch.distributed.shrink_group has replaced the group; use the group that it returned"
 CREATE: Final = "_create_shrunk_process_group"  # torch's function that makes a process group over a shrunk backend
 
@@ -75,7 +75,7 @@ class Shrinkable:
 
     def _require_dead(self, excluded: Sequence[int]) -> None:
         """Raise UsageError unless the excluded ranks are dead, because a shrink waits for all living ranks."""
-        end, alive = time.monotonic() + DEATH_KNOWN_S, set(excluded)
+        end, alive = time.monotonic() + EXCLUSION_S, set(excluded)
         while alive and is_enabled() and time.monotonic() < end:
             alive = set(excluded) - set(find_dead(self.comm.mpi))
             time.sleep(0.01 if alive else 0)

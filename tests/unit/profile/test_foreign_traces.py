@@ -177,6 +177,17 @@ def test_chakra_without_times_is_simulated(tmp_path):
     assert [step for step in steps if step != "none"] == ["start_recv", "wait", "all_reduce"]
 
 
+@pytest.mark.parametrize(("operation", "root"), [("all_gather", -1), ("broadcast", 1)])
+def test_collectives_of_chakra_without_times_keep_block_and_root(operation, root, tmp_path):
+    """On two ranks, both operations take the time of a message of 800 bytes: a block, or the whole array."""
+    builders = [TraceBuilder().add(operation, 0, 0, peer=root, nbytes=800) for _ in range(2)]
+    export_profile(build_graph(make_profile(builders, 0)), str(tmp_path / "job[1].et"))
+    read = build_graph(read_recording(str(tmp_path / "job[1].et")))
+    assert read.run_s == pytest.approx(ALPHA_S + BETA_S * 800, rel=1e-6)
+    (step,) = (step for step in make_steps(read, 1) if step.operation == operation)
+    assert step.root == max(root, 0)
+
+
 def test_negative_numbers_in_chakra_keep_their_sign():
     assert ChakraNode(attributes={"comm_tag": 2**64 - 1}).get_int("comm_tag") == -1
 
