@@ -16,7 +16,7 @@ from hpccoll.profile.dependencies import CallGraph
 
 _VERSION: Final = "1.1.0-chakra.0.0.4"
 COMPUTATION, SEND, RECEIVE, COLLECTIVE = 4, 5, 6, 7  # node types
-COLLECTIVES: Final = {
+COLLECTIVE_TYPES: Final = {
     "all_reduce": 0, "reduce": 1, "all_gather": 2, "gather": 3, "scatter": 4, "broadcast": 5, "all_to_all": 6,
     "reduce_scatter": 7, "barrier": 9,
 }  # fmt: skip
@@ -46,8 +46,8 @@ def _describe_call(graph: CallGraph, call: int, senders: IntArray) -> list[tuple
     A message is received in the call that completes its receive; a sendrecv has two nodes.
     """
     name = graph.operations[graph.op[call]]
-    if name in COLLECTIVES:
-        collective = _encode_attribute("comm_type", _INT64, COLLECTIVES[name])
+    if name in COLLECTIVE_TYPES:
+        collective = _encode_attribute("comm_type", _INT64, COLLECTIVE_TYPES[name])
         size = _encode_attribute("comm_size", _INT64, max(int(graph.nbytes[call]), 0))
         group = _encode_attribute("pg_name", _STRING, str(int(graph.comm[call])))
         root = _encode_attribute("root", _INT64, int(graph.root[call])) if graph.root[call] >= 0 else b""

@@ -3,6 +3,10 @@
 Nodes with start times keep them: the time between the communication nodes of a rank is computing. Traces without start
 times, such as those for ASTRA-sim, are simulated (task_graph.py). The ranks of a process group are those whose traces
 have collectives with its `pg_name`. Source: et_def.proto of mlcommons/chakra, schema version 1.1.
+
+This module decodes protobuf without the package `protobuf`. The traces need three forms of values (whole numbers,
+strings, packed lists), which take 70 lines. The package would be a compiled dependency of hpccoll, and the classes that
+its compiler generates from et_def.proto only work with a range of its versions.
 """
 
 from __future__ import annotations
@@ -15,14 +19,14 @@ from typing import Final
 
 from hpccoll.errors import UsageError
 from hpccoll.private_files import read_limited
-from hpccoll.profile.chakra import COLLECTIVE, COLLECTIVES, COMPUTATION, RECEIVE, SEND
+from hpccoll.profile.chakra import COLLECTIVE, COLLECTIVE_TYPES, COMPUTATION, RECEIVE, SEND
 from hpccoll.profile.foreign_profile import RankCalls, make_foreign_profile
 from hpccoll.profile.layout import ANY
 from hpccoll.profile.load import JobProfile
 from hpccoll.profile.task_graph import NOTE, Task, TaskSimulation
 
 _MOST_BYTES: Final = 2**30
-_NAMES: Final = {number: name for name, number in COLLECTIVES.items()} | {8: "reduce_scatter"}
+_NAMES: Final = {number: name for name, number in COLLECTIVE_TYPES.items()} | {8: "reduce_scatter"}
 _ROOTED: Final = ("reduce", "gather", "scatter", "broadcast")
 _VARINT, _EIGHT_BYTES, _LENGTH, _FOUR_BYTES = 0, 1, 2, 5  # wire types of protobuf
 _TEXT: Final = 29  # the field of a string in an AttributeProto

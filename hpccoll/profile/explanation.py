@@ -11,7 +11,7 @@ from hpccoll.profile.dependencies import CallGraph, build_graph
 from hpccoll.profile.efficiency import Efficiencies, compute_efficiencies
 from hpccoll.profile.lateness import LateNode, LateRank, find_late_nodes, find_late_ranks
 from hpccoll.profile.load import JobProfile
-from hpccoll.profile.slow_links import SlowLink, SlowNode, find_slow_links, find_slow_nodes
+from hpccoll.profile.slow_links import SlowLink, SlowNode, find_slow_messages
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +56,9 @@ class Explanation:
 def explain_profile(profile: JobProfile) -> Explanation:
     """Analyse a profile and return the results."""
     graph = build_graph(profile)
-    slow_nodes = tuple(find_slow_nodes(graph))
     return Explanation(
         profile, graph, compute_efficiencies(graph), tuple(find_late_ranks(graph)), tuple(find_late_nodes(graph)),
-        tuple(find_calls_in_a_row(graph)), slow_nodes, tuple(find_slow_links(graph, slow_nodes)),
-        tuple(rank_sites(graph)),
+        tuple(find_calls_in_a_row(graph)), *find_slow_messages(graph), tuple(rank_sites(graph)),
     )  # fmt: skip
 
 

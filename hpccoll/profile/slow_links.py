@@ -7,7 +7,7 @@ node with other nodes are one finding if they are most of the node's pairs with 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import product
 from typing import Final
@@ -19,50 +19,60 @@ from hpccoll.profile.dependencies import CallGraph
 from hpccoll.profile.placement import Placement
 from hpccoll.profile.replay import replay_job
 
-SLOWER: Final = 3.0  # a pair is slow above this multiple of the median of other pairs
-_FEWEST_MESSAGES, _FEWEST_PAIRS = 4, 3
-_SLOW_SHARE: Final = 0.5  # a node is slow if more than this share of its pairs, and at least two, are slow
+SLOWER: Final = 3.0  # messages are slow if they take more than this multiple of the usual time
+_FEWEST_MESSAGES, _FEWEST_PAIRS = 4, 3  # a pair with fewer messages, or a size that fewer pairs have, is left out
+_SLOW_SHARE: Final = 0.5  # a node is slow if more than this share of its pairs with other nodes, at least two, are slow
 
 
 @dataclass(frozen=True, slots=True)
-class SlowLink:
-    """A pair of ranks whose messages take `seconds`, and those between other ranks `usual_s`, as medians."""
+class SlowMessages:
+    """Messages between two ranks, or of a node, that take longer than other messages of their size.
+
+    Args:
+        messages: the number of slow messages.
+        nbytes: the bytes of each message; for several slow pairs of ranks, of the pair with the most messages.
+        seconds: the median time of the messages of this size.
+        usual_s: the median time of messages of this size between other ranks.
+        saved_s: the run time that the job would save if the slow messages took the usual time.
+    """
+
+    messages: int
+    nbytes: int
+    seconds: float
+    usual_s: float
+    saved_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class SlowLink(SlowMessages):
+    """The slow messages of one size from the rank `source` to the rank `dest`."""
 
     source: int
     dest: int
-    messages: int
-    nbytes: int
-    seconds: float
-    usual_s: float
-    saved_s: float
 
 
 @dataclass(frozen=True, slots=True)
-class SlowNode:
-    """A node whose messages to and from other nodes take `seconds`, and those between other nodes `usual_s`.
-
-    The times are medians of the slow pair of ranks with the most messages, which have `nbytes` each. `messages` counts
-    the messages of all slow pairs.
-    """
+class SlowNode(SlowMessages):
+    """The slow messages between the node `host`, which runs the ranks `ranks`, and other nodes."""
 
     host: str
     ranks: tuple[int, ...]
-    messages: int
-    nbytes: int
-    seconds: float
-    usual_s: float
-    saved_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class _Pair:
-    """The messages of one size from one rank to another one.
+    """The messages of one size from the rank `source` to the rank `dest`.
 
-    `calls` are the calls that receive them, `seconds` is their median transfer, and `usual_s` that of other pairs.
+    Args:
+        nodes: the nodes of both ranks, as numbers of `Placement`.
+        calls: the calls that receive the messages.
+        seconds: the median transfer of these calls.
+        usual_s: the median transfer of messages of this size between other ranks.
     """
 
     source: int
     dest: int
+    nodes: tuple[int, int]
     nbytes: int
     calls: IntArray
     seconds: float
@@ -76,60 +86,53 @@ class _Pair:
         """
         return self.seconds > SLOWER * self.usual_s > 0
 
+    def connects(self, node: int) -> bool:
+        """Whether the messages go from or to the node with the number `node`, and to or from another node."""
+        return node in self.nodes and self.nodes[0] != self.nodes[1]
 
-def find_slow_nodes(graph: CallGraph) -> list[SlowNode]:
-    """Return the nodes whose messages to and from other nodes are slow, the most costly first."""
+
+def find_slow_messages(graph: CallGraph) -> tuple[tuple[SlowNode, ...], tuple[SlowLink, ...]]:
+    """Return the nodes with slow links to other nodes, and the other slow pairs of ranks; each, the most costly first.
+
+    Pairs of ranks of a slow node are among the other pairs.
+
+    Cost: one replay per slow node and per other slow pair, and one replay without a change.
+    """
     placement = Placement.read(graph.profile)
-    if placement.count < _FEWEST_PAIRS:
-        return []
-    pairs, nodes = _list_pairs(graph), placement.nodes
-    slow = []
-    for node in range(placement.count):
-        own = [pair for pair in pairs if nodes[pair.source] != nodes[pair.dest] and node in _list_nodes(pair, nodes)]
-        slow_pairs = [pair for pair in own if pair.is_slow]
-        if len(slow_pairs) > max(_SLOW_SHARE * len(own), 1):
-            most = max(slow_pairs, key=lambda pair: len(pair.calls))
-            ranks, messages = placement.list_ranks(node), sum(len(pair.calls) for pair in slow_pairs)
-            host, saved_s = graph.profile.ranks[ranks[0]].host, _compute_saving(graph, slow_pairs)
-            slow.append(SlowNode(host, ranks, messages, most.nbytes, most.seconds, most.usual_s, saved_s))
-    return sorted(slow, key=lambda node: -node.saved_s)
+    pairs = _list_pairs(graph, placement)
+    slow = [pair for pair in pairs if pair.is_slow]
+    if not slow:
+        return (), ()
+    replayed_s = replay_job(graph).run_s
+    nodes = []
+    for node in range(placement.count) if placement.count >= _FEWEST_PAIRS else ():
+        of_node = [pair for pair in slow if pair.connects(node)]
+        if len(of_node) > max(_SLOW_SHARE * sum(pair.connects(node) for pair in pairs), 1):
+            most, ranks = max(of_node, key=lambda pair: len(pair.calls)), placement.list_ranks(node)
+            saved_s = replayed_s - _replay_healed(graph, of_node)
+            host, messages = graph.profile.ranks[ranks[0]].host, sum(len(pair.calls) for pair in of_node)
+            nodes.append((node, SlowNode(messages, most.nbytes, most.seconds, most.usual_s, saved_s, host, ranks)))
+    links = []
+    for pair in slow:
+        if not any(pair.connects(node) for node, _ in nodes):
+            saved_s = replayed_s - _replay_healed(graph, [pair])
+            sizes = len(pair.calls), pair.nbytes
+            links.append(SlowLink(*sizes, pair.seconds, pair.usual_s, saved_s, pair.source, pair.dest))
+    by_cost = sorted((node for _, node in nodes), key=lambda node: -node.saved_s)
+    return tuple(by_cost), tuple(sorted(links, key=lambda link: -link.saved_s))
 
 
-def find_slow_links(graph: CallGraph, nodes: Sequence[SlowNode] = ()) -> list[SlowLink]:
-    """Return the slow pairs without a rank on one of the slow `nodes`, the most costly first."""
-    excluded = {rank for node in nodes for rank in node.ranks}
-    slow = [
-        SlowLink(
-            pair.source,
-            pair.dest,
-            len(pair.calls),
-            pair.nbytes,
-            pair.seconds,
-            pair.usual_s,
-            _compute_saving(graph, [pair]),
-        )
-        for pair in _list_pairs(graph)
-        if pair.is_slow and not excluded & {pair.source, pair.dest}
-    ]
-    return sorted(slow, key=lambda link: -link.saved_s)
-
-
-def _list_nodes(pair: _Pair, nodes: Sequence[int]) -> tuple[int, int]:
-    """Return the nodes of a pair's ranks."""
-    return nodes[pair.source], nodes[pair.dest]
-
-
-def _list_pairs(graph: CallGraph) -> list[_Pair]:
-    """Return the pairs of ranks with enough messages of one size, of sizes that enough pairs have.
+def _list_pairs(graph: CallGraph, placement: Placement) -> list[_Pair]:
+    """Return the pairs of ranks with at least four messages of one size, of sizes that at least three pairs have.
 
     Pairs within nodes are compared with each other, and so are pairs between nodes.
     """
     need = graph.matches.needs[:, 0]
     received = np.flatnonzero((graph.matches.received >= 0) & (need >= 0))
-    size = len(graph.start_s)
-    number = graph.rank[need[received]] * size + graph.rank[received]
-    nodes, nbytes, pairs = np.array(Placement.read(graph.profile).nodes), graph.nbytes[need[received]], []
-    is_within = nodes[graph.rank[need[received]]] == nodes[graph.rank[received]]
+    size, nodes = len(graph.start_s), placement.nodes
+    source, dest = graph.rank[need[received]], graph.rank[received]
+    number, nbytes, pairs = source * size + dest, graph.nbytes[need[received]], []
+    is_within = np.array(nodes)[source] == np.array(nodes)[dest]
     for message_bytes, within in product(np.unique(nbytes).tolist(), (False, True)):
         same = (nbytes == message_bytes) & (is_within == within)
         calls = {divmod(each, size): received[same & (number == each)] for each in np.unique(number[same]).tolist()}
@@ -138,14 +141,15 @@ def _list_pairs(graph: CallGraph) -> list[_Pair]:
         for ends, seconds in medians.items() if len(medians) >= _FEWEST_PAIRS else ():
             others = [its_s for other, its_s in medians.items() if not {*other} & {*ends}]
             others = others or [min(its_s for other, its_s in medians.items() if other != ends)]
-            pairs.append(_Pair(ends[0], ends[1], message_bytes, calls[ends], seconds, float(np.median(others))))
+            places = nodes[ends[0]], nodes[ends[1]]
+            pairs.append(_Pair(*ends, places, message_bytes, calls[ends], seconds, float(np.median(others))))
     return pairs
 
 
-def _compute_saving(graph: CallGraph, pairs: Iterable[_Pair]) -> float:
-    """Return the run time that is saved if the messages of some pairs take at most the usual time."""
+def _replay_healed(graph: CallGraph, pairs: Iterable[_Pair]) -> float:
+    """Return the run time in seconds of a replay in which the messages of `pairs` take at most the usual time."""
     transfer_s, senders = graph.transfer_s.copy(), graph.matches.find_senders()
     for pair in pairs:
         for calls in (pair.calls, senders[graph.matches.received[pair.calls]]):
             transfer_s[calls] = np.minimum(transfer_s[calls], pair.usual_s)
-    return replay_job(graph).run_s - replay_job(graph, transfer_s=transfer_s).run_s
+    return replay_job(graph, transfer_s=transfer_s).run_s

@@ -54,28 +54,49 @@ class ProfileSite(Struct, frozen=True):
 
 
 class ProfileFindingRecord(Record, frozen=True, kw_only=True):
-    """One cause of lost time, and what its removal would save (`hpccoll profile RECORDING`); the most costly first."""
+    """One cause of lost time, and what its removal would save (`hpccoll profile RECORDING`); the most costly first.
+
+    Causes that cost less than 1 % of the run time have no record.
+    """
 
     kind: ClassVar[str] = "profile_finding"
 
     cause: Annotated[Literal["late_rank", "late_node", "slow_link", "calls_in_a_row"], about("Kind of the cause.")]
-    found: str
-    saved_s: Annotated[Amount, about("Recorded run time minus the run time of a replay without the cause.")]
+    found: Annotated[str, about("The cause and its cost as a sentence.")]
+    saved_s: Annotated[Amount, about("Run time of a replay of the recorded job, minus that without the cause.")]
     share: Annotated[Amount, about("saved_s / run_s of the job.")]
     rank: Annotated[Natural | None, about("The late rank, or the rank that sends on a slow link.")] = None
-    node: Annotated[str | None, about("Host name of the late or slowly linked node, or of the node of `rank`.")] = None
-    node_ranks: Annotated[tuple[Natural, ...] | None, about("The ranks of the late or slowly linked node.")] = None
+    node: Annotated[
+        str | None, about("Host name of the late node, of the node whose links are slow, or of the node of `rank`.")
+    ] = None
+    node_ranks: Annotated[
+        tuple[Natural, ...] | None, about("The ranks of the late node, or of the node whose links are slow.")
+    ] = None
     lateness: Annotated[
         Literal["imbalance", "outside", "noise"] | None,
         about("Likely kind: more work or a slow core; waits outside of communication, as for files; or noise."),
     ] = None
-    last_share: Annotated[Amount | None, about("Share of `calls` into which a late rank comes last.")] = None
-    dest: Annotated[Natural | None, about("The rank that receives on a slow link.")] = None
+    last_share: Annotated[
+        Amount | None, about("Share of `calls` into which the late rank, or a rank of the late node, comes last.")
+    ] = None
+    dest: Annotated[Natural | None, about("The rank that receives on a slow link between two ranks.")] = None
     dest_node: Annotated[str | None, about("Host name of the node of `dest`.")] = None
-    op: Annotated[str | None, about("Operation of the calls; null for a slow link.")] = None
-    site: Annotated[ProfileSite | None, about("Line at which others wait the most, or of the calls in a row.")] = None
-    calls: Annotated[Natural | None, about("Calls of `op` at `site`, or messages of the slow link.")] = None
-    nbytes: Annotated[int | None, about("Median bytes of these calls or messages; -1: unknown.")] = None
+    op: Annotated[
+        str | None, about("Operation of the calls in a row, or of the calls in which others wait the most; else null.")
+    ] = None
+    site: Annotated[
+        ProfileSite | None, about("Line of the calls of `op`; null for slow links and at the end of the program.")
+    ] = None
+    calls: Annotated[
+        Natural | None,
+        about(
+            "Of calls in a row: the calls of one rank. Of a late rank or node: collectives of `op` at `site`, each "
+            "counted once, or receives there that waited for it. Of a slow link: the slow messages."
+        ),
+    ] = None
+    nbytes: Annotated[
+        int | None, about("Median bytes of the calls in a row, -1 if unknown, or bytes of a slow message; else null.")
+    ] = None
 
 
 class ProfileSiteRecord(Record, frozen=True, kw_only=True):

@@ -186,3 +186,23 @@ def test_slow_links_of_ranks_on_one_host_are_named_one_by_one():
     found = explain_profile(emulate_slow_node((), 20 * MESSAGE_S))
     assert not found.slow_nodes
     assert {(link.source, link.dest) for link in found.links} == {(1, 2), (2, 1), (2, 3), (3, 2)}
+
+
+def test_a_slow_pair_within_a_slow_node_is_named_beside_the_node():
+    ranks, hosts = 8, tuple(f"node{rank // 2}" for rank in range(8))
+    builders, clock = [TraceBuilder() for _ in range(ranks)], np.zeros(ranks)
+    for _ in range(10):
+        for step in (1, -1):  # around the ring, in both directions
+            sent = clock + 1e-3
+            for rank in range(ranks):
+                builders[rank].add("send", sent[rank], sent[rank], peer=(rank + step) % ranks)
+            for rank in range(ranks):
+                source = (rank - step) % ranks
+                is_slow = (source, rank) == (2, 3) or hosts[rank] != hosts[source] and "node1" in (
+                    hosts[rank], hosts[source],
+                )  # fmt: skip
+                clock[rank] = max(sent[rank], sent[source]) + MESSAGE_S * (20 if is_slow else 1)
+                builders[rank].add("recv", sent[rank], clock[rank], peer=source)
+    found = explain_profile(make_profile(builders, float(clock.max()), hosts=hosts))
+    assert [(node.host, node.messages) for node in found.slow_nodes] == [("node1", 40)]
+    assert [(link.source, link.dest, link.messages) for link in found.links] == [(2, 3, 10)]
