@@ -9,7 +9,9 @@ with those of the network that is fitted to the recording.
 
 With `--lab TIME`, each rank has a node of its own in a lab (`hpccoll lab`), whose links add TIME and carry 400 Mbit/s.
 With `--algorithms`, a program of all_reduces runs with each of several algorithms, in turns. The table has the saving
-that the recording with one algorithm predicts for each other algorithm, and the measured saving.
+that the recording with one algorithm predicts for each other algorithm, and the measured saving: first without, then
+with a tuning table that `hpccoll tune` measures between the runs. A prediction is right if it is within 30 % of the
+measured saving; only savings of more than 10 % of the run time count.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from itertools import permutations
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
@@ -43,6 +46,9 @@ DOCS: Final = {
 }  # the arguments of programs in docs/programs
 ALGORITHMS: Final = ("ring", "recursive_doubling", "rabenseifner")
 SIZES: Final = (8, 2**18)
+LAB_LOOP: Final = (100, 1e-3)  # the calls of a program of all_reduces, and the seconds of computing before each
+HOST_LOOP: Final = (1000, 1e-4)
+LEAST_SAVING, TOLERANCE = 0.1, 0.3  # of the run time, from which a saving counts; of the saving, of a right prediction
 PORT: Final = "29517"
 RANK_VARIABLES: Final = ("PMI_RANK", "OMPI_COMM_WORLD_RANK")
 SIZE_VARIABLES: Final = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
@@ -109,8 +115,14 @@ def run_pipeline() -> None:
                 comm.Send(result, rank - 1, micro)
 
 
-def run_reductions(nbytes: int) -> None:
-    """Run 50 all_reduces over hpccoll, and print the seconds from a barrier to a barrier."""
+def run_reductions(nbytes: int, calls: int, compute_s: float) -> None:
+    """Run all_reduces over hpccoll, and print the seconds from a barrier to a barrier.
+
+    Args:
+        nbytes: the bytes of each vector of float64.
+        calls: the number of all_reduces; three more come before the first barrier.
+        compute_s: the seconds for which each rank sleeps before each call.
+    """
     from mpi4py import MPI
 
     comm = MPI.COMM_WORLD
@@ -119,8 +131,8 @@ def run_reductions(nbytes: int) -> None:
         comm.Allreduce(source, result)
     comm.Barrier()
     begin_s = time.perf_counter()
-    for _ in range(50):
-        time.sleep(1e-3)
+    for _ in range(calls):
+        time.sleep(compute_s)
         comm.Allreduce(source, result)
     comm.Barrier()
     if comm.rank == 0:
@@ -139,7 +151,7 @@ class Cluster:
     """
 
     def __init__(self, ranks: int, lab: Lab | None) -> None:
-        self._ranks, self._lab = ranks, lab
+        self._ranks, self._lab, self.has_lab = ranks, lab, lab is not None
 
     def run(self, words: Sequence[str], **variables: str) -> str:
         """Run a job; return its standard output."""
@@ -163,11 +175,18 @@ class Cluster:
         return self.run([str(BIN / "hpccoll"), "profile", "-o", str(directory), *words], **variables)
 
 
-def read_records(directory: Path, *changes: str) -> list[dict[str, Any]]:
-    """Return the records of a recording, with a prediction for each change."""
+def read_records(directory: Path, *changes: str, tuning: str = "off") -> list[dict[str, Any]]:
+    """Return the records of a recording, with a prediction for each change.
+
+    Args:
+        directory: the recording.
+        changes: the changes, as `--what-if` takes them.
+        tuning: the path of a tuning table, or `off`.
+    """
     words = [str(BIN / "hpccoll"), "profile", str(directory), "--json", "-"]
     words += [word for change in changes for word in ("--what-if", change)]
-    printed = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S, check=True).stdout
+    environment = os.environ | {"HPCCOLL_TUNING": tuning}
+    printed = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S, check=True, env=environment).stdout
     return [json.loads(line) for line in printed.splitlines()]
 
 
@@ -192,30 +211,57 @@ def compare_replays(cluster: Cluster, programs: Sequence[str], jobs: int, direct
     print(f"| median of {len(every)} jobs | | | {exact:.1%} | {fitted_error:.1%} |")
 
 
+def record_algorithms(cluster: Cluster, nbytes: int, jobs: int, directory: Path) -> dict[str, list[float]]:
+    """Record a program of all_reduces with each algorithm in turns, and tune once; return the seconds by algorithm.
+
+    The recordings are in `directory`, as ALGORITHM-BYTES-JOB, and the tuning table as BYTES.json.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in ALGORITHMS}
+    calls, compute_s = LAB_LOOP if cluster.has_lab else HOST_LOOP
+    words = [__file__, "--reductions", str(nbytes), str(calls), str(compute_s)]
+    for job in range(jobs):
+        if job == jobs // 2:
+            size = ["-b", str(nbytes), "-e", str(nbytes)]
+            tune = [str(BIN / "hpccoll"), "tune", "all_reduce", *size, "--buffer", "host"]
+            cluster.run([*tune, "-o", str(directory / f"{nbytes}.json")])
+        for name in ALGORITHMS:
+            variables = {"HPCCOLL_MPI4PY_ALGORITHMS": f"all_reduce={name}", "HPCCOLL_MPI4PY_AFTER": "0"}
+            printed = cluster.record(directory / f"{name}-{nbytes}-{job}", ["--drop-in", *words], **variables)
+            seconds[name].append(float(printed.split("seconds")[1].split()[0]))
+    return seconds
+
+
+def predict_savings(recordings: Sequence[Path], other: str, tuning: str) -> list[float]:
+    """Return the seconds that recorded jobs are predicted to save with another algorithm; NaN if not known."""
+    savings = []
+    for recording in recordings:
+        records = read_records(recording, f"algorithm=all_reduce/{other}", tuning=tuning)
+        (prediction,) = (record for record in records if record["kind"] == "profile_prediction")
+        predicted_s = prediction["predicted_s"]
+        savings.append(float("nan") if predicted_s is None else prediction["recorded_s"] - predicted_s)
+    return savings
+
+
 def compare_algorithms(cluster: Cluster, jobs: int, directory: Path) -> None:
-    """Print the predicted and the measured saving of each change of the algorithm, as medians over jobs."""
-    print("| bytes | recorded | changed to | measured | saved | predicted |\n|---|---|---|---|---|---|")
+    """Print the measured and the predicted saving of each change of the algorithm, as medians over jobs."""
+    print("| bytes | recorded | changed to | saved | by simulation | by tuning table |\n|---|---|---|---|---|---|")
+    rights: dict[str, list[bool]] = {"off": [], "table": []}
     for nbytes in SIZES:
-        seconds: dict[str, list[float]] = {name: [] for name in ALGORITHMS}
-        predicted: dict[tuple[str, str], list[float]] = {}
-        for job in range(jobs):
-            for name in ALGORITHMS:
-                recording = directory / f"{name}-{nbytes}-{job}"
-                words, choice = [__file__, "--reductions", str(nbytes)], f"all_reduce={name}"
-                variables = {"HPCCOLL_MPI4PY_ALGORITHMS": choice, "HPCCOLL_MPI4PY_AFTER": "0"}
-                printed = cluster.record(recording, ["--drop-in", *words], **variables)
-                seconds[name].append(float(printed.split("seconds")[1].split()[0]))
-                others = [other for other in ALGORITHMS if other != name]
-                records = read_records(recording, *(f"algorithm=all_reduce/{other}" for other in others))
-                predictions = [record for record in records if record["kind"] == "profile_prediction"]
-                for other, prediction in zip(others, predictions, strict=True):
-                    saved_s = prediction["recorded_s"] - prediction["predicted_s"]
-                    predicted.setdefault((name, other), []).append(saved_s)
-        medians = {name: median(values) for name, values in seconds.items()}
-        for (name, other), values in predicted.items():
-            saved_s = medians[name] - medians[other]
-            row = f"| {nbytes} | {name} {medians[name]:.3f} s | {other} | {medians[other]:.3f} s | {saved_s:.3f} s "
-            print(f"{row}| {median(values):.3f} s |", flush=True)
+        medians = {name: median(each) for name, each in record_algorithms(cluster, nbytes, jobs, directory).items()}
+        for name, other in permutations(ALGORITHMS, 2):
+            recordings = [directory / f"{name}-{nbytes}-{job}" for job in range(jobs)]
+            saved_s, cells = medians[name] - medians[other], []
+            for source, tuning in (("off", "off"), ("table", str(directory / f"{nbytes}.json"))):
+                values = predict_savings(recordings, other, tuning)
+                predicted_s = median(values) if np.isfinite(values).all() else float("nan")
+                cells.append("not known" if np.isnan(predicted_s) else f"{predicted_s:.3f} s")
+                if saved_s > LEAST_SAVING * medians[name] and not np.isnan(predicted_s):
+                    rights[source].append(abs(predicted_s / saved_s - 1) <= TOLERANCE)
+                    cells[-1] += f" ({'right' if rights[source][-1] else 'wrong'})"
+            row = f"| {nbytes} | {name} {medians[name]:.3f} s | {other} {medians[other]:.3f} s | {saved_s:.3f} s"
+            print(f"{row} | {' | '.join(cells)} |", flush=True)
+    for source, values in rights.items():
+        print(f"{source}: {sum(values)} of {len(values)} predictions of savings above 10 % are right")
 
 
 def main() -> int:
@@ -226,13 +272,16 @@ def main() -> int:
     parser.add_argument("--lab", metavar="TIME")
     parser.add_argument("--algorithms", action="store_true")
     parser.add_argument("--run", choices=RUNS, help="run one rank of a program")
-    parser.add_argument("--reductions", type=int, metavar="BYTES", help="run one rank of the program of all_reduces")
+    parser.add_argument(
+        "--reductions", nargs=3, metavar=("BYTES", "CALLS", "SECONDS"), help="run one rank of the program of all_reduces"
+    )
     parser.add_argument("programs", nargs="*", metavar="PROGRAM", default=[*DOCS, *RUNS])
     arguments = parser.parse_args()
     if arguments.run:
         RUNS[arguments.run]()
     elif arguments.reductions:
-        run_reductions(arguments.reductions)
+        nbytes, calls, compute_s = arguments.reductions
+        run_reductions(int(nbytes), int(calls), float(compute_s))
     else:
         with ExitStack() as stack:
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))

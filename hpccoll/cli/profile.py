@@ -165,9 +165,7 @@ def _print_predictions(predictions: list[Prediction]) -> None:
     if not predictions:
         return
     headings = ("what if", "time", "saving", "replay error")
-    rows = [
-        (each.description, f"{each.seconds:.4g} s", f"{each.saving:.1%}", f"{each.error:.1%}") for each in predictions
-    ]
+    rows = [(each.description, *each.format_values(), f"{each.error:.1%}") for each in predictions]
     print_text("")
     print_table("the recorded run with one change", headings, rows, headings[1:])
     for each in predictions:

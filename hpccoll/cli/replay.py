@@ -15,7 +15,7 @@ from hpccoll.errors import UsageError
     "engines",
     default="mpi,hpccoll",
     show_default=True,
-    help="Engines to run, joined by commas: mpi, hpccoll, gloo.",
+    help="Engines to run, joined by commas: mpi, hpccoll, gloo, or hpccoll with a named algorithm (all_reduce/ring).",
 )
 @click.option("--spin", is_flag=True, help="Spin instead of sleeping where the program computed.")
 @click.option("--no-compute", is_flag=True, help="Neither sleep nor spin where the program computed.")

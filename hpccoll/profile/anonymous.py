@@ -46,6 +46,8 @@ def _hide(fields: dict[str, Any], numbers: dict[str, int]) -> dict[str, Any]:
         case "program":
             host = number("host", fields["host"])
             return fields | {"host": host, "argv": ["program"], "pid": 0, "calls": "", "time_ns": 0}
+        case "tuning_site":
+            return fields | {"host": number("host", fields["host"])}
         case "site":
             return fields | {"file": number("file", fields["file"]), "function": number("function", fields["function"])}
         case "comm":

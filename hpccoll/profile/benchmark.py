@@ -41,13 +41,13 @@ class ReplayBenchmark:
 
     Args:
         graph: the recorded calls.
-        engines: names of `replay_engines.ENGINES`.
+        engines: names of engines, as `ReplayEngine` takes them.
         spins: whether the processor is busy in place of computing, instead of sleeping.
         computes: whether computing takes time at all.
 
     Raises:
         UsageError: the job has another number of ranks than the recording.
-        UnknownNameError: there is no such engine.
+        UnknownNameError: there is no such engine, operation or algorithm.
         UnavailableError: an engine cannot run on some rank.
     """
 

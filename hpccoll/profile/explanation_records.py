@@ -41,7 +41,7 @@ def make_records(explanation: Explanation, predictions: Sequence[Prediction] = (
         yield ProfilePredictionRecord(
             change=prediction.change, description=prediction.description, predicted_s=prediction.seconds,
             recorded_s=prediction.recorded_s, saving=prediction.saving, replay_error=prediction.error,
-            assumption=prediction.assumption,
+            saving_bounds=prediction.saving_bounds, assumption=prediction.assumption,
         )  # fmt: skip
 
 

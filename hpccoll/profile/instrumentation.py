@@ -83,7 +83,7 @@ class Instrumentation:
             return
         world = module.Intracomm(module.COMM_WORLD)  # not that of the drop-in
         recorder = self.start(world.Get_rank(), world.Get_size())
-        _set_job_clock(recorder, world)
+        _write_job_properties(recorder, world)
         recorder.set_constants(module.ANY_SOURCE, module.ANY_TAG, module.PROC_NULL)
         recorder.begin()
         classes = [module.Comm, module.Intracomm, module.Topocomm, module.Cartcomm, module.Request, module.Prequest]
@@ -294,13 +294,17 @@ def _count_pickled(recorder: ProfileRecorder, module: ModuleType) -> None:
     module.pickle.__init__(dumps, loads, module.pickle.PROTOCOL)
 
 
-def _set_job_clock(recorder: ProfileRecorder, world: Any) -> None:
-    """Write the model of the common clock of the job's ranks. Collective."""
+def _write_job_properties(recorder: ProfileRecorder, world: Any) -> None:
+    """Write the model of the common clock of the job's ranks, and the job's tuning site. Collective."""
     from hpccoll.measure.clock import JobClock
     from hpccoll.runtime import job
+    from hpccoll.selection.tuning_files import describe_site
 
-    clock = JobClock(world, job.detect_layout(world), None, limit_s=_CLOCK_LIMIT_S)
+    layout = job.detect_layout(world)
+    clock = JobClock(world, layout, None, limit_s=_CLOCK_LIMIT_S)
     recorder.set_clock(clock.current.model, clock.error_s)
+    per_node, library = layout.ranks_per_node, job.get_mpi_library()
+    recorder.set_tuning_site(describe_site(library, per_node, oversubscribed=layout.oversubscribed))
 
 
 class _HookFinder(MetaPathFinder):

@@ -15,6 +15,7 @@ from hpccoll.errors import UsageError
 from hpccoll.private_files import read_limited
 from hpccoll.profile import layout
 from hpccoll.runtime.recorder.clock_model import ClockModel
+from hpccoll.selection.tuning_table import TuningSite
 
 _MOST_BYTES: Final = 2**30
 
@@ -65,7 +66,9 @@ class JobProfile:
         argv: the command line of the program.
         clock_error_s: the largest possible error of a comparison of two ranks' times.
         problems: what is missing, in sentences.
-        algorithms: those that the user has chosen for the drop-in, in the form of HPCCOLL_MPI4PY_ALGORITHMS.
+        algorithms: those that the user has chosen for the drop-in, in the form of HPCCOLL_MPI4PY_ALGORITHMS; None if
+            the job ran without the drop-in.
+        tuning_site: the MPI library, host and layout of ranks for which a tuning table is valid; None if unknown.
     """
 
     ranks: tuple[RecordedRank, ...]
@@ -76,7 +79,8 @@ class JobProfile:
     argv: tuple[str, ...]
     clock_error_s: float
     problems: tuple[str, ...] = ()
-    algorithms: str = ""
+    algorithms: str | None = None
+    tuning_site: TuningSite | None = None
 
     @property
     def size(self) -> int:
@@ -119,7 +123,7 @@ def read_profile(directory: str) -> JobProfile:
         ranks, tuple(numbering.sites), tuple(members for members, _ in numbering.comms), tuple(first.program["names"]),
         tuple(first.program["operations"]), tuple(first.program["argv"]),
         max(table.clock_error_s for table in tables.values()), tuple(problems),
-        str(first.program.get("algorithms", "")),
+        first.program.get("algorithms", ""), first.tuning_site,
     )  # fmt: skip
 
 
@@ -138,6 +142,7 @@ class _RankTables:
         layout.NOBODY,
     )  # any source and tag, no rank
     folded: list[list[int]] = field(default_factory=list)
+    tuning_site: TuningSite | None = None
 
     @classmethod
     def read(cls, path: Path) -> _RankTables:
@@ -170,6 +175,8 @@ class _RankTables:
                 self.clock, self.clock_error_s = ClockModel(*fields["model"]), fields["error_s"]
             case "constants":
                 self.constants = fields["any_source"], fields["any_tag"], fields["no_rank"]
+            case "tuning_site":
+                self.tuning_site = TuningSite(fields["mpi"], fields["host"], fields["layout"])
             case "folded":
                 self.folded += fields["sites"]
 

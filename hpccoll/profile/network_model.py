@@ -26,6 +26,8 @@ from hpccoll.selection import MPI_LIBRARY
 
 _FIRST_ALPHA_S, _FIRST_BETA = 2e-6, 2e-10  # with which the fit first chooses algorithms
 _LEAST = (1e-9, 1e-13)  # alpha and beta of the fastest network that a fit returns
+_ALPHA_BYTES = tuple(2**power for power in range(10, 25))  # alpha / beta of real networks: 1 KiB to 16 MiB
+_CLOSE_ERROR = 0.05  # a network explains transfers nearly as well as another one if its error is larger by at most this
 BLOCK_OPERATIONS = frozenset({"all_gather", "gather"})  # recorded with one block, modelled with those of all ranks
 
 
@@ -109,15 +111,20 @@ class NetworkModel:
     machine: Machine | None = None
     choices: tuple[AlgorithmChoice, ...] = ()
 
-    def find_algorithm(self, kind: ModelledTransfer) -> str | None:
-        """Return the algorithm that was chosen for a kind of transfers; None for `auto` and the MPI library's own."""
+    def find_choice(self, kind: ModelledTransfer) -> str | None:
+        """Return the algorithm that the user chose for a kind of transfers, `mpi` included; None for `auto`."""
         chosen = (
             choice.algorithm
             for choice in reversed(self.choices)
             if choice.operation.value == kind.operation and choice.includes(kind.nbytes)
         )
         name = next(chosen, AUTO)
-        return None if name in (AUTO, MPI_LIBRARY) else name
+        return None if name == AUTO else name
+
+    def find_algorithm(self, kind: ModelledTransfer) -> str | None:
+        """Return the algorithm of hpccoll that the user chose for a kind of transfers; None for `auto` and `mpi`."""
+        chosen = self.find_choice(kind)
+        return None if chosen == MPI_LIBRARY else chosen
 
     def make_machine(self, kind: ModelledTransfer) -> Machine:
         """Return the machine model for a kind of transfers."""
@@ -159,39 +166,76 @@ def simulate_kind(kind: ModelledTransfer, machine: Machine, algorithm: str) -> f
     return forecast(get_algorithm(operation, algorithm), kind.ranks, machine, max(kind.nbytes, 4)).seconds
 
 
-def fit_network(graph: CallGraph, transfers: JobTransfers, placement: Placement) -> NetworkModel:
-    """Return the network whose modelled transfers come closest to the recorded ones, as relative errors.
+def list_networks(graph: CallGraph, transfers: JobTransfers, placement: Placement) -> list[NetworkModel]:
+    """Return the networks that explain the recorded transfers: the fitted one, then others of nearly the same error.
 
-    The weight of a kind of transfers is its share of the time of all transfers. The sum of all modelled transfers is
-    the recorded sum. Collectives take the algorithms that the user has chosen for the drop-in, or else the fastest
-    ones.
+    The fitted network has the least sum of squared relative errors; the weight of a kind of transfers is its share of
+    the time of all transfers. The sum of all modelled transfers is the recorded one. Collectives take the algorithms
+    that the user has chosen for the drop-in, or else the fastest ones. Transfers of similar sizes do not tell latency
+    from bandwidth, so that networks with other ratios of alpha to beta explain them as well. Networks with links within
+    nodes have no such alternatives in the list.
 
     Cost: simulations of each algorithm for each kind of transfer.
     """
     from scipy.optimize import nnls
 
     has_levels = placement.count > 1 and any(kind.per_node > 1 for kind in transfers.kinds)
-    choices, recorded = tuple(read_choices(graph.profile.algorithms)), measure_transfers(graph, transfers)
+    choices, recorded = tuple(read_choices(graph.profile.algorithms or "")), measure_transfers(graph, transfers)
     used = [
         (kind, measured) for kind, measured in zip(transfers.kinds, recorded, strict=True)
         if measured.seconds > 0 and kind.ranks > 1
     ]  # fmt: skip
     if not used:
-        return NetworkModel(_FIRST_ALPHA_S, _FIRST_BETA, choices=choices)
-    weights = np.sqrt([measured.seconds * measured.count for _, measured in used])
+        return [NetworkModel(_FIRST_ALPHA_S, _FIRST_BETA, choices=choices)]
+    weights = np.array([measured.seconds * measured.count for _, measured in used])
+    weights /= weights.sum()
     costs = [_count_costs(kind, choices, has_levels=has_levels) for kind, _ in used]
     rows = np.array(costs) / np.array([[measured.seconds] for _, measured in used])
-    fitted = nnls(rows * weights[:, np.newaxis], weights)[0]
-    fitted *= (weights**2).sum() / max(float(weights**2 @ (rows @ fitted)), _LEAST[0])
-    alpha_s, beta, *within = (max(value, least) for value, least in zip(fitted.tolist(), _LEAST * 2, strict=False))
-    return NetworkModel(alpha_s, beta, Link.one_port(*within) if within else None, choices=choices)
+    fitted = nnls(rows * np.sqrt(weights)[:, np.newaxis], np.sqrt(weights))[0]
+    found = [_scale_costs(rows, weights, fitted)]
+    if not has_levels:
+        found = _list_alternatives(rows, weights, found[0])
+    networks = []
+    for values in found:
+        alpha_s, beta, *within = (max(value, least) for value, least in zip(values.tolist(), _LEAST * 2, strict=False))
+        networks.append(NetworkModel(alpha_s, beta, Link.one_port(*within) if within else None, choices=choices))
+    return networks
+
+
+def _list_alternatives(rows: Floats, weights: Floats, fitted: Floats) -> list[Floats]:
+    """Return costs (alpha, beta) that explain transfers nearly as well as the fitted ones do, the best ones first.
+
+    Args:
+        rows: for each kind of transfers, its alphas and betas, divided by its recorded time.
+        weights: the share of each kind in the time of all transfers.
+        fitted: the alpha and beta of the least error. If no network has such a ratio of alpha to beta, the middle one
+            of the alternatives takes their place.
+    """
+    found = [_scale_costs(rows, weights, np.array([1.0, 1 / nbytes])) for nbytes in _ALPHA_BYTES]
+    errors = [_compute_error(rows, weights, costs) for costs in (fitted, *found)]
+    close = [costs for costs, error in zip(found, errors[1:], strict=True) if error <= errors[0] + _CLOSE_ERROR]
+    if _ALPHA_BYTES[0] * fitted[1] <= fitted[0] <= _ALPHA_BYTES[-1] * fitted[1] or not close:
+        return [fitted, *close]
+    middle = len(close) // 2
+    return [close[middle], *close[:middle], *close[middle + 1 :]]
+
+
+def _scale_costs(rows: Floats, weights: Floats, costs: Floats) -> Floats:
+    """Return `costs` multiplied so that the sum of all modelled transfers is the recorded one."""
+    return costs / max(float(weights @ (rows @ costs)), _LEAST[0])
+
+
+def _compute_error(rows: Floats, weights: Floats, costs: Floats) -> float:
+    """Return the root of the weighted mean of the squared relative errors of the modelled transfers."""
+    return float(np.sqrt(weights @ np.square(rows @ costs - 1)))
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedTransfer:
-    """The mean time of `count` recorded transfers of one kind."""
+    """The mean and the median time, in seconds, of `count` recorded transfers of one kind."""
 
     seconds: float
+    median_s: float
     count: int
 
 
@@ -209,7 +253,7 @@ def measure_transfers(graph: CallGraph, transfers: JobTransfers) -> list[Recorde
             calls = calls[receives[calls]]
         np.maximum.at(longest, instance[calls], graph.transfer_s[calls])
         own = np.unique(instance[calls])
-        recorded.append(RecordedTransfer(float(longest[own].mean()), len(own)))
+        recorded.append(RecordedTransfer(float(longest[own].mean()), float(np.median(longest[own])), len(own)))
     return recorded
 
 
@@ -240,19 +284,6 @@ def model_transfers(graph: CallGraph, transfers: JobTransfers, network: NetworkM
         for kind, each in zip(transfers.kinds, recorded, strict=True)
     ]
     return graph.transfer_s * np.array([*ratios, 1.0], np.float64)[transfers.index]
-
-
-def scale_algorithms(graph: CallGraph, transfers: JobTransfers, changed: NetworkModel, *, only_faster: bool) -> Floats:
-    """Return the transfers of all calls by other algorithms: those of `changed.choices`, or else the fastest ones.
-
-    A transfer is multiplied by the modelled time of the algorithm, divided by the recorded mean of its kind. With
-    `only_faster`, transfers never get longer; otherwise, only those with a choice change.
-    """
-    ratios = np.ones(len(transfers.kinds) + 1)
-    for number, (kind, recorded) in enumerate(zip(transfers.kinds, measure_transfers(graph, transfers), strict=True)):
-        if kind.operation != "send" and (only_faster or changed.find_algorithm(kind)) and recorded.seconds > 0:
-            ratios[number] = changed.predict_s(kind) / recorded.seconds
-    return graph.transfer_s * (np.minimum(ratios, 1.0) if only_faster else ratios)[transfers.index]
 
 
 def scale_transfers(

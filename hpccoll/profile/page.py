@@ -177,10 +177,9 @@ def _build_predictions(predictions: Sequence[Prediction]) -> list[PageSection]:
     """Return the section of predictions; none without predictions."""
     if not predictions:
         return []
-    columns = ("change", "predicted s", "saving", "error of the replay", "assumption")
+    columns = ("change", "predicted", "saving", "error of the replay", "assumption")
     rows = tuple(
-        (each.description, f"{each.seconds:.4g}", f"{each.saving:.1%}", f"{each.error:.1%}", each.assumption)
-        for each in predictions
+        (each.description, *each.format_values(), f"{each.error:.1%}", each.assumption) for each in predictions
     )
     table = PageTable("Predictions", columns, rows, frozenset(columns[1:4]))
     intro = "The recorded run, replayed with one change. The error is that of replaying the run without a change."

@@ -27,6 +27,7 @@ from hpccoll.profile.traced_methods import list_methods
 
 if TYPE_CHECKING:
     from hpccoll.runtime.recorder import ClockModel
+    from hpccoll.selection.tuning_table import TuningSite
 
 LIBRARIES: Final = frozenset({"torch", "hpccoll", "mpi4py"})
 _FOREVER_NS: Final = 2**62
@@ -35,9 +36,16 @@ _MEMORY_FILES: Final = "/dev/shm/hpccoll-profile-"  # noqa: S108 - the memory fi
 
 @dataclass(frozen=True, slots=True)
 class RecordingOptions:
-    """What is recorded: calls from `from_s` to `to_s` seconds after the start, in one of `every` seconds.
+    """What a recording contains, and where it is written.
 
-    `algorithms` are those that the user has chosen for the drop-in, in the form of HPCCOLL_MPI4PY_ALGORITHMS.
+    Args:
+        directory: the path of the directory for the files of all ranks.
+        from_s: seconds from the start of the program to the start of the recording.
+        to_s: seconds from the start of the program to the end of the recording; None for the end of the program.
+        every: of each `every` seconds, one is recorded.
+        capacity: the number of latest calls that each rank keeps; of older calls, it keeps statistics.
+        algorithms: those that the user has chosen for the drop-in, in the form of HPCCOLL_MPI4PY_ALGORITHMS; None if
+            the program runs without the drop-in.
     """
 
     directory: str
@@ -45,7 +53,7 @@ class RecordingOptions:
     to_s: float | None = None
     every: int = 1
     capacity: int = layout.CAPACITY
-    algorithms: str = ""
+    algorithms: str | None = None
 
 
 class ProfileRecorder:
@@ -121,6 +129,10 @@ class ProfileRecorder:
     def set_clock(self, model: ClockModel, error_s: float) -> None:
         """Write how the time of rank 0's clock is computed from this rank's."""
         self._write(kind="clock", model=list(model), error_s=error_s)
+
+    def set_tuning_site(self, site: TuningSite) -> None:
+        """Write the MPI library, host and layout of ranks, by which a tuning table for this job is found."""
+        self._write(kind="tuning_site", mpi=site.mpi, host=site.host, layout=site.layout)
 
     def set_constants(self, any_source: int, any_tag: int, no_rank: int) -> None:
         """Write the numbers of the MPI library that stand for any source, any tag and no rank."""

@@ -11,6 +11,7 @@ from typing import Final
 import numpy as np
 from mpi4py import MPI
 
+from hpccoll.algorithms import get_algorithm
 from hpccoll.communicator import Communicator
 from hpccoll.errors import UnknownNameError
 from hpccoll.peers import LibraryEngine, start_engine
@@ -20,6 +21,7 @@ from hpccoll.runtime.arrays import BoundCall
 
 OWN: Final = "hpccoll"
 ENGINES: Final = ("mpi", OWN, "gloo")
+NAMED: Final = "OPERATION/ALGORITHM"
 _WHOLE_IS_SOURCE: Final = (Operation.SCATTER, Operation.REDUCE_SCATTER)
 
 
@@ -27,16 +29,21 @@ class ReplayEngine:
     """Carries out the collectives of a replay by one library, which is started on each recorded communicator.
 
     Args:
-        name: one of `ENGINES`; hpccoll selects its algorithms.
+        name: one of `ENGINES`; hpccoll selects its algorithms. The name OPERATION/ALGORITHM, such as `all_reduce/ring`,
+            stands for hpccoll with this algorithm for this operation.
 
     Raises:
-        UnknownNameError: there is no such engine.
+        UnknownNameError: there is no such engine, operation or algorithm.
     """
 
     def __init__(self, name: str) -> None:
-        if name not in ENGINES:
-            raise UnknownNameError("engine", name, list(ENGINES))
-        self.name = name
+        operation, slash, algorithm = name.partition("/")
+        if not slash and name not in ENGINES:
+            raise UnknownNameError("engine", name, [*ENGINES, NAMED])
+        self.name, self._library = name, OWN if slash else name
+        self._algorithms = {Operation.from_name(operation): algorithm} if slash else {}
+        for chosen in self._algorithms:
+            get_algorithm(chosen, algorithm)
         self._groups: list[Communicator | LibraryEngine | None] = []
         self._ranks: list[int] = []  # of this process in each group
         self._sizes: list[int] = []
@@ -51,7 +58,7 @@ class ReplayEngine:
         group = None
         comm = _make_comm(members)
         if comm is not None:
-            group = Communicator(comm) if self.name == OWN else start_engine(self.name, comm)
+            group = Communicator(comm) if self._library == OWN else start_engine(self._library, comm)
         self._groups.append(group)
         self._ranks.append(-1 if comm is None else comm.rank)
         self._sizes.append(len(members))
@@ -85,9 +92,9 @@ class ReplayEngine:
             result = np.zeros(size * count, np.float32)
         if not isinstance(group, Communicator):
             return group.prepare(operation, source, result, "sum", step.root)
-        method = getattr(group, operation.value)
+        method = partial(getattr(group, operation.value), algorithm=self._algorithms.get(operation, "auto"))
         if operation is Operation.BARRIER:
-            return partial(method)
+            return method
         root = {"root": step.root} if operation.has_root else {}
         if source is result:
             return partial(method, source, **root)

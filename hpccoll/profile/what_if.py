@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -10,8 +10,9 @@ import numpy as np
 
 from hpccoll.errors import UsageError
 from hpccoll.mpi4py.configuration import make_choice
-from hpccoll.plan import Floats, Machine, Operation
+from hpccoll.plan import Floats, Machine
 from hpccoll.predict.machine_catalogue import load_machine
+from hpccoll.profile.algorithm_times import AlgorithmTimes
 from hpccoll.profile.calls_in_a_row import find_followers, join_rows
 from hpccoll.profile.dependencies import CallGraph
 from hpccoll.profile.lateness import balance_gaps, expect_gaps, heal_ranks
@@ -20,9 +21,8 @@ from hpccoll.profile.network_model import (
     NetworkModel,
     classify_transfers,
     find_fastest,
-    fit_network,
+    list_networks,
     model_transfers,
-    scale_algorithms,
     scale_transfers,
 )
 from hpccoll.profile.placement import Placement
@@ -34,38 +34,80 @@ FORMS: Final = (
     "algorithm=auto, algorithm=OPERATION/NAME, bandwidth=FACTOR, latency=FACTOR, machine=NAME|FILE.toml, balance, "
     "heal=RANK, join, ranks=Nx, ranks=Nx:strong"
 )
+# A prediction is known closely if its bounds are at most this far from it: of the saving, or else of the run time.
+CLOSE_SAVING: Final = 0.3
+CLOSE_RUN: Final = 0.03
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """The predicted run time of a changed job, and what was assumed.
+    """The predicted run time of the recorded job with a change.
 
-    `error` is that of replaying the recorded run without a change, with the transfers of the fitted network if the
-    prediction uses them.
+    Args:
+        change: the change, as the user gives it.
+        description: the change in words.
+        seconds: the predicted run time; None if it is not known closely enough.
+        bounds_s: the least and the largest run time that the recording admits; None for a change whose effect the
+            recorded times determine, and for one about which nothing is known.
+        recorded_s: the run time of the recorded job.
+        error: the relative error of replaying the recorded job without a change, with the transfers of the fitted
+            network if the prediction uses them.
+        assumption: what the prediction assumes, in words.
     """
 
-    change: str  # as the user gives it
-    description: str  # in words
-    seconds: float
+    change: str
+    description: str
+    seconds: float | None
+    bounds_s: tuple[float, float] | None
     recorded_s: float
     error: float
     assumption: str = ""
 
     @property
-    def saving(self) -> float:
-        """The saved share of the recorded time; negative if the change makes the job slower."""
-        return 1 - self.seconds / self.recorded_s
+    def saving(self) -> float | None:
+        """The saved share of the recorded time, negative if the change makes the job slower; None if not known."""
+        return None if self.seconds is None else 1 - self.seconds / self.recorded_s
+
+    @property
+    def saving_bounds(self) -> tuple[float, float] | None:
+        """The least and the largest share of the recorded time that the change may save; None without `bounds_s`."""
+        if self.bounds_s is None:
+            return None
+        return 1 - self.bounds_s[1] / self.recorded_s, 1 - self.bounds_s[0] / self.recorded_s
+
+
+    def format_values(self) -> tuple[str, str]:
+        """Return the run time and the saving in words: as ranges if they are known roughly, or `not known`."""
+        if self.seconds is not None:
+            return f"{self.seconds:.4g} s", f"{self.saving:.1%}"
+        if self.bounds_s is None or self.saving_bounds is None:
+            return "not known", "not known"
+        low_s, high_s = self.bounds_s
+        least, most = self.saving_bounds
+        return f"{low_s:.3g} to {high_s:.3g} s", f"{least:.0%} to {most:.0%}"
 
 
 @dataclass(frozen=True, slots=True)
 class ChangedJob:
-    """The computing and transfer times of a changed job; `uses_model` if they come from the fitted network."""
+    """The computing and transfer times of a changed job.
+
+    Args:
+        name: the change in words.
+        gap_s: the seconds for which each rank computes before each call.
+        transfer_s: the best estimate of the transfer of each call in seconds; None if nothing is known about it.
+        bounds_s: the shortest and the longest transfers of the calls; None if `transfer_s` has no such uncertainty.
+        assumption: what the times assume, in words.
+        uses_model: whether the transfers come from the fitted network.
+        remedy: the commands that measure the effect of the change; empty if there are none.
+    """
 
     name: str
     gap_s: Floats
-    transfer_s: Floats
+    transfer_s: Floats | None
+    bounds_s: tuple[Floats, Floats] | None = None
     assumption: str = ""
     uses_model: bool = False
+    remedy: str = ""
 
 
 class WhatIf:
@@ -79,10 +121,12 @@ class WhatIf:
         self.graph = graph
         self.placement = Placement.read(graph.profile)
         self.transfers: JobTransfers = classify_transfers(graph, self.placement)
-        self.network: NetworkModel = fit_network(graph, self.transfers, self.placement)
+        self.networks: list[NetworkModel] = list_networks(graph, self.transfers, self.placement)
+        self.network = self.networks[0]  # the fitted one
         self.error = abs(replay_job(graph).run_s / graph.run_s - 1)
         transfer_s = model_transfers(graph, self.transfers, self.network)
         self.network_error = abs(replay_job(graph, transfer_s=transfer_s).run_s / graph.run_s - 1)
+        self._times = AlgorithmTimes(graph, self.transfers, self.networks)
 
     def predict(self, changes: Iterable[str]) -> list[Prediction]:
         """Return a prediction for each change; FORMS lists the forms of changes.
@@ -94,10 +138,19 @@ class WhatIf:
         return [self._predict(change, self._make_change(change)) for change in changes]
 
     def _predict(self, change: str, changed: ChangedJob) -> Prediction:
-        """Return the prediction of a job with `change`."""
-        seconds = replay_job(self.graph, changed.gap_s, changed.transfer_s).run_s
+        """Return the prediction of a job with `change`; its run time is None if its bounds are too far apart."""
+        recorded_s, seconds, bounds_s = self.graph.run_s, None, None
+        if changed.transfer_s is not None:
+            seconds = replay_job(self.graph, changed.gap_s, changed.transfer_s).run_s
+        if seconds is not None and changed.bounds_s is not None:
+            low_s, high_s = (replay_job(self.graph, changed.gap_s, each).run_s for each in changed.bounds_s)
+            bounds_s = low_s, high_s
+            if (high_s - low_s) / 2 > max(CLOSE_SAVING * abs(recorded_s - seconds), CLOSE_RUN * recorded_s):
+                seconds = None
         error = self.network_error if changed.uses_model else self.error
-        return Prediction(change, changed.name, seconds, self.graph.run_s, error, changed.assumption)
+        remedy = f"not known closely: {changed.remedy}" if seconds is None and changed.remedy else ""
+        assumption = "; ".join(filter(None, (changed.assumption, remedy)))
+        return Prediction(change, changed.name, seconds, bounds_s, recorded_s, error, assumption)
 
     def _make_change(self, change: str) -> ChangedJob:
         """Return the job with one change, given in a form of FORMS."""
@@ -107,7 +160,7 @@ class WhatIf:
             return ChangedJob("perfect balance", balance_gaps(graph), graph.transfer_s)
         if change == "join":
             joined = join_rows(graph, find_followers(graph))
-            return ChangedJob("calls in a row joined", *joined, "a joined call takes as long as one")
+            return ChangedJob("calls in a row joined", *joined, assumption="a joined call takes as long as one")
         if name == "heal":
             rank = _parse_number(change, value, 0, len(graph.start_s) - 1)
             return ChangedJob(
@@ -126,29 +179,44 @@ class WhatIf:
                 f"--what-if {change}: scaling is weak or strong, not {scaling}; write ranks={factor}x:strong"
             )
         gap_s = self.graph.gap_s / factor if scaling == "strong" else self.graph.gap_s
-        transfer_s = scale_transfers(self.graph, self.transfers, self.network, self.network, factor=factor)
+        transfers_s = [
+            scale_transfers(self.graph, self.transfers, network, network, factor=factor) for network in self.networks
+        ]
         ranks = format_count(factor * len(self.graph.start_s), "rank")
         assumption = f"{scaling or 'weak'} scaling: the recorded ranks stand for all, messages keep their sizes"
-        return ChangedJob(ranks, gap_s, transfer_s, assumption, uses_model=True)
+        return self._make_modelled(ranks, gap_s, transfers_s, assumption)
 
     def _change_network(self, change: str, name: str, value: str) -> ChangedJob:
         """Return the job on another network, or with other algorithms."""
-        network = self.network
-        if name in ("bandwidth", "latency"):
-            factor = _parse_factor(change, value)
+        if name == "machine" and value:
+            return self._change_machine(load_machine(value))
+        if name == "algorithm":
+            return self._change_algorithms(change, value)
+        if name not in ("bandwidth", "latency"):
+            raise UsageError(f"--what-if {change}: is no change; the forms are {FORMS}")
+        factor, transfers_s = _parse_factor(change, value), []
+        for network in self.networks:
             if name == "bandwidth":
                 changed = replace(network, beta_s_per_byte=network.beta_s_per_byte / factor)
             else:
                 changed = replace(network, alpha_s=network.alpha_s * factor)
-            title = f"{factor:g} times the {name}"
-        elif name == "machine" and value:
-            return self._change_machine(load_machine(value))
-        elif name == "algorithm":
-            return self._change_algorithms(change, value)
-        else:
-            raise UsageError(f"--what-if {change}: is no change; the forms are {FORMS}")
-        transfer_s = scale_transfers(self.graph, self.transfers, network, changed)
-        return ChangedJob(title, self.graph.gap_s, transfer_s, uses_model=True)
+            transfers_s.append(scale_transfers(self.graph, self.transfers, network, changed))
+        return self._make_modelled(f"{factor:g} times the {name}", self.graph.gap_s, transfers_s)
+
+    def _make_modelled(
+        self, name: str, gap_s: Floats, transfers_s: Sequence[Floats], assumption: str = ""
+    ) -> ChangedJob:
+        """Return a job whose transfers `transfers_s` are modelled on each of the networks that explain the recording.
+
+        Args:
+            name: the change in words.
+            gap_s: the seconds for which each rank computes before each call.
+            transfers_s: for each network, the transfers of all calls in seconds.
+            assumption: what the transfers assume, in words.
+        """
+        bounds_s = np.min(transfers_s, axis=0), np.max(transfers_s, axis=0)
+        remedy = "the sizes of the recorded messages are too similar to tell latency from bandwidth"
+        return ChangedJob(name, gap_s, transfers_s[0], bounds_s, assumption, uses_model=True, remedy=remedy)
 
     def _change_machine(self, machine: Machine) -> ChangedJob:
         """Return the job on another machine, whose nodes have the recorded ranks if the job ran on several nodes."""
@@ -158,24 +226,32 @@ class WhatIf:
             assumption = f"{format_count(machine.ranks_per_node, 'rank')} per node"
         changed = replace(self.network, machine=machine)
         transfer_s = scale_transfers(graph, self.transfers, self.network, changed, placed=placed)
-        return ChangedJob(f"network of {machine.name}", graph.gap_s, transfer_s, assumption, uses_model=True)
+        return ChangedJob(
+            f"network of {machine.name}", graph.gap_s, transfer_s, assumption=assumption, uses_model=True
+        )
 
     def _change_algorithms(self, change: str, value: str) -> ChangedJob:
-        """Return the job with other algorithms: `auto`, or that of an operation."""
+        """Return the job with other algorithms: the fastest ones (`auto`), or a named one for one operation."""
         operation, slash, algorithm = value.partition("/")
         if value != "auto" and not slash:
             raise UsageError(f"--what-if {change}: write algorithm=auto or algorithm=OPERATION/NAME")
-        changed, title = replace(self.network, choices=()), "the fastest algorithms"
-        if slash:
-            known = Operation.from_name(operation)
-            changed = replace(changed, choices=(make_choice(operation, algorithm, 0, None),))
-            title = f"{known.value} by {algorithm}"
-        transfer_s = scale_algorithms(self.graph, self.transfers, changed, only_faster=not slash)
-        assumption = "the algorithms take the times that they have on the fitted network"
-        return ChangedJob(title, self.graph.gap_s, transfer_s, assumption, uses_model=True)
+        ranks, gap_s = len(self.graph.start_s), self.graph.gap_s
+        if not slash:
+            title, changed = "the fastest algorithms", self._times.change_algorithms()
+            remedy = f"mpirun -n {ranks} hpccoll tune measures the algorithms"
+        else:
+            choice = make_choice(operation, algorithm, 0, None)
+            name, title = choice.operation.value, f"{choice.operation.value} by {algorithm}"
+            changed = self._times.change_algorithms(choice.operation, algorithm)
+            remedy = f"mpirun -n {ranks} hpccoll tune {name} measures the algorithms, and "
+            remedy += f"mpirun -n {ranks} hpccoll replay RECORDING --engine mpi,{name}/{algorithm} this job"
+        if not changed.estimates and changed.unknown:
+            return ChangedJob(title, gap_s, None, remedy=remedy)
+        bounds_s, assumption = (changed.low_s, changed.high_s), changed.describe_source()
+        return ChangedJob(title, gap_s, changed.transfer_s, bounds_s, assumption, changed.uses_model, remedy)
 
     def choose_algorithms(self) -> dict[str, list[tuple[int, str]]]:
-        """Return, for each operation, pairs of a message size and the fastest algorithm of the fitted network.
+        """Return, for each operation, pairs of a message size and the fastest algorithm: measured, or else simulated.
 
         The sizes are those of the largest communicators, because the drop-in chooses by operation and size only.
         """
@@ -183,11 +259,11 @@ class WhatIf:
         for kind in self.transfers.kinds:
             most[kind.operation] = max(most.get(kind.operation, 0), kind.ranks)
         chosen: dict[str, list[tuple[int, str]]] = {}
-        for kind in sorted(self.transfers.kinds, key=lambda kind: kind.nbytes):
+        for number, kind in sorted(enumerate(self.transfers.kinds), key=lambda each: each[1].nbytes):
             if kind.operation not in ("send", "barrier") and kind.ranks == most[kind.operation]:
-                chosen.setdefault(kind.operation, []).append(
-                    (kind.nbytes, find_fastest(kind, self.network.make_machine(kind))[0])
-                )
+                estimate = self._times.estimate_ratio(number)
+                name = estimate.algorithm if estimate else find_fastest(kind, self.network.make_machine(kind))[0]
+                chosen.setdefault(kind.operation, []).append((kind.nbytes, name))
         return chosen
 
 

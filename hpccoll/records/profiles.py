@@ -119,8 +119,14 @@ class ProfilePredictionRecord(Record, frozen=True, kw_only=True):
 
     change: Annotated[str, about("The change, as given to --what-if.")]
     description: Annotated[str, about("The change in words.")]
-    predicted_s: Annotated[Amount, about("Run time with the change.")]
+    predicted_s: Annotated[Amount | None, about("Run time with the change; null if it is not known closely.")]
     recorded_s: Annotated[Amount, about("Run time of the recorded job.")]
-    saving: Annotated[float, about("1 - predicted_s / recorded_s; negative if the change makes the job slower.")]
+    saving: Annotated[
+        float | None, about("1 - predicted_s / recorded_s; negative if the job becomes slower; null if unknown.")
+    ]
     replay_error: Annotated[Amount, about("Relative error of a replay without a change.")]
+    saving_bounds: Annotated[
+        tuple[float, float] | None,
+        about("Least and largest saving that the recording admits; null if the recorded times determine the saving."),
+    ] = None
     assumption: Annotated[str, about("What the prediction assumes; empty if nothing beyond the recorded times.")]

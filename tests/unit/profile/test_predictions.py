@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from hpccoll.errors import UnknownNameError, UsageError
-from hpccoll.plan import Link, Machine
+from hpccoll.plan import Link, Machine, Operation
+from hpccoll.profile.algorithm_times import interpolate_us
 from hpccoll.profile.chakra import encode_execution_trace
 from hpccoll.profile.dependencies import build_graph
 from hpccoll.profile.exports import export_profile, format_csv, format_perfetto
@@ -20,6 +21,15 @@ from hpccoll.profile.goal import format_goal
 from hpccoll.profile.network_model import ModelledTransfer, find_fastest, simulate_kind
 from hpccoll.profile.replay_steps import make_steps
 from hpccoll.profile.what_if import DEFAULT_CHANGES, WhatIf, format_configuration
+from hpccoll.selection.tuning_files import write_table
+from hpccoll.selection.tuning_table import (
+    BufferKind,
+    CandidateTiming,
+    TuningPoint,
+    TuningSeries,
+    TuningSite,
+    TuningTable,
+)
 from hpccoll.units import parse_size
 from tests.unit.profile.traces import TraceBuilder, make_profile
 
@@ -30,7 +40,7 @@ SIZES = (8, 4096, 65536, 2**20)
 def make_graph(alpha_s=ALPHA_S, beta=BETA, slow=1.0, algorithm=None):
     """Return the graph of a job on a network that is exactly the model, where rank 3 computes `slow` times as long.
 
-    `algorithm` is one that the user has chosen; without it, each size has a fast one.
+    `algorithm` is one that the user has chosen for all sizes; without it, the user has chosen a fast one for each size.
     """
     builders, clock = [TraceBuilder() for _ in range(RANKS)], 0.0
     for _ in range(STEPS):
@@ -43,7 +53,8 @@ def make_graph(alpha_s=ALPHA_S, beta=BETA, slow=1.0, algorithm=None):
             for rank, builder in enumerate(builders):
                 builder.add("all_reduce", clock + 2e-3 * (slow if rank == 3 else 1), end, nbytes=nbytes)
             clock = end
-    chosen = f"all_reduce={algorithm}" if algorithm else ""
+    fast = "all_reduce:0-10000=recursive_doubling,all_reduce:10000-=rabenseifner"
+    chosen = f"all_reduce={algorithm}" if algorithm else fast
     return build_graph(replace(make_profile(builders, clock), algorithms=chosen))
 
 
@@ -170,6 +181,76 @@ def test_a_wrong_change_is_refused(change):
 def test_an_unknown_algorithm_is_refused():
     with pytest.raises(UnknownNameError, match="rign"):
         WhatIf(make_graph()).predict(["algorithm=all_reduce/rign"])
+
+
+def make_one_size_graph(nbytes, algorithm="ring", seconds=5e-3, method="all_reduce", slow_first=1.0):
+    """Return the graph of 50 all_reduces of `seconds`; the first one takes `slow_first` times as long."""
+    builders, clock = [TraceBuilder() for _ in range(RANKS)], 0.0
+    for number in range(50):
+        end = clock + 1e-3 + seconds * (1.0 if number else slow_first)
+        for builder in builders:
+            builder.add("all_reduce", clock + 1e-3, end, nbytes=nbytes)
+        clock = end
+    profile = make_profile(builders, clock)
+    chosen = None if algorithm == "mpi" else f"all_reduce={algorithm}"
+    names = tuple(name.replace("all_reduce", method) for name in profile.names)
+    site = TuningSite("MPICH 5", "processor", "4 ranks on 1 node")
+    return build_graph(replace(profile, algorithms=chosen, names=names, tuning_site=site))
+
+
+@pytest.fixture
+def untuned(monkeypatch):
+    monkeypatch.setenv("HPCCOLL_TUNING", "off")
+
+
+@pytest.mark.usefixtures("untuned")
+def test_latency_decides_on_small_messages_and_one_size_does_not_decide_on_large_ones():
+    small = WhatIf(make_one_size_graph(8)).predict(["algorithm=all_reduce/recursive_doubling"])[0]
+    assert small.seconds == pytest.approx(50 * (1e-3 + 5e-3 / 3), rel=0.02)  # 2 steps in place of 6
+    large = WhatIf(make_one_size_graph(2**18))
+    for change in ("algorithm=all_reduce/recursive_doubling", "bandwidth=2", "latency=0.5"):
+        predicted = large.predict([change])[0]
+        assert predicted.seconds is None
+        assert predicted.saving is None
+        assert predicted.bounds_s[0] < predicted.bounds_s[1]
+        assert " to " in predicted.format_values()[1]
+    assert "hpccoll tune all_reduce" in large.predict(["algorithm=all_reduce/recursive_doubling"])[0].assumption
+
+
+@pytest.mark.usefixtures("untuned")
+def test_the_effect_of_another_algorithm_than_that_of_the_mpi_library_is_not_known_without_measured_times():
+    predicted = WhatIf(make_one_size_graph(8, "mpi", method="Allreduce")).predict(["algorithm=all_reduce/ring"])[0]
+    assert (predicted.seconds, predicted.bounds_s) == (None, None)
+    assert predicted.format_values() == ("not known", "not known")
+
+
+@pytest.mark.parametrize(("used", "method"), [("ring", "all_reduce"), ("mpi", "Allreduce")])
+def test_a_tuning_table_of_the_recorded_site_predicts_another_algorithm(used, method, tmp_path, monkeypatch):
+    points = tuple(
+        TuningPoint(nbytes, "today", tuple(CandidateTiming(name, us, us, us) for name, us in times.items()))
+        for nbytes, times in ((2**16, {used: 100.0, "tree": 25.0}), (2**20, {used: 400.0, "tree": 200.0, "hidden": 1.0}))
+    )
+    graph = make_one_size_graph(2**18, used, method=method, slow_first=100.0)
+    series = TuningSeries(Operation.ALL_REDUCE, 4, BufferKind.HOST, points)
+    write_table(tmp_path / "table.json", TuningTable(graph.profile.tuning_site, (series,)))
+    monkeypatch.setenv("HPCCOLL_TUNING", str(tmp_path / "table.json"))
+    tree, best = WhatIf(graph).predict(["algorithm=all_reduce/tree", "algorithm=auto"])
+    ratio = (25 * 200 / (100 * 400)) ** 0.5  # in the middle of the logarithms of sizes and times
+    usual_s = 49 * 5e-3 + 3 * 5e-3  # of the first transfer, the part beyond three times the median stays
+    assert tree.seconds == pytest.approx(graph.run_s - (1 - ratio) * usual_s, rel=1e-6)
+    assert best.seconds == pytest.approx(tree.seconds, rel=1e-6)
+    assert "tuning table" in tree.assumption
+
+
+def test_measured_times_are_interpolated_between_near_sizes_only():
+    points = tuple(TuningPoint(size, "today", (CandidateTiming("ring", us, us, us),)) for size, us in ((8, 2), (128, 8)))
+    series = TuningSeries(Operation.ALL_REDUCE, 4, BufferKind.HOST, points)
+    assert interpolate_us(series, "ring", 4) == 2
+    assert interpolate_us(series, "ring", 32) == pytest.approx(4)
+    assert interpolate_us(series, "ring", 128) == 8
+    assert interpolate_us(series, "ring", 16) is None  # 128 bytes are more than four times as many
+    assert interpolate_us(series, "ring", 256) is None
+    assert interpolate_us(series, "tree", 32) is None
 
 
 def make_messages():
