@@ -273,7 +273,7 @@ def main() -> int:
     parser.add_argument("--algorithms", action="store_true")
     parser.add_argument("--run", choices=RUNS, help="run one rank of a program")
     parser.add_argument(
-        "--reductions", nargs=3, metavar=("BYTES", "CALLS", "SECONDS"), help="run one rank of the program of all_reduces"
+        "--reductions", nargs=3, metavar=("BYTES", "CALLS", "SECONDS"), help="run one rank of a program of all_reduces"
     )
     parser.add_argument("programs", nargs="*", metavar="PROGRAM", default=[*DOCS, *RUNS])
     arguments = parser.parse_args()

@@ -1,4 +1,4 @@
-"""Copies a profile without the names that identify its program, its user and its machine."""
+"""Copies the recording of a job without the names of its program's files, functions, arguments and hosts."""
 
 from __future__ import annotations
 
@@ -13,12 +13,16 @@ from hpccoll.profile.load import find_calls, read_profile
 
 
 def write_anonymous(directory: str, copy: str) -> None:
-    """Write a copy of a profile in which files, functions, arguments and hosts have numbers for names.
+    """Write a copy of a recorded job in which files, functions and hosts have numbers in place of names.
 
-    Sizes, times, line numbers and communicators stay. No profile contains data of the user.
+    Message sizes, times, line numbers and the ranks of communicators stay. The contents of messages are never recorded.
+
+    Args:
+        directory: the recording, as `hpccoll profile -o` wrote it.
+        copy: the path of a new directory for the copy.
 
     Raises:
-        UsageError: `directory` is no profile, the copy cannot be written, or its directory exists.
+        UsageError: `directory` is no recording, the copy cannot be written, or the directory `copy` exists.
     """
     source, target = Path(directory), Path(copy)
     ranks = read_profile(directory).size
@@ -37,9 +41,15 @@ def write_anonymous(directory: str, copy: str) -> None:
 
 
 def _hide(fields: dict[str, Any], numbers: dict[str, int]) -> dict[str, Any]:
-    """Return the fields of a line with numbers in place of names; `numbers` are those given so far."""
+    """Return a JSON object of a file of names, with numbers in place of the names of files, functions and hosts.
+
+    Args:
+        fields: the object.
+        numbers: the number of each name so far, by kind and name; the function adds those of new names.
+    """
 
     def number(kind: str, name: str) -> str:
+        """Return the replacement of a name, such as `file3`, which is the same for each occurrence of the name."""
         return f"{kind}{numbers.setdefault(f'{kind} {name}', len(numbers))}"
 
     match fields["kind"]:

@@ -19,31 +19,38 @@ from hpccoll.profile.dependencies import CallGraph
 from hpccoll.profile.replay_engines import ReplayEngine
 from hpccoll.profile.replay_steps import make_steps
 
-_TAGS: Final = 2**15  # which every MPI library has
-_SHORTEST_S: Final = 5e-5  # computing for less is left out, because sleeping takes as long
+_TAGS: Final = 2**15  # every MPI library takes tags below this number
+_SHORTEST_S: Final = 5e-5  # shorter computing is left out, because the shortest sleep takes as long
 
 
 @dataclass(frozen=True, slots=True)
 class EngineTime:
-    """The times of the runs of an engine, in seconds, each the maximum over the ranks."""
+    """The run times of a replayed job with one engine.
+
+    Args:
+        engine: the name of the engine, such as `mpi` or `all_reduce/ring`.
+        seconds: one run time per repetition, each the maximum over the ranks.
+    """
 
     engine: str
     seconds: tuple[float, ...]
 
     @property
     def median_s(self) -> float:
-        """The median of the runs."""
+        """The median run time in seconds."""
         return float(np.median(self.seconds))
 
 
 class ReplayBenchmark:
-    """Runs the steps of a rank with several engines.
+    """Runs the communication of a recorded job on the ranks of this job, with several engines in turns.
+
+    Creation is collective over MPI.COMM_WORLD.
 
     Args:
-        graph: the recorded calls.
+        graph: the calls of the recorded job.
         engines: names of engines, as `ReplayEngine` takes them.
-        spins: whether the processor is busy in place of computing, instead of sleeping.
-        computes: whether computing takes time at all.
+        spins: where the program computed, keep the processor busy if true, and sleep if false.
+        computes: whether ranks spin or sleep at all; otherwise, calls follow each other without pauses.
 
     Raises:
         UsageError: the job has another number of ranks than the recording.
@@ -65,7 +72,7 @@ class ReplayBenchmark:
                 engine.add_group(members)
 
     def run(self, repetitions: int) -> list[EngineTime]:
-        """Return the times of all engines, which run in turn. Collective."""
+        """Run the job `repetitions` times with each engine, in turns; return the run times by engine. Collective."""
         times: dict[str, list[float]] = {engine.name: [] for engine in self._engines}
         for _ in range(repetitions):
             for engine in self._engines:
@@ -82,7 +89,7 @@ class ReplayBenchmark:
             engine.close()
 
     def _run_steps(self, engine: ReplayEngine) -> None:
-        """Carry out all steps of this rank."""
+        """Carry out all steps of this rank, with `engine` for collectives and MPI for messages."""
         receives: dict[int, MPI.Request] = {}  # by message
         sends: list[MPI.Request] = []
         for step in self._steps:
@@ -104,7 +111,7 @@ class ReplayBenchmark:
 
 
 def _spin(seconds: float) -> None:
-    """Keep the processor busy."""
+    """Keep the processor busy for `seconds` seconds."""
     end_s = time.perf_counter() + seconds
     while time.perf_counter() < end_s:
         pass

@@ -17,7 +17,7 @@ from hpccoll.plan import Floats
 from hpccoll.profile.dependencies import CallGraph
 from hpccoll.profile.replay import replay_job
 
-FEWEST_CALLS: Final = 4  # per row, in the mean over the rows of a call site
+FEWEST_CALLS: Final = 4  # a line whose rows have fewer calls on average is left out
 _MOST_BYTES: Final = 65536  # larger calls are not worth joining
 _LONGER_GAP: Final = 10.0  # a gap ends a row above this multiple of the usual gap
 _SHORTEST_S: Final = 2e-6  # a gap up to this length ends no row
@@ -25,7 +25,16 @@ _SHORTEST_S: Final = 2e-6  # a gap up to this length ends no row
 
 @dataclass(frozen=True, slots=True)
 class CallsInARow:
-    """A call site whose calls could be joined: a rank makes `calls` calls of `nbytes` each, in `rows` rows."""
+    """A line of the program that calls a collective several times in a row, so that one call could do.
+
+    Args:
+        site: index of the line in the profile's `sites`.
+        operation: the collective, such as `all_reduce`.
+        calls: the calls of one rank from this line.
+        rows: the number of rows that these calls form; each could be one call.
+        nbytes: the median bytes of a call.
+        saved_s: the run time that the job would save if each row were one call.
+    """
 
     site: int
     operation: str
@@ -36,7 +45,10 @@ class CallsInARow:
 
 
 def find_calls_in_a_row(graph: CallGraph) -> list[CallsInARow]:
-    """Return the call sites with rows of collectives, the most costly first."""
+    """Return the lines of a recorded program whose calls could be joined, the most costly first.
+
+    Cost: one replay per such line, and one without a change.
+    """
     follows = find_followers(graph)
     base_s = replay_job(graph).run_s if follows.any() else 0.0
     found = []
@@ -54,12 +66,17 @@ def find_calls_in_a_row(graph: CallGraph) -> list[CallsInARow]:
 
 
 def join_rows(graph: CallGraph, follows: np.ndarray) -> tuple[Floats, Floats]:
-    """Return the gaps and transfers of all calls if those marked by `follows` were part of their row's first call."""
+    """Return the computing times before all calls, and their transfer times, if each row were its first call only.
+
+    Args:
+        graph: the recorded calls.
+        follows: for each call, whether it continues a row, as `find_followers` returns it.
+    """
     return np.where(follows, 0.0, graph.gap_s), np.where(follows, 0.0, graph.transfer_s)
 
 
 def find_followers(graph: CallGraph) -> np.ndarray:
-    """Return which calls continue a row, as an array of bool."""
+    """Return, for each recorded call, whether it continues a row of small collectives from one line; shape (calls,)."""
     differs = np.zeros(len(graph.rank), bool)
     for values in (graph.rank, graph.site, graph.op, graph.comm):
         differs[1:] |= values[1:] != values[:-1]

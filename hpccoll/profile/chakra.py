@@ -25,7 +25,7 @@ _INT32, _INT64, _BOOL, _STRING = 7, 9, 27, 29
 
 
 def encode_execution_trace(graph: CallGraph, rank: int) -> bytes:
-    """Return the trace of a rank as bytes."""
+    """Return the Chakra execution trace of rank `rank` of a recorded job, as the bytes of a file `.et`."""
     messages = [_encode_bytes(1, _VERSION.encode())]
     origin, number, senders = float(graph.start_s.min()), 0, graph.matches.find_senders()
     for call in np.flatnonzero(graph.rank == rank).tolist():
@@ -41,9 +41,15 @@ def encode_execution_trace(graph: CallGraph, rank: int) -> bytes:
 
 
 def _describe_call(graph: CallGraph, call: int, senders: IntArray) -> list[tuple[str, int, bytes]]:
-    """Return the name, type and attributes of the nodes of a call; none for a call that only starts or completes.
+    """Return the nodes of a trace for a recorded call: the name, type and encoded attributes of each.
 
-    A message is received in the call that completes its receive; a sendrecv has two nodes.
+    A collective is one node and a sendrecv two nodes. A receive is a node where it was completed, so that a call that
+    only starts a receive has none.
+
+    Args:
+        graph: the recorded calls.
+        call: index of the call in the arrays of `graph`.
+        senders: the index of the call that sends each message, by the number of the message.
     """
     name = graph.operations[graph.op[call]]
     if name in COLLECTIVE_TYPES:
@@ -68,7 +74,16 @@ def _describe_call(graph: CallGraph, call: int, senders: IntArray) -> list[tuple
 
 
 def _encode_node(number: int, name: str, kind: int, begin_us: float, duration_us: float, attributes: bytes) -> bytes:
-    """Return a Node that depends on the one before."""
+    """Return a protobuf message of type Node, which depends on the node `number` - 1.
+
+    Args:
+        number: the id of the node, from 1.
+        name: the name of the node.
+        kind: its type, such as `COLLECTIVE`.
+        begin_us: its start time in microseconds.
+        duration_us: its duration in microseconds.
+        attributes: its encoded attributes.
+    """
     fields = [_encode_number(1, number), _encode_bytes(2, name.encode()), _encode_number(3, kind)]
     if number > 1:
         fields.append(_encode_bytes(5, _encode_varint(number - 1)))  # data_deps, a packed list
@@ -78,23 +93,23 @@ def _encode_node(number: int, name: str, kind: int, begin_us: float, duration_us
 
 
 def _encode_attribute(name: str, field: int, value: int | str) -> bytes:
-    """Return an attribute of a Node."""
+    """Return a field of a Node with the attribute `name`; `field` is the number of its type in an AttributeProto."""
     encoded = _encode_bytes(field, value.encode()) if isinstance(value, str) else _encode_number(field, value)
     return _encode_bytes(10, _encode_bytes(1, name.encode()) + encoded)
 
 
 def _encode_number(field: int, value: int) -> bytes:
-    """Return a field with a whole number of at least 0."""
+    """Return the protobuf field with number `field` and a whole number of at least 0."""
     return _encode_varint(field << 3) + _encode_varint(value)
 
 
 def _encode_bytes(field: int, value: bytes) -> bytes:
-    """Return a field of bytes, a string or a message."""
+    """Return the protobuf field with number `field` whose value is a string, a message or other bytes."""
     return _encode_varint(field << 3 | 2) + _encode_varint(len(value)) + value
 
 
 def _encode_varint(value: int) -> bytes:
-    """Return a whole number in groups of 7 bits, the lowest first."""
+    """Return a whole number of at least 0 as a protobuf varint: groups of 7 bits, the lowest first."""
     groups = bytearray()
     while value > 0x7F:
         groups.append(value & 0x7F | 0x80)

@@ -34,7 +34,16 @@ _TEXT: Final = 29  # the field of a string in an AttributeProto
 
 @dataclass(slots=True)
 class ChakraNode:
-    """A node of a trace; `attributes` has whole numbers and strings only."""
+    """A node of a Chakra execution trace: a computation, collective, send or receive of one rank.
+
+    Args:
+        number: the id of the node in the trace.
+        kind: its type, such as `COLLECTIVE`.
+        needs: the ids of the nodes that must have ended before.
+        start_us: its start time in microseconds; 0 in traces without times.
+        duration_us: its duration in microseconds.
+        attributes: its attributes by name, as whole numbers and strings; values of other types are 0.
+    """
 
     number: int = 0
     kind: int = 0
@@ -44,7 +53,7 @@ class ChakraNode:
     attributes: dict[str, int | str] = field(default_factory=dict)
 
     def get_int(self, name: str) -> int:
-        """Return an attribute as a whole number; 0 if it is missing."""
+        """Return the attribute `name` as a whole number; 0 if it is missing or a string."""
         value = self.attributes.get(name, 0)
         if not isinstance(value, int):
             return 0
@@ -52,12 +61,12 @@ class ChakraNode:
 
     @property
     def root(self) -> int:
-        """The root of a collective; ANY if it has none."""
+        """The root of a collective, as a rank of its process group; ANY if the operation has no root."""
         return self.get_int("root") if self.operation in _ROOTED else ANY
 
     @property
     def message(self) -> tuple[str, int]:
-        """The operation of a message, send or recv, and its peer."""
+        """The operation of a node for a message, `send` or `recv`, and the rank of the other end."""
         return ("send", self.get_int("comm_dst")) if self.kind == SEND else ("recv", self.get_int("comm_src"))
 
     @property
@@ -67,12 +76,12 @@ class ChakraNode:
 
     @property
     def operation(self) -> str:
-        """hpccoll's name of a collective; other types are barriers."""
+        """The name of a collective in hpccoll, such as `all_reduce`; `barrier` for types without a name."""
         return _NAMES.get(self.get_int("comm_type"), "barrier")
 
 
 def read_chakra(path: Path) -> JobProfile:
-    """Return the profile of the traces NAME.RANK.et; `path` is one of them, or NAME.et.
+    """Return the job of the Chakra traces NAME.RANK.et as a profile; `path` is one of these files, or NAME.et.
 
     Raises:
         UsageError: files are missing or damaged, or ranks wait forever.
@@ -98,7 +107,7 @@ def read_chakra(path: Path) -> JobProfile:
 
 
 def _require_peers(file: Path, nodes: Sequence[ChakraNode], ranks: int) -> None:
-    """Raise UsageError if a message of a rank has a peer without a trace."""
+    """Raise UsageError if a node in the trace `file` has a message with a rank that is not among 0 to `ranks` - 1."""
     for node in nodes:
         if node.kind in (SEND, RECEIVE) and not 0 <= node.message[1] < ranks:
             raise UsageError(
@@ -108,7 +117,11 @@ def _require_peers(file: Path, nodes: Sequence[ChakraNode], ranks: int) -> None:
 
 
 def find_traces(path: Path) -> list[Path]:
-    """Return the traces of all ranks, by rank."""
+    """Return the files NAME.RANK.et of all ranks in the order of the ranks; `path` is NAME.et or one of them.
+
+    Raises:
+        UsageError: there is none, or that of a rank is missing.
+    """
     stem = path.with_suffix("").with_suffix("") if path.with_suffix("").suffix[1:].isdecimal() else path.with_suffix("")
     found = stem.parent.glob(f"{escape(stem.name)}.*.et")
     files = {int(file.suffixes[-2][1:]): file for file in found if _has_rank(file)}
@@ -121,12 +134,12 @@ def find_traces(path: Path) -> list[Path]:
 
 
 def _has_rank(file: Path) -> bool:
-    """Whether the name of a file has a rank before its suffix."""
+    """Whether the name of a file has a number before its suffix, as in `job.3.et`."""
     return len(file.suffixes) > 1 and file.suffixes[-2][1:].isdecimal()
 
 
 def read_nodes(file: Path) -> list[ChakraNode]:
-    """Return the nodes of a trace in the order of the file."""
+    """Return the nodes of a trace in the order of the file; raise UsageError if the file is no trace."""
     try:
         messages = list(_split_messages(read_limited(file, _MOST_BYTES)))
         return [_decode_node(message) for message in messages[1:]]  # after the GlobalMetadata
@@ -135,7 +148,7 @@ def read_nodes(file: Path) -> list[ChakraNode]:
 
 
 def _split_messages(data: bytes) -> Iterator[bytes]:
-    """Yield the messages of a file, each of which follows its length."""
+    """Yield the protobuf messages in the bytes of a file, where each message follows its length."""
     place = 0
     while place < len(data):
         length, place = _decode_varint(data, place)
@@ -146,7 +159,7 @@ def _split_messages(data: bytes) -> Iterator[bytes]:
 
 
 def _decode_node(message: bytes) -> ChakraNode:
-    """Return a Node."""
+    """Return the node that a protobuf message of type Node encodes."""
     node = ChakraNode()
     for number, value in _decode_fields(message):
         match number, value:
@@ -169,7 +182,7 @@ def _decode_node(message: bytes) -> ChakraNode:
 
 
 def _decode_attribute(message: bytes) -> tuple[str, int | str]:
-    """Return the name and the value of an AttributeProto; 0 for values that are neither whole numbers nor strings."""
+    """Return the name and value of a protobuf message of type AttributeProto; 0 for a value of another type."""
     name, found = "", 0
     text: str | None = None
     for number, value in _decode_fields(message):
@@ -183,7 +196,7 @@ def _decode_attribute(message: bytes) -> tuple[str, int | str]:
 
 
 def _decode_fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Yield the number and the value of each field of a message."""
+    """Yield the number and the value of each field of a protobuf message."""
     place = 0
     while place < len(message):
         key, place = _decode_varint(message, place)
@@ -205,7 +218,7 @@ def _decode_fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
 
 
 def _decode_packed(data: bytes) -> list[int]:
-    """Return the whole numbers of a packed list."""
+    """Return the whole numbers of a packed list, a value of protobuf."""
     numbers, place = [], 0
     while place < len(data):
         number, place = _decode_varint(data, place)
@@ -214,7 +227,7 @@ def _decode_packed(data: bytes) -> list[int]:
 
 
 def _decode_varint(data: bytes, place: int) -> tuple[int, int]:
-    """Return a whole number and the place after it."""
+    """Return the varint that begins at byte `place` of `data`, and the index of the byte behind it."""
     value = shift = 0
     while True:
         byte = data[place]
@@ -225,7 +238,14 @@ def _decode_varint(data: bytes, place: int) -> tuple[int, int]:
 
 
 def _list_calls(nodes: Sequence[ChakraNode], comms: dict[str, int]) -> RankCalls:
-    """Return the communication of a rank at its recorded times; a call ends at the latest when the next one begins."""
+    """Return the collectives and messages of a rank as calls at their recorded times.
+
+    A call ends at the latest when the next one begins, because a rank of a profile makes one call at a time.
+
+    Args:
+        nodes: the nodes of the rank's trace.
+        comms: the number of the communicator of each process group, by name.
+    """
     calls = RankCalls()
     own = sorted(
         (node for node in nodes if node.kind in (SEND, RECEIVE, COLLECTIVE)),
@@ -245,7 +265,13 @@ def _list_calls(nodes: Sequence[ChakraNode], comms: dict[str, int]) -> RankCalls
 
 
 def _list_tasks(nodes: Sequence[ChakraNode], comms: dict[str, int], file: Path) -> list[Task]:
-    """Return the nodes of a rank as tasks; nodes that neither compute nor communicate take no time."""
+    """Return the nodes of a rank as tasks for a simulation; nodes that neither compute nor communicate take no time.
+
+    Args:
+        nodes: the nodes of the rank's trace.
+        comms: the number of the communicator of each process group, by name.
+        file: the path of the trace, for error messages.
+    """
     places = {node.number: place for place, node in enumerate(nodes)}
     tasks = []
     for node in nodes:

@@ -27,11 +27,11 @@ _COMPLETE_MORE = int(EntryFlag.COMPLETE | EntryFlag.MORE)
 
 @exempt_from_compilation
 class BackwardWaits:
-    """Writes an entry per operation for which torch waits in C++ at the end of a backward pass.
+    """Records the waits of torch's C++ code, at the end of a backward pass, for operations that began in this pass.
 
     Args:
-        trace: takes the entries.
-        code: of the entries: the index of `Work.wait` in the list of methods.
+        trace: the trace of this rank's calls, to which the waits are added.
+        code: the index of `TorchWork.wait` in `list_methods`, by which the trace names a wait.
     """
 
     def __init__(self, trace: CallTrace, code: int) -> None:
@@ -41,7 +41,7 @@ class BackwardWaits:
         self._works: dict[int, list[Any]] = {}
 
     def add(self, work: Any) -> None:
-        """Add an operation that began in the current backward pass; ignore it outside of one."""
+        """Note an operation, torch's object `work`, that began in the current backward pass; else do nothing."""
         number = torch._C._current_graph_task_id()  # noqa: SLF001 - torch has no public name
         if number == _NO_BACKWARD_PASS:
             return
@@ -52,11 +52,11 @@ class BackwardWaits:
         works.append(work)
 
     def _begin(self, number: int) -> None:
-        """Take the time before the wait, and the time after it by a callback behind that of DistributedDataParallel."""
+        """Take the time before the wait of backward pass `number`, and let a callback take the time after the wait."""
         _queue_callback(partial(self._end, number, time.perf_counter_ns()))
 
     def _end(self, number: int, begin_ns: int) -> None:
-        """Write an entry per operation, all with the times of the wait."""
+        """Record the wait of backward pass `number`, from `begin_ns` to now, once per operation of the pass."""
         end_ns, flags, trace = time.perf_counter_ns(), int(EntryFlag.COMPLETE), self._trace
         for work in self._works.pop(number):
             trace.write(self._code, begin_ns, end_ns, 0, id(work), 0, NOT_GIVEN, 0, trace.last_site_id, flags)
@@ -65,11 +65,11 @@ class BackwardWaits:
 
 @exempt_from_compilation
 class ReducerGroup(dist.ProcessGroup):  # type: ignore[misc]
-    """A process group for `Reducer`: the calls of an original group, with its backends.
+    """A process group for torch's `Reducer`, which passes its collectives to the recorded methods of another group.
 
     Args:
-        group: the original group.
-        waits: gets the operations for which torch waits in C++.
+        group: the process group of DistributedDataParallel.
+        waits: takes the operations for which `Reducer` waits in C++.
     """
 
     def __init__(self, group: Any, waits: BackwardWaits) -> None:
@@ -81,30 +81,38 @@ class ReducerGroup(dist.ProcessGroup):  # type: ignore[misc]
             self._register_backend(device, kind, backend)
 
     def allreduce(self, *args: Any) -> Any:
-        """Begin an all-reduce of the original group, for which torch waits at the end of the backward pass."""
+        """Start an all-reduce of the other group, with its arguments; return the operation that torch waits for."""
         work = self._allreduce(*args)
         self._add_wait(work)
         return work
 
     def broadcast(self, *args: Any) -> Any:
-        """Run a broadcast of the original group to its end, because `Reducer` waits for its broadcasts at once."""
+        """Carry out a broadcast of the other group, with its arguments; return the ended operation.
+
+        `Reducer` waits for its broadcasts at once, in C++, where the wait would not be recorded.
+        """
         work = self._group.broadcast(*args)
         work.wait()
         return work
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
-        """Return the name of the original group's backend."""
+        """Return the name of the other group's backend."""
         return str(self._group.name())
 
 
 def record_ddp(trace: CallTrace, wait_code: int) -> None:
-    """Record the collectives that DistributedDataParallel calls in C++, and its waits for them."""
+    """Replace torch's class `Reducer`, so that the collectives of DistributedDataParallel in C++ are recorded.
+
+    Args:
+        trace: the trace of this rank's calls.
+        wait_code: the index of `TorchWork.wait` in `list_methods`, by which the trace names a wait.
+    """
     exempt_from_compilation(ProfileRecorder)
     waits, original = BackwardWaits(trace, wait_code), dist.Reducer
 
     @exempt_from_compilation
     class Reducer(original):  # type: ignore[misc, valid-type]
-        """Torch's class, which communicates by a recorded group; it keeps the group's Python object alive."""
+        """Torch's class, with a process group whose calls are recorded; an attribute keeps the group alive."""
 
         def __init__(self, parameters: Any, buckets: Any, limits: Any, group: Any, *args: Any, **kwargs: Any) -> None:
             self.group = group if _records_its_calls(group) else ReducerGroup(group, waits)
@@ -113,7 +121,7 @@ def record_ddp(trace: CallTrace, wait_code: int) -> None:
     dist.Reducer = Reducer
     original_future = vars(dist.Work)["get_future"]
 
-    def get_future(self: Any) -> Any:  # torch must find its name in the stack, or it would call it again
+    def get_future(self: Any) -> Any:  # torch must see this name in the stack, or it calls this function anew
         waits.add(self)  # of a communication hook
         return original_future(self)
 
@@ -131,5 +139,5 @@ def _records_its_calls(group: Any) -> bool:
 
 
 def _queue_callback(function: Any) -> None:
-    """Let the autograd engine call a function at the end of the current backward pass."""
+    """Let torch's autograd engine call `function`, without arguments, at the end of the current backward pass."""
     torch.autograd.Variable._execution_engine.queue_callback(function)  # noqa: SLF001 - torch has no public name

@@ -26,11 +26,30 @@ END_OPERATION: Final = "end"
 
 @dataclass(frozen=True, slots=True)
 class CallGraph:
-    """The calls of a job, rank by rank; the last call of each rank is the end of its program.
+    """The recorded calls of all ranks of a job, and the calls of other ranks for which each of them waited.
 
-    Arrays have one element per call. `gap_s` is the time since the previous call of the rank, in which it computes.
-    `matches` says which entries of other calls a call needs, `last_needed` which of these entered last (-1: none).
-    `wait_s` is the time to that entry, `transfer_s` the rest of the call.
+    Arrays have one element per call: first all calls of rank 0 in their order, then those of rank 1, and so on. The
+    last call of each rank, the operation `end`, stands for the end of its program.
+
+    Args:
+        profile: the recordings of all ranks.
+        rank: the rank that makes a call.
+        begin_s, end_s: the times at which a call begins and ends, in seconds of the job's common clock.
+        gap_s: the seconds between the end of the rank's previous call and the begin of this one: its computing.
+        matches: the calls of other ranks without whose begin a call cannot end.
+        wait_s: the seconds from the begin of a call to the last begin of a call that it needs; 0 if that was earlier.
+        transfer_s: the other seconds of a call, in which data moves.
+        last_needed: index of the call that began last of those that a call needs; -1 if it needs none.
+        site: index of the call's line in the profile's `sites`; -1 for the end of a program.
+        op: index of the call's operation in `operations`.
+        nbytes: the bytes of the rank's buffer or object; -1 if unknown.
+        comm: index of the communicator in the profile's `comms`; -1 for none.
+        dest: the rank, in the world, to which a call sends a message; -1 for none.
+        root: the root of a collective, as a rank of its communicator; -1 for none.
+        is_blocked: whether the rank had given up its core for most of the gap before the call, as in a read of a file.
+        operations: the names of operations; several indices may have the same name.
+        first: index of the first call of each rank, shape (ranks,).
+        start_s: the time at which the program starts on each rank, shape (ranks,).
     """
 
     profile: JobProfile
@@ -43,28 +62,28 @@ class CallGraph:
     transfer_s: Floats
     last_needed: IntArray
     site: IntArray
-    op: IntArray  # an index of `operations`
+    op: IntArray
     nbytes: IntArray
     comm: IntArray
-    dest: IntArray  # the rank to which a call sends; -1: none
-    root: IntArray  # of a collective, in its communicator; -1: none
-    is_blocked: NDArray[np.bool_]  # the rank had given up its core for most of the gap before the call
+    dest: IntArray
+    root: IntArray
+    is_blocked: NDArray[np.bool_]
     operations: tuple[str, ...]
-    first: IntArray  # (ranks,), the first call of each rank
-    start_s: Floats  # (ranks,)
+    first: IntArray
+    start_s: Floats
 
     @property
     def run_s(self) -> float:
-        """The time from the first start of a rank to the last end."""
+        """The run time of the job in seconds, from the start of the first rank to the end of the last one."""
         return float(self.end_s.max() - self.start_s.min())
 
     def sum_by_rank(self, values: Floats) -> Floats:
-        """Return the sums of values of calls, shape (ranks,)."""
+        """Return the sum over the calls of each rank, shape (ranks,), of `values`, which has one element per call."""
         return np.bincount(self.rank, values, len(self.start_s)).astype(np.float64)
 
 
 def build_graph(profile: JobProfile) -> CallGraph:
-    """Return the graph of the recorded calls; calls that were folded are not in it.
+    """Return the calls of a recorded job with their dependencies; older calls, kept as statistics only, are left out.
 
     Cost: about 2 us per call.
     """
@@ -90,7 +109,10 @@ def build_graph(profile: JobProfile) -> CallGraph:
 
 
 def _find_ends(profile: JobProfile, entries: NDArray[Any]) -> tuple[IntArray, IntArray]:
-    """Return the rank in the world to which each call sends, and the root of its collective; -1 for none."""
+    """Return, for all calls, the rank in the world to which a call sends, and the root of its collective; -1: none.
+
+    `entries` are the recorded calls, of the type `layout.ENTRY`.
+    """
     names = np.array([*profile.operations, END_OPERATION])[entries["op"]]
     peers, is_made = entries["peer"].astype(np.int64), entries["flags"] & EntryFlag.INIT != 0
     is_send, dest = np.isin(names, ("send", "sendrecv")) & ~is_made, np.full(len(entries), -1)
@@ -101,7 +123,10 @@ def _find_ends(profile: JobProfile, entries: NDArray[Any]) -> tuple[IntArray, In
 
 
 def _count_own_bytes(profile: JobProfile, entries: NDArray[Any]) -> IntArray:
-    """Return the bytes of each call: of one block for a gather in place, whose buffer has the blocks of all ranks."""
+    """Return the bytes of each recorded call; of a gather in place, those of one block of its buffer of all blocks.
+
+    `entries` are the recorded calls, of the type `layout.ENTRY`.
+    """
     names = np.array([*profile.operations, END_OPERATION])[entries["op"]]
     members = np.array([*map(len, profile.comms), 1])[entries["comm"]]  # the last one for no communicator
     is_whole = np.isin(names, ("all_gather", "gather")) & (entries["flags"] & EntryFlag.IN_PLACE != 0)
@@ -110,7 +135,7 @@ def _count_own_bytes(profile: JobProfile, entries: NDArray[Any]) -> IntArray:
 
 
 def _join_ranks(profile: JobProfile) -> CallColumns:
-    """Return all calls, with the end of the program as the last call of each rank."""
+    """Return the calls of all ranks one after the other; the last call of each rank is the end of its program."""
     parts: list[tuple[NDArray[Any], Floats, Floats]] = []
     for rank in profile.ranks:
         end = np.zeros(1, rank.entries.dtype)
@@ -124,7 +149,11 @@ def _join_ranks(profile: JobProfile) -> CallColumns:
 
 
 def _divide_lists(entries: NDArray[Any], begin: Floats, end: Floats, last_needed: IntArray) -> None:
-    """Divide the time of a call on several requests among its entries, which wait for their needs in turn."""
+    """Divide the time of a call that completes several requests, such as Waitall, among its entries, one per request.
+
+    An entry ends, and the next one begins, when the last call that it needs has begun. The function changes `begin` and
+    `end`, the times in seconds of all calls; `last_needed` is the call that each needs last, or -1.
+    """
     for call in np.flatnonzero(entries["flags"] & EntryFlag.MORE).tolist():
         needed = last_needed[call - 1]
         entered = begin[needed] if needed >= 0 else begin[call - 1]
@@ -132,7 +161,7 @@ def _divide_lists(entries: NDArray[Any], begin: Floats, end: Floats, last_needed
 
 
 def _drop_late_needs(matches: Matches, begin: Floats, end: Floats) -> None:
-    """Remove needs for which a call evidently did not wait, because it ended before them."""
+    """Remove from `matches` the needed calls that began, at `begin` seconds, after the needing call ended at `end`."""
     needs, group = matches.needs, matches.group
     for column in range(needs.shape[1]):
         used = needs[:, column] >= 0
@@ -144,7 +173,7 @@ def _drop_late_needs(matches: Matches, begin: Floats, end: Floats) -> None:
 
 
 def _find_last_needed(matches: Matches, begin: Floats) -> IntArray:
-    """Return the call that entered last of those that each call needs; -1 for none."""
+    """Return, for each call, the index of the call that began last of those that it needs; -1 if it needs none."""
     call, time = np.full(len(begin), -1), np.full(len(begin), -np.inf)
     entering = np.flatnonzero(matches.enters >= 0)
     if len(entering):

@@ -23,30 +23,41 @@ from hpccoll.profile.replay import replay_job
 
 @dataclass(frozen=True, slots=True)
 class Efficiencies:
-    """The efficiencies of a job, from 0 to 1, and the times from which they are computed, in seconds."""
+    """The efficiencies of a job as POP defines them, from 0 to 1, and the times from which they are computed.
+
+    Args:
+        load_balance: mean / maximum of the ranks' useful times.
+        serialisation: maximum useful time / run time on an ideal network.
+        transfer: run time on an ideal network / run time.
+        run_s: the run time in seconds.
+        ideal_s: the simulated run time in seconds on a network on which messages take no time.
+        useful_s: the seconds of each rank outside of communication, shape (ranks,).
+        wait_s: the seconds of each rank in calls, until the last rank that a call needs has entered; shape (ranks,).
+        transfer_s: the other seconds of each rank in calls, shape (ranks,).
+    """
 
     load_balance: float
     serialisation: float
     transfer: float
     run_s: float
-    ideal_s: float  # the run time on an ideal network
-    useful_s: Floats  # (ranks,)
-    wait_s: Floats  # (ranks,), in calls, for other ranks
-    transfer_s: Floats  # (ranks,), in calls, after all needed ranks had come
+    ideal_s: float
+    useful_s: Floats
+    wait_s: Floats
+    transfer_s: Floats
 
     @property
     def communication(self) -> float:
-        """The communication efficiency."""
+        """The communication efficiency: maximum useful time / run time."""
         return self.serialisation * self.transfer
 
     @property
     def parallel(self) -> float:
-        """The parallel efficiency."""
+        """The parallel efficiency: mean useful time / run time."""
         return self.load_balance * self.communication
 
 
 def compute_efficiencies(graph: CallGraph) -> Efficiencies:
-    """Return the efficiencies of the recorded calls."""
+    """Return the efficiencies of a recorded job. Cost: one replay."""
     useful = graph.sum_by_rank(graph.gap_s)
     ideal_s = replay_job(graph, transfer_s=np.zeros(len(graph.rank))).run_s
     most, run_s = float(useful.max()), graph.run_s

@@ -16,19 +16,28 @@ from hpccoll.profile.slow_links import SlowLink, SlowNode, find_slow_messages
 
 @dataclass(frozen=True, slots=True)
 class SiteCost:
-    """The time in calls of one operation from one call site, as means over the ranks."""
+    """The time that the calls of one operation from one line of the program take.
 
-    site: int  # index of the call site in the profile
+    Args:
+        site: index of the line in the profile's `sites`.
+        operation: the operation, such as `all_reduce`.
+        calls: the calls of all ranks.
+        nbytes: the median bytes of a call; -1 if unknown.
+        wait_s: the seconds of waiting for other ranks, as mean over the ranks.
+        transfer_s: the other seconds of the calls, as mean over the ranks.
+    """
+
+    site: int
     operation: str
-    calls: int  # on all ranks
-    nbytes: int  # the median of a call
-    wait_s: float  # waiting for other ranks
-    transfer_s: float  # moving data
+    calls: int
+    nbytes: int
+    wait_s: float
+    transfer_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """A profile and the results of its analysis, which `hpccoll profile` prints and writes as an HTML page.
+    """A recorded job and the results of its analysis, which `hpccoll profile` prints and writes as an HTML page.
 
     Attributes:
         profile: the recordings of the job.
@@ -54,7 +63,7 @@ class Explanation:
 
 
 def explain_profile(profile: JobProfile) -> Explanation:
-    """Analyse a profile and return the results."""
+    """Analyse a recorded job and return the results."""
     graph = build_graph(profile)
     return Explanation(
         profile, graph, compute_efficiencies(graph), tuple(find_late_ranks(graph)), tuple(find_late_nodes(graph)),
@@ -63,7 +72,7 @@ def explain_profile(profile: JobProfile) -> Explanation:
 
 
 def rank_sites(graph: CallGraph) -> list[SiteCost]:
-    """Return the cost of each operation at each call site, the most expensive first."""
+    """Return the time of each operation at each line of a recorded program, the most expensive first."""
     ranks = len(graph.start_s)
     names = sorted(set(graph.operations))
     number = np.array([names.index(name) for name in graph.operations])[graph.op]

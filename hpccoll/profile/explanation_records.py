@@ -1,4 +1,4 @@
-"""Turns the explanation of a profile, and predictions, into records."""
+"""Turns the analysis of a recorded job, and predictions, into records for `hpccoll profile --json`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from hpccoll.records import (
 
 
 def make_records(explanation: Explanation, predictions: Sequence[Prediction] = ()) -> Iterator[Record]:
-    """Yield the record of the job, and those of its findings, its call sites and the predictions."""
+    """Yield the record of a recorded job, then those of its findings, of its call sites and of `predictions`."""
     profile = explanation.profile
     yield _make_profile_record(explanation)
     for finding in list_findings(explanation):
@@ -46,7 +46,7 @@ def make_records(explanation: Explanation, predictions: Sequence[Prediction] = (
 
 
 def _make_profile_record(explanation: Explanation) -> ProfileRecord:
-    """Return the record of the job."""
+    """Return the record of a job's efficiencies and of the times of its ranks."""
     profile, eff = explanation.profile, explanation.efficiencies
     times = zip(eff.useful_s.tolist(), eff.wait_s.tolist(), eff.transfer_s.tolist(), strict=True)
     rows = tuple(
@@ -63,7 +63,7 @@ def _make_profile_record(explanation: Explanation) -> ProfileRecord:
 
 
 def _describe_cause(profile: JobProfile, cause: Cause) -> dict[str, Any]:
-    """Return the fields of a finding's record that depend on its cause."""
+    """Return the fields of a finding's record that depend on `cause`, such as the late rank, by name."""
     if isinstance(cause, Lateness):
         fields = (
             {"cause": "late_rank", "rank": cause.rank} if isinstance(cause, LateRank)
@@ -92,6 +92,6 @@ def _describe_cause(profile: JobProfile, cause: Cause) -> dict[str, Any]:
 
 
 def _make_site(profile: JobProfile, site: int) -> ProfileSite:
-    """Return a call site."""
+    """Return the line with index `site` in the profile's `sites`, as a field of records."""
     found = profile.sites[site]
     return ProfileSite(found.file, found.line, found.function)

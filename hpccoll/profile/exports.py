@@ -1,4 +1,4 @@
-"""Writes a profile for other tools: a Perfetto trace, CSV, GOAL, and Chakra execution traces."""
+"""Writes a recorded job for other tools: a Perfetto trace, CSV, GOAL, and Chakra execution traces."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CSV_COLUMNS: Final = (
 
 
 def export_profile(graph: CallGraph, path: str) -> None:
-    """Write the calls of a job to a file, whose suffix is the format.
+    """Write the calls of a recorded job to the file `path`, whose suffix, one of SUFFIXES, is the format.
 
     Raises:
         UsageError: the suffix is none of SUFFIXES.
@@ -52,7 +52,7 @@ def export_profile(graph: CallGraph, path: str) -> None:
 
 
 def format_perfetto(graph: CallGraph) -> str:
-    """Return the calls as Chrome trace JSON, with a track per rank; a call has its waiting as a slice inside."""
+    """Return the calls of a recorded job as Chrome trace JSON: a track per rank, in which waiting is part of a call."""
     begin_us, end_us = (1e6 * (times - graph.start_s.min()) for times in (graph.begin_s, graph.end_s))
     slices = []
     for call in np.flatnonzero(graph.site >= 0).tolist():
@@ -67,7 +67,7 @@ def format_perfetto(graph: CallGraph) -> str:
 
 
 def format_csv(graph: CallGraph) -> str:
-    """Return the calls as CSV, a row each; times are microseconds since the first start of a rank."""
+    """Return the calls of a recorded job as CSV, a row each, with times in microseconds since the start of the job."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(CSV_COLUMNS)

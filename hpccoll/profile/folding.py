@@ -1,4 +1,4 @@
-"""The statistics, by call site and operation, of the entries that no longer fit into a ring."""
+"""Computes the statistics, by call site and operation, of older calls that no longer fit into a ring buffer."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 
 
 def fold_entries(entries: NDArray[Any]) -> list[list[int]]:
-    """Return a row per call site and operation: site, op, calls, nanoseconds in the calls, bytes.
+    """Return a row per call site and operation: site, op, number of calls, nanoseconds in the calls, bytes.
 
     Args:
-        entries: of the type `layout.ENTRY`.
+        entries: recorded calls, of the type `layout.ENTRY`, whose `site` and `op` identify a row.
 
     Cost: about 10 ns per entry.
     """

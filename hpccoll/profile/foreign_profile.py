@@ -1,4 +1,4 @@
-"""Builds a profile from the calls of a trace that another tool wrote."""
+"""Builds a profile from the calls of a trace that another tool wrote, such as a GOAL schedule."""
 
 from __future__ import annotations
 
@@ -20,16 +20,22 @@ OPERATIONS: Final = (*COLLECTIVES, "send", "recv", "wait")
 
 @dataclass(slots=True)
 class RankCalls:
-    """The calls of one rank in the order in which it makes them; times are seconds.
+    """The calls of one rank of a trace, in the order in which it makes them.
 
     A call of the operation `wait` completes the operation that a call with the same `request` has started.
+
+    Args:
+        rows: for each call, fields of `layout.ENTRY` by name.
+        begin_s, end_s: the begin and the end of each call in seconds.
+        requests: the number of non-blocking operations so far.
+        collectives: the number of collectives so far, by communicator.
     """
 
     rows: list[dict[str, Any]] = field(default_factory=list)
     begin_s: list[float] = field(default_factory=list)
     end_s: list[float] = field(default_factory=list)
     requests: int = 0
-    collectives: dict[int, int] = field(default_factory=dict)  # the number of calls so far, by communicator
+    collectives: dict[int, int] = field(default_factory=dict)
 
     def add(
         self,
@@ -42,24 +48,36 @@ class RankCalls:
         tag: int = ANY,
         comm: int = 0,
     ) -> None:
-        """Append a blocking call; `peer` is the destination, the source or the root."""
+        """Append a blocking call.
+
+        Args:
+            operation: one of OPERATIONS.
+            begin_s, end_s: its begin and end in seconds.
+            nbytes: the bytes of the rank's buffer.
+            peer: the destination, the source or the root; ANY for none, and for a receive from any rank.
+            tag: the tag of a message; ANY for a receive with any tag.
+            comm: index of the communicator.
+        """
         self._append(operation, begin_s, end_s, {"nbytes": nbytes, "peer": peer, "tag": tag, "comm": comm})
 
     def start(
         self, operation: str, begin_s: float, *, nbytes: int = 0, peer: int = ANY, tag: int = ANY, comm: int = 0
     ) -> int:
-        """Append a call that starts an operation and returns at once; return the number of its request."""
+        """Append a call at `begin_s` that starts an operation; return the number of its request, from 1.
+
+        The other arguments are those of `add`.
+        """
         self.requests += 1
         fields = {"nbytes": nbytes, "peer": peer, "tag": tag, "comm": comm, "request": self.requests}
         self._append(operation, begin_s, begin_s, fields, EntryFlag.START)
         return self.requests
 
     def complete(self, request: int, begin_s: float, end_s: float) -> None:
-        """Append a wait for an operation that was started."""
+        """Append a wait, from `begin_s` to `end_s`, for the operation with the number `request`."""
         self._append("wait", begin_s, end_s, {"request": request, "comm": -1}, EntryFlag.COMPLETE)
 
     def _append(self, operation: str, begin_s: float, end_s: float, fields: dict[str, int], flags: int = 0) -> None:
-        """Append a call."""
+        """Append a call, given by the fields and flags of its entry, and number it if it is a collective."""
         if operation in COLLECTIVES:
             flags |= EntryFlag.COLLECTIVE
             fields["number"] = self.collectives.get(fields["comm"], 0)
@@ -69,7 +87,7 @@ class RankCalls:
         self.end_s.append(end_s)
 
     def make_rank(self, rank: int, end_s: float) -> RecordedRank:
-        """Return the rank, whose program begins at 0 and ends at `end_s`."""
+        """Return the calls as those of rank `rank` of a profile, whose program begins at 0 and ends at `end_s`."""
         entries, begin_s, end = np.zeros(len(self.rows), ENTRY), np.array(self.begin_s), np.array(self.end_s)
         entries["off_core_ns"] = -1
         for name in ("op", "flags", "nbytes", "request", "number", "comm", "peer", "tag"):
@@ -89,9 +107,10 @@ def make_foreign_profile(
 
     Args:
         path: the file, or one of the files, of the trace.
-        calls, end_s: the calls of each rank, and the end of its program in seconds.
+        calls: the calls of each rank.
+        end_s: the end of each rank's program in seconds.
         comms: the ranks of each communicator; the first one has all ranks.
-        notes: the data that the trace does not have, in sentences.
+        notes: sentences about data that the trace lacks, which `hpccoll profile` prints.
     """
     ranks = tuple(each.make_rank(rank, end_s[rank]) for rank, each in enumerate(calls))
     site = CallSite(str(path), 0, "")

@@ -25,17 +25,23 @@ _WAIT: Final = "wait_tensor"
 
 @dataclass(frozen=True, slots=True)
 class StartedCollective:
-    """An operation that the recorder identifies by `handle`, and its result."""
+    """A functional collective of torch that has started.
+
+    Args:
+        handle: the address of the result's memory, by which the recorder matches the later wait.
+        result: the tensor that the collective returned.
+    """
 
     handle: int
     result: Any
 
 
 def record_functional(make_traced: Callable[[int, TracedMethod, Any], TracedCall]) -> None:
-    """Replace the functional collectives of torch, and `wait_tensor`, by forms that write entries.
+    """Replace the functional collectives of torch, and `wait_tensor`, by functions whose calls are recorded.
 
     Args:
-        make_traced: returns a function that writes an entry for each call of the given function.
+        make_traced: takes the index of a method in `list_methods`, the method and a function; returns a function that
+            calls the given one and records the call.
     """
     for code, method in enumerate(list_methods()):
         original = getattr(functional, method.name, None) if method.owner == FUNCTIONAL else None
@@ -45,12 +51,16 @@ def record_functional(make_traced: Callable[[int, TracedMethod, Any], TracedCall
 
 
 def _make_collective(original: Callable[..., Any], make_traced: Callable[[Any], TracedCall]) -> Callable[..., Any]:
-    """Return the recorded form of a collective."""
+    """Return a function that replaces the functional collective `original` of torch, and whose calls are recorded.
+
+    `make_traced` returns a function that calls the given one and records the call.
+    """
     names = list(inspect.signature(original).parameters)
     at_group, at_tag = names.index("group"), names.index("tag")
     at_source = names.index("src") if "src" in names else None
 
     def run(_group: Any, _tensor: Any, _root: int, call: Callable[[], Any]) -> StartedCollective:
+        """Carry out a collective by `call`; the recorder reads the other arguments: group, input and root."""
         result = call()
         return StartedCollective(getattr(result, "elem", result).data_ptr(), result)
 
@@ -62,6 +72,7 @@ def _make_collective(original: Callable[..., Any], make_traced: Callable[[Any], 
             return original(*args, **kwargs)
 
         def find(place: int, default: Any) -> Any:
+            """Return the argument of the call at a position of the signature, or `default`."""
             return args[place] if place < len(args) else kwargs.get(names[place], default)
 
         group = functional._resolve_group(find(at_group, None), find(at_tag, ""))  # noqa: SLF001 - no public name
@@ -74,7 +85,10 @@ def _make_collective(original: Callable[..., Any], make_traced: Callable[[Any], 
 
 
 def _make_wait(original: Callable[[Any], Any], make_traced: Callable[[Any], TracedCall]) -> Callable[[Any], Any]:
-    """Return the recorded form of `wait_tensor`."""
+    """Return a function that replaces torch's `wait_tensor`, and whose calls are recorded.
+
+    `make_traced` returns a function that calls the given one and records the call.
+    """
     traced = make_traced(lambda operation: original(operation.result))
 
     @functools.wraps(original)

@@ -13,7 +13,7 @@ from hpccoll.profile.dependencies import CallGraph
 
 
 def format_goal(graph: CallGraph) -> str:
-    """Return the text of the schedule."""
+    """Return a recorded job as the text of a GOAL schedule."""
     senders = graph.matches.find_senders()
     programs = [GoalProgram() for _ in range(graph.profile.size)]
     for call, rank in enumerate(graph.rank.tolist()):
@@ -22,7 +22,10 @@ def format_goal(graph: CallGraph) -> str:
 
 
 def _add_call(program: GoalProgram, graph: CallGraph, call: int, senders: IntArray) -> None:
-    """Append the computing before a call, and its messages."""
+    """Append the computing before the call with index `call`, and the messages of this call, to a rank's program.
+
+    `senders` has the index of the call that sends each message, by the number of the message.
+    """
     matches, rank = graph.matches, int(graph.rank[call])
     _add_round(program, f"calc {round(1e9 * float(graph.gap_s[call]))}")
     if matches.enters[call] >= 0 and graph.comm[call] >= 0:
@@ -43,7 +46,7 @@ def _add_call(program: GoalProgram, graph: CallGraph, call: int, senders: IntArr
 
 
 def _add_round(program: GoalProgram, *operations: str) -> None:
-    """Append operations that may run at the same time, after all earlier ones."""
+    """Append lines of GOAL whose operations may run at the same time, after all earlier ones of the rank."""
     following = program.round + 1
     for operation in operations:
         program.add(following, operation)

@@ -31,14 +31,14 @@ _WAYS: Final = {"send": "to", "recv": "from"}
 
 @dataclass(slots=True)
 class _RankProgram:
-    """The tasks of a rank; `labels` has the index of each task that has a label."""
+    """The tasks of one rank of a GOAL file; `labels` has the indices of tasks by their labels."""
 
     tasks: list[Task] = field(default_factory=list)
     labels: dict[str, int] = field(default_factory=dict)
 
 
 def read_goal(path: Path) -> JobProfile:
-    """Return the profile of a GOAL file.
+    """Return the job of a GOAL file as a profile, with simulated times.
 
     Raises:
         UsageError: the file cannot be read, a line is no GOAL, or ranks wait forever.
@@ -51,7 +51,10 @@ def read_goal(path: Path) -> JobProfile:
 
 
 def parse_goal(text: str, path: Path) -> JobProfile:
-    """Return the profile of the text of a GOAL file; `path` is its name in messages."""
+    """Return the job of a GOAL file's text as a profile, with simulated times.
+
+    `path` is the name of the file in error messages. The errors are those of `read_goal`.
+    """
     programs: list[_RankProgram] = []
     program: _RankProgram | None = None
     lines = _COMMENT.sub(lambda match: "\n" * match[0].count("\n"), text).splitlines()
@@ -77,7 +80,14 @@ def parse_goal(text: str, path: Path) -> JobProfile:
 
 
 def _add_line(program: _RankProgram, line: str, where: str, size: int) -> None:
-    """Add the task of a line to a rank, or a need to one of its tasks; `where` is the place in the file."""
+    """Add to a rank the task that a line of GOAL states, or the dependency of a task on another one.
+
+    Args:
+        program: the tasks of the rank so far.
+        line: the line, without comments.
+        where: the file and line number, for error messages.
+        size: the number of ranks of the file.
+    """
     if match := _NEED.fullmatch(line):
         unknown = [match[name] for name in ("label", "needed") if match[name] not in program.labels]
         if unknown:

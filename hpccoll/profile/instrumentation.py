@@ -29,10 +29,10 @@ _OWN_GROUPS, _OWN_WORKS = "hpccoll.torch.group_operations", "hpccoll.torch.work"
 
 
 class Instrumentation:
-    """Records the calls of the program of this process.
+    """Records the communication of the program that this process runs, by replacing methods of communicators.
 
     Args:
-        options: what is recorded, and where.
+        options: what the recording contains, and its directory.
     """
 
     def __init__(self, options: RecordingOptions) -> None:
@@ -48,21 +48,21 @@ class Instrumentation:
         }
 
     def install(self) -> None:
-        """Let later imports of the packages replace their methods; those that are imported are replaced now."""
+        """Replace methods of mpi4py, torch.distributed and hpccoll now if they are imported, else at their import."""
         sys.meta_path.insert(0, _HookFinder(self._hooks))
         for name, hook in self._hooks.items():
             if name in sys.modules:
                 hook(sys.modules[name])
 
     def start(self, rank: int, size: int) -> ProfileRecorder:
-        """Return the recorder, which is made at the first call."""
+        """Return the recorder of this process, rank `rank` of `size`; the first call creates it and its files."""
         if self.recorder is None:
             self.recorder = ProfileRecorder(self.options, rank, size)
             atexit.register(self.recorder.end)
         return self.recorder
 
     def _trace_mpi(self, module: ModuleType) -> None:
-        """Replace the methods of mpi4py when MPI is initialized."""
+        """Replace methods of mpi4py, the module `mpi4py.MPI`, as soon as MPI is initialized."""
         if module.Is_initialized():
             self._start_mpi(module)
             return
@@ -78,7 +78,7 @@ class Instrumentation:
             setattr(module, name, initialize)
 
     def _start_mpi(self, module: ModuleType) -> None:
-        """Start the recorder on the common clock of the job, and replace the methods."""
+        """Start the recorder on the common clock of the job, and replace methods of mpi4py. Collective."""
         if self.recorder is not None:
             return
         world = module.Intracomm(module.COMM_WORLD)  # not that of the drop-in
@@ -95,14 +95,14 @@ class Instrumentation:
                 self._hooks[name](sys.modules[name])
 
     def _trace_drop_in(self, module: ModuleType) -> None:
-        """Replace the collectives that hpccoll's drop-in for mpi4py defines."""
+        """Replace the collectives of hpccoll's drop-in for mpi4py, which the module `module` defines."""
         if self.recorder is not None:
             classes = [cls for top in module.list_intracommunicator_classes() for cls in top.__mro__]
             own = [cls for cls in dict.fromkeys(classes) if cls.__module__.startswith("hpccoll.")]
             _replace_methods(self.recorder, own, owners={"Comm", "Intracomm"})
 
     def _trace_own(self, module: ModuleType) -> None:
-        """Replace the methods of hpccoll's Communicator and Work."""
+        """Replace the methods of hpccoll's classes Communicator, which the module `module` defines, and Work."""
         if self.recorder is not None:
             from hpccoll.runtime.work import Work
 
@@ -113,11 +113,12 @@ class Instrumentation:
             _forget_freed(self.recorder, module.Communicator, ("close",))
 
     def _trace_torch(self, module: ModuleType) -> None:
-        """Let `init_process_group` of torch.distributed replace the methods of process groups."""
+        """Let `init_process_group` of torch.distributed, the module `module`, also start the recording."""
         original = module.init_process_group
 
         @functools.wraps(original)
         def init_process_group(*args: Any, **kwargs: Any) -> Any:
+            """Initialize the default process group by torch's function, then start recording."""
             result = original(*args, **kwargs)
             self._start_torch(module)
             return result
@@ -127,7 +128,7 @@ class Instrumentation:
                 setattr(holder, "init_process_group", init_process_group)  # noqa: B010 - mypy knows no such attribute
 
     def _start_torch(self, module: ModuleType) -> None:
-        """Start the recorder, unless MPI has, and replace the methods of process groups and of their works."""
+        """Start the recorder, unless it was started with MPI, and replace methods of torch's ProcessGroup and Work."""
         if self.recorder is None:
             self._start_without_mpi(module)
         if self.recorder is None:
@@ -153,7 +154,10 @@ class Instrumentation:
                 _trace_futures(self.recorder, work)
 
     def _start_without_mpi(self, module: ModuleType) -> None:
-        """Start the recorder on the clock of the host, or on that of rank 0 if there are several hosts. Collective."""
+        """Start the recorder of a job without MPI, on a clock that all ranks share. Collective.
+
+        The clock is that of the host, or that of rank 0 if the ranks are on several hosts.
+        """
         from hpccoll.profile.store_clock import synchronize_by_store
 
         recorder = self.start(module.get_rank(), module.get_world_size())
@@ -164,7 +168,7 @@ class Instrumentation:
         recorder.begin()
 
     def _leave_work(self) -> None:
-        """Restore the methods of hpccoll's Work."""
+        """Restore the methods of hpccoll's class Work, because torch's works call them inside of recorded calls."""
         from hpccoll.runtime.work import Work
 
         for name, original in self._work_methods.items():
@@ -172,7 +176,14 @@ class Instrumentation:
 
 
 def make_traced(recorder: ProfileRecorder, code: int, method: TracedMethod, original: Any) -> Any:
-    """Return the method that replaces `original`; class methods stay class methods."""
+    """Return the method that replaces `original` and records its calls; class methods stay class methods.
+
+    Args:
+        recorder: the recorder of this process.
+        code: the index of `method` in `list_methods`, by which entries name the method.
+        method: where the arguments of a call are.
+        original: the function or class method that a call carries out.
+    """
     is_class_method = isinstance(original, classmethod)
     function = original.__func__ if is_class_method else original
     traced = TracedCall(
@@ -183,7 +194,13 @@ def make_traced(recorder: ProfileRecorder, code: int, method: TracedMethod, orig
 
 
 def _replace_methods(recorder: ProfileRecorder, classes: Sequence[type], owners: set[str] | None = None) -> None:
-    """Replace the recorded methods that classes define themselves; `owners` are the names of the described classes."""
+    """Replace methods of classes by methods that record their calls; inherited methods stay.
+
+    Args:
+        recorder: the recorder of this process.
+        classes: the classes.
+        owners: the names of the classes in `list_methods` whose methods are replaced; None for a class's own name.
+    """
     for code, method in enumerate(list_methods()):
         for cls in classes:
             if (cls.__name__ == method.owner if owners is None else method.owner in owners) and method.name in vars(
@@ -198,7 +215,7 @@ def _replace_methods(recorder: ProfileRecorder, classes: Sequence[type], owners:
 
 
 def _replace_functions(recorder: ProfileRecorder, module: ModuleType) -> None:
-    """Replace the recorded functions of torch.distributed that communicate in C++."""
+    """Replace the functions of torch.distributed, the module `module`, that communicate in C++."""
     for code, method in enumerate(list_methods()):
         if method.owner == module.__name__ and hasattr(module, method.name):
             setattr(module, method.name, make_traced(recorder, code, method, getattr(module, method.name)))
@@ -224,12 +241,15 @@ def _list_subclasses(cls: type) -> list[type]:
 
 
 def _find_wait() -> int:
-    """Return the code of the entries of torch's waits."""
+    """Return the index in `list_methods` of the wait for an operation of torch."""
     return next(code for code, method in enumerate(list_methods()) if method.owner == "TorchWork")
 
 
 def _forget_freed(recorder: ProfileRecorder, cls: type, names: Sequence[str]) -> None:
-    """Let methods that free a communicator forget it, because MPI uses its handle again."""
+    """Let the methods `names` of `cls`, which free a communicator, also remove it from the recorder.
+
+    MPI may give the handle of a freed communicator to a new one.
+    """
     for name in names:
         owner = next(base for base in cls.__mro__ if name in vars(base))
         original = vars(owner)[name]
@@ -244,10 +264,10 @@ def _forget_freed(recorder: ProfileRecorder, cls: type, names: Sequence[str]) ->
 
 
 def _trace_futures(recorder: ProfileRecorder, cls: type) -> None:
-    """Record the ends of operations for whose futures DistributedDataParallel waits in C++.
+    """Record the ends of operations over hpccoll for whose futures DistributedDataParallel waits in C++.
 
-    A wait is assumed to begin at the end of the rank's previous call, because the last bucket of gradients is ready at
-    the end of the backward pass.
+    `cls` is hpccoll's class of operations in torch, `TorchWork`. A wait is assumed to begin at the end of the rank's
+    previous call, because the last bucket of gradients is ready at the end of the backward pass.
     """
     trace, original = recorder.trace, vars(cls)["complete_future"]
     code = _find_wait()
@@ -308,7 +328,11 @@ def _write_job_properties(recorder: ProfileRecorder, world: Any) -> None:
 
 
 class _HookFinder(MetaPathFinder):
-    """Finds modules as Python does, and calls a function when one of them was imported."""
+    """Finds modules as Python does, and calls a function after the import of certain modules.
+
+    Args:
+        hooks: the functions by the names of modules; each takes the imported module.
+    """
 
     def __init__(self, hooks: dict[str, Callable[[ModuleType], None]]) -> None:
         self._hooks, self._searching = hooks, False
@@ -316,7 +340,10 @@ class _HookFinder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the specification of a hooked module, with a loader that calls its hook; None for other modules."""
+        """Return the specification of a module that has a function in `hooks`; None for other modules.
+
+        Python calls this method at each import. The loader of the specification calls the function after the import.
+        """
         hook = self._hooks.get(fullname)
         if hook is None or self._searching:
             return None
@@ -332,16 +359,21 @@ class _HookFinder(MetaPathFinder):
 
 
 class _HookLoader(Loader):
-    """Loads a module by another loader, then calls a function with it."""
+    """Loads a module by another loader, then calls a function with the module.
+
+    Args:
+        loader: the other loader.
+        hook: the function.
+    """
 
     def __init__(self, loader: Loader, hook: Callable[[ModuleType], None]) -> None:
         self._loader, self._hook = loader, hook
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        """Return the module that the other loader creates."""
+        """Return the new module that the other loader creates; None if Python is to create it."""
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Execute the module, then call the function."""
+        """Execute the code of the module by the other loader, then call the function with the module."""
         self._loader.exec_module(module)
         self._hook(module)

@@ -8,12 +8,18 @@ import numpy as np
 
 from hpccoll.profile.dependencies import CallGraph
 
-_FEWEST, _LEAST_SPAN = 4, 0.3  # repetitions; of the run time, from the first to the last repetition
+_FEWEST = 4  # calls of a line that repeats
+_LEAST_SPAN = 0.3  # of the run time, from the first to the last call of a line that repeats
 
 
 @dataclass(frozen=True, slots=True)
 class TypicalIteration:
-    """The times from `begin_s` to `end_s`, and how many such iterations there are; 0 if the job does not repeat."""
+    """The iteration of a recorded program that the timeline of the page shows.
+
+    Args:
+        begin_s, end_s: its begin and end, in seconds of the job's common clock.
+        count: the number of iterations of the program; 0 if it repeats nothing, and the times are those of the job.
+    """
 
     begin_s: float
     end_s: float
@@ -21,9 +27,10 @@ class TypicalIteration:
 
 
 def find_typical_iteration(graph: CallGraph) -> TypicalIteration:
-    """Return the typical iteration: between two calls, from one site, of the call that rank 0 repeats most rarely.
+    """Return the iteration of median length of a recorded program.
 
-    A call that is repeated fewer than 4 times, or over less than 30 % of the run time, is no repetition.
+    An iteration is the time between the ends of two successive calls of rank 0 from one line. The line is the one with
+    the fewest calls, of those with at least 4 calls that cover at least 30 % of the run time.
     """
     own = np.flatnonzero((graph.rank == 0) & (graph.site >= 0))
     keys = graph.site[own] * len(graph.operations) + graph.op[own]

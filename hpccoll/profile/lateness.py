@@ -36,11 +36,17 @@ class LatenessKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Lateness:
-    """Ranks of one node for which others wait, at the call site and operation where they wait the most.
+    """Ranks of one node for which other ranks wait, with the line of the program at which they wait the most.
 
-    `host` is the host name of the node. `saved_s` is the run time that would be saved if the ranks were as fast as the
-    others. `calls` counts calls of the operation at the site that wait for these ranks or, for collectives, for any
-    rank; one of these ranks arrives last in the share `last_share` of them.
+    Args:
+        ranks: the late ranks.
+        host: the host name of their node.
+        site: index of the line in the profile's `sites`; -1 for the end of the program.
+        operation: the operation of the calls at this line, such as `all_reduce`.
+        calls: the collectives from this line, each counted once, and receives there that depend on the late ranks.
+        last_share: the share of `calls`, from 0 to 1, that waited for a late rank as the last one.
+        saved_s: the run time that the job would save if the late ranks computed no longer than the others.
+        kind: the likely kind of lateness.
     """
 
     ranks: tuple[int, ...]
@@ -55,24 +61,24 @@ class Lateness:
 
 @dataclass(frozen=True, slots=True)
 class LateRank(Lateness):
-    """A rank for which others wait."""
+    """A single rank for which other ranks wait."""
 
     @property
     def rank(self) -> int:
-        """The only one of `ranks`."""
+        """The late rank, which is the only one of `ranks`."""
         return self.ranks[0]
 
 
 @dataclass(frozen=True, slots=True)
 class LateNode(Lateness):
-    """A node for all of whose ranks other nodes wait."""
+    """A node whose ranks are all late, so that ranks of other nodes wait for each of them."""
 
 
 Late = TypeVar("Late", bound=Lateness)
 
 
 def find_late_ranks(graph: CallGraph) -> list[LateRank]:
-    """Return the ranks that compute longer than others, and for which others wait, the most costly first.
+    """Return the ranks of a recorded job that compute longer than others and make them wait, the most costly first.
 
     Cost: one replay per rank, of at most eight.
     """
@@ -83,7 +89,7 @@ def find_late_ranks(graph: CallGraph) -> list[LateRank]:
 
 
 def find_late_nodes(graph: CallGraph) -> list[LateNode]:
-    """Return the nodes of several ranks that all compute longer than the ranks of other nodes, the most costly first.
+    """Return the nodes with several ranks that all compute longer than ranks of other nodes, the most costly first.
 
     Cost: one replay per node, of at most eight.
     """
@@ -103,7 +109,14 @@ def find_late_nodes(graph: CallGraph) -> list[LateNode]:
 def _list_late(
     cls: type[Late], graph: CallGraph, candidates: Sequence[tuple[int, ...]], expected: Floats
 ) -> list[Late]:
-    """Return those of the candidates, ranks that are late together, for which others wait, the most costly first."""
+    """Return the late ones of the candidates, as objects of the class `cls`, the most costly first.
+
+    Args:
+        cls: LateRank or LateNode.
+        graph: the recorded calls.
+        candidates: the ranks of each candidate.
+        expected: for each call, the seconds for which its rank should compute before it.
+    """
     base_s = replay_job(graph).run_s
     cause = np.where(graph.last_needed >= 0, graph.rank[graph.last_needed], -1)
     late = []
@@ -119,7 +132,10 @@ def _list_late(
 
 
 def _classify(graph: CallGraph, ranks: tuple[int, ...], expected: Floats) -> LatenessKind:
-    """Return the likely kind of lateness of ranks that compute longer than expected."""
+    """Return the likely kind of lateness of `ranks`.
+
+    `expected` are, for each call, the seconds for which its rank should compute before it.
+    """
     own, excess = np.isin(graph.rank, ranks), np.maximum(graph.gap_s - expected, 0.0)
     longer = own & (graph.gap_s > _LONGER * expected)
     if expected[longer].sum() >= _LASTING_SHARE * expected[own].sum():
@@ -130,7 +146,10 @@ def _classify(graph: CallGraph, ranks: tuple[int, ...], expected: Floats) -> Lat
 
 
 def _find_costliest(graph: CallGraph, waiting: np.ndarray) -> tuple[int, int]:
-    """Return the call site and the operation at which the marked calls wait the most in total."""
+    """Return the indices of the line and the operation at which calls wait the most in total.
+
+    Only calls that are true in `waiting`, shape (calls,), count.
+    """
     keys = graph.site[waiting] * len(graph.operations) + canonical_operations(graph)[waiting]
     found, place = np.unique(keys, return_inverse=True)
     key = int(found[np.argmax(np.bincount(place, graph.wait_s[waiting]))])
@@ -138,14 +157,21 @@ def _find_costliest(graph: CallGraph, waiting: np.ndarray) -> tuple[int, int]:
 
 
 def canonical_operations(graph: CallGraph) -> IntArray:
-    """Return the operation of each call as an index of `operations`, which has some names several times."""
+    """Return the operation of each call as its first index in the graph's `operations`, which repeats some names."""
     first = {name: index for index, name in reversed(list(enumerate(graph.operations)))}
     canonical = np.array([first[name] for name in graph.operations])
     return canonical[graph.op]
 
 
 def _count_last(graph: CallGraph, ranks: tuple[int, ...], site: int, op: int) -> tuple[float, int]:
-    """Return the share of an operation's calls at a site in which one of `ranks` was last, and the number of calls."""
+    """Return the share of the calls at a line into which one of `ranks` came last, and the number of these calls.
+
+    Args:
+        graph: the recorded calls.
+        ranks: the late ranks.
+        site: index of the line.
+        op: index of the operation; collectives count once each, messages if they come from one of `ranks`.
+    """
     at_site = (graph.site == site) & (canonical_operations(graph) == op) & (graph.last_needed >= 0)
     groups = graph.matches.group
     _, first = np.unique(groups[at_site & (groups >= 0)], return_index=True)
@@ -157,10 +183,14 @@ def _count_last(graph: CallGraph, ranks: tuple[int, ...], site: int, op: int) ->
 
 
 def expect_gaps(graph: CallGraph, nodes: Sequence[int] | None = None) -> Floats:
-    """Return, for each call, the median gap of the other ranks before their call of the same site and ordinal number.
+    """Return, for each call, the seconds for which other ranks compute before the same call of theirs, as median.
 
-    If `nodes` has the node of each rank, the other ranks are those of other nodes. Where fewer than two of them have
-    such a call, this is the call's own gap; if there is only one other rank, it is enough that this one has the call.
+    The k-th calls of one operation from one line are the same call on different ranks. If fewer than two other ranks
+    have the call, its own computing time stands in; in a job of two ranks, one other rank is enough.
+
+    Args:
+        graph: the recorded calls.
+        nodes: the node of each rank, if only ranks of other nodes are compared; None for all other ranks.
     """
     ranks, row = len(graph.start_s), _number_same_calls(graph)
     table = np.full((row.max() + 1, ranks), np.nan)
@@ -177,7 +207,7 @@ def expect_gaps(graph: CallGraph, nodes: Sequence[int] | None = None) -> Floats:
 
 
 def _number_same_calls(graph: CallGraph) -> IntArray:
-    """Return equal numbers for the calls of different ranks with the same site, operation and ordinal number."""
+    """Return a number for each call: equal for the k-th calls of one operation from one line on different ranks."""
     order = np.lexsort((np.arange(len(graph.rank)), graph.rank, graph.op, graph.site))
     keys = np.stack([graph.site, graph.op, graph.rank])[:, order]
     starts = np.flatnonzero(np.append(True, np.any(keys[:, 1:] != keys[:, :-1], axis=0)))
@@ -187,14 +217,17 @@ def _number_same_calls(graph: CallGraph) -> IntArray:
 
 
 def heal_ranks(graph: CallGraph, ranks: Sequence[int], expected: Floats) -> Floats:
-    """Return the gaps of all calls, if `ranks` computed no longer than `expected` before each call."""
+    """Return the computing times before all calls in seconds, if `ranks` computed for at most `expected` seconds.
+
+    `expected` has one element per call, as `expect_gaps` returns it.
+    """
     return np.where(np.isin(graph.rank, ranks), np.minimum(graph.gap_s, expected), graph.gap_s)
 
 
 def balance_gaps(graph: CallGraph) -> Floats:
-    """Return the gaps of all calls, if all ranks computed equally long before the calls of the same site and number.
+    """Return the computing times before all calls in seconds, if all ranks computed equally long before the same call.
 
-    Each gap is the mean of those of all ranks that have such a call.
+    Each is the mean over the ranks that have the call: the k-th of one operation from one line.
     """
     row = _number_same_calls(graph)
     return (np.bincount(row, graph.gap_s) / np.bincount(row))[row]

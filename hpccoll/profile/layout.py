@@ -48,7 +48,7 @@ ENTRY: Final = np.dtype(
 
 
 class EntryFlag(IntFlag):
-    """What the entry of a call says about it."""
+    """Properties of a recorded call, as bits of the field `flags` of its entry."""
 
     COLLECTIVE = 1
     START = 2  # the call started a request

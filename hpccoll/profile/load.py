@@ -1,4 +1,7 @@
-"""Reads the files of a profile, with the same numbers for call sites and communicators on all ranks."""
+"""Reads the recordings of all ranks of a job as one profile.
+
+Call sites and communicators, which each rank numbers in its own order, get numbers that hold for the whole job.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ _MOST_BYTES: Final = 2**30
 
 @dataclass(frozen=True, slots=True, order=True)
 class CallSite:
-    """A line of the program that communicates; line 0 stands for a trace without lines."""
+    """A line of the recorded program that communicates; line 0 stands for a trace of another tool, without lines."""
 
     file: str
     line: int
@@ -34,13 +37,17 @@ class CallSite:
 
 @dataclass(frozen=True, slots=True)
 class RecordedRank:
-    """The calls of one rank; times are seconds of the common clock.
+    """The recorded calls of one rank; times are seconds of the job's common clock.
 
     Args:
-        entries: of the type `layout.ENTRY`, whose `site` and `comm` are indices of the job's lists.
-        begin_s, end_s: shape (calls,).
-        program_begin_s, program_end_s: of the recording; the end of the last call if the program was killed.
-        folded: rows of calls that were folded: site, op, calls, nanoseconds, bytes.
+        rank: the rank in the job.
+        host: the host name of its node.
+        entries: the calls, of the type `layout.ENTRY`; `site` and `comm` are indices of the profile's lists.
+        begin_s, end_s: the begin and the end of each call, shape (calls,).
+        program_begin_s, program_end_s: the begin and the end of the recording; the end of the last call if the program
+            was killed.
+        has_ended: whether the program ended; false if it was killed or still runs.
+        folded: statistics of older calls, a row per line and operation: site, op, calls, nanoseconds, bytes.
     """
 
     rank: int
@@ -59,13 +66,14 @@ class JobProfile:
     """The recorded calls of all ranks of a job.
 
     Args:
-        ranks: by rank.
-        sites: the call sites.
-        comms: the members of each communicator, by their ranks in the world; empty if they are unknown.
-        names, operations: of the codes of entries: the method, and hpccoll's name of the operation.
+        ranks: the calls of each rank.
+        sites: the lines of the program that communicate.
+        comms: the ranks, in the world, of each communicator; an empty tuple if they are unknown.
+        names, operations: the name of the method, such as `Allreduce`, and of the operation, such as `all_reduce`, for
+            each value of the field `op` of entries.
         argv: the command line of the program.
-        clock_error_s: the largest possible error of a comparison of two ranks' times.
-        problems: what is missing, in sentences.
+        clock_error_s: the largest possible error in seconds of the difference of two ranks' times.
+        problems: sentences about data that the recording lacks.
         algorithms: those that the user has chosen for the drop-in, in the form of HPCCOLL_MPI4PY_ALGORITHMS; None if
             the job ran without the drop-in.
         tuning_site: the MPI library, host and layout of ranks for which a tuning table is valid; None if unknown.
@@ -89,20 +97,20 @@ class JobProfile:
 
     @property
     def calls(self) -> int:
-        """The recorded calls of all ranks, without those that were folded."""
+        """The number of recorded calls of all ranks, without older calls of which only statistics were kept."""
         return sum(len(rank.entries) for rank in self.ranks)
 
     @property
     def folded_calls(self) -> int:
-        """The older calls of all ranks, of which only statistics were kept."""
+        """The number of older calls of all ranks, of which only statistics were kept."""
         return sum(calls for rank in self.ranks for _, _, calls, _, _ in rank.folded)
 
 
 def read_profile(directory: str) -> JobProfile:
-    """Return the profile that `hpccoll profile -o DIRECTORY` wrote, also while the job runs and after it was killed.
+    """Return the job that `hpccoll profile -o DIRECTORY` recorded, also while it runs and after it was killed.
 
     Raises:
-        UsageError: the directory has no profile, or lacks the files of some ranks.
+        UsageError: the directory has no recording, or lacks the files of some ranks.
     """
     path = Path(directory)
     files = {int(file.stem.removeprefix("rank-")): file for file in path.glob(f"rank-*{layout.NAMES_SUFFIX}")}
@@ -129,24 +137,31 @@ def read_profile(directory: str) -> JobProfile:
 
 @dataclass(slots=True)
 class _RankTables:
-    """The lines of a file of names."""
+    """The contents of the file of names of one rank: program, call sites, communicators, clock and statistics.
+
+    Args:
+        program: the fields of the line about the program.
+        sites: the call sites by their numbers on this rank.
+        comms: the ranks in the world of each communicator.
+        clock: how times of rank 0's clock are computed from this rank's.
+        clock_error_s: the largest possible error of these times in seconds.
+        constants: the MPI library's numbers for any source, any tag and no rank.
+        folded: statistics of older calls, a row per line and operation.
+        tuning_site: the circumstances for which a tuning table is valid; None if they were not recorded.
+    """
 
     program: dict[str, Any]
     sites: dict[int, CallSite] = field(default_factory=dict)
     comms: list[tuple[int, ...]] = field(default_factory=list)
     clock: ClockModel = field(default_factory=ClockModel)
     clock_error_s: float = 0.0
-    constants: tuple[int, int, int] = (
-        layout.NOT_GIVEN,
-        layout.NOT_GIVEN,
-        layout.NOBODY,
-    )  # any source and tag, no rank
+    constants: tuple[int, int, int] = (layout.NOT_GIVEN, layout.NOT_GIVEN, layout.NOBODY)
     folded: list[list[int]] = field(default_factory=list)
     tuning_site: TuningSite | None = None
 
     @classmethod
     def read(cls, path: Path) -> _RankTables:
-        """Return the tables of a file; a last line that was cut off is left out."""
+        """Return the contents of the file `path`, without a last line that is cut off."""
         tables = None
         for number, line in enumerate(read_limited(path, _MOST_BYTES).split(b"\n")):
             try:
@@ -165,7 +180,7 @@ class _RankTables:
         return tables
 
     def add(self, fields: dict[str, Any]) -> None:
-        """Add the fields of a line."""
+        """Add the contents of one line of the file, a JSON object with the fields `fields`."""
         match fields["kind"]:
             case "site":
                 self.sites[fields["id"]] = CallSite(fields["file"], fields["line"], fields["function"])
@@ -183,20 +198,24 @@ class _RankTables:
 
 @dataclass(slots=True)
 class _Numbering:
-    """The numbers of call sites and communicators in the job.
+    """Assigns numbers to the call sites and communicators of all ranks of a job.
 
     The k-th communicator of a group of ranks is the same one on all of them, because making it is collective.
+
+    Args:
+        sites: the number of each call site so far.
+        comms: the number of each communicator so far, by its ranks in the world and its k.
     """
 
     sites: dict[CallSite, int] = field(default_factory=dict)
     comms: dict[tuple[tuple[int, ...], int], int] = field(default_factory=dict)
 
     def number_sites(self, sites: list[CallSite]) -> NDArray[np.int32]:
-        """Return the job's number of each call site of a rank."""
+        """Return the numbers in the job of the call sites of one rank; new ones get the next numbers."""
         return np.array([self.sites.setdefault(site, len(self.sites)) for site in sites], np.int32)
 
     def number_comms(self, comms: list[tuple[int, ...]]) -> NDArray[np.int32]:
-        """Return the job's number of each communicator of a rank."""
+        """Return the numbers in the job of one rank's communicators, given by their ranks in the world."""
         counts: dict[tuple[int, ...], int] = defaultdict(int)
         numbers = []
         for members in comms:
@@ -206,7 +225,13 @@ class _Numbering:
 
 
 def _make_rank(tables: _RankTables, path: Path, numbering: _Numbering) -> RecordedRank:
-    """Return the calls of a rank in the order in which they began."""
+    """Return the calls of one rank, in the order in which they began.
+
+    Args:
+        tables: the contents of the rank's file of names.
+        path: the directory of the recording.
+        numbering: the numbers of call sites and communicators in the job, which the function extends.
+    """
     rank = int(tables.program["rank"])
     header, entries = _read_calls(find_calls(path, tables.program))
     sites = numbering.number_sites([site for _, site in sorted(tables.sites.items())])
@@ -226,7 +251,10 @@ def _make_rank(tables: _RankTables, path: Path, numbering: _Numbering) -> Record
 
 
 def _skip_gaps(tables: _RankTables, times_ns: NDArray[Any]) -> NDArray[Any]:
-    """Return times on a clock that stands still before --from, and in the seconds that --every leaves out."""
+    """Return times, in nanoseconds, on a clock that stops while nothing is recorded.
+
+    Nothing is recorded before the time of `--from`, and in the seconds that `--every` leaves out.
+    """
     program = tables.program
     from_ns, every = int(program["begin_ns"] + program["from_s"] * 1e9), int(program["every"])
     since_ns = np.maximum(times_ns - from_ns, 0) if program["from_s"] else times_ns - from_ns
@@ -238,7 +266,10 @@ def _skip_gaps(tables: _RankTables, times_ns: NDArray[Any]) -> NDArray[Any]:
 
 
 def _cut_to_common_time(ranks: list[RecordedRank]) -> tuple[RecordedRank, ...]:
-    """Return the ranks without the calls that began before the earliest time from which all ranks kept their calls."""
+    """Return the ranks without calls that began before the first time at which every rank still has its calls.
+
+    Each rank keeps statistics only of its older calls, so that the first kept call is at another time on each rank.
+    """
     kept = [rank.begin_s[0] for rank in ranks if rank.folded and len(rank.begin_s)]
     if not kept:
         return tuple(ranks)
@@ -252,7 +283,7 @@ def _cut_to_common_time(ranks: list[RecordedRank]) -> tuple[RecordedRank, ...]:
 
 
 def _replace_constants(entries: NDArray[Any], tables: _RankTables) -> None:
-    """Replace MPI's numbers for any source, any tag and no rank in entries."""
+    """Replace, in the calls `entries` of a rank, the MPI library's numbers for any source, any tag and no rank."""
     any_source, any_tag, no_rank = tables.constants
     exchanges = np.array([name == "sendrecv" for name in tables.program["operations"]])[entries["op"]]
     for peers in (entries["peer"], entries["request"]):
@@ -265,19 +296,22 @@ def _replace_constants(entries: NDArray[Any], tables: _RankTables) -> None:
 
 
 def _convert(clock: ClockModel, times_ns: NDArray[Any]) -> NDArray[np.float64]:
-    """Return times of the common clock in seconds."""
+    """Return times of the job's common clock in seconds, for times of this rank's clock in nanoseconds."""
     local = times_ns * 1e-9
     return np.asarray(local + clock.offset_s + clock.drift * (local - clock.reference_s), np.float64)
 
 
 def find_calls(directory: Path, program: dict[str, Any]) -> Path:
-    """Return the file with the calls of a rank; that of a job that runs or was killed is not in the directory."""
+    """Return the path of the file with the calls of a rank, in `directory` or, before its program ends, in memory.
+
+    `program` has the fields of the rank's line about its program.
+    """
     file = directory / f"rank-{program['rank']}{layout.CALLS_SUFFIX}"
     return file if file.exists() or not program["calls"] else Path(program["calls"])
 
 
 def _read_calls(file: Path) -> tuple[tuple[int, ...], NDArray[Any]]:
-    """Return the header and the entries that are not folded."""
+    """Return the header and the entries of a file of calls, without entries of which statistics were kept."""
     try:
         data = read_limited(file, _MOST_BYTES)
     except OSError as error:

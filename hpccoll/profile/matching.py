@@ -21,14 +21,20 @@ from hpccoll.profile.load import JobProfile
 ALL_WAIT: Final = frozenset(
     {"all_reduce", "all_gather", "all_to_all", "reduce_scatter", "barrier", "new_group"}
 )  # operations whose ranks cannot leave before all have entered
-FROM_ROOT: Final = frozenset({"broadcast", "scatter"})
-TO_ROOT: Final = frozenset({"reduce", "gather"})
-SYNCHRONOUS_SHARE: Final = 0.5  # a send has waited for its receiver if that came after this share of the call
+FROM_ROOT: Final = frozenset({"broadcast", "scatter"})  # operations whose ranks wait for the root
+TO_ROOT: Final = frozenset({"reduce", "gather"})  # operations whose root waits for all ranks
+SYNCHRONOUS_SHARE: Final = 0.5  # a send waited for its receiver if the receive began after this share of the send
 
 
 @dataclass(frozen=True, slots=True)
 class CallColumns:
-    """The calls of all ranks, one rank after the other: entries of the type `layout.ENTRY`, and times in seconds."""
+    """The calls of all ranks of a job, one rank after the other, as arrays with one element per call.
+
+    Args:
+        entries: the calls, of the type `layout.ENTRY`.
+        rank: the rank that makes a call.
+        begin_s, end_s: the begin and the end of a call, in seconds of the job's common clock.
+    """
 
     entries: NDArray[Any]
     rank: IntArray
@@ -38,27 +44,34 @@ class CallColumns:
 
 @dataclass(frozen=True, slots=True)
 class Matches:
-    """What each call needs, and the number of its collective or message (-1: none).
+    """The collective or message to which each recorded call belongs, and the calls that must begin before it can end.
 
-    `needs` are up to two calls that must have begun. A call with a number in `group` also needs all calls with the same
-    number in `enters` to have begun. `instance` has the number of a collective or message for the calls that enter and
-    complete it; that of a sendrecv is the received message.
+    Collectives and messages share one numbering. Arrays have one element per call; -1 stands for none.
+
+    Args:
+        needs: up to two calls of other ranks that must have begun, shape (calls, 2).
+        group: the number of a collective of which all calls in `enters` must have begun.
+        enters: the number of the collective that a call enters, if calls in `group` need it.
+        instance: the number of the collective or message that a call enters or completes; for a sendrecv, that of the
+            received message.
+        sent: the number of the message that a call sends.
+        received: the number of the message whose receive a call completes.
     """
 
-    needs: NDArray[np.int64]  # (calls, 2)
+    needs: NDArray[np.int64]
     group: IntArray
     enters: IntArray
     instance: IntArray
-    sent: IntArray  # the message that a call sends
-    received: IntArray  # the message whose receive a call completes
+    sent: IntArray
+    received: IntArray
 
     @classmethod
     def make_empty(cls, calls: int) -> Matches:
-        """Return the matches of calls that need nothing."""
+        """Return the matches of `calls` calls that belong to no collective or message."""
         return cls(np.full((calls, 2), -1), *(np.full(calls, -1) for _ in range(5)))
 
     def find_senders(self) -> IntArray:
-        """Return the call that sends each message, by the message's number; -1 for the numbers of collectives."""
+        """Return the index of the call that sends each message, by the message's number; -1 at collectives' numbers."""
         senders = np.full(int(self.instance.max(initial=-1)) + 1, -1)
         calls = np.flatnonzero(self.sent >= 0)
         senders[self.sent[calls]] = calls
@@ -67,7 +80,10 @@ class Matches:
 
 @dataclass(slots=True)
 class _Operation:
-    """A collective or message of one rank: the call that entered it and the call that completed it (-1: none)."""
+    """A rank's part in a collective or message: the calls that entered and completed it (-1: none).
+
+    Both are one call if the operation blocks.
+    """
 
     entered: int
     completed: int
@@ -75,7 +91,18 @@ class _Operation:
 
 @dataclass(slots=True)
 class _Matcher:
-    """The operations of all calls, by what makes them match."""
+    """The operations of all ranks, sorted by the properties that are equal at operations that belong together.
+
+    Args:
+        profile: the recorded job.
+        columns: its calls.
+        matches: the result, which is filled in step by step.
+        collectives: operations by communicator, number in the communicator and start of a persistent request; then by
+            rank.
+        sends: the sends, in their order, by communicator, source, destination and tag.
+        receives: the receives in their order, with the same properties; source and tag may be ANY.
+        instances: the number of collectives and messages so far.
+    """
 
     profile: JobProfile
     columns: CallColumns
@@ -87,7 +114,9 @@ class _Matcher:
 
 
 def match_calls(profile: JobProfile, columns: CallColumns) -> Matches:
-    """Return what each call needs of other calls; give calls that start persistent requests the requests' arguments.
+    """Return the collective or message of each call, and the calls of other ranks that it needs.
+
+    In `columns`, calls that start a persistent request get the arguments with which the request was made.
 
     Cost: about 2 us per call.
     """
@@ -100,7 +129,7 @@ def match_calls(profile: JobProfile, columns: CallColumns) -> Matches:
 
 
 def _collect_operations(matcher: _Matcher) -> None:
-    """Walk through the calls of each rank, and sort their operations by communicator, ranks and tags."""
+    """Add the operations of all calls to the matcher, each with the calls that entered and completed it."""
     operations = (*matcher.profile.operations, "end")
     rows = zip(*(matcher.columns.entries[name].tolist() for name in ("op", "flags", "request")), strict=True)
     torch_wait = len(operations) - 2  # the last method of `list_methods`
@@ -131,14 +160,17 @@ def _collect_operations(matcher: _Matcher) -> None:
 
 
 def _copy_arguments(entries: NDArray[Any], made: int, start: int) -> None:
-    """Write the arguments of the call that made a persistent request to the entry of a call that starts it."""
+    """Copy the arguments of the call `made`, which made a persistent request, to the entry of its start `start`."""
     for name in ("op", "comm", "number", "nbytes", "peer", "tag"):
         entries[name][start] = entries[name][made]
     entries["flags"][start] |= entries["flags"][made] & (EntryFlag.COLLECTIVE | EntryFlag.IN_PLACE)
 
 
 def _add_operation(matcher: _Matcher, operation: _Operation, starts: int = 0) -> None:
-    """Add an operation; `starts` counts the starts of a persistent one, from 1."""
+    """Add a rank's operation to the collectives, sends or receives of the matcher.
+
+    `starts` is the number of the start of a persistent request, from 1; 0 for other operations.
+    """
     call = operation.entered
     row = matcher.columns.entries[call]
     comm, rank, name = int(row["comm"]), int(matcher.columns.rank[call]), matcher.profile.operations[row["op"]]
@@ -163,7 +195,15 @@ def _add_message(
     *,
     is_send: bool,
 ) -> None:
-    """Add one end of a message; `where` has communicator, rank, peer in the communicator, and tag."""
+    """Add a send or a receive of a message; nothing if its peer is no rank, such as MPI.PROC_NULL.
+
+    Args:
+        matcher: the operations so far.
+        members: the ranks of the communicator in the world.
+        where: the communicator, the rank in the world, its peer as a rank of the communicator, and the tag.
+        operation: the calls of the send or receive.
+        is_send: whether it is a send.
+    """
     comm, rank, peer, tag = where
     if peer >= len(members) or (peer < 0 and (is_send or peer != ANY)):
         return  # no peer
@@ -175,7 +215,13 @@ def _add_message(
 
 
 def _match_collective(matcher: _Matcher, members: tuple[int, ...], by_rank: dict[int, _Operation]) -> None:
-    """Fill in what the calls of a collective need; `members` are the ranks of its communicator."""
+    """Give the calls of one collective their number, and note the calls of other ranks that they need.
+
+    Args:
+        matcher: the operations, whose `matches` the function fills in.
+        members: the ranks of the communicator in the world.
+        by_rank: each rank's part in the collective.
+    """
     matches, entries = matcher.matches, matcher.columns.entries
     number, matcher.instances = matcher.instances, matcher.instances + 1
     first = next(iter(by_rank.values())).entered
@@ -208,7 +254,7 @@ def _match_collective(matcher: _Matcher, members: tuple[int, ...], by_rank: dict
 
 
 def _match_messages(matcher: _Matcher) -> None:
-    """Fill in what sends and receives need; receives take sends in the order in which they were posted."""
+    """Find the send of each receive; sends of equal ranks and tag are taken in their order, as in MPI."""
     tags: dict[tuple[int, int, int], list[int]] = defaultdict(list)
     for comm, source, dest, tag in matcher.sends:
         tags[comm, source, dest].append(tag)
@@ -230,7 +276,10 @@ def _match_messages(matcher: _Matcher) -> None:
 
 
 def _join_message(matcher: _Matcher, send: _Operation, receive: _Operation) -> None:
-    """Let a receive need its send, and a blocking send that has waited for its receiver need the receive."""
+    """Give a send and its receive the number of a new message, and note that the receive needs the send.
+
+    A blocking send also needs the receive if it evidently waited for the receiver.
+    """
     if receive.completed < 0:
         return
     matches, columns = matcher.matches, matcher.columns

@@ -33,10 +33,14 @@ BLOCK_OPERATIONS = frozenset({"all_gather", "gather"})  # recorded with one bloc
 
 @dataclass(frozen=True, slots=True)
 class ModelledTransfer:
-    """A kind of transfers, which take equally long: operation, ranks of the communicator, and message size in bytes.
+    """A kind of transfers of a job: those that should take equally long.
 
-    `per_node` is the number of consecutive ranks of the communicator that share a node; of a message between two ranks,
-    it is 2 if they share a node, else 1.
+    Args:
+        operation: the collective, or `send` for messages between two ranks.
+        ranks: the number of ranks of the communicator.
+        nbytes: the message size in bytes; for operations with a block per rank, that of all blocks.
+        per_node: the number of consecutive ranks of the communicator that share a node; of a message between two ranks,
+            2 if they share a node, else 1.
     """
 
     operation: str
@@ -47,16 +51,21 @@ class ModelledTransfer:
 
 @dataclass(frozen=True, slots=True)
 class JobTransfers:
-    """The kinds of a job's transfers; `index` has the index in `kinds` for each call, or -1 if a call moves nothing."""
+    """The kinds of a job's transfers.
+
+    Args:
+        kinds: the kinds.
+        index: for each recorded call, the index of its kind in `kinds`, or -1 if it moves no data; shape (calls,).
+    """
 
     kinds: tuple[ModelledTransfer, ...]
     index: IntArray
 
 
 def classify_transfers(graph: CallGraph, placement: Placement | None = None) -> JobTransfers:
-    """Return the kind of the transfer of each call; a wait has the kind of the operation that it completes.
+    """Return the kinds of a recorded job's transfers; a wait has the kind of the operation that it completes.
 
-    `placement` is None for the recorded one.
+    `placement` states which ranks share a node; None stands for the recorded placement.
     """
     placement = placement or Placement.read(graph.profile)
     instance = graph.matches.instance
@@ -82,7 +91,10 @@ def classify_transfers(graph: CallGraph, placement: Placement | None = None) -> 
 
 
 def _find_messages_within_nodes(graph: CallGraph, placement: Placement, count: int) -> NDArray[np.bool_]:
-    """Return whether each message is between two ranks of a node, by its number; false for collectives."""
+    """Return, by its number, whether each message is between two ranks of a node; false at collectives' numbers.
+
+    `count` is the number of messages and collectives.
+    """
     sender, are_within = graph.matches.find_senders(), np.zeros(count, bool)
     number = np.flatnonzero(sender >= 0)
     nodes, source, dest = np.array(placement.nodes), graph.rank[sender[number]], graph.dest[sender[number]]
@@ -91,7 +103,10 @@ def _find_messages_within_nodes(graph: CallGraph, placement: Placement, count: i
 
 
 def _choose_modelled_operation(name: str) -> str:
-    """Return the operation by which a recorded one is modelled; one without plans, such as a split, is a barrier."""
+    """Return the operation that stands for the recorded operation `name` in the model.
+
+    All messages between two ranks are sends, and operations without algorithms, such as a split, are barriers.
+    """
     if name in ("send", "recv", "sendrecv"):
         return "send"
     return name if name in {operation.value for operation in Operation} else Operation.BARRIER.value
@@ -99,10 +114,15 @@ def _choose_modelled_operation(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class NetworkModel:
-    """A network by alpha (seconds per message) and beta (seconds per byte), or a machine model.
+    """A network on which transfers take simulated times.
 
-    `within` is the link between two ranks of a node, if it differs from that between nodes. `choices` are algorithms by
-    operation and size; of several choices, the last one holds. Other transfers use the fastest algorithm of the model.
+    Args:
+        alpha_s: the seconds of latency per message between nodes.
+        beta_s_per_byte: the seconds per byte of a message between nodes.
+        within: the link between two ranks of a node; None if it equals that between nodes.
+        machine: a machine model that replaces these three values; None if there is none.
+        choices: algorithms by operation and size; of several choices for a transfer, the last one holds. Other
+            collectives use the fastest algorithm on the network.
     """
 
     alpha_s: float
@@ -127,7 +147,7 @@ class NetworkModel:
         return None if chosen == MPI_LIBRARY else chosen
 
     def make_machine(self, kind: ModelledTransfer) -> Machine:
-        """Return the machine model for a kind of transfers."""
+        """Return the network as a machine model for simulations of a kind of transfers."""
         if self.machine is not None:
             return self.machine.with_ranks_per_node(kind.per_node)
         if self.within is None:
@@ -136,7 +156,7 @@ class NetworkModel:
         return Machine("recorded", kind.per_node, self.within, between, 1, 0.0)
 
     def predict_s(self, kind: ModelledTransfer) -> float:
-        """Return the modelled time of a transfer."""
+        """Return the seconds that a transfer of a kind takes on the network."""
         machine = self.make_machine(kind)
         if kind.operation == "send" or kind.ranks < 2:
             link = machine.within if kind.per_node > 1 else machine.between
@@ -146,7 +166,10 @@ class NetworkModel:
 
 
 def find_fastest(kind: ModelledTransfer, machine: Machine) -> tuple[str, float]:
-    """Return the name of the fastest algorithm of messages for a transfer, and its simulated seconds."""
+    """Return the name of the fastest algorithm for a kind of collectives on a machine, and its simulated seconds.
+
+    Algorithms that use shared memory are left out.
+    """
     operation = Operation(kind.operation)
     found = []
     for algorithm in list_algorithm_names(operation):
@@ -161,7 +184,7 @@ def find_fastest(kind: ModelledTransfer, machine: Machine) -> tuple[str, float]:
 
 @lru_cache(maxsize=4096)
 def simulate_kind(kind: ModelledTransfer, machine: Machine, algorithm: str) -> float:
-    """Return the simulated seconds of an algorithm for a transfer."""
+    """Return the seconds of a simulation of the algorithm named `algorithm` for a kind of collectives on a machine."""
     operation = Operation(kind.operation)
     return forecast(get_algorithm(operation, algorithm), kind.ranks, machine, max(kind.nbytes, 4)).seconds
 
@@ -232,7 +255,7 @@ def _compute_error(rows: Floats, weights: Floats, costs: Floats) -> float:
 
 @dataclass(frozen=True, slots=True)
 class RecordedTransfer:
-    """The mean and the median time, in seconds, of `count` recorded transfers of one kind."""
+    """The recorded times of one kind of transfers: mean and median in seconds, and the number of transfers."""
 
     seconds: float
     median_s: float
@@ -240,7 +263,7 @@ class RecordedTransfer:
 
 
 def measure_transfers(graph: CallGraph, transfers: JobTransfers) -> list[RecordedTransfer]:
-    """Return the recorded time of each kind of transfers.
+    """Return the recorded times of each kind of transfers.
 
     A collective takes the longest transfer of its ranks, because a plan is simulated until its last rank ends. A
     message takes the transfer of its receive, because a send may end when the message is in a buffer.
@@ -258,9 +281,13 @@ def measure_transfers(graph: CallGraph, transfers: JobTransfers) -> list[Recorde
 
 
 def _count_costs(kind: ModelledTransfer, choices: tuple[AlgorithmChoice, ...], *, has_levels: bool) -> list[float]:
-    """Return how many alphas and betas the chosen or the fastest algorithm of a transfer takes.
+    """Return how many messages in sequence, and bytes, are in the time of a kind of transfers: (alphas, betas).
 
-    With levels, the first two are those between nodes, and the other two those within nodes.
+    Args:
+        kind: the kind of transfers.
+        choices: the algorithms that the user has chosen; other collectives take the fastest algorithm.
+        has_levels: whether links within nodes differ from those between nodes. The result then has four elements:
+            alphas and betas between nodes, and alphas and betas within nodes.
     """
     units = np.eye(4 if has_levels else 2).tolist()
     links = [Link.one_port(*unit[2:]) if has_levels else None for unit in units]
@@ -274,9 +301,9 @@ def _count_costs(kind: ModelledTransfer, choices: tuple[AlgorithmChoice, ...], *
 
 
 def model_transfers(graph: CallGraph, transfers: JobTransfers, network: NetworkModel) -> Floats:
-    """Return the transfers of all calls on a network.
+    """Return the transfer times of all calls on a network, in seconds, shape (calls,).
 
-    They are the recorded ones, multiplied so that the mean of each kind is its modelled time.
+    They are the recorded times, multiplied so that the mean of each kind is its simulated time.
     """
     recorded = measure_transfers(graph, transfers)
     ratios = [
@@ -295,9 +322,17 @@ def scale_transfers(
     factor: int = 1,
     placed: JobTransfers | None = None,
 ) -> Floats:
-    """Return the transfers of all calls on a changed network, with more ranks, or with the ranks on other nodes.
+    """Return the transfer times of all calls after a change of the job, in seconds, shape (calls,).
 
-    `factor` multiplies the number of ranks; `placed` are the kinds with the ranks on other nodes.
+    They are the recorded times, multiplied by the simulated time after the change divided by that before it.
+
+    Args:
+        graph: the recorded calls.
+        transfers: the kinds of their transfers.
+        recorded: the network before the change.
+        changed: the network after the change.
+        factor: the number of ranks after the change, divided by that before it.
+        placed: the kinds of transfers with the ranks on other nodes; None if the ranks stay on their nodes.
     """
     placed = placed or transfers
     grown = [

@@ -1,4 +1,4 @@
-"""The explanation of a profile as one HTML page that needs no network."""
+"""Renders the analysis of a recorded job as one HTML page that needs no network."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _COLORS: Final = {"computing": "#9bb8a5", "waiting": "#c8362a", "transfer": "#2a
 
 
 def render_profile_page(explanation: Explanation, predictions: Sequence[Prediction] = ()) -> str:
-    """Return the page as HTML text; writes no file."""
+    """Return the analysis of a recorded job, and predictions of changes, as an HTML page."""
     sections = [
         _build_efficiencies(explanation), _build_timeline(explanation), _build_sites(explanation),
         _build_matrix(explanation), _build_sizes(explanation), *_build_predictions(predictions),
@@ -47,7 +47,7 @@ def render_profile_page(explanation: Explanation, predictions: Sequence[Predicti
 
 
 def _read_template(package: str, name: str) -> str:
-    """Return the text of a file in a package's folder templates/."""
+    """Return the text of the file `name` in the folder templates/ of the package `package`."""
     return resources.files(package).joinpath("templates", name).read_text(encoding="utf-8")
 
 
@@ -90,7 +90,10 @@ _NAMED_COLORS: Final = {"computing": "green", "waiting for late ranks": "red", "
 
 
 def render_timeline(explanation: Explanation, begin_s: float, end_s: float) -> str:
-    """Return what the ranks do from `begin_s` to `end_s` as an <svg> element."""
+    """Return a timeline as an <svg> element: a bar per rank, with computing, waiting and transfers in colors.
+
+    `begin_s` and `end_s` are the ends of the timeline, in seconds of the job's common clock.
+    """
     graph = explanation.graph
     ranks = min(explanation.profile.size, _MOST_RANKS)
     scale = (_WIDTH - _LEFT) / max(end_s - begin_s, 1e-12)
@@ -115,13 +118,21 @@ def render_timeline(explanation: Explanation, begin_s: float, end_s: float) -> s
 
 
 def _render_bar(x: float, width: float, rank: int, kind: str, text: str) -> str:
-    """Return a bar of a rank's row, with a tooltip."""
+    """Return a bar of the timeline as a <rect> element.
+
+    Args:
+        x: its left end in pixels.
+        width: its width in pixels.
+        rank: the rank in whose row it is.
+        kind: a key of _COLORS.
+        text: the text of its tooltip.
+    """
     place = f'x="{x:.2f}" y="{rank * _ROW + 3}" width="{width:.2f}" height="{_ROW - 6}"'
     return f'<rect {place} fill="{_COLORS[kind]}"><title>{escape(text)}</title></rect>'
 
 
 def _build_sites(explanation: Explanation) -> PageSection:
-    """Return the section with all call sites."""
+    """Return the section with all lines of the program that communicate, and the time of their calls."""
     run_s = explanation.efficiencies.run_s
     rows = []
     for cost in explanation.sites:
@@ -136,7 +147,7 @@ def _build_sites(explanation: Explanation) -> PageSection:
 
 
 def compute_traffic(graph: CallGraph) -> np.ndarray:
-    """Return the bytes that each rank sends to each other rank in messages between two ranks, shape (ranks, ranks)."""
+    """Return the bytes of messages from each rank (rows) to each other rank (columns), without collectives."""
     traffic = np.zeros((graph.profile.size, graph.profile.size))
     sends = graph.dest >= 0
     np.add.at(traffic, (graph.rank[sends], graph.dest[sends]), np.maximum(graph.nbytes[sends], 0))
@@ -144,7 +155,7 @@ def compute_traffic(graph: CallGraph) -> np.ndarray:
 
 
 def _build_matrix(explanation: Explanation) -> PageSection:
-    """Return the section with the communication matrix."""
+    """Return the section with the bytes that each rank sends to each other one."""
     traffic = compute_traffic(explanation.graph)
     size = min(len(traffic), _MOST_RANKS)
     columns = ("from \\ to", *map(str, range(size)))
@@ -174,7 +185,7 @@ def _build_sizes(explanation: Explanation) -> PageSection:
 
 
 def _build_predictions(predictions: Sequence[Prediction]) -> list[PageSection]:
-    """Return the section of predictions; none without predictions."""
+    """Return a list with the section of predictions; an empty list if there are no predictions."""
     if not predictions:
         return []
     columns = ("change", "predicted", "saving", "error of the replay", "assumption")

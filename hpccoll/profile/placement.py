@@ -1,4 +1,4 @@
-"""Which ranks of a recorded job share a node."""
+"""Describes which ranks of a recorded job share a node."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hpccoll.profile.load import JobProfile
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The node of each rank, as numbers from 0 in the order of the ranks."""
+    """The number of each rank's node; the nodes are numbered from 0 in the order of their first ranks."""
 
     nodes: tuple[int, ...]
 
@@ -32,9 +32,12 @@ class Placement:
         return len(set(self.nodes))
 
     def list_ranks(self, node: int) -> tuple[int, ...]:
-        """Return the ranks on a node."""
+        """Return the ranks on the node with the number `node`."""
         return tuple(rank for rank, its_node in enumerate(self.nodes) if its_node == node)
 
     def count_per_node(self, members: Sequence[int]) -> int:
-        """Return how many consecutive ranks of a communicator share a node: of unequal numbers, the largest one."""
+        """Return how many consecutive ranks of a communicator share a node; of unequal numbers, the largest one.
+
+        `members` are the ranks in the world of the communicator's ranks.
+        """
         return max((len(list(run)) for _, run in groupby(self.nodes[rank] for rank in members)), default=1)

@@ -14,13 +14,15 @@ from hpccoll.profile.recorder import RecordingOptions
 
 
 def run_program(words: list[str], *, is_module: bool, uses_drop_in: bool, options: RecordingOptions) -> int | None:
-    """Run a script or module whose calls are recorded; return this rank, or None if nothing could be recorded.
+    """Run a Python program in this process and record its communication; return this process's rank.
+
+    The result is None if the program used none of mpi4py, torch.distributed and hpccoll.
 
     Args:
         words: the path of the script or the name of the module, and the program's arguments.
         is_module: whether the first word is the name of a module.
         uses_drop_in: whether collectives of mpi4py run over hpccoll, as with `python -m hpccoll.mpi4py`.
-        options: what is recorded, and where.
+        options: what the recording contains, and its directory.
 
     Raises:
         UsageError: there is no such script, or the files cannot be written.

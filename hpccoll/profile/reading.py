@@ -1,4 +1,4 @@
-"""Reads a recording, or a trace of another tool, as a profile."""
+"""Reads the recording of a job, or a trace of another tool, as a profile."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TRACES: Final = {".goal": "a GOAL schedule", ".et": "Chakra execution traces, NA
 
 
 def is_readable(path: str) -> bool:
-    """Whether a path is a directory with the files of a profile, or has the name of a trace that can be read."""
+    """Whether a path is the directory of a recording, or has the suffix of a trace of another tool (TRACES)."""
     file = Path(path)
     if file.is_dir():
         return any(file.glob(f"rank-*{layout.NAMES_SUFFIX}"))
@@ -21,10 +21,10 @@ def is_readable(path: str) -> bool:
 
 
 def read_recording(path: str) -> JobProfile:
-    """Return the profile in a directory, or in a trace whose suffix is among TRACES.
+    """Return the job that the directory `path` has a recording of, or the trace `path` with a suffix of TRACES.
 
     Raises:
-        UsageError: there is no profile, or the trace cannot be read.
+        UsageError: there is no recording, or the trace cannot be read.
     """
     file = Path(path)
     if file.suffix == ".goal" and not file.is_dir():

@@ -57,11 +57,12 @@ class RecordingOptions:
 
 
 class ProfileRecorder:
-    """The files of one rank, and the trace that its calls write.
+    """Writes the two files of one rank's recording, in which the calls of this process are entered.
 
     Args:
-        options: what is recorded, and where.
-        rank: the rank of this process among `size` ranks.
+        options: what the recording contains, and its directory.
+        rank: the rank of this process.
+        size: the number of ranks of the job.
 
     Raises:
         UsageError: the files cannot be written.
@@ -103,10 +104,11 @@ class ProfileRecorder:
         )  # fmt: skip
 
     def describe_site(self, frame: FrameType) -> int:
-        """Return the id of the call site of a frame, which is written at its first use; -1 in a library.
+        """Return the number of the line that a frame executes, as a call site; -1 for a line of a library.
 
-        The call site of a call that torch or hpccoll make is the line of the program that called them. In a thread of
-        torch, such as that of the backward pass on a GPU, it is the line at which the main thread is.
+        The first call for a line writes it to the file of names. The call site of a call that torch or hpccoll make is
+        the line of the program that called them. In a thread of torch, such as that of the backward pass on a GPU, the
+        call site is the line at which the main thread is.
         """
         if _is_of_library(frame):
             if frame.f_back is not None:
@@ -120,14 +122,17 @@ class ProfileRecorder:
         return self._sites[key]
 
     def describe_comm(self, comm: Any) -> int:
-        """Return the id of a communicator, whose ranks are written to the file."""
+        """Return a new number for a communicator, after writing its ranks to the file of names.
+
+        `comm` is a communicator of mpi4py or hpccoll, a process group of torch, or None for all ranks.
+        """
         members, name = _find_members(comm, self.size)
         ident, self._comms = self._comms, self._comms + 1
         self._write(kind="comm", id=ident, members=members, name=name)
         return ident
 
     def set_clock(self, model: ClockModel, error_s: float) -> None:
-        """Write how the time of rank 0's clock is computed from this rank's."""
+        """Write the model by which times of this rank's clock become times of rank 0's, and its largest error."""
         self._write(kind="clock", model=list(model), error_s=error_s)
 
     def set_tuning_site(self, site: TuningSite) -> None:
@@ -139,12 +144,12 @@ class ProfileRecorder:
         self._write(kind="constants", any_source=any_source, any_tag=any_tag, no_rank=no_rank)
 
     def begin(self) -> None:
-        """Record from now on: this is the begin of the run."""
+        """Start recording; this is the begin of the job's run time."""
         layout.TIME.pack_into(self.memory, layout.BEGIN_AT, time.perf_counter_ns())
         self.trace.is_active = True
 
     def end(self) -> None:
-        """Stop recording, write the time at which the program has ended, and move the calls to the directory."""
+        """Stop recording, write the time as the end of the program, and move the file of calls to the directory."""
         if not self.trace.is_active:
             return
         self.trace.is_active = False
@@ -162,22 +167,23 @@ class ProfileRecorder:
             self._live.unlink(missing_ok=True)
 
     def _fold(self, first: int, count: int) -> None:
-        """Write the statistics of entries that will be overwritten."""
+        """Write statistics of the `count` entries from number `first` on, which will be overwritten."""
         capacity = self.options.capacity
         entries = self._entries[np.arange(first, first + count) % capacity]
         self._write(kind="folded", sites=fold_entries(entries))
 
     def _write(self, **fields: Any) -> None:
+        """Append a line to the file of names: a JSON object with these fields."""
         os.write(self._names, json.dumps(fields).encode() + b"\n")
 
 
 def _is_of_library(frame: FrameType) -> bool:
-    """Whether a frame is of torch, hpccoll or mpi4py."""
+    """Whether a frame executes code of torch, hpccoll or mpi4py."""
     return frame.f_globals.get("__name__", "").partition(".")[0] in LIBRARIES
 
 
 def _find_main_frame() -> FrameType | None:
-    """Return the innermost frame of the main thread that is of no library, or None."""
+    """Return the innermost frame of the main thread that executes code of the program; None if there is none."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001 - its documented name
     while frame is not None and _is_of_library(frame):
         frame = frame.f_back
@@ -185,7 +191,7 @@ def _find_main_frame() -> FrameType | None:
 
 
 def measure_buffer(given: Any) -> int:
-    """Return the bytes of a buffer that is no array, such as mpi4py's lists and lists of tensors; -1: unknown."""
+    """Return the bytes of the buffer argument `given` of a call, such as mpi4py's [array, count, type]; -1: unknown."""
     nbytes = getattr(given, "nbytes", None)
     if isinstance(nbytes, int):
         return nbytes
@@ -207,13 +213,16 @@ def measure_buffer(given: Any) -> int:
 
 
 def _find_itemsize(given: Any) -> int:
-    """Return the bytes of an element of a buffer in mpi4py's list form."""
+    """Return the bytes of an element of a buffer that is given as mpi4py's list [array, counts, ..., type]."""
     size = getattr(given[-1], "extent", None)
     return size if isinstance(size, int) else int(getattr(given[0], "itemsize", 1))
 
 
 def _find_members(comm: Any, size: int) -> tuple[list[int], str]:
-    """Return the ranks in the world of a communicator's ranks, and its name; all ranks for None."""
+    """Return the ranks in the world of a communicator's ranks, and its name.
+
+    The ranks are 0 to `size` - 1 for None, and an empty list if they cannot be found, as for an intercommunicator.
+    """
     if comm is None:
         return list(range(size)), "default"
     torch = sys.modules.get("torch.distributed")
@@ -235,9 +244,10 @@ def _find_members(comm: Any, size: int) -> tuple[list[int], str]:
 
 
 def _map_live_file(rank: int, path: Path, nbytes: int) -> tuple[Path, mmap.mmap]:
-    """Return the file of the calls while the program runs, and its mapping: in a memory file system that has the space.
+    """Return the path and the mapping of a new file of `nbytes` bytes for the calls of a running program.
 
-    The kernel holds up stores to a mapped file on a disk while it writes the file.
+    The file is in the memory file system /dev/shm if there is space, because stores to a mapped file on a disk block
+    while the kernel writes the file. Otherwise, it is `path`.
     """
     memory = Path(f"{_MEMORY_FILES}{rank}-{os.getpid()}-{os.urandom(4).hex()}{layout.CALLS_SUFFIX}")
     try:
@@ -247,7 +257,10 @@ def _map_live_file(rank: int, path: Path, nbytes: int) -> tuple[Path, mmap.mmap]
 
 
 def _map_file(path: Path, nbytes: int) -> mmap.mmap:
-    """Return the mapping of a new file, whose blocks exist, because a store to a full file system would be fatal."""
+    """Return the mapping of a new file of `nbytes` bytes, all of which are allocated on the file system.
+
+    Without the allocation, a store could end the process by SIGBUS if the file system is full.
+    """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         os.posix_fallocate(descriptor, 0, nbytes)
@@ -260,7 +273,7 @@ def _map_file(path: Path, nbytes: int) -> mmap.mmap:
 
 
 def _remove_stale(path: Path, rank: int, size: int) -> None:
-    """Remove the files of ranks that an earlier, larger job left in the directory; rank 0 does."""
+    """Remove, on rank 0, the files of ranks from `size` on, which an earlier job left in the directory `path`."""
     if rank == 0:
         for file in path.glob("rank-*.*"):
             number = file.stem.removeprefix("rank-")

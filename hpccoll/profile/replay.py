@@ -16,24 +16,25 @@ from hpccoll.profile.dependencies import CallGraph
 
 @dataclass(frozen=True, slots=True)
 class ReplayedJob:
-    """The simulated times of all calls, in seconds from the first start of a rank."""
+    """The simulated begin and end of each call of a job, in seconds from the start of the first rank."""
 
     begin_s: Floats
     end_s: Floats
 
     @property
     def run_s(self) -> float:
-        """The time to the last end."""
+        """The simulated run time of the job in seconds."""
         return float(self.end_s.max())
 
 
 def replay_job(graph: CallGraph, gap_s: Floats | None = None, transfer_s: Floats | None = None) -> ReplayedJob:
-    """Return the simulated run of a job.
+    """Return the simulated times of a recorded job, whose computing and transfer times may differ from the recorded.
 
     Args:
         graph: the recorded calls.
-        gap_s: the time in which each rank computes before each call; None for the recorded ones.
-        transfer_s: the time of each call after all needed entries; None for the recorded ones.
+        gap_s: the seconds for which each rank computes before each call, shape (calls,); None for the recorded times.
+        transfer_s: the seconds of each call after the calls that it needs have begun, shape (calls,); None for the
+            recorded times.
 
     Cost: about 1 us per call.
     """
@@ -64,9 +65,10 @@ def replay_job(graph: CallGraph, gap_s: Floats | None = None, transfer_s: Floats
 
 
 def _order_nodes(graph: CallGraph) -> list[int]:
-    """Return begins (2 call) and ends (2 call + 1) in an order in which each comes after what it needs.
+    """Return the begins and ends of all calls in an order in which a call ends after the calls that it needs begin.
 
-    The recorded times are such an order: a call ends after the entries that it needs, because others were dropped.
+    The begin of call i is the number 2 i, and its end 2 i + 1. The order is that of the recorded times: `build_graph`
+    has removed needs that contradict it.
     """
     calls = len(graph.rank)
     nodes = np.arange(2 * calls)

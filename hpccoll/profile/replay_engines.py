@@ -26,7 +26,7 @@ _WHOLE_IS_SOURCE: Final = (Operation.SCATTER, Operation.REDUCE_SCATTER)
 
 
 class ReplayEngine:
-    """Carries out the collectives of a replay by one library, which is started on each recorded communicator.
+    """Carries out the collectives of a replayed job by one library, which is started on each recorded communicator.
 
     Args:
         name: one of `ENGINES`; hpccoll selects its algorithms. The name OPERATION/ALGORITHM, such as `all_reduce/ring`,
@@ -50,7 +50,7 @@ class ReplayEngine:
         self._calls: dict[tuple[int, str, int, int], BoundCall] = {}
 
     def add_group(self, members: tuple[int, ...]) -> None:
-        """Start the library on the ranks of the next recorded communicator; collective over these ranks.
+        """Start the library on the ranks `members` of the world, the next recorded communicator. Collective over them.
 
         Raises:
             UnavailableError: the library cannot run on some rank.
@@ -64,7 +64,7 @@ class ReplayEngine:
         self._sizes.append(len(members))
 
     def run(self, step: ReplayStep) -> None:
-        """Carry out the collective of a step; calls of one kind share their buffers."""
+        """Carry out the collective of a step on buffers that equal steps share. Collective over its communicator."""
         key = step.comm, step.operation, step.nbytes, step.root
         if key not in self._calls:
             self._calls[key] = self._bind(step)
@@ -78,7 +78,7 @@ class ReplayEngine:
                 group.close()
 
     def _bind(self, step: ReplayStep) -> BoundCall:
-        """Return a function that carries out the collective of a step."""
+        """Return a function without arguments that carries out the collective of a step on new buffers."""
         operation, group, size = Operation(step.operation), self._groups[step.comm], self._sizes[step.comm]
         if group is None:
             raise RuntimeError(f"a replayed {step.operation} is on a communicator that does not contain this rank")
@@ -105,13 +105,16 @@ class ReplayEngine:
 
 
 def count_elements(step: ReplayStep, ranks: int) -> int:
-    """Return the elements of a rank's vector or, if blocks of all ranks make it up, of one block."""
+    """Return the number of float32 elements for a step on `ranks` ranks: at least 1, rounded up.
+
+    It is that of a rank's vector, or of one block if the recorded buffer has a block per rank.
+    """
     is_whole = step.operation in ("all_to_all", "reduce_scatter")
     return max(-(-step.nbytes // (4 * ranks if is_whole else 4)), 1)
 
 
 def _make_comm(members: tuple[int, ...]) -> MPI.Intracomm | None:
-    """Return a communicator of ranks of the world; None on other ranks. Collective over `members`."""
+    """Return a communicator of the ranks `members` of the world; None on other ranks. Collective over `members`."""
     world = MPI.COMM_WORLD
     if world.rank not in members:
         return None

@@ -17,10 +17,16 @@ _REPLAYED: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class ReplayStep:
-    """A step of a rank: computing for `gap_s`, then a collective, or a part of a message.
+    """A step of a rank in a replayed job: computing, then a collective, or a part of a message.
 
-    `operation` is a collective, `send`, `start_recv`, `wait` (until the message was received) or `none`; `peer` is the
-    other rank in the world, and `nbytes` the size of the buffer of a rank.
+    Args:
+        gap_s: the seconds of computing.
+        operation: a collective, `send`, `start_recv`, `wait` (for a started receive) or `none`.
+        comm: index of the communicator of a collective.
+        nbytes: the bytes of the rank's buffer.
+        root: the root of a collective, as a rank of its communicator.
+        peer: the rank in the world at the other end of a message.
+        message: the number of the message, which is equal on both ranks.
     """
 
     gap_s: float
@@ -29,11 +35,11 @@ class ReplayStep:
     nbytes: int = 0
     root: int = 0
     peer: int = -1
-    message: int = -1  # its number
+    message: int = -1
 
 
 def make_steps(graph: CallGraph, rank: int) -> list[ReplayStep]:
-    """Return the steps of a rank. Calls that other ranks have not recorded are left out on all ranks."""
+    """Return the steps of rank `rank`, without collectives and messages that some rank has not recorded."""
     sizes, senders = _CollectiveSizes(graph), graph.matches.find_senders()
     started: set[int] = set()  # the messages whose receive was started
     steps: list[ReplayStep] = []
@@ -47,7 +53,14 @@ def make_steps(graph: CallGraph, rank: int) -> list[ReplayStep]:
 
 
 def _list_message_steps(graph: CallGraph, call: int, senders: IntArray, started: set[int]) -> list[ReplayStep]:
-    """Return the steps of a call for the messages that it sends and receives."""
+    """Return the steps for the messages that a call sends and receives.
+
+    Args:
+        graph: the recorded calls.
+        call: index of the call.
+        senders: the index of the call that sends each message, by the number of the message.
+        started: the numbers of messages whose receive has a step so far, which the function extends.
+    """
     matches, steps = graph.matches, []
     sent, received, instance = (int(of[call]) for of in (matches.sent, matches.received, matches.instance))
     if sent >= 0:
@@ -64,7 +77,10 @@ def _list_message_steps(graph: CallGraph, call: int, senders: IntArray, started:
 
 
 class _CollectiveSizes:
-    """The sizes of the collectives, on which all ranks agree, and how many ranks have recorded each."""
+    """The bytes of each collective of a recorded job, and the number of ranks that have recorded it.
+
+    All ranks compute the same values, because each reads the recordings of all.
+    """
 
     def __init__(self, graph: CallGraph) -> None:
         self._graph = graph
@@ -77,7 +93,7 @@ class _CollectiveSizes:
         np.minimum.at(self.least, instance[known], graph.nbytes[known])
 
     def make_step(self, call: int) -> ReplayStep:
-        """Return the step of a collective; `none` if some member has not recorded it."""
+        """Return the step for the collective of the call with index `call`; `none` if a rank has not recorded it."""
         graph = self._graph
         number, comm, name = int(graph.matches.instance[call]), int(graph.comm[call]), graph.operations[graph.op[call]]
         if number < 0 or comm < 0 or self.members[number] < len(graph.profile.comms[comm]):

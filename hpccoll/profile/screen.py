@@ -1,4 +1,4 @@
-"""The explanation of a profile as one screen of text."""
+"""Formats the analysis of a recorded job as one screen of text."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from hpccoll.units import format_count, format_ranges, format_size
 
 GOOD: Final = 0.8
 MOST_FINDINGS, MOST_SITES = 5, 8
-LEAST_SHARE: Final = 0.01  # of the run time, below which a finding is left out
+LEAST_SHARE: Final = 0.01  # findings that cost a smaller share of the run time are left out
 
 Cause: TypeAlias = Lateness | CallsInARow | SlowNode | SlowLink
 
 
 @dataclass(frozen=True, slots=True)
 class ProfileFinding:
-    """One reason of lost time, and a sentence about it."""
+    """One cause of lost time, such as a late rank, and a sentence about it."""
 
     cause: Cause
     text: str
 
 
 def format_screen(explanation: Explanation) -> str:
-    """Return the efficiencies, the findings and the call sites as lines of text."""
+    """Return the efficiencies, findings and call sites of a recorded job as text of several lines."""
     profile, efficiencies = explanation.profile, explanation.efficiencies
     run_s = efficiencies.run_s
     lines = [
@@ -53,7 +53,7 @@ def format_screen(explanation: Explanation) -> str:
 
 
 def _format_efficiencies(explanation: Explanation) -> list[str]:
-    """Return the lines of the efficiencies and of the times behind them."""
+    """Return the efficiencies of a job, and the shares of its time, as lines of text."""
     eff = explanation.efficiencies
     verdict = "good" if eff.parallel >= GOOD else "below 0.8: worth a change"
     shares = [float(values.mean()) / eff.run_s for values in (eff.useful_s, eff.wait_s, eff.transfer_s)]
@@ -67,7 +67,7 @@ def _format_efficiencies(explanation: Explanation) -> list[str]:
 
 
 def list_findings(explanation: Explanation) -> list[ProfileFinding]:
-    """Return the findings that cost at least 1 % of the run time, the most costly first."""
+    """Return the causes that cost at least 1 % of the run time, with sentences, the most costly first."""
     lates = (*explanation.late, *explanation.late_nodes)
     findings = [
         *(ProfileFinding(late, _describe_late(explanation, late)) for late in lates),
@@ -81,7 +81,7 @@ def list_findings(explanation: Explanation) -> list[ProfileFinding]:
 
 
 def _describe_late(explanation: Explanation, late: Lateness) -> str:
-    """Return the sentence about a late rank or node."""
+    """Return a sentence about a late rank or node."""
     site = explanation.profile.sites[late.site] if late.site >= 0 else "the end of the program"
     share = late.saved_s / explanation.efficiencies.run_s
     who = f"rank {late.rank} ({late.host})" if isinstance(late, LateRank) else _name_node(late.host, late.ranks)
@@ -90,12 +90,12 @@ def _describe_late(explanation: Explanation, late: Lateness) -> str:
 
 
 def _name_node(host: str, ranks: Sequence[int]) -> str:
-    """Return the name of a node and of its ranks."""
+    """Return the host name of a node and its ranks in words, such as `node slow (ranks 2-3)`."""
     return f"node {host} (rank{'s' * (len(ranks) > 1)} {format_ranges(ranks)})"
 
 
 def _describe_slow_node(explanation: Explanation, node: SlowNode) -> str:
-    """Return the sentence about a node with a slow link."""
+    """Return a sentence about a node whose messages to and from other nodes are slow."""
     share = node.saved_s / explanation.efficiencies.run_s
     return (
         f"messages of {format_size(node.nbytes)} from and to {_name_node(node.host, node.ranks)} take "
@@ -105,7 +105,7 @@ def _describe_slow_node(explanation: Explanation, node: SlowNode) -> str:
 
 
 def _describe_link(explanation: Explanation, link: SlowLink) -> str:
-    """Return the sentence about a slow link."""
+    """Return a sentence about two ranks whose messages are slow."""
     hosts = [explanation.profile.ranks[rank].host for rank in (link.source, link.dest)]
     share = link.saved_s / explanation.efficiencies.run_s
     return (
@@ -116,7 +116,7 @@ def _describe_link(explanation: Explanation, link: SlowLink) -> str:
 
 
 def _describe_calls(explanation: Explanation, joined: CallsInARow) -> str:
-    """Return the sentence about a call site with calls in a row."""
+    """Return a sentence about a line of the program whose calls could be joined into one."""
     site = explanation.profile.sites[joined.site]
     share = joined.saved_s / explanation.efficiencies.run_s
     return (

@@ -19,11 +19,14 @@ _EXCHANGES: Final = 100
 def synchronize_by_store(
     store: Any, rank: int, size: int, host: str, read_clock: Callable[[], float] = time.perf_counter
 ) -> ClockModel | None:
-    """Return the model of rank 0's clock in terms of this rank's; None if all ranks are on one host. Collective.
+    """Return the model by which times of this rank's clock become times of rank 0's clock. Collective.
+
+    The result is None if all ranks are on one host, where they share a clock.
 
     Args:
-        store: key-value store of the group, as torch.distributed has it.
-        rank: the rank of this process among `size` ranks.
+        store: the key-value store of torch.distributed's default group.
+        rank: the rank of this process.
+        size: the number of ranks.
         host: the name of its host, whose processes share a clock.
         read_clock: returns the seconds of this rank's clock.
 
@@ -46,7 +49,10 @@ def synchronize_by_store(
 
 
 def _compare(store: Any, rank: int, read_clock: Callable[[], float]) -> ClockModel:
-    """Return the model of rank 0's clock, whose offset is between the bounds that all exchanges give."""
+    """Return the model of rank 0's clock on another rank, whose offset is within the bounds of all exchanges.
+
+    The arguments are those of `synchronize_by_store`; rank 0 answers the exchanges there.
+    """
     times = np.empty((_EXCHANGES, 3))
     for exchange, row in enumerate(times):
         row[0] = read_clock()

@@ -25,12 +25,12 @@ NOTE: Final = f"the file has no times of messages: each takes {1e6 * ALPHA_S:g} 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A task of a rank: `calc`, `send`, `recv`, or a collective.
+    """A task of a rank in a trace without times: computing, a send, a receive or a collective.
 
     Args:
-        kind: the name of the task.
-        seconds: of computing.
-        nbytes: of the message, or of the buffer of one rank.
+        kind: `calc` for computing, `send`, `recv`, or the name of a collective.
+        seconds: the time of computing; 0 for other tasks.
+        nbytes: the bytes of the message, or of one rank's buffer in a collective.
         peer: the rank that receives or sends; ANY for a receive from any rank.
         tag: of the message; ANY for a receive with any tag.
         comm: index of the communicator of a collective.
@@ -50,7 +50,14 @@ class Task:
 
 @dataclass(slots=True)
 class _InFlight:
-    """A receive or collective in flight; `end_s` is None until the message is sent, or all ranks have started."""
+    """A receive or collective that a rank has started and not completed.
+
+    Args:
+        rank: the rank.
+        task: index of the rank's task.
+        request: the number of the started call in the rank's `RankCalls`.
+        end_s: the time at which the operation ends; None until the message is sent, or all ranks have started.
+    """
 
     rank: int
     task: int
@@ -60,10 +67,22 @@ class _InFlight:
 
 @dataclass(slots=True)
 class _RankState:
-    """What a rank has done, and the tasks that it may start."""
+    """The progress of one rank in the simulation.
+
+    Args:
+        tasks: all tasks of the rank.
+        missing: for each task, the number of needs that are not satisfied.
+        calls: the calls that the rank has made so far.
+        clock_s: the rank's simulated time.
+        ended: the number of tasks that have ended.
+        communication: indices of sends, receives and collectives that the rank may start.
+        computing: indices of computing tasks that the rank may start.
+        open: operations that the rank has started and not completed.
+        is_blocked: whether the rank waits for an operation whose end is not known.
+    """
 
     tasks: Sequence[Task]
-    missing: list[int]  # the needs of each task that are not satisfied
+    missing: list[int]
     calls: RankCalls = field(default_factory=RankCalls)
     clock_s: float = 0.0
     ended: int = 0
@@ -74,10 +93,10 @@ class _RankState:
 
 
 class TaskSimulation:
-    """The simulation of a job.
+    """Simulates the tasks of all ranks of a job, so that they get begin and end times.
 
     Args:
-        tasks: of each rank.
+        tasks: the tasks of each rank.
         comms: the ranks of each communicator.
     """
 
@@ -92,7 +111,7 @@ class TaskSimulation:
         self._counts: dict[tuple[int, int], int] = defaultdict(int)  # collectives of a rank on a communicator
 
     def run(self) -> list[RankCalls]:
-        """Return the calls of each rank.
+        """Run the simulation, and return the calls of each rank.
 
         Raises:
             UsageError: some ranks wait for messages that no rank sends, or for each other.
@@ -110,11 +129,11 @@ class TaskSimulation:
         return [state.calls for state in self._states]
 
     def list_ends(self) -> list[float]:
-        """Return the time at which each rank ended."""
+        """Return the time in seconds at which each rank ended; call `run` before."""
         return [state.clock_s for state in self._states]
 
     def _advance(self, rank: int) -> None:
-        """Let a rank compute, or wait for an operation that it has started."""
+        """Let rank `rank` carry out one computing task, or else wait for the started operation that ends first."""
         state = self._states[rank]
         self._start_communication(rank)
         if state.computing:
@@ -136,7 +155,7 @@ class TaskSimulation:
         heapq.heappush(self._queue, (state.clock_s, rank))
 
     def _start_communication(self, rank: int) -> None:
-        """Start all sends, receives and collectives that are ready."""
+        """Start all sends, receives and collectives of rank `rank` whose needs are satisfied."""
         state = self._states[rank]
         while state.communication:
             number = state.communication.popleft()
@@ -154,7 +173,7 @@ class TaskSimulation:
             self._receive(operation, task) if task.kind == "recv" else self._enter(operation, task)
 
     def _send(self, source: int, task: Task) -> None:
-        """Give a message to the first receive that it matches, or keep it."""
+        """Complete the first receive that matches the message of a send, or keep the message."""
         end_s = self._states[source].clock_s + ALPHA_S + BETA_S * task.nbytes
         receives = self._receives[task.peer]
         for receive in receives:
@@ -166,7 +185,7 @@ class TaskSimulation:
         self._sent[source, task.peer].append((task.tag, end_s))
 
     def _receive(self, receive: _InFlight, task: Task) -> None:
-        """Take the first message that matches a receive, or keep the receive."""
+        """Complete a receive by the first message that matches it, or keep the receive."""
         sources = range(len(self._states)) if task.peer == ANY else (task.peer,)
         kept = [
             (end_s, place, source)
@@ -182,7 +201,7 @@ class TaskSimulation:
         self._complete(receive, end_s)
 
     def _enter(self, operation: _InFlight, task: Task) -> None:
-        """Note that a rank has started a collective, and complete it if it is the last rank."""
+        """Note that a rank has started a collective; complete the collective on all ranks if the rank is the last."""
         members = self._comms[task.comm]
         number = self._counts[operation.rank, task.comm]
         self._counts[operation.rank, task.comm] += 1
@@ -196,19 +215,25 @@ class TaskSimulation:
                 self._complete(each, end_s)
 
     def _complete(self, operation: _InFlight, end_s: float) -> None:
-        """Set the end of an operation, and let its rank go on if it was blocked."""
+        """Set the time `end_s` at which an operation ends, and let its rank continue if it was blocked."""
         operation.end_s, state = end_s, self._states[operation.rank]
         if state.is_blocked:
             state.is_blocked = False
             heapq.heappush(self._queue, (state.clock_s, operation.rank))
 
     def _end(self, rank: int, task: int) -> None:
-        """Count an ended task, and make ready the tasks that needed it."""
+        """Count the task with index `task` of rank `rank` as ended, and make ready the tasks that needed its end."""
         self._states[rank].ended += 1
         self._satisfy(rank, task, self._after_end)
 
     def _satisfy(self, rank: int, task: int, followers: Sequence[dict[int, list[int]]]) -> None:
-        """Note that a need of the followers of a task is satisfied, and make ready those without another need."""
+        """Note that the tasks that need a task have one need less, and make ready those without another need.
+
+        Args:
+            rank: the rank of the tasks.
+            task: index of the needed task.
+            followers: for each rank, the indices of the tasks that need each task.
+        """
         state = self._states[rank]
         for follower in followers[rank].get(task, ()):
             state.missing[follower] -= 1
@@ -216,7 +241,7 @@ class TaskSimulation:
                 self._make_ready(rank, follower)
 
     def _make_ready(self, rank: int, task: int) -> None:
-        """Add a task to those that its rank may start."""
+        """Add the task with index `task` of rank `rank` to those that the rank may start."""
         state = self._states[rank]
         kind = state.tasks[task].kind
         is_communication = kind in ("send", "recv", *COLLECTIVES)
@@ -224,7 +249,7 @@ class TaskSimulation:
 
 
 def _list_followers(needs: Sequence[tuple[int, ...]]) -> dict[int, list[int]]:
-    """Return the tasks that need each task."""
+    """Return, for each task that others need, the indices of these tasks; `needs` has the needed tasks of each task."""
     followers: dict[int, list[int]] = defaultdict(list)
     for task, own in enumerate(needs):
         for need in own:

@@ -20,7 +20,7 @@ BY_NAME = 99
 
 
 class CallForm(IntEnum):
-    """What a call does with requests; the numbers are those of hpccoll/native/traced_call.c."""
+    """How a method uses requests (none, starts one, waits for several); the numbers equal those of traced_call.c."""
 
     CALL = 0
     START = 1
@@ -35,9 +35,19 @@ class CallForm(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class TracedMethod:
-    """A method of a class, the operation that it carries out, and where its arguments are."""
+    """A method whose calls are recorded.
 
-    owner: str  # the name of the class
+    Args:
+        owner: the name of its class, or of its module for a function.
+        name: its name.
+        operation: the operation that it carries out, by hpccoll's name, such as `all_reduce`.
+        form: how it uses requests.
+        places: where the recorded arguments are in a call: position and name of `comm`, `buffer`, `peer` and others.
+        is_collective: whether all ranks of the communicator call it.
+        counts_pickled: whether the bytes of its objects are counted when mpi4py pickles them.
+    """
+
+    owner: str
     name: str
     operation: str
     form: CallForm = CallForm.CALL
@@ -47,17 +57,17 @@ class TracedMethod:
 
     @property
     def flags(self) -> int:
-        """The flags of all entries of the method."""
+        """The `EntryFlag` bits that each recorded call of the method has."""
         return int(EntryFlag.COLLECTIVE) if self.is_collective else 0
 
     @property
     def default_peer(self) -> int:
-        """The peer, if it is not among the arguments of a call."""
+        """The recorded peer of a call that does not name one: root 0 of a rooted collective, else NOT_GIVEN."""
         return 0 if self.is_collective and "peer" in self.places else NOT_GIVEN
 
     @property
     def default_tag(self) -> int:
-        """The tag, if it is not among the arguments of a call: receives of mpi4py take any."""
+        """The recorded tag of a call that does not name one: NOT_GIVEN (any tag) for receives of mpi4py, else 0."""
         return NOT_GIVEN if self.operation in ("recv", "probe") and self.owner == "Comm" else 0
 
 
@@ -86,7 +96,7 @@ _CREATIONS: Final = (
 
 
 def list_methods() -> list[TracedMethod]:
-    """Return the recorded methods; their indices are the codes of entries."""
+    """Return the methods whose calls are recorded; a recorded call names its method by the index in this list."""
     return [
         *_list_buffer_collectives(), *_list_object_collectives(), *_list_sends(), *_list_receives(), *_list_requests(),
         *_list_own(), *_list_torch(),
@@ -94,7 +104,7 @@ def list_methods() -> list[TracedMethod]:
 
 
 def _list_buffer_collectives() -> Iterable[TracedMethod]:
-    """Yield mpi4py's collectives of buffers, blocking, non-blocking and persistent."""
+    """Yield mpi4py's methods for collectives of buffers: blocking, non-blocking and persistent."""
     for name, operation, root in _BUFFER_COLLECTIVES:
         buffers: Places = {"buffer": (1, "buf")} if operation == "broadcast" else _TWO
         places = _COMM | ({} if operation == "barrier" else buffers) | ({"peer": (root, "root")} if root else {})
@@ -108,7 +118,7 @@ def _list_buffer_collectives() -> Iterable[TracedMethod]:
 
 
 def _list_object_collectives() -> Iterable[TracedMethod]:
-    """Yield mpi4py's collectives of objects, and those that make communicators."""
+    """Yield mpi4py's methods for collectives of Python objects, and those that make communicators."""
     for name, operation, root in _OBJECT_COLLECTIVES:
         places = _COMM | ({"peer": (root, "root")} if root else {})
         owner = "Intracomm" if operation in ("scan", "exscan") else "Comm"
@@ -120,7 +130,7 @@ def _list_object_collectives() -> Iterable[TracedMethod]:
 
 
 def _list_sends() -> Iterable[TracedMethod]:
-    """Yield the methods of mpi4py that send in all of MPI's modes, and those that also receive."""
+    """Yield mpi4py's methods that send, in all of MPI's modes, and those that send and receive."""
     peer: Places = {"peer": (2, "dest"), "tag": (3, "tag")}
     buffers = _COMM | peer | {"buffer": (1, "buf")}
     for mode in ("", "s", "b", "r"):
@@ -140,7 +150,7 @@ def _list_sends() -> Iterable[TracedMethod]:
 
 
 def _list_receives() -> Iterable[TracedMethod]:
-    """Yield the methods of mpi4py that receive and probe."""
+    """Yield mpi4py's methods that receive or probe messages."""
     peer: Places = {"peer": (2, "source"), "tag": (3, "tag")}
     buffers = _COMM | peer | {"other_buffer": (1, "buf")}
     yield TracedMethod("Comm", "Recv", "recv", CallForm.CALL, buffers)
@@ -156,7 +166,7 @@ def _list_receives() -> Iterable[TracedMethod]:
 
 
 def _list_requests() -> Iterable[TracedMethod]:
-    """Yield the methods of mpi4py's requests."""
+    """Yield the methods of mpi4py's requests that wait, test or start."""
     forms = {
         "Wait": CallForm.WAIT, "Waitall": CallForm.WAIT_LIST, "Waitany": CallForm.TEST_LIST,
         "Waitsome": CallForm.TEST_LIST, "Test": CallForm.TEST, "Testall": CallForm.TEST_LIST,

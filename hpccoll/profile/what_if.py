@@ -113,6 +113,8 @@ class ChangedJob:
 class WhatIf:
     """Predicts the run time that a recorded job would have after a change, such as `bandwidth=2`.
 
+    Cost: the fit of a network to the recorded transfers, and two replays.
+
     Args:
         graph: the recorded calls.
     """
@@ -153,7 +155,7 @@ class WhatIf:
         return Prediction(change, changed.name, seconds, bounds_s, recorded_s, error, assumption)
 
     def _make_change(self, change: str) -> ChangedJob:
-        """Return the job with one change, given in a form of FORMS."""
+        """Return the job with the change `change`, which is in one of the forms of FORMS."""
         graph = self.graph
         name, _, value = change.partition("=")
         if change == "balance":
@@ -171,7 +173,7 @@ class WhatIf:
         return self._change_network(change, name, value)
 
     def _change_ranks(self, change: str, value: str) -> ChangedJob:
-        """Return the job on several times as many ranks."""
+        """Return the job on several times as many ranks; `value` is the part of `change` after `ranks=`."""
         times, _, scaling = value.partition(":")
         factor = _parse_number(change, times.removesuffix("x"), 1, 2**16)
         if scaling not in ("", "weak", "strong"):
@@ -187,7 +189,7 @@ class WhatIf:
         return self._make_modelled(ranks, gap_s, transfers_s, assumption)
 
     def _change_network(self, change: str, name: str, value: str) -> ChangedJob:
-        """Return the job on another network, or with other algorithms."""
+        """Return the job on another network, or with other algorithms; `change` is `name`=`value`."""
         if name == "machine" and value:
             return self._change_machine(load_machine(value))
         if name == "algorithm":
@@ -231,7 +233,7 @@ class WhatIf:
         )
 
     def _change_algorithms(self, change: str, value: str) -> ChangedJob:
-        """Return the job with other algorithms: the fastest ones (`auto`), or a named one for one operation."""
+        """Return the job with other algorithms; `value` is `auto` for the fastest ones, or OPERATION/ALGORITHM."""
         operation, slash, algorithm = value.partition("/")
         if value != "auto" and not slash:
             raise UsageError(f"--what-if {change}: write algorithm=auto or algorithm=OPERATION/NAME")
@@ -268,9 +270,9 @@ class WhatIf:
 
 
 def format_configuration(chosen: dict[str, list[tuple[int, str]]]) -> str:
-    """Return the lines of a shell script that lets the drop-in for mpi4py choose these algorithms.
+    """Return a shell script that sets HPCCOLL_MPI4PY_ALGORITHMS, so that the drop-in for mpi4py uses given algorithms.
 
-    A choice holds from its size to the size of the next one. Source it before the job, or pass the variable to mpirun.
+    `chosen` has, for each operation, pairs of a message size and an algorithm, which holds up to the next size.
     """
     items = []
     for operation, sizes in sorted(chosen.items()):

@@ -91,7 +91,7 @@ class ProfileFindingRecord(Record, frozen=True, kw_only=True):
         Natural | None,
         about(
             "Of calls in a row: the calls of one rank. Of a late rank or node: collectives of `op` at `site`, each "
-            "counted once, or receives there that waited for it. Of a slow link: the slow messages."
+            "counted once, and receives there that depend on it. Of a slow link: the slow messages."
         ),
     ] = None
     nbytes: Annotated[

@@ -228,7 +228,7 @@ def test_the_effect_of_another_algorithm_than_that_of_the_mpi_library_is_not_kno
 def test_a_tuning_table_of_the_recorded_site_predicts_another_algorithm(used, method, tmp_path, monkeypatch):
     points = tuple(
         TuningPoint(nbytes, "today", tuple(CandidateTiming(name, us, us, us) for name, us in times.items()))
-        for nbytes, times in ((2**16, {used: 100.0, "tree": 25.0}), (2**20, {used: 400.0, "tree": 200.0, "hidden": 1.0}))
+        for nbytes, times in ((2**16, {used: 100, "tree": 25}), (2**20, {used: 400, "tree": 200, "hidden": 1}))
     )
     graph = make_one_size_graph(2**18, used, method=method, slow_first=100.0)
     series = TuningSeries(Operation.ALL_REDUCE, 4, BufferKind.HOST, points)
@@ -243,7 +243,8 @@ def test_a_tuning_table_of_the_recorded_site_predicts_another_algorithm(used, me
 
 
 def test_measured_times_are_interpolated_between_near_sizes_only():
-    points = tuple(TuningPoint(size, "today", (CandidateTiming("ring", us, us, us),)) for size, us in ((8, 2), (128, 8)))
+    times = (8, 2.0), (128, 8.0)
+    points = tuple(TuningPoint(nbytes, "today", (CandidateTiming("ring", us, us, us),)) for nbytes, us in times)
     series = TuningSeries(Operation.ALL_REDUCE, 4, BufferKind.HOST, points)
     assert interpolate_us(series, "ring", 4) == 2
     assert interpolate_us(series, "ring", 32) == pytest.approx(4)
