@@ -31,8 +31,8 @@ from hpccoll.selection.tuning_files import load_tuning_table
 from hpccoll.selection.tuning_table import MAX_SIZE_RATIO, MIN_BYTES, TuningSeries
 from hpccoll.units import format_count
 
-MODEL_ERROR: Final = 0.25  # of the ratio of two simulated times
-_USUAL_LENGTH: Final = 3.0  # the part of a transfer beyond this multiple of the median keeps its length
+MODEL_ERROR: Final = 0.25  # largest usual error of the ratio of two simulated times, as a share of it
+_USUAL_LENGTH: Final = 3.0  # multiple of the median transfer, beyond which the rest of a transfer is not scaled
 
 
 @dataclass(frozen=True, slots=True)

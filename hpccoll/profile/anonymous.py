@@ -31,7 +31,7 @@ def write_anonymous(directory: str, copy: str) -> None:
         numbers: dict[str, int] = {}
         for rank in range(ranks):
             names = source / f"rank-{rank}{layout.NAMES_SUFFIX}"
-            whole, _, _ = names.read_text(encoding="utf-8").rpartition("\n")  # a killed job may leave a part of a line
+            whole, _, _ = names.read_text(encoding="utf-8").rpartition("\n")  # a killed job may leave a partial line
             lines = [json.loads(line) for line in whole.splitlines()]
             hidden = [json.dumps(_hide(line, numbers)) for line in lines]
             (target / names.name).write_text("\n".join([*hidden, ""]), encoding="utf-8")

@@ -67,7 +67,7 @@ class ReplayBenchmark:
         self._steps, self._computes = make_steps(graph, world.rank), computes
         self._pass_time: Callable[[float], None] = _spin if spins else time.sleep
         self._most = np.zeros(max(int(graph.nbytes.max(initial=1)), 1), np.uint8)
-        for members in graph.profile.comms:  # collective, in the same order on all ranks
+        for members in graph.profile.comms:  # starting an engine is collective
             for engine in self._engines:
                 engine.add_group(members)
 
@@ -90,7 +90,7 @@ class ReplayBenchmark:
 
     def _run_steps(self, engine: ReplayEngine) -> None:
         """Carry out all steps of this rank, with `engine` for collectives and MPI for messages."""
-        receives: dict[int, MPI.Request] = {}  # by message
+        receives: dict[int, MPI.Request] = {}  # by the number of the message
         sends: list[MPI.Request] = []
         for step in self._steps:
             if self._computes and step.gap_s > _SHORTEST_S:

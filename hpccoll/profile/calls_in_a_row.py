@@ -18,9 +18,9 @@ from hpccoll.profile.dependencies import CallGraph
 from hpccoll.profile.replay import replay_job
 
 FEWEST_CALLS: Final = 4  # a line whose rows have fewer calls on average is left out
-_MOST_BYTES: Final = 65536  # larger calls are not worth joining
-_LONGER_GAP: Final = 10.0  # a gap ends a row above this multiple of the usual gap
-_SHORTEST_S: Final = 2e-6  # a gap up to this length ends no row
+_MOST_BYTES: Final = 65536  # bytes of a call; joining larger calls saves little
+_LONGER_GAP: Final = 10.0  # computing for more than this multiple of the usual time ends a row
+_SHORTEST_S: Final = 2e-6  # computing for at most these seconds does not end a row
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ _MOST_BYTES: Final = 2**30
 _NAMES: Final = {number: name for name, number in COLLECTIVE_TYPES.items()} | {8: "reduce_scatter"}
 _ROOTED: Final = ("reduce", "gather", "scatter", "broadcast")
 _VARINT, _EIGHT_BYTES, _LENGTH, _FOUR_BYTES = 0, 1, 2, 5  # wire types of protobuf
-_TEXT: Final = 29  # the field of a string in an AttributeProto
+_TEXT: Final = 29  # the number of the string field of an AttributeProto
 
 
 @dataclass(slots=True)
@@ -57,7 +57,7 @@ class ChakraNode:
         value = self.attributes.get(name, 0)
         if not isinstance(value, int):
             return 0
-        return value - 2**64 if value >= 2**63 else value  # protobuf stores negative numbers so
+        return value - 2**64 if value >= 2**63 else value  # protobuf adds 2**64 to negative numbers
 
     @property
     def root(self) -> int:
@@ -142,7 +142,7 @@ def read_nodes(file: Path) -> list[ChakraNode]:
     """Return the nodes of a trace in the order of the file; raise UsageError if the file is no trace."""
     try:
         messages = list(_split_messages(read_limited(file, _MOST_BYTES)))
-        return [_decode_node(message) for message in messages[1:]]  # after the GlobalMetadata
+        return [_decode_node(message) for message in messages[1:]]  # the first message is the GlobalMetadata
     except (OSError, IndexError, UnicodeDecodeError, ValueError) as error:
         raise UsageError(f"{file}: is no Chakra execution trace, or is cut off ({error}); export it again") from error
 

@@ -36,8 +36,8 @@ class BackwardWaits:
 
     def __init__(self, trace: CallTrace, code: int) -> None:
         self._trace, self._code = trace, code
-        # By the number of the pass, because passes may be nested. The works are kept until the wait, because their
-        # addresses identify the requests.
+        # The keys are numbers of backward passes, because passes may be nested. The operations of torch are kept until
+        # the wait, because their addresses identify the requests.
         self._works: dict[int, list[Any]] = {}
 
     def add(self, work: Any) -> None:
@@ -122,7 +122,7 @@ def record_ddp(trace: CallTrace, wait_code: int) -> None:
     original_future = vars(dist.Work)["get_future"]
 
     def get_future(self: Any) -> Any:  # torch must see this name in the stack, or it calls this function anew
-        waits.add(self)  # of a communication hook
+        waits.add(self)  # DistributedDataParallel takes the future of a communication hook's operation
         return original_future(self)
 
     get_future.__doc__ = original_future.__doc__

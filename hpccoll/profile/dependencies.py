@@ -128,7 +128,7 @@ def _count_own_bytes(profile: JobProfile, entries: NDArray[Any]) -> IntArray:
     `entries` are the recorded calls, of the type `layout.ENTRY`.
     """
     names = np.array([*profile.operations, END_OPERATION])[entries["op"]]
-    members = np.array([*map(len, profile.comms), 1])[entries["comm"]]  # the last one for no communicator
+    members = np.array([*map(len, profile.comms), 1])[entries["comm"]]  # 1 for calls without a communicator
     is_whole = np.isin(names, ("all_gather", "gather")) & (entries["flags"] & EntryFlag.IN_PLACE != 0)
     nbytes = entries["nbytes"].astype(np.int64)
     return np.where(is_whole & (nbytes > 0), nbytes // np.maximum(members, 1), nbytes)

@@ -24,7 +24,7 @@ from hpccoll.profile.recorder import ProfileRecorder, RecordingOptions
 from hpccoll.profile.traced_methods import TracedMethod, list_methods
 
 _MPI, _OWN, _DROP_IN, _TORCH = "mpi4py.MPI", "hpccoll.communicator", "hpccoll.mpi4py.communicators", "torch.distributed"
-_CLOCK_LIMIT_S = 2.5  # per round of HCA3, because the exchanges of slow networks would take minutes
+_CLOCK_LIMIT_S = 2.5  # seconds per round of clock synchronization; on slow networks it would take minutes
 _OWN_GROUPS, _OWN_WORKS = "hpccoll.torch.group_operations", "hpccoll.torch.work"
 
 
@@ -38,7 +38,7 @@ class Instrumentation:
     def __init__(self, options: RecordingOptions) -> None:
         self.options = options
         self.recorder: ProfileRecorder | None = None
-        self._work_methods: dict[str, Any] = {}  # the original ones
+        self._work_methods: dict[str, Any] = {}  # the original methods of hpccoll's Work by name
         self._traces_torch = False
         self._hooks: dict[str, Callable[[ModuleType], None]] = {
             _MPI: self._trace_mpi,
@@ -81,7 +81,7 @@ class Instrumentation:
         """Start the recorder on the common clock of the job, and replace methods of mpi4py. Collective."""
         if self.recorder is not None:
             return
-        world = module.Intracomm(module.COMM_WORLD)  # not that of the drop-in
+        world = module.Intracomm(module.COMM_WORLD)  # calls of the drop-in's own COMM_WORLD would be recorded
         recorder = self.start(world.Get_rank(), world.Get_size())
         _write_job_properties(recorder, world)
         recorder.set_constants(module.ANY_SOURCE, module.ANY_TAG, module.PROC_NULL)
@@ -150,7 +150,7 @@ class Instrumentation:
             record_ddp(self.recorder.trace, _find_wait())
             record_functional(functools.partial(make_traced, self.recorder))
             for work in works[1:]:
-                self._leave_work()  # whose methods TorchWork calls
+                self._leave_work()  # TorchWork, whose calls are recorded, calls its methods
                 _trace_futures(self.recorder, work)
 
     def _start_without_mpi(self, module: ModuleType) -> None:
@@ -285,7 +285,7 @@ def _trace_futures(recorder: ProfileRecorder, cls: type) -> None:
 
     def get_outcome_unrecorded(self: Any, future: object) -> Any:
         """Return the outcome of the work `self`, without recording the wait."""
-        was_active, trace.is_active = trace.is_active, False  # its wait is over when it begins
+        was_active, trace.is_active = trace.is_active, False  # the operation has ended without a wait
         try:
             return get_outcome(self, future)
         finally:

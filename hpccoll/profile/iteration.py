@@ -8,8 +8,8 @@ import numpy as np
 
 from hpccoll.profile.dependencies import CallGraph
 
-_FEWEST = 4  # calls of a line that repeats
-_LEAST_SPAN = 0.3  # of the run time, from the first to the last call of a line that repeats
+_FEWEST = 4  # a line of the program with fewer calls is no repetition
+_LEAST_SPAN = 0.3  # the calls of a line that repeats cover at least this share of the run time
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,11 +19,11 @@ from hpccoll.profile.dependencies import CallGraph
 from hpccoll.profile.placement import Placement
 from hpccoll.profile.replay import replay_job
 
-_LONGER: Final = 1.1  # a gap counts as longer above this multiple of the expected gap
-_LASTING_SHARE: Final = 0.6  # of the expected time: from this share in longer gaps on, it is an imbalance
-_BLOCKED_SHARE: Final = 0.5  # of the excess time: from this share in gaps without a core on, it is OUTSIDE
-_MOST_RANKS: Final = 8  # the cost of at most so many ranks, and of as many nodes, is replayed
-_EVEN_SHARE: Final = 0.5  # each rank of a late node has at least this share of the largest excess among them
+_LONGER: Final = 1.1  # computing counts as longer above this multiple of the expected time
+_LASTING_SHARE: Final = 0.6  # lateness is an imbalance if this share of the expected computing takes longer
+_BLOCKED_SHARE: Final = 0.5  # lateness is OUTSIDE if this share of the excess time is spent without a core
+_MOST_RANKS: Final = 8  # the most ranks, and the most nodes, whose cost is found by a replay
+_EVEN_SHARE: Final = 0.5  # each rank of a late node exceeds by at least this share of the node's largest excess
 
 
 class LatenessKind(Enum):

@@ -20,28 +20,28 @@ import numpy as np
 MAGIC: Final = int.from_bytes(b"hpcprof1", "little")
 LAYOUT_VERSION: Final = 1
 HEADER: Final = struct.Struct("<8q")  # magic, version, capacity, written, folded, begin of the program, its end, unused
-BEGIN_AT, END_AT = 40, 48  # the bytes of the header with the begin and end of the program; the end is 0 while it runs
+BEGIN_AT, END_AT = 40, 48  # byte offsets of the program's begin and end in the header; the end is 0 at first
 TIME: Final = struct.Struct("<q")
-PERIOD_NS: Final = 10**9  # of which --every N records one in N
+PERIOD_NS: Final = 10**9  # --every N records one of N periods of this length
 CAPACITY: Final = 2**18  # entries of a ring: 16 MiB
 CALLS_SUFFIX, NAMES_SUFFIX = ".calls", ".names"
 
-NOT_GIVEN: Final = -9  # a peer or tag that is not among the arguments
-ANY, NOBODY = -1, -3  # peers and tags, after the numbers of the MPI library were replaced
+NOT_GIVEN: Final = -9  # stands for a peer or tag that is not among the arguments of a call
+ANY, NOBODY = -1, -3  # any source or tag, and no rank; they replace the MPI library's numbers
 
 ENTRY: Final = np.dtype(
     [
         ("begin_ns", "<i8"),
         ("end_ns", "<i8"),
-        ("nbytes", "<i8"),  # of the buffer or object of this rank; -1: unknown
+        ("nbytes", "<i8"),  # bytes of this rank's buffer or object; -1: unknown
         ("request", "<i8"),  # the request that the call starts or completes; the source of a sendrecv
-        ("off_core_ns", "<i8"),  # of the time since the previous call; -1: not measured
-        ("number", "<i4"),  # of a collective among those of its communicator
+        ("off_core_ns", "<i8"),  # time without a core since the previous call; -1: not measured
+        ("number", "<i4"),  # counts the collectives of a communicator from 0
         ("site", "<i4"),
         ("comm", "<i4"),  # -1: none
-        ("peer", "<i4"),  # destination, source or root in the communicator, NOT_GIVEN, or such as MPI.ANY_SOURCE
+        ("peer", "<i4"),  # destination, source or root, as a rank of the communicator or a constant of MPI
         ("tag", "<i4"),
-        ("op", "<i2"),  # an index of `operations` of the file of names
+        ("op", "<i2"),  # index of the method in the lists of the file of names
         ("flags", "<i2"),
     ]
 )
@@ -55,6 +55,6 @@ class EntryFlag(IntFlag):
     COMPLETE = 4  # the call completed a request
     INIT = 8  # the call made a persistent request
     FAILED = 16  # the call raised an exception
-    BLOCKED = 32  # before the call, the thread had given up its core, as for input and output
-    IN_PLACE = 64  # the bytes are those of the output buffer
-    MORE = 128  # a further request of the call of the previous entry
+    BLOCKED = 32  # the thread gave up its core before the call, as for input and output
+    IN_PLACE = 64  # the call works in place; nbytes are those of the output buffer
+    MORE = 128  # the entry is for a further request of the previous entry's call

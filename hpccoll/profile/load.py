@@ -236,10 +236,10 @@ def _make_rank(tables: _RankTables, path: Path, numbering: _Numbering) -> Record
     header, entries = _read_calls(find_calls(path, tables.program))
     sites = numbering.number_sites([site for _, site in sorted(tables.sites.items())])
     comms = numbering.number_comms(tables.comms)
-    # A job that runs may have made these calls after its names were read.
+    # A running job may have written new calls after its file of names was read.
     entries = entries[(entries["site"] < len(sites)) & (entries["comm"] < len(comms))]
     entries["site"] = sites[entries["site"]]
-    entries["comm"] = np.append(comms, -1)[entries["comm"]]  # -1: none
+    entries["comm"] = np.append(comms, -1)[entries["comm"]]  # -1 stands for no communicator
     _replace_constants(entries, tables)
     begin_s, end_s = (_convert(tables.clock, _skip_gaps(tables, entries[name])) for name in ("begin_ns", "end_ns"))
     program = _convert(tables.clock, _skip_gaps(tables, np.array([header[5], header[6]])))

@@ -132,9 +132,9 @@ def _collect_operations(matcher: _Matcher) -> None:
     """Add the operations of all calls to the matcher, each with the calls that entered and completed it."""
     operations = (*matcher.profile.operations, "end")
     rows = zip(*(matcher.columns.entries[name].tolist() for name in ("op", "flags", "request")), strict=True)
-    torch_wait = len(operations) - 2  # the last method of `list_methods`
+    torch_wait = len(operations) - 2  # index of the last method of `list_methods`
     open_requests: dict[tuple[int, int], _Operation] = {}
-    prepared: dict[tuple[int, int], tuple[int, int]] = {}  # the call that made a persistent request, and its starts
+    prepared: dict[tuple[int, int], tuple[int, int]] = {}  # the call that made a request, and its starts
     for call, ((op, flags, request), rank) in enumerate(zip(rows, matcher.columns.rank.tolist(), strict=True)):
         name, key = operations[op], (rank, request)
         if flags & EntryFlag.FAILED:
@@ -142,7 +142,7 @@ def _collect_operations(matcher: _Matcher) -> None:
         if flags & EntryFlag.INIT:
             prepared[key] = call, 0
         elif flags & EntryFlag.COMPLETE:
-            if key not in open_requests and op == torch_wait:  # in C++, torch waits for another object of the same work
+            if key not in open_requests and op == torch_wait:  # C++ code of torch waits for a copy of the operation
                 key = next((each for each in open_requests if each[0] == rank), key)
             if key in open_requests:
                 open_requests.pop(key).completed = call

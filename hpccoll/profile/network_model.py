@@ -24,11 +24,11 @@ from hpccoll.profile.dependencies import CallGraph
 from hpccoll.profile.placement import Placement
 from hpccoll.selection import MPI_LIBRARY
 
-_FIRST_ALPHA_S, _FIRST_BETA = 2e-6, 2e-10  # with which the fit first chooses algorithms
+_FIRST_ALPHA_S, _FIRST_BETA = 2e-6, 2e-10  # network on which the fit first chooses algorithms
 _LEAST = (1e-9, 1e-13)  # alpha and beta of the fastest network that a fit returns
 _ALPHA_BYTES = tuple(2**power for power in range(10, 25))  # alpha / beta of real networks: 1 KiB to 16 MiB
-_CLOSE_ERROR = 0.05  # a network explains transfers nearly as well as another one if its error is larger by at most this
-BLOCK_OPERATIONS = frozenset({"all_gather", "gather"})  # recorded with one block, modelled with those of all ranks
+_CLOSE_ERROR = 0.05  # networks with errors larger by at most this explain transfers nearly as well
+BLOCK_OPERATIONS = frozenset({"all_gather", "gather"})  # recorded with the bytes of one block
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ def classify_transfers(graph: CallGraph, placement: Placement | None = None) -> 
     np.maximum.at(comm, instance[inside], graph.comm[inside])
     is_own = inside & np.isin(graph.op, [i for i, name in enumerate(graph.operations) if name not in ("wait", "start")])
     op[instance[is_own]] = graph.op[is_own]
-    groups = [members or tuple(range(graph.profile.size)) for members in (*graph.profile.comms, ())]  # -1: all ranks
+    groups = [members or tuple(range(graph.profile.size)) for members in (*graph.profile.comms, ())]  # -1: all
     per_node = [placement.count_per_node(members) for members in groups]
     are_within, numbers = _find_messages_within_nodes(graph, placement, count), dict[ModelledTransfer, int]()
     index = np.full(len(instance), -1)
@@ -176,7 +176,7 @@ def find_fastest(kind: ModelledTransfer, machine: Machine) -> tuple[str, float]:
         try:
             if not get_algorithm(operation, algorithm).uses_shared_memory:
                 found.append((simulate_kind(kind, machine, algorithm), algorithm))
-        except HpccollError:  # the algorithm needs another number of ranks
+        except HpccollError:  # the algorithm does not take this number of ranks
             continue
     seconds, algorithm = min(found)
     return algorithm, seconds

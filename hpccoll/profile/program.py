@@ -38,7 +38,7 @@ def run_program(words: list[str], *, is_module: bool, uses_drop_in: bool, option
         install_at_import()
         options = replace(options, algorithms=os.environ.get(CHOICES, ""))
     instrumentation = Instrumentation(options)
-    instrumentation.install()  # after the drop-in, whose classes are then recorded
+    instrumentation.install()  # the drop-in must be installed before, so that its classes are recorded
     sys.argv = words
     try:
         if is_module:

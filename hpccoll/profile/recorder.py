@@ -228,7 +228,7 @@ def _find_members(comm: Any, size: int) -> tuple[list[int], str]:
     torch = sys.modules.get("torch.distributed")
     if torch is not None and isinstance(comm, torch.ProcessGroup):
         return [int(rank) for rank in torch.get_process_group_ranks(comm)], str(comm.group_name)
-    inner = getattr(comm, "_comm", comm)  # of hpccoll's Communicator
+    inner = getattr(comm, "_comm", comm)  # the mpi4py communicator of hpccoll's Communicator
     try:
         from mpi4py import MPI
 
@@ -252,7 +252,7 @@ def _map_live_file(rank: int, path: Path, nbytes: int) -> tuple[Path, mmap.mmap]
     memory = Path(f"{_MEMORY_FILES}{rank}-{os.getpid()}-{os.urandom(4).hex()}{layout.CALLS_SUFFIX}")
     try:
         return memory, _map_file(memory, nbytes)
-    except OSError:  # there is none, or it is full, as in containers with 64 MiB
+    except OSError:  # /dev/shm is missing, or full as in containers with 64 MiB
         return path, _map_file(path, nbytes)
 
 

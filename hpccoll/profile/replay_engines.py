@@ -45,7 +45,7 @@ class ReplayEngine:
         for chosen in self._algorithms:
             get_algorithm(chosen, algorithm)
         self._groups: list[Communicator | LibraryEngine | None] = []
-        self._ranks: list[int] = []  # of this process in each group
+        self._ranks: list[int] = []  # this process's rank in each group; -1: not a member
         self._sizes: list[int] = []
         self._calls: dict[tuple[int, str, int, int], BoundCall] = {}
 

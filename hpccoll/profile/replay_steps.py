@@ -41,7 +41,7 @@ class ReplayStep:
 def make_steps(graph: CallGraph, rank: int) -> list[ReplayStep]:
     """Return the steps of rank `rank`, without collectives and messages that some rank has not recorded."""
     sizes, senders = _CollectiveSizes(graph), graph.matches.find_senders()
-    started: set[int] = set()  # the messages whose receive was started
+    started: set[int] = set()  # numbers of messages whose receive was started
     steps: list[ReplayStep] = []
     for call in np.flatnonzero(graph.rank == rank).tolist():
         if graph.root[call] >= 0 or graph.matches.enters[call] >= 0:

@@ -20,8 +20,8 @@ from hpccoll.profile.placement import Placement
 from hpccoll.profile.replay import replay_job
 
 SLOWER: Final = 3.0  # messages are slow if they take more than this multiple of the usual time
-_FEWEST_MESSAGES, _FEWEST_PAIRS = 4, 3  # a pair with fewer messages, or a size that fewer pairs have, is left out
-_SLOW_SHARE: Final = 0.5  # a node is slow if more than this share of its pairs with other nodes, at least two, are slow
+_FEWEST_MESSAGES, _FEWEST_PAIRS = 4, 3  # pairs with fewer messages, and sizes that fewer pairs have, are left out
+_SLOW_SHARE: Final = 0.5  # a node is slow if more than this share, at least two, of its pairs with others are slow
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,10 +105,10 @@ class TaskSimulation:
         self._states = [_RankState(own, [len(each.needs) + len(each.start_needs) for each in own]) for own in tasks]
         self._after_end = [_list_followers([task.needs for task in own]) for own in tasks]
         self._after_start = [_list_followers([task.start_needs for task in own]) for own in tasks]
-        self._sent: dict[tuple[int, int], list[tuple[int, float]]] = defaultdict(list)  # tag, arrival; by source, dest
-        self._receives: dict[int, list[_InFlight]] = defaultdict(list)  # by rank, those without a message
-        self._entered: dict[tuple[int, int], list[_InFlight]] = defaultdict(list)  # collectives, by number
-        self._counts: dict[tuple[int, int], int] = defaultdict(int)  # collectives of a rank on a communicator
+        self._sent: dict[tuple[int, int], list[tuple[int, float]]] = defaultdict(list)  # tag, arrival time
+        self._receives: dict[int, list[_InFlight]] = defaultdict(list)  # receives without a message yet, by rank
+        self._entered: dict[tuple[int, int], list[_InFlight]] = defaultdict(list)  # collectives by number
+        self._counts: dict[tuple[int, int], int] = defaultdict(int)  # collectives by rank and communicator
 
     def run(self) -> list[RankCalls]:
         """Run the simulation, and return the calls of each rank.

@@ -74,7 +74,7 @@ class TracedMethod:
 FUNCTIONAL: Final = "torch.distributed._functional_collectives"
 _COMM: Final[Places] = {"comm": (0, None)}
 _TWO: Final[Places] = {"buffer": (1, "sendbuf"), "other_buffer": (2, "recvbuf")}
-# Collectives of mpi4py: the method, hpccoll's operation, and the place of the root (0: none).
+# Collectives of mpi4py: method, hpccoll's name of the operation, and position of the argument root (0: none).
 _BUFFER_COLLECTIVES: Final = (
     ("Allreduce", "all_reduce", 0), ("Reduce", "reduce", 4), ("Bcast", "broadcast", 2), ("Allgather", "all_gather", 0),
     ("Allgatherv", "all_gather", 0), ("Gather", "gather", 3), ("Gatherv", "gather", 3), ("Scatter", "scatter", 3),
@@ -88,7 +88,7 @@ _OBJECT_COLLECTIVES: Final = (
     ("gather", "gather", 2), ("scatter", "scatter", 2), ("alltoall", "all_to_all", 0), ("barrier", "barrier", 0),
     ("scan", "scan", 0), ("exscan", "exscan", 0),
 )  # fmt: skip
-# Collectives that make communicators: all ranks wait for each other.
+# Class and method of collectives that make communicators, in which all ranks wait for each other.
 _CREATIONS: Final = (
     ("Comm", "Split"), ("Comm", "Split_type"), ("Comm", "Dup"), ("Comm", "Create"), ("Intracomm", "Create_cart"),
     ("Intracomm", "Create_graph"), ("Intracomm", "Create_dist_graph_adjacent"), ("Cartcomm", "Sub"),
@@ -162,7 +162,7 @@ def _list_receives() -> Iterable[TracedMethod]:
     for name in ("Probe", "probe"):
         yield TracedMethod("Comm", name, "probe", places=probed)
     for name in ("Mprobe", "mprobe"):
-        yield TracedMethod("Comm", name, "recv", places=probed)  # no other call can receive the message
+        yield TracedMethod("Comm", name, "recv", places=probed)  # other receives cannot get the message
 
 
 def _list_requests() -> Iterable[TracedMethod]:
@@ -230,7 +230,7 @@ def _list_torch() -> Iterable[TracedMethod]:
     name = "_verify_params_across_processes"
     yield TracedMethod("torch.distributed", name, "all_gather", places=_COMM, is_collective=True)
     yield from _list_functional()
-    yield TracedMethod("TorchWork", "wait", "wait", CallForm.WAIT)  # the last one: `match_calls` relies on it
+    yield TracedMethod("TorchWork", "wait", "wait", CallForm.WAIT)  # `match_calls` takes the last method for it
 
 
 def _list_functional() -> Iterable[TracedMethod]:

@@ -34,7 +34,7 @@ FORMS: Final = (
     "algorithm=auto, algorithm=OPERATION/NAME, bandwidth=FACTOR, latency=FACTOR, machine=NAME|FILE.toml, balance, "
     "heal=RANK, join, ranks=Nx, ranks=Nx:strong"
 )
-# A prediction is known closely if its bounds are at most this far from it: of the saving, or else of the run time.
+# A prediction is stated if half the distance of its bounds is at most this share of the saving or of the run time.
 CLOSE_SAVING: Final = 0.3
 CLOSE_RUN: Final = 0.03
 
@@ -124,7 +124,7 @@ class WhatIf:
         self.placement = Placement.read(graph.profile)
         self.transfers: JobTransfers = classify_transfers(graph, self.placement)
         self.networks: list[NetworkModel] = list_networks(graph, self.transfers, self.placement)
-        self.network = self.networks[0]  # the fitted one
+        self.network = self.networks[0]  # the network that was fitted to the recorded transfers
         self.error = abs(replay_job(graph).run_s / graph.run_s - 1)
         transfer_s = model_transfers(graph, self.transfers, self.network)
         self.network_error = abs(replay_job(graph, transfer_s=transfer_s).run_s / graph.run_s - 1)
