@@ -109,7 +109,7 @@ class AlgorithmTimes:
         kinds = self._transfers.kinds
         estimates = {
             number: self.estimate_ratio(number, algorithm) for number, kind in enumerate(kinds)
-            if _has_algorithms(kind) and operation in (None, kind.operation)
+            if _has_algorithms(kind) and (operation is None or operation.value == kind.operation)
         }  # fmt: skip
         known = {number: estimate for number, estimate in estimates.items() if estimate is not None}
         ratios = np.ones((len(kinds), 3))

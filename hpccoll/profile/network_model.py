@@ -190,13 +190,14 @@ def simulate_kind(kind: ModelledTransfer, machine: Machine, algorithm: str) -> f
 
 
 def list_networks(graph: CallGraph, transfers: JobTransfers, placement: Placement) -> list[NetworkModel]:
-    """Return the networks that explain the recorded transfers: the fitted one, then others of nearly the same error.
+    """Return networks that explain the recorded transfers: the fitted one, then the most different ones, if any.
 
     The fitted network has the least sum of squared relative errors; the weight of a kind of transfers is its share of
     the time of all transfers. The sum of all modelled transfers is the recorded one. Collectives take the algorithms
-    that the user has chosen for the drop-in, or else the fastest ones. Transfers of similar sizes do not tell latency
-    from bandwidth, so that networks with other ratios of alpha to beta explain them as well. Networks with links within
-    nodes have no such alternatives in the list.
+    that the user has chosen for the drop-in, or else the fastest ones.
+
+    Transfers of similar sizes do not tell latency from bandwidth, so that networks with smaller and larger ratios of
+    alpha to beta explain them nearly as well. For a job on several nodes of several ranks, they are not listed.
 
     Cost: simulations of each algorithm for each kind of transfer.
     """
@@ -226,21 +227,23 @@ def list_networks(graph: CallGraph, transfers: JobTransfers, placement: Placemen
 
 
 def _list_alternatives(rows: Floats, weights: Floats, fitted: Floats) -> list[Floats]:
-    """Return costs (alpha, beta) that explain transfers nearly as well as the fitted ones do, the best ones first.
+    """Return costs (alpha, beta) that explain the recorded transfers: the best ones, then those of extreme ratios.
+
+    The extreme ones have the least and the largest ratio of alpha to beta whose error is nearly as small as that of the
+    fitted ones. If no real network has the fitted ratio, the middle of these ratios is in the place of the best one.
 
     Args:
         rows: for each kind of transfers, its alphas and betas, divided by its recorded time.
         weights: the share of each kind in the time of all transfers.
-        fitted: the alpha and beta of the least error. If no network has such a ratio of alpha to beta, the middle one
-            of the alternatives takes their place.
+        fitted: the alpha and beta of the least error.
     """
     found = [_scale_costs(rows, weights, np.array([1.0, 1 / nbytes])) for nbytes in _ALPHA_BYTES]
-    errors = [_compute_error(rows, weights, costs) for costs in (fitted, *found)]
-    close = [costs for costs, error in zip(found, errors[1:], strict=True) if error <= errors[0] + _CLOSE_ERROR]
-    if _ALPHA_BYTES[0] * fitted[1] <= fitted[0] <= _ALPHA_BYTES[-1] * fitted[1] or not close:
-        return [fitted, *close]
-    middle = len(close) // 2
-    return [close[middle], *close[:middle], *close[middle + 1 :]]
+    largest = _compute_error(rows, weights, fitted) + _CLOSE_ERROR
+    close = [costs for costs in found if _compute_error(rows, weights, costs) <= largest]
+    if not close:
+        return [fitted]
+    is_real = _ALPHA_BYTES[0] * fitted[1] <= fitted[0] <= _ALPHA_BYTES[-1] * fitted[1]
+    return [fitted if is_real else close[len(close) // 2], close[0], close[-1]]
 
 
 def _scale_costs(rows: Floats, weights: Floats, costs: Floats) -> Floats:
