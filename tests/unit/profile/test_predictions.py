@@ -162,7 +162,7 @@ def test_more_ranks_and_other_algorithms():
         ["ranks=4x", "ranks=4x:strong", "algorithm=all_reduce/ring", "algorithm=auto"]
     )
     assert weak.seconds > what_if.graph.run_s > strong.seconds
-    assert ring.bounds_s[0] > best.seconds
+    assert ring.bounds_s[1] > best.seconds
     assert best.seconds <= what_if.graph.run_s * 1.001
     script = format_configuration(what_if.choose_algorithms())
     assert re.fullmatch(r"export HPCCOLL_MPI4PY_ALGORITHMS=all_reduce:\d+-\d+=\w+(,all_reduce:\d+-\d*=\w+)*\n", script)
