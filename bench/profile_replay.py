@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import math
 import os
 import subprocess
 import sys
@@ -26,7 +27,6 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from itertools import permutations
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
@@ -231,35 +231,47 @@ def record_algorithms(cluster: Cluster, nbytes: int, jobs: int, directory: Path)
     return seconds
 
 
-def predict_savings(recordings: Sequence[Path], other: str, tuning: str) -> list[float]:
-    """Return the seconds that recorded jobs are predicted to save with another algorithm; NaN if not known."""
-    savings = []
+def predict_savings(recordings: Sequence[Path], others: Sequence[str], tuning: str) -> dict[str, float]:
+    """Return the seconds that a recorded job is predicted to save with each other algorithm; NaN if not known.
+
+    They are medians over the recordings, and not known if one of these does not know them.
+
+    Args:
+        recordings: recordings of equal jobs.
+        others: the names of the other algorithms.
+        tuning: the path of a tuning table, or `off`.
+    """
+    savings: dict[str, list[float]] = {name: [] for name in others}
     for recording in recordings:
-        records = read_records(recording, f"algorithm=all_reduce/{other}", tuning=tuning)
-        (prediction,) = (record for record in records if record["kind"] == "profile_prediction")
-        predicted_s = prediction["predicted_s"]
-        savings.append(float("nan") if predicted_s is None else prediction["recorded_s"] - predicted_s)
-    return savings
+        records = read_records(recording, *(f"algorithm=all_reduce/{name}" for name in others), tuning=tuning)
+        predictions = [record for record in records if record["kind"] == "profile_prediction"]
+        for name, prediction in zip(others, predictions, strict=True):
+            predicted_s = prediction["predicted_s"]
+            savings[name].append(math.nan if predicted_s is None else prediction["recorded_s"] - predicted_s)
+    return {name: median(values) if np.isfinite(values).all() else math.nan for name, values in savings.items()}
 
 
 def compare_algorithms(cluster: Cluster, jobs: int, directory: Path) -> None:
     """Print the measured and the predicted saving of each change of the algorithm, as medians over jobs."""
     print("| bytes | recorded | changed to | saved | by simulation | by tuning table |\n|---|---|---|---|---|---|")
-    rights: dict[str, list[bool]] = {"off": [], "table": []}
+    rights: dict[str, list[bool]] = {"simulation": [], "tuning table": []}
     for nbytes in SIZES:
         medians = {name: median(each) for name, each in record_algorithms(cluster, nbytes, jobs, directory).items()}
-        for name, other in permutations(ALGORITHMS, 2):
+        tables = {"simulation": "off", "tuning table": str(directory / f"{nbytes}.json")}
+        for name in ALGORITHMS:
             recordings = [directory / f"{name}-{nbytes}-{job}" for job in range(jobs)]
-            saved_s, cells = medians[name] - medians[other], []
-            for source, tuning in (("off", "off"), ("table", str(directory / f"{nbytes}.json"))):
-                values = predict_savings(recordings, other, tuning)
-                predicted_s = median(values) if np.isfinite(values).all() else float("nan")
-                cells.append("not known" if np.isnan(predicted_s) else f"{predicted_s:.3f} s")
-                if saved_s > LEAST_SAVING * medians[name] and not np.isnan(predicted_s):
-                    rights[source].append(abs(predicted_s / saved_s - 1) <= TOLERANCE)
-                    cells[-1] += f" ({'right' if rights[source][-1] else 'wrong'})"
-            row = f"| {nbytes} | {name} {medians[name]:.3f} s | {other} {medians[other]:.3f} s | {saved_s:.3f} s"
-            print(f"{row} | {' | '.join(cells)} |", flush=True)
+            others = [other for other in ALGORITHMS if other != name]
+            predicted = {source: predict_savings(recordings, others, table) for source, table in tables.items()}
+            for other in others:
+                saved_s, cells = medians[name] - medians[other], []
+                for source, savings in predicted.items():
+                    cells.append("not known" if math.isnan(savings[other]) else f"{savings[other]:.3f} s")
+                    if saved_s > LEAST_SAVING * medians[name] and not math.isnan(savings[other]):
+                        is_right = abs(savings[other] / saved_s - 1) <= TOLERANCE
+                        rights[source].append(is_right)
+                        cells[-1] += f" ({'right' if is_right else 'wrong'})"
+                row = f"| {nbytes} | {name} {medians[name]:.3f} s | {other} {medians[other]:.3f} s | {saved_s:.3f} s"
+                print(f"{row} | {' | '.join(cells)} |", flush=True)
     for source, values in rights.items():
         print(f"{source}: {sum(values)} of {len(values)} predictions of savings above 10 % are right")
 
