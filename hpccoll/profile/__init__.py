@@ -1,9 +1,10 @@
 """`hpccoll profile`: records an unmodified program's communication, explains its cost, and predicts what would help.
 
-layout.py describes the files; recorder.py and instrumentation.py write them, and load.py reads them. goal_reader.py and
-chakra_reader.py read traces of other tools. dependencies.py finds for how long each call waits for other ranks, and
-replay.py simulates the job. efficiency.py, lateness.py, slow_links.py and calls_in_a_row.py explain the times, and
-screen.py prints them. Each name is imported at its first use, because a program that only records needs no reader.
+layout.py describes the files of a recording; recorder.py and instrumentation.py write them, and load.py reads them.
+goal_reader.py and chakra_reader.py read traces of other tools. dependencies.py computes how long each call waits for
+other ranks, and replay.py simulates the job. efficiency.py, lateness.py, slow_links.py and calls_in_a_row.py find
+where time is lost, and screen.py prints the results. what_if.py predicts the effect of changes. Each name is imported
+at its first use, because a program that only records needs no reader.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The calls of a rank as a Chakra execution trace, which ASTRA-sim reads.
+"""Encodes the calls of a rank as a Chakra execution trace, which ASTRA-sim reads.
 
 A trace is a sequence of protobuf messages, each after its length: one GlobalMetadata, then one Node per computation,
-collective, send or receive, which depends on the one before. Source of the numbers: et_def.proto of mlcommons/chakra,
-schema version 1.1.
+collective, send or receive. Each node depends on the one before it. Source of the numbers: et_def.proto of
+mlcommons/chakra, schema version 1.1.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The calls of all ranks as one graph: how long a call waited for other ranks, and how long its transfer took.
+"""Computes how long each recorded call waited for other ranks, and how long its transfer took.
 
 A rank enters a call at the time `begin_s`. The call cannot end before the ranks on which it depends have entered it:
 all ranks of an all-reduce, the root of a broadcast, the sender of a received message. The time from this rank's

@@ -1,4 +1,4 @@
-"""The efficiencies of a parallel run, as POP defines them.
+"""Computes the efficiencies of a parallel run, as POP defines them.
 
 - parallel efficiency = load balance x communication efficiency = mean useful time / run time
 - load balance = mean / maximum of the useful time of the ranks

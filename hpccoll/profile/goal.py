@@ -1,8 +1,9 @@
-"""A profile as a GOAL schedule, which LogGOPSim and ATLAHS simulate: computing in nanoseconds, and messages.
+"""Formats a recorded job as a GOAL schedule, which LogGOPSim and ATLAHS simulate: computing times and messages.
 
-A collective becomes the messages of a dissemination barrier of its message size: ceil(log2 n) rounds. Its algorithm in
-the MPI library is unknown. A message is received where its receive was completed, and the tag is the number of the
-message or collective. Source: Hoefler, Schneider and Lumsdaine, "LogGOPSim", LSAP 2010.
+A collective becomes the messages of a dissemination barrier of its message size, ceil(log2 n) rounds on n ranks,
+because the algorithm of the MPI library is unknown. A message is received where its receive was completed, and its tag
+is the number of the message or collective. Computing times are nanoseconds. Source: Hoefler, Schneider and Lumsdaine,
+"LogGOPSim", LSAP 2010.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Reads a GOAL schedule as a profile: the text that LogGOPSim's txt2bin reads, with `calc`, `send` and `recv`.
+"""Reads a GOAL schedule as a profile: the text for LogGOPSim's txt2bin, with `calc`, `send` and `recv`.
 
-GOAL has no times of messages, no collectives and no call sites. Its operations are simulated (task_graph.py), so that a
-message takes an assumed time. `calc` is in nanoseconds. Processors and network interfaces (`cpu`, `nic`) are ignored: a
-rank does one thing at a time. Source: the grammar of txt2bin in spcl/LogGOPSim.
+GOAL has no times of messages, no collectives and no call sites. The operations of a schedule are simulated
+(task_graph.py), so that a message takes an assumed time. `calc` is in nanoseconds. Processors and network interfaces
+(`cpu`, `nic`) are ignored: a rank does one thing at a time. Source: the grammar of txt2bin in spcl/LogGOPSim.
 """
 
 from __future__ import annotations

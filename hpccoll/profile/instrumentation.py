@@ -1,7 +1,8 @@
-"""Replaces methods of mpi4py and of hpccoll by methods that are recorded, when the program imports these packages.
+"""Replaces methods of mpi4py, torch.distributed and hpccoll by methods that record their calls.
 
-The methods of mpi4py's own classes are replaced, so communicators keep their class, and those that other libraries make
-are recorded, too. A recorded call inside of another one, such as those of hpccoll on MPI, has no entry of its own.
+The methods are replaced when the program imports these packages. As the methods of mpi4py's own classes are replaced,
+communicators keep their class, and the calls of other libraries are recorded, too. A call of MPI that hpccoll or torch
+makes during a recorded call has no entry of its own.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Finds one typical iteration of a job: the program repeats its calls, and this is the repetition of median length."""
+"""Finds a typical iteration of a recorded program, for the timeline of its page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks and nodes that others wait for: how often each arrives last, its cost, and the likely kind of lateness.
+"""Finds ranks and nodes for which other ranks wait: how often each arrives last, its cost, and the kind of lateness.
 
 The cost of a late rank is the run time that the replay saves if the rank computes before each call no longer than the
 median of the other ranks does before the same call of theirs. A node is late if all of its ranks are, compared with the

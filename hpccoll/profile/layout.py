@@ -1,12 +1,13 @@
-"""The files of a profile: a directory with two files per rank.
+"""Describes the files of a recording: a directory with two files per rank.
 
-- `rank-N.calls` is a mapped file: a header of 8 words (`HEADER`), and a ring of entries (`ENTRY`), 64 bytes each. Entry
-  number `serial` (from 0) is at index `serial % capacity`. The header counts the entries that were written, and those
-  that were folded into statistics, which may be overwritten. A killed process leaves the file as it is.
-- `rank-N.names` has one JSON object a line, each written at once: the program, the call sites, the communicators, the
+- `rank-N.calls` is a mapped file: a header of 8 words (`HEADER`), and a ring buffer of entries (`ENTRY`), 64 bytes for
+  each call. Entry number `serial` (from 0) is at index `serial % capacity`. The header counts the entries that were
+  written, and those that were folded into statistics, which may be overwritten. A killed process leaves the file as it
+  is.
+- `rank-N.names` has one JSON object per line, each written at once: the program, the call sites, the communicators, the
   clock, and the statistics of folded entries by call site.
 
-Times are nanoseconds of the rank's monotonic clock. hpccoll/native/call_trace.h has the same layout.
+Times are nanoseconds of the rank's monotonic clock. hpccoll/native/call_trace.h states the same layout in C.
 """
 
 from __future__ import annotations

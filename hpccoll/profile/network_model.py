@@ -1,9 +1,9 @@
-"""A network model, fitted to a recorded job, that says by how much a change makes its transfers longer or shorter.
+"""Models the network of a recorded job, and computes by how much a change makes the job's transfers longer or shorter.
 
 A transfer of a collective is modelled as the simulated time of a plan on a machine: rounds * alpha + bytes of the
 busiest rank * beta. A job on several nodes of several ranks has an alpha and beta within nodes, and another pair
-between them; in other jobs, all ranks are equally far apart. The plan is the fastest one in the model, because the
-algorithm of the MPI library is unknown. A recorded transfer is multiplied by the ratio of two modelled times, so that
+between them; in other jobs, all ranks are equally far apart. If the algorithm is unknown, as that of the MPI library,
+the plan is the fastest one in the model. A recorded transfer is multiplied by the ratio of two modelled times, so that
 it keeps its own noise.
 """
 

@@ -1,7 +1,7 @@
-"""Writes the two files of this rank's profile; layout.py describes them.
+"""Writes the two files of one rank's recording, whose format layout.py describes.
 
-A call costs the reading of two clocks and the writing of 64 bytes, in C (hpccoll/native/traced_call.c). Call sites and
-communicators are described once, by the functions of this file.
+To record a call, C code (hpccoll/native/traced_call.c) reads two clocks and writes 64 bytes. Python functions of this
+file describe each call site and each communicator once.
 """
 
 from __future__ import annotations

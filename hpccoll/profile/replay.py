@@ -1,7 +1,7 @@
-"""Replays a recorded job in a simulation: each rank computes and communicates as recorded, or as if something differed.
+"""Replays a recorded job in a simulation, with the recorded or with changed computing times and transfers.
 
-A call begins when the rank has computed for the gap before it, and ends when all entries that it needs have been made
-and its transfer is over. The order of the calls on each rank, and which calls belong together, are the recorded ones.
+A call begins when the rank has computed for the gap before it, and ends when all calls that it needs have begun and its
+transfer is over. The order of the calls on each rank, and the calls that belong together, are the recorded ones.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The libraries that carry out the collectives of a replayed job: the MPI library, hpccoll, and Gloo through torch.
+"""Carries out the collectives of a replayed job by the MPI library, by hpccoll, or by Gloo through torch.
 
 Arrays have elements of float32; a recorded size is rounded up to whole elements, and to whole blocks of all ranks.
 """

@@ -1,4 +1,4 @@
-"""The recorded communication of a rank as steps that a benchmark carries out."""
+"""Turns the recorded communication of a rank into steps that the benchmark `hpccoll replay` carries out."""
 
 from __future__ import annotations
 

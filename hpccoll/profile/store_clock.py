@@ -1,4 +1,4 @@
-"""The common clock of a job without MPI: each rank compares its clock with that of rank 0 through torch's store."""
+"""Finds the common clock of a job without MPI: each rank compares its clock with rank 0's through torch's store."""
 
 from __future__ import annotations
 

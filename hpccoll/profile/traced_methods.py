@@ -1,8 +1,8 @@
-"""The methods that are recorded, with the meaning of their arguments: those of mpi4py, hpccoll and torch.distributed.
+"""Lists the methods of mpi4py, torch.distributed and hpccoll whose calls are recorded, and where their arguments are.
 
 An argument is a position, which counts `self` as 0, and a name; the position `BY_NAME` stands for an argument that is
-given by name only. A file of names lists the methods in the order of `list_methods`, so that it stays readable when
-methods are added.
+given by name only. The file of names of a recording lists the methods in the order of `list_methods`, so that old
+recordings stay readable when methods are added.
 """
 
 from __future__ import annotations
