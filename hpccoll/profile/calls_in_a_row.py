@@ -2,8 +2,8 @@
 
 A row is a sequence of calls of one operation from one line on all ranks. On at least one rank, the time between two
 calls of a row is shorter than the usual transfer there, and shorter than ten times the usual time between calls there.
-A rank that loses its core for a moment therefore does not end a row. The cost of the calls in a row is the run time that
-a replay saves in which each row is a single call, which takes the time of the row's first call.
+A rank that loses its core for a moment therefore does not end a row. The cost of the calls in a row is the run time
+that a replay saves in which each row is a single call, which takes the time of the row's first call.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Finds pairs of ranks, and nodes, whose messages take longer than messages of equal size between other ranks.
 
 The cost of slow messages is the run time that a replay saves in which they take the usual time: the median of the pairs
-that have neither of the two ranks, or the shortest time of the other pairs if there are no such pairs. The slow pairs of
-a node with other nodes are one finding if they are most of the node's pairs with other nodes.
+that have neither of the two ranks, or the shortest time of the other pairs if there are no such pairs. The slow pairs
+of a node with other nodes are one finding if they are most of the node's pairs with other nodes.
 """
 
 from __future__ import annotations
