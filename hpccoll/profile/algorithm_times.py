@@ -115,8 +115,8 @@ class AlgorithmTimes:
         ratios = np.ones((len(kinds), 3))
         for number, estimate in known.items():
             ratios[number] = estimate.estimate, estimate.low, estimate.high
-        scaled = (self.scale(column.tolist()) for column in ratios.T)
-        return ChangedTransfers(*scaled, tuple(known.values()), len(estimates) - len(known))
+        estimate_s, low_s, high_s = (self.scale(column.tolist()) for column in ratios.T)
+        return ChangedTransfers(estimate_s, low_s, high_s, tuple(known.values()), len(estimates) - len(known))
 
     def estimate_ratio(self, number: int, algorithm: str | None = None) -> TimeRatio | None:
         """Return the ratio for the kind of transfers with this number; None if it cannot be estimated.
