@@ -75,7 +75,6 @@ class Prediction:
             return None
         return 1 - self.bounds_s[1] / self.recorded_s, 1 - self.bounds_s[0] / self.recorded_s
 
-
     def format_values(self) -> tuple[str, str]:
         """Return the run time and the saving in words: as ranges if they are known roughly, or `not known`."""
         if self.seconds is not None:
@@ -228,9 +227,7 @@ class WhatIf:
             assumption = f"{format_count(machine.ranks_per_node, 'rank')} per node"
         changed = replace(self.network, machine=machine)
         transfer_s = scale_transfers(graph, self.transfers, self.network, changed, placed=placed)
-        return ChangedJob(
-            f"network of {machine.name}", graph.gap_s, transfer_s, assumption=assumption, uses_model=True
-        )
+        return ChangedJob(f"network of {machine.name}", graph.gap_s, transfer_s, assumption=assumption, uses_model=True)
 
     def _change_algorithms(self, change: str, value: str) -> ChangedJob:
         """Return the job with other algorithms; `value` is `auto` for the fastest ones, or OPERATION/ALGORITHM."""

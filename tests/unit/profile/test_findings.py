@@ -198,9 +198,8 @@ def test_a_slow_pair_within_a_slow_node_is_named_beside_the_node():
                 builders[rank].add("send", sent[rank], sent[rank], peer=(rank + step) % ranks)
             for rank in range(ranks):
                 source = (rank - step) % ranks
-                is_slow = (source, rank) == (2, 3) or hosts[rank] != hosts[source] and "node1" in (
-                    hosts[rank], hosts[source],
-                )  # fmt: skip
+                is_from_other_node = hosts[rank] != hosts[source] and "node1" in (hosts[rank], hosts[source])
+                is_slow = is_from_other_node or (source, rank) == (2, 3)
                 clock[rank] = max(sent[rank], sent[source]) + MESSAGE_S * (20 if is_slow else 1)
                 builders[rank].add("recv", sent[rank], clock[rank], peer=source)
     found = explain_profile(make_profile(builders, float(clock.max()), hosts=hosts))
