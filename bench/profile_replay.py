@@ -231,46 +231,47 @@ def record_algorithms(cluster: Cluster, nbytes: int, jobs: int, directory: Path)
     return seconds
 
 
-def predict_savings(recordings: Sequence[Path], others: Sequence[str], tuning: str) -> dict[str, float]:
+def predict_savings(recording: Path, others: Sequence[str], tuning: str) -> dict[str, float]:
     """Return the seconds that a recorded job is predicted to save with each other algorithm; NaN if not known.
 
-    They are medians over the recordings, and not known if one of these does not know them.
-
     Args:
-        recordings: recordings of equal jobs.
+        recording: the recording of the job.
         others: the names of the other algorithms.
         tuning: the path of a tuning table, or `off`.
     """
-    savings: dict[str, list[float]] = {name: [] for name in others}
-    for recording in recordings:
-        records = read_records(recording, *(f"algorithm=all_reduce/{name}" for name in others), tuning=tuning)
-        predictions = [record for record in records if record["kind"] == "profile_prediction"]
-        for name, prediction in zip(others, predictions, strict=True):
-            predicted_s = prediction["predicted_s"]
-            savings[name].append(math.nan if predicted_s is None else prediction["recorded_s"] - predicted_s)
-    return {name: median(values) if np.isfinite(values).all() else math.nan for name, values in savings.items()}
+    records = read_records(recording, *(f"algorithm=all_reduce/{name}" for name in others), tuning=tuning)
+    predictions = [record for record in records if record["kind"] == "profile_prediction"]
+    return {
+        name: math.nan if each["predicted_s"] is None else each["recorded_s"] - each["predicted_s"]
+        for name, each in zip(others, predictions, strict=True)
+    }
 
 
 def compare_algorithms(cluster: Cluster, jobs: int, directory: Path) -> None:
-    """Print the measured and the predicted saving of each change of the algorithm, as medians over jobs."""
+    """Print the measured and the predicted saving of each change of the algorithm.
+
+    The saving is the difference of the shortest times of the jobs, because other programs of the machine only make
+    times longer. It is predicted from the recording of the shortest job.
+    """
     print("| bytes | recorded | changed to | saved | by simulation | by tuning table |\n|---|---|---|---|---|---|")
     rights: dict[str, list[bool]] = {"simulation": [], "tuning table": []}
     for nbytes in SIZES:
-        medians = {name: median(each) for name, each in record_algorithms(cluster, nbytes, jobs, directory).items()}
+        seconds = record_algorithms(cluster, nbytes, jobs, directory)
+        shortest = {name: min(each) for name, each in seconds.items()}
         tables = {"simulation": "off", "tuning table": str(directory / f"{nbytes}.json")}
         for name in ALGORITHMS:
-            recordings = [directory / f"{name}-{nbytes}-{job}" for job in range(jobs)]
+            recording = directory / f"{name}-{nbytes}-{seconds[name].index(shortest[name])}"
             others = [other for other in ALGORITHMS if other != name]
-            predicted = {source: predict_savings(recordings, others, table) for source, table in tables.items()}
+            predicted = {source: predict_savings(recording, others, table) for source, table in tables.items()}
             for other in others:
-                saved_s, cells = medians[name] - medians[other], []
+                saved_s, cells = shortest[name] - shortest[other], []
                 for source, savings in predicted.items():
                     cells.append("not known" if math.isnan(savings[other]) else f"{savings[other]:.3f} s")
-                    if saved_s > LEAST_SAVING * medians[name] and not math.isnan(savings[other]):
+                    if saved_s > LEAST_SAVING * shortest[name] and not math.isnan(savings[other]):
                         is_right = abs(savings[other] / saved_s - 1) <= TOLERANCE
                         rights[source].append(is_right)
                         cells[-1] += f" ({'right' if is_right else 'wrong'})"
-                row = f"| {nbytes} | {name} {medians[name]:.3f} s | {other} {medians[other]:.3f} s | {saved_s:.3f} s"
+                row = f"| {nbytes} | {name} {shortest[name]:.3f} s | {other} {shortest[other]:.3f} s | {saved_s:.3f} s"
                 print(f"{row} | {' | '.join(cells)} |", flush=True)
     for source, values in rights.items():
         print(f"{source}: {sum(values)} of {len(values)} predictions of savings above 10 % are right")

@@ -1,10 +1,15 @@
 """Estimates the time that recorded collectives would take by another algorithm, in multiples of their recorded time.
 
 The estimate rests on measured times if there are any: a tuning table of the recorded MPI library, hosts and ranks has
-the times of both algorithms, which are interpolated between the measured message sizes. Otherwise, both algorithms are
-simulated on each network that explains the recorded transfers (`list_networks`). The estimate then has bounds: the
-smallest and the largest result, widened by the usual error of a simulation. An unknown recorded algorithm, such as the
-MPI library's own one, cannot be simulated, so that there is no estimate without a tuning table.
+the times of both algorithms, which are interpolated between the measured message sizes. The bounds of this estimate
+come from the 95 % intervals of the measured times. They also come from the difference between the recorded time and the
+time in the table of one and the same algorithm: the other algorithm may differ from its time in the table by the same
+factor, or by the same number of seconds.
+
+Without such a table, both algorithms are simulated on each network that explains the recorded transfers
+(`list_networks`). The bounds are the smallest and the largest result, widened by the usual error of a simulation. There
+is no estimate if the recorded algorithm is unknown, such as the MPI library's own one, or if ranks share cores, because
+the simulation does not model the scheduling of processes.
 """
 
 from __future__ import annotations
@@ -28,7 +33,7 @@ from hpccoll.profile.network_model import (
 )
 from hpccoll.selection import MPI_LIBRARY, BufferKind
 from hpccoll.selection.tuning_files import load_tuning_table
-from hpccoll.selection.tuning_table import MAX_SIZE_RATIO, MIN_BYTES, TuningSeries
+from hpccoll.selection.tuning_table import MAX_SIZE_RATIO, MIN_BYTES, CandidateTiming, TuningSeries
 from hpccoll.units import format_count
 
 MODEL_ERROR: Final = 0.25  # largest usual error of the ratio of two simulated times, as a share of it
@@ -37,9 +42,13 @@ _USUAL_LENGTH: Final = 3.0  # multiple of the median transfer, beyond which the 
 
 @dataclass(frozen=True, slots=True)
 class TimeRatio:
-    """The time of an algorithm divided by that of the recorded one: the best estimate, and its bounds.
+    """The time of an algorithm divided by that of the recorded one.
 
-    The bounds of a ratio of measured times are equal to the estimate.
+    Args:
+        algorithm: the name of the algorithm.
+        estimate: the best estimate of the ratio.
+        low, high: the bounds of the ratio.
+        is_measured: whether both times were measured, not simulated.
     """
 
     algorithm: str
@@ -92,6 +101,7 @@ class AlgorithmTimes:
 
     def __init__(self, graph: CallGraph, transfers: JobTransfers, networks: Sequence[NetworkModel]) -> None:
         self._graph, self._transfers, self._networks = graph, transfers, networks
+        self._recorded = measure_transfers(graph, transfers)
         site = graph.profile.tuning_site
         table = None if site is None else load_tuning_table(site, whole_job=True)
         self._series: dict[Operation, TuningSeries] = {}
@@ -128,12 +138,11 @@ class AlgorithmTimes:
         kind, used = self._transfers.kinds[number], self.find_recorded_algorithm(number)
         if used is None or not _has_algorithms(kind):
             return None
-        measured_us = self._interpolate(kind)
-        if used in measured_us and (algorithm is None or algorithm in measured_us):
-            name = algorithm or min(measured_us, key=measured_us.__getitem__)
-            ratio = measured_us[name] / measured_us[used]
-            return TimeRatio(name, ratio, ratio, ratio, is_measured=True)
-        if MPI_LIBRARY in (used, algorithm):
+        timings = self._interpolate(kind)
+        if used in timings and (algorithm is None or algorithm in timings):
+            name = algorithm or min(timings, key=lambda each: timings[each].us)
+            return _compare_timings(timings[name], timings[used], self._recorded[number].median_s * 1e6)
+        if MPI_LIBRARY in (used, algorithm) or self._graph.profile.is_oversubscribed:
             return None
         ratios = [_simulate_ratio(kind, network, used, algorithm) for network in self._networks]
         name, estimate = ratios[0]
@@ -161,18 +170,18 @@ class AlgorithmTimes:
         a core to another process, takes as long with each algorithm.
         """
         graph, index = self._graph, self._transfers.index
-        usual_s = [each.median_s for each in measure_transfers(graph, self._transfers)]
+        usual_s = [each.median_s for each in self._recorded]
         scaled_s = np.minimum(graph.transfer_s, _USUAL_LENGTH * np.array([*usual_s, np.inf])[index])
-        return graph.transfer_s - scaled_s * (1 - np.array([*ratios, 1.0])[index])
+        return np.asarray(graph.transfer_s - scaled_s * (1 - np.array([*ratios, 1.0])[index]), np.float64)
 
-    def _interpolate(self, kind: ModelledTransfer) -> dict[str, float]:
-        """Return the measured microseconds of algorithms by name; empty for communicators of a part of the ranks."""
+    def _interpolate(self, kind: ModelledTransfer) -> dict[str, CandidateTiming]:
+        """Return the measured times of algorithms by name; empty for communicators of a part of the ranks."""
         series = self._series.get(Operation(kind.operation))
         if series is None or kind.ranks != self._graph.profile.size:
             return {}
         names = {timing.name for point in series.points for timing in point.timings}
-        times = {name: interpolate_us(series, name, kind.nbytes) for name in names}
-        return {name: us for name, us in times.items() if us is not None}
+        timings = (interpolate_timing(series, name, kind.nbytes) for name in names)
+        return {timing.name: timing for timing in timings if timing is not None}
 
 
 def _has_algorithms(kind: ModelledTransfer) -> bool:
@@ -180,25 +189,34 @@ def _has_algorithms(kind: ModelledTransfer) -> bool:
     return kind.operation not in ("send", "barrier") and kind.ranks > 1
 
 
-def interpolate_us(series: TuningSeries, name: str, nbytes: int) -> float | None:
-    """Return the microseconds of an algorithm for a message of `nbytes` bytes; None if sizes near it are not measured.
+def interpolate_timing(series: TuningSeries, name: str, nbytes: int) -> CandidateTiming | None:
+    """Return the time of an algorithm for a message of `nbytes` bytes; None if sizes near it are not measured.
 
     Between two measured sizes, the logarithm of the time is linear in that of the size. A size is near if both measured
     sizes are at most a factor 4 away.
     """
     size = max(nbytes, MIN_BYTES)
     points = {
-        max(point.nbytes, MIN_BYTES): timing.us for point in series.points for timing in point.timings
-        if timing.name == name and timing.us > 0
+        max(point.nbytes, MIN_BYTES): timing for point in series.points for timing in point.timings
+        if timing.name == name and timing.low > 0
     }  # fmt: skip
     below = max((each for each in points if each <= size), default=0)
     above = min((each for each in points if each >= size), default=0)
     if not below or not above or max(size / below, above / size) > MAX_SIZE_RATIO:
         return None
-    if below == above:
-        return points[below]
-    share = math.log(size / below) / math.log(above / below)
-    return points[below] ** (1 - share) * points[above] ** share
+    share = math.log(size / below) / math.log(above / below) if below < above else 0.0
+    pairs = ((getattr(points[each], field) for each in (below, above)) for field in ("us", "low", "high"))
+    return CandidateTiming(name, *(math.exp((1 - share) * math.log(a) + share * math.log(b)) for a, b in pairs))
+
+
+def _compare_timings(other: CandidateTiming, used: CandidateTiming, recorded_us: float) -> TimeRatio:
+    """Return the ratio of the times of another and the used algorithm, which took `recorded_us` in the recorded job."""
+    if other.name == used.name:
+        return TimeRatio(other.name, 1.0, 1.0, 1.0, is_measured=True)
+    longer_us = recorded_us - used.us
+    bounds = [other.low / used.high, other.high / used.low]
+    bounds += [max(us + longer_us, 0.0) / recorded_us for us in (other.low, other.high)]
+    return TimeRatio(other.name, other.us / used.us, min(bounds), max(bounds), is_measured=True)
 
 
 def _simulate_ratio(

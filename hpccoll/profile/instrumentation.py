@@ -324,8 +324,9 @@ def _write_job_properties(recorder: ProfileRecorder, world: Any) -> None:
     layout = job.detect_layout(world)
     clock = JobClock(world, layout, None, limit_s=_CLOCK_LIMIT_S)
     recorder.set_clock(clock.current.model, clock.error_s)
-    per_node, library = layout.ranks_per_node, job.get_mpi_library()
-    recorder.set_tuning_site(describe_site(library, per_node, oversubscribed=layout.oversubscribed))
+    oversubscribed = layout.oversubscribed
+    site = describe_site(job.get_mpi_library(), layout.ranks_per_node, oversubscribed=oversubscribed)
+    recorder.set_tuning_site(site, oversubscribed=oversubscribed)
 
 
 class _HookFinder(MetaPathFinder):

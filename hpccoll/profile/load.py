@@ -77,6 +77,7 @@ class JobProfile:
         algorithms: those that the user has chosen for the drop-in, in the form of HPCCOLL_MPI4PY_ALGORITHMS; None if
             the job ran without the drop-in.
         tuning_site: the MPI library, host and layout of ranks for which a tuning table is valid; None if unknown.
+        is_oversubscribed: whether a node has more ranks than cores.
     """
 
     ranks: tuple[RecordedRank, ...]
@@ -89,6 +90,7 @@ class JobProfile:
     problems: tuple[str, ...] = ()
     algorithms: str | None = None
     tuning_site: TuningSite | None = None
+    is_oversubscribed: bool = False
 
     @property
     def size(self) -> int:
@@ -131,7 +133,7 @@ def read_profile(directory: str) -> JobProfile:
         ranks, tuple(numbering.sites), tuple(members for members, _ in numbering.comms), tuple(first.program["names"]),
         tuple(first.program["operations"]), tuple(first.program["argv"]),
         max(table.clock_error_s for table in tables.values()), tuple(problems),
-        first.program.get("algorithms", ""), first.tuning_site,
+        first.program.get("algorithms", ""), first.tuning_site, first.is_oversubscribed,
     )  # fmt: skip
 
 
@@ -148,6 +150,7 @@ class _RankTables:
         constants: the MPI library's numbers for any source, any tag and no rank.
         folded: statistics of older calls, a row per line and operation.
         tuning_site: the circumstances for which a tuning table is valid; None if they were not recorded.
+        is_oversubscribed: whether a node has more ranks than cores.
     """
 
     program: dict[str, Any]
@@ -158,6 +161,7 @@ class _RankTables:
     constants: tuple[int, int, int] = (layout.NOT_GIVEN, layout.NOT_GIVEN, layout.NOBODY)
     folded: list[list[int]] = field(default_factory=list)
     tuning_site: TuningSite | None = None
+    is_oversubscribed: bool = False
 
     @classmethod
     def read(cls, path: Path) -> _RankTables:
@@ -192,6 +196,7 @@ class _RankTables:
                 self.constants = fields["any_source"], fields["any_tag"], fields["no_rank"]
             case "tuning_site":
                 self.tuning_site = TuningSite(fields["mpi"], fields["host"], fields["layout"])
+                self.is_oversubscribed = bool(fields["oversubscribed"])
             case "folded":
                 self.folded += fields["sites"]
 

@@ -135,9 +135,13 @@ class ProfileRecorder:
         """Write the model by which times of this rank's clock become times of rank 0's, and its largest error."""
         self._write(kind="clock", model=list(model), error_s=error_s)
 
-    def set_tuning_site(self, site: TuningSite) -> None:
-        """Write the MPI library, host and layout of ranks, by which a tuning table for this job is found."""
-        self._write(kind="tuning_site", mpi=site.mpi, host=site.host, layout=site.layout)
+    def set_tuning_site(self, site: TuningSite, *, oversubscribed: bool) -> None:
+        """Write the MPI library, host and layout of ranks, by which a tuning table for this job is found.
+
+        `oversubscribed` states whether a node has more ranks than cores.
+        """
+        fields = {"mpi": site.mpi, "host": site.host, "layout": site.layout}
+        self._write(kind="tuning_site", oversubscribed=oversubscribed, **fields)
 
     def set_constants(self, any_source: int, any_tag: int, no_rank: int) -> None:
         """Write the numbers of the MPI library that stand for any source, any tag and no rank."""

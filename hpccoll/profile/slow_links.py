@@ -142,7 +142,8 @@ def _list_pairs(graph: CallGraph, placement: Placement) -> list[_Pair]:
             others = [its_s for other, its_s in medians.items() if not {*other} & {*ends}]
             others = others or [min(its_s for other, its_s in medians.items() if other != ends)]
             places = nodes[ends[0]], nodes[ends[1]]
-            pairs.append(_Pair(*ends, places, message_bytes, calls[ends], seconds, float(np.median(others))))
+            values = places, message_bytes, calls[ends], seconds, float(np.median(others))
+            pairs.append(_Pair(ends[0], ends[1], *values))
     return pairs
 
 
