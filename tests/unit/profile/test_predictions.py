@@ -285,8 +285,10 @@ def test_ranks_that_share_cores_are_not_simulated():
 
 
 def test_measured_times_are_interpolated_between_near_sizes_only():
-    times = (8, 2.0), (128, 8.0)
-    points = tuple(TuningPoint(nbytes, "today", (CandidateTiming("ring", us, us, us),)) for nbytes, us in times)
+    measured_us = {8: 2.0, 128: 8.0}
+    points = tuple(
+        TuningPoint(nbytes, "today", (CandidateTiming("ring", us, us, us),)) for nbytes, us in measured_us.items()
+    )
     series = TuningSeries(Operation.ALL_REDUCE, 4, BufferKind.HOST, points)
     times = {nbytes: interpolate_timing(series, "ring", nbytes) for nbytes in (4, 16, 32, 128, 256)}
     known = {nbytes: timing.us for nbytes, timing in times.items() if timing is not None}
