@@ -265,7 +265,7 @@ class _MscclReader:
     def refuse_link(
         self, source: int, dest: int, channel: int, sends: list[BlockStep], receives: list[BlockStep]
     ) -> None:
-        """Raise PlanError for a link with unequal numbers of sends and receives, naming the message that does not fit."""
+        """Raise PlanError for a link with unequal numbers of sends and receives, with the message that does not fit."""
         pairs = zip(sends, receives, strict=False)
         more = (sends if len(sends) > len(receives) else receives)[min(len(sends), len(receives))]
         odd = next(((a, b) for a, b in pairs if not _agree(a, b)), None)

@@ -67,7 +67,7 @@ def prove_program(program: BlockProgram) -> PublishedProof:
 
 
 def refuse_deadlock(program: BlockProgram, buffered: int) -> None:
-    """Raise DeadlockError, with the blocked steps, if `program` deadlocks with `buffered` messages per link in flight."""
+    """Raise DeadlockError, with the blocked steps, if `program` deadlocks with at most `buffered` messages per link."""
     execution = execute(program, buffered)
     if execution.stuck:
         raise make_deadlock_error(program, execution, buffered)

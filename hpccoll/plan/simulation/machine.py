@@ -22,7 +22,7 @@ from hpccoll.plan.step import Floats
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """The cost of a message: alpha + bytes * beta, of which overhead + bytes * beta keep the ports busy.
+    """The cost of a message of b bytes: alpha + b * beta seconds, of which overhead + b * beta keep ports busy.
 
     `bands` are pairs (size, beta) by ascending size: the bytes of a message beyond `size` bytes, up to the size of the
     next band, take `beta` seconds each. Bands stand for the effects of buffers, protocols and caches, which make larger
@@ -48,7 +48,7 @@ class Link:
 
     @property
     def min_beta(self) -> float:
-        """The smallest beta (seconds per byte) of all bands."""
+        """The smallest beta (seconds per byte) of all bands of message sizes."""
         return min(self.beta_s_per_byte, *(beta for _, beta in self.bands), self.beta_s_per_byte)
 
     @property
@@ -105,7 +105,7 @@ class Machine:
 
     @property
     def period(self) -> int:
-        """The number of consecutive ranks after which nodes and switches repeat."""
+        """The number of consecutive ranks after which the pattern of nodes and switches repeats."""
         return self.ranks_per_node * (1 if self.fabric is None else self.fabric.nodes_per_switch)
 
     def count_nodes(self, ranks: int) -> int:
