@@ -54,7 +54,7 @@ WAITS = {
     ActionKind.SEND_F: ActionKind.WAIT_SEND_F,
     ActionKind.SEND_B: ActionKind.WAIT_SEND_B,
     ActionKind.REDUCE_GRAD: ActionKind.WAIT_REDUCE_GRAD,
-}  # by the kind of the action that is waited for
+}  # the kind of each wait, by the kind of the awaited action
 OF_STAGE = frozenset({ActionKind.UNSHARD, ActionKind.RESHARD, ActionKind.REDUCE_GRAD, ActionKind.WAIT_REDUCE_GRAD})
 
 

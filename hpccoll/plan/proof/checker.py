@@ -194,7 +194,7 @@ class _PlanWalk:
         return turn
 
     def make_proof(self) -> Proof:
-        """Return the proof after `run`: the cost in fractions of the message size, and counts of rounds and messages."""
+        """Return the proof after `run`: the cost in fractions of the message size, counts of rounds and messages."""
         message = max(self.plan.operation.message_chunks(self.n, self.chunks), 1)
         mean = Fraction(int(self.moved.sum()), self.n * message)
         most = Fraction(int(self.moved.max(initial=0)), message)

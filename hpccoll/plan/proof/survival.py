@@ -2,8 +2,9 @@
 
 The runtime raises an error in a wait for a dead rank, and, because it then revokes the communicator, in a wait for a
 rank that has raised one. `check_survival` takes a plan that `check` has proven, and kills each rank in each round,
-before the rank does anything in the round, and after it has sent all its messages of the round. Any other death in the
-round lets a survivor do something between these two.
+before the rank does anything in the round, and after it has sent all its messages of the round. A death at another
+moment of the round leaves the survivors with some of these messages, so that its consequences lie between those of the
+two deaths.
 
 - *No wrong result* is checked: each survivor that finishes has in its output only data that the ranks have moved as in
   a run without death. Sends wait for nothing here, so that as many survivors as possible finish. A chunk that a rank
@@ -13,8 +14,8 @@ round lets a survivor do something between these two.
   round: a survivor that cannot end its round waits for a rank that has not begun this round. That rank is dead, or
   waits in an earlier round, so that the chain of waits ends at the dead rank, and all ranks of the chain raise.
 
-A survivor that raises knows which ranks are dead, and nothing of its output. It does not know whether other survivors
-have finished. `SurvivalProof.split_deaths` counts the deaths after which some survivors finish, although others raise.
+A survivor that raises an error knows which ranks are dead, but its output is undefined, and it does not know whether
+other survivors have finished. `SurvivalProof.split_deaths` counts the deaths after which some survivors finish, although others raise.
 
 A death is one bit of an integer, so that one pass over the rounds follows all deaths at once. Cost: O(chunks moved)
 operations on integers of 2 * ranks * rounds bits.

@@ -18,7 +18,7 @@ Semaphore: TypeAlias = tuple[str | int, ...]
 CellContents: TypeAlias = tuple[int, int]  # a chunk of the collective's data, and the bit mask of its contributors
 INPUT, OUTPUT, SCRATCH = "i", "o", "s"
 IN_FLIGHT = ">"  # begins the buffer names of messages in flight
-MOST_RANKS, MOST_CELLS = 2**12, 2**22  # of a file; proofs of larger ones would take hours and run out of memory
+MOST_RANKS, MOST_CELLS = 2**12, 2**22  # proofs of larger schedules would take hours and run out of memory
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ from hpccoll.plan.published.block_program import (
 _FLOW = re.compile(r"Chunk (\d+) from (\d+) traveled over (\d+)->(\d+)(?: with volume ([\d.e+-]+))? in epoch (\d+)")
 _HOP = re.compile(r"(\d+)->(\d+) with volume ([\d.e+-]+) in epoch (\d+)")
 _DEMAND = re.compile(r"Demand at (\d+) for chunk (\d+) from (\d+)")
-_VOLUME_ERROR = 1e-3  # TE-CCL's solver leaves out volumes below 1e-5, and rounds
+_VOLUME_ERROR = 1e-3  # TE-CCL's solver leaves out volumes below 1e-5, and rounds the others
 RELAY = "x"  # the buffer of chunks that a rank passes on
 
 
@@ -278,7 +278,7 @@ class _Links:
         terms: tuple[Cell, ...] = (transfer.source,)
         if transfer.reduces:
             terms = (transfer.target, transfer.source)
-            if self.begun[transfer.target]:  # sums of one cell are made one after the other
+            if self.begun[transfer.target]:  # transfers that add to one cell run one after the other
                 waits.append(SemaphoreWait(("have", *transfer.target), self.begun[transfer.target], is_counted=True))
         self.begun[transfer.target] += 1
         effects, posts = (Effect(transfer.target, terms),), (Post(("have", *transfer.target)),)

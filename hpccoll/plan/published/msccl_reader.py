@@ -2,7 +2,7 @@
 
 A step has one of the types s (send), r (receive), rcs (receive, copy, send), rrs (receive, reduce, send), rrc (receive,
 reduce, copy), rrcs, cpy (copy), re (reduce) and nop. `depid` and `deps` name a step of another thread block of the
-rank that must be done before. A block tells others of its progress only at steps with `hasdep="1"`. Messages between
+rank that must be done before. A thread block signals its progress to others only at steps with `hasdep="1"`. Messages between
 two ranks on one channel arrive in order. Source: the parsers of microsoft/msccl and ROCm/rccl
 (src/misc/msccl/msccl_parser.cc), whose rules on attributes, peers and buffers are those of this reader.
 """
@@ -223,7 +223,7 @@ class _MscclReader:
         if buffer not in chunks:
             raise UsageError(f"{self.name}: {step.describe()}: there is no buffer {buffer!r}; need i, o or s")
         size = chunks[buffer]
-        if self.in_place and buffer != SCRATCH:  # the two buffers are one, whose size a file may state at either
+        if self.in_place and buffer != SCRATCH:  # input and output share memory, whose size a file may state at either
             size = max(chunks[INPUT], chunks[OUTPUT], self.cells.count_outputs(step.rank) if buffer == OUTPUT else 0)
         if first < 0 or count < 1 or first + count > size:
             raise PlanError(f"{self.name}: {step.describe()} uses {count} chunks from {buffer}[{first}]; "

@@ -1,8 +1,8 @@
 """Reader of MSCCL++ execution plans (JSON), as its executor loads them.
 
 Operations of a thread block put data into buffers of other ranks, get data from there, reduce, and signal. A wait
-counts the signals of one channel, of which the nth one of each rank to a peer is connected to the nth one of the peer
-back. Packets carry flags: whoever reads a packet waits for it. A pipeline is read as one iteration of its operations.
+counts the signals of one channel; the nth channel of a rank to a peer is connected to the nth channel of this peer to
+the rank. Packets carry flags: the reader of a packet waits for it. A pipeline is read as one iteration of its operations.
 A switch (multimem) operation reduces or stores on all ranks of its group. A chunk is cut into pieces where a group of
 thread blocks shares an operation. Relaxed signals order steps like other signals.
 

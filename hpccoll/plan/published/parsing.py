@@ -1,4 +1,5 @@
-"""Reads a published schedule in any of the formats, which it finds out from the content."""
+"""Reads a schedule file of MSCCL, MSCCL++, TE-CCL, TACCL or SCCL; the content tells which format it has.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Networks between nodes whose links carry the messages of several nodes: fat trees, rails and dragonflies.
 
-A fat tree has leaf switches of `nodes_per_switch` nodes each; the NICs of a leaf have `oversubscription` times the
-bandwidth of its links to the switches above, which carry all messages to other leaves. With rails, NIC i of each node
+A fat tree has leaf switches of `nodes_per_switch` nodes each; the links of a leaf to the switches above carry all
+messages to other leaves, and have together `capacity` times the bandwidth of one NIC. With rails, NIC i of each node
 joins the leaf of rail i, so that messages between NICs of different numbers also leave their leaf. Messages are spread
 evenly over the uplinks of a leaf. A dragonfly has groups of `nodes_per_switch` nodes, and each pair of groups has links
 of its own, which carry all messages between the two groups (minimal routes); links within a group are not shared.
@@ -83,7 +83,7 @@ class FabricTable:
         rank = np.arange(self.size)
         here, there = self.switch[rank], self.switch[dest]
         if self.fabric.kind is FabricKind.DRAGONFLY:
-            # Messages of represented ranks go as far as those of the ranks that represent them.
+            # The messages of a rank cross as many groups as those of the simulated rank that represents it.
             pair = here * self.switches + (there - here) % self.switches
             return (SharedLinks(np.where(far & (here != there), pair, NO_LINK), at_dest=False),)
         leaves = far & ((here != there) | (self.rail[rank] != self.rail[dest]))

@@ -21,7 +21,7 @@ NEVER = -np.inf
 _MOST_CACHED = 32  # entries of each cache of a LinkTable
 # A move is sparse if at least _LEAST_SPARSE ranks are simulated, and at most one in _SPARSE of them sends.
 _LEAST_SPARSE, _SPARSE = 2**12, 4
-_MOST_CACHED_PEERS = 2**21  # of simulated ranks times cached pairs of peer arrays, about 200 MB
+_MOST_CACHED_PEERS = 2**21  # most cached pairs of peer arrays times simulated ranks; about 200 MB
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class LinkTable:
         self.machine, self.n, self.size = machine, n, represented
         self.most_cached = max(min(_MOST_CACHED, _MOST_CACHED_PEERS // max(represented, 1)), 1)
         self.rank = np.arange(represented, dtype=np.int64)
-        # Small integers, because all ranks' nodes are read out of order.
+        # Small integers fit in the cache; the nodes of ranks are read in no particular order.
         self.node = (np.arange(n) // machine.ranks_per_node).astype(np.int32)
         self.own_node = self.node[self.rank]
         place = self.rank % machine.ranks_per_node

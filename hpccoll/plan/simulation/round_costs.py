@@ -26,8 +26,8 @@ from hpccoll.plan.simulation.machine import Machine
 from hpccoll.plan.step import NO_PEER, Fence, Floats, IntArray, Load, Move, Op, Step, Store
 from hpccoll.units import format_count
 
-_MOST_COMPARED = 512  # most ranks for which comparing bytes is cheaper
-_MOST_CACHED = 2**18  # size of the cache, in ranks times rounds
+_MOST_COMPARED = 512  # most ranks for which comparing message sizes is cheaper than computing costs
+_MOST_CACHED = 2**18  # most cached costs: simulated ranks times rounds
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Predicted times of pipeline schedules: when each rank computes each pass, how long it idles, and what it keeps.
+"""Predicted times of pipeline schedules: the start and end of each pass on each rank, and the idle time of each rank.
 
 Every pass of a kind takes the same time on every stage. A computation starts when its rank is free and its inputs have
 arrived; messages take the time `transfer` and do not delay the computations of the sender.

@@ -1,6 +1,6 @@
 """Timelines of the activities of each rank, with simulated times, measured times, or rounds of equal length.
 
-Shapes: n ranks.
+In array shapes, n is the number of ranks.
 """
 
 from __future__ import annotations
