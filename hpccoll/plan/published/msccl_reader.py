@@ -160,10 +160,7 @@ class _MscclReader:
         return tuple(steps)
 
     def read_step(self, place: _Place, element: ET.Element, lengths: dict[int, int]) -> BlockStep:
-        """Return the step in the XML `element` at `place`.
-
-        `lengths` has the number of steps of each of the rank's thread blocks.
-        """
+        """Return the step of the XML `element`; `lengths` has the step count of each of the rank's thread blocks."""
         kind, count = self.attribute(element, "type"), self.integer(element, "cnt")
         if kind not in TYPES:
             raise UsageError(f"{self.name}: step type {kind!r} of rank {place.rank}; MSCCL has {', '.join(TYPES)}")
