@@ -11,7 +11,7 @@ from hpccoll.units import KiB, MiB
 
 @dataclass(frozen=True, slots=True)
 class SizeRule:
-    """The candidates, best first, for messages smaller than `below_bytes` on at most `most_ranks` ranks."""
+    """A rule: candidates (algorithm names), best first, for messages below `below_bytes` on up to `most_ranks` ranks."""
 
     below_bytes: float
     candidates: tuple[str, ...]
@@ -22,16 +22,25 @@ ANY_SIZE = float("inf")
 
 
 def _prefer_plans(medium: str, medium_below: int, long: str) -> tuple[SizeRule, ...]:
-    """Return rules for several nodes: the MPI library first below 32 KiB, then `medium`, then `long`."""
+    """Return rules for several nodes: the MPI library first below 32 KiB, `medium` below `medium_below`, then `long`.
+
+    `medium` and `long` are names of algorithms, and `medium_below` is in bytes.
+    """
     return SizeRule(32 * KiB, (MPI_LIBRARY, medium)), SizeRule(medium_below, (medium,)), SizeRule(ANY_SIZE, (long,))
 
 
 def _prefer_shared(
     below: float, *above: str, most_ranks: int = 4, on_four_below: float | None = None
 ) -> tuple[SizeRule, ...]:
-    """Return rules for one node: `shared` on few ranks, on others the MPI library below 16 KiB; then `above`.
+    """Return rules for one node: the algorithm `shared` on few ranks, the MPI library below 16 KiB on others.
 
-    If `on_four_below` is given, `shared` is also preferred on 3 and 4 ranks from `below` up to this size.
+    Then `above`.
+
+    Args:
+        below: the message size in bytes up to which `shared` is preferred on few ranks.
+        above: the candidates for longer messages, best first.
+        most_ranks: the largest number of ranks that counts as few.
+        on_four_below: a larger size up to which `shared` is preferred on 3 and 4 ranks; None if there is none.
     """
     few = ("shared", MPI_LIBRARY)
     on_four = () if on_four_below is None else (SizeRule(on_four_below, above, 2), SizeRule(on_four_below, few, 4))
@@ -165,7 +174,18 @@ ONE_RANK_PER_NODE_RULES: dict[Operation, tuple[SizeRule, ...]] = {
 def find_rule_candidates(
     operation: Operation, buffer: BufferKind, nbytes: int, ranks: int, nodes: int, *, reuses_plan: bool = True
 ) -> tuple[str, ...]:
-    """Return the candidates for a message, best first (possibly none); on several nodes the last is always `mpi`."""
+    """Return the names of the algorithms that fixed rules prefer for a message, best first; may be empty.
+
+    On several nodes, the last one is always `mpi`, the MPI library's own collective.
+
+    Args:
+        operation: the collective.
+        buffer: the kind of memory of the buffers.
+        nbytes: the message size in bytes.
+        ranks: the number of ranks.
+        nodes: the number of nodes.
+        reuses_plan: whether one plan serves many calls.
+    """
     rules = MULTI_NODE_RULES[operation] if nodes > 1 else ONE_NODE_RULES.get((operation, buffer), ())
     if ranks == nodes > 1 and buffer is not BufferKind.CUDA:
         rules = ONE_RANK_PER_NODE_RULES.get(operation, rules)

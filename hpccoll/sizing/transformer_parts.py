@@ -17,7 +17,7 @@ MASK_BYTES = 1  # per element of a dropout mask
 
 
 def list_transformer_parts(model: TransformerShape, setup: TrainingSetup, stage: int) -> list[ModelPart]:
-    """Return the parts of a pipeline stage."""
+    """Return the parts of pipeline stage `stage`: embedding, layers and output layer, as far as the stage has them."""
     if setup.routing is not None:
         setup = replace(setup, routing=setup.routing.find_part(setup.stage_ranks[stage]))
     is_last = stage == setup.pipeline.stages - 1
@@ -112,10 +112,11 @@ def _has_remote_tie(model: TransformerShape, setup: TrainingSetup) -> bool:
 
 
 def _make_layers(model: TransformerShape, setup: TrainingSetup) -> ModelPart:
-    """Return the layers of a pipeline stage.
+    """Return the layers of a pipeline stage as one part, with their bytes and FLOPs.
 
     If the schedule computes the gradients of weights later, the inputs and the gradients of outputs of all matrices are
-    kept until then: 4 T h e bytes, 2 T (h + k) e split over tp, and T f e per matrix of the MLP, also split over tp.
+    kept until then: 4 T h e bytes, 2 T (h + k) e split over tp, and T f e per matrix of the MLP, also split over tp. (T
+    tokens of h features, k of keys, f in the MLP; e bytes per element.)
     """
     activations, tp = compute_layer_activations(model, setup), setup.mesh.tp
     counted = model.count_layer_parameters(tp, setup.mesh.ep)
@@ -144,9 +145,10 @@ def _make_layers(model: TransformerShape, setup: TrainingSetup) -> ModelPart:
 
 
 def _list_layer_moments(model: TransformerShape, setup: TrainingSetup, alive: float) -> list[PartMoment]:
-    """Return the two moments of a layer's backward pass that may be its peak: in its MLP and in attention.
+    """Return the two moments of a layer's backward pass that may be its memory peak: in its MLP and in attention.
 
-    `alive` has the bytes of the layer's activations, kept or recomputed.
+    `alive` has the bytes of the layer's activations, kept or recomputed. T counts tokens, h features, k features of
+    keys, e bytes per element, a heads and s positions.
 
     In the MLP, all activations are alive, and the gradient of a matrix is in flight; if the gradients of weights are
     computed later, the input of the last matrix is the first one that is kept for this. In attention, the inputs of the
@@ -176,33 +178,39 @@ def _list_layer_moments(model: TransformerShape, setup: TrainingSetup, alive: fl
 
 
 def _compute_output(model: TransformerShape, setup: TrainingSetup) -> float:
-    """Return the bytes of the output of the embedding or of a layer: T h e, split over tp with sequence parallelism."""
+    """Return the bytes of the output of the embedding or of a layer: T tokens of h features, e bytes each.
+
+    Sequence parallelism splits these T h e bytes over tp.
+    """
     return setup.tokens * model.width * setup.precision.element_bytes / setup.sequence_parallel_size
 
 
 def _compute_waiting(model: TransformerShape, setup: TrainingSetup) -> float:
-    """Return the bytes of a matrix's input that is kept until the gradients of weights are computed: T h e."""
+    """Return the bytes of a matrix's input that is kept until weights' gradients are computed: T h e.
+
+    T counts tokens, h features, and e bytes per element.
+    """
     gathered = setup.sequence_parallel_size if setup.program.defers_gathered else 1
     return gathered * _compute_output(model, setup)
 
 
 @dataclass(frozen=True, slots=True)
 class LayerActivations:
-    """Bytes of a layer's activations for one micro-batch: kept, and recomputed in the layer's backward pass."""
+    """The bytes of a layer's activations for one micro-batch: kept ones, and those recomputed in the backward pass."""
 
     kept: float
     recomputed: float
 
 
 def compute_layer_activations(model: TransformerShape, setup: TrainingSetup) -> LayerActivations:
-    """Return a rank's activations of a layer for a micro-batch of T tokens, in elements of e bytes.
+    """Return a rank's bytes of activations of a layer for a micro-batch of T tokens, with e bytes per element.
 
     Outside the tensor-parallel layers, a layer keeps 4 T h e bytes (the inputs of two norms, of attention and of the
-    MLP) and with dropout two masks of T h bytes; sequence parallelism splits these over tp. Inside, tp splits T h e for
-    queries, T k e each for keys and values, T h e for the input of the output matrix, and per MLP matrix T f e. The
-    core of attention keeps a T s e for a heads of softmax outputs over s keys, and with dropout a T s (1 + e) for masks
-    and their outputs. A gated MLP of Llama keeps gate, up and their product, and its activation is computed again from
-    the gate; other gated MLPs keep the activation, too.
+    MLP; h features) and with dropout two masks of T h bytes; sequence parallelism splits these over tp. Inside, tp
+    splits T h e for queries, T k e each for keys and values (k features), T h e for the input of the output matrix, and
+    per MLP matrix T f e (f features). The core of attention keeps a T s e for a heads of softmax outputs over s keys,
+    and with dropout a T s (1 + e) for masks and their outputs. A gated MLP of Llama keeps gate, up and their product,
+    and its activation is computed again from the gate; other gated MLPs keep the activation, too.
 
     For GPT (k = h, f = 4h, e = 2): T h (10 + 24/tp + 5 a s/(h tp)), and T h (34/tp + ...) with sequence parallelism.
     Selective recomputation drops the core, as FlashAttention does; full recomputation keeps only the input, 2 T h.
@@ -250,8 +258,9 @@ def _count_expert_rows(model: TransformerShape, setup: TrainingSetup) -> tuple[f
 def _compute_layer_gradients(model: TransformerShape, setup: TrainingSetup) -> float:
     """Return the most bytes of gradients of activations that the backward pass of a layer needs at the same time.
 
-    These are the gradients of the MLP's output, T h e, and of its hidden features, T f e (twice if it is gated). With
-    sequence parallelism, a rank has the first for its own tokens, and gathers it for all tokens, T h e more.
+    These are the gradients of the MLP's output, T h e, and of its hidden features, T f e (twice if it is gated), for T
+    tokens, h features, f hidden features, and e bytes per element. With sequence parallelism, a rank has the first for
+    its own tokens, and gathers it for all tokens, T h e more.
 
     A mixture of experts first has three gradients of h e bytes per row of its tokens: of the weighted output, of the
     output, and of the weight before its sum over features. Later, it has the gradients of the rows that it received and
@@ -295,7 +304,7 @@ def _list_reductions(
 
 
 def _list_layer_traffic(model: TransformerShape, setup: TrainingSetup) -> Iterator[PartTraffic]:
-    """Yield the traffic of a layer for a micro-batch.
+    """Yield the collectives of a layer for a micro-batch, with their bytes.
 
     Tensor parallelism makes two all_reduce calls in the forward pass (after attention and after the MLP), two in the
     backward pass, and two more if the forward pass is recomputed (Shoeybi et al., Megatron-LM, arXiv 1909.08053,
