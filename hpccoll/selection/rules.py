@@ -11,7 +11,10 @@ from hpccoll.units import KiB, MiB
 
 @dataclass(frozen=True, slots=True)
 class SizeRule:
-    """A rule: candidates (algorithm names), best first, for messages below `below_bytes` on up to `most_ranks` ranks."""
+    """A rule: candidates (algorithm names), best first, for messages below `below_bytes` on few ranks.
+
+    `most_ranks` is the largest number of ranks to which the rule applies.
+    """
 
     below_bytes: float
     candidates: tuple[str, ...]

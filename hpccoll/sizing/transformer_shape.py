@@ -114,7 +114,7 @@ class TransformerShape(Struct, frozen=True, forbid_unknown_fields=True):
         return ParameterCount(attention + around + h * self.experts, mlp * (self.experts // ep))
 
     def count_vocabulary_weights(self, tp: int) -> int:
-        """Return a rank's number of weights of the embedding or output layer, whose rows `tp` ranks split (rounded up)."""
+        """Return a rank's number of weights of the embedding or output layer, whose rows `tp` ranks split."""
         return -(-self.vocabulary // tp) * self.width
 
     def count_layer_flops(self, sequence: int) -> int:
