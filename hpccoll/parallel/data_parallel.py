@@ -92,7 +92,6 @@ class GradientBuckets:
         self.parameters, self.dp = parameters, dp
         self._buckets: list[_Bucket] = []
         self._started = 0  # the number of buckets whose all_reduce has been started in this step
-
         self._progress = ProgressThread(dp)
         if dp.size == 1:
             return

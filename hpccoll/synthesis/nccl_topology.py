@@ -19,9 +19,9 @@ from hpccoll.units import GB
 # GB/s per lane of PCI in one direction by GT/s.
 _PCI_LANE = {"2.5": "0.1875", "5": "0.375", "8": "0.75", "16": "1.5", "32": "3", "64": "6"}
 _DEFAULT_PCI = "8", 16  # GT/s and lanes of a link whose speed the file does not state
-_NVLINK = ((100, "40.1"), (90, "20.6"), (86, "12"), (80, "20"), (70, "20"), (60, "18"))  # GB/s by least `sm`
+# GB/s of a link of NVLink by the least compute capability (`sm`) of the GPU.
+_NVLINK = ((100, "40.1"), (90, "20.6"), (86, "12"), (80, "20"), (70, "20"), (60, "18"))
 _XGMI = (("94", "48"), ("95", "48"), ("910", "36"))  # GB/s per link by the first digits of the architecture `gcn`
-
 _OLDEST_XGMI = "24"
 _NVSWITCH = "0x068000"  # PCI class
 _CPU_LINKS = {"GenuineIntel": "10", "AuthenticAMD": "16"}  # GB/s between CPUs, by vendor

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from hpccoll.communicator import Communicator
 
 DEATH_KNOWN_S: Final = 5.0  # seconds to wait after the error of a call for the news of a death that may have caused it
-
 POLL_S: Final = 0.01
 
 

@@ -1,5 +1,4 @@
-"""Reads a schedule file of MSCCL, MSCCL++, TE-CCL, TACCL or SCCL; the content tells which format it has.
-"""
+"""Reads a schedule file of MSCCL, MSCCL++, TE-CCL, TACCL or SCCL; the content tells which format it has."""
 
 from __future__ import annotations
 
