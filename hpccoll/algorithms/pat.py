@@ -73,6 +73,7 @@ def all_gather(rank: IntArray, n: int, most: int | None = None) -> Rounds:
 def reduce_scatter(rank: IntArray, n: int, most: int | None = None) -> Rounds:
     """Plan a reduce-scatter: each block's partial sums move up the block's own binomial tree.
 
-    Returns the rounds of the ranks in the array `rank`, of n ranks.
+    Returns the rounds of the ranks in the array `rank`, of n ranks. A message holds at most `most` blocks (None: no
+    limit).
     """
     return all_gather(rank, n, most).reversed(Op.OWN_FIRST)

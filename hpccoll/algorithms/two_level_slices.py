@@ -132,7 +132,10 @@ def _locate_root(groups: Groups, root: int) -> tuple[int, int]:
 
 
 def all_reduce_across_nodes_cost(n: int, groups: Groups, inter: str) -> Cost:
-    """Return the cost of the two-level all-reduce on n ranks; `inter` is the name of the all-reduce across nodes."""
+    """Return the cost of a two-level all-reduce on n ranks.
+
+    `groups` has the ranks of each node, and `inter` is the name of the all-reduce across nodes.
+    """
     owners, transfers = min(groups.sizes), 2 * min(max(groups.sizes) - 1, 1)
     steps, sent, most_crossing = _crossing_cost(Operation.ALL_REDUCE, inter, groups)
     if groups.common_size is not None:
@@ -144,7 +147,10 @@ def all_reduce_across_nodes_cost(n: int, groups: Groups, inter: str) -> Cost:
 
 
 def all_reduce_across_nodes(rank: IntArray, groups: Groups, inter: str) -> Rounds:
-    """Return the rounds of the two-level all-reduce; `inter` is the name of the all-reduce across nodes."""
+    """Return the rounds of a two-level all-reduce for the ranks in `rank`.
+
+    `groups` has the ranks of each node, and `inter` is the name of the all-reduce across nodes.
+    """
     make_plan = get_registered(Operation.ALL_REDUCE, inter).plan
     slices = _SlicedNodes(rank, groups, lambda node, nodes: make_plan(nodes).make(node))
     return slices.fence() + slices.reduce_slices() + slices.between_nodes + slices.store_slices() + slices.fence()

@@ -64,7 +64,8 @@ def _find_water_level(rates: list[int]) -> Fraction:
 def weighted_cost(n: int, chunks: int = 1, rates: tuple[int, ...] = ()) -> Cost:
     """S bytes in k chunks take k + 1 steps; a rank with share w sends (1 + (n-2) w) S.
 
-    Returns the cost of `all_reduce/weighted` on n ranks; S is the message size in bytes.
+    Returns the cost of `all_reduce/weighted` on n ranks; S is the message size in bytes. `rates` has the bandwidths of
+    the ranks' links, by which shares are chosen; empty for equal ones.
     """
     if n == 1:
         return Cost(0, Fraction(0), Fraction(0))
@@ -104,7 +105,7 @@ def hierarchical_weighted_cost(n: int, nodes: Groups | None = None, rates: tuple
     """S bytes on N nodes of L ranks take 4 steps; a rank moves (2 (L-1) + 1 + (N-2) w) S/L if its node has share w.
 
     Returns the cost of `all_reduce/hierarchical_weighted` on n ranks; S is the message size in bytes. `nodes` has the
-    ranks of each node (None: one node).
+    ranks of each node (None: one node), and `rates` the bandwidths of the nodes' links, by which shares are chosen.
     """
     return all_reduce_across_nodes_cost(n, nodes or Groups((n,)), _name_with_rates(rates))
 

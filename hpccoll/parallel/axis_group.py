@@ -104,7 +104,7 @@ class AxisGroup:
         return self._group.torch_empty(count, like.dtype)
 
     def all_reduce(self, x: Any, op: str = "sum") -> Any:
-        """Reduce `x` over the group in place and return it; blocking, collective over the group."""
+        """Reduce `x` over the group in place by `op`, such as `sum` or `max`, and return it; blocking, collective."""
         if self._group is not None:
             with self._timed("all_reduce", self._count_collective("all_reduce", x.nbytes)):
                 self._group.all_reduce(x, op)

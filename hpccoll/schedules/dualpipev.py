@@ -43,7 +43,11 @@ def find_misfit(shape: PipelineShape) -> str | None:
     has_v_placement=True,
 )
 def schedule_dualpipev(shape: PipelineShape, rank: int) -> Iterator[PipelineStep]:
-    """Two stages per rank in a V; forward passes of one stage overlap with backward passes of the other one."""
+    """Two stages per rank in a V; forward passes of one stage overlap with backward passes of the other one.
+
+    Returns the steps of `rank` in order, without messages, for the numbers of ranks, stages and micro-batches in
+    `shape`.
+    """
     return _DualPipeProgram(shape, rank).list_steps()
 
 

@@ -24,7 +24,8 @@ def compute_idle_time(shape: PipelineShape, times: PassTimes) -> float:
 def schedule_gpipe(shape: PipelineShape, rank: int) -> Iterator[PipelineStep]:
     """All forward passes, then all backward passes; a stage keeps the activations of all micro-batches.
 
-    Yields the steps of `rank` in order, without messages.
+    Yields the steps of `rank` in order, without messages, for the numbers of ranks, stages and micro-batches in
+    `shape`.
     """
     microbatches = range(shape.microbatches)
     yield from list_passes(FORWARD, rank, microbatches)

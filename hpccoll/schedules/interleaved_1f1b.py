@@ -65,7 +65,8 @@ def find_misfit(shape: PipelineShape) -> str | None:
 def schedule_interleaved_1f1b(shape: PipelineShape, rank: int) -> Iterator[PipelineStep]:
     """1F1B over several stages per rank; the idle time is that of 1F1B, divided by the stages per rank.
 
-    Yields the steps of `rank` in order, without messages.
+    Yields the steps of `rank` in order, without messages, for the numbers of ranks, stages and micro-batches in
+    `shape`.
     """
     per_round = shape.microbatches // count_rounds(shape)
     stages = range(rank, shape.stages, shape.ranks)

@@ -32,7 +32,8 @@ def compute_idle_time(shape: PipelineShape, times: PassTimes) -> float | None:
 def schedule_looped_bfs(shape: PipelineShape, rank: int) -> Iterator[PipelineStep]:
     """All micro-batches through a rank's first stage, then through its second one; a rank keeps all activations.
 
-    Yields the steps of `rank` in order, without messages.
+    Yields the steps of `rank` in order, without messages, for the numbers of ranks, stages and micro-batches in
+    `shape`.
     """
     stages = range(rank, shape.stages, shape.ranks)
     for stage in stages:

@@ -27,7 +27,8 @@ def count_live(shape: PipelineShape, stage: int) -> int:
 def schedule_1f1b(shape: PipelineShape, rank: int) -> Iterator[PipelineStep]:
     """One forward and one backward pass in turn; stage s of p keeps the activations of at most p - s micro-batches.
 
-    Yields the steps of `rank` in order, without messages.
+    Yields the steps of `rank` in order, without messages, for the numbers of ranks, stages and micro-batches in
+    `shape`.
     """
     microbatches = range(shape.microbatches)
     forwards, backwards = (list_passes(kind, rank, microbatches) for kind in (FORWARD, BACKWARD))

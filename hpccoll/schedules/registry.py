@@ -136,7 +136,16 @@ def pipeline_schedule(
     stages_per_rank: int | None = 1,
     has_v_placement: bool = False,
 ) -> Callable[[MakeSteps], MakeSteps]:
-    """Return a decorator that registers a function as the schedule `name`; the arguments are `ScheduleFamily`'s."""
+    """Return a decorator that registers a function, which yields a rank's passes, as the schedule `name`.
+
+    Args:
+        name: the name of the schedule.
+        activations: states the largest number of micro-batches whose activations a stage keeps.
+        idle_time: returns the published idle time of each rank, or None if none is stated.
+        find_misfit: returns the required numbers of stages and micro-batches in words, or None if they fit.
+        stages_per_rank: the number of stages of each rank; None for any number from 2.
+        has_v_placement: whether stages go down the ranks and up again, in the shape of a V.
+    """
 
     def register(steps: MakeSteps) -> MakeSteps:
         """Register `steps`, a function that yields the passes of a rank, as the schedule, and return it."""

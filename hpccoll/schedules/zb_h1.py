@@ -30,7 +30,8 @@ def compute_idle_time(shape: PipelineShape, times: PassTimes) -> float | None:
 def schedule_zb_h1(shape: PipelineShape, rank: int) -> Iterator[PipelineStep]:
     """1F1B that delays backward passes for weights into idle time; a stage keeps at most p micro-batches.
 
-    Yields the steps of `rank` in order, without messages; p is the number of ranks.
+    Yields the steps of `rank` in order, without messages, for the numbers of ranks p, stages and micro-batches in
+    `shape`.
     """
     microbatches = range(shape.microbatches)
     kinds = (FORWARD, BACKWARD_INPUT, BACKWARD_WEIGHT)

@@ -36,7 +36,8 @@ def compute_idle_time(shape: PipelineShape, times: PassTimes) -> float | None:
 def schedule_zbv(shape: PipelineShape, rank: int) -> Iterator[PipelineStep]:
     """Two stages per rank in a V; with F = I = W no idle time within a rank, and the activations of 1F1B.
 
-    Yields the steps of `rank` in order, without messages.
+    Yields the steps of `rank` in order, without messages, for the numbers of ranks, stages and micro-batches in
+    `shape`. F, I and W are the times of forward, input-backward and weight-backward passes.
     """
     counter = PassCounter()
     for kind, stage in list_kinds_and_stages(shape, rank):

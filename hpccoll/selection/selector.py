@@ -86,7 +86,7 @@ class Selector:
         self._selections: dict[SelectionKey, Selection] = {}
 
     def select(self, key: SelectionKey) -> Selection:
-        """Return the algorithm and chunk count for a call; cached for later calls; no communication."""
+        """Return the algorithm and chunk count for a call with the properties `key`; cached for later calls; local."""
         selection = self._selections.get(key)
         if selection is None:
             selection = self._selections[key] = self._select_new(key)

@@ -133,7 +133,7 @@ def compute_step_time(
 
 
 def compute_rank_seconds(found: Estimate, rank: int) -> float:
-    """Return the seconds that the rank with index `rank` along pp computes in a step of the estimate."""
+    """Return the seconds that the rank with index `rank` along pp computes in a step of the estimate `found`."""
     flops = count_pass_flops(found.setup, rank)
     rate = found.efficiency * require_capacity(found.machine, "peak_flop_per_s")
     return found.setup.microbatches * (flops.forward + flops.backward + flops.recomputed) / rate

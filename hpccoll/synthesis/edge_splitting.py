@@ -95,7 +95,8 @@ class SplitNetwork:
 def remove_switches(capacities: Mapping[Arc, int], check: SupplyCheck) -> SplitNetwork:
     """Return a network without switches in which every rank can still receive all supplies.
 
-    Raises NetworkError if a switch cannot be removed, which no balanced network has.
+    `capacities` has the units that each link can carry, and `check` tests whether all supplies can be received. Raises
+    NetworkError if a switch cannot be removed, which no balanced network has.
     """
     network = SplitNetwork(check)
     for link, units in capacities.items():

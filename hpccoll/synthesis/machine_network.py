@@ -51,7 +51,10 @@ def make_machine_network(machine: Machine, ranks: int) -> Network:
 
 
 def _name_switch(fabric: Fabric | None, node: int, nic: int) -> str:
-    """Return the name of the switch that a NIC is connected to."""
+    """Return the name of the switch that NIC number `nic` of node `node` is connected to.
+
+    `fabric` describes links that nodes share; None if all NICs meet in one switch.
+    """
     if fabric is None:
         return "core switch"
     rail = f" of rail {nic}" if fabric.has_rails else ""

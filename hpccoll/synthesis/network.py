@@ -83,7 +83,10 @@ class NetworkBuilder:
     nodes: list[tuple[str, list[str]]] = field(default_factory=list)
 
     def add_link(self, source: str, dest: str, rate: Fraction) -> None:
-        """Add a link of `rate` bytes/s in one direction; the rates of parallel links are added up."""
+        """Add a link of `rate` bytes/s from vertex `source` to vertex `dest`.
+
+        The rates of parallel links are added up.
+        """
         if rate <= 0 or source == dest:
             raise NetworkError(
                 f"{self.name}: the link from {source} to {dest} has {float(rate):g} bytes/s; a link joins two vertices "
@@ -92,7 +95,7 @@ class NetworkBuilder:
         self.rates[source, dest] = self.rates.get((source, dest), Fraction(0)) + rate
 
     def connect(self, one: str, other: str, rate: Fraction) -> None:
-        """Add a link of `rate` bytes/s in each direction."""
+        """Add links of `rate` bytes/s in both directions between the vertices `one` and `other`."""
         self.add_link(one, other, rate)
         self.add_link(other, one, rate)
 

@@ -128,7 +128,10 @@ def find_tightest_cut(network: Network, sources: Collection[int]) -> Cut:
 
 
 def _measure_cut(network: Network, inside: frozenset[int], sources: Collection[int]) -> Cut:
-    """Return the cut with the vertices `inside` and its bandwidth; raise NetworkError if no link leaves them."""
+    """Return the cut with the vertices `inside`, of which some are `sources`, and its bandwidth.
+
+    Raises NetworkError if no link leaves the vertices.
+    """
     bandwidth = network.measure_outgoing(inside)
     if not bandwidth:
         outside = set(range(network.ranks)) - inside

@@ -89,7 +89,7 @@ class GptLayers(RankLayers[GptConfig]):
         return int(split_evenly(BYTES, self.mesh.tp)[self.tp.index].start)
 
     def sum_loss(self, y: Any, targets: Any) -> Any:
-        """Return the sum over samples of the mean cross entropy of this rank's logits (b, t, V/tp).
+        """Return the sum over samples of the mean cross entropy of this rank's logits y (b, t, V/tp).
 
         Collective over tp.
         """
@@ -241,13 +241,17 @@ class GptModel(TrainedModel[GptConfig]):
         return sorted(tied) if rank in tied and tied[0] != tied[1] else []
 
     def sum_loss(self, y: Any, targets: Any) -> Any:
-        """Return the sum over samples of the mean cross entropy over the positions of a sample; local."""
+        """Return the sum over samples of the mean cross entropy of the logits y over the positions of a sample.
+
+        Local.
+        """
         return functional.cross_entropy(y.flatten(0, 1), targets.flatten(), reduction="sum") / self.config.context
 
     def sum_single_process_loss(self, full: Mapping[str, Any], x: Any, targets: Any, cp: int) -> Any:
         """Return the sum over samples of the loss of the unsplit model, with its load-balancing losses; local.
 
-        `cp` is the number of context-parallel ranks, each of whose positions are routed as one group.
+        `full` has all parameters by name. `cp` is the number of context-parallel ranks, each of whose positions are
+        routed as one group.
         """
         logits, balance_loss = run_gpt_in_one_process(self.config, full, x, cp)
         return self.sum_loss(logits, targets) + balance_loss * len(x)
@@ -341,7 +345,8 @@ def _weigh_experts(config: ExpertConfig, logits: Any, cp: int) -> tuple[Any, Any
 def _weigh_experts_of_group(config: ExpertConfig, logits: Any) -> tuple[Any, Any]:
     """Return the factor of each token and expert (n, E), mostly 0, and the load-balancing loss of a group of n tokens.
 
-    This function counts the place of a token at its expert by a cumulative sum, as GShard does; `route_tokens` sorts.
+    `logits` (n, E) are the router's. This function counts the place of a token at its expert by a cumulative sum, as
+    GShard does; `route_tokens` sorts.
     """
     probabilities = logits.softmax(1)  # (n, E)
     weights, chosen = probabilities.topk(config.top_k, 1)  # (n, k) each

@@ -44,7 +44,7 @@ class MlpLayers(RankLayers[MlpConfig]):
     """The linear layers of a rank's pipeline stages; the option `recompute` applies to each pair of layers."""
 
     def sum_loss(self, y: Any, targets: Any) -> Any:
-        """Return the sum over samples of the loss of the last stage's output y (b, out); local."""
+        """Return the sum over samples of the loss of the last stage's output y (b, out) and its targets; local."""
         return self.model.sum_loss(y, targets)
 
     def _list_parts(self, stage: int) -> list[StagePart]:
@@ -114,9 +114,9 @@ class MlpModel(TrainedModel[MlpConfig]):
         return torch.nn.functional.cross_entropy(y, targets, reduction="sum")
 
     def sum_single_process_loss(self, full: Mapping[str, Any], x: Any, targets: Any, cp: int) -> Any:  # noqa: ARG002
-        """Return the sum over samples of the loss of the unsplit model for inputs x (b, in); local.
+        """Return the sum over samples of the loss of the unsplit model for inputs x (b, in) and targets; local.
 
-        `cp` is ignored, because samples have no positions.
+        `full` has all parameters by name. `cp` is ignored, because samples have no positions.
         """
         for layer in range(self.config.layers):
             x = torch.nn.functional.linear(x, full[f"layers.{layer}.weight"], full[f"layers.{layer}.bias"])

@@ -142,7 +142,7 @@ def _name_track(event: Mapping[str, Any]) -> str:
 
 
 def _find_shift_us(activities: Iterable[Activity], events: Iterable[Mapping[str, Any]]) -> float:
-    """Return the microseconds to add to torch's times, such that torch's steps begin with those of the log.
+    """Return the microseconds to add to the times of torch's `events`, so that torch's steps begin with the log's.
 
     A logged step begins slightly after torch has noted its begin, so that the smallest difference is the most precise.
     """
@@ -152,7 +152,10 @@ def _find_shift_us(activities: Iterable[Activity], events: Iterable[Mapping[str,
 
 
 def make_profile_trace(profiles: Sequence[RankProfile], clock_error_s: float = 0.0) -> dict[str, Any]:
-    """Return the trace of all ranks as a dictionary of the Trace Event Format; times begin at 0."""
+    """Return the trace of all ranks as a dictionary of the Trace Event Format; times begin at 0.
+
+    `profiles` has the activities of each rank, and `clock_error_s` the error of the clock that they share.
+    """
     arrivals: dict[str, dict[int, float]] = defaultdict(dict)
     for rank, profile in enumerate(profiles):
         for activity in profile.activities:

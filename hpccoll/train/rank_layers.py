@@ -62,8 +62,8 @@ class TrainedModel(ABC, Generic[ConfigT]):
     def sum_single_process_loss(self, full: Mapping[str, Any], x: Any, targets: Any, cp: int) -> Any:
         """Return the sum over samples of the loss of the unsplit model, the reference for the gradient check; local.
 
-        The loss of a mixture of experts includes its load-balancing losses. The positions that a rank of `cp`
-        context-parallel ranks has in all samples are one group of its router.
+        `full` has all parameters by name, `x` the inputs. The loss of a mixture of experts includes its load-balancing
+        losses. The positions that a rank of `cp` context-parallel ranks has in all samples are one group of its router.
         """
 
     @abstractmethod
@@ -127,7 +127,7 @@ class RankLayers(ABC, Generic[ConfigT]):
 
     @abstractmethod
     def sum_loss(self, y: Any, targets: Any) -> Any:
-        """Return the sum over samples of the loss of this rank's output of the last stage; collective over tp."""
+        """Return the sum over samples of the loss of y, this rank's output of the last stage; collective over tp."""
 
     @abstractmethod
     def _list_parts(self, stage: int) -> list[StagePart]:

@@ -67,8 +67,9 @@ class Recovery:
 def choose_copy(reports: Sequence[SurvivorReport], options: TrainOptions) -> tuple[CopyKey, dict[int, int]] | None:
     """Return the latest copy of the training state that the survivors together hold completely; None if there is none.
 
-    The result also has, for each state that is needed, the rank of the old mesh and the new rank that holds the state.
-    The states after steps whose record no survivor has are not used, because some ranks may not have copied them.
+    `reports` has the report of each surviving rank. The result also has, for each state that is needed, the rank of the
+    old mesh and the new rank that holds the state. The states after steps whose record no survivor has are not used,
+    because some ranks may not have copied them.
     """
     holders: dict[CopyKey, dict[int, int]] = {}
     for new, report in enumerate(reports):

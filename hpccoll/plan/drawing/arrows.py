@@ -100,7 +100,10 @@ def _arrow_positions(layout: GridLayout, messages: Sequence[PlanMessage], *, at_
 
 
 def _draw_label(x: float, y: float, words: str, width: float) -> list[SceneShape]:
-    """Return the shapes of a label that names chunks: a box `width` pixels wide, whose top edge's middle is (x, y)."""
+    """Return the shapes of a label, a box with the text `words`; the middle of the box's top edge is at (x, y).
+
+    The box is `width` pixels wide, and the text is made smaller if it does not fit.
+    """
     size = min(LABEL_SIZE, LABEL_SIZE * (width - 3) / estimate_text_width(words, LABEL_SIZE))
     box = OutlinedBox((x - width / 2, y, width, LABEL_HEIGHT), palette.PAPER, palette.INK, 0.9, 3)
     return [box, TextLabel((x, y + LABEL_HEIGHT / 2 + 0.36 * size), words, size, palette.INK)]

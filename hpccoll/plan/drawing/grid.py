@@ -154,9 +154,9 @@ class CellPainter:
         self._words: dict[str, list[SceneShape]] = {}
 
     def add_cell(self, box: Box, *, changed: bool, done: bool) -> None:
-        """Add the background of a cell, with a grey rim if `changed` in the round and a black frame if `done`.
+        """Add the background of a cell (x, y, width, height), with a grey rim if `changed` and a black frame if `done`.
 
-        A chunk is done if it has the data that the collective promises as output.
+        A chunk is changed if the round wrote it, and done if it has the data that the collective promises as output.
         """
         x, y, w, h = box
         if changed:

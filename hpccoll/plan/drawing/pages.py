@@ -115,9 +115,10 @@ def _split_into_columns(layout: GridLayout, frames: Sequence[Frame]) -> list[Seq
 
 
 def _finish_page(layout: GridLayout, width: float, height: float, shapes: list[SceneShape], which: str = "") -> Scene:
-    """Return a page (a scene) of the given size in pixels with a background, the title, `shapes` and the legend.
+    """Return a page (a scene) with a background, the title, `shapes` and the legend.
 
-    `shapes` are those of all panels. The subtitle ends with `which`, such as `, page 1 of 3`.
+    `width` and `height` are the size in pixels of the area with the panels, whose shapes are `shapes`. The subtitle
+    ends with `which`, such as `, page 1 of 3`.
     """
     name, subtitle = layout.history.plan.name, layout.history.subtitle + which
     width = max(width, LEAST_WIDTH, estimate_text_width(subtitle, 11))

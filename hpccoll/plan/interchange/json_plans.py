@@ -217,7 +217,12 @@ class _JsonReader:
         return messages, fences
 
     def fence(self, value: Any, where: str, n: int) -> FenceGroups:
-        """Return the groups of ranks of a fence; raise UsageError if a group is empty or a rank occurs twice."""
+        """Return the groups of ranks in the JSON record of a fence, such as `{"fence": [[0, 1], [2, 3]]}`.
+
+        N is the rank count.
+
+        Raises UsageError, with the key `where`, if a group is empty or a rank occurs twice.
+        """
         listed = self.items(self.fields(value, ("fence",), where)[0], f"{where}.fence")
         groups = [
             [self.integer(rank, f"{where}.fence[{i}][{j}]", 0, n - 1) for j, rank in enumerate(ranks)]
@@ -229,7 +234,11 @@ class _JsonReader:
         return groups
 
     def message(self, value: Any, where: str, n: int, chunks: int) -> PlanMessage:
-        """Return the message in a JSON record; raise PlanError if its ends differ in number of chunks."""
+        """Return the message in the JSON record `value`, of n ranks with `chunks` chunks each.
+
+        Raises UsageError, with the key `where`, for a wrong value, and PlanError if the ends differ in number of
+        chunks.
+        """
         keys = (*_MESSAGE_KEYS, "via") if isinstance(value, dict) and "via" in value else _MESSAGE_KEYS
         source, dest, send, recv, op, *via = self.fields(value, keys, where)
         ends = self.integer(source, f"{where}.from", 0, n - 1), self.integer(dest, f"{where}.to", 0, n - 1)

@@ -98,7 +98,10 @@ def _append_round(gpus: list[_MscclGpu], messages: list[PlanMessage]) -> None:
 
 
 def _pieces(gpus: list[_MscclGpu], message: PlanMessage) -> Iterator[tuple[BufferIndex, BufferIndex, int]]:
-    """Yield (source index, target index, count) of the contiguous pieces of a message, of at most MOST_COUNT chunks."""
+    """Yield (source index, target index, count) of the contiguous pieces of a message, of at most MOST_COUNT chunks.
+
+    `gpus` has the buffers of each rank, by which chunk numbers become indices in buffers.
+    """
     sources = [gpus[message.source].index_of(chunk) for chunk in message.send]
     targets = [gpus[message.dest].index_of(chunk) for chunk in message.recv]
     first = 0

@@ -85,7 +85,7 @@ def check_program(
     operation.validate_chunks(n, chunks)
 
     def run(weights: Weights) -> tuple[SymbolicState, int]:
-        """Run the program symbolically; return the final state and the number of messages received."""
+        """Run the program with the given weights; return the final state and the number of messages received."""
         state = SymbolicState(operation, n, chunks, root, weights)
         return state, _ProgramRunner(program, chunks, state, counts, None).run()
 

@@ -153,7 +153,10 @@ class _RaceChecker:
         return between
 
     def check_lifetimes(self, accesses: _Accesses) -> None:
-        """Raise PlanError for an access to another rank's memory that is not between two fences of both ranks."""
+        """Raise PlanError for an access to another rank's memory that is not between two fences of both ranks.
+
+        `accesses` are all accesses of the plan.
+        """
         remote = accesses.take(accesses.place // self.chunks != accesses.actor)
         owner, start, stop = remote.place // self.chunks, np.full(len(remote.actor), -1), self.rounds
         early = ~self.have_fence(remote.actor, owner, start, remote.round)
@@ -189,7 +192,10 @@ class _RaceChecker:
         raise self.error(t, f"{conflict}; no fence of both lies between; add one")
 
     def share_next_fence(self, w: _Accesses, x: _Accesses) -> NDArray[np.bool_]:
-        """Return, for each i, whether the rank of access x[i] is in the next fence of the rank of the access w[i]."""
+        """Return, for each i, whether the rank of access x[i] is in the next fence of the rank of access w[i].
+
+        `w` and `x` have equally many accesses.
+        """
         pending, shared = np.ones(len(w.actor), np.bool_), np.zeros(len(w.actor), np.bool_)
         for t, leader in self.fences:
             is_next = pending & (t > w.round) & (leader[w.actor] != NO_PEER)

@@ -122,7 +122,7 @@ def _read_round(steps: Sequence[Step], n: int) -> _Round:
 
 
 def _list_waits(current: _Round) -> dict[int, set[int]]:
-    """Return the ranks for which each rank waits in a round; sends wait for no one."""
+    """Return the ranks for which each rank waits in the round `current`; sends wait for no one."""
     waits: dict[int, set[int]] = {}
     for message in current.messages:
         if message.via is TransferKind.MESSAGE:

@@ -165,7 +165,7 @@ def _output_mask(state: SymbolicState) -> Mask:
 
 
 def _find_correct(state: SymbolicState) -> Mask:
-    """Return a mask, shape (n, chunks), of the chunks with the expected contributions."""
+    """Return a mask, shape (n, chunks), of the chunks in `state` that have the expected contributions, each once."""
     is_input = state.is_input[..., None].astype(np.uint64)
     correct: Mask = state.counts == state.operation.expected_weights(is_input, state.n)[..., 0]
     expected, actual = state.operation.expected_weights(state.input_weights, state.n), state.weights

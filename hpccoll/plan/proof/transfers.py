@@ -201,7 +201,10 @@ class TransferReader:
                 raise self.error(rank[alone], f"{verb} {named[0]}, which {reply} {named[1]} (-1 = no peer)")
 
     def _match_sizes(self, sent: _Ends, received: _Ends) -> IntArray:
-        """Return the number of chunks of each transfer; raise PlanError unless both ends have the same number."""
+        """Return the number of chunks of each transfer; raise PlanError unless both ends have the same number.
+
+        `sent` and `received` have the chunks at the sending and at the receiving ends.
+        """
         sends, takes = (
             self._select([region.size for region in ends.regions], "sizes", ends.step, ends.row)
             for ends in (sent, received)

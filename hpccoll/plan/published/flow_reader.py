@@ -66,7 +66,7 @@ def is_taccl(document: dict[str, Any]) -> bool:
 
 
 def parse_teccl(document: dict[str, Any], name: str) -> BlockProgram:
-    """Return the program of a TE-CCL schedule, read from JSON; error messages call the file `name`.
+    """Return the program of a TE-CCL schedule; `document` is the parsed JSON, and error messages call the file `name`.
 
     Raises:
         UsageError: the file cannot be read.
@@ -182,7 +182,7 @@ def _place_relays(transfers: list[Transfer], cells: CollectiveCells) -> tuple[di
 
 
 def parse_taccl(document: dict[str, Any], name: str) -> BlockProgram:
-    """Return the program of an algorithm of TACCL or SCCL, read from JSON; error messages call the file `name`.
+    """Return the program of a TACCL or SCCL algorithm; `document` is the parsed JSON, and errors call the file `name`.
 
     Raises:
         UsageError: the file cannot be read.

@@ -64,7 +64,8 @@ class _RoundList:
     def add(self, t: int, source: PlanCell, target: PlanCell, op: Op) -> None:
         """Add the transfer of chunk `source` to chunk `target` (rank and chunk number each) to round t.
 
-        Chunks between the same two ranks share a message unless this changes the order of writes to a chunk.
+        `op` states a copy or a reduction. Chunks between the same two ranks share a message unless this changes the
+        order of writes to a chunk.
         """
         listed, writers = self.messages.setdefault(t, []), self.writers.setdefault(t, {})
         latest, ends = self.latest.setdefault(t, {}), (source[0], target[0], op)

@@ -224,7 +224,8 @@ class LinkTable:
     def sum_shared_bytes(self, peers: Sequence[PeerLinks], nbytes: Sequence[Floats]) -> tuple[Floats, ...]:
         """Return the bytes of a round on each link between switches, one array per kind of shared links.
 
-        `nbytes` has the bytes that each rank sends in each step. The result is empty if nodes share no links.
+        `peers` has the links of each step, and `nbytes` the bytes that each rank sends in it. The result is empty if
+        nodes share no links.
         """
         if self._fabric is None:
             return ()
@@ -247,7 +248,10 @@ class LinkTable:
         return self._no_sharing[key][1]
 
     def _count_per_nic(self, peers: Sequence[PeerLinks], sent: Sequence[Mask]) -> tuple[IntArray, IntArray] | None:
-        """Return the numbers of ranks that send and that receive through each NIC; None if no number exceeds one."""
+        """Return the numbers of ranks that send and that receive through each NIC in a round; None if none exceeds one.
+
+        `peers` has the links of each step, and `sent` a mask of the ranks that send in it.
+        """
         out, into = np.zeros(self.size, np.bool_), np.zeros(self.size, np.bool_)
         for each, is_sent in zip(peers, sent, strict=True):
             if each.far is not None:

@@ -36,7 +36,10 @@ class Link:
 
     @classmethod
     def one_port(cls, alpha_s: float, beta_s_per_byte: float) -> Link:
-        """Return a link of the one-port model, in which ports are busy during the whole message (overhead = alpha)."""
+        """Return a link of the one-port model, in which ports are busy during the whole message.
+
+        A message of b bytes takes `alpha_s` + b * `beta_s_per_byte` seconds.
+        """
         return cls(alpha_s, beta_s_per_byte, alpha_s)
 
     def transfer_s(self, nbytes: Floats) -> Floats:
@@ -95,7 +98,11 @@ class Machine:
 
     @classmethod
     def flat(cls, alpha_s: float, beta_s_per_byte: float, gamma_s_per_byte: float) -> Machine:
-        """Return a machine model with one rank per node, so that all links are equal."""
+        """Return a machine model with one rank per node, so that all links are equal.
+
+        `alpha_s` is the latency in seconds, `beta_s_per_byte` the seconds per byte of a message, and `gamma_s_per_byte`
+        those per byte that is reduced.
+        """
         link = Link.one_port(alpha_s, beta_s_per_byte)
         return cls("flat", 1, link, link, 1, gamma_s_per_byte)
 
