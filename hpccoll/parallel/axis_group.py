@@ -176,7 +176,7 @@ class AxisGroup:
                 self._end(work)
 
     def _end(self, work: Work[Any]) -> None:
-        """Record that the started collective `work` is complete; does nothing if another thread has recorded it."""
+        """Record that the started collective `work` is complete, and stop counting its time."""
         _, operation, collective, begin = self._started.pop(id(work))
         self.timer.end_operation()
         self.timer.log.add(

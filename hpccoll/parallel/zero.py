@@ -66,7 +66,7 @@ class ZeroUnit:
         self.gradient_views = dict(zip(parameters, views, strict=False))
 
     def _make_memory(self, values: Sequence[Any]) -> Any:
-        """Return the memory of the shard, filled from `values`; with ZeRO-1 and 2, it is a part of `whole`."""
+        """Return memory for the shard; with ZeRO-1 and 2, it is a part of `whole`, into which `values` are copied."""
         if self.level == 3:
             return self.group.empty(self.length, values[0])
         whole = self.group.empty(self.count, values[0])

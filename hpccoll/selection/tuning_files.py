@@ -127,7 +127,7 @@ def read_table_to_extend(path: Path, site: TuningSite) -> TuningTable:
 def write_table(path: Path, table: TuningTable) -> None:
     """Write the tuning table to `path`, creating its folder and replacing the file atomically.
 
-    Raise UsageError if unable.
+    Raises UsageError if unable.
     """
     import json
 

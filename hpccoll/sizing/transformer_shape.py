@@ -160,7 +160,7 @@ def list_presets() -> list[str]:
 def load_preset(name: str) -> TransformerShape:
     """Return the shape of the published model `name`.
 
-    Raise UnknownNameError, which lists the names, for another name.
+    Raises UnknownNameError, which lists the names, for another name.
     """
     presets = _read_presets()
     if name not in presets:

@@ -207,7 +207,7 @@ def _read_manifest(directory: Path) -> CheckpointManifest:
 def _read_tensors(directory: Path) -> dict[str, Any]:
     """Return the tensors of the checkpoint in `directory` by name.
 
-    Raise DamagedCheckpointError if they are unreadable.
+    Raises DamagedCheckpointError if they are unreadable.
     """
     import torch
     import torch.distributed.checkpoint as dcp

@@ -154,7 +154,7 @@ class _JsonReader:
     def fields(self, value: Any, keys: Sequence[str], where: str) -> list[Any]:
         """Return the values of a JSON object in the order of `keys`.
 
-        Raise UsageError unless its keys are exactly `keys`.
+        Raises UsageError unless its keys are exactly `keys`.
 
         `where` is the key of the object for error messages.
         """
@@ -175,7 +175,7 @@ class _JsonReader:
     def string(self, value: Any, where: str, pattern: str) -> str:
         """Return `value` if it is a string that matches the regular expression `pattern`.
 
-        Raise UsageError otherwise.
+        Raises UsageError otherwise.
         """
         if not isinstance(value, str) or not re.fullmatch(pattern, value, re.ASCII):
             raise self.wrong(where, value, f"a string of the form {pattern}")
@@ -257,7 +257,7 @@ class _JsonReader:
     def chunks(self, value: Any, where: str, chunks: int) -> tuple[int, ...]:
         """Return the list `value` as a tuple.
 
-        Raise UsageError unless its entries are integers from 0 to `chunks` - 1.
+        Raises UsageError unless its entries are integers from 0 to `chunks` - 1.
         """
         listed = self.items(value, where)
         return tuple(self.integer(chunk, f"{where}[{i}]", 0, chunks - 1) for i, chunk in enumerate(listed))

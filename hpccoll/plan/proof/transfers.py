@@ -165,7 +165,7 @@ class TransferReader:
     def _tabulate_peers(self, peers: Sequence[IntArray]) -> IntArray:
         """Return the peers of all steps as an array, shape (steps, ranks).
 
-        Raise PlanError for a rank beyond the last.
+        Raises PlanError for a rank beyond the last.
         """
         table = self._tabulate(peers, "peers")
         wrong = (table < NO_PEER) | (table >= self.n)
@@ -219,7 +219,7 @@ class TransferReader:
     def _list_ops(self, ops: list[Ints], received: _Ends) -> IntArray:
         """Return the operation (copy or reduce) of each transfer.
 
-        Raise PlanError for one that the collective forbids.
+        Raises PlanError for one that the collective forbids.
         """
         op = self._select(ops, "ops", received.step, received.rank)
         low, high = op.min(initial=_COPY), op.max(initial=_COPY)
