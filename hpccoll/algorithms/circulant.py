@@ -110,7 +110,7 @@ def compute_receive_schedule(place: IntArray, n: int) -> IntArray:
 def _send_and_receive_schedules(place: IntArray, n: int) -> tuple[IntArray, IntArray]:
     """Return two arrays: the chunks that ranks send, and those that they receive, in each round of the first cycle.
 
-    `place` has the ranks, counted from the root. Both arrays have one row per rank with q = ceil(log2 n) numbers.
+    `place` has the ranks, counted from the root. The two arrays have one row per rank with q = ceil(log2 n) numbers.
     """
     skips = list_skips(n)[:-1]
     own_and_senders = (place[:, None] + np.array([0, *skips])) % n

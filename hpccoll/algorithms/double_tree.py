@@ -4,8 +4,8 @@ The first tree is an in-order binary tree over the ranks: a rank's height is its
 of the ranks are leaves. The second tree is the same tree over mirrored ranks (n even) or over ranks shifted by one (n
 odd). The inner ranks of the first tree, except rank 0 for odd n, are leaves of the second tree. The message is cut into
 2k chunks, k per tree. A rank of height h (0 for leaves) sends chunk c up in round c + h; each chunk moves down as soon
-as the root has reduced it. Both directions of both trees are busy at once, and the all-reduce takes 2 ceil(log2 n) + k
-- 1 rounds.
+as the root has reduced it. The links of both trees are busy in both directions at once, and the all-reduce takes
+2 ceil(log2 n) + k - 1 rounds.
 
 In the broadcast the root sends to two binary trees of the n - 1 other ranks. The second tree of the broadcast is the
 first over mirrored (n odd) or shifted ranks (n even), so every rank receives the message once and sends at most S bytes
@@ -73,7 +73,7 @@ def height_of(rank: IntArray, n: int) -> IntArray:
 def reduce_up_first_tree(rank: IntArray, n: int, chunks: int) -> Rounds:
     """Return the rounds of a pipelined reduce up the first of the two trees to rank 0 (n >= 2).
 
-    It takes chunks + ceil(log2 n) - 1 rounds.
+    The reduce takes chunks + ceil(log2 n) - 1 rounds.
     """
     parent, children = parent_of(rank, n), children_of(rank, n)
     height = height_of(rank, n)
@@ -97,7 +97,7 @@ def reduce_up_first_tree(rank: IntArray, n: int, chunks: int) -> Rounds:
 def broadcast_down_first_tree(rank: IntArray, n: int, chunks: int) -> Rounds:
     """Return the rounds of a pipelined broadcast from rank 0 down the first of the two trees (n >= 2).
 
-    It takes as many rounds as `reduce_up_first_tree`.
+    The broadcast takes as many rounds as `reduce_up_first_tree`.
     """
     return _send_down(reduce_up_first_tree(rank, n, chunks))
 

@@ -7,11 +7,11 @@ suits networks on which a rank communicates with one other rank at a time. In th
 several ranks per round. For many chunks the double tree therefore takes a third of the rounds of the dual root, and the
 busiest rank sends the message twice instead of three times.
 
-The trees are numbered in post-order: a subtree is an interval of ranks, with its root last. The operands of a
-rank's sum are, from left to right, the sum of its left subtree, that of its right subtree, and its own part. At the
-roots, the sum of the tree of the lower ranks comes first. All operands are thus in rank order from 0 to n - 1, so the
-operation need not commute. Both roots evaluate the same expression, so their results agree bit for bit. Source: Traeff,
-"A Doubly-pipelined, Dual-root Reduction-to-all Algorithm", arXiv 2109.12626.
+The trees are numbered in post-order: a subtree is an interval of ranks, with its root last. The operands of a rank's
+sum are, from left to right, the sum of its left subtree, that of its right subtree, and its own part. At the roots, the
+sum of the tree of the lower ranks comes first. All operands are thus in rank order from 0 to n - 1, so the operation
+need not commute. The two roots evaluate the same expression, so the results of all ranks agree bit for bit. Source:
+Traeff, "A Doubly-pipelined, Dual-root Reduction-to-all Algorithm", arXiv 2109.12626.
 """
 
 from __future__ import annotations

@@ -280,7 +280,7 @@ def all_to_all_cost(n: int, nodes: Groups | None = None) -> Cost:
 def all_to_all(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
     """Plan an all-to-all that exchanges blocks first within each node, then between nodes.
 
-    Each rank loads, from all ranks of its node, the blocks whose receivers have its local rank. It then sends one
+    Each rank loads, from all ranks of its node, the blocks whose receivers have its local rank. The rank then sends one
     message to the rank of equal local rank on each other node.
 
     Returns the rounds of the ranks in the array `rank`, of n ranks. `nodes` has the ranks of each node (None: one

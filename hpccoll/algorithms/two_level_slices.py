@@ -113,8 +113,8 @@ def _count_sent_per_node(operation: Operation, inter: str, nodes: int, root: int
 def _crossing_cost(operation: Operation, inter: str, groups: Groups, root: int = 0) -> tuple[int, Fraction, Fraction]:
     """Return the steps of `operation/inter` across nodes, the bytes sent by all nodes, and the most bytes of one rank.
 
-    Both numbers of bytes are for one slice (an owner's share of the message), in multiples of its size; a rank's bytes
-    are those that the owner of a slice loads and sends. `root` is the root's node.
+    The two numbers of bytes are for one slice (an owner's share of the message), in multiples of its size; a rank's
+    bytes are those that the owner of a slice loads and sends. `root` is the root's node.
     """
     nodes = len(groups.sizes)
     cost = get_registered(operation, inter).plan(nodes, root).cost

@@ -3,10 +3,11 @@
 Every rank sends each share to its owner, which reduces it and sends the result to all ranks. A rank that owns the share
 w of n ranks' message of S bytes sends and receives S (1 + (n-2) w) bytes: its own data or the result once, and the
 traffic of its share. Ranks with faster links get larger shares, and ranks with slow links none, so that a slow link
-carries S bytes in each direction instead of the 2 (n-1)/n S of a ring. If the links have rates b, the shares are
-max(0, b t - 1) / (n-2) for the time t for which they add up to 1. This reaches the lower bound of all algorithms,
-max(S / least b, 2 (n-1) S / sum of b), when reducing and sending of results overlap: the message is cut into pieces,
-and while the owners send the result of one piece, they reduce the next. With equal links the shares are equal.
+carries S bytes in each direction instead of the 2 (n-1)/n S of a ring. If the links have rates b, the shares are max(0,
+b t - 1) / (n-2) for the time t for which they add up to 1. The weighted all-reduce reaches the lower bound of all
+algorithms, max(S / least b, 2 (n-1) S / sum of b), when reducing and sending of results overlap: the message is cut
+into pieces, and while the owners send the result of one piece, they reduce the next. With equal links the shares are
+equal.
 
 `weighted@4:4:4:1` is the algorithm for four ranks of which the last has a link of a quarter of the rate of the others;
 `hierarchical_weighted@4:4:4:1` is the two-level algorithm for four such nodes. More ranks take the rates in turn;

@@ -66,10 +66,10 @@ class AxisGroup:
     `comm` in the group, and creates their communicator. `axis` is the name of the axis, or of several axes, in a
     profile.
 
-    `sent_bytes` counts bytes since the last reset, by the name of the operation. It is computed, not measured: for a
-    collective over n ranks, it is the least that a rank can send. In an all_reduce, this is 2 (n-1)/n of the message,
-    in an all_to_all the rows for other ranks, and in other collectives (n-1)/n of the whole message. Collectives within
-    a node count the same, although they copy memory instead of sending.
+    `sent_bytes` counts bytes since the last reset, by the name of the operation. `sent_bytes` is computed, not
+    measured: for a collective over n ranks, it is the least that a rank can send. In an all_reduce, this is 2 (n-1)/n
+    of the message, in an all_to_all the rows for other ranks, and in other collectives (n-1)/n of the whole message.
+    Collectives within a node count the same, although they copy memory instead of sending.
     """
 
     def __init__(

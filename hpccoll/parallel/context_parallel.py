@@ -8,20 +8,20 @@ this block onward and receives the next one. The passes are
     backward   p = exp(q k^T / sqrt(a) - l);   dv += p^T do;   ds = p (do v^T - sum(do o)) / sqrt(a)
                dq += ds k;   dk += ds^T q
 
-The blocks are sent as in the plan all_gather/ring, but a rank uses each block when it arrives, and keeps none.
-The gradients dk and dv of a block follow it around the ring, and each rank adds its own. These messages are the plan
-reduce_scatter/ring with ranks counted backwards, because that plan runs against the direction of all_gather/ring.
-`hpccoll verify` proves both plans. A rank sends 2 b t/n h (n-1) elements in a forward and twice as many in a backward
-pass.
+The blocks are sent as in the plan all_gather/ring, but a rank uses each block when it arrives, and keeps none. The
+gradients dk and dv of a block follow it around the ring, and each rank adds its own. The messages with gradients are
+those of the plan reduce_scatter/ring with ranks counted backwards, because the ring of that plan runs against the
+direction of all_gather/ring. `hpccoll verify` proves both plans. A rank sends 2 b t/n h (n-1) elements in a forward and
+twice as many in a backward pass.
 
 Causal attention needs about half of the scores, and early positions attend to few keys. For equal work, positions are
 cut into 2n parts, and rank r has the parts r and 2n-1-r (zigzag). All queries of a rank attend to the first half of a
 lower rank's block. The second half of the queries attends to all of a higher rank's block. For its own block, a rank
 computes all scores and masks half of them.
 
-Shapes: b samples, t positions, n ranks of cp, m heads on this rank, a features of a head; h = m a.
-Sources: Liu, Zaharia and Abbeel, "Ring attention with blockwise transformers for near-infinite context", arXiv
-2310.01889; Grattafiori et al., "The Llama 3 herd of models", arXiv 2407.21783, section 3.3.2 (the parts of a rank).
+Shapes: b samples, t positions, n ranks of cp, m heads on this rank, a features of a head; h = m a. Sources: Liu,
+Zaharia and Abbeel, "Ring attention with blockwise transformers for near-infinite context", arXiv 2310.01889;
+Grattafiori et al., "The Llama 3 herd of models", arXiv 2407.21783, section 3.3.2 (the parts of a rank).
 """
 
 from __future__ import annotations

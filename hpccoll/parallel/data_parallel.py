@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class ShardPiece(NamedTuple):
     """Consecutive elements of a parameter that a rank updates: the elements from `begin` on of the flat parameter.
 
-    They are the elements from `offset` on of the flat tensor that has the piece.
+    In the flat tensor that has the piece, the elements begin at `offset`.
     """
 
     parameter: Any

@@ -51,7 +51,7 @@ def gather_tokens(x: Any, tp: AxisGroup, *, has_addends: bool) -> Any:
         x: this rank's tokens (b, t/tp, h): b samples, t positions, h features.
         tp: the group of ranks that share the tokens.
         has_addends: whether each rank computes an addend of the result's gradient, which the backward pass sums by a
-            reduce_scatter. Otherwise, all ranks must compute the same gradient, and the backward pass is local.
+            reduce_scatter. If false, all ranks must compute the same gradient, and the backward pass is local.
     """
     return _GatherTokens.apply(x, tp, has_addends)
 
@@ -106,7 +106,8 @@ class _GatherTokens(torch.autograd.Function):  # type: ignore[misc] # torch has 
     """The all_gather of tokens over the tensor-parallel ranks as an autograd function.
 
     If `has_addends`, each rank computes only an addend of the gradient, and the backward pass is a reduce_scatter.
-    Otherwise all ranks have the whole gradient, and the backward pass takes the part of this rank's tokens.
+    Without `has_addends`, all ranks have the whole gradient, and the backward pass takes the part of this rank's
+    tokens.
     """
 
     @staticmethod

@@ -172,8 +172,8 @@ class _ReductionSlot:
 class ZeroShards:
     """The ZeRO shards of a rank's parameters; gathers parameters and reduces gradients during a training step.
 
-    A step calls `begin`, runs its passes by `run`, and calls `finish`. Then the `grad` of each tensor of `shards` is
-    the sum over the ranks. After an optimizer has updated `shards`, `gather_parameters` completes the step.
+    A step calls `begin`, runs its passes by `run`, and calls `finish`. After `finish`, the `grad` of each tensor of
+    `shards` is the sum over the ranks. After an optimizer has updated `shards`, `gather_parameters` completes the step.
 
     The constructor is collective over the groups. On CPUs, shards and unreduced gradients are symmetric buffers, which
     the ranks of a node read in place. All ranks of a group must run the same passes.
@@ -285,7 +285,7 @@ class ZeroShards:
         """Reduce the gradients that no backward pass has begun to reduce, and block until all are reduced; collective.
 
         Cost: let s be (n-1)/n of the bytes of the parameters. In a step of m micro-batches, a rank sends gradients of s
-        bytes with ZeRO-1, and of m s bytes with ZeRO-2 and 3. It sends parameters of s bytes in `gather_parameters`
+        bytes with ZeRO-1, and of m s bytes with ZeRO-2 and 3. A rank sends parameters of s bytes in `gather_parameters`
         with ZeRO-1 and 2, and of 2 m s bytes in `run` with ZeRO-3.
         """
         for unit in self.units:

@@ -149,8 +149,8 @@ class Operation(Enum):
     def layout_classes(self, counts: tuple[Count, ...], n: int, chunks: int) -> IntArray:
         """Return an array that gives chunks of equal size, for every count in `counts`, the same number.
 
-        Its shape is (chunks,), or (n, chunks) if the sizes of a chunk differ by rank, as in an all_to_all with blocks
-        of different sizes.
+        The shape of the array is (chunks,), or (n, chunks) if the sizes of a chunk differ by rank, as in an all_to_all
+        with blocks of different sizes.
         """
         by_rank = self is Operation.ALL_TO_ALL and any(isinstance(count, tuple) for count in counts)
         sizes = self.sizes_by_rank if by_rank else self.chunk_sizes
@@ -187,7 +187,7 @@ class Operation(Enum):
 def _cut_evenly(count: int, chunks: int) -> IntArray:
     """Return the sizes of the `chunks` chunks into which `count` elements are cut.
 
-    They differ by at most one element.
+    The sizes differ by at most one element.
     """
     return np.diff(np.arange(chunks + 1, dtype=np.int64) * count // chunks)
 

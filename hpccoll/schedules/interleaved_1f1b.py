@@ -31,7 +31,7 @@ def count_warmup(shape: PipelineShape, rank: int) -> int:
 def count_live(shape: PipelineShape, stage: int) -> int:
     """Return the largest number of micro-batches whose activations stage `stage` keeps at a time.
 
-    It is a round per later stage of the same rank, plus the stage's warm-up.
+    The number is a round per later stage of the same rank, plus the stage's warm-up.
     """
     per_round = shape.microbatches // count_rounds(shape)
     place, rank = divmod(stage, shape.ranks)

@@ -18,7 +18,7 @@ from hpccoll.schedules.registry import PipelineShape, pipeline_schedule
 def count_live(shape: PipelineShape, stage: int) -> int:
     """Return the largest number of micro-batches whose activations stage `stage` keeps at a time.
 
-    It is the number of forward passes before the stage's first backward pass.
+    The number is that of forward passes before the stage's first backward pass.
     """
     return min(shape.ranks - stage, shape.microbatches)
 

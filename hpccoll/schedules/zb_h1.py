@@ -17,8 +17,8 @@ from hpccoll.schedules.registry import PipelineShape, pipeline_schedule
 def compute_idle_time(shape: PipelineShape, times: PassTimes) -> float | None:
     """Return the published idle time of each rank, (p-1) (F+I-W), or None where the publication states none.
 
-    It is stated for W at most F and at most I, and at least p micro-batches on p ranks. F, I and W are the times of
-    forward, input-backward and weight-backward passes.
+    The publication states it for W at most F and at most I, and at least p micro-batches on p ranks. F, I and W are the
+    times of forward, input-backward and weight-backward passes.
     """
     fits = shape.microbatches >= shape.ranks and times.backward_weight <= min(times.forward, times.backward_input)
     return (shape.ranks - 1) * (times.forward + times.backward_input - times.backward_weight) if fits else None

@@ -37,7 +37,7 @@ def _prefer_shared(
 ) -> tuple[SizeRule, ...]:
     """Return rules for one node: the algorithm `shared` on few ranks, the MPI library below 16 KiB on others.
 
-    Then `above`.
+    For longer messages, `above` is preferred.
 
     Args:
         below: the message size in bytes up to which `shared` is preferred on few ranks.

@@ -142,8 +142,8 @@ def compute_rank_seconds(found: Estimate, rank: int) -> float:
 def compute_idle_time(setup: TrainingSetup, flops: Flops, rate: float) -> float:
     """Return the seconds of a step in which a rank waits for its pipeline.
 
-    They are those that the schedule's publication states, else those of a simulation. `flops` are those of a rank for
-    one micro-batch, and `rate` is its FLOP/s.
+    The seconds are those that the schedule's publication states, else those of a simulation. `flops` are those of a
+    rank for one micro-batch, and `rate` is its FLOP/s.
     """
     if setup.mesh.pp == 1:
         return 0.0

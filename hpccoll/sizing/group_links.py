@@ -41,7 +41,8 @@ def find_group_links(
     """Return the links that the groups of a mesh axis use, while all groups communicate at the same time.
 
     A message inside a node has the speed of the link inside nodes. Messages between nodes share the rate of a NIC if
-    their senders share the NIC. This is the machine model of `hpccoll simulate`, in which ranks fill nodes in order.
+    their senders share the NIC. The machine model of `hpccoll simulate` has the same rules; its ranks fill nodes in
+    order.
 
     Args:
         ranks: the number of ranks of the mesh.

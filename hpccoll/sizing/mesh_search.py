@@ -17,9 +17,9 @@ from hpccoll.sizing.training_setup import RECOMPUTE, ZERO_STAGES, ModelShape, Re
 
 @dataclass(slots=True)
 class MeshSearch:
-    """The result of a search of meshes: those that fit, fastest first; those that need too much memory.
+    """The result of a search: meshes that fit into memory, fastest first; meshes that do not; and excluded meshes.
 
-    Others by reason.
+    The excluded meshes are listed by the reason of their exclusion.
     """
 
     fitting: list[Estimate] = field(default_factory=list)

@@ -47,8 +47,8 @@ def compute_dp_ratio(b: float, n: int, flop_per_s: float, tokens: float, bytes_p
 def compute_tp_ratio(b: float, n: int, flop_per_s: float, width: float, bytes_per_s: float) -> float:
     """Return communication over computation time of tensor parallelism: b (n-1) F / (2 h BW).
 
-    It is for a linear layer with h inputs and h outputs. An all_gather or reduce_scatter of the activations, b T h
-    bytes, takes (n-1)/n b T h / BW. The layer computes 2 T h^2 / n FLOPs on each rank. T cancels.
+    The formula is for a linear layer with h inputs and h outputs. An all_gather or reduce_scatter of the activations, b
+    T h bytes, takes (n-1)/n b T h / BW. The layer computes 2 T h^2 / n FLOPs on each rank. T cancels.
 
     `b` is bytes per element, `n` ranks, `flop_per_s` F, `width` h, and `bytes_per_s` BW.
     """
@@ -71,8 +71,8 @@ def compute_cp_ratio(b: float, kv_width: float, width: float, flop_per_s: float,
     """Return communication over computation time of ring attention: b k F / (h t BW).
 
     t = s/n is the number of tokens of each sample on a rank. In each step, a rank sends 2 b t k bytes, keys and values,
-    while it computes the scores and weighted values of t queries and t keys. These take 4 t^2 h FLOPs, of which a
-    causal mask that is balanced over the ranks leaves 2 t^2 h.
+    while it computes the scores and weighted values of t queries and t keys. Scores and weighted values take 4 t^2 h
+    FLOPs, of which a causal mask that is balanced over the ranks leaves 2 t^2 h.
 
     `b` is bytes per element, `kv_width` k, `width` h, `flop_per_s` F, and `bytes_per_s` BW.
     """

@@ -59,9 +59,9 @@ class _LayerBytes:
     def list_moments(self, alive: float, freed: float) -> Iterator[PartMoment]:
         """Yield the moments of the linear layer's backward pass that may be its memory peak.
 
-        They are in the backward passes of an all_gather, of the matrix product, and of the copy whose gradient a split
-        by output sums over tp. `alive` are the bytes of activations up to the input of the layer, of which the matrix
-        product frees `freed`.
+        The moments are in the backward passes of an all_gather, of the matrix product, and of the copy whose gradient a
+        split by output sums over tp. `alive` are the bytes of activations up to the input of the layer, of which the
+        matrix product frees `freed`.
         """
         if self.split == "gathered":
             yield PartMoment(alive, self.outputs + (1 if self.is_last else 2) * self.results)
@@ -134,7 +134,7 @@ def _trace_backward(
 def _make_part(model: PerceptronShape, setup: TrainingSetup, indices: Sequence[int], stage: Sequence[int]) -> ModelPart:
     """Return the layers with the numbers `indices` as a part of a stage; `stage` has the numbers of all its layers.
 
-    Their activations are recomputed if the setup says so.
+    The activations of the layers are recomputed if the setup says so.
     """
     own = [model.linears[index] for index in indices]
     tp, is_recomputed, begins_stage = setup.mesh.tp, setup.recompute == "full", indices[0] == stage[0]

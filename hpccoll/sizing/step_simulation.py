@@ -1,6 +1,7 @@
 """A training step simulated from plans: the plan of each collective, and the pipeline schedule of the passes.
 
-The estimate in `estimate.py` uses closed formulas instead. Both take the same FLOPs per pass and the same machine.
+The estimate in `estimate.py` uses closed formulas instead. Estimate and simulation take the same FLOPs per pass and the
+same machine model.
 """
 
 from __future__ import annotations

@@ -75,13 +75,14 @@ def _make_embedding(model: TransformerShape, setup: TrainingSetup) -> ModelPart:
 def _make_head(model: TransformerShape, setup: TrainingSetup) -> ModelPart:
     """Return the last norm, the output layer and the loss.
 
-    They keep the inputs of the last norm and of the output layer, T h e bytes each (T tokens, h features, e bytes of an
-    element), and the logits in float32, 4 T V bytes for a vocabulary of V. The backward pass has the gradients of the
-    logits; with sequence parallelism, it also needs its input and the gradient of its input for all tokens, T h e each.
-    The loss sums one float32 per token over tp three times. Source: Korthikanti et al., arXiv 2205.05198, section 4.3.
+    The part keeps the inputs of the last norm and of the output layer, T h e bytes each (T tokens, h features, e bytes
+    of an element), and the logits in float32, 4 T V bytes for a vocabulary of V. The backward pass has the gradients of
+    the logits; with sequence parallelism, it also needs its input and the gradient of its input for all tokens, T h e
+    each. The loss sums one float32 per token over tp three times. Source: Korthikanti et al., arXiv 2205.05198, section
+    4.3.
 
-    An output layer that shares the weight of the embedding needs a copy of the weight if its rank has no embedding.
-    Otherwise, its gradient of the weight waits for that of the embedding.
+    An output layer that shares the weight of the embedding needs a copy of the weight if its rank has no embedding. If
+    its rank has the embedding, the output layer's gradient of the weight waits for that of the embedding.
     """
     tp, full, has_remote_tie = setup.mesh.tp, setup.precision.full_bytes, _has_remote_tie(model, setup)
     weight = model.count_vocabulary_weights(tp)
@@ -157,8 +158,9 @@ def _list_layer_moments(model: TransformerShape, setup: TrainingSetup, alive: fl
 
     With its own block of keys and values (2 T k e), ring attention needs three blocks: this one, the next one, and the
     gradient; and T h e for scaled queries and twice as much for an addend of their gradient. If it computes all scores
-    of a block at once, these and their gradient need a T s e each for a heads and s positions of a rank. Later, it has
-    four blocks with two ranks and six with more, as gradients are sent and received, too, but half of the scores.
+    of a block at once, these and their gradient need a T s e each for a heads and s positions of a rank. Later in its
+    backward pass, ring attention has four blocks with two ranks and six with more, as gradients are sent and received,
+    too, but half of the scores.
     """
     mesh, e, h, k = setup.mesh, setup.precision.element_bytes, model.width, model.kv_width
     own, features = _compute_output(model, setup), setup.tokens * e / mesh.tp
@@ -258,13 +260,13 @@ def _count_expert_rows(model: TransformerShape, setup: TrainingSetup) -> tuple[f
 def _compute_layer_gradients(model: TransformerShape, setup: TrainingSetup) -> float:
     """Return the most bytes of gradients of activations that the backward pass of a layer needs at the same time.
 
-    These are the gradients of the MLP's output, T h e, and of its hidden features, T f e (twice if it is gated), for T
-    tokens, h features, f hidden features, and e bytes per element. With sequence parallelism, a rank has the first for
-    its own tokens, and gathers it for all tokens, T h e more.
+    The bytes are those of the gradients of the MLP's output, T h e, and of its hidden features, T f e (twice if it is
+    gated), for T tokens, h features, f hidden features, and e bytes per element. With sequence parallelism, a rank has
+    the first for its own tokens, and gathers it for all tokens, T h e more.
 
     A mixture of experts first has three gradients of h e bytes per row of its tokens: of the weighted output, of the
-    output, and of the weight before its sum over features. Later, it has the gradients of the rows that it received and
-    of the hidden features of one expert, when the returned outputs have been freed.
+    output, and of the weight before its sum over features. Later in its backward pass, a rank has the gradients of the
+    rows that it received and of the hidden features of one expert, when the returned outputs have been freed.
     """
     if model.experts > 1:
         sent, received = _count_expert_rows(model, setup)
@@ -314,8 +316,8 @@ def _list_layer_traffic(model: TransformerShape, setup: TrainingSetup) -> Iterat
     inputs in the backward pass.
 
     Ring attention sends 2 T k e bytes, the keys and values of a rank, around the ring of n ranks in n - 1 sends in the
-    forward pass, again in the backward pass, and again if the forward pass is recomputed. Their gradients follow them
-    in the backward pass: n - 1 sends. Source: Liu, Zaharia and Abbeel, Ring attention, arXiv 2310.01889.
+    forward pass, again in the backward pass, and again if the forward pass is recomputed. The gradients of keys and
+    values follow in the backward pass: n - 1 sends. Source: Liu, Zaharia and Abbeel, Ring attention, arXiv 2310.01889.
     """
     mesh, e, is_full = setup.mesh, setup.precision.element_bytes, setup.recompute == "full"
     recomputed = is_full * (1 + setup.program.repeats_last_reduction)

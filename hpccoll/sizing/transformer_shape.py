@@ -1,11 +1,11 @@
 """The shape of a transformer whose training is estimated, and the presets of published models (presets.toml).
 
 Parameters. A layer of width h, with keys and values of width k, has h (2h + 2k) weights in attention (queries and
-output h h each, keys and values h k each). Its MLP of feed-forward width f has 2 h f weights, or 3 h f if it is gated.
-A router to E experts has h E. For GPT-2, k = h and f = 4 h give 12 h^2, of which Kaplan et al., arXiv 2001.08361,
-table 1, count h (3 + 1) h in attention and 8 h^2 in the MLP. Biases and norms add 13 h to a layer of GPT-2, and norms
-2 h to one of Llama. The embedding has V h weights, GPT-2's positions have c h (c tokens of context), and Llama's output
-layer V h.
+output h h each, keys and values h k each). The MLP of a layer, of feed-forward width f, has 2 h f weights, or 3 h f if
+it is gated. A router to E experts has h E. For GPT-2, k = h and f = 4 h give 12 h^2, of which Kaplan et al., arXiv
+2001.08361, table 1, count h (3 + 1) h in attention and 8 h^2 in the MLP. Biases and norms add 13 h to a layer of GPT-2,
+and norms 2 h to one of Llama. The embedding has V h weights, GPT-2's positions have c h (c tokens of context), and
+Llama's output layer V h.
 
 FLOPs. Per token, a layer takes 2 FLOPs for each weight that the token uses, and attention 4 s h for scores and weighted
 values (2 s h each, for s keys of h features). The output layer takes 2 h V; looking up an embedding takes none.

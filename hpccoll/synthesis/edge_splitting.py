@@ -1,13 +1,13 @@
 """Removes switches from a network: each pair of links through a switch becomes a direct link (edge splitting).
 
 Replacing the links u -> w and w -> t by u -> t keeps the optimum as long as every rank can still receive the supplies
-of all sources, which one maximum flow per rank shows. If some units could no longer be received, that many units
-fewer of the pair are replaced. In a balanced network, some pair of a switch can always be replaced, until the switch
-has no links left (Jackson 1988; Frank 1988; Bang-Jensen, Frank and Jackson 1995; as in ForestColl, arXiv 2402.06787).
+of all sources, which one maximum flow per rank shows. If some units could no longer be received, that many units fewer
+of the pair are replaced. In a balanced network, some pair of a switch can always be replaced, until the switch has no
+links left (Jackson 1988; Frank 1988; Bang-Jensen, Frank and Jackson 1995; as in ForestColl, arXiv 2402.06787).
 
-Whole switches are tried first: in a cyclic order of the neighbours, each link into the switch is joined to the link
-to the neighbour a fixed number of places (the shift) later. This leaves few links, costs one maximum flow per rank, and
-keeps the optimum for most switches of real machines.
+Whole switches are tried first: in a cyclic order of the neighbours, each link into the switch is joined to the link to
+the neighbour a fixed number of places (the shift) later. Removing a whole switch leaves few links, costs one maximum
+flow per rank, and keeps the optimum for most switches of real machines.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def _split_by_shift(network: SplitNetwork, switch: int) -> bool:
 def _match(into: Sequence[tuple[int, int]], out: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
     """Yield (source, dest, units) such that the units of two lists of (vertex, units) are used up in order.
 
-    It ends when one of the lists is used up.
+    The iteration ends when one of the lists is used up.
     """
     senders, receivers = list(reversed(into)), list(reversed(out))
     while senders and receivers:

@@ -33,7 +33,7 @@ _FABRIC = "network switch"
 class _System:
     """Collects the GPUs and links of one node from a topology file.
 
-    Its vertices have names that begin with `prefix`.
+    The names of the node's vertices begin with `prefix`.
     """
 
     network: NetworkBuilder

@@ -7,8 +7,8 @@ reduce_scatter is an all_gather on the reversed network. In a broadcast, only th
 tightest cut as well (Edmonds 1973); a reduce is its reverse.
 
 The search guesses the ratio of one cut. A source vertex supplies every rank with that rate; if each rank can receive
-the supplies of all ranks at once (a maximum flow), no cut is tighter. Otherwise a minimum cut is tighter, and its ratio
-is the next guess (Dinkelbach's method). All numbers are integers or fractions.
+the supplies of all ranks at once (a maximum flow), no cut is tighter. If some rank cannot, a minimum cut is tighter,
+and its ratio is the next guess (Dinkelbach's method). All numbers are integers or fractions.
 
 All_reduce: no formula is known. `compute_optimum` returns the largest of these lower bounds:
 

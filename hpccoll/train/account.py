@@ -1,8 +1,8 @@
 """The account of a mesh: bytes sent, times and peak memory of its training steps, measured, simulated and estimated.
 
 Simulation and estimate use a machine model that is measured first. The machine model's FLOP/s are those of a rank that
-trains the same model alone, while every other rank does so too. Its cost of messages comes from small and large
-all_reduces.
+trains the same model alone, while every other rank does so too. The cost of messages in the machine model comes from
+small and large all_reduces.
 """
 
 from __future__ import annotations

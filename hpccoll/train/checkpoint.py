@@ -81,8 +81,8 @@ class CheckpointDirectory:
     """The directory of the option --checkpoint, which one job at a time uses; `close` releases it.
 
     The constructor creates the directory, and waits for the end of another job that uses it, for up to `limit_s`
-    seconds: a job that is requeued may start before the processes of its lost node have ended. It raises UsageError if
-    the directory cannot be used.
+    seconds: a job that is requeued may start before the processes of its lost node have ended. The constructor raises
+    UsageError if the directory cannot be used.
     """
 
     def __init__(self, path: str | Path, limit_s: float = LOCK_LIMIT_S) -> None:

@@ -233,8 +233,8 @@ class GptModel(TrainedModel[GptConfig]):
     def list_tied_ranks(self, mesh: Mesh, rank: int) -> list[int]:
         """Return the ranks of the first and the last stage that hold the same part of the embedding as `rank`.
 
-        Their gradients come from different stages. The list is empty if both stages are on one rank, or if `rank` has
-        neither of them.
+        The gradients of the embedding on these ranks come from different stages. The list is empty if both stages are
+        on one rank, or if `rank` has neither of them.
         """
         along_pp = mesh.get_group_ranks(rank, "pp")
         tied = [along_pp[mesh.get_stage_index(stage)] for stage in (0, mesh.stages - 1)]

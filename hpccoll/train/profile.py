@@ -49,8 +49,8 @@ class RankProfile:
 class StepProfiler:
     """Records the activities of a few training steps of all ranks, and writes them as a trace.
 
-    It records PROFILED_STEPS steps after the first SKIPPED_STEPS, or the last steps of shorter runs. The constructor
-    synchronises the clocks of the ranks and is collective over `comm`.
+    The profiler records PROFILED_STEPS steps after the first SKIPPED_STEPS, or the last steps of shorter runs. The
+    constructor synchronises the clocks of the ranks and is collective over `comm`.
 
     Args:
         comm: all ranks of the run.

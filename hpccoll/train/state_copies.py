@@ -68,7 +68,8 @@ class StateCopy:
 class StateCopies:
     """The copies of training states that this rank keeps, for a recovery after the death of other ranks.
 
-    They are of its own state and, if `group` is not None, of a neighbour's. The constructor is collective over `group`.
+    The copies are of the rank's own state and, if `group` is not None, of a neighbour's. The constructor is collective
+    over `group`.
 
     Args:
         rank: this rank of the mesh.
@@ -117,9 +118,7 @@ class StateCopies:
         self.copies = self.copies[-1:]
 
     def _exchange(self, group: AxisGroup, own: Any) -> tuple[int, FlatState]:
-        """Send this rank's state to a neighbour of the group.
-
-        Return the rank and state of the neighbour on the other side.
+        """Send this rank's state to a neighbour, and return the rank and the state of the neighbour on the other side.
 
         Collective over the group. Cost: a message of the bytes of the state. The first call also gathers the pieces of
         all ranks of the group.

@@ -90,7 +90,8 @@ class SurvivingTraining:
         """Context manager that records the death of ranks during its body, and makes other ranks leave their calls too.
 
         After a death, calls of a group without dead ranks raise another CommunicationError on a rank if another rank of
-        the group has left its calls. This error becomes the RankLostError of `comm`.
+        the group has left its calls. The context manager replaces the CommunicationError by the RankLostError of
+        `comm`.
         """
         try:
             yield
@@ -183,10 +184,7 @@ class SurvivingTraining:
 
 
 def _find_death(comm: Communicator) -> RankLostError | None:
-    """Return the error that names the dead ranks of `comm`.
-
-    Wait up to DEATH_KNOWN_S seconds for it, then return None.
-    """
+    """Return the error that names the dead ranks of `comm`; None if no death is known within DEATH_KNOWN_S seconds."""
     end = time.monotonic() + DEATH_KNOWN_S
     while not comm.lost_ranks:
         if time.monotonic() > end:

@@ -159,8 +159,8 @@ class TorchSide:
 def run_comparison(trainer: Trainer, backend: str, on_step: Callable[[TrainStepRecord], None]) -> TrainCompareRecord:
     """Run all training steps by hpccoll and by torch in turns, and return the comparison of their times; collective.
 
-    Both train from the same parameters on the same batches, and must have the same gradients in the first step. The one
-    that runs first alternates.
+    hpccoll and torch train from the same parameters on the same batches, and must have the same gradients in the first
+    step. The order of the two alternates from step to step.
 
     Args:
         trainer: hpccoll's training.

@@ -4,11 +4,12 @@ Let n ranks have n chunks, and let a plan do the same at rank r + p as at rank r
 increased by p (modulo n). Then the execution of the plan, rotated by p, is the execution itself: chunk c + p of rank
 r + p has the contributions of chunk c of rank r, with all ranks increased by p. The promise of an all_gather, a
 reduce_scatter and an all_reduce is invariant under the same rotation. So if chunks 0 to p - 1 are right at all ranks,
-all chunks are. This is an argument about all ranks, not a sample: `prove_by_symmetry` checks the rotation for every
-rank of every round, that each send meets its receive, and that both ends have the same number of chunks.
+all chunks are. The proof is about all ranks, not a sample: `prove_by_symmetry` checks the rotation for every rank of
+every round, that each send meets its receive, and that both ends have the same number of chunks.
 
-Instead of n * n chunks, the proof keeps n * p, so its memory is O(n p), and its time O(n p) per round. It needs regions
-that are cyclic intervals (`Span`), and messages that leave chunks in place; other plans are not proven this way.
+Instead of n * n chunks, the proof keeps n * p, so its memory is O(n p), and its time O(n p) per round. The proof by
+symmetry needs regions that are cyclic intervals (`Span`), and messages that leave chunks in place; other plans cannot
+be proven by symmetry.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ def count_traffic(program: BlockProgram, executed: Iterable[ExecutedStep]) -> di
 class _ValueCheck:
     """Checks the values of a program: executes its steps on symbolic contents (a chunk and its contributing ranks).
 
-    It keeps the contents of all cells, and the steps that last used each cell, for the detection of data races.
+    The object keeps the contents of all cells and, to detect data races, the steps that last used each cell.
     """
 
     def __init__(self, program: BlockProgram) -> None:

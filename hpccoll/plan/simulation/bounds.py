@@ -62,7 +62,8 @@ def compute_broadcast_bound(n: int, alpha_s: float, overhead_s: float, at_once: 
     """Return the shortest time in seconds in which a broadcast can reach n ranks by messages.
 
     A rank that receives the data after a chain of i messages, whose senders sent j other messages before, has it at i
-    alpha + j overhead. Such ranks are counted together, so the cost is that of the distinct pairs (i, j).
+    alpha + j overhead. Ranks with equal i and j are counted together, so the function takes time for each distinct pair
+    (i, j).
 
     Args:
         n: the number of ranks.

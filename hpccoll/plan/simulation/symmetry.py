@@ -30,8 +30,8 @@ _MOST_LISTED = 2**16  # chunks of a message that are listed one by one
 def find_period(plan: Plan, machine: Machine, chunk_bytes: ChunkBytes) -> int:
     """Return the number of ranks that a simulation needs: they represent all n ranks.
 
-    It is a period of plan, machine and chunk sizes, or n. Raises PlanError if the plan states a period that it does not
-    have.
+    The number is a common period of plan, machine model and chunk sizes, or n if there is none. Raises PlanError if the
+    plan states a period that it does not have.
     """
     n = plan.ranks
     if plan.period is None or chunk_bytes.sizes.ndim == 2:

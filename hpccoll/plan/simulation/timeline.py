@@ -36,7 +36,7 @@ class Slice:
 class TimelineMessage:
     """A message in a timeline: it leaves `source` no earlier than `sent_us` and is at `dest` by `received_us`.
 
-    Both times are in microseconds.
+    The times `sent_us` and `received_us` are in microseconds.
     """
 
     source: int
