@@ -1,4 +1,4 @@
-"""The base classes of the trained models: a model with its shards on a mesh, and the layers of a rank's pipeline stages."""
+"""The base classes of the trained models: a model with its shards, and the layers of a rank's pipeline stages."""
 
 from __future__ import annotations
 

@@ -15,7 +15,8 @@ two deaths.
   waits in an earlier round, so that the chain of waits ends at the dead rank, and all ranks of the chain raise.
 
 A survivor that raises an error knows which ranks are dead, but its output is undefined, and it does not know whether
-other survivors have finished. `SurvivalProof.split_deaths` counts the deaths after which some survivors finish, although others raise.
+other survivors have finished. `SurvivalProof.split_deaths` counts the deaths after which some survivors finish,
+although others raise.
 
 A death is one bit of an integer, so that one pass over the rounds follows all deaths at once. Cost: O(chunks moved)
 operations on integers of 2 * ranks * rounds bits.

@@ -1,9 +1,9 @@
 """Reader of MSCCL algorithm files (XML), as MSCCL, RCCL and msccl-executor-nccl load them.
 
 A step has one of the types s (send), r (receive), rcs (receive, copy, send), rrs (receive, reduce, send), rrc (receive,
-reduce, copy), rrcs, cpy (copy), re (reduce) and nop. `depid` and `deps` name a step of another thread block of the
-rank that must be done before. A thread block signals its progress to others only at steps with `hasdep="1"`. Messages between
-two ranks on one channel arrive in order. Source: the parsers of microsoft/msccl and ROCm/rccl
+reduce, copy), rrcs, cpy (copy), re (reduce) and nop. `depid` and `deps` name a step of another thread block of the rank
+that must be done before. A thread block signals its progress to others only at steps with `hasdep="1"`. Messages
+between two ranks on one channel arrive in order. Source: the parsers of microsoft/msccl and ROCm/rccl
 (src/misc/msccl/msccl_parser.cc), whose rules on attributes, peers and buffers are those of this reader.
 """
 

@@ -2,9 +2,9 @@
 
 Operations of a thread block put data into buffers of other ranks, get data from there, reduce, and signal. A wait
 counts the signals of one channel; the nth channel of a rank to a peer is connected to the nth channel of this peer to
-the rank. Packets carry flags: the reader of a packet waits for it. A pipeline is read as one iteration of its operations.
-A switch (multimem) operation reduces or stores on all ranks of its group. A chunk is cut into pieces where a group of
-thread blocks shares an operation. Relaxed signals order steps like other signals.
+the rank. Packets carry flags: the reader of a packet waits for it. A pipeline is read as one iteration of its
+operations. A switch (multimem) operation reduces or stores on all ranks of its group. A chunk is cut into pieces where
+a group of thread blocks shares an operation. Relaxed signals order steps like other signals.
 
 Source: microsoft/mscclpp, src/core/executor/execution_plan.cc and src/core/include/execution_kernel.hpp.
 """
