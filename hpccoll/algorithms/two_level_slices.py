@@ -183,7 +183,7 @@ def all_reduce_ring(rank: IntArray, n: int, nodes: Groups | None = None) -> Roun
     """Plan an all-reduce: owners reduce slices, all-reduce them on a ring of nodes, and store them to their node.
 
     Returns the rounds of the ranks in the array `rank`, of n ranks. `nodes` has the ranks of each node (None: one
-    node).
+    node). A slice is the share of the message that one rank of each node, its owner, works on.
     """
     return all_reduce_across_nodes(rank, nodes or Groups((n,)), "ring")
 
@@ -204,7 +204,7 @@ def all_reduce_doubling(rank: IntArray, n: int, nodes: Groups | None = None) -> 
     """Plan an all-reduce: owners reduce slices, all-reduce them by recursive doubling, and store them to their node.
 
     Returns the rounds of the ranks in the array `rank`, of n ranks. `nodes` has the ranks of each node (None: one
-    node).
+    node). A slice is the share of the message that one rank of each node, its owner, works on.
     """
     return all_reduce_across_nodes(rank, nodes or Groups((n,)), "recursive_doubling")
 
@@ -239,7 +239,7 @@ def broadcast_chain_cost(n: int, root: int, nodes: Groups | None = None) -> Cost
     """N nodes broadcast in N + 1 steps; a slice's owner sends it at most once and stores it to its node's ranks.
 
     Returns the cost of `broadcast/hierarchical_chain` on n ranks; S is the message size in bytes. `nodes` has the ranks
-    of each node (None: one node).
+    of each node (None: one node). A slice is the share of the message that one rank of each node, its owner, works on.
     """
     return _broadcast_cost(n, nodes or Groups((n,)), root, "chain")
 
@@ -251,7 +251,7 @@ def broadcast_chain(rank: IntArray, n: int, root: int, nodes: Groups | None = No
     """Plan a broadcast: slices are loaded from the root, sent along a chain of nodes, and stored to all ranks.
 
     Returns the rounds of the ranks in the array `rank`, of n ranks. `root` is the root rank and `nodes` has the ranks
-    of each node (None: one node).
+    of each node (None: one node). A slice is the share of the message that one rank of each node, its owner, works on.
     """
     return _broadcast(rank, nodes or Groups((n,)), root, "chain")
 
@@ -270,7 +270,7 @@ def broadcast_tree(rank: IntArray, n: int, root: int, nodes: Groups | None = Non
     """Plan a broadcast: slices are loaded from the root, sent down a tree of nodes, and stored to all ranks.
 
     Returns the rounds of the ranks in the array `rank`, of n ranks. `root` is the root rank and `nodes` has the ranks
-    of each node (None: one node).
+    of each node (None: one node). A slice is the share of the message that one rank of each node, its owner, works on.
     """
     return _broadcast(rank, nodes or Groups((n,)), root, "tree")
 
@@ -304,7 +304,7 @@ def reduce_chain_cost(n: int, root: int, nodes: Groups | None = None) -> Cost:
     """N nodes of L ranks reduce in N + 1 steps; a slice's owner loads L - 1 slices and sends or stores one.
 
     Returns the cost of `reduce/hierarchical_chain` on n ranks; S is the message size in bytes. `nodes` has the ranks of
-    each node (None: one node).
+    each node (None: one node). A slice is the share of the message that one rank of each node, its owner, works on.
     """
     return _reduce_cost(n, nodes or Groups((n,)), root, "chain")
 
@@ -314,7 +314,7 @@ def reduce_chain(rank: IntArray, n: int, root: int, nodes: Groups | None = None)
     """Plan a reduce: owners reduce slices within each node and along a chain of nodes, and store them to the root.
 
     Returns the rounds of the ranks in the array `rank`, of n ranks. `root` is the root rank and `nodes` has the ranks
-    of each node (None: one node).
+    of each node (None: one node). A slice is the share of the message that one rank of each node, its owner, works on.
     """
     return _reduce(rank, nodes or Groups((n,)), root, "chain")
 
@@ -323,7 +323,7 @@ def reduce_tree_cost(n: int, root: int, nodes: Groups | None = None) -> Cost:
     """N nodes of L ranks reduce in 2 + ceil(log2 N) steps; a slice's owner loads L - 1 and sends or stores 1.
 
     Returns the cost of `reduce/hierarchical_tree` on n ranks; S is the message size in bytes. `nodes` has the ranks of
-    each node (None: one node).
+    each node (None: one node). A slice is the share of the message that one rank of each node, its owner, works on.
     """
     return _reduce_cost(n, nodes or Groups((n,)), root, "tree")
 
@@ -333,7 +333,7 @@ def reduce_tree(rank: IntArray, n: int, root: int, nodes: Groups | None = None) 
     """Plan a reduce: owners reduce slices within nodes and up a binomial tree of nodes, and store them to the root.
 
     Returns the rounds of the ranks in the array `rank`, of n ranks. `root` is the root rank and `nodes` has the ranks
-    of each node (None: one node).
+    of each node (None: one node). A slice is the share of the message that one rank of each node, its owner, works on.
     """
     return _reduce(rank, nodes or Groups((n,)), root, "tree")
 

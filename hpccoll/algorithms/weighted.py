@@ -76,7 +76,7 @@ def weighted_cost(n: int, chunks: int = 1, rates: tuple[int, ...] = ()) -> Cost:
 
 @algorithm(Operation.ALL_REDUCE, "weighted", weighted_cost, grows_linearly=True)
 def weighted(rank: IntArray, n: int, chunks: int = 1, rates: tuple[int, ...] = ()) -> Rounds:
-    """Plan an all-reduce: owners of uneven shares reduce each piece of them, and send it while they reduce the next.
+    """Plan an all-reduce: ranks own uneven shares of the message; an owner reduces a piece while it sends the last.
 
     Returns the rounds of the ranks in the array `rank`, of n ranks. `chunks` is the number k of pieces of the message
     and `rates` has the rates of the links.

@@ -26,7 +26,7 @@ _MOST_CACHED_PEERS = 2**21  # most cached pairs of peer arrays times simulated r
 
 @dataclass(frozen=True, slots=True)
 class PeerLinks:
-    """The peers of each rank in a step of messages and the costs of the links to them, as arrays of shape (P,).
+    """The peers of each simulated rank in a step of messages and the costs of their links, as arrays by rank.
 
     `dest` and `source` are the peer arrays of the plan; `dest_index` and `source_index` are the simulated ranks that
     represent these peers (for a rank without a peer, the rank itself). `far` marks ranks whose message leaves their
