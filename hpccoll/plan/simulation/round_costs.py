@@ -153,7 +153,7 @@ class RoundPricer:
     def find_busiest_shared(self) -> float:
         """Return the bytes on the busiest link between switches, divided by its bandwidth in NICs.
 
-        0 if there is none.
+        The result is 0 if nodes share no links.
         """
         self._add_up_cached()
         most = max((float(links.max(initial=0.0)) for links in self._shared_sums), default=0.0)
