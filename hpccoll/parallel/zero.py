@@ -261,7 +261,7 @@ class ZeroShards:
                 parameter.grad = None
 
     def run(self, stage: int, number: int, function: Callable[[Any], Any], x: Any) -> Any:
-        """Return function(x) for part `number` of a stage; collective.
+        """Run part `number` of a stage: return function(x) with the part's parameters gathered; collective.
 
         ZeRO-3 gathers the part's parameters for the forward and the backward pass. While the part computes, it gathers
         the parameters of the part that computes next. Afterwards it frees those that no later part of the stage uses.

@@ -209,7 +209,7 @@ class Fence:
     leader: IntArray
 
     def reversed(self, op: Ints) -> Fence:  # noqa: ARG002 - the signature of the other steps
-        """Return the fence unchanged."""
+        """Return the fence unchanged, because a barrier has no direction; `op` is ignored."""
         return self
 
     def map_peers(self, change: PeerMap) -> Fence:

@@ -52,7 +52,7 @@ def synthesize(
     parts = [_send_down(forest, units, pieces) for forest in forests]
 
     def make(rank: IntArray) -> Rounds:
-        """Return the rounds of the ranks in the array `rank`."""
+        """Return the rounds of the synthesized plan for the ranks in the array `rank`."""
         rounds = [part(rank) for part in parts]
         first, *rest = [
             each.reversed(Op.OWN_FIRST) if half in REVERSED else each for half, each in zip(halves, rounds, strict=True)

@@ -398,9 +398,9 @@ def limit_threads(environ: Mapping[str, str]) -> None:
 
 
 def keep_freed_memory() -> None:
-    """Let the C library keep the memory of freed tensors for new ones, if it is glibc.
+    """Let glibc, if it is the C library, keep the memory of freed tensors for new ones.
 
-    Otherwise glibc returns the memory of large tensors to the operating system, and the page faults of new tensors
+    By default, glibc returns the memory of large tensors to the operating system, and the page faults of new tensors
     take a large part of a training step.
     """
     library = ctypes.CDLL(None)

@@ -130,7 +130,7 @@ def make_listed_rounds(
     builders = [_step_builders(messages, fences) for messages, fences in listed]
 
     def make(rank: IntArray) -> Rounds:
-        """Return the rounds of the ranks in the array `rank`."""
+        """Return the listed rounds for the ranks in the array `rank`."""
         return Rounds(len(builders), chunks, lambda t: [build(rank, n) for build in builders[t]])
 
     return make

@@ -184,7 +184,7 @@ class TransferReader:
         return self._tabulate(values, what)[step, row]
 
     def _match_peers(self, moves: list[Move], sources: IntArray) -> None:
-        """Raise PlanError unless each step's sends and receives match.
+        """Raise PlanError unless each send in the steps `moves` has its receive in the same step, and the reverse.
 
         `sources` has the source of each rank in each step, shape (steps, ranks).
         """

@@ -46,7 +46,7 @@ class PassTimes:
         return sum(self.get_pass_time(action.kind) for action in step)
 
     def get_pass_time(self, kind: ActionKind) -> float:
-        """Return the time of a pass of the given kind."""
+        """Return the time of a forward or backward pass of the given kind, in the unit of the other times."""
         if kind == ActionKind.FORWARD:
             return self.forward
         with_inputs = self.backward_input if kind in GIVES_INPUT_GRADIENT else 0
