@@ -138,7 +138,7 @@ class RankLayers(ABC, Generic[ConfigT]):
         """Return the shape, per sample, of the input of stage number `stage` on this rank."""
 
     def list_parameters(self) -> dict[int, list[list[Any]]]:
-        """Return, by stage of this rank, the parameters of each part, such as a block of a GPT, which ZeRO-3 gathers at once."""
+        """Return, by stage of this rank, the parameters of each part that ZeRO-3 gathers at once, such as a block."""
         return {
             stage: [[self._by_name[name] for name in part.names] for part in parts]
             for stage, parts in self.parts.items()
