@@ -56,18 +56,19 @@ def _prefer_shared(
     )
 
 
-# The rules follow from timings of all_reduce with new arrays in each call, on two cores of an AMD EPYC, with MPICH
-# 5.0.2. These are the medians in microseconds. On 2 ranks, for 8 B, 1 KiB, 4 KiB, 16 KiB, 64 KiB, 256 KiB and 1 MiB:
-# MPI library: 2.0, 4.2, 4.5, 15, 28, 73, 198; shared_one_shot: 0.5, 0.8, 1.2, 3.9, 12, 37, 198;
-# shared_two_shot: 0.6, 0.9, 1.3, 2.1, 5.4, 17, 145.
-# On 4 ranks, for 64 KiB, 256 KiB, 1 MiB and 4 MiB: MPI library: 286, 575, 1246, 4418; shared_two_shot: 99, 363, 1088,
-# 3097.
-# For 4 KiB and 16 KiB on 4 ranks, shared_one_shot takes 36 and 85 where the MPI library takes 156 and 378; for 16 KiB,
-# shared_two_shot takes as long as shared_one_shot there.
-# In shared_one_shot, the work of a rank grows with the number of ranks, because each rank reads the messages of all
-# ranks. On 16 cores of an Intel Xeon, for 1 KiB, 4 KiB, 16 KiB and 64 KiB, shared_one_shot takes 5.0, 8.3, 25 and 93 on
-# 8 ranks, and 7.7, 12, 49 and 200 on 16 ranks. shared_two_shot takes 11 for 16 KiB and 24 for 64 KiB on 8 ranks, 17 and
-# 36 on 16 ranks; for 256 KiB and 1 MiB, 90 and 392 on 8 ranks, where rabenseifner takes 137 and 478.
+# The rules follow from timings with new arrays in each call, on two cores of an AMD EPYC, with MPICH 5.0.2.
+# An all_reduce of 8 B, 4 KiB, 64 KiB and 1 MiB on 2 ranks takes 2.0, 4.5, 28 and 198 us by the MPI library.
+# On 2 ranks, an all_reduce of 8 B, 4 KiB, 64 KiB and 1 MiB takes 0.5, 1.2, 12 and 198 us by `shared_one_shot`.
+# On 2 ranks, an all_reduce of 8 B, 4 KiB, 64 KiB and 1 MiB takes 0.6, 1.3, 5.4 and 145 us by `shared_two_shot`.
+# An all_reduce of 64 KiB, 256 KiB, 1 MiB and 4 MiB on 4 ranks takes 286, 575, 1246 and 4418 us by the MPI library.
+# For 64 KiB, 256 KiB, 1 MiB and 4 MiB on 4 ranks, `shared_two_shot` takes 99, 363, 1088 and 3097 us.
+# For 4 KiB and 16 KiB on 4 ranks, `shared_one_shot` takes 36 and 85 us, and the MPI library 156 and 378 us.
+# For 16 KiB on 4 ranks, `shared_two_shot` takes as long as `shared_one_shot`.
+# In `shared_one_shot`, each rank reads the messages of all ranks, so its work grows with the number of ranks.
+# On 8 ranks (16 cores of an Intel Xeon), `shared_one_shot` takes 5.0, 25 and 93 us for 1 KiB, 16 KiB and 64 KiB.
+# On 16 ranks (16 cores of an Intel Xeon), `shared_one_shot` takes 7.7, 49 and 200 us for 1 KiB, 16 KiB and 64 KiB.
+# For 16 KiB and 64 KiB, `shared_two_shot` takes 11 and 24 us on 8 ranks of the Xeon, 17 and 36 us on 16 ranks.
+# For 256 KiB and 1 MiB on 8 ranks of the Xeon, `shared_two_shot` takes 90 and 392 us, and `rabenseifner` 137 and 478.
 ONE_NODE_RULES: dict[tuple[Operation, BufferKind], tuple[SizeRule, ...]] = {
     (Operation.ALL_REDUCE, BufferKind.HOST): (
         SizeRule(KiB, ("shared_one_shot", MPI_LIBRARY), most_ranks=16),
@@ -77,27 +78,34 @@ ONE_NODE_RULES: dict[tuple[Operation, BufferKind], tuple[SizeRule, ...]] = {
         SizeRule(256 * KiB, ("shared_two_shot", MPI_LIBRARY)),
         SizeRule(ANY_SIZE, ("shared_two_shot", "rabenseifner")),
     ),
-    # Symmetric buffers on 2 ranks, for 8 B, 4 KiB and 64 KiB: `shared_two_shot` 1.2, 1.4 and 2.1 us, MPI 3.3, 6.1 and
-    # 24 us; on 4 ranks that share 2 cores 9.9, 10 and 13 us, MPI 19, 33 and 96 us.
+    # With symmetric buffers on 2 ranks, `shared_two_shot` takes 1.2 and 2.1 us for 8 B and 64 KiB, MPI 3.3 and 24 us.
+    # On 4 ranks that share 2 cores, `shared_two_shot` takes 9.9 and 13 us for 8 B and 64 KiB, MPI 19 and 96 us.
     (Operation.ALL_REDUCE, BufferKind.SYMMETRIC): (SizeRule(ANY_SIZE, ("shared_two_shot",)),),
     (Operation.BARRIER, BufferKind.HOST): (
         SizeRule(ANY_SIZE, ("shared", MPI_LIBRARY), most_ranks=16),
         SizeRule(ANY_SIZE, (MPI_LIBRARY, "shared")),
     ),
-    # New host arrays in every call on 2 ranks, for 8 B, 16 KiB and 256 KiB. Broadcast: MPI takes 4.2, 14 and 39 us,
-    # `shared` 0.8, 5.5 and 31 us. all_gather: 9.5, 17 and 47 us by MPI, 4.3, 5.8 and 24 us by `shared`.
-    # reduce: 9.9, 29 and 109 us by MPI, 1.4, 3.0 and 24 us by `shared`. reduce_scatter: 17, 26 and 93 us by MPI, 4.9,
-    # 5.5 and 24 us by `shared`. all_to_all: 16, 49 and 360 us by MPI, 4.7, 12 and 219 us by `shared`. On 4 ranks,
-    # `shared` takes 0.2 to 0.5 of MPI's time up to 64 KiB, but 1.2 of its time in a broadcast below 16 KiB. In half of
-    # the jobs on another day, a broadcast of 256 KiB by `shared` took 115 us, in the others 28 us, and by MPI 27 us in
-    # all of them, 47 us if the root had changed the array.
+    # A broadcast of 8 B, 16 KiB and 256 KiB on 2 ranks takes 4.2, 14 and 39 us by MPI, 0.8, 5.5 and 31 us by `shared`.
+    # An all_gather of 8 B, 16 KiB and 256 KiB on 2 ranks takes 9.5, 17 and 47 us by MPI, 4.3, 5.8 and 24 us by `shared`.
+    # A reduce of 8 B, 16 KiB and 256 KiB on 2 ranks takes 9.9, 29 and 109 us by MPI, 1.4, 3.0 and 24 us by `shared`.
+    # A reduce_scatter of 8 B, 16 KiB and 256 KiB on 2 ranks takes 17, 26 and 93 us by MPI, 4.9, 5.5 and 24 by `shared`.
+    # An all_to_all of 8 B, 16 KiB and 256 KiB on 2 ranks takes 16, 49 and 360 us by MPI, 4.7, 12 and 219 us by `shared`.
+    # On 4 ranks, `shared` takes 0.2 to 0.5 of MPI's time up to 64 KiB, but 1.2 of it in a broadcast below 16 KiB.
+    # On another day, a broadcast of 256 KiB by `shared` took 115 us in half of the jobs, and 28 us in the others.
+    # On the same day, a broadcast of 256 KiB by MPI took 27 us, and 47 us if the root had changed the array.
     (Operation.BROADCAST, BufferKind.HOST): _prefer_shared(128 * KiB, MPI_LIBRARY, most_ranks=2),
-    # On 4 ranks, for 256 KiB, 1 MiB, 4 MiB and 16 MiB: a reduce_scatter takes 215, 747, 2150 and 8160 us by MPI, 136,
-    # 802, 1630 and 5650 us by `bruck`, 69, 471, 1390 and 4160 us by `shared`. all_gather: 197, 818, 1700 and 5390 us by
-    # MPI, 149, 583, 1450 and 5470 us by `shared`. all_to_all: 204, 549, 2290 and 13400 us by MPI, 149, 456, 2300 and
-    # 10900 us by `shared`. A reduce of 128 KiB, 2 MiB and 32 MiB: 378, 6230 and 82000 us by MPI, 191, 1720 and 10800 us
-    # by `tree` and `chain`, 45, 1130 and 8710 us by `shared`. On 8 ranks, a reduce_scatter of 256 KiB and 16 MiB takes
-    # 1040 and 14300 us by MPI, 840 and 14800 us by `bruck`, 480 and 9880 us by `shared`.
+    # On 4 ranks, a reduce_scatter of 256 KiB, 1 MiB, 4 MiB and 16 MiB takes 215, 747, 2150 and 8160 us by MPI.
+    # A reduce_scatter of 256 KiB, 1 MiB, 4 MiB and 16 MiB takes 136, 802, 1630 and 5650 us by `bruck` on 4 ranks.
+    # A reduce_scatter of 256 KiB, 1 MiB, 4 MiB and 16 MiB takes 69, 471, 1390 and 4160 us by `shared` on 4 ranks.
+    # On 4 ranks, an all_gather of 256 KiB, 1 MiB, 4 MiB and 16 MiB takes 197, 818, 1700 and 5390 us by MPI.
+    # An all_gather of 256 KiB, 1 MiB, 4 MiB and 16 MiB takes 149, 583, 1450 and 5470 us by `shared` on 4 ranks.
+    # On 4 ranks, an all_to_all of 256 KiB, 1 MiB, 4 MiB and 16 MiB takes 204, 549, 2290 and 13400 us by MPI.
+    # An all_to_all of 256 KiB, 1 MiB, 4 MiB and 16 MiB takes 149, 456, 2300 and 10900 us by `shared` on 4 ranks.
+    # On 4 ranks, a reduce of 128 KiB, 2 MiB and 32 MiB takes 378, 6230 and 82000 us by MPI.
+    # On 4 ranks, a reduce of 128 KiB, 2 MiB and 32 MiB takes 191, 1720 and 10800 us by `tree` and `chain`.
+    # On 4 ranks, a reduce of 128 KiB, 2 MiB and 32 MiB takes 45, 1130 and 8710 us by `shared`.
+    # On 8 ranks, a reduce_scatter of 256 KiB takes 1040 us by MPI, 840 us by `bruck` and 480 us by `shared`.
+    # On 8 ranks, a reduce_scatter of 16 MiB takes 14300 us by MPI, 14800 us by `bruck` and 9880 us by `shared`.
     (Operation.ALL_GATHER, BufferKind.HOST): _prefer_shared(512 * KiB, MPI_LIBRARY, on_four_below=8 * MiB),
     (Operation.REDUCE, BufferKind.HOST): (
         *_prefer_shared(128 * KiB)[:-1],
@@ -109,8 +117,8 @@ ONE_NODE_RULES: dict[tuple[Operation, BufferKind], tuple[SizeRule, ...]] = {
         SizeRule(ANY_SIZE, ("shared",), most_ranks=8),
         SizeRule(ANY_SIZE, ()),
     ),
-    # On 2 ranks, for 16 KiB, MPI takes 5.0 us (gather) and 5.5 us (scatter), `shared` 1.6 us and 1.3 us; for 64 KiB,
-    # MPI 7.2 and 7.7 us, `shared` 6.0 and 5.8 us. For a scatter of 512 KiB, MPI takes 18 us and `shared` 35 us.
+    # On 2 ranks, a gather of 16 KiB and 64 KiB takes 5.0 and 7.2 us by MPI, 1.6 and 6.0 us by `shared`.
+    # On 2 ranks, a scatter of 16 KiB, 64 KiB and 512 KiB takes 5.5, 7.7 and 18 us by MPI, 1.3, 5.8 and 35 by `shared`.
     (Operation.GATHER, BufferKind.HOST): (
         SizeRule(16 * KiB, (MPI_LIBRARY,)),
         SizeRule(128 * KiB, ("shared", MPI_LIBRARY), most_ranks=2),
@@ -122,8 +130,9 @@ ONE_NODE_RULES: dict[tuple[Operation, BufferKind], tuple[SizeRule, ...]] = {
         SizeRule(ANY_SIZE, (MPI_LIBRARY,)),
     ),
     (Operation.ALL_TO_ALL, BufferKind.HOST): _prefer_shared(64 * KiB + 1, MPI_LIBRARY, on_four_below=2 * MiB),
-    # Symmetric buffers on 2 ranks, from 8 B to 4 KiB: `shared` 1.3 to 1.9 us, MPI 3.1 to 5.5 us. On 4 ranks that share
-    # 2 cores, `shared` takes 10 us, MPI 18 to 30 us, but 5 to 7 us where not every rank waits for all others.
+    # With symmetric buffers on 2 ranks, `shared` takes 1.3 to 1.9 us from 8 B to 4 KiB, and MPI 3.1 to 5.5 us.
+    # On 4 ranks that share 2 cores, `shared` takes 10 us from 8 B to 4 KiB, and MPI 18 to 30 us.
+    # On 4 ranks that share 2 cores, MPI takes 5 to 7 us for collectives in which not every rank waits for all others.
     **{
         (operation, BufferKind.SYMMETRIC): (SizeRule(ANY_SIZE, ("shared",)),)
         for operation in (Operation.ALL_GATHER, Operation.REDUCE_SCATTER, Operation.ALL_TO_ALL)
@@ -138,10 +147,11 @@ ONE_NODE_RULES: dict[tuple[Operation, BufferKind], tuple[SizeRule, ...]] = {
     },
 }
 
-# Calls on one node, in host memory, for which one plan serves many calls: prepared calls, and blocking calls of equal
-# blocks. (A plan for new block sizes takes milliseconds.) For 8 B and 12 KB on 2 ranks, a gather takes 2.1 and 2.2 us
-# in mpi4py, 0.9 and 1.4 us by `tree`; a scatter 1.8 and 2.0 us in mpi4py, 0.7 and 1.1 us by `shared`. On 4 ranks that
-# share 2 cores, a gather takes 9 to 14 us in mpi4py, and 5 to 7 us by `tree`.
+# These rules are for calls on one node, in host memory, for which one plan serves many calls.
+# A plan serves prepared calls, and blocking calls of equal blocks; a plan for new block sizes takes milliseconds.
+# A gather of 8 B and 12 KB on 2 ranks takes 2.1 and 2.2 us in mpi4py, 0.9 and 1.4 us by `tree`.
+# A scatter of 8 B and 12 KB on 2 ranks takes 1.8 and 2.0 us in mpi4py, 0.7 and 1.1 us by `shared`.
+# On 4 ranks that share 2 cores, a gather takes 9 to 14 us in mpi4py, and 5 to 7 us by `tree`.
 REUSED_PLAN_RULES: dict[Operation, tuple[SizeRule, ...]] = {
     Operation.GATHER: (SizeRule(16 * KiB, ("tree", MPI_LIBRARY), most_ranks=4),),
     Operation.SCATTER: (SizeRule(16 * KiB, ("shared", MPI_LIBRARY), most_ranks=2),),
@@ -164,9 +174,11 @@ MULTI_NODE_RULES: dict[Operation, tuple[SizeRule, ...]] = {
 }
 
 # With one rank per node, two-level plans gain nothing from shared memory, and asynchronous ones wait for each other.
-# On two nodes of `hpccoll lab` without a limit of the rate, an all_reduce of 128 KiB (8 MiB) takes 79 us (8.4 ms) by
-# two-level plans, and 51 us by `recursive_doubling` (5.9 ms by `ring`). For an all_gather of 1 MiB, `hierarchical_ring`
-# takes 379 us and `ring` 243 us; for a reduce_scatter, 386 us and 281 us.
+# The following times are from two nodes of `hpccoll lab` without a limit of the rate.
+# An all_reduce of 128 KiB between two nodes takes 79 us by two-level plans, and 51 us by `recursive_doubling`.
+# An all_reduce of 8 MiB between two nodes takes 8.4 ms by two-level plans, and 5.9 ms by `ring`.
+# Between two nodes, `hierarchical_ring` and `ring` take 379 and 243 us for an all_gather of 1 MiB.
+# Between two nodes, `hierarchical_ring` and `ring` take 386 and 281 us for a reduce_scatter of 1 MiB.
 ONE_RANK_PER_NODE_RULES: dict[Operation, tuple[SizeRule, ...]] = {
     Operation.ALL_REDUCE: _prefer_plans("recursive_doubling", 512 * KiB, "ring"),
     Operation.REDUCE_SCATTER: _prefer_plans("bruck", 512 * KiB, "ring"),
