@@ -86,10 +86,10 @@ ONE_NODE_RULES: dict[tuple[Operation, BufferKind], tuple[SizeRule, ...]] = {
         SizeRule(ANY_SIZE, (MPI_LIBRARY, "shared")),
     ),
     # A broadcast of 8 B, 16 KiB and 256 KiB on 2 ranks takes 4.2, 14 and 39 us by MPI, 0.8, 5.5 and 31 us by `shared`.
-    # An all_gather of 8 B, 16 KiB and 256 KiB on 2 ranks takes 9.5, 17 and 47 us by MPI, 4.3, 5.8 and 24 us by `shared`.
+    # An all_gather of 8 B, 16 KiB and 256 KiB on 2 ranks takes 9.5, 17 and 47 us by MPI, 4.3, 5.8 and 24 by `shared`.
     # A reduce of 8 B, 16 KiB and 256 KiB on 2 ranks takes 9.9, 29 and 109 us by MPI, 1.4, 3.0 and 24 us by `shared`.
     # A reduce_scatter of 8 B, 16 KiB and 256 KiB on 2 ranks takes 17, 26 and 93 us by MPI, 4.9, 5.5 and 24 by `shared`.
-    # An all_to_all of 8 B, 16 KiB and 256 KiB on 2 ranks takes 16, 49 and 360 us by MPI, 4.7, 12 and 219 us by `shared`.
+    # An all_to_all of 8 B, 16 KiB and 256 KiB on 2 ranks takes 16, 49 and 360 us by MPI, 4.7, 12 and 219 by `shared`.
     # On 4 ranks, `shared` takes 0.2 to 0.5 of MPI's time up to 64 KiB, but 1.2 of it in a broadcast below 16 KiB.
     # On another day, a broadcast of 256 KiB by `shared` took 115 us in half of the jobs, and 28 us in the others.
     # On the same day, a broadcast of 256 KiB by MPI took 27 us, and 47 us if the root had changed the array.

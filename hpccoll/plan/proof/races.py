@@ -134,7 +134,7 @@ class _RaceChecker:
         first_writer, first_step = np.full((2, self.n * self.chunks), NO_PEER, np.int64)
         for number in np.unique(t[kind != MESSAGE]).tolist():
             own = slice(*np.searchsorted(t, (number, number + 1)))
-            # Only the first of several writes to a place counts, because `check_conflicts` rejects several writers.
+            # Only the first of several writes to a chunk counts, because `check_conflicts` rejects several writers.
             place = block.into[own][::-1]
             first_writer[place], first_step[place] = writer[own][::-1], step[own][::-1]
             read, at = block.out[own], reader[own]
