@@ -184,7 +184,10 @@ RUN_MUTANTS = {
         "    return !state->has_arrived;",
         "    state->has_arrived = false;\n    return true;",
     ),
-    "the next group begins with its second byte": ("{position->at + is_group + members, 0};", "{position->at + is_group + members, 1};"),
+    "the next group begins with its second byte": (
+        "{position->at + is_group + members, 0};",
+        "{position->at + is_group + members, 1};",
+    ),
     "an offset is lost": ("(location & ((UINT64_C(1) << OFFSET_BITS) - 1))", "0"),
     "a run in place does not compare the entries": ("agreement != RANKS_AGREE || !peers", "!peers"),
     "a run in place waits for nobody": (
