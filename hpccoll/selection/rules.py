@@ -32,26 +32,16 @@ def _prefer_plans(medium: str, medium_below: int, long: str) -> tuple[SizeRule, 
     return SizeRule(32 * KiB, (MPI_LIBRARY, medium)), SizeRule(medium_below, (medium,)), SizeRule(ANY_SIZE, (long,))
 
 
-def _prefer_shared(
-    below: float, *above: str, most_ranks: int = 4, on_four_below: float | None = None
-) -> tuple[SizeRule, ...]:
-    """Return rules for one node: the algorithm `shared` on few ranks, the MPI library below 16 KiB on others.
+def _prefer_shared(below: float, *above: str) -> tuple[SizeRule, ...]:
+    """Return rules for one node: the algorithm `shared` on at most 4 ranks, the MPI library below 16 KiB on others.
 
-    For longer messages, `above` is preferred.
-
-    Args:
-        below: the message size in bytes up to which `shared` is preferred on few ranks.
-        above: the candidates for longer messages, best first.
-        most_ranks: the largest number of ranks that counts as few.
-        on_four_below: a larger size up to which `shared` is preferred on 3 and 4 ranks; None if there is none.
+    `above` are the candidates, best first, for messages from `below` bytes on, and on more than 4 ranks from 16 KiB on.
     """
     few = ("shared", MPI_LIBRARY)
-    on_four = () if on_four_below is None else (SizeRule(on_four_below, above, 2), SizeRule(on_four_below, few, 4))
     return (
-        SizeRule(16 * KiB, few, most_ranks),
+        SizeRule(16 * KiB, few, 4),
         SizeRule(16 * KiB, (MPI_LIBRARY,)),
-        SizeRule(below, few, most_ranks),
-        *on_four,
+        SizeRule(below, few, 4),
         SizeRule(ANY_SIZE, above),
     )
 
@@ -85,51 +75,57 @@ ONE_NODE_RULES: dict[tuple[Operation, BufferKind], tuple[SizeRule, ...]] = {
         SizeRule(ANY_SIZE, ("shared", MPI_LIBRARY), most_ranks=16),
         SizeRule(ANY_SIZE, (MPI_LIBRARY, "shared")),
     ),
-    # A broadcast of 8 B, 16 KiB and 256 KiB on 2 ranks takes 4.2, 14 and 39 us by MPI, 0.8, 5.5 and 31 us by `shared`.
-    # An all_gather of 8 B, 16 KiB and 256 KiB on 2 ranks takes 9.5, 17 and 47 us by MPI, 4.3, 5.8 and 24 by `shared`.
-    # A reduce of 8 B, 16 KiB and 256 KiB on 2 ranks takes 9.9, 29 and 109 us by MPI, 1.4, 3.0 and 24 us by `shared`.
-    # A reduce_scatter of 8 B, 16 KiB and 256 KiB on 2 ranks takes 17, 26 and 93 us by MPI, 4.9, 5.5 and 24 by `shared`.
-    # An all_to_all of 8 B, 16 KiB and 256 KiB on 2 ranks takes 16, 49 and 360 us by MPI, 4.7, 12 and 219 by `shared`.
-    # On 4 ranks, `shared` takes 0.2 to 0.5 of MPI's time up to 64 KiB, but 1.2 of it in a broadcast below 16 KiB.
-    # On another day, a broadcast of 256 KiB by `shared` took 115 us in half of the jobs, and 28 us in the others.
-    # On the same day, a broadcast of 256 KiB by MPI took 27 us, and 47 us if the root had changed the array.
-    (Operation.BROADCAST, BufferKind.HOST): _prefer_shared(128 * KiB, MPI_LIBRARY, most_ranks=2),
-    # On 4 ranks, a reduce_scatter of 256 KiB, 1 MiB, 4 MiB and 16 MiB takes 215, 747, 2150 and 8160 us by MPI.
-    # A reduce_scatter of 256 KiB, 1 MiB, 4 MiB and 16 MiB takes 136, 802, 1630 and 5650 us by `bruck` on 4 ranks.
-    # A reduce_scatter of 256 KiB, 1 MiB, 4 MiB and 16 MiB takes 69, 471, 1390 and 4160 us by `shared` on 4 ranks.
-    # On 4 ranks, an all_gather of 256 KiB, 1 MiB, 4 MiB and 16 MiB takes 197, 818, 1700 and 5390 us by MPI.
-    # An all_gather of 256 KiB, 1 MiB, 4 MiB and 16 MiB takes 149, 583, 1450 and 5470 us by `shared` on 4 ranks.
-    # On 4 ranks, an all_to_all of 256 KiB, 1 MiB, 4 MiB and 16 MiB takes 204, 549, 2290 and 13400 us by MPI.
-    # An all_to_all of 256 KiB, 1 MiB, 4 MiB and 16 MiB takes 149, 456, 2300 and 10900 us by `shared` on 4 ranks.
-    # On 4 ranks, a reduce of 128 KiB, 2 MiB and 32 MiB takes 378, 6230 and 82000 us by MPI.
-    # On 4 ranks, a reduce of 128 KiB, 2 MiB and 32 MiB takes 191, 1720 and 10800 us by `tree` and `chain`.
-    # On 4 ranks, a reduce of 128 KiB, 2 MiB and 32 MiB takes 45, 1130 and 8710 us by `shared`.
-    # On 8 ranks, a reduce_scatter of 256 KiB takes 1040 us by MPI, 840 us by `bruck` and 480 us by `shared`.
-    # On 8 ranks, a reduce_scatter of 16 MiB takes 14300 us by MPI, 14800 us by `bruck` and 9880 us by `shared`.
-    (Operation.ALL_GATHER, BufferKind.HOST): _prefer_shared(512 * KiB, MPI_LIBRARY, on_four_below=8 * MiB),
-    (Operation.REDUCE, BufferKind.HOST): (
-        *_prefer_shared(128 * KiB)[:-1],
-        SizeRule(ANY_SIZE, ("shared",), most_ranks=8),
-        SizeRule(ANY_SIZE, ()),
-    ),
-    (Operation.REDUCE_SCATTER, BufferKind.HOST): (
-        *_prefer_shared(128 * KiB)[:-1],
-        SizeRule(ANY_SIZE, ("shared",), most_ranks=8),
-        SizeRule(ANY_SIZE, ()),
-    ),
-    # On 2 ranks, a gather of 16 KiB and 64 KiB takes 5.0 and 7.2 us by MPI, 1.6 and 6.0 us by `shared`.
-    # On 2 ranks, a scatter of 16 KiB, 64 KiB and 512 KiB takes 5.5, 7.7 and 18 us by MPI, 1.3, 5.8 and 35 by `shared`.
-    (Operation.GATHER, BufferKind.HOST): (
-        SizeRule(16 * KiB, (MPI_LIBRARY,)),
-        SizeRule(128 * KiB, ("shared", MPI_LIBRARY), most_ranks=2),
+    # The following times are from two cores of an EPYC, of calls on inputs that every rank has just written.
+    # MPI stands for MPICH, and the message sizes are those of the whole message.
+    # On 2 ranks, a broadcast of 16 KiB, 256 KiB, 1 MiB, 4 MiB and 16 MiB takes 8.9, 56, 97, 350 and 1810 us by MPI.
+    # On 2 ranks, a broadcast of 16 KiB, 256 KiB, 1 MiB, 4 MiB and 16 MiB takes 2.3, 18, 64, 226 and 1110 us by `shared`.
+    # On 2 ranks, an all_gather of 16 KiB, 256 KiB, 1 MiB, 4 MiB and 16 MiB takes 9.4, 47, 83, 222 and 1910 us by MPI.
+    # On 2 ranks, an all_gather of 16 KiB, 256 KiB, 1 MiB, 4 MiB and 16 MiB takes 2.3, 17, 59, 232 and 1940 us by `shared`.
+    # On 2 ranks, a reduce of 16 KiB, 256 KiB, 1 MiB, 4 MiB and 16 MiB takes 14, 70, 152, 835 and 18500 us by MPI.
+    # On 2 ranks, a reduce of 16 KiB, 256 KiB, 1 MiB, 4 MiB and 16 MiB takes 1.9, 14, 56, 272 and 2100 us by `shared`.
+    # On 2 ranks, a reduce_scatter of 16 KiB, 256 KiB, 1 MiB, 4 MiB and 16 MiB takes 11, 52, 114, 371 and 3090 us by MPI.
+    # On 2 ranks, a reduce_scatter of 16 KiB, 256 KiB, 1 MiB, 4 MiB and 16 MiB takes 2.1, 14, 51, 177 and 1750 us by `shared`.
+    # On 2 ranks, an all_to_all of 16 KiB, 256 KiB, 1 MiB, 4 MiB and 16 MiB takes 15, 32, 79, 246 and 2180 us by MPI.
+    # On 2 ranks, an all_to_all of 16 KiB, 256 KiB, 1 MiB, 4 MiB and 16 MiB takes 2.4, 15, 52, 235 and 2260 us by `shared`.
+    # On 4 ranks, a broadcast of 16 KiB, 256 KiB, 1 MiB, 4 MiB and 16 MiB takes 30, 149, 311, 679 and 4560 us by MPI.
+    # On 4 ranks, a broadcast of 16 KiB, 256 KiB, 1 MiB, 4 MiB and 16 MiB takes 13, 86, 237, 669 and 3880 us by `shared`.
+    # On 4 ranks, an all_gather of 16 KiB, 256 KiB, 1 MiB, 4 MiB and 16 MiB takes 34, 93, 204, 702 and 4710 us by MPI.
+    # On 4 ranks, an all_gather of 16 KiB, 256 KiB, 1 MiB, 4 MiB and 16 MiB takes 9, 37, 196, 776 and 4950 us by `shared`.
+    # On 4 ranks, a reduce of 16 KiB, 256 KiB, 1 MiB, 4 MiB and 16 MiB takes 49, 184, 508, 3730 and 36200 us by MPI.
+    # On 4 ranks, a reduce of 16 KiB, 256 KiB, 1 MiB, 4 MiB and 16 MiB takes 12, 53, 236, 1620 and 6890 us by `shared`.
+    # On 4 ranks, a reduce_scatter of 16 KiB, 256 KiB, 1 MiB, 4 MiB and 16 MiB takes 32, 114, 297, 1250 and 7440 us by MPI.
+    # On 4 ranks, a reduce_scatter of 16 KiB, 256 KiB, 1 MiB, 4 MiB and 16 MiB takes 8, 41, 157, 1070 and 5130 us by `shared`.
+    # On 4 ranks, an all_to_all of 16 KiB, 256 KiB, 1 MiB, 4 MiB and 16 MiB takes 37, 107, 216, 1510 and 6660 us by MPI.
+    # On 4 ranks, an all_to_all of 16 KiB, 256 KiB, 1 MiB, 4 MiB and 16 MiB takes 13, 84, 211, 1220 and 5640 us by `shared`.
+    # If the cores have no common cache, a broadcast of 512 KiB on 2 ranks takes 324 us by MPI and 93 us by `shared`.
+    # If the cores have no common cache, MPI broadcasts 512 KiB that the root has not changed in 73 us.
+    # On 4 ranks, a broadcast of 1 KiB takes 6.9 us by MPI, 9.4 us by `shared`, and 1.2 us by `tree`.
+    # In a broadcast by `tree`, no rank waits for all other ranks, as ranks do in one by `shared`.
+    # On 8 ranks, a reduce_scatter of 256 KiB and 16 MiB takes 1040 and 14300 us by MPI, 480 and 9880 us by `shared`.
+    (Operation.BROADCAST, BufferKind.HOST): (
+        SizeRule(8 * KiB, ("shared", MPI_LIBRARY), most_ranks=2),
+        SizeRule(8 * KiB, ("tree", MPI_LIBRARY), most_ranks=4),
+        SizeRule(ANY_SIZE, ("shared", MPI_LIBRARY), most_ranks=4),
         SizeRule(ANY_SIZE, (MPI_LIBRARY,)),
     ),
-    (Operation.SCATTER, BufferKind.HOST): (
-        SizeRule(16 * KiB, (MPI_LIBRARY,)),
-        SizeRule(128 * KiB, ("shared", MPI_LIBRARY), most_ranks=2),
-        SizeRule(ANY_SIZE, (MPI_LIBRARY,)),
-    ),
-    (Operation.ALL_TO_ALL, BufferKind.HOST): _prefer_shared(64 * KiB + 1, MPI_LIBRARY, on_four_below=2 * MiB),
+    (Operation.ALL_GATHER, BufferKind.HOST): _prefer_shared(8 * MiB, MPI_LIBRARY),
+    **{
+        (operation, BufferKind.HOST): (
+            *_prefer_shared(128 * KiB)[:-1],
+            SizeRule(ANY_SIZE, ("shared",), most_ranks=8),
+            SizeRule(ANY_SIZE, ()),
+        )
+        for operation in (Operation.REDUCE, Operation.REDUCE_SCATTER)
+    },
+    **{
+        (operation, BufferKind.HOST): (
+            SizeRule(16 * KiB, (MPI_LIBRARY,)),
+            SizeRule(128 * KiB, ("shared", MPI_LIBRARY), most_ranks=2),
+            SizeRule(ANY_SIZE, (MPI_LIBRARY,)),
+        )
+        for operation in (Operation.GATHER, Operation.SCATTER)
+    },
+    (Operation.ALL_TO_ALL, BufferKind.HOST): _prefer_shared(8 * MiB, MPI_LIBRARY),
     # With symmetric buffers on 2 ranks, `shared` takes 1.3 to 1.9 us from 8 B to 4 KiB, and MPI 3.1 to 5.5 us.
     # On 4 ranks that share 2 cores, `shared` takes 10 us from 8 B to 4 KiB, and MPI 18 to 30 us.
     # On 4 ranks that share 2 cores, MPI takes 5 to 7 us for collectives in which not every rank waits for all others.
@@ -149,12 +145,25 @@ ONE_NODE_RULES: dict[tuple[Operation, BufferKind], tuple[SizeRule, ...]] = {
 
 # These rules are for calls on one node, in host memory, for which one plan serves many calls.
 # A plan serves prepared calls, and blocking calls of equal blocks; a plan for new block sizes takes milliseconds.
-# A gather of 8 B and 12 KB on 2 ranks takes 2.1 and 2.2 us in mpi4py, 0.9 and 1.4 us by `tree`.
-# A scatter of 8 B and 12 KB on 2 ranks takes 1.8 and 2.0 us in mpi4py, 0.7 and 1.1 us by `shared`.
-# On 4 ranks that share 2 cores, a gather takes 9 to 14 us in mpi4py, and 5 to 7 us by `tree`.
+# A gather of 1 KiB, 64 KiB, 1 MiB and 4 MiB on 2 ranks takes 2.0, 10, 64 and 251 us by MPI.
+# A gather of 1 KiB, 64 KiB, 1 MiB and 4 MiB on 2 ranks takes 0.9, 4.1, 68 and 196 us by `shared`.
+# A scatter of 1 KiB, 64 KiB, 1 MiB and 4 MiB on 2 ranks takes 2.6, 12, 75 and 157 us by MPI.
+# A scatter of 1 KiB, 64 KiB, 1 MiB and 4 MiB on 2 ranks takes 0.8, 3.1, 55 and 131 us by `shared`.
+# On 4 ranks that share 2 cores, a gather of 1 KiB, 64 KiB, 1 MiB and 4 MiB takes 13, 40, 363 and 1400 us by MPI.
+# On 4 ranks that share 2 cores, a gather of 1 KiB, 64 KiB, 1 MiB and 4 MiB takes 15, 17, 78 and 204 us by `shared`.
+# On 4 ranks that share 2 cores, a scatter of 1 KiB, 64 KiB, 1 MiB and 4 MiB takes 7.5, 37, 148 and 641 us by MPI.
+# On 4 ranks that share 2 cores, a scatter of 1 KiB, 64 KiB, 1 MiB and 4 MiB takes 6.0, 14, 108 and 423 by `shared`.
+# On 4 ranks that share 2 cores, a gather of 1 KiB takes 5.1 us by `tree`, and a scatter of 1 KiB 1.2 us.
 REUSED_PLAN_RULES: dict[Operation, tuple[SizeRule, ...]] = {
-    Operation.GATHER: (SizeRule(16 * KiB, ("tree", MPI_LIBRARY), most_ranks=4),),
-    Operation.SCATTER: (SizeRule(16 * KiB, ("shared", MPI_LIBRARY), most_ranks=2),),
+    Operation.GATHER: (
+        SizeRule(16 * KiB, ("tree", MPI_LIBRARY), most_ranks=4),
+        SizeRule(ANY_SIZE, ("shared", MPI_LIBRARY), most_ranks=4),
+    ),
+    Operation.SCATTER: (
+        SizeRule(16 * KiB, ("shared", MPI_LIBRARY), most_ranks=2),
+        SizeRule(16 * KiB, ("tree", MPI_LIBRARY), most_ranks=4),
+        SizeRule(ANY_SIZE, ("shared", MPI_LIBRARY), most_ranks=4),
+    ),
 }
 
 # Across nodes, the rules prefer the MPI library for short messages.
