@@ -77,26 +77,26 @@ ONE_NODE_RULES: dict[tuple[Operation, BufferKind], tuple[SizeRule, ...]] = {
     ),
     # The following times are from two cores of an EPYC, of calls on inputs that every rank has just written.
     # MPI stands for MPICH, and the message sizes are those of the whole message.
-    # On 2 ranks, a broadcast of 16 KiB, 256 KiB, 1 MiB, 4 MiB and 16 MiB takes 8.9, 56, 97, 350 and 1810 us by MPI.
-    # On 2 ranks, a broadcast of 16 KiB, 256 KiB, 1 MiB, 4 MiB and 16 MiB takes 2.3, 18, 64, 226 and 1110 us by `shared`.
-    # On 2 ranks, an all_gather of 16 KiB, 256 KiB, 1 MiB, 4 MiB and 16 MiB takes 9.4, 47, 83, 222 and 1910 us by MPI.
-    # On 2 ranks, an all_gather of 16 KiB, 256 KiB, 1 MiB, 4 MiB and 16 MiB takes 2.3, 17, 59, 232 and 1940 us by `shared`.
-    # On 2 ranks, a reduce of 16 KiB, 256 KiB, 1 MiB, 4 MiB and 16 MiB takes 14, 70, 152, 835 and 18500 us by MPI.
-    # On 2 ranks, a reduce of 16 KiB, 256 KiB, 1 MiB, 4 MiB and 16 MiB takes 1.9, 14, 56, 272 and 2100 us by `shared`.
-    # On 2 ranks, a reduce_scatter of 16 KiB, 256 KiB, 1 MiB, 4 MiB and 16 MiB takes 11, 52, 114, 371 and 3090 us by MPI.
-    # On 2 ranks, a reduce_scatter of 16 KiB, 256 KiB, 1 MiB, 4 MiB and 16 MiB takes 2.1, 14, 51, 177 and 1750 us by `shared`.
-    # On 2 ranks, an all_to_all of 16 KiB, 256 KiB, 1 MiB, 4 MiB and 16 MiB takes 15, 32, 79, 246 and 2180 us by MPI.
-    # On 2 ranks, an all_to_all of 16 KiB, 256 KiB, 1 MiB, 4 MiB and 16 MiB takes 2.4, 15, 52, 235 and 2260 us by `shared`.
-    # On 4 ranks, a broadcast of 16 KiB, 256 KiB, 1 MiB, 4 MiB and 16 MiB takes 30, 149, 311, 679 and 4560 us by MPI.
-    # On 4 ranks, a broadcast of 16 KiB, 256 KiB, 1 MiB, 4 MiB and 16 MiB takes 13, 86, 237, 669 and 3880 us by `shared`.
-    # On 4 ranks, an all_gather of 16 KiB, 256 KiB, 1 MiB, 4 MiB and 16 MiB takes 34, 93, 204, 702 and 4710 us by MPI.
-    # On 4 ranks, an all_gather of 16 KiB, 256 KiB, 1 MiB, 4 MiB and 16 MiB takes 9, 37, 196, 776 and 4950 us by `shared`.
-    # On 4 ranks, a reduce of 16 KiB, 256 KiB, 1 MiB, 4 MiB and 16 MiB takes 49, 184, 508, 3730 and 36200 us by MPI.
-    # On 4 ranks, a reduce of 16 KiB, 256 KiB, 1 MiB, 4 MiB and 16 MiB takes 12, 53, 236, 1620 and 6890 us by `shared`.
-    # On 4 ranks, a reduce_scatter of 16 KiB, 256 KiB, 1 MiB, 4 MiB and 16 MiB takes 32, 114, 297, 1250 and 7440 us by MPI.
-    # On 4 ranks, a reduce_scatter of 16 KiB, 256 KiB, 1 MiB, 4 MiB and 16 MiB takes 8, 41, 157, 1070 and 5130 us by `shared`.
-    # On 4 ranks, an all_to_all of 16 KiB, 256 KiB, 1 MiB, 4 MiB and 16 MiB takes 37, 107, 216, 1510 and 6660 us by MPI.
-    # On 4 ranks, an all_to_all of 16 KiB, 256 KiB, 1 MiB, 4 MiB and 16 MiB takes 13, 84, 211, 1220 and 5640 us by `shared`.
+    # On 2 ranks, a broadcast of 16 and 256 KiB, 1, 4 and 16 MiB takes 8.9, 56, 97, 350 and 1810 us by MPI.
+    # On 2 ranks, a broadcast of 16 and 256 KiB, 1, 4 and 16 MiB takes 2.3, 18, 64, 226 and 1110 us by `shared`.
+    # On 2 ranks, an all_gather of 16 and 256 KiB, 1, 4 and 16 MiB takes 9.4, 47, 83, 222 and 1910 us by MPI.
+    # On 2 ranks, an all_gather of 16 and 256 KiB, 1, 4 and 16 MiB takes 2.3, 17, 59, 232 and 1940 us by `shared`.
+    # On 2 ranks, a reduce of 16 and 256 KiB, 1, 4 and 16 MiB takes 14, 70, 152, 835 and 18500 us by MPI.
+    # On 2 ranks, a reduce of 16 and 256 KiB, 1, 4 and 16 MiB takes 1.9, 14, 56, 272 and 2100 us by `shared`.
+    # On 2 ranks, a reduce_scatter of 16 and 256 KiB, 1, 4 and 16 MiB takes 11, 52, 114, 371 and 3090 us by MPI.
+    # On 2 ranks, a reduce_scatter of 16 and 256 KiB, 1, 4 and 16 MiB takes 2.1, 14, 51, 177 and 1750 us by `shared`.
+    # On 2 ranks, an all_to_all of 16 and 256 KiB, 1, 4 and 16 MiB takes 15, 32, 79, 246 and 2180 us by MPI.
+    # On 2 ranks, an all_to_all of 16 and 256 KiB, 1, 4 and 16 MiB takes 2.4, 15, 52, 235 and 2260 us by `shared`.
+    # On 4 ranks, a broadcast of 16 and 256 KiB, 1, 4 and 16 MiB takes 30, 149, 311, 679 and 4560 us by MPI.
+    # On 4 ranks, a broadcast of 16 and 256 KiB, 1, 4 and 16 MiB takes 13, 86, 237, 669 and 3880 us by `shared`.
+    # On 4 ranks, an all_gather of 16 and 256 KiB, 1, 4 and 16 MiB takes 34, 93, 204, 702 and 4710 us by MPI.
+    # On 4 ranks, an all_gather of 16 and 256 KiB, 1, 4 and 16 MiB takes 9, 37, 196, 776 and 4950 us by `shared`.
+    # On 4 ranks, a reduce of 16 and 256 KiB, 1, 4 and 16 MiB takes 49, 184, 508, 3730 and 36200 us by MPI.
+    # On 4 ranks, a reduce of 16 and 256 KiB, 1, 4 and 16 MiB takes 12, 53, 236, 1620 and 6890 us by `shared`.
+    # On 4 ranks, a reduce_scatter of 16 and 256 KiB, 1, 4 and 16 MiB takes 32, 114, 297, 1250 and 7440 us by MPI.
+    # On 4 ranks, a reduce_scatter of 16 and 256 KiB, 1, 4 and 16 MiB takes 8, 41, 157, 1070 and 5130 us by `shared`.
+    # On 4 ranks, an all_to_all of 16 and 256 KiB, 1, 4 and 16 MiB takes 37, 107, 216, 1510 and 6660 us by MPI.
+    # On 4 ranks, an all_to_all of 16 and 256 KiB, 1, 4 and 16 MiB takes 13, 84, 211, 1220 and 5640 us by `shared`.
     # If the cores have no common cache, a broadcast of 512 KiB on 2 ranks takes 324 us by MPI and 93 us by `shared`.
     # If the cores have no common cache, MPI broadcasts 512 KiB that the root has not changed in 73 us.
     # On 4 ranks, a broadcast of 1 KiB takes 6.9 us by MPI, 9.4 us by `shared`, and 1.2 us by `tree`.
