@@ -23,20 +23,8 @@ from hpccoll.doctor.shared_memory import check_shared_memory
 from hpccoll.doctor.torch_backends import check_torch, is_torch_installed, run_torch_probe
 
 _AREA_ORDER = (
-    *(
-        "versions",
-        "mpi",
-        "launcher",
-        "slurm",
-        "cores",
-        "binding",
-        "shared memory",
-        "limits",
-        "clock",
-        "copies",
-        "topology",
-    ),
-    *("network", "gpu", "cuda ipc", "cuda-aware mpi", "torch", "environment"),
+    *("versions", "mpi", "launcher", "slurm", "cores", "binding", "shared memory", "limits", "clock", "copies"),
+    *("topology", "network", "gpu", "cuda ipc", "cuda-aware mpi", "torch", "environment"),
 )
 
 
